@@ -1,0 +1,6 @@
+"""fwlab: sequence layers beyond softmax attention, naive and efficient."""
+
+from fwlab.ops.state import detach
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "detach"]

@@ -1,0 +1,6 @@
+"""Text corpora and the characters they are made of."""
+
+from fwlab.data.characters import Characters
+from fwlab.data.corpus import CORPORA, CorpusError, corpus
+
+__all__ = ["CORPORA", "Characters", "CorpusError", "corpus"]

@@ -1,0 +1,32 @@
+"""Text as numbers: one token per character."""
+
+import torch
+from torch import Tensor
+
+
+class Characters:
+    """The distinct characters of a text, in code point order.
+
+    - `alphabet`: the characters; duplicates and order do not matter.
+    """
+
+    def __init__(self, alphabet: str):
+        self.alphabet = "".join(sorted(set(alphabet)))
+        self._index = {c: i for i, c in enumerate(self.alphabet)}
+
+    def __len__(self) -> int:
+        return len(self.alphabet)
+
+    def encode(self, text: str) -> Tensor:
+        """`int64 [characters]`. Raises `ValueError` for an unknown one."""
+        unknown = sorted(set(text) - set(self._index))
+        if unknown:
+            raise ValueError(
+                f"the text contains {unknown[0]!r}, which is not one of the "
+                f"{len(self)} characters this model knows"
+            )
+        return torch.tensor([self._index[c] for c in text], dtype=torch.int64)
+
+    def decode(self, tokens: Tensor) -> str:
+        """The text of `int64 [characters]`."""
+        return "".join(self.alphabet[i] for i in tokens.tolist())

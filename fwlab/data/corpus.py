@@ -1,0 +1,146 @@
+"""Where text comes from: a file, a checked download, or this Python."""
+
+import hashlib
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+
+class CorpusError(Exception):
+    """A text that is missing, empty or not the one it should be."""
+
+
+class _Source(NamedTuple):
+    file: str  # below $FWLAB_DATA, and in the download cache
+    url: str
+    sha256: str
+
+
+CORPORA = {
+    "shakespeare": _Source(
+        "tinyshakespeare.txt",
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    ),
+    "wikitext-2-valid": _Source(
+        "wikitext-2/valid.txt",
+        "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/valid.txt",
+        "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+    ),
+    "wikitext-2-test": _Source(
+        "wikitext-2/test.txt",
+        "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/test.txt",
+        "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+    ),
+}
+
+
+def corpus(name: str | None = None) -> str:
+    """The text of a corpus.
+
+    - `name`: "shakespeare" (Tiny Shakespeare, 1.1 million characters),
+      "python" (the standard library of this interpreter: always there),
+      "wikitext-2-valid", "wikitext-2-test", or the path of a UTF-8 text
+      file. None takes Shakespeare, and Python where it cannot be had,
+      which it says in one line on stderr.
+    - Returns the text.
+    - Raises `CorpusError` if the text cannot be had, is empty, or is not
+      the expected one (SHA-256).
+
+    A corpus is read from the folder `$FWLAB_DATA` if that is set, and
+    otherwise fetched once into the user's cache.
+    """
+    if name == "python":
+        return _standard_library()
+    if name is None:
+        try:
+            return corpus("shakespeare")
+        except _Unreachable as error:
+            print(f"fwlab: {error}; using the 'python' corpus", file=sys.stderr)
+            return _standard_library()
+    if name in CORPORA:
+        return _known(name, CORPORA[name])
+    if "/" in name or "\\" in name or Path(name).suffix or Path(name).exists():
+        return _read(Path(name))
+    wanted = ", ".join(map(repr, ["python", *CORPORA]))
+    raise CorpusError(
+        f"unknown corpus {name!r}; wanted {wanted} or the path of a text file"
+    )
+
+
+class _Unreachable(CorpusError):
+    """No network, or no library to use it with: nothing is wrong here."""
+
+
+def _known(name: str, source: _Source) -> str:
+    folder = os.environ.get("FWLAB_DATA")
+    path = Path(folder, source.file) if folder else _fetch(name, source)
+    text = _read(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != source.sha256:
+        raise CorpusError(
+            f"{path} is not the corpus {name!r}: its SHA-256 is {digest[:12]}…, "
+            f"{source.sha256[:12]}… was wanted; delete or replace it"
+        )
+    return text
+
+
+def _fetch(name: str, source: _Source) -> Path:
+    try:
+        import pooch
+    except ImportError:
+        raise _Unreachable(
+            f"the corpus {name!r} has to be fetched with pooch, which is not installed "
+            "(pip install pooch), or read from the folder that FWLAB_DATA names"
+        ) from None
+    # pooch writes to a temporary file, checks it, and then renames it.
+    pooch.get_logger().disabled = True
+    try:
+        return Path(
+            pooch.retrieve(
+                source.url,
+                known_hash=f"sha256:{source.sha256}",
+                fname=source.file.replace("/", "-"),
+                path=pooch.os_cache("fwlab"),
+            )
+        )
+    except ValueError:
+        raise CorpusError(
+            f"{source.url} did not send the corpus {name!r}: its SHA-256 differs; "
+            "nothing was kept, try again or set FWLAB_DATA to a folder with the right file"
+        ) from None
+    except OSError as error:
+        raise _Unreachable(
+            f"the corpus {name!r} could not be fetched ({type(error).__name__}); "
+            f"connect to the network, or put {source.file} into a folder and set FWLAB_DATA to it"
+        ) from None
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        why = (error.strerror or type(error).__name__).lower()
+        raise CorpusError(f"cannot read the corpus file {path}: {why}") from None
+    except UnicodeDecodeError:
+        raise CorpusError(f"the corpus file {path} is not UTF-8 text") from None
+    if not text.strip():
+        raise CorpusError(f"the corpus file {path} is empty")
+    return text
+
+
+def _standard_library() -> str:
+    """The top level of the standard library, file after file.
+
+    Only files in ASCII: the alphabet stays as small as that of a book.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = (path.read_bytes() for path in sorted(folder.glob("*.py")))
+    text = "\n".join(data.decode() for data in files if data.isascii())
+    if not text.strip():
+        raise CorpusError(
+            f"the standard library in {folder} has no Python files to read"
+        )
+    return text

@@ -1,0 +1,79 @@
+"""Multi-head softmax attention, the baseline."""
+
+from torch import Tensor, nn
+
+from fwlab import ops
+from fwlab.layers.heads import check_input, head_width, split_heads
+
+
+class SoftmaxAttention(nn.Module):
+    """Causal multi-head attention (Vaswani et al. 2017), without biases.
+
+    - `d_model`: width of the input; a multiple of `heads`.
+    - `heads`: number of heads.
+    - Raises `ValueError` where `heads` does not divide `d_model`.
+
+    Its state, a `KeyValueCache`, grows with every token.
+    """
+
+    def __init__(self, d_model: int, heads: int):
+        super().__init__()
+        head_width("SoftmaxAttention", d_model, heads)
+        self.d_model, self.heads = d_model, heads
+        self.to_q = nn.Linear(d_model, d_model, bias=False)
+        self.to_k = nn.Linear(d_model, d_model, bias=False)
+        self.to_v = nn.Linear(d_model, d_model, bias=False)
+        self.to_out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """The whole sequence at once.
+
+        - `x`: `[batch, time, d_model]`.
+        - `key_mask`: `bool [batch, time]`, True = real token.
+        - `implementation`: as for the operations of `fwlab.ops`.
+        - Returns `[batch, time, d_model]`.
+        """
+        return self.prefill(x, None, key_mask, implementation)[0]
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: ops.KeyValueCache | None = None,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+    ) -> tuple[Tensor, ops.KeyValueCache]:
+        """A stretch of the sequence at once, and the cache after it.
+
+        - `x`: `[batch, time, d_model]`.
+        - `state`: the cache before it; None = empty.
+        - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
+        """
+        check_input("SoftmaxAttention", "x", x, "batch time d_model", self.d_model)
+        q, k, v = (
+            split_heads(project(x), self.heads)
+            for project in (self.to_q, self.to_k, self.to_v)
+        )
+        y, state = ops.softmax_attention(
+            q,
+            k,
+            v,
+            key_mask=key_mask,
+            state=state,
+            return_state=True,
+            implementation=implementation,
+        )
+        return self.to_out(y.flatten(-2)), state
+
+    def step(
+        self, x: Tensor, state: ops.KeyValueCache | None = None
+    ) -> tuple[Tensor, ops.KeyValueCache]:
+        """One token; time and memory grow with the number of past tokens.
+
+        - `x`: `[batch, d_model]`.
+        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        """
+        check_input("SoftmaxAttention", "x", x, "batch d_model", self.d_model)
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state

@@ -1,0 +1,139 @@
+"""What every operation checks before it does any work."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+
+def shapes(op: str, **expected: tuple[Tensor, str]) -> dict[str, int]:
+    """Match tensors against named dimensions, in the order given.
+
+    `shapes("delta_rule", q=(q, "batch time heads key"), ...)` gives each
+    name the size at its first appearance, and holds later ones to it.
+
+    - Returns the size of every name.
+    - Raises `TypeError` for what is not a tensor, `ValueError` for a
+      shape that does not fit, naming the argument and both shapes.
+    """
+    sizes: dict[str, int] = {}
+    for argument, (tensor, names) in expected.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{op}: {argument} must be a tensor, not {type(tensor).__name__}"
+            )
+        dims = names.split()
+        found = list(tensor.shape)
+        wanted = [sizes.get(dim, dim) for dim in dims]
+        fits = len(found) == len(dims) and all(
+            isinstance(want, str) or want == size
+            for want, size in zip(wanted, found, strict=True)
+        )
+        if not fits:
+            wanted_text = ", ".join(str(w) for w in wanted)
+            raise ValueError(
+                f"{op}: {argument} has shape {found}, but [{wanted_text}] was wanted "
+                f"([{', '.join(dims)}])"
+            )
+        sizes.update(zip(dims, found, strict=True))
+    return sizes
+
+
+def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
+    """The precision of states and sums: float64 for float64, else float32.
+
+    Half precision and float32 may be mixed, as autocast does; float64
+    mixes with nothing. All tensors must be on one device.
+    """
+    first, lead = next(iter(tensors.items()))
+    for argument, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise TypeError(
+                f"{op}: {argument} has dtype {_name(tensor.dtype)}, "
+                "but a floating-point tensor was wanted"
+            )
+        if (tensor.dtype == torch.float64) != (
+            lead.dtype == torch.float64
+        ):
+            raise TypeError(
+                f"{op}: {argument} has dtype {_name(tensor.dtype)}, but {first} has "
+                f"{_name(lead.dtype)}; float64 does not mix with lower precision"
+            )
+        same_device(op, argument, tensor, first, lead)
+    return (
+        torch.float64 if lead.dtype == torch.float64 else torch.float32
+    )
+
+
+def same_device(
+    op: str, argument: str, tensor: Tensor, first: str, lead: Tensor
+) -> None:
+    if tensor.device != lead.device:
+        raise ValueError(
+            f"{op}: {argument} is on {tensor.device}, but {first} is on {lead.device}"
+        )
+
+
+def state_part(
+    op: str,
+    argument: str,
+    tensor: Tensor,
+    shape: Iterable[int],
+    dtype: torch.dtype,
+    like: Tensor,
+) -> None:
+    """Hold one tensor of a state to its exact shape, dtype and device."""
+    wanted = list(shape)
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"{op}: {argument} must be a tensor, not {type(tensor).__name__}"
+        )
+    if list(tensor.shape) != wanted:
+        raise ValueError(
+            f"{op}: {argument} has shape {list(tensor.shape)}, but {wanted} was wanted"
+        )
+    if tensor.dtype != dtype:
+        raise TypeError(
+            f"{op}: {argument} has dtype {_name(tensor.dtype)}, but states are kept in "
+            f"{_name(dtype)} for these inputs"
+        )
+    same_device(op, argument, tensor, "q", like)
+
+
+def mask(
+    op: str, key_mask: Tensor, batch: int, time: int, like: Tensor
+) -> None:
+    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+        kind = (
+            _name(key_mask.dtype)
+            if isinstance(key_mask, Tensor)
+            else type(key_mask).__name__
+        )
+        raise TypeError(
+            f"{op}: key_mask must be a bool tensor (True = real token), not {kind}"
+        )
+    if list(key_mask.shape) != [batch, time]:
+        raise ValueError(
+            f"{op}: key_mask has shape {list(key_mask.shape)}, but {[batch, time]} was wanted "
+            "([batch, time])"
+        )
+    same_device(op, "key_mask", key_mask, "q", like)
+
+
+def choose(
+    op: str, table: dict[str, Callable], implementation: str
+) -> Callable:
+    """The function that computes `op`; "auto" takes the last of `table`."""
+    if implementation == "auto":
+        return list(table.values())[-1]
+    if implementation not in table:
+        usable = ", ".join(map(repr, table))
+        raise ValueError(
+            f"{op}: implementation {implementation!r} is not available here; "
+            f"wanted 'auto' or one of {usable}"
+        )
+    return table[implementation]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

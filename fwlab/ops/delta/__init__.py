@@ -1,0 +1,70 @@
+"""The delta rule: fast weights that correct what they hold."""
+
+from torch import Tensor
+
+from fwlab.ops import recurrence
+from fwlab.ops.delta import efficient, naive
+from fwlab.ops.state import NormalizedState
+
+DELTA_RULE = {
+    "naive": naive.delta_rule,
+    "efficient": efficient.delta_rule,
+}
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    *,
+    normalize: bool = False,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    state: Tensor | NormalizedState | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
+    r"""Replace what a key holds, then read (Eqs. 20-25).
+
+    $\bar v_t = W_{t-1} k_t$,
+    $W_t = W_{t-1} + \beta_t (v_t - \bar v_t) \otimes k_t$,
+    $y_t = W_t q_t$. Keys and queries come as features: apply a map and
+    a normalisation of `fwlab.feature_maps` first. The recurrence is
+    stable while $\beta_t |k_t|^2 \le 2$, which either normalisation
+    ensures for `beta` in $[0, 1]$ and features that are not negative.
+
+    - `q`, `k`: `[batch, time, heads, key]`.
+    - `v`: `[batch, time, heads, value]`.
+    - `beta`: `[batch, time, heads]`, write strength, usually in
+      $[0, 1]$: 0 keeps what the key holds, 1 replaces it.
+    - `normalize`: divide both readings by $z \cdot k$ and $z \cdot q$
+      (Eqs. 26-28); where a denominator is 0 the reading is 0.
+    - `scale`: multiplies `q` when given.
+    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
+      leave the state untouched and return 0.
+    - `state`: what an earlier call returned; None = empty memory. The
+      tensor `W` `[batch, heads, value, key]`, or with `normalize` a
+      `NormalizedState(W, z)`; float32 for half-precision inputs.
+    - `return_state`: return `(y, state)` in place of `y`.
+    - `implementation`: "auto", "naive" or "efficient".
+    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), section
+    4.2 and appendix A.1.
+    """
+    return recurrence.run(
+        "delta_rule",
+        DELTA_RULE,
+        q,
+        k,
+        v,
+        {"beta": beta},
+        normalize=normalize,
+        scale=scale,
+        key_mask=key_mask,
+        state=state,
+        return_state=return_state,
+        implementation=implementation,
+    )

@@ -1,0 +1,201 @@
+r"""# The delta rule in chunks
+
+Every step of the delta rule reads the memory that the step before it
+has just changed, so the steps cannot simply be summed. But inside a
+chunk of $C$ steps the dependence is *linear*, and one triangular system
+solves it.
+
+Capital letters are the rows of one chunk stacked up: $Q$ and $K$ (the
+features of queries and keys), $V$, $Y$, and $U$, whose rows are what is
+really written, $u_i = \beta_i\,(v_i - \bar v_i)$. $W$ is the state
+before the chunk and $W'$ the one after it; $\mathrm{tril}$ keeps the
+lower triangle, $\mathrm{stril}$ the part of it below the diagonal.
+
+By Eq. 24 every step adds $u_i \otimes \phi(k_i)$, so the retrieved
+values of Eq. 20 are those of $W$ plus those written earlier in the
+chunk. Collect all $u$ on one side:
+
+$$(I + A)\, U = \beta V - \beta K W^\top, \qquad
+  A = \mathrm{stril}(\beta K K^\top) \tag{d1}$$
+$$Y = Q W^\top + \mathrm{tril}(Q K^\top)\, U \tag{d2}$$
+$$W' = W + U^\top K \tag{d3}$$
+
+where $\beta$ stands for $\mathrm{diag}(\beta)$. For one chunk that
+holds everything and $W = 0$, this is the closed form of the whole
+sequence.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from fwlab.feature_maps import divide
+from fwlab.ops import chunks
+from fwlab.ops.linear.efficient import overlap
+
+CHUNK = 32
+
+
+def inverse(A: Tensor) -> Tensor:
+    r"""$(I + A)^{-1}$ for strictly lower triangular $A$.
+
+    Forward substitution: stable, and exact about zeros of $\beta$.
+    """
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return torch.linalg.solve_triangular(
+        A + eye, eye, upper=False, unitriangular=True
+    )
+
+
+class _DeltaRule(torch.autograd.Function):
+    r"""(d1) to (d3) forward, and their gradients by hand.
+
+    The strength enters (d1) twice, as the strength of writing in
+    $\beta V$ and as that of erasing in $\beta K$. They are kept apart:
+    attention normalisation changes only the second.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        wrt: Tensor,
+        ers: Tensor,
+        W: Tensor,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        time = q.shape[1]
+        y = v.new_empty(v.shape, dtype=W.dtype)
+        state = W.flatten(0, 1).clone()
+        n = chunks.count(time, chunk)
+        states = state.new_empty(n, *state.shape)
+        for steps, places in chunks.groups(time, chunk):
+            Q, K, V, b, e = (
+                chunks.split(x[:, steps], chunk, W.dtype)
+                for x in (q, k, v, wrt[..., None], ers[..., None])
+            )
+            eK = e * K
+            X = inverse(torch.bmm(eK, K.mT).tril_(-1))
+            rest, U = V.mul_(b), torch.empty_like(V)
+            S = states[places]
+            for S_i, (X_i, eK_i, K_i, rest_i, U_i) in zip(
+                S, chunks.each(len(S), X, eK, K, rest, U), strict=True
+            ):
+                S_i.copy_(state)
+                rest_i.baddbmm_(eK_i, state.mT, alpha=-1)
+                torch.bmm(X_i, rest_i, out=U_i)  # (d1)
+                state.baddbmm_(U_i.mT, K_i)  # (d3)
+            P = torch.bmm(Q, K.mT).tril_()
+            Y = torch.bmm(Q, S.flatten(0, 1).mT).baddbmm_(P, U)  # (d2)
+            chunks.join(Y, y[:, steps])
+        # Inputs and one state per chunk: nothing else is kept.
+        ctx.save_for_backward(q, k, v, wrt, ers, states)
+        ctx.chunk = chunk
+        ctx.set_materialize_grads(False)
+        return y, state.view_as(W)
+
+    @staticmethod
+    def backward(
+        ctx: FunctionCtx, dy: Tensor | None, dW: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        r"""$U$ is computed again from the kept states. With
+        $X = (I + A)^{-1}$, the gradient of (d1)'s right-hand side is
+        $Z$, by the transposed system:
+
+        $$Z = X^\top \big(\mathrm{tril}(Q K^\top)^\top dY
+           + K\, dW'^\top\big) \tag{d4}$$
+        $$dW = dW' + dY^\top Q - (\beta Z)^\top K \tag{d5}$$
+
+        (d4) and (d5) run backward from chunk to chunk. The rest is
+        local; $R = \mathrm{tril}(dY\, U^\top)$ comes from (d2) and
+        $G = -\mathrm{stril}(\beta Z\, U^\top)$ from $A$:
+
+        $$dQ = dY\, W + R K \tag{d6}$$
+        $$dK = R^\top Q + (G + G^\top) K + U\, dW' - \beta Z W
+           \tag{d7}$$
+        $$dV = \beta Z, \qquad
+          d\beta = \mathrm{rowsum}\big(Z \odot (V - \bar V)\big)
+          \tag{d8}$$
+        """
+        chunks.refuse_second_derivative()
+        q, k, v, wrt, ers, states = ctx.saved_tensors
+        chunk = ctx.chunk
+        batch, time, heads, _ = q.shape
+        if dy is None:
+            dy = states.new_zeros(v.shape)
+        if dW is None:
+            dW = states.new_zeros(
+                batch, heads, v.shape[-1], k.shape[-1]
+            )
+        dS = dW.flatten(0, 1).clone()
+        dq, dk, dv, dwrt, ders = (
+            x.new_empty(x.shape) for x in (q, k, v, wrt, ers)
+        )
+        for steps, places in reversed([*chunks.groups(time, chunk)]):
+            Q, K, V, b, e, dY = (
+                chunks.split(x[:, steps], chunk, states.dtype)
+                for x in (
+                    q, k, v, wrt[..., None], ers[..., None], dy
+                )
+            )  # fmt: skip
+            n = places.stop - places.start
+            S = states[places].flatten(0, 1)
+            eK = e * K
+            L = torch.bmm(K, K.mT).tril_(-1)
+            X = inverse(e * L)
+            V_bar = torch.bmm(K, S.mT)  # what the chunk found: K W^T
+            U = torch.bmm(X, b * V - e * V_bar)  # (d1)
+            V_bar.baddbmm_(L, U)  # and what it wrote since
+            P = torch.bmm(Q, K.mT).tril_()
+            dU, Z = torch.bmm(P.mT, dY), torch.empty_like(V)
+            own, after = torch.bmm(dY.mT, Q), torch.empty_like(S)
+            for X_i, eK_i, K_i, dU_i, Z_i, own_i, after_i in reversed(
+                [*chunks.each(n, X, eK, K, dU, Z, own, after)]
+            ):
+                after_i.copy_(dS)
+                dU_i.baddbmm_(K_i, dS.mT)
+                torch.bmm(X_i.mT, dU_i, out=Z_i)  # (d4)
+                dS.add_(own_i).baddbmm_(Z_i.mT, eK_i, alpha=-1)  # (d5)
+            eZ = e * Z
+            R = torch.bmm(dY, U.mT).tril_()
+            G = torch.bmm(eZ, U.mT).tril_(-1).neg_()
+            dQ = torch.bmm(dY, S).baddbmm_(R, K)  # (d6)
+            dK = torch.bmm(U, after).baddbmm_(R.mT, Q)  # (d7)
+            dK.baddbmm_(G + G.mT, K).baddbmm_(eZ, S, alpha=-1)
+            for part, whole in (
+                (dQ, dq),
+                (dK, dk),
+                (b * Z, dv),  # (d8)
+                ((Z * V).sum(-1, keepdim=True), dwrt[..., None]),
+                ((Z * -V_bar).sum(-1, keepdim=True), ders[..., None]),
+            ):
+                chunks.join(part, whole[:, steps])
+        dS = dS.view(batch, heads, *dS.shape[1:])
+        return dq, dk, dv, dwrt, ders, dS, None
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    W: Tensor,
+    z: Tensor | None,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    r"""Same arguments and results as the naive version; `chunk` is $C$.
+
+    With attention normalisation, Eq. 27 divides what is retrieved by
+    $z_{i-1} \cdot \phi(k_i)$. That is the plain rule with the strength
+    of erasing divided instead, and the two sums with $z$ are sum rules.
+    """
+    if z is None:
+        y, W = _DeltaRule.apply(q, k, v, beta, beta, W, chunk)
+        return y, W, None
+    held, _ = overlap(k, k, z, -1, chunk)
+    read, z = overlap(q, k, z, 0, chunk)
+    ers = divide(beta, held[..., 0])
+    y, W = _DeltaRule.apply(q, k, v, beta, ers, W, chunk)
+    return divide(y, read), W, z  # Eq. 28

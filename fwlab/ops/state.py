@@ -1,0 +1,55 @@
+"""What a recurrence carries from one call to the next."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class NormalizedState(NamedTuple):
+    """Fast weights together with the normaliser of Eq. 18.
+
+    - `W`: `[batch, heads, value, key]`, the fast weights.
+    - `z`: `[batch, heads, key]`, the sum of all keys written so far.
+    """
+
+    W: Tensor
+    z: Tensor
+
+
+class KeyValueCache(NamedTuple):
+    """The growing memory of softmax attention (Eqs. 5 and 6).
+
+    - `k`: `[batch, past, heads, key]`.
+    - `v`: `[batch, past, heads, value]`.
+    - `mask`: `bool [batch, past]`, True = real token; None while every
+      token was real.
+    """
+
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+
+
+def detach(state: Any) -> Any:
+    """The same state, cut off from the graph that computed it.
+
+    Call it between the segments of a stream to stop gradients there
+    (truncated backpropagation through time).
+
+    - `state`: a tensor, None, or any nesting of tuples, named tuples,
+      lists and dicts of them.
+    - Returns the same structure.
+    """
+    if isinstance(state, Tensor):
+        return state.detach()
+    if isinstance(state, dict):
+        return {name: detach(part) for name, part in state.items()}
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        return type(state)(*map(detach, state))
+    if isinstance(state, tuple | list):
+        return type(state)(map(detach, state))
+    if state is None:
+        return None
+    raise TypeError(
+        f"a state holds tensors, not {type(state).__name__}"
+    )

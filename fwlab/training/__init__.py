@@ -1,0 +1,15 @@
+"""Training a language model: configuration, loop, checkpoints."""
+
+from fwlab.training.checkpoint import Checkpoint, CheckpointError, load, save
+from fwlab.training.config import Config
+from fwlab.training.loop import Progress, Trainer
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Config",
+    "Progress",
+    "Trainer",
+    "load",
+    "save",
+]

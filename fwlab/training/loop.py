@@ -1,0 +1,239 @@
+"""The training loop of a character language model."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fwlab.data import Characters, CorpusError, corpus
+from fwlab.training import checkpoint as checkpoints
+from fwlab.training.checkpoint import Checkpoint, CheckpointError
+from fwlab.training.config import Config
+
+
+class Progress(NamedTuple):
+    """What one optimiser step did.
+
+    - `step`: steps done, this one included.
+    - `loss`: training loss of its batch, nats per character.
+    - `val_loss`: validation loss after it, where one was measured.
+    - `seconds`: time spent training so far, validation not counted.
+    """
+
+    step: int
+    loss: float
+    val_loss: float | None
+    seconds: float
+
+
+class Trainer:
+    """A model, its data and its optimiser.
+
+    - `config`: the run.
+    - `text`: train on this in place of `config.corpus`.
+    - `resume`: go on from this checkpoint, which must be of the same run.
+    - Raises `ValueError`, `CorpusError` or `CheckpointError` for what
+      does not fit, before any training.
+
+    ```python
+    trainer = Trainer(Config(mixer="delta", steps=100))
+    for progress in trainer.run():
+        print(progress)
+    ```
+    """
+
+    def __init__(
+        self, config: Config, text: str | None = None, resume: Checkpoint | None = None
+    ):
+        self.config = config
+        self.device = _device(config.device)
+        text = corpus(config.corpus) if text is None else text
+        split = int(0.9 * len(text))
+        shortest = min(split, len(text) - split)
+        if shortest < config.block + 1:
+            raise CorpusError(
+                f"the corpus has {len(text)} characters: its validation tenth is shorter than "
+                f"one window of block + 1 = {config.block + 1}"
+            )
+        if resume is not None:
+            _same_run(config, resume.config)
+        self.characters = Characters(text)
+        torch.manual_seed(config.seed)
+        if resume is None:
+            self.model, self.step = (
+                checkpoints.new_model(config, len(self.characters)),
+                0,
+            )
+        else:
+            if resume.characters.alphabet != self.characters.alphabet:
+                raise CheckpointError(
+                    "the checkpoint was trained on another text: "
+                    f"its alphabet has {len(resume.characters)} characters, "
+                    f"this corpus has {len(self.characters)}"
+                )
+            self.model, self.step = resume.model, resume.step
+        self.model.to(self.device)
+        tokens = self.characters.encode(text)
+        self.train_tokens, self.val_tokens = tokens[:split], tokens[split:]
+        self.optimizer = self._new_optimizer(resume.adam if resume else {})
+
+    def run(self) -> Iterator[Progress]:
+        """Train to `config.steps`, one optimiser step per item.
+
+        Validation runs every `eval_every` steps on `eval_windows`
+        windows, and after the last step on all of them.
+        """
+        c, seconds = self.config, 0.0
+        while self.step < c.steps:
+            start = time.perf_counter()
+            loss = self._train_step()
+            seconds += time.perf_counter() - start
+            self.step += 1
+            val_loss = None
+            if self.step == c.steps:
+                val_loss = self.evaluate()
+            elif self.step % c.eval_every == 0:
+                val_loss = self.evaluate(c.eval_windows)
+            yield Progress(self.step, loss, val_loss, seconds)
+
+    def _train_step(self) -> float:
+        inputs, targets = self._batch()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr_at(self.step)
+        self.model.train()
+        loss = _loss(self.model(inputs), targets)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(
+                f"training diverged: the gradient of step {self.step + 1} is not finite"
+            )
+        self.optimizer.step()
+        return loss.item()
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        # Seeded per step, so that a resumed run sees the same batches.
+        generator = torch.Generator().manual_seed(
+            self.config.seed + 1_000_003 * self.step
+        )
+        block = self.config.block
+        starts = torch.randint(
+            len(self.train_tokens) - block, (self.config.batch,), generator=generator
+        )
+        windows = self.train_tokens[starts[:, None] + torch.arange(block + 1)].to(
+            self.device
+        )
+        return windows[:, :-1], windows[:, 1:]
+
+    @torch.no_grad()
+    def evaluate(self, windows: int | None = None) -> float:
+        """Validation loss in nats per character.
+
+        - `windows`: how many windows of `block` characters, spread
+          evenly over the validation text; None = all of them, without
+          overlap.
+        """
+        block = self.config.block
+        count = (len(self.val_tokens) - 1) // block
+        if windows is not None and windows < count:
+            starts = torch.linspace(0, count - 1, windows).long() * block
+        else:
+            starts = torch.arange(count) * block
+        self.model.eval()
+        total = 0.0
+        for part in starts.split(128):
+            cut = self.val_tokens[part[:, None] + torch.arange(block + 1)].to(
+                self.device
+            )
+            total += _loss(self.model(cut[:, :-1]), cut[:, 1:]).item() * len(part)
+        return total / len(starts)
+
+    def sample(
+        self, prompt: str = "\n", length: int = 200, temperature: float = 0.8
+    ) -> str:
+        """Text that continues a prompt, seeded by the configuration."""
+        known = self.characters.encode(
+            prompt
+            if set(prompt) <= set(self.characters.alphabet)
+            else self.characters.alphabet[0]
+        )
+        self.model.eval()
+        tokens = self.model.generate(
+            known[None].to(self.device),
+            length,
+            temperature=temperature,
+            seed=self.config.seed,
+        )
+        return self.characters.decode(tokens[0, len(known) :])
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint from which `generate` and `resume` go on."""
+        adam = {
+            name: self.optimizer.state[p]
+            for name, p in self.model.named_parameters()
+            if p in self.optimizer.state
+        }
+        checkpoints.save(
+            path, Checkpoint(self.model, self.characters, self.config, self.step, adam)
+        )
+
+    def _new_optimizer(
+        self, adam: dict[str, dict[str, Tensor]]
+    ) -> torch.optim.Optimizer:
+        c = self.config
+        named = dict(self.model.named_parameters())
+        optimizer = torch.optim.AdamW(
+            [
+                {
+                    "params": [p for p in named.values() if p.dim() >= 2],
+                    "weight_decay": c.weight_decay,
+                },
+                {
+                    "params": [p for p in named.values() if p.dim() < 2],
+                    "weight_decay": 0.0,
+                },
+            ],
+            lr=c.lr,
+            betas=(0.9, c.beta2),
+        )
+        for name, state in adam.items():
+            optimizer.state[named[name]] = {
+                key: part.clone() if key == "step" else part.to(self.device)
+                for key, part in state.items()
+            }
+        return optimizer
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise ValueError(
+            f"device {name!r} is not usable here; wanted auto, cpu, cuda or mps"
+        ) from None
+    return device
+
+
+def _same_run(config: Config, saved: Config) -> None:
+    for name in Config.__dataclass_fields__:
+        if name in ("steps", "device", "eval_every", "eval_windows"):
+            continue
+        asked, found = getattr(config, name), getattr(saved, name)
+        if asked != found:
+            raise CheckpointError(
+                f"the checkpoint is of another run: its {name} is {found!r}, {asked!r} was asked for"
+            )
