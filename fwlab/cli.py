@@ -61,7 +61,7 @@ def train(
                 bar.write(
                     f"step {progress.step}: validation loss {progress.val_loss:.4f} | {line}"
                 )
-    if progress is None:
+    if progress is None or progress.val_loss is None:
         print(f"nothing to do: {path} has seen {trainer.step} steps already")
         return
     done = trainer.step - started

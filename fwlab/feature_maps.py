@@ -8,6 +8,8 @@ Sources: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), sections 4.2
 and 5; Katharopoulos et al. 2020 (arXiv:2006.16236) for ELU + 1.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -128,4 +130,8 @@ class DPFP(nn.Module):
 
 
 #: What `key_norm` may name, in layers.
-KEY_NORMS = {"sum": sum_normalize, "l2": l2_normalize, None: nn.Identity()}
+KEY_NORMS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    "sum": sum_normalize,
+    "l2": l2_normalize,
+    None: nn.Identity(),
+}

@@ -33,7 +33,7 @@ class Block(nn.Module):
     def __init__(self, mixer: nn.Module, d_model: int):
         super().__init__()
         self.norm_mixer = nn.LayerNorm(d_model, bias=False)
-        self.mixer = mixer
+        self.mixer: Any = mixer
         self.norm_mlp = nn.LayerNorm(d_model, bias=False)
         self.expand = nn.Linear(d_model, 4 * d_model, bias=False)
         self.contract = nn.Linear(4 * d_model, d_model, bias=False)
@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
         self.vocab_size, self.max_len = vocab_size, max_len if positions else None
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_len, d_model) if positions else None
-        self.blocks = nn.ModuleList(
+        self.blocks: Any = nn.ModuleList(
             Block(make(d_model, heads), d_model) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(d_model, bias=False)
@@ -162,7 +162,7 @@ class LanguageModel(nn.Module):
                 f"LanguageModel: tokens have shape {list(tokens.shape)}, but [batch, time] was wanted"
             )
         x = self.embedding(tokens)
-        if self.positions is None:
+        if self.positions is None or self.max_len is None:
             return x
         end = past + tokens.shape[1]
         if end > self.max_len:

@@ -6,6 +6,7 @@ and how strongly.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +79,7 @@ class FastWeightAttention(nn.Module):
             key_norm,
         )
         self.normalize = default_normalize if normalize is None else normalize
-        self.feature_map = default_map() if feature_map is None else feature_map
+        self.feature_map: Any = default_map() if feature_map is None else feature_map
         #: `[heads, value, key]`, the shape of the fast weights of one sequence.
         self.state_shape = (heads, width, self.feature_map.width(width))
 

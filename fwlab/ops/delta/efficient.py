@@ -25,9 +25,10 @@ holds everything and $W = 0$, this is the closed form of the whole
 sequence.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from fwlab.feature_maps import divide
 from fwlab.ops import chunks
@@ -57,7 +58,7 @@ class _DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -98,7 +99,7 @@ class _DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: FunctionCtx, dy: Tensor | None, dW: Tensor | None
+        ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         r"""$U$ is computed again from the kept states. With
         $X = (I + A)^{-1}$, the gradient of (d1)'s right-hand side is

@@ -16,9 +16,10 @@ $$W' = W + V^\top K \tag{c2}$$
 (c1) is Eq. 25 with the sum of Eq. 17 split at the start of the chunk.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from fwlab.feature_maps import divide
 from fwlab.ops import chunks
@@ -34,7 +35,7 @@ class _SumRule(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -68,7 +69,7 @@ class _SumRule(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: FunctionCtx, dy: Tensor | None, dW: Tensor | None
+        ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         r"""Let $dY$ be the gradient of $Y$ and $dW'$ that of the
         state after the chunk. From (c1) and (c2), with
@@ -131,7 +132,7 @@ def additive(
     diagonal: int = 0,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Reads and final state of $W_i = W_{i-1} + v_i \\otimes k_i$."""
+    r"""Readings and final state of Eq. 17."""
     return _SumRule.apply(q, k, v, W, diagonal, chunk)
 
 

@@ -1,0 +1,30 @@
+"""Copies what docs/tools/katex.py has fetched into the built site."""
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+from repository import ROOT
+
+MODULES = ROOT / ".cache" / "npm" / "node_modules"
+#: Folder of the site: package, and the files wanted of it.
+ASSETS = {
+    "assets/katex": (
+        MODULES / "katex" / "dist",
+        ["katex.min.css", "katex.min.js", "contrib/auto-render.min.js", "fonts/*.woff2"],
+    ),
+    "assets/iframe-worker": (MODULES / "iframe-worker" / "shim", ["index.js"]),
+}
+
+
+def on_files(files, config):
+    for target, (package, patterns) in ASSETS.items():
+        for pattern in patterns:
+            found = sorted(package.glob(pattern))
+            if not found:
+                raise PluginError(
+                    "KaTeX has not been fetched: run `python docs/tools/katex.py` "
+                    f"once (no {package.relative_to(ROOT) / pattern})"
+                )
+            for path in found:
+                uri = f"{target}/{path.relative_to(package).as_posix()}"
+                files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files

@@ -1,0 +1,166 @@
+"""Makes pages of notebooks/*.ipynb.
+
+mkdocs-jupyter converts a notebook into JupyterLab's markup with all its
+styles and scripts. Of that, only the cells are kept, in the plain markup
+that Markdown pages have: so they look, search and copy alike.
+"""
+
+import base64
+import logging
+import posixpath
+import re
+from html import escape
+from urllib.parse import unquote, urlsplit
+
+from annotated import page_of
+from bs4 import BeautifulSoup
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File
+from mkdocs.structure.toc import get_toc
+from repository import ROOT, colab, source
+
+log = logging.getLogger("mkdocs.hooks.notebooks")
+
+FOLDER = "notebooks"
+INK = "#7b8190"  # of fwlab.plots: becomes the text colour of the page
+CELL = re.compile("^cell-id=")
+SVG = "data:image/svg+xml;base64,"
+
+
+@event_priority(100)  # mkdocs-jupyter must find the files
+def on_files(files, config):
+    uris = [f"{FOLDER}/{path.name}" for path in sorted(ROOT.glob(f"{FOLDER}/*.ipynb"))]
+    for uri in uris:
+        files.append(File(uri, str(ROOT), config.site_dir, config.use_directory_urls))
+    for entry in config.nav:
+        for title, value in entry.items():
+            if value == f"{FOLDER}/":
+                entry[title] = uris
+    return files
+
+
+def on_page_content(html, page, config, files):
+    if not page.file.src_uri.startswith(f"{FOLDER}/"):
+        return html
+    page.edit_url = source(config, page.file.src_uri)
+    svgs: list[str] = []
+    cells = BeautifulSoup(html, "html.parser").find_all(id=CELL)
+    body = BeautifulSoup("".join(map(_cell, cells)), "html.parser")
+    for badge in body.select('p > a[href*="colab.research"] > img'):
+        badge.find_parent("p").decompose()
+    for image in body.select(f'img[src^="{SVG}"]'):
+        svgs.append(_inline_svg(image["src"], len(svgs) + 1))
+        image.replace_with(f"\0{len(svgs) - 1}\0")
+    _headings(body, page)
+    _links(body, page, config, files)
+    title = body.find("h1")
+    actions = BeautifulSoup(_actions(page, config), "html.parser")
+    title.insert_after(actions) if title else body.insert(0, actions)
+    # Drawings go in last: a parser of HTML would change them.
+    return re.sub("\0(\\d+)\0", lambda match: svgs[int(match[1])], str(body))
+
+
+def _cell(cell) -> str:
+    markdown = cell.select_one(".jp-RenderedMarkdown")
+    if markdown:
+        return f'<div class="nb-text">{markdown.decode_contents()}</div>'
+    parts = []
+    if code := cell.select_one(".jp-InputArea pre"):
+        text = code.decode_contents().strip("\n")
+        block = f'<div class="highlight language-python"><pre><code>{text}</code></pre></div>'
+        if code.get_text().startswith("# @title Setup"):
+            block = f"<details><summary>Setup</summary>{block}</details>"
+        parts.append(block)
+    for output in cell.select(".jp-OutputArea-output"):
+        kind = output.get("data-mime-type", "").rpartition("/")[2].rpartition(".")[2]
+        # What runs too long scrolls, so it must be reachable by keyboard.
+        for pre in output.find_all("pre"):
+            pre["tabindex"] = "0"
+        parts.append(
+            f'<div class="nb-output nb-{kind}" data-search-exclude>'
+            f"{output.decode_contents()}</div>"
+        )
+    return f'<div class="nb-code">{"".join(parts)}</div>'
+
+
+def _inline_svg(source: str, number: int) -> str:
+    svg = base64.b64decode(source.removeprefix(SVG)).decode()
+    svg = svg[svg.index("<svg") :]
+    # matplotlib leaves each text as a comment beside its outlines.
+    texts = [text.strip() for text in re.findall("<!--(.*?)-->", svg, re.DOTALL)]
+    words = dict.fromkeys(text for text in texts if re.search("[^\\W\\d_]", text))
+    title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
+    label = title[1].strip() if title else escape("; ".join(words)) or str(number)
+    svg = re.sub("<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(INK, "currentColor", svg, flags=re.IGNORECASE)
+    # Several drawings share the page: each gets names of its own.
+    svg = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>fig{number}-", svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="Figure: {label}"', 1)
+
+
+def _headings(body, page) -> None:
+    """Permanent links as on other pages, and a table of contents.
+
+    That of mkdocs-jupyter leaves inline code out of titles and anchors.
+    """
+    root: list[dict] = []
+    open_: list[dict] = []
+    for heading in body.find_all(re.compile("^h[1-6]$"), id=True):
+        for link in heading.select(".anchor-link"):
+            link["class"], link["title"] = "headerlink", "Permanent link"
+            link.extract()
+            text = heading.get_text()
+            heading.append(link)
+            token = {
+                "level": int(heading.name[1]),
+                "id": heading["id"],
+                "name": escape(text, quote=False),
+                "children": [],
+            }
+            while open_ and open_[-1]["level"] >= token["level"]:
+                open_.pop()
+            (open_[-1]["children"] if open_ else root).append(token)
+            open_.append(token)
+    if root and root[0]["level"] == 1:
+        page.title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
+    page.toc = get_toc(root)
+
+
+def _links(body, page, config, files) -> None:
+    ids = {element["id"] for element in body.find_all(id=True)}
+    for element in body.select("a[href], img[src]"):
+        name = "href" if element.name == "a" else "src"
+        url = urlsplit(element[name])
+        if url.scheme or url.netloc:
+            if name == "src" and url.scheme != "data":
+                _warn(page, element[name], "an image from elsewhere")
+            continue
+        if not url.path:
+            if unquote(url.fragment) not in ids:
+                _warn(page, element[name], "no such heading on this page")
+            continue
+        path = posixpath.normpath(posixpath.join(FOLDER, unquote(url.path)))
+        fragment = f"#{url.fragment}" if url.fragment else ""
+        file = files.get_file_from_path(path.removeprefix("docs/"))
+        if not file and not fragment and (uri := page_of(path)):
+            file, fragment = files.get_file_from_path(uri[0]), uri[1]
+        if file:
+            element[name] = file.url_relative_to(page.file) + fragment
+        elif name == "href" and not path.startswith("..") and (ROOT / path).exists():
+            element[name] = source(config, path) + fragment
+        else:
+            _warn(page, element[name], "no such file")
+
+
+def _warn(page, target: str, why: str) -> None:
+    log.warning("%s links to %r: %s", page.file.src_uri, target, why)
+
+
+def _actions(page, config) -> str:
+    path = page.file.src_uri
+    name = posixpath.basename(path)
+    return (
+        '<p class="nb-actions" data-search-exclude>'
+        f'<a href="{escape(colab(config, path))}">Open in Colab</a> '
+        f'<a href="{escape(name)}" download>Download notebook</a></p>'
+    )

@@ -1,0 +1,18 @@
+"""Exercises that answer back.
+
+```python
+from fwlab.exercises import check, hint, solution
+
+def delta_step(W, k, v, beta):
+    ...
+
+check(delta_step)      # True or False, and says why
+hint("delta_step")     # a push; hint("delta_step", 2) is a stronger one
+solution("delta_step") # the source of fwlab's own function
+```
+"""
+
+from fwlab.exercises.checker import Exercise, assert_correct, check, hint, solution
+from fwlab.exercises.fast_weights import EXERCISES
+
+__all__ = ["EXERCISES", "Exercise", "assert_correct", "check", "hint", "solution"]

@@ -1,0 +1,198 @@
+"""Checking an answer: named properties in order, until one is broken."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Answer = Callable[..., Tensor]
+#: Takes the answer, fwlab's own function and a seeded generator; its
+#: docstring says what the answer does if the property holds. It raises
+#: `Wrong` if it does not.
+Property = Callable[[Answer, Answer, torch.Generator], None]
+
+
+class Wrong(Exception):
+    """Why an answer is not right yet, in words for the learner."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One function to write.
+
+    - `name`: what the learner's function is called.
+    - `signature`: how it is called, for messages.
+    - `reference`: fwlab's own function, which is also the solution.
+    - `properties`: what must hold, easiest first.
+    - `hints`: each says more than the one before.
+    """
+
+    name: str
+    signature: str
+    reference: Answer
+    properties: tuple[Property, ...]
+    hints: tuple[str, ...]
+
+
+def check(answer: Any, name: str | None = None) -> bool:
+    """Say whether an answer is right, and if not, the first thing wrong.
+
+    - `answer`: the function itself.
+    - `name`: the exercise; None = the name of the function.
+    - Returns True or False, and prints the verdict. Never raises for a
+      wrong answer, whatever it does.
+    """
+    exercise, complaint = _find(answer if name is None else name, callable(answer))
+    if exercise is None:
+        print(complaint)
+        return False
+    right = True
+    for sentence, wrong in _verdicts(exercise, answer):
+        print(f"{'✗' if wrong else '✓'} {sentence}")
+        if wrong:
+            print(f"  {wrong}")
+            right = False
+    print(
+        f"{exercise.name}: "
+        + ("all right." if right else f'not yet. hint("{exercise.name}") gives a push.')
+    )
+    return right
+
+
+def assert_correct(answer: Any, name: str | None = None) -> None:
+    """The form of `check` for pytest: `AssertionError` says what is wrong."""
+    exercise, complaint = _find(answer if name is None else name, callable(answer))
+    if exercise is None:
+        raise AssertionError(complaint)
+    for sentence, wrong in _verdicts(exercise, answer):
+        if wrong:
+            raise AssertionError(f"{exercise.name} is wrong: {sentence}? {wrong}")
+
+
+def hint(name: Any, number: int = 1) -> None:
+    """Print a hint.
+
+    - `name`: the exercise, or the function that answers it.
+    - `number`: 1 is a push, higher numbers say more.
+    """
+    exercise, complaint = _find(name)
+    if exercise is None:
+        print(complaint)
+        return
+    count = len(exercise.hints)
+    if number not in range(1, count + 1):
+        print(
+            f"{exercise.name} has {count} hints, 1 to {count}; after them, "
+            f'solution("{exercise.name}").'
+        )
+        return
+    print(f"Hint {number} of {count}: {exercise.hints[number - 1]}")
+
+
+def solution(name: Any) -> None:
+    """Print the source of the package's own function.
+
+    - `name`: the exercise, or the function that answers it.
+    """
+    exercise, complaint = _find(name)
+    if exercise is None:
+        print(complaint)
+        return
+    reference = exercise.reference
+    print(f"# {reference.__name__} in {reference.__module__}")
+    print(inspect.getsource(reference).rstrip())
+
+
+def ask(answer: Answer, like: Tensor, **arguments: Tensor) -> Tensor:
+    """Call an answer, and turn whatever goes wrong into `Wrong`.
+
+    - `like`: a tensor of the shape and dtype that must come back.
+    - `arguments`: the arguments in order; the answer gets copies.
+    """
+    given = ", ".join(f"{n} {list(a.shape)}" for n, a in arguments.items())
+    copies = [a.detach().clone() for a in arguments.values()]
+    try:
+        result = answer(*copies)
+    except (Exception, SystemExit) as error:
+        reason = str(error).strip().splitlines() or ["no message"]
+        raise Wrong(
+            f"With {given} your function raised {type(error).__name__}: {reason[0]}"
+        ) from None
+    if result is None:
+        raise Wrong("Your function returned None. Does it end in a `return`?")
+    if not isinstance(result, Tensor):
+        kind = type(result).__name__
+        raise Wrong(f"Your function returned a {kind}; a tensor was wanted.")
+    if result.shape != like.shape:
+        raise Wrong(
+            f"With {given} the result has shape {list(result.shape)}; "
+            f"{list(like.shape)} was wanted."
+        )
+    if result.dtype != like.dtype:
+        raise Wrong(f"The result has dtype {result.dtype}; {like.dtype} was wanted.")
+    for (name, before), after in zip(arguments.items(), copies, strict=True):
+        if not torch.equal(before, after):
+            raise Wrong(
+                f"Your function changed its argument {name} in place; "
+                "make a new tensor instead."
+            )
+    return result.detach()
+
+
+def compare(found: Tensor, wanted: Tensor, because: str = "") -> None:
+    """Raise `Wrong` with numbers unless two tensors agree to rounding."""
+    if not torch.isfinite(found).all():
+        bad = int((~torch.isfinite(found)).sum())
+        raise Wrong(
+            f"{bad} of {found.numel()} numbers are NaN or infinite. {because}".strip()
+        )
+    difference = (found - wanted).abs()
+    outside = difference > 1e-8 * (1 + wanted.abs())
+    if outside.any():
+        worst = int(difference.argmax())
+        raise Wrong(
+            f"{int(outside.sum())} of {found.numel()} numbers differ; the worst is "
+            f"{found.flatten()[worst]:.4g} where {wanted.flatten()[worst]:.4g} was "
+            f"wanted. {because}".strip()
+        )
+
+
+def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[tuple[str, str]]:
+    """Each property's sentence with what is wrong ("" = nothing), in
+    order, up to the first that is broken.
+    """
+    for number, holds in enumerate(exercise.properties):
+        generator = torch.Generator().manual_seed(number)
+        sentence = (holds.__doc__ or holds.__name__).strip()
+        try:
+            holds(answer, exercise.reference, generator)
+        except Wrong as wrong:
+            yield sentence, str(wrong)
+            return
+        except Exception as error:  # an answer nobody thought of
+            reason = str(error).strip().splitlines() or ["no message"]
+            yield sentence, f"Your result led to {type(error).__name__}: {reason[0]}"
+            return
+        yield sentence, ""
+
+
+def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:
+    from fwlab.exercises.fast_weights import EXERCISES
+
+    known = ", ".join(EXERCISES)
+    if isinstance(name, str):
+        wanted = name
+    else:
+        wanted = getattr(name, "__name__", "")
+        is_function = is_function and callable(name)
+    if not is_function:
+        return None, (
+            "check wants your function itself, as in check(delta_step), "
+            f"not a {type(name).__name__}."
+        )
+    if wanted not in EXERCISES:
+        return None, f"There is no exercise named {wanted!r}. There are: {known}."
+    return EXERCISES[wanted], ""

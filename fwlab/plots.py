@@ -1,0 +1,101 @@
+"""House style of every figure.
+
+Colours have one meaning everywhere, and are never the only sign. Each
+stands out from a white and from a dark page by at least 3.6 to 1. Ink
+(axes and letters) is a mid grey, which the site replaces by the colour
+of its own text; backgrounds are transparent.
+"""
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+#: Slow weights: what gradient descent trains.
+TRAINED = "#c96a1b"
+#: Fast weights: what the layer writes while it reads.
+FAST = "#2f86c9"
+#: Features of keys and queries.
+FEATURES = "#2e9461"
+#: A comparison: the paper's figure, another rule, a baseline.
+OTHER = "#9b6fd6"
+#: What is wrong or lost: interference, error.
+WRONG = "#d9534f"
+INK = "#7b8190"
+#: For signed numbers, transparent at zero.
+SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
+    "fwlab", [mpl.colors.to_rgba(*part) for part in ((WRONG, 1), (INK, 0), (FAST, 1))]
+)
+
+
+def style() -> None:
+    """Set matplotlib up, and notebooks to SVG that is the same each time.
+
+    Call it once, before the first figure of a notebook.
+    """
+    mpl.rcParams.update(
+        {
+            "axes.edgecolor": INK,
+            "axes.grid": True,
+            "axes.labelcolor": INK,
+            "axes.prop_cycle": cycler(
+                color=[FAST, TRAINED, FEATURES, OTHER, WRONG],
+                linestyle=["-", "--", "-.", ":", (0, (5, 1, 1, 1))],
+            ),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "axes.titlecolor": INK,
+            "axes.titlesize": "medium",
+            "figure.constrained_layout.use": True,
+            "figure.facecolor": "none",
+            "axes.facecolor": "none",
+            "savefig.facecolor": "none",
+            "figure.figsize": (6.4, 3.2),
+            "font.size": 10,
+            "grid.alpha": 0.25,
+            "grid.color": INK,
+            "legend.frameon": False,
+            "legend.labelcolor": INK,
+            "lines.linewidth": 1.8,
+            "text.color": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            # The same bytes from the same numbers.
+            "svg.fonttype": "path",
+            "svg.hashsalt": "fwlab",
+        }
+    )
+    try:
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("svg", metadata={"Date": None})
+    except (ImportError, AttributeError):
+        pass  # not in a notebook
+
+
+def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
+    """Draw a small matrix with its numbers in the cells.
+
+    - `values`: two dimensions; a tensor or an array.
+    - `limit`: the number that gets the full colour.
+    """
+    values = np.asarray(values)
+    ax.imshow(values, cmap=SIGNED, vmin=-limit, vmax=limit, aspect="equal")
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            # + 0 turns -0.0 into 0.0
+            text = f"{round(float(value), 2) + 0:g}"
+            ax.text(column, row, text, ha="center", va="center", fontsize=8)
+    ax.set(title=title, xticks=[], yticks=[])
+    ax.grid(False)
+    for spine in ax.spines.values():
+        spine.set_visible(True)
+
+
+def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
+    """`plt.subplots` at the house width: `(figure, axes)`."""
+    options.setdefault("figsize", (6.4, 3.0 * rows))
+    return plt.subplots(rows, columns, **options)

@@ -1,0 +1,191 @@
+"""Right answers pass; wrong ones fail where they should, kindly."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+
+from fwlab.exercises import EXERCISES, assert_correct, check, hint, solution
+
+
+def verdict(answer, name=None):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        right = check(answer, name)
+    return right, out.getvalue()
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_reference_is_right(name):
+    right, text = verdict(EXERCISES[name].reference, name)
+    assert right
+    assert text.count("✓") == len(EXERCISES[name].properties)
+    assert "✗" not in text
+    assert_correct(EXERCISES[name].reference, name)
+
+
+def outer(v, k):
+    return v[..., :, None] * k[..., None, :]
+
+
+def held(W, k):
+    return (W * k[..., None, :]).sum(-1)
+
+
+def b(beta):
+    return beta[..., None]
+
+
+def write_in_place(W, k, v):
+    W += outer(v, k)
+    return W
+
+
+def leave(*arguments):
+    raise SystemExit("bye")
+
+
+SHAPE = "returns a tensor of the shape of"
+WRONG = {
+    "write": [
+        (lambda W, k, v: outer(v, k), "keeps what is already there"),
+        (lambda W, k, v: W, "stores a value in an empty memory"),
+        (lambda W, k, v: W - outer(v, k), "stores a value in an empty memory"),
+        (lambda W, k, v: W + 2 * outer(v, k), "stores a value in an empty memory"),
+        (lambda W, k, v: W + outer(k, v), SHAPE),
+        (lambda W, k, v: W + torch.outer(v, k), "works on any leading dimensions"),
+        (lambda W, k, v: W + outer(v - held(W, k), k), "keeps what is already there"),
+        (lambda W, k, v: (W + outer(v, k)).float(), SHAPE),
+        (write_in_place, SHAPE),
+    ],
+    "sum_normalize": [
+        (lambda x: x, "sum to one"),
+        (lambda x: x / x.sum(), "sum to one"),
+        (lambda x: x / x.norm(dim=-1, keepdim=True), "sum to one"),
+        (lambda x: x / x.amax(-1, keepdim=True), "sum to one"),
+        (lambda x: x / x.sum(-1), SHAPE),
+        (lambda x: torch.softmax(x, -1), "keeps the ratios"),
+        (lambda x: x / (x.sum(-1, keepdim=True) + 1e-6), "sum to one"),
+        (lambda x: x / x.sum(-1, keepdim=True).clamp(min=1e-6), "does not depend on"),
+        (lambda x: x / x.abs().sum(-1, keepdim=True), "features of either sign"),
+        (lambda x: x / x.sum(-1, keepdim=True), "gives zero for a zero key"),
+        (
+            lambda x: torch.nan_to_num(x / x.sum(-1, keepdim=True)),
+            "gives zero for a zero key",
+        ),
+        (
+            lambda x: EXERCISES["sum_normalize"].reference(x.detach()),
+            "gives zero for a zero key",
+        ),
+    ],
+    "delta_step": [
+        (lambda W, k, v, beta: W + b(beta)[..., None] * outer(v, k), "replaces what"),
+        (lambda W, k, v, beta: W - outer(b(beta) * (v - held(W, k)), k), "replaces"),
+        (lambda W, k, v, beta: W + outer(v - held(W, k), k), "changes nothing"),
+        (
+            lambda W, k, v, beta: W + outer(b(beta) ** 2 * (v - held(W, k)), k),
+            "that part of the way",
+        ),
+        (
+            lambda W, k, v, beta: (
+                (1 - b(beta)[..., None]) * W + b(beta)[..., None] * outer(v, k)
+            ),
+            "leaves the values of other keys alone",
+        ),
+        (
+            lambda W, k, v, beta: (
+                W
+                + outer(b(beta) * (v - held(W, k)), k)
+                / (k * k).sum(-1)[..., None, None]
+            ),
+            "keys of any length",
+        ),
+        (
+            lambda W, k, v, beta: W + torch.outer(beta * (v - W @ k), k),
+            "works on any leading dimensions",
+        ),
+        # Right for equal leading dimensions only by accident of broadcasting.
+        (
+            lambda W, k, v, beta: W + beta * outer(v - held(W, k), k),
+            "works on any leading dimensions",
+        ),
+    ],
+}
+for answers in WRONG.values():
+    answers += [
+        (lambda *arguments: None, SHAPE),
+        (lambda *arguments: 3.0, SHAPE),
+        (lambda *arguments: 1 / 0, SHAPE),
+        (lambda *arguments: torch.tensor(1.0), SHAPE),
+        (lambda: None, SHAPE),
+        (leave, SHAPE),
+    ]
+CASES = [(name, *case) for name, cases in WRONG.items() for case in cases]
+
+
+@pytest.mark.parametrize(("name", "answer", "where"), CASES)
+def test_wrong_answers_fail_at_their_property(name, answer, where):
+    right, text = verdict(answer, name)
+    assert not right
+    first = text[text.index("✗") :]
+    assert where in first.splitlines()[0]
+    assert text.count("✗") == 1
+    assert "Traceback" not in text
+    assert len(text.splitlines()[-2].strip()) > 20  # says something
+    with pytest.raises(AssertionError, match=name):
+        assert_correct(answer, name)
+
+
+def test_messages_carry_numbers_and_causes():
+    _, text = verdict(lambda W, k, v: None, "write")
+    assert "returned None. Does it end in a `return`?" in text
+    _, text = verdict(lambda W, k, v: W.T, "write")
+    assert "shape [5, 3]; [3, 5] was wanted" in text
+    _, text = verdict(lambda W, k, v: 1 / 0, "write")
+    assert "raised ZeroDivisionError: division by zero" in text
+    _, text = verdict(lambda x: x / 2, "sum_normalize")
+    assert "where 1 was wanted" in text
+
+
+@pytest.mark.parametrize("thing", [None, 3, "delta_step", torch.zeros(2)])
+def test_check_of_something_else(thing):
+    right, text = verdict(thing)
+    assert not right
+    assert "your function itself" in text
+    right, text = verdict(thing, "delta_step")
+    assert not right
+    assert "your function itself" in text
+
+
+def test_unknown_names():
+    def delta(W, k, v, beta):
+        return W
+
+    right, text = verdict(delta)
+    assert not right
+    assert "no exercise named 'delta'" in text
+    assert all(name in text for name in EXERCISES)
+    with pytest.raises(AssertionError, match="no exercise"):
+        assert_correct(delta)
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_hints_and_solution(name, capsys):
+    exercise = EXERCISES[name]
+    for number, text in enumerate(exercise.hints, start=1):
+        hint(name, number)
+        assert text in capsys.readouterr().out
+    for number in (0, len(exercise.hints) + 1, "x"):
+        hint(name, number)
+        assert f"{len(exercise.hints)} hints" in capsys.readouterr().out
+    hint("nothing")
+    assert "no exercise" in capsys.readouterr().out
+
+    solution(name)
+    source = capsys.readouterr().out
+    assert f"def {exercise.reference.__name__}(" in source
+    # The solution is the package's function, to the letter.
+    assert exercise.reference.__module__.startswith("fwlab.")
+    solution(exercise.reference)
+    assert capsys.readouterr().out == source

@@ -1,0 +1,114 @@
+"""Feature maps and normalisations."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from fwlab.feature_maps import DPFP, ELU1, divide, l2_normalize, sum_normalize
+
+
+def random(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normalize_is_exact_at_any_scale(normalize, dtype):
+    x = random(5, 8).abs().to(dtype)
+    order = 1 if normalize is sum_normalize else 2
+    for scale in (1e-30, 1e-6, 1.0, 1e30):
+        y = normalize(x * scale)
+        torch.testing.assert_close(
+            torch.linalg.vector_norm(y, order, dim=-1), torch.ones(5, dtype=dtype)
+        )
+        torch.testing.assert_close(y, normalize(x), rtol=1e-5, atol=0)
+
+
+def test_half_precision_sums_do_not_overflow():
+    x = torch.full((1, 128), 60000.0, dtype=torch.float16)
+    torch.testing.assert_close(sum_normalize(x), torch.full_like(x, 1 / 128))
+
+
+@pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
+def test_normalize_of_zero_is_zero(normalize):
+    x = random(3, 4)
+    x[1] = 0
+    x.requires_grad_()
+    y = normalize(x)
+    assert not y[1].any()
+    (gradient,) = torch.autograd.grad((y * random(3, 4, seed=1)).sum(), x)
+    assert torch.isfinite(gradient).all()
+    assert not gradient[1].any()
+    assert normalize(x[:, :0]).shape == (3, 0)
+
+
+@pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
+def test_normalize_gradient(normalize):
+    assert gradcheck(normalize, random(3, 5).requires_grad_())
+
+
+def test_sum_normalize_takes_signs():
+    x = torch.tensor([[3.0, -1.0], [-3.0, 1.0], [1.0, -1.0]])
+    wanted = torch.tensor([[1.5, -0.5], [1.5, -0.5], [0.0, 0.0]])
+    torch.testing.assert_close(sum_normalize(x), wanted)
+    assert not sum_normalize(x)[2].any()
+
+
+def test_divide():
+    x, total = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([2.0, 0.0, 0.0])
+    assert divide(x, total).tolist() == [0.5, 0.0, 0.0]
+
+
+def test_elu1():
+    x = torch.tensor([-200.0, -1.0, 0.0, 2.0], dtype=torch.float64).requires_grad_()
+    y = ELU1()(x)
+    wanted = torch.tensor([-200.0, -1.0, 0.0], dtype=torch.float64).exp().tolist()
+    assert y.tolist() == pytest.approx([*wanted, 3.0], rel=1e-14)
+    assert (y > 0).all()
+    assert gradcheck(ELU1(), random(7).requires_grad_())
+    assert ELU1().width(7) == 7
+    large = torch.tensor([1e5], requires_grad=True)
+    ELU1()(large).sum().backward()
+    assert large.grad.item() == 1
+
+
+@pytest.mark.parametrize("nu", [1, 2, 3])
+def test_dpfp_is_equation_37(nu):
+    x = random(4, 5)
+    r = torch.relu(torch.cat([x, -x], -1))
+    wanted = [
+        r[:, i] * r[:, (i + shift) % 10]
+        for shift in range(1, nu + 1)
+        for i in range(10)
+    ]
+    found = DPFP(nu)(x)
+    assert found.shape == (4, DPFP(nu).width(5)) == (4, 10 * nu)
+    # The same set of products; Eq. 37 and Listing 1 order them differently.
+    torch.testing.assert_close(
+        found.sort(-1).values, torch.stack(wanted, -1).sort(-1).values
+    )
+    assert gradcheck(DPFP(nu), x.requires_grad_())
+
+
+def test_dpfp_is_sparse_and_not_negative():
+    y = DPFP(1)(random(20000, 16))
+    assert (y >= 0).all()
+    assert (y != 0).double().mean().item() == pytest.approx(0.25, abs=0.005)
+
+
+@pytest.mark.parametrize("d", [3, 4])
+def test_which_nu_are_useful(d):
+    """Shift d is zero, and the rank stops at 2 d (d - 1)."""
+    x = random(2000, d)
+    shifts = DPFP(2 * d)(x).unflatten(-1, (2 * d, 2 * d))
+    assert not shifts[:, d - 1].any()
+    for nu in range(1, 2 * d):
+        rank = int(torch.linalg.matrix_rank(DPFP(nu)(x)))
+        assert rank == 2 * d * min(nu, d - 1)
+
+
+@pytest.mark.parametrize("nu", [0, -1, 1.0, True, "2"])
+def test_dpfp_refuses(nu):
+    with pytest.raises(ValueError, match="nu must be an integer of at least 1"):
+        DPFP(nu)

@@ -1,0 +1,88 @@
+"""The plan of the house: who may import whom, and what is written where."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "fwlab"
+#: Each imports only what stands before it.
+ORDER = [
+    "feature_maps",
+    "ops",
+    "layers",
+    "models",
+    "data",
+    "provenance",
+    "training",
+    "plots",
+    "exercises",
+    "info",
+    "bench",
+    "cli",
+]
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def floor(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_up(path):
+    here = floor(path)
+    if here == "__init__":
+        return
+    assert here in ORDER, f"{here} has no place in the order of the house"
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "fwlab" and len(parts) > 1 and parts[1] in ORDER:
+                assert ORDER.index(parts[1]) <= ORDER.index(here), (
+                    f"{path} imports {name}"
+                )
+
+
+def test_core_needs_only_the_core():
+    """Without the extras, operations, layers, models and exercises work."""
+    extras = ["pooch", "safetensors", "tqdm", "tyro", "IPython", "mkdocs", "triton"]
+    code = (
+        f"import sys\nfor name in {extras}: sys.modules[name] = None\n"
+        "import fwlab, fwlab.ops, fwlab.layers, fwlab.models, fwlab.data\n"
+        "import fwlab.exercises, fwlab.plots\n"
+        "fwlab.plots.style()\n"
+        "fwlab.data.corpus('python')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_versions_have_no_upper_bound_on_torch():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert sorted(re.split("[>=<]", d)[0] for d in project["dependencies"]) == [
+        "matplotlib",
+        "numpy",
+        "torch",
+    ]
+    assert "torch>=2.6" in project["dependencies"]
+    assert project["requires-python"] == ">=3.11"
+    pins = (ROOT / "constraints.txt").read_text()
+    assert re.search(r"^torch==2\.13\.0$", pins, re.MULTILINE)
+
+
+def test_latex_is_in_raw_docstrings():
+    """A backslash in a plain docstring warns, or eats a letter."""
+    for path in FILES:
+        compile(path.read_text(), str(path), "exec", dont_inherit=True)
+        for match in re.finditer(r'(r?)"""(.*?)"""', path.read_text(), re.DOTALL):
+            if "\\" in match[2].replace("\\n", ""):
+                assert match[1] == "r", f"{path}: {match[2][:40]!r}"

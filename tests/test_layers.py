@@ -1,0 +1,114 @@
+"""Layers: one behaviour behind forward, prefill and step."""
+
+import copy
+
+import pytest
+import torch
+
+from fwlab.feature_maps import DPFP, ELU1
+from fwlab.layers import FastWeightAttention, SoftmaxAttention
+
+LAYERS = {
+    "softmax": lambda: SoftmaxAttention(12, 3),
+    "sum": lambda: FastWeightAttention(12, 3, rule="sum"),
+    "delta": lambda: FastWeightAttention(12, 3),
+    "delta-l2": lambda: FastWeightAttention(12, 3, ELU1(), key_norm="l2"),
+    "delta-normalized": lambda: FastWeightAttention(12, 3, DPFP(2), normalize=True),
+    "sum-plain": lambda: FastWeightAttention(12, 3, rule="sum", normalize=False),
+}
+layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+
+
+def setup(make, dtype=torch.float64):
+    torch.manual_seed(0)
+    layer = make().to(dtype)
+    return layer, torch.randn(2, 40, 12, dtype=dtype)
+
+
+@layers
+def test_prefill_and_step_are_forward(make):
+    layer, x = setup(make)
+    whole = layer(x)
+    y, state = layer.prefill(x[:, :17])
+    more, state = layer.prefill(x[:, 17:30], state)
+    pieces = [y, more]
+    for t in range(30, 40):
+        y_t, state = layer.step(x[:, t], state)
+        pieces.append(y_t[:, None])
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-12)
+    from_nothing, _ = layer.step(x[:, 0])
+    torch.testing.assert_close(from_nothing, whole[:, 0])
+
+
+@layers
+def test_naive_is_efficient(make):
+    layer, x = setup(make)
+    naive = layer(x, implementation="naive")
+    torch.testing.assert_close(layer(x), naive, rtol=1e-10, atol=1e-12)
+
+
+@layers
+def test_causal(make):
+    layer, x = setup(make)
+    later = x.clone()
+    later[:, 20:] += 1
+    torch.testing.assert_close(layer(later)[:, :20], layer(x)[:, :20])
+    assert not torch.allclose(layer(later)[:, 20:], layer(x)[:, 20:])
+
+
+@layers
+def test_every_parameter_learns_and_moves(make):
+    layer, x = setup(make, torch.float32)
+    (layer(x) * torch.randn(2, 40, 12)).sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+    twin = copy.deepcopy(layer).double()
+    assert twin(x.double()).dtype == torch.float64
+    assert layer.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+
+
+@layers
+def test_key_mask(make):
+    layer, x = setup(make)
+    keep = torch.ones(2, 40, dtype=torch.bool)
+    keep[:, 30:] = False
+    y = layer(x, key_mask=keep)
+    torch.testing.assert_close(y[:, :30], layer(x[:, :30]), rtol=1e-10, atol=1e-12)
+    assert not y[:, 30:].any()
+
+
+def test_state_has_the_size_it_says():
+    layer, x = setup(LAYERS["delta"])
+    _, state = layer.prefill(x)
+    assert state.shape == (2, *layer.state_shape) == (2, 3, 4, 8)
+
+
+def test_one_key_is_overwritten():
+    """What the delta rule is for: the same token twice, the last wins."""
+    layer = FastWeightAttention(4, 1, ELU1(), key_norm="l2")
+    with torch.no_grad():
+        layer.to_beta.weight.fill_(1e3)  # beta = 1
+        for project in (layer.to_v, layer.to_out):
+            project.weight.copy_(torch.eye(4))
+        for project in (layer.to_q, layer.to_k):
+            project.weight.zero_()  # all keys and queries are the same
+    x = torch.rand(1, 5, 4) + 0.1
+    torch.testing.assert_close(layer(x), x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: FastWeightAttention(10, 3), "d_model=10 with heads=3"),
+        (lambda: SoftmaxAttention(10, 3), "d_model=10 with heads=3"),
+        (lambda: SoftmaxAttention(12, 0), "heads=0"),
+        (lambda: FastWeightAttention(12, 3, rule="dleta"), "rule 'dleta'.*'sum', 'delta'"),
+        (lambda: FastWeightAttention(12, 3, key_norm="l1"), "key_norm 'l1'"),
+        (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[2, 5, 9\].*\[batch, time, 12\]"),
+        (lambda: FastWeightAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

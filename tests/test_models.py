@@ -1,0 +1,143 @@
+"""The language model and sampling from it."""
+
+import warnings
+
+import pytest
+import torch
+
+from fwlab.models import MIXERS, LanguageModel
+
+
+@pytest.fixture(params=MIXERS)
+def model(request):
+    torch.manual_seed(0)
+    return LanguageModel(
+        11, request.param, layers=2, heads=2, d_model=16, max_len=40
+    ).double()
+
+
+def tokens(*shape):
+    return torch.randint(11, shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_prefill_and_step_are_forward(model):
+    text = tokens(2, 30)
+    whole = model(text)
+    logits, state = model.prefill(text[:, :12])
+    pieces = [logits]
+    logits, state = model.prefill(text[:, 12:20], state)
+    pieces.append(logits)
+    for t in range(20, 30):
+        logits, state = model.step(text[:, t], state)
+        pieces.append(logits[:, None])
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-12)
+
+
+def test_initial_weights(model):
+    """What the docstring states."""
+    torch.manual_seed(1)
+    mixer = next(name for name in MIXERS if isinstance_of(model, name))
+    big = LanguageModel(65, mixer, layers=8, heads=2, d_model=128)
+    for name, weight in big.named_parameters():
+        if "norm" in name:
+            assert (weight == 1).all(), name
+        elif "to_out" in name or "contract" in name:
+            assert weight.std().item() == pytest.approx(0.02 / 4, rel=0.05), name
+        else:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.1), name
+    # An untrained model is nearly undecided.
+    loss = torch.nn.functional.cross_entropy(
+        big(torch.randint(65, (4, 64))).flatten(0, 1), torch.randint(65, (256,))
+    )
+    assert loss.item() == pytest.approx(4.174, abs=0.1)
+
+
+def isinstance_of(model, name):
+    rule = getattr(model.blocks[0].mixer, "rule", "softmax")
+    return rule == name
+
+
+def test_generate_is_greedy_argmax(model):
+    text = model.generate(tokens(2, 5), 20, temperature=0)
+    assert text.shape == (2, 25)
+    assert torch.equal(text[:, :5], tokens(2, 5))
+    logits = model(text)
+    assert torch.equal(logits[:, 4:-1].argmax(-1), text[:, 5:])
+
+
+def test_generate_is_seeded(model):
+    prompt = tokens(2, 5)
+    first = model.generate(prompt, 15, seed=1)
+    assert torch.equal(first, model.generate(prompt, 15, seed=1))
+    assert not torch.equal(first, model.generate(prompt, 15, seed=2))
+    assert torch.equal(
+        model.generate(prompt, 15, top_k=1, seed=1),
+        model.generate(prompt, 15, temperature=0),
+    )
+    assert torch.equal(model.generate(prompt, 0), prompt)
+
+
+def test_long_texts(model):
+    """No limit without positions; with them, the last max_len tokens."""
+    prompt = tokens(1, 50)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        text = model.generate(prompt, 5, temperature=0)
+    if model.max_len is None:
+        assert not caught
+        logits = model(text)[:, 49:-1]
+    else:
+        assert len(caught) == 1
+        assert "max_len=40" in str(caught[0].message)
+        with pytest.raises(ValueError, match=r"50 tokens.*max_len=40"):
+            model(prompt)
+        logits = torch.cat(
+            [model(text[:, i - 40 : i])[:, -1:] for i in range(50, 55)], 1
+        )
+    assert torch.equal(logits.argmax(-1), text[:, 50:])
+
+
+def test_fast_weights_need_the_same_memory_for_every_token():
+    model = LanguageModel(11, "delta", layers=2, heads=2, d_model=16)
+    sizes = []
+    for length in (3, 300):
+        _, state = model.prefill(tokens(1, length))
+        sizes.append(sum(part.numel() for part in state[1:]))
+    assert sizes[0] == sizes[1]
+
+
+def test_layers_differ():
+    model = LanguageModel(11, "delta", layers=2, heads=2, d_model=16)
+    a, b = (block.mixer.to_q.weight for block in model.blocks)
+    assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mixer": "delat"}, "mixer 'delat'.*'softmax', 'sum', 'delta'"),
+        ({"vocab_size": 0}, "vocab_size must be at least 1, not 0"),
+        ({"layers": 0}, "layers"),
+        ({"heads": 3}, "d_model=128 with heads=3"),
+    ],
+)
+def test_errors_name_the_argument(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LanguageModel(**{"vocab_size": 11, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt": torch.zeros(1, 0).long()}, "prompt has shape"),
+        ({"prompt": torch.zeros(3).long()}, "prompt has shape"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+    ],
+)
+def test_generate_refuses(arguments, message):
+    model = LanguageModel(11, layers=1, heads=1, d_model=4)
+    with pytest.raises(ValueError, match=message):
+        model.generate(**{"prompt": tokens(1, 3), "max_new_tokens": 2, **arguments})
