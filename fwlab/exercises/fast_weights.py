@@ -241,9 +241,10 @@ EXERCISES: dict[str, Exercise] = {
             (
                 "Eq. 17 adds v ⊗ k to W. Entry (i, j) of v ⊗ k is v_i k_j.",
                 "Give v a last dimension of 1 and k a second-to-last one, and "
-                "multiply: broadcasting makes the matrix.",
-                "v[..., :, None] has shape [..., value, 1]; "
-                "k[..., None, :] has shape [..., 1, key].",
+                "multiply: broadcasting makes the matrix. Or name the indices in "
+                "torch.einsum.",
+                "v[..., :, None] has shape [..., value, 1], and k[..., None, :] "
+                'has [..., 1, key]. In einsum: "...v,...k->...vk".',
             ),
         ),
         Exercise(
@@ -285,7 +286,7 @@ EXERCISES: dict[str, Exercise] = {
                 "First ask the memory what the key holds now: Eq. 20.",
                 "Then write the difference between the new value and the held "
                 "one, times beta, under the same key: Eq. 24.",
-                "held = (W * k[..., None, :]).sum(-1), and beta[..., None] "
+                'held = torch.einsum("...vk,...k->...v", W, k), and beta[..., None] '
                 "lines up with values.",
             ),
         ),

@@ -51,9 +51,10 @@ def inverse(A: Tensor) -> Tensor:
 class _DeltaRule(torch.autograd.Function):
     r"""(d1) to (d3) forward, and their gradients by hand.
 
-    The strength enters (d1) twice, as the strength of writing in
-    $\beta V$ and as that of erasing in $\beta K$. They are kept apart:
-    attention normalisation changes only the second.
+    With attention normalisation, Eq. 27 multiplies what is retrieved by
+    a number $c_i = 1 / (z_{i-1} \cdot \phi(k_i))$. It stands beside
+    $\beta$ wherever something is erased: $\beta$ becomes $\beta c$ in
+    $\beta K$. The plain rule has $c = 1$.
     """
 
     @staticmethod
@@ -62,8 +63,8 @@ class _DeltaRule(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        wrt: Tensor,
-        ers: Tensor,
+        beta: Tensor,
+        c: Tensor,
         W: Tensor,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
@@ -73,11 +74,11 @@ class _DeltaRule(torch.autograd.Function):
         n = chunks.count(time, chunk)
         states = state.new_empty(n, *state.shape)
         for steps, places in chunks.groups(time, chunk):
-            Q, K, V, b, e = (
+            Q, K, V, b, c_ = (
                 chunks.split(x[:, steps], chunk, W.dtype)
-                for x in (q, k, v, wrt[..., None], ers[..., None])
+                for x in (q, k, v, beta[..., None], c[..., None])
             )
-            eK = e * K
+            eK = (b * c_) * K
             X = inverse(torch.bmm(eK, K.mT).tril_(-1))
             rest, U = V.mul_(b), torch.empty_like(V)
             S = states[places]
@@ -92,7 +93,7 @@ class _DeltaRule(torch.autograd.Function):
             Y = torch.bmm(Q, S.flatten(0, 1).mT).baddbmm_(P, U)  # (d2)
             chunks.join(Y, y[:, steps])
         # Inputs and one state per chunk: nothing else is kept.
-        ctx.save_for_backward(q, k, v, wrt, ers, states)
+        ctx.save_for_backward(q, k, v, beta, c, states)
         ctx.chunk = chunk
         ctx.set_materialize_grads(False)
         return y, state.view_as(W)
@@ -111,7 +112,7 @@ class _DeltaRule(torch.autograd.Function):
 
         (d4) and (d5) run backward from chunk to chunk. The rest is
         local; $R = \mathrm{tril}(dY\, U^\top)$ comes from (d2) and
-        $G = -\mathrm{stril}(\beta Z\, U^\top)$ from $A$:
+        $G = -\beta\,\mathrm{stril}(Z\, U^\top)$ from $A$:
 
         $$dQ = dY\, W + R K \tag{d6}$$
         $$dK = R^\top Q + (G + G^\top) K + U\, dW' - \beta Z W
@@ -121,7 +122,7 @@ class _DeltaRule(torch.autograd.Function):
           \tag{d8}$$
         """
         chunks.refuse_second_derivative()
-        q, k, v, wrt, ers, states = ctx.saved_tensors
+        q, k, v, beta, c, states = ctx.saved_tensors
         chunk = ctx.chunk
         batch, time, heads, _ = q.shape
         if dy is None:
@@ -131,24 +132,23 @@ class _DeltaRule(torch.autograd.Function):
                 batch, heads, v.shape[-1], k.shape[-1]
             )
         dS = dW.flatten(0, 1).clone()
-        dq, dk, dv, dwrt, ders = (
-            x.new_empty(x.shape) for x in (q, k, v, wrt, ers)
+        dq, dk, dv, dbeta, dc = (
+            x.new_empty(x.shape) for x in (q, k, v, beta, c)
         )
         for steps, places in reversed([*chunks.groups(time, chunk)]):
-            Q, K, V, b, e, dY = (
+            Q, K, V, dY, b, c_ = (
                 chunks.split(x[:, steps], chunk, states.dtype)
-                for x in (
-                    q, k, v, wrt[..., None], ers[..., None], dy
-                )
-            )  # fmt: skip
+                for x in (q, k, v, dy, beta[..., None], c[..., None])
+            )
             n = places.stop - places.start
             S = states[places].flatten(0, 1)
+            e = b * c_
             eK = e * K
             L = torch.bmm(K, K.mT).tril_(-1)
             X = inverse(e * L)
-            V_bar = torch.bmm(K, S.mT)  # what the chunk found: K W^T
-            U = torch.bmm(X, b * V - e * V_bar)  # (d1)
-            V_bar.baddbmm_(L, U)  # and what it wrote since
+            held = torch.bmm(K, S.mT)  # what W held: K W^T
+            rest = torch.addcmul(V, c_, held, value=-1)
+            U = torch.bmm(X, b * rest)  # (d1)
             P = torch.bmm(Q, K.mT).tril_()
             dU, Z = torch.bmm(P.mT, dY), torch.empty_like(V)
             own, after = torch.bmm(dY.mT, Q), torch.empty_like(S)
@@ -159,22 +159,37 @@ class _DeltaRule(torch.autograd.Function):
                 dU_i.baddbmm_(K_i, dS.mT)
                 torch.bmm(X_i.mT, dU_i, out=Z_i)  # (d4)
                 dS.add_(own_i).baddbmm_(Z_i.mT, eK_i, alpha=-1)  # (d5)
-            eZ = e * Z
             R = torch.bmm(dY, U.mT).tril_()
-            G = torch.bmm(eZ, U.mT).tril_(-1).neg_()
+            N = torch.bmm(Z, U.mT).tril_(-1)
+            # What the chunk itself wrote before each step is L U, and
+            # rowsum(Z . L U) = rowsum(N . L) spares that product.
+            written = (N * L).sum(-1, keepdim=True)
+            N *= e  # -G
             dQ = torch.bmm(dY, S).baddbmm_(R, K)  # (d6)
             dK = torch.bmm(U, after).baddbmm_(R.mT, Q)  # (d7)
-            dK.baddbmm_(G + G.mT, K).baddbmm_(eZ, S, alpha=-1)
+            dK.baddbmm_(N + N.mT, K, alpha=-1)
+            dK.baddbmm_(e * Z, S, alpha=-1)
+            dB = (Z * rest).sum(-1, keepdim=True) - c_ * written  # (d8)
             for part, whole in (
                 (dQ, dq),
                 (dK, dk),
-                (b * Z, dv),  # (d8)
-                ((Z * V).sum(-1, keepdim=True), dwrt[..., None]),
-                ((Z * -V_bar).sum(-1, keepdim=True), ders[..., None]),
+                (b * Z, dv),
+                (dB, dbeta[..., None]),
             ):
                 chunks.join(part, whole[:, steps])
+            if ctx.needs_input_grad[4]:
+                erased = (Z * held).sum(-1, keepdim=True) + written
+                chunks.join(-b * erased, dc[:, steps, :, None])
         dS = dS.view(batch, heads, *dS.shape[1:])
-        return dq, dk, dv, dwrt, ders, dS, None
+        return (
+            dq,
+            dk,
+            dv,
+            dbeta,
+            dc if ctx.needs_input_grad[4] else None,
+            dS,
+            None,
+        )
 
 
 def delta_rule(
@@ -186,17 +201,16 @@ def delta_rule(
     z: Tensor | None,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Same arguments and results as the naive version; `chunk` is $C$.
+    r"""Arguments and results of the naive version; `chunk` is $C$.
 
-    With attention normalisation, Eq. 27 divides what is retrieved by
-    $z_{i-1} \cdot \phi(k_i)$. That is the plain rule with the strength
-    of erasing divided instead, and the two sums with $z$ are sum rules.
+    With attention normalisation the sums with $z$ are sum rules.
     """
+    one = beta.new_ones(1, 1, 1).expand_as(beta)
     if z is None:
-        y, W = _DeltaRule.apply(q, k, v, beta, beta, W, chunk)
+        y, W = _DeltaRule.apply(q, k, v, beta, one, W, chunk)
         return y, W, None
     held, _ = overlap(k, k, z, -1, chunk)
     read, z = overlap(q, k, z, 0, chunk)
-    ers = divide(beta, held[..., 0])
-    y, W = _DeltaRule.apply(q, k, v, beta, ers, W, chunk)
+    c = divide(one, held[..., 0])  # 0 for an empty memory
+    y, W = _DeltaRule.apply(q, k, v, beta, c, W, chunk)
     return divide(y, read), W, z  # Eq. 28

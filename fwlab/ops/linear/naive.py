@@ -20,7 +20,7 @@ def write(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     - `W`: `[..., value, key]`, `k`: `[..., key]`, `v`: `[..., value]`.
     """
-    return W + v[..., :, None] * k[..., None, :]
+    return W + torch.einsum("...v,...k->...vk", v, k)
 
 
 def read(W: Tensor, q: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def read(W: Tensor, q: Tensor) -> Tensor:
 
     - `W`: `[..., value, key]`, `q`: `[..., key]`.
     """
-    return (W * q[..., None, :]).sum(-1)
+    return torch.einsum("...vk,...k->...v", W, q)
 
 
 def sum_rule(

@@ -1,0 +1,43 @@
+# The plain commands behind these targets stand in README.md.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+export NO_MKDOCS_2_WARNING = 1
+
+.PHONY: site serve test notebooks bench lint clean
+
+site: $(READY)
+	$(BIN)/python docs/tools/katex.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in $(CURDIR)/site"
+	@echo "To look at it: make serve, or $(PYTHON) -m http.server --directory site"
+
+serve: $(READY)
+	$(BIN)/python docs/tools/katex.py
+	$(BIN)/mkdocs serve
+
+test: $(READY)
+	$(BIN)/python docs/tools/katex.py
+	$(BIN)/python -m pytest
+
+notebooks: $(READY)
+	$(BIN)/python docs/tools/notebooks.py
+
+bench: $(READY)
+	$(BIN)/fwlab bench
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .cache site
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@

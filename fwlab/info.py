@@ -1,0 +1,45 @@
+"""What this machine has, and what runs on it."""
+
+import importlib.metadata
+import platform
+
+import torch
+
+import fwlab
+from fwlab import ops
+from fwlab.provenance import machine
+
+
+def report() -> str:
+    """Versions, devices, and the usable implementations, as a table."""
+    rows = [
+        ("fwlab", fwlab.__version__),
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+        ("triton", _version("triton")),
+        ("machine", machine()),
+        ("threads", str(torch.get_num_threads())),
+        ("devices", ", ".join(_devices())),
+    ]
+    for op in ops.TABLE:
+        rows.append((op, ", ".join(ops.implementations(op))))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _devices() -> list[str]:
+    names = ["cpu"]
+    names += [
+        f"cuda:{i} ({torch.cuda.get_device_name(i)})"
+        for i in range(torch.cuda.device_count())
+    ]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return names
