@@ -57,17 +57,17 @@ def delta_products(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     return torch.stack(y, dim=1)
 
 
-def _delta(implementation: str) -> Callable[..., Tensor]:
+def _delta(implementation: str) -> Callable[..., Any]:
     return lambda *inputs: ops.delta_rule(*inputs, implementation=implementation)
 
 
-def _sum(implementation: str) -> Callable[..., Tensor]:
+def _sum(implementation: str) -> Callable[..., Any]:
     return lambda q, k, v, _: ops.sum_rule(
         q, k, v, normalize=False, implementation=implementation
     )
 
 
-SIDES: dict[str, dict[str, Callable[..., Tensor]]] = {
+SIDES: dict[str, dict[str, Callable[..., Any]]] = {
     "delta_rule": {
         "indexing loop": delta_indexing,
         "products loop": delta_products,

@@ -91,7 +91,7 @@ def train(
 def generate(
     checkpoint: Positional[Path],
     /,
-    prompt: str = "\n",
+    prompt: str | None = None,
     length: int = 500,
     temperature: float = 0.8,
     top_k: int | None = None,
@@ -101,7 +101,7 @@ def generate(
 
     Args:
         checkpoint: A file that fwlab train has written.
-        prompt: Text to go on from.
+        prompt: Text to go on from; left out: the start of a line.
         length: Characters to add.
         temperature: 0 takes the likeliest character, 1 draws as the
             model says.
@@ -109,6 +109,8 @@ def generate(
         seed: Same seed, same text.
     """
     loaded = training.load(checkpoint)
+    if prompt is None:
+        prompt = loaded.characters.start
     tokens = loaded.characters.encode(prompt)[None]
     text = loaded.model.eval().generate(tokens, length, temperature, top_k, seed)
     print(loaded.characters.decode(text[0]))

@@ -69,7 +69,15 @@ def l2_normalize(x: Tensor) -> Tensor:
     return torch.where(empty, 0, x / norm)
 
 
-class ELU1(nn.Module):
+class FeatureMap(nn.Module):
+    """What all feature maps have in common: they know their width."""
+
+    def width(self, d: int) -> int:
+        """Number of features of a key of width `d`."""
+        raise NotImplementedError
+
+
+class ELU1(FeatureMap):
     r"""$\phi(x) = \mathrm{ELU}(x) + 1$, always positive.
 
     Katharopoulos et al. 2020; Eq. 30 of Schlag et al. 2021, who call it
@@ -79,7 +87,6 @@ class ELU1(nn.Module):
     """
 
     def width(self, d: int) -> int:
-        """Number of features of a key of width `d`."""
         return d
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +95,7 @@ class ELU1(nn.Module):
         return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
-class DPFP(nn.Module):
+class DPFP(FeatureMap):
     r"""Deterministic parameter-free projection (Eq. 37).
 
     With $r = \mathrm{ReLU}([k; -k])$ of length $2d$, each shift
@@ -118,7 +125,6 @@ class DPFP(nn.Module):
         self.nu = nu
 
     def width(self, d: int) -> int:
-        """Number of features of a key of width `d`."""
         return 2 * d * self.nu
 
     def forward(self, x: Tensor) -> Tensor:

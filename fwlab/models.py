@@ -95,12 +95,11 @@ class LanguageModel(nn.Module):
         self.vocab_size, self.max_len = vocab_size, max_len if positions else None
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_len, d_model) if positions else None
-        self.blocks: Any = nn.ModuleList(
-            Block(make(d_model, heads), d_model) for _ in range(layers)
-        )
+        blocks = [Block(make(d_model, heads), d_model) for _ in range(layers)]
+        self.blocks: Any = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(d_model, bias=False)
 
-        residual = [m for b in self.blocks for m in (b.mixer.to_out, b.contract)]
+        residual = [m for b in blocks for m in (b.mixer.to_out, b.contract)]
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 std = 0.02 / (2 * layers) ** 0.5 if module in residual else 0.02

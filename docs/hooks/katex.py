@@ -9,7 +9,12 @@ MODULES = ROOT / ".cache" / "npm" / "node_modules"
 ASSETS = {
     "assets/katex": (
         MODULES / "katex" / "dist",
-        ["katex.min.css", "katex.min.js", "contrib/auto-render.min.js", "fonts/*.woff2"],
+        [
+            "katex.min.css",
+            "katex.min.js",
+            "contrib/auto-render.min.js",
+            "fonts/*.woff2",
+        ],
     ),
     "assets/iframe-worker": (MODULES / "iframe-worker" / "shim", ["index.js"]),
 }

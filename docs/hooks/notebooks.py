@@ -51,6 +51,10 @@ def on_page_content(html, page, config, files):
     for image in body.select(f'img[src^="{SVG}"]'):
         svgs.append(_inline_svg(image["src"], len(svgs) + 1))
         image.replace_with(f"\0{len(svgs) - 1}\0")
+    for pre in body.select(".highlight > pre"):
+        code = body.new_tag("code")
+        code.extend(list(pre.contents))
+        pre.append(code)
     _headings(body, page)
     _links(body, page, config, files)
     title = body.find("h1")
@@ -66,10 +70,9 @@ def _cell(cell) -> str:
         return f'<div class="nb-text">{markdown.decode_contents()}</div>'
     parts = []
     if code := cell.select_one(".jp-InputArea pre"):
-        text = code.decode_contents().strip("\n")
-        block = f'<div class="highlight language-python"><pre><code>{text}</code></pre></div>'
+        block = f'<div class="highlight">{code}</div>'
         if code.get_text().startswith("# @title Setup"):
-            block = f"<details><summary>Setup</summary>{block}</details>"
+            block = f"<details data-search-exclude><summary>Setup</summary>{block}</details>"
         parts.append(block)
     for output in cell.select(".jp-OutputArea-output"):
         kind = output.get("data-mime-type", "").rpartition("/")[2].rpartition(".")[2]
@@ -106,21 +109,21 @@ def _headings(body, page) -> None:
     root: list[dict] = []
     open_: list[dict] = []
     for heading in body.find_all(re.compile("^h[1-6]$"), id=True):
-        for link in heading.select(".anchor-link"):
-            link["class"], link["title"] = "headerlink", "Permanent link"
+        if link := heading.select_one(".anchor-link"):
             link.extract()
-            text = heading.get_text()
+        token = {
+            "level": int(heading.name[1]),
+            "id": heading["id"],
+            "name": escape(heading.get_text(), quote=False),
+            "children": [],
+        }
+        if link:
+            link["class"], link["title"] = "headerlink", "Permanent link"
             heading.append(link)
-            token = {
-                "level": int(heading.name[1]),
-                "id": heading["id"],
-                "name": escape(text, quote=False),
-                "children": [],
-            }
-            while open_ and open_[-1]["level"] >= token["level"]:
-                open_.pop()
-            (open_[-1]["children"] if open_ else root).append(token)
-            open_.append(token)
+        while open_ and open_[-1]["level"] >= token["level"]:
+            open_.pop()
+        (open_[-1]["children"] if open_ else root).append(token)
+        open_.append(token)
     if root and root[0]["level"] == 1:
         page.title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
     page.toc = get_toc(root)
@@ -160,7 +163,7 @@ def _actions(page, config) -> str:
     path = page.file.src_uri
     name = posixpath.basename(path)
     return (
-        '<p class="nb-actions" data-search-exclude>'
-        f'<a href="{escape(colab(config, path))}">Open in Colab</a> '
-        f'<a href="{escape(name)}" download>Download notebook</a></p>'
+        "<p data-search-exclude>"
+        f'<a class="nb-button" href="{escape(colab(config, path))}">Open in Colab</a> '
+        f'<a class="nb-button" href="{escape(name)}" download>Download notebook</a></p>'
     )

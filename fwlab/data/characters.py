@@ -17,6 +17,11 @@ class Characters:
     def __len__(self) -> int:
         return len(self.alphabet)
 
+    @property
+    def start(self) -> str:
+        """A prompt for who has none: a line break, or the first character."""
+        return "\n" if "\n" in self._index else self.alphabet[0]
+
     def encode(self, text: str) -> Tensor:
         """`int64 [characters]`. Raises `ValueError` for an unknown one."""
         unknown = sorted(set(text) - set(self._index))

@@ -6,20 +6,19 @@ and how strongly.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fwlab import ops
-from fwlab.feature_maps import DPFP, ELU1, KEY_NORMS
+from fwlab.feature_maps import DPFP, ELU1, KEY_NORMS, FeatureMap
 from fwlab.layers.heads import check_input, head_width, split_heads
 
 State = Tensor | ops.NormalizedState
 
 #: Per rule: the operation, and what its paper does where a caller does
 #: not say: feature map, key_norm, normalize.
-RULES: dict[str, tuple[Callable, Callable[[], nn.Module], str | None, bool]] = {
+RULES: dict[str, tuple[Callable, Callable[[], FeatureMap], str | None, bool]] = {
     "sum": (ops.sum_rule, ELU1, None, True),
     "delta": (ops.delta_rule, DPFP, "sum", False),
 }
@@ -35,7 +34,7 @@ class FastWeightAttention(nn.Module):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of independent memories.
-    - `feature_map`: a module with a method `width(d)`; None takes
+    - `feature_map`: a `FeatureMap`; None takes
       `ELU1()` for the sum rule and `DPFP(nu=1)` for the delta rule.
     - `rule`: "sum" or "delta".
     - `key_norm`: "sum", "l2" or None, applied to keys and queries after
@@ -53,7 +52,7 @@ class FastWeightAttention(nn.Module):
         self,
         d_model: int,
         heads: int,
-        feature_map: nn.Module | None = None,
+        feature_map: FeatureMap | None = None,
         rule: str = "delta",
         key_norm: str | None = "auto",
         normalize: bool | None = None,
@@ -79,7 +78,9 @@ class FastWeightAttention(nn.Module):
             key_norm,
         )
         self.normalize = default_normalize if normalize is None else normalize
-        self.feature_map: Any = default_map() if feature_map is None else feature_map
+        self.feature_map: FeatureMap = (
+            default_map() if feature_map is None else feature_map
+        )
         #: `[heads, value, key]`, the shape of the fast weights of one sequence.
         self.state_shape = (heads, width, self.feature_map.width(width))
 

@@ -3,6 +3,7 @@
 from fwlab.training.checkpoint import Checkpoint, CheckpointError, load, save
 from fwlab.training.config import Config
 from fwlab.training.loop import Progress, Trainer
+from fwlab.training.watch import watch
 
 __all__ = [
     "Checkpoint",
@@ -12,4 +13,5 @@ __all__ = [
     "Trainer",
     "load",
     "save",
+    "watch",
 ]

@@ -4,6 +4,7 @@ The tensors are the model's weights (`model.…`) and the optimiser's
 averages (`adam.…`); configuration, alphabet and step are in the header.
 """
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, fields
@@ -80,7 +81,8 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         )
         os.replace(part, path)  # readers see the old file or the new one
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from None
 
 

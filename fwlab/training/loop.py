@@ -154,13 +154,14 @@ class Trainer:
         return total / len(starts)
 
     def sample(
-        self, prompt: str = "\n", length: int = 200, temperature: float = 0.8
+        self, prompt: str | None = None, length: int = 200, temperature: float = 0.8
     ) -> str:
-        """Text that continues a prompt, seeded by the configuration."""
+        """Text that continues a prompt, seeded by the configuration.
+
+        Raises `ValueError` for a prompt with characters the text has not.
+        """
         known = self.characters.encode(
-            prompt
-            if set(prompt) <= set(self.characters.alphabet)
-            else self.characters.alphabet[0]
+            self.characters.start if prompt is None else prompt
         )
         self.model.eval()
         tokens = self.model.generate(

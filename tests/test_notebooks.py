@@ -1,0 +1,99 @@
+"""What every notebook has; nbval runs the cells themselves."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from fwlab.exercises import EXERCISES
+
+ROOT = Path(__file__).resolve().parents[1]
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import notebooks as tool  # noqa: E402
+
+
+@pytest.fixture(params=PATHS, ids=lambda p: p.stem)
+def path(request):
+    return request.param
+
+
+@pytest.fixture
+def notebook(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code(book):
+    return [cell for cell in book.cells if cell.cell_type == "code"]
+
+
+def test_there_are_notebooks():
+    assert {"01_fast_weights", "04_delta_rule", "08_fast_weight_transformer"} <= {
+        p.stem for p in PATHS
+    }
+
+
+def test_badge_and_setup(notebook, path):
+    """They name this notebook and the one public address."""
+    cells = {cell.id: cell.source for cell in notebook.cells}
+    for name, source in tool.addressed_cells(path.name).items():
+        assert cells[name] == source
+    assert notebook.cells[0].id == "badge"
+    assert "torch" not in cells["setup"]
+
+
+def test_outputs_are_committed(notebook):
+    nbformat.validate(notebook)
+    assert any(cell.outputs for cell in code(notebook))
+    assert [c.execution_count for c in code(notebook)] == list(
+        range(1, len(code(notebook)) + 1)
+    )
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}
+    for cell in code(notebook):
+        for output in cell.outputs:
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr", output.text
+            assert len(str(output)) < 200_000
+
+
+def test_figures_in_house_style(notebook):
+    text = "\n".join(cell.source for cell in code(notebook))
+    figures = [
+        output.data["image/svg+xml"]
+        for cell in code(notebook)
+        for output in cell.outputs
+        if "image/svg+xml" in output.get("data", {})
+    ]
+    assert figures
+    assert "plots.style()" in text
+    for svg in figures:
+        assert "<dc:date>" not in svg
+        assert "fill: #ffffff" not in svg  # backgrounds are transparent
+
+
+def test_cells_are_short_and_ids_are_stable(notebook):
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", name) for name in ids)
+    for cell in code(notebook):
+        if cell.id != "setup":
+            ast.parse(cell.source)
+
+
+def test_exercises_exist(notebook):
+    for cell in code(notebook):
+        for name in re.findall(r"\b(?:check|hint|solution)\(\"?(\w+)", cell.source):
+            assert name in EXERCISES
+
+
+def test_three_exercises_after_the_delta_rule():
+    book = nbformat.read(ROOT / "notebooks/04_delta_rule.ipynb", as_version=4)
+    asked = re.findall(
+        r"^check\((\w+)", "\n".join(c.source for c in code(book)), re.MULTILINE
+    )
+    assert asked == ["write", "sum_normalize", "delta_step"]
