@@ -10,7 +10,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 site: $(READY)
 	$(BIN)/python docs/tools/katex.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	@echo "The site is in $(CURDIR)/site"
 	@echo "To look at it: make serve, or $(PYTHON) -m http.server --directory site"
 

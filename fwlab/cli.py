@@ -67,6 +67,7 @@ def train(
     done = trainer.step - started
     result = {
         "config": asdict(config),
+        "corpus_sha256": trainer.corpus_sha256,
         "parameters": trainer.model.num_parameters(),
         "columns": ["step", "training loss", "validation loss"],
         "curve": curve,

@@ -35,34 +35,48 @@ def _fill(section: re.Match) -> str:
 
 
 def _training(name: str) -> str:
-    runs = {m: run for m in MIXERS if (run := _read(f"{name}-{m}"))}
+    runs = [
+        (mixer, path.stem, json.loads(path.read_text("utf-8")))
+        for mixer in MIXERS
+        for path in sorted(RESULTS.glob(f"{name}-{mixer}*.json"))
+    ]
     if not runs:
         return ""
     rows = [
         _row(
             [
                 mixer,
+                str(run["config"]["seed"]),
                 f"{run['parameters']:,}",
                 f"<strong>{run['validation_loss']:.3f}</strong>",
                 MIXERS[mixer],
                 _duration(run["seconds"]),
             ],
-            _origin(f"{name}-{mixer}", run, f"seed {run['config']['seed']}"),
+            _origin(file, run),
         )
-        for mixer, run in runs.items()
+        for mixer, file, run in runs
     ]
-    head = ["Mixer", "Parameters", "Validation loss", "Published", "Training time"]
-    steps = [step for step, *_ in next(iter(runs.values()))["curve"]]
+    head = [
+        "Mixer",
+        "Seed",
+        "Parameters",
+        "Validation loss",
+        "Published",
+        "Training time",
+    ]
+    steps = [step for step, *_ in runs[0][2]["curve"]]
     curves = [
-        f"<tr><td>{mixer}</td>"
+        f"<tr><td>{mixer}, {run['config']['seed']}</td>"
         + "".join(f"<td>{loss:.2f}</td>" for *_, loss in run["curve"])
         + "</tr>"
-        for mixer, run in runs.items()
+        for mixer, _, run in runs
     ]
     return (
         _table(head, rows)
         + "\n\nWhat to expect on the way, validation loss after so many steps:\n\n"
-        + _table(["Steps", *map(str, steps)], [f"<tbody>{''.join(curves)}</tbody>"])
+        + _table(
+            ["Mixer, seed", *map(str, steps)], [f"<tbody>{''.join(curves)}</tbody>"]
+        )
     )
 
 
@@ -91,7 +105,7 @@ def _bench(name: str) -> str:
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = ["Operation", "Steps", "Version", "ms", "× efficient", "MiB", "× efficient"]
     body = f"<tbody>{''.join(rows)}</tbody>"
-    origin = f"<tbody>{_origin_row(_origin(name, run, 'seed 0'), 8)}</tbody>"
+    origin = f"<tbody>{_origin_row(_origin(name, run), 8)}</tbody>"
     return _table([*head, "Error"], [body, origin])
 
 
@@ -117,9 +131,8 @@ def _origin_row(origin: str, columns: int) -> str:
     return f'<tr class="origin"><td colspan="{columns}"><div>{origin}</div></td></tr>'
 
 
-def _origin(name: str, run: dict, seed: str) -> str:
+def _origin(name: str, run: dict) -> str:
     facts = [
-        seed,
         f"fwlab {run['fwlab']} ({run['commit']})",
         f"Python {run['python']}",
         f"PyTorch {run['torch']}",

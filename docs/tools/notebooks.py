@@ -63,7 +63,11 @@ def execute(path: Path) -> None:
         tags = cell.metadata.get("tags")
         cell.metadata = {"tags": tags} if tags else {}
     notebook.metadata = {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "kernelspec": {
+            "display_name": "Python 3",
+            "language": "python",
+            "name": "python3",
+        },
         "language_info": {"name": "python"},
     }
     nbformat.validate(notebook)

@@ -8,13 +8,13 @@ from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
 from fwlab.ops.state import KeyValueCache, NormalizedState, detach
 
 __all__ = [
-    "KeyValueCache",
-    "NormalizedState",
-    "delta_rule",
-    "detach",
-    "implementations",
-    "softmax_attention",
     "sum_rule",
+    "delta_rule",
+    "softmax_attention",
+    "implementations",
+    "detach",
+    "NormalizedState",
+    "KeyValueCache",
 ]
 
 TABLE: dict[str, dict[str, Callable]] = {

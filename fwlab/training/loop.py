@@ -1,5 +1,6 @@
 """The training loop of a character language model."""
 
+import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,8 @@ class Trainer:
         self.config = config
         self.device = _device(config.device)
         text = corpus(config.corpus) if text is None else text
+        #: SHA-256 of the text, so that a result says what it was trained on.
+        self.corpus_sha256 = hashlib.sha256(text.encode()).hexdigest()
         split = int(0.9 * len(text))
         shortest = min(split, len(text) - split)
         if shortest < config.block + 1:
