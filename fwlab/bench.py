@@ -254,7 +254,7 @@ def main(out: Path | None, command: str) -> None:
     print(table(rows))
     if out is not None:
         shape = {"batch": BATCH, "heads": HEADS, "key": WIDTH, "value": WIDTH}
-        result = {"shape": shape, "dtype": "float32", "rows": rows, **source}
+        result = {"shape": shape, "dtype": "float32", "seed": 0, "rows": rows, **source}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=1) + "\n")
         print(f"\n{out}")
