@@ -62,7 +62,7 @@ def test_lower_precision(rule, dtype, limit, implementation):
 @pytest.mark.parametrize("time", [1, 5, 9])
 def test_gradcheck(rule, time, monkeypatch):
     # Small chunks, so that a few steps already cross several groups.
-    monkeypatch.setattr(chunks, "GROUP", 4)
+    monkeypatch.setattr(chunks, "ROWS", {"cpu": 8})
     module = delta_efficient if rule.gates else linear_efficient
     compute = module.delta_rule if rule.gates else module.sum_rule
     inputs, state = problem(rule, time, batch=1, heads=2, key=4, value=3)

@@ -5,25 +5,31 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Steps computed together, in several chunks: what lies in between for
-#: so many still fits into the caches. More would only cost memory.
-GROUP = 256
+#: Rows (steps of all heads of all sequences) computed together. On a CPU
+#: few enough that what lies in between stays in the caches; elsewhere
+#: enough to keep the device busy.
+ROWS = {"cpu": 2048}
+ROWS_ELSEWHERE = 65536
 
 
-def groups(time: int, chunk: int) -> Iterator[tuple[slice, slice]]:
-    """Walk over the time axis in groups of whole chunks.
+def groups(x: Tensor, chunk: int) -> list[tuple[slice, slice]]:
+    """Cut the time axis of `[batch, time, heads, d]` into groups.
 
-    Yields the time steps of each group, and the places of its chunks
-    among all chunks.
+    A group is some whole chunks, of which the last may be ragged.
+    Returns for each its time steps, and the places of its chunks among
+    all chunks.
     """
-    length = max(GROUP // chunk, 1) * chunk
+    batch, time, heads, _ = x.shape
+    rows = ROWS.get(x.device.type, ROWS_ELSEWHERE)
+    per_chunk = max(batch * heads * chunk, 1)
+    length = max(rows // per_chunk, 1) * chunk
+    out = []
     for start in range(0, time, length):
         stop = min(start + length, time)
         first = start // chunk
-        yield (
-            slice(start, stop),
-            slice(first, first + count(stop - start, chunk)),
-        )
+        last = first + count(stop - start, chunk)
+        out.append((slice(start, stop), slice(first, last)))
+    return out
 
 
 def count(time: int, chunk: int) -> int:

@@ -52,9 +52,9 @@ class _DeltaRule(torch.autograd.Function):
     r"""(d1) to (d3) forward, and their gradients by hand.
 
     With attention normalisation, Eq. 27 multiplies what is retrieved by
-    a number $c_i = 1 / (z_{i-1} \cdot \phi(k_i))$. It stands beside
-    $\beta$ wherever something is erased: $\beta$ becomes $\beta c$ in
-    $\beta K$. The plain rule has $c = 1$.
+    a number $c_i = 1 / (z_{i-1} \cdot \phi(k_i))$. That is to ask with
+    the key $c_i\,\phi(k_i)$, and to write with $\phi(k_i)$ as before:
+    $\beta K$ becomes $\beta c K$ in (d1). The plain rule has no $c$.
     """
 
     @staticmethod
@@ -64,7 +64,7 @@ class _DeltaRule(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         beta: Tensor,
-        c: Tensor,
+        c: Tensor | None,
         W: Tensor,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
@@ -73,12 +73,12 @@ class _DeltaRule(torch.autograd.Function):
         state = W.flatten(0, 1).clone()
         n = chunks.count(time, chunk)
         states = state.new_empty(n, *state.shape)
-        for steps, places in chunks.groups(time, chunk):
-            Q, K, V, b, c_ = (
+        for steps, places in chunks.groups(q, chunk):
+            Q, K, V, b = (
                 chunks.split(x[:, steps], chunk, W.dtype)
-                for x in (q, k, v, beta[..., None], c[..., None])
+                for x in (q, k, v, beta[..., None])
             )
-            eK = (b * c_) * K
+            eK = b * _asking(K, c, steps, chunk)
             X = inverse(torch.bmm(eK, K.mT).tril_(-1))
             rest, U = V.mul_(b), torch.empty_like(V)
             S = states[places]
@@ -124,7 +124,7 @@ class _DeltaRule(torch.autograd.Function):
         chunks.refuse_second_derivative()
         q, k, v, beta, c, states = ctx.saved_tensors
         chunk = ctx.chunk
-        batch, time, heads, _ = q.shape
+        batch, _, heads, _ = q.shape
         if dy is None:
             dy = states.new_zeros(v.shape)
         if dW is None:
@@ -132,22 +132,22 @@ class _DeltaRule(torch.autograd.Function):
                 batch, heads, v.shape[-1], k.shape[-1]
             )
         dS = dW.flatten(0, 1).clone()
-        dq, dk, dv, dbeta, dc = (
-            x.new_empty(x.shape) for x in (q, k, v, beta, c)
+        dq, dk, dv, dbeta = (
+            x.new_empty(x.shape) for x in (q, k, v, beta)
         )
-        for steps, places in reversed([*chunks.groups(time, chunk)]):
-            Q, K, V, dY, b, c_ = (
+        dc = None if c is None else c.new_empty(c.shape)
+        for steps, places in reversed(chunks.groups(q, chunk)):
+            Q, K, V, dY, b = (
                 chunks.split(x[:, steps], chunk, states.dtype)
-                for x in (q, k, v, dy, beta[..., None], c[..., None])
+                for x in (q, k, v, dy, beta[..., None])
             )
             n = places.stop - places.start
             S = states[places].flatten(0, 1)
-            e = b * c_
-            eK = e * K
-            L = torch.bmm(K, K.mT).tril_(-1)
-            X = inverse(e * L)
-            held = torch.bmm(K, S.mT)  # what W held: K W^T
-            rest = torch.addcmul(V, c_, held, value=-1)
+            cK = _asking(K, c, steps, chunk)
+            eK = b * cK
+            L = torch.bmm(cK, K.mT).tril_(-1)
+            X = inverse(b * L)
+            rest = V.baddbmm_(cK, S.mT, alpha=-1)
             U = torch.bmm(X, b * rest)  # (d1)
             P = torch.bmm(Q, K.mT).tril_()
             dU, Z = torch.bmm(P.mT, dY), torch.empty_like(V)
@@ -161,35 +161,41 @@ class _DeltaRule(torch.autograd.Function):
                 dS.add_(own_i).baddbmm_(Z_i.mT, eK_i, alpha=-1)  # (d5)
             R = torch.bmm(dY, U.mT).tril_()
             N = torch.bmm(Z, U.mT).tril_(-1)
-            # What the chunk itself wrote before each step is L U, and
-            # rowsum(Z . L U) = rowsum(N . L) spares that product.
-            written = (N * L).sum(-1, keepdim=True)
-            N *= e  # -G
+            # V - V_bar is the rest less what the chunk itself wrote,
+            # L U; and rowsum(Z . L U) = rowsum(N . L) is cheaper.
+            dB = (Z * rest).sum(-1, True) - (N * L).sum(-1, True)
+            dV = b * Z  # (d8)
+            N *= b  # -G
+            eZ = dV
+            if c is not None and dc is not None:
+                V_bar = torch.bmm(K, S.mT)
+                V_bar.baddbmm_(torch.bmm(K, K.mT).tril_(-1), U)
+                dC = -(dV * V_bar).sum(-1, keepdim=True)
+                chunks.join(dC, dc[:, steps, :, None])
+                c_ = chunks.split(c[:, steps, :, None], chunk, Z.dtype)
+                N, eZ = c_ * N, c_ * dV
             dQ = torch.bmm(dY, S).baddbmm_(R, K)  # (d6)
             dK = torch.bmm(U, after).baddbmm_(R.mT, Q)  # (d7)
             dK.baddbmm_(N + N.mT, K, alpha=-1)
-            dK.baddbmm_(e * Z, S, alpha=-1)
-            dB = (Z * rest).sum(-1, keepdim=True) - c_ * written  # (d8)
+            dK.baddbmm_(eZ, S, alpha=-1)
             for part, whole in (
                 (dQ, dq),
                 (dK, dk),
-                (b * Z, dv),
+                (dV, dv),
                 (dB, dbeta[..., None]),
             ):
                 chunks.join(part, whole[:, steps])
-            if ctx.needs_input_grad[4]:
-                erased = (Z * held).sum(-1, keepdim=True) + written
-                chunks.join(-b * erased, dc[:, steps, :, None])
         dS = dS.view(batch, heads, *dS.shape[1:])
-        return (
-            dq,
-            dk,
-            dv,
-            dbeta,
-            dc if ctx.needs_input_grad[4] else None,
-            dS,
-            None,
-        )
+        return dq, dk, dv, dbeta, dc, dS, None
+
+
+def _asking(
+    K: Tensor, c: Tensor | None, steps: slice, chunk: int
+) -> Tensor:
+    r"""The keys that retrieve: $c K$, or $K$ itself for the plain rule."""
+    if c is None:
+        return K
+    return chunks.split(c[:, steps, :, None], chunk, K.dtype) * K
 
 
 def delta_rule(
@@ -205,12 +211,11 @@ def delta_rule(
 
     With attention normalisation the sums with $z$ are sum rules.
     """
-    one = beta.new_ones(1, 1, 1).expand_as(beta)
     if z is None:
-        y, W = _DeltaRule.apply(q, k, v, beta, one, W, chunk)
+        y, W = _DeltaRule.apply(q, k, v, beta, None, W, chunk)
         return y, W, None
     held, _ = overlap(k, k, z, -1, chunk)
     read, z = overlap(q, k, z, 0, chunk)
-    c = divide(one, held[..., 0])  # 0 for an empty memory
+    c = divide(torch.ones_like(held), held)[..., 0]  # empty: 0
     y, W = _DeltaRule.apply(q, k, v, beta, c, W, chunk)
     return divide(y, read), W, z  # Eq. 28

@@ -24,7 +24,7 @@ from torch import Tensor
 from fwlab.feature_maps import divide
 from fwlab.ops import chunks
 
-CHUNK = 64
+CHUNK = 32
 
 
 class _SumRule(torch.autograd.Function):
@@ -48,7 +48,7 @@ class _SumRule(torch.autograd.Function):
         state = W.flatten(0, 1).clone()
         n = chunks.count(time, chunk)
         states = state.new_empty(n, *state.shape)
-        for steps, places in chunks.groups(time, chunk):
+        for steps, places in chunks.groups(q, chunk):
             Q, K, V = (
                 chunks.split(x[:, steps], chunk, W.dtype)
                 for x in (q, k, v)
@@ -86,7 +86,7 @@ class _SumRule(torch.autograd.Function):
         chunks.refuse_second_derivative()
         q, k, v, states = ctx.saved_tensors
         diagonal, chunk = ctx.diagonal, ctx.chunk
-        batch, time, heads, _ = q.shape
+        batch, _, heads, _ = q.shape
         if dy is None:
             dy = states.new_zeros(v.shape)
         if dW is None:
@@ -95,7 +95,7 @@ class _SumRule(torch.autograd.Function):
             )
         dS = dW.flatten(0, 1).clone()
         dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-        for steps, places in reversed([*chunks.groups(time, chunk)]):
+        for steps, places in reversed(chunks.groups(q, chunk)):
             Q, K, V, dY = (
                 chunks.split(x[:, steps], chunk, states.dtype)
                 for x in (q, k, v, dy)
