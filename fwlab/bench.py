@@ -125,8 +125,8 @@ def once(side: Callable[..., Tensor], inputs: list[Tensor], dy: Tensor) -> list[
     return [y.detach(), *(g for g in gradients if g is not None)]
 
 
-def seconds(case: Case) -> dict[str, float]:
-    """Median time of forward and backward per side, taken in turns."""
+def seconds(case: Case) -> dict[str, list[float]]:
+    """Times of forward and backward per side, taken in turns."""
     inputs, dy = problem(case.time)
     times: dict[str, list[float]] = {name: [] for name in case.sides}
     for _ in range(case.rounds):
@@ -137,7 +137,7 @@ def seconds(case: Case) -> dict[str, float]:
             while (start := time.perf_counter()) < end:
                 once(side, inputs, dy)
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
 
 
 def errors(op: str, time: int, sides: tuple[str, ...]) -> dict[str, float]:
@@ -186,6 +186,7 @@ def run(cases: tuple[Case, ...] = CASES) -> list[dict[str, Any]]:
     rows = []
     for case in cases:
         times = seconds(case)
+        median = {name: statistics.median(t) for name, t in times.items()}
         wrong = errors(case.op, case.time, case.sides)
         for name in case.sides:
             memory = peak_memory(case, name)
@@ -194,8 +195,9 @@ def run(cases: tuple[Case, ...] = CASES) -> list[dict[str, Any]]:
                     "op": case.op,
                     "time": case.time,
                     "side": name,
-                    "milliseconds": round(1e3 * times[name], 2),
-                    "times_slower": round(times[name] / times["efficient"], 1),
+                    "milliseconds": round(1e3 * median[name], 2),
+                    "fastest": round(1e3 * min(times[name]), 2),
+                    "times_slower": round(median[name] / median["efficient"], 1),
                     "peak_mib": memory and round(memory, 1),
                     "error": float(f"{wrong[name]:.1e}"),
                 }
@@ -210,6 +212,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "T",
         "version",
         "ms",
+        "fastest",
         "x efficient",
         "MiB",
         "x efficient",
@@ -227,6 +230,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 str(r["time"]),
                 r["side"],
                 f"{r['milliseconds']:.1f}",
+                f"{r['fastest']:.1f}",
                 f"{r['times_slower']:.1f}",
                 "-" if peak is None else f"{peak:.0f}",
                 "-" if peak is None or not least else f"{peak / least:.1f}",

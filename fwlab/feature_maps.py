@@ -25,12 +25,21 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     return torch.where(empty, 0, x / torch.where(empty, 1, total))
 
 
-def _to_unit_range(x: Tensor) -> Tensor:
-    # Both normalisations ignore a common factor, so the largest entry is
-    # brought to 1 first: nothing overflows (float16 sums pass 65504
-    # quickly) and nothing underflows (squares of 1e-30 do in float32).
-    # The factor is a constant to autograd for the same reason.
-    return divide(x, x.detach().abs().amax(-1, keepdim=True))
+def unit_range(x: Tensor) -> Tensor:
+    """Scale each vector by a power of two to a largest entry in [1, 2).
+
+    For what does not depend on the length of a vector: afterwards its
+    sums do not overflow (float16 ends at 65504) and its squares do not
+    underflow (1e-30 squared is 0 in float32). A power of two changes no
+    digit, and being constant almost everywhere it has no gradient.
+
+    - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
+    """
+    if x.shape[-1] == 0:
+        return x
+    top = x.detach().abs().amax(-1, keepdim=True)
+    wide = top.float() if top.dtype.itemsize < 4 else top
+    return x / torch.exp2(torch.frexp(wide).exponent - 1.0).to(x.dtype)
 
 
 def sum_normalize(x: Tensor) -> Tensor:
@@ -44,9 +53,7 @@ def sum_normalize(x: Tensor) -> Tensor:
     - Returns the same shape. A vector whose sum is 0 gives 0, with
       gradient 0.
     """
-    if x.shape[-1] == 0:
-        return x
-    x = _to_unit_range(x)
+    x = unit_range(x)
     return divide(x, x.sum(-1, keepdim=True))
 
 
@@ -59,9 +66,7 @@ def l2_normalize(x: Tensor) -> Tensor:
     - `x`: features, `[..., width]`.
     - Returns the same shape. The zero vector gives 0, with gradient 0.
     """
-    if x.shape[-1] == 0:
-        return x
-    x = _to_unit_range(x)
+    x = unit_range(x)
     square = (x * x).sum(-1, keepdim=True)
     empty = square == 0
     # sqrt has an infinite slope at 0: keep it away from there.
@@ -113,6 +118,9 @@ class DPFP(FeatureMap):
     $j$ once more. The rank of the features therefore stops growing at
     $2d(d-1)$; a larger `nu` is accepted and costs width for nothing.
     A key of width 1 has no useful shift: all its features are zero.
+
+    Features are products: in low precision they underflow before any
+    normalisation, in float16 for keys below about 0.01.
 
     The authors' Listing 1 rolls the other way and reads $r_{i-j}$: the
     same set of products in another order.

@@ -274,6 +274,30 @@ def test_empty_denominators_give_zero(op, implementation):
     assert not gradients[0][:, :2].any()
 
 
+@pytest.mark.parametrize("implementation", ["naive", "efficient"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-6, 1e15])
+@pytest.mark.parametrize("name", ["sum-normalized", "delta-normalized"])
+def test_normalized_rules_do_not_see_the_scale(name, scale, implementation):
+    """In float32, down to where the numbers themselves end."""
+    inputs, _ = problem(RULES[name], 50, dtype=torch.float32, with_state=False)
+    q, k, *rest = inputs
+    wanted = RULES[name](*inputs, implementation="naive")
+    found = RULES[name](q * scale, k * scale, *rest, implementation=implementation)
+    assert error(found, wanted) < 1e-5
+
+
+@rules
+def test_inference_keeps_no_states(rule, monkeypatch):
+    """Without a gradient to come, memory for states does not grow."""
+    inputs, state = problem(rule, 300)
+    whole = rule(*inputs, state=state, return_state=True)
+    with torch.no_grad():
+        alone = rule(*inputs, state=state, return_state=True)
+    assert torch.equal(whole[0], alone[0])
+    for a, b in zip(parts(whole[1]), parts(alone[1]), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_closed_form():
     """One chunk is the whole: U = (I + stril(b K K'))^-1 b V."""
     (q, k, v, beta), _ = problem(RULES["delta"], 40, batch=1, heads=1, with_state=False)
@@ -305,11 +329,12 @@ def test_appendix_b(implementation):
     assert torch.equal(W[0, 0] @ keys[1], 0.75 * v[1] + 0.25 * v[2])
 
 
-def test_divergence_is_never_hidden():
+@pytest.mark.parametrize("seed", range(8))
+def test_divergence_is_never_hidden(seed):
     """Keys that are too long: not finite no later than naive, and while
     both are finite the efficient result is right.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, 400, 1, 8, generator=generator) for _ in range(3))
     beta = torch.ones(1, 400, 1)
     results = [
@@ -318,7 +343,8 @@ def test_divergence_is_never_hidden():
     ]
     bad = [~torch.isfinite(y).all(-1) for y in results]
     first = [int(b.nonzero()[0]) for b in bad]
-    assert first[1] <= first[0]
+    # One step of grace: rounding may carry either past the last number.
+    assert first[1] <= first[0] + 1
     assert bad[1][first[1] :].all()
     exact = ops.delta_rule(
         *(x.double() for x in (q, 3 * k, v, beta)), implementation="naive"
@@ -357,9 +383,15 @@ def test_autocast(rule):
         found = rule(*inputs)
         q = inputs[0] @ torch.eye(6)  # a bfloat16 product, as in a layer
         mixed = rule(q, *inputs[1:])
+        gradients = torch.autograd.grad(weighted(found), inputs)
     assert torch.equal(found, rule(*inputs))
     assert mixed.dtype == torch.float32
     assert error(mixed, found) < 2e-2
+    # The backward pass, too, wherever it is called.
+    for a, b in zip(
+        gradients, torch.autograd.grad(weighted(rule(*inputs)), inputs), strict=True
+    ):
+        assert torch.equal(a, b)
 
 
 def test_torch_compile():
@@ -379,7 +411,8 @@ def test_detach():
     import fwlab
 
     state = ops.NormalizedState(*(torch.ones(2, requires_grad=True) for _ in "ab"))
-    cut = fwlab.detach([3 * state.W, state, None, {"x": (state.z,)}][1:])
+    cut = fwlab.detach([state, None, {"x": (state.z,)}, 7])
+    assert cut[3] == 7
     assert isinstance(cut[0], ops.NormalizedState)
     assert not cut[0].W.requires_grad
     assert cut[1] is None

@@ -97,15 +97,25 @@ def _bench(name: str) -> str:
             f"{r['time']:,}",
             r["side"],
             f"{r['milliseconds']:,.0f}",
+            f"{r['fastest']:,.0f}",
             f"{r['times_slower']:.1f}",
             f"{peak:,.0f}" if peak else "–",
             f"{peak / efficient:.1f}" if peak and efficient else "–",
             f"{r['error']:.0e}",
         ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = ["Operation", "Steps", "Version", "ms", "× efficient", "MiB", "× efficient"]
+    head = [
+        "Operation",
+        "Steps",
+        "Version",
+        "ms",
+        "Fastest",
+        "× efficient",
+        "MiB",
+        "× efficient",
+    ]
     body = f"<tbody>{''.join(rows)}</tbody>"
-    origin = f"<tbody>{_origin_row(_origin(name, run), 8)}</tbody>"
+    origin = f"<tbody>{_origin_row(_origin(name, run), 9)}</tbody>"
     return _table([*head, "Error"], [body, origin])
 
 

@@ -1,6 +1,8 @@
 """Cutting the time axis into chunks, and joining it again."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,14 +86,31 @@ def each(n: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(x.unflatten(0, (n, -1)) for x in tensors), strict=True)
 
 
-def refuse_second_derivative() -> None:
-    """Call first in a custom backward pass.
+def backward_pass(function: Callable) -> Callable:
+    """Decorator of a custom backward pass written by hand.
 
-    Autograd runs a backward pass with gradients enabled only if it is
-    asked to differentiate that pass again.
+    It runs in full precision also under autocast, and says so when it
+    is asked for a second derivative: autograd runs a backward pass with
+    gradients enabled only if it is to be differentiated again.
     """
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "the efficient implementation has no second derivative; "
-            "call the operation with implementation='naive' for create_graph=True"
-        )
+
+    @functools.wraps(function)
+    def run(ctx: Any, *gradients: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the efficient implementation has no second "
+                "derivative; call the operation with "
+                "implementation='naive' for create_graph=True"
+            )
+        device = ctx.saved_tensors[0].device.type
+        with torch.autocast(device, enabled=False):
+            return function(ctx, *gradients)
+
+    return run
+
+
+def will_go_back(*tensors: Tensor | None) -> bool:
+    """Whether a backward pass may follow, for which states are kept."""
+    return torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in tensors
+    )

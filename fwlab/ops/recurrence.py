@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fwlab.feature_maps import unit_range
 from fwlab.ops import checks
 from fwlab.ops.state import NormalizedState
 
@@ -64,6 +65,8 @@ def run(
             }
         if scale is not None:
             q = q * scale
+        if normalize:
+            q = unit_range(q)  # its length cancels in the quotient
         y, W, z = compute(q, k, v, *gates.values(), W, z)
     y = y.to(v.dtype)
     if not return_state:

@@ -36,8 +36,8 @@ def detach(state: Any) -> Any:
     Call it between the segments of a stream to stop gradients there
     (truncated backpropagation through time).
 
-    - `state`: a tensor, None, or any nesting of tuples, named tuples,
-      lists and dicts of them.
+    - `state`: a tensor, a number of steps, None, or any nesting of
+      tuples, named tuples, lists and dicts of them.
     - Returns the same structure.
     """
     if isinstance(state, Tensor):
@@ -48,8 +48,8 @@ def detach(state: Any) -> Any:
         return type(state)(*map(detach, state))
     if isinstance(state, tuple | list):
         return type(state)(map(detach, state))
-    if state is None:
-        return None
+    if state is None or isinstance(state, int):
+        return state
     raise TypeError(
         f"a state holds tensors, not {type(state).__name__}"
     )

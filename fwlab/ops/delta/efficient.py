@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.feature_maps import divide
+from fwlab.feature_maps import divide, unit_range
 from fwlab.ops import chunks
 from fwlab.ops.linear.efficient import overlap
 
@@ -51,10 +51,11 @@ def inverse(A: Tensor) -> Tensor:
 class _DeltaRule(torch.autograd.Function):
     r"""(d1) to (d3) forward, and their gradients by hand.
 
-    With attention normalisation, Eq. 27 multiplies what is retrieved by
-    a number $c_i = 1 / (z_{i-1} \cdot \phi(k_i))$. That is to ask with
-    the key $c_i\,\phi(k_i)$, and to write with $\phi(k_i)$ as before:
-    $\beta K$ becomes $\beta c K$ in (d1). The plain rule has no $c$.
+    With attention normalisation, Eq. 27 divides what is retrieved by
+    $z_{i-1} \cdot \phi(k_i)$. That is to *ask* with the key
+    $a_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$ and to write with
+    $\phi(k_i)$ as before: $\beta K$ becomes $\beta\,\mathrm{ask}$ in
+    (d1). The plain rule asks with the key itself.
     """
 
     @staticmethod
@@ -64,26 +65,30 @@ class _DeltaRule(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         beta: Tensor,
-        c: Tensor | None,
+        ask: Tensor | None,
         W: Tensor,
         chunk: int,
+        keep: bool,
     ) -> tuple[Tensor, Tensor]:
         time = q.shape[1]
         y = v.new_empty(v.shape, dtype=W.dtype)
         state = W.flatten(0, 1).clone()
         n = chunks.count(time, chunk)
-        states = state.new_empty(n, *state.shape)
+        states = state.new_empty(n if keep else 0, *state.shape)
         for steps, places in chunks.groups(q, chunk):
             Q, K, V, b = (
                 chunks.split(x[:, steps], chunk, W.dtype)
                 for x in (q, k, v, beta[..., None])
             )
-            eK = b * _asking(K, c, steps, chunk)
+            eK = b * _asking(K, ask, steps)
             X = inverse(torch.bmm(eK, K.mT).tril_(-1))
             rest, U = V.mul_(b), torch.empty_like(V)
+            n = places.stop - places.start
             S = states[places]
+            if not keep:
+                S = state.new_empty(n, *state.shape)
             for S_i, (X_i, eK_i, K_i, rest_i, U_i) in zip(
-                S, chunks.each(len(S), X, eK, K, rest, U), strict=True
+                S, chunks.each(n, X, eK, K, rest, U), strict=True
             ):
                 S_i.copy_(state)
                 rest_i.baddbmm_(eK_i, state.mT, alpha=-1)
@@ -93,12 +98,13 @@ class _DeltaRule(torch.autograd.Function):
             Y = torch.bmm(Q, S.flatten(0, 1).mT).baddbmm_(P, U)  # (d2)
             chunks.join(Y, y[:, steps])
         # Inputs and one state per chunk: nothing else is kept.
-        ctx.save_for_backward(q, k, v, beta, c, states)
+        ctx.save_for_backward(q, k, v, beta, ask, states)
         ctx.chunk = chunk
         ctx.set_materialize_grads(False)
         return y, state.view_as(W)
 
     @staticmethod
+    @chunks.backward_pass
     def backward(
         ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
@@ -121,8 +127,7 @@ class _DeltaRule(torch.autograd.Function):
           d\beta = \mathrm{rowsum}\big(Z \odot (V - \bar V)\big)
           \tag{d8}$$
         """
-        chunks.refuse_second_derivative()
-        q, k, v, beta, c, states = ctx.saved_tensors
+        q, k, v, beta, ask, states = ctx.saved_tensors
         chunk = ctx.chunk
         batch, _, heads, _ = q.shape
         if dy is None:
@@ -135,7 +140,7 @@ class _DeltaRule(torch.autograd.Function):
         dq, dk, dv, dbeta = (
             x.new_empty(x.shape) for x in (q, k, v, beta)
         )
-        dc = None if c is None else c.new_empty(c.shape)
+        dask = None if ask is None else ask.new_empty(ask.shape)
         for steps, places in reversed(chunks.groups(q, chunk)):
             Q, K, V, dY, b = (
                 chunks.split(x[:, steps], chunk, states.dtype)
@@ -143,11 +148,11 @@ class _DeltaRule(torch.autograd.Function):
             )
             n = places.stop - places.start
             S = states[places].flatten(0, 1)
-            cK = _asking(K, c, steps, chunk)
-            eK = b * cK
-            L = torch.bmm(cK, K.mT).tril_(-1)
+            asked = _asking(K, ask, steps)
+            eK = b * asked
+            L = torch.bmm(asked, K.mT).tril_(-1)
             X = inverse(b * L)
-            rest = V.baddbmm_(cK, S.mT, alpha=-1)
+            rest = V.baddbmm_(asked, S.mT, alpha=-1)
             U = torch.bmm(X, b * rest)  # (d1)
             P = torch.bmm(Q, K.mT).tril_()
             dU, Z = torch.bmm(P.mT, dY), torch.empty_like(V)
@@ -166,18 +171,14 @@ class _DeltaRule(torch.autograd.Function):
             dB = (Z * rest).sum(-1, True) - (N * L).sum(-1, True)
             dV = b * Z  # (d8)
             N *= b  # -G
-            eZ = dV
-            if c is not None and dc is not None:
-                V_bar = torch.bmm(K, S.mT)
-                V_bar.baddbmm_(torch.bmm(K, K.mT).tril_(-1), U)
-                dC = -(dV * V_bar).sum(-1, keepdim=True)
-                chunks.join(dC, dc[:, steps, :, None])
-                c_ = chunks.split(c[:, steps, :, None], chunk, Z.dtype)
-                N, eZ = c_ * N, c_ * dV
             dQ = torch.bmm(dY, S).baddbmm_(R, K)  # (d6)
             dK = torch.bmm(U, after).baddbmm_(R.mT, Q)  # (d7)
-            dK.baddbmm_(N + N.mT, K, alpha=-1)
-            dK.baddbmm_(eZ, S, alpha=-1)
+            dK.baddbmm_(N.mT, asked, alpha=-1)
+            # The rest of (d7) belongs to the key that asked.
+            asking = dK if dask is None else torch.zeros_like(dK)
+            asking.baddbmm_(N, K, alpha=-1).baddbmm_(dV, S, alpha=-1)
+            if dask is not None:
+                chunks.join(asking, dask[:, steps])
             for part, whole in (
                 (dQ, dq),
                 (dK, dk),
@@ -186,16 +187,14 @@ class _DeltaRule(torch.autograd.Function):
             ):
                 chunks.join(part, whole[:, steps])
         dS = dS.view(batch, heads, *dS.shape[1:])
-        return dq, dk, dv, dbeta, dc, dS, None
+        return dq, dk, dv, dbeta, dask, dS, None, None
 
 
-def _asking(
-    K: Tensor, c: Tensor | None, steps: slice, chunk: int
-) -> Tensor:
-    r"""The keys that retrieve: $c K$, or $K$ itself for the plain rule."""
-    if c is None:
+def _asking(K: Tensor, ask: Tensor | None, steps: slice) -> Tensor:
+    """The keys that retrieve, for the chunks of `K`."""
+    if ask is None:
         return K
-    return chunks.split(c[:, steps, :, None], chunk, K.dtype) * K
+    return chunks.split(ask[:, steps], K.shape[1], K.dtype)
 
 
 def delta_rule(
@@ -211,11 +210,13 @@ def delta_rule(
 
     With attention normalisation the sums with $z$ are sum rules.
     """
+    keep = chunks.will_go_back(q, k, v, beta, W, z)
     if z is None:
-        y, W = _DeltaRule.apply(q, k, v, beta, None, W, chunk)
+        y, W = _DeltaRule.apply(q, k, v, beta, None, W, chunk, keep)
         return y, W, None
-    held, _ = overlap(k, k, z, -1, chunk)
+    ask = unit_range(k)  # its length cancels in Eq. 27
+    held, _ = overlap(ask, k, z, -1, chunk)
     read, z = overlap(q, k, z, 0, chunk)
-    c = divide(torch.ones_like(held), held)[..., 0]  # empty: 0
-    y, W = _DeltaRule.apply(q, k, v, beta, c, W, chunk)
+    ask = divide(ask, held)  # an empty memory: ask nothing, get 0
+    y, W = _DeltaRule.apply(q, k, v, beta, ask, W, chunk, keep)
     return divide(y, read), W, z  # Eq. 28

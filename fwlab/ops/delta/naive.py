@@ -10,7 +10,7 @@ already features, $\phi(k)$ and $\phi(q)$. Equation numbers are those of
 import torch
 from torch import Tensor
 
-from fwlab.feature_maps import divide
+from fwlab.feature_maps import divide, unit_range
 from fwlab.ops.linear.naive import read, write
 
 
@@ -70,8 +70,9 @@ def delta_rule(
             W = delta_step(W, k_t, v_t, beta_t)  # Eq. 24
             y_t = read(W, q_t)  # Eq. 25
         else:
-            overlap = (z * k_t).sum(-1, keepdim=True)
-            v_bar = divide(read(W, k_t), overlap)  # Eq. 27
+            ask = unit_range(k_t)  # its length cancels in Eq. 27
+            overlap = (z * ask).sum(-1, keepdim=True)
+            v_bar = divide(read(W, ask), overlap)  # Eq. 27
             W = write(W, k_t, beta_t[..., None] * (v_t - v_bar))
             z = z + k_t  # Eq. 26
             overlap = (z * q_t).sum(-1, keepdim=True)

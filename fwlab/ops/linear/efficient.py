@@ -42,19 +42,20 @@ class _SumRule(torch.autograd.Function):
         W: Tensor,
         diagonal: int,
         chunk: int,
+        keep: bool,
     ) -> tuple[Tensor, Tensor]:
         time = q.shape[1]
         y = v.new_empty(v.shape, dtype=W.dtype)
         state = W.flatten(0, 1).clone()
         n = chunks.count(time, chunk)
-        states = state.new_empty(n, *state.shape)
+        states = state.new_empty(n if keep else 0, *state.shape)
         for steps, places in chunks.groups(q, chunk):
             Q, K, V = (
                 chunks.split(x[:, steps], chunk, W.dtype)
                 for x in (q, k, v)
             )
-            S = states[places]
-            added = torch.bmm(V.mT, K).view_as(S)
+            added = torch.bmm(V.mT, K).unflatten(0, (-1, len(state)))
+            S = states[places] if keep else torch.empty_like(added)
             for S_i, added_i in zip(S, added, strict=True):
                 S_i.copy_(state)
                 state += added_i  # (c2)
@@ -68,6 +69,7 @@ class _SumRule(torch.autograd.Function):
         return y, state.view_as(W)
 
     @staticmethod
+    @chunks.backward_pass
     def backward(
         ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
@@ -83,7 +85,6 @@ class _SumRule(torch.autograd.Function):
 
         (c6) runs backward from chunk to chunk, as (c2) runs forward.
         """
-        chunks.refuse_second_derivative()
         q, k, v, states = ctx.saved_tensors
         diagonal, chunk = ctx.diagonal, ctx.chunk
         batch, _, heads, _ = q.shape
@@ -114,14 +115,8 @@ class _SumRule(torch.autograd.Function):
             dV = torch.bmm(K, after.mT).baddbmm_(P.mT, dY)  # (c5)
             for part, whole in ((dQ, dq), (dK, dk), (dV, dv)):
                 chunks.join(part, whole[:, steps])
-        return (
-            dq,
-            dk,
-            dv,
-            dS.view(batch, heads, *dS.shape[1:]),
-            None,
-            None,
-        )
+        dS = dS.view(batch, heads, *dS.shape[1:])
+        return dq, dk, dv, dS, None, None, None
 
 
 def additive(
@@ -133,7 +128,8 @@ def additive(
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
     r"""Readings and final state of Eq. 17."""
-    return _SumRule.apply(q, k, v, W, diagonal, chunk)
+    keep = chunks.will_go_back(q, k, v, W)
+    return _SumRule.apply(q, k, v, W, diagonal, chunk, keep)
 
 
 def overlap(
