@@ -1,6 +1,5 @@
 """The command line: `fwlab info`, `train`, `generate`, `bench`."""
 
-import json
 import shlex
 import sys
 import warnings
@@ -14,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from fwlab import training
 from fwlab.data import CorpusError
+from fwlab.files import check_writable, write_json
 from fwlab.provenance import provenance
 
 app = tyro.extras.SubcommandApp()
@@ -37,54 +37,49 @@ def train(
     out = Path("runs", config.mixer) if out is None else out
     path = out / "checkpoint.safetensors"
     trainer = training.Trainer(config, resume=training.load(path) if resume else None)
+    check_writable(out)
     print(
         f"{config.mixer}: {trainer.model.num_parameters():,} parameters, "
         f"{len(trainer.train_tokens):,} characters to learn from, on {trainer.device}"
     )
-    started, curve, progress = trainer.step, [], None
+    if trainer.step >= config.steps:
+        print(f"nothing to do: {path} has seen {trainer.step} steps already")
+        return
+    started, seconds = trainer.step, 0.0
     with tqdm(
         total=config.steps, initial=started, unit="step", dynamic_ncols=True
     ) as bar:
         for progress in trainer.run():
+            seconds = progress.seconds
             bar.update()
             bar.set_postfix_str(f"loss {progress.loss:.3f}", refresh=False)
             if progress.val_loss is not None:
-                curve.append(
-                    [
-                        progress.step,
-                        round(progress.loss, 4),
-                        round(progress.val_loss, 4),
-                    ]
-                )
                 trainer.save(path)
                 line = " ".join(trainer.sample(length=72).split())
                 bar.write(
-                    f"step {progress.step}: validation loss {progress.val_loss:.4f} | {line}"
+                    f"step {progress.step}: validation loss {progress.val_loss:.4f}"
+                    f" | {line}"
                 )
-    if progress is None or progress.val_loss is None:
-        print(f"nothing to do: {path} has seen {trainer.step} steps already")
-        return
-    done = trainer.step - started
+    characters = (trainer.step - started) * config.batch * config.block
+    validation_loss = trainer.curve[-1][-1]
     result = {
         "config": asdict(config),
         "corpus_sha256": trainer.corpus_sha256,
         "parameters": trainer.model.num_parameters(),
         "columns": ["step", "training loss", "validation loss"],
-        "curve": curve,
-        "validation_loss": round(progress.val_loss, 4),
+        "curve": trainer.curve,
+        "validation_loss": validation_loss,
         "first_step": started,
-        "seconds": round(progress.seconds, 1),
-        "characters_per_second": round(
-            done * config.batch * config.block / progress.seconds
-        ),
+        "seconds": round(seconds, 1),
+        "characters_per_second": round(characters / seconds),
         "sample": trainer.sample(length=300),
         **provenance(_command()),
     }
-    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_json(out / "result.json", result)
     print(f"\n{result['sample']}\n")
     print(
-        f"validation loss {progress.val_loss:.4f} nats per character after {trainer.step} steps, "
-        f"{progress.seconds:.0f} s of training\n{path}"
+        f"validation loss {validation_loss:.4f} nats per character after "
+        f"{trainer.step} steps, {seconds:.0f} s of training\n{path}"
     )
 
 
@@ -109,6 +104,8 @@ def generate(
         top_k: Draw among so many likeliest characters only.
         seed: Same seed, same text.
     """
+    if length < 0:
+        raise ValueError(f"length must be 0 or more, not {length}")
     loaded = training.load(checkpoint)
     if prompt is None:
         prompt = loaded.characters.start
@@ -142,12 +139,13 @@ def _command() -> str:
 
 
 def main() -> None:
-    """Entry point. Wrong input ends in one sentence and exit code 2."""
-    warnings.showwarning = lambda message, *_, **__: print(
-        f"fwlab: {message}", file=sys.stderr
-    )
+    """Run the command line. Wrong input ends in one sentence and exit code 2."""
     try:
-        app.cli(prog="fwlab", description="Sequence layers beyond softmax attention.")
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: _complain(message)
+            app.cli(
+                prog="fwlab", description="Sequence layers beyond softmax attention."
+            )
     except (
         CorpusError,
         training.CheckpointError,
@@ -155,15 +153,18 @@ def main() -> None:
         FloatingPointError,
         OSError,
     ) as error:
-        print(f"fwlab: {error}", file=sys.stderr)
+        _complain(error)
+        sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        too_large = ("memory", "Storage size")
+        if isinstance(error, RuntimeError) and not any(w in str(error) for w in too_large):
+            raise  # a defect of ours: the traceback says where
+        _complain("there is not enough memory for a model or batch of this size")
         sys.exit(2)
     except KeyboardInterrupt:
-        print(
-            "fwlab: stopped; the checkpoint of the last validation stands",
-            file=sys.stderr,
-        )
+        _complain("stopped; a checkpoint that was written stays")
         sys.exit(130)
 
 
-if __name__ == "__main__":
-    main()
+def _complain(message: object) -> None:
+    print(f"fwlab: {message}", file=sys.stderr)

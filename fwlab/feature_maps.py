@@ -39,7 +39,8 @@ def unit_range(x: Tensor) -> Tensor:
         return x
     top = x.detach().abs().amax(-1, keepdim=True)
     wide = top.float() if top.dtype.itemsize < 4 else top
-    return x / torch.exp2(torch.frexp(wide).exponent - 1.0).to(x.dtype)
+    exponent = torch.frexp(wide).exponent.to(wide.dtype)
+    return x / torch.exp2(exponent - 1).to(x.dtype)
 
 
 def sum_normalize(x: Tensor) -> Tensor:

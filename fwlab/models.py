@@ -160,6 +160,18 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"LanguageModel: tokens have shape {list(tokens.shape)}, but [batch, time] was wanted"
             )
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise TypeError(
+                f"LanguageModel: tokens have dtype {tokens.dtype}; int64 was wanted"
+            )
+        # On an accelerator the look would wait for the device.
+        if tokens.device.type == "cpu" and tokens.numel():
+            least, most = tokens.min().item(), tokens.max().item()
+            if least < 0 or most >= self.vocab_size:
+                raise ValueError(
+                    f"LanguageModel: tokens go from {least} to {most}, but "
+                    f"0 to {self.vocab_size - 1} was wanted"
+                )
         x = self.embedding(tokens)
         if self.positions is None or self.max_len is None:
             return x
@@ -212,6 +224,8 @@ class LanguageModel(nn.Module):
             )
         if top_k is not None and top_k < 1:
             raise ValueError(f"generate: top_k must be at least 1, not {top_k}")
+        if seed is not None and not 0 <= seed < 2**63:
+            raise ValueError(f"generate: seed must be from 0 to 2**63 - 1, not {seed}")
         generator = None
         if seed is not None:
             generator = torch.Generator(prompt.device).manual_seed(seed)
@@ -246,7 +260,8 @@ def _draw(
     """One token per row of logits: `[batch, vocab]` to `[batch]`."""
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits / temperature
+    # The likeliest becomes 0 first: no temperature overflows it.
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

@@ -24,10 +24,12 @@ FEATURES = "#2e9461"
 OTHER = "#9b6fd6"
 #: What is wrong or lost: interference, error.
 WRONG = "#d9534f"
+#: Several settings of one thing, which have no role of their own.
+SERIES = ("#1c8f93", "#b85a9a", "#8f7d17")
 INK = "#7b8190"
-#: For signed numbers, transparent at zero.
+#: For signed numbers: positive, transparent at zero, negative.
 SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
-    "fwlab", [mpl.colors.to_rgba(*part) for part in ((WRONG, 1), (INK, 0), (FAST, 1))]
+    "fwlab", [mpl.colors.to_rgba(*part) for part in ((SERIES[1], 1), (INK, 0), (FAST, 1))]
 )
 
 

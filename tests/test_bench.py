@@ -17,6 +17,7 @@ def test_all_sides_compute_the_same():
 
 def test_a_small_run(monkeypatch):
     monkeypatch.setattr(bench, "HEADS", 1)
+    monkeypatch.setattr(bench, "PROCESSES", 1)
     cases = (bench.Case("sum_rule", 128, ("naive", "efficient"), 1),)
     rows = bench.run(cases)
     assert [r["side"] for r in rows] == ["naive", "efficient"]

@@ -3,15 +3,15 @@
 import contextlib
 import hashlib
 import http.server
+import importlib
 import threading
 
 import pytest
 import torch
 
 from fwlab.data import CORPORA, Characters, CorpusError, corpus
-from fwlab.data import corpus as corpus_function
 
-module = __import__("sys").modules["fwlab.data.corpus"]
+module = importlib.import_module("fwlab.data.corpus")
 TEXT = b"To be, or not to be, that is the question.\n" * 40
 
 
@@ -126,7 +126,6 @@ def test_own_file(tmp_path):
 
 def test_standard_library():
     text = corpus("python")
-    assert text == corpus_function("python")
     assert text.isascii()
     assert len(text) > 1_000_000
     assert "def " in text

@@ -17,7 +17,10 @@ def random(*shape, seed=0):
 def test_normalize_is_exact_at_any_scale(normalize, dtype):
     x = random(5, 8).abs().to(dtype)
     order = 1 if normalize is sum_normalize else 2
-    for scale in (1e-37, 1e-30, 1e-6, 1.0, 1e30):
+    scales = [1e-37, 1e-30, 1e-6, 1.0, 1e30]
+    if dtype == torch.float64:
+        scales += [1e-300, 1e300]
+    for scale in scales:
         y = normalize(x * scale)
         torch.testing.assert_close(
             torch.linalg.vector_norm(y, order, dim=-1), torch.ones(5, dtype=dtype)

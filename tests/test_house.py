@@ -18,6 +18,7 @@ ORDER = [
     "layers",
     "models",
     "data",
+    "files",
     "provenance",
     "training",
     "plots",
@@ -25,6 +26,7 @@ ORDER = [
     "info",
     "bench",
     "cli",
+    "__main__",
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

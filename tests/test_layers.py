@@ -107,8 +107,24 @@ def test_one_key_is_overwritten():
         (lambda: FastWeightAttention(12, 3, key_norm="l1"), "key_norm 'l1'"),
         (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[2, 5, 9\].*\[batch, time, 12\]"),
         (lambda: FastWeightAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
+        (lambda: FastWeightAttention(12, 3)([1.0]), "x must be a tensor, not list"),
+        (lambda: FastWeightAttention(12, 3)(torch.zeros(2, 5, 12).double()), "x has dtype"),
+        (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 12).long()), "x has dtype"),
+        (lambda: FastWeightAttention(12, 3, DPFP), "feature_map must be a FeatureMap"),
+        (lambda: SoftmaxAttention(12, "3"), "heads must be an integer, not '3'"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message) as info:
         call()
+    assert "\n" not in str(info.value)
+
+
+@layers
+def test_autocast(make):
+    layer, x = setup(make, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        y.sum().backward()
+    assert (y - layer(x)).norm() < 0.1 * layer(x).norm()
+    assert all(torch.isfinite(p.grad).all() for p in layer.parameters())

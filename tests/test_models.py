@@ -135,9 +135,12 @@ def test_errors_name_the_argument(arguments, message):
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k"),
+        ({"seed": -1}, "seed"),
+        ({"prompt": torch.tensor([[1, 11]])}, "tokens go from 1 to 11, but 0 to 10"),
+        ({"prompt": torch.zeros(1, 2)}, "tokens have dtype"),
     ],
 )
 def test_generate_refuses(arguments, message):
     model = LanguageModel(11, layers=1, heads=1, d_model=4)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         model.generate(**{"prompt": tokens(1, 3), "max_new_tokens": 2, **arguments})

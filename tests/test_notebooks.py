@@ -45,6 +45,10 @@ def test_badge_and_setup(notebook, path):
     assert "torch" not in cells["setup"]
 
 
+def test_the_readme_names_the_same_address():
+    assert f"git+{tool.public_address()}@main" in (ROOT / "README.md").read_text()
+
+
 def test_outputs_are_committed(notebook):
     nbformat.validate(notebook)
     assert any(cell.outputs for cell in code(notebook))

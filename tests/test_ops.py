@@ -287,8 +287,8 @@ def test_normalized_rules_do_not_see_the_scale(name, scale, implementation):
 
 
 @rules
-def test_inference_keeps_no_states(rule, monkeypatch):
-    """Without a gradient to come, memory for states does not grow."""
+def test_the_same_without_gradients(rule):
+    """Then no states are kept, and nothing else changes."""
     inputs, state = problem(rule, 300)
     whole = rule(*inputs, state=state, return_state=True)
     with torch.no_grad():
@@ -456,6 +456,24 @@ def test_errors_name_the_argument(call, error_type, message):
     with pytest.raises(error_type, match=message) as info:
         call()
     assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state": 3}, "state must be a KeyValueCache"),
+        ({"state": (None, None, None)}, "state.k must be a tensor"),
+        ({"state": (torch.zeros(2, 3, 3, 4),) * 2 + (torch.ones(2, 3),)}, "bool"),
+        ({"key_mask": torch.ones(2, 9)}, "key_mask must be a bool"),
+        ({"implementation": "flash"}, "'flash' is not available"),
+    ],
+)
+def test_softmax_errors(options, message):
+    x = torch.zeros(2, 7, 3, 4)
+    with pytest.raises((TypeError, ValueError), match=message):
+        ops.softmax_attention(x, x, x, **options)
+    mixed = ops.softmax_attention(x.bfloat16(), x, x)
+    assert mixed.dtype == torch.float32
 
 
 @pytest.mark.parametrize("implementation", ["naive", "efficient"])

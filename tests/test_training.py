@@ -144,6 +144,8 @@ def test_checkpoint_round_trip(trained):
     assert loaded.characters.alphabet == trainer.characters.alphabet
     tokens = trainer.val_tokens[None, :16]
     assert torch.equal(loaded.model(tokens), trainer.model(tokens))
+    assert loaded.curve == trainer.curve
+    assert [row[0] for row in loaded.curve] == [6, 12]
     assert [p.name for p in path.parent.iterdir()] == ["model"]  # no leftovers
 
 
@@ -154,9 +156,12 @@ def rewrite(path, tensors=None, **header):
     save_file({**old, **(tensors or {})}, path, metadata)
 
 
+def asdict(**changes):
+    return dataclasses.asdict(config(**changes))
+
+
 def other_model(path):
-    data = json.dumps(dataclasses.asdict(config(mixer="softmax")))
-    rewrite(path, config=data)
+    rewrite(path, config=json.dumps(asdict(mixer="softmax")))
 
 
 DAMAGE = {
@@ -182,6 +187,24 @@ DAMAGE = {
         "norm.weight that is not finite",
     ),
     "bad header": (lambda p: rewrite(p, config="{}"), "header of .* is damaged"),
+    "other format": (
+        lambda p: rewrite(p, fwlab="9"),
+        "has format 9; .* reads format 1",
+    ),
+    "negative step": (lambda p: rewrite(p, step="-4"), "step -4 is negative"),
+    "huge sizes": (
+        lambda p: rewrite(p, config=json.dumps(asdict(d_model=10**6))),
+        "holds another model",
+    ),
+    "optimiser of nothing": (
+        lambda p: rewrite(p, {"adam.exp_avg.nothing": torch.zeros(2)}),
+        "an optimiser state exp_avg.nothing of no weight",
+    ),
+    "optimiser cut": (
+        lambda p: rewrite(p, {"adam.exp_avg.norm.weight": torch.zeros(3)}),
+        r"the optimiser's exp_avg of norm.weight is \[3\], \[16\] was wanted",
+    ),
+    "odd name": (lambda p: rewrite(p, {"adam.x": torch.zeros(2)}), "of no weight"),
     "bad step": (lambda p: rewrite(p, step="many"), "header of .* is damaged"),
 }
 
@@ -203,7 +226,7 @@ def test_resume_refuses_another_run(trained):
     ):
         Trainer(config(mixer="sum"), TEXT, resume=load(path))
     with pytest.raises(CheckpointError, match="trained on another text"):
-        Trainer(SMALL, TEXT.upper(), resume=load(path))
+        Trainer(SMALL, TEXT[::-1], resume=load(path))  # the same alphabet
 
 
 def test_failed_save_keeps_the_old_file(trained, monkeypatch):
@@ -227,7 +250,7 @@ def test_save_where_nothing_can_be_written(trained, tmp_path):
     trainer, path = trained
     with pytest.raises(CheckpointError, match="cannot write"):
         trainer.save(path / "below-a-file" / "model")
-    empty = Checkpoint(trainer.model, trainer.characters, SMALL, 0, {})
+    empty = Checkpoint(trainer.model, trainer.characters, SMALL, 0, {}, [], "")
     save(tmp_path / "new" / "folder" / "model", empty)
     assert load(tmp_path / "new" / "folder" / "model").adam == {}
 
@@ -284,6 +307,8 @@ def test_train_and_generate(fwlab, tmp_path):
     again[again.index("6")] = "9"
     assert fwlab(*again)[0] == 0
     assert load(path).step == 9
+    result = json.loads((tmp_path / "runs/delta/result.json").read_text())
+    assert [row[0] for row in result["curve"]] == [3, 6, 9]
 
 
 @pytest.mark.parametrize(
@@ -296,6 +321,11 @@ def test_train_and_generate(fwlab, tmp_path):
         (["train", "--steps", "0"], "steps must be at least 1, not 0"),
         (["train", "--resume", "--out", "x"], "no checkpoint file x/checkpoint"),
         (["train", "--device", "tpu"], "device 'tpu' is not usable"),
+        (["train", "--seed", "9" * 25], "seed must be from 0 to 2**32 - 1"),
+        (["train", "--clip", "0"], "clip must be above 0"),
+        (["train", "--out", "text.txt"], "text.txt"),
+        (["train", "--d-model", "2000000000"], "not enough memory"),
+        (["bench", "--out", "text.txt/x.json"], "text.txt"),
         (["generate", "none"], "there is no checkpoint file none"),
         (["generate", "text.txt"], "text.txt is damaged or not a safetensors file"),
     ],
@@ -324,11 +354,50 @@ def test_generate_refuses(fwlab):
         (["--prompt", ""], "prompt"),
         (["--temperature", "-1"], "temperature"),
         (["--top-k", "0"], "top_k"),
+        (["--length", "-1"], "length must be 0 or more, not -1"),
+        (["--seed", "-1"], "seed must be from 0"),
     ):
         code, _, err = fwlab("generate", path, *arguments)
         assert code == 2
         assert message in err
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["truncated", "foreign", "other model"])
+def test_damaged_checkpoints_end_in_one_sentence(fwlab, trained, name):
+    _, path = trained
+    DAMAGE[name][0](path)
+    code, out, err = fwlab("generate", str(path))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"fwlab: {path} ")
+    assert err.count("\n") == 1
+
+
+def test_wrong_hash_ends_in_one_sentence(fwlab, monkeypatch, tmp_path):
+    monkeypatch.setenv("FWLAB_DATA", str(tmp_path))
+    (tmp_path / "tinyshakespeare.txt").write_text(TEXT)
+    code, out, err = fwlab("train", *FAST)
+    assert (code, out) == (2, "")
+    assert "tinyshakespeare.txt is not the corpus 'shakespeare'" in err
+    assert err.count("\n") == 1
+
+
+def test_without_the_extra(monkeypatch, capsys):
+    from fwlab.__main__ import main
+
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    monkeypatch.delitem(sys.modules, "fwlab.cli")
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == (
+        'fwlab: the command line needs the package tyro: pip install "fwlab[train]"\n'
+    )
+
+
+def test_extreme_temperatures(trained):
+    trainer, _ = trained
+    greedy = trainer.sample(length=20, temperature=0)
+    assert trainer.sample(length=20, temperature=1e-40) == greedy
 
 
 def test_unknown_options_exit_with_2(fwlab):

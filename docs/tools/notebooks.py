@@ -72,7 +72,7 @@ def execute(path: Path) -> None:
     }
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
-    print(path.relative_to(ROOT))
+    print(path.name)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def _known(name: str, source: _Source) -> str:
     folder = os.environ.get("FWLAB_DATA")
     path = Path(folder, source.file) if folder else _fetch(name, source)
     text = _read(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(text.encode()).hexdigest()
     if digest != source.sha256:
         raise CorpusError(
             f"{path} is not the corpus {name!r}: its SHA-256 is {digest[:12]}…, "
@@ -96,7 +96,8 @@ def _fetch(name: str, source: _Source) -> Path:
             "(pip install pooch), or read from the folder that FWLAB_DATA names"
         ) from None
     # pooch writes to a temporary file, checks it, and then renames it.
-    pooch.get_logger().disabled = True
+    logger = pooch.get_logger()
+    said, logger.disabled = logger.disabled, True
     try:
         return Path(
             pooch.retrieve(
@@ -116,11 +117,13 @@ def _fetch(name: str, source: _Source) -> Path:
             f"the corpus {name!r} could not be fetched ({type(error).__name__}); "
             f"connect to the network, or put {source.file} into a folder and set FWLAB_DATA to it"
         ) from None
+    finally:
+        logger.disabled = said
 
 
 def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")
     except OSError as error:
         why = (error.strerror or type(error).__name__).lower()
         raise CorpusError(f"cannot read the corpus file {path}: {why}") from None

@@ -24,17 +24,20 @@ class Exercise:
     """One function to write.
 
     - `name`: what the learner's function is called.
-    - `signature`: how it is called, for messages.
-    - `reference`: fwlab's own function, which is also the solution.
+    - `solution`: fwlab's own function, and those that it calls.
     - `properties`: what must hold, easiest first.
     - `hints`: each says more than the one before.
     """
 
     name: str
-    signature: str
-    reference: Answer
+    solution: tuple[Answer, ...]
     properties: tuple[Property, ...]
     hints: tuple[str, ...]
+
+    @property
+    def reference(self) -> Answer:
+        """What answers are compared with."""
+        return self.solution[0]
 
 
 def check(answer: Any, name: str | None = None) -> bool:
@@ -101,19 +104,20 @@ def solution(name: Any) -> None:
     if exercise is None:
         print(complaint)
         return
-    reference = exercise.reference
-    print(f"# {reference.__name__} in {reference.__module__}")
-    print(inspect.getsource(reference).rstrip())
+    for function in exercise.solution:
+        print(f"# {function.__name__} in {function.__module__}")
+        print(inspect.getsource(function).rstrip(), end="\n\n")
 
 
 def ask(answer: Answer, like: Tensor, **arguments: Tensor) -> Tensor:
     """Call an answer, and turn whatever goes wrong into `Wrong`.
 
     - `like`: a tensor of the shape and dtype that must come back.
-    - `arguments`: the arguments in order; the answer gets copies.
+    - `arguments`: the arguments in order; the answer gets copies, through
+      which gradients flow back.
     """
     given = ", ".join(f"{n} {list(a.shape)}" for n, a in arguments.items())
-    copies = [a.detach().clone() for a in arguments.values()]
+    copies = [a.clone() for a in arguments.values()]
     try:
         result = answer(*copies)
     except (Exception, SystemExit) as error:
@@ -139,7 +143,7 @@ def ask(answer: Answer, like: Tensor, **arguments: Tensor) -> Tensor:
                 f"Your function changed its argument {name} in place; "
                 "make a new tensor instead."
             )
-    return result.detach()
+    return result
 
 
 def compare(found: Tensor, wanted: Tensor, because: str = "") -> None:
@@ -183,16 +187,12 @@ def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:
     from fwlab.exercises.fast_weights import EXERCISES
 
     known = ", ".join(EXERCISES)
-    if isinstance(name, str):
-        wanted = name
-    else:
-        wanted = getattr(name, "__name__", "")
-        is_function = is_function and callable(name)
     if not is_function:
+        kind = type(name).__name__ if not isinstance(name, str) else "name"
         return None, (
-            "check wants your function itself, as in check(delta_step), "
-            f"not a {type(name).__name__}."
+            f"check wants your function itself, as in check(delta_step), not a {kind}."
         )
+    wanted = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
     if wanted not in EXERCISES:
         return None, f"There is no exercise named {wanted!r}. There are: {known}."
     return EXERCISES[wanted], ""

@@ -78,9 +78,14 @@ class FastWeightAttention(nn.Module):
             key_norm,
         )
         self.normalize = default_normalize if normalize is None else normalize
-        self.feature_map: FeatureMap = (
-            default_map() if feature_map is None else feature_map
-        )
+        if feature_map is None:
+            feature_map = default_map()
+        elif not isinstance(feature_map, FeatureMap):
+            raise TypeError(
+                "FastWeightAttention: feature_map must be a FeatureMap, such as "
+                f"DPFP(nu=1), not {feature_map!r}"
+            )
+        self.feature_map = feature_map
         #: `[heads, value, key]`, the shape of the fast weights of one sequence.
         self.state_shape = (heads, width, self.feature_map.width(width))
 
@@ -101,6 +106,7 @@ class FastWeightAttention(nn.Module):
         - `key_mask`: `bool [batch, time]`, True = real token.
         - `implementation`: as for the operations of `fwlab.ops`.
         - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
         """
         return self.prefill(x, None, key_mask, implementation)[0]
 
@@ -115,11 +121,14 @@ class FastWeightAttention(nn.Module):
 
         - `x`: `[batch, time, d_model]`.
         - `state`: the state before it; None = empty memory.
+        - `key_mask`, `implementation`: as in `forward`.
         - Returns `(y, state)`: `[batch, time, d_model]`, and the fast
           weights `[batch, heads, value, key]` (with `normalize`, a
           `NormalizedState`).
         """
-        check_input("FastWeightAttention", "x", x, "batch time d_model", self.d_model)
+        check_input(
+            "FastWeightAttention", "x", x, "batch time d_model", self.to_q.weight
+        )
         q, k, v = (
             split_heads(project(x), self.heads)
             for project in (self.to_q, self.to_k, self.to_v)
@@ -146,7 +155,7 @@ class FastWeightAttention(nn.Module):
         - `state`: the state before it; None = empty memory.
         - Returns `(y, state)`, `y` being `[batch, d_model]`.
         """
-        check_input("FastWeightAttention", "x", x, "batch d_model", self.d_model)
+        check_input("FastWeightAttention", "x", x, "batch d_model", self.to_q.weight)
         y, state = self.prefill(x[:, None], state, implementation="naive")
         return y[:, 0], state
 

@@ -1,10 +1,14 @@
 """Cutting a model's width into heads."""
 
+import torch
 from torch import Tensor
 
 
 def head_width(layer: str, d_model: int, heads: int) -> int:
     """`d_model / heads`, or `ValueError` where that is not a whole number."""
+    for name, size in (("d_model", d_model), ("heads", heads)):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{layer}: {name} must be an integer, not {size!r}")
     if d_model < 1 or heads < 1 or d_model % heads:
         raise ValueError(
             f"{layer}: d_model must be a positive multiple of heads, "
@@ -13,12 +17,24 @@ def head_width(layer: str, d_model: int, heads: int) -> int:
     return d_model // heads
 
 
-def check_input(layer: str, argument: str, x: Tensor, dims: str, d_model: int) -> None:
-    """Hold `x` to `[..., d_model]` with as many dimensions as `dims` names."""
+def check_input(
+    layer: str, argument: str, x: Tensor, dims: str, weight: Tensor
+) -> None:
+    """Hold `x` to `[..., d_model]` with as many dimensions as `dims` names,
+    and to the dtype of the layer's weights (autocast may change it).
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{layer}: {argument} must be a tensor, not {type(x).__name__}")
+    d_model = weight.shape[-1]
     if x.dim() != len(dims.split()) or x.shape[-1] != d_model:
         raise ValueError(
             f"{layer}: {argument} has shape {list(x.shape)}, but "
             f"[{', '.join(dims.split()[:-1])}, {d_model}] was wanted"
+        )
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{layer}: {argument} has dtype {x.dtype}, but the layer's weights "
+            f"have {weight.dtype}"
         )
 
 

@@ -34,6 +34,7 @@ class SoftmaxAttention(nn.Module):
         - `key_mask`: `bool [batch, time]`, True = real token.
         - `implementation`: as for the operations of `fwlab.ops`.
         - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
         """
         return self.prefill(x, None, key_mask, implementation)[0]
 
@@ -48,9 +49,10 @@ class SoftmaxAttention(nn.Module):
 
         - `x`: `[batch, time, d_model]`.
         - `state`: the cache before it; None = empty.
+        - `key_mask`, `implementation`: as in `forward`.
         - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
         """
-        check_input("SoftmaxAttention", "x", x, "batch time d_model", self.d_model)
+        check_input("SoftmaxAttention", "x", x, "batch time d_model", self.to_q.weight)
         q, k, v = (
             split_heads(project(x), self.heads)
             for project in (self.to_q, self.to_k, self.to_v)
@@ -74,6 +76,6 @@ class SoftmaxAttention(nn.Module):
         - `x`: `[batch, d_model]`.
         - Returns `(y, state)`, `y` being `[batch, d_model]`.
         """
-        check_input("SoftmaxAttention", "x", x, "batch d_model", self.d_model)
+        check_input("SoftmaxAttention", "x", x, "batch d_model", self.to_q.weight)
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state

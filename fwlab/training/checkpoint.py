@@ -4,9 +4,7 @@ The tensors are the model's weights (`model.…`) and the optimiser's
 averages (`adam.…`); configuration, alphabet and step are in the header.
 """
 
-import contextlib
 import json
-import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fwlab.data import Characters
+from fwlab.files import replacing
 from fwlab.models import LanguageModel
 from fwlab.training.config import Config
 
@@ -35,6 +34,9 @@ class Checkpoint(NamedTuple):
     - `config`: the run that made it.
     - `step`: how many optimiser steps it has seen.
     - `adam`: the optimiser's state per parameter name.
+    - `curve`: `[step, training loss, validation loss]` of every
+      validation so far.
+    - `corpus_sha256`: of the text it was trained on.
     """
 
     model: LanguageModel
@@ -42,6 +44,8 @@ class Checkpoint(NamedTuple):
     config: Config
     step: int
     adam: dict[str, dict[str, Tensor]]
+    curve: list[list[float]]
+    corpus_sha256: str
 
 
 def new_model(config: Config, vocab_size: int) -> LanguageModel:
@@ -69,20 +73,14 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         "config": json.dumps(asdict(checkpoint.config)),
         "alphabet": json.dumps(checkpoint.characters.alphabet),
         "step": str(checkpoint.step),
+        "curve": json.dumps(checkpoint.curve),
+        "corpus_sha256": checkpoint.corpus_sha256,
     }
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
+    data = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
-            part,
-            header,
-        )
-        os.replace(part, path)  # readers see the old file or the new one
+        with replacing(Path(path)) as part:
+            save_file(data, part, header)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from None
 
 
@@ -103,9 +101,13 @@ def load(path: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file ({str(error).splitlines()[0]})"
         ) from None
-    if header.get("fwlab") != FORMAT:
+    if "fwlab" not in header:
         raise CheckpointError(
             f"{path} is not a checkpoint of fwlab train (no fwlab header in it)"
+        )
+    if header["fwlab"] != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {header['fwlab']}; this version reads format {FORMAT}"
         )
     try:
         stored = json.loads(header["config"])
@@ -114,28 +116,29 @@ def load(path: str | Path) -> Checkpoint:
             Characters(json.loads(header["alphabet"])),
             int(header["step"]),
         )
-        model = new_model(config, len(characters))
-    except (KeyError, TypeError, ValueError) as error:
+        curve, corpus_sha256 = json.loads(header["curve"]), header["corpus_sha256"]
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        with torch.device("meta"):  # the stored sizes may be anything
+            wanted = new_model(config, len(characters)).state_dict()
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the header of {path} is damaged ({error})") from None
 
-    model.load_state_dict(_weights(path, config, model, tensors))
-    adam: dict[str, dict[str, Tensor]] = {}
-    for name, part in tensors.items():
-        if name.startswith("adam."):
-            _, key, parameter = name.split(".", 2)
-            adam.setdefault(parameter, {})[key] = part
-    return Checkpoint(model, characters, config, step, adam)
+    weights = _weights(path, config, wanted, tensors)
+    adam = _adam(path, weights, tensors)
+    model = new_model(config, len(characters))
+    model.load_state_dict(weights)
+    return Checkpoint(model, characters, config, step, adam, curve, corpus_sha256)
 
 
 def _weights(
-    path: Path, config: Config, model: LanguageModel, tensors: dict[str, Tensor]
+    path: Path, config: Config, wanted: dict[str, Tensor], tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     found = {
         n.removeprefix("model."): t
         for n, t in tensors.items()
         if n.startswith("model.")
     }
-    wanted = model.state_dict()
     for name in sorted(wanted.keys() | found.keys()):
         here, there = (
             list(d[name].shape) if name in d else "none" for d in (found, wanted)
@@ -149,3 +152,30 @@ def _weights(
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{path} holds a weight {name} that is not finite")
     return found
+
+
+def _adam(
+    path: Path, weights: dict[str, Tensor], tensors: dict[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """The optimiser's state: that of every weight, or none at all."""
+    found = {
+        n.removeprefix("adam."): t for n, t in tensors.items() if n.startswith("adam.")
+    }
+    if not found:
+        return {}
+    adam: dict[str, dict[str, Tensor]] = {name: {} for name in weights}
+    for name, weight in weights.items():
+        shapes = {"step": [], "exp_avg": [*weight.shape], "exp_avg_sq": [*weight.shape]}
+        for key, shape in shapes.items():
+            part = found.pop(f"{key}.{name}", None)
+            if part is None or list(part.shape) != shape:
+                raise CheckpointError(
+                    f"{path} is damaged: the optimiser's {key} of {name} is "
+                    f"{'missing' if part is None else list(part.shape)}, {shape} was wanted"
+                )
+            adam[name][key] = part
+    if found:
+        raise CheckpointError(
+            f"{path} is damaged: it has an optimiser state {min(found)} of no weight"
+        )
+    return adam

@@ -63,9 +63,13 @@ class Config:
                 raise ValueError(
                     f"{name} must be at least 1, not {getattr(self, name)}"
                 )
-        for name in ("lr", "min_lr", "weight_decay", "clip", "warmup"):
+        for name in ("lr", "min_lr", "weight_decay", "warmup"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not self.clip > 0:
+            raise ValueError(f"clip must be above 0, not {self.clip}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be from 0 to 2**32 - 1, not {self.seed}")
         if not 0 <= self.beta2 < 1:
             raise ValueError(f"beta2 must be from 0 to 1, 1 excluded, not {self.beta2}")
 

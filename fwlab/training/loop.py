@@ -1,5 +1,6 @@
 """The training loop of a character language model."""
 
+import copy
 import hashlib
 import time
 from collections.abc import Iterator
@@ -65,20 +66,22 @@ class Trainer:
         if resume is not None:
             _same_run(config, resume.config)
         self.characters = Characters(text)
-        torch.manual_seed(config.seed)
+        #: `[step, training loss, validation loss]` of every validation.
+        self.curve: list[list[float]] = []
         if resume is None:
-            self.model, self.step = (
-                checkpoints.new_model(config, len(self.characters)),
-                0,
-            )
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(config.seed)
+                self.model = checkpoints.new_model(config, len(self.characters))
+            self.step = 0
         else:
-            if resume.characters.alphabet != self.characters.alphabet:
+            if resume.corpus_sha256 != self.corpus_sha256:
                 raise CheckpointError(
-                    "the checkpoint was trained on another text: "
-                    f"its alphabet has {len(resume.characters)} characters, "
-                    f"this corpus has {len(self.characters)}"
+                    "the checkpoint was trained on another text: its SHA-256 is "
+                    f"{resume.corpus_sha256[:12]}…, that of this corpus "
+                    f"{self.corpus_sha256[:12]}…"
                 )
-            self.model, self.step = resume.model, resume.step
+            self.model, self.step = copy.deepcopy(resume.model), resume.step
+            self.curve = [list(row) for row in resume.curve]
         self.model.to(self.device)
         tokens = self.characters.encode(text)
         self.train_tokens, self.val_tokens = tokens[:split], tokens[split:]
@@ -101,6 +104,8 @@ class Trainer:
                 val_loss = self.evaluate()
             elif self.step % c.eval_every == 0:
                 val_loss = self.evaluate(c.eval_windows)
+            if val_loss is not None:
+                self.curve.append([self.step, round(loss, 4), round(val_loss, 4)])
             yield Progress(self.step, loss, val_loss, seconds)
 
     def _train_step(self) -> float:
@@ -183,7 +188,16 @@ class Trainer:
             if p in self.optimizer.state
         }
         checkpoints.save(
-            path, Checkpoint(self.model, self.characters, self.config, self.step, adam)
+            path,
+            Checkpoint(
+                self.model,
+                self.characters,
+                self.config,
+                self.step,
+                adam,
+                self.curve,
+                self.corpus_sha256,
+            ),
         )
 
     def _new_optimizer(

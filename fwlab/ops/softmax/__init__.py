@@ -10,8 +10,15 @@ from fwlab.ops.state import KeyValueCache
 
 
 def _torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    # A whole sequence without masked keys: torch need not look at a mask.
+    causal = visible.dim() == 2 and visible.shape[0] == visible.shape[1]
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=visible, scale=1.0
+        q,
+        k,
+        v,
+        attn_mask=None if causal else visible,
+        is_causal=causal,
+        scale=1.0,
     )
 
 
@@ -57,6 +64,9 @@ def softmax_attention(
         v=(v, "batch time heads value"),
     )
     checks.compute_dtype(op, q=q, k=k, v=v)
+    wide = torch.promote_types(q.dtype, k.dtype)
+    wide = torch.promote_types(wide, v.dtype)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
     compute = checks.choose(op, SOFTMAX_ATTENTION, implementation)
     batch, time = sizes["batch"], sizes["time"]
     if key_mask is not None:
@@ -80,7 +90,7 @@ def softmax_attention(
             time, past + time, dtype=torch.bool, device=q.device
         ).roll(past, 1)
         visible = ((visible & real[:, None]) | itself)[:, None]
-    q = q * (sizes["key"] ** -0.5 if scale is None else scale)
+    q = q * (max(sizes["key"], 1) ** -0.5 if scale is None else scale)
     y = compute(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), visible
     ).transpose(1, 2)
@@ -102,7 +112,9 @@ def _append(
         )
     past_k, past_v, past_mask = state
     batch, time, heads, key = k.shape
-    past = past_k.shape[1] if past_k.dim() == 4 else -1
+    past = 0
+    if isinstance(past_k, Tensor) and past_k.dim() == 4:
+        past = past_k.shape[1]
     checks.state_part(
         op, "state.k", past_k, [batch, past, heads, key], k.dtype, k
     )
@@ -114,6 +126,8 @@ def _append(
         v.dtype,
         v,
     )
+    if past_mask is not None:
+        checks.mask(op, past_mask, batch, past, k)
     real = None
     if key_mask is not None or past_mask is not None:
         real = torch.cat(
