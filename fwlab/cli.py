@@ -157,7 +157,9 @@ def main() -> None:
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         too_large = ("memory", "Storage size")
-        if isinstance(error, RuntimeError) and not any(w in str(error) for w in too_large):
+        if isinstance(error, RuntimeError) and not any(
+            w in str(error) for w in too_large
+        ):
             raise  # a defect of ours: the traceback says where
         _complain("there is not enough memory for a model or batch of this size")
         sys.exit(2)

@@ -29,7 +29,8 @@ SERIES = ("#1c8f93", "#b85a9a", "#8f7d17")
 INK = "#7b8190"
 #: For signed numbers: positive, transparent at zero, negative.
 SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
-    "fwlab", [mpl.colors.to_rgba(*part) for part in ((SERIES[1], 1), (INK, 0), (FAST, 1))]
+    "fwlab",
+    [mpl.colors.to_rgba(*part) for part in ((SERIES[1], 1), (INK, 0), (FAST, 1))],
 )
 
 

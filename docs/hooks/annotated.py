@@ -186,6 +186,8 @@ def _highlighted(column: str, text: str, tags: set) -> list[str]:
         named = sorted(
             {m["number"] or m["own"] for m in REFERENCE.finditer(comment)} & tags
         )
+        if _blank(code):  # a comment of its own line becomes a note
+            named = []
         anchor = f"{column}-L{number}"
         out.append(
             f'<span class="line" id="{anchor}" tabindex="-1"'

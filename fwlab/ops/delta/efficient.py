@@ -43,8 +43,9 @@ def inverse(A: Tensor) -> Tensor:
     Forward substitution: stable, and exact about zeros of $\beta$.
     """
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    # `unitriangular` takes the diagonal to be 1, unseen.
     return torch.linalg.solve_triangular(
-        A + eye, eye, upper=False, unitriangular=True
+        A, eye, upper=False, unitriangular=True
     )
 
 
