@@ -55,6 +55,8 @@ def train(
             bar.set_postfix_str(f"loss {progress.loss:.3f}", refresh=False)
             if progress.val_loss is not None:
                 trainer.save(path)
+                # A result of an earlier run does not belong to it.
+                (out / "result.json").unlink(missing_ok=True)
                 line = " ".join(trainer.sample(length=72).split())
                 bar.write(
                     f"step {progress.step}: validation loss {progress.val_loss:.4f}"
@@ -107,6 +109,8 @@ def generate(
     if length < 0:
         raise ValueError(f"length must be 0 or more, not {length}")
     loaded = training.load(checkpoint)
+    if prompt == "":
+        raise ValueError("the prompt is empty; at least one character was wanted")
     if prompt is None:
         prompt = loaded.characters.start
     tokens = loaded.characters.encode(prompt)[None]

@@ -36,6 +36,8 @@ def write_json(path: Path, data: Any) -> None:
 
 def check_writable(folder: Path) -> None:
     """Make a folder, and raise `OSError` if no file can be put there."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; a folder was wanted")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass

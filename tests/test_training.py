@@ -204,6 +204,11 @@ DAMAGE = {
         lambda p: rewrite(p, {"adam.exp_avg.norm.weight": torch.zeros(3)}),
         r"the optimiser's exp_avg of norm.weight is \[3\], \[16\] was wanted",
     ),
+    "whole numbers": (
+        lambda p: rewrite(p, {"model.norm.weight": torch.ones(16, dtype=torch.int64)}),
+        "norm.weight has dtype torch.int64, torch.float32 was wanted",
+    ),
+    "bad curve": (lambda p: rewrite(p, curve="[[1]]"), "rows of three numbers"),
     "odd name": (lambda p: rewrite(p, {"adam.x": torch.zeros(2)}), "of no weight"),
     "bad step": (lambda p: rewrite(p, step="many"), "header of .* is damaged"),
 }
@@ -323,7 +328,7 @@ def test_train_and_generate(fwlab, tmp_path):
         (["train", "--device", "tpu"], "device 'tpu' is not usable"),
         (["train", "--seed", "9" * 25], "seed must be from 0 to 2**32 - 1"),
         (["train", "--clip", "0"], "clip must be above 0"),
-        (["train", "--out", "text.txt"], "text.txt"),
+        (["train", "--out", "text.txt"], "text.txt is a file; a folder was wanted"),
         (["train", "--d-model", "2000000000"], "not enough memory"),
         (["bench", "--out", "text.txt/x.json"], "text.txt"),
         (["generate", "none"], "there is no checkpoint file none"),
@@ -351,7 +356,7 @@ def test_generate_refuses(fwlab):
     path = "runs/delta/checkpoint.safetensors"
     for arguments, message in (
         (["--prompt", "Ä"], "'Ä'"),
-        (["--prompt", ""], "prompt"),
+        (["--prompt", ""], "the prompt is empty"),
         (["--temperature", "-1"], "temperature"),
         (["--top-k", "0"], "top_k"),
         (["--length", "-1"], "length must be 0 or more, not -1"),

@@ -160,7 +160,7 @@ def compare(found: Tensor, wanted: Tensor, because: str = "") -> None:
         raise Wrong(
             f"{int(outside.sum())} of {found.numel()} numbers differ; the worst is "
             f"{found.flatten()[worst]:.4g} where {wanted.flatten()[worst]:.4g} was "
-            f"wanted. {because}".strip()
+            f"wanted (off by {difference.flatten()[worst]:.2g}). {because}".strip()
         )
 
 

@@ -88,7 +88,10 @@ def _sum_is_one(answer: Answer, reference: Answer, generator: Generator) -> None
         x = _random(generator, *shape).abs()
         total = ask(answer, x, x=x).sum(-1)
         compare(
-            total, torch.ones_like(total), "These are sums over the last dimension."
+            total,
+            torch.ones_like(total),
+            "These are sums over the last dimension. If it is nearly right: "
+            "is an epsilon added to the sum?",
         )
 
 

@@ -46,6 +46,10 @@ def run(
     dtype = checks.compute_dtype(op, q=q, k=k, v=v, **gates)
     compute = checks.choose(op, table, implementation)
     W, z = _unpack(op, state, normalize, sizes, dtype, q)
+    if scale is not None and not isinstance(
+        scale, int | float | Tensor
+    ):
+        raise TypeError(f"{op}: scale must be a number, not {scale!r}")
     if key_mask is not None:
         checks.mask(op, key_mask, sizes["batch"], sizes["time"], q)
 
@@ -67,7 +71,12 @@ def run(
             q = q * scale
         if normalize:
             q = unit_range(q)  # its length cancels in the quotient
-        y, W, z = compute(q, k, v, *gates.values(), W, z)
+        if q.shape[1] == 0:  # empty, and still a function of its inputs
+            y = v * sum(
+                x.sum().to(v.dtype) for x in (q, k, *gates.values())
+            )
+        else:
+            y, W, z = compute(q, k, v, *gates.values(), W, z)
     y = y.to(v.dtype)
     if not return_state:
         return y

@@ -5,6 +5,7 @@ averages (`adam.…`); configuration, alphabet and step are in the header.
 """
 
 import json
+import math
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -117,6 +118,8 @@ def load(path: str | Path) -> Checkpoint:
             int(header["step"]),
         )
         curve, corpus_sha256 = json.loads(header["curve"]), header["corpus_sha256"]
+        if not all(len(row) == 3 and all(map(math.isfinite, row)) for row in curve):
+            raise ValueError("its curve is not made of rows of three numbers")
         if step < 0:
             raise ValueError(f"step {step} is negative")
         with torch.device("meta"):  # the stored sizes may be anything
@@ -149,6 +152,11 @@ def _weights(
                 f"the {config.mixer} model of its header wants {there}"
             )
     for name, tensor in found.items():
+        if tensor.dtype != wanted[name].dtype:
+            raise CheckpointError(
+                f"{path} holds another model: its weight {name} has dtype "
+                f"{tensor.dtype}, {wanted[name].dtype} was wanted"
+            )
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{path} holds a weight {name} that is not finite")
     return found

@@ -53,6 +53,8 @@ class Trainer:
     ):
         self.config = config
         self.device = _device(config.device)
+        with torch.device("meta"):
+            checkpoints.new_model(config, 2)  # sizes that do not fit end here
         text = corpus(config.corpus) if text is None else text
         #: SHA-256 of the text, so that a result says what it was trained on.
         self.corpus_sha256 = hashlib.sha256(text.encode()).hexdigest()

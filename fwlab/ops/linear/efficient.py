@@ -54,7 +54,8 @@ class _SumRule(torch.autograd.Function):
                 chunks.split(x[:, steps], chunk, W.dtype)
                 for x in (q, k, v)
             )
-            added = torch.bmm(V.mT, K).unflatten(0, (-1, len(state)))
+            count = places.stop - places.start
+            added = torch.bmm(V.mT, K).unflatten(0, (count, -1))
             S = states[places] if keep else torch.empty_like(added)
             for S_i, added_i in zip(S, added, strict=True):
                 S_i.copy_(state)
