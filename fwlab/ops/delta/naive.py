@@ -58,7 +58,7 @@ def delta_rule(
       None, which leaves the denominators away.
     """
     q, k, v, beta = (x.to(W.dtype) for x in (q, k, v, beta))
-    y = [v[:, :0]]
+    y = []
     for q_t, k_t, v_t, beta_t in zip(
         q.unbind(1),
         k.unbind(1),
@@ -77,5 +77,5 @@ def delta_rule(
             z = z + k_t  # Eq. 26
             overlap = (z * q_t).sum(-1, keepdim=True)
             y_t = divide(read(W, q_t), overlap)  # Eq. 28
-        y.append(y_t[:, None])
-    return torch.cat(y, dim=1), W, z
+        y.append(y_t)
+    return torch.stack(y, dim=1), W, z

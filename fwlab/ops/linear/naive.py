@@ -48,7 +48,7 @@ def sum_rule(
       None, which leaves the denominator away.
     """
     q, k, v = (x.to(W.dtype) for x in (q, k, v))
-    y = [v[:, :0]]
+    y = []
     # `unbind` cuts the time axis once. Indexing `k[:, t]` in the loop
     # would make the backward pass quadratic in time: the gradient of
     # each index is a tensor of zeros as large as all of `k`.
@@ -60,5 +60,5 @@ def sum_rule(
         if z is not None:
             z = z + k_t  # Eq. 18
             y_t = divide(y_t, (z * q_t).sum(-1, keepdim=True))  # Eq. 19
-        y.append(y_t[:, None])
-    return torch.cat(y, dim=1), W, z
+        y.append(y_t)
+    return torch.stack(y, dim=1), W, z
