@@ -2,14 +2,26 @@
 
 from collections.abc import Callable
 
-from fwlab.ops.delta import DELTA_RULE, delta_rule
-from fwlab.ops.linear import SUM_RULE, sum_rule
+from fwlab.ops.delta import (
+    DELTA_RULE,
+    GATED_DELTA_RULE,
+    delta_rule,
+    gated_delta_rule,
+)
+from fwlab.ops.linear import (
+    GATED_RULE,
+    SUM_RULE,
+    gated_rule,
+    sum_rule,
+)
 from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
 from fwlab.ops.state import KeyValueCache, NormalizedState, detach
 
 __all__ = [
     "sum_rule",
+    "gated_rule",
     "delta_rule",
+    "gated_delta_rule",
     "softmax_attention",
     "implementations",
     "detach",
@@ -19,7 +31,9 @@ __all__ = [
 
 TABLE: dict[str, dict[str, Callable]] = {
     "sum_rule": SUM_RULE,
+    "gated_rule": GATED_RULE,
     "delta_rule": DELTA_RULE,
+    "gated_delta_rule": GATED_DELTA_RULE,
     "softmax_attention": SOFTMAX_ATTENTION,
 }
 

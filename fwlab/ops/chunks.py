@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Steps per chunk.
+LENGTH = 32
+
 #: Rows (steps of all heads of all sequences) computed together. On a CPU
 #: few enough that what lies in between stays in the caches; elsewhere
 #: enough to keep the device busy.
@@ -39,11 +42,14 @@ def count(time: int, chunk: int) -> int:
     return -(-time // chunk)
 
 
-def split(x: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
+def split(
+    x: Tensor, chunk: int, dtype: torch.dtype, fill: float = 0
+) -> Tensor:
     """`[batch, time, heads, d]` to `[chunks * batch * heads, chunk, d]`.
 
     A ragged end is filled with zeros: a zero key writes nothing, and
-    what a zero query reads is cut off by `join`.
+    what a zero query reads is cut off by `join`. (A decay is filled
+    with ones.)
     """
     batch, time, heads, d = x.shape
     n = count(time, chunk)
@@ -59,7 +65,7 @@ def split(x: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
     if n > whole:
         ragged = time - whole * chunk
         out[-1, :, :, :ragged] = x[:, whole * chunk :].transpose(1, 2)
-        out[-1, :, :, ragged:] = 0
+        out[-1, :, :, ragged:] = fill
     return out.flatten(0, 2)
 
 

@@ -1,7 +1,7 @@
 """The frame around every fast-weight recurrence.
 
 A rule brings its ways to compute it, each a function
-`(q, k, v, *gates, W, z) -> (y, W, z)`. Here its arguments are checked,
+`(q, k, v, *gates, W=W, z=z) -> (y, W, z)`. Here its arguments are checked,
 masked and given a state, and the right function is called.
 """
 
@@ -24,7 +24,7 @@ def run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    gates: dict[str, Tensor],
+    gates: dict[str, Tensor | None],
     *,
     normalize: bool,
     scale: float | None,
@@ -33,6 +33,8 @@ def run(
     return_state: bool,
     implementation: str,
 ) -> Tensor | tuple[Tensor, State]:
+    # What is not given is not there; it can only be the last gate.
+    given = {n: gate for n, gate in gates.items() if gate is not None}
     sizes = checks.shapes(
         op,
         q=(q, "batch time heads key"),
@@ -40,10 +42,10 @@ def run(
         v=(v, "batch time heads value"),
         **{
             name: (gate, "batch time heads")
-            for name, gate in gates.items()
+            for name, gate in given.items()
         },
     )
-    dtype = checks.compute_dtype(op, q=q, k=k, v=v, **gates)
+    dtype = checks.compute_dtype(op, q=q, k=k, v=v, **given)
     compute = checks.choose(op, table, implementation)
     W, z = _unpack(op, state, normalize, sizes, dtype, q)
     if scale is not None and not isinstance(
@@ -57,15 +59,16 @@ def run(
     with torch.autocast(q.device.type, enabled=False):
         if key_mask is not None:
             # A zero key with strength zero writes nothing, a zero query
-            # reads nothing. `where`, not a product: what stands in a
-            # masked step may be anything, also NaN.
+            # reads nothing, and with a log decay of zero nothing fades.
+            # `where`, not a product: what stands in a masked step may
+            # be anything, also NaN.
             q, k, v = (
                 torch.where(key_mask[..., None, None], x, 0)
                 for x in (q, k, v)
             )
-            gates = {
+            given = {
                 name: torch.where(key_mask[..., None], g, 0)
-                for name, g in gates.items()
+                for name, g in given.items()
             }
         if scale is not None:
             q = q * scale
@@ -73,10 +76,10 @@ def run(
             q = unit_range(q)  # its length cancels in the quotient
         if q.shape[1] == 0:  # empty, and still a function of its inputs
             y = v * sum(
-                x.sum().to(v.dtype) for x in (q, k, *gates.values())
+                x.sum().to(v.dtype) for x in (q, k, *given.values())
             )
         else:
-            y, W, z = compute(q, k, v, *gates.values(), W, z)
+            y, W, z = compute(q, k, v, *given.values(), W=W, z=z)
     y = y.to(v.dtype)
     if not return_state:
         return y

@@ -1,4 +1,7 @@
-"""The delta rule: fast weights that correct what they hold."""
+"""The delta rules: fast weights that correct what they hold."""
+
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -6,10 +9,14 @@ from fwlab.ops import recurrence
 from fwlab.ops.delta import efficient, naive
 from fwlab.ops.state import NormalizedState
 
-DELTA_RULE = {
+DELTA_RULE: dict[str, Callable] = {
     "naive": naive.delta_rule,
-    "efficient": efficient.delta_rule,
+    "efficient": partial(
+        naive.delta_rule, recurrence=efficient.error_correcting
+    ),
 }
+#: The same functions, called with one gate more.
+GATED_DELTA_RULE = DELTA_RULE
 
 
 def delta_rule(
@@ -61,6 +68,59 @@ def delta_rule(
         k,
         v,
         {"beta": beta},
+        normalize=normalize,
+        scale=scale,
+        key_mask=key_mask,
+        state=state,
+        return_state=return_state,
+        implementation=implementation,
+    )
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    *,
+    normalize: bool = False,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    state: Tensor | NormalizedState | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
+    r"""Fade, then replace what a key holds, then read.
+
+    With $\alpha_t = \exp(\text{log\_decay}_t)$ the memory first becomes
+    $\tilde W_t = \alpha_t W_{t-1}$; then, as in the delta rule,
+    $W_t = \tilde W_t + \beta_t (v_t - \tilde W_t k_t) \otimes k_t$ and
+    $y_t = W_t q_t$.
+
+    - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
+      divides both by their Euclidean norm.
+    - `v`: `[batch, time, heads, value]`.
+    - `beta`: `[batch, time, heads]`, write strength, usually in
+      $[0, 1]$.
+    - `log_decay`: `[batch, time, heads]`, at most 0: 0 keeps the
+      memory, $-\infty$ empties it.
+    - `normalize`: divide both readings by $z \cdot k$ and $z \cdot q$
+      (Eqs. 26-28, where $z$ fades as $W$ does).
+    - `scale`, `key_mask`, `state`, `return_state`, `implementation`: as
+      for `delta_rule`.
+    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Source: Yang, Kautz, Hatamizadeh 2024 (arXiv:2412.06464).
+    """
+    return recurrence.run(
+        "gated_delta_rule",
+        GATED_DELTA_RULE,
+        q,
+        k,
+        v,
+        {"beta": beta, "log_decay": log_decay},
         normalize=normalize,
         scale=scale,
         key_mask=key_mask,

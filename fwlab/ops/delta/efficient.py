@@ -11,18 +11,23 @@ really written, $u_i = \beta_i\,(v_i - \bar v_i)$. $W$ is the state
 before the chunk and $W'$ the one after it; $\mathrm{tril}$ keeps the
 lower triangle, $\mathrm{stril}$ the part of it below the diagonal.
 
-By Eq. 24 every step adds $u_i \otimes \phi(k_i)$, so the retrieved
-values of Eq. 20 are those of $W$ plus those written earlier in the
-chunk. Collect all $u$ on one side:
+What fades does so by products of decays: $\gamma_i$ is the part of $W$
+that is left at step $i$, $\Gamma_{ij}$ that of what step $j$ wrote,
+and $\Gamma_C$ is the last row of $\Gamma$.
 
-$$(I + A)\, U = \beta V - \beta K W^\top, \qquad
-  A = \mathrm{stril}(\beta K K^\top) \tag{d1}$$
-$$Y = Q W^\top + \mathrm{tril}(Q K^\top)\, U \tag{d2}$$
-$$W' = W + U^\top K \tag{d3}$$
+By (n2) every step adds $u_i \otimes \phi(k_i)$, so the retrieved values
+of Eq. 20 are those of $W$ plus those written earlier in the chunk.
+Collect all $u$ on one side:
 
-where $\beta$ stands for $\mathrm{diag}(\beta)$. For one chunk that
-holds everything and $W = 0$, this is the closed form of the whole
-sequence.
+$$(I + A)\, U = \beta\, (V - \gamma K W^\top), \quad
+  A = \beta\, \mathrm{stril}(K K^\top) \odot \Gamma \tag{d1}$$
+$$Y = \gamma\, Q W^\top
+  + \big(\mathrm{tril}(Q K^\top) \odot \Gamma\big)\, U \tag{d2}$$
+$$W' = \gamma_C W + U^\top (\Gamma_C K) \tag{d3}$$
+
+where $\beta$, $\gamma$ and $\Gamma_C$ scale rows. For the delta rule all
+decays are 1, and nothing is spent on them. For one chunk that holds
+everything and $W = 0$, this is the closed form of the whole sequence.
 """
 
 from typing import Any
@@ -32,9 +37,8 @@ from torch import Tensor
 
 from fwlab.feature_maps import divide, unit_range
 from fwlab.ops import chunks
+from fwlab.ops.decay import Decay
 from fwlab.ops.linear.efficient import overlap
-
-CHUNK = 32
 
 
 def inverse(A: Tensor) -> Tensor:
@@ -49,14 +53,14 @@ def inverse(A: Tensor) -> Tensor:
     )
 
 
-class _DeltaRule(torch.autograd.Function):
+class _ErrorCorrecting(torch.autograd.Function):
     r"""(d1) to (d3) forward, and their gradients by hand.
 
     With attention normalisation, Eq. 27 divides what is retrieved by
     $z_{i-1} \cdot \phi(k_i)$. That is to *ask* with the key
     $a_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$ and to write with
-    $\phi(k_i)$ as before: $\beta K$ becomes $\beta\,\mathrm{ask}$ in
-    (d1). The plain rule asks with the key itself.
+    $\phi(k_i)$ as before: in (d1) the first $K$ of each product becomes
+    the keys that ask. The plain rule asks with the key itself.
     """
 
     @staticmethod
@@ -65,13 +69,13 @@ class _DeltaRule(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        decay: Tensor | None,
         beta: Tensor,
         ask: Tensor | None,
         W: Tensor,
-        chunk: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
-        time = q.shape[1]
+        time, chunk = q.shape[1], chunks.LENGTH
         y = v.new_empty(v.shape, dtype=W.dtype)
         state = W.flatten(0, 1).clone()
         n = chunks.count(time, chunk)
@@ -81,25 +85,31 @@ class _DeltaRule(torch.autograd.Function):
                 chunks.split(x[:, steps], chunk, W.dtype)
                 for x in (q, k, v, beta[..., None])
             )
+            fade = Decay(decay, steps, chunk, W.dtype)
             eK = b * _asking(K, ask, steps)
-            X = inverse(torch.bmm(eK, K.mT).tril_(-1))
+            X = inverse(fade.seen(torch.bmm(eK, K.mT), -1))
+            eK, last = fade.of_state(eK), fade.at_end(K)
             rest, U = V.mul_(b), torch.empty_like(V)
             n = places.stop - places.start
             S = states[places]
             if not keep:
                 S = state.new_empty(n, *state.shape)
-            for S_i, (X_i, eK_i, K_i, rest_i, U_i) in zip(
-                S, chunks.each(n, X, eK, K, rest, U), strict=True
+            for i, (S_i, (X_i, eK_i, last_i, rest_i, U_i)) in enumerate(
+                zip(
+                    S,
+                    chunks.each(n, X, eK, last, rest, U),
+                    strict=True,
+                )
             ):
                 S_i.copy_(state)
                 rest_i.baddbmm_(eK_i, state.mT, alpha=-1)
                 torch.bmm(X_i, rest_i, out=U_i)  # (d1)
-                state.baddbmm_(U_i.mT, K_i)  # (d3)
-            P = torch.bmm(Q, K.mT).tril_()
-            Y = torch.bmm(Q, S.flatten(0, 1).mT).baddbmm_(P, U)  # (d2)
-            chunks.join(Y, y[:, steps])
+                fade.carry(state, i).baddbmm_(U_i.mT, last_i)  # (d3)
+            P = fade.seen(torch.bmm(Q, K.mT), 0)
+            Y = torch.bmm(fade.of_state(Q), S.flatten(0, 1).mT)
+            chunks.join(Y.baddbmm_(P, U), y[:, steps])  # (d2)
         # Inputs and one state per chunk: nothing else is kept.
-        ctx.save_for_backward(q, k, v, beta, ask, states)
+        ctx.save_for_backward(q, k, v, decay, beta, ask, states)
         ctx.chunk = chunk
         ctx.set_materialize_grads(False)
         return y, state.view_as(W)
@@ -110,25 +120,28 @@ class _DeltaRule(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         r"""$U$ is computed again from the kept states. With
-        $X = (I + A)^{-1}$, the gradient of (d1)'s right-hand side is
-        $Z$, by the transposed system:
+        $X = (I + A)^{-1}$ and $P = \mathrm{tril}(Q K^\top) \odot \Gamma$,
+        the gradient of (d1)'s right-hand side is $Z$, by the transposed
+        system:
 
-        $$Z = X^\top \big(\mathrm{tril}(Q K^\top)^\top dY
-           + K\, dW'^\top\big) \tag{d4}$$
-        $$dW = dW' + dY^\top Q - (\beta Z)^\top K \tag{d5}$$
+        $$Z = X^\top \big(P^\top dY
+           + \Gamma_C K\, dW'^\top\big) \tag{d4}$$
+        $$dW = \gamma_C\, dW' + dY^\top (\gamma Q)
+           - (\beta Z)^\top (\gamma K) \tag{d5}$$
 
         (d4) and (d5) run backward from chunk to chunk. The rest is
-        local; $R = \mathrm{tril}(dY\, U^\top)$ comes from (d2) and
-        $G = -\beta\,\mathrm{stril}(Z\, U^\top)$ from $A$:
+        local; $R = \mathrm{tril}(dY\, U^\top) \odot \Gamma$ comes from
+        (d2) and $N = \beta\,\mathrm{stril}(Z\, U^\top) \odot \Gamma$
+        from $A$:
 
-        $$dQ = dY\, W + R K \tag{d6}$$
-        $$dK = R^\top Q + (G + G^\top) K + U\, dW' - \beta Z W
-           \tag{d7}$$
+        $$dQ = \gamma\, dY\, W + R K \tag{d6}$$
+        $$dK = R^\top Q - (N + N^\top) K + \Gamma_C U\, dW'
+           - \gamma \beta Z W \tag{d7}$$
         $$dV = \beta Z, \qquad
           d\beta = \mathrm{rowsum}\big(Z \odot (V - \bar V)\big)
           \tag{d8}$$
         """
-        q, k, v, beta, ask, states = ctx.saved_tensors
+        q, k, v, decay, beta, ask, states = ctx.saved_tensors
         chunk = ctx.chunk
         batch, _, heads, _ = q.shape
         if dy is None:
@@ -138,10 +151,10 @@ class _DeltaRule(torch.autograd.Function):
                 batch, heads, v.shape[-1], k.shape[-1]
             )
         dS = dW.flatten(0, 1).clone()
-        dq, dk, dv, dbeta = (
-            x.new_empty(x.shape) for x in (q, k, v, beta)
+        dq, dk, dv, dd, dbeta, dask = (
+            None if x is None else x.new_empty(x.shape)
+            for x in (q, k, v, decay, beta, ask)
         )
-        dask = None if ask is None else ask.new_empty(ask.shape)
         for steps, places in reversed(chunks.groups(q, chunk)):
             Q, K, V, dY, b = (
                 chunks.split(x[:, steps], chunk, states.dtype)
@@ -149,35 +162,64 @@ class _DeltaRule(torch.autograd.Function):
             )
             n = places.stop - places.start
             S = states[places].flatten(0, 1)
+            fade = Decay(decay, steps, chunk, states.dtype)
             asked = _asking(K, ask, steps)
-            eK = b * asked
-            L = torch.bmm(asked, K.mT).tril_(-1)
+            asked_S = fade.of_state(asked)
+            AK = torch.bmm(asked, K.mT)
+            L = fade.seen(AK if dd is None else AK.clone(), -1)
             X = inverse(b * L)
-            rest = V.baddbmm_(asked, S.mT, alpha=-1)
+            rest = V.baddbmm_(asked_S, S.mT, alpha=-1)
             U = torch.bmm(X, b * rest)  # (d1)
-            P = torch.bmm(Q, K.mT).tril_()
+            QK = torch.bmm(Q, K.mT)
+            P = fade.seen(QK if dd is None else QK.clone(), 0)
             dU, Z = torch.bmm(P.mT, dY), torch.empty_like(V)
-            own, after = torch.bmm(dY.mT, Q), torch.empty_like(S)
-            for X_i, eK_i, K_i, dU_i, Z_i, own_i, after_i in reversed(
-                [*chunks.each(n, X, eK, K, dU, Z, own, after)]
-            ):
+            own = torch.bmm(dY.mT, fade.of_state(Q))
+            after, last, eK = (
+                torch.empty_like(S),
+                fade.at_end(K),
+                b * asked_S,
+            )
+            parts = chunks.each(n, X, eK, last, dU, Z, own, after)
+            for i, (
+                X_i,
+                eK_i,
+                last_i,
+                dU_i,
+                Z_i,
+                own_i,
+                after_i,
+            ) in reversed([*enumerate(parts)]):
                 after_i.copy_(dS)
-                dU_i.baddbmm_(K_i, dS.mT)
+                dU_i.baddbmm_(last_i, dS.mT)
                 torch.bmm(X_i.mT, dU_i, out=Z_i)  # (d4)
-                dS.add_(own_i).baddbmm_(Z_i.mT, eK_i, alpha=-1)  # (d5)
-            R = torch.bmm(dY, U.mT).tril_()
-            N = torch.bmm(Z, U.mT).tril_(-1)
-            # V - V_bar is the rest less what the chunk itself wrote,
-            # L U; and rowsum(Z . L U) = rowsum(N . L) is cheaper.
-            dB = (Z * rest).sum(-1, True) - (N * L).sum(-1, True)
+                fade.carry(dS, i).add_(own_i)
+                dS.baddbmm_(Z_i.mT, eK_i, alpha=-1)  # (d5)
             dV = b * Z  # (d8)
-            N *= b  # -G
-            dQ = torch.bmm(dY, S).baddbmm_(R, K)  # (d6)
-            dK = torch.bmm(U, after).baddbmm_(R.mT, Q)  # (d7)
+            YU, ZU = torch.bmm(dY, U.mT), torch.bmm(Z, U.mT)
+            read, stored = torch.bmm(dY, S), torch.bmm(U, after)
+            # V - V_bar is the rest less what the chunk itself wrote,
+            # L U; and rowsum(Z . L U) = rowsum(Z U' . L) is cheaper.
+            dB = (Z * rest).sum(-1, True) - (ZU * L).sum(-1, True)
+            if dd is not None:
+                # Both readers: the query, and the key that asks.
+                M = (YU * QK).tril_(-1).sub_((b * ZU * AK).tril_(-1))
+                dD = fade.gradient(
+                    M,
+                    S,
+                    after,
+                    (read * Q - torch.bmm(dV, S) * asked).sum(-1),
+                    (stored * K).sum(-1),
+                )
+                chunks.join(dD, dd[:, steps, :, None])
+            R, N = fade.seen(YU, 0), fade.seen(ZU, -1)
+            N *= b
+            dQ = fade.of_state(read).baddbmm_(R, K)  # (d6)
+            dK = fade.at_end(stored).baddbmm_(R.mT, Q)  # (d7)
             dK.baddbmm_(N.mT, asked, alpha=-1)
             # The rest of (d7) belongs to the key that asked.
             asking = dK if dask is None else torch.zeros_like(dK)
-            asking.baddbmm_(N, K, alpha=-1).baddbmm_(dV, S, alpha=-1)
+            asking.baddbmm_(N, K, alpha=-1)
+            asking.baddbmm_(fade.of_state(dV), S, alpha=-1)
             if dask is not None:
                 chunks.join(asking, dask[:, steps])
             for part, whole in (
@@ -188,7 +230,7 @@ class _DeltaRule(torch.autograd.Function):
             ):
                 chunks.join(part, whole[:, steps])
         dS = dS.view(batch, heads, *dS.shape[1:])
-        return dq, dk, dv, dbeta, dask, dS, None, None
+        return dq, dk, dv, dd, dbeta, dask, dS, None
 
 
 def _asking(K: Tensor, ask: Tensor | None, steps: slice) -> Tensor:
@@ -198,26 +240,27 @@ def _asking(K: Tensor, ask: Tensor | None, steps: slice) -> Tensor:
     return chunks.split(ask[:, steps], K.shape[1], K.dtype)
 
 
-def delta_rule(
+def error_correcting(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    decay: Tensor | None,
     beta: Tensor,
     W: Tensor,
     z: Tensor | None,
-    chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Arguments and results of the naive version; `chunk` is $C$.
+    r"""Arguments and results of the naive version.
 
     With attention normalisation the sums with $z$ are sum rules.
     """
-    keep = chunks.will_go_back(q, k, v, beta, W, z)
+    keep = chunks.will_go_back(q, k, v, decay, beta, W, z)
+    given = (q, k, v, decay, beta)
     if z is None:
-        y, W = _DeltaRule.apply(q, k, v, beta, None, W, chunk, keep)
+        y, W = _ErrorCorrecting.apply(*given, None, W, keep)
         return y, W, None
     ask = unit_range(k)  # its length cancels in Eq. 27
-    held, _ = overlap(ask, k, z, -1, chunk)
-    read, z = overlap(q, k, z, 0, chunk)
+    held, _ = overlap(ask, k, decay, None, z, -1)
+    read, z = overlap(q, k, decay, None, z)
     ask = divide(ask, held)  # an empty memory: ask nothing, get 0
-    y, W = _DeltaRule.apply(q, k, v, beta, ask, W, chunk, keep)
+    y, W = _ErrorCorrecting.apply(*given, ask, W, keep)
     return divide(y, read), W, z  # Eq. 28

@@ -1,4 +1,7 @@
-"""The sum rule: fast weights that only ever add (linear attention)."""
+"""The sum rule and the gated rule: fast weights that add."""
+
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -6,7 +9,16 @@ from fwlab.ops import recurrence
 from fwlab.ops.linear import efficient, naive
 from fwlab.ops.state import NormalizedState
 
-SUM_RULE = {"naive": naive.sum_rule, "efficient": efficient.sum_rule}
+SUM_RULE: dict[str, Callable] = {
+    "naive": naive.sum_rule,
+    "efficient": partial(naive.sum_rule, recurrence=efficient.additive),
+}
+GATED_RULE: dict[str, Callable] = {
+    "naive": naive.gated_rule,
+    "efficient": partial(
+        naive.gated_rule, recurrence=efficient.additive
+    ),
+}
 
 
 def sum_rule(
@@ -14,6 +26,7 @@ def sum_rule(
     k: Tensor,
     v: Tensor,
     *,
+    log_decay: Tensor | None = None,
     normalize: bool = True,
     scale: float | None = None,
     key_mask: Tensor | None = None,
@@ -29,6 +42,9 @@ def sum_rule(
 
     - `q`, `k`: `[batch, time, heads, key]`.
     - `v`: `[batch, time, heads, value]`.
+    - `log_decay`: `[batch, time, heads]`, at most 0: $W_{t-1}$ and
+      $z_{t-1}$ are multiplied by its exponential first; None = no
+      decay. (Features that are scaled by a running maximum need it.)
     - `normalize`: divide by $z_t \cdot q_t$; without it
       $y_t = W_t q_t$. Where the denominator is 0 the result is 0.
     - `scale`: multiplies `q` when given.
@@ -51,7 +67,57 @@ def sum_rule(
         q,
         k,
         v,
-        {},
+        {"log_decay": log_decay},
+        normalize=normalize,
+        scale=scale,
+        key_mask=key_mask,
+        state=state,
+        return_state=return_state,
+        implementation=implementation,
+    )
+
+
+def gated_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    *,
+    log_decay: Tensor | None = None,
+    normalize: bool = False,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    state: Tensor | NormalizedState | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
+    r"""Let everything fade a little for what is written (Eq. 53).
+
+    $W_t = (1 - \beta_t) W_{t-1} + \beta_t\, v_t \otimes k_t$, and
+    $y_t = W_t q_t$. With `normalize` it is gated Random Feature
+    Attention: $z_t = (1 - \beta_t) z_{t-1} + \beta_t k_t$ and
+    $y_t = W_t q_t \,/\, (z_t \cdot q_t)$.
+
+    - `q`, `k`: `[batch, time, heads, key]`, as features.
+    - `v`: `[batch, time, heads, value]`.
+    - `beta`: `[batch, time, heads]`, usually in $[0, 1]$: 0 keeps the
+      memory, 1 replaces all of it by this one pair.
+    - `log_decay`, `normalize`, `scale`, `key_mask`, `state`,
+      `return_state`, `implementation`: as for `sum_rule`.
+    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Source: Peng et al. 2021 (arXiv:2103.02143), Eq. 7, who write
+    $g = 1 - \beta$; without normaliser Schlag et al. 2021
+    (arXiv:2102.11174), appendix B.
+    """
+    return recurrence.run(
+        "gated_rule",
+        GATED_RULE,
+        q,
+        k,
+        v,
+        {"beta": beta, "log_decay": log_decay},
         normalize=normalize,
         scale=scale,
         key_mask=key_mask,

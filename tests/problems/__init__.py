@@ -1,0 +1,101 @@
+"""All operations in one table, and what the tests need around it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from problems import rules
+from problems.row import Inputs, Row
+
+#: name of the row -> operation and problems.
+ROWS: dict[str, Row] = {**rules.ROWS}
+
+
+def problem(
+    row: Row,
+    time: int,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    with_state: bool = True,
+) -> tuple[Inputs, Any]:
+    """Inputs and a state of `dtype`, all leaves with gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs, state = row.make(time, generator, with_state)
+    carried = torch.float64 if dtype == torch.float64 else torch.float32
+    leaves = [leaf(x, dtype) for x in inputs]
+    return leaves, rebuild(state, lambda x: leaf(x, carried))
+
+
+def leaf(x: Tensor, dtype: torch.dtype) -> Tensor:
+    x = x.detach()
+    return x.to(dtype).requires_grad_() if x.is_floating_point() else x
+
+
+def rebuild(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(state, Tensor):
+        return change(state)
+    if isinstance(state, tuple):
+        made = [rebuild(part, change) for part in state]
+        return type(state)(*made) if hasattr(state, "_fields") else tuple(made)
+    return state
+
+
+def parts(state: Any) -> tuple[Tensor, ...]:
+    """The floating-point tensors of a state."""
+    if isinstance(state, Tensor):
+        return (state,) if state.is_floating_point() else ()
+    if isinstance(state, tuple):
+        return tuple(x for part in state for x in parts(part))
+    return ()
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference over the norm of what was wanted.
+
+    Infinities, such as the log of an empty sum, must stand in the same
+    places, and do not count.
+    """
+    found, wanted = found.double(), wanted.double()
+    assert found.shape == wanted.shape
+    same = torch.isinf(wanted) & (found == wanted)
+    found, wanted = (torch.where(same, 0, x) for x in (found, wanted))
+    return ((found - wanted).norm() / wanted.norm().clamp(min=1e-30)).item()
+
+
+def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
+    """A scalar that depends on every finite output with a random weight."""
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros((), dtype=torch.float64)
+    for output in outputs:
+        weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        finite = torch.where(torch.isinf(output), 0, output.double())
+        total = total + (finite * weights).sum()
+    return total
+
+
+def outcome(row: Row, inputs: Inputs, state: Any, implementation: str) -> list[Tensor]:
+    """Outputs, final state and every gradient, as one list."""
+    y, after = row(
+        *inputs, state=state, return_state=True, implementation=implementation
+    )
+    leaves = [x for x in [*inputs, *parts(state)] if x.requires_grad]
+    gradients = torch.autograd.grad(weighted(y, *parts(after)), leaves)
+    return [y, *parts(after), *gradients]
+
+
+def saved_bytes(function: Callable[[], Any]) -> int:
+    """What autograd keeps for the backward pass, every memory once."""
+    seen: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        alive = function()
+    del alive
+    return sum(seen.values())
