@@ -5,9 +5,12 @@ A feature map turns the last dimension of a tensor from `d` into
 position, so nothing in $\phi(k_t)$ depends on another step.
 
 Sources: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), sections 4.2
-and 5; Katharopoulos et al. 2020 (arXiv:2006.16236) for ELU + 1.
+and 5; Katharopoulos et al. 2020 (arXiv:2006.16236) for ELU + 1;
+Choromanski et al. 2021 (arXiv:2009.14794) for FAVOR+; Peng et al. 2021
+(arXiv:2103.02143) for random Fourier features.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -78,9 +81,51 @@ def l2_normalize(x: Tensor) -> Tensor:
 class FeatureMap(nn.Module):
     """What all feature maps have in common: they know their width."""
 
+    #: Whether `scaled` gives a scale.
+    scales = False
+
     def width(self, d: int) -> int:
         """Number of features of a key of width `d`."""
         raise NotImplementedError
+
+    def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        r"""Features that stay in range, and the logarithm of their scale.
+
+        $\phi(x)$ = features $\cdot\, e^{\text{scale}}$. Whoever divides
+        the scale out again needs the features alone. The scale is a
+        constant to autograd.
+
+        - `x`: `[..., d]`.
+        - Returns `[..., width]` and `[...]`, or None where $\phi$ is in
+          range as it is.
+        """
+        return self(x), None
+
+
+class Identity(FeatureMap):
+    r"""$\phi(x) = x$: the fast weights of 1991, and of Gated DeltaNet.
+
+    - Input `[..., d]`, output `[..., d]`.
+    """
+
+    def width(self, d: int) -> int:
+        return d
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class ReLU(FeatureMap):
+    r"""$\phi(x) = \max(x, 0)$.
+
+    - Input `[..., d]`, output `[..., d]`.
+    """
+
+    def width(self, d: int) -> int:
+        return d
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
 
 
 class ELU1(FeatureMap):
@@ -142,6 +187,189 @@ class DPFP(FeatureMap):
 
     def extra_repr(self) -> str:
         return f"nu={self.nu}"
+
+
+class RandomFeatures(FeatureMap):
+    r"""What maps with random directions have in common.
+
+    - `d`: width of the keys, at least 1.
+    - `directions`: how many random directions $\omega$, at least 1.
+    - `orthogonal`: draw them at right angles in blocks of `d`.
+    - `seed`: of the first draw; None takes PyTorch's generator.
+
+    The directions are a buffer `[directions, d]`: they move and are
+    saved with the model, are not trained, and change in `redraw` only.
+    """
+
+    omega: Tensor
+
+    def __init__(self, d: int, directions: int, orthogonal: bool, seed: int | None):
+        super().__init__()
+        for name, size in (("d", d), ("directions", directions)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(
+                    f"{name} must be an integer of at least 1, not {size!r}"
+                )
+        self.d, self.directions, self.orthogonal = d, directions, orthogonal
+        self.register_buffer("omega", torch.empty(directions, d))
+        self.redraw(seed)
+
+    def redraw(self, seed: int | None = None) -> None:
+        """Draw new directions, in place.
+
+        What was written with the old ones cannot be read with the new:
+        begin with an empty memory.
+
+        - `seed`: same seed, same directions; None takes PyTorch's own
+          generator.
+        """
+        generator = None
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+        draw = gaussian_directions(self.directions, self.d, self.orthogonal, generator)
+        self.omega.copy_(draw)
+
+    def width(self, d: int) -> int:
+        if d != self.d:
+            raise ValueError(
+                f"{type(self).__name__}: its directions are for keys of width "
+                f"{self.d}, not {d}"
+            )
+        return 2 * self.directions
+
+    def extra_repr(self) -> str:
+        return f"d={self.d}, directions={self.directions}, orthogonal={self.orthogonal}"
+
+
+def gaussian_directions(
+    count: int, d: int, orthogonal: bool, generator: torch.Generator | None = None
+) -> Tensor:
+    r"""Rows distributed as $\mathcal N(0, I_d)$, one by one.
+
+    Orthogonal rows are at right angles to each other in blocks of `d`
+    (Choromanski et al. 2021, section 3.2), which lowers the variance of the estimate and
+    keeps it unbiased: each block is a uniformly drawn rotation, and each
+    row has the length of an independent Gaussian vector. The columns of
+    $Q$ take the signs of $R$'s diagonal, without which LAPACK's $Q$ is
+    not uniform.
+
+    - Returns `[count, d]`, float32.
+    """
+    if not orthogonal:
+        return torch.randn(count, d, generator=generator, device="cpu")
+    blocks = -(-count // d)
+    square, other = torch.randn(
+        2, blocks, d, d, generator=generator, dtype=torch.float64, device="cpu"
+    )
+    Q, R = torch.linalg.qr(square)
+    Q = Q * torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1, 1)[:, None]
+    rows = Q.mT * other.norm(dim=-1, keepdim=True)
+    return rows.flatten(0, 1)[:count].float()
+
+
+class FAVOR(RandomFeatures):
+    r"""FAVOR+: positive random features of the softmax kernel (Eqs. 31-32).
+
+    $\phi(x) = \frac{h(x)}{\sqrt{2m}} [e^{\Omega x}; e^{-\Omega x}]$ with
+    $h(x) = e^{-|x|^2/2}$, so that $\phi(q) \cdot \phi(k)$ is $e^{q \cdot k}$
+    on average over $\Omega$.
+
+    - `d`: width of the keys.
+    - `directions`: $m$, rows of $\Omega$.
+    - `orthogonal`: rows at right angles in blocks of `d`.
+    - `stabilize`: first scale inputs by $d^{-1/4}$, so that the kernel
+      is $e^{q \cdot k / \sqrt d}$ as in softmax attention, and let layers
+      carry the largest exponent as a logarithm (`scaled`). Without it
+      these are the features as printed, which underflow in float32 for
+      keys longer than about 13, and take the loss with them.
+    - `seed`: of the first draw; None takes PyTorch's generator.
+    - Input `[..., d]`, output `[..., 2 * directions]`, positive.
+    - Raises `ValueError` for sizes below 1, and in `width` for another d.
+
+    Source: Choromanski et al. 2021 (arXiv:2009.14794), Lemma 1 (the
+    hyperbolic form); equation numbers from Schlag et al. 2021.
+    """
+
+    def __init__(
+        self,
+        d: int,
+        directions: int = 64,
+        orthogonal: bool = True,
+        stabilize: bool = True,
+        seed: int | None = None,
+    ):
+        super().__init__(d, directions, orthogonal, seed)
+        self.stabilize = self.scales = stabilize
+
+    def _exponents(self, x: Tensor) -> Tensor:
+        if self.stabilize:
+            x = x * self.d**-0.25
+        along = x @ self.omega.to(x.dtype).mT
+        square = (x * x).sum(-1, keepdim=True) / 2
+        half = math.log(2 * self.directions) / 2
+        return torch.cat([along, -along], -1) - square - half
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return self._exponents(_at_least_float32(x)).exp().to(x.dtype)
+
+    def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not self.stabilize:
+            return self(x), None
+        with torch.autocast(x.device.type, enabled=False):
+            exponents = self._exponents(_at_least_float32(x))
+            # Constant: whoever divides it out again loses no gradient.
+            top = exponents.detach().amax(-1, keepdim=True)
+            return (exponents - top).exp().to(x.dtype), top[..., 0]
+
+
+class RandomFourier(RandomFeatures):
+    r"""Random Fourier features of Random Feature Attention.
+
+    $\phi(x) = \frac{1}{\sqrt m} [\sin \Omega \hat x; \cos \Omega \hat x]$
+    with $\hat x = x / |x|$ and rows $\omega_i = \sigma \odot
+    \tilde\omega_i$, $\tilde\omega_i \sim \mathcal N(0, I)$. The features
+    have length 1, and $\phi(x) \cdot \phi(y)$ is the Gaussian kernel
+    $e^{-|\sigma \odot (\hat x - \hat y)|^2 / 2}$ on average. They are
+    signed: sums of them can be small or negative.
+
+    - `d`: width of the keys.
+    - `directions`: $m$, rows of $\Omega$.
+    - `orthogonal`: rows at right angles in blocks of `d`.
+    - `bandwidth`: first value of the trained vector $\sigma$ (Eq. 8 of
+      the source); larger is narrower.
+    - `seed`: of the first draw; None takes PyTorch's generator.
+    - Input `[..., d]`, output `[..., 2 * directions]`. The zero vector
+      has no direction and counts as $\hat x = 0$.
+    - Raises `ValueError` for sizes below 1, and in `width` for another d.
+
+    Source: Peng et al. 2021 (arXiv:2103.02143), section 3.1.
+    """
+
+    def __init__(
+        self,
+        d: int,
+        directions: int = 64,
+        orthogonal: bool = False,
+        bandwidth: float = 1.0,
+        seed: int | None = None,
+    ):
+        super().__init__(d, directions, orthogonal, seed)
+        if not (math.isfinite(bandwidth) and bandwidth > 0):
+            raise ValueError(f"bandwidth must be above 0, not {bandwidth!r}")
+        self.bandwidth = nn.Parameter(torch.full((d,), float(bandwidth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            unit = l2_normalize(_at_least_float32(x))
+            omega = (self.bandwidth * self.omega).to(unit.dtype)
+            along = unit @ omega.mT
+            both = torch.cat([along.sin(), along.cos()], -1)
+            return (both * self.directions**-0.5).to(x.dtype)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype.itemsize >= 4 else x.float()
 
 
 #: What `key_norm` may name, in layers.

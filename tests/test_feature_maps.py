@@ -1,10 +1,23 @@
 """Feature maps and normalisations."""
 
+import math
+
 import pytest
 import torch
 from torch.autograd import gradcheck
 
-from fwlab.feature_maps import DPFP, ELU1, divide, l2_normalize, sum_normalize
+from fwlab.feature_maps import (
+    DPFP,
+    ELU1,
+    FAVOR,
+    Identity,
+    RandomFourier,
+    ReLU,
+    divide,
+    gaussian_directions,
+    l2_normalize,
+    sum_normalize,
+)
 
 
 def random(*shape, seed=0):
@@ -116,3 +129,107 @@ def test_which_nu_are_useful(d):
 def test_dpfp_refuses(nu):
     with pytest.raises(ValueError, match="nu must be an integer of at least 1"):
         DPFP(nu)
+
+
+def test_relu_and_identity():
+    x = random(3, 4)
+    assert torch.equal(ReLU()(x), torch.relu(x))
+    assert Identity()(x) is x
+    assert ReLU().width(4) == Identity().width(4) == 4
+
+
+@pytest.mark.parametrize("make", [FAVOR, RandomFourier])
+def test_random_features(make):
+    """Seeded, redrawn by an explicit call only, saved, of known width."""
+    phi = make(6, 9, seed=3)
+    x = random(2, 5, 6)
+    y = phi(x)
+    assert y.shape == (2, 5, phi.width(6)) == (2, 5, 18)
+    assert torch.equal(y, make(6, 9, seed=3)(x))
+    assert torch.equal(y, phi.eval()(x))
+    assert not torch.equal(y, make(6, 9, seed=4)(x))
+    phi.redraw(seed=4)
+    assert torch.equal(phi(x), make(6, 9, seed=4)(x))
+    assert "omega" in phi.state_dict()
+    with pytest.raises(ValueError, match="width 6, not 5"):
+        phi.width(5)
+    with pytest.raises(ValueError, match="directions must be an integer"):
+        make(6, 0)
+    assert phi(x.half()).dtype == torch.float16
+    assert gradcheck(phi.double(), x.requires_grad_())
+
+
+@pytest.mark.parametrize("orthogonal", [False, True])
+@pytest.mark.parametrize("d", [2, 8])
+def test_favor_estimates_the_softmax_kernel(orthogonal, d):
+    """Without bias (Lemma 1), in spite of the signs of LAPACK's QR.
+
+    Half of the hyperbolic features alone would show a Q that is not
+    uniform: mean 0.66 of the true value for d = 2.
+    """
+    x, y = torch.zeros(2, d, dtype=torch.float64)
+    x[0], y[0] = 0.6, 0.4
+    phi = FAVOR(d, 400_000, orthogonal, stabilize=False, seed=0)
+    assert (phi(x) @ phi(y)).item() == pytest.approx(math.exp(0.24), rel=0.01)
+    positive = phi(x)[:400_000] @ phi(y)[:400_000] * 2
+    assert positive.item() == pytest.approx(math.exp(0.24), rel=0.02)
+    scaled = FAVOR(d, 400_000, orthogonal, seed=0)
+    assert (scaled(x) @ scaled(y)).item() == pytest.approx(
+        math.exp(0.24 / d**0.5), rel=0.01
+    )
+
+
+def test_orthogonal_directions():
+    """Right angles within a block, Gaussian lengths, and less variance."""
+    omega = gaussian_directions(12, 5, True, torch.Generator().manual_seed(0))
+    assert omega.shape == (12, 5)
+    angles = omega[:5] @ omega[:5].T
+    assert (angles - angles.diag().diag()).abs().max() < 1e-5
+    many = gaussian_directions(50_000, 5, True, torch.Generator().manual_seed(0))
+    assert many.norm(dim=-1).square().mean().item() == pytest.approx(5, rel=0.02)
+    assert many.mean(0).abs().max() < 0.02
+    q, k = random(2, 8) / 2
+    spread = {
+        orthogonal: torch.stack(
+            [
+                FAVOR(8, 8, orthogonal, seed=seed)(q)
+                @ FAVOR(8, 8, orthogonal, seed=seed)(k)
+                for seed in range(400)
+            ]
+        ).std()
+        for orthogonal in (False, True)
+    }
+    assert spread[True] < spread[False]
+
+
+def test_random_fourier_estimates_the_gaussian_kernel():
+    x, y = random(2, 4)
+    phi = RandomFourier(4, 400_000, bandwidth=1.7, seed=0)
+    between = (l2_normalize(x) - l2_normalize(y)).square().sum()
+    wanted = torch.exp(-(1.7**2) * between / 2).item()
+    assert (phi(x) @ phi(y)).item() == pytest.approx(wanted, abs=0.005)
+    assert phi(x).norm().item() == pytest.approx(1, abs=1e-6)
+    assert torch.isfinite(phi(torch.zeros(4))).all()
+
+
+def test_favor_scale():
+    """Features times their scale are the features."""
+    x = 3 * random(10, 6)
+    phi = FAVOR(6, 16, seed=0)
+    features, scale = phi.scaled(x)
+    torch.testing.assert_close(features * scale.exp()[:, None], phi(x))
+    assert (features.amax(-1) == 1).all()
+    assert phi.scales
+    plain = FAVOR(6, 16, stabilize=False, seed=0)
+    assert plain.scaled(x)[1] is None
+
+
+def test_why_favor_has_a_stabiliser():
+    """The printed features of long keys are zero in float32."""
+    x = 20 * l2_normalize(random(4, 64)).float()
+    plain = FAVOR(64, 64, stabilize=False, seed=0)
+    assert not plain(x).any()
+    assert plain.double()(x.double()).all()
+    features, scale = FAVOR(64, 64, seed=0).scaled(1e3 * x)
+    assert torch.isfinite(scale).all()
+    assert (features.amax(-1) == 1).all()

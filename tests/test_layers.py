@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
-from fwlab.feature_maps import DPFP, ELU1
+from fwlab.feature_maps import DPFP, ELU1, FAVOR, RandomFourier, ReLU
 from fwlab.layers import FastWeightAttention, SoftmaxAttention
+from problems import parts
 
 LAYERS = {
     "softmax": lambda: SoftmaxAttention(12, 3),
@@ -14,6 +15,30 @@ LAYERS = {
     "delta": lambda: FastWeightAttention(12, 3),
     "delta-l2": lambda: FastWeightAttention(12, 3, ELU1(), key_norm="l2"),
     "delta-normalized": lambda: FastWeightAttention(12, 3, DPFP(2), normalize=True),
+    "gated": lambda: FastWeightAttention(12, 3, rule="gated"),
+    "gated-plain": lambda: FastWeightAttention(
+        12, 3, ReLU(), rule="gated", normalize=False
+    ),
+    "gated-fourier": lambda: FastWeightAttention(
+        12, 3, RandomFourier(4, 5, bandwidth=0.3, seed=0), rule="gated"
+    ),
+    "gated_delta": lambda: FastWeightAttention(12, 3, rule="gated_delta"),
+    "favor-sum": lambda: FastWeightAttention(12, 3, FAVOR(4, 6, seed=0), rule="sum"),
+    "favor-gated": lambda: FastWeightAttention(
+        12, 3, FAVOR(4, 6, seed=0), rule="gated"
+    ),
+    "favor-delta": lambda: FastWeightAttention(12, 3, FAVOR(4, 6, seed=0)),
+    "favor-delta-normalized": lambda: FastWeightAttention(
+        12, 3, FAVOR(4, 6, seed=0), key_norm=None, normalize=True
+    ),
+    "favor-gated_delta": lambda: FastWeightAttention(
+        12,
+        3,
+        FAVOR(4, 6, seed=0),
+        rule="gated_delta",
+        key_norm=None,
+        normalize=True,
+    ),
     "sum-plain": lambda: FastWeightAttention(12, 3, rule="sum", normalize=False),
 }
 layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
@@ -78,10 +103,63 @@ def test_key_mask(make):
     assert not y[:, 30:].any()
 
 
-def test_state_has_the_size_it_says():
-    layer, x = setup(LAYERS["delta"])
-    _, state = layer.prefill(x)
-    assert state.shape == (2, *layer.state_shape) == (2, 3, 4, 8)
+@layers
+def test_state_has_the_size_it_says(make):
+    """And no other size for a longer sequence, where it says none."""
+    layer, x = setup(make)
+    for time in (1, 40):
+        _, state = layer.prefill(x[:, :time])
+        size = sum(part.numel() for part in parts(state)) // len(x)
+        try:
+            assert size == layer.state_size()
+        except TypeError:  # it grows
+            assert size == layer.state_size(time)
+
+
+def test_the_medium_delta_network_of_the_paper():
+    """Table 4: 16 layers, width 256, 8 heads: 0.13 million numbers."""
+    layer = FastWeightAttention(256, 8, ELU1())
+    assert 16 * layer.state_size() == 131_072
+
+
+@pytest.mark.parametrize("rule", ["sum", "gated"])
+def test_favor_scale_changes_nothing(rule):
+    """The running maximum is a decay, not a change of the result."""
+    torch.manual_seed(0)
+    layer = FastWeightAttention(12, 3, FAVOR(4, 6, seed=0), rule=rule).double()
+    assert layer._scales
+    x = 3 * torch.randn(2, 30, 12, dtype=torch.float64)
+    found = layer(x)
+    layer.feature_map.scales = False
+    torch.testing.assert_close(found, layer(x), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [LAYERS["favor-sum"], LAYERS["favor-gated"]])
+def test_favor_with_long_keys(make):
+    """Features that would underflow, and one key that tops all others;
+    before it nothing changes by a single bit.
+    """
+    torch.manual_seed(0)
+    layer = make()
+    with torch.no_grad():
+        layer.to_k.weight *= 100
+    x = torch.randn(2, 40, 12)
+    later = x.clone()
+    later[:, 30] *= 20
+    y = layer(later)
+    assert torch.isfinite(y).all()
+    assert torch.equal(y[:, :30], layer(x)[:, :30])
+    wanted = layer.double()(later.double())
+    assert (y - wanted).norm() < 1e-3 * wanted.norm()
+
+
+def test_gated_delta_starts_as_published():
+    """Yang et al. 2024: rates and steps in their ranges."""
+    layer = FastWeightAttention(64, 32, rule="gated_delta")
+    rate = layer.log_rate.exp()
+    step = torch.nn.functional.softplus(layer.alpha_bias)
+    assert 0 < rate.min() < 4 < 12 < rate.max() <= 16
+    assert 9.9e-4 < step.min() < 4e-3 < 2e-2 < step.max() < 0.101
 
 
 def test_one_key_is_overwritten():
@@ -103,7 +181,7 @@ def test_one_key_is_overwritten():
         (lambda: FastWeightAttention(10, 3), "d_model=10 with heads=3"),
         (lambda: SoftmaxAttention(10, 3), "d_model=10 with heads=3"),
         (lambda: SoftmaxAttention(12, 0), "heads=0"),
-        (lambda: FastWeightAttention(12, 3, rule="dleta"), "rule 'dleta'.*'sum', 'delta'"),
+        (lambda: FastWeightAttention(12, 3, rule="dleta"), "rule 'dleta'.*'sum', 'gated', 'delta'"),
         (lambda: FastWeightAttention(12, 3, key_norm="l1"), "key_norm 'l1'"),
         (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[2, 5, 9\].*\[batch, time, 12\]"),
         (lambda: FastWeightAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),

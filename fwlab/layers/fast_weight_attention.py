@@ -2,50 +2,78 @@ r"""Attention whose memory is a fast weight matrix per head.
 
 The slow weights are the projections, trained by gradient descent. They
 program the fast weights $W$: each step they say what to write, where,
-and how strongly.
+how strongly, and how much of the rest to forget.
 """
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fwlab import ops
-from fwlab.feature_maps import DPFP, ELU1, KEY_NORMS, FeatureMap
+from fwlab.feature_maps import DPFP, ELU1, KEY_NORMS, FeatureMap, Identity
 from fwlab.layers.heads import check_input, head_width, split_heads
 
-State = Tensor | ops.NormalizedState
+State = Tensor | ops.NormalizedState | ops.ScaledState
 
-#: Per rule: the operation, and what its paper does where a caller does
-#: not say: feature map, key_norm, normalize.
-RULES: dict[str, tuple[Callable, Callable[[], FeatureMap], str | None, bool]] = {
-    "sum": (ops.sum_rule, ELU1, None, True),
-    "delta": (ops.delta_rule, DPFP, "sum", False),
+
+class Rule(NamedTuple):
+    """A rule, and what its paper does where a caller does not say."""
+
+    op: Callable
+    feature_map: Callable[[], FeatureMap]
+    key_norm: str | None
+    normalize: bool
+
+
+RULES = {
+    "sum": Rule(ops.sum_rule, ELU1, None, True),
+    "gated": Rule(ops.gated_rule, ELU1, None, True),
+    "delta": Rule(ops.delta_rule, DPFP, "sum", False),
+    "gated_delta": Rule(ops.gated_delta_rule, Identity, "l2", False),
 }
 
 
 class FastWeightAttention(nn.Module):
-    r"""Multi-head fast weight memory (Schlag et al. 2021).
+    r"""Multi-head fast weight memory.
 
     $q, k, v = W_q x, W_k x, W_v x$ per head, features $\phi(q), \phi(k)$,
-    for the delta rule a write strength $\beta = \sigma(W_\beta x)$
-    (Eq. 21), then the rule, then an output projection. No projection
-    has a bias, as in the paper.
+    the gates of the rule, then the rule, then an output projection. No
+    projection has a bias, as in Schlag et al. 2021. The gates, per head:
+
+    - sum: none.
+    - gated: $\beta = \sigma(w_\beta \cdot x + b_\beta)$ ($1 - g$ of Peng
+      et al. 2021). The biases start so that head $1, 2, 3, \dots$
+      forgets $1/2, 1/4, 1/8, \dots$ per step.
+    - delta: $\beta = \sigma(w_\beta \cdot x)$ (Eq. 21).
+    - gated_delta: the same $\beta$, and $\log \alpha = -e^A\,
+      \mathrm{softplus}(w_\alpha \cdot x + b_\alpha)$ as in Yang et al.
+      2024, with their initial values: $e^A$ uniform in $[0, 16]$, and
+      softplus of the bias log-uniform in $[0.001, 0.1]$.
+
+    Arguments:
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of independent memories.
-    - `feature_map`: a `FeatureMap`; None takes
-      `ELU1()` for the sum rule and `DPFP(nu=1)` for the delta rule.
-    - `rule`: "sum" or "delta".
+    - `feature_map`: a `FeatureMap`; None takes that of the rule's paper
+      (sum, gated: `ELU1()`, delta: `DPFP(nu=1)`, gated_delta:
+      `Identity()`).
+    - `rule`: "sum", "gated", "delta" or "gated_delta".
     - `key_norm`: "sum", "l2" or None, applied to keys and queries after
-      the feature map; "auto" takes "sum" for the delta rule (Eq. 29) and
-      None for the sum rule.
+      the feature map; "auto" takes "sum" for delta (Eq. 29), "l2" for
+      gated_delta, else None.
     - `normalize`: divide by the sum of the keys (Eqs. 19, 26-28); None
-      means yes for the sum rule and no for the delta rule.
+      means yes for sum and gated, and no for the other two.
     - Raises `ValueError` for sizes or names that do not fit.
 
     All three methods are causal, and any mixture of `prefill` and `step`
-    gives what `forward` gives for the whole sequence.
+    gives what `forward` gives for the whole sequence. With features that
+    come with a scale (stabilised FAVOR+) and a denominator, the largest
+    scale so far is carried along, and the memory fades when it grows:
+    that changes no result, and nothing overflows or underflows.
     """
 
     def __init__(
@@ -64,9 +92,9 @@ class FastWeightAttention(nn.Module):
             raise ValueError(
                 f"FastWeightAttention: unknown rule {rule!r}; wanted one of {wanted}"
             )
-        self.op, default_map, default_norm, default_normalize = RULES[rule]
+        of_paper = RULES[rule]
         if key_norm == "auto":
-            key_norm = default_norm
+            key_norm = of_paper.key_norm
         if key_norm not in KEY_NORMS:
             raise ValueError(
                 f"FastWeightAttention: unknown key_norm {key_norm!r}; wanted 'sum', 'l2' or None"
@@ -77,9 +105,9 @@ class FastWeightAttention(nn.Module):
             rule,
             key_norm,
         )
-        self.normalize = default_normalize if normalize is None else normalize
+        self.normalize = of_paper.normalize if normalize is None else normalize
         if feature_map is None:
-            feature_map = default_map()
+            feature_map = of_paper.feature_map()
         elif not isinstance(feature_map, FeatureMap):
             raise TypeError(
                 "FastWeightAttention: feature_map must be a FeatureMap, such as "
@@ -92,10 +120,31 @@ class FastWeightAttention(nn.Module):
         self.to_q = nn.Linear(d_model, d_model, bias=False)
         self.to_k = nn.Linear(d_model, d_model, bias=False)
         self.to_v = nn.Linear(d_model, d_model, bias=False)
-        self.to_beta = (
-            nn.Linear(d_model, heads, bias=False) if rule == "delta" else None
-        )
         self.to_out = nn.Linear(d_model, d_model, bias=False)
+        if rule != "sum":
+            self.to_beta = nn.Linear(d_model, heads, bias=False)
+        if rule == "gated":
+            share = 0.5 ** torch.arange(1, heads + 1, dtype=torch.float32)
+            self.beta_bias = nn.Parameter(torch.logit(share))
+        if rule == "gated_delta":
+            self.to_alpha = nn.Linear(d_model, heads, bias=False)
+            self.log_rate = nn.Parameter(torch.empty(heads).uniform_(1e-3, 16).log())
+            step = torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            # The inverse of softplus.
+            self.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+
+    def state_size(self) -> int:
+        """Numbers in the state of one sequence, however long it was."""
+        heads, value, key = self.state_shape
+        per_head = value * key + (key if self.normalize else 0)
+        return heads * (per_head + self._scales)
+
+    @property
+    def _scales(self) -> bool:
+        """Whether the state has a running scale."""
+        return (
+            self.normalize and self.key_norm is None and self.feature_map.scales
+        )
 
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
@@ -124,7 +173,7 @@ class FastWeightAttention(nn.Module):
         - `key_mask`, `implementation`: as in `forward`.
         - Returns `(y, state)`: `[batch, time, d_model]`, and the fast
           weights `[batch, heads, value, key]` (with `normalize`, a
-          `NormalizedState`).
+          `NormalizedState`; with a running scale, a `ScaledState`).
         """
         check_input(
             "FastWeightAttention", "x", x, "batch time d_model", self.to_q.weight
@@ -133,20 +182,30 @@ class FastWeightAttention(nn.Module):
             split_heads(project(x), self.heads)
             for project in (self.to_q, self.to_k, self.to_v)
         )
-        q, k = (KEY_NORMS[self.key_norm](self.feature_map(part)) for part in (q, k))
-        gates = () if self.to_beta is None else (torch.sigmoid(self.to_beta(x)),)
-        y, state = self.op(
+        gates, op, log_scale = self._gates(x), RULES[self.rule].op, None
+        if self._scales:
+            memory, before = (None, None) if state is None else state
+            q, k, fading, log_scale = self._scaled_features(q, k, before, key_mask)
+            if "log_decay" in gates:
+                fading = fading + gates["log_decay"]
+            gates["log_decay"] = fading
+            op = ops.gated_delta_rule if self.rule == "delta" else op
+        else:
+            q, k, memory = self._features(q), self._features(k), state
+        y, memory = op(
             q,
             k,
             v,
-            *gates,
+            **gates,
             normalize=self.normalize,
             key_mask=key_mask,
-            state=state,
+            state=memory,
             return_state=True,
             implementation=implementation,
         )
-        return self.to_out(y.flatten(-2)), state
+        if log_scale is not None:
+            memory = ops.ScaledState(memory, log_scale)
+        return self.to_out(y.flatten(-2)), memory
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One token, in time and memory that do not grow.
@@ -159,5 +218,49 @@ class FastWeightAttention(nn.Module):
         y, state = self.prefill(x[:, None], state, implementation="naive")
         return y[:, 0], state
 
+    def _gates(self, x: Tensor) -> dict[str, Tensor]:
+        """What the rule takes besides q, k and v: `[batch, time, heads]`."""
+        if self.rule == "sum":
+            return {}
+        beta = self.to_beta(x)
+        if self.rule == "gated":
+            beta = beta + self.beta_bias
+        gates = {"beta": torch.sigmoid(beta)}
+        if self.rule == "gated_delta":
+            pace = F.softplus(self.to_alpha(x) + self.alpha_bias)
+            gates["log_decay"] = -self.log_rate.exp() * pace
+        return gates
+
+    def _features(self, x: Tensor) -> Tensor:
+        if self.key_norm is None:
+            return self.feature_map(x)
+        # A scale would be divided out again.
+        return KEY_NORMS[self.key_norm](self.feature_map.scaled(x)[0])
+
+    def _scaled_features(
+        self, q: Tensor, k: Tensor, before: Tensor | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        r"""Features in units of the largest scale so far, $e^{M_t}$.
+
+        The scale of a query cancels in the quotient. A memory in units
+        of $e^{M_{t-1}}$ is brought to units of $e^{M_t}$ by the decay
+        $\log d_t = M_{t-1} - M_t$. No step looks ahead.
+        """
+        q = self.feature_map.scaled(q)[0]
+        k, scale = self.feature_map.scaled(k)
+        assert scale is not None
+        if key_mask is not None:
+            scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
+        if before is None:
+            before = torch.full_like(k[:, 0, :, 0], -torch.inf, dtype=scale.dtype)
+        top = torch.cat([before[:, None], scale], 1).cummax(1).values
+        k = k * _difference(scale, top[:, 1:]).exp()[..., None].to(k.dtype)
+        return q, k, _difference(top[:, :-1], top[:, 1:]), top[:, -1]
+
     def extra_repr(self) -> str:
         return f"rule={self.rule!r}, key_norm={self.key_norm!r}, normalize={self.normalize}"
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """`a - b`, and 0 where both are the same infinity."""
+    return torch.where(a == b, 0, a - b)

@@ -25,6 +25,10 @@ class SoftmaxAttention(nn.Module):
         self.to_v = nn.Linear(d_model, d_model, bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
+    def state_size(self, time: int) -> int:
+        """Numbers in the state of one sequence after `time` tokens."""
+        return 2 * time * self.d_model
+
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:

@@ -15,7 +15,12 @@ from fwlab.ops.linear import (
     sum_rule,
 )
 from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
-from fwlab.ops.state import KeyValueCache, NormalizedState, detach
+from fwlab.ops.state import (
+    KeyValueCache,
+    NormalizedState,
+    ScaledState,
+    detach,
+)
 
 __all__ = [
     "sum_rule",
@@ -26,6 +31,7 @@ __all__ = [
     "implementations",
     "detach",
     "NormalizedState",
+    "ScaledState",
     "KeyValueCache",
 ]
 

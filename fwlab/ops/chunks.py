@@ -92,6 +92,11 @@ def each(n: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(x.unflatten(0, (n, -1)) for x in tensors), strict=True)
 
 
+def room(x: Tensor | None) -> Any:
+    """Where the gradient of `x` goes; None for what was not given."""
+    return None if x is None else x.new_empty(x.shape)
+
+
 def backward_pass(function: Callable) -> Callable:
     """Decorator of a custom backward pass written by hand.
 

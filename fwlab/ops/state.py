@@ -16,6 +16,18 @@ class NormalizedState(NamedTuple):
     z: Tensor
 
 
+class ScaledState(NamedTuple):
+    r"""A memory of features that share a scale (stabilised FAVOR+).
+
+    - `memory`: the state of the rule, in units of `exp(log_scale)`.
+    - `log_scale`: `[batch, heads]`, the largest logarithm of a key's
+      scale so far; $-\infty$ while there was none.
+    """
+
+    memory: Tensor | NormalizedState
+    log_scale: Tensor
+
+
 class KeyValueCache(NamedTuple):
     """The growing memory of softmax attention (Eqs. 5 and 6).
 

@@ -151,9 +151,8 @@ class _ErrorCorrecting(torch.autograd.Function):
                 batch, heads, v.shape[-1], k.shape[-1]
             )
         dS = dW.flatten(0, 1).clone()
-        dq, dk, dv, dd, dbeta, dask = (
-            None if x is None else x.new_empty(x.shape)
-            for x in (q, k, v, decay, beta, ask)
+        dq, dk, dv, dd, dbeta, dask = map(
+            chunks.room, (q, k, v, decay, beta, ask)
         )
         for steps, places in reversed(chunks.groups(q, chunk)):
             Q, K, V, dY, b = (

@@ -108,9 +108,8 @@ class _Additive(torch.autograd.Function):
                 batch, heads, v.shape[-1], k.shape[-1]
             )
         dS = dW.flatten(0, 1).clone()
-        dq, dk, dv, dd, ds = (
-            None if x is None else x.new_empty(x.shape)
-            for x in (q, k, v, decay, strength)
+        dq, dk, dv, dd, ds = map(
+            chunks.room, (q, k, v, decay, strength)
         )
         for steps, places in reversed(chunks.groups(q, chunk)):
             Q, K, V, dY = (
