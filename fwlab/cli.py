@@ -46,11 +46,15 @@ def train(
         print(f"nothing to do: {path} has seen {trainer.step} steps already")
         return
     started, seconds = trainer.step, 0.0
+    memory, peak = training.PeakMemory(), None
     with tqdm(
         total=config.steps, initial=started, unit="step", dynamic_ncols=True
     ) as bar:
         for progress in trainer.run():
             seconds = progress.seconds
+            # Validation has larger batches: what counts is before the first.
+            if peak is None or not trainer.curve:
+                peak = memory.mib()
             bar.update()
             bar.set_postfix_str(f"loss {progress.loss:.3f}", refresh=False)
             if progress.val_loss is not None:
@@ -68,12 +72,14 @@ def train(
         "config": asdict(config),
         "corpus_sha256": trainer.corpus_sha256,
         "parameters": trainer.model.num_parameters(),
+        "state_size": trainer.model.state_size(config.block),
         "columns": ["step", "training loss", "validation loss"],
         "curve": trainer.curve,
         "validation_loss": validation_loss,
         "first_step": started,
         "seconds": round(seconds, 1),
         "characters_per_second": round(characters / seconds),
+        "peak_mib": peak,
         "sample": trainer.sample(length=300),
         **provenance(_command()),
     }

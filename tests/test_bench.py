@@ -1,27 +1,87 @@
 """The benchmark measures what it says; no times are asserted."""
 
+import pytest
 import torch
 
 from fwlab import bench
+from fwlab.bench import case as measuring
+from fwlab.bench import decoding, mixers, rules
+from fwlab.models import MIXERS
 
 
-def test_all_sides_compute_the_same():
-    inputs, dy = bench.problem(40, torch.float64)
-    for op, sides in bench.SIDES.items():
-        exact = bench.once(sides["naive"], inputs, dy)
-        assert len(exact) == (5 if op == "delta_rule" else 4)
-        for side in sides.values():
-            for a, b in zip(bench.once(side, inputs, dy), exact, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("case", bench.CASES, ids=[c.key for c in bench.CASES])
+def test_every_case_is_complete(case):
+    assert "efficient" in case.sides
+    assert case.exact in case.sides
+    inputs, dy = case.problem(torch.float32)
+    assert all(x.requires_grad for x in inputs)
+    assert dy.dtype == torch.float32
+
+
+def test_names_are_unique():
+    keys = [case.key for case in bench.CASES]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("op", "gates"), [("delta_rule", 1), ("sum_rule", 0), ("gated_delta_rule", 2)]
+)
+def test_all_sides_compute_the_same(op, gates):
+    inputs, dy = rules.problem(torch.float64, time=40, width=8, gates=gates)
+    sides = {
+        name: side
+        for case in rules.CASES
+        if case.name == op
+        for name, side in case.sides.items()
+    }
+    exact = measuring.once(sides["naive"], inputs, dy)
+    assert len(exact) == 4 + gates
+    assert len(sides) == {"delta_rule": 4, "sum_rule": 3, "gated_delta_rule": 2}[op]
+    for side in sides.values():
+        for a, b in zip(measuring.once(side, inputs, dy), exact, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_a_small_run(monkeypatch):
-    monkeypatch.setattr(bench, "HEADS", 1)
-    monkeypatch.setattr(bench, "PROCESSES", 1)
-    cases = (bench.Case("sum_rule", 128, ("naive", "efficient"), 1),)
-    rows = bench.run(cases)
+    monkeypatch.setattr(measuring, "PROCESSES", 1)
+    monkeypatch.setattr(measuring, "TURN", 0.01)
+    case = next(c for c in bench.CASES if c.name == "sum_rule" and c.shape["T"] == 1024)
+    rows = measuring.run(case._replace(rounds=1))
     assert [r["side"] for r in rows] == ["naive", "efficient"]
     assert all(r["milliseconds"] > 0 and r["error"] < 1e-5 for r in rows)
-    text = bench.table(rows)
+    assert rows[0]["peak_mib"] is None or rows[0]["peak_mib"] > rows[1]["peak_mib"]
+    text = measuring.layout(bench.table(rows), left=3)
     assert text.splitlines()[0].split()[0] == "operation"
     assert len({len(line) for line in text.splitlines()}) == 1
+
+
+def test_decoding(monkeypatch):
+    monkeypatch.setattr(decoding, "STEPS", 2)
+    monkeypatch.setattr(decoding, "ROUNDS", 1)
+    rows = decoding.run((3, 5, 9))
+    assert len(rows) == 10
+    for row in rows:
+        grows = row["layer"] in decoding.GROWING
+        assert list(row["microseconds"]) == ([3, 5] if grows else [3, 5, 9])
+        assert all(t > 0 for t in row["microseconds"].values())
+    assert len({len(row) for row in decoding.table(rows)}) == 1
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_models_of_all_mixers_are_equally_large(mixer):
+    """Within 2 %, position tables not counted."""
+    sizes = {
+        name: mixers.model(name, mixers.equal_d_ff(name)).num_parameters()
+        for name in ("softmax", mixer)
+    }
+    assert sizes[mixer] == pytest.approx(sizes["softmax"], rel=0.02)
+
+
+def test_mixers(monkeypatch):
+    monkeypatch.setattr(mixers, "ROUNDS", 1)
+    monkeypatch.setattr(mixers, "TURN", 0.0)
+    monkeypatch.setattr(mixers, "PROCESSES", 1)
+    rows = mixers.run(("softmax", "sum"))
+    assert [r["mixer"] for r in rows] == ["softmax", "sum"]
+    assert all(r["tokens_per_second"] > 0 for r in rows)
+    assert len({len(row) for row in mixers.table(rows)}) == 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fwlab.exercises import EXERCISES, assert_correct, check, hint, solution
+from fwlab.ops.feedback.naive import sinusoids
 
 
 def verdict(answer, name=None):
@@ -40,6 +41,20 @@ def b(beta):
 def write_in_place(W, k, v):
     W += outer(v, k)
     return W
+
+
+def weigh(weights, states):
+    return torch.einsum("l,l...->...", weights, states)
+
+
+def attend(q, k, v, P, dim=2, scale=None, last=1, reverse=False):
+    """Feedback attention with a choice of mistakes."""
+    past, key = k.shape[1], k.shape[-1]
+    back = torch.arange(past, 0, -1).double() + last - 1
+    r = sinusoids(back.flip(0) if reverse else back, P.shape[1]) @ P.T
+    a = torch.einsum("bhd,bjhd->bhj", q, k) + torch.einsum("bhd,jd->bhj", q, r)
+    a = torch.softmax(a / (key**0.5 if scale is None else scale), dim)
+    return torch.einsum("bhj,bjhd->bhd", a, v)
 
 
 def leave(*arguments):
@@ -109,6 +124,62 @@ WRONG = {
         (
             lambda W, k, v, beta: W + beta * outer(v - held(W, k), k),
             "works on any leading dimensions",
+        ),
+    ],
+}
+WRONG |= {
+    "merge_memory": [
+        (lambda states, w: states[0], "the plain mean"),
+        (lambda states, w: weigh(w, states), "the plain mean"),
+        (lambda states, w: states.mean(0), "returns that state"),
+        (lambda states, w: states[-1], "the plain mean"),
+        (lambda states, w: weigh(w.softmax(0)[1:], states[1:]), "the plain mean"),
+        (
+            lambda states, w: weigh(torch.softmax(w[1:], 0), states[1:]),
+            "the plain mean",
+        ),
+        (lambda states, w: weigh(w.flip(0).softmax(0), states), "that state"),
+        (lambda states, w: weigh((w / 2).softmax(0), states), "softmax of the logits"),
+        (lambda states, w: weigh(w.exp() / w.exp().sum(), states), "not overflow"),
+        (
+            lambda states, w: (
+                (w.softmax(0) * states.movedim(0, -1)).sum(-1)
+                if states.shape[-1] != 4
+                else (w.softmax(0) * states).sum(0)
+            ),
+            "of the shape",
+        ),
+        (
+            lambda states, w: (
+                weigh(w.softmax(0), states)
+                if states.shape[0] != states.shape[1]
+                else (w.softmax(0) * states).sum(0)
+            ),
+            "where other dimensions have the same size",
+        ),
+    ],
+    "feedback_attention": [
+        (lambda q, k, v, P: attend(q, k, v, P, dim=1), "with one memory"),
+        (lambda q, k, v, P: attend(q, k, v, P) * 2, "with one memory"),
+        (lambda q, k, v, P: v[:, 0] if len(v[0]) else 0 * q, "the mean of the values"),
+        (lambda q, k, v, P: v.mean(1), "scaled dot-product"),
+        (lambda q, k, v, P: attend(q, k, v, P, scale=1), "scaled dot-product"),
+        (
+            lambda q, k, v, P: attend(q.flip(1), k, v, P),
+            "scaled dot-product",
+        ),
+        (lambda q, k, v, P: attend(q, k, v, 0 * P), "counts distances"),
+        (lambda q, k, v, P: attend(q, k, v, P, last=0), "counts distances"),
+        (lambda q, k, v, P: attend(q, k, v, P, reverse=True), "counts distances"),
+        (
+            lambda q, k, v, P: attend(
+                q, k + (k == 0).all() * 1e-9, v, P * (1 if not k.any() else 2)
+            ),
+            "adds both scores",
+        ),
+        (
+            lambda q, k, v, P: attend(q, k, v, P) / (0 if v.shape[1] == 0 else 1),
+            "without any memory",
         ),
     ],
 }

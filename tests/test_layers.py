@@ -5,9 +5,28 @@ import copy
 import pytest
 import torch
 
+from fwlab import ops
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, RandomFourier, ReLU
-from fwlab.layers import FastWeightAttention, SoftmaxAttention
+from fwlab.layers import (
+    AFTConv,
+    AFTFull,
+    AFTLocal,
+    AFTSimple,
+    FastWeightAttention,
+    FastWeightProgrammer,
+    SoftmaxAttention,
+)
 from problems import parts
+
+
+def trained_biases(layer):
+    """With biases that are not 0, as those of a new layer are."""
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if not name.startswith("to_"):
+                parameter.copy_(torch.randn_like(parameter))
+    return layer
+
 
 LAYERS = {
     "softmax": lambda: SoftmaxAttention(12, 3),
@@ -39,6 +58,14 @@ LAYERS = {
         key_norm=None,
         normalize=True,
     ),
+    "fwp": lambda: FastWeightProgrammer(12, 3),
+    "aft-simple": lambda: AFTSimple(12),
+    "aft-full": lambda: trained_biases(AFTFull(12, 40)),
+    "aft-full-factor": lambda: AFTFull(12, 45, factor=3),
+    "aft-local": lambda: trained_biases(AFTLocal(12, 40, window=5)),
+    "aft-local-factor": lambda: AFTLocal(12, 45, window=5, factor=3),
+    "aft-conv": lambda: trained_biases(AFTConv(12, 3, window=5)),
+    "aft-conv-one-key": lambda: trained_biases(AFTConv(12, 3, 5, shared_key=True)),
     "sum-plain": lambda: FastWeightAttention(12, 3, rule="sum", normalize=False),
 }
 layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
@@ -206,3 +233,42 @@ def test_autocast(make):
         y.sum().backward()
     assert (y - layer(x)).norm() < 0.1 * layer(x).norm()
     assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+def test_the_published_plateau_is_underflow():
+    """FAVOR+ in the retrieval task of Schlag et al. 2021 stays at a loss
+    of 0.5. With keys as long as those of their 200 symbols, features as
+    printed and an epsilon of 1e-6, float32 reads back nothing at all, and
+    the loss is 0.5 whatever it learns. Stabilised, the memory answers.
+    """
+    generator = torch.Generator().manual_seed(0)
+    keys = 1.52 * torch.randn(1, 200, 1, 64, generator=generator)
+    assert keys.square().sum(-1).mean().item() / 2 == pytest.approx(74, abs=2)
+    values = torch.eye(200)[None, :, None]
+
+    def loss(answer):
+        return (values - answer).square().sum(-1).mean().item() / 2
+
+    plain = FAVOR(64, 64, stabilize=False, seed=0)(keys)
+    _, state = ops.sum_rule(plain, plain, values, return_state=True)
+    read = torch.einsum("bhvk,bthk->bthv", state.W, plain)
+    total = torch.einsum("bhk,bthk->bth", state.z, plain)[..., None]
+    assert loss(read / (total + 1e-6)) == pytest.approx(0.5, abs=1e-3)
+
+    # In units of the largest scale so far, which the sum rule carries.
+    features, scale = FAVOR(64, 64, seed=0).scaled(keys)
+    top = scale.cummax(1).values
+    log_decay = top[:, :1].new_zeros(1, 200, 1)
+    log_decay[:, 1:] = top[:, :-1] - top[:, 1:]
+    written = features * (scale - top).exp()[..., None]
+    for implementation in ops.implementations("sum_rule"):
+        _, state = ops.sum_rule(
+            features,
+            written,
+            values,
+            log_decay=log_decay,
+            return_state=True,
+            implementation=implementation,
+        )
+        answer = ops.sum_rule(features, 0 * written, values, state=state)
+        assert loss(answer) < 0.49

@@ -9,10 +9,15 @@ from fwlab.models import MIXERS, LanguageModel
 
 
 @pytest.fixture(params=MIXERS)
-def model(request):
+def mixer(request):
+    return request.param
+
+
+@pytest.fixture
+def model(mixer):
     torch.manual_seed(0)
     return LanguageModel(
-        11, request.param, layers=2, heads=2, d_model=16, max_len=40
+        11, mixer, layers=2, heads=2, d_model=16, max_len=40
     ).double()
 
 
@@ -33,18 +38,22 @@ def test_prefill_and_step_are_forward(model):
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-12)
 
 
-def test_initial_weights(model):
+def test_initial_weights(mixer):
     """What the docstring states."""
     torch.manual_seed(1)
-    mixer = next(name for name in MIXERS if isinstance_of(model, name))
     big = LanguageModel(65, mixer, layers=8, heads=2, d_model=128)
-    for name, weight in big.named_parameters():
-        if "norm" in name:
+    for name, module in big.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, torch.nn.LayerNorm):
+            assert module.bias is None
             assert (weight == 1).all(), name
-        elif "to_out" in name or "contract" in name:
-            assert weight.std().item() == pytest.approx(0.02 / 4, rel=0.05), name
-        else:
-            assert weight.std().item() == pytest.approx(0.02, rel=0.1), name
+        elif isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            assert getattr(module, "bias", None) is None
+            residual = name.endswith(("to_out", "contract"))
+            wanted = 0.02 / 4 if residual else 0.02
+            assert weight.std().item() == pytest.approx(wanted, rel=0.1), name
+    ends = [n for n, _ in big.named_parameters() if "to_out" in n or "contract" in n]
+    assert len(ends) == 16
     # An untrained model is nearly undecided.
     loss = torch.nn.functional.cross_entropy(
         big(torch.randint(65, (4, 64))).flatten(0, 1), torch.randint(65, (256,))
@@ -52,9 +61,47 @@ def test_initial_weights(model):
     assert loss.item() == pytest.approx(4.174, abs=0.1)
 
 
-def isinstance_of(model, name):
-    rule = getattr(model.blocks[0].mixer, "rule", "softmax")
-    return rule == name
+def test_every_weight_learns(mixer):
+    torch.manual_seed(0)
+    model = LanguageModel(11, mixer, layers=2, heads=2, d_model=16, max_len=40)
+    text = tokens(4, 41)
+    logits = model(text[:, :-1])
+    torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), text[:, 1:].flatten()
+    ).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        # AFT-conv scales its kernel by a gamma that starts at 0 (Eq. 8).
+        assert parameter.grad.any() != name.endswith("kernel.raw"), name
+
+
+def numbers(state):
+    """How many numbers a state of one sequence holds."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() if state.is_floating_point() else 0
+    if isinstance(state, list | tuple):
+        return sum(map(numbers, state))
+    return 0
+
+
+def test_state_size(model):
+    """It is what it says, at any length."""
+    for time in (1, 7, 33, 40):
+        _, state = model.prefill(tokens(1, time))
+        assert numbers(state) == model.state_size(time), time
+
+
+def test_parameters_are_counted_without_position_tables():
+    def count(max_len, **options):
+        return LanguageModel(65, max_len=max_len, **options).num_parameters()
+
+    for mixer in MIXERS:
+        assert count(64, mixer=mixer) == count(128, mixer=mixer), mixer
+    assert count(64, mixer="softmax") == 795_904  # nanoGPT prints 0.80M
+    # An MLP is two matrices without bias.
+    wider = count(64, mixer="sum", d_ff=513) - count(64, mixer="sum")
+    assert wider == 4 * 2 * 128
 
 
 def test_generate_is_greedy_argmax(model):
@@ -115,9 +162,10 @@ def test_layers_differ():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mixer": "delat"}, "mixer 'delat'.*'softmax', 'sum', 'delta'"),
+        ({"mixer": "delat"}, "mixer 'delat'.*'softmax', 'sum'"),
         ({"vocab_size": 0}, "vocab_size must be at least 1, not 0"),
         ({"layers": 0}, "layers"),
+        ({"d_ff": 0}, "d_ff must be at least 1, not 0"),
         ({"heads": 3}, "d_model=128 with heads=3"),
     ],
 )

@@ -23,6 +23,7 @@ from repository import ROOT, source
 OPERATIONS = {
     "linear": "The sum rule",
     "delta": "The delta rule",
+    "feedback": "Feedback memory",
 }
 FILES = {"naive": "Naive: the specification", "efficient": "Efficient: the default"}
 

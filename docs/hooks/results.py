@@ -1,4 +1,4 @@
-"""Puts tables of docs/results/*.json in place of `<!-- results: NAME -->`.
+"""Puts tables of docs/results/*.json in place of `<!-- results: TABLE -->`.
 
 A file that is not there gives no row, and a section without rows is left
 out. Every row ends with what is needed to make its numbers again.
@@ -14,12 +14,26 @@ RESULTS = ROOT / "docs" / "results"
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
 )
-#: Mixers of the training runs, and what others published for them.
-MIXERS = {
+#: Mixers of the training runs in the order of the tables, and what others
+#: published for them.
+PUBLISHED = {
     "softmax": '1.88 (<a href="https://github.com/karpathy/nanoGPT">nanoGPT</a>)',
-    "delta": "–",
-    "sum": "–",
 }
+MIXERS = [
+    "softmax",
+    "transformer-xl",
+    "sum",
+    "gated",
+    "delta",
+    "gated-delta",
+    "fwp",
+    "aft-simple",
+    "aft-full",
+    "aft-local",
+    "aft-conv",
+    "feedback",
+    "feedback-shared",
+]
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -29,40 +43,86 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def _fill(section: re.Match) -> str:
-    table = TABLES[section[1]](section[1])
+    table = TABLES[section[1]]()
     mark = f"<!-- results: {section[1]} -->"
     return section[0].replace(mark, table) if table else ""
 
 
-def _training(name: str) -> str:
-    runs = [
+def _runs(name: str) -> list[tuple[str, str, dict]]:
+    """Mixer, file and result of every training run."""
+    return [
         (mixer, path.stem, json.loads(path.read_text("utf-8")))
         for mixer in MIXERS
         for path in sorted(RESULTS.glob(f"{name}-{mixer}*.json"))
+        if re.fullmatch(rf"{name}-{mixer}(-seed\d+)?", path.stem)
     ]
+
+
+def _comparison(name: str) -> str:
+    """One row per mixer; the losses of all seeds, and speed from the benchmark."""
+    runs, bench = _runs(name), _read("bench-cpu") or {}
+    measured = {row["mixer"]: row for row in bench.get("mixers", [])}
+    rows = []
+    for mixer in MIXERS:
+        mine = [run for other, _, run in runs if other == mixer]
+        if not mine:
+            continue
+        losses = [run["validation_loss"] for run in mine]
+        mean = sum(losses) / len(losses)
+        seeds = ", ".join(f"{loss:.3f}" for loss in losses) if len(losses) > 1 else "–"
+        row = measured.get(mixer)
+        speed = ["–", "–", "–"]
+        if row:
+            peak = row["peak_mib"]
+            speed = [
+                f"{row['tokens_per_second']:,}",
+                f"{peak:,.0f}" if peak else "–",
+                f"{row['state_size']:,}",
+            ]
+        cells = [
+            f"<code>{mixer}</code>",
+            f"<strong>{mean:.3f}</strong>",
+            seeds,
+            PUBLISHED.get(mixer, "–"),
+            f"{mine[0]['parameters']:,}",
+            *speed,
+        ]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    if not rows:
+        return ""
+    head = [
+        "Mixer",
+        "Validation loss",
+        "of each seed",
+        "Published",
+        "Parameters",
+        "Tokens/s",
+        "MiB",
+        "State",
+    ]
+    bodies = [f"<tbody>{''.join(rows)}</tbody>"]
+    if measured:
+        origin = _origin_row(_origin("bench-cpu", bench), len(head))
+        bodies.append(f"<tbody>{origin}</tbody>")
+    return _table(head, bodies)
+
+
+def _training(name: str) -> str:
+    """Every run with its command, and the curves."""
+    runs = _runs(name)
     if not runs:
         return ""
     rows = [
         _row(
             [
-                mixer,
+                f"<code>{mixer}</code>",
                 str(run["config"]["seed"]),
-                f"{run['parameters']:,}",
-                f"<strong>{run['validation_loss']:.3f}</strong>",
-                MIXERS[mixer],
+                f"{run['validation_loss']:.4f}",
                 _duration(run["seconds"]),
             ],
             _origin(file, run),
         )
         for mixer, file, run in runs
-    ]
-    head = [
-        "Mixer",
-        "Seed",
-        "Parameters",
-        "Validation loss",
-        "Published",
-        "Training time",
     ]
     steps = [step for step, *_ in runs[0][2]["curve"]]
     curves = [
@@ -72,11 +132,13 @@ def _training(name: str) -> str:
         for mixer, _, run in runs
     ]
     return (
-        _table(head, rows)
-        + "\n\nWhat to expect on the way, validation loss after so many steps:\n\n"
+        "What to expect on the way, validation loss after so many steps:\n\n"
         + _table(
             ["Mixer, seed", *map(str, steps)], [f"<tbody>{''.join(curves)}</tbody>"]
         )
+        + "\n\n<details><summary>Every run with its command</summary>"
+        + _table(["Mixer", "Seed", "Validation loss", "Training time"], rows)
+        + "</details>"
     )
 
 
@@ -84,42 +146,64 @@ def _bench(name: str) -> str:
     run = _read(name)
     if not run:
         return ""
-    least = {
-        (r["op"], r["time"]): r["peak_mib"]
-        for r in run["rows"]
-        if r["side"] == "efficient"
-    }
-    rows = []
+    least = {_case(r): r["peak_mib"] for r in run["rows"] if r["side"] == "efficient"}
+    bodies, last = [], None
     for r in run["rows"]:
-        peak, efficient = r["peak_mib"], least[r["op"], r["time"]]
+        peak, efficient = r["peak_mib"], least[_case(r)]
+        shape = ", ".join(f"{name} {size:,}" for name, size in r["shape"].items())
+        if r["threads"] == 1:
+            shape += ", 1 thread"
+        if _case(r) != last:
+            bodies.append(
+                f'<tr><th colspan="7" scope="rowgroup"><code>{r["case"]}</code> {shape}</th></tr>'
+            )
+            last = _case(r)
         cells = [
-            f"<code>{r['op']}</code>",
-            f"{r['time']:,}",
             r["side"],
-            f"{r['milliseconds']:,.0f}",
-            f"{r['fastest']:,.0f}",
+            f"{r['milliseconds']:,.1f}",
+            f"{r['fastest']:,.1f}",
             f"{r['times_slower']:.1f}",
             f"{peak:,.0f}" if peak else "–",
             f"{peak / efficient:.1f}" if peak and efficient else "–",
             f"{r['error']:.0e}",
         ]
+        bodies.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    head = ["Version", "ms", "Fastest", "× efficient", "MiB", "× efficient", "Error"]
+    origin = _origin_row(_origin(name, run), len(head))
+    return _table(head, [f"<tbody>{''.join(bodies)}</tbody><tbody>{origin}</tbody>"])
+
+
+def _decoding(name: str) -> str:
+    run = _read(name)
+    if not run or "decoding" not in run:
+        return ""
+    rows = []
+    positions = list(run["decoding"][0]["microseconds"])
+    for r in run["decoding"]:
+        times = list(r["microseconds"].values())
+        cells = [
+            r["layer"],
+            *(f"{t:,.0f}" for t in times),
+            *["–"] * (len(positions) - len(times)),
+            f"{times[-1] / times[0]:.2f}",
+        ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = [
-        "Operation",
-        "Steps",
-        "Version",
-        "ms",
-        "Fastest",
-        "× efficient",
-        "MiB",
-        "× efficient",
-    ]
-    body = f"<tbody>{''.join(rows)}</tbody>"
-    origin = f"<tbody>{_origin_row(_origin(name, run), 9)}</tbody>"
-    return _table([*head, "Error"], [body, origin])
+    head = ["Layer", *(f"at {int(p):,}" for p in positions), "last / first"]
+    origin = _origin_row(_origin(name, run), len(head))
+    return _table(head, [f"<tbody>{''.join(rows)}</tbody><tbody>{origin}</tbody>"])
 
 
-TABLES = {"nanogpt-cpu": _training, "bench-cpu": _bench}
+def _case(row: dict) -> str:
+    return f"{row['case']} {row['shape']}"
+
+
+#: What a mark names: the table, and the results it is made of.
+TABLES = {
+    "comparison": lambda: _comparison("nanogpt-cpu"),
+    "training": lambda: _training("nanogpt-cpu"),
+    "operations": lambda: _bench("bench-cpu"),
+    "decoding": lambda: _decoding("bench-cpu"),
+}
 
 
 def _read(name: str) -> dict | None:

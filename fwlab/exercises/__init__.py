@@ -12,7 +12,13 @@ solution("delta_step") # the source of fwlab's own function
 ```
 """
 
+from fwlab.exercises import fast_weights, feedback
 from fwlab.exercises.checker import Exercise, assert_correct, check, hint, solution
-from fwlab.exercises.fast_weights import EXERCISES
+
+#: Every exercise by its name.
+EXERCISES: dict[str, Exercise] = {
+    **fast_weights.EXERCISES,
+    **feedback.EXERCISES,
+}
 
 __all__ = ["EXERCISES", "Exercise", "assert_correct", "check", "hint", "solution"]

@@ -184,7 +184,7 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[tuple[str, str]]:
 
 
 def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:
-    from fwlab.exercises.fast_weights import EXERCISES
+    from fwlab.exercises import EXERCISES
 
     known = ", ".join(EXERCISES)
     if not is_function:

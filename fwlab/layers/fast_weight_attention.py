@@ -133,7 +133,7 @@ class FastWeightAttention(nn.Module):
             # The inverse of softplus.
             self.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
-    def state_size(self) -> int:
+    def state_size(self, time: int = 0) -> int:
         """Numbers in the state of one sequence, however long it was."""
         heads, value, key = self.state_shape
         per_head = value * key + (key if self.normalize else 0)

@@ -1,13 +1,36 @@
 """The mathematics, as functions of tensors, without parameters."""
 
-from collections.abc import Callable
+from typing import Any
 
+from fwlab.ops.aft import (
+    AFT_CONV,
+    AFT_CONV2D,
+    AFT_FULL,
+    AFT_LOCAL,
+    AFT_SIMPLE,
+    KeysAndValues,
+    RunningMean,
+    WindowState,
+    aft_conv,
+    aft_conv2d,
+    aft_full,
+    aft_local,
+    aft_simple,
+)
 from fwlab.ops.delta import (
     DELTA_RULE,
     GATED_DELTA_RULE,
     delta_rule,
     gated_delta_rule,
 )
+from fwlab.ops.feedback import (
+    FEEDBACK,
+    FeedbackState,
+    FeedbackWeights,
+    feedback,
+    feedback_attention,
+)
+from fwlab.ops.fwp import FWP, fwp
 from fwlab.ops.linear import (
     GATED_RULE,
     SUM_RULE,
@@ -23,24 +46,44 @@ from fwlab.ops.state import (
 )
 
 __all__ = [
+    "fwp",
     "sum_rule",
     "gated_rule",
     "delta_rule",
     "gated_delta_rule",
     "softmax_attention",
+    "aft_simple",
+    "aft_full",
+    "aft_local",
+    "aft_conv",
+    "aft_conv2d",
+    "feedback",
+    "feedback_attention",
     "implementations",
     "detach",
     "NormalizedState",
     "ScaledState",
     "KeyValueCache",
+    "RunningMean",
+    "KeysAndValues",
+    "WindowState",
+    "FeedbackWeights",
+    "FeedbackState",
 ]
 
-TABLE: dict[str, dict[str, Callable]] = {
+TABLE: dict[str, dict[str, Any]] = {
+    "fwp": FWP,
     "sum_rule": SUM_RULE,
     "gated_rule": GATED_RULE,
     "delta_rule": DELTA_RULE,
     "gated_delta_rule": GATED_DELTA_RULE,
     "softmax_attention": SOFTMAX_ATTENTION,
+    "aft_simple": AFT_SIMPLE,
+    "aft_full": AFT_FULL,
+    "aft_local": AFT_LOCAL,
+    "aft_conv": AFT_CONV,
+    "aft_conv2d": AFT_CONV2D,
+    "feedback": FEEDBACK,
 }
 
 

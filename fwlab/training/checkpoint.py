@@ -58,6 +58,7 @@ def new_model(config: Config, vocab_size: int) -> LanguageModel:
         heads=config.heads,
         d_model=config.d_model,
         max_len=config.block,
+        d_ff=config.d_ff,
     )
 
 
@@ -111,7 +112,8 @@ def load(path: str | Path) -> Checkpoint:
             f"{path} has format {header['fwlab']}; this version reads format {FORMAT}"
         )
     try:
-        stored = json.loads(header["config"])
+        # The first checkpoints knew no d_ff.
+        stored = {"d_ff": None, **json.loads(header["config"])}
         config = Config(**{f.name: stored[f.name] for f in fields(Config)})
         characters, step = (
             Characters(json.loads(header["alphabet"])),

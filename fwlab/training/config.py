@@ -11,7 +11,9 @@ class Config:
     """
 
     mixer: str = "delta"
-    """How characters learn of each other: softmax, sum or delta."""
+    """How characters learn of each other: softmax, sum, gated, delta,
+    gated-delta, fwp, aft-simple, aft-full, aft-local, aft-conv, feedback,
+    feedback-shared or transformer-xl."""
     corpus: str | None = None
     """shakespeare, python, wikitext-2-valid, wikitext-2-test, or a text
     file; left out: shakespeare, or python where that cannot be fetched."""
@@ -21,6 +23,8 @@ class Config:
     """Heads per block; must divide d_model."""
     d_model: int = 128
     """Width of the model."""
+    d_ff: int | None = None
+    """Width inside the MLPs; left out: 4 * d_model."""
     block: int = 64
     """Characters per training window."""
     batch: int = 12
@@ -63,6 +67,8 @@ class Config:
                 raise ValueError(
                     f"{name} must be at least 1, not {getattr(self, name)}"
                 )
+        if self.d_ff is not None and self.d_ff < 1:
+            raise ValueError(f"d_ff must be at least 1, not {self.d_ff}")
         for name in ("lr", "min_lr", "weight_decay", "warmup"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from problems import rules
+from problems import aft, feedback, fwp, rules
 from problems.row import Inputs, Row
 
 #: name of the row -> operation and problems.
-ROWS: dict[str, Row] = {**rules.ROWS}
+ROWS: dict[str, Row] = {**fwp.ROWS, **rules.ROWS, **aft.ROWS, **feedback.ROWS}
 
 
 def problem(

@@ -2,72 +2,114 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fwlab.layers import FastWeightAttention, SoftmaxAttention
+from fwlab.layers import (
+    AFTConv,
+    AFTFull,
+    AFTLocal,
+    AFTSimple,
+    Block,
+    FastWeightAttention,
+    FastWeightProgrammer,
+    FeedbackTransformer,
+    SoftmaxAttention,
+    TransformerXL,
+)
+from fwlab.models.tokens import check_tokens
 
-#: The mixers by name, and whether their models need a position table:
-#: attention sees a set of keys, so softmax knows no order without one.
-#: Fast weights are written in order; the paper's best delta networks
-#: have no positions (Table 3), and no table also means no longest text.
-MIXERS: dict[str, tuple[Callable[[int, int], nn.Module], bool]] = {
-    "softmax": (SoftmaxAttention, True),
-    "sum": (
-        lambda d_model, heads: FastWeightAttention(d_model, heads, rule="sum"),
-        False,
-    ),
-    "delta": (
-        lambda d_model, heads: FastWeightAttention(d_model, heads, rule="delta"),
-        False,
+
+class Size(NamedTuple):
+    """How large a model is; the names are those of `LanguageModel`."""
+
+    layers: int
+    heads: int
+    d_model: int
+    d_ff: int
+    max_len: int
+
+
+class Mixer(NamedTuple):
+    """How the tokens of a text learn of each other.
+
+    - `make`: a layer of the given size, which stands in every block; or
+      with `whole` the whole stack at once, whose layers are not
+      independent of each other.
+    - `positions`: add a table of learned positions to the embeddings.
+      Softmax attention and AFT-simple see a set of keys and know no
+      order without one. All others know it: fast weights are written in
+      order (the paper's best delta networks have no positions, Table 3),
+      the remaining layers have relative positions or biases of their
+      own.
+    """
+
+    make: Callable[[Size], nn.Module]
+    whole: bool = False
+    positions: bool = False
+
+
+def _fast_weights(rule: str) -> Mixer:
+    return Mixer(lambda s: FastWeightAttention(s.d_model, s.heads, rule=rule))
+
+
+def _feedback(shared: bool) -> Mixer:
+    return Mixer(
+        lambda s: FeedbackTransformer(s.d_model, s.heads, s.layers, s.d_ff, shared),
+        whole=True,
+    )
+
+
+#: The mixers by name.
+MIXERS: dict[str, Mixer] = {
+    "softmax": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads), positions=True),
+    "sum": _fast_weights("sum"),
+    "gated": _fast_weights("gated"),
+    "delta": _fast_weights("delta"),
+    "gated-delta": _fast_weights("gated_delta"),
+    "fwp": Mixer(lambda s: FastWeightProgrammer(s.d_model, s.heads)),
+    "aft-simple": Mixer(lambda s: AFTSimple(s.d_model), positions=True),
+    "aft-full": Mixer(lambda s: AFTFull(s.d_model, s.max_len)),
+    "aft-local": Mixer(lambda s: AFTLocal(s.d_model, s.max_len, min(32, s.max_len))),
+    "aft-conv": Mixer(lambda s: AFTConv(s.d_model, s.heads)),
+    "feedback": _feedback(shared=False),
+    "feedback-shared": _feedback(shared=True),
+    "transformer-xl": Mixer(
+        lambda s: TransformerXL(
+            s.d_model,
+            s.heads,
+            s.layers,
+            s.d_ff,
+            # Half and half: a training window holds a segment with memory.
+            memory=s.max_len // 2,
+            segment=(s.max_len + 1) // 2,
+        ),
+        whole=True,
     ),
 }
-
-
-class Block(nn.Module):
-    """Mix over time, then over channels, each behind its own norm."""
-
-    def __init__(self, mixer: nn.Module, d_model: int):
-        super().__init__()
-        self.norm_mixer = nn.LayerNorm(d_model, bias=False)
-        self.mixer: Any = mixer
-        self.norm_mlp = nn.LayerNorm(d_model, bias=False)
-        self.expand = nn.Linear(d_model, 4 * d_model, bias=False)
-        self.contract = nn.Linear(4 * d_model, d_model, bias=False)
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        return x + self.contract(F.gelu(self.expand(self.norm_mlp(x))))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._mlp(x + self.mixer(self.norm_mixer(x)))
-
-    def prefill(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = self.mixer.prefill(self.norm_mixer(x), state)
-        return self._mlp(x + y), state
-
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = self.mixer.step(self.norm_mixer(x), state)
-        return self._mlp(x + y), state
 
 
 class LanguageModel(nn.Module):
     r"""Pre-norm blocks between tied embeddings (the form of GPT-2).
 
     - `vocab_size`: number of different tokens, at least 1.
-    - `mixer`: "softmax", "sum" or "delta".
-    - `layers`, `heads`, `d_model`: depth, heads per layer, width.
-    - `max_len`: longest sequence, for mixers that need a position table
-      (softmax); the others ignore it and have no longest sequence.
+    - `mixer`: a name in `MIXERS`.
+    - `layers`, `heads`, `d_model`: depth, heads per layer, width. (AFT
+      has no heads but in aft-conv.)
+    - `max_len`: longest sequence, for mixers with position tables
+      (softmax, aft-simple, aft-full, aft-local); the others have no
+      longest sequence. transformer-xl cuts into segments of half of it.
+    - `d_ff`: width inside the MLPs; None = `4 * d_model`.
     - Raises `ValueError` for sizes or names that do not fit.
 
     No linear layer or norm has a bias. **Initial weights**: embeddings
     and linear layers normal with standard deviation 0.02; the two that
-    end in the residual stream (the mixer's output and the second layer
-    of the MLP) with $0.02 / \sqrt{2 \cdot \text{layers}}$, so that the
-    stream's variance does not grow with depth; norms 1.
+    end in the residual stream (the mixer's `to_out` and the second layer
+    of the MLP, `contract`) with $0.02 / \sqrt{2 \cdot \text{layers}}$,
+    so that the stream's variance does not grow with depth; norms 1;
+    everything else as its layer says.
     """
 
     def __init__(
@@ -78,6 +120,7 @@ class LanguageModel(nn.Module):
         heads: int = 4,
         d_model: int = 128,
         max_len: int = 64,
+        d_ff: int | None = None,
     ):
         super().__init__()
         if mixer not in MIXERS:
@@ -85,30 +128,53 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"LanguageModel: unknown mixer {mixer!r}; wanted one of {wanted}"
             )
-        sizes = {"vocab_size": vocab_size, "layers": layers, "max_len": max_len}
-        for name, size in sizes.items():
-            if size < 1:
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        sizes = {"layers": layers, "max_len": max_len, "d_ff": d_ff}
+        for name, value in {"vocab_size": vocab_size, **sizes}.items():
+            if value < 1:
                 raise ValueError(
-                    f"LanguageModel: {name} must be at least 1, not {size}"
+                    f"LanguageModel: {name} must be at least 1, not {value}"
                 )
-        make, positions = MIXERS[mixer]
-        self.vocab_size, self.max_len = vocab_size, max_len if positions else None
+        size = Size(heads=heads, d_model=d_model, **sizes)
+        make, whole, positions = MIXERS[mixer]
+        self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_len, d_model) if positions else None
-        blocks = [Block(make(d_model, heads), d_model) for _ in range(layers)]
+        blocks = (
+            [make(size)]
+            if whole
+            else [Block(make(size), d_model, d_ff) for _ in range(layers)]
+        )
+        # A whole stack is a chain of one block.
         self.blocks: Any = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(d_model, bias=False)
+        limited = positions or any(
+            getattr(block, "max_len", None) is not None for block in blocks
+        )
+        self.max_len = max_len if limited else None
 
-        residual = [m for b in blocks for m in (b.mixer.to_out, b.contract)]
-        for module in self.modules():
+        for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                std = 0.02 / (2 * layers) ** 0.5 if module in residual else 0.02
+                residual = name.endswith((".to_out", ".contract"))
+                std = 0.02 / (2 * layers) ** 0.5 if residual else 0.02
                 nn.init.normal_(module.weight, std=std)
 
     def num_parameters(self) -> int:
-        """Trained numbers, without the position table (as nanoGPT counts)."""
+        """Trained numbers, without position tables (as nanoGPT counts)."""
+        tables = [m for m in self.modules() if hasattr(m, "position_tables")]
+        uncounted = [p for m in tables for p in m.position_tables()]
+        if self.positions is not None:
+            uncounted.append(self.positions.weight)
         total = sum(p.numel() for p in self.parameters())
-        return total - (self.positions.weight.numel() if self.positions else 0)
+        return total - sum(p.numel() for p in uncounted)
+
+    def state_size(self, time: int) -> int:
+        """Numbers that `prefill` and `step` carry from token to token.
+
+        - `time`: how many tokens were read.
+        - Returns the count for one sequence, over all layers.
+        """
+        return sum(block.state_size(time) for block in self.blocks)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next token at every position.
@@ -156,32 +222,15 @@ class LanguageModel(nn.Module):
         return self._logits(x), after
 
     def _embed(self, tokens: Tensor, past: int) -> Tensor:
-        if tokens.dim() != 2:
-            raise ValueError(
-                f"LanguageModel: tokens have shape {list(tokens.shape)}, but [batch, time] was wanted"
-            )
-        if tokens.is_floating_point() or tokens.dtype == torch.bool:
-            raise TypeError(
-                f"LanguageModel: tokens have dtype {tokens.dtype}; int64 was wanted"
-            )
-        # On an accelerator the look would wait for the device.
-        if tokens.device.type == "cpu" and tokens.numel():
-            least, most = tokens.min().item(), tokens.max().item()
-            if least < 0 or most >= self.vocab_size:
-                raise ValueError(
-                    f"LanguageModel: tokens go from {least} to {most}, but "
-                    f"0 to {self.vocab_size - 1} was wanted"
-                )
+        check_tokens("LanguageModel", "tokens", tokens, self.vocab_size)
         x = self.embedding(tokens)
-        if self.positions is None or self.max_len is None:
-            return x
         end = past + tokens.shape[1]
-        if end > self.max_len:
+        if self.max_len is not None and end > self.max_len:
             raise ValueError(
                 f"LanguageModel: {end} tokens are more than max_len={self.max_len}, "
                 "the length of the position table"
             )
-        return x + self.positions.weight[past:end]
+        return x if self.positions is None else x + self.positions.weight[past:end]
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.norm(x) @ self.embedding.weight.T  # tied

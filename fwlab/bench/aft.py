@@ -1,0 +1,111 @@
+"""Cases of the Attention Free Transformer."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.bench.case import Case, Problem
+
+BATCH, WIDTH, WINDOW, HEADS = 4, 128, 32, 4
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """All pairs of steps at once, as it is often written: two products of
+    a T x T matrix (one per head) with the exponentials of the keys.
+
+    One maximum over all keys: right for ordinary inputs only.
+    """
+    seen = bias.exp().tril()
+    e = (k - k.amax(1, keepdim=True)).exp()
+    num = torch.einsum("hts,bshc->bthc", seen, e * v)
+    den = torch.einsum("hts,bshc->bthc", seen, e)
+    return torch.sigmoid(q) * num / den
+
+
+def toeplitz(band: Tensor, time: int) -> Tensor:
+    """Rows of `[heads, time, window]` moved into place, with 0 outside:
+    `[heads, time, time]`.
+    """
+    window = band.shape[-1]
+    wide = F.pad(band.flip(-1), (0, time))[:, :, : time + window - 1]
+    # Each row one step further right than the one above.
+    wide = F.pad(wide, (0, 1)).flatten(1)[:, : time * (time + window - 1)]
+    return wide.unflatten(1, (time, time + window - 1))[:, :, window - 1 :]
+
+
+def full_dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """AFT-full as two products."""
+    one_head = (x[:, :, None] for x in (q, k, v))
+    return dense(*one_head, bias[None])[:, :, 0]
+
+
+def local_dense(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
+    """AFT-local as full, with a bias that is mostly 0."""
+    return full_dense(q, k, v, toeplitz(band[None], q.shape[1])[0])
+
+
+def conv_dense(q: Tensor, k: Tensor, v: Tensor, kernel: Tensor) -> Tensor:
+    """AFT-conv likewise, with one matrix per head."""
+    time = q.shape[1]
+    return dense(q, k, v, toeplitz(kernel[:, None].expand(-1, time, -1), time))
+
+
+def problem(dtype: torch.dtype, *, time: int, bias: tuple[int, ...]) -> Problem:
+    """Seeded inputs; with one bias per head, cut into heads."""
+    generator = torch.Generator().manual_seed(0)
+    shape: tuple[int, ...] = (BATCH, time, WIDTH)
+    if bias and bias[0] == HEADS:
+        shape = (BATCH, time, HEADS, WIDTH // HEADS)
+    inputs = [torch.randn(shape, generator=generator) for _ in range(3)]
+    if bias:
+        inputs.append(torch.randn(bias, generator=generator))
+    dy = torch.randn(shape, generator=generator).to(dtype)
+    return [x.to(dtype).requires_grad_() for x in inputs], dy
+
+
+def _case(
+    op: Callable[..., Tensor],
+    other: tuple[str, Callable[..., Tensor]],
+    *bias: int,
+    time: int,
+    **more: int,
+) -> Case:
+    return Case(
+        op.__name__,
+        {"T": time, "batch": BATCH, "width": WIDTH, **more},
+        partial(problem, time=time, bias=bias),
+        {other[0]: other[1], "efficient": partial(op, implementation="efficient")},
+        exact=other[0],
+        rounds=3,
+    )
+
+
+CASES = (
+    _case(
+        ops.aft_simple,
+        ("naive loop", partial(ops.aft_simple, implementation="naive")),
+        time=2048,
+    ),
+    _case(ops.aft_full, ("dense einsum", full_dense), 1024, 1024, time=1024),
+    _case(
+        ops.aft_local,
+        ("dense einsum", local_dense),
+        4096,
+        WINDOW,
+        time=4096,
+        window=WINDOW,
+    ),
+    _case(
+        ops.aft_conv,
+        ("dense einsum", conv_dense),
+        HEADS,
+        WINDOW,
+        time=2048,
+        window=WINDOW,
+        heads=HEADS,
+    ),
+)

@@ -1,0 +1,172 @@
+"""What one line of the benchmark is, and the two ways to measure it."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Inputs with gradients, and a gradient of the output.
+Problem = tuple[list[Tensor], Tensor]
+Side = Callable[..., Tensor]
+
+PROCESSES = 3  # for the median of peak memory
+TURN = 0.3  # seconds that a side runs at least before the next one
+
+
+class Case(NamedTuple):
+    """An operation at one size, and the ways to compute it.
+
+    - `name`: unique, such as "delta_rule".
+    - `shape`: what the table prints, such as `{"T": 1024}`.
+    - `problem`: seeded inputs of a dtype, and a gradient of the output.
+    - `sides`: name -> function of the inputs; all are compared with the
+      one that is called "efficient".
+    - `exact`: the side that is run in float64 for the errors.
+    - `rounds`: turns per side.
+    - `threads`: for this case only; None = as many as PyTorch takes.
+    """
+
+    name: str
+    shape: dict[str, int]
+    problem: Callable[[torch.dtype], Problem]
+    sides: dict[str, Side]
+    exact: str = "naive"
+    rounds: int = 5
+    threads: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Name and shape, as one word."""
+        return "-".join([self.name, *(f"{k}{v}" for k, v in self.shape.items())])
+
+
+def once(side: Side, inputs: list[Tensor], dy: Tensor) -> list[Tensor]:
+    """Forward and backward: the output and every gradient."""
+    y = side(*inputs)
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
+
+
+def seconds(case: Case) -> dict[str, list[float]]:
+    """Times of forward and backward per side, taken in turns.
+
+    Whatever else the machine does hits all sides alike. A turn runs its
+    side once without the clock, so that no side pays for the memory that
+    the other has just given back.
+    """
+    inputs, dy = case.problem(torch.float32)
+    times: dict[str, list[float]] = {name: [] for name in case.sides}
+    before = torch.get_num_threads()
+    torch.set_num_threads(case.threads or before)
+    try:
+        for _ in range(case.rounds):
+            for name, side in case.sides.items():
+                once(side, inputs, dy)
+                end = time.perf_counter() + TURN
+                while (start := time.perf_counter()) < end:
+                    once(side, inputs, dy)
+                    times[name].append(time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(before)
+    return times
+
+
+def errors(case: Case) -> dict[str, float]:
+    """Largest relative error of outputs and gradients, against float64."""
+    inputs, dy = case.problem(torch.float32)
+    doubled = [x.detach().double().requires_grad_() for x in inputs]
+    exact = once(case.sides[case.exact], doubled, dy.double())
+    found = {}
+    for name, side in case.sides.items():
+        pairs = zip(once(side, inputs, dy), exact, strict=True)
+        found[name] = max(
+            ((a - b).norm() / b.norm().clamp(min=1e-30)).item() for a, b in pairs
+        )
+    return found
+
+
+def peak_memory(case: Case, side: str) -> float | None:
+    """MiB of resident memory that forward and backward add, at most.
+
+    The median of some fresh processes; None where the system does not
+    tell.
+    """
+    peaks = [_peak_of_one(case.key, side) for _ in range(PROCESSES)]
+    known = [peak for peak in peaks if peak is not None]
+    return statistics.median(known) if known else None
+
+
+def _peak_of_one(key: str, side: str) -> float | None:
+    call = f"from fwlab.bench import peak; print(peak({key!r}, {side!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", call], check=True, capture_output=True, text=True
+    )
+    last = done.stdout.split()[-1]
+    return None if last == "None" else float(last)
+
+
+def peak_of(case: Case, side: str) -> float | None:
+    """The same in this process, which has done nothing else."""
+    function = case.sides[side]
+    inputs, dy = case.problem(torch.float32)
+    load_libraries()
+    before = resident("VmRSS")
+    if before is None:
+        return None
+    once(function, inputs, dy)
+    after = resident("VmHWM")
+    return None if after is None else after - before
+
+
+def load_libraries() -> None:
+    """Let PyTorch fetch what it loads at the first use of a function."""
+    x = torch.rand(2, 8, 8, requires_grad=True)
+    y = torch.einsum("bij,bjk->bik", x.softmax(-1), x.exp().cumsum(-1)) @ x.tril()
+    torch.linalg.solve_triangular(y, x, upper=False).sum().backward()
+
+
+def resident(field: str) -> float | None:
+    """MiB of this process: VmRSS is now, VmHWM the highest; Linux only."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    line = next(row for row in status.read_text().splitlines() if row.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def run(case: Case) -> list[dict[str, Any]]:
+    """Measure one case; a plain dict per side."""
+    times = seconds(case)
+    median = {name: statistics.median(t) for name, t in times.items()}
+    wrong = errors(case)
+    return [
+        {
+            "case": case.name,
+            "shape": case.shape,
+            "threads": case.threads or torch.get_num_threads(),
+            "side": name,
+            "milliseconds": round(1e3 * median[name], 2),
+            "fastest": round(1e3 * min(times[name]), 2),
+            "times_slower": round(median[name] / median["efficient"], 1),
+            "peak_mib": (peak := peak_memory(case, name)) and round(peak, 1),
+            "error": float(f"{wrong[name]:.1e}"),
+        }
+        for name in case.sides
+    ]
+
+
+def layout(cells: list[list[str]], left: int = 1) -> str:
+    """Lines of equal length: `left` columns flush left, the rest right."""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )

@@ -1,0 +1,72 @@
+"""Time of one `step` of a layer, early and late in a text."""
+
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from fwlab import layers
+
+D_MODEL, HEADS, BATCH = 128, 4, 4
+POSITIONS = (10, 1_000, 10_000)
+STEPS = 200  # per measurement
+ROUNDS = 5
+
+
+#: Layers that keep every key and value.
+GROWING = ("AFT full", "softmax")
+
+
+def makers(longest: int) -> dict[str, Any]:
+    """The layers by name; with position tables for `longest` tokens."""
+    fast = {
+        f"fast weights, {rule}": layers.FastWeightAttention(D_MODEL, HEADS, rule=rule)
+        for rule in ("sum", "gated", "delta", "gated_delta")
+    }
+    return {
+        **fast,
+        "fast weights, 1991": layers.FastWeightProgrammer(D_MODEL, HEADS),
+        "AFT simple": layers.AFTSimple(D_MODEL),
+        "AFT local": layers.AFTLocal(D_MODEL, longest, window=32),
+        "AFT conv": layers.AFTConv(D_MODEL, HEADS, window=32),
+        "AFT full": layers.AFTFull(D_MODEL, longest, factor=32),
+        "softmax": layers.SoftmaxAttention(D_MODEL, HEADS),
+    }
+
+
+@torch.no_grad()
+def run(positions: tuple[int, ...] = POSITIONS) -> list[dict[str, Any]]:
+    """Median times of `step` per layer and position, taken in turns.
+
+    The state at a position is made once, by `prefill`, and used again
+    for every step, so that all of them stand at the same place. Layers
+    whose state grows, for comparison, stop before the last position.
+    """
+    rows = []
+    torch.manual_seed(0)
+    for name, layer in makers(positions[-1] + 1).items():
+        places = positions[:-1] if name in GROWING else positions
+        x = torch.randn(BATCH, positions[-1], D_MODEL)
+        states = {p: layer.prefill(x[:, :p])[1] for p in places}
+        times: dict[int, list[float]] = {p: [] for p in places}
+        for _ in range(ROUNDS):
+            for position, state in states.items():
+                for _ in range(STEPS):
+                    start = time.perf_counter()
+                    layer.step(x[:, -1], state)
+                    times[position].append(1e6 * (time.perf_counter() - start))
+        median = {p: round(statistics.median(t), 1) for p, t in times.items()}
+        rows.append({"layer": name, "microseconds": median})
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The rows as text, with a head."""
+    positions = list(rows[0]["microseconds"])
+    cells = [["one step of", *(f"at {p:,}" for p in positions), "last / first"]]
+    for r in rows:
+        times = list(r["microseconds"].values())
+        shown = [f"{t:.0f} µs" for t in times] + ["-"] * (len(positions) - len(times))
+        cells.append([r["layer"], *shown, f"{times[-1] / times[0]:.2f}"])
+    return cells

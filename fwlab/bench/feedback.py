@@ -1,0 +1,63 @@
+"""Cases of the feedback memory."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fwlab import ops
+from fwlab.bench.case import Case, Problem
+
+BATCH, HEADS, WIDTH = 4, 4, 128
+
+
+def problem(dtype: torch.dtype, *, time: int, layers: int, groups: int) -> Problem:
+    """Weights with which the stream keeps its size, and scores theirs."""
+    generator = torch.Generator().manual_seed(0)
+    d, key = WIDTH, WIDTH // HEADS
+
+    def random(*shape: int, into: int = 1) -> Tensor:
+        return torch.randn(shape, generator=generator) / into**0.5
+
+    inputs = [
+        random(BATCH, time, d),
+        random(layers + 1),
+        1 + 0.1 * random(layers, d),
+        random(layers, d, d, into=d),
+        random(groups, d, d, into=d),
+        random(groups, d, d, into=d),
+        random(key, key, into=key),
+        random(layers, d, d, into=d),
+        1 + 0.1 * random(layers, d),
+        random(layers, 4 * d, d, into=d),
+        random(layers, d, 4 * d, into=4 * d),
+        1 + 0.1 * random(groups, d),
+    ]
+    dy = random(BATCH, time, d).to(dtype)
+    return [x.to(dtype).requires_grad_() for x in inputs], dy
+
+
+def _stack(implementation: str) -> Callable[..., Tensor]:
+    return lambda x, *weights: ops.feedback(
+        x, ops.FeedbackWeights(*weights), heads=HEADS, implementation=implementation
+    )
+
+
+def _case(layers: int, groups: int, time: int) -> Case:
+    naive, efficient = _stack("naive"), _stack("efficient")
+    return Case(
+        "feedback-shared" if groups < layers else "feedback",
+        {"T": time, "layers": layers, "batch": BATCH, "heads": HEADS, "width": WIDTH},
+        partial(problem, time=time, layers=layers, groups=groups),
+        {"re-projecting loop": naive, "efficient": efficient},
+        exact="re-projecting loop",
+        rounds=3,
+    )
+
+
+CASES = (
+    _case(layers=1, groups=1, time=512),
+    _case(layers=4, groups=4, time=256),
+    _case(layers=4, groups=1, time=256),
+)

@@ -1,0 +1,132 @@
+"""One training step of a language model, mixer by mixer.
+
+All models have nanoGPT's CPU size and as many parameters as the softmax
+model: where a mixer has more or fewer, its MLPs have fewer or more.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from fwlab.bench.case import PROCESSES, load_libraries, resident
+from fwlab.models import MIXERS, LanguageModel
+
+VOCAB, LAYERS, HEADS, D_MODEL, BLOCK, BATCH = 65, 4, 4, 128, 64, 12
+ROUNDS = 5
+TURN = 0.5  # seconds
+
+
+def model(mixer: str, d_ff: int) -> LanguageModel:
+    """A new model of that size."""
+    return LanguageModel(VOCAB, mixer, LAYERS, HEADS, D_MODEL, max_len=BLOCK, d_ff=d_ff)
+
+
+def equal_d_ff(mixer: str) -> int:
+    """Width of the MLPs at which a mixer's model is as large as softmax's,
+    within 2 %: a multiple of 32.
+    """
+
+    def size(mixer: str, d_ff: int) -> int:
+        with torch.device("meta"):
+            return model(mixer, d_ff).num_parameters()
+
+    usual = 4 * D_MODEL
+    missing = size("softmax", usual) - size(mixer, usual)
+    more = size(mixer, usual + 32) - size(mixer, usual)
+    return usual + 32 * round(missing / more)
+
+
+class Step:
+    """A model, a batch and an optimiser."""
+
+    def __init__(self, mixer: str):
+        torch.manual_seed(0)
+        self.model = model(mixer, equal_d_ff(mixer))
+        self.tokens = torch.randint(VOCAB, (BATCH, BLOCK + 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def __call__(self) -> None:
+        logits = self.model(self.tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+
+
+def run(mixers: tuple[str, ...] = tuple(MIXERS)) -> list[dict[str, Any]]:
+    """Tokens per second, peak memory and state of each, taken in turns."""
+    steps = {mixer: Step(mixer) for mixer in mixers}
+    times: dict[str, list[float]] = {mixer: [] for mixer in mixers}
+    for _ in range(ROUNDS):
+        for mixer, step in steps.items():
+            step()
+            end = time.perf_counter() + TURN
+            start = 0.0
+            while start < end:
+                start = time.perf_counter()
+                step()
+                times[mixer].append(time.perf_counter() - start)
+    return [
+        {
+            "mixer": mixer,
+            "d_ff": equal_d_ff(mixer),
+            "parameters": step.model.num_parameters(),
+            "tokens_per_second": round(BATCH * BLOCK / statistics.median(times[mixer])),
+            "peak_mib": peak_memory(mixer),
+            "state_size": step.model.state_size(BLOCK),
+        }
+        for mixer, step in steps.items()
+    ]
+
+
+def peak_memory(mixer: str) -> float | None:
+    """MiB that two training steps add to a fresh process, at most."""
+    call = f"from fwlab.bench import mixers; print(mixers.peak_of({mixer!r}))"
+    peaks = []
+    for _ in range(PROCESSES):
+        done = subprocess.run(
+            [sys.executable, "-c", call], check=True, capture_output=True, text=True
+        )
+        peaks.append(done.stdout.split()[-1])
+    known = [float(peak) for peak in peaks if peak != "None"]
+    return round(statistics.median(known), 1) if known else None
+
+
+def peak_of(mixer: str) -> float | None:
+    """The same in this process, which has done nothing else.
+
+    The model and its batch count, too.
+    """
+    load_libraries()
+    before = resident("VmRSS")
+    if before is None:
+        return None
+    step = Step(mixer)
+    step()
+    step()
+    after = resident("VmHWM")
+    return None if after is None else after - before
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The rows as text, with a head."""
+    head = ["mixer", "MLP width", "parameters", "tokens/s", "MiB", "state"]
+    return [
+        head,
+        *(
+            [
+                r["mixer"],
+                str(r["d_ff"]),
+                f"{r['parameters']:,}",
+                f"{r['tokens_per_second']:,}",
+                "-" if r["peak_mib"] is None else f"{r['peak_mib']:.0f}",
+                f"{r['state_size']:,}",
+            ]
+            for r in rows
+        ),
+    ]

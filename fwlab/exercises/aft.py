@@ -1,0 +1,311 @@
+"""Two exercises: one stable row of AFT, and a running mean without end."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from fwlab.exercises.checker import Answer, Exercise, Wrong, ask, compare
+from fwlab.ops.aft.naive import mean_of, running_step
+
+
+def _random(generator: Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+# --- mean_of ---------------------------------------------------------
+
+
+def _row(
+    generator: Generator, keys: int = 5, batch: int = 2, channels: int = 3
+) -> dict[str, Tensor]:
+    return {
+        "k": _random(generator, batch, keys, channels),
+        "v": _random(generator, batch, keys, channels),
+        "w": _random(generator, keys, 1),
+    }
+
+
+def _mean_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """returns a tensor of the shape of one step, [batch, channels]"""
+    for keys, batch, channels in ((5, 2, 3), (1, 1, 1), (3, 4, 2)):
+        row = _row(generator, keys, batch, channels)
+        ask(answer, row["v"][:, 0], **row)
+
+
+def _mean_of_one(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """with one key, returns its value"""
+    row = _row(generator, keys=1)
+    compare(
+        ask(answer, row["v"][:, 0], **row),
+        row["v"][:, 0],
+        "A single weight is 1, whatever its exponent.",
+    )
+
+
+def _mean_weighs_keys(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """without biases, weighs by the softmax of the keys over time"""
+    row = _row(generator)
+    row["w"] = torch.zeros_like(row["w"])
+    wanted = (torch.softmax(row["k"], 1) * row["v"]).sum(1)
+    compare(
+        ask(answer, wanted, **row),
+        wanted,
+        "Each channel has weights of its own, which sum to one over the keys "
+        "(dimension 1 of k).",
+    )
+
+
+def _mean_weighs_biases(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """adds the bias of its position to each key"""
+    row = _row(generator)
+    compare(
+        ask(answer, row["v"][:, 0], **row),
+        reference(**row),
+        "Eq. 2: the exponent is K + w, also in the denominator.",
+    )
+
+
+def _mean_of_large_keys(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """does not overflow or underflow for large keys"""
+    for shift in (1000.0, -1000.0):
+        row = _row(generator)
+        wanted = reference(**row)
+        compare(
+            ask(answer, wanted, **{**row, "k": row["k"] + shift}),
+            wanted,
+            f"{shift:+g} was added to all keys, which changes no mean. Is the largest "
+            "exponent subtracted?",
+        )
+
+
+def _mean_keeps_channels(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """keeps channels and sequences of very different size apart"""
+    row = _row(generator)
+    wanted = reference(**row)
+    far = torch.tensor([[0.0, 2000.0, -2000.0], [900.0, -900.0, 0.0]]).double()
+    compare(
+        ask(answer, wanted, **{**row, "k": row["k"] + far[:, None]}),
+        wanted,
+        "Keys of one channel were 2000 larger than those of the others. Does each "
+        "channel of each sequence subtract a maximum of its own?",
+    )
+
+
+def _mean_takes_one_maximum(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """subtracts the maximum of k + w together, not one of each"""
+    row = _row(generator, keys=2)
+    row["k"] = torch.tensor([-1000.0, 0.0]).double()[None, :, None].repeat(2, 1, 3)
+    row["w"] = torch.tensor([[0.0], [-1000.0]]).double()
+    compare(
+        ask(answer, row["v"][:, 0], **row),
+        row["v"].mean(1),
+        "k was (-1000, 0) and w was (0, -1000): both exponents are -1000, and the "
+        "result is the plain mean. With max(k) and max(w) subtracted one by one "
+        "both terms are 0.",
+    )
+
+
+def _mean_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """gives 0 where no key is seen, and a gradient of 0"""
+    row = _row(generator)
+    row["k"][0] = -torch.inf
+    wanted = reference(**row)
+    because = "All keys of the first sequence were -inf, which means not seen: 0/0."
+    compare(ask(answer, wanted, **row), wanted, because)
+    weights = _random(generator, 2, 3)
+    gradients = []
+    for function in (answer, reference):
+        given = {n: x.clone().requires_grad_() for n, x in row.items()}
+        result = ask(function, wanted, **given)
+        if not result.requires_grad:
+            raise Wrong(
+                "The result has no gradient. Is there a detach() or a no_grad()?"
+            )
+        gradients.append(
+            torch.autograd.grad(
+                (result * weights).sum(), list(given.values()), allow_unused=True
+            )
+        )
+    for name, found, truth in zip(row, *gradients, strict=True):
+        compare(
+            truth * 0 if found is None else found,
+            truth,
+            f"This is the gradient of {name}. A NaN that is replaced only "
+            "afterwards comes back in the backward pass.",
+        )
+
+
+# --- running_step ----------------------------------------------------
+
+
+def _as_one(answer: Callable) -> Answer:
+    """A pair of tensors as one, which is what `ask` knows."""
+
+    def stacked(*arguments: Tensor) -> Tensor:
+        pair = answer(*arguments)
+        if not isinstance(pair, tuple | list):
+            return pair
+        if len(pair) != 2 or not all(isinstance(x, Tensor) for x in pair):
+            raise Wrong("(log_sum, mean), a pair of two tensors, was wanted")
+        if pair[0].shape != pair[1].shape:
+            raise Wrong(
+                f"log_sum has shape {list(pair[0].shape)} and mean "
+                f"{list(pair[1].shape)}; the same was wanted"
+            )
+        return torch.stack([x.to(pair[0].dtype) for x in pair])
+
+    return stacked
+
+
+def _ask_step(answer: Answer, **given: Tensor) -> tuple[Tensor, Tensor]:
+    like = torch.stack([given["log_sum"], given["mean"]])
+    log_sum, mean = ask(_as_one(answer), like, **given)
+    return log_sum, mean
+
+
+def _step(generator: Generator, *shape: int) -> dict[str, Tensor]:
+    names = ("log_sum", "mean", "k", "v")
+    return {name: _random(generator, *(shape or (2, 3))) for name in names}
+
+
+def _step_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """returns a tensor of the shape of log_sum, and another of the shape of mean"""
+    for shape in ((2, 3), (1, 1), (4, 2)):
+        _ask_step(answer, **_step(generator, *shape))
+
+
+def _step_counts(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """adds up exponentials: twice the same key is log 2 more"""
+    given = _step(generator)
+    given["k"] = given["log_sum"].clone()
+    log_sum, mean = _ask_step(answer, **given)
+    compare(log_sum, given["log_sum"] + torch.log(torch.tensor(2.0).double()))
+    compare(
+        mean,
+        (given["mean"] + given["v"]) / 2,
+        "The new key weighs as much as all before, so the mean goes half of the way.",
+    )
+
+
+def _step_is_a_softmax(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """step by step, gives the softmax mean of all keys"""
+    k, v = _random(generator, 6, 2, 3), _random(generator, 6, 2, 3)
+    log_sum, mean = k[0], v[0]
+    for k_t, v_t in zip(k[1:], v[1:], strict=True):
+        log_sum, mean = _ask_step(answer, log_sum=log_sum, mean=mean, k=k_t, v=v_t)
+    compare(log_sum, torch.logsumexp(k, 0), "This is log_sum after 6 keys.")
+    compare(mean, (torch.softmax(k, 0) * v).sum(0), "This is the mean after 6 keys.")
+
+
+def _step_is_stable(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """does not overflow or underflow, for keys of either sign"""
+    for shift in (1000.0, -1000.0):
+        given = _step(generator)
+        wanted = reference(*given.values())
+        far = {n: x + shift if n in ("log_sum", "k") else x for n, x in given.items()}
+        log_sum, mean = _ask_step(answer, **far)
+        because = f"{shift:+g} was added to log_sum and k."
+        compare(log_sum - shift, wanted[0], because)
+        compare(mean, wanted[1], because)
+
+
+def _step_keeps_or_forgets(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """lets a key that is far larger take over, and ignores one far smaller"""
+    for shift in (2000.0, -2000.0):
+        given = _step(generator)
+        given["k"] = given["k"] + shift
+        log_sum, mean = _ask_step(answer, **given)
+        winner = ("k", "v") if shift > 0 else ("log_sum", "mean")
+        because = f"The new key was about {shift:+g} from what was there."
+        compare(log_sum, given[winner[0]], because)
+        compare(mean, given[winner[1]], because)
+
+
+def _step_from_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """starts from nothing, (-inf, 0)"""
+    given = _step(generator)
+    given["log_sum"] = torch.full_like(given["k"], -torch.inf)
+    given["mean"] = torch.zeros_like(given["v"])
+    log_sum, mean = _ask_step(answer, **given)
+    because = "log_sum was -inf: nothing was seen before, so the new key is all."
+    compare(log_sum, given["k"], because)
+    compare(mean, given["v"], because)
+
+
+def _step_skips_masked(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """leaves everything as it is for a key of -inf, even when nothing was seen"""
+    given = _step(generator)
+    given["k"] = torch.full_like(given["k"], -torch.inf)
+    log_sum, mean = _ask_step(answer, **given)
+    compare(log_sum, given["log_sum"], "k was -inf: a step that is not seen.")
+    compare(mean, given["mean"], "k was -inf: a step that is not seen.")
+    given["log_sum"], given["mean"] = given["k"].clone(), torch.zeros_like(given["v"])
+    log_sum, mean = _ask_step(answer, **given)
+    compare(mean, given["mean"], "log_sum and k were both -inf: is there inf - inf?")
+    if not (log_sum == -torch.inf).all():
+        raise Wrong(
+            f"log_sum and k were both -inf, and log_sum became "
+            f"{log_sum.flatten()[0]:.4g}; -inf was wanted."
+        )
+
+
+EXERCISES: dict[str, Exercise] = {
+    exercise.name: exercise
+    for exercise in (
+        Exercise(
+            "mean_of",
+            (mean_of,),
+            (
+                _mean_has_shape,
+                _mean_of_one,
+                _mean_weighs_keys,
+                _mean_weighs_biases,
+                _mean_of_large_keys,
+                _mean_keeps_channels,
+                _mean_takes_one_maximum,
+                _mean_of_nothing,
+            ),
+            (
+                "The quotient of Eq. 2 is a softmax of K + w over the keys, applied "
+                "to the values: Eq. 3.",
+                "torch.softmax subtracts the maximum of each row, channel by "
+                "channel. Over dimension 1, the keys.",
+                "A softmax of nothing but -inf is NaN. Find those rows, let "
+                "torch.where put 0 in place of their exponents before the softmax, "
+                "and 0 in place of their mean after it.",
+            ),
+        ),
+        Exercise(
+            "running_step",
+            (running_step,),
+            (
+                _step_has_shape,
+                _step_counts,
+                _step_is_a_softmax,
+                _step_is_stable,
+                _step_keeps_or_forgets,
+                _step_from_nothing,
+                _step_skips_masked,
+            ),
+            (
+                "The old sum is exp(log_sum), the old weighted sum exp(log_sum) mean. "
+                "Add exp(k) and exp(k) v, divide, and take the logarithm.",
+                "Never form exp(log_sum) or exp(k): subtract the larger of the two "
+                "from both first, and add it to the logarithm at the end.",
+                "Where both are -inf, subtract 0 instead; the sum is then 0, and "
+                "torch.where must replace it before the division.",
+            ),
+        ),
+    )
+}

@@ -1,0 +1,230 @@
+"""Two exercises: one memory of many layers, and attending to the past."""
+
+import torch
+from torch import Generator, Tensor
+
+from fwlab.exercises.checker import Answer, Exercise, ask, compare
+from fwlab.ops.feedback.naive import (
+    feedback_attention,
+    merge_memory,
+    sinusoids,
+    softmax,
+)
+
+
+def _random(generator: Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+# --- merge_memory ----------------------------------------------------
+
+
+def _merge_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """returns a tensor of the shape of one state"""
+    for layers, shape in ((3, (2, 5)), (2, (4,)), (5, (2, 3, 4))):
+        states = _random(generator, layers + 1, *shape)
+        ask(answer, states[0], states=states, w=_random(generator, layers + 1))
+
+
+def _merge_starts_as_mean(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """with equal logits, takes the plain mean of all states"""
+    states = _random(generator, 4, 2, 5)
+    for logit in (0.0, 2.5):
+        w = torch.full((4,), logit, dtype=torch.float64)
+        compare(
+            ask(answer, states[0], states=states, w=w),
+            states.mean(0),
+            f"All {len(w)} logits were {logit}; the weights should sum to one.",
+        )
+
+
+def _merge_selects(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """with all mass on one state, returns that state"""
+    states = _random(generator, 4, 2, 5)
+    for layer in range(4):
+        w = torch.full((4,), -1000.0, dtype=torch.float64)
+        w[layer] = 0
+        compare(
+            ask(answer, states[0], states=states, w=w),
+            states[layer],
+            f"Logit {layer} was 0, all others -1000. State 0 is the input of the "
+            "stack, the last one its output; both count.",
+        )
+
+
+def _merge_is_softmax(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """weighs with the softmax of the logits"""
+    states, w = _random(generator, 4, 2, 5), _random(generator, 4)
+    compare(
+        ask(answer, states[0], states=states, w=w),
+        reference(states, w),
+        "Eq. f1: the weights are exp(w_l) / sum of exp(w).",
+    )
+
+
+def _merge_is_stable(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """does not overflow for large logits"""
+    states, w = _random(generator, 3, 2, 4), _random(generator, 3)
+    compare(
+        ask(answer, states[0], states=states, w=w + 1000),
+        reference(states, w),
+        "1000 was added to all logits, which changes no softmax.",
+    )
+
+
+def _merge_takes_square(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """weighs layers, also where other dimensions have the same size"""
+    states, w = _random(generator, 4, 4, 4), _random(generator, 4)
+    compare(
+        ask(answer, states[0], states=states, w=w),
+        reference(states, w),
+        "Four states of shape [4, 4]: is w lined up with the first dimension?",
+    )
+
+
+# --- feedback_attention ----------------------------------------------
+
+
+def _problem(
+    generator: Generator, past: int, batch: int = 2, heads: int = 3, key: int = 4
+) -> dict[str, Tensor]:
+    return {
+        "q": _random(generator, batch, heads, key),
+        "k": _random(generator, batch, past, heads, key),
+        "v": _random(generator, batch, past, heads, key),
+        "positions": _random(generator, key, 6),
+    }
+
+
+def _attention_has_shape(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """returns a tensor of the shape of q"""
+    for past, batch, heads, key in ((5, 2, 3, 4), (1, 1, 1, 2), (3, 4, 2, 5)):
+        given = _problem(generator, past, batch, heads, key)
+        ask(answer, given["q"], **given)
+
+
+def _attention_of_one(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """with one memory, returns its value"""
+    given = _problem(generator, 1)
+    compare(
+        ask(answer, given["q"], **given),
+        given["v"][:, 0],
+        "The softmax over a single score is 1, whatever the score.",
+    )
+
+
+def _attention_is_a_mean(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """with a zero query, returns the mean of the values"""
+    given = _problem(generator, 5)
+    given["q"] = torch.zeros_like(given["q"])
+    compare(
+        ask(answer, given["q"], **given),
+        given["v"].mean(1),
+        "All scores are 0 then, so all weights are 1/5. Is the softmax over "
+        "the memories?",
+    )
+
+
+def _attention_compares(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """without positions, is scaled dot-product attention"""
+    given = _problem(generator, 5)
+    given["positions"] = torch.zeros_like(given["positions"])
+    compare(
+        ask(answer, given["q"], **given),
+        reference(*given.values()),
+        "positions was 0, so scores are q . k / sqrt(key). Are heads kept apart, "
+        "and scores divided?",
+    )
+
+
+def _attention_knows_distances(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """counts distances back from the query: the last memory is 1 step back"""
+    given = _problem(generator, 5)
+    given["k"] = torch.zeros_like(given["k"])
+    compare(
+        ask(answer, given["q"], **given),
+        reference(*given.values()),
+        "All keys were 0, so scores are q . P s(distance) / sqrt(key), with "
+        "distances 5, 4, 3, 2, 1 from the oldest to the newest.",
+    )
+
+
+def _attention_does_both(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """adds both scores, and divides both by sqrt(key)"""
+    given = _problem(generator, 7)
+    compare(ask(answer, given["q"], **given), reference(*given.values()), "Eq. f4.")
+
+
+def _attention_of_nothing(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """without any memory, returns 0"""
+    given = _problem(generator, 0)
+    compare(
+        ask(answer, given["q"], **given),
+        torch.zeros_like(given["q"]),
+        "This is the first step of a sequence: an empty sum.",
+    )
+
+
+EXERCISES: dict[str, Exercise] = {
+    exercise.name: exercise
+    for exercise in (
+        Exercise(
+            "merge_memory",
+            (merge_memory,),
+            (
+                _merge_has_shape,
+                _merge_starts_as_mean,
+                _merge_selects,
+                _merge_is_softmax,
+                _merge_is_stable,
+                _merge_takes_square,
+            ),
+            (
+                "Eq. f1: turn the logits into weights that sum to one, then add up "
+                "the states, each times its weight.",
+                "torch.softmax knows how not to overflow. The weights belong to the "
+                "first dimension of states.",
+                'weights = torch.softmax(w, dim=0), and in einsum: "l,l...d->...d".',
+            ),
+        ),
+        Exercise(
+            "feedback_attention",
+            (feedback_attention, softmax, sinusoids),
+            (
+                _attention_has_shape,
+                _attention_of_one,
+                _attention_is_a_mean,
+                _attention_compares,
+                _attention_knows_distances,
+                _attention_does_both,
+                _attention_of_nothing,
+            ),
+            (
+                "Two scores per memory, Eq. f4: one compares the query with its key, "
+                "the other with the vector r of its distance. Add, divide, softmax, "
+                "and weigh the values.",
+                "torch.arange(past, 0, -1) counts the distances; "
+                "sinusoids(distances, features) @ positions.T has a row r for each.",
+                'content = torch.einsum("bhd,bjhd->bhj", q, k) and position = '
+                'torch.einsum("bhd,jd->bhj", q, r). A softmax over nothing is empty, '
+                "and an empty sum is 0: no special case.",
+            ),
+        ),
+    )
+}

@@ -1,0 +1,385 @@
+r"""The Attention Free Transformer as layers (Zhai et al. 2021).
+
+$Q, K, V = X W^Q, X W^K, X W^V$, then one of the operations, which gate
+with $\sigma(Q)$ themselves, then an output projection. No projection
+has a bias. What differs is the position bias $w$.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fwlab import ops
+from fwlab.feature_maps import l2_normalize
+from fwlab.layers.heads import check_input, head_width, split_heads
+
+
+class PositionedState(NamedTuple):
+    """The memory of a layer whose biases depend on the position.
+
+    - `position`: how many tokens there were.
+    - `memory`: the state of the operation.
+    """
+
+    position: int
+    memory: ops.WindowState
+
+
+class _AFT(nn.Module):
+    """What all forms have in common; `_mix` is the operation."""
+
+    def __init__(self, d_model: int, causal: bool):
+        super().__init__()
+        head_width(type(self).__name__, d_model, 1)
+        self.d_model, self.causal = d_model, causal
+        self.to_q = nn.Linear(d_model, d_model, bias=False)
+        self.to_k = nn.Linear(d_model, d_model, bias=False)
+        self.to_v = nn.Linear(d_model, d_model, bias=False)
+        self.to_out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """The whole sequence at once.
+
+        - `x`: `[batch, time, d_model]`.
+        - `key_mask`: `bool [batch, time]`, True = real token.
+        - `implementation`: as for the operations of `fwlab.ops`.
+        - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        """
+        q, k, v = self._project(x, "batch time d_model")
+        options = {
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "implementation": implementation,
+        }
+        return self.to_out(self._mix(q, k, v, 0, **options))
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: Any = None,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+    ) -> tuple[Tensor, Any]:
+        """A stretch of the sequence at once, and the state after it.
+
+        - `x`: `[batch, time, d_model]`.
+        - `state`: the state before it; None = start of the sequence.
+        - `key_mask`, `implementation`: as in `forward`.
+        - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
+        - Raises `ValueError` for a layer that is not causal.
+        """
+        if not self.causal:
+            raise ValueError(
+                f"{type(self).__name__}: without causal=True there are no steps to "
+                "go on from; call the layer itself"
+            )
+        q, k, v = self._project(x, "batch time d_model")
+        past, memory = self._unpack(state)
+        y, memory = self._mix(
+            q,
+            k,
+            v,
+            past,
+            causal=True,
+            key_mask=key_mask,
+            state=memory,
+            return_state=True,
+            implementation=implementation,
+        )
+        return self.to_out(y), self._pack(past + x.shape[1], memory)
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """One token.
+
+        - `x`: `[batch, d_model]`.
+        - `state`: the state before it; None = start of the sequence.
+        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        """
+        check_input(type(self).__name__, "x", x, "batch d_model", self.to_q.weight)
+        y, state = self.prefill(x[:, None], state, implementation="naive")
+        return y[:, 0], state
+
+    def state_size(self, time: int = 0) -> int:
+        """Numbers in the state of one sequence after `time` tokens."""
+        raise NotImplementedError
+
+    def _project(self, x: Tensor, dims: str) -> tuple[Tensor, Tensor, Tensor]:
+        check_input(type(self).__name__, "x", x, dims, self.to_q.weight)
+        return self.to_q(x), self.to_k(x), self.to_v(x)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def _unpack(self, state: Any) -> tuple[int, Any]:
+        return 0, state
+
+    def _pack(self, position: int, memory: Any) -> Any:
+        return memory
+
+
+class AFTSimple(_AFT):
+    """AFT without position bias (Eq. 5): a running mean per channel.
+
+    - `d_model`: width of the input.
+    - `causal`: see past and present; False: all tokens, `forward` only.
+
+    Its state is a `RunningMean`, two numbers per channel. It knows no
+    order but that of causality.
+    """
+
+    def __init__(self, d_model: int, causal: bool = True):
+        super().__init__(d_model, causal)
+
+    def state_size(self, time: int = 0) -> int:
+        return 2 * self.d_model
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
+        return ops.aft_simple(q, k, v, **options)
+
+
+class _Positioned(_AFT):
+    """Biases from tables of `max_len` positions."""
+
+    def __init__(self, d_model: int, causal: bool, max_len: int, factor: int | None):
+        super().__init__(d_model, causal)
+        for name, size in (("max_len", max_len), ("factor", factor or 1)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} must be an integer of at least 1, "
+                    f"not {size!r}"
+                )
+        self.max_len, self.factor = max_len, factor
+        if factor is not None:
+            self.bias_u = nn.Parameter(0.1 * torch.randn(max_len, factor))
+            self.bias_v = nn.Parameter(0.1 * torch.randn(max_len, factor))
+
+    def position_tables(self) -> list[nn.Parameter]:
+        """The parameters that grow with `max_len`."""
+        named = dict(self.named_parameters(recurse=False))
+        return list(named.values())
+
+    def _end(self, past: int, time: int) -> int:
+        end = past + time
+        if end > self.max_len:
+            raise ValueError(
+                f"{type(self).__name__}: {end} tokens are more than "
+                f"max_len={self.max_len}, the length of the table of biases"
+            )
+        return end
+
+
+class AFTFull(_Positioned):
+    r"""AFT with a bias for every pair of positions (Eq. 2).
+
+    - `d_model`: width of the input.
+    - `max_len`: longest sequence; longer ones raise `ValueError`.
+    - `factor`: $d'$ of the factorised bias $w_{t,t'} = u_t \cdot v_{t'}$
+      (Eq. 7) with $2 \cdot \text{max\_len} \cdot d'$ numbers, which
+      start normal with standard deviation 0.1; None = a table of
+      `max_len` by `max_len`, which starts at 0.
+    - `causal`: see past and present; False: all tokens, `forward` only.
+
+    Its state, `KeysAndValues`, grows with every token.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        max_len: int,
+        factor: int | None = None,
+        causal: bool = True,
+    ):
+        super().__init__(d_model, causal, max_len, factor)
+        if factor is None:
+            self.bias = nn.Parameter(torch.zeros(max_len, max_len))
+
+    def state_size(self, time: int) -> int:  # type: ignore[override]
+        return 2 * time * self.d_model
+
+    def _unpack(self, state: Any) -> tuple[int, Any]:
+        return (0 if state is None else state[0].shape[1]), state
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
+        end = self._end(past, q.shape[1])
+        if self.factor is None:
+            bias = self.bias[past:end, :end]
+        else:
+            bias = self.bias_u[past:end] @ self.bias_v[:end].T  # Eq. 7
+        return ops.aft_full(q, k, v, bias, **options)
+
+
+class AFTLocal(_Positioned):
+    r"""AFT with biases within a window (Eq. 4).
+
+    - `d_model`: width of the input.
+    - `max_len`: longest sequence; longer ones raise `ValueError`.
+    - `window`: $s$; a token has biases for itself and the $s - 1$ tokens
+      before it (not causal: and after it). All others count, too, with
+      bias 0.
+    - `factor`: $d'$ of the factorised bias (Eq. 7), as in `AFTFull`;
+      None = a band of `max_len` by `window`, which starts at 0.
+    - `causal`: see past and present; False: all tokens, `forward` only.
+
+    Its state, a `PositionedState`, has constant size.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        max_len: int,
+        window: int = 32,
+        factor: int | None = None,
+        causal: bool = True,
+    ):
+        super().__init__(d_model, causal, max_len, factor)
+        _check_window("AFTLocal", window)
+        self.window = window
+        if factor is None:
+            columns = window if causal else 2 * window - 1
+            self.band = nn.Parameter(torch.zeros(max_len, columns))
+
+    def state_size(self, time: int = 0) -> int:
+        return 2 * self.window * self.d_model
+
+    def _unpack(self, state: Any) -> tuple[int, Any]:
+        return (0, None) if state is None else tuple(state)
+
+    def _pack(self, position: int, memory: Any) -> Any:
+        return PositionedState(position, memory)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
+        end = self._end(past, q.shape[1])
+        if self.factor is None:
+            band = self.band[past:end]
+        else:
+            band = self._factorised(past, end)
+        return ops.aft_local(q, k, v, band, **options)
+
+    def _factorised(self, past: int, end: int) -> Tensor:
+        """Rows `past` to `end` of the band of $u_t \\cdot v_{t'}$."""
+        reach = self.window - 1
+        ahead = 0 if self.causal else reach
+        table = nn.functional.pad(self.bias_v[:end], (0, 0, reach, ahead))
+        # Row t: the vectors of the steps t - reach to t + ahead.
+        near = table[past:].unfold(0, reach + 1 + ahead, 1)
+        band = torch.einsum("td,tdj->tj", self.bias_u[past:end], near)  # Eq. 7
+        back = band[:, : self.window].flip(1)
+        return torch.cat([back, band[:, self.window :]], 1)
+
+
+class _Kernel(nn.Module):
+    r"""The biases of AFT-conv, re-parameterised (Eq. 8):
+
+    $$w \leftarrow \gamma\, \frac{w - \mathrm{mean}(w)}{\mathrm{std}(w)} + \beta$$
+
+    per head, with the standard deviation of the kernel as it is (divided
+    by its size, not by one less). $\gamma$ and $\beta$ start at 0, so
+    the layer starts as AFT-simple, and the kernel itself, which starts
+    normal, learns from the second step on. A constant kernel is
+    $\beta$.
+    """
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.raw = nn.Parameter(torch.randn(shape))
+        self.gamma = nn.Parameter(torch.zeros(shape[0]))
+        self.beta = nn.Parameter(torch.zeros(shape[0]))
+
+    def forward(self) -> Tensor:
+        flat = self.raw.flatten(1)
+        centred = flat - flat.mean(1, keepdim=True)
+        unit = l2_normalize(centred) * flat.shape[1] ** 0.5
+        return (self.gamma[:, None] * unit + self.beta[:, None]).view_as(self.raw)
+
+
+class AFTConv(_AFT):
+    """AFT with one bias per head and distance (Eq. 6, with Eq. 8).
+
+    - `d_model`: width of the input; a multiple of `heads`.
+    - `heads`: number of heads; the channels of a head share its biases.
+    - `window`: a token has biases for itself and the `window - 1` tokens
+      before it (not causal: and after it). All others count, with bias 0.
+    - `shared_key`: one key per head and token, as in the paper, in place
+      of one per channel.
+    - `causal`: see past and present; False: all tokens, `forward` only.
+
+    Its state, a `WindowState`, has constant size, and there is no
+    longest sequence.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        window: int = 32,
+        shared_key: bool = False,
+        causal: bool = True,
+    ):
+        super().__init__(d_model, causal)
+        head_width("AFTConv", d_model, heads)
+        _check_window("AFTConv", window)
+        self.heads, self.window = heads, window
+        self.kernel = _Kernel(heads, window if causal else 2 * window - 1)
+        if shared_key:
+            self.to_k = nn.Linear(d_model, heads, bias=False)
+
+    def state_size(self, time: int = 0) -> int:
+        return 2 * self.window * self.d_model
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
+        q, k, v = (split_heads(x, self.heads) for x in (q, k, v))
+        out: Any = ops.aft_conv(q, k, v, self.kernel(), **options)
+        if options.get("return_state"):
+            return out[0].flatten(-2), out[1]
+        return out.flatten(-2)
+
+
+class AFTConv2d(_AFT):
+    """AFT-conv for images (Eq. 6, with Eq. 8): every pixel sees all.
+
+    - `d_model`: width of the input; a multiple of `heads`.
+    - `heads`: number of heads; the channels of a head share its biases.
+    - `size`: of the centred kernel, odd.
+    - `shared_key`: one key per head and pixel, as in the paper, in place
+      of one per channel.
+    """
+
+    def __init__(self, d_model: int, heads: int, size: int, shared_key: bool = False):
+        super().__init__(d_model, causal=False)
+        head_width("AFTConv2d", d_model, heads)
+        _check_window("AFTConv2d", size, "size")
+        if size % 2 == 0:
+            raise ValueError(f"AFTConv2d: size must be odd, not {size}")
+        self.heads = heads
+        self.kernel = _Kernel(heads, size, size)
+        if shared_key:
+            self.to_k = nn.Linear(d_model, heads, bias=False)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """All pixels at once.
+
+        - `x`: `[batch, height, width, d_model]`.
+        - `key_mask`: `bool [batch, height, width]`, True = real pixel.
+        - `implementation`: as for the operations of `fwlab.ops`.
+        - Returns `[batch, height, width, d_model]`.
+        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        """
+        parts = self._project(x, "batch height width d_model")
+        q, k, v = (split_heads(part, self.heads) for part in parts)
+        y = ops.aft_conv2d(
+            q, k, v, self.kernel(), key_mask=key_mask, implementation=implementation
+        )
+        return self.to_out(y.flatten(-2))
+
+
+def _check_window(layer: str, window: int, name: str = "window") -> None:
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ValueError(
+            f"{layer}: {name} must be an integer of at least 1, not {window!r}"
+        )

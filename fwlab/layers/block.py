@@ -1,0 +1,70 @@
+"""The block that models repeat: a mixer and an MLP."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Mix over time, then over channels, each behind its own norm.
+
+    - `mixer`: a layer with `forward`, `prefill`, `step` and `state_size`,
+      `[batch, time, d_model]` to the same.
+    - `d_model`: width of the input.
+    - `d_ff`: width inside the MLP; None = `4 * d_model`.
+    - Raises `ValueError` for a `d_ff` below 1.
+
+    No norm and no linear layer has a bias. A block has the methods of
+    its mixer, and their state.
+    """
+
+    def __init__(self, mixer: nn.Module, d_model: int, d_ff: int | None = None):
+        super().__init__()
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        if d_ff < 1:
+            raise ValueError(f"Block: d_ff must be at least 1, not {d_ff}")
+        self.norm_mixer = nn.LayerNorm(d_model, bias=False)
+        self.mixer: Any = mixer
+        self.norm_mlp = nn.LayerNorm(d_model, bias=False)
+        self.expand = nn.Linear(d_model, d_ff, bias=False)
+        self.contract = nn.Linear(d_ff, d_model, bias=False)
+
+    @property
+    def max_len(self) -> int | None:
+        """Longest sequence, where the mixer has a position table."""
+        return getattr(self.mixer, "max_len", None)
+
+    def state_size(self, time: int = 0) -> int:
+        """Numbers in the state of one sequence after `time` tokens."""
+        return self.mixer.state_size(time)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """The whole sequence at once, `[batch, time, d_model]`."""
+        return self.prefill(x, None, key_mask, implementation)[0]
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: Any = None,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+    ) -> tuple[Tensor, Any]:
+        """A stretch of the sequence at once, and the state after it.
+
+        A masked step gets nothing from the mixer, and still its MLP.
+        """
+        y, state = self.mixer.prefill(
+            self.norm_mixer(x), state, key_mask, implementation
+        )
+        return self._mlp(x + y), state
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """One token, `[batch, d_model]`."""
+        y, state = self.mixer.step(self.norm_mixer(x), state)
+        return self._mlp(x + y), state
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        return x + self.contract(F.gelu(self.expand(self.norm_mlp(x))))

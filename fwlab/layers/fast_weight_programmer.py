@@ -1,0 +1,104 @@
+r"""The fast weight programmer of 1991 as a layer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fwlab import ops
+from fwlab.layers.heads import check_input, head_width, split_heads
+
+
+class FastWeightProgrammer(nn.Module):
+    r"""One network writes the weights of another (Schmidhuber 1991).
+
+    $a, b = W_a x, W_b x$ (Eq. 1); the outer product $a \otimes b$
+    changes the fast weights $W$, and the answer is $W x$ (Eqs. 2 and 3),
+    then an output projection. There is no query: the fast network takes
+    the input itself, cut into heads. No projection has a bias.
+
+    - `d_model`: width of the input; a multiple of `heads`.
+    - `heads`: number of independent fast networks.
+    - `activation`: $\sigma$ of Eq. 2, entry by entry; None = identity.
+    - Raises `ValueError` where `heads` does not divide `d_model`.
+
+    All three methods are causal, and any mixture of `prefill` and `step`
+    gives what `forward` gives for the whole sequence.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int = 1,
+        activation: Callable[[Tensor], Tensor] | None = torch.tanh,
+    ):
+        super().__init__()
+        width = head_width("FastWeightProgrammer", d_model, heads)
+        self.d_model, self.heads, self.activation = d_model, heads, activation
+        #: `[heads, value, key]`, the shape of the fast weights of one sequence.
+        self.state_shape = (heads, width, width)
+        self.to_a = nn.Linear(d_model, d_model, bias=False)
+        self.to_b = nn.Linear(d_model, d_model, bias=False)
+        self.to_out = nn.Linear(d_model, d_model, bias=False)
+
+    def state_size(self, time: int = 0) -> int:
+        """Numbers in the state of one sequence, however long it was."""
+        heads, value, key = self.state_shape
+        return heads * value * key
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """The whole sequence at once.
+
+        - `x`: `[batch, time, d_model]`.
+        - `key_mask`: `bool [batch, time]`, True = real token.
+        - `implementation`: as for the operations of `fwlab.ops`.
+        - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        """
+        return self.prefill(x, None, key_mask, implementation)[0]
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+    ) -> tuple[Tensor, Tensor]:
+        """A stretch of the sequence at once, and the state after it.
+
+        - `x`: `[batch, time, d_model]`.
+        - `state`: the state before it; None = fast weights of zero.
+        - `key_mask`, `implementation`: as in `forward`.
+        - Returns `(y, state)`: `[batch, time, d_model]`, and the fast
+          weights `[batch, heads, value, key]`.
+        """
+        check_input(
+            "FastWeightProgrammer", "x", x, "batch time d_model", self.to_a.weight
+        )
+        a, b, x = (
+            split_heads(part, self.heads) for part in (self.to_a(x), self.to_b(x), x)
+        )
+        y, state = ops.fwp(
+            a,
+            b,
+            x,
+            self.activation,
+            key_mask=key_mask,
+            state=state,
+            return_state=True,
+            implementation=implementation,
+        )
+        return self.to_out(y.flatten(-2)), state
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One token, in time and memory that do not grow.
+
+        - `x`: `[batch, d_model]`.
+        - `state`: the state before it; None = fast weights of zero.
+        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        """
+        check_input("FastWeightProgrammer", "x", x, "batch d_model", self.to_a.weight)
+        y, state = self.prefill(x[:, None], state, implementation="naive")
+        return y[:, 0], state

@@ -1,0 +1,295 @@
+r"""Transformer-XL: softmax attention with a memory of past segments.
+
+The baseline of the fast weight papers for long texts: its memory keeps
+tokens as they are, and drops the oldest.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab.layers.block import Block
+from fwlab.layers.heads import check_input, head_width, split_heads
+from fwlab.layers.positions import sinusoids
+from fwlab.ops import checks
+
+
+class SegmentState(NamedTuple):
+    """What one layer remembers: keys and values side by side.
+
+    - `memory`: `[batch, up to memory, heads, 2 * width]`, of the tokens
+      before the segment.
+    - `segment`: `[batch, up to segment, heads, 2 * width]`, of the
+      segment so far.
+    - `mask`: `bool [batch, memory and segment]`, True = real token; None
+      while every token was real.
+    """
+
+    memory: Tensor
+    segment: Tensor
+    mask: Tensor | None
+
+
+def shift_rows(scores: Tensor) -> Tensor:
+    r"""From columns that say how far to columns that say where.
+
+    Of $L$ rows, row $i$ moves left by $L - 1 - i$. A column of zeros on
+    the left, and rows read anew with another length, do it for all rows
+    at once (appendix B of the paper).
+
+    - `scores`: `[..., L, K]`, column $c$ = the distance $K - 1 - c$.
+    - Returns the same shape, column $j$ = key $j$, where the query of
+      row $i$ stands at $K - L + i$. Later keys hold no valid score.
+    """
+    L, K = scores.shape[-2:]
+    wide = F.pad(scores, (1, 0)).flatten(-2)
+    return wide[..., L:].unflatten(-1, (L, K))
+
+
+class RelativeAttention(nn.Module):
+    r"""Causal attention within a segment and to the memory before it.
+
+    With $q_i = W_q x_i$ per head of width $d$, key $j$ gets the score
+
+    $$\big(q_i^\top W_{k,E}\, x_j + q_i^\top W_{k,R} R_{i-j}
+       + u^\top W_{k,E}\, x_j + v^\top W_{k,R} R_{i-j}\big) / \sqrt d$$
+
+    with sinusoidal codes $R$ of distances and trained biases $u$
+    (content) and $v$ (position), which start at 0. Values carry no
+    position. Arguments and methods are those of `TransformerXL`, for one
+    layer without norms.
+    """
+
+    codes: Tensor
+
+    def __init__(self, d_model: int, heads: int, memory: int = 64, segment: int = 64):
+        super().__init__()
+        width = head_width("TransformerXL", d_model, heads)
+        for name, size, least in (("memory", memory, 0), ("segment", segment, 1)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < least:
+                raise ValueError(
+                    f"TransformerXL: {name} must be an integer of at least {least}, "
+                    f"not {size!r}"
+                )
+        self.d_model, self.heads = d_model, heads
+        self.memory, self.segment = memory, segment
+        self.to_q = nn.Linear(d_model, d_model, bias=False)
+        self.to_k = nn.Linear(d_model, d_model, bias=False)
+        self.to_v = nn.Linear(d_model, d_model, bias=False)
+        self.to_r = nn.Linear(d_model, d_model, bias=False)
+        self.to_out = nn.Linear(d_model, d_model, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(heads, width))
+        self.position_bias = nn.Parameter(torch.zeros(heads, width))
+        codes = sinusoids(torch.arange(memory + segment), d_model)
+        self.register_buffer("codes", codes, persistent=False)
+
+    def state_size(self, time: int | None = None) -> int:
+        """Numbers in the state of one sequence.
+
+        - `time`: after so many tokens; None = the most there ever are.
+        """
+        if time is None:
+            return 2 * self.d_model * (self.memory + self.segment)
+        done = (time - 1) % self.segment + 1 if time else 0
+        return 2 * self.d_model * (min(time - done, self.memory) + done)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """The whole sequence at once, `[batch, time, d_model]`."""
+        return self.prefill(x, None, key_mask, implementation)[0]
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: SegmentState | None = None,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+    ) -> tuple[Tensor, SegmentState]:
+        """A stretch of the sequence at once, and the state after it."""
+        check_input("TransformerXL", "x", x, "batch time d_model", self.to_q.weight)
+        batch, time, _ = x.shape
+        if key_mask is not None:
+            checks.mask("TransformerXL", key_mask, batch, time, x)
+            x = torch.where(key_mask[..., None], x, 0)
+        q, new = split_heads(self.to_q(x), self.heads), self._keys_and_values(x)
+        empty = new[:, :0]
+        memory, segment, mask = (empty, empty, None) if state is None else state
+        # What a later segment sees of a token: the same numbers, through
+        # which it changes the projections, but not what the token is.
+        stopped, later = segment.detach(), new
+        if torch.is_grad_enabled() and segment.shape[1] + time > self.segment:
+            later = self._keys_and_values(x.detach())
+        if key_mask is not None or mask is not None:
+            past = memory.shape[1] + segment.shape[1]
+            parts = ((mask, past), (key_mask, time))
+            mask = torch.cat(
+                [x.new_ones(batch, n).bool() if m is None else m for m, n in parts], 1
+            )
+        y, start = [], 0
+        while start < time:
+            if segment.shape[1] == self.segment:
+                memory = torch.cat([memory, stopped], 1)
+                memory = memory[:, max(memory.shape[1] - self.memory, 0) :]
+                segment = stopped = empty
+            stop = min(start + self.segment - segment.shape[1], time)
+            segment = torch.cat([segment, new[:, start:stop]], 1)
+            stopped = torch.cat([stopped, later[:, start:stop]], 1)
+            seen = torch.cat([memory, segment], 1)
+            real = None
+            if mask is not None:
+                end = mask.shape[1] - time + stop
+                real = mask[:, end - seen.shape[1] : end]
+            y.append(self._attend(q[:, start:stop], seen, real))
+            start = stop
+        if mask is not None:
+            mask = mask[:, mask.shape[1] - memory.shape[1] - segment.shape[1] :]
+        out = self.to_out(torch.cat(y, 1).flatten(-2)) if y else x * 0
+        if key_mask is not None:
+            out = torch.where(key_mask[..., None], out, 0)
+        return out, SegmentState(memory, segment, mask)
+
+    def step(
+        self, x: Tensor, state: SegmentState | None = None
+    ) -> tuple[Tensor, SegmentState]:
+        """One token, `[batch, d_model]`."""
+        check_input("TransformerXL", "x", x, "batch d_model", self.to_q.weight)
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state
+
+    def _keys_and_values(self, x: Tensor) -> Tensor:
+        k, v = (split_heads(project(x), self.heads) for project in (self.to_k, self.to_v))
+        return torch.cat([k, v], -1)
+
+    def _attend(self, q: Tensor, seen: Tensor, real: Tensor | None) -> Tensor:
+        """Queries of the last steps of `seen`: `[batch, time, heads, width]`."""
+        time, count = q.shape[1], seen.shape[1]
+        k, v = seen.chunk(2, -1)
+        scores = torch.einsum("bihd,bjhd->bhij", q + self.content_bias, k)
+        scores = scores + shift_rows(self._by_distance(q + self.position_bias, count))
+        visible = scores.new_ones(time, count).bool().tril(count - time)
+        if real is not None:
+            # A masked query still sees itself: no row is empty.
+            itself = visible & ~visible.tril(count - time - 1)
+            visible = ((visible & real[:, None]) | itself)[:, None]
+        scores = scores * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        return torch.einsum("bhij,bjhd->bihd", weights, v)
+
+    def _by_distance(self, q: Tensor, count: int) -> Tensor:
+        """Scores of all distances, the largest first: `[batch, heads, time, count]`."""
+        codes = self.codes[:count].flip(0)
+        if q.shape[1] > 1:
+            r = split_heads(self.to_r(codes), self.heads)
+            return torch.einsum("bihd,jhd->bhij", q, r)
+        # For one query it is cheaper to bring it to the codes.
+        W = self.to_r.weight.unflatten(0, (self.heads, -1))
+        return torch.einsum("bihd,hdm->bhim", q, W) @ codes.to(q.dtype).T
+
+
+class TransformerXL(nn.Module):
+    r"""A stack of attention layers with a memory (Dai et al. 2019).
+
+    The sequence is cut into segments. A token sees its own segment up to
+    itself and, in every layer, the `memory` tokens before the segment;
+    through $n$ layers that reaches back up to $n \cdot$ `memory` tokens.
+    **No gradient goes from a segment into what the tokens before it
+    are**; it goes into the projections of their keys and values, as in
+    the paper. (From a token of an earlier call of `prefill` or `step`,
+    keys and values themselves are constants to later segments.)
+
+    - `d_model`: width of input and output; a multiple of `heads`.
+    - `heads`, `layers`: heads per layer, number of layers, at least 1.
+    - `d_ff`: width inside the MLPs; None = `4 * d_model`.
+    - `memory`: tokens of memory, 0 or more.
+    - `segment`: tokens per segment, at least 1.
+    - Raises `ValueError` for sizes that do not fit.
+
+    Blocks are pre-norm, each with the attention of `RelativeAttention`,
+    whose biases $u$ and $v$ are each layer's own; there is no last norm,
+    and no longest sequence. Any mixture of `prefill` and `step` gives
+    what `forward` gives for the whole sequence: the state says where its
+    segment began.
+
+    Source: arXiv:1901.02860, section 3 and appendix B.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        layers: int,
+        d_ff: int | None = None,
+        memory: int = 64,
+        segment: int = 64,
+    ):
+        super().__init__()
+        if layers < 1:
+            raise ValueError(f"TransformerXL: layers must be at least 1, not {layers}")
+        self.blocks: Any = nn.ModuleList(
+            Block(RelativeAttention(d_model, heads, memory, segment), d_model, d_ff)
+            for _ in range(layers)
+        )
+
+    def state_size(self, time: int | None = None) -> int:
+        """Numbers in the state of one sequence, over all layers.
+
+        Two vectors, key and value, per layer and token.
+
+        - `time`: after so many tokens; None = the most there ever are,
+          `2 * layers * d_model * (memory + segment)`.
+        """
+        return sum(block.mixer.state_size(time) for block in self.blocks)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """The whole sequence at once.
+
+        - `x`: `[batch, time, d_model]`.
+        - `key_mask`: `bool [batch, time]`, True = real token. Masked
+          tokens are seen by nobody, and count as places in a segment.
+        - `implementation`: there is one only.
+        - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        """
+        return self.prefill(x, None, key_mask, implementation)[0]
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: list[SegmentState] | None = None,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+    ) -> tuple[Tensor, list[SegmentState]]:
+        """A stretch of the sequence at once, and the state after it.
+
+        - `x`: `[batch, time, d_model]`.
+        - `state`: what an earlier call returned; None = start of text.
+        - `key_mask`, `implementation`: as in `forward`.
+        - Returns `(y, state)`, the state being a `SegmentState` per layer.
+        """
+        after: list[SegmentState] = []
+        parts = [None] * len(self.blocks) if state is None else state
+        for block, part in zip(self.blocks, parts, strict=True):
+            x, part = block.prefill(x, part, key_mask, implementation)
+            after.append(part)
+        return x, after
+
+    def step(
+        self, x: Tensor, state: list[SegmentState] | None = None
+    ) -> tuple[Tensor, list[SegmentState]]:
+        """One token; time and memory end growing with the first memory
+        that is full.
+
+        - `x`: `[batch, d_model]`.
+        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        """
+        after: list[SegmentState] = []
+        parts = [None] * len(self.blocks) if state is None else state
+        for block, part in zip(self.blocks, parts, strict=True):
+            x, part = block.step(x, part)
+            after.append(part)
+        return x, after

@@ -1,0 +1,293 @@
+"""An encoder-decoder for translation, with any attention."""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fwlab.feature_maps import FeatureMap
+from fwlab.layers import Block, CrossAttention, FastWeightAttention, SoftmaxAttention
+from fwlab.layers.positions import sinusoids
+from fwlab.models.tokens import check_tokens
+
+
+class DecoderState(NamedTuple):
+    """What the decoder needs to go on.
+
+    - `past`: how many target tokens it has read.
+    - `source`: per layer, the memory of the source.
+    - `parts`: per layer, the state of the self-attention.
+    """
+
+    past: int
+    source: list[Any]
+    parts: list[Any]
+
+
+class EncoderBlock(Block):
+    """A block whose attention sees the whole source."""
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        h = self.norm_mixer(x)
+        return self._mlp(x + self.mixer(h, h, key_mask))
+
+
+class DecoderBlock(Block):
+    """A block that, between mixer and MLP, reads the source."""
+
+    def __init__(
+        self, mixer: nn.Module, cross: CrossAttention, d_model: int, d_ff: int | None
+    ):
+        super().__init__(mixer, d_model, d_ff)
+        self.norm_cross = nn.LayerNorm(d_model, bias=False)
+        self.cross = cross
+
+    def read(
+        self, x: Tensor, source: Any, state: Any, key_mask: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        y, state = self.mixer.prefill(self.norm_mixer(x), state, key_mask)
+        x = x + y
+        x = x + self.cross.read(self.norm_cross(x), source)
+        return self._mlp(x), state
+
+    def read_one(self, x: Tensor, source: Any, state: Any) -> tuple[Tensor, Any]:
+        y, state = self.mixer.step(self.norm_mixer(x), state)
+        x = x + y
+        x = x + self.cross.read(self.norm_cross(x)[:, None], source)[:, 0]
+        return self._mlp(x), state
+
+
+class EncoderDecoder(nn.Module):
+    r"""Translation as in Vaswani et al. 2017, with any attention.
+
+    The encoder's blocks see all of the source. The decoder's see what
+    was written of the target, and the source. With a feature map all
+    three kinds of attention are fast weights: the encoder's and the
+    cross-attention sum over all source tokens (`layers.CrossAttention`),
+    the decoder's own is the causal rule (`layers.FastWeightAttention`).
+    Then decoding needs the same memory for every token, and for every
+    length of the source.
+
+    - `source_vocab`, `target_vocab`: numbers of different tokens.
+    - `layers`: blocks of the encoder, and of the decoder.
+    - `heads`, `d_model`: heads per layer, width.
+    - `attention`: "softmax", or a `FeatureMap`, of which every attention
+      gets a copy.
+    - `rule`: of the decoder's fast weights, one of `FastWeightAttention`;
+      softmax has none.
+    - `d_ff`: width inside the MLPs; None = `4 * d_model`.
+    - Raises `ValueError` or `TypeError` for what does not fit.
+
+    Positions are sinusoids, added to the embeddings on both sides: there
+    is no longest sequence. The target's embeddings are also the weights
+    of the last layer; the source, another language, has its own. Blocks
+    are pre-norm, without biases. **Initial weights**: embeddings normal
+    with variance $1/d$, and multiplied by $\sqrt d$ where they are read;
+    linear layers Xavier uniform, norms 1.
+    """
+
+    def __init__(
+        self,
+        source_vocab: int,
+        target_vocab: int,
+        layers: int = 2,
+        heads: int = 4,
+        d_model: int = 64,
+        attention: str | FeatureMap = "softmax",
+        rule: str = "sum",
+        d_ff: int | None = None,
+    ):
+        super().__init__()
+        sizes = {
+            "source_vocab": source_vocab,
+            "target_vocab": target_vocab,
+            "layers": layers,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(
+                    f"EncoderDecoder: {name} must be at least 1, not {size}"
+                )
+        if attention != "softmax" and not isinstance(attention, FeatureMap):
+            raise TypeError(
+                "EncoderDecoder: attention must be 'softmax' or a FeatureMap, such as "
+                f"ELU1(), not {attention!r}"
+            )
+        self.source_vocab, self.target_vocab = source_vocab, target_vocab
+        self.d_model = d_model
+
+        def own() -> FeatureMap | None:
+            return (
+                copy.deepcopy(attention) if isinstance(attention, FeatureMap) else None
+            )
+
+        def causal() -> nn.Module:
+            phi = own()
+            if phi is None:
+                return SoftmaxAttention(d_model, heads)
+            return FastWeightAttention(d_model, heads, phi, rule)
+
+        self.source_embedding = nn.Embedding(source_vocab, d_model)
+        self.target_embedding = nn.Embedding(target_vocab, d_model)
+        self.encoder: Any = nn.ModuleList(
+            EncoderBlock(CrossAttention(d_model, heads, own()), d_model, d_ff)
+            for _ in range(layers)
+        )
+        self.decoder: Any = nn.ModuleList(
+            DecoderBlock(causal(), CrossAttention(d_model, heads, own()), d_model, d_ff)
+            for _ in range(layers)
+        )
+        self.norm_source = nn.LayerNorm(d_model, bias=False)
+        self.norm = nn.LayerNorm(d_model, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=d_model**-0.5)
+            elif isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+
+    def num_parameters(self) -> int:
+        """Trained numbers, the embeddings included."""
+        return sum(p.numel() for p in self.parameters())
+
+    def state_size(self, source_time: int, time: int) -> int:
+        """Numbers that decoding carries from token to token.
+
+        - `source_time`: tokens of the source.
+        - `time`: tokens of the target so far.
+        - Returns the count for one sequence, over all layers.
+        """
+        return sum(
+            block.cross.state_size(source_time) + block.mixer.state_size(time)
+            for block in self.decoder
+        )
+
+    def forward(
+        self,
+        source: Tensor,
+        target_in: Tensor,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of the next target token at every position.
+
+        - `source`: `int64 [batch, source]`.
+        - `target_in`: `int64 [batch, time]`, the target one step late,
+          behind a start token.
+        - `source_mask`: `bool [batch, source]`, True = real token; None =
+          all are.
+        - `target_mask`: `bool [batch, time]`, the same. Tokens behind the
+          end of a target need none: nobody sees them.
+        - Returns `[batch, time, target_vocab]`.
+        - Raises `ValueError` or `TypeError` for what does not fit.
+        """
+        return self.prefill(target_in, self.encode(source, source_mask), target_mask)[0]
+
+    def encode(self, source: Tensor, source_mask: Tensor | None = None) -> DecoderState:
+        """Read the source, and write it into the decoder's memories.
+
+        - `source`, `source_mask`: as in `forward`.
+        - Returns the state of a decoder that has read no target yet.
+        """
+        check_tokens("EncoderDecoder", "source", source, self.source_vocab)
+        x = self._positioned(self.source_embedding(source), 0)
+        for block in self.encoder:
+            x = block(x, source_mask)
+        x = self.norm_source(x)
+        memories = [block.cross.write(x, source_mask) for block in self.decoder]
+        return DecoderState(0, memories, [None] * len(memories))
+
+    def prefill(
+        self,
+        target_in: Tensor,
+        state: DecoderState,
+        target_mask: Tensor | None = None,
+    ) -> tuple[Tensor, DecoderState]:
+        """A stretch of the target.
+
+        - `target_in`: `int64 [batch, time]`.
+        - `state`: what `encode`, `prefill` or `step` returned.
+        - `target_mask`: as in `forward`.
+        - Returns `(logits, state)`, the logits being
+          `[batch, time, target_vocab]`.
+        """
+        check_tokens("EncoderDecoder", "target_in", target_in, self.target_vocab)
+        x, parts = self._positioned(self.target_embedding(target_in), state.past), []
+        for block, source, part in zip(
+            self.decoder, state.source, state.parts, strict=True
+        ):
+            x, part = block.read(x, source, part, target_mask)
+            parts.append(part)
+        past = state.past + target_in.shape[1]
+        return self._logits(x), DecoderState(past, state.source, parts)
+
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """One target token of each sequence.
+
+        - `tokens`: `int64 [batch]`.
+        - `state`: what `encode`, `prefill` or `step` returned.
+        - Returns `(logits, state)`, the logits being
+          `[batch, target_vocab]`.
+        """
+        check_tokens("EncoderDecoder", "tokens", tokens[:, None], self.target_vocab)
+        x = self._positioned(self.target_embedding(tokens)[:, None], state.past)[:, 0]
+        parts = []
+        for block, source, part in zip(
+            self.decoder, state.source, state.parts, strict=True
+        ):
+            x, part = block.read_one(x, source, part)
+            parts.append(part)
+        return self._logits(x), DecoderState(state.past + 1, state.source, parts)
+
+    def _positioned(self, x: Tensor, past: int) -> Tensor:
+        # On the CPU: not every device has the float64 of the sinusoids.
+        places = torch.arange(past, past + x.shape[1], device="cpu")
+        return x * self.d_model**0.5 + sinusoids(places, self.d_model).to(x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.norm(x) @ self.target_embedding.weight.T  # tied
+
+    @torch.no_grad()
+    def generate(
+        self,
+        source: Tensor,
+        max_new_tokens: int,
+        start: int,
+        end: int | None = None,
+        source_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Translate, always taking the likeliest next token.
+
+        - `source`, `source_mask`: as in `forward`.
+        - `max_new_tokens`: how many to write at most, 0 or more.
+        - `start`: the token before the first.
+        - `end`: the token after the last; a sequence that has ended is
+          filled with it. None = write all of `max_new_tokens`.
+        - Returns `int64 [batch, time]`, without the start token, and no
+          longer than the longest of the sequences.
+        - Raises `ValueError` for an argument out of range.
+        """
+        if max_new_tokens < 0:
+            raise ValueError(
+                f"generate: max_new_tokens must be 0 or more, not {max_new_tokens}"
+            )
+        for name, token in (("start", start), ("end", end)):
+            if token is not None and not 0 <= token < self.target_vocab:
+                raise ValueError(
+                    f"generate: {name} is {token}, but 0 to {self.target_vocab - 1} "
+                    "was wanted"
+                )
+        state = self.encode(source, source_mask)
+        tokens = torch.full_like(source[:, 0], start, dtype=torch.int64)
+        ended = torch.zeros_like(tokens, dtype=torch.bool)
+        text = [tokens[:, None][:, :0]]
+        for _ in range(max_new_tokens):
+            logits, state = self.step(tokens, state)
+            tokens = logits.argmax(-1)
+            if end is not None:
+                tokens = torch.where(ended, end, tokens)
+                ended = ended | (tokens == end)
+            text.append(tokens[:, None])
+            if end is not None and bool(ended.all()):
+                break
+        return torch.cat(text, 1)

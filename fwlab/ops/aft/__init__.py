@@ -1,0 +1,476 @@
+"""The Attention Free Transformer: a gated mean per channel."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fwlab.ops import checks
+from fwlab.ops.aft import efficient, naive
+
+MODULES: dict[str, Any] = {"naive": naive, "efficient": efficient}
+AFT_SIMPLE = AFT_FULL = AFT_LOCAL = AFT_CONV = AFT_CONV2D = MODULES
+
+
+class RunningMean(NamedTuple):
+    """The memory of AFT-simple, per channel.
+
+    - `log_sum`: `[batch, channels]`, logarithm of the sum of the
+      exponentials of all keys so far; empty = `-inf`.
+    - `mean`: `[batch, channels]`, the mean of their values; empty = 0.
+    """
+
+    log_sum: Tensor
+    mean: Tensor
+
+
+class KeysAndValues(NamedTuple):
+    """The growing memory of AFT-full.
+
+    - `k`, `v`: `[batch, past, channels]`; a masked key is `-inf`.
+    """
+
+    k: Tensor
+    v: Tensor
+
+
+class WindowState(NamedTuple):
+    """The memory of AFT-local and AFT-conv, of constant size.
+
+    - `k`, `v`: `[batch, window - 1, channels]`, the last steps; a key
+      that is masked or before the beginning is `-inf`.
+    - `log_sum`, `mean`: `[batch, channels]`, the running mean of
+      everything older.
+    """
+
+    k: Tensor
+    v: Tensor
+    log_sum: Tensor
+    mean: Tensor
+
+
+def aft_simple(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    state: RunningMean | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, RunningMean]:
+    r"""AFT-simple: a running mean of values, weighed by keys (Eq. 5).
+
+    $y_t = \sigma(q_t) \odot \sum_{t' \le t} e^{k_{t'}} v_{t'} \,/\,
+    \sum_{t' \le t} e^{k_{t'}}$, for each channel on its own.
+
+    - `q`, `k`, `v`: `[batch, time, channels]`, any finite values.
+    - `causal`: see past and present; False: all steps.
+    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
+      are seen by nobody and return 0.
+    - `state`: the `RunningMean` of an earlier call (only `causal`);
+      None = nothing seen yet. float32 for half-precision inputs.
+    - `return_state`: return `(y, state)` in place of `y`.
+    - `implementation`: "auto", "naive" or "efficient".
+    - Returns `y` `[batch, time, channels]` in the dtype of `v`. A step
+      that may see nothing returns 0.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Exact for any finite input, and no key of a later step changes an
+    earlier output by one bit.
+
+    Source: Zhai et al. 2021 (arXiv:2105.14103).
+    """
+    call = _Call(
+        "aft_simple", q, k, v, causal, key_mask, implementation
+    )
+    batch, _, channels = call.q.shape
+    names = RunningMean._fields
+    start = call.state(
+        RunningMean,
+        state,
+        return_state,
+        dict.fromkeys(names, (batch, channels)),
+    )
+
+    def compute(form: ModuleType) -> tuple[Tensor, Any]:
+        if causal:
+            y, *after = form.simple(call.q, call.k, call.v, *start)
+            return y, RunningMean(*after)
+        mean = naive.mean_of(call.k, call.v, 0.0)
+        return torch.sigmoid(call.q) * mean[:, None], None
+
+    return call.run(compute, start, return_state)
+
+
+def aft_full(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    state: KeysAndValues | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, KeysAndValues]:
+    r"""AFT-full: every pair of positions has a bias (Eq. 2).
+
+    $y_t = \sigma(q_t) \odot \sum_{t'} e^{k_{t'} + w_{t,t'}} v_{t'} \,/\,
+    \sum_{t'} e^{k_{t'} + w_{t,t'}}$.
+
+    - `q`, `k`, `v`: `[batch, time, channels]`.
+    - `bias`: $w$, `[time, past + time]`; rows are the steps of this
+      call, columns past (those of the state) and present keys.
+    - `causal`, `key_mask`, `return_state`, `implementation`: as for
+      `aft_simple`. A masked step uses up its row and its column.
+    - `state`: the `KeysAndValues` of an earlier call (only `causal`).
+    - Returns `y` `[batch, time, channels]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Source: Zhai et al. 2021 (arXiv:2105.14103).
+    """
+    call = _Call(
+        "aft_full", q, k, v, causal, key_mask, implementation, bias=bias
+    )
+    batch, time, channels = call.q.shape
+    past = _length(state)
+    start = call.state(
+        KeysAndValues,
+        state,
+        return_state,
+        {"k": (batch, past, channels), "v": (batch, past, channels)},
+    )
+    call.shape("bias", bias, [time, past + time], "time, past + time")
+
+    def compute(form: ModuleType) -> tuple[Tensor, Any]:
+        after = KeysAndValues(
+            torch.cat([start.k, call.k], 1),
+            torch.cat([start.v, call.v], 1),
+        )
+        last = past if causal else None
+        w = bias[None].to(call.dtype)
+        return form.rows(call.q, *after, w, last), after
+
+    return call.run(compute, start, return_state)
+
+
+def aft_local(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    state: WindowState | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, WindowState]:
+    r"""AFT-local: biases within a window, and 0 outside (Eq. 4).
+
+    - `q`, `k`, `v`: `[batch, time, channels]`.
+    - `band`: `[time, window]`, column $j$ = the key $j$ steps back; not
+      causal `[time, 2 * window - 1]`, the further columns being the keys
+      1, 2, … steps ahead. Outside the window the bias is 0, not
+      $-\infty$: every step is still seen.
+    - `causal`, `key_mask`, `return_state`, `implementation`: as for
+      `aft_simple`. A masked step uses up its place in the window.
+    - `state`: the `WindowState` of an earlier call (only `causal`).
+    - Returns `y` `[batch, time, channels]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Source: Zhai et al. 2021 (arXiv:2105.14103).
+    """
+    call = _Call(
+        "aft_local",
+        q,
+        k,
+        v,
+        causal,
+        key_mask,
+        implementation,
+        band=band,
+    )
+    time = call.q.shape[1]
+    width = call.width("band", band, "time, window")
+    call.shape("band", band, [time, width], "time, window")
+    return _window(call, band[None], state, return_state)
+
+
+def aft_conv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    state: WindowState | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, WindowState]:
+    r"""AFT-conv: per head, one bias for each distance (Eq. 6).
+
+    - `q`, `v`: `[batch, time, heads, channels]`.
+    - `k`: the same, or with one channel per head (the paper's form).
+    - `kernel`: `[heads, window]` with columns as in the band of
+      `aft_local`; not causal `[heads, 2 * window - 1]`.
+    - `causal`, `key_mask`, `return_state`, `implementation`: as for
+      `aft_simple`. A masked step uses up its place in the window.
+    - `state`: the `WindowState` of an earlier call (only `causal`), its
+      channels being those of all heads, side by side.
+    - Returns `y` `[batch, time, heads, channels]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Source: Zhai et al. 2021 (arXiv:2105.14103).
+    """
+    op = "aft_conv"
+    flat = _heads_side_by_side(op, q, k, v, "batch time heads channels")
+    call = _Call(
+        op, *flat, causal, key_mask, implementation, kernel=kernel
+    )
+    heads = q.shape[2]
+    width = call.width("kernel", kernel, "heads, window")
+    call.shape("kernel", kernel, [heads, width], "heads, window")
+    out = _window(call, kernel[:, None], state, return_state)
+    if return_state:
+        return out[0].view(v.shape), out[1]
+    return out.view(v.shape)
+
+
+def aft_conv2d(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    implementation: str = "auto",
+) -> Tensor:
+    r"""AFT-conv for images: one bias for each offset (Eq. 6).
+
+    Not causal: every pixel sees all others, those within the centred
+    kernel with its bias, the rest with bias 0.
+
+    - `q`, `v`: `[batch, height, width, heads, channels]`.
+    - `k`: the same, or with one channel per head (the paper's form).
+    - `kernel`: `[heads, size, size]`, `size` odd; its middle is the
+      pixel itself.
+    - `key_mask`: `bool [batch, height, width]`, True = real pixel.
+    - `implementation`: "auto", "naive" or "efficient".
+    - Returns `[batch, height, width, heads, channels]`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Source: Zhai et al. 2021 (arXiv:2105.14103).
+    """
+    op = "aft_conv2d"
+    flat = _heads_side_by_side(
+        op, q, k, v, "batch height width heads channels"
+    )
+    batch, height, width, heads, _ = v.shape
+    if key_mask is not None:
+        shape = (batch, height, width)
+        if isinstance(key_mask, Tensor) and key_mask.shape != shape:
+            raise ValueError(
+                f"{op}: key_mask has shape {list(key_mask.shape)}, but "
+                f"{list(shape)} was wanted ([batch, height, width])"
+            )
+        key_mask = (
+            key_mask.flatten(1)
+            if isinstance(key_mask, Tensor)
+            else key_mask
+        )
+    call = _Call(
+        op, *flat, False, key_mask, implementation, kernel=kernel
+    )
+    size = kernel.shape[-1] if kernel.dim() else 0
+    call.shape(
+        "kernel", kernel, [heads, size, size], "heads, size, size"
+    )
+    if size % 2 == 0:
+        raise ValueError(
+            f"{op}: kernel has size {size}, but an odd size was wanted"
+        )
+
+    def compute(form: ModuleType) -> tuple[Tensor, Any]:
+        w = kernel.to(call.dtype)
+        return form.image(
+            call.q, call.k, call.v, w, height, width
+        ), None
+
+    return call.run(compute, None, False).view(v.shape)
+
+
+def _window(
+    call: "_Call",
+    band: Tensor,
+    state: WindowState | None,
+    return_state: bool,
+) -> Any:
+    batch, time, channels = call.q.shape
+    steps = band.shape[-1] - 1 if call.causal else 0
+    last, running = (batch, steps, channels), (batch, channels)
+    shape: dict[str, tuple[int, ...]] = {"k": last, "v": last}
+    shape |= {"log_sum": running, "mean": running}
+    start = call.state(WindowState, state, return_state, shape)
+
+    def compute(form: ModuleType) -> tuple[Tensor, Any]:
+        k = torch.cat([start.k, call.k], 1)
+        v = torch.cat([start.v, call.v], 1)
+        y, log_sum, mean = form.window(
+            call.q,
+            k,
+            v,
+            band.to(call.dtype),
+            start.log_sum,
+            start.mean,
+            call.causal,
+        )
+        return y, WindowState(k[:, time:], v[:, time:], log_sum, mean)
+
+    return call.run(compute, start, return_state)
+
+
+class _Call:
+    """Arguments of one call, checked, masked, and in full precision."""
+
+    def __init__(
+        self,
+        op: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        key_mask: Tensor | None,
+        implementation: str,
+        **weights: Tensor,
+    ):
+        dims = "batch time channels"
+        sizes = checks.shapes(op, q=(q, dims), k=(k, dims), v=(v, dims))
+        for name, weight in weights.items():
+            if not isinstance(weight, Tensor):
+                raise TypeError(
+                    f"{op}: {name} must be a tensor, not {type(weight).__name__}"
+                )
+        self.dtype = checks.compute_dtype(op, q=q, k=k, v=v, **weights)
+        self.op, self.causal, self.key_mask = op, causal, key_mask
+        self.form = checks.choose(op, MODULES, implementation)
+        self.weights, self.out = weights, v.dtype
+        if key_mask is not None:
+            checks.mask(op, key_mask, sizes["batch"], sizes["time"], q)
+            seen = key_mask[..., None]
+            # A key of -inf is seen by nobody.
+            q, v = torch.where(seen, q, 0), torch.where(seen, v, 0)
+            k = torch.where(seen, k, -torch.inf)
+        self.q, self.k, self.v = (x.to(self.dtype) for x in (q, k, v))
+
+    def width(self, name: str, weight: Tensor, dims: str) -> int:
+        """The last size of a band or kernel; both sides of 0 are even."""
+        width = weight.shape[-1] if weight.dim() else 0
+        if width < 1 or not (self.causal or width % 2):
+            wanted = (
+                "at least 1" if self.causal else "odd (2 * window - 1)"
+            )
+            raise ValueError(
+                f"{self.op}: {name} has shape {list(weight.shape)} ([{dims}]), but "
+                f"the last size must be {wanted}"
+            )
+        return width
+
+    def shape(
+        self, name: str, weight: Tensor, wanted: list[int], dims: str
+    ) -> None:
+        if list(weight.shape) != wanted:
+            raise ValueError(
+                f"{self.op}: {name} has shape {list(weight.shape)}, but {wanted} "
+                f"was wanted ([{dims}])"
+            )
+
+    def state(
+        self,
+        kind: Callable,
+        state: Any,
+        return_state: bool,
+        shapes: dict[str, tuple[int, ...]],
+    ) -> Any:
+        """The state that was given, or an empty one."""
+        if not self.causal and (state is not None or return_state):
+            raise ValueError(
+                f"{self.op}: a state needs causal=True; without it every step "
+                "sees all others"
+            )
+        if state is None:
+            empty = {
+                "k": -torch.inf,
+                "log_sum": -torch.inf,
+                "v": 0,
+                "mean": 0,
+            }
+            return kind(
+                *(
+                    self.q.new_full(shape, empty[name])
+                    for name, shape in shapes.items()
+                )
+            )
+        name = kind.__name__
+        if not (isinstance(state, tuple) and len(state) == len(shapes)):
+            raise TypeError(
+                f"{self.op}: state must be a {name} ({', '.join(shapes)}), "
+                f"not {type(state).__name__}"
+            )
+        for (part, shape), given in zip(
+            shapes.items(), state, strict=True
+        ):
+            checks.state_part(
+                self.op,
+                f"state.{part}",
+                given,
+                shape,
+                self.dtype,
+                self.q,
+            )
+        return kind(*state)
+
+    @torch.compiler.disable
+    def run(
+        self, compute: Callable, start: Any, return_state: bool
+    ) -> Any:
+        """Call `compute` with the chosen form, in full precision."""
+        with torch.autocast(self.q.device.type, enabled=False):
+            if self.q.shape[1] == 0:  # still a function of its inputs
+                given = (self.q, self.v, *self.weights.values())
+                y = self.k * sum(x.sum().to(self.dtype) for x in given)
+                after = start
+            else:
+                y, after = compute(self.form)
+            if self.key_mask is not None:
+                y = torch.where(self.key_mask[..., None], y, 0)
+            y = y.to(self.out)
+        return (y, after) if return_state else y
+
+
+def _length(state: Any) -> int:
+    """Steps in a `KeysAndValues`, if that is what it is."""
+    k = state[0] if isinstance(state, tuple) and state else None
+    return k.shape[1] if isinstance(k, Tensor) and k.dim() == 3 else 0
+
+
+def _heads_side_by_side(
+    op: str, q: Tensor, k: Tensor, v: Tensor, dims: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`[batch, ..., heads, channels]` to `[batch, time, channels]`."""
+    if (
+        isinstance(k, Tensor)
+        and isinstance(q, Tensor)
+        and k.dim() == q.dim()
+        and k.shape[-1] == 1
+    ):
+        k = k.expand(*k.shape[:-1], q.shape[-1])
+    checks.shapes(op, q=(q, dims), k=(k, dims), v=(v, dims))
+    q, k, v = (x.flatten(-2).flatten(1, -2) for x in (q, k, v))
+    return q, k, v

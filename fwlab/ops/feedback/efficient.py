@@ -1,0 +1,416 @@
+r"""# Feedback memory with a cache
+
+The steps have to be computed one after the other, but little of the
+work belongs inside that loop. Three things are done here that the
+naive loop does not do:
+
+1. Every memory is projected *once*, when it is made, and its keys and
+   values are written into buffers that are as long as the sequence.
+2. What a layer saves for the backward pass are its input, what the
+   attention gave and the cache: nothing per *pair* of steps. All else
+   is computed again, for all steps in one product.
+3. The backward loop computes only what the next step needs. What
+   reaches an older memory is collected for a block of steps and added
+   in one product, and so are the gradients of all weights.
+
+**Positions without shifts.** In a block of queries every row has other
+distances. But the sine and cosine of a difference are products, so that
+$s(t - j)$ is a rotation of $s(j)$, and the score of Eq. f4 becomes an
+ordinary product with a table of *absolute* positions:
+
+$$q \cdot P s(t - j) = u \cdot s(t - j) = (R_t u) \cdot s(j),
+  \qquad u = P^\top q \tag{g1}$$
+$$R_t \begin{bmatrix} a \\ b \end{bmatrix} = \begin{bmatrix}
+  b \sin\omega t - a \cos\omega t \\
+  a \sin\omega t + b \cos\omega t \end{bmatrix} \tag{g2}$$
+
+for the halves $a$ and $b$ of $u$ that meet the sines and cosines.
+$R_t$ is symmetric and its own inverse: $R_t R_t = I$.
+
+**Weights.** The scales of the norms, the factor
+$1/\sqrt{d_{\text{key}}}$ and $P$ are multiplied into the matrices
+beside them before the loop starts.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab.ops import chunks
+from fwlab.ops.feedback.naive import EPS, FeedbackWeights, sinusoids
+
+#: Steps whose effect on older memories is collected.
+BLOCK = 64
+
+
+def rotate(u: Tensor, table: Tensor) -> Tensor:
+    r"""$R_t u$ of (g2) for every step $t$; its own inverse.
+
+    - `u`: `[..., time, features]`, `table`: $s(t)$, `[time, features]`.
+    """
+    (a, b), (sin, cos) = u.chunk(2, -1), table.chunk(2, -1)
+    return torch.cat([b * sin - a * cos, a * sin + b * cos], -1)  # (g2)
+
+
+def _norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Layer norm without a scale, and what its gradient needs."""
+    y, mean, rstd = torch.native_layer_norm(
+        x, x.shape[-1:], None, None, EPS
+    )
+    return y, (x, mean, rstd)
+
+
+def _norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
+    return torch.ops.aten.native_layer_norm_backward(
+        dy, x, x.shape[-1:], *saved, None, None, [True, False, False]
+    )[0]
+
+
+class _Feedback(torch.autograd.Function):
+    r"""The whole loop over time, and its gradient by hand.
+
+    Buffers have the layer first and the time second, so that a step of
+    a layer is a piece `[batch, d]` in one stretch of memory, and all
+    steps of a layer are the rows of one matrix.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        past: Tensor,
+        hidden: Tensor | None,
+        alpha: Tensor,
+        to_q: Tensor,
+        positions: Tensor,
+        to_kv: Tensor,
+        to_out: Tensor,
+        expand: Tensor,
+        contract: Tensor,
+        normalize: bool,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor]:
+        r"""Eqs. f1 to f7, without gradients.
+
+        - `x`: `[batch, time, d]`.
+        - `past`: `[2, groups, batch, heads, past, key]`, keys and
+          values of earlier calls; `hidden`: `bool [batch, past]`.
+        - `alpha`: $\mathrm{softmax}(w)$.
+        - `to_q`: `[layers, heads, key, d]`.
+        - `to_kv`: `[2 * groups * d, d]`.
+        """
+        batch, time, d = x.shape
+        layers, n_past = to_out.shape[0], past.shape[-2]
+        _, groups, _, heads, _, key = past.shape
+        rows, n = batch * heads, n_past + time
+        to_qu = _with_positions(to_q, positions)
+        kv = x.new_empty(2, groups, batch, heads, n, key)
+        kv[..., :n_past, :] = past
+        kv = kv.view(2, groups, rows, n, key)
+        back = _table(torch.arange(n, 0, -1), positions)
+        if hidden is not None:
+            hidden = hidden.repeat_interleave(heads, 0)[:, None]
+        kept = time if keep else 1
+        states = x.new_empty(layers + 1, kept, batch, d)
+        attended = x.new_empty(layers, kept, batch, d)
+        y = x.new_empty(batch, time, d)
+        for t in range(time):
+            here, n = t if keep else 0, n_past + t
+            states[0, here] = x[:, t]
+            for l in range(layers):
+                K, V = kv[:, l if groups > 1 else 0, :, :n].unbind()
+                x_l, z = states[l, here], attended[l, here]
+                qu = torch.mm(_norm(x_l)[0], to_qu[l].T)
+                if n == 0:
+                    z.zero_()  # nothing to attend to
+                else:
+                    q, u = qu.view(rows, -1).tensor_split([key], 1)
+                    a = torch.mm(u, back[-n:].T).unsqueeze(1)  # (g1)
+                    a = torch.baddbmm(a, q.unsqueeze(1), K.mT)  # Eq. f4
+                    a = _softmax(a, hidden)
+                    torch.bmm(a, V, out=z.view(rows, 1, key))  # Eq. f5
+                x_l = torch.addmm(x_l, z, to_out[l].T)  # Eq. f6
+                h = torch.mm(_norm(x_l)[0], expand[l].T)
+                h = torch.nn.functional.gelu(h)
+                torch.addmm(
+                    x_l, h, contract[l].T, out=states[l + 1, here]
+                )  # Eq. f7
+            y[:, t] = states[-1, here]
+            m = torch.mv(states[:, here].flatten(1).T, alpha)  # Eq. f1
+            m = m.view(batch, d)
+            m = _norm(m)[0] if normalize else m
+            new = torch.mm(m, to_kv.T).view(
+                batch, 2, groups, heads, key
+            )
+            kv.view(2, groups, batch, heads, -1, key)[..., n, :] = (
+                new.permute(1, 2, 0, 3, 4)
+            )  # Eq. f2
+        ctx.save_for_backward(
+            states, attended, kv, hidden, alpha, to_q, positions, to_kv,
+            to_out, expand, contract,
+        )  # fmt: skip
+        ctx.heads, ctx.normalize, ctx.n_past = heads, normalize, n_past
+        ctx.set_materialize_grads(False)
+        return y, kv
+
+    @staticmethod
+    @chunks.backward_pass
+    def backward(
+        ctx: Any, dy: Tensor | None, dkv: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        r"""From the last step to the first, from the top layer down.
+
+        Let $p_{tj}$ be the attention weights of one head and layer, and
+        $dz_t$ the gradient of what the attention gives. Then, with
+        $D_t = dz_t \cdot z_t$,
+
+        $$da_{tj} = p_{tj}\,(dz_t \cdot v_j - D_t) \tag{g3}$$
+        $$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
+          dk_j = \sum_{t>j} da_{tj}\, q_t \tag{g4}$$
+        $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
+          du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
+
+        When the loop arrives at memory $j$ all later steps are done, so
+        (g4) can be *pulled* together: from the steps of the same block
+        one by one, from later blocks as a product for the whole block.
+        The lowest layer needs nothing at once but (g3) inside the
+        block: its queries come from $x$ alone.
+        """
+        (states, attended, kv, hidden, alpha, to_q, positions, to_kv,
+         to_out, expand, contract) = ctx.saved_tensors  # fmt: skip
+        heads, n_past = ctx.heads, ctx.n_past
+        layers, time, batch, d = attended.shape
+        _, groups, rows, n, key = kv.shape
+        per_head = (batch, heads, -1)
+
+        # Everything but the attention, again, and for all steps at once.
+        x, flat = states[:-1], (layers, time * batch, -1)
+        to_qu = _with_positions(to_q, positions)
+        normed, x_norm = _norm(x)
+        qu = torch.bmm(normed.view(flat), to_qu.mT)
+        qu = qu.view(layers, time, batch, heads, -1)
+        middle = torch.baddbmm(
+            x.reshape(flat), attended.view(flat), to_out.mT
+        ).view(attended.shape)
+        normed_mlp, middle_norm = _norm(middle)
+        h = torch.bmm(normed_mlp.view(flat), expand.mT)
+        slope = _gelu_slope(h).view(layers, time, batch, -1)
+        h = torch.nn.functional.gelu(h)
+        m = torch.mv(states.flatten(1).T, alpha).view(time, batch, d)
+        m, m_norm = _norm(m) if ctx.normalize else (m, None)
+        table = _table(torch.arange(n), positions)
+        back = _table(torch.arange(n, 0, -1), positions)
+
+        # Side by side: what (g4) weighs, for keys and for values.
+        vectors = kv.new_empty(2, layers, batch, heads, time, key)
+        vectors[0] = qu[..., :key].permute(0, 2, 3, 1, 4)
+        dz_of = vectors[1]
+        vectors = vectors.view(2, layers, rows, time, key)
+        u = qu[..., key:].permute(0, 2, 3, 1, 4)
+        u = rotate(u, table[n_past:]).reshape(layers, rows, time, -1)
+        features = u.shape[-1]
+
+        # The gradients of every step, from which those of the weights
+        # will be made. `slope` turns into the gradient of h's argument.
+        dx = torch.zeros_like(states)
+        if dy is not None:
+            dx[-1] = dy.transpose(0, 1)
+        d_middle, d_qu = torch.empty_like(middle), torch.zeros_like(qu)
+        d_m, d_new = (
+            torch.empty_like(m),
+            m.new_empty(time, batch, 2, groups, heads, key),
+        )
+        dkv = torch.zeros_like(kv) if dkv is None else dkv.clone()
+        dkv_of = dkv.view(2, groups, batch, heads, n, key)
+        alphas = alpha.view(-1, 1, 1)
+
+        block = BLOCK
+        for start in reversed(range(0, time, block)):
+            stop = min(start + block, time)
+            old, seen = n_past + start, n_past + stop
+            steps = slice(start, stop)
+            # [da, p] of (g3) for the queries of the block
+            pairs = kv.new_zeros(2, layers, rows, stop - start, seen)
+            for l in range(layers):
+                K = kv[0, l if groups > 1 else 0, :, :seen]
+                a = torch.matmul(u[l, :, steps], table[:seen].T)
+                a.baddbmm_(vectors[0, l, :, steps], K.mT)
+                pairs[1, l] = _causal_softmax(a, old, hidden)
+            columns = pairs.flatten(0, 2)
+
+            for t in reversed(range(start, stop)):
+                i, n_t = t - start, n_past + t
+                # (g4), from the block itself and from later ones
+                here = dkv_of[..., n_t, :].permute(2, 0, 1, 3, 4)
+                if t + 1 < stop:
+                    pulled = torch.bmm(
+                        columns[:, i + 1 :, n_t].unsqueeze(1),
+                        vectors.flatten(0, 2)[:, t + 1 : stop],
+                    ).view(2, layers, batch, heads, key)
+                    if groups == 1 and layers > 1:
+                        pulled = pulled.sum(1, keepdim=True)
+                    pulled = pulled.permute(2, 0, 1, 3, 4)
+                    torch.add(here, pulled, out=d_new[t])
+                else:
+                    d_new[t] = here
+                dm = torch.mm(d_new[t].view(batch, -1), to_kv)
+                if m_norm is not None:
+                    dm = _norm_backward(dm, *(p[t] for p in m_norm))
+                d_m[t] = dm
+                dx[:, t].addcmul_(alphas, dm)
+
+                for l in reversed(range(layers)):
+                    up = dx[l + 1, t]
+                    dh = slope[l, t].mul_(torch.mm(up, contract[l]))
+                    below = _norm_backward(
+                        torch.mm(dh, expand[l]),
+                        *(p[l, t] for p in middle_norm),
+                    )
+                    below = torch.add(up, below, out=d_middle[l, t])
+                    dx[l, t].add_(below)
+                    dz = torch.mm(below, to_out[l])
+                    dz_of[l, :, :, t] = dz.view(per_head)
+                    first = old if l == 0 else 0
+                    if n_t == first:
+                        continue
+                    K, V = kv[
+                        :, l if groups > 1 else 0, :, first:n_t
+                    ].unbind()
+                    D = (dz * attended[l, t]).view(rows, 1, key)
+                    D = D.sum(-1, keepdim=True)
+                    da = torch.baddbmm(
+                        D, dz.view(rows, 1, key), V.mT, beta=-1
+                    )
+                    da.mul_(
+                        pairs[1, l, :, i : i + 1, first:n_t]
+                    )  # (g3)
+                    pairs[0, l, :, i : i + 1, first:n_t] = da
+                    if l == 0:
+                        continue
+                    dq = torch.bmm(da, K).squeeze(1)
+                    du = torch.mm(da.squeeze(1), back[-n_t:])  # (g5)
+                    torch.cat(
+                        [dq, du], 1, out=d_qu[l, t].view(rows, -1)
+                    )
+                    dn = torch.mm(d_qu[l, t].view(batch, -1), to_qu[l])
+                    dx[l, t].add_(
+                        _norm_backward(dn, *(p[l, t] for p in x_norm))
+                    )
+
+            # What the lowest layer has left, and (g4) for older blocks.
+            dz, p = vectors[1, 0, :, steps], pairs[1, 0, :, :, :old]
+            K, V = kv[:, 0, :, :seen].unbind()
+            z = attended[0, steps].view(-1, rows, key).transpose(0, 1)
+            D = (dz * z).sum(-1, keepdim=True)
+            da = pairs[0, 0]
+            da[..., :old] = p * (torch.bmm(dz, V[:, :old].mT) - D)
+            dq, du = torch.bmm(da, K), torch.matmul(da, table[:seen])
+            du = rotate(du, table[n_past + start : seen])  # (g5)
+            d_qu[0, steps] = (
+                torch.cat([dq, du], -1)
+                .view(batch, heads, -1, key + features)
+                .permute(2, 0, 1, 3)
+            )
+            for l in range(layers):
+                for part in range(2):
+                    dkv[part, l if groups > 1 else 0, :, :old].baddbmm_(
+                        pairs[part, l, :, :, :old].mT,
+                        vectors[part, l, :, steps],
+                    )  # (g4)
+
+        dn = torch.mm(d_qu[0].view(flat[1:]), to_qu[0])
+        dn = dn.view(time, batch, d)
+        dx[0] += _norm_backward(dn, *(p[0] for p in x_norm))
+        d_to_qu = torch.bmm(d_qu.view(flat).mT, normed.view(flat))
+        d_to_qu = d_to_qu.view(layers, heads, -1, d)
+        d_to_q, d_to_u = d_to_qu.tensor_split([key], 2)
+        return (
+            dx[0].transpose(0, 1),
+            dkv_of[..., :n_past, :],
+            None,
+            torch.linalg.vecdot(states, d_m).sum((1, 2)),
+            d_to_q + torch.einsum("kf,lhfd->lhkd", positions, d_to_u),
+            torch.einsum("lhkd,lhfd->kf", to_q, d_to_u),
+            torch.mm(d_new.view(flat[1:]).T, m.view(flat[1:])),
+            torch.bmm(d_middle.view(flat).mT, attended.view(flat)),
+            torch.bmm(slope.view(flat).mT, normed_mlp.view(flat)),
+            torch.bmm(dx[1:].reshape(flat).mT, h),
+            None,
+            None,
+        )
+
+
+def _table(steps: Tensor, positions: Tensor) -> Tensor:
+    """$s$ of Eq. f3, its angles in float64 on any device."""
+    return sinusoids(steps.double(), positions.shape[1]).to(positions)
+
+
+def _with_positions(to_q: Tensor, positions: Tensor) -> Tensor:
+    """One matrix per layer for the queries and the $u$ of (g1).
+
+    Returns `[layers, heads * (key + features), d]`.
+    """
+    to_u = torch.einsum("kf,lhkd->lhfd", positions, to_q)  # (g1)
+    return torch.cat([to_q, to_u], dim=2).flatten(1, 2)
+
+
+def _gelu_slope(h: Tensor) -> Tensor:
+    normal = torch.exp(-h * h / 2) / (2 * torch.pi) ** 0.5
+    return h * normal + (1 + torch.erf(h / 2**0.5)) / 2
+
+
+def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
+    """Over the keys that are not hidden; 0 where there is none."""
+    if hidden is None:
+        return torch.softmax(a, -1)
+    past = hidden.shape[-1]
+    a[..., :past].masked_fill_(hidden, torch.finfo(a.dtype).min)
+    a = torch.softmax(a, -1)
+    a[..., :past].masked_fill_(hidden, 0)
+    return a
+
+
+def _causal_softmax(
+    a: Tensor, old: int, hidden: Tensor | None
+) -> Tensor:
+    """The same for a block whose first query sees `old` keys."""
+    steps = a.shape[1]
+    later = a.new_ones(steps, steps, dtype=torch.bool).triu()
+    a[..., old:].masked_fill_(later, torch.finfo(a.dtype).min)
+    a = _softmax(a, hidden)
+    a[..., old:].masked_fill_(later, 0)
+    return a
+
+
+def feedback(
+    x: Tensor,
+    weights: FeedbackWeights,
+    heads: int,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments and results of the naive version."""
+    w, d = weights, weights.to_q.shape[-1]
+    # Scales of norms and 1 / sqrt(key) go into the matrices.
+    to_q = w.to_q * w.norm_mixer[:, None] / (d // heads) ** 0.5
+    to_kv = torch.stack([w.to_k, w.to_v])
+    if w.norm_memory is not None:
+        to_kv = to_kv * w.norm_memory[:, None]
+    y, kv = _Feedback.apply(
+        x,
+        torch.stack([k, v]).permute(0, 3, 1, 4, 2, 5),
+        None if mask is None else ~mask,
+        torch.softmax(w.merge, dim=0),
+        to_q.unflatten(1, (heads, -1)),
+        w.positions,
+        to_kv.flatten(0, 2),
+        w.to_out,
+        w.expand * w.norm_mlp[:, None],
+        w.contract,
+        w.norm_memory is not None,
+        chunks.will_go_back(x, k, v, *w),
+    )
+    kv = kv.unflatten(2, (-1, heads)).permute(0, 2, 4, 1, 3, 5)
+    return y, kv[0], kv[1]

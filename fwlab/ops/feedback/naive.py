@@ -1,0 +1,218 @@
+r"""# Feedback memory, one step at a time
+
+A layer of a transformer may look at what the layer below it has
+computed, never at anything higher. The feedback transformer keeps *one*
+memory per step, made of the results of all layers of that step, and
+every layer of every later step attends to it. So the lowest layer can
+use the highest representation of the past; the price is that steps
+must be computed one after the other.
+
+The model is that of
+[Fan et al. 2020](https://arxiv.org/abs/2002.09402); the numbers of the
+equations are ours. Not theirs are the positions: a learned table ends
+somewhere, a projection of sinusoids (as in Transformer-XL) does not.
+
+The functions below take the memory of all steps so far and project it
+again at every step and in every layer, as the equations say.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: Added to the variance, as in `torch.nn.LayerNorm`.
+EPS = 1e-5
+
+
+class FeedbackWeights(NamedTuple):
+    r"""The trained weights of a whole stack, layer by layer.
+
+    With $L$ layers, `d` the width of the model and `key` = `d` / heads.
+    `groups` is $L$ where each layer projects the memory for itself (the
+    original form), and 1 where all layers share one projection.
+
+    - `merge`: `[L + 1]`, $w$ of Eq. f1.
+    - `norm_mixer`: `[L, d]`, scale of the norm before the attention.
+    - `to_q`, `to_out`: `[L, d, d]`, $W_Q$ and $W_O$.
+    - `to_k`, `to_v`: `[groups, d, d]`, $W_K$ and $W_V$.
+    - `positions`: `[key, features]`, $P$ of Eq. f3, an even number of
+      features; all heads and layers share it.
+    - `norm_mlp`: `[L, d]`, scale of the norm before the MLP.
+    - `expand`: `[L, d_ff, d]`, `contract`: `[L, d, d_ff]`.
+    - `norm_memory`: `[groups, d]`, scale of the norm of the memory;
+      None leaves the memory as it is.
+    """
+
+    merge: Tensor
+    norm_mixer: Tensor
+    to_q: Tensor
+    to_k: Tensor
+    to_v: Tensor
+    positions: Tensor
+    to_out: Tensor
+    norm_mlp: Tensor
+    expand: Tensor
+    contract: Tensor
+    norm_memory: Tensor | None = None
+
+
+def merge_memory(states: Tensor, w: Tensor) -> Tensor:
+    r"""One memory from the states of all layers:
+
+    $$m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\; x_t^l \tag{f1}$$
+
+    $x_t^0$ is what comes into the stack, $x_t^L$ what leaves it.
+
+    - `states`: `[L + 1, ..., d]`, `w`: `[L + 1]`. Returns `[..., d]`.
+    """
+    return torch.einsum(
+        "l,l...d->...d", torch.softmax(w, dim=0), states
+    )  # Eq. f1
+
+
+def norm(x: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm without a bias. `x`: `[..., d]`, `scale`: `[d]`."""
+    return F.layer_norm(x, scale.shape, scale, eps=EPS)
+
+
+def project_memory(
+    m: Tensor, W: Tensor, scale: Tensor | None, heads: int
+) -> Tensor:
+    r"""Keys or values of all memories at once:
+
+    $$k_j = W_K\, \mathrm{LN}(m_j), \qquad
+      v_j = W_V\, \mathrm{LN}(m_j) \tag{f2}$$
+
+    - `m`: `[batch, past, d]`, `W`: `[d, d]`.
+    - `scale`: `[d]`, of the norm; None = no norm.
+    - Returns `[batch, past, heads, d / heads]`.
+    """
+    m = m if scale is None else norm(m, scale)
+    return (m @ W.T).unflatten(-1, (heads, -1))  # Eq. f2
+
+
+def sinusoids(distance: Tensor, features: int) -> Tensor:
+    r"""Waves of many lengths, without a longest distance:
+
+    $$s(\delta) = \big[\sin \omega_i \delta,\; \cos \omega_i \delta
+      \big]_i, \qquad
+      \omega_i = 10^{-4 i / n}, \quad i = 0 \dots n - 1 \tag{f3}$$
+
+    - `distance`: float64 `[past]`, `features`: $2n$.
+    - Returns float64 `[past, features]`.
+    """
+    n = features // 2
+    i = torch.arange(n, dtype=torch.float64, device=distance.device)
+    angle = distance[:, None] * 10.0 ** (-4 * i / n)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)  # Eq. f3
+
+
+def softmax(a: Tensor, mask: Tensor | None) -> Tensor:
+    """Over the memories that are real; 0 where there is none.
+
+    - `a`: `[batch, heads, past]`.
+    - `mask`: `bool [batch, earlier]`, for the oldest; None = all real.
+    """
+    if mask is None:
+        return torch.softmax(a, dim=-1)
+    later = a.shape[-1] - mask.shape[-1]
+    hidden = F.pad(~mask, (0, later))[:, None]
+    # Not -inf: where everything is hidden, that would be 0/0.
+    a = a.masked_fill(hidden, torch.finfo(a.dtype).min)
+    return torch.softmax(a, dim=-1).masked_fill(hidden, 0)
+
+
+def feedback_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    r"""One query, the memories before it, and how far back they are:
+
+    $$r_\delta = P\, s(\delta), \qquad
+      a_{tj} = \frac{q_t \cdot k_j + q_t \cdot r_{t-j}}
+                    {\sqrt{d_{\text{key}}}} \tag{f4}$$
+    $$z_t = \sum_{j<t} \mathrm{softmax}_{j<t}(a_{tj})\, v_j \tag{f5}$$
+
+    The step itself is not among them. The very first step has nothing
+    to attend to, and the empty sum is 0.
+
+    - `q`: `[batch, heads, key]`.
+    - `k`, `v`: `[batch, past, heads, key]`, oldest first: the last one
+      is 1 step back.
+    - `positions`: `[key, features]`.
+    - `mask`: `bool [batch, earlier]`, which of the oldest memories are
+      real; None = all.
+    - Returns `[batch, heads, key]`.
+    """
+    past, key = k.shape[1], k.shape[-1]
+    back = torch.arange(past, 0, -1, dtype=torch.float64)
+    s = sinusoids(back, positions.shape[1]).to(q)
+    r = s @ positions.T  # Eq. f4
+    content = torch.einsum("bhd,bjhd->bhj", q, k)
+    position = torch.einsum("bhd,jd->bhj", q, r)
+    a = (content + position) / key**0.5  # Eq. f4
+    return torch.einsum("bhj,bjhd->bhd", softmax(a, mask), v)  # Eq. f5
+
+
+def feedback(
+    x: Tensor,
+    weights: FeedbackWeights,
+    heads: int,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""All layers of a step, then its memory, then the next step.
+
+    $$q_t^l = W_Q^l\, \mathrm{LN}(x_t^l), \qquad
+      \tilde x_t^l = x_t^l + W_O^l\, z_t^l \tag{f6}$$
+    $$x_t^{l+1} = \tilde x_t^l
+      + W_2^l\, \mathrm{GELU}\big(W_1^l\,
+        \mathrm{LN}(\tilde x_t^l)\big) \tag{f7}$$
+
+    - `x`: `[batch, time, d]`.
+    - `k`, `v`: `[batch, past, groups, heads, key]`, keys and values of
+      the memories of earlier calls.
+    - `mask`: `bool [batch, past]`, True = a real memory; None = all.
+    - Returns `y` like `x`, and the keys and values of all memories.
+    """
+    w, layers, groups = weights, weights.to_q.shape[0], k.shape[2]
+
+    def keys_and_values(m: Tensor, g: int) -> tuple[Tensor, Tensor]:
+        scale = None if w.norm_memory is None else w.norm_memory[g]
+        new_k = project_memory(m, w.to_k[g], scale, heads)
+        new_v = project_memory(m, w.to_v[g], scale, heads)
+        return (
+            torch.cat([k[:, :, g], new_k], dim=1),
+            torch.cat([v[:, :, g], new_v], dim=1),
+        )
+
+    m, y = x[:, :0], []  # no memories yet
+    for x_t in x.unbind(1):
+        states = [x_t]
+        for l in range(layers):
+            x_l = states[-1]
+            q = norm(x_l, w.norm_mixer[l]) @ w.to_q[l].T  # Eq. f6
+            z = feedback_attention(
+                q.unflatten(-1, (heads, -1)),
+                *keys_and_values(m, l if groups > 1 else 0),
+                w.positions,
+                mask,
+            )
+            x_l = x_l + z.flatten(1) @ w.to_out[l].T  # Eq. f6
+            h = F.gelu(norm(x_l, w.norm_mlp[l]) @ w.expand[l].T)
+            states.append(x_l + h @ w.contract[l].T)  # Eq. f7
+        m_t = merge_memory(torch.stack(states), w.merge)  # Eq. f1
+        m = torch.cat([m, m_t[:, None]], dim=1)
+        y.append(states[-1])
+
+    parts = [keys_and_values(m, g) for g in range(groups)]
+    k, v = (
+        torch.stack(part, dim=2) for part in zip(*parts, strict=True)
+    )
+    return torch.stack(y, dim=1), k, v

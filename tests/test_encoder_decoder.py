@@ -1,0 +1,312 @@
+"""Attention to a source, and the encoder-decoder made of it."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.feature_maps import DPFP, ELU1, FAVOR, RandomFourier
+from fwlab.layers import CrossAttention
+from fwlab.models import EncoderDecoder
+
+MAPS = {
+    "softmax": lambda: None,
+    "elu": ELU1,
+    "dpfp": lambda: DPFP(2),
+    "favor": lambda: FAVOR(4, 8, seed=0),
+    "fourier": lambda: RandomFourier(4, 8, seed=0),
+}
+maps = pytest.mark.parametrize("make_map", MAPS.values(), ids=MAPS)
+
+
+def random(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def attention(make_map):
+    torch.manual_seed(0)
+    return CrossAttention(12, 3, make_map()).double()
+
+
+@maps
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_query_compares_itself_with_every_key(make_map, masked):
+    """The weights of all pairs, written out."""
+    layer = attention(make_map)
+    x, source = random(2, 7, 12), random(2, 9, 12, seed=1)
+    keep = torch.rand(2, 9, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask = keep if masked else torch.ones(2, 9, dtype=torch.bool)
+    q, k, v = (
+        project(part).unflatten(-1, (3, 4))
+        for project, part in (
+            (layer.to_q, x),
+            (layer.to_k, source),
+            (layer.to_v, source),
+        )
+    )
+    if layer.feature_map is None:
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).div(4**0.5).exp()
+    else:
+        q, k = layer.feature_map(q), layer.feature_map(k)
+        weights = torch.einsum("bihd,bjhd->bhij", q, k)
+    weights = weights * mask[:, None, None]
+    weights = weights / weights.sum(-1, keepdim=True)
+    wanted = layer.to_out(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(-2))
+    found = layer(x, source, mask if masked else None)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+    itself = layer(source, key_mask=mask)
+    torch.testing.assert_close(itself, layer(source, source, mask))
+
+
+@maps
+def test_masked_tokens_may_be_anything(make_map):
+    layer = attention(make_map)
+    x = random(2, 7, 12).requires_grad_()
+    source = random(2, 9, 12, seed=1).requires_grad_()
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    keep[0, 3:] = False
+    keep[1, :] = False  # nothing to see
+    y = layer(x, torch.where(keep[..., None], source, torch.nan), keep)
+    torch.testing.assert_close(y[:1], layer(x[:1], source[:1, :3]))
+    assert not y[1].any()
+    (y * random(2, 7, 12, seed=2)).sum().backward()
+    for leaf in (x, source, *layer.parameters()):
+        assert torch.isfinite(leaf.grad).all()
+    assert not source.grad[~keep].any()
+
+
+@maps
+def test_an_empty_source_says_nothing(make_map):
+    y = attention(make_map)(random(2, 7, 12), random(2, 0, 12))
+    assert y.shape == (2, 7, 12)
+    assert not y.any()
+
+
+def test_long_keys_do_not_underflow():
+    """Stabilised features come in units of the longest key."""
+    torch.manual_seed(0)
+    layer = CrossAttention(12, 3, FAVOR(4, 8, seed=0))
+    with torch.no_grad():
+        layer.to_k.weight.mul_(40)
+    x, source = random(2, 7, 12).float(), random(2, 9, 12).float()
+    y = layer(x, source)
+    exact = layer.double()(x.double(), source.double())
+    assert (y - exact).norm() < 1e-3 * exact.norm()
+
+
+@maps
+def test_low_precision_and_autocast(make_map):
+    layer = attention(make_map).float()
+    x, source = random(2, 7, 12).float(), random(2, 9, 12, seed=1).float()
+    exact = layer(x, source)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x, source)
+        y.sum().backward()
+    assert (y - exact).norm() < 0.1 * exact.norm()
+    y = layer.bfloat16()(x.bfloat16(), source.bfloat16())
+    assert y.dtype == torch.bfloat16
+
+
+@maps
+def test_memory_of_a_source(make_map):
+    layer = attention(make_map)
+    sizes = []
+    for time in (5, 50):
+        state = layer.write(random(2, time, 12))
+        sizes.append(sum(x.numel() for x in state if x is not None) // 2)
+        assert sizes[-1] == layer.state_size(time)
+    assert (sizes[0] == sizes[1]) == (layer.feature_map is not None)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: CrossAttention(10, 3), "d_model=10 with heads=3"),
+        (lambda: CrossAttention(12, 3, ELU1), "feature_map must be a FeatureMap"),
+        (lambda: CrossAttention(12, 3)(torch.zeros(2, 5, 9)), r"source has shape \[2, 5, 9\]"),
+        (lambda: CrossAttention(12, 3).read(torch.zeros(2, 9), None), r"x has shape \[2, 9\]"),
+        (lambda: CrossAttention(12, 3).write(torch.zeros(2, 5, 12), torch.ones(2, 5)), "key_mask must be a bool"),
+    ],
+)  # fmt: skip
+def test_errors_of_the_layer(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+KINDS = {
+    "softmax": {"attention": "softmax"},
+    "elu": {"attention": ELU1()},
+    "delta": {"attention": DPFP(), "rule": "delta"},
+    "favor": {"attention": FAVOR(8, 8, seed=0)},
+}
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    torch.manual_seed(0)
+    return EncoderDecoder(10, 12, 2, 2, 16, **KINDS[request.param]).double()
+
+
+def tokens(*shape, vocab=10, seed=0):
+    return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_prefill_and_step_are_forward(model):
+    source, target = tokens(3, 9), tokens(3, 12, vocab=12)
+    mask = torch.arange(9) < torch.tensor([[9], [5], [2]])
+    whole = model(source, target, mask)
+    assert whole.shape == (3, 12, 12)
+    state = model.encode(source, mask)
+    logits, state = model.prefill(target[:, :5], state)
+    pieces = [logits]
+    for t in range(5, 12):
+        logits, state = model.step(target[:, t], state)
+        pieces.append(logits[:, None])
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-9, atol=1e-11)
+
+
+def test_what_the_decoder_sees(model):
+    """All of the source, and the target up to itself."""
+    source, target = tokens(1, 9), tokens(1, 12, vocab=12)
+    logits = model(source, target)
+    for t in range(12):
+        other = target.clone()
+        other[0, t] = (other[0, t] + 1) % 12
+        same = (model(source, other) == logits).all(-1)[0]
+        assert same[:t].all()
+        assert not same[t]
+    for s in range(9):
+        other = source.clone()
+        other[0, s] = (other[0, s] + 1) % 10
+        assert not (model(other, target) == logits).all(-1).any()
+
+
+def test_padding_changes_nothing(model):
+    source, target = tokens(1, 5), tokens(1, 6, vocab=12)
+    wanted = model(source, target)
+    longer = torch.cat([source, tokens(1, 4, seed=1)], 1)
+    mask = (torch.arange(9) < 5)[None]
+    torch.testing.assert_close(model(longer, target, mask), wanted)
+    more = torch.cat([target, tokens(1, 3, seed=1)], 1)
+    kept = (torch.arange(9) < 6)[None]
+    for target_mask in (None, kept):
+        found = model(source, more, target_mask=target_mask)[:, :6]
+        torch.testing.assert_close(found, wanted)
+
+
+def test_generate_is_greedy_argmax(model):
+    source = tokens(3, 9)
+    mask = torch.arange(9) < torch.tensor([[9], [5], [2]])
+    text = model.generate(source, 12, start=3, source_mask=mask)
+    assert text.shape == (3, 12)
+    before = torch.cat([torch.full((3, 1), 3), text[:, :-1]], 1)
+    assert torch.equal(model(source, before, mask).argmax(-1), text)
+    assert model.generate(source, 0, start=3).shape == (3, 0)
+
+    # The same up to the end token, and the end token from there on.
+    end = text[0, 2].item()
+    ended = model.generate(source, 12, start=3, end=end, source_mask=mask)
+    for found, free in zip(ended, text, strict=True):
+        stop = (free == end).nonzero()
+        first = stop[0].item() if len(stop) else 12
+        shown = min(first, ended.shape[1])
+        assert torch.equal(found[:shown], free[:shown])
+        assert (found[first:] == end).all()
+
+
+def numbers(state):
+    if isinstance(state, torch.Tensor):
+        return state.numel() if state.is_floating_point() else 0
+    return sum(map(numbers, state)) if isinstance(state, list | tuple) else 0
+
+
+def test_decoding_needs_the_same_memory(model):
+    sizes = []
+    for source_time, time in ((3, 2), (30, 20)):
+        state = model.encode(tokens(1, source_time))
+        _, state = model.prefill(tokens(1, time), state)
+        sizes.append(numbers(state))
+        assert sizes[-1] == model.state_size(source_time, time)
+    constant = isinstance(model.decoder[0].cross.feature_map, torch.nn.Module)
+    assert (sizes[0] == sizes[1]) == constant
+
+
+def test_every_weight_learns(model):
+    logits = model(tokens(4, 9), tokens(4, 12, vocab=12))
+    F.cross_entropy(logits.flatten(0, 1), tokens(48, vocab=12, seed=1)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+    assert model.num_parameters() == sum(p.numel() for p in model.parameters())
+
+
+def test_each_attention_has_a_map_of_its_own():
+    phi = FAVOR(8, 8, seed=0)
+    model = EncoderDecoder(10, 12, 2, 2, 16, attention=phi)
+    found = {id(m) for m in model.modules() if isinstance(m, FAVOR)}
+    assert len(found) == 6
+    assert id(phi) not in found
+
+
+def reversals(count, generator):
+    """Strings of 2 to 5 digits; to be written backwards, 11 at the end."""
+    length = torch.randint(2, 6, (count, 1), generator=generator)
+    source = torch.randint(10, (count, 5), generator=generator)
+    place = torch.arange(5)
+    mask = place < length
+    backwards = source.gather(1, (length - 1 - place).clamp(min=0))
+    end = torch.full((count, 1), 11)
+    target = torch.cat([torch.where(mask, backwards, 11), end], 1)
+    before = torch.cat([torch.full((count, 1), 10), target[:, :-1]], 1)
+    counts = torch.cat([torch.ones_like(mask[:, :1]), mask], 1)
+    return source, mask, before, target, counts
+
+
+@pytest.mark.parametrize("attention", ["softmax", ELU1()], ids=["softmax", "elu"])
+def test_learns_to_reverse(attention):
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    model = EncoderDecoder(10, 12, 1, 2, 32, attention)
+    optimizer = torch.optim.Adam(model.parameters())
+    steps, rate = 400, 1e-2
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1, (step + 1) / 50) * (1 - step / steps)
+        source, mask, before, target, counts = reversals(64, generator)
+        loss = F.cross_entropy(model(source, before, mask)[counts], target[counts])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    source, mask, _, target, _ = reversals(500, generator)
+    written = model.generate(source, 6, start=10, end=11, source_mask=mask)
+    written = F.pad(written, (0, 6 - written.shape[1]), value=11)
+    assert (written == target).all(1).float().mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: EncoderDecoder(0, 12), "source_vocab must be at least 1, not 0"),
+        (lambda: EncoderDecoder(10, 12, layers=0), "layers must be"),
+        (lambda: EncoderDecoder(10, 12, d_ff=0), "d_ff must be"),
+        (lambda: EncoderDecoder(10, 12, heads=3), "d_model=64 with heads=3"),
+        (lambda: EncoderDecoder(10, 12, attention="linear"), "attention must be 'softmax' or a FeatureMap.*not 'linear'"),
+        (lambda: EncoderDecoder(10, 12, attention=ELU1(), rule="dleta"), "rule 'dleta'"),
+        (lambda: EncoderDecoder(10, 12)(torch.tensor([[0, 10]]), tokens(1, 3)), "source go from .* to 10, but 0 to 9"),
+        (lambda: EncoderDecoder(10, 12)(tokens(3), tokens(2, 3)), r"source have shape \[3\]"),
+        (lambda: EncoderDecoder(10, 12)(tokens(2, 3), tokens(2, 3).float()), "target_in have dtype"),
+        (lambda: EncoderDecoder(10, 12).generate(tokens(2, 3), 4, start=12), "start is 12, but 0 to 11"),
+        (lambda: EncoderDecoder(10, 12).generate(tokens(2, 3), -1, start=1), "max_new_tokens"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument(call, message):
+    with pytest.raises((ValueError, TypeError), match=message) as info:
+        call()
+    assert "\n" not in str(info.value)
+
+
+def test_state_is_a_named_tuple_that_can_be_detached():
+    model = EncoderDecoder(10, 12, 1, 2, 16, ELU1())
+    state = ops.detach(model.encode(tokens(2, 3)))
+    assert not state.source[0].W.requires_grad

@@ -1,0 +1,578 @@
+"""Feedback memory: who sees what, at what price, and what must not happen."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
+from fwlab.ops.feedback import efficient, naive
+from problems import ROWS, error, problem, rebuild, saved_bytes, weighted
+from problems.feedback import HEADS, feedback, weights
+
+both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
+forms = pytest.mark.parametrize("shared", [False, True])
+
+
+def small_weights(layers=2, shared=False, normalize=True, seed=0, **sizes):
+    sizes = {"d": 6, "d_ff": 5, "features": 4, **sizes}
+    generator = torch.Generator().manual_seed(seed)
+    return weights(
+        generator, layers=layers, shared=shared, normalize=normalize, **sizes
+    )
+
+
+def sequence(time, d=6, batch=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, time, d, generator=generator, dtype=torch.float64)
+
+
+def only(layer, layers):
+    """Logits that put all mass on one state, exactly."""
+    merge = torch.full((layers + 1,), -1000.0, dtype=torch.float64)
+    merge[layer] = 0
+    return merge
+
+
+def parallel(x, w, heads=HEADS):
+    """The stack that sees past *inputs* only, all steps at once."""
+    time, memory, layers = x.shape[1], x, len(w.to_q)
+    key = x.shape[-1] // heads
+    back = torch.arange(time)[:, None] - torch.arange(time)
+    s = naive.sinusoids(back.flatten().double(), w.positions.shape[1])
+    r = (s @ w.positions.T).view(time, time, key)
+
+    def split(y):
+        return y.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    for l in range(layers):
+        g = min(l, len(w.to_k) - 1)
+        m = memory if w.norm_memory is None else naive.norm(memory, w.norm_memory[g])
+        q = split(naive.norm(x, w.norm_mixer[l]) @ w.to_q[l].T)
+        k, v = split(m @ w.to_k[g].T), split(m @ w.to_v[g].T)
+        a = q @ k.mT + torch.einsum("bhtd,tjd->bhtj", q, r)
+        past = torch.ones(time, time, dtype=torch.bool).tril(-1)
+        a = torch.softmax((a / key**0.5).masked_fill(~past, -torch.inf), -1)
+        z = torch.nan_to_num(a) @ v  # the first step sees nothing
+        x = x + z.transpose(1, 2).flatten(2) @ w.to_out[l].T
+        h = F.gelu(naive.norm(x, w.norm_mlp[l]) @ w.expand[l].T)
+        x = x + h @ w.contract[l].T
+    return x
+
+
+# --- the identities --------------------------------------------------
+
+
+@both
+@forms
+def test_all_mass_on_the_input_is_parallel(implementation, shared):
+    """F1: nothing higher comes back, so no step waits for another."""
+    x = sequence(12)
+    w = small_weights(3, shared)._replace(merge=only(0, 3))
+    y = ops.feedback(x, w, heads=HEADS, implementation=implementation)
+    assert error(y, parallel(x, w)) < 1e-12
+
+
+@both
+def test_one_layer_is_an_ordinary_one_and_two_are_not(implementation):
+    """F2: only with feedback do two layers differ from a transformer."""
+    x = sequence(12)
+    for layers, same in ((1, True), (2, False)):
+        torch.manual_seed(0)
+        blocks = torch.nn.ModuleList(
+            Block(SoftmaxAttention(6, HEADS), 6) for _ in range(layers)
+        ).double()
+        stack = FeedbackTransformer.from_transformer(blocks)
+        with torch.no_grad():
+            stack.merge.copy_(only(0, layers))
+        wanted = x
+        for block in blocks:
+            q, k, v = (
+                project(block.norm_mixer(wanted)).unflatten(-1, (HEADS, -1))
+                for project in (block.mixer.to_q, block.mixer.to_k, block.mixer.to_v)
+            )
+            a = torch.einsum("bihd,bjhd->bhij", q, k) / (6 // HEADS) ** 0.5
+            past = torch.ones(12, 12, dtype=torch.bool).tril(-1)
+            a = torch.softmax(a.masked_fill(~past, -torch.inf), -1)
+            z = torch.einsum("bhij,bjhd->bihd", torch.nan_to_num(a), v)
+            wanted = wanted + block.mixer.to_out(z.flatten(2))
+            h = F.gelu(block.expand(block.norm_mlp(wanted)))
+            wanted = wanted + block.contract(h)
+        found = stack(x, implementation=implementation)
+        assert (error(found, wanted) < 1e-12) is same
+
+
+def test_equal_logits_make_the_mean():
+    states = sequence(5)
+    m = naive.merge_memory(states, torch.zeros(2, dtype=torch.float64))
+    assert error(m, states.mean(0)) < 1e-15
+
+
+@forms
+def test_cut_in_two(shared):
+    """F3: 6 + 6 steps with the carried memory are 12."""
+    torch.manual_seed(0)
+    stack = FeedbackTransformer(6, HEADS, 3, shared=shared).double()
+    x = sequence(12).requires_grad_()
+    first, state = stack.prefill(x[:, :6])
+    rest, state = stack.prefill(x[:, 6:], state)
+    whole = stack(x)
+    assert error(torch.cat([first, rest], 1), whole) < 1e-13
+    assert state.k[0].numel() + state.v[0].numel() == stack.state_size(12)
+    assert stack.state_size(12) == 2 * (1 if shared else 3) * 6 * 12
+    loss = (rest * sequence(6, seed=2)).sum()
+    (through,) = torch.autograd.grad(loss, x, retain_graph=True)
+    assert through[:, :6].any()
+    _, state = stack.prefill(x[:, :6])
+    rest, _ = stack.prefill(x[:, 6:], ops.detach(state))
+    (cut,) = torch.autograd.grad((rest * sequence(6, seed=2)).sum(), x)
+    assert not cut[:, :6].any()
+
+
+def test_the_lowest_layer_sees_the_highest_of_the_past():
+    """What a transformer cannot do, and neither does mass on the input."""
+    x = sequence(3, batch=1)
+    for merge, sees in ((only(0, 2), False), (only(2, 2), True)):
+        results = []
+        for factor in (1, 2):
+            w = small_weights(2)._replace(merge=merge)
+            w.contract[1] *= factor  # changes the top state alone
+            stack = ops.FeedbackWeights(
+                *(p[:1] if n not in ("merge", "positions") else p for n, p in w._asdict().items())
+            )  # fmt: skip
+            _, state = ops.feedback(x[:, :2], w, heads=HEADS, return_state=True)
+            # The lowest layer of step 3, from keys and values of layer 1.
+            low = ops.FeedbackState(state.k[:, :, :1], state.v[:, :, :1], None)
+            stack = stack._replace(merge=only(0, 1))
+            results.append(ops.feedback(x[:, 2:], stack, heads=HEADS, state=low))
+        assert torch.equal(*results) is not sees
+
+
+@forms
+def test_each_memory_projected_once_is_projected_always(shared):
+    """F4, at a length where blocks of the backward pass are full."""
+    row = ROWS["feedback-shared" if shared else "feedback"]
+    inputs, state = problem(row, 3 * efficient.BLOCK + 5)
+    results = [
+        row(*inputs, state=state, return_state=True, implementation=name)
+        for name in ("naive", "efficient")
+    ]
+    assert error(results[1][0], results[0][0]) < 1e-12
+    groups = 1 if shared else 2
+    assert results[1][1].k.shape == (2, 3 * efficient.BLOCK + 8, groups, HEADS, 3)
+
+
+def test_positions_are_a_rotation():
+    """(g1) and (g2): a score by distance is one by absolute steps."""
+    u = sequence(7, d=8, batch=3)
+    at = naive.sinusoids(torch.arange(7).double() + 1000, 8)
+    keys = naive.sinusoids(torch.arange(5).double() + 998, 8)
+    turned = efficient.rotate(u, at)
+    for t, j in itertools.product(range(7), range(5)):
+        distance = torch.tensor([t - j + 2.0], dtype=torch.float64)
+        wanted = u[:, t] @ naive.sinusoids(distance, 8)[0]
+        assert torch.allclose(turned[:, t] @ keys[j], wanted, atol=1e-11)
+    assert error(efficient.rotate(turned, at), u) < 1e-14
+
+
+# --- a single step ---------------------------------------------------
+
+
+def test_attention_by_hand():
+    q, k, v = sequence(2, 3), sequence(5, 6), sequence(5, 6, seed=3)
+    k, v = k.unflatten(-1, (2, 3)), v.unflatten(-1, (2, 3))
+    positions = sequence(3, 4, batch=1)[0]
+    found = ops.feedback_attention(q, k, v, positions)
+    for b, h in itertools.product(range(2), range(2)):
+        scores = []
+        for j in range(5):
+            s = naive.sinusoids(torch.tensor([5.0 - j], dtype=torch.float64), 4)[0]
+            scores.append(q[b, h] @ (k[b, j, h] + positions @ s) / 3**0.5)
+        weight = torch.softmax(torch.stack(scores), 0)
+        assert error(found[b, h], weight @ v[b, :, h]) < 1e-13
+    nothing = ops.feedback_attention(q, k[:, :0], v[:, :0], positions)
+    assert nothing.shape == q.shape
+    assert not nothing.any()
+
+
+def test_order_is_seen_with_a_single_query():
+    """With equal keys too: distances count from the query."""
+    q, v = sequence(1, 4), sequence(5, 4)[:, :, None]
+    k = torch.ones(2, 5, 1, 4, dtype=torch.float64)
+    positions = sequence(4, 4, batch=1)[0]
+    there = ops.feedback_attention(q, k, v, positions)
+    back = ops.feedback_attention(q, k, v.flip(1), positions)
+    assert error(there, back) > 1e-3
+
+
+# --- what must not happen (reference: 4.3 of the peers) --------------
+
+
+@both
+def test_no_longest_memory(implementation):
+    """B1, B2: more than 4096 memories, and more than 512."""
+    w = small_weights(1)
+    generator = torch.Generator().manual_seed(0)
+    k, v = (
+        torch.randn(2, 5000, 1, HEADS, 3, generator=generator, dtype=torch.float64)
+        for _ in range(2)
+    )
+    state = ops.FeedbackState(k, v, None)
+    x = sequence(3)
+    y, after = ops.feedback(
+        x,
+        w,
+        heads=HEADS,
+        state=state,
+        return_state=True,
+        implementation=implementation,
+    )
+    assert torch.isfinite(y).all()
+    assert after.k.shape[1] == 5003
+    wanted = ops.feedback(x, w, heads=HEADS, state=state, implementation="naive")
+    assert error(y, wanted) < 1e-12
+
+
+@forms
+def test_gradients_survive_other_calls(shared):
+    """B3 to B5: another forward, validation, and backward twice."""
+    torch.manual_seed(0)
+    stack = FeedbackTransformer(6, HEADS, 2, shared=shared).double()
+    x, other = sequence(70), sequence(70, seed=5)
+    (r,) = (sequence(70, seed=6),)
+    leaves = [*stack.parameters()]
+    wanted = torch.autograd.grad((stack(x, implementation="naive") * r).sum(), leaves)
+    y = stack(x)
+    stack(other).sum().backward()
+    with torch.no_grad():
+        stack(other)
+    for _ in range(2):
+        found = torch.autograd.grad((y * r).sum(), leaves, retain_graph=True)
+        for a, b in zip(found, wanted, strict=True):
+            assert error(a, b) < 1e-11
+
+
+def test_copies_and_moves_after_training():
+    """B6, also in the middle: nothing is kept between calls."""
+    torch.manual_seed(0)
+    stack = FeedbackTransformer(6, HEADS, 2)
+    x = sequence(9).float()
+    y = stack(x)
+    (y * y).sum().backward()
+    twin = copy.deepcopy(stack)
+    assert torch.equal(twin(x), y)
+    assert twin.double()(x.double()).dtype == torch.float64
+    assert stack.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    assert not [*stack.buffers()]
+    assert set(stack.state_dict()) == {n for n, _ in stack.named_parameters()}
+
+
+@both
+@forms
+@pytest.mark.parametrize("normalize", [True, False])
+def test_every_parameter_learns(implementation, shared, normalize):
+    """B7, B8. A single step has gradients too, though some are zero."""
+    torch.manual_seed(0)
+    stack = FeedbackTransformer(
+        6, HEADS, 2, shared=shared, normalize_memory=normalize
+    ).double()
+    # The naive loop never reads the one memory of a single step.
+    for time in (3, 1) if implementation == "efficient" else (3,):
+        y = stack(sequence(time), implementation=implementation)
+        loss = weighted(y)
+        stack.zero_grad()
+        loss.backward()
+        for name, parameter in stack.named_parameters():
+            assert parameter.grad is not None, name
+            assert time == 1 or parameter.grad.any(), name
+
+
+def test_memory_is_normalised():
+    """B9: the size of a memory changes neither keys nor values."""
+    m, W = sequence(5), sequence(6, batch=1)[0]
+    scale = torch.ones(6, dtype=torch.float64)
+    one = naive.project_memory(m, W, scale, HEADS)
+    assert error(naive.project_memory(1000 * m, W, scale, HEADS), one) < 1e-4
+    assert FeedbackTransformer(6, HEADS, 2).memory[0].norm_memory is not None
+
+
+@forms
+def test_step_by_step(shared):
+    """B10: with the cache, one token at a time."""
+    torch.manual_seed(0)
+    stack = FeedbackTransformer(6, HEADS, 2, shared=shared).double()
+    x, state, pieces = sequence(9), None, []
+    for t in range(9):
+        y, state = stack.step(x[:, t], state)
+        pieces.append(y)
+    assert error(torch.stack(pieces, 1), stack(x)) < 1e-13
+    assert state.mask is None
+
+
+def test_ten_times_less_is_kept():
+    """At T = 512, one layer, width 128, 4 heads, batch 4."""
+    torch.manual_seed(0)
+    stack = FeedbackTransformer(128, 4, 1)
+
+    def kept(time, implementation):
+        x = torch.randn(4, time, 128)
+        return saved_bytes(lambda: stack(x, implementation=implementation))
+
+    efficient = {time: kept(time, "efficient") for time in (256, 512)}
+    assert efficient[512] < 2 * efficient[256]
+    # What the naive loop keeps grows with the square: see it at 256.
+    assert kept(256, "naive") > 10 * efficient[512]
+
+
+# --- causality and masks ---------------------------------------------
+
+
+@both
+@forms
+def test_earlier_outputs_do_not_change_by_a_bit(implementation, shared):
+    row = ROWS["feedback-shared" if shared else "feedback"]
+    (x, *tensors), state = problem(row, 20)
+    options = {"state": state, "implementation": implementation}
+    wanted = row(x, *tensors, **options)
+    for value in (0.0, 200.0, -1e4):
+        later = x.detach().clone()
+        later[:, 12:] = value
+        assert torch.equal(row(later, *tensors, **options)[:, :12], wanted[:, :12])
+
+
+@both
+@forms
+def test_masked_steps_are_not_there(implementation, shared):
+    """For every sequence of a batch its own steps, and over a cut."""
+    row = ROWS["feedback-shared" if shared else "feedback"]
+    (x, *tensors), start = problem(row, 24)
+    keep = torch.rand(2, 24, generator=torch.Generator().manual_seed(0)) < 0.6
+    keep[1, :12] = False
+    for state in (None, start):
+        dirty = torch.where(keep[..., None], x, torch.nan)
+        first, after = row(
+            dirty[:, :12],
+            *tensors,
+            state=state,
+            return_state=True,
+            key_mask=keep[:, :12],
+            implementation=implementation,
+        )
+        rest, after = row(
+            dirty[:, 12:],
+            *tensors,
+            state=after,
+            return_state=True,
+            key_mask=keep[:, 12:],
+            implementation=implementation,
+        )
+        y = torch.cat([first, rest], 1)
+        assert not y[~keep].any()
+        for b in range(2):
+            alone = rebuild(state, lambda s, b=b: s[b : b + 1])
+            wanted, end = row(
+                x[b : b + 1, keep[b]],
+                *tensors,
+                state=alone,
+                return_state=True,
+                implementation="naive",
+            )
+            assert error(y[b : b + 1, keep[b]], wanted) < 1e-11
+            found = after.k[b, -end.k.shape[1] :]
+            assert error(found[None], end.k) < 1e-11
+        gradients = torch.autograd.grad(weighted(y), [x, *tensors])
+        assert all(torch.isfinite(g).all() for g in gradients)
+        assert not gradients[0][~keep].any()
+
+
+def test_a_sequence_without_any_token():
+    """Its steps return 0, and later ones start from nothing."""
+    stack = FeedbackTransformer(6, HEADS, 2).double()
+    x = sequence(10)
+    keep = torch.ones(2, 5, dtype=torch.bool)
+    keep[1] = False
+    for implementation in ("naive", "efficient"):
+        y, state = stack.prefill(x[:, :5], None, keep, implementation)
+        assert not y[1].any()
+        assert state.mask.tolist() == [[True] * 5, [False] * 5]
+        y, _ = stack.prefill(x[:, 5:], state, implementation=implementation)
+        assert error(y[1:], stack(x[1:, 5:])) < 1e-12
+        assert error(y[:1], stack(x[:1])[:, 5:]) < 1e-12
+
+
+# --- from a parallel transformer -------------------------------------
+
+
+class Model(torch.nn.Module):
+    def __init__(self, layers=3, heads=HEADS, d=6, d_ff=10):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            Block(SoftmaxAttention(d, heads), d, d_ff) for _ in range(layers)
+        )
+
+
+@forms
+@pytest.mark.parametrize("normalize", [True, False])
+def test_from_transformer(shared, normalize):
+    torch.manual_seed(0)
+    model = Model().double()
+    before = copy.deepcopy(model.state_dict())
+    stack = FeedbackTransformer.from_transformer(model, shared, normalize)
+    blocks = FeedbackTransformer.from_transformer(model.blocks, shared, normalize)
+    for a, b in zip(stack.parameters(), blocks.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not stack.merge.any()
+    assert not stack.positions.any()
+    for ours, theirs in zip(stack.blocks, model.blocks, strict=True):
+        assert torch.equal(ours.to_q.weight, theirs.mixer.to_q.weight)
+        assert torch.equal(ours.to_out.weight, theirs.mixer.to_out.weight)
+        for name in ("norm_mixer", "norm_mlp", "expand", "contract"):
+            a, b = getattr(ours, name).weight, getattr(theirs, name).weight
+            assert torch.equal(a, b)
+    for name in ("to_k", "to_v"):
+        theirs = torch.stack([getattr(b.mixer, name).weight for b in model.blocks])
+        wanted = theirs.mean(0, keepdim=True) if shared else theirs
+        ours = torch.stack([getattr(m, name).weight for m in stack.memory])
+        assert torch.equal(ours, wanted)
+    assert (stack.memory[0].norm_memory is None) is not normalize
+    x = sequence(9)
+    (stack(x) * x).sum().backward()
+    assert all(p.grad.any() for p in stack.parameters())
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.add_(1)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_from_something_else():
+    make = FeedbackTransformer.from_transformer
+    with pytest.raises(TypeError, match="block 0 has no mixer"):
+        make([torch.nn.Linear(3, 3)])
+    with pytest.raises(TypeError, match="not int"):
+        make(3)
+    with pytest.raises(ValueError, match="no blocks"):
+        make([])
+    model = Model()
+    model.blocks[1].mixer.to_v = torch.nn.Linear(6, 6)
+    with pytest.raises(ValueError, match="to_v of block 1 has a bias"):
+        make(model)
+    model.blocks[1].expand = None
+    with pytest.raises(TypeError, match=r"block 1 has no expand\.weight"):
+        make(model)
+    model = Model()
+    model.blocks[2] = Block(SoftmaxAttention(6, HEADS), 6, 12)
+    with pytest.raises(ValueError, match=r"expand has shape \[12, 6\].*\[10, 6\]"):
+        make(model)
+
+
+# --- errors ----------------------------------------------------------
+
+
+def test_errors_name_the_argument():
+    w, x = small_weights(2), sequence(4)
+    run = {"heads": HEADS}
+    k = torch.zeros(2, 3, 2, HEADS, 3, dtype=torch.float64)
+    cases = [
+        (lambda: ops.feedback(x, tuple(w), **run), "weights must be a FeedbackWeights, not tuple"),
+        (lambda: ops.feedback(x[0], w, **run), r"x has shape \[4, 6\]"),
+        (lambda: ops.feedback(x[..., :4], w, **run), r"weights.to_q has shape \[2, 6, 6\], but \[layers, 4, 4\]"),
+        (lambda: ops.feedback(x, w._replace(expand=w.contract), **run), r"weights.(expand|contract) has shape"),
+        (lambda: ops.feedback(x, w._replace(merge=w.merge[1:]), **run), r"weights.merge has shape \[2\], but \[3\]"),
+        (lambda: ops.feedback(x, small_weights(3)._replace(to_k=w.to_k, to_v=w.to_v, norm_memory=None), **run), "weights.to_k has 2 groups, but 1"),
+        (lambda: ops.feedback(x, w._replace(positions=w.positions[:, :3]), **run), "weights.positions has 3 features, but an even"),
+        (lambda: ops.feedback(x, w, heads=4), "heads must divide the width 6 of x, not heads=4"),
+        (lambda: ops.feedback(x, w, heads=3), r"weights.positions has shape \[3, 4\], but \[2, 4\]"),
+        (lambda: ops.feedback(x, w, heads=2.0), "heads must be an integer, not 2.0"),
+        (lambda: ops.feedback(x.float(), w, **run), "weights.to_q has dtype float64, but x has float32"),
+        (lambda: ops.feedback(x, w, implementation="fast", **run), "implementation 'fast'.*'naive', 'efficient'"),
+        (lambda: ops.feedback(x, w, key_mask=torch.ones(2, 5, dtype=torch.bool), **run), r"key_mask has shape \[2, 5\]"),
+        (lambda: ops.feedback(x, w, state=k, **run), "state must be a FeedbackState"),
+        (lambda: ops.feedback(x, w, state=ops.FeedbackState(k, k[:, 1:], None), **run), r"state.v has shape \[2, 2, 2, 2, 3\], but \[2, 3, 2, 2, 3\]"),
+        (lambda: ops.feedback(x, w, state=ops.FeedbackState(k.float(), k, None), **run), "state.k has dtype float32"),
+        (lambda: ops.feedback_attention(x, x, x, w.positions), r"k has shape \[2, 4, 6\], but \[2, past, 4, 6\]"),
+        (lambda: FeedbackTransformer(6, 4, 2), "d_model=6 with heads=4"),
+        (lambda: FeedbackTransformer(6, 2, 0), "layers must be at least 1, not 0"),
+        (lambda: FeedbackTransformer(6, 2, 1, d_ff=1.5), "d_ff must be an integer, not 1.5"),
+        (lambda: FeedbackTransformer(6, 2, 1)(x), "x has dtype"),
+        (lambda: FeedbackTransformer(6, 2, 1).step(x.float()), r"\[batch, 6\]"),
+    ]  # fmt: skip
+    for call, message in cases:
+        with pytest.raises((ValueError, TypeError), match=message) as info:
+            call()
+        assert "\n" not in str(info.value)
+
+
+# --- properties ------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(
+    time=st.integers(0, 14),
+    layers=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    key=st.integers(1, 4),
+    d_ff=st.integers(1, 6),
+    waves=st.integers(1, 4),
+    batch=st.integers(1, 3),
+    shared=st.booleans(),
+    normalize=st.booleans(),
+    block=st.integers(1, 9),
+    cut=st.integers(0, 14),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    scale=st.sampled_from([0.0, 1e-3, 1.0, 30.0]),
+)
+def test_any_stack(
+    time, layers, heads, key, d_ff, waves, batch, shared, normalize, block, cut, dtype, scale
+):  # fmt: skip
+    """Efficient = naive, whole = cut anywhere, for any sizes and dtypes."""
+    d, cut = heads * key, min(cut, time)
+    w = small_weights(
+        layers,
+        shared,
+        normalize,
+        d=d,
+        d_ff=d_ff,
+        features=2 * waves,
+        heads=heads,
+    )
+    tensors = [p.to(dtype).requires_grad_() for p in w if p is not None]
+    x = (scale * sequence(time, d, batch)).to(dtype).requires_grad_()
+    limit = 1e-10 if dtype == torch.float64 else 1e-4
+
+    def run(tensors, x, implementation):
+        first, state = feedback(
+            x[:, :cut], *tensors, heads=heads, return_state=True, implementation=implementation
+        )  # fmt: skip
+        rest, state = feedback(
+            x[:, cut:], *tensors, heads=heads, state=state, return_state=True, implementation=implementation
+        )  # fmt: skip
+        y = torch.cat([first, rest], 1)
+        assert y.dtype == dtype
+        return y, state
+
+    exact = [p.detach().double().requires_grad_() for p in tensors]
+    x_exact = x.detach().double().requires_grad_()
+    wanted = feedback(x_exact, *exact, heads=heads, implementation="naive")
+    before, efficient.BLOCK = efficient.BLOCK, block
+    try:
+        y, state = run(tensors, x, "efficient")
+        gradients = torch.autograd.grad(weighted(y), [x, *tensors])
+    finally:
+        efficient.BLOCK = before
+    assert torch.isfinite(y).all()
+    assert all(torch.isfinite(g).all() for g in gradients)
+    assert state.k.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    if dtype == torch.float64:
+        same = torch.autograd.grad(weighted(wanted), [x_exact, *exact])
+        largest = max((g.norm() for g in same), default=0)
+        for a, b in zip([y, *gradients], [wanted, *same], strict=True):
+            # A gradient that cancels to rounding has no digits to compare.
+            assert (a - b).norm() <= limit * b.norm() + 1e-13 * largest
+    elif dtype == torch.float32:
+        assert error(y, wanted) < limit

@@ -1,0 +1,240 @@
+"""What the four fast weight rules must do besides: identities and limits."""
+
+import pytest
+import torch
+
+from fwlab import ops
+from problems import ROWS, error, problem, weighted
+
+both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
+
+
+def random(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@both
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in ROWS
+        if n
+        in (
+            "sum",
+            "gated",
+            "delta",
+            "gated-delta",
+            "sum-normalized",
+            "delta-normalized",
+        )
+    ],
+)
+def test_scale_multiplies_q(name, implementation):
+    row = ROWS[name]
+    (q, *rest), _ = problem(row, 20)
+    y = row(q, *rest, scale=0.3, implementation=implementation)
+    assert error(y, row(0.3 * q, *rest, implementation="naive")) < 1e-12
+
+
+GATES = {
+    ops.sum_rule: (),
+    ops.gated_rule: (0.5,),
+    ops.delta_rule: (0.5,),
+    ops.gated_delta_rule: (0.5, -0.1),
+}
+
+
+@both
+@pytest.mark.parametrize("op", GATES)
+def test_empty_denominators_give_zero(op, implementation):
+    """0/0 is 0 with gradient 0, for zero keys and for disjoint ones."""
+    q = torch.tensor([[0.0, 0, 0], [0, 1, 0], [1, 0, 0]], dtype=torch.float64)
+    k = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 0, 1]], dtype=torch.float64)
+    q, k = (x.view(1, 3, 1, 3).requires_grad_() for x in (q, k))
+    v = torch.arange(6, dtype=torch.float64).view(1, 3, 1, 2) + 1
+    gates = [torch.full((1, 3, 1), g, dtype=torch.float64) for g in GATES[op]]
+    y = op(q, k, v, *gates, normalize=True, implementation=implementation)
+    assert not y[:, :2].any()
+    # The one key that was met; the delta rules wrote half of its value.
+    half = op in (ops.delta_rule, ops.gated_delta_rule)
+    wanted = [1.5, 2.0] if half else [3.0, 4.0]
+    assert y[0, 2, 0].tolist() == pytest.approx(wanted, rel=1e-15)
+    gradients = torch.autograd.grad(weighted(y), [q, k])
+    assert all(torch.isfinite(g).all() for g in gradients)
+    assert not gradients[0][:, :2].any()
+
+
+@both
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-6, 1e15])
+@pytest.mark.parametrize("name", ["sum-normalized", "delta-normalized"])
+def test_normalized_rules_do_not_see_the_scale(name, scale, implementation):
+    """In float32, down to where the numbers themselves end."""
+    inputs, _ = problem(ROWS[name], 50, dtype=torch.float32, with_state=False)
+    q, k, *rest = inputs
+    wanted = ROWS[name](*inputs, implementation="naive")
+    found = ROWS[name](q * scale, k * scale, *rest, implementation=implementation)
+    assert error(found, wanted) < 1e-5
+
+
+def test_closed_form():
+    """One chunk is the whole: U = (I + stril(b K K'))^-1 b V."""
+    (q, k, v, beta), _ = problem(ROWS["delta"], 40, with_state=False)
+    Q, K, V, b = (x.detach()[0, :, 0] for x in (q, k, v, beta))
+    A = (b[:, None] * (K @ K.T)).tril(-1)
+    U = torch.linalg.solve(torch.eye(40, dtype=torch.float64) + A, b[:, None] * V)
+    Y = (Q @ K.T).tril() @ U
+    for implementation in ("naive", "efficient"):
+        y = ops.delta_rule(q, k, v, beta, implementation=implementation)
+        assert error(y[0, :, 0], Y) < 1e-12
+
+
+@both
+def test_appendix_b(implementation):
+    """The delta rule leaves an unrelated key exactly alone."""
+    keys = torch.eye(4, dtype=torch.float64)[:2]
+    v = torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=torch.float64)
+    k = keys[[0, 1, 1]]
+    beta = torch.tensor([1.0, 1.0, 0.25], dtype=torch.float64)
+    _, W = ops.delta_rule(
+        k[None, :, None],
+        k[None, :, None],
+        v[None, :, None],
+        beta[None, :, None],
+        return_state=True,
+        implementation=implementation,
+    )
+    assert torch.equal(W[0, 0] @ keys[0], v[0])
+    assert torch.equal(W[0, 0] @ keys[1], 0.75 * v[1] + 0.25 * v[2])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_divergence_is_never_hidden(seed):
+    """Keys that are too long: not finite no later than naive, and while
+    both are finite the efficient result is right.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 400, 1, 8, generator=generator) for _ in range(3))
+    beta = torch.ones(1, 400, 1)
+    results = [
+        ops.delta_rule(q, 3 * k, v, beta, implementation=name)[0, :, 0]
+        for name in ("naive", "efficient")
+    ]
+    bad = [~torch.isfinite(y).all(-1) for y in results]
+    first = [int(b.nonzero()[0]) for b in bad]
+    # One step of grace: rounding may carry either past the last number.
+    assert first[1] <= first[0] + 1
+    assert bad[1][first[1] :].all()
+    exact = ops.delta_rule(
+        *(x.double() for x in (q, 3 * k, v, beta)), implementation="naive"
+    )[0, :, 0]
+    for step in range(first[1]):
+        assert error(results[1][step], exact[step]) < 1e-2
+
+
+@both
+def test_appendix_b_of_the_gated_rule(implementation):
+    """The gated rule fades an unrelated key by exactly 1 - beta."""
+    keys = torch.eye(4, dtype=torch.float64)[:2]
+    v = torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=torch.float64)
+    W = v[:2].T @ keys
+    _, W = ops.gated_rule(
+        keys[1].view(1, 1, 1, 4),
+        keys[1].view(1, 1, 1, 4),
+        v[2].view(1, 1, 1, 3),
+        torch.full((1, 1, 1), 0.25, dtype=torch.float64),
+        state=W[None, None],
+        return_state=True,
+        implementation=implementation,
+    )
+    assert torch.equal(W[0, 0] @ keys[0], 0.75 * v[0])
+    assert torch.equal(W[0, 0] @ keys[1], 0.75 * v[1] + 0.25 * v[2])
+
+
+@both
+def test_special_cases(implementation):
+    """No decay: the delta rule. No strength: pure decay. Orthonormal keys
+    and full strength: the sum rule.
+    """
+    (q, k, v, beta, log_decay), W = problem(ROWS["gated-delta"], 40)
+
+    def gated(beta, log_decay):
+        return ops.gated_delta_rule(
+            q,
+            k,
+            v,
+            beta,
+            log_decay,
+            state=W,
+            return_state=True,
+            implementation=implementation,
+        )
+
+    plain = ops.delta_rule(q, k, v, beta, state=W, implementation=implementation)
+    assert torch.equal(gated(beta, 0 * log_decay)[0], plain)
+    _, faded = gated(0 * beta, log_decay)
+    assert error(faded, W * log_decay.sum(1).exp()[..., None, None]) < 1e-12
+
+    keys = torch.linalg.qr(random(8, 8)).Q.view(1, 8, 1, 8)
+    q, v, one = random(1, 8, 1, 8), random(1, 8, 1, 5, seed=1), keys.new_ones(1, 8, 1)
+    delta = ops.delta_rule(q, keys, v, one, implementation=implementation)
+    added = ops.sum_rule(q, keys, v, normalize=False, implementation=implementation)
+    assert error(delta, added) < 1e-12
+
+
+@both
+def test_gate_of_random_feature_attention(implementation):
+    """Peng et al. 2021: the first answer is the first value whatever the
+    gate; a constant gate weighs by g^(t-i); g_t = (t-1)/t is no gate.
+    """
+    time, g = 12, 0.7
+    q, k = random(2, time, 3, 4).abs(), random(2, time, 3, 4, seed=1).abs()
+    v = random(2, time, 3, 5, seed=2)
+
+    def gated(gate):
+        beta = (1 - torch.as_tensor(gate, dtype=torch.float64)).expand(2, time)
+        beta = beta[..., None].expand(2, time, 3)
+        return ops.gated_rule(
+            q, k, v, beta, normalize=True, implementation=implementation
+        )
+
+    assert error(gated(g)[:, 0], v[:, 0]) < 1e-12
+    place = torch.arange(time).double()
+    fading = (g ** (place[:, None] - place)).tril()
+    weights = torch.einsum("bthk,bshk,ts->bhts", q, k, fading)
+    weights = weights / weights.sum(-1, keepdim=True)
+    assert error(gated(g), torch.einsum("bhts,bshv->bthv", weights, v)) < 1e-12
+    ungated = ops.sum_rule(q, k, v, implementation=implementation)
+    assert error(gated(place / (place + 1)), ungated) < 1e-12
+
+
+@both
+@pytest.mark.parametrize("name", ["gated", "gated-normalized"])
+def test_full_strength_forgets_everything(name, implementation):
+    """beta = 1 is a decay of exactly 0: no trace of what was before."""
+    inputs, state = problem(ROWS[name], 20)
+    with torch.no_grad():
+        inputs[3][:, 9] = 1
+        y = ROWS[name](*inputs, state=state, implementation=implementation)
+        rest = ROWS[name](*(x[:, 9:] for x in inputs), implementation=implementation)
+    assert error(y[:, 9:], rest) < 1e-12
+
+
+@both
+@pytest.mark.parametrize("log_decay", [0.0, -1e-4, -20.0, -1e4, -torch.inf])
+def test_extreme_decays(log_decay, implementation):
+    """In float32, also beside ordinary ones, which they must not blur."""
+    inputs, state = problem(ROWS["gated-delta"], 70, torch.float32)
+    with torch.no_grad():
+        inputs[4][:, 5::8] = log_decay
+    y, after = ROWS["gated-delta"](
+        *inputs, state=state, return_state=True, implementation=implementation
+    )
+    exact = [x.double() for x in inputs]
+    wanted, _ = ROWS["gated-delta"](
+        *exact, state=state.double(), return_state=True, implementation="naive"
+    )
+    assert error(y, wanted) < 1e-6
+    gradients = torch.autograd.grad(weighted(y, after), inputs)
+    assert all(torch.isfinite(g).all() for g in gradients)

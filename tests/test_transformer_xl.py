@@ -1,0 +1,231 @@
+"""Transformer-XL against its formula, written out."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fwlab import detach
+from fwlab.feature_maps import ELU1
+from fwlab.layers import FastWeightAttention, TransformerXL
+from fwlab.layers.positions import sinusoids
+from fwlab.layers.transformer_xl import RelativeAttention, shift_rows
+
+CUTS = [(5, 4), (3, 7), (0, 3), (10, 3), (6, 1), (64, 64)]
+cuts = pytest.mark.parametrize(("memory", "segment"), CUTS)
+
+
+def make(memory, segment, layers=2, d_model=12, dtype=torch.float64):
+    torch.manual_seed(0)
+    model = TransformerXL(d_model, 3, layers, 20, memory, segment).to(dtype)
+    for p in model.parameters():  # biases, too
+        torch.nn.init.normal_(p, std=0.4)
+    return model, torch.randn(2, 23, d_model, dtype=dtype)
+
+
+def written_out(layer, x):
+    """Query by query, key by key, term by term."""
+    heads, width = layer.content_bias.shape
+    W_q, W_kE, W_v, W_kR = (
+        project.weight.view(heads, width, -1)
+        for project in (layer.to_q, layer.to_k, layer.to_v, layer.to_r)
+    )
+    u, v, R = layer.content_bias, layer.position_bias, layer.codes
+    y = []
+    for i in range(x.shape[1]):
+        start = i // layer.segment * layer.segment
+        scores, values = [], []
+        for j in range(max(start - layer.memory, 0), i + 1):
+            x_j = x[:, j].detach() if j < start else x[:, j]
+            q = torch.einsum("hdm,bm->bhd", W_q, x[:, i])
+            k = torch.einsum("hdm,bm->bhd", W_kE, x_j)
+            r = torch.einsum("hdm,m->hd", W_kR, R[i - j])
+            scores.append(
+                (q * k).sum(-1) + (q * r).sum(-1) + (u * k).sum(-1) + (v * r).sum(-1)
+            )
+            values.append(torch.einsum("hdm,bm->bhd", W_v, x_j))
+        weights = torch.softmax(torch.stack(scores, -1) / width**0.5, -1)
+        y.append(torch.einsum("bhj,jbhd->bhd", weights, torch.stack(values)).flatten(1))
+    return torch.stack(y, 1) @ layer.to_out.weight.T
+
+
+@cuts
+def test_formula(memory, segment):
+    """Outputs and every gradient, through two layers."""
+    model, x = make(memory, segment)
+    x.requires_grad_()
+    plain = x
+    for block in model.blocks:
+        plain = plain + written_out(block.mixer, block.norm_mixer(plain))
+        hidden = F.gelu(block.expand(block.norm_mlp(plain)))
+        plain = plain + block.contract(hidden)
+    y, r = model(x), torch.randn(2, 23, 12, dtype=torch.float64)
+    torch.testing.assert_close(y, plain, rtol=1e-10, atol=1e-11)
+    leaves = [x, *model.parameters()]
+    pairs = zip(
+        torch.autograd.grad((y * r).sum(), leaves),
+        torch.autograd.grad((plain * r).sum(), leaves),
+        strict=True,
+    )
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+@cuts
+@pytest.mark.parametrize("masked", [False, True])
+def test_prefill_and_step_are_forward(memory, segment, masked):
+    model, x = make(memory, segment)
+    keep = torch.rand(2, 23, generator=torch.Generator().manual_seed(0)) < 0.6
+    keep[:, -8:] = True
+    mask = keep if masked else None
+    whole = model(x, key_mask=mask)
+    pieces, state = [], None
+    for part in (slice(0, 6), slice(6, 7), slice(7, 7), slice(7, 15)):
+        y, state = model.prefill(
+            x[:, part], state, key_mask=None if mask is None else mask[:, part]
+        )
+        pieces.append(y)
+    for t in range(15, 23):
+        y, state = model.step(x[:, t], state)
+        pieces.append(y[:, None])
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-11)
+    first, _ = model.step(x[:, 0])
+    if not masked:
+        torch.testing.assert_close(first, whole[:, 0])
+
+
+def test_masked_tokens_are_seen_by_nobody():
+    model, x = make(5, 4, layers=1)
+    layer = model.blocks[0].mixer
+    keep = torch.ones(2, 23, dtype=torch.bool)
+    keep[0, 2:9] = False
+    x = x.requires_grad_()
+    y = layer(torch.where(keep[..., None], x, torch.nan), key_mask=keep)
+    assert torch.equal(y, layer(x, key_mask=keep))
+    assert not y[0, 2:9].any()
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    assert torch.isfinite(gradient).all()
+    assert not gradient[0, 2:9].any()
+
+
+def test_what_a_token_sees():
+    """Values reach back one memory per layer, gradients to the segment."""
+    model, x = make(3, 4, layers=2)
+    t, start = 21, 20
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x)[0, t].sin().sum(), x)
+    seen = gradient[0].abs().sum(-1) > 0
+    assert seen.nonzero().flatten().tolist() == list(range(start, t + 1))
+    assert not gradient[1].any()
+
+    # The second layer sees tokens from 17; in their segment, from 16, the
+    # first layer sees tokens from 13.
+    with torch.no_grad():
+        before = model(x)[0, t]
+        for s in range(23):
+            changed = x.clone()
+            changed[0, s] += 1
+            moved = not torch.equal(model(changed)[0, t], before)
+            assert moved == (start - 4 - 3 <= s <= t), s
+
+
+def test_state_sizes_of_table_4():
+    """In millions: the sum of memory and target, not the product."""
+    found = []
+    for memory, segment in ((15, 1), (64, 64), (128, 128), (384, 384)):
+        with torch.device("meta"):
+            model = TransformerXL(256, 8, 16, memory=memory, segment=segment)
+        found.append(round(model.state_size() / 1e6, 3))
+    assert found == [0.131, 1.049, 2.097, 6.291]
+    delta = FastWeightAttention(256, 8, ELU1())
+    assert 16 * delta.state_size() == 131_072
+
+
+@cuts
+def test_state_has_the_size_it_says(memory, segment):
+    model, x = make(memory, segment)
+    state, sizes = None, [model.state_size(0)]
+    for t in range(23):
+        _, state = model.step(x[:, t], state)
+        numbers = sum(p.numel() for layer in state for p in layer[:2])
+        sizes.append(numbers // 2)  # two sequences
+        assert sizes[-1] == model.state_size(t + 1)
+    assert sizes[0] == 0
+    if memory + segment < 20:
+        assert max(sizes) == model.state_size()
+
+
+def test_gradients_through_the_state():
+    """Within a segment they are those of the whole; across, none."""
+    model, x = make(5, 8)
+    x.requires_grad_()
+    r = torch.randn(2, 5, 12, dtype=torch.float64)
+    (whole,) = torch.autograd.grad((model(x[:, :8])[:, 3:] * r).sum(), x)
+    _, state = model.prefill(x[:, :3])
+    y, state = model.prefill(x[:, 3:8], state)
+    (found,) = torch.autograd.grad((y * r).sum(), x, retain_graph=True)
+    torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-10)
+    y, _ = model.prefill(x[:, 8:13], state)
+    (found,) = torch.autograd.grad((y * r).sum(), x, retain_graph=True)
+    assert not found[:, :8].any()
+    model.prefill(x[:, 8:13], detach(state))[0].sum().backward()
+
+
+def test_shift_rows():
+    far = torch.arange(6).flip(0).expand(2, 3, 4, 6)  # the distance itself
+    where = shift_rows(far)
+    for i in range(4):
+        for j in range(6 - 4 + i + 1):
+            assert where[1, 2, i, j] == 6 - 4 + i - j
+
+
+def test_sinusoids():
+    R = sinusoids(torch.arange(5), 6)
+    assert R.shape == (5, 6)
+    assert R[0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert R[3, 0].item() == pytest.approx(0.14112, abs=1e-5)  # sin 3
+    assert R[3, 5].item() == pytest.approx(0.99998, abs=1e-5)
+    assert sinusoids(torch.arange(5), 5).shape == (5, 5)
+
+
+def test_trains_copies_and_moves():
+    model, x = make(4, 6, dtype=torch.float32)
+    (model(x) * torch.randn(2, 23, 12)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.any(), name
+    assert "codes" not in " ".join(model.state_dict())
+    twin = copy.deepcopy(model).double()
+    torch.testing.assert_close(
+        twin(x.double()).float(), model(x), rtol=1e-4, atol=1e-4
+    )
+    assert model.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_nothing_to_do():
+    model, x = make(4, 6)
+    y, state = model.prefill(x[:, :0])
+    assert y.shape == (2, 0, 12)
+    assert state[0].segment.shape == (2, 0, 3, 8)
+    model, x = make(4, 6, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = model(x)
+    assert (y - model(x)).norm() < 0.1 * model(x).norm()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TransformerXL(10, 3, 2), "d_model=10 with heads=3"),
+        (lambda: TransformerXL(12, 3, 0), "layers must be at least 1, not 0"),
+        (lambda: TransformerXL(12, 3, 1, d_ff=0), "d_ff must be at least 1, not 0"),
+        (lambda: TransformerXL(12, 3, 1, memory=-1), "memory must be .* 0, not -1"),
+        (lambda: RelativeAttention(12, 3, segment=0), "segment must be .* 1, not 0"),
+        (lambda: RelativeAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[2, 5, 9\].*12"),
+        (lambda: RelativeAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_argument(call, message):
+    with pytest.raises(ValueError, match=message) as info:
+        call()
+    assert "\n" not in str(info.value)
