@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwlab import ops
+from fwlab.layers import AFTConv, AFTConv2d, AFTFull, AFTLocal, AFTSimple
 from fwlab.ops.aft import efficient
 from problems import error, outcome, parts, rebuild, weighted
 
@@ -586,3 +587,198 @@ def test_errors_name_the_argument(wrong, kind, message):
     with pytest.raises(kind, match=message) as info:
         wrong()
     assert "\n" not in str(info.value)
+
+
+# --- layers ------------------------------------------------------------
+
+LAYERS = {
+    "simple": lambda: AFTSimple(12),
+    "full": lambda: AFTFull(12, 40),
+    "full-factor": lambda: AFTFull(12, 40, factor=3),
+    "local": lambda: AFTLocal(12, 40, window=5),
+    "local-wide": lambda: AFTLocal(12, 40, window=60),
+    "local-factor": lambda: AFTLocal(12, 40, window=5, factor=3),
+    "conv": lambda: AFTConv(12, 3, window=5),
+    "conv-one-key": lambda: AFTConv(12, 3, window=5, shared_key=True),
+}
+
+
+def layer_of(name):
+    """With every parameter away from its initial value, in float64."""
+    torch.manual_seed(0)
+    layer = LAYERS[name]().double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer, torch.randn(2, 40, 12, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_prefill_and_step(name):
+    """In any mixture what forward gives, and no mask is needed."""
+    layer, x = layer_of(name)
+    whole = layer(x)
+    assert error(whole, layer(x, implementation="naive")) < 1e-12
+    y, state = layer.prefill(x[:, :17])
+    outputs = [y]
+    for t in range(17, 30):
+        y, state = layer.step(x[:, t], state)
+        outputs.append(y[:, None])
+    y, state = layer.prefill(x[:, 30:], state)
+    assert error(torch.cat([*outputs, y], 1), whole) < 1e-12
+    later = x.clone()
+    later[:, 20] = 100
+    assert torch.equal(layer(later)[:, :20], whole[:, :20])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_padding(name):
+    layer, x = layer_of(name)
+    keep = torch.ones(2, 40, dtype=torch.bool)
+    keep[0, 25:] = False
+    y = layer(torch.where(keep[..., None], x, torch.nan), key_mask=keep)
+    assert error(y[:1, :25], layer(x[:1, :25])) < 1e-12
+    assert error(y[1:], layer(x[1:])) < 1e-12
+    assert not y[~keep].any()
+
+
+@pytest.mark.parametrize("name", ["full", "full-factor", "local", "local-factor"])
+def test_longer_than_the_table(name):
+    layer, x = layer_of(name)
+    layer_name = type(layer).__name__
+    with pytest.raises(ValueError, match=f"{layer_name}: 41 tokens .*max_len=40"):
+        layer(torch.cat([x, x[:, :1]], 1))
+    _, state = layer.prefill(x)
+    with pytest.raises(ValueError, match=f"{layer_name}: 41 tokens .*max_len=40"):
+        layer.step(x[:, 0], state)
+
+
+def test_parameters_are_what_the_equations_have():
+    """No mask is a parameter, and a window is no square."""
+    four = 4 * 12 * 12
+    shapes = {
+        "simple": four,
+        "full": four + 40 * 40,
+        "full-factor": four + 2 * 40 * 3,
+        "local": four + 40 * 5,
+        "local-factor": four + 2 * 40 * 3,
+        "conv": four + 3 * 5 + 3 + 3,
+        "conv-one-key": four - 12 * 9 + 3 * 5 + 3 + 3,
+    }
+    for name, size in shapes.items():
+        layer = LAYERS[name]()
+        assert sum(p.numel() for p in layer.parameters()) == size, name
+        assert all(p.is_floating_point() for p in layer.state_dict().values())
+
+
+def test_factors_are_the_bias():
+    """Eq. 7: the same layer with the product of the factors as its table."""
+    for name in ("full", "local"):
+        factorised, x = layer_of(f"{name}-factor")
+        torch.manual_seed(0)
+        plain = LAYERS[name]().double()
+        w = factorised.bias_u.detach() @ factorised.bias_v.detach().T
+        state = {k: v for k, v in factorised.state_dict().items() if "bias_" not in k}
+        if name == "local":
+            columns = [
+                torch.cat([w[:j, 0] * 0, w.diagonal(-j)]) for j in range(plain.window)
+            ]
+            state["band"] = torch.stack(columns, 1)
+        else:
+            state["bias"] = w
+        plain.load_state_dict(state)
+        assert error(factorised(x), plain(x)) < 1e-12
+
+
+@pytest.mark.parametrize("shared_key", [False, True])
+def test_a7_conv_starts_as_simple(shared_key):
+    """Then the raw kernel has no gradient, gamma and beta have."""
+    torch.manual_seed(0)
+    conv = AFTConv(12, 3, window=5, shared_key=shared_key).double()
+    x = torch.randn(2, 20, 12, dtype=torch.float64)
+    q, k, v = conv.to_q(x), conv.to_k(x), conv.to_v(x)
+    k = k.repeat_interleave(4, -1) if shared_key else k
+    y = conv(x)
+    assert error(y, conv.to_out(ops.aft_simple(q, k, v))) < 1e-12
+    weighted(y).backward()
+    kernel = conv.kernel
+    assert not kernel.raw.grad.any()
+    assert kernel.gamma.grad.all()
+    assert kernel.beta.grad.all()
+
+
+def test_equation_8():
+    """Mean 0 and deviation 1, then gamma and beta; a constant kernel is
+    beta, with finite gradients, whatever the constant.
+    """
+    conv = AFTConv(12, 3, window=7)
+    with torch.no_grad():
+        conv.kernel.gamma.copy_(torch.tensor([2.0, 1.0, 1.0]))
+        conv.kernel.beta.copy_(torch.tensor([0.5, -1.0, 3.0]))
+        conv.kernel.raw[0] = torch.arange(7.0)
+        conv.kernel.raw[1:] = torch.tensor([[0.1], [-1.7]])
+    made = conv.kernel()
+    assert made[0].tolist() == pytest.approx([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5])
+    assert made[1].tolist() == [-1.0] * 7
+    assert made[2].tolist() == [3.0] * 7
+    for constant in torch.randn(100):
+        with torch.no_grad():
+            conv.kernel.raw.fill_(constant)
+        assert torch.equal(conv.kernel()[1:], conv.kernel.beta[1:, None].expand(2, 7))
+    weighted(conv(torch.randn(2, 9, 12))).backward()
+    assert all(torch.isfinite(p.grad).all() for p in conv.parameters())
+
+
+@pytest.mark.parametrize("make", [
+    lambda: AFTSimple(12, causal=False),
+    lambda: AFTFull(12, 40, causal=False),
+    lambda: AFTLocal(12, 40, window=5, causal=False),
+    lambda: AFTLocal(12, 40, window=5, factor=3, causal=False),
+    lambda: AFTConv(12, 3, window=5, causal=False),
+])  # fmt: skip
+def test_layers_that_see_everything(make):
+    torch.manual_seed(0)
+    layer = make().double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(2, 20, 12, dtype=torch.float64)
+    y = layer(x)
+    assert error(y, layer(x, implementation="naive")) < 1e-12
+    later = torch.cat([x[:, :-1], x[:, -1:] + 1], 1)
+    assert not torch.isclose(layer(later)[:, :-1], y[:, :-1]).all()
+    with pytest.raises(ValueError, match="causal=True"):
+        layer.prefill(x)
+    with pytest.raises(ValueError, match="causal=True"):
+        layer.step(x[:, 0])
+
+
+def test_image_layer():
+    torch.manual_seed(0)
+    for shared_key in (False, True):
+        layer = AFTConv2d(12, 3, size=3, shared_key=shared_key).double()
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        x = torch.randn(2, 5, 4, 12, dtype=torch.float64)
+        assert error(layer(x), layer(x, implementation="naive")) < 1e-12
+        keep = torch.ones(2, 5, 4, dtype=torch.bool)
+        keep[:, 3:] = False
+        dirty = torch.where(keep[..., None], x, torch.nan)
+        assert error(layer(dirty, key_mask=keep)[:, :3], layer(x[:, :3])) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AFTConv(12, 5), "AFTConv: d_model must be a positive multiple of heads"),
+        (lambda: AFTConv(12, 3, window=0), "AFTConv: window must be .* not 0"),
+        (lambda: AFTLocal(12, 40, window=0), "AFTLocal: window must be .* not 0"),
+        (lambda: AFTLocal(12, 0), "AFTLocal: max_len must be .* not 0"),
+        (lambda: AFTFull(12, 40, factor=-1), "AFTFull: factor must be .* not -1"),
+        (lambda: AFTFull(12, 40, factor=0), "AFTFull: factor must be .* not 0"),
+        (lambda: AFTConv2d(12, 3, size=4), "AFTConv2d: size must be odd, not 4"),
+        (lambda: AFTSimple(12)(torch.zeros(2, 3, 11)), r"AFTSimple: x has shape \[2, 3, 11\]"),
+        (lambda: AFTSimple(12).step(torch.zeros(2, 3, 12)), r"AFTSimple: x has shape \[2, 3, 12\]"),
+    ],
+)  # fmt: skip
+def test_layer_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -61,6 +61,33 @@ def leave(*arguments):
     raise SystemExit("bye")
 
 
+def softmax_mean(k, v, w):
+    return (torch.softmax(k + w, 1) * v).sum(1)
+
+
+def quotient(e, v):
+    return (e * v).sum(1) / e.sum(1)
+
+
+def two_maxima(k, v, w):
+    return quotient((k - k.amax(1, True)).exp() * (w - w.amax(0)).exp(), v)
+
+
+def plain_step(log_sum, mean, k, v):
+    total = torch.logaddexp(log_sum, k)
+    return total, (log_sum - total).exp() * mean + (k - total).exp() * v
+
+
+def step_by_old_sum(log_sum, mean, k, v):
+    new = (k - log_sum).exp()
+    return log_sum + torch.log1p(new), (mean + new * v) / (1 + new)
+
+
+def step_of_sums(log_sum, mean, k, v):
+    old, new = log_sum.exp(), k.exp()
+    return (old + new).log(), (old * mean + new * v) / (old + new)
+
+
 SHAPE = "returns a tensor of the shape of"
 WRONG = {
     "write": [
@@ -128,6 +155,53 @@ WRONG = {
     ],
 }
 WRONG |= {
+    "mean_of": [
+        (lambda k, v, w: v.mean(1), "softmax of the keys"),
+        (lambda k, v, w: (torch.softmax(k + w, -1) * v).sum(1), "with one key"),
+        (lambda k, v, w: torch.softmax(k + w, 1) * v, SHAPE),
+        (lambda k, v, w: softmax_mean(k, v, 0 * w), "adds the bias"),
+        (lambda k, v, w: softmax_mean(k, v, -w), "adds the bias"),
+        (
+            lambda k, v, w: (torch.softmax(k, 1) * w.exp() * v).sum(1),
+            "with one key",
+        ),
+        (lambda k, v, w: quotient((k + w).exp(), v), "does not overflow"),
+        (
+            lambda k, v, w: quotient((k.clamp(-60, 30) + w).exp(), v),
+            "does not overflow",
+        ),
+        (
+            lambda k, v, w: quotient((k + w - (k + w).max()).exp(), v),
+            "keeps channels and sequences",
+        ),
+        (two_maxima, "the maximum of k + w together"),
+        (softmax_mean, "where no key is seen"),
+        (lambda k, v, w: torch.nan_to_num(softmax_mean(k, v, w)), "no key is seen"),
+        (
+            lambda k, v, w: EXERCISES["mean_of"].reference(k, v, w).detach(),
+            "where no key is seen",
+        ),
+    ],
+    "running_step": [
+        (lambda log_sum, mean, k, v: mean, SHAPE),
+        (lambda log_sum, mean, k, v: (log_sum, mean, k), SHAPE),
+        (lambda log_sum, mean, k, v: (log_sum, 3), SHAPE),
+        (lambda log_sum, mean, k, v: (log_sum[0], mean), SHAPE),
+        (lambda log_sum, mean, k, v: (log_sum.float(), mean.float()), SHAPE),
+        (lambda log_sum, mean, k, v: (log_sum, mean), "adds up exponentials"),
+        (lambda log_sum, mean, k, v: (log_sum + k, mean + v), "adds up exponentials"),
+        (
+            lambda *given: (plain_step(*given)[0], (given[1] + given[3]) / 2),
+            "the softmax mean of all keys",
+        ),
+        (step_of_sums, "does not overflow"),
+        (step_by_old_sum, "lets a key that is far larger"),
+        (plain_step, "for a key of -inf"),
+        (
+            lambda *given: [x.nan_to_num() for x in plain_step(*given)],
+            "for a key of -inf",
+        ),
+    ],
     "merge_memory": [
         (lambda states, w: states[0], "the plain mean"),
         (lambda states, w: weigh(w, states), "the plain mean"),

@@ -49,7 +49,9 @@ def test_two_steps_by_hand(implementation):
     y, W = ops.fwp(a, b, x, return_state=True, implementation=implementation)
     first = math.tanh(0.5)
     second = math.tanh(first + 2.0)
-    torch.testing.assert_close(y.flatten(), torch.tensor([2 * first, 3 * second]).double())
+    torch.testing.assert_close(
+        y.flatten(), torch.tensor([2 * first, 3 * second]).double()
+    )
     assert W.item() == pytest.approx(second)
 
 
@@ -88,17 +90,20 @@ def test_an_activation_with_parameters_learns():
     assert error(found[1], found[0]) < 1e-10
 
 
-def test_a_random_activation_draws_once():
-    """The second run of a segment makes the draws of the first."""
-    inputs, state = problem(ROWS["fwp-tanh"], 40)
-    found = []
-    for implementation in ("naive", "efficient"):
-        torch.manual_seed(0)
-        y = ops.fwp(*inputs, F.dropout, state=state, implementation=implementation)
-        torch.rand(3)
-        found.append([y, *torch.autograd.grad(weighted(y), inputs)])
-    for one, other in zip(*found, strict=True):
-        assert error(other, one) < 1e-10
+@both
+def test_a_constant_activation_passes_nothing_on(implementation):
+    inputs, W = problem(ROWS["fwp-tanh"], 20)
+    y, after = ops.fwp(
+        *inputs,
+        torch.ones_like,
+        state=W,
+        return_state=True,
+        implementation=implementation,
+    )
+    assert (after == 1).all()
+    da, db, dx, dW = torch.autograd.grad(weighted(y), [*inputs, W], allow_unused=True)
+    assert dx.any()
+    assert all(g is None or not g.any() for g in (da, db, dW))
 
 
 @both
@@ -115,6 +120,28 @@ def test_masked_steps_leave_the_weights_untouched(implementation):
     )
     assert torch.equal(after, W)
     assert not y.any()
+
+
+def test_gradients_pass_masked_steps_by():
+    inputs, W = problem(ROWS["fwp-tanh"], 40)
+    keep = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) < 0.5
+    naive, found = (
+        torch.autograd.grad(
+            weighted(
+                *ops.fwp(
+                    *inputs,
+                    state=W,
+                    key_mask=keep,
+                    return_state=True,
+                    implementation=implementation,
+                )
+            ),
+            [*inputs, W],
+        )
+        for implementation in ("naive", "efficient")
+    )
+    for one, other in zip(found, naive, strict=True):
+        assert error(one, other) < 1e-10
 
 
 @both

@@ -16,9 +16,7 @@ def mixer(request):
 @pytest.fixture
 def model(mixer):
     torch.manual_seed(0)
-    return LanguageModel(
-        11, mixer, layers=2, heads=2, d_model=16, max_len=40
-    ).double()
+    return LanguageModel(11, mixer, layers=2, heads=2, d_model=16, max_len=40).double()
 
 
 def tokens(*shape):

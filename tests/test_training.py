@@ -12,7 +12,16 @@ from safetensors.torch import save_file
 
 from fwlab import cli
 from fwlab.data import CorpusError
-from fwlab.training import Checkpoint, CheckpointError, Config, Trainer, load, save
+from fwlab.models import MIXERS
+from fwlab.training import (
+    Checkpoint,
+    CheckpointError,
+    Config,
+    PeakMemory,
+    Trainer,
+    load,
+    save,
+)
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 SMALL = Config(
@@ -33,15 +42,15 @@ def config(**changes):
     return dataclasses.replace(SMALL, **changes)
 
 
-@pytest.mark.parametrize("mixer", ["softmax", "sum", "delta"])
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_it_learns(mixer):
-    trainer = Trainer(config(mixer=mixer, steps=150), TEXT)
+    trainer = Trainer(config(mixer=mixer, steps=150, eval_every=50), TEXT)
     run = list(trainer.run())
     assert [p.step for p in run] == list(range(1, 151))
     assert run[0].loss == pytest.approx(math.log(len(trainer.characters)), abs=0.3)
     assert run[-1].val_loss < 1.0
     measured = [p.step for p in run if p.val_loss is not None]
-    assert measured == [*range(6, 151, 6)]
+    assert measured == [50, 100, 150]
 
 
 def test_same_seed_same_model():
@@ -147,6 +156,15 @@ def test_checkpoint_round_trip(trained):
     assert loaded.curve == trainer.curve
     assert [row[0] for row in loaded.curve] == [6, 12]
     assert [p.name for p in path.parent.iterdir()] == ["model"]  # no leftovers
+
+
+def test_checkpoints_of_the_first_version_load(trained):
+    """They knew no d_ff."""
+    _, path = trained
+    old = dataclasses.asdict(SMALL)
+    del old["d_ff"]
+    rewrite(path, config=json.dumps(old))
+    assert load(path).config == SMALL
 
 
 def rewrite(path, tensors=None, **header):
@@ -297,6 +315,8 @@ def test_train_and_generate(fwlab, tmp_path):
     assert result["command"].startswith("fwlab train --mixer delta")
     assert {"seed", "steps"} <= result["config"].keys()
     assert {"torch", "machine", "date", "commit", "seconds"} <= result.keys()
+    assert result["state_size"] == 2 * 8 * 16  # per head [value, DPFP features]
+    assert result["peak_mib"] is None or 0 <= result["peak_mib"] < 2000
 
     path = "runs/delta/checkpoint.safetensors"
     arguments = ("generate", path, "--prompt", "the q", "--length", "20", "--seed", "1")
@@ -316,6 +336,33 @@ def test_train_and_generate(fwlab, tmp_path):
     assert [row[0] for row in result["curve"]] == [3, 6, 9]
 
 
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_mixer_trains_and_generates(fwlab, tmp_path, mixer):
+    options = ("--mixer", mixer, "--d-ff", "24", "--corpus", "text.txt")
+    assert fwlab("train", *options, *FAST)[0] == 0
+    result = json.loads((tmp_path / f"runs/{mixer}/result.json").read_text())
+    assert math.isfinite(result["validation_loss"])
+    path = tmp_path / f"runs/{mixer}/checkpoint.safetensors"
+    model = load(path).model
+    assert result["state_size"] == model.state_size(16)
+    assert result["parameters"] == model.num_parameters()
+    wide = [p for n, p in model.named_parameters() if n.endswith("expand.weight")]
+    assert [p.shape[0] for p in wide] == [24]
+    code, out, _ = fwlab("generate", str(path), "--length", "20", "--seed", "1")
+    assert code == 0
+    assert len(out) > 20
+
+
+def test_peak_memory():
+    before = PeakMemory()
+    if before.mib() is None:
+        pytest.skip("this system does not tell")
+    block = torch.ones(16 * 2**20)  # 64 MiB
+    assert 60 < before.mib() < 200
+    del block
+    assert before.mib() > 60
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -324,6 +371,7 @@ def test_train_and_generate(fwlab, tmp_path):
         (["train", "--corpus", "none.txt"], "cannot read the corpus file none.txt"),
         (["train", "--corpus", "empty.txt"], "empty.txt is empty"),
         (["train", "--steps", "0"], "steps must be at least 1, not 0"),
+        (["train", "--d-ff", "0"], "d_ff must be at least 1, not 0"),
         (["train", "--resume", "--out", "x"], "no checkpoint file x/checkpoint"),
         (["train", "--device", "tpu"], "device 'tpu' is not usable"),
         (["train", "--seed", "9" * 25], "seed must be from 0 to 2**32 - 1"),

@@ -196,9 +196,7 @@ def test_trains_copies_and_moves():
         assert parameter.grad.any(), name
     assert "codes" not in " ".join(model.state_dict())
     twin = copy.deepcopy(model).double()
-    torch.testing.assert_close(
-        twin(x.double()).float(), model(x), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(twin(x.double()).float(), model(x), rtol=1e-4, atol=1e-4)
     assert model.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
 
 

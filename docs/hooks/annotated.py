@@ -21,8 +21,10 @@ from repository import ROOT, source
 
 #: Folder of fwlab/ops, and the title of its page: one line per operation.
 OPERATIONS = {
-    "linear": "The sum rule",
-    "delta": "The delta rule",
+    "fwp": "Fast weight programmer of 1991",
+    "linear": "Sum rule and gated rule",
+    "delta": "Delta rule and gated delta rule",
+    "aft": "Attention Free Transformer",
     "feedback": "Feedback memory",
 }
 FILES = {"naive": "Naive: the specification", "efficient": "Efficient: the default"}

@@ -9,12 +9,17 @@ from typing import Any
 
 import torch
 
-from fwlab.bench import decoding, feedback, mixers, rules
+from fwlab.bench import aft, decoding, feedback, fwp, mixers, rules
 from fwlab.bench.case import Case, layout, peak_of, run
 from fwlab.files import check_writable, write_json
 from fwlab.provenance import provenance
 
-CASES: tuple[Case, ...] = (*rules.CASES, *feedback.CASES)
+CASES: tuple[Case, ...] = (
+    *rules.CASES,
+    *fwp.CASES,
+    *aft.CASES,
+    *feedback.CASES,
+)
 
 
 def peak(key: str, side: str) -> float | None:

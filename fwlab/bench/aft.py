@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ def toeplitz(band: Tensor, time: int) -> Tensor:
 
 def full_dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """AFT-full as two products."""
-    one_head = (x[:, :, None] for x in (q, k, v))
-    return dense(*one_head, bias[None])[:, :, 0]
+    q, k, v = (x[:, :, None] for x in (q, k, v))
+    return dense(q, k, v, bias[None])[:, :, 0]
 
 
 def local_dense(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
@@ -68,8 +69,8 @@ def problem(dtype: torch.dtype, *, time: int, bias: tuple[int, ...]) -> Problem:
 
 
 def _case(
-    op: Callable[..., Tensor],
-    other: tuple[str, Callable[..., Tensor]],
+    op: Callable[..., Any],
+    other: tuple[str, Callable[..., Any]],
     *bias: int,
     time: int,
     **more: int,

@@ -44,7 +44,7 @@ def _stack(implementation: str) -> Callable[..., Tensor]:
     )
 
 
-def _case(layers: int, groups: int, time: int) -> Case:
+def _case(layers: int, groups: int, time: int, rounds: int) -> Case:
     naive, efficient = _stack("naive"), _stack("efficient")
     return Case(
         "feedback-shared" if groups < layers else "feedback",
@@ -52,12 +52,12 @@ def _case(layers: int, groups: int, time: int) -> Case:
         partial(problem, time=time, layers=layers, groups=groups),
         {"re-projecting loop": naive, "efficient": efficient},
         exact="re-projecting loop",
-        rounds=3,
+        rounds=rounds,
     )
 
 
 CASES = (
-    _case(layers=1, groups=1, time=512),
-    _case(layers=4, groups=4, time=256),
-    _case(layers=4, groups=1, time=256),
+    _case(layers=1, groups=1, time=512, rounds=3),
+    _case(layers=4, groups=4, time=256, rounds=1),
+    _case(layers=4, groups=1, time=256, rounds=1),
 )

@@ -1,6 +1,6 @@
 """Two exercises: one stable row of AFT, and a running mean without end."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -147,29 +147,34 @@ def _mean_of_nothing(answer: Answer, reference: Answer, generator: Generator) ->
 # --- running_step ----------------------------------------------------
 
 
-def _as_one(answer: Callable) -> Answer:
-    """A pair of tensors as one, which is what `ask` knows."""
-
-    def stacked(*arguments: Tensor) -> Tensor:
-        pair = answer(*arguments)
-        if not isinstance(pair, tuple | list):
-            return pair
-        if len(pair) != 2 or not all(isinstance(x, Tensor) for x in pair):
-            raise Wrong("(log_sum, mean), a pair of two tensors, was wanted")
-        if pair[0].shape != pair[1].shape:
-            raise Wrong(
-                f"log_sum has shape {list(pair[0].shape)} and mean "
-                f"{list(pair[1].shape)}; the same was wanted"
-            )
-        return torch.stack([x.to(pair[0].dtype) for x in pair])
-
-    return stacked
-
-
 def _ask_step(answer: Answer, **given: Tensor) -> tuple[Tensor, Tensor]:
+    """Like `ask`, for an answer that is a pair of tensors."""
     like = torch.stack([given["log_sum"], given["mean"]])
-    log_sum, mean = ask(_as_one(answer), like, **given)
+    complaint = ""
+
+    def stacked(*arguments: Tensor) -> Any:
+        nonlocal complaint
+        pair = answer(*arguments)
+        complaint = "" if pair is None else _no_pair(pair, list(like.shape[1:]))
+        return like if complaint else pair and torch.stack(list(pair))
+
+    log_sum, mean = ask(stacked, like, **given)
+    if complaint:
+        raise Wrong(complaint)
     return log_sum, mean
+
+
+def _no_pair(pair: Any, shape: list[int]) -> str:
+    """What is wrong with something that should be (log_sum, mean)."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        kind = type(pair).__name__
+        return f"Your function returned a {kind}; a pair, (log_sum, mean), was wanted."
+    for name, part in zip(("log_sum", "mean"), pair, strict=True):
+        if not isinstance(part, Tensor):
+            return f"{name} is a {type(part).__name__}; a tensor was wanted."
+        if list(part.shape) != shape:
+            return f"{name} has shape {list(part.shape)}; {shape} was wanted."
+    return ""
 
 
 def _step(generator: Generator, *shape: int) -> dict[str, Tensor]:
@@ -288,7 +293,7 @@ EXERCISES: dict[str, Exercise] = {
         ),
         Exercise(
             "running_step",
-            (running_step,),
+            (running_step,),  # type: ignore[arg-type]
             (
                 _step_has_shape,
                 _step_counts,

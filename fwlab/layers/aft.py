@@ -146,7 +146,8 @@ class _Positioned(_AFT):
 
     def __init__(self, d_model: int, causal: bool, max_len: int, factor: int | None):
         super().__init__(d_model, causal)
-        for name, size in (("max_len", max_len), ("factor", factor or 1)):
+        factors = {} if factor is None else {"factor": factor}
+        for name, size in {"max_len": max_len, **factors}.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(
                     f"{type(self).__name__}: {name} must be an integer of at least 1, "
@@ -260,7 +261,7 @@ class AFTLocal(_Positioned):
         return ops.aft_local(q, k, v, band, **options)
 
     def _factorised(self, past: int, end: int) -> Tensor:
-        """Rows `past` to `end` of the band of $u_t \\cdot v_{t'}$."""
+        r"""Rows `past` to `end` of the band of $u_t \cdot v_{t'}$."""
         reach = self.window - 1
         ahead = 0 if self.causal else reach
         table = nn.functional.pad(self.bias_v[:end], (0, 0, reach, ahead))
@@ -292,6 +293,9 @@ class _Kernel(nn.Module):
     def forward(self) -> Tensor:
         flat = self.raw.flatten(1)
         centred = flat - flat.mean(1, keepdim=True)
+        # The mean is rounded: that of equal numbers need not be one of them.
+        constant = flat.amax(1, keepdim=True) == flat.amin(1, keepdim=True)
+        centred = torch.where(constant, 0, centred)
         unit = l2_normalize(centred) * flat.shape[1] ** 0.5
         return (self.gamma[:, None] * unit + self.beta[:, None]).view_as(self.raw)
 

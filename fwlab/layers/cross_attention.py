@@ -84,7 +84,8 @@ class CrossAttention(nn.Module):
             "CrossAttention", "source", source, "batch source d_model", self.to_k.weight
         )
         if key_mask is not None:
-            checks.mask("CrossAttention", key_mask, *source.shape[:2], source)
+            batch, time, _ = source.shape
+            checks.mask("CrossAttention", key_mask, batch, time, source)
             source = torch.where(key_mask[..., None], source, 0)
         k, v = (
             split_heads(project(source), self.heads)
@@ -136,7 +137,8 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return torch.zeros_like(q).transpose(1, 2)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-    some = mask.any(1)[:, None, None, None]
-    seen = mask[:, None, None] | ~some  # a row of nothing would be 0/0
-    y = F.scaled_dot_product_attention(q, k, v, seen)
-    return torch.where(some, y, 0).transpose(1, 2)
+    # Who may see nothing would be 0/0: it sees masked tokens, whose values
+    # are 0.
+    seen = mask | ~mask.any(1, keepdim=True)
+    y = F.scaled_dot_product_attention(q, k, v, seen[:, None, None])
+    return y.transpose(1, 2)

@@ -160,7 +160,9 @@ class RelativeAttention(nn.Module):
         return y[:, 0], state
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        k, v = (split_heads(project(x), self.heads) for project in (self.to_k, self.to_v))
+        k, v = (
+            split_heads(project(x), self.heads) for project in (self.to_k, self.to_v)
+        )
         return torch.cat([k, v], -1)
 
     def _attend(self, q: Tensor, seen: Tensor, real: Tensor | None) -> Tensor:

@@ -39,11 +39,11 @@ class Mixer(NamedTuple):
       with `whole` the whole stack at once, whose layers are not
       independent of each other.
     - `positions`: add a table of learned positions to the embeddings.
-      Softmax attention and AFT-simple see a set of keys and know no
-      order without one. All others know it: fast weights are written in
-      order (the paper's best delta networks have no positions, Table 3),
-      the remaining layers have relative positions or biases of their
-      own.
+      Softmax attention sees a set of keys, and knows no order without
+      one. AFT-simple sees one, too, and has a table in its paper. Fast
+      weights go without (the paper's best delta networks have none,
+      Table 3), and so does what has biases or relative positions of its
+      own. No table also means no longest text.
     """
 
     make: Callable[[Size], nn.Module]
@@ -161,8 +161,8 @@ class LanguageModel(nn.Module):
 
     def num_parameters(self) -> int:
         """Trained numbers, without position tables (as nanoGPT counts)."""
-        tables = [m for m in self.modules() if hasattr(m, "position_tables")]
-        uncounted = [p for m in tables for p in m.position_tables()]
+        owners: list[Any] = [m for m in self.modules() if hasattr(m, "position_tables")]
+        uncounted = [p for m in owners for p in m.position_tables()]
         if self.positions is not None:
             uncounted.append(self.positions.weight)
         total = sum(p.numel() for p in self.parameters())

@@ -1,5 +1,6 @@
 """How much memory a run takes."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -8,10 +9,8 @@ class PeakMemory:
     """Resident memory of this process at its highest, from now on."""
 
     def __init__(self) -> None:
-        try:  # forget the peak so far, where Linux allows it
+        with contextlib.suppress(OSError):  # Linux: forget the peak so far
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            pass
         self._before = _resident()[0]
 
     def mib(self) -> float | None:
@@ -26,12 +25,10 @@ class PeakMemory:
 
 def _resident() -> tuple[float, float] | tuple[None, None]:
     """MiB now, and at the highest; the same where only that is known."""
-    try:
+    with contextlib.suppress(OSError, KeyError):
         rows = Path("/proc/self/status").read_text().splitlines()
-        fields = dict(row.split(":", 1) for row in rows)
-        return tuple(int(fields[f].split()[0]) / 1024 for f in ("VmRSS", "VmHWM"))
-    except (OSError, KeyError):
-        pass
+        kib = {name: text.split() for name, _, text in (r.partition(":") for r in rows)}
+        return int(kib["VmRSS"][0]) / 1024, int(kib["VmHWM"][0]) / 1024
     try:
         import resource
     except ImportError:

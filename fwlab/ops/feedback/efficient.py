@@ -159,186 +159,226 @@ class _Feedback(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor | None, dkv: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        r"""From the last step to the first, from the top layer down.
+        return _Backward(ctx, dy, dkv).run()
 
-        Let $p_{tj}$ be the attention weights of one head and layer, and
-        $dz_t$ the gradient of what the attention gives. Then, with
-        $D_t = dz_t \cdot z_t$,
 
-        $$da_{tj} = p_{tj}\,(dz_t \cdot v_j - D_t) \tag{g3}$$
-        $$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
-          dk_j = \sum_{t>j} da_{tj}\, q_t \tag{g4}$$
-        $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
-          du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
+class _Backward:
+    r"""From the last step to the first, from the top layer down.
 
-        When the loop arrives at memory $j$ all later steps are done, so
-        (g4) can be *pulled* together: from the steps of the same block
-        one by one, from later blocks as a product for the whole block.
-        The lowest layer needs nothing at once but (g3) inside the
-        block: its queries come from $x$ alone.
-        """
+    Let $p_{tj}$ be the attention weights of one head and layer, and
+    $dz_t$ the gradient of what the attention gives. Then
+
+    $$da_{tj} = p_{tj}\,(dz_t \cdot v_j - dz_t \cdot z_t) \tag{g3}$$
+    $$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
+      dk_j = \sum_{t>j} da_{tj}\, q_t \tag{g4}$$
+    $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
+      du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
+
+    When the loop arrives at memory $j$ all later steps are done, so
+    that (g4) can be *pulled* together: from the steps of the same block
+    one by one, from later blocks as a product for the whole block.
+    """
+
+    m_norm: tuple[Tensor, Tensor, Tensor] | None
+
+    def __init__(self, ctx: Any, dy: Tensor | None, dkv: Tensor | None):
+        """Compute again what was not saved, for all steps at once."""
         (states, attended, kv, hidden, alpha, to_q, positions, to_kv,
          to_out, expand, contract) = ctx.saved_tensors  # fmt: skip
-        heads, n_past = ctx.heads, ctx.n_past
+        self.states, self.attended, self.kv = states, attended, kv
+        self.hidden, self.to_kv, self.to_out = hidden, to_kv, to_out
+        self.expand, self.contract = expand, contract
+        self.to_q, self.positions = to_q, positions
+        self.alpha = alpha.view(-1, 1, 1)
         layers, time, batch, d = attended.shape
         _, groups, rows, n, key = kv.shape
-        per_head = (batch, heads, -1)
+        heads = rows // batch
+        self.past, self.split = ctx.n_past, (batch, heads)
+        self.group_of = range(layers) if groups > 1 else [0] * layers
+        self.flat = (layers, time * batch, -1)
 
-        # Everything but the attention, again, and for all steps at once.
-        x, flat = states[:-1], (layers, time * batch, -1)
-        to_qu = _with_positions(to_q, positions)
-        normed, x_norm = _norm(x)
-        qu = torch.bmm(normed.view(flat), to_qu.mT)
+        x = states[:-1]
+        self.to_qu = _with_positions(to_q, positions)
+        self.normed, self.x_norm = _norm(x)
+        qu = torch.bmm(self.normed.view(self.flat), self.to_qu.mT)
         qu = qu.view(layers, time, batch, heads, -1)
         middle = torch.baddbmm(
-            x.reshape(flat), attended.view(flat), to_out.mT
-        ).view(attended.shape)
-        normed_mlp, middle_norm = _norm(middle)
-        h = torch.bmm(normed_mlp.view(flat), expand.mT)
-        slope = _gelu_slope(h).view(layers, time, batch, -1)
-        h = torch.nn.functional.gelu(h)
+            x.reshape(self.flat), attended.view(self.flat), to_out.mT
+        )
+        middle = middle.view(attended.shape)
+        self.normed_mlp, self.middle_norm = _norm(middle)
+        h = torch.bmm(self.normed_mlp.view(self.flat), expand.mT)
+        self.h = torch.nn.functional.gelu(h)
         m = torch.mv(states.flatten(1).T, alpha).view(time, batch, d)
-        m, m_norm = _norm(m) if ctx.normalize else (m, None)
-        table = _table(torch.arange(n), positions)
-        back = _table(torch.arange(n, 0, -1), positions)
+        self.m, self.m_norm = m, None
+        if ctx.normalize:
+            self.m, self.m_norm = _norm(m)
+        self.table = _table(torch.arange(n), positions)
+        self.back = _table(torch.arange(n, 0, -1), positions)
 
-        # Side by side: what (g4) weighs, for keys and for values.
+        # The vectors of (g4), q and dz, side by side.
         vectors = kv.new_empty(2, layers, batch, heads, time, key)
+        self.q, self.dz = vectors.view(2, layers, rows, time, key)
         vectors[0] = qu[..., :key].permute(0, 2, 3, 1, 4)
-        dz_of = vectors[1]
-        vectors = vectors.view(2, layers, rows, time, key)
-        u = qu[..., key:].permute(0, 2, 3, 1, 4)
-        u = rotate(u, table[n_past:]).reshape(layers, rows, time, -1)
-        features = u.shape[-1]
+        self.dz_split = vectors[1]
+        self.vectors = vectors.flatten(0, 3)
+        u = qu[..., key:].permute(0, 2, 3, 1, 4).flatten(1, 2)
+        self.u = rotate(u, self.table[self.past :])
 
         # The gradients of every step, from which those of the weights
-        # will be made. `slope` turns into the gradient of h's argument.
-        dx = torch.zeros_like(states)
+        # are made at the end.
+        self.dx = torch.zeros_like(states)
         if dy is not None:
-            dx[-1] = dy.transpose(0, 1)
-        d_middle, d_qu = torch.empty_like(middle), torch.zeros_like(qu)
-        d_m, d_new = (
-            torch.empty_like(m),
-            m.new_empty(time, batch, 2, groups, heads, key),
-        )
-        dkv = torch.zeros_like(kv) if dkv is None else dkv.clone()
-        dkv_of = dkv.view(2, groups, batch, heads, n, key)
-        alphas = alpha.view(-1, 1, 1)
+            self.dx[-1] = dy.transpose(0, 1)
+        self.d_middle = torch.empty_like(middle)
+        self.dh = _gelu_slope(h).view(layers, time, batch, -1)
+        self.d_qu, self.d_m = torch.zeros_like(qu), torch.empty_like(m)
+        self.d_new = m.new_empty(time, batch, 2, groups, heads, key)
+        self.dkv = torch.zeros_like(kv) if dkv is None else dkv.clone()
+        self.dkv_split = self.dkv.unflatten(2, self.split)
 
+    def run(self) -> tuple[Tensor | None, ...]:
+        layers, time, batch, d = self.attended.shape
         block = BLOCK
         for start in reversed(range(0, time, block)):
             stop = min(start + block, time)
-            old, seen = n_past + start, n_past + stop
-            steps = slice(start, stop)
-            # [da, p] of (g3) for the queries of the block
-            pairs = kv.new_zeros(2, layers, rows, stop - start, seen)
-            for l in range(layers):
-                K = kv[0, l if groups > 1 else 0, :, :seen]
-                a = torch.matmul(u[l, :, steps], table[:seen].T)
-                a.baddbmm_(vectors[0, l, :, steps], K.mT)
-                pairs[1, l] = _causal_softmax(a, old, hidden)
-            columns = pairs.flatten(0, 2)
-
+            self.weigh(start, stop)
             for t in reversed(range(start, stop)):
-                i, n_t = t - start, n_past + t
-                # (g4), from the block itself and from later ones
-                here = dkv_of[..., n_t, :].permute(2, 0, 1, 3, 4)
-                if t + 1 < stop:
-                    pulled = torch.bmm(
-                        columns[:, i + 1 :, n_t].unsqueeze(1),
-                        vectors.flatten(0, 2)[:, t + 1 : stop],
-                    ).view(2, layers, batch, heads, key)
-                    if groups == 1 and layers > 1:
-                        pulled = pulled.sum(1, keepdim=True)
-                    pulled = pulled.permute(2, 0, 1, 3, 4)
-                    torch.add(here, pulled, out=d_new[t])
-                else:
-                    d_new[t] = here
-                dm = torch.mm(d_new[t].view(batch, -1), to_kv)
-                if m_norm is not None:
-                    dm = _norm_backward(dm, *(p[t] for p in m_norm))
-                d_m[t] = dm
-                dx[:, t].addcmul_(alphas, dm)
-
+                self.memory(t, start, stop)
                 for l in reversed(range(layers)):
-                    up = dx[l + 1, t]
-                    dh = slope[l, t].mul_(torch.mm(up, contract[l]))
-                    below = _norm_backward(
-                        torch.mm(dh, expand[l]),
-                        *(p[l, t] for p in middle_norm),
-                    )
-                    below = torch.add(up, below, out=d_middle[l, t])
-                    dx[l, t].add_(below)
-                    dz = torch.mm(below, to_out[l])
-                    dz_of[l, :, :, t] = dz.view(per_head)
-                    first = old if l == 0 else 0
-                    if n_t == first:
-                        continue
-                    K, V = kv[
-                        :, l if groups > 1 else 0, :, first:n_t
-                    ].unbind()
-                    D = (dz * attended[l, t]).view(rows, 1, key)
-                    D = D.sum(-1, keepdim=True)
-                    da = torch.baddbmm(
-                        D, dz.view(rows, 1, key), V.mT, beta=-1
-                    )
-                    da.mul_(
-                        pairs[1, l, :, i : i + 1, first:n_t]
-                    )  # (g3)
-                    pairs[0, l, :, i : i + 1, first:n_t] = da
-                    if l == 0:
-                        continue
-                    dq = torch.bmm(da, K).squeeze(1)
-                    du = torch.mm(da.squeeze(1), back[-n_t:])  # (g5)
-                    torch.cat(
-                        [dq, du], 1, out=d_qu[l, t].view(rows, -1)
-                    )
-                    dn = torch.mm(d_qu[l, t].view(batch, -1), to_qu[l])
-                    dx[l, t].add_(
-                        _norm_backward(dn, *(p[l, t] for p in x_norm))
-                    )
+                    self.layer(l, t, start)
+            self.older(start, stop)
 
-            # What the lowest layer has left, and (g4) for older blocks.
-            dz, p = vectors[1, 0, :, steps], pairs[1, 0, :, :, :old]
-            K, V = kv[:, 0, :, :seen].unbind()
-            z = attended[0, steps].view(-1, rows, key).transpose(0, 1)
-            D = (dz * z).sum(-1, keepdim=True)
-            da = pairs[0, 0]
-            da[..., :old] = p * (torch.bmm(dz, V[:, :old].mT) - D)
-            dq, du = torch.bmm(da, K), torch.matmul(da, table[:seen])
-            du = rotate(du, table[n_past + start : seen])  # (g5)
-            d_qu[0, steps] = (
-                torch.cat([dq, du], -1)
-                .view(batch, heads, -1, key + features)
-                .permute(2, 0, 1, 3)
-            )
-            for l in range(layers):
-                for part in range(2):
-                    dkv[part, l if groups > 1 else 0, :, :old].baddbmm_(
-                        pairs[part, l, :, :, :old].mT,
-                        vectors[part, l, :, steps],
-                    )  # (g4)
-
-        dn = torch.mm(d_qu[0].view(flat[1:]), to_qu[0])
-        dn = dn.view(time, batch, d)
-        dx[0] += _norm_backward(dn, *(p[0] for p in x_norm))
-        d_to_qu = torch.bmm(d_qu.view(flat).mT, normed.view(flat))
-        d_to_qu = d_to_qu.view(layers, heads, -1, d)
+        flat = self.flat
+        dn = torch.mm(self.d_qu[0].view(flat[1:]), self.to_qu[0])
+        self.dx[0] += _norm_backward(
+            dn.view(time, batch, d), *(p[0] for p in self.x_norm)
+        )
+        d_to_qu = torch.bmm(
+            self.d_qu.view(flat).mT, self.normed.view(flat)
+        )
+        d_to_qu = d_to_qu.view(*self.to_q.shape[:2], -1, d)
+        key = self.to_q.shape[2]
         d_to_q, d_to_u = d_to_qu.tensor_split([key], 2)
+        d_to_kv = self.d_new.view(flat[1:]).T @ self.m.view(flat[1:])
         return (
-            dx[0].transpose(0, 1),
-            dkv_of[..., :n_past, :],
+            self.dx[0].transpose(0, 1),
+            self.dkv_split[..., : self.past, :],
             None,
-            torch.linalg.vecdot(states, d_m).sum((1, 2)),
-            d_to_q + torch.einsum("kf,lhfd->lhkd", positions, d_to_u),
-            torch.einsum("lhkd,lhfd->kf", to_q, d_to_u),
-            torch.mm(d_new.view(flat[1:]).T, m.view(flat[1:])),
-            torch.bmm(d_middle.view(flat).mT, attended.view(flat)),
-            torch.bmm(slope.view(flat).mT, normed_mlp.view(flat)),
-            torch.bmm(dx[1:].reshape(flat).mT, h),
+            torch.linalg.vecdot(self.states, self.d_m).sum((1, 2)),
+            d_to_q
+            + torch.einsum("kf,lhfd->lhkd", self.positions, d_to_u),
+            torch.einsum("lhkd,lhfd->kf", self.to_q, d_to_u),
+            d_to_kv,
+            torch.bmm(
+                self.d_middle.view(flat).mT, self.attended.view(flat)
+            ),
+            torch.bmm(
+                self.dh.view(flat).mT, self.normed_mlp.view(flat)
+            ),
+            torch.bmm(self.dx[1:].reshape(flat).mT, self.h),
             None,
             None,
         )
+
+    def weigh(self, start: int, stop: int) -> None:
+        """The weights $p$ of a block of queries, and room for $da$."""
+        seen, layers = self.past + stop, len(self.q)
+        rows, steps = self.q.shape[1], slice(start, stop)
+        pairs = self.kv.new_zeros(2, layers, rows, stop - start, seen)
+        self.da, self.p = pairs
+        self.columns = pairs.flatten(0, 2)
+        for l, group in enumerate(self.group_of):
+            K = self.kv[0, group, :, :seen]
+            a = self.u[l, :, steps] @ self.table[:seen].T  # (g1)
+            a.baddbmm_(self.q[l, :, steps], K.mT)  # Eq. f4
+            a = _causal_softmax(a, self.past + start, self.hidden)
+            self.p[l] = a
+
+    def memory(self, t: int, start: int, stop: int) -> None:
+        """Through Eqs. f2 and f1: from keys and values to states."""
+        n, layers, new = self.past + t, len(self.q), self.d_new[t]
+        later = self.dkv_split[..., n, :].permute(2, 0, 1, 3, 4)
+        if t + 1 == stop:
+            new.copy_(later)
+        else:
+            pulled = torch.bmm(
+                self.columns[:, t + 1 - start :, n]
+                .unsqueeze(1)
+                .contiguous(),
+                self.vectors[:, t + 1 : stop],
+            )  # (g4)
+            pulled = pulled.view(2, layers, *self.split, -1)
+            if (
+                layers > new.shape[2]
+            ):  # of all layers, for one projection
+                pulled = pulled.sum(1, keepdim=True)
+            torch.add(later, pulled.permute(2, 0, 1, 3, 4), out=new)
+        dm = torch.mm(new.view(len(new), -1), self.to_kv)
+        if self.m_norm is not None:
+            dm = _norm_backward(dm, *(p[t] for p in self.m_norm))
+        self.d_m[t] = dm
+        self.dx[:, t].addcmul_(self.alpha, dm)
+
+    def layer(self, l: int, t: int, start: int) -> None:
+        """Through Eqs. f7 to f4: from one state to the one below it.
+
+        Nothing waits for the query of the lowest layer, which comes
+        from $x$ alone: of (g3) only the keys of the block are urgent.
+        """
+        up, below = self.dx[l + 1, t], self.d_middle[l, t]
+        dh = self.dh[l, t].mul_(torch.mm(up, self.contract[l]))
+        dn = torch.mm(dh, self.expand[l])
+        torch.add(
+            up,
+            _norm_backward(dn, *(p[l, t] for p in self.middle_norm)),
+            out=below,
+        )
+        dx = self.dx[l, t].add_(below)
+        dz = torch.mm(below, self.to_out[l])
+        self.dz_split[l, :, :, t] = dz.view(*self.split, -1)
+
+        n, first = self.past + t, (self.past + start if l == 0 else 0)
+        if n == first:
+            return
+        rows, key = self.q.shape[1], self.q.shape[-1]
+        K, V = self.kv[:, self.group_of[l], :, first:n].unbind()
+        D = (dz * self.attended[l, t]).view(rows, 1, key).sum(-1, True)
+        da = torch.baddbmm(D, dz.view(rows, 1, key), V.mT, beta=-1)
+        i = t - start
+        da.mul_(self.p[l, :, i : i + 1, first:n])  # (g3)
+        self.da[l, :, i : i + 1, first:n] = da
+        if l == 0:
+            return
+        dq = torch.bmm(da, K).squeeze(1)
+        du = torch.mm(da.squeeze(1), self.back[-n:])  # (g5)
+        d_qu = self.d_qu[l, t]
+        torch.cat([dq, du], 1, out=d_qu.view(rows, -1))
+        dn = torch.mm(d_qu.view(len(d_qu), -1), self.to_qu[l])
+        dx.add_(_norm_backward(dn, *(p[l, t] for p in self.x_norm)))
+
+    def older(self, start: int, stop: int) -> None:
+        """What a block gives to the memories before it."""
+        old, seen = self.past + start, self.past + stop
+        steps, (rows, key) = slice(start, stop), self.q.shape[1::2]
+        # The lowest layer: (g3) for older keys, and its queries.
+        dz, da, (K, V) = self.dz[0, :, steps], self.da[0], self.kv[:, 0]
+        z = self.attended[0, steps].view(-1, rows, key).transpose(0, 1)
+        D = (dz * z).sum(-1, keepdim=True)
+        dp = torch.bmm(dz, V[:, :old].mT) - D
+        da[..., :old] = self.p[0, ..., :old] * dp  # (g3)
+        dq, du = torch.bmm(da, K[:, :seen]), da @ self.table[:seen]
+        du = rotate(du, self.table[old:seen])  # (g5)
+        d_qu = torch.cat([dq, du], -1).unflatten(0, self.split)
+        self.d_qu[0, steps] = d_qu.permute(2, 0, 1, 3)
+        for l, group in enumerate(self.group_of):
+            for d_part, pairs, vectors in (
+                (self.dkv[0], self.da[l], self.q[l]),
+                (self.dkv[1], self.p[l], self.dz[l]),
+            ):
+                d_part[group, :, :old].baddbmm_(
+                    pairs[..., :old].mT, vectors[:, steps]
+                )  # (g4)
 
 
 def _table(steps: Tensor, positions: Tensor) -> Tensor:

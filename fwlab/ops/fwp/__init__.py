@@ -34,9 +34,10 @@ def fwp(
     - `a`: `[batch, time, heads, value]`, what to write.
     - `b`: `[batch, time, heads, key]`, where.
     - `x`: `[batch, time, heads, key]`, the input of the fast network.
-    - `activation`: $\sigma$, any function of a tensor that works entry
-      by entry, also one with parameters of its own; None = identity.
-      "efficient" calls it a second time in the backward pass.
+    - `activation`: $\sigma$, any function of a tensor that keeps its
+      shape, also one with parameters of its own; None = identity. It
+      must give the same for the same tensor (no dropout): "efficient"
+      calls it again in the backward pass.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave $W$ untouched ($\sigma$ included) and return 0.
     - `state`: the `W` `[batch, heads, value, key]` of an earlier call;
@@ -82,7 +83,9 @@ def fwp(
         if a.shape[1] == 0:  # empty, and still a function of its inputs
             y = a * (b.sum() + x.sum()).to(a.dtype)
         else:
-            y, W = compute(a, b, x, key_mask, W, _same_shape(activation))
+            y, W = compute(
+                a, b, x, key_mask, W, _same_shape(activation)
+            )
     y = y.to(a.dtype)
     return (y, W) if return_state else y
 

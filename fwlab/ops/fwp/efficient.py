@@ -12,9 +12,7 @@ $S$ steps per segment the states alive are
 
 $$\frac TS + S, \quad\text{least for}\quad S = \sqrt T \tag{a1}$$
 
-The price is one more forward pass. What may be taken out of the loop is
-taken out: all outer products of a segment are formed at once, and all
-its outputs are read at once.
+The price is one more forward pass.
 
 Without an activation nothing stands between the steps, and
 
@@ -25,40 +23,127 @@ is the sum rule without a normaliser, which computes it in chunks.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fwlab.ops import chunks
+from fwlab.ops.fwp import naive
 from fwlab.ops.linear import efficient as linear
 
 #: Steps per segment; None = the root of the number of steps.
 SEGMENT: int | None = None
 
 
-def _segment(
+def _states(
     a: Tensor,
     b: Tensor,
-    x: Tensor,
     keep: Tensor | None,
     W: Tensor,
     activation: Callable,
-) -> tuple[Tensor, Tensor]:
-    """A stretch of the sequence, all its states in memory."""
-    a, b, x = (part.to(W.dtype).transpose(0, 1) for part in (a, b, x))
-    real = [None] * len(a) if keep is None else keep.unbind(1)
-    states = []
-    outer = a[..., :, None] * b[..., None, :]
-    for write, real_t in zip(outer.unbind(0), real, strict=True):
-        W_t = activation(W + write)  # Eq. 2
-        if real_t is None:
-            W = W_t
-        else:
-            W = torch.where(real_t[:, None, None, None], W_t, W)
-        states.append(W)
-    # No matrix product: autocast would change its backward pass.
-    y = (torch.stack(states) * x[..., None, :]).sum(-1)  # Eq. 3
-    return y.transpose(0, 1), W
+) -> Tensor:
+    """The weights before the first step and after each.
+
+    - `a`, `b`: `[time, batch, heads, value or key]`.
+    - Returns `[time + 1, batch, heads, value, key]`.
+    """
+    states = W.new_empty(len(a) + 1, *W.shape)
+    states[0] = W
+    for i in range(len(a)):
+        W_i = activation(_before(a[i], b[i], states[i]))  # Eq. 2
+        if keep is not None:
+            W_i = torch.where(_real(keep, i), W_i, states[i])
+        states[i + 1] = W_i
+    return states
+
+
+def _before(a: Tensor, b: Tensor, W: Tensor) -> Tensor:
+    r"""What the activation takes, $W_{i-1} + a_i \otimes b_i$."""
+    return torch.addcmul(W, a[..., :, None], b[..., None, :])
+
+
+def _real(keep: Tensor, i: int) -> Tensor:
+    return keep[:, i, None, None, None]
+
+
+class _Segment(torch.autograd.Function):
+    """Run a stretch of the sequence, and run it again to go back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        b: Tensor,
+        x: Tensor,
+        keep: Tensor | None,
+        W: Tensor,
+        activation: Callable,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(a, b, x, keep, W)
+        ctx.activation = activation
+        a, b, x = (_by_time(part, W) for part in (a, b, x))
+        states = _states(a, b, keep, W, activation)
+        y = (states[1:] @ x[..., None])[..., 0]  # Eq. 3
+        return y.transpose(0, 1), states[-1].clone()
+
+    @staticmethod
+    @chunks.backward_pass
+    def backward(
+        ctx: Any, dy: Tensor, dW: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        r"""Let $P_i = W_{i-1} + a_i \otimes b_i$, so that
+        $W_i = \sigma(P_i)$. Every state is read once, and is the start
+        of the next step:
+
+        $$dW_i = dy_i \otimes x_i + dP_{i+1} \tag{a3}$$
+        $$dP_i = \sigma'(P_i)\; dW_i \tag{a4}$$
+        $$da_i = dP_i\, b_i, \quad db_i = dP_i^\top a_i, \quad
+          dx_i = W_i^\top dy_i \tag{a5}$$
+
+        Autograd knows the derivative of $\sigma$, whatever it is.
+        """
+        a, b, x, keep, W = ctx.saved_tensors
+        kinds = [part.dtype for part in (a, b, x)]
+        a, b, x, dy = (_by_time(part, W) for part in (a, b, x, dy))
+        states = _states(a, b, keep, W, ctx.activation)
+        dP, dW = torch.empty_like(states[1:]), dW.clone()
+        for i in reversed(range(len(a))):
+            dW.addcmul_(dy[i][..., :, None], x[i][..., None, :])  # (a3)
+            P = _before(a[i], b[i], states[i])
+            dP_i = _pull_back(ctx.activation, P, dW)  # (a4)
+            dP[i] = dP_i
+            if keep is not None:
+                dP_i = torch.where(_real(keep, i), dP_i, dW)
+            dW = dP_i
+        da = (dP @ b[..., None])[..., 0]  # (a5)
+        db = (dP.mT @ a[..., None])[..., 0]
+        dx = (states[1:].mT @ dy[..., None])[..., 0]
+        da, db, dx = (
+            part.transpose(0, 1).to(kind)
+            for part, kind in zip((da, db, dx), kinds, strict=True)
+        )
+        return da, db, dx, None, dW, None
+
+
+def _by_time(x: Tensor, W: Tensor) -> Tensor:
+    return x.transpose(0, 1).to(W.dtype)
+
+
+def _pull_back(activation: Callable, P: Tensor, dW: Tensor) -> Tensor:
+    P.requires_grad_()
+    with torch.enable_grad():
+        W = activation(P)
+    if not W.requires_grad:  # a constant
+        return torch.zeros_like(P)
+    return torch.autograd.grad(W, P, dW)[0]
+
+
+def _learns(activation: Callable, W: Tensor) -> bool:
+    """Whether an activation has trained numbers of its own."""
+    with torch.enable_grad():
+        return activation(W.detach()).requires_grad
 
 
 def fwp(
@@ -74,19 +159,19 @@ def fwp(
         # Masked steps come as zeros, which write nothing.
         y, W, _ = linear.additive(x, b, a, None, None, W, None)  # (a2)
         return y, W
-    outputs = []
     steps = SEGMENT or math.isqrt(a.shape[1] - 1) + 1  # (a1)
-    # One cut for all: see `steps` of the sum rule's naive loop.
     cuts = [part.split(steps, 1) for part in (a, b, x)]
-    real = [None] * len(cuts[0])
-    if keep is not None:
-        real = keep.split(steps, 1)
-    for *given, real_s in zip(*cuts, real, strict=True):
-        given = (*given, real_s, W, activation)
-        if torch.is_grad_enabled():
-            # Runs it now, and once more when its gradients are wanted.
-            y, W = checkpoint(_segment, *given, use_reentrant=False)
-        else:
-            y, W = _segment(*given)
+    real = (
+        [None] * len(cuts[0]) if keep is None else keep.split(steps, 1)
+    )
+    run: Callable = _Segment.apply
+    if torch.is_grad_enabled() and _learns(activation, W):
+        # By autograd alone, which finds those numbers; also twice.
+        def run(*given: Any) -> tuple[Tensor, Tensor]:
+            return checkpoint(naive.fwp, *given, use_reentrant=False)
+
+    outputs = []
+    for a_s, b_s, x_s, keep_s in zip(*cuts, real, strict=True):
+        y, W = run(a_s, b_s, x_s, keep_s, W, activation)
         outputs.append(y)
     return torch.cat(outputs, dim=1), W
