@@ -15,7 +15,7 @@ from torch import Tensor
 Problem = tuple[list[Tensor], Tensor]
 Side = Callable[..., Tensor]
 
-PROCESSES = 3  # for the median of peak memory
+PROCESSES = 1  # peak memory is the median of so many fresh ones
 TURN = 0.3  # seconds that a side runs at least before the next one
 
 

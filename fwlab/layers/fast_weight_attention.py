@@ -142,9 +142,7 @@ class FastWeightAttention(nn.Module):
     @property
     def _scales(self) -> bool:
         """Whether the state has a running scale."""
-        return (
-            self.normalize and self.key_norm is None and self.feature_map.scales
-        )
+        return self.normalize and self.key_norm is None and self.feature_map.scales
 
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
