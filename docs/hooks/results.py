@@ -53,7 +53,9 @@ def _runs(name: str) -> list[tuple[str, str, dict]]:
     return [
         (mixer, path.stem, json.loads(path.read_text("utf-8")))
         for mixer in MIXERS
-        for path in sorted(RESULTS.glob(f"{name}-{mixer}*.json"))
+        for path in sorted(
+            RESULTS.glob(f"{name}-{mixer}*.json"), key=lambda p: (len(p.stem), p.stem)
+        )
         if re.fullmatch(rf"{name}-{mixer}(-seed\d+)?", path.stem)
     ]
 

@@ -83,9 +83,8 @@ def simple(
 def rows(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, last: int | None
 ) -> Tensor:
-    r"""AFT-full, and with its $w$ every other form:
-
-    $$Y_t = \sigma(Q_t) \odot \text{row}_t \tag{2}$$
+    r"""AFT-full, and with its $w$ every other form: the mean of each
+    row (Eq. 2), gated by $\sigma(Q_t)$.
 
     - `q`: `[batch, queries, channels]`, `k`, `v`: the same with `keys`.
     - `w`: `[groups, queries, keys]`; neighbouring channels share one.
