@@ -101,6 +101,12 @@ def _rows(text: str) -> list[Row]:
     tree, last = ast.parse(text), len(text.splitlines())
     notes: dict[int, tuple[str, str]] = {}  # first line of the code below
     hidden: set[int] = set()
+    owner = {
+        method: node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             continue
@@ -111,7 +117,8 @@ def _rows(text: str) -> list[Row]:
             notes[1] = ("", note or "")
         else:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            notes[first] = (node.name, note or "")
+            name = f"{owner[node]}.{node.name}" if node in owner else node.name
+            notes[first] = (name, note or "")
     comments = {
         token.start[0]: re.sub("^#:? ?", "", token.string)
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
@@ -143,7 +150,8 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 def _row(column: str, row: Row, lines: list[str], tags: set, computed: dict) -> str:
     parts = ['<div class="row" markdown>']
     if row.name:
-        parts.append(f"### {row.name} {{#{column}-{row.name}}}")
+        fragment = f"{column}-{row.name.replace('.', '-')}"
+        parts.append(f"### {row.name} {{#{fragment}}}")
     if row.note.strip():
         note = _note(row.note, tags, computed)
         parts += ['<div class="note" markdown>', note, "</div>"]

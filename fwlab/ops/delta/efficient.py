@@ -25,8 +25,8 @@ $$Y = \gamma\, Q W^\top
   + \big(\mathrm{tril}(Q K^\top) \odot \Gamma\big)\, U \tag{d2}$$
 $$W' = \gamma_C W + U^\top (\Gamma_C K) \tag{d3}$$
 
-where $\beta$, $\gamma$ and $\Gamma_C$ scale rows. For the delta rule all
-decays are 1, and nothing is spent on them. For one chunk that holds
+where $\beta$, $\gamma$ and $\Gamma_C$ scale rows. For the delta rule
+all decays are 1, and nothing is spent on them. For one chunk that holds
 everything and $W = 0$, this is the closed form of the whole sequence.
 """
 
