@@ -120,8 +120,8 @@ class _ErrorCorrecting(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         r"""$U$ is computed again from the kept states. With
-        $X = (I + A)^{-1}$ and $P = \mathrm{tril}(Q K^\top) \odot \Gamma$,
-        the gradient of (d1)'s right-hand side is $Z$, by the transposed
+        $X = (I + A)^{-1}$ and
+        $P = \mathrm{tril}(Q K^\top) \odot \Gamma$, the gradient of (d1)'s right-hand side is $Z$, by the transposed
         system:
 
         $$Z = X^\top \big(P^\top dY
