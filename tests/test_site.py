@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-ANNOTATED = ["delta", "linear"]
+ANNOTATED = ["aft", "delta", "feedback", "fwp", "linear"]
 PAGES = [
     "index.html",
     *(f"notebooks/{name}.html" for name in NOTEBOOKS),

@@ -129,7 +129,7 @@ def _backward(
 
 
 class _RunningMean(torch.autograd.Function):
-    """`log_sum` and `mean` after each step, `[batch, time, channels]`."""
+    """`log_sum` and `mean` `[batch, time, channels]` of each step."""
 
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
@@ -310,7 +310,7 @@ def _softmax(
 
 
 def _visible(w: Tensor, last: int | None) -> Tensor | None:
-    """Row $r$ sees the keys up to $r$ + `last`; None: all rows see all."""
+    """Row $r$ sees the keys up to $r$ + `last`; None: all keys."""
     if last is None:
         return None
     return torch.ones(
@@ -407,7 +407,7 @@ def window(
     mean: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """AFT-local and AFT-conv; arguments and results of the naive version."""
+    """AFT-local and AFT-conv, called as the naive version is."""
     time, width = q.shape[1], band.shape[-1]
     n = chunks.count(time, TILE)
     starts = torch.arange(n, device=q.device) * TILE

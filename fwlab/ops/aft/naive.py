@@ -29,7 +29,7 @@ def mean_of(k: Tensor, v: Tensor, w: Tensor | float) -> Tensor:
         return v.sum(1)
     exponent = k + w
     empty = (exponent == -torch.inf).all(1, keepdim=True)
-    # An empty row becomes a row of zeros, whose weights are then unseen.
+    # An empty row becomes zeros, whose weights are then unseen.
     exponent = torch.where(empty, 0, exponent)
     weights = torch.softmax(exponent, dim=1)  # Eq. 3
     mean = (weights * v).sum(1)  # Eq. 2
@@ -115,8 +115,8 @@ def window(
     $$w_{t,t'} \leftarrow w_{t,t'} \text{ if } |t - t'| < s,
       \text{ else } 0 \tag{4}$$
 
-    Outside the window a step still counts, with bias 0. AFT-conv (Eq. 6)
-    has one $w$ per head that depends on $t - t'$ alone.
+    Outside the window a step still counts, with bias 0. AFT-conv
+    (Eq. 6) has one $w$ per head that depends on $t - t'$ alone.
 
     - `q`: `[batch, time, channels]`. `k`, `v`: the same; causal, with
       the $s - 1$ steps before in front.

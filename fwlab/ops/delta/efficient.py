@@ -121,8 +121,8 @@ class _ErrorCorrecting(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         r"""$U$ is computed again from the kept states. With
         $X = (I + A)^{-1}$ and
-        $P = \mathrm{tril}(Q K^\top) \odot \Gamma$, the gradient of (d1)'s right-hand side is $Z$, by the transposed
-        system:
+        $P = \mathrm{tril}(Q K^\top) \odot \Gamma$, the gradient of
+        (d1)'s right-hand side is $Z$, by the transposed system:
 
         $$Z = X^\top \big(P^\top dY
            + \Gamma_C K\, dW'^\top\big) \tag{d4}$$
