@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fwlab.ops import gpu
 from fwlab.ops.aft import (
     AFT_CONV,
     AFT_CONV2D,
@@ -98,4 +99,4 @@ def implementations(op: str) -> tuple[str, ...]:
         raise ValueError(
             f"no operation {op!r}; wanted one of {', '.join(map(repr, TABLE))}"
         )
-    return tuple(TABLE[op])
+    return gpu.usable(TABLE[op])

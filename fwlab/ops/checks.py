@@ -1,6 +1,6 @@
 """What every operation checks before it does any work."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -118,21 +118,6 @@ def mask(
             "([batch, time])"
         )
     same_device(op, "key_mask", key_mask, "q", like)
-
-
-def choose(
-    op: str, table: dict[str, Callable], implementation: str
-) -> Callable:
-    """The function that computes `op`; "auto" takes the last of `table`."""
-    if implementation == "auto":
-        return list(table.values())[-1]
-    if implementation not in table:
-        usable = ", ".join(map(repr, table))
-        raise ValueError(
-            f"{op}: implementation {implementation!r} is not available here; "
-            f"wanted 'auto' or one of {usable}"
-        )
-    return table[implementation]
 
 
 def _name(dtype: torch.dtype) -> str:

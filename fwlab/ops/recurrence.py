@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import unit_range
-from fwlab.ops import checks
+from fwlab.ops import checks, gpu
 from fwlab.ops.state import NormalizedState
 
 State = Tensor | NormalizedState
@@ -46,7 +46,9 @@ def run(
         },
     )
     dtype = checks.compute_dtype(op, q=q, k=k, v=v, **given)
-    compute = checks.choose(op, table, implementation)
+    compute = gpu.choose(
+        op, table, implementation, q, k, v, normalize=normalize, **sizes
+    )
     W, z = _unpack(op, state, normalize, sizes, dtype, q)
     if scale is not None and not isinstance(
         scale, int | float | Tensor

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks
+from fwlab.ops import checks, gpu
 from fwlab.ops.aft import efficient, naive
 
 MODULES: dict[str, Any] = {"naive": naive, "efficient": efficient}
@@ -359,7 +359,9 @@ class _Call:
                 )
         self.dtype = checks.compute_dtype(op, q=q, k=k, v=v, **weights)
         self.op, self.causal, self.key_mask = op, causal, key_mask
-        self.form = checks.choose(op, MODULES, implementation)
+        self.form = gpu.choose(
+            op, MODULES, implementation, q, k, v, causal=causal, **sizes
+        )
         self.weights, self.out = weights, v.dtype
         if key_mask is not None:
             checks.mask(op, key_mask, sizes["batch"], sizes["time"], q)

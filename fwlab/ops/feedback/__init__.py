@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks
+from fwlab.ops import checks, gpu
 from fwlab.ops.feedback import efficient, naive
 from fwlab.ops.feedback.naive import FeedbackWeights
 
@@ -76,7 +76,7 @@ def feedback(
         f"weights.{name}": tensor for name, tensor in given.items()
     }
     dtype = checks.compute_dtype(op, x=x, **named)
-    compute = checks.choose(op, FEEDBACK, implementation)
+    compute = gpu.choose(op, FEEDBACK, implementation, x, **sizes)
     batch, time = sizes["batch"], sizes["time"]
     if key_mask is not None:
         checks.mask(op, key_mask, batch, time, x)

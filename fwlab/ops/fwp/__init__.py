@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks
+from fwlab.ops import checks, gpu
 from fwlab.ops.fwp import efficient, naive
 
 FWP: dict[str, Callable] = {
@@ -58,7 +58,7 @@ def fwp(
         x=(x, "batch time heads key"),
     )
     dtype = checks.compute_dtype(op, a=a, b=b, x=x)
-    compute = checks.choose(op, FWP, implementation)
+    compute = gpu.choose(op, FWP, implementation, a)
     if activation is not None and not callable(activation):
         raise TypeError(
             f"{op}: activation must be a function or None, not {activation!r}"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab.ops import checks
+from fwlab.ops import checks, gpu
 from fwlab.ops.softmax import naive
 from fwlab.ops.state import KeyValueCache
 
@@ -67,7 +67,7 @@ def softmax_attention(
     wide = torch.promote_types(q.dtype, k.dtype)
     wide = torch.promote_types(wide, v.dtype)
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    compute = checks.choose(op, SOFTMAX_ATTENTION, implementation)
+    compute = gpu.choose(op, SOFTMAX_ATTENTION, implementation, q)
     batch, time = sizes["batch"], sizes["time"]
     if key_mask is not None:
         checks.mask(op, key_mask, batch, time, q)

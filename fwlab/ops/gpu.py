@@ -1,0 +1,240 @@
+"""What GPU kernels have in common: where they run, and their launch.
+
+Triton is imported only when a kernel is first asked for: everything
+else works without it.
+"""
+
+import importlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Kernels run in Triton's interpreter, on the CPU: for tests. Triton
+#: itself reads this once, when a kernel is defined.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+#: Precisions that a kernel takes, as the first word of its table.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+TENSOR_CORES = (8, 0)
+"""The least compute capability at which Triton uses tensor cores."""
+
+
+def installed() -> bool:
+    """Whether Triton can be imported at all."""
+    return importlib.util.find_spec("triton") is not None
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel, as it was or would have been."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    warps: int
+    stages: int
+
+
+class _Recorder(NamedTuple):
+    capability: tuple[int, int]
+    launches: list[Launch]
+
+
+_recorder: _Recorder | None = None
+
+
+@contextmanager
+def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
+    """Collect launches in place of running them.
+
+    For tensors of the device "meta": what a GPU of that capability
+    would be given can be compiled on a machine that has none.
+    """
+    global _recorder
+    before, _recorder = _recorder, _Recorder(capability, [])
+    try:
+        yield _recorder.launches
+    finally:
+        _recorder = before
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    warps: int,
+    stages: int = 1,
+    **constants: Any,
+) -> None:
+    """Run `kernel` on `grid`.
+
+    - `arguments`: contiguous tensors, numbers, and None for a tensor
+      that is not given; in the order of the kernel's parameters.
+    - `constants`: its `constexpr` parameters.
+    """
+    if _recorder is not None:
+        _recorder.launches.append(
+            Launch(kernel, arguments, constants, warps, stages)
+        )
+        return
+    kernel[grid](
+        *arguments, **constants, num_warps=warps, num_stages=stages
+    )
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability, such as (9, 0); that of no GPU is (0, 0)."""
+    if _recorder is not None:
+        return _recorder.capability
+    if INTERPRETED:
+        return (9, 0)
+    if device.type != "cuda":
+        return (0, 0)
+    return torch.cuda.get_device_capability(device)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many programs run side by side at least."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(
+        device
+    ).multi_processor_count
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A table's entry for an implementation in Triton.
+
+    - `module`: the module with the kernels.
+    - `function`: its function; None stands for the module itself.
+    - `least`: the least compute capability.
+    - `refuses`: `refuses(capability, **sizes)` says in words why the
+      kernel cannot compute this; None = it can.
+    """
+
+    module: str
+    function: str | None = None
+    least: tuple[int, int] = TENSOR_CORES
+    refuses: Callable[..., str | None] | None = None
+
+    def load(self) -> Any:
+        module = importlib.import_module(self.module)
+        return (
+            getattr(module, self.function) if self.function else module
+        )
+
+    def refusal(
+        self,
+        device: torch.device,
+        dtypes: set[torch.dtype],
+        **sizes: Any,
+    ) -> str | None:
+        """Why the kernel cannot compute this; None = it can."""
+        if not installed():
+            return "Triton is not installed"
+        if device.type not in (
+            "cuda",
+            "cpu" if INTERPRETED else "cuda",
+        ):
+            return (
+                f"Triton needs a GPU, and the tensors are on {device}"
+            )
+        if torch.version.hip is not None:
+            return "the kernels are written for Nvidia GPUs"
+        for dtype in dtypes:
+            if dtype not in DTYPES:
+                return f"there is no kernel for {_name(dtype)}"
+            if INTERPRETED and dtype == torch.bfloat16:
+                return (
+                    "Triton's interpreter does not compute in bfloat16"
+                )
+        have = capability(device)
+        if have < self.least:
+            return (
+                f"compute capability {_version(have)} is below "
+                f"{_version(self.least)}"
+            )
+        return self.refuses(have, **sizes) if self.refuses else None
+
+
+def usable(table: dict[str, Any]) -> tuple[str, ...]:
+    """The names of a table that can be computed on this machine."""
+    return tuple(
+        name
+        for name, entry in table.items()
+        if not isinstance(entry, Kernel) or why_not(entry) is None
+    )
+
+
+def why_not(kernel: Kernel) -> str | None:
+    """Why a kernel cannot run on this machine at all."""
+    device = torch.device("cpu" if INTERPRETED else "cuda")
+    if (
+        not INTERPRETED
+        and installed()
+        and not torch.cuda.is_available()
+    ):
+        return "there is no GPU"
+    return kernel.refusal(device, {torch.float16})
+
+
+def choose(
+    op: str,
+    table: dict[str, Any],
+    implementation: str,
+    *tensors: Tensor,
+    **sizes: Any,
+) -> Any:
+    """The function, or module, that computes `op`.
+
+    - `tensors`: those whose device and precision decide.
+    - `sizes`: of the problem, as the kernel's `refuses` wants them.
+    - Raises `ValueError` for an unknown name, and for "triton" where
+      there is no kernel for these arguments, with the reason.
+
+    "auto" is the kernel where it can run, else the efficient form. On a
+    GPU it warns, once for each reason, when the kernel cannot run.
+    """
+    if implementation not in ("auto", *table):
+        wanted = ", ".join(map(repr, table))
+        raise ValueError(
+            f"{op}: implementation {implementation!r} is not available; "
+            f"wanted 'auto' or one of {wanted}"
+        )
+    simple = [n for n, e in table.items() if not isinstance(e, Kernel)]
+    name = implementation
+    if name == "auto":
+        name = list(table)[-1]
+    entry = table[name]
+    if not isinstance(entry, Kernel):
+        return entry
+    device = tensors[0].device
+    reason = entry.refusal(device, {x.dtype for x in tensors}, **sizes)
+    if reason is None and (implementation != "auto" or not INTERPRETED):
+        return entry.load()
+    if implementation == "triton":
+        raise ValueError(
+            f"{op}: implementation 'triton' cannot run here: {reason}; "
+            f"{simple[-1]!r} can"
+        )
+    if device.type == "cuda":
+        warnings.warn(
+            f"{op}: {reason}; {simple[-1]!r} is used", stacklevel=4
+        )
+    return table[simple[-1]]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _version(pair: tuple[int, int]) -> str:
+    return ".".join(map(str, pair))

@@ -1,0 +1,10 @@
+"""GPU kernels in Triton's interpreter, in a process of their own.
+
+Triton reads TRITON_INTERPRET when a kernel is defined, so a fixture would
+come too late: `make test` starts pytest once more with it set.
+"""
+
+import os
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    collect_ignore_glob = ["test_*.py"]
