@@ -1,18 +1,46 @@
 """The delta rules: fast weights that correct what they hold."""
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from fwlab.ops import recurrence
+from fwlab.ops import gpu, recurrence
 from fwlab.ops.delta import efficient, naive
+from fwlab.ops.linear import too_wide
 from fwlab.ops.state import NormalizedState
 
-DELTA_RULE: dict[str, Callable] = {
+#: Steps that the recurrent kernel takes where Triton has no tensor cores.
+SHORT = 64
+
+
+def _refuses(
+    capability: tuple[int, int],
+    normalize: bool = False,
+    time: int = 0,
+    **widths: int,
+) -> str | None:
+    if normalize:
+        return "the kernels have no normalize=True"
+    if capability < gpu.TENSOR_CORES and time > SHORT:
+        return (
+            f"without tensor cores (compute capability "
+            f"{capability[0]}.{capability[1]}) the kernel takes {SHORT} "
+            f"steps at most, not {time}"
+        )
+    return too_wide(capability, **widths)
+
+
+DELTA_RULE: dict[str, Any] = {
     "naive": naive.delta_rule,
     "efficient": partial(
         naive.delta_rule, recurrence=efficient.error_correcting
+    ),
+    "triton": gpu.Kernel(
+        "fwlab.ops.delta.kernels",
+        "delta_rule",
+        least=(7, 5),
+        refuses=_refuses,
     ),
 }
 #: The same functions, called with one gate more.

@@ -1,22 +1,44 @@
 """The sum rule and the gated rule: fast weights that add."""
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from fwlab.ops import recurrence
+from fwlab.ops import gpu, recurrence
 from fwlab.ops.linear import efficient, naive
 from fwlab.ops.state import NormalizedState
 
-SUM_RULE: dict[str, Callable] = {
+#: Widths whose chunks fit the small memory of a GPU.
+MOST_KEY, MOST_VALUE = 512, 512
+
+
+def too_wide(
+    capability: tuple[int, int], key: int = 0, value: int = 0, **_: Any
+) -> str | None:
+    """Why a kernel has no room for these widths."""
+    if key > MOST_KEY or value > MOST_VALUE:
+        return (
+            f"widths {key} and {value} are above {MOST_KEY} and "
+            f"{MOST_VALUE}"
+        )
+    return None
+
+
+SUM_RULE: dict[str, Any] = {
     "naive": naive.sum_rule,
     "efficient": partial(naive.sum_rule, recurrence=efficient.additive),
+    "triton": gpu.Kernel(
+        "fwlab.ops.linear.kernels", "sum_rule", refuses=too_wide
+    ),
 }
-GATED_RULE: dict[str, Callable] = {
+GATED_RULE: dict[str, Any] = {
     "naive": naive.gated_rule,
     "efficient": partial(
         naive.gated_rule, recurrence=efficient.additive
+    ),
+    "triton": gpu.Kernel(
+        "fwlab.ops.linear.kernels", "gated_rule", refuses=too_wide
     ),
 }
 

@@ -1,0 +1,464 @@
+r"""# The delta rules on a GPU
+
+In chunks, a delta rule is a sum rule that writes *errors* in place of
+values: the kernels are those of [the sum rule](linear.md), and what is
+left to do is the triangular system of (d1). With $L =
+\mathrm{stril}(K K^\top) \odot \Gamma$ and the errors $E = V - \bar V$,
+so that $U = \beta E$, it reads
+
+$$(I + L \beta)\, E = V - \gamma K W^\top \tag{k1}$$
+
+where $\beta$ scales columns. Its matrix does not depend on $W$: the
+inverses of all chunks are computed side by side, before anything walks
+through time.
+
+Short sequences, single steps, and GPUs whose tensor cores Triton does
+not use get the recurrence as it is, one step after the other, with $W$
+in registers.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fwlab.ops import chunks, gpu
+from fwlab.ops.delta import naive
+from fwlab.ops.linear.kernels import (
+    Chunked,
+    Form,
+    fading,
+    features,
+    numbers,
+    one_precision,
+    power,
+    precision,
+    product,
+    put_numbers,
+    seen,
+)
+
+#: Up to so many steps the recurrence is faster than its chunks.
+SHORT = 64
+#: Steps between two states that the recurrence keeps.
+SEGMENT = 16
+
+
+@triton.jit
+def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
+    r"""$(I + A)^{-1}$ of a strictly lower triangular $A$, `[C, C]`.
+
+    The blocks of 16 on the diagonal by forward substitution, all at the
+    same time. Two neighbours are then joined by
+
+    $$\begin{pmatrix} B_1 & \\ A_{21} & B_2 \end{pmatrix}^{-1} =
+      \begin{pmatrix} X_1 & \\ -X_2 A_{21} X_1 & X_2 \end{pmatrix}
+      \tag{k2}$$
+
+    Nothing is ever squared: it is as stable as substitution itself,
+    where a product of powers of A is not.
+    """
+    N: tl.constexpr = C // 16
+    i, j = tl.arange(0, C), tl.arange(0, 16)
+    b = tl.arange(0, N)
+    own = (b[:, None] == b[None, :])[:, None, :, None]
+    D = tl.sum(tl.where(own, tl.reshape(A, [N, 16, N, 16]), 0.0), 2)
+    X = -D
+    for m in range(1, 16):
+        row = tl.sum(tl.where((j == m)[None, :, None], X, 0.0), 1)
+        row += tl.sum(row[:, :, None] * X, 1)
+        X = tl.where((j == m)[None, :, None], row[:, None, :], X)
+    X += tl.where(j[:, None] == j[None, :], 1.0, 0.0)[None, :, :]
+    X = tl.reshape(tl.where(own, X[:, :, None, :], 0.0), [C, C])
+    for level in tl.static_range(2):
+        size: tl.constexpr = 16 * 2**level
+        if size < C:
+            pair = (i // (2 * size))[:, None] == (i // (2 * size))[
+                None, :
+            ]
+            one = (i // size)[:, None] == (i // size)[None, :]
+            off = tl.where(pair & ~one, A, 0.0)
+            off = tl.dot(off, X, input_precision=PRECISION)
+            X -= tl.dot(X, off, input_precision=PRECISION)  # (k2)
+    return X
+
+
+@triton.jit(do_not_specialize=["time", "heads", "programs"])
+def prepare(
+    q,
+    k,
+    decay,
+    beta,
+    q_total,
+    k_total,
+    X,
+    time,
+    heads,
+    programs,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    NU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The inverse of (k1) for one chunk; and with DPFP, Eq. 29's sums.
+
+    Reads k, writes X: b (K + C) bytes per step and head (with DPFP the
+    d numbers of q and k). Operations: 2 C K, and 8 C^2 for the inverse
+    of a chunk of 64.
+    """
+    TYPE: tl.constexpr = k.dtype.element_ty
+    place = tl.program_id(0).to(tl.int64)
+    program, n = place % programs, place // programs
+    start = program // heads * time * heads + program % heads
+    t = (n * C + tl.arange(0, C)).to(tl.int32)
+    key = features(k, None, start, t, time, heads, 0, K, BK, NU)
+    if NU > 0:
+        query = features(q, None, start, t, time, heads, 0, K, BK, NU)
+        s = tl.sum(query, 1)
+        put_numbers(q_total, s, start, t, time, heads)
+        s = tl.sum(key, 1)
+        put_numbers(k_total, s, start, t, time, heads)
+        s = tl.where(s == 0, 1.0, s)
+        key = key / s[:, None]
+    A = product(key, tl.trans(key), TYPE, PRECISION)
+    G = seen(C)
+    if decay is not None:
+        G = fading(numbers(decay, start, t, time, heads, 1.0), C)
+    i = tl.arange(0, C)
+    A = tl.where(i[:, None] > i[None, :], A * G, 0.0)
+    A *= numbers(beta, start, t, time, heads, 0.0)[None, :]
+    x = inverse(A, C, PRECISION)
+    at = X + place * C * C + i[:, None] * C + i[None, :]
+    tl.store(at, x.to(TYPE))
+
+
+def solve(
+    q: Tensor,
+    k: Tensor,
+    decay: Tensor | None,
+    beta: Tensor,
+    form: Form,
+    nu: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The inverses of all chunks, `[chunks * batch * heads, C, C]`."""
+    batch, time, heads, d = k.shape
+    programs = batch * heads
+    n, K = chunks.count(time, form.C) * programs, d * (2 * nu or 1)
+    X = k.new_empty(n, form.C, form.C)
+    totals = [torch.empty_like(beta) if nu else None for _ in range(2)]
+    gpu.launch(
+        prepare,
+        (n,),
+        *(q, k, decay, beta, *totals, X, time, heads, programs),
+        K=K,
+        BK=power(K),
+        C=form.C,
+        NU=nu,
+        PRECISION=precision(k.dtype),
+        warps=form.more,
+    )
+    return X, *totals
+
+
+@triton.jit
+def _vector(x, row, first, width: tl.constexpr, B: tl.constexpr):
+    column = first + tl.arange(0, B)
+    value = tl.load(
+        x + row * width + column, mask=column < width, other=0.0
+    )
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _put(x, value, row, first, width: tl.constexpr, B: tl.constexpr):
+    column = first + tl.arange(0, B)
+    value = value.to(x.dtype.element_ty)
+    tl.store(x + row * width + column, value, mask=column < width)
+
+
+@triton.jit
+def _gate(x, row):
+    if x is None:
+        return 1.0
+    return tl.load(x + row).to(tl.float32)
+
+
+@triton.jit
+def _step(W, k, v, d, b):
+    """(n2): the memory that has faded, the error, and the new one."""
+    W = d * W
+    e = v - tl.sum(W * k[None, :], 1)  # Eq. 20
+    return W, e, W + (b * e)[:, None] * k[None, :]  # Eq. 24
+
+
+@triton.jit(do_not_specialize=["time", "heads"])
+def steps(
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    W_start,
+    y,
+    states,
+    W_end,
+    time,
+    heads,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SEGMENT: tl.constexpr,
+):
+    """One head, some rows of W, all steps one after the other.
+
+    Registers: W. Reads q, k, v and writes y: b (2 K + 2 V) bytes per
+    step and head. 6 K V operations on ordinary cores, and one step
+    waits for the step before: at least `time` times the delay of two
+    sums over a row.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    start = program // heads * time * heads + program % heads
+    first = tl.program_id(1) * BV
+    value, key = first + tl.arange(0, BV), tl.arange(0, BK)
+    at = program * V * K + value[:, None] * K + key[None, :]
+    mask = (value < V)[:, None] & (key < K)[None, :]
+    W = tl.load(W_start + at, mask=mask, other=0.0)
+    for t in range(time):
+        row = start + t * heads
+        if (states is not None) and (t % SEGMENT == 0):
+            n = (t // SEGMENT) * programs.to(tl.int64) * V * K
+            tl.store(states + n + at, W, mask=mask)
+        k_t = _vector(k, row, 0, K, BK)
+        v_t = _vector(v, row, first, V, BV)
+        d, b = _gate(decay, row), _gate(beta, row)
+        _, _, W = _step(W, k_t, v_t, d, b)
+        q_t = _vector(q, row, 0, K, BK)
+        _put(y, tl.sum(W * q_t[None, :], 1), row, first, V, BV)
+    tl.store(W_end + at, W, mask=mask)
+
+
+@triton.jit(do_not_specialize=["time", "heads"])
+def steps_backward(
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    dy,
+    states,
+    dW_end,
+    scratch,
+    dq,
+    dk,
+    dv,
+    ddecay,
+    dbeta,
+    dW,
+    time,
+    heads,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SEGMENT: tl.constexpr,
+):
+    """Each segment forward once more, its states into `scratch`, which
+    stays in the cache; then backward through it.
+
+    Nothing is undone (W - u k would drift, and a decay of 0 cannot be
+    undone at all). 20 K V operations per step and head. dq, dk and the
+    gates are sums over all rows of W: each block of rows writes its own
+    part.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    start = program // heads * time * heads + program % heads
+    block = tl.program_id(1)
+    first = block * BV
+    part = block.to(tl.int64) * (programs // heads) * time * heads
+    value, key = first + tl.arange(0, BV), tl.arange(0, BK)
+    at = program * V * K + value[:, None] * K + key[None, :]
+    mask = (value < V)[:, None] & (key < K)[None, :]
+    each = programs.to(tl.int64) * V * K
+    D = tl.load(dW_end + at, mask=mask, other=0.0)
+    segments = tl.cdiv(time, SEGMENT)
+    for back in range(segments):
+        n = segments - 1 - back
+        begin = n * SEGMENT
+        length = tl.minimum(SEGMENT, time - begin)
+        W = tl.load(states + n * each + at, mask=mask, other=0.0)
+        # Another warp may still read what is overwritten here.
+        tl.debug_barrier()
+        for i in range(length):
+            tl.store(scratch + i * each + at, W, mask=mask)
+            row = start + (begin + i) * heads
+            k_t = _vector(k, row, 0, K, BK)
+            v_t = _vector(v, row, first, V, BV)
+            d, b = _gate(decay, row), _gate(beta, row)
+            _, _, W = _step(W, k_t, v_t, d, b)
+        tl.debug_barrier()
+        for j in range(length):
+            i = length - 1 - j
+            row = start + (begin + i) * heads
+            q_t = _vector(q, row, 0, K, BK)
+            k_t = _vector(k, row, 0, K, BK)
+            v_t = _vector(v, row, first, V, BV)
+            g_t = _vector(dy, row, first, V, BV)
+            d, b = _gate(decay, row), _gate(beta, row)
+            before = tl.load(
+                scratch + i * each + at, mask=mask, other=0.0
+            )
+            faded, e, W = _step(before, k_t, v_t, d, b)
+            D += g_t[:, None] * q_t[None, :]
+            du = tl.sum(D * k_t[None, :], 1)
+            dv_t = b * du
+            _put(dv, dv_t, row, first, V, BV)
+            dq_t = tl.sum(W * g_t[:, None], 0)
+            _put(dq, dq_t, part + row, 0, K, BK)
+            dk_t = tl.sum(
+                D * (b * e)[:, None] - faded * dv_t[:, None], 0
+            )
+            _put(dk, dk_t, part + row, 0, K, BK)
+            tl.store(dbeta + part + row, tl.sum(du * e))
+            D -= dv_t[:, None] * k_t[None, :]
+            if decay is not None:
+                tl.store(ddecay + part + row, tl.sum(D * before))
+            D = d * D
+    tl.store(dW + at, D, mask=mask)
+
+
+class _Steps(torch.autograd.Function):
+    """The recurrence as it is, with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        beta: Tensor,
+        W: Tensor,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor]:
+        given = q, k, v, decay, beta, W
+        q, k, v, decay, beta, W = (
+            None if x is None else x.contiguous() for x in given
+        )
+        batch, time, heads, K = q.shape
+        V, programs = v.shape[-1], batch * heads
+        y, W_end = torch.empty_like(v), torch.empty_like(W)
+        states = None
+        if keep:
+            n = chunks.count(time, SEGMENT)
+            states = W.new_empty(n, *W.shape)
+        gpu.launch(
+            steps,
+            (programs, chunks.count(V, rows_of_W(K, V))),
+            *(q, k, v, decay, beta, W, y, states, W_end, time, heads),
+            **_sizes(K, V),
+        )
+        if keep:
+            ctx.save_for_backward(q, k, v, decay, beta, states)
+        ctx.set_materialize_grads(False)
+        return y, W_end
+
+    @staticmethod
+    @chunks.backward_pass
+    def backward(
+        ctx: Any, dy: Tensor | None, dW_end: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        q, k, v, decay, beta, states = ctx.saved_tensors
+        batch, time, heads, K = q.shape
+        V, programs = v.shape[-1], batch * heads
+        dy = torch.zeros_like(v) if dy is None else dy.contiguous()
+        W = states[0]
+        dW_end = torch.zeros_like(W) if dW_end is None else dW_end
+        parts = chunks.count(V, rows_of_W(K, V))
+        dv, dW = torch.empty_like(v), torch.empty_like(W)
+        dq, dk, dd, db = (
+            None
+            if x is None
+            else x.new_empty(parts, *x.shape, dtype=torch.float32)
+            for x in (q, k, decay, beta)
+        )
+        scratch = W.new_empty(min(SEGMENT, time), *W.shape)
+        gpu.launch(
+            steps_backward,
+            (programs, parts),
+            *(q, k, v, decay, beta, dy, states, dW_end.contiguous()),
+            *(scratch, dq, dk, dv, dd, db, dW, time, heads),
+            **_sizes(K, V),
+        )
+        dq, dk = (x.sum(0).to(q.dtype) for x in (dq, dk))
+        dd, db = (x if x is None else x.sum(0) for x in (dd, db))
+        return dq, dk, dv, dd, db, dW, None
+
+
+def rows_of_W(K: int, V: int) -> int:
+    """Rows of W per program of the recurrence."""
+    return min(16 if K <= 64 else 8, triton.next_power_of_2(V))
+
+
+def _sizes(K: int, V: int) -> dict[str, int]:
+    BK = triton.next_power_of_2(K)
+    return {
+        "K": K,
+        "V": V,
+        "BK": BK,
+        "BV": rows_of_W(K, V),
+        "SEGMENT": SEGMENT,
+        "warps": 1 if BK <= 128 else BK // 128,
+    }
+
+
+def error_correcting(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor,
+    W: Tensor,
+    z: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Arguments and results of the naive version; `z` must be None."""
+    given = (*one_precision(q, k, v), decay, beta.float(), W)
+    keep = chunks.will_go_back(*given)
+    if (
+        q.shape[1] <= SHORT
+        or gpu.capability(q.device) < gpu.TENSOR_CORES
+    ):
+        return *_Steps.apply(*given, keep), z
+    return Chunked.apply(*given, z, solve, 0, keep)
+
+
+delta_rule = partial(naive.delta_rule, recurrence=error_correcting)
+
+
+def dpfp_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, nu: int = 1
+) -> Tensor:
+    r"""The delta rule on sum-normalised DPFP features, made on the way.
+
+    What `ops.delta_rule` gives for `sum_normalize(DPFP(nu)(q))` and
+    the same of `k`, without the $2 d \nu$ numbers of either ever being
+    written to memory (Eqs. 37 and 29).
+
+    - `q`, `k`: `[batch, time, heads, d]`, any values.
+    - `v`: `[batch, time, heads, value]`, `beta`: `[batch, time, heads]`.
+    - `nu`: 1 to 3 for $d = 64$; $2 d \nu$ is at most 512.
+    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    """
+    batch, _, heads, d = q.shape
+    W = torch.zeros(
+        batch, heads, v.shape[-1], 2 * d * nu, device=q.device
+    )
+    given = (*one_precision(q, k, v), None, beta.float(), W, None)
+    keep = chunks.will_go_back(*given)
+    return Chunked.apply(*given, solve, nu, keep)[0]
