@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -97,6 +98,16 @@ def room(x: Tensor | None) -> Any:
     return None if x is None else x.new_empty(x.shape)
 
 
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """Autocast would push sums on the device of `x` into half precision;
+    inside, it is off.
+    """
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device):  # such as "meta"
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
 def backward_pass(function: Callable) -> Callable:
     """Decorator of a custom backward pass written by hand.
 
@@ -113,8 +124,7 @@ def backward_pass(function: Callable) -> Callable:
                 "derivative; call the operation with "
                 "implementation='naive' for create_graph=True"
             )
-        device = ctx.saved_tensors[0].device.type
-        with torch.autocast(device, enabled=False):
+        with full_precision(ctx.saved_tensors[0]):
             return function(ctx, *gradients)
 
     return run

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import unit_range
-from fwlab.ops import checks, gpu
+from fwlab.ops import checks, chunks, gpu
 from fwlab.ops.state import NormalizedState
 
 State = Tensor | NormalizedState
@@ -57,8 +57,7 @@ def run(
     if key_mask is not None:
         checks.mask(op, key_mask, sizes["batch"], sizes["time"], q)
 
-    # Autocast would push the sums below into half precision.
-    with torch.autocast(q.device.type, enabled=False):
+    with chunks.full_precision(q):
         if key_mask is not None:
             # A zero key with strength zero writes nothing, a zero query
             # reads nothing, and with a log decay of zero nothing fades.

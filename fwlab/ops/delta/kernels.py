@@ -48,6 +48,19 @@ SEGMENT = 16
 
 
 @triton.jit
+def joined(
+    X, A, size: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr
+):
+    """(k2) for all pairs of blocks of that size."""
+    i = tl.arange(0, C)
+    pair = (i // (2 * size))[:, None] == (i // (2 * size))[None, :]
+    one = (i // size)[:, None] == (i // size)[None, :]
+    off = tl.where(pair & ~one, A, 0.0)
+    off = tl.dot(off, X, input_precision=PRECISION)
+    return X - tl.dot(X, off, input_precision=PRECISION)
+
+
+@triton.jit
 def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
     r"""$(I + A)^{-1}$ of a strictly lower triangular $A$, `[C, C]`.
 
@@ -62,7 +75,7 @@ def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
     where a product of powers of A is not.
     """
     N: tl.constexpr = C // 16
-    i, j = tl.arange(0, C), tl.arange(0, 16)
+    j = tl.arange(0, 16)
     b = tl.arange(0, N)
     own = (b[:, None] == b[None, :])[:, None, :, None]
     D = tl.sum(tl.where(own, tl.reshape(A, [N, 16, N, 16]), 0.0), 2)
@@ -73,16 +86,10 @@ def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
         X = tl.where((j == m)[None, :, None], row[:, None, :], X)
     X += tl.where(j[:, None] == j[None, :], 1.0, 0.0)[None, :, :]
     X = tl.reshape(tl.where(own, X[:, :, None, :], 0.0), [C, C])
-    for level in tl.static_range(2):
-        size: tl.constexpr = 16 * 2**level
-        if size < C:
-            pair = (i // (2 * size))[:, None] == (i // (2 * size))[
-                None, :
-            ]
-            one = (i // size)[:, None] == (i // size)[None, :]
-            off = tl.where(pair & ~one, A, 0.0)
-            off = tl.dot(off, X, input_precision=PRECISION)
-            X -= tl.dot(X, off, input_precision=PRECISION)  # (k2)
+    if C > 16:
+        X = joined(X, A, 16, C, PRECISION)
+    if C > 32:
+        X = joined(X, A, 32, C, PRECISION)
     return X
 
 
@@ -114,25 +121,25 @@ def prepare(
     place = tl.program_id(0).to(tl.int64)
     program, n = place % programs, place // programs
     start = program // heads * time * heads + program % heads
-    t = (n * C + tl.arange(0, C)).to(tl.int32)
-    key = features(k, None, start, t, time, heads, 0, K, BK, NU)
+    t = tl.arange(0, C)
+    here, rest = start + n * C * heads, (time - n * C).to(tl.int32)
+    key = features(k, None, here, t, rest, heads, 0, K, BK, NU)
     if NU > 0:
-        query = features(q, None, start, t, time, heads, 0, K, BK, NU)
+        query = features(q, None, here, t, rest, heads, 0, K, BK, NU)
         s = tl.sum(query, 1)
-        put_numbers(q_total, s, start, t, time, heads)
+        put_numbers(q_total, s, here, t, rest, heads)
         s = tl.sum(key, 1)
-        put_numbers(k_total, s, start, t, time, heads)
+        put_numbers(k_total, s, here, t, rest, heads)
         s = tl.where(s == 0, 1.0, s)
         key = key / s[:, None]
     A = product(key, tl.trans(key), TYPE, PRECISION)
     G = seen(C)
     if decay is not None:
-        G = fading(numbers(decay, start, t, time, heads, 1.0), C)
-    i = tl.arange(0, C)
-    A = tl.where(i[:, None] > i[None, :], A * G, 0.0)
-    A *= numbers(beta, start, t, time, heads, 0.0)[None, :]
+        G = fading(numbers(decay, here, t, rest, heads, 1.0), C)
+    A = tl.where(t[:, None] > t[None, :], A * G, 0.0)
+    A *= numbers(beta, here, t, rest, heads, 0.0)[None, :]
     x = inverse(A, C, PRECISION)
-    at = X + place * C * C + i[:, None] * C + i[None, :]
+    at = X + place * C * C + t[:, None] * C + t[None, :]
     tl.store(at, x.to(TYPE))
 
 
@@ -182,9 +189,10 @@ def _put(x, value, row, first, width: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _gate(x, row):
-    if x is None:
-        return 1.0
-    return tl.load(x + row).to(tl.float32)
+    value = 1.0
+    if x is not None:
+        value = tl.load(x + row).to(tl.float32)
+    return value
 
 
 @triton.jit

@@ -62,7 +62,7 @@ def rows(
     column = first + tl.arange(0, B)
     inside = (t < time)[:, None] & (column < width)[None, :]
     return tl.load(
-        x + _places(start, t, heads, column, width),
+        x + start * width + _places(t, heads, column, width),
         mask=inside,
         other=0.0,
     )
@@ -83,29 +83,31 @@ def put_rows(
     """The way back."""
     column = first + tl.arange(0, B)
     inside = (t < time)[:, None] & (column < width)[None, :]
-    where = x + _places(start, t, heads, column, width)
+    where = x + start * width + _places(t, heads, column, width)
     tl.store(where, value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _places(start, t, heads, column, width: tl.constexpr):
-    # 64 bits: long sequences of many heads have more places than 2^31.
-    row = start + t.to(tl.int64) * heads
-    return row[:, None] * width + column[None, :]
+def _places(t, heads, column, width: tl.constexpr):
+    return t[:, None] * (heads * width) + column[None, :]
 
 
 @triton.jit
 def numbers(x, start, t, time, heads, empty):
     """`[C]`: one number per step; `empty` past the end."""
     if x is None:
-        return tl.full(t.shape, 1.0, tl.float32)
-    where = x + start + t.to(tl.int64) * heads
-    return tl.load(where, mask=t < time, other=empty).to(tl.float32)
+        value = tl.full(t.shape, 1.0, tl.float32)
+    else:
+        where = x + start + t * heads
+        value = tl.load(where, mask=t < time, other=empty).to(
+            tl.float32
+        )
+    return value
 
 
 @triton.jit
 def put_numbers(x, value, start, t, time, heads):
-    tl.store(x + start + t.to(tl.int64) * heads, value, mask=t < time)
+    tl.store(x + start + t * heads, value, mask=t < time)
 
 
 @triton.jit
@@ -129,15 +131,16 @@ def features(
     if given, is what Eq. 29 divides by.
     """
     if NU == 0:
-        return rows(x, start, t, time, heads, first, K, B)
-    D: tl.constexpr = K // (2 * NU)
-    c = first + tl.arange(0, B)
-    i, j = _pair(c, D)
-    phi = _half(x, start, t, time, heads, i, c < K, D)
-    phi *= _half(x, start, t, time, heads, j, c < K, D)
-    if total is not None:
-        s = numbers(total, start, t, time, heads, 1.0)[:, None]
-        phi = tl.where(s == 0, 0.0, phi / tl.where(s == 0, 1.0, s))
+        phi = rows(x, start, t, time, heads, first, K, B)
+    else:
+        D: tl.constexpr = K // (2 * NU)
+        c = first + tl.arange(0, B)
+        i, j = _pair(c, D)
+        phi = _half(x, start, t, time, heads, i, c < K, D)
+        phi *= _half(x, start, t, time, heads, j, c < K, D)
+        if total is not None:
+            s = numbers(total, start, t, time, heads, 0.0)
+            phi *= inverse_of(s)[:, None]
     return phi
 
 
@@ -152,7 +155,9 @@ def _half(x, start, t, time, heads, i, inside, D: tl.constexpr):
     """Entries `i` of `ReLU([x; -x])`."""
     inside = (t < time)[:, None] & inside[None, :]
     r = tl.load(
-        x + _places(start, t, heads, i % D, D), mask=inside, other=0.0
+        x + start * D + _places(t, heads, i % D, D),
+        mask=inside,
+        other=0.0,
     ).to(tl.float32)
     return tl.maximum(tl.where((i < D)[None, :], r, -r), 0.0)
 
@@ -235,12 +240,18 @@ def inverse_of(x):
 
 
 @triton.jit
-def _tile(
-    program, first, V: tl.constexpr, K: tl.constexpr, B: tl.constexpr
+def tile(
+    first,
+    left_of,
+    V: tl.constexpr,
+    K: tl.constexpr,
+    BV: tl.constexpr,
+    BK: tl.constexpr,
 ):
-    """Rows of a state `[programs, V, K]`, all its columns."""
-    value = first + tl.arange(0, B)
-    return program * V * K + value[:, None] * K, value < V
+    """Places in a state `[V, K]`, and which of them there are."""
+    value, key = first + tl.arange(0, BV), left_of + tl.arange(0, BK)
+    at = value[:, None] * K + key[None, :]
+    return at, (value < V)[:, None] & (key < K)[None, :]
 
 
 @triton.jit(do_not_specialize=["time", "heads"])
@@ -284,42 +295,41 @@ def forward(
     start = program // heads * time * heads + program % heads
     first = tl.program_id(1) * BV
     column = tl.arange(0, BK)
-    held = (column < K)[None, :]
-    corner, value = _tile(program, first, V, K, BV)
-    at, mask = corner + column[None, :], value[:, None] & held
-    S = tl.load(W + at, mask=mask, other=0.0)
+    at, mask = tile(first, 0, V, K, BV, BK)
+    own = program * V * K
+    S = tl.load(W + own + at, mask=mask, other=0.0)
+    t = tl.arange(0, C)
     sums = tl.zeros([BK], tl.float32)
     if z is not None:
         sums = tl.load(
             z + program * K + column, mask=column < K, other=0.0
         )
     for n in range(tl.cdiv(time, C)):
-        t = n * C + tl.arange(0, C)
+        here, rest = start + n * C * heads, time - n * C
         place = n * programs.to(tl.int64) + program
         if states is not None:
             tl.store(
-                states + (place - program) * V * K + at,
+                states + place * V * K + at,
                 S.to(TYPE),
                 mask=mask,
             )
-        key = features(k, k_total, start, t, time, heads, 0, K, BK, NU)
-        e = rows(v, start, t, time, heads, first, V, BV)
+        key = features(k, k_total, here, t, rest, heads, 0, K, BK, NU)
+        e = rows(v, here, t, rest, heads, first, V, BV)
         gamma, G = tl.full([C], 1.0, tl.float32), seen(C)
         if decay is not None:
-            d = numbers(decay, start, t, time, heads, 1.0)
+            d = numbers(decay, here, t, rest, heads, 1.0)
             gamma, G = tl.cumprod(d, 0), fading(d, C)
-        s = numbers(strength, start, t, time, heads, 0.0)
+        s = numbers(strength, here, t, rest, heads, 0.0)
         if X is not None:  # (k1)
-            i = tl.arange(0, C)
-            x = tl.load(X + place * C * C + i[:, None] * C + i[None, :])
+            x = tl.load(X + place * C * C + t[:, None] * C + t[None, :])
             held_S = product(key, tl.trans(S), TYPE, PRECISION)
             e = product(x, e - gamma[:, None] * held_S, TYPE, PRECISION)
         if E is not None:
-            put_rows(E, e, start, t, time, heads, first, V, BV)
+            put_rows(E, e, here, t, rest, heads, first, V, BV)
         u = e * s[:, None]
         if y is not None:  # (c1)
             query = features(
-                q, q_total, start, t, time, heads, 0, K, BK, NU
+                q, q_total, here, t, rest, heads, 0, K, BK, NU
             )
             P = product(query, tl.trans(key), TYPE, PRECISION) * G
             read = product(query, tl.trans(S), TYPE, PRECISION)
@@ -331,8 +341,8 @@ def forward(
                 below += tl.sum(P * s[None, :], 1)
                 read *= inverse_of(below)[:, None]  # Eq. 19
                 if first == 0:
-                    put_numbers(total, below, start, t, time, heads)
-            put_rows(y, read, start, t, time, heads, first, V, BV)
+                    put_numbers(total, below, here, t, rest, heads)
+            put_rows(y, read, here, t, rest, heads, first, V, BV)
         left = key * last_row(G, C)[:, None]
         if z is not None:
             if z_states is not None and first == 0:
@@ -343,7 +353,7 @@ def forward(
         S = S * last(gamma, C) + product(
             tl.trans(u), left, TYPE, PRECISION
         )  # (c2)
-    tl.store(W_end + at, S, mask=mask)
+    tl.store(W_end + own + at, S, mask=mask)
     if z is not None and first == 0:
         tl.store(z_end + program * K + column, sums, mask=column < K)
 
@@ -381,26 +391,22 @@ def read(
     program, n = place % programs, place // programs
     start = program // heads * time * heads + program % heads
     first = tl.program_id(1) * BV
-    t = (n * C + tl.arange(0, C)).to(tl.int32)
-    column = tl.arange(0, BK)
-    corner, value = _tile(place, first, V, K, BV)
-    S = tl.load(
-        states + corner + column[None, :],
-        mask=value[:, None] & (column < K)[None, :],
-        other=0.0,
-    )
-    query = features(q, q_total, start, t, time, heads, 0, K, BK, NU)
-    key = features(k, k_total, start, t, time, heads, 0, K, BK, NU)
-    e = rows(E, start, t, time, heads, first, V, BV)
-    s = numbers(strength, start, t, time, heads, 0.0)
+    t = tl.arange(0, C)
+    here, rest = start + n * C * heads, (time - n * C).to(tl.int32)
+    at, mask = tile(first, 0, V, K, BV, BK)
+    S = tl.load(states + place * V * K + at, mask=mask, other=0.0)
+    query = features(q, q_total, here, t, rest, heads, 0, K, BK, NU)
+    key = features(k, k_total, here, t, rest, heads, 0, K, BK, NU)
+    e = rows(E, here, t, rest, heads, first, V, BV)
+    s = numbers(strength, here, t, rest, heads, 0.0)
     gamma, G = tl.full([C], 1.0, tl.float32), seen(C)
     if decay is not None:
-        d = numbers(decay, start, t, time, heads, 1.0)
+        d = numbers(decay, here, t, rest, heads, 1.0)
         gamma, G = tl.cumprod(d, 0), fading(d, C)
     P = product(query, tl.trans(key), TYPE, PRECISION) * G
     out = product(query, tl.trans(S), TYPE, PRECISION) * gamma[:, None]
     out += product(P, e * s[:, None], TYPE, PRECISION)
-    put_rows(y, out, start, t, time, heads, first, V, BV)
+    put_rows(y, out, here, t, rest, heads, first, V, BV)
 
 
 @triton.jit(do_not_specialize=["time", "heads"])
@@ -447,10 +453,10 @@ def backward_state(
     start = program // heads * time * heads + program % heads
     first = tl.program_id(1) * BV
     column = tl.arange(0, BK)
-    corner, value = _tile(program, first, V, K, BV)
-    at = corner + column[None, :]
-    mask = value[:, None] & (column < K)[None, :]
-    D = tl.load(dW_end + at, mask=mask, other=0.0)
+    at, mask = tile(first, 0, V, K, BV, BK)
+    own = program * V * K
+    D = tl.load(dW_end + own + at, mask=mask, other=0.0)
+    t = tl.arange(0, C)
     sums = tl.zeros([BK], tl.float32)
     if dz_end is not None:
         sums = tl.load(
@@ -459,27 +465,25 @@ def backward_state(
     count = tl.cdiv(time, C)
     for back in range(count):
         n = count - 1 - back
-        t = n * C + tl.arange(0, C)
+        here, rest = start + n * C * heads, time - n * C
         place = n * programs.to(tl.int64) + program
         tl.store(
-            afters + (place - program) * V * K + at,
+            afters + place * V * K + at,
             D.to(TYPE),
             mask=mask,
         )
-        query = features(
-            q, q_total, start, t, time, heads, 0, K, BK, NU
-        )
-        key = features(k, k_total, start, t, time, heads, 0, K, BK, NU)
-        g = rows(dy, start, t, time, heads, first, V, BV)
+        query = features(q, q_total, here, t, rest, heads, 0, K, BK, NU)
+        key = features(k, k_total, here, t, rest, heads, 0, K, BK, NU)
+        g = rows(dy, here, t, rest, heads, first, V, BV)
         gamma, G = tl.full([C], 1.0, tl.float32), seen(C)
         if decay is not None:
-            d = numbers(decay, start, t, time, heads, 1.0)
+            d = numbers(decay, here, t, rest, heads, 1.0)
             gamma, G = tl.cumprod(d, 0), fading(d, C)
-        s = numbers(strength, start, t, time, heads, 0.0)
+        s = numbers(strength, here, t, rest, heads, 0.0)
         faded = query * gamma[:, None]
         if total is not None:
             below = inverse_of(
-                numbers(total, start, t, time, heads, 0.0)
+                numbers(total, here, t, rest, heads, 0.0)
             )
             g = g * below[:, None]
             if first == 0:
@@ -489,13 +493,13 @@ def backward_state(
                     sums,
                     mask=column < K,
                 )
-                whole = rows(dy, start, t, time, heads, 0, V, AV)
-                out = rows(y, start, t, time, heads, 0, V, AV)
+                whole = rows(dy, here, t, rest, heads, 0, V, AV)
+                out = rows(y, here, t, rest, heads, 0, V, AV)
                 dd = tl.sum(
                     whole.to(tl.float32) * out.to(tl.float32), 1
                 )
                 dd = -dd * below
-                put_numbers(dtotal, dd, start, t, time, heads)
+                put_numbers(dtotal, dd, here, t, rest, heads)
                 sums = sums * last(gamma, C)
                 sums += tl.sum(faded * dd[:, None], 0)
         P = product(query, tl.trans(key), TYPE, PRECISION) * G
@@ -506,13 +510,12 @@ def backward_state(
         D = D * last(gamma, C)
         D += product(tl.trans(g), faded, TYPE, PRECISION)
         if X is not None:
-            i = tl.arange(0, C)
-            x = tl.load(X + place * C * C + i[:, None] * C + i[None, :])
+            x = tl.load(X + place * C * C + t[:, None] * C + t[None, :])
             g_v = product(tl.trans(x), g_v, TYPE, PRECISION)
             asked = key * gamma[:, None]
             D -= product(tl.trans(g_v), asked, TYPE, PRECISION)
-        put_rows(dv, g_v, start, t, time, heads, first, V, BV)
-    tl.store(dW + at, D, mask=mask)
+        put_rows(dv, g_v, here, t, rest, heads, first, V, BV)
+    tl.store(dW + own + at, D, mask=mask)
     if dz_end is not None and first == 0:
         tl.store(dz + program * K + column, sums, mask=column < K)
 
@@ -562,33 +565,33 @@ def backward_inputs(
     place = tl.program_id(0).to(tl.int64)
     program, n = place % programs, place // programs
     start = program // heads * time * heads + program % heads
-    t = (n * C + tl.arange(0, C)).to(tl.int32)
-    i = tl.arange(0, C)
+    t = tl.arange(0, C)
+    here, rest = start + n * C * heads, (time - n * C).to(tl.int32)
     gamma, G = tl.full([C], 1.0, tl.float32), seen(C)
     if decay is not None:
-        d = numbers(decay, start, t, time, heads, 1.0)
+        d = numbers(decay, here, t, rest, heads, 1.0)
         gamma, G = tl.cumprod(d, 0), fading(d, C)
-    s = numbers(strength, start, t, time, heads, 0.0)
+    s = numbers(strength, here, t, rest, heads, 0.0)
     below = tl.full([C], 1.0, tl.float32)
     if total is not None:
-        below = inverse_of(numbers(total, start, t, time, heads, 0.0))
-        dd = numbers(dtotal, start, t, time, heads, 0.0)
+        below = inverse_of(numbers(total, here, t, rest, heads, 0.0))
+        dd = numbers(dtotal, here, t, rest, heads, 0.0)
 
     # Who reads how much of what each step wrote.
     YE = tl.zeros([C, C], tl.float32)
     VE = tl.zeros([C, C], tl.float32)
     for first in range(0, V, BV):
-        e = rows(E, start, t, time, heads, first, V, BV)
-        g = rows(dy, start, t, time, heads, first, V, BV)
+        e = rows(E, here, t, rest, heads, first, V, BV)
+        g = rows(dy, here, t, rest, heads, first, V, BV)
         if total is not None:
             g = g * below[:, None]
         YE += product(g, tl.trans(e), TYPE, PRECISION)
         if dv is not None:
-            g = rows(dv, start, t, time, heads, first, V, BV)
+            g = rows(dv, here, t, rest, heads, first, V, BV)
             VE += product(g, tl.trans(e), TYPE, PRECISION)
     if total is not None:
         YE += dd[:, None]
-    strict = i[:, None] > i[None, :]
+    strict = t[:, None] > t[None, :]
     L = tl.where(strict, G, 0.0)
     R, N = YE * G * s[None, :], VE * L * s[None, :]
 
@@ -608,28 +611,27 @@ def backward_inputs(
         left_of = (tl.program_id(1) * PER + block) * BK
         column = left_of + tl.arange(0, BK)
         query = features(
-            q, q_total, start, t, time, heads, left_of, K, BK, NU
+            q, q_total, here, t, rest, heads, left_of, K, BK, NU
         )
         key = features(
-            k, k_total, start, t, time, heads, left_of, K, BK, NU
+            k, k_total, here, t, rest, heads, left_of, K, BK, NU
         )
         from_state = tl.zeros([C, BK], tl.float32)
         to_end = tl.zeros([C, BK], tl.float32)
         asked = tl.zeros([C, BK], tl.float32)
         for first in range(0, V, BV):
-            corner, value = _tile(place, first, V, K, BV)
-            at = corner + column[None, :]
-            mask = value[:, None] & (column < K)[None, :]
-            S = tl.load(states + at, mask=mask, other=0.0)
-            D = tl.load(afters + at, mask=mask, other=0.0)
-            e = rows(E, start, t, time, heads, first, V, BV)
-            g = rows(dy, start, t, time, heads, first, V, BV)
+            at, mask = tile(first, left_of, V, K, BV, BK)
+            own = place * V * K
+            S = tl.load(states + own + at, mask=mask, other=0.0)
+            D = tl.load(afters + own + at, mask=mask, other=0.0)
+            e = rows(E, here, t, rest, heads, first, V, BV)
+            g = rows(dy, here, t, rest, heads, first, V, BV)
             if total is not None:
                 g = g * below[:, None]
             from_state += product(g, S, TYPE, PRECISION)
             to_end += product(e, D, TYPE, PRECISION)
             if dv is not None:
-                g = rows(dv, start, t, time, heads, first, V, BV)
+                g = rows(dv, here, t, rest, heads, first, V, BV)
                 asked += product(g, S, TYPE, PRECISION)
             if decay is not None:
                 ends += tl.sum(S.to(tl.float32) * D.to(tl.float32))
@@ -663,8 +665,8 @@ def backward_inputs(
                 between -= tl.where(strict, KK * VE, 0.0) * s[None, :]
                 read -= tl.sum(asked * key, 1)
         if NU == 0:
-            put_rows(dq, g_q, start, t, time, heads, left_of, K, BK)
-            put_rows(dk, g_k, start, t, time, heads, left_of, K, BK)
+            put_rows(dq, g_q, here, t, rest, heads, left_of, K, BK)
+            put_rows(dk, g_k, here, t, rest, heads, left_of, K, BK)
         else:
             query_mean += tl.sum(g_q * query, 1)
             key_mean += tl.sum(g_k * key, 1)
@@ -673,9 +675,9 @@ def backward_inputs(
             d_query += features_backward(
                 g_q,
                 q,
-                start,
+                here,
                 t,
-                time,
+                rest,
                 heads,
                 left_of,
                 K,
@@ -687,9 +689,9 @@ def backward_inputs(
             d_key += features_backward(
                 g_k,
                 k,
-                start,
+                here,
                 t,
-                time,
+                rest,
                 heads,
                 left_of,
                 K,
@@ -701,9 +703,9 @@ def backward_inputs(
             one_query += features_backward(
                 every,
                 q,
-                start,
+                here,
                 t,
-                time,
+                rest,
                 heads,
                 left_of,
                 K,
@@ -715,9 +717,9 @@ def backward_inputs(
             one_key += features_backward(
                 every,
                 k,
-                start,
+                here,
                 t,
-                time,
+                rest,
                 heads,
                 left_of,
                 K,
@@ -728,24 +730,24 @@ def backward_inputs(
             )
     if NU > 0:
         # Eq. 29 divides by the sum, whose gradient is the mean.
-        by = inverse_of(numbers(q_total, start, t, time, heads, 0.0))
+        by = inverse_of(numbers(q_total, here, t, rest, heads, 0.0))
         g_q = (d_query - one_query * query_mean[:, None]) * by[:, None]
-        put_rows(dq, g_q, start, t, time, heads, 0, K // (2 * NU), BD)
-        by = inverse_of(numbers(k_total, start, t, time, heads, 0.0))
+        put_rows(dq, g_q, here, t, rest, heads, 0, K // (2 * NU), BD)
+        by = inverse_of(numbers(k_total, here, t, rest, heads, 0.0))
         g_k = (d_key - one_key * key_mean[:, None]) * by[:, None]
-        put_rows(dk, g_k, start, t, time, heads, 0, K // (2 * NU), BD)
+        put_rows(dk, g_k, here, t, rest, heads, 0, K // (2 * NU), BD)
     part = tl.program_id(1).to(tl.int64) * (
         programs // heads * time * heads
     )
     if dstrength is not None:
-        put_numbers(dstrength + part, d_s, start, t, time, heads)
+        put_numbers(dstrength + part, d_s, here, t, rest, heads)
     if decay is not None:
         # As `Decay.gradient`: readers i from t on, writers j before t.
         before = tl.maximum(t - 1, 0)
-        before = numbers(decay, start, before, time, heads, 1.0)
-        before = tl.where(i == 0, 1.0, before)
+        before = numbers(decay, here, before, rest, heads, 1.0)
+        before = tl.where(t == 0, 1.0, before)
         front = tl.cumprod(before, 0)
-        later = i[:, None] > i[None, :] + 1
+        later = t[:, None] > t[None, :] + 1
         one = tl.full([C, C], 1.0, tl.float32)
         H = tl.cumprod(tl.where(later, one * before[:, None], 1.0), 0)
         H = tl.where(strict, H, 0.0)
@@ -757,7 +759,7 @@ def backward_inputs(
         d_d += last_row(G, C) * (
             ends * front + tl.sum(H * written[None, :], 1)
         )
-        put_numbers(ddecay + part, d_d, start, t, time, heads)
+        put_numbers(ddecay + part, d_d, here, t, rest, heads)
 
 
 class Form(NamedTuple):
@@ -788,7 +790,7 @@ def form(q: Tensor, v: Tensor, K: int) -> Form:
     C = 16 if full and wide > 64 else 32 if full or wide > 64 else 64
     # Rows of W do not touch each other: few heads share more programs.
     BV = min(64 if K <= 64 else 32 if K <= 128 else 16, power(V))
-    while BV > 16 and batch * heads * power(V) // BV < 2 * cores:
+    while BV > 16 and batch * heads * power(V) // BV < cores:
         BV //= 2
     programs = batch * heads * chunks.count(V, BV)
     return Form(
@@ -935,6 +937,7 @@ class Chunked(torch.autograd.Function):
             BV=plan.BV,
             AV=power(V),
             warps=plan.warps,
+            stages=2,
             **sizes,
         )
         blocks = chunks.count(K, plan.BK)
