@@ -1,0 +1,257 @@
+"""Kernels of the fast weight rules against naive in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from fwlab import ops
+from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
+from fwlab.ops import gpu
+from fwlab.ops.delta import kernels as delta
+from fwlab.ops.linear import kernels as linear
+from problems import error, outcome, parts, problem, rebuild, rules, weighted
+from problems.row import Row
+
+LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
+ROWS = {
+    name: row
+    for name, row in rules.ROWS.items()
+    if name not in ("delta-normalized", "gated-delta-normalized")
+}
+DELTA = ("delta", "gated-delta")
+
+
+def wide(
+    op, gates: int, key: int, value: int, *, heads: int = 2, batch: int = 1
+) -> Row:
+    """The same problem with other widths."""
+
+    def make(time, generator, with_state):
+        def random(*shape):
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        inputs = [l2_normalize(random(batch, time, heads, key)) for _ in range(2)]
+        inputs.append(random(batch, time, heads, value))
+        if gates > 0:
+            inputs.append(torch.sigmoid(random(batch, time, heads)))
+        if gates > 1:
+            inputs.append(-torch.sigmoid(random(batch, time, heads)))
+        return inputs, random(batch, heads, value, key) if with_state else None
+
+    return Row(partial(op, normalize=False), make, lambda time: [])
+
+
+def agrees(row: Row, time: int, dtype: torch.dtype, with_state: bool = True) -> None:
+    inputs, state = problem(row, time, dtype=dtype, with_state=with_state)
+    found = outcome(row, inputs, state, "triton")
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    start = rebuild(state, lambda x: x.detach().double().requires_grad_())
+    wanted = outcome(row, exact, start, "naive")
+    assert found[0].dtype == dtype
+    for x, leaf in zip(found[-len(inputs) :], inputs, strict=False):
+        assert x.dtype in (dtype, torch.float32, leaf.dtype)
+    for a, b in zip(found, wanted, strict=True):
+        assert error(a, b) < LIMITS[dtype]
+
+
+@pytest.fixture(params=["one kernel", "split"])
+def split(request, monkeypatch):
+    """Outputs in the kernel that walks, or in one of their own."""
+    cores = {"one kernel": 1, "split": 1000}[request.param]
+    monkeypatch.setattr(gpu, "multiprocessors", lambda device: cores)
+
+
+@pytest.fixture
+def chunked(monkeypatch):
+    monkeypatch.setattr(delta, "SHORT", 0)
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("time", [1, 70])
+def test_chunks(row, time, dtype, chunked, split):
+    agrees(row, time, dtype)
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("row", [ROWS[name] for name in DELTA], ids=DELTA)
+@pytest.mark.parametrize("time", [1, 16, 35])
+def test_steps(row, time, dtype):
+    agrees(row, time, dtype)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_without_a_state(row, chunked):
+    agrees(row, 40, torch.float32, with_state=False)
+
+
+@pytest.mark.parametrize("C", [16, 32, 64])
+def test_lengths_of_chunks(C, chunked, monkeypatch):
+    made = linear.form
+    monkeypatch.setattr(linear, "form", lambda *a: made(*a)._replace(C=C))
+    agrees(ROWS["gated-delta"], 70, torch.float32)
+    agrees(ROWS["gated-normalized"], 70, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("op", "gates", "key", "value"),
+    [
+        (ops.delta_rule, 1, 130, 70),
+        (ops.gated_delta_rule, 2, 70, 130),
+        (ops.delta_rule, 1, 256, 24),
+        (ops.delta_rule, 1, 384, 40),
+        (ops.sum_rule, 0, 130, 130),
+        (ops.gated_rule, 1, 40, 260),
+    ],
+)
+def test_widths(op, gates, key, value, split, chunked):
+    agrees(wide(op, gates, key, value), 40, torch.float32)
+
+
+@pytest.mark.parametrize("key", [100, 384])
+def test_widths_of_steps(key):
+    agrees(wide(ops.gated_delta_rule, 2, key, 40), 20, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["sum-normalized", "gated-delta"])
+def test_streaming(name, chunked):
+    row = ROWS[name]
+    inputs, state = problem(row, 70, dtype=torch.float32)
+    whole = outcome(row, inputs, state, "triton")
+    after, outputs = state, []
+    for start, stop in ((0, 33), (33, 70)):
+        cut = row.cut(inputs, start, stop)
+        y, after = row(*cut, state=after, return_state=True, implementation="triton")
+        outputs.append(y)
+    y = torch.cat(outputs, 1)
+    leaves = [*inputs, *parts(state)]
+    gradients = torch.autograd.grad(weighted(y, *parts(after)), leaves)
+    for a, b in zip([y, *parts(after), *gradients], whole, strict=True):
+        assert error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["sum-decay-normalized", "gated-delta"])
+@pytest.mark.parametrize("time", [20, 70])
+def test_masks(name, time):
+    row = ROWS[name]
+    inputs, state = problem(row, time, dtype=torch.float32)
+    mask = torch.rand(2, time, generator=torch.Generator().manual_seed(0)) < 0.7
+    y, after = row(
+        *inputs, state=state, key_mask=mask, return_state=True, implementation="triton"
+    )
+    wanted, end = row(
+        *inputs, state=state, key_mask=mask, return_state=True, implementation="naive"
+    )
+    assert not y[~mask].any()
+    for a, b in zip([y, *parts(after)], [wanted, *parts(end)], strict=True):
+        assert error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("time", [20, 70])
+@pytest.mark.parametrize("pick", [0, 1])
+def test_only_what_is_asked_for(time, pick):
+    """Gradients of the output alone, and of the state alone; strides."""
+    row = ROWS["gated-delta"]
+    inputs, state = problem(row, time, dtype=torch.float32)
+    odd = [x.detach().transpose(0, -1).contiguous().transpose(0, -1) for x in inputs]
+    odd = [x.requires_grad_() for x in odd]
+    found, wanted = (
+        torch.autograd.grad(
+            row(*given, state=state, return_state=True, implementation=name)[
+                pick
+            ].sum(),
+            [*given[1:], state],
+        )
+        for name, given in (("triton", odd), ("naive", inputs))
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("time", [20, 70])
+def test_two_forwards_before_one_backward(time):
+    row = ROWS["gated-delta"]
+    inputs, state = problem(row, time, dtype=torch.float32)
+    leaves = [*inputs, state]
+    wanted = outcome(row, inputs, state, "triton")[-len(leaves) :]
+    y, after = row(*inputs, state=state, return_state=True, implementation="triton")
+    loss = weighted(y, after)
+    with torch.no_grad():
+        row(*(0.5 * x for x in inputs), state=state, implementation="triton")
+    for _ in range(2):
+        found = torch.autograd.grad(loss, leaves, retain_graph=True)
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_no_second_derivative():
+    inputs, _ = problem(ROWS["delta"], 20, dtype=torch.float32)
+    y = ROWS["delta"](*inputs, implementation="triton")
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(y.sum(), inputs, create_graph=True)
+
+
+@pytest.mark.parametrize("time", [20, 70])
+def test_divergence_is_not_hidden(time):
+    """Keys that are much too long: never a wrong finite answer."""
+    inputs, _ = problem(ROWS["delta"], time, dtype=torch.float32, with_state=False)
+    q, k, v, _ = (x.detach() for x in inputs)
+    k, beta = 300 * k + 1, torch.ones(q.shape[:3])
+    naive = ops.delta_rule(q, k, v, beta, implementation="naive")
+    y = ops.delta_rule(q, k, v, beta, implementation="triton")
+    # From the first number on that naive cannot hold, neither can we.
+    lost = ~torch.isfinite(naive).all(-1).all(-1)
+    assert lost.any()
+    assert not torch.isfinite(y[lost]).all()
+    held = ~lost & torch.isfinite(y).all(-1).all(-1)
+    for b in range(len(y)):
+        steps = held[b].nonzero()[:5, 0]
+        assert error(y[b, steps], naive[b, steps]) < 1e-3
+
+
+def test_equal_keys_do_not_blur():
+    """All keys the same: every power of the matrix is large, its inverse
+    is not.
+    """
+    k = l2_normalize(torch.ones(1, 70, 1, 8))
+    v, beta = torch.randn(1, 70, 1, 8), torch.ones(1, 70, 1)
+    y = ops.delta_rule(k, k, v, beta, implementation="triton")
+    assert error(y, v) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize(("nu", "d"), [(1, 6), (2, 16), (3, 40)])
+def test_dpfp_on_the_way_in(nu, d, dtype):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, 40, 2, n, generator=generator, dtype=torch.float64)
+        for n in (d, d, 20)
+    )
+    k[:, 3] = 0.0
+    beta = torch.rand(1, 40, 2, generator=generator, dtype=torch.float64)
+    given = [x.to(dtype).requires_grad_() for x in (q, k, v, beta)]
+    exact = [x.detach().double().requires_grad_() for x in given]
+    y = delta.dpfp_delta_rule(*given, nu)
+    phi_q, phi_k = (sum_normalize(DPFP(nu)(x)) for x in exact[:2])
+    wanted = ops.delta_rule(phi_q, phi_k, *exact[2:], implementation="naive")
+    weights = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
+    found = [y, *torch.autograd.grad((y.double() * weights).sum(), given)]
+    wanted = [wanted, *torch.autograd.grad((wanted * weights).sum(), exact)]
+    for a, b in zip(found, wanted, strict=True):
+        assert error(a, b) < LIMITS[dtype]
+    assert not found[2][:, 3].any()
+
+
+def test_refusals_name_their_reason():
+    x = torch.zeros(1, 3, 1, 4)
+    beta = torch.zeros(1, 3, 1)
+    with pytest.raises(ValueError, match=r"'triton' cannot run here.*float64"):
+        ops.sum_rule(x.double(), x.double(), x.double(), implementation="triton")
+    with pytest.raises(ValueError, match="interpreter does not compute in bfloat16"):
+        ops.sum_rule(x.bfloat16(), x.bfloat16(), x.bfloat16(), implementation="triton")
+    with pytest.raises(ValueError, match="no normalize=True; 'efficient' can"):
+        ops.delta_rule(x, x, x, beta, normalize=True, implementation="triton")
+    long = torch.zeros(1, 3, 1, 600)
+    with pytest.raises(ValueError, match="widths 600 and 4 are above"):
+        ops.sum_rule(long, long, x, normalize=False, implementation="triton")
+    assert ops.implementations("delta_rule") == ("naive", "efficient", "triton")
