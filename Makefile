@@ -21,6 +21,7 @@ serve: $(READY)
 test: $(READY)
 	$(BIN)/python docs/tools/katex.py
 	$(BIN)/python -m pytest
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter
 
 notebooks: $(READY)
 	$(BIN)/python docs/tools/notebooks.py

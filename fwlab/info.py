@@ -7,6 +7,7 @@ import torch
 
 import fwlab
 from fwlab import ops
+from fwlab.ops import gpu
 from fwlab.provenance import machine
 
 
@@ -22,9 +23,17 @@ def report() -> str:
         ("devices", ", ".join(_devices())),
     ]
     for op in ops.TABLE:
-        rows.append((op, ", ".join(ops.implementations(op))))
+        rows.append((op, _usable(op)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _usable(op: str) -> str:
+    """What runs here; and if there is a kernel that does not, why."""
+    names = ", ".join(ops.implementations(op))
+    kernel = ops.TABLE[op].get("triton")
+    reason = kernel and gpu.why_not(kernel)
+    return f"{names} (no triton: {reason})" if reason else names
 
 
 def _version(package: str) -> str:

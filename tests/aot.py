@@ -1,8 +1,10 @@
 """Compile recorded launches for a GPU that is not there."""
 
+import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +13,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from fwlab import ops
+from fwlab.ops import gpu
+from fwlab.ops.delta.kernels import dpfp_delta_rule
 from fwlab.ops.gpu import Launch
 
 TYPES = {
@@ -66,6 +71,8 @@ def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     result = triton.compile(source(launch), target=target, options=options)
+    # Triton has no tensor cores before 8.0: products would fall apart.
+    assert capability >= gpu.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(result.asm["cubin"])
@@ -77,3 +84,135 @@ def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
         int(re.search(rf"{word}:(\d+)", text)[1]) for word in ("REG", "STACK")
     )
     return Use(result.metadata.shared, registers, stack)
+
+
+def launches(
+    run: Callable[[], torch.Tensor], capability: tuple[int, int]
+) -> list[Launch]:
+    """What forward and backward of `run` would launch on such a GPU."""
+    with gpu.recording(capability) as recorded:
+        run().sum().backward()
+    return list(recorded)
+
+
+def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without numbers, for which gradients are wanted."""
+    return torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
+
+
+def rule(
+    op: Callable,
+    gates: int,
+    *widths: int,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int] = (8, 4096, 16),
+    **options,
+) -> Callable[[], torch.Tensor]:
+    """A call of a fast weight rule with keys and values of these widths."""
+
+    def run():
+        key, value = widths
+        q, k = (meta(*shape, key, dtype=dtype) for _ in range(2))
+        v = meta(*shape, value, dtype=dtype)
+        more = [meta(*shape, dtype=dtype) for _ in range(gates)]
+        return op(q, k, v, *more, **options)
+
+    return run
+
+
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
+#: Bytes of shared memory that one program may have.
+ROOM = {HOPPER: 227 * 1024, AMPERE: 163 * 1024, TURING: 64 * 1024}
+BOTH, ALL = (HOPPER, AMPERE), (HOPPER, AMPERE, TURING)
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+triton_form = {"implementation": "triton", "normalize": False}
+SHORT = {"shape": (8, 64, 16), **triton_form}
+
+#: name -> (a call, the capabilities it is compiled for).
+CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]] = {
+    "delta 64": (rule(ops.delta_rule, 1, 64, 64, dtype=BF16, **triton_form), BOTH),
+    "delta 128": (rule(ops.delta_rule, 1, 128, 128, dtype=BF16, **triton_form), BOTH),
+    "delta 256": (rule(ops.delta_rule, 1, 256, 256, dtype=BF16, **triton_form), BOTH),
+    "delta 384, 64": (
+        rule(ops.delta_rule, 1, 384, 64, dtype=BF16, **triton_form),
+        BOTH,
+    ),
+    "delta 64, few heads": (
+        rule(ops.delta_rule, 1, 64, 64, dtype=BF16, shape=(1, 4096, 4), **triton_form),
+        BOTH,
+    ),
+    "delta 64 float32": (
+        rule(ops.delta_rule, 1, 64, 64, dtype=FP32, **triton_form),
+        BOTH,
+    ),
+    "delta 256 float32": (
+        rule(ops.delta_rule, 1, 256, 256, dtype=FP32, **triton_form),
+        BOTH,
+    ),
+    "gated delta 64": (
+        rule(ops.gated_delta_rule, 2, 64, 64, dtype=BF16, **triton_form),
+        BOTH,
+    ),
+    "gated delta 128": (
+        rule(ops.gated_delta_rule, 2, 128, 128, dtype=FP16, **triton_form),
+        BOTH,
+    ),
+    "delta steps 64": (rule(ops.delta_rule, 1, 64, 64, dtype=FP16, **SHORT), ALL),
+    "gated delta steps 64": (
+        rule(ops.gated_delta_rule, 2, 64, 64, dtype=FP32, **SHORT),
+        ALL,
+    ),
+    "delta steps 256": (rule(ops.delta_rule, 1, 256, 256, dtype=FP16, **SHORT), ALL),
+    "delta steps 384": (rule(ops.delta_rule, 1, 384, 64, dtype=FP16, **SHORT), ALL),
+    "DPFP 1, delta 64": (rule(dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=1), BOTH),
+    "DPFP 3, delta 64": (rule(dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=3), BOTH),
+    "sum 64, normalized": (
+        rule(ops.sum_rule, 0, 64, 64, dtype=BF16, implementation="triton"),
+        BOTH,
+    ),
+    "sum 128": (rule(ops.sum_rule, 0, 128, 128, dtype=BF16, **triton_form), BOTH),
+    "sum 64 float32, normalized": (
+        rule(ops.sum_rule, 0, 64, 64, dtype=FP32, implementation="triton"),
+        BOTH,
+    ),
+    "gated 64, normalized": (
+        rule(
+            ops.gated_rule,
+            1,
+            64,
+            64,
+            dtype=BF16,
+            normalize=True,
+            implementation="triton",
+        ),
+        BOTH,
+    ),
+}
+
+
+def uses(name: str) -> dict[str, Use]:
+    """Every kernel of a case on every GPU, compiled."""
+    run, capabilities = CASES[name]
+    found = {}
+    for capability in capabilities:
+        for launch in launches(run, capability):
+            key = f"{launch.kernel.__name__}, sm_{capability[0]}{capability[1]}"
+            if key not in found:
+                found[key] = compiled(launch, capability)
+    return found
+
+
+def main() -> None:
+    """Compile everything, and write the table."""
+    rows = {
+        name: {kernel: use._asdict() for kernel, use in uses(name).items()}
+        for name in CASES
+    }
+    table = {"triton": triton.__version__, "kernels": rows}
+    TABLE.write_text(json.dumps(table, indent=1) + "\n")
+
+
+TABLE = Path(__file__).resolve().parents[1] / "docs/results/kernels.json"
+
+if __name__ == "__main__":
+    main()

@@ -140,10 +140,7 @@ class Kernel:
         """Why the kernel cannot compute this; None = it can."""
         if not installed():
             return "Triton is not installed"
-        if device.type not in (
-            "cuda",
-            "cpu" if INTERPRETED else "cuda",
-        ):
+        if device.type != _device():
             return (
                 f"Triton needs a GPU, and the tensors are on {device}"
             )
@@ -165,6 +162,13 @@ class Kernel:
         return self.refuses(have, **sizes) if self.refuses else None
 
 
+def _device() -> str:
+    """The kind of device that kernels take at this time."""
+    if _recorder is not None:
+        return "meta"
+    return "cpu" if INTERPRETED else "cuda"
+
+
 def usable(table: dict[str, Any]) -> tuple[str, ...]:
     """The names of a table that can be computed on this machine."""
     return tuple(
@@ -176,14 +180,10 @@ def usable(table: dict[str, Any]) -> tuple[str, ...]:
 
 def why_not(kernel: Kernel) -> str | None:
     """Why a kernel cannot run on this machine at all."""
-    device = torch.device("cpu" if INTERPRETED else "cuda")
-    if (
-        not INTERPRETED
-        and installed()
-        and not torch.cuda.is_available()
-    ):
+    kind = _device()
+    if installed() and kind == "cuda" and not torch.cuda.is_available():
         return "there is no GPU"
-    return kernel.refusal(device, {torch.float16})
+    return kernel.refusal(torch.device(kind), {torch.float16})
 
 
 def choose(

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from fwlab.ops import chunks, gpu
 from fwlab.ops.delta import naive
-from fwlab.ops.linear.kernels import (
-    Chunked,
-    Form,
+from fwlab.ops.linear.kernels import Chunked, Form
+from fwlab.ops.tiles import (
+    contiguous,
     fading,
     features,
     numbers,
@@ -168,7 +168,7 @@ def solve(
         PRECISION=precision(k.dtype),
         warps=form.more,
     )
-    return X, *totals
+    return X, totals[0], totals[1]
 
 
 @triton.jit
@@ -356,9 +356,7 @@ class _Steps(torch.autograd.Function):
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
         given = q, k, v, decay, beta, W
-        q, k, v, decay, beta, W = (
-            None if x is None else x.contiguous() for x in given
-        )
+        q, k, v, decay, beta, W = contiguous(*given)
         batch, time, heads, K = q.shape
         V, programs = v.shape[-1], batch * heads
         y, W_end = torch.empty_like(v), torch.empty_like(W)
@@ -390,12 +388,11 @@ class _Steps(torch.autograd.Function):
         dW_end = torch.zeros_like(W) if dW_end is None else dW_end
         parts = chunks.count(V, rows_of_W(K, V))
         dv, dW = torch.empty_like(v), torch.empty_like(W)
-        dq, dk, dd, db = (
-            None
-            if x is None
-            else x.new_empty(parts, *x.shape, dtype=torch.float32)
-            for x in (q, k, decay, beta)
+        dq, dk, db = (
+            x.new_empty(parts, *x.shape, dtype=torch.float32)
+            for x in (q, k, beta)
         )
+        dd = None if decay is None else torch.empty_like(db)
         scratch = W.new_empty(min(SEGMENT, time), *W.shape)
         gpu.launch(
             steps_backward,
@@ -405,8 +402,8 @@ class _Steps(torch.autograd.Function):
             **_sizes(K, V),
         )
         dq, dk = (x.sum(0).to(q.dtype) for x in (dq, dk))
-        dd, db = (x if x is None else x.sum(0) for x in (dd, db))
-        return dq, dk, dv, dd, db, dW, None
+        dd = dd if dd is None else dd.sum(0)
+        return dq, dk, dv, dd, db.sum(0), dW, None
 
 
 def rows_of_W(K: int, V: int) -> int:

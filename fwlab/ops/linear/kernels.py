@@ -45,213 +45,25 @@ from torch import Tensor
 
 from fwlab.ops import chunks, gpu
 from fwlab.ops.linear import naive
-
-
-@triton.jit
-def rows(
-    x,
-    start,
-    t,
-    time,
-    heads,
-    first,
-    width: tl.constexpr,
-    B: tl.constexpr,
-):
-    """`[C, B]`: steps `t` of a head, columns from `first`; else 0."""
-    column = first + tl.arange(0, B)
-    inside = (t < time)[:, None] & (column < width)[None, :]
-    return tl.load(
-        x + start * width + _places(t, heads, column, width),
-        mask=inside,
-        other=0.0,
-    )
-
-
-@triton.jit
-def put_rows(
-    x,
-    value,
-    start,
-    t,
-    time,
-    heads,
-    first,
-    width: tl.constexpr,
-    B: tl.constexpr,
-):
-    """The way back."""
-    column = first + tl.arange(0, B)
-    inside = (t < time)[:, None] & (column < width)[None, :]
-    where = x + start * width + _places(t, heads, column, width)
-    tl.store(where, value.to(x.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _places(t, heads, column, width: tl.constexpr):
-    return t[:, None] * (heads * width) + column[None, :]
-
-
-@triton.jit
-def numbers(x, start, t, time, heads, empty):
-    """`[C]`: one number per step; `empty` past the end."""
-    if x is None:
-        value = tl.full(t.shape, 1.0, tl.float32)
-    else:
-        where = x + start + t * heads
-        value = tl.load(where, mask=t < time, other=empty).to(
-            tl.float32
-        )
-    return value
-
-
-@triton.jit
-def put_numbers(x, value, start, t, time, heads):
-    tl.store(x + start + t * heads, value, mask=t < time)
-
-
-@triton.jit
-def features(
-    x,
-    total,
-    start,
-    t,
-    time,
-    heads,
-    first,
-    K: tl.constexpr,
-    B: tl.constexpr,
-    NU: tl.constexpr,
-):
-    r"""`[C, B]` features: as they are, or DPFP made on the way in.
-
-    With `NU` > 0, `x` holds keys of width $d = K / 2\nu$, and feature
-    $c$ is a product of two entries of $r = \mathrm{ReLU}([x; -x])$
-    (Eq. 37): only $d$ numbers are read in place of $2 d \nu$. `total`,
-    if given, is what Eq. 29 divides by.
-    """
-    if NU == 0:
-        phi = rows(x, start, t, time, heads, first, K, B)
-    else:
-        D: tl.constexpr = K // (2 * NU)
-        c = first + tl.arange(0, B)
-        i, j = _pair(c, D)
-        phi = _half(x, start, t, time, heads, i, c < K, D)
-        phi *= _half(x, start, t, time, heads, j, c < K, D)
-        if total is not None:
-            s = numbers(total, start, t, time, heads, 0.0)
-            phi *= inverse_of(s)[:, None]
-    return phi
-
-
-@triton.jit
-def _pair(c, D: tl.constexpr):
-    i = c % (2 * D)
-    return i, (i + c // (2 * D) + 1) % (2 * D)
-
-
-@triton.jit
-def _half(x, start, t, time, heads, i, inside, D: tl.constexpr):
-    """Entries `i` of `ReLU([x; -x])`."""
-    inside = (t < time)[:, None] & inside[None, :]
-    r = tl.load(
-        x + start * D + _places(t, heads, i % D, D),
-        mask=inside,
-        other=0.0,
-    ).to(tl.float32)
-    return tl.maximum(tl.where((i < D)[None, :], r, -r), 0.0)
-
-
-@triton.jit
-def features_backward(
-    dphi,
-    x,
-    start,
-    t,
-    time,
-    heads,
-    first,
-    K: tl.constexpr,
-    B: tl.constexpr,
-    NU: tl.constexpr,
-    BD: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """`[C, BD]`: the gradient of `x` through DPFP, of these features.
-
-    Feature c belongs to the entries i and j of x. To bring it there is
-    a product with a matrix of zeros and signs.
-    """
-    D: tl.constexpr = K // (2 * NU)
-    c = first + tl.arange(0, B)
-    column = tl.arange(0, BD)
-    i, j = _pair(c, D)
-    a = _half(x, start, t, time, heads, i, c < K, D)
-    b = _half(x, start, t, time, heads, j, c < K, D)
-    to_i = tl.where((i % D)[:, None] == column[None, :], 1.0, 0.0)
-    to_j = tl.where((j % D)[:, None] == column[None, :], 1.0, 0.0)
-    to_i = tl.where((i < D)[:, None], to_i, -to_i)
-    to_j = tl.where((j < D)[:, None], to_j, -to_j)
-    dx = tl.dot(
-        tl.where(a > 0, dphi * b, 0.0), to_i, input_precision=PRECISION
-    )
-    return dx + tl.dot(
-        tl.where(b > 0, dphi * a, 0.0), to_j, input_precision=PRECISION
-    )
-
-
-@triton.jit
-def product(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
-    """A matrix product of numbers of `TYPE`, summed in float32."""
-    return tl.dot(a.to(TYPE), b.to(TYPE), input_precision=PRECISION)
-
-
-@triton.jit
-def fading(d, C: tl.constexpr):
-    r"""$\Gamma$, `[C, C]`, with zeros above the diagonal."""
-    i = tl.arange(0, C)
-    one = tl.full([C, C], 1.0, tl.float32)
-    below = i[:, None] > i[None, :]
-    gamma = tl.cumprod(tl.where(below, one * d[:, None], 1.0), 0)
-    return tl.where(i[:, None] >= i[None, :], gamma, 0.0)
-
-
-@triton.jit
-def seen(C: tl.constexpr):
-    i = tl.arange(0, C)
-    return tl.where(i[:, None] >= i[None, :], 1.0, 0.0)
-
-
-@triton.jit
-def last_row(x, C: tl.constexpr):
-    i = tl.arange(0, C)
-    return tl.sum(tl.where((i == C - 1)[:, None], x, 0.0), 0)
-
-
-@triton.jit
-def last(x, C: tl.constexpr):
-    return tl.sum(tl.where(tl.arange(0, C) == C - 1, x, 0.0), 0)
-
-
-@triton.jit
-def inverse_of(x):
-    """1 / x, and 0 for 0."""
-    return tl.where(x == 0, 0.0, 1.0 / tl.where(x == 0, 1.0, x))
-
-
-@triton.jit
-def tile(
-    first,
-    left_of,
-    V: tl.constexpr,
-    K: tl.constexpr,
-    BV: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Places in a state `[V, K]`, and which of them there are."""
-    value, key = first + tl.arange(0, BV), left_of + tl.arange(0, BK)
-    at = value[:, None] * K + key[None, :]
-    return at, (value < V)[:, None] & (key < K)[None, :]
+from fwlab.ops.tiles import (
+    contiguous,
+    fading,
+    features,
+    features_backward,
+    inverse_of,
+    last,
+    last_row,
+    numbers,
+    one_precision,
+    power,
+    precision,
+    product,
+    put_numbers,
+    put_rows,
+    rows,
+    seen,
+    tile,
+)
 
 
 @triton.jit(do_not_specialize=["time", "heads"])
@@ -763,57 +575,60 @@ def backward_inputs(
 
 
 class Form(NamedTuple):
-    """How a problem is cut: chosen by a table, the same on every run.
+    """How a problem is cut.
 
     - `C`: steps per chunk.
-    - `BV`: rows of W per program that walks through time.
-    - `BK`, `AV`: columns of q and k, and of v, per block elsewhere.
-    - `warps`, `more`: of the kernels that walk, and of the others.
+    - `BV`, `warps`: rows of W per program, and its warps, in the
+      kernels that walk through time.
+    - `BK`, `AV`, `more`: columns of q and k and of v per block, and
+      warps, in the others.
     - `split`: outputs in a kernel of their own.
     """
 
     C: int
     BV: int
+    warps: int
     BK: int
     AV: int
-    warps: int
     more: int
-    split: bool
+    split: bool = False
 
 
-def form(q: Tensor, v: Tensor, K: int) -> Form:
-    """The form for `q` and `v` as they come, and features of width K."""
-    batch, _, heads, V = v.shape
-    cores = gpu.multiprocessors(v.device)
-    wide = max(power(K), power(V))
-    full = v.dtype == torch.float32
-    C = 16 if full and wide > 64 else 32 if full or wide > 64 else 64
-    # Rows of W do not touch each other: few heads share more programs.
-    BV = min(64 if K <= 64 else 32 if K <= 128 else 16, power(V))
-    while BV > 16 and batch * heads * power(V) // BV < cores:
-        BV //= 2
-    programs = batch * heads * chunks.count(V, BV)
-    return Form(
-        C=C,
-        BV=BV,
-        BK=min(power(K), 64),
-        AV=min(power(V), 64),
-        warps=4 if power(K) <= 128 else 8,
-        more=4 if C < 64 else 8,
-        split=programs < cores // 2,
-    )
+#: Chosen so that the registers suffice, by compiling them: the table of
+#: tests/test_gpu.py. Nothing is tried out at run time.
+NARROW = Form(C=64, BV=32, warps=4, BK=64, AV=64, more=8)
+HALF = Form(C=32, BV=32, warps=8, BK=32, AV=32, more=4)
+WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, more=4)
+FULL = Form(C=16, BV=32, warps=8, BK=32, AV=32, more=4)
+FULL_WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, more=4)
 
 
-def power(width: int) -> int:
-    """The least power of two that holds it, for a matrix product."""
-    return max(triton.next_power_of_2(width), 16)
+def form(v: Tensor, K: int, fades: bool) -> Form:
+    """The form for values `v` and features of width K.
 
-
-def precision(dtype: torch.dtype) -> str:
-    """Of products of float32 numbers. Three products of their halves
-    give float32's own precision; half-precision inputs need one.
+    Short chunks where registers are few: with decays, with wide heads,
+    in float32, and before Hopper.
     """
-    return "tf32x3" if dtype == torch.float32 else "tf32"
+    batch, _, heads, V = v.shape
+    narrow = max(K, V) <= 64 and not fades
+    if v.dtype == torch.float32:
+        found = FULL if K <= 128 else FULL_WIDE
+    elif narrow and gpu.capability(v.device) >= (9, 0):
+        found = NARROW
+    else:
+        found = HALF if K <= 128 else WIDE
+    found = found._replace(
+        BV=min(found.BV, power(V)),
+        BK=min(found.BK, power(K)),
+        AV=min(found.AV, power(V)),
+    )
+    # Rows of W do not touch each other: few heads share more programs.
+    cores = gpu.multiprocessors(v.device)
+    programs = batch * heads * chunks.count(V, found.BV)
+    if found.BV > 16 and programs < cores:
+        found = found._replace(BV=16)
+        programs = batch * heads * chunks.count(V, 16)
+    return found._replace(split=programs < cores // 2)
 
 
 class Chunked(torch.autograd.Function):
@@ -838,13 +653,11 @@ class Chunked(torch.autograd.Function):
         nu: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        q, k, v, decay, strength, W, z = (
-            None if x is None else x.contiguous()
-            for x in (q, k, v, decay, strength, W, z)
-        )
+        given = (q, k, v, decay, strength, W, z)
+        q, k, v, decay, strength, W, z = contiguous(*given)
         batch, time, heads, V = v.shape
         K = q.shape[-1] * (2 * nu or 1)
-        plan = form(q, v, K)
+        plan = form(v, K, decay is not None)
         split = plan.split and z is None
         n, programs = chunks.count(time, plan.C), batch * heads
         X = q_total = k_total = None
@@ -861,8 +674,8 @@ class Chunked(torch.autograd.Function):
             z_end, total = torch.empty_like(z), z.new_empty(v.shape[:3])
             if keep:
                 z_states = z.new_empty(n * programs, K)
-        sizes = {"K": K, "V": V, "C": plan.C, "NU": nu}
-        sizes["PRECISION"] = precision(v.dtype)
+        sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
+        sizes |= {"NU": nu, "PRECISION": precision(v.dtype)}
         gpu.launch(
             forward,
             (programs, chunks.count(V, plan.BV)),
@@ -925,8 +738,8 @@ class Chunked(torch.autograd.Function):
         if ctx.solve is not None:  # cheaper to repeat than to keep
             X, _, _ = ctx.solve(q, k, decay, strength, plan, nu)
         dv, afters = torch.empty_like(E), torch.empty_like(states)
-        sizes = {"K": K, "V": V, "C": plan.C, "NU": nu}
-        sizes["PRECISION"] = precision(E.dtype)
+        sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
+        sizes |= {"NU": nu, "PRECISION": precision(E.dtype)}
         gpu.launch(
             backward_state,
             (programs, chunks.count(V, plan.BV)),
@@ -963,13 +776,6 @@ class Chunked(torch.autograd.Function):
         )
         dd, ds = (x if x is None else x.sum(0) for x in (dd, ds))
         return dq, dk, dv, dd, ds, dW, dz, None, None, None
-
-
-def one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Kernels multiply what is alike; mixed inputs become float32."""
-    if len({x.dtype for x in tensors}) == 1:
-        return tensors
-    return tuple(x.float() for x in tensors)
 
 
 def additive(

@@ -1,0 +1,105 @@
+"""GPU kernels on a machine without a GPU: what compiles, and who chooses."""
+
+import json
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fwlab import info, ops
+from fwlab.ops import gpu
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+aot = pytest.importorskip("aot")
+
+TABLE = json.loads(aot.TABLE.read_text())
+if gpu.INTERPRETED:
+    pytest.skip("kernels are interpreted here", allow_module_level=True)
+
+
+@pytest.mark.parametrize("name", aot.CASES)
+def test_what_kernels_take(name):
+    """Shared memory and spills of all that is shipped, as in the table.
+
+    Another release of Triton may give other numbers; whatever it gives
+    must fit.
+    """
+    table, found = TABLE["kernels"][name], aot.uses(name)
+    assert set(found) == set(table), "run python tests/aot.py"
+    for key, use in found.items():
+        _, target = key.split(", sm_")
+        room = aot.ROOM[(int(target[0]), int(target[1]))]
+        assert use.shared <= room, key
+        if triton.__version__ == TABLE["triton"]:
+            assert use._asdict() == table[key], key
+        else:
+            assert use.stack <= table[key]["stack"] + 512, key
+
+
+def test_table_has_nothing_else():
+    assert set(TABLE["kernels"]) == set(aot.CASES)
+
+
+def call(op="delta_rule", time=100, dtype=torch.float16, device="meta", **options):
+    x = torch.zeros(1, time, 2, 8, dtype=dtype, device=device)
+    return getattr(ops, op)(x, x, x, x[..., 0], **options)
+
+
+def test_why_there_is_no_kernel():
+    with pytest.raises(ValueError) as error:
+        call(device="cpu", implementation="triton")
+    assert str(error.value) == (
+        "delta_rule: implementation 'triton' cannot run here: Triton needs a GPU, "
+        "and the tensors are on cpu; 'efficient' can"
+    )
+    with gpu.recording((7, 5)), pytest.raises(ValueError, match="64 steps at most"):
+        call(implementation="triton")
+    with gpu.recording((7, 0)), pytest.raises(ValueError, match=r"7\.0 is below 7\.5"):
+        call(implementation="triton")
+    with (
+        gpu.recording((9, 0)),
+        pytest.raises(ValueError, match="no kernel for float64"),
+    ):
+        call(dtype=torch.float64, implementation="triton")
+
+
+@pytest.mark.parametrize(
+    ("capability", "time", "kernel"),
+    [((9, 0), 100, "forward"), ((9, 0), 1, "steps"), ((7, 5), 64, "steps")],
+)
+def test_auto_picks_by_capability_and_length(capability, time, kernel):
+    with gpu.recording(capability) as launches:
+        call(time=time)
+    assert kernel in [launch.kernel.__name__ for launch in launches]
+
+
+def test_auto_falls_back_and_says_so(monkeypatch):
+    """On a GPU with one warning, on a CPU without."""
+    table = ops.TABLE["delta_rule"]
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float64)
+    monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
+    with pytest.warns(UserWarning, match="no kernel for float64; 'efficient' is used"):
+        found = gpu.choose("delta_rule", table, "auto", on_gpu)
+    assert found is table["efficient"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(device="cpu", dtype=torch.float32)
+
+
+def test_lengths_do_not_compile_again():
+    """The same kernels with the same constants, whatever the length."""
+    made = []
+    for time in (1000, 1024, 1025):
+        with gpu.recording((9, 0)) as launches:
+            call(time=time)
+        made.append([(one.kernel, one.constants, one.warps) for one in launches])
+    assert made[0] == made[1] == made[2]
+
+
+def test_info_says_why():
+    line = next(x for x in info.report().splitlines() if x.startswith("delta_rule"))
+    if torch.cuda.is_available():
+        assert "naive, efficient, triton" in line
+    else:
+        assert "naive, efficient (no triton: there is no GPU)" in line
