@@ -15,7 +15,6 @@ from triton.compiler import ASTSource
 
 from fwlab import ops
 from fwlab.ops import gpu
-from fwlab.ops.delta.kernels import dpfp_delta_rule
 from fwlab.ops.gpu import Launch
 
 TYPES = {
@@ -164,8 +163,14 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]]
     ),
     "delta steps 256": (rule(ops.delta_rule, 1, 256, 256, dtype=FP16, **SHORT), ALL),
     "delta steps 384": (rule(ops.delta_rule, 1, 384, 64, dtype=FP16, **SHORT), ALL),
-    "DPFP 1, delta 64": (rule(dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=1), BOTH),
-    "DPFP 3, delta 64": (rule(dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=3), BOTH),
+    "DPFP 1, delta 64": (
+        rule(ops.dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=1, implementation="triton"),
+        BOTH,
+    ),
+    "DPFP 3, delta 64": (
+        rule(ops.dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=3, implementation="triton"),
+        BOTH,
+    ),
     "sum 64, normalized": (
         rule(ops.sum_rule, 0, 64, 64, dtype=BF16, implementation="triton"),
         BOTH,

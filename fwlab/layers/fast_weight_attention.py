@@ -7,6 +7,7 @@ how strongly, and how much of the rest to forget.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -144,6 +145,14 @@ class FastWeightAttention(nn.Module):
         """Whether the state has a running scale."""
         return self.normalize and self.key_norm is None and self.feature_map.scales
 
+    @property
+    def _nu(self) -> int:
+        """`nu` of the features if the operation makes them itself, else 0."""
+        given = (self.rule, self.key_norm, self.normalize)
+        if type(self.feature_map) is DPFP and given == ("delta", "sum", False):
+            return self.feature_map.nu
+        return 0
+
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
@@ -180,14 +189,18 @@ class FastWeightAttention(nn.Module):
             split_heads(project(x), self.heads)
             for project in (self.to_q, self.to_k, self.to_v)
         )
-        gates, op, log_scale = self._gates(x), RULES[self.rule].op, None
+        gates, log_scale = self._gates(x), None
+        op = partial(RULES[self.rule].op, normalize=self.normalize)
         if self._scales:
             memory, before = (None, None) if state is None else state
             q, k, fading, log_scale = self._scaled_features(q, k, before, key_mask)
             if "log_decay" in gates:
                 fading = fading + gates["log_decay"]
             gates["log_decay"] = fading
-            op = ops.gated_delta_rule if self.rule == "delta" else op
+            if self.rule == "delta":
+                op = partial(ops.gated_delta_rule, normalize=self.normalize)
+        elif nu := self._nu:
+            op, memory = partial(ops.dpfp_delta_rule, nu=nu), state
         else:
             q, k, memory = self._features(q), self._features(k), state
         y, memory = op(
@@ -195,7 +208,6 @@ class FastWeightAttention(nn.Module):
             k,
             v,
             **gates,
-            normalize=self.normalize,
             key_mask=key_mask,
             state=memory,
             return_state=True,

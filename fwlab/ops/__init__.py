@@ -20,8 +20,10 @@ from fwlab.ops.aft import (
 )
 from fwlab.ops.delta import (
     DELTA_RULE,
+    DPFP_DELTA_RULE,
     GATED_DELTA_RULE,
     delta_rule,
+    dpfp_delta_rule,
     gated_delta_rule,
 )
 from fwlab.ops.feedback import (
@@ -51,6 +53,7 @@ __all__ = [
     "sum_rule",
     "gated_rule",
     "delta_rule",
+    "dpfp_delta_rule",
     "gated_delta_rule",
     "softmax_attention",
     "aft_simple",
@@ -77,6 +80,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "sum_rule": SUM_RULE,
     "gated_rule": GATED_RULE,
     "delta_rule": DELTA_RULE,
+    "dpfp_delta_rule": DPFP_DELTA_RULE,
     "gated_delta_rule": GATED_DELTA_RULE,
     "softmax_attention": SOFTMAX_ATTENTION,
     "aft_simple": AFT_SIMPLE,

@@ -6,6 +6,7 @@ masked and given a state, and the right function is called.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,15 @@ def run(
     state: State | None,
     return_state: bool,
     implementation: str,
+    wider: int = 1,
+    options: dict[str, Any] | None = None,
 ) -> Tensor | tuple[Tensor, State]:
+    """Arguments of a rule, and what only some rules have.
+
+    - `wider`: how many times wider the memory is than the keys, where
+      the rule makes features of them itself.
+    - `options`: handed to the function that computes.
+    """
     # What is not given is not there; it can only be the last gate.
     given = {n: gate for n, gate in gates.items() if gate is not None}
     sizes = checks.shapes(
@@ -46,6 +55,7 @@ def run(
         },
     )
     dtype = checks.compute_dtype(op, q=q, k=k, v=v, **given)
+    sizes["key"] *= wider
     compute = gpu.choose(
         op, table, implementation, q, k, v, normalize=normalize, **sizes
     )
@@ -80,7 +90,9 @@ def run(
                 x.sum().to(v.dtype) for x in (q, k, *given.values())
             )
         else:
-            y, W, z = compute(q, k, v, *given.values(), W=W, z=z)
+            y, W, z = compute(
+                q, k, v, *given.values(), W=W, z=z, **(options or {})
+            )
     y = y.to(v.dtype)
     if not return_state:
         return y

@@ -231,7 +231,7 @@ def test_dpfp_on_the_way_in(nu, d, dtype):
     beta = torch.rand(1, 40, 2, generator=generator, dtype=torch.float64)
     given = [x.to(dtype).requires_grad_() for x in (q, k, v, beta)]
     exact = [x.detach().double().requires_grad_() for x in given]
-    y = delta.dpfp_delta_rule(*given, nu)
+    y = ops.dpfp_delta_rule(*given, nu, implementation="triton")
     phi_q, phi_k = (sum_normalize(DPFP(nu)(x)) for x in exact[:2])
     wanted = ops.delta_rule(phi_q, phi_k, *exact[2:], implementation="naive")
     weights = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)

@@ -77,7 +77,27 @@ def _row(op, *gates: str, normalize: bool) -> Row:
     )
 
 
+def dpfp(
+    time: int, generator: Generator, with_state: bool
+) -> tuple[Inputs, Tensor | None]:
+    """Keys as they come; features of width 6 are made by the operation.
+
+    No zeros: divided by their sum, features jump there.
+    """
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    inputs = [random(2, time, HEADS, width) for width in (3, 3, VALUE)]
+    inputs.append(torch.rand(2, time, HEADS, generator=generator, dtype=torch.float64))
+    return inputs, random(2, HEADS, VALUE, 6) if with_state else None
+
+
 ROWS = {
+    "dpfp-delta": Row(
+        ops.dpfp_delta_rule, dpfp, partial(large, gates=("beta",)), small=small
+    )
+} | {
     f"{name}-normalized" if normalize else name: _row(op, *gates, normalize=normalize)
     for name, op, *gates in (
         ("sum", ops.sum_rule),

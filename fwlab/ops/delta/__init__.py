@@ -1,10 +1,12 @@
 """The delta rules: fast weights that correct what they hold."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.ops import gpu, recurrence
 from fwlab.ops.delta import efficient, naive
 from fwlab.ops.linear import too_wide
@@ -102,6 +104,85 @@ def delta_rule(
         state=state,
         return_state=return_state,
         implementation=implementation,
+    )
+
+
+def _on_features(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    *,
+    nu: int,
+    recurrence: Callable,
+    W: Tensor,
+    z: None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """DPFP features that are written to memory, and then the rule."""
+    phi = DPFP(nu)
+    q, k = (sum_normalize(phi(x.to(W.dtype))) for x in (q, k))
+    return naive.delta_rule(
+        q, k, v, beta, W=W, z=z, recurrence=recurrence
+    )
+
+
+DPFP_DELTA_RULE: dict[str, Any] = {
+    "naive": partial(_on_features, recurrence=naive.error_correcting),
+    "efficient": partial(
+        _on_features, recurrence=efficient.error_correcting
+    ),
+    "triton": gpu.Kernel(
+        "fwlab.ops.delta.kernels", "dpfp_delta_rule", refuses=too_wide
+    ),
+}
+
+
+def dpfp_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    nu: int = 1,
+    *,
+    key_mask: Tensor | None = None,
+    state: Tensor | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""The delta rule on DPFP features divided by their sum.
+
+    What `delta_rule` gives for $\phi'(q)$ and $\phi'(k)$ with
+    $\phi' = $ `sum_normalize(DPFP(nu)(.))` (Eqs. 37 and 29). On a GPU
+    the features are made inside the kernel: of each key only its $d$
+    numbers are read, never the $2 d \nu$ features.
+
+    - `q`, `k`: `[batch, time, heads, d]`, any values.
+    - `v`: `[batch, time, heads, value]`.
+    - `beta`: `[batch, time, heads]`, write strength in $[0, 1]$.
+    - `nu`: the number of shifts of `DPFP`, at least 1.
+    - `key_mask`, `return_state`, `implementation`: as for `delta_rule`.
+    - `state`: `W` `[batch, heads, value, 2 * d * nu]`, or None.
+    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174).
+    """
+    nu = DPFP(nu).nu  # checked there
+    return recurrence.run(
+        "dpfp_delta_rule",
+        DPFP_DELTA_RULE,
+        q,
+        k,
+        v,
+        {"beta": beta},
+        normalize=False,
+        scale=None,
+        key_mask=key_mask,
+        state=state,
+        return_state=return_state,
+        implementation=implementation,
+        wider=2 * nu,
+        options={"nu": nu},
     )
 
 

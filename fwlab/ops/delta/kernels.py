@@ -447,23 +447,20 @@ delta_rule = partial(naive.delta_rule, recurrence=error_correcting)
 
 
 def dpfp_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, nu: int = 1
-) -> Tensor:
-    r"""The delta rule on sum-normalised DPFP features, made on the way.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    *,
+    W: Tensor,
+    z: None,
+    nu: int,
+) -> tuple[Tensor, Tensor, None]:
+    r"""Features are made where they are used (Eqs. 37 and 29).
 
-    What `ops.delta_rule` gives for `sum_normalize(DPFP(nu)(q))` and
-    the same of `k`, without the $2 d \nu$ numbers of either ever being
-    written to memory (Eqs. 37 and 29).
-
-    - `q`, `k`: `[batch, time, heads, d]`, any values.
-    - `v`: `[batch, time, heads, value]`, `beta`: `[batch, time, heads]`.
-    - `nu`: 1 to 3 for $d = 64$; $2 d \nu$ is at most 512.
-    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    The $2 d \nu$ numbers of a key are never written to the large memory:
+    each kernel makes them of the $d$ that it reads.
     """
-    batch, _, heads, d = q.shape
-    W = torch.zeros(
-        batch, heads, v.shape[-1], 2 * d * nu, device=q.device
-    )
-    given = (*one_precision(q, k, v), None, beta.float(), W, None)
+    given = (*one_precision(q, k, v), None, beta.float(), W, z)
     keep = chunks.will_go_back(*given)
-    return Chunked.apply(*given, solve, nu, keep)[0]
+    return Chunked.apply(*given, solve, nu, keep)
