@@ -1,4 +1,7 @@
-"""Makes a page of an operation: naive.py and efficient.py side by side.
+"""Puts the versions of an operation side by side.
+
+Every operation gets a page with naive.py and efficient.py; and the mark
+`<!-- versions: delta -->` of a page is replaced by these two and kernels.py.
 
 A file becomes rows. Its docstrings and full-line comments are notes, set
 as Markdown above the code they belong to; the code keeps its true line
@@ -28,6 +31,14 @@ OPERATIONS = {
     "feedback": "Feedback memory",
 }
 FILES = {"naive": "Naive: the specification", "efficient": "Efficient: the default"}
+KERNELS = {**FILES, "kernels": "Triton: the GPU kernels"}
+#: What the kernels of an operation are built of, besides its own folder.
+SHARED = {
+    "linear": {"tiles": ("What the kernels share", "tiles.py")},
+    "delta": {"chunks": ("Triton: the kernels of chunks", "linear/kernels.py")},
+}
+
+MARK = re.compile(r"<!-- versions: (\w+) -->")
 
 DISPLAY = re.compile(r"[ \t]*\$\$.*?\$\$", re.DOTALL)
 TAG = re.compile(r"\\tag\{(\w+)\}")
@@ -53,11 +64,16 @@ def on_files(files, config):
     return files
 
 
+def on_page_markdown(markdown, page, config, files):
+    return MARK.sub(lambda mark: _versions(mark[1], config), markdown)
+
+
 def page_of(path: str) -> tuple[str, str] | None:
     """Page and fragment where a file of the repository is shown."""
     match = re.fullmatch(r"fwlab/ops/(\w+)/(\w+)\.py", path)
-    if match and match[1] in OPERATIONS and match[2] in FILES:
-        return _uri(match[1]), f"#{match[2]}"
+    if match and match[1] in OPERATIONS and match[2] in KERNELS:
+        page = f"kernels/{match[1]}.md" if match[2] == "kernels" else _uri(match[1])
+        return page, f"#{match[2]}"
     return None
 
 
@@ -66,34 +82,57 @@ def _uri(operation: str) -> str:
 
 
 def _page(operation: str, title: str, config) -> str:
-    texts = {
-        name: (ROOT / "fwlab" / "ops" / operation / f"{name}.py").read_text("utf-8")
-        for name in FILES
-    }
-    tags = set(TAG.findall("".join(texts.values())))
-    lines = {name: _highlighted(name, text, tags) for name, text in texts.items()}
-    computed = {tag: _lines_of(tag, lines) for tag in tags}
-    columns = []
-    for name, text in texts.items():
-        path = f"fwlab/ops/{operation}/{name}.py"
-        rows = "\n".join(
-            _row(name, row, lines[name], tags, computed) for row in _rows(text)
-        )
-        columns.append(
-            f'<div class="column column-{name}" role="region" tabindex="0" '
-            f'aria-label="{name}.py" markdown>\n\n'
-            f"## {FILES[name]} {{#{name}}}\n\n"
-            f"[`{path}`]({source(config, path)})\n{{: .path }}\n\n"
-            f"{rows}\n\n</div>\n"
-        )
+    gpu = ""
+    if (ROOT / "docs" / "kernels" / f"{operation}.md").exists():
+        gpu = f" On a GPU there is a third: [its kernels](../kernels/{operation}.md)."
     return (
         "---\nhide: [navigation, toc]\n---\n\n"
         f"# {title}: naive and efficient\n\n"
         "Two ways to compute the same thing; the tests hold them together. Below "
         "an equation stand the lines that compute it, and the number in a comment "
-        "leads back to the equation.\n\n"
-        f'<div class="annotated" markdown>\n\n{"".join(columns)}\n</div>\n'
+        f"leads back to the equation.{gpu}\n\n"
+        f"{_columns(operation, FILES, config)}"
     )
+
+
+def _versions(operation: str, config) -> str:
+    """Three versions: the third beside one of the first two."""
+    tabs = "".join(
+        f'<label><input type="radio" name="left" id="show-{name}"'
+        f"{' checked' * (name == 'efficient')}> {name}</label>"
+        for name in FILES
+    )
+    return (
+        f'<fieldset class="tabs"><legend>Beside the kernels</legend>{tabs}</fieldset>'
+        f"\n\n{_columns(operation, KERNELS, config)}"
+    )
+
+
+def _columns(operation: str, files: dict[str, str], config) -> str:
+    titles = dict(files)
+    paths = {name: f"fwlab/ops/{operation}/{name}.py" for name in files}
+    if "kernels" in files:
+        for name, (title, path) in SHARED.get(operation, {}).items():
+            titles[name], paths[name] = title, f"fwlab/ops/{path}"
+    texts = {name: (ROOT / path).read_text("utf-8") for name, path in paths.items()}
+    tags = set(TAG.findall("".join(texts.values())))
+    lines = {name: _highlighted(name, text, tags) for name, text in texts.items()}
+    computed = {tag: _lines_of(tag, lines) for tag in tags}
+    shown: set[str] = set()
+    columns = []
+    for name, text in texts.items():
+        rows = "\n".join(
+            _row(name, row, lines[name], tags, computed, shown) for row in _rows(text)
+        )
+        columns.append(
+            f'<div class="column column-{name}" role="region" tabindex="0" '
+            f'aria-label="{paths[name]}" markdown>\n\n'
+            f"## {titles[name]} {{#{name}}}\n\n"
+            f"[`{paths[name]}`]({source(config, paths[name])})\n{{: .path }}\n\n"
+            f"{rows}\n\n</div>\n"
+        )
+    kind = "annotated three" if "kernels" in files else "annotated"
+    return f'<div class="{kind}" markdown>\n\n{"".join(columns)}\n</div>\n'
 
 
 def _rows(text: str) -> list[Row]:
@@ -147,19 +186,24 @@ def _runs(numbers: list[int]) -> list[list[int]]:
     return runs
 
 
-def _row(column: str, row: Row, lines: list[str], tags: set, computed: dict) -> str:
+def _row(
+    column: str, row: Row, lines: list[str], tags: set, computed: dict, shown: set
+) -> str:
     parts = ['<div class="row" markdown>']
     if row.name:
         fragment = f"{column}-{row.name.replace('.', '-')}"
         parts.append(f"### {row.name} {{#{fragment}}}")
     if row.note.strip():
-        note = _note(row.note, tags, computed)
+        note = _note(row.note, tags, computed, shown)
         parts += ['<div class="note" markdown>', note, "</div>"]
     return "\n\n".join([*parts, _blocks(row.lines, lines), "</div>"])
 
 
-def _note(note: str, tags: set, computed: dict) -> str:
-    """Markdown of a note, with an anchor and its lines at each equation."""
+def _note(note: str, tags: set, computed: dict, shown: set) -> str:
+    """Markdown of a note, with an anchor and its lines at each equation.
+
+    An equation may be said again in another file: the first has the anchor.
+    """
     note = re.sub(r"^#", "###", note, flags=re.MULTILINE)
     out, end = [], 0
     for match in DISPLAY.finditer(note):
@@ -168,8 +212,10 @@ def _note(note: str, tags: set, computed: dict) -> str:
         if match := TAG.search(equation):
             tag = match[1]
             places = f"{computed[tag]}\n{{: .places }}" if computed[tag] else ""
+            anchor = "" if tag in shown else f'id="eq-{tag}" '
+            shown.add(tag)
             equation = (
-                f'<div class="equation" id="eq-{tag}" data-eq="{tag}" tabindex="-1" '
+                f'<div class="equation" {anchor}data-eq="{tag}" tabindex="-1" '
                 f"markdown>\n\n{equation}\n\n{places}\n\n</div>"
             )
         out.append(f"\n\n{equation}\n\n")

@@ -19,6 +19,9 @@ document$.subscribe(() => {
   // the other column, too.
   const show = (target) => {
     const column = target.closest(".column");
+    const name = column?.className.match(/column-(\w+)/)[1];
+    const tab = document.getElementById(`show-${name}`);
+    if (tab) tab.checked = true;
     if (column && getComputedStyle(column).position === "sticky") {
       const [box, place] = [column, target].map((e) => e.getBoundingClientRect());
       if (place.top < box.top || place.bottom > box.bottom)
@@ -38,7 +41,7 @@ document$.subscribe(() => {
   addEventListener("popstate", light);
   addEventListener("load", () => {
     const target = named();
-    if (!target?.closest(".column-naive")) return;
+    if (!target?.closest(".column-naive, .three .column")) return;
     document.querySelector(".annotated").scrollIntoView();
     show(target);
   });

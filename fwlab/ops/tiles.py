@@ -17,15 +17,9 @@ from torch import Tensor
 
 @triton.jit
 def rows(
-    x,
-    here,
-    t,
-    rest,
-    heads,
-    first,
-    width: tl.constexpr,
-    B: tl.constexpr,
-):
+    x, here, t, rest, heads, first,
+    width: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     """`[C, B]`: steps `t` of a head, columns from `first`; else 0."""
     column = first + tl.arange(0, B)
     inside = (t < rest)[:, None] & (column < width)[None, :]
@@ -38,16 +32,9 @@ def rows(
 
 @triton.jit
 def put_rows(
-    x,
-    value,
-    here,
-    t,
-    rest,
-    heads,
-    first,
-    width: tl.constexpr,
-    B: tl.constexpr,
-):
+    x, value, here, t, rest, heads, first,
+    width: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     """The way back."""
     column = first + tl.arange(0, B)
     inside = (t < rest)[:, None] & (column < width)[None, :]
@@ -80,17 +67,9 @@ def put_numbers(x, value, here, t, rest, heads):
 
 @triton.jit
 def features(
-    x,
-    total,
-    here,
-    t,
-    rest,
-    heads,
-    first,
-    K: tl.constexpr,
-    B: tl.constexpr,
-    NU: tl.constexpr,
-):
+    x, total, here, t, rest, heads, first,
+    K: tl.constexpr, B: tl.constexpr, NU: tl.constexpr,
+):  # fmt: skip
     r"""`[C, B]` features: as they are, or DPFP made on the way in.
 
     With `NU` > 0, `x` holds keys of width $d = K / 2\nu$, and feature
@@ -132,19 +111,10 @@ def _half(x, here, t, rest, heads, i, inside, D: tl.constexpr):
 
 @triton.jit
 def features_backward(
-    dphi,
-    x,
-    here,
-    t,
-    rest,
-    heads,
-    first,
-    K: tl.constexpr,
-    B: tl.constexpr,
-    NU: tl.constexpr,
-    BD: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    dphi, x, here, t, rest, heads, first,
+    K: tl.constexpr, B: tl.constexpr, NU: tl.constexpr,
+    BD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """`[C, BD]`: the gradient of `x` through DPFP, of these features.
 
     Feature c belongs to the entries i and j of x. To bring it there is

@@ -95,22 +95,10 @@ def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def prepare(
-    q,
-    k,
-    decay,
-    beta,
-    q_total,
-    k_total,
-    X,
-    time,
-    heads,
-    programs,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    C: tl.constexpr,
-    NU: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, decay, beta, q_total, k_total, X, time, heads, programs,
+    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
+    NU: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """The inverse of (k1) for one chunk; and with DPFP, Eq. 29's sums.
 
     Reads k, writes X: b (K + C) bytes per step and head (with DPFP the
@@ -205,23 +193,10 @@ def _step(W, k, v, d, b):
 
 @triton.jit(do_not_specialize=["time", "heads"])
 def steps(
-    q,
-    k,
-    v,
-    decay,
-    beta,
-    W_start,
-    y,
-    states,
-    W_end,
-    time,
-    heads,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    SEGMENT: tl.constexpr,
-):
+    q, k, v, decay, beta, W_start, y, states, W_end, time, heads,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, SEGMENT: tl.constexpr,
+):  # fmt: skip
     """One head, some rows of W, all steps one after the other.
 
     Registers: W. Reads q, k, v and writes y: b (2 K + 2 V) bytes per
@@ -253,29 +228,11 @@ def steps(
 
 @triton.jit(do_not_specialize=["time", "heads"])
 def steps_backward(
-    q,
-    k,
-    v,
-    decay,
-    beta,
-    dy,
-    states,
-    dW_end,
-    scratch,
-    dq,
-    dk,
-    dv,
-    ddecay,
-    dbeta,
-    dW,
-    time,
-    heads,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    SEGMENT: tl.constexpr,
-):
+    q, k, v, decay, beta, dy, states, dW_end, scratch, dq, dk, dv,
+    ddecay, dbeta, dW, time, heads,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, SEGMENT: tl.constexpr,
+):  # fmt: skip
     """Each segment forward once more, its states into `scratch`, which
     stays in the cache; then backward through it.
 

@@ -68,33 +68,12 @@ from fwlab.ops.tiles import (
 
 @triton.jit(do_not_specialize=["time", "heads"])
 def forward(
-    q,
-    k,
-    v,
-    decay,
-    strength,
-    X,
-    q_total,
-    k_total,
-    W,
-    z,
-    y,
-    total,
-    E,
-    states,
-    z_states,
-    W_end,
-    z_end,
-    time,
-    heads,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    NU: tl.constexpr,
+    q, k, v, decay, strength, X, q_total, k_total, W, z, y, total, E,
+    states, z_states, W_end, z_end, time, heads,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """One head, some rows of W, all chunks one after the other.
 
     Registers: W. Per chunk it reads q, k, v (and X) and writes y, and
@@ -132,14 +111,14 @@ def forward(
             d = numbers(decay, here, t, rest, heads, 1.0)
             gamma, G = tl.cumprod(d, 0), fading(d, C)
         s = numbers(strength, here, t, rest, heads, 0.0)
-        if X is not None:  # (k1)
+        if X is not None:  # (d1)
             x = tl.load(X + place * C * C + t[:, None] * C + t[None, :])
             held_S = product(key, tl.trans(S), TYPE, PRECISION)
             e = product(x, e - gamma[:, None] * held_S, TYPE, PRECISION)
         if E is not None:
             put_rows(E, e, here, t, rest, heads, first, V, BV)
         u = e * s[:, None]
-        if y is not None:  # (c1)
+        if y is not None:  # (c1), (d2)
             query = features(
                 q, q_total, here, t, rest, heads, 0, K, BK, NU
             )
@@ -164,7 +143,7 @@ def forward(
             sums = sums * last(gamma, C) + tl.sum(left * s[:, None], 0)
         S = S * last(gamma, C) + product(
             tl.trans(u), left, TYPE, PRECISION
-        )  # (c2)
+        )  # (c2), (d3)
     tl.store(W_end + own + at, S, mask=mask)
     if z is not None and first == 0:
         tl.store(z_end + program * K + column, sums, mask=column < K)
@@ -172,26 +151,12 @@ def forward(
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def read(
-    q,
-    k,
-    E,
-    decay,
-    strength,
-    q_total,
-    k_total,
-    states,
-    y,
-    time,
-    heads,
-    programs,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    C: tl.constexpr,
-    NU: tl.constexpr,
+    q, k, E, decay, strength, q_total, k_total, states, y, time,
+    heads, programs,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """(c1) for one chunk and some columns of y.
 
     When few heads leave most of the GPU idle, `forward` only walks
@@ -223,35 +188,13 @@ def read(
 
 @triton.jit(do_not_specialize=["time", "heads"])
 def backward_state(
-    q,
-    k,
-    dy,
-    decay,
-    strength,
-    X,
-    q_total,
-    k_total,
-    y,
-    total,
-    dW_end,
-    dz_end,
-    dv,
-    afters,
-    z_afters,
-    dtotal,
-    dW,
-    dz,
-    time,
-    heads,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    AV: tl.constexpr,
-    C: tl.constexpr,
+    q, k, dy, decay, strength, X, q_total, k_total, y, total, dW_end,
+    dz_end, dv, afters, z_afters, dtotal, dW, dz, time, heads,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, AV: tl.constexpr, C: tl.constexpr,
     NU: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """The gradient of the state, from the last chunk to the first.
 
     Registers: dW. Per chunk it reads q, k, dy (and X) and writes dv and
@@ -315,15 +258,15 @@ def backward_state(
                 sums = sums * last(gamma, C)
                 sums += tl.sum(faded * dd[:, None], 0)
         P = product(query, tl.trans(key), TYPE, PRECISION) * G
-        du = product(tl.trans(P), g, TYPE, PRECISION)
+        du = product(tl.trans(P), g, TYPE, PRECISION)  # (c5)
         left = key * last_row(G, C)[:, None]
         du += product(left, tl.trans(D), TYPE, PRECISION)
         g_v = du * s[:, None]
-        D = D * last(gamma, C)
+        D = D * last(gamma, C)  # (c6), (d5)
         D += product(tl.trans(g), faded, TYPE, PRECISION)
         if X is not None:
             x = tl.load(X + place * C * C + t[:, None] * C + t[None, :])
-            g_v = product(tl.trans(x), g_v, TYPE, PRECISION)
+            g_v = product(tl.trans(x), g_v, TYPE, PRECISION)  # (d4)
             asked = key * gamma[:, None]
             D -= product(tl.trans(g_v), asked, TYPE, PRECISION)
         put_rows(dv, g_v, here, t, rest, heads, first, V, BV)
@@ -334,44 +277,19 @@ def backward_state(
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def backward_inputs(
-    q,
-    k,
-    E,
-    dy,
-    dv,
-    decay,
-    strength,
-    q_total,
-    k_total,
-    total,
-    dtotal,
-    states,
-    afters,
-    z_states,
-    z_afters,
-    dq,
-    dk,
-    ddecay,
-    dstrength,
-    time,
-    heads,
-    programs,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
-    PER: tl.constexpr,
-    C: tl.constexpr,
-    NU: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, E, dy, dv, decay, strength, q_total, k_total, total, dtotal,
+    states, afters, z_states, z_afters, dq, dk, ddecay, dstrength,
+    time, heads, programs,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, BD: tl.constexpr, PER: tl.constexpr,
+    C: tl.constexpr, NU: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """What is local to a chunk: (c3), (c4), or (d6) to (d8), and gates.
 
     A program takes one chunk and `PER` blocks of columns of q and k. It
     reads q, k, E, dy (and dv) and the two states, and writes dq and dk:
-    b (4 K + 3 V + 2 K V / C) bytes per step. Operations: 6 C (K + V) +
-    4 K V, and 6 C K + 2 C V + 2 K V more with dv.
+    b (4 K + 3 V + 2 K V / C) bytes per step. Operations: 6 C K + 2 C V
+    + 4 K V, and 6 C K + 2 C V + 2 K V more with dv.
     """
     TYPE: tl.constexpr = dy.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
@@ -407,7 +325,7 @@ def backward_inputs(
     L = tl.where(strict, G, 0.0)
     R, N = YE * G * s[None, :], VE * L * s[None, :]
 
-    d_s = tl.zeros([C], tl.float32)
+    d_s = tl.zeros([C], tl.float32)  # (d8)
     read = tl.zeros([C], tl.float32)
     written = tl.zeros([C], tl.float32)
     between = tl.zeros([C, C], tl.float32)
