@@ -133,12 +133,25 @@ def info() -> None:
 
 
 @app.command
-def bench(out: Path | None = None) -> None:
+def bench(out: Path | None = None, gpu: bool = False, quick: bool = False) -> None:
     """Measure speed and memory, naive against efficient, side by side.
 
     Args:
-        out: Write the numbers to this JSON file, too.
+        out: Write the numbers to this JSON file, too. With --gpu they are
+            always written; left out: gpu-CARD.json, in docs/results if
+            that is here.
+        gpu: Prove the GPU kernels right, then measure them, within 8
+            minutes; exit code 1 if one is wrong.
+        quick: With --gpu: less of all, within 4 minutes.
     """
+    if quick and not gpu:
+        raise ValueError("--quick is for --gpu")
+    if gpu:
+        from fwlab.bench import gpu as gpu_benchmark
+
+        if not gpu_benchmark.main(out, _command(), quick=quick):
+            sys.exit(1)
+        return
     from fwlab import bench as benchmark
 
     benchmark.main(out, _command())

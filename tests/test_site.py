@@ -21,12 +21,23 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 ANNOTATED = ["aft", "delta", "feedback", "fwp", "linear"]
+#: Pages of kernels, and the files that stand on them.
+KERNELS = {
+    path.parent.name: {
+        name: path.with_name(f"{name}.py") for name in ("naive", "efficient", "kernels")
+    }
+    for path in sorted((ROOT / "fwlab" / "ops").glob("*/kernels.py"))
+}
+KERNELS["linear"]["tiles"] = ROOT / "fwlab" / "ops" / "tiles.py"
+KERNELS["delta"]["chunks"] = KERNELS["linear"]["kernels"]
 PAGES = [
     "index.html",
     *(f"notebooks/{name}.html" for name in NOTEBOOKS),
     *(f"annotated/{name}.html" for name in ANNOTATED),
     "api/ops.html",
     "results.html",
+    "kernels/index.html",
+    *(f"kernels/{name}.html" for name in KERNELS),
 ]
 WITHOUT_MATHS = ["results.html"]
 
@@ -156,20 +167,31 @@ def test_example_of_the_home_page_runs():
     exec(compile(example, "docs/index.md", "exec"), {})
 
 
-@pytest.mark.parametrize("operation", ANNOTATED)
-@pytest.mark.parametrize("name", ["naive", "efficient"])
-def test_annotated_files_fit_half_a_page(operation, name):
-    path = ROOT / "fwlab" / "ops" / operation / f"{name}.py"
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        assert len(line) <= 72, f"{path}:{number}"
+ANNOTATED_FILES = {
+    **{
+        f"annotated/{operation}": {
+            name: ROOT / "fwlab" / "ops" / operation / f"{name}.py"
+            for name in ("naive", "efficient")
+        }
+        for operation in ANNOTATED
+    },
+    **{f"kernels/{operation}": files for operation, files in KERNELS.items()},
+}
 
 
-@pytest.mark.parametrize("operation", ANNOTATED)
-def test_annotated_page_shows_all_code(site, operation):
+@pytest.mark.parametrize("page", ANNOTATED_FILES)
+def test_annotated_files_fit_half_a_page(page):
+    for path in ANNOTATED_FILES[page].values():
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            assert len(line) <= 72, f"{path}:{number}"
+
+
+@pytest.mark.parametrize("page", ANNOTATED_FILES)
+def test_annotated_page_shows_all_code(site, page):
     """Each line that is code stands there, in order, with its number."""
-    html = (site / "annotated" / f"{operation}.html").read_text(encoding="utf-8")
-    for name in ("naive", "efficient"):
-        path = ROOT / "fwlab" / "ops" / operation / f"{name}.py"
+    html = (site / f"{page}.html").read_text(encoding="utf-8")
+    assert len(html.encode()) < 600_000
+    for name, path in ANNOTATED_FILES[page].items():
         lines = path.read_text("utf-8").splitlines()
         shown = re.findall(rf'id="{name}-L(\d+)"[^>]*>(.*?)\n</span>', html, re.S)
         numbers = [int(number) for number, _ in shown]
@@ -348,6 +370,38 @@ def test_columns_stand_side_by_side(look, operation):
         tab.locator(f".column-{name}").bounding_box() for name in ("naive", "efficient")
     )
     assert naive["y"] + naive["height"] <= efficient["y"]
+
+
+@pytest.mark.parametrize("operation", KERNELS)
+def test_one_of_two_versions_beside_the_kernels(look, operation):
+    tab = look(f"kernels/{operation}.html")
+    naive, efficient, kernels = (
+        tab.locator(f".column-{name}") for name in ("naive", "efficient", "kernels")
+    )
+    assert efficient.is_visible() and not naive.is_visible()
+    left, right = efficient.bounding_box(), kernels.bounding_box()
+    assert left["x"] + left["width"] <= right["x"]
+    tab.get_by_role("radio", name="naive").check()
+    assert naive.is_visible() and not efficient.is_visible()
+    # An address in the hidden version brings it forth.
+    tab.evaluate("document.querySelector('.column-kernels').scrollIntoView()")
+    line = tab.locator(".column-efficient .line .eq").first
+    place = line.evaluate("e => e.closest('.line').id")
+    tab.goto(f"{tab.url.split('#')[0]}?again#{place}")
+    assert efficient.is_visible()
+    tab.set_viewport_size({"width": 390, "height": 844})
+    for column in (naive, efficient, kernels):
+        assert column.is_visible()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_an_equation_leads_to_the_line_of_a_kernel(look):
+    tab = look("kernels/delta.html")
+    equation = tab.locator(".column-efficient .equation[data-eq=d4]")
+    link = equation.locator(".places a[href^='#chunks']").first
+    link.evaluate("e => e.click()")
+    lit = tab.evaluate("[...document.querySelectorAll('.lit')].map((e) => e.id)")
+    assert {i.split("-")[0] for i in lit} == {"eq", "efficient", "chunks"}
 
 
 def test_equation_and_its_lines_light_up(look):

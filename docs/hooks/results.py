@@ -195,6 +195,127 @@ def _decoding(name: str) -> str:
     return _table(head, [f"<tbody>{''.join(rows)}</tbody><tbody>{origin}</tbody>"])
 
 
+def _gpu() -> str:
+    """Each card that was measured; the command where none was."""
+    cards = [
+        _card(path.stem, json.loads(path.read_text("utf-8")))
+        for path in sorted(RESULTS.glob("gpu-*.json"))
+    ]
+    return "\n\n".join(cards) or (
+        "Not yet measured on a GPU. This measures it: <code>fwlab bench --gpu</code>"
+    )
+
+
+def _card(name: str, run: dict) -> str:
+    card = run["card"]
+    facts = [
+        f"compute capability {'.'.join(map(str, card['capability']))}",
+        f"driver {card['driver']}",
+        *(f"{n} {v}" for n, v in run["versions"].items() if v),
+        f"copies {_number(run['rates'].get('copy_gb_per_s'))} GB/s",
+        f"multiplies {_number(run['rates'].get('matrix_tflop_per_s'))} TFLOP/s",
+    ]
+    gaps = [
+        *(
+            f"{r['case']}, {r['side']}: {r['reason']}"
+            for r in run["rows"]
+            if r["reason"]
+        ),
+        *(f"{gap['task']}: {gap['reason']}" for gap in run["not_run"]),
+    ]
+    if not run["complete"]:
+        gaps.append("the run was stopped before its end")
+    parts = [
+        f"### {escape(card['name'])}",
+        escape(" · ".join(facts)),
+        _gpu_targets(run),
+        _gpu_correctness(run),
+        _gpu_times(name, run),
+    ]
+    if gaps:
+        items = "".join(f"<li>{escape(gap)}</li>" for gap in gaps)
+        parts.append(
+            f"<details><summary>What has no figure</summary><ul>{items}</ul></details>"
+        )
+    return "\n\n".join(parts)
+
+
+def _gpu_targets(run: dict) -> str:
+    rows = []
+    for t in run["targets"]:
+        sign = "≤ " if t["at_most"] else "≥ "
+        cells = [
+            escape(t["name"]),
+            *("–" if t[n] is None else f"{sign}{t[n]:g}" for n in ("must", "aim")),
+            _number(t["measured"]),
+            t["verdict"],
+        ]
+        rows.append(_cells(cells))
+    head = ["Target", "Must", "Aim", "Measured", "Verdict"]
+    return _table(head, [f"<tbody>{''.join(rows)}</tbody>"])
+
+
+def _gpu_correctness(run: dict) -> str:
+    """Per operation, how many problems are right, and the largest error."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for row in run["correctness"]:
+        groups.setdefault((row["op"], row["dtype"]), []).append(row)
+    body = []
+    for (op, dtype), rows in groups.items():
+        errors = [e for row in rows for e in row["errors"].values() if e is not None]
+        cells = [
+            f"<code>{op}</code>",
+            dtype,
+            f"{sum(row['ok'] for row in rows)} of {len(rows)}",
+            f"{max(errors):.1e}" if errors else "–",
+            f"{rows[0]['limit']:.0e}",
+        ]
+        body.append(_cells(cells))
+    head = ["Operation", "Precision", "Right", "Largest error", "Limit"]
+    return _table(head, [f"<tbody>{''.join(body)}</tbody>"])
+
+
+def _gpu_times(name: str, run: dict) -> str:
+    ours = {r["case"]: r for r in run["rows"] if r["side"] == "fwlab"}
+    body, last = [], None
+    for r in run["rows"]:
+        if r["ms"] is None:
+            continue
+        if r["case"] != last:
+            shape = ", ".join(f"{n} {size:,}" for n, size in r["shape"].items())
+            body.append(
+                f'<tr><th colspan="7" scope="rowgroup"><code>{r["op"]}</code> {shape}</th></tr>'
+            )
+            last = r["case"]
+        side, whole = r["side"], r["T"] == r["shape"]["T"]
+        if r["version"]:
+            side += f" {r['version']}"
+        if not whole:
+            side += f", T {r['T']:,}"
+        own, floor = ours.get(r["case"], {}).get("ms"), run["floors"].get(r["case"])
+        cells = [
+            escape(side),
+            f"{r['ms']:,.3f}",
+            f"{r['wall_ms']:,.3f}",
+            f"{r['ms'] / own:.2f}" if own and whole else "–",
+            f"{r['ms'] / floor:.1f}" if floor and whole else "–",
+            f"{r['peak_mib']:,.0f}" if r["peak_mib"] is not None else "–",
+            f"{r['error']:.0e}" if r["error"] is not None else "–",
+        ]
+        body.append(_cells(cells))
+    head = ["Version", "ms", "Back to back", "× fwlab", "× floor", "MiB", "Error"]
+    origin = _origin_row(_origin(name, run), len(head))
+    return _table(head, [f"<tbody>{''.join(body)}</tbody><tbody>{origin}</tbody>"])
+
+
+def _cells(cells: list[str]) -> str:
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _number(number: float | None) -> str:
+    return "–" if number is None else f"{number:,.4g}"
+
+
 def _case(row: dict) -> str:
     return f"{row['case']} {row['shape']}"
 
@@ -205,6 +326,7 @@ TABLES = {
     "training": lambda: _training("nanogpt-cpu"),
     "operations": lambda: _bench("bench-cpu"),
     "decoding": lambda: _decoding("bench-cpu"),
+    "gpu": _gpu,
 }
 
 

@@ -7,11 +7,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, gpu
+from fwlab.ops import checks, chunks, gpu
 from fwlab.ops.aft import efficient, naive
 
+
+def _looks_ahead(
+    capability: tuple[int, int], *, causal: bool, **sizes: int
+) -> str | None:
+    return None if causal else "there is no kernel for causal=False"
+
+
 MODULES: dict[str, Any] = {"naive": naive, "efficient": efficient}
-AFT_SIMPLE = AFT_FULL = AFT_LOCAL = AFT_CONV = AFT_CONV2D = MODULES
+KERNELS: dict[str, Any] = {
+    "triton": gpu.Kernel(
+        "fwlab.ops.aft.kernels", least=(7, 5), refuses=_looks_ahead
+    )
+}
+AFT_SIMPLE = AFT_LOCAL = AFT_CONV = MODULES | KERNELS
+#: "auto" takes the last. A free bias for every pair is a matrix product,
+#: which the efficient form leaves to the GPU's own library; the kernel
+#: takes no product, and keeps less.
+AFT_FULL = {"naive": naive, **KERNELS, "efficient": efficient}
+AFT_CONV2D = MODULES
+TABLES = {
+    "aft_simple": AFT_SIMPLE,
+    "aft_full": AFT_FULL,
+    "aft_local": AFT_LOCAL,
+    "aft_conv": AFT_CONV,
+    "aft_conv2d": AFT_CONV2D,
+}
 
 
 class RunningMean(NamedTuple):
@@ -74,7 +98,8 @@ def aft_simple(
     - `state`: the `RunningMean` of an earlier call (only `causal`);
       None = nothing seen yet. float32 for half-precision inputs.
     - `return_state`: return `(y, state)` in place of `y`.
-    - `implementation`: "auto", "naive" or "efficient".
+    - `implementation`: "auto", "naive", "efficient", or on a GPU
+      "triton" (only `causal`).
     - Returns `y` `[batch, time, channels]` in the dtype of `v`. A step
       that may see nothing returns 0.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -154,7 +179,8 @@ def aft_full(
         )
         last = past if causal else None
         w = bias[None].to(call.dtype)
-        return form.rows(call.q, *after, w, last), after
+        y = form.rows(call.q, *after, w, last)
+        return y, KeysAndValues(*(x.to(call.dtype) for x in after))
 
     return call.run(compute, start, return_state)
 
@@ -331,13 +357,15 @@ def _window(
             start.mean,
             call.causal,
         )
-        return y, WindowState(k[:, time:], v[:, time:], log_sum, mean)
+        k, v = (x[:, time:].to(call.dtype) for x in (k, v))
+        return y, WindowState(k, v, log_sum, mean)
 
     return call.run(compute, start, return_state)
 
 
 class _Call:
-    """Arguments of one call, checked, masked, and in full precision."""
+    """Arguments of one call, checked, masked, and in the precision that
+    the chosen form reads."""
 
     def __init__(
         self,
@@ -360,7 +388,12 @@ class _Call:
         self.dtype = checks.compute_dtype(op, q=q, k=k, v=v, **weights)
         self.op, self.causal, self.key_mask = op, causal, key_mask
         self.form = gpu.choose(
-            op, MODULES, implementation, q, k, v, causal=causal, **sizes
+            op,
+            TABLES[op],
+            implementation,
+            *(q, k, v),
+            causal=causal,
+            **sizes,
         )
         self.weights, self.out = weights, v.dtype
         if key_mask is not None:
@@ -369,7 +402,9 @@ class _Call:
             # A key of -inf is seen by nobody.
             q, v = torch.where(seen, q, 0), torch.where(seen, v, 0)
             k = torch.where(seen, k, -torch.inf)
-        self.q, self.k, self.v = (x.to(self.dtype) for x in (q, k, v))
+        if self.form in (naive, efficient):
+            q, k, v = (x.to(self.dtype) for x in (q, k, v))
+        self.q, self.k, self.v = q, k, v  # kernels convert themselves
 
     def width(self, name: str, weight: Tensor, dims: str) -> int:
         """The last size of a band or kernel; both sides of 0 are even."""
@@ -415,7 +450,13 @@ class _Call:
             }
             return kind(
                 *(
-                    self.q.new_full(shape, empty[name])
+                    self.q.new_full(
+                        shape,
+                        empty[name],
+                        dtype=self.v.dtype
+                        if name in ("k", "v")
+                        else self.dtype,
+                    )
                     for name, shape in shapes.items()
                 )
             )
@@ -443,7 +484,7 @@ class _Call:
         self, compute: Callable, start: Any, return_state: bool
     ) -> Any:
         """Call `compute` with the chosen form, in full precision."""
-        with torch.autocast(self.q.device.type, enabled=False):
+        with chunks.full_precision(self.q):
             if self.q.shape[1] == 0:  # still a function of its inputs
                 given = (self.q, self.v, *self.weights.values())
                 y = self.k * sum(x.sum().to(self.dtype) for x in given)

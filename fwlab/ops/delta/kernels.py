@@ -415,7 +415,7 @@ def dpfp_delta_rule(
 ) -> tuple[Tensor, Tensor, None]:
     r"""Features are made where they are used (Eqs. 37 and 29).
 
-    The $2 d \nu$ numbers of a key are never written to the large memory:
+    The $2 d \nu$ numbers of a key never go to the large memory:
     each kernel makes them of the $d$ that it reads.
     """
     given = (*one_precision(q, k, v), None, beta.float(), W, z)

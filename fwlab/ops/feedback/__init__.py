@@ -1,17 +1,44 @@
 """Feedback memory: every layer sees what all layers made of the past."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, gpu
+from fwlab.ops import checks, chunks, gpu
 from fwlab.ops.feedback import efficient, naive
 from fwlab.ops.feedback.naive import FeedbackWeights
 
-FEEDBACK = {
+#: The most channels per head, and per token, of the kernels.
+WIDEST, WIDEST_TOKEN = 256, 8192
+
+
+def _refuses(
+    capability: tuple[int, int],
+    d: int = 0,
+    key: int = 0,
+    features: int = 0,
+    **others: int,
+) -> str | None:
+    for name, size, most in (
+        ("d", d, WIDEST_TOKEN),
+        ("key", key, WIDEST),
+        ("features", features, WIDEST),
+    ):
+        if size > most:
+            return f"the kernels take {name} up to {most}, not {size}"
+    return None
+
+
+FEEDBACK: dict[str, Any] = {
     "naive": naive.feedback,
     "efficient": efficient.feedback,
+    "triton": gpu.Kernel(
+        "fwlab.ops.feedback.kernels",
+        "feedback",
+        least=(7, 5),
+        refuses=_refuses,
+    ),
 }
 
 
@@ -58,7 +85,7 @@ def feedback(
     - `state`: the `FeedbackState` of an earlier call; None = no memories.
       Float32 for half-precision inputs.
     - `return_state`: return `(y, state)` in place of `y`.
-    - `implementation`: "auto", "naive" or "efficient".
+    - `implementation`: "auto", "naive", "efficient" or "triton".
     - Returns `y` `[batch, time, d]`, the $x_t^L$, in the dtype of `x`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
@@ -84,7 +111,7 @@ def feedback(
     k, v, mask = _unpack(op, state, batch, shape, dtype, x)
 
     # Autocast would push the sums below into half precision.
-    with torch.autocast(x.device.type, enabled=False):
+    with chunks.full_precision(x):
         wide, real = x.to(dtype), key_mask
         if real is not None:  # real tokens first, in their order
             order = torch.argsort(~real, dim=1, stable=True)
@@ -141,7 +168,7 @@ def feedback_attention(
     )
     dtype = checks.compute_dtype(op, q=q, k=k, v=v, positions=positions)
     _check_features(op, "positions", sizes["features"])
-    with torch.autocast(q.device.type, enabled=False):
+    with chunks.full_precision(q):
         wide = (x.to(dtype) for x in (q, k, v, positions))
         return naive.feedback_attention(*wide).to(v.dtype)
 

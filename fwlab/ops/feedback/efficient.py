@@ -67,17 +67,18 @@ def _norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
     )[0]
 
 
-class _Feedback(torch.autograd.Function):
-    r"""The whole loop over time, and its gradient by hand.
+class Forward:
+    r"""Eqs. f1 to f7, without gradients.
 
     Buffers have the layer first and the time second, so that a step of
     a layer is a piece `[batch, d]` in one stretch of memory, and all
     steps of a layer are the rows of one matrix.
     """
 
-    @staticmethod
-    def forward(
-        ctx: Any,
+    lse: Tensor | None = None
+
+    def __init__(
+        self,
         x: Tensor,
         past: Tensor,
         hidden: Tensor | None,
@@ -90,79 +91,119 @@ class _Feedback(torch.autograd.Function):
         contract: Tensor,
         normalize: bool,
         keep: bool,
-    ) -> tuple[Tensor, Tensor]:
-        r"""Eqs. f1 to f7, without gradients.
-
+    ):
+        r"""
         - `x`: `[batch, time, d]`.
         - `past`: `[2, groups, batch, heads, past, key]`, keys and
           values of earlier calls; `hidden`: `bool [batch, past]`.
         - `alpha`: $\mathrm{softmax}(w)$.
         - `to_q`: `[layers, heads, key, d]`.
         - `to_kv`: `[2 * groups * d, d]`.
+        - `keep`: whether a backward pass may follow.
         """
-        batch, time, d = x.shape
-        layers, n_past = to_out.shape[0], past.shape[-2]
-        _, groups, _, heads, _, key = past.shape
-        rows, n = batch * heads, n_past + time
-        to_qu = _with_positions(to_q, positions)
-        kv = x.new_empty(2, groups, batch, heads, n, key)
-        kv[..., :n_past, :] = past
-        kv = kv.view(2, groups, rows, n, key)
+        _, groups, batch, heads, self.past, key = past.shape
+        rows, n = batch * heads, self.past + x.shape[1]
+        self.x, self.layers, self.normalize = x, len(to_out), normalize
+        self.keep, self.alpha = keep, alpha
+        self.to_q = to_q.flatten(1, 2)
+        self.to_kv, self.to_out = to_kv, to_out
+        self.expand, self.contract = expand, contract
+        self.group_of = range(groups) if groups > 1 else [0] * len(to_q)
+        self.kv_split = x.new_empty(2, groups, batch, heads, n, key)
+        self.kv_split[..., : self.past, :] = past
+        self.kv = self.kv_split.view(2, groups, rows, n, key)
         back = _table(torch.arange(n, 0, -1), positions)
+        self.r = back @ positions.T  # Eq. f4
+        self.hidden = hidden
         if hidden is not None:
-            hidden = hidden.repeat_interleave(heads, 0)[:, None]
-        kept = time if keep else 1
-        states = x.new_empty(layers + 1, kept, batch, d)
-        attended = x.new_empty(layers, kept, batch, d)
-        y = x.new_empty(batch, time, d)
+            hidden = hidden.repeat_interleave(heads, 0)
+            self.hidden = hidden[:, None]
+
+    def run(self) -> Tensor:
+        """All steps; returns `y`."""
+        batch, time, d = self.x.shape
+        kept = time if self.keep else 1
+        self.states = self.x.new_empty(self.layers + 1, kept, batch, d)
+        self.attended = self.x.new_empty(self.layers, kept, batch, d)
+        y = self.x.new_empty(batch, time, d)
         for t in range(time):
-            here, n = t if keep else 0, n_past + t
-            states[0, here] = x[:, t]
-            for l in range(layers):
-                K, V = kv[:, l if groups > 1 else 0, :, :n].unbind()
-                x_l, z = states[l, here], attended[l, here]
-                qu = torch.mm(_norm(x_l)[0], to_qu[l].T)
-                if n == 0:
-                    z.zero_()  # nothing to attend to
-                else:
-                    q, u = qu.view(rows, -1).tensor_split([key], 1)
-                    a = torch.mm(u, back[-n:].T).unsqueeze(1)  # (g1)
-                    a = torch.baddbmm(a, q.unsqueeze(1), K.mT)  # Eq. f4
-                    a = _softmax(a, hidden)
-                    torch.bmm(a, V, out=z.view(rows, 1, key))  # Eq. f5
-                x_l = torch.addmm(x_l, z, to_out[l].T)  # Eq. f6
-                h = torch.mm(_norm(x_l)[0], expand[l].T)
-                h = torch.nn.functional.gelu(h)
-                torch.addmm(
-                    x_l, h, contract[l].T, out=states[l + 1, here]
-                )  # Eq. f7
-            y[:, t] = states[-1, here]
-            m = torch.mv(states[:, here].flatten(1).T, alpha)  # Eq. f1
-            m = m.view(batch, d)
-            m = _norm(m)[0] if normalize else m
-            new = torch.mm(m, to_kv.T).view(
-                batch, 2, groups, heads, key
-            )
-            kv.view(2, groups, batch, heads, -1, key)[..., n, :] = (
-                new.permute(1, 2, 0, 3, 4)
-            )  # Eq. f2
+            here = t if self.keep else 0
+            self.n = self.past + t
+            self.states[0, here] = self.x[:, t]
+            new = self.step(here)
+            y[:, t] = self.states[-1, here]
+            self.kv_split[..., self.n, :] = new
+        return y
+
+    def step(self, here: int) -> Tensor:
+        """All layers, on the input that lies in `states[0, here]`.
+
+        Returns keys and values of the memory of this step,
+        `[2, groups, batch, heads, key]`.
+        """
+        states, attended = self.states[:, here], self.attended[:, here]
+        for l in range(self.layers):
+            x_l, z = states[l], attended[l]
+            q = torch.mm(_norm(x_l)[0], self.to_q[l].T)
+            self.attend(l, q, z)
+            x_l = torch.addmm(x_l, z, self.to_out[l].T)  # Eq. f6
+            h = torch.mm(_norm(x_l)[0], self.expand[l].T)
+            h = torch.nn.functional.gelu(h)
+            torch.addmm(
+                x_l, h, self.contract[l].T, out=states[l + 1]
+            )  # Eq. f7
+        m = torch.mv(states.flatten(1).T, self.alpha)  # Eq. f1
+        m = m.view(states[0].shape)
+        m = _norm(m)[0] if self.normalize else m
+        new = torch.mm(m, self.to_kv.T)  # Eq. f2
+        _, groups, batch, heads, _, key = self.kv_split.shape
+        new = new.view(batch, 2, groups, heads, key)
+        return new.permute(1, 2, 0, 3, 4)
+
+    def attend(self, l: int, q: Tensor, z: Tensor) -> None:
+        """Eqs. f4 and f5; `q` and `z`: `[batch, d]`."""
+        n = self.n
+        if n == 0:
+            z.zero_()  # nothing to attend to
+            return
+        K, V = self.kv[:, self.group_of[l], :, :n].unbind()
+        q = q.view(len(K), -1)
+        a = torch.mm(q, self.r[-n:].T).unsqueeze(1)
+        a = torch.baddbmm(a, q.unsqueeze(1), K.mT)  # Eq. f4
+        a = _softmax(a, self.hidden)
+        torch.bmm(a, V, out=z.view(len(K), 1, -1))  # Eq. f5
+
+
+class _Feedback(torch.autograd.Function):
+    """The whole loop over time, and its gradient by hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loops: tuple[Any, Any], *inputs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Loops forward and backward, and what the first one takes."""
+        forward, ctx.backward_loop = loops
+        f = forward(*inputs)
+        y = f.run()
+        (_, _, _, alpha, to_q, positions, to_kv, to_out, expand,
+         contract, ctx.normalize, _) = inputs  # fmt: skip
         ctx.save_for_backward(
-            states, attended, kv, hidden, alpha, to_q, positions, to_kv,
-            to_out, expand, contract,
+            f.states, f.attended, f.kv, f.lse, f.hidden, alpha, to_q,
+            positions, to_kv, to_out, expand, contract,
         )  # fmt: skip
-        ctx.heads, ctx.normalize, ctx.n_past = heads, normalize, n_past
+        ctx.past = f.past
         ctx.set_materialize_grads(False)
-        return y, kv
+        return y, f.kv
 
     @staticmethod
     @chunks.backward_pass
     def backward(
         ctx: Any, dy: Tensor | None, dkv: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        return _Backward(ctx, dy, dkv).run()
+        return None, *ctx.backward_loop(ctx, dy, dkv).run()
 
 
-class _Backward:
+class Backward:
     r"""From the last step to the first, from the top layer down.
 
     Let $p_{tj}$ be the attention weights of one head and layer, and
@@ -183,25 +224,29 @@ class _Backward:
 
     def __init__(self, ctx: Any, dy: Tensor | None, dkv: Tensor | None):
         """Compute again what was not saved, for all steps at once."""
-        (states, attended, kv, hidden, alpha, to_q, positions, to_kv,
-         to_out, expand, contract) = ctx.saved_tensors  # fmt: skip
+        (states, attended, kv, self.lse, self.hidden, alpha, to_q,
+         positions, to_kv, to_out, expand,
+         contract) = ctx.saved_tensors  # fmt: skip
         self.states, self.attended, self.kv = states, attended, kv
-        self.hidden, self.to_kv, self.to_out = hidden, to_kv, to_out
+        self.to_kv, self.to_out = to_kv, to_out
         self.expand, self.contract = expand, contract
         self.to_q, self.positions = to_q, positions
         self.alpha = alpha.view(-1, 1, 1)
         layers, time, batch, d = attended.shape
         _, groups, rows, n, key = kv.shape
         heads = rows // batch
-        self.past, self.split = ctx.n_past, (batch, heads)
+        self.past, self.split = ctx.past, (batch, heads)
+        self.to_past = ctx.needs_input_grad[2]
         self.group_of = range(layers) if groups > 1 else [0] * layers
         self.flat = (layers, time * batch, -1)
 
         x = states[:-1]
         self.to_qu = _with_positions(to_q, positions)
         self.normed, self.x_norm = _norm(x)
-        qu = torch.bmm(self.normed.view(self.flat), self.to_qu.mT)
-        qu = qu.view(layers, time, batch, heads, -1)
+        q = torch.bmm(
+            self.normed.view(self.flat), to_q.flatten(1, 2).mT
+        )
+        q = q.view(layers, time, batch, heads, key)
         middle = torch.baddbmm(
             x.reshape(self.flat), attended.view(self.flat), to_out.mT
         )
@@ -219,11 +264,9 @@ class _Backward:
         # The vectors of (g4), q and dz, side by side.
         vectors = kv.new_empty(2, layers, batch, heads, time, key)
         self.q, self.dz = vectors.view(2, layers, rows, time, key)
-        vectors[0] = qu[..., :key].permute(0, 2, 3, 1, 4)
+        vectors[0] = q.permute(0, 2, 3, 1, 4)
         self.dz_split = vectors[1]
         self.vectors = vectors.flatten(0, 3)
-        u = qu[..., key:].permute(0, 2, 3, 1, 4).flatten(1, 2)
-        self.u = rotate(u, self.table[self.past :])
 
         # The gradients of every step, from which those of the weights
         # are made at the end.
@@ -232,23 +275,20 @@ class _Backward:
             self.dx[-1] = dy.transpose(0, 1)
         self.d_middle = torch.empty_like(middle)
         self.dh = _gelu_slope(h).view(layers, time, batch, -1)
-        self.d_qu, self.d_m = torch.zeros_like(qu), torch.empty_like(m)
+        self.d_qu = q.new_zeros(*q.shape[:-1], key + positions.shape[1])
+        self.d_m = torch.empty_like(m)
         self.d_new = m.new_empty(time, batch, 2, groups, heads, key)
-        self.dkv = torch.zeros_like(kv) if dkv is None else dkv.clone()
+        self.dkv = (
+            torch.zeros_like(kv)
+            if dkv is None
+            else dkv.clone(memory_format=torch.contiguous_format)
+        )
         self.dkv_split = self.dkv.unflatten(2, self.split)
 
     def run(self) -> tuple[Tensor | None, ...]:
-        layers, time, batch, d = self.attended.shape
-        block = BLOCK
-        for start in reversed(range(0, time, block)):
-            stop = min(start + block, time)
-            self.weigh(start, stop)
-            for t in reversed(range(start, stop)):
-                self.memory(t, start, stop)
-                for l in reversed(range(layers)):
-                    self.layer(l, t, start)
-            self.older(start, stop)
-
+        """The loop, and the gradients that can wait for its end."""
+        self.loop()
+        _, time, batch, d = self.attended.shape
         flat = self.flat
         dn = torch.mm(self.d_qu[0].view(flat[1:]), self.to_qu[0])
         self.dx[0] += _norm_backward(
@@ -281,6 +321,17 @@ class _Backward:
             None,
         )
 
+    def loop(self) -> None:
+        time, block = self.attended.shape[1], BLOCK
+        for start in reversed(range(0, time, block)):
+            stop = min(start + block, time)
+            self.weigh(start, stop)
+            for t in reversed(range(start, stop)):
+                self.memory(t, start, stop)
+                for l in reversed(range(len(self.q))):
+                    self.layer(l, t, start)
+            self.older(start, stop)
+
     def weigh(self, start: int, stop: int) -> None:
         """The weights $p$ of a block of queries, and room for $da$."""
         seen, layers = self.past + stop, len(self.q)
@@ -288,10 +339,13 @@ class _Backward:
         pairs = self.kv.new_zeros(2, layers, rows, stop - start, seen)
         self.da, self.p = pairs
         self.columns = pairs.flatten(0, 2)
+        at = self.table[self.past + start : seen]
         for l, group in enumerate(self.group_of):
             K = self.kv[0, group, :, :seen]
-            a = self.u[l, :, steps] @ self.table[:seen].T  # (g1)
-            a.baddbmm_(self.q[l, :, steps], K.mT)  # Eq. f4
+            q = self.q[l, :, steps]
+            u = rotate(q @ self.positions, at)
+            a = u @ self.table[:seen].T  # (g1)
+            a.baddbmm_(q, K.mT)  # Eq. f4
             a = _causal_softmax(a, self.past + start, self.hidden)
             self.p[l] = a
 
@@ -430,6 +484,7 @@ def feedback(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
+    loops: tuple[Any, Any] = (Forward, Backward),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments and results of the naive version."""
     w, d = weights, weights.to_q.shape[-1]
@@ -439,6 +494,7 @@ def feedback(
     if w.norm_memory is not None:
         to_kv = to_kv * w.norm_memory[:, None]
     y, kv = _Feedback.apply(
+        loops,
         x,
         torch.stack([k, v]).permute(0, 3, 1, 4, 2, 5),
         None if mask is None else ~mask,

@@ -76,7 +76,7 @@ def sum_rule(
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` in place of `y`.
-    - `implementation`: "auto", "naive" or "efficient".
+    - `implementation`: "auto", "naive", "efficient" or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 

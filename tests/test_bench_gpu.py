@@ -1,0 +1,571 @@
+"""What `fwlab bench --gpu` does besides running on a GPU."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny_gpu_bench as tiny
+import torch
+
+from fwlab import cli
+from fwlab.bench import gpu
+from fwlab.bench.case import layout
+from fwlab.bench.gpu import cases, correctness, measure, problems, report, targets
+from fwlab.bench.gpu.processes import Worker, do, do_all
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+import results as hook  # noqa: E402
+
+FREE = measure.free
+TINY = (sys.executable, tiny.__file__)
+CARD = {
+    "name": "NVIDIA H200",
+    "slug": "nvidia-h200",
+    "capability": [9, 0],
+    "multiprocessors": 132,
+    "memory_gib": 139.8,
+    "free_gib": 139.0,
+    "driver": None,
+    "cuda": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch):
+    monkeypatch.setattr(measure, "TURN", 1e-3)
+    monkeypatch.setattr(measure, "free", lambda device: None)  # takes 0.1 s
+
+
+def test_slug():
+    assert gpu.slug("NVIDIA H200") == "nvidia-h200"
+    assert gpu.slug("NVIDIA GeForce RTX 4090 (Laptop)") == (
+        "nvidia-geforce-rtx-4090-laptop"
+    )
+
+
+def test_default_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert gpu.default_path("x") == Path("gpu-x.json")
+    monkeypatch.chdir(ROOT)
+    assert gpu.default_path("x") == Path("docs/results/gpu-x.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpu"], "needs an Nvidia GPU"),
+        (["--gpu", "--out", "new/here.json"], "needs an Nvidia GPU"),
+        (["--quick"], "--quick is for --gpu"),
+    ],
+)
+def test_refusal(tmp_path, monkeypatch, capsys, arguments, says):
+    """Exit code 2, one sentence, nothing written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["fwlab", "bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and says in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_loaded_before_it_is_needed():
+    code = (
+        "import sys, fwlab.bench.gpu\n"
+        "assert not [m for m in sys.modules if m == 'fla' or m.endswith('.kernels')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Problems.
+
+
+@pytest.mark.parametrize("op", problems.PROBLEMS)
+def test_problems(op):
+    """Named once, drawn as announced, with values that the rules can bear."""
+    found = problems.of(op)
+    assert len({problem.key for problem in found}) == len(found) >= 3
+    assert len(problems.of(op, quick=True)) == 2
+    for problem in found:
+        inputs = problem.draw(torch.Generator().manual_seed(0))
+        first = inputs.get("q", inputs.get("x"))
+        assert list(first.shape[:2]) == [problem.shape["batch"], problem.shape["T"]]
+        assert all(x.dtype == torch.float32 for x in inputs.values())
+
+
+def test_states_are_in_and_out_of_all_that_have_one():
+    for op in problems.PROBLEMS:
+        inputs = problems.of(op)[0].draw(torch.Generator().manual_seed(0))
+        states = [name for name in inputs if name.startswith("state.")]
+        assert states
+
+
+@pytest.mark.parametrize("op", tiny.PROBLEMS)
+def test_check(op):
+    """With the efficient form in the kernel's place."""
+    problem = tiny.PROBLEMS[op][0]
+    other = {"triton": "efficient"}
+    seen = []
+
+    def call(implementation, x):
+        seen.append(implementation)
+        return problem.call(other.get(implementation, implementation), x)
+
+    for dtype in problems.LIMITS:
+        row = correctness.check(problem._replace(call=call), dtype, "cpu", seed=3)
+        assert not row["reason"] and row["ok"], row
+        inputs = problem.draw(torch.Generator())
+        assert {f"d {name}" for name in inputs} <= set(row["errors"])
+        assert "y" in row["errors"]
+        assert max(row["errors"].values()) <= problems.LIMITS[dtype]
+    assert seen.count("triton") == 3 * correctness.RUNS
+
+
+def test_check_sees_what_is_wrong():
+    problem = tiny.PROBLEMS["delta_rule"][0]
+
+    def wrong(change):
+        def call(implementation, x):
+            out = problem.call("efficient", x)
+            return change(out) if implementation == "triton" else out
+
+        return correctness.check(problem._replace(call=call), "float32", "cpu", seed=3)
+
+    row = wrong(lambda out: out | {"state.W": out["state.W"] * 1.001})
+    assert not row["ok"] and row["reason"] is None
+    assert row["errors"]["state.W"] > 1e-4 > 1e-5 > row["errors"]["y"]
+    row = wrong(lambda out: out | {"y": out["y"] * torch.nan})
+    assert not row["ok"] and row["errors"]["y"] is None and "finite" in row["reason"]
+    row = wrong(lambda out: out | {"y": out["y"][:, 1:]})
+    assert "ok" not in row and "shape" in row["reason"]
+    json.dumps(row, allow_nan=False)
+
+
+def test_an_operation_without_a_kernel_is_not_right():
+    def call(implementation, x):
+        if implementation == "triton":
+            raise ValueError("no kernel\nfor this")
+        return problem.call(implementation, x)
+
+    problem = tiny.PROBLEMS["sum_rule"][0]
+    row = correctness.check(problem._replace(call=call), "float32", "cpu", seed=3)
+    assert row == {"reason": "ValueError: no kernel"}  # and so "ok" stays False
+
+
+# Measurements.
+
+
+def test_rates():
+    messages = list(measure.rates(device="cpu", copied=2**20, width=64, rounds=2))
+    rows = [m["row"] for m in messages if "row" in m]
+    assert rows[0]["copy_gb_per_s"] > 0
+    assert rows[1]["matrix_tflop_per_s"] is not None
+
+
+@pytest.mark.parametrize("case", tiny.CASES.values(), ids=tiny.CASES)
+def test_a_failing_side_is_a_row(case, monkeypatch):
+    """And all others are measured. flash-linear-attention is not there."""
+    monkeypatch.setitem(sys.modules, "fla", None)
+
+    def fail():
+        raise torch.cuda.OutOfMemoryError("with a long\nexplanation")
+
+    sides = {"full": cases.Side(fail), **case.sides}
+    case = case._replace(sides=sides)
+    messages = list(measure.rows(case, device="cpu", seed=0, rounds=1))
+    assert [m["part"] for m in messages if "part" in m][: len(sides)] == list(sides)
+    rows = {m["row"]["side"]: m["row"] for m in messages if "row" in m}
+    assert set(rows) == set(sides)
+    assert rows["full"]["reason"] == "out of memory"
+    if cases.FLA in rows:
+        assert rows[cases.FLA]["reason"].endswith("is not installed")
+    good = [r for r in rows.values() if r["reason"] is None]
+    assert {cases.EFFICIENT} <= {r["side"] for r in good}
+    for row in good:
+        assert row["ms"] >= row["fastest"] > 0 and row["wall_ms"] > 0
+        if row["side"] in (cases.EFFICIENT, cases.NAIVE):
+            assert row["error"] < 2e-2
+        assert (row["error"] is None) == (row["side"] == cases.ATTENTION)
+    json.dumps(list(rows.values()), allow_nan=False)
+
+
+def test_sides_that_are_left_out():
+    case = next(iter(tiny.CASES.values()))
+    without = tuple(name for name in case.sides if name != cases.EFFICIENT)
+    messages = list(measure.rows(case, device="cpu", seed=0, rounds=1, without=without))
+    assert {m["row"]["side"] for m in messages if "row" in m} == {cases.EFFICIENT}
+
+
+def test_a_side_with_fewer_steps_says_so():
+    case = cases._rule("delta_rule", 1, 300, 1, 8)
+    without = tuple(name for name in case.sides if name != cases.NAIVE)
+    messages = list(measure.rows(case, device="cpu", seed=0, rounds=1, without=without))
+    row = next(m["row"] for m in messages if "row" in m)
+    assert row["T"] == 256 and row["shape"]["T"] == 300 and row["error"] is None
+
+
+def test_cases():
+    assert [c.name for c in cases.CASES.values()][:4] == ["delta_rule"] * 4
+    for key, case in cases.CASES.items():
+        assert case.key == key
+        assert next(iter(case.sides)) == cases.FWLAB
+
+
+def test_floors():
+    """Those of the reference problem, at the rates of an H200."""
+    rates = {"copy_gb_per_s": 4300.0, "matrix_tflop_per_s": 790.0}
+    floors = targets.floors(rates)
+    assert floors[targets._of("delta_rule")] == pytest.approx(0.204, rel=0.01)
+    assert floors[targets._of("delta_rule", 3)] == pytest.approx(0.470, rel=0.05)
+    assert floors[targets._of("feedback")] is None
+    assert set(targets.floors({}).values()) == {None}
+
+
+# What only a GPU takes: here with a stand-in for `torch.cuda`.
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, last):
+        return 1e3 * (last.at - self.at)
+
+
+@pytest.fixture
+def like_a_gpu(monkeypatch):
+    """Its name: not "cpu", and still a place for tensors."""
+    calls = []
+    for name, gives in {
+        "synchronize": None,
+        "empty_cache": None,
+        "reset_peak_memory_stats": None,
+        "memory_allocated": 2**20,
+        "max_memory_allocated": 4 * 2**20,
+        "mem_get_info": (2**24, 2**25),
+        "get_device_name": "NVIDIA H200",
+    }.items():
+        monkeypatch.setattr(
+            torch.cuda,
+            name,
+            lambda *_, name=name, gives=gives: calls.append(name) or gives,
+        )
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(measure, "FLUSH", 2**10)
+    monkeypatch.setattr(measure, "free", FREE)
+    calls.clear()
+    yield "cpu:0"
+    assert "synchronize" in calls and "empty_cache" in calls
+
+
+@pytest.mark.parametrize("case", tiny.CASES.values(), ids=tiny.CASES)
+def test_times_and_memory(case, like_a_gpu):
+    without = (cases.FWLAB, cases.FLA, cases.MATERIALISED)
+    messages = measure.rows(case, device=like_a_gpu, seed=0, rounds=2, without=without)
+    rows = [m["row"] for m in messages if "row" in m]
+    assert {r["side"] for r in rows} == set(case.sides) - set(without)
+    for row in rows:
+        assert row["reason"] is None and row["peak_mib"] == 3.0
+        assert row["ms"] > 0 and row["wall_ms"] > 0 and row["forward_ms"] > 0
+
+
+def test_rates_of_a_gpu(like_a_gpu):
+    messages = measure.rates(device=like_a_gpu, width=64, rounds=3)
+    rows = [m["row"] for m in messages if "row" in m]
+    assert rows[0]["copy_gb_per_s"] > 0 and not any(r["reason"] for r in rows)
+
+
+def test_check_on_a_gpu(like_a_gpu):
+    problem = tiny.PROBLEMS["sum_rule"][0]
+
+    def call(implementation, x):
+        return problem.call(
+            "efficient" if implementation == "triton" else implementation, x
+        )
+
+    row = correctness.check(problem._replace(call=call), "bfloat16", like_a_gpu, seed=3)
+    assert row["ok"]
+
+
+def test_card(like_a_gpu, monkeypatch):
+    class Properties:
+        name, major, minor = "NVIDIA H200", 9, 0
+        multi_processor_count, total_memory = 132, 140 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    card = gpu.card()
+    assert set(card) == set(CARD)
+    assert card["slug"] == "nvidia-h200" and card["capability"] == [9, 0]
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+# Targets.
+
+
+def row(case, side, ms, wall=None, peak=100.0, reason=None, T=None):
+    return {
+        "case": case,
+        "op": cases.CASES[case].name,
+        "shape": cases.CASES[case].shape,
+        "side": side,
+        "T": T or cases.CASES[case].shape["T"],
+        "ms": ms,
+        "fastest": ms,
+        "wall_ms": wall or ms,
+        "forward_ms": ms,
+        "peak_mib": peak,
+        "error": 1e-3,
+        "version": None,
+        "note": None,
+        "reason": reason,
+    }
+
+
+def verdicts(rows, checked=(), rates=None, not_run=()):
+    found = targets.evaluate(list(checked), rows, rates or {}, list(not_run))
+    return {t["name"]: t for t in found}
+
+
+def test_nothing_measured():
+    found = verdicts([])
+    assert len(found) == len(targets.TARGETS) + 3
+    assert {t["verdict"] for t in found.values()} == {"not measured"}
+    assert {t["measured"] for t in found.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("ms", "verdict"),
+    [(1.5, "aim reached"), (0.95, "reached"), (0.85, "missed")],
+)
+def test_speed(ms, verdict):
+    key = targets._of("delta_rule")
+    rows = [row(key, cases.FWLAB, 1.0), row(key, cases.FLA, ms)]
+    found = verdicts(rows)["delta 64: speed"]
+    assert (found["measured"], found["verdict"]) == (ms, verdict)
+
+
+def test_the_worse_clock_counts():
+    key = targets._of("delta_rule")
+    rows = [row(key, cases.FWLAB, 1.0, wall=2.0), row(key, cases.FLA, 2.0, wall=2.0)]
+    assert verdicts(rows)["delta 64: speed"]["measured"] == 1.0
+
+
+def test_memory_floor_and_bandwidth():
+    key = targets._of("delta_rule")
+    rows = [row(key, cases.FWLAB, 0.5, peak=50.0), row(key, cases.FLA, 1.0)]
+    rows += [row(targets._of("aft_simple"), cases.FWLAB, 0.6)]
+    found = verdicts(rows, rates={"copy_gb_per_s": 4300.0, "matrix_tflop_per_s": 790.0})
+    assert found["delta 64: memory"]["measured"] == 0.5
+    assert found["delta 64: memory"]["verdict"] == "aim reached"
+    assert found["delta 64: floor"]["measured"] == pytest.approx(2.45, rel=0.01)
+    assert found["delta 64: floor"]["verdict"] == "aim reached"
+    # 11 tensors of 2 bytes in 0.6 ms
+    want = 11 * 2 * 32 * 2048 * 1024 / 0.6e-3 / 4300e9
+    assert found["AFT simple: bandwidth"]["measured"] == pytest.approx(want, rel=0.01)
+    assert found["AFT simple: bandwidth"]["verdict"] == "missed"
+
+
+@pytest.mark.parametrize(
+    ("ours", "other"),
+    [
+        ({"reason": "out of memory"}, {}),
+        ({}, {"reason": "fla is not installed"}),
+        ({}, {"T": 256}),
+    ],
+)
+def test_what_has_no_figure_is_not_measured(ours, other):
+    key = targets._of("delta_rule")
+    rows = [row(key, cases.FWLAB, 1.0, **ours), row(key, cases.FLA, 9.0, **other)]
+    assert verdicts(rows)["delta 64: speed"]["verdict"] == "not measured"
+
+
+def test_errors_are_targets():
+    good = {"dtype": "float32", "errors": {"y": 2e-6}, "ok": True}
+    bad = {"dtype": "float32", "errors": {}, "ok": False}
+    assert verdicts([], [good])["float32: error"]["verdict"] == "reached"
+    found = verdicts([], [good, bad])["float32: error"]
+    assert (found["verdict"], found["measured"]) == ("missed", 2e-6)
+    assert verdicts([], [bad])["float32: error"]["verdict"] == "missed"
+    gaps = [
+        {"task": "rates", "reason": ""},
+        {"task": "correctness sum_rule float32", "reason": "the time was up"},
+    ]
+    found = verdicts([], [good], not_run=gaps)["float32: error"]
+    assert (found["verdict"], found["measured"]) == ("not measured", 2e-6)
+
+
+# Processes.
+
+#: Speaks as the worker does, and does what the task says.
+SCRIPT = """
+import json, os, sys, time
+for line in sys.stdin:
+    task = json.loads(line)
+    for part, does in task["parts"].items():
+        if part in task["without"]:
+            continue
+        print(json.dumps({"part": part, "head": {"name": part}}), flush=True)
+        if does == "hang":
+            time.sleep(60)
+        if does == "die":
+            print("Xid 13", file=sys.stderr)
+            os._exit(7)
+        reason = "broken" if does == "break" else None
+        print(json.dumps({"row": {"name": part, "reason": reason}}), flush=True)
+        if does == "break":
+            os._exit(3)
+    if task.get("fails"):
+        print(json.dumps({"failed": "oh"}), flush=True)
+    print(json.dumps({"done": True}), flush=True)
+"""
+FAKE = (sys.executable, "-c", SCRIPT)
+
+
+def attempt(parts, limit=20.0, seconds=20.0, **more):
+    worker = Worker(FAKE)
+    try:
+        return do(worker, {"parts": parts, **more}, limit, time.monotonic() + seconds)
+    finally:
+        worker.close()
+
+
+def test_a_task():
+    rows, reason = attempt({"a": "", "b": ""})
+    assert [r["name"] for r in rows] == ["a", "b"] and reason is None
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [("hang", "stopped after 1 s"), ("die", "code 7: Xid 13"), ("break", "broken")],
+)
+def test_what_ends_the_process_is_a_row(does, says):
+    """And what follows is done in another process."""
+    rows, reason = attempt({"a": "", "b": does, "c": ""}, limit=1.0)
+    assert [r["name"] for r in rows] == ["a", "b", "c"] and reason is None
+    assert says in rows[1]["reason"]
+    assert not rows[0]["reason"] and not rows[2]["reason"]
+
+
+def test_a_task_that_fails_as_a_whole():
+    rows, reason = attempt({"a": ""}, fails=True)
+    assert reason == "oh" and len(rows) == 1
+
+
+def test_a_worker_that_does_not_start():
+    worker = Worker((sys.executable, "-c", "raise SystemExit('no driver')"))
+    rows, reason = do(worker, {}, 20.0, time.monotonic() + 20)
+    assert not rows and "no driver" in reason
+
+
+def test_the_time_is_up():
+    start = time.monotonic()
+    rows, reason = attempt({"a": "", "b": "hang"}, seconds=1.0)
+    assert reason == "the time was up" and time.monotonic() - start < 10
+    assert [r["name"] for r in rows] == ["a"]
+
+
+def test_what_is_not_begun_is_named():
+    seen = []
+    tasks = [{"parts": {str(i): ""}, "i": i} for i in range(3)]
+    do_all(
+        tasks,
+        [Worker(FAKE)],
+        20.0,
+        time.monotonic() - 1,
+        lambda task, rows, reason: seen.append((task["i"], rows, reason)),
+    )
+    assert seen == [(i, [], "there was no time left") for i in range(3)]
+
+
+def test_many_workers():
+    seen = []
+    tasks = [{"parts": {"a": "die" if i == 2 else ""}, "i": i} for i in range(6)]
+    do_all(
+        tasks,
+        [Worker(FAKE), Worker(FAKE)],
+        20.0,
+        time.monotonic() + 60,
+        lambda task, rows, reason: seen.append((task["i"], rows)),
+    )
+    assert sorted(i for i, _ in seen) == list(range(6))
+    assert all(len(rows) == 1 for _, rows in seen)
+
+
+# The whole run, on a CPU: there the kernels are refused, all else runs.
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gpu") / "gpu-nvidia-h200.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "Worker", lambda **more: Worker(TINY, **more))
+        patch.setattr(gpu, "MOST_WORKERS", 1)
+        patch.setattr(gpu, "CASES", dict(list(tiny.CASES.items())[:2]))
+        patch.setattr(gpu, "PROBLEMS", dict.fromkeys(["delta_rule", "feedback"]))
+        run = gpu.Run(path, "fwlab bench --gpu", CARD, quick=True, device="cpu")
+        run.sizes = {"copied": 2**20, "width": 64, "rounds": 2}
+        run.check()
+        run.measure()
+        run.finish()
+    return json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_result(whole_run):
+    run = whole_run
+    assert run["complete"] and run["quick"] and not run["not_run"]
+    assert run["card"] == CARD and run["seconds"] > 0
+    assert {"torch", "triton", "python", cases.FLA} <= set(run["versions"])
+    assert {"command", "date", "commit", "seed", "machine", "threads"} <= set(run)
+    assert set(run["rates"]) == {"copy_gb_per_s", "matrix_tflop_per_s"}
+    assert {(r["op"], r["dtype"]) for r in run["correctness"]} == {
+        (op, dtype) for op in ("delta_rule", "feedback") for dtype in problems.LIMITS
+    }
+    for checked in run["correctness"]:
+        assert set(checked) == {
+            *("op", "note", "dtype", "shape", "limit"),
+            *("errors", "efficient", "ok", "reason"),
+        }
+    sides = {(r["case"], r["side"]) for r in run["rows"]}
+    assert sides == {
+        (key, side) for key in list(tiny.CASES)[:2] for side in tiny.CASES[key].sides
+    }
+    assert len(run["targets"]) == len(targets.TARGETS) + 3
+
+
+def test_tables(whole_run):
+    for table in (report.correctness, report.rows, report.targets):
+        lines = layout(table(whole_run), left=1).splitlines()
+        assert len(lines) > 1 and len(set(map(len, lines))) == 1
+    failed = [s for s in report.failures(whole_run) if s.startswith("failed")]
+    assert any(cases.FLA in sentence for sentence in failed)
+
+
+def test_page(whole_run, tmp_path, monkeypatch):
+    class Page:
+        class file:
+            src_uri = "results.md"
+
+    def page():
+        text = (ROOT / "docs" / "results.md").read_text()
+        return hook.on_page_markdown(text, Page, None, None)
+
+    monkeypatch.setattr(hook, "RESULTS", tmp_path)
+    assert "Not yet measured on a GPU." in page()
+    assert "fwlab bench --gpu" in page()
+    name = tmp_path / "gpu-nvidia-h200.json"
+    name.write_text(json.dumps(whole_run))
+    text = page()
+    assert "Not yet measured" not in text
+    assert "### NVIDIA H200" in text and "results/gpu-nvidia-h200.json" in text
+    assert "delta 64: speed" in text and "not measured" in text
+    assert "What has no figure" in text
