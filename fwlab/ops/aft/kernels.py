@@ -649,7 +649,7 @@ class _Window(torch.autograd.Function):
         if keep:
             ctx.save_for_backward(q, k, v, band, log_sum, mean, L, m)
         ctx.last = last
-        return y, *(x.clone() for x in end)
+        return y, end[0].clone(), end[1].clone()
 
     @staticmethod
     @chunks.backward_pass
