@@ -119,6 +119,50 @@ def rule(
     return run
 
 
+def aft(
+    op: Callable, dtype: torch.dtype, *bias: int, heads: tuple[int, ...] = ()
+) -> Callable[[], torch.Tensor]:
+    """A call of an AFT at 2048 steps and 512 channels."""
+
+    def run():
+        q, k, v = (meta(8, 2048, *(heads or (512,)), dtype=dtype) for _ in range(3))
+        weights = [meta(*bias, dtype=torch.float32)] if bias else []
+        return op(q, k, v, *weights, implementation="triton")
+
+    return run
+
+
+def memory(heads: int, key: int) -> Callable[[], torch.Tensor]:
+    """A feedback stack of two layers with a state and a mask."""
+
+    def run():
+        d, layers, batch, past = heads * key, 2, 4, 8
+        shapes = {
+            "merge": (layers + 1,),
+            "norm_mixer": (layers, d),
+            "to_q": (layers, d, d),
+            "to_k": (layers, d, d),
+            "to_v": (layers, d, d),
+            "positions": (key, key),
+            "to_out": (layers, d, d),
+            "norm_mlp": (layers, d),
+            "expand": (layers, 4 * d, d),
+            "contract": (layers, d, 4 * d),
+            "norm_memory": (layers, d),
+        }
+        weights = ops.FeedbackWeights(
+            **{name: meta(*shape, dtype=FP32) for name, shape in shapes.items()}
+        )
+        x = meta(batch, 4, d, dtype=BF16)
+        kv = (meta(batch, past, layers, heads, key, dtype=FP32) for _ in range(2))
+        state = ops.FeedbackState(*kv, None)
+        return ops.feedback(
+            x, weights, heads=heads, state=state, implementation="triton"
+        )
+
+    return run
+
+
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 #: Bytes of shared memory that one program may have.
 ROOM = {HOPPER: 227 * 1024, AMPERE: 163 * 1024, TURING: 64 * 1024}
@@ -192,6 +236,13 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]]
         ),
         BOTH,
     ),
+    "AFT-simple": (aft(ops.aft_simple, BF16), ALL),
+    "AFT-simple float32": (aft(ops.aft_simple, FP32), ALL),
+    "AFT-local, window 64": (aft(ops.aft_local, BF16, 2048, 64), ALL),
+    "AFT-conv, window 64": (aft(ops.aft_conv, BF16, 8, 64, heads=(8, 64)), ALL),
+    "AFT-full": (aft(ops.aft_full, BF16, 2048, 2048), BOTH),
+    "feedback 64": (memory(4, 64), ALL),
+    "feedback 256": (memory(2, 256), ALL),
 }
 
 
@@ -202,8 +253,9 @@ def uses(name: str) -> dict[str, Use]:
     for capability in capabilities:
         for launch in launches(run, capability):
             key = f"{launch.kernel.__name__}, sm_{capability[0]}{capability[1]}"
-            if key not in found:
-                found[key] = compiled(launch, capability)
+            use = compiled(launch, capability)
+            # A kernel may be compiled in more than one way: the worst.
+            found[key] = Use(*map(max, use, found.get(key, use)))
     return found
 
 

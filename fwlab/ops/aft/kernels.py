@@ -39,8 +39,8 @@ from fwlab.ops.aft import efficient
 
 #: Steps per segment of a running mean, and rows per tile of a window.
 SEGMENT, TILE = 64, 16
-#: Channels per program.
-CHANNELS = 64
+#: Channels per program, of a segment and of a tile.
+NARROW, WIDE = 32, 64
 
 #: Below it a number stands for nothing: a key that nobody sees.
 LOW = tl.constexpr(-3e38)
@@ -402,7 +402,15 @@ def window_backward_keys(
 
 
 @triton.jit(
-    do_not_specialize=["time", "keys", "W", "last", "D", "batch"]
+    do_not_specialize=[
+        "time",
+        "keys",
+        "W",
+        "last",
+        "D",
+        "rows",
+        "batch",
+    ]
 )
 def window_backward_band(
     k, v, band, L, m, dm, dband, time, keys, W, last, D, rows, batch,
@@ -462,8 +470,8 @@ def window_backward_band(
     tl.store(dband + out, tl.sum(total, 1), mask=t < time)
 
 
-def _channels(width: int) -> int:
-    return min(triton.next_power_of_2(width), CHANNELS)
+def _channels(width: int, most: int = NARROW) -> int:
+    return min(triton.next_power_of_2(width), most)
 
 
 def _triples(like: Tensor, n: int) -> list[Tensor]:
@@ -594,7 +602,7 @@ class _Simple(torch.autograd.Function):
                 R=SEGMENT,
                 BD=BD,
                 ONLY=only,
-                warps=4,
+                warps=8,
             )
             if only:
                 total = _carry(
@@ -634,7 +642,7 @@ class _Window(torch.autograd.Function):
                 mean.new_empty(batch, time + 1, D) for _ in range(2)
             )
             L[:, time], m[:, time] = end
-        BD = _channels(D // groups)
+        BD = _channels(D // groups, WIDE)
         blocks = groups * chunks.count(D // groups, BD)
         gpu.launch(
             window_forward,
@@ -676,7 +684,7 @@ class _Window(torch.autograd.Function):
         else:
             dstate = dL, dm_end
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        BD = _channels(D // groups)
+        BD = _channels(D // groups, WIDE)
         blocks = groups * chunks.count(D // groups, BD)
         sizes = (time, keys, W, ctx.last, D, rows)
         gpu.launch(

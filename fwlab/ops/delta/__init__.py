@@ -151,8 +151,8 @@ def dpfp_delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""The delta rule on DPFP features divided by their sum.
 
-    What `delta_rule` gives for $\phi'(q)$ and $\phi'(k)$ with
-    $\phi' = $ `sum_normalize(DPFP(nu)(.))` (Eqs. 37 and 29). On a GPU
+    What `delta_rule` gives for `sum_normalize(DPFP(nu)(q))`, and the
+    same of `k` (Eqs. 37 and 29). On a GPU
     the features are made inside the kernel: of each key only its $d$
     numbers are read, never the $2 d \nu$ features.
 

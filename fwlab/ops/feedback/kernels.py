@@ -21,7 +21,7 @@ there is nothing for tensor cores; they multiply and add as they read.
 the scores beside it, never needs all scores at once. What it leaves
 behind is
 
-$$\mathrm{LSE}_t = \log \sum_{j<t} e^{a_{tj}} \tag{k1}$$
+$$\mathrm{LSE}_t = \log \sum_{j \lt t} e^{a_{tj}} \tag{k1}$$
 
 **Backward.** From it, any weight comes back without its neighbours:
 
@@ -32,13 +32,13 @@ $$p_{tj} = e^{a_{tj} - \mathrm{LSE}_t}, \qquad
 so nothing is kept per pair of steps, and what a memory receives is
 pulled together from *all* later steps in the moment it is needed:
 
-$$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
-  dk_j = \sum_{t>j} da_{tj}\, q_t \tag{k3}$$
+$$dv_j = \sum_{t \gt j} p_{tj}\, dz_t, \qquad
+  dk_j = \sum_{t \gt j} da_{tj}\, q_t \tag{k3}$$
 
 With $r_\delta = P s(\delta)$ of Eq. f4 the gradient of a query is
 
-$$dq_t = \sum_{j<t} da_{tj}\, k_j + P\,du_t, \qquad
-  P\,du_t = \sum_{j<t} da_{tj}\, r_{t-j} \tag{k4}$$
+$$dq_t = \sum_{j \lt t} da_{tj}\, k_j + P\,du_t, \qquad
+  P\,du_t = \sum_{j \lt t} da_{tj}\, r_{t-j} \tag{k4}$$
 
 Bytes and operations below are those of one program, for $n$ memories
 (or queries) of $K$ channels with $F$ waves, all in float32. Floors are
