@@ -288,3 +288,18 @@ def test_layer_is_causal_masked_trains_and_moves(make):
 def test_layer_errors_name_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_an_activation_in_place_changes_nothing_of_the_caller():
+    generator = torch.Generator().manual_seed(0)
+    a, b, x = (torch.randn(1, 9, 2, 3, generator=generator) for _ in range(3))
+    state = torch.randn(1, 2, 3, 3, generator=generator)
+    before = state.clone()
+    given = [part.requires_grad_() for part in (a, b, x)]
+    results = []
+    for activation in (torch.tanh, torch.tanh_):
+        y = ops.fwp(*given, activation=activation, state=state)
+        results.append([y, *torch.autograd.grad(y.sum(), given)])
+    assert torch.equal(state, before)
+    for found, wanted in zip(*results, strict=True):
+        assert torch.equal(found, wanted)

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,7 +76,11 @@ def test_auto_picks_by_capability_and_length(capability, time, kernel):
 def test_auto_falls_back_and_says_so(monkeypatch):
     """On a GPU with one warning, on a CPU without."""
     table = ops.TABLE["delta_rule"]
-    on_gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float64)
+
+    class OnGPU(torch.Tensor):
+        device = torch.device("cuda")
+
+    on_gpu = torch.zeros(1, dtype=torch.float64).as_subclass(OnGPU)
     monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
     with pytest.warns(UserWarning, match="no kernel for float64; 'efficient' is used"):
         found = gpu.choose("delta_rule", table, "auto", on_gpu)

@@ -471,3 +471,24 @@ def test_softmax_attention(implementation):
         *(x[:, 5:] for x in dirty), key_mask=keep[:, 5:], state=state
     )
     assert error(rest, masked[:, 5:]) < 1e-12
+
+
+@every_row
+def test_an_empty_batch(row):
+    """No sequence at all: empty outputs, states and gradients of zeros."""
+    inputs, _ = problem(row, 7, with_state=False)
+    none = [x[:0] if x.shape[:2] == (2, 7) else x for x in inputs]
+    y, after = row(*none, return_state=True)
+    assert len(y) == 0
+    assert all(len(x) == 0 for x in parts(after))
+
+
+@pytest.mark.parametrize("op", ["gated_rule", "delta_rule", "gated_delta_rule"])
+def test_a_gate_is_not_left_out(op):
+    x, gate = torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2)
+    rest = {"log_decay": gate} if op == "gated_delta_rule" else {}
+    with pytest.raises(TypeError, match=f"{op}: beta must be a tensor, not NoneType"):
+        getattr(ops, op)(x, x, x, None, **rest)
+    if rest:
+        with pytest.raises(TypeError, match="log_decay must be a tensor"):
+            ops.gated_delta_rule(x, x, x, gate, None)

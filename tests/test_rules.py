@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fwlab import ops
+from fwlab.feature_maps import sum_normalize
 from problems import ROWS, error, problem, weighted
 
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
@@ -238,3 +239,30 @@ def test_extreme_decays(log_decay, implementation):
     assert error(y, wanted) < 1e-6
     gradients = torch.autograd.grad(weighted(y, after), inputs)
     assert all(torch.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize(
+    ("decay", "level"), [(-100.0, 5.0), (-40.0, 5.0), (0.0, 1e-42)]
+)
+def test_a_normalizer_near_the_end_of_its_range(decay, level):
+    """z . k is tiny: the reading is a mean all the same, and stays one."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (sum_normalize(torch.rand(1, 12, 1, 4, generator=generator)) for _ in "qk")
+    if level < 1:
+        k = k.where(torch.rand(k.shape, generator=generator) < 0.5, level)
+    v = torch.randn(1, 12, 1, 4, generator=generator)
+    beta = torch.rand(1, 12, 1, generator=generator)
+    log_decay = torch.zeros(1, 12, 1)
+    log_decay[:, 8] = decay
+    given = [x.requires_grad_() for x in (q, k, v, beta, log_decay)]
+    naive, found = (
+        ops.gated_delta_rule(*given, normalize=True, implementation=name)
+        for name in ("naive", "efficient")
+    )
+    assert torch.isfinite(naive).all()
+    assert error(found, naive) < 1e-5
+    for gradient, wanted in zip(
+        *(torch.autograd.grad(weighted(y), given) for y in (found, naive)), strict=True
+    ):
+        held = torch.isfinite(wanted)
+        assert torch.isfinite(gradient[held]).all()

@@ -70,7 +70,7 @@ def same_device(
 ) -> None:
     if tensor.device != lead.device:
         raise ValueError(
-            f"{op}: {argument} is on {tensor.device}, but {first} is on {lead.device}"
+            f"{op}: {argument} is on {tensor.device}, not on {lead.device} as {first}"
         )
 
 
@@ -97,7 +97,7 @@ def state_part(
             f"{op}: {argument} has dtype {_name(tensor.dtype)}, but states are kept in "
             f"{_name(dtype)} for these inputs"
         )
-    same_device(op, argument, tensor, "q", like)
+    same_device(op, argument, tensor, "the inputs", like)
 
 
 def mask(
@@ -117,7 +117,7 @@ def mask(
             f"{op}: key_mask has shape {list(key_mask.shape)}, but {[batch, time]} was wanted "
             "([batch, time])"
         )
-    same_device(op, "key_mask", key_mask, "q", like)
+    same_device(op, "key_mask", key_mask, "the inputs", like)
 
 
 def _name(dtype: torch.dtype) -> str:

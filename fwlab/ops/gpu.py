@@ -209,6 +209,8 @@ def choose(
             f"{op}: implementation {implementation!r} is not available; "
             f"wanted 'auto' or one of {wanted}"
         )
+    if not all(map(Tensor.numel, tensors)):
+        return table["naive"]  # nothing to be fast at
     simple = [n for n, e in table.items() if not isinstance(e, Kernel)]
     name = implementation
     if name == "auto":

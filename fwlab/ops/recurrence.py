@@ -33,17 +33,22 @@ def run(
     state: State | None,
     return_state: bool,
     implementation: str,
+    optional: tuple[str, ...] = (),
     wider: int = 1,
     options: dict[str, Any] | None = None,
 ) -> Tensor | tuple[Tensor, State]:
     """Arguments of a rule, and what only some rules have.
 
+    - `optional`: gates that may be None; they come last.
     - `wider`: how many times wider the memory is than the keys, where
       the rule makes features of them itself.
     - `options`: handed to the function that computes.
     """
-    # What is not given is not there; it can only be the last gate.
-    given = {n: gate for n, gate in gates.items() if gate is not None}
+    given: dict[str, Any] = {
+        name: gate
+        for name, gate in gates.items()
+        if gate is not None or name not in optional
+    }
     sizes = checks.shapes(
         op,
         q=(q, "batch time heads key"),

@@ -38,6 +38,7 @@ from torch import Tensor
 from fwlab.feature_maps import divide, unit_range
 from fwlab.ops import chunks
 from fwlab.ops.decay import Decay
+from fwlab.ops.delta import naive
 from fwlab.ops.linear.efficient import overlap
 
 
@@ -259,6 +260,11 @@ def error_correcting(
         return y, W, None
     ask = unit_range(k)  # its length cancels in Eq. 27
     held, _ = overlap(ask, k, decay, None, z, -1)
+    # Near the end of its range, dividing by z . k first would overflow
+    # where the reading itself, a mean, does not.
+    least = torch.finfo(held.dtype).tiny ** 0.5
+    if ((held != 0) & (held.abs() < least)).any():
+        return naive.error_correcting(*given, W, z)
     read, z = overlap(q, k, decay, None, z)
     ask = divide(ask, held)  # an empty memory: ask nothing, get 0
     y, W = _ErrorCorrecting.apply(*given, ask, W, keep)

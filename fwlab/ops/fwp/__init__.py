@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, gpu
+from fwlab.ops import checks, chunks, gpu
 from fwlab.ops.fwp import efficient, naive
 
 FWP: dict[str, Callable] = {
@@ -73,7 +73,7 @@ def fwp(
         checks.mask(op, key_mask, sizes["batch"], sizes["time"], a)
 
     # Autocast would push the sums below into half precision.
-    with torch.autocast(a.device.type, enabled=False):
+    with chunks.full_precision(a):
         if key_mask is not None:
             # What stands in a masked step may be anything, also NaN.
             a, b, x = (

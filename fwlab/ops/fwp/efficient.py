@@ -134,7 +134,7 @@ def _by_time(x: Tensor, W: Tensor) -> Tensor:
 def _pull_back(activation: Callable, P: Tensor, dW: Tensor) -> Tensor:
     P.requires_grad_()
     with torch.enable_grad():
-        W = activation(P)
+        W = activation(P.clone())  # it may work in place
     if not W.requires_grad:  # a constant
         return torch.zeros_like(P)
     return torch.autograd.grad(W, P, dW)[0]
@@ -143,7 +143,7 @@ def _pull_back(activation: Callable, P: Tensor, dW: Tensor) -> Tensor:
 def _learns(activation: Callable, W: Tensor) -> bool:
     """Whether an activation has trained numbers of its own."""
     with torch.enable_grad():
-        return activation(W.detach()).requires_grad
+        return activation(W.detach().clone()).requires_grad
 
 
 def fwp(

@@ -96,6 +96,7 @@ def sum_rule(
         state=state,
         return_state=return_state,
         implementation=implementation,
+        optional=("log_decay",),
     )
 
 
@@ -146,4 +147,5 @@ def gated_rule(
         state=state,
         return_state=return_state,
         implementation=implementation,
+        optional=("log_decay",),
     )
