@@ -84,9 +84,12 @@ def launch(
             Launch(kernel, arguments, constants, warps, stages)
         )
         return
-    kernel[grid](
-        *arguments, **constants, num_warps=warps, num_stages=stages
-    )
+    lead = next(x for x in arguments if isinstance(x, Tensor))
+    # Triton launches on the current device, whatever the tensors are on.
+    with torch.cuda.device_of(lead):
+        kernel[grid](
+            *arguments, **constants, num_warps=warps, num_stages=stages
+        )
 
 
 def capability(device: torch.device) -> tuple[int, int]:
