@@ -140,11 +140,11 @@ def _rows(text: str) -> list[Row]:
     tree, last = ast.parse(text), len(text.splitlines())
     notes: dict[int, tuple[str, str]] = {}  # first line of the code below
     hidden: set[int] = set()
-    owner = {
-        method: node.name
+    owner = {  # of a method, or of a function inside a function
+        inner: node
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for method in node.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        for inner in node.body
     }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -156,7 +156,9 @@ def _rows(text: str) -> list[Row]:
             notes[1] = ("", note or "")
         else:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            name = f"{owner[node]}.{node.name}" if node in owner else node.name
+            name, outer = node.name, node
+            while outer := owner.get(outer):
+                name = f"{outer.name}.{name}"
             notes[first] = (name, note or "")
     comments = {
         token.start[0]: re.sub("^#:? ?", "", token.string)
