@@ -6,7 +6,7 @@ READY := .venv/.ready
 
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: site serve test notebooks bench lint clean
+.PHONY: site serve test test-all test-kernels notebooks bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/katex.py
@@ -18,9 +18,15 @@ serve: $(READY)
 	$(BIN)/python docs/tools/katex.py
 	$(BIN)/mkdocs serve
 
-test: $(READY)
+# Two processes: Triton reads TRITON_INTERPRET when a kernel is defined.
+# With two cores, make -j2 -O test runs them side by side.
+test: test-all test-kernels
+
+test-all: $(READY)
 	$(BIN)/python docs/tools/katex.py
 	$(BIN)/python -m pytest
+
+test-kernels: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter
 
 notebooks: $(READY)
