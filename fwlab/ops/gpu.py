@@ -4,8 +4,9 @@ Triton is imported only when a kernel is first asked for: everything
 else works without it.
 """
 
+import functools
 import importlib
-import importlib.util
+import importlib.metadata
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,13 +24,20 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: Precisions that a kernel takes, as the first word of its table.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+OLDEST = (3, 6)
+"""The oldest release of Triton that the kernels are compiled with."""
+
 TENSOR_CORES = (8, 0)
 """The least compute capability at which Triton uses tensor cores."""
 
 
 def installed() -> bool:
-    """Whether Triton can be imported at all."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether there is a Triton that knows what the kernels use."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(map(int, version.split(".")[:2])) >= OLDEST
 
 
 class Launch(NamedTuple):
@@ -142,7 +150,9 @@ class Kernel:
     ) -> str | None:
         """Why the kernel cannot compute this; None = it can."""
         if not installed():
-            return "Triton is not installed"
+            return (
+                f"Triton {_version(OLDEST)} or newer is not installed"
+            )
         if device.type != _device():
             return (
                 f"Triton needs a GPU, and the tensors are on {device}"
@@ -162,7 +172,10 @@ class Kernel:
                 f"compute capability {_version(have)} is below "
                 f"{_version(self.least)}"
             )
-        return self.refuses(have, **sizes) if self.refuses else None
+        if self.refuses is None:
+            return None
+        full = len(dtypes) > 1 or torch.float32 in dtypes
+        return self.refuses(have, full=full, **sizes)
 
 
 def _device() -> str:
@@ -231,10 +244,14 @@ def choose(
             f"{simple[-1]!r} can"
         )
     if device.type == "cuda":
-        warnings.warn(
-            f"{op}: {reason}; {simple[-1]!r} is used", stacklevel=4
-        )
+        _say(f"{op}: {reason}; {simple[-1]!r} is used")
     return table[simple[-1]]
+
+
+@functools.cache
+def _say(text: str) -> None:
+    """Warn once, however often and from wherever it is called."""
+    warnings.warn(text, stacklevel=2)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -12,9 +12,21 @@ from fwlab.ops.aft import efficient, naive
 
 
 def _looks_ahead(
-    capability: tuple[int, int], *, causal: bool, **sizes: int
+    capability: tuple[int, int],
+    *,
+    causal: bool = True,
+    batch: int = 0,
+    time: int = 0,
+    channels: int = 0,
+    **others: Any,
 ) -> str | None:
-    return None if causal else "there is no kernel for causal=False"
+    if not causal:
+        return "there is no kernel for causal=False"
+    if batch > 65535:  # programs in the second direction of a grid
+        return f"the kernels take 65535 sequences at most, not {batch}"
+    if time * channels >= 2**31:  # numbers of a sequence, in 32 bits
+        return "a sequence of so many numbers has no kernel"
+    return None
 
 
 MODULES: dict[str, Any] = {"naive": naive, "efficient": efficient}

@@ -42,8 +42,8 @@ SEGMENT, TILE = 64, 16
 #: Channels per program, of a segment and of a tile.
 NARROW, WIDE = 32, 64
 
-#: Below it a number stands for nothing: a key that nobody sees.
-LOW = tl.constexpr(-3e38)
+#: A key that nobody sees.
+LOW = tl.constexpr(float("-inf"))
 
 image = efficient.image
 
@@ -153,8 +153,8 @@ def carry(
 ):  # fmt: skip
     """From segment to segment, in place: what came before each.
 
-    24 bytes per segment and channel; as many dependent steps as
-    segments, which read ahead.
+    24 bytes per segment and channel. Floor: as many steps, one after
+    the other, as there are segments.
     """
     batch = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -636,7 +636,7 @@ class _Window(torch.autograd.Function):
         if last is None:
             triples = _summarize(k, None, v, time, TILE, 1)
             end = _state(*_carry(triples, _before(*end), False))
-        y, L, m = torch.empty_like(q), None, None
+        y, L, m = torch.empty_like(q, dtype=v.dtype), None, None
         if keep:
             L, m = (
                 mean.new_empty(batch, time + 1, D) for _ in range(2)

@@ -20,7 +20,7 @@ def _refuses(
     capability: tuple[int, int],
     normalize: bool = False,
     time: int = 0,
-    **widths: int,
+    **widths: Any,
 ) -> str | None:
     if normalize:
         return "the kernels have no normalize=True"
@@ -28,7 +28,7 @@ def _refuses(
         return (
             f"without tensor cores (compute capability "
             f"{capability[0]}.{capability[1]}) the kernel takes {SHORT} "
-            f"steps at most, not {time}"
+            "steps at most"
         )
     return too_wide(capability, **widths)
 
@@ -107,6 +107,14 @@ def delta_rule(
     )
 
 
+def _no_features(
+    capability: tuple[int, int], full: bool = False, **sizes: Any
+) -> str | None:
+    """Features made inside need room themselves: twice in float32."""
+    most = 256 if full else 512
+    return _refuses(capability, full=full, most=most, **sizes)
+
+
 def _on_features(
     q: Tensor,
     k: Tensor,
@@ -132,7 +140,10 @@ DPFP_DELTA_RULE: dict[str, Any] = {
         _on_features, recurrence=efficient.error_correcting
     ),
     "triton": gpu.Kernel(
-        "fwlab.ops.delta.kernels", "dpfp_delta_rule", refuses=too_wide
+        "fwlab.ops.delta.kernels",
+        "dpfp_delta_rule",
+        least=(7, 5),
+        refuses=_no_features,
     ),
 }
 

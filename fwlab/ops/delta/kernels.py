@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.ops import chunks, gpu
 from fwlab.ops.delta import naive
 from fwlab.ops.linear.kernels import Chunked, Form
@@ -41,7 +42,7 @@ from fwlab.ops.tiles import (
     seen,
 )
 
-#: Up to so many steps the recurrence is faster than its chunks.
+#: Up to so many steps the recurrence goes step by step: an estimate.
 SHORT = 64
 #: Steps between two states that the recurrence keeps.
 SEGMENT = 16
@@ -380,6 +381,12 @@ def _sizes(K: int, V: int) -> dict[str, int]:
     }
 
 
+def _is_short(q: Tensor) -> bool:
+    """Whether the recurrence takes it as it is."""
+    old = gpu.capability(q.device) < gpu.TENSOR_CORES
+    return q.shape[1] <= SHORT or old
+
+
 def error_correcting(
     q: Tensor,
     k: Tensor,
@@ -392,10 +399,7 @@ def error_correcting(
     """Arguments and results of the naive version; `z` must be None."""
     given = (*one_precision(q, k, v), decay, beta.float(), W)
     keep = chunks.will_go_back(*given)
-    if (
-        q.shape[1] <= SHORT
-        or gpu.capability(q.device) < gpu.TENSOR_CORES
-    ):
+    if _is_short(q):
         return *_Steps.apply(*given, keep), z
     return Chunked.apply(*given, z, solve, 0, keep)
 
@@ -412,12 +416,16 @@ def dpfp_delta_rule(
     W: Tensor,
     z: None,
     nu: int,
-) -> tuple[Tensor, Tensor, None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     r"""Features are made where they are used (Eqs. 37 and 29).
 
     The $2 d \nu$ numbers of a key never go to the large memory:
     each kernel makes them of the $d$ that it reads.
     """
+    if _is_short(q):  # a chunk would make features of 64 steps for one
+        phi = DPFP(nu)
+        q, k = (sum_normalize(phi(x.float())) for x in (q, k))
+        return error_correcting(q, k, v, None, beta, W, z)
     given = (*one_precision(q, k, v), None, beta.float(), W, z)
     keep = chunks.will_go_back(*given)
     return Chunked.apply(*given, solve, nu, keep)

@@ -18,7 +18,7 @@ def _refuses(
     d: int = 0,
     key: int = 0,
     features: int = 0,
-    **others: int,
+    **others: Any,
 ) -> str | None:
     for name, size, most in (
         ("d", d, WIDEST_TOKEN),

@@ -9,19 +9,20 @@ from fwlab.ops import gpu, recurrence
 from fwlab.ops.linear import efficient, naive
 from fwlab.ops.state import NormalizedState
 
-#: Widths whose chunks fit the small memory of a GPU.
-MOST_KEY, MOST_VALUE = 512, 512
-
 
 def too_wide(
-    capability: tuple[int, int], key: int = 0, value: int = 0, **_: Any
+    capability: tuple[int, int],
+    key: int = 0,
+    value: int = 0,
+    full: bool = False,
+    most: int = 512,
+    **_: Any,
 ) -> str | None:
-    """Why a kernel has no room for these widths."""
-    if key > MOST_KEY or value > MOST_VALUE:
-        return (
-            f"widths {key} and {value} are above {MOST_KEY} and "
-            f"{MOST_VALUE}"
-        )
+    """Why a kernel has no room for these widths; half in float32."""
+    most = most // 2 if full else most
+    if key > most or value > most:
+        kind = "float32" if full else "half precision"
+        return f"widths {key} and {value} are above {most} in {kind}"
     return None
 
 
