@@ -9,13 +9,13 @@ export NO_MKDOCS_2_WARNING = 1
 .PHONY: site serve test test-all test-kernels notebooks bench lint clean
 
 site: $(READY)
-	$(BIN)/python docs/tools/katex.py
+	$(BIN)/python docs/tools/npm.py
 	$(BIN)/mkdocs build --strict
 	@echo "The site is in $(CURDIR)/site"
 	@echo "To look at it: make serve, or $(PYTHON) -m http.server --directory site"
 
 serve: $(READY)
-	$(BIN)/python docs/tools/katex.py
+	$(BIN)/python docs/tools/npm.py
 	$(BIN)/mkdocs serve
 
 # Two processes: Triton reads TRITON_INTERPRET when a kernel is defined.
@@ -23,7 +23,7 @@ serve: $(READY)
 test: test-all test-kernels
 
 test-all: $(READY)
-	$(BIN)/python docs/tools/katex.py
+	$(BIN)/python docs/tools/npm.py
 	$(BIN)/python -m pytest
 
 test-kernels: $(READY)

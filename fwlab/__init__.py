@@ -3,4 +3,6 @@
 from fwlab.ops.state import detach
 
 __version__ = "0.1.0"
+"""The release of this package."""
+
 __all__ = ["__version__", "detach"]

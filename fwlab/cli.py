@@ -1,4 +1,4 @@
-"""The command line: `fwlab info`, `train`, `generate`, `bench`."""
+"""The command line: `fwlab info`, `train`, `generate`, `export-web`, `bench`."""
 
 import shlex
 import sys
@@ -122,6 +122,19 @@ def generate(
     tokens = loaded.characters.encode(prompt)[None]
     text = loaded.model.eval().generate(tokens, length, temperature, top_k, seed)
     print(loaded.characters.decode(text[0]))
+
+
+@app.command
+def export_web(checkpoint: Positional[Path], out: Positional[Path], /) -> None:
+    """Write a trained model as the live figure of the site wants it.
+
+    Args:
+        checkpoint: A file that fwlab train has written, of mixer delta or
+            sum.
+        out: The file to write.
+    """
+    size = training.export_web(out, training.load(checkpoint))
+    print(f"{out}: {size:,} bytes")
 
 
 @app.command

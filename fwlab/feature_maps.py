@@ -23,6 +23,10 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 
     This is fwlab's one rule for empty denominators: no epsilon is added,
     so results do not depend on the scale of the features.
+
+    - `x`: any shape.
+    - `total`: a shape that broadcasts with that of `x`.
+    - Returns the shape the two broadcast to.
     """
     empty = total == 0
     return torch.where(empty, 0, x / torch.where(empty, 1, total))
@@ -85,7 +89,11 @@ class FeatureMap(nn.Module):
     scales = False
 
     def width(self, d: int) -> int:
-        """Number of features of a key of width `d`."""
+        """Number of features of a key.
+
+        - `d`: width of the key, at least 1.
+        - Returns the width of what `forward` gives.
+        """
         raise NotImplementedError
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -112,6 +120,7 @@ class Identity(FeatureMap):
         return d
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features of `x` `[..., d]`. Returns `x` itself."""
         return x
 
 
@@ -125,6 +134,7 @@ class ReLU(FeatureMap):
         return d
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features of `x` `[..., d]`. Returns the same shape."""
         return F.relu(x)
 
 
@@ -141,6 +151,7 @@ class ELU1(FeatureMap):
         return d
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features of `x` `[..., d]`. Returns the same shape."""
         # Not elu(x) + 1: that loses exp(x) to rounding for x << 0, and
         # a feature of exactly 0 would lose its gradient.
         return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
@@ -182,6 +193,7 @@ class DPFP(FeatureMap):
         return 2 * d * self.nu
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features of `x` `[..., d]`. Returns `[..., 2 * d * nu]`."""
         r = F.relu(torch.cat([x, -x], dim=-1))
         return torch.cat([r * r.roll(-j, -1) for j in range(1, self.nu + 1)], dim=-1)
 
@@ -196,6 +208,7 @@ class RandomFeatures(FeatureMap):
     - `directions`: how many random directions $\omega$, at least 1.
     - `orthogonal`: draw them at right angles in blocks of `d`.
     - `seed`: of the first draw; None takes PyTorch's generator.
+    - Raises `ValueError` for sizes below 1.
 
     The directions are a buffer `[directions, d]`: they move and are
     saved with the model, are not trained, and change in `redraw` only.
@@ -230,6 +243,12 @@ class RandomFeatures(FeatureMap):
         self.omega.copy_(draw)
 
     def width(self, d: int) -> int:
+        """Number of features of a key: two per direction.
+
+        - `d`: width of the key, the one of the directions.
+        - Returns `2 * directions`.
+        - Raises `ValueError` for another `d`.
+        """
         if d != self.d:
             raise ValueError(
                 f"{type(self).__name__}: its directions are for keys of width "
@@ -253,7 +272,12 @@ def gaussian_directions(
     $Q$ take the signs of $R$'s diagonal, without which LAPACK's $Q$ is
     not uniform.
 
-    - Returns `[count, d]`, float32.
+    - `count`: how many rows, 0 or more.
+    - `d`: width of a row, at least 1.
+    - `orthogonal`: at right angles in blocks of `d`; False = all rows
+      independent.
+    - `generator`: on the CPU; None takes PyTorch's own.
+    - Returns `[count, d]`, float32, on the CPU.
     """
     if not orthogonal:
         return torch.randn(count, d, generator=generator, device="cpu")
@@ -310,6 +334,11 @@ class FAVOR(RandomFeatures):
         return torch.cat([along, -along], -1) - square - half
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features, computed in float32 at least.
+
+        - `x`: `[..., d]`.
+        - Returns `[..., 2 * directions]` in the dtype of `x`.
+        """
         with torch.autocast(x.device.type, enabled=False):
             return self._exponents(_at_least_float32(x)).exp().to(x.dtype)
 
@@ -360,6 +389,11 @@ class RandomFourier(RandomFeatures):
         self.bandwidth = nn.Parameter(torch.full((d,), float(bandwidth)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features, computed in float32 at least.
+
+        - `x`: `[..., d]`, of any length.
+        - Returns `[..., 2 * directions]` in the dtype of `x`.
+        """
         with torch.autocast(x.device.type, enabled=False):
             unit = l2_normalize(_at_least_float32(x))
             omega = (self.bandwidth * self.omega).to(unit.dtype)
@@ -372,9 +406,9 @@ def _at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype.itemsize >= 4 else x.float()
 
 
-#: What `key_norm` may name, in layers.
 KEY_NORMS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "sum": sum_normalize,
     "l2": l2_normalize,
     None: nn.Identity(),
 }
+"""What `key_norm` may name, in layers."""

@@ -14,24 +14,26 @@ from cycler import cycler
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-#: Slow weights: what gradient descent trains.
 TRAINED = "#c96a1b"
-#: Fast weights: what the layer writes while it reads.
+"""Slow weights: what gradient descent trains."""
 FAST = "#2f86c9"
-#: Features of keys and queries.
+"""Fast weights: what the layer writes while it reads."""
 FEATURES = "#2e9461"
-#: A comparison: the paper's figure, another rule, a baseline.
+"""Features of keys and queries."""
 OTHER = "#9b6fd6"
-#: What is wrong or lost: interference, error.
+"""A comparison: the paper's figure, another rule, a baseline."""
 WRONG = "#d9534f"
-#: Several settings of one thing, which have no role of their own.
+"""What is wrong or lost: interference, error."""
 SERIES = ("#1c8f93", "#b85a9a", "#8f7d17")
+"""Several settings of one thing, which have no role of their own."""
 INK = "#7b8190"
-#: For signed numbers: positive, transparent at zero, negative.
+"""Axes and letters."""
 SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
     "fwlab",
     [mpl.colors.to_rgba(*part) for part in ((SERIES[1], 1), (INK, 0), (FAST, 1))],
 )
+"""For signed numbers: positive in `FAST`, transparent at zero, negative
+in the second of `SERIES`."""
 
 
 def style() -> None:
@@ -82,8 +84,10 @@ def style() -> None:
 def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
     """Draw a small matrix with its numbers in the cells.
 
+    - `ax`: where to draw; its ticks and its frame are set anew.
     - `values`: two dimensions; a tensor or an array.
-    - `limit`: the number that gets the full colour.
+    - `title`: stands above it.
+    - `limit`: the number that gets the full colour, above 0.
     """
     values = np.asarray(values)
     ax.imshow(values, cmap=SIGNED, vmin=-limit, vmax=limit, aspect="equal")
@@ -99,6 +103,13 @@ def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
 
 
 def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
-    """`plt.subplots` at the house width: `(figure, axes)`."""
+    """`plt.subplots` at the house width.
+
+    - `columns`, `rows`: how many axes side by side, and one below the
+      other.
+    - `options`: for `plt.subplots`, whose `figsize` is otherwise 6.4
+      inches by 3 per row.
+    - Returns `(figure, axes)`.
+    """
     options.setdefault("figsize", (6.4, 3.0 * rows))
     return plt.subplots(rows, columns, **options)

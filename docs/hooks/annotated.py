@@ -1,25 +1,16 @@
-"""Puts the versions of an operation side by side.
+"""Makes the pages of annotated source.
 
-Every operation gets a page with naive.py and efficient.py; and the mark
+Every file of fwlab/ops, of fwlab/layers, and feature_maps.py has a page:
+notes on the left, code on the right. Every operation has a page with
+naive.py and efficient.py side by side; and the mark
 `<!-- versions: delta -->` of a page is replaced by these two and kernels.py.
-
-A file becomes rows. Its docstrings and full-line comments are notes, set
-as Markdown above the code they belong to; the code keeps its true line
-numbers. A comment such as `# Eq. 24` or `# (d1)` and the equation with
-that tag link to each other.
 """
 
-import ast
-import io
 import re
-import textwrap
-import tokenize
-from typing import NamedTuple
 
-from mkdocs.structure.files import File
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
+import equations
+from literate import TAG, Source, linked, note
+from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
 
 #: Folder of fwlab/ops, and the title of its page: one line per operation.
@@ -37,60 +28,84 @@ SHARED = {
     "linear": {"tiles": ("What the kernels share", "tiles.py")},
     "delta": {"chunks": ("Triton: the kernels of chunks", "linear/kernels.py")},
 }
-
-MARK = re.compile(r"<!-- versions: (\w+) -->")
-
-DISPLAY = re.compile(r"[ \t]*\$\$.*?\$\$", re.DOTALL)
-TAG = re.compile(r"\\tag\{(\w+)\}")
-REFERENCE = re.compile(r"\b(?P<word>Eq\. )(?P<number>\w+)|\((?P<own>[a-z]\d+)\)")
-
-
-class Row(NamedTuple):
-    """A note and the lines of code below it; both may be empty."""
-
-    name: str  # of the function or class that begins here
-    note: str
-    lines: list[int]
+#: What has a page of its own, in the order in which it is best read.
+TREE = {
+    "Feature maps": ["fwlab/feature_maps.py"],
+    "Operations": [f"fwlab/ops/{name}" for name in (*OPERATIONS, "softmax")],
+    "What the operations share": ["fwlab/ops/*.py"],
+    "Layers": ["fwlab/layers/*.py"],
+}
+INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
+VERSIONS = re.compile(r"<!-- versions: (\w+) -->")
 
 
 def on_files(files, config):
     for operation, title in OPERATIONS.items():
-        content = _page(operation, title, config)
+        content = _operation(operation, title, config)
         files.append(File.generated(config, _uri(operation), content=content))
+    for path in _paths():
+        files.append(
+            File.generated(
+                config,
+                _uri_of(path),
+                content=_file(path, config),
+                # Links lead there; in the menu of every page they would
+                # be most of it.
+                inclusion=InclusionLevel.NOT_IN_NAV,
+            )
+        )
+    files.append(File.generated(config, INDEX, content=_index()))
+    files.append(File.generated(config, EQUATIONS, content=_equations()))
     for entry in config.nav:
         for title, value in entry.items():
             if value == "annotated/":
-                entry[title] = [_uri(operation) for operation in OPERATIONS]
+                entry[title] = [INDEX, EQUATIONS, *map(_uri, OPERATIONS)]
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    return MARK.sub(lambda mark: _versions(mark[1], config), markdown)
+    return VERSIONS.sub(lambda mark: _versions(mark[1], config), markdown)
 
 
 def page_of(path: str) -> tuple[str, str] | None:
     """Page and fragment where a file of the repository is shown."""
     match = re.fullmatch(r"fwlab/ops/(\w+)/(\w+)\.py", path)
-    if match and match[1] in OPERATIONS and match[2] in KERNELS:
-        page = f"kernels/{match[1]}.md" if match[2] == "kernels" else _uri(match[1])
-        return page, f"#{match[2]}"
-    return None
+    if match and match[1] in OPERATIONS and match[2] in FILES:
+        return _uri(match[1]), f"#{match[2]}"
+    return (_uri_of(path), "") if path in _paths() else None
+
+
+def _paths() -> list[str]:
+    """The files that have a page."""
+    found = [ROOT / "fwlab" / "feature_maps.py"]
+    for folder in ("ops", "layers"):
+        found += sorted((ROOT / "fwlab" / folder).rglob("*.py"))
+    return [path.relative_to(ROOT).as_posix() for path in found]
 
 
 def _uri(operation: str) -> str:
     return f"annotated/{operation}.md"
 
 
-def _page(operation: str, title: str, config) -> str:
+def _uri_of(path: str) -> str:
+    # A page __init__.html would be hidden by some hosts.
+    path = path.removeprefix("fwlab/").removesuffix(".py")
+    return f"annotated/source/{path.replace('__init__', 'init')}.md"
+
+
+def _operation(operation: str, title: str, config) -> str:
     gpu = ""
     if (ROOT / "docs" / "kernels" / f"{operation}.md").exists():
         gpu = f" On a GPU there is a third: [its kernels](../kernels/{operation}.md)."
     return (
-        "---\nhide: [navigation, toc]\n---\n\n"
+        "---\nhide: [navigation, toc]\n"
+        f"description: {title}, naive and memory-efficient PyTorch side by side, "
+        "equation by equation.\n---\n\n"
         f"# {title}: naive and efficient\n\n"
         "Two ways to compute the same thing; the tests hold them together. Below "
         "an equation stand the lines that compute it, and the number in a comment "
-        f"leads back to the equation.{gpu}\n\n"
+        f"leads back to the equation.{gpu} "
+        "[All files](index.md).\n\n"
         f"{_columns(operation, FILES, config)}"
     )
 
@@ -114,178 +129,195 @@ def _columns(operation: str, files: dict[str, str], config) -> str:
     if "kernels" in files:
         for name, (title, path) in SHARED.get(operation, {}).items():
             titles[name], paths[name] = title, f"fwlab/ops/{path}"
-    texts = {name: (ROOT / path).read_text("utf-8") for name, path in paths.items()}
-    tags = set(TAG.findall("".join(texts.values())))
-    lines = {name: _highlighted(name, text, tags) for name, text in texts.items()}
-    computed = {tag: _lines_of(tag, lines) for tag in tags}
-    shown: set[str] = set()
-    columns = []
-    for name, text in texts.items():
-        rows = "\n".join(
-            _row(name, row, lines[name], tags, computed, shown) for row in _rows(text)
-        )
-        columns.append(
-            f'<div class="column column-{name}" role="region" tabindex="0" '
-            f'aria-label="{paths[name]}" markdown>\n\n'
-            f"## {titles[name]} {{#{name}}}\n\n"
-            f"[`{paths[name]}`]({source(config, paths[name])})\n{{: .path }}\n\n"
-            f"{rows}\n\n</div>\n"
-        )
-    kind = "annotated three" if "kernels" in files else "annotated"
+    sources = {name: Source(path, name) for name, path in paths.items()}
+    kind = "annotated three" if "kernels" in files else "annotated two"
+    rows = _Rows(sources)
+    columns = [
+        f'<div class="column column-{name}" role="region" tabindex="0" '
+        f"{'data-search-exclude ' * (name in FILES and files is KERNELS)}"
+        f'aria-label="{paths[name]}" markdown>\n\n'
+        f"## {titles[name]} {{#{name}}}\n\n"
+        f"[`{paths[name]}`]({source(config, paths[name])})\n{{: .path }}\n\n"
+        f"{rows.of(name)}\n\n</div>\n"
+        for name in sources
+    ]
     return f'<div class="{kind}" markdown>\n\n{"".join(columns)}\n</div>\n'
 
 
-def _rows(text: str) -> list[Row]:
-    """Cut a file into rows."""
-    tree, last = ast.parse(text), len(text.splitlines())
-    notes: dict[int, tuple[str, str]] = {}  # first line of the code below
-    hidden: set[int] = set()
-    owner = {  # of a method, or of a function inside a function
-        inner: node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
-        for inner in node.body
-    }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            continue
-        note = ast.get_docstring(node)
-        if note:
-            hidden.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-        if isinstance(node, ast.Module):
-            notes[1] = ("", note or "")
-        else:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            name, outer = node.name, node
-            while outer := owner.get(outer):
-                name = f"{outer.name}.{name}"
-            notes[first] = (name, note or "")
-    comments = {
-        token.start[0]: re.sub("^#:? ?", "", token.string)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
-    }
-    for run in _runs(sorted(comments)):
-        hidden.update(run)
-        note = "\n".join(comments[number] for number in run)
-        name, own = notes.get(run[-1] + 1, ("", ""))
-        notes[run[-1] + 1] = (name, f"{note}\n\n{own}")
-    starts = sorted(notes)
-    return [
-        Row(*notes[start], [n for n in range(start, stop) if n not in hidden])
-        for start, stop in zip(starts, [*starts[1:], last + 1], strict=True)
-    ]
+def _file(path: str, config) -> str:
+    file = Source(path)
+    up = "../" * (_uri_of(path).count("/") - 1)
+    # The words of the others are found in the API, or on the pages with
+    # several versions.
+    shared = re.fullmatch(r"fwlab/ops/\w+\.py", path)
+    search = "" if shared else "search:\n  exclude: true\n"
+    beside = ""
+    match = re.fullmatch(r"fwlab/ops/(\w+)/(\w+)\.py", path)
+    if match and match[1] in OPERATIONS and match[2] in KERNELS:
+        beside = f" · [naive and efficient side by side]({up}{match[1]}.md)"
+        if (ROOT / "docs" / "kernels" / f"{match[1]}.md").exists():
+            beside += f" · [with the GPU kernels]({up}../kernels/{match[1]}.md)"
+    return (
+        f"---\nhide: [navigation, toc]\n{search}"
+        f"title: {path.removeprefix('fwlab/')}\n"
+        f'description: "Annotated source of {path}: notes with mathematics beside '
+        'the code."\n---\n\n'
+        f"# {path.replace('/', '/<wbr>')}\n\n[Annotated source]({up}index.md){beside} · "
+        f"[in the repository]({source(config, path)})\n{{: .path }}\n\n"
+        '<div class="annotated one" markdown>\n\n'
+        f"{_Rows({'': file}, path=path).of('')}\n\n</div>\n"
+    )
 
 
-def _runs(numbers: list[int]) -> list[list[int]]:
-    """Cut rising numbers where one is left out."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
+class _Rows:
+    """The rows of files that stand on one page, linked with each other.
 
-
-def _row(
-    column: str, row: Row, lines: list[str], tags: set, computed: dict, shown: set
-) -> str:
-    parts = ['<div class="row" markdown>']
-    if row.name:
-        fragment = f"{column}-{row.name.replace('.', '-')}"
-        parts.append(f"### {row.name} {{#{fragment}}}")
-    if row.note.strip():
-        note = _note(row.note, tags, computed, shown)
-        parts += ['<div class="note" markdown>', note, "</div>"]
-    return "\n\n".join([*parts, _blocks(row.lines, lines), "</div>"])
-
-
-def _note(note: str, tags: set, computed: dict, shown: set) -> str:
-    """Markdown of a note, with an anchor and its lines at each equation.
-
-    An equation may be said again in another file: the first has the anchor.
+    - `path`: of a file that stands alone; its numbers lead to other pages
+      where it does not state the equation itself.
     """
-    note = re.sub(r"^#", "###", note, flags=re.MULTILINE)
-    out, end = [], 0
-    for match in DISPLAY.finditer(note):
-        out.append(_link(note[end : match.start()], tags))
-        equation, end = textwrap.dedent(match[0]), match.end()
-        if match := TAG.search(equation):
-            tag = match[1]
-            places = f"{computed[tag]}\n{{: .places }}" if computed[tag] else ""
-            anchor = "" if tag in shown else f'id="eq-{tag}" '
-            shown.add(tag)
-            equation = (
-                f'<div class="equation" {anchor}data-eq="{tag}" tabindex="-1" '
-                f"markdown>\n\n{equation}\n\n{places}\n\n</div>"
+
+    def __init__(self, sources: dict[str, Source], path: str = ""):
+        self.sources, self.path = sources, path
+        self.tags = set().union(*(file.tags for file in sources.values()))
+        self.stated: set[str] = set()
+
+    def of(self, name: str) -> str:
+        return "\n".join(self._row(self.sources[name], row) for row in self._of(name))
+
+    def _of(self, name: str):
+        return self.sources[name].rows
+
+    def _row(self, file: Source, row) -> str:
+        parts = ['<div class="row" markdown>', '<div class="note" markdown>']
+        if row.name:
+            fragment = f"{file.prefix}{row.name.replace('.', '-')}"
+            parts.append(f"### {row.name} {{#{fragment}}}")
+        if row.note.strip():
+            parts.append(note(row.note, self._address, self._equation))
+        parts.append("</div>")
+        blocks = file.blocks(row.lines, lambda text: linked(text, self._address))
+        return "\n\n".join([*parts, blocks, "</div>"])
+
+    def _address(self, tag: str) -> str | None:
+        if tag in self.tags:
+            return f"#eq-{tag}"
+        return self._elsewhere(tag)
+
+    def _elsewhere(self, tag: str) -> str | None:
+        """An equation that another page states, or at least lists."""
+        path = next(iter(self.sources.values())).path
+        paper = equations.paper(path)
+        if tag in equations.listed()["exceptions"].get(path, {}):
+            return None  # another paper's
+        up = "../" * _uri_of(path).count("/") if self.path else "../"
+        place = equations.stated().get((paper, tag))
+        # Our own numbers mean something in one folder only.
+        if place in _paths() and tag[0].isdigit():
+            return f"{up}{_uri_of(place).removesuffix('.md')}.html#eq-{tag}"
+        if tag in equations.papers().get(paper, {}).get("equations", {}):
+            return f"{up}annotated/equations.html#{paper}-{tag}"
+        return None
+
+    def _equation(self, tag: str, formula: str) -> str:
+        """An equation with an anchor, and links to the lines that compute it.
+
+        It may be said again in another file: the first has the anchor.
+        """
+        assert TAG.search(formula)
+        anchor = "" if tag in self.stated else f'id="eq-{tag}" '
+        self.stated.add(tag)
+        places = self._places(tag)
+        places = f"{places}\n{{: .places }}" if places else ""
+        return (
+            f'<div class="equation" {anchor}data-eq="{tag}" tabindex="-1" markdown>'
+            f"\n\n{formula}\n\n{places}\n\n</div>"
+        )
+
+    def _places(self, tag: str) -> str:
+        places = []
+        for name, file in self.sources.items():
+            lines = file.computed.get(tag, [])
+            links = ", ".join(f'<a href="#{file.anchor(n)}">{n}</a>' for n in lines)
+            if links:
+                word = f"{name} line" if name else "line"
+                places.append(f"{word}{'s' * (len(lines) > 1)} {links}")
+        return " · ".join(places)
+
+
+def _equations() -> str:
+    """Every equation of the papers, and where it is."""
+    parts = [
+        "---\nhide: [navigation]\n"
+        "description: The equations of the papers by their numbers, and the lines of "
+        "fwlab that compute them.\n---\n\n# Equations of the papers\n\n"
+        "By the numbers of the papers, in our words; and where fwlab states and "
+        "computes them. A number without a place is one that the notes only mention. "
+        "A test holds every reference in the code, the notebooks and these pages "
+        "to this list.\n"
+    ]
+    for name, paper in equations.papers().items():
+        if not paper["equations"]:
+            continue
+        parts.append(
+            f"\n## {paper['authors'].split(',')[0]} et al. {paper['year']} {{#{name}}}\n\n"
+            f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})\n\n"
+            "| Eq. | What it says | Stated | Computed |\n|---|---|---|---|\n"
+        )
+        for tag, words in paper["equations"].items():
+            stated = ""
+            if (place := equations.stated().get((name, tag))) in _paths():
+                stated = f"[{_short(place)}]({_link(place, f'eq-{tag}')})"
+            lines: dict[str, list[str]] = {}
+            for path, line in equations.computed().get((name, tag), []):
+                if path in _paths():
+                    link = f"[{line}]({_link(path, f'L{line}')})"
+                    lines.setdefault(path, []).append(link)
+            computed = "<br>".join(
+                f"{_short(p)} {', '.join(n)}" for p, n in lines.items()
             )
-        out.append(f"\n\n{equation}\n\n")
-    return "".join([*out, _link(note[end:], tags)])
+            parts.append(
+                f'| <span id="{name}-{tag}">{tag}</span> | {words} | {stated} | {computed} |\n'
+            )
+    return "".join(parts)
 
 
-def _link(text: str, tags: set) -> str:
-    """Turn the numbers of equations into links to them."""
-
-    def link(match: re.Match) -> str:
-        tag = match["number"] or match["own"]
-        if tag not in tags:
-            return match[0]
-        return f'<a class="eq" href="#eq-{tag}">{match[0]}</a>'
-
-    return REFERENCE.sub(link, text)
+def _short(path: str) -> str:
+    return f"`{path.removeprefix('fwlab/').removesuffix('.py')}`"
 
 
-def _highlighted(column: str, text: str, tags: set) -> list[str]:
-    """The lines of a file as HTML, numbered and with links to equations."""
-    html = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
-    out = []
-    for number, line in enumerate(html.splitlines(), 1):
-        code, mark, comment = line.rpartition('<span class="c1">')
-        named = sorted(
-            {m["number"] or m["own"] for m in REFERENCE.finditer(comment)} & tags
-        )
-        if _blank(code):  # a comment of its own line becomes a note
-            named = []
-        anchor = f"{column}-L{number}"
-        out.append(
-            f'<span class="line" id="{anchor}" tabindex="-1"'
-            + (f' data-eq="{" ".join(named)}"' if named and mark else "")
-            + f'><a class="number" href="#{anchor}" tabindex="-1" aria-label="Line {number}" '
-            f'data-n="{number}"></a>{code}{mark}'
-            f"{_link(comment, tags) if mark else comment}\n</span>"
-        )
-    return out
+def _link(path: str, fragment: str) -> str:
+    return f"{_uri_of(path).removeprefix('annotated/')}#{fragment}"
 
 
-def _lines_of(tag: str, lines: dict[str, list[str]]) -> str:
-    """Links to the lines whose comment names an equation."""
-    places = []
-    for column, html in lines.items():
-        numbers = [
-            number
-            for number, line in enumerate(html, 1)
-            if re.search(rf'data-eq="[^"]*\b{tag}\b', line)
-        ]
-        links = ", ".join(f'<a href="#{column}-L{n}">{n}</a>' for n in numbers)
-        if links:
-            places.append(f"{column} line{'s' * (len(numbers) > 1)} {links}")
-    return " · ".join(places)
-
-
-def _blocks(numbers: list[int], lines: list[str]) -> str:
-    """Code of a row; where lines are left out, a new block begins."""
-    blocks = []
-    for run in _runs(numbers):
-        block = [lines[n - 1] for n in run]
-        while block and _blank(block[0]):
-            block.pop(0)
-        while block and _blank(block[-1]):
-            block.pop()
-        if block:
-            blocks.append(f"<pre><code>{''.join(block)}</code></pre>")
-    return f'<div class="highlight no-copy">{"".join(blocks)}</div>' if blocks else ""
-
-
-def _blank(line: str) -> bool:
-    return not re.sub("<[^>]*>", "", line).strip()
+def _index() -> str:
+    parts = [
+        "---\nhide: [navigation]\n"
+        "description: Every file of the operations, the feature maps and the layers, "
+        "with notes and mathematics beside the code.\n---\n\n"
+        "# Annotated source\n\n"
+        "Notes and mathematics on the left, code on the right, made of the files "
+        "themselves. The number of an equation leads to the lines that compute it, and "
+        "back; a symbol of a formula or a name in the code, clicked, lights up "
+        "wherever it is used. There is also a [list of the equations](equations.md).\n\n"
+        "## Side by side\n\n"
+        "| Operation | Versions beside each other |\n|---|---|\n"
+    ]
+    for operation, title in OPERATIONS.items():
+        versions = f"[naive and efficient]({operation}.md)"
+        if (ROOT / "docs" / "kernels" / f"{operation}.md").exists():
+            versions += f", [with the GPU kernels](../kernels/{operation}.md)"
+        parts.append(f"| {title} | {versions} |\n")
+    for title, patterns in TREE.items():
+        parts.append(f"\n## {title}\n\n| File | What it is |\n|---|---|\n")
+        for pattern in patterns:
+            for path in _paths():
+                inside = path.rpartition("/")[0]
+                folder, _, name = pattern.rpartition("/")
+                if (
+                    path == pattern
+                    or inside == pattern
+                    or (name == "*.py" and inside == folder)
+                ):
+                    uri = _uri_of(path).removeprefix("annotated/")
+                    parts.append(f"| [`{path}`]({uri}) | {Source(path).summary} |\n")
+    return "".join(parts)

@@ -1,4 +1,4 @@
-"""Copies what docs/tools/katex.py has fetched into the built site."""
+"""Copies what docs/tools/npm.py has fetched into the built site."""
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
@@ -26,7 +26,7 @@ def on_files(files, config):
             found = sorted(package.glob(pattern))
             if not found:
                 raise PluginError(
-                    "KaTeX has not been fetched: run `python docs/tools/katex.py` "
+                    "KaTeX has not been fetched: run `python docs/tools/npm.py` "
                     f"once (no {package.relative_to(ROOT) / pattern})"
                 )
             for path in found:

@@ -26,17 +26,3 @@ def _branch(config) -> str:
 
 def on_page_markdown(markdown, page, config, files):
     return re.sub(r"\{\{ *repo_url *\}\}", config.repo_url.rstrip("/"), markdown)
-
-
-def on_post_page(output, page, config):
-    return _no_star_count(output)
-
-
-def on_post_template(output, template_name, config):
-    return _no_star_count(output)
-
-
-def _no_star_count(html: str) -> str:
-    # The theme would ask the host of the repository for stars and forks:
-    # the site makes no request to anybody else.
-    return html.replace(' data-md-component="source"', "")

@@ -1,14 +1,19 @@
-// Annotated source: the equation or line that the address names, and all
-// lines that carry the same number, light up together.
-document$.subscribe(() => {
-  if (!document.querySelector(".annotated")) return;
+// Annotated source. The equation or line that the address names, and all
+// lines that carry the same number, light up together; and so do all uses of
+// a symbol that is clicked, in formulas and in code.
+document.addEventListener("DOMContentLoaded", () => {
+  const page = document.querySelector(".annotated");
+  if (!page) return;
+
+  // Equations and lines
+
   const named = () => document.getElementById(location.hash.slice(1));
   const numbers = (element) => element.dataset.eq?.split(" ") ?? [];
 
   const light = () => {
     const target = named();
     const wanted = target ? numbers(target) : [];
-    for (const element of document.querySelectorAll(".line, .equation"))
+    for (const element of page.querySelectorAll(".line, .equation"))
       element.classList.toggle(
         "lit",
         element === target || numbers(element).some((n) => wanted.includes(n)),
@@ -27,23 +32,157 @@ document$.subscribe(() => {
       if (place.top < box.top || place.bottom > box.bottom)
         column.scrollTop += place.top - box.top - box.height / 3;
     } else target.scrollIntoView({ block: "center" });
+    if (!target.hasAttribute("tabindex")) target.tabIndex = -1;
     target.focus({ preventScroll: true });
   };
 
-  document.querySelector(".annotated").addEventListener("click", (event) => {
-    const link = event.target.closest("a[href^='#']");
-    if (!link) return;
-    event.preventDefault();
-    history.pushState(null, "", link.hash);
+  const go = (hash) => {
+    history.pushState(null, "", hash);
     light();
     show(named());
+  };
+
+  page.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    const number = event.target.closest(".katex-tag");
+    const line = number?.closest(".equation")?.querySelector(".places a");
+    if (!link && !line) return;
+    event.preventDefault();
+    go((link ?? line).hash);
   });
   addEventListener("popstate", light);
   addEventListener("load", () => {
     const target = named();
-    if (!target?.closest(".column-naive, .three .column")) return;
-    document.querySelector(".annotated").scrollIntoView();
+    if (!target?.closest(".annotated")) return;
+    if (target.closest(".column-naive, .three .column")) page.scrollIntoView();
     show(target);
   });
   light();
+
+  // Symbols. k_t of the code is k of the formulas, v_bar is v with a bar.
+
+  const greek = Object.fromEntries(
+    [
+      ["alpha", "α"],
+      ["beta", "β"],
+      ["gamma", "γ"],
+      ["Gamma", "Γ"],
+      ["delta", "δ"],
+      ["nu", "ν"],
+      ["phi", "ϕ"],
+      ["sigma", "σ"],
+    ].map(([name, letter]) => [letter, name]),
+  );
+  const accents = { ˉ: "_bar", "^": "_hat", "~": "_tilde" };
+
+  const ofName = (name) => name.replace(/(?<=[A-Za-z])_[a-z]$/, "");
+  const ofFormula = (element) => {
+    const letter = element.textContent;
+    const accent = element
+      .closest(".accent, .katex-accent")
+      ?.querySelector(".accent-body")
+      ?.textContent.trim();
+    return (greek[letter] ?? letter) + (accents[accent] ?? "");
+  };
+
+  // { symbol: { code: [ranges], formulas: [elements] } }
+  const index = () => {
+    const uses = new Map();
+    const of = (symbol) => {
+      if (!uses.has(symbol)) uses.set(symbol, { code: [], formulas: [] });
+      return uses.get(symbol);
+    };
+    for (const element of page.querySelectorAll(
+      ".katex-html :is(.mathnormal, .mathrm, .mathbf)",
+    ))
+      if (/^\p{L}+$/u.test(element.textContent))
+        of(ofFormula(element)).formulas.push(element);
+    const walk = document.createTreeWalker(page, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+      const node = walk.currentNode;
+      const parent = node.parentElement;
+      if (!parent.closest(".line") || parent.closest("a, .c1, [class^=s]")) continue;
+      for (const match of node.data.matchAll(/[A-Za-z_]\w*/g))
+        of(ofName(match[0])).code.push(
+          new StaticRange({
+            startContainer: node,
+            startOffset: match.index,
+            endContainer: node,
+            endOffset: match.index + match[0].length,
+          }),
+        );
+    }
+    return uses;
+  };
+
+  let uses;
+  let chosen = null;
+  const bar = document.createElement("div");
+  bar.className = "symbols";
+  bar.setAttribute("role", "group");
+  bar.setAttribute("aria-label", "Light up a symbol");
+  const count = document.createElement("span");
+  count.setAttribute("role", "status");
+
+  const choose = (symbol) => {
+    chosen = symbol === chosen || !uses.has(symbol) ? null : symbol;
+    const { code, formulas } = uses.get(chosen) ?? { code: [], formulas: [] };
+    if (globalThis.CSS?.highlights) CSS.highlights.set("symbol", new Highlight(...code));
+    for (const element of page.querySelectorAll(".symbol"))
+      element.classList.remove("symbol");
+    for (const element of formulas) element.classList.add("symbol");
+    for (const button of bar.querySelectorAll("button"))
+      button.setAttribute("aria-pressed", button.value === chosen);
+    count.textContent = chosen
+      ? `${chosen}: ${formulas.length} in formulas, ${code.length} in code`
+      : "";
+  };
+
+  const wordAt = (event) => {
+    const place =
+      document.caretPositionFromPoint?.(event.clientX, event.clientY) ??
+      document.caretRangeFromPoint?.(event.clientX, event.clientY);
+    const node = place?.offsetNode ?? place?.startContainer;
+    if (node?.nodeType !== Node.TEXT_NODE) return null;
+    const offset = place.offset ?? place.startOffset;
+    const range = [...uses.values()]
+      .flatMap((use) => use.code)
+      .find(
+        (r) =>
+          r.startContainer === node && r.startOffset <= offset && offset <= r.endOffset,
+      );
+    return range && ofName(node.data.slice(range.startOffset, range.endOffset));
+  };
+
+  // Formulas are set after this script has been read.
+  addEventListener("load", () => {
+    uses = index();
+    const both = [...uses]
+      .filter(([, use]) => use.code.length && use.formulas.length)
+      .sort(([, a], [, b]) => b.formulas.length - a.formulas.length)
+      .slice(0, 16);
+    for (const [symbol] of both) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.value = button.textContent = symbol;
+      button.setAttribute("aria-pressed", false);
+      button.addEventListener("click", () => choose(symbol));
+      bar.append(button);
+    }
+    if (both.length) {
+      bar.prepend("Symbols");
+      bar.append(count);
+      page.before(bar);
+    }
+    page.addEventListener("click", (event) => {
+      if (event.target.closest("a, .katex-tag, summary")) return;
+      if (!getSelection().isCollapsed) return;
+      const formula = event.target.closest(".mathnormal, .mathrm, .mathbf");
+      const symbol = formula ? ofFormula(formula) : wordAt(event);
+      if (symbol) choose(symbol);
+    });
+    addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && chosen) choose(chosen);
+    });
+  });
 });

@@ -23,7 +23,12 @@ class Characters:
         return "\n" if "\n" in self._index else self.alphabet[0]
 
     def encode(self, text: str) -> Tensor:
-        """`int64 [characters]`. Raises `ValueError` for an unknown one."""
+        """Text to numbers.
+
+        - `text`: any number of known characters.
+        - Returns `int64 [characters]`, places in the alphabet, from 0.
+        - Raises `ValueError` for an unknown character, naming it.
+        """
         unknown = sorted(set(text) - set(self._index))
         if unknown:
             raise ValueError(
@@ -33,5 +38,10 @@ class Characters:
         return torch.tensor([self._index[c] for c in text], dtype=torch.int64)
 
     def decode(self, tokens: Tensor) -> str:
-        """The text of `int64 [characters]`."""
+        """Numbers back to text.
+
+        - `tokens`: `int64 [characters]`, from 0 to the size of the
+          alphabet less 1.
+        - Returns the text.
+        """
         return "".join(self.alphabet[i] for i in tokens.tolist())

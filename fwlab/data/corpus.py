@@ -35,6 +35,8 @@ CORPORA = {
         "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
     ),
 }
+"""The corpora that can be fetched, by name: the file each is kept in,
+where it comes from, and its SHA-256."""
 
 
 def corpus(name: str | None = None) -> str:

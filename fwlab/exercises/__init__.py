@@ -15,11 +15,11 @@ solution("delta_step") # the source of fwlab's own function
 from fwlab.exercises import aft, fast_weights, feedback
 from fwlab.exercises.checker import Exercise, assert_correct, check, hint, solution
 
-#: Every exercise by its name.
 EXERCISES: dict[str, Exercise] = {
     **fast_weights.EXERCISES,
     **aft.EXERCISES,
     **feedback.EXERCISES,
 }
+"""Every exercise by its name."""
 
 __all__ = ["EXERCISES", "Exercise", "assert_correct", "check", "hint", "solution"]

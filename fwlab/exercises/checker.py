@@ -66,7 +66,11 @@ def check(answer: Any, name: str | None = None) -> bool:
 
 
 def assert_correct(answer: Any, name: str | None = None) -> None:
-    """The form of `check` for pytest: `AssertionError` says what is wrong."""
+    """The form of `check` for pytest: prints nothing, and raises.
+
+    - `answer`, `name`: as for `check`.
+    - Raises `AssertionError`, which says what is wrong.
+    """
     exercise, complaint = _find(answer if name is None else name, callable(answer))
     if exercise is None:
         raise AssertionError(complaint)

@@ -104,7 +104,12 @@ class _AFT(nn.Module):
         return y[:, 0], state
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence after `time` tokens."""
+        """Numbers in the state of one sequence.
+
+        - `time`: after so many tokens.
+        - Returns the count. `AFTConv2d`, which has no state, raises
+          `NotImplementedError`.
+        """
         raise NotImplementedError
 
     def _project(self, x: Tensor, dims: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,6 +131,7 @@ class AFTSimple(_AFT):
 
     - `d_model`: width of the input.
     - `causal`: see past and present; False: all tokens, `forward` only.
+    - Raises `ValueError` or `TypeError` for a size that does not fit.
 
     Its state is a `RunningMean`, two numbers per channel. It knows no
     order but that of causality.
@@ -135,6 +141,11 @@ class AFTSimple(_AFT):
         super().__init__(d_model, causal)
 
     def state_size(self, time: int = 0) -> int:
+        """Numbers in the state of one sequence.
+
+        - `time`: tokens so far; makes no difference.
+        - Returns `2 * d_model`.
+        """
         return 2 * self.d_model
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
@@ -159,7 +170,10 @@ class _Positioned(_AFT):
             self.bias_v = nn.Parameter(0.1 * torch.randn(max_len, factor))
 
     def position_tables(self) -> list[nn.Parameter]:
-        """The parameters that grow with `max_len`."""
+        """The parameters that grow with `max_len`.
+
+        - Returns one or two tables of biases.
+        """
         named = dict(self.named_parameters(recurse=False))
         return list(named.values())
 
@@ -183,6 +197,7 @@ class AFTFull(_Positioned):
       start normal with standard deviation 0.1; None = a table of
       `max_len` by `max_len`, which starts at 0.
     - `causal`: see past and present; False: all tokens, `forward` only.
+    - Raises `ValueError` or `TypeError` for sizes that do not fit.
 
     Its state, `KeysAndValues`, grows with every token.
     """
@@ -199,6 +214,11 @@ class AFTFull(_Positioned):
             self.bias = nn.Parameter(torch.zeros(max_len, max_len))
 
     def state_size(self, time: int) -> int:  # type: ignore[override]
+        """Numbers in the state of one sequence.
+
+        - `time`: tokens so far.
+        - Returns `2 * time * d_model`.
+        """
         return 2 * time * self.d_model
 
     def _unpack(self, state: Any) -> tuple[int, Any]:
@@ -224,6 +244,7 @@ class AFTLocal(_Positioned):
     - `factor`: $d'$ of the factorised bias (Eq. 7), as in `AFTFull`;
       None = a band of `max_len` by `window`, which starts at 0.
     - `causal`: see past and present; False: all tokens, `forward` only.
+    - Raises `ValueError` or `TypeError` for sizes that do not fit.
 
     Its state, a `PositionedState`, has constant size.
     """
@@ -244,6 +265,11 @@ class AFTLocal(_Positioned):
             self.band = nn.Parameter(torch.zeros(max_len, columns))
 
     def state_size(self, time: int = 0) -> int:
+        """Numbers in the state of one sequence.
+
+        - `time`: tokens so far; makes no difference.
+        - Returns `2 * window * d_model`.
+        """
         return 2 * self.window * self.d_model
 
     def _unpack(self, state: Any) -> tuple[int, Any]:
@@ -310,6 +336,7 @@ class AFTConv(_AFT):
     - `shared_key`: one key per head and token, as in the paper, in place
       of one per channel.
     - `causal`: see past and present; False: all tokens, `forward` only.
+    - Raises `ValueError` or `TypeError` for sizes that do not fit.
 
     Its state, a `WindowState`, has constant size, and there is no
     longest sequence.
@@ -332,6 +359,11 @@ class AFTConv(_AFT):
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def state_size(self, time: int = 0) -> int:
+        """Numbers in the state of one sequence.
+
+        - `time`: tokens so far; makes no difference.
+        - Returns `2 * window * d_model`.
+        """
         return 2 * self.window * self.d_model
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
@@ -350,6 +382,9 @@ class AFTConv2d(_AFT):
     - `size`: of the centred kernel, odd.
     - `shared_key`: one key per head and pixel, as in the paper, in place
       of one per channel.
+    - Raises `ValueError` or `TypeError` for sizes that do not fit.
+
+    It has no state: `prefill`, `step` and `state_size` raise.
     """
 
     def __init__(self, d_model: int, heads: int, size: int, shared_key: bool = False):

@@ -36,13 +36,23 @@ class Block(nn.Module):
         return getattr(self.mixer, "max_len", None)
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence after `time` tokens."""
+        """Numbers in the state of one sequence, which is the mixer's.
+
+        - `time`: tokens so far.
+        - Returns the count.
+        """
         return self.mixer.state_size(time)
 
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """The whole sequence at once, `[batch, time, d_model]`."""
+        """The whole sequence at once.
+
+        - `x`: `[batch, time, d_model]`.
+        - `key_mask`: `bool [batch, time]`, True = real token.
+        - `implementation`: which one the mixer is to take.
+        - Returns `[batch, time, d_model]`.
+        """
         return self.prefill(x, None, key_mask, implementation)[0]
 
     def prefill(
@@ -55,6 +65,11 @@ class Block(nn.Module):
         """A stretch of the sequence at once, and the state after it.
 
         A masked step gets nothing from the mixer, and still its MLP.
+
+        - `x`: `[batch, time, d_model]`.
+        - `state`: the mixer's state before it; None = start.
+        - `key_mask`, `implementation`: as in `forward`.
+        - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
         """
         y, state = self.mixer.prefill(
             self.norm_mixer(x), state, key_mask, implementation
@@ -62,7 +77,12 @@ class Block(nn.Module):
         return self._mlp(x + y), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """One token, `[batch, d_model]`."""
+        """One token.
+
+        - `x`: `[batch, d_model]`.
+        - `state`: the mixer's state before it; None = start.
+        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        """
         y, state = self.mixer.step(self.norm_mixer(x), state)
         return self._mlp(x + y), state
 

@@ -54,7 +54,11 @@ class CrossAttention(nn.Module):
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def state_size(self, time: int) -> int:
-        """Numbers in the memory of one source of `time` tokens."""
+        """Numbers in the memory of one source.
+
+        - `time`: tokens of the source.
+        - Returns the count; with a feature map it does not grow.
+        """
         if self.state_shape is None:
             return 2 * time * self.d_model
         heads, value, key = self.state_shape
@@ -69,6 +73,7 @@ class CrossAttention(nn.Module):
         - `source`: `[batch, source, d_model]`; None = `x` itself.
         - `key_mask`: `bool [batch, source]`, True = real token.
         - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError`, naming the argument.
         """
         return self.read(x, self.write(x if source is None else source, key_mask))
 

@@ -68,7 +68,7 @@ class FastWeightAttention(nn.Module):
       gated_delta, else None.
     - `normalize`: divide by the sum of the keys (Eqs. 19, 26-28); None
       means yes for sum and gated, and no for the other two.
-    - Raises `ValueError` for sizes or names that do not fit.
+    - Raises `ValueError` or `TypeError` for what does not fit.
 
     All three methods are causal, and any mixture of `prefill` and `step`
     gives what `forward` gives for the whole sequence. With features that
@@ -135,7 +135,11 @@ class FastWeightAttention(nn.Module):
             self.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence, however long it was."""
+        """Numbers in the state of one sequence, however long it was.
+
+        - `time`: tokens so far; makes no difference.
+        - Returns the count, over all heads.
+        """
         heads, value, key = self.state_shape
         per_head = value * key + (key if self.normalize else 0)
         return heads * (per_head + self._scales)

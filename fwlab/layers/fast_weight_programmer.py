@@ -20,7 +20,8 @@ class FastWeightProgrammer(nn.Module):
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of independent fast networks.
     - `activation`: $\sigma$ of Eq. 2, entry by entry; None = identity.
-    - Raises `ValueError` where `heads` does not divide `d_model`.
+    - Raises `ValueError` where `heads` does not divide `d_model`, and
+      `TypeError` where one of them is no integer.
 
     All three methods are causal, and any mixture of `prefill` and `step`
     gives what `forward` gives for the whole sequence.
@@ -42,7 +43,11 @@ class FastWeightProgrammer(nn.Module):
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence, however long it was."""
+        """Numbers in the state of one sequence, however long it was.
+
+        - `time`: tokens so far; makes no difference.
+        - Returns the count, over all heads.
+        """
         heads, value, key = self.state_shape
         return heads * value * key
 

@@ -168,7 +168,11 @@ class FeedbackTransformer(nn.Module):
         return stack
 
     def weights(self) -> ops.FeedbackWeights:
-        """The weights of all layers, as `ops.feedback` takes them."""
+        """The weights of all layers, as `ops.feedback` takes them.
+
+        - Returns a `FeedbackWeights`, through which gradients flow back
+          to the parameters.
+        """
 
         def stacked(modules: Any, name: str) -> Tensor:
             return torch.stack([getattr(m, name).weight for m in modules])
@@ -183,9 +187,12 @@ class FeedbackTransformer(nn.Module):
         )
 
     def state_size(self, time: int) -> int:
-        """Numbers in the state of one sequence after `time` tokens.
+        """Numbers in the state of one sequence.
 
         A key and a value per token, and per layer unless they are shared.
+
+        - `time`: tokens so far.
+        - Returns the count.
         """
         return 2 * len(self.memory) * self.d_model * time
 

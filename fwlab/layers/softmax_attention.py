@@ -11,7 +11,8 @@ class SoftmaxAttention(nn.Module):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads.
-    - Raises `ValueError` where `heads` does not divide `d_model`.
+    - Raises `ValueError` where `heads` does not divide `d_model`, and
+      `TypeError` where one of them is no integer.
 
     Its state, a `KeyValueCache`, grows with every token.
     """
@@ -26,7 +27,11 @@ class SoftmaxAttention(nn.Module):
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def state_size(self, time: int) -> int:
-        """Numbers in the state of one sequence after `time` tokens."""
+        """Numbers in the state of one sequence.
+
+        - `time`: tokens so far.
+        - Returns `2 * time * d_model`.
+        """
         return 2 * time * self.d_model
 
     def forward(
@@ -78,6 +83,7 @@ class SoftmaxAttention(nn.Module):
         """One token; time and memory grow with the number of past tokens.
 
         - `x`: `[batch, d_model]`.
+        - `state`: the cache before it; None = empty.
         - Returns `(y, state)`, `y` being `[batch, d_model]`.
         """
         check_input("SoftmaxAttention", "x", x, "batch d_model", self.to_q.weight)

@@ -207,7 +207,7 @@ class TransformerXL(nn.Module):
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
     - `memory`: tokens of memory, 0 or more.
     - `segment`: tokens per segment, at least 1.
-    - Raises `ValueError` for sizes that do not fit.
+    - Raises `ValueError` or `TypeError` for sizes that do not fit.
 
     Blocks are pre-norm, each with the attention of `RelativeAttention`,
     whose biases $u$ and $v$ are each layer's own; there is no last norm,
@@ -242,6 +242,7 @@ class TransformerXL(nn.Module):
 
         - `time`: after so many tokens; None = the most there ever are,
           `2 * layers * d_model * (memory + segment)`.
+        - Returns the count.
         """
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
@@ -287,6 +288,7 @@ class TransformerXL(nn.Module):
         that is full.
 
         - `x`: `[batch, d_model]`.
+        - `state`: as in `prefill`.
         - Returns `(y, state)`, `y` being `[batch, d_model]`.
         """
         after: list[SegmentState] = []

@@ -147,7 +147,10 @@ class EncoderDecoder(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
 
     def num_parameters(self) -> int:
-        """Trained numbers, the embeddings included."""
+        """Trained numbers, the embeddings included.
+
+        - Returns the count.
+        """
         return sum(p.numel() for p in self.parameters())
 
     def state_size(self, source_time: int, time: int) -> int:

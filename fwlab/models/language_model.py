@@ -62,7 +62,6 @@ def _feedback(shared: bool) -> Mixer:
     )
 
 
-#: The mixers by name.
 MIXERS: dict[str, Mixer] = {
     "softmax": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads), positions=True),
     "sum": _fast_weights("sum"),
@@ -89,6 +88,7 @@ MIXERS: dict[str, Mixer] = {
         whole=True,
     ),
 }
+"""The mixers by name: how the tokens of a text learn of each other."""
 
 
 class LanguageModel(nn.Module):
@@ -102,7 +102,8 @@ class LanguageModel(nn.Module):
       (softmax, aft-simple, aft-full, aft-local); the others have no
       longest sequence. transformer-xl cuts into segments of half of it.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
-    - Raises `ValueError` for sizes or names that do not fit.
+    - Raises `ValueError` or `TypeError` for sizes or names that do not
+      fit.
 
     No linear layer or norm has a bias. **Initial weights**: embeddings
     and linear layers normal with standard deviation 0.02; the two that
@@ -160,7 +161,10 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(module.weight, std=std)
 
     def num_parameters(self) -> int:
-        """Trained numbers, without position tables (as nanoGPT counts)."""
+        """Trained numbers, without position tables (as nanoGPT counts).
+
+        - Returns the count; tied embeddings count once.
+        """
         owners: list[Any] = [m for m in self.modules() if hasattr(m, "position_tables")]
         uncounted = [p for m in owners for p in m.position_tables()]
         if self.positions is not None:
@@ -209,6 +213,7 @@ class LanguageModel(nn.Module):
         """One token of each sequence.
 
         - `tokens`: `int64 [batch]`.
+        - `state`: as in `prefill`.
         - Returns `(logits, state)`, the logits being `[batch, vocab_size]`.
         """
         past, parts = (

@@ -51,6 +51,7 @@ def detach(state: Any) -> Any:
     - `state`: a tensor, a number of steps, None, or any nesting of
       tuples, named tuples, lists and dicts of them.
     - Returns the same structure.
+    - Raises `TypeError` for anything else in it.
     """
     if isinstance(state, Tensor):
         return state.detach()

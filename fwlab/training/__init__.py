@@ -5,6 +5,7 @@ from fwlab.training.config import Config
 from fwlab.training.loop import Progress, Trainer
 from fwlab.training.memory import PeakMemory
 from fwlab.training.watch import watch
+from fwlab.training.web import WEB_MIXERS, export_web
 
 __all__ = [
     "Checkpoint",
@@ -13,6 +14,8 @@ __all__ = [
     "PeakMemory",
     "Progress",
     "Trainer",
+    "WEB_MIXERS",
+    "export_web",
     "load",
     "save",
     "watch",

@@ -65,7 +65,9 @@ def new_model(config: Config, vocab_size: int) -> LanguageModel:
 def save(path: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, all of it or nothing.
 
-    Raises `CheckpointError` where the file cannot be written.
+    - `path`: of the file, which is replaced if it is there.
+    - `checkpoint`: what to write; its tensors may be on any device.
+    - Raises `CheckpointError` where the file cannot be written.
     """
     tensors = {f"model.{name}": p for name, p in checkpoint.model.state_dict().items()}
     for name, state in checkpoint.adam.items():
@@ -89,8 +91,10 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
 def load(path: str | Path) -> Checkpoint:
     """Read a checkpoint that `save` wrote.
 
-    Raises `CheckpointError` for a file that is missing, damaged, not
-    fwlab's, or whose tensors are not those of the model it names.
+    - `path`: of the file.
+    - Returns a `Checkpoint`, all of it on the CPU.
+    - Raises `CheckpointError` for a file that is missing, damaged, not
+      fwlab's, or whose tensors are not those of the model it names.
     """
     path = Path(path)
     if not path.is_file():

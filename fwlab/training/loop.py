@@ -94,6 +94,9 @@ class Trainer:
 
         Validation runs every `eval_every` steps on `eval_windows`
         windows, and after the last step on all of them.
+
+        - Returns an iterator of `Progress`, which trains as it goes.
+        - Raises `FloatingPointError` where a gradient is not finite.
         """
         c, seconds = self.config, 0.0
         while self.step < c.steps:
@@ -147,6 +150,7 @@ class Trainer:
         - `windows`: how many windows of `block` characters, spread
           evenly over the validation text; None = all of them, without
           overlap.
+        - Returns the mean over these windows.
         """
         block = self.config.block
         count = (len(self.val_tokens) - 1) // block
@@ -168,7 +172,13 @@ class Trainer:
     ) -> str:
         """Text that continues a prompt, seeded by the configuration.
 
-        Raises `ValueError` for a prompt with characters the text has not.
+        - `prompt`: what to go on from, at least one character; None = a
+          line break, or the first character of the alphabet.
+        - `length`: how many characters to write, 0 or more.
+        - `temperature`: divides the logits; 0 takes the likeliest.
+        - Returns the new text, without the prompt.
+        - Raises `ValueError` for a prompt with characters the text has
+          not, and for an argument out of range.
         """
         known = self.characters.encode(
             self.characters.start if prompt is None else prompt
@@ -183,7 +193,11 @@ class Trainer:
         return self.characters.decode(tokens[0, len(known) :])
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint from which `generate` and `resume` go on."""
+        """Write a checkpoint from which `generate` and `resume` go on.
+
+        - `path`: of the file, which is replaced if it is there.
+        - Raises `CheckpointError` where it cannot be written.
+        """
         adam = {
             name: self.optimizer.state[p]
             for name, p in self.model.named_parameters()

@@ -14,8 +14,10 @@ class PeakMemory:
         self._before = _resident()[0]
 
     def mib(self) -> float | None:
-        """MiB over what it was when this was made; None where the system
-        does not tell.
+        """The highest so far.
+
+        - Returns MiB over what it was when this was made, with one
+          decimal; None where the system does not tell.
         """
         highest = _resident()[1]
         if highest is None or self._before is None:

@@ -1,7 +1,7 @@
 r"""# The delta rules on a GPU
 
 In chunks, a delta rule is a sum rule that writes *errors* in place of
-values: the kernels are those of [the sum rule](linear.md), and what is
+values: the kernels are those of the sum rule, and what is
 left to do is the triangular system of (d1). With $L =
 \mathrm{stril}(K K^\top) \odot \Gamma$ and the errors $E = V - \bar V$,
 so that $U = \beta E$, it reads

@@ -82,7 +82,7 @@ def additive(
         if s_t is not None:
             k_t = s_t[..., None] * k_t
         W = write(W, k_t, v_t)  # Eq. 17, (n1)
-        y_t = read(W, q_t)
+        y_t = read(W, q_t)  # Eq. 25
         if z is not None:
             z = z + k_t  # Eq. 18
             y_t = divide(y_t, (z * q_t).sum(-1, keepdim=True))  # Eq. 19

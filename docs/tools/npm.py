@@ -1,7 +1,8 @@
 """Fetch what the site needs from npm into .cache/npm, once.
 
 KaTeX sets the formulas; a small shim lets search work on pages opened
-from disk. Versions and hashes: docs/package.json, docs/package-lock.json.
+from disk; axe-core looks for what would shut readers out, in the tests.
+Versions and hashes: docs/package.json, docs/package-lock.json.
 Node comes from the machine or, where there is none, from a Python wheel.
 """
 

@@ -1,0 +1,355 @@
+// AFT-simple, causal, one channel, in float32: four ways to keep e^K in range,
+// and the future key that breaks three of them.
+fwlab.figure("aft", (figure) => {
+  const T = 8;
+  const TILE = 4;
+  const CELL = 43;
+  const LEFT = 28;
+  // Where a relative error counts as a wrong number.
+  const BOUND = 1e-3;
+  const KEYS = [-1.5, 0.5, 2, -0.5, 1, 0.5, 0, 1.5];
+  const VALUES = [3, 1, 2.5, 1.5, 2, 4, 1, 3.5];
+  const METHODS = {
+    none: { title: "c = 0: nothing is subtracted", short: "no maximum" },
+    global: {
+      title: "c = largest key of all steps",
+      short: "one maximum of all steps",
+    },
+    tile: {
+      title: "c = largest key up to the tile’s end",
+      short: "one maximum per tile",
+    },
+    running: {
+      title: "c = max(L, K): running log-sum-exp",
+      short: "the running log-sum-exp",
+    },
+  };
+  const f32 = Math.fround;
+  let step = 6;
+  let large = 103;
+
+  const keys = () => KEYS.map((key, i) => f32(i === step - 1 ? large : key));
+
+  // Every operation rounds to float32, as it does on the machines that fail.
+  const exp = (x) => f32(Math.exp(f32(x)));
+
+  // The quotient of row t, with c taken off every key that it sees.
+  const quotient = (k, t, c) => {
+    let above = 0;
+    let below = 0;
+    for (let j = 0; j <= t; j++) {
+      const weight = exp(k[j] - c);
+      above = f32(above + f32(weight * VALUES[j]));
+      below = f32(below + weight);
+    }
+    return f32(above / below);
+  };
+
+  // The running log-sum-exp (n1): a row needs the one before, no later key.
+  const running = (k) => {
+    let logSum = -Infinity;
+    let mean = 0;
+    const maxima = [];
+    const outputs = k.map((key, t) => {
+      const top = Math.max(logSum, key);
+      maxima.push(top);
+      const before = exp(logSum - top);
+      const now = exp(key - top);
+      const total = f32(before + now);
+      mean = f32(f32(f32(before * mean) + f32(now * VALUES[t])) / total);
+      logSum = f32(top + f32(Math.log(total)));
+      return mean;
+    });
+    return { maxima, outputs };
+  };
+
+  // As it stands, in float64, where e^200 is an ordinary number.
+  const exact = (k) =>
+    k.map((_, t) => {
+      const weights = k.slice(0, t + 1).map(Math.exp);
+      const sum = (terms) => terms.reduce((a, b) => a + b, 0);
+      return sum(weights.map((weight, j) => weight * VALUES[j])) / sum(weights);
+    });
+
+  const compute = () => {
+    const k = keys();
+    const rows = [...Array(T).keys()];
+    const truth = exact(k);
+    const before = (end) => Math.max(...k.slice(0, end));
+    const endOfTile = (t) => (Math.floor(t / TILE) + 1) * TILE;
+    const subtracted = {
+      none: rows.map(() => 0),
+      global: rows.map(() => before(T)),
+      tile: rows.map((t) => before(endOfTile(t))),
+    };
+    const methods = {};
+    for (const [name, c] of Object.entries(subtracted))
+      methods[name] = { maxima: c, outputs: rows.map((t) => quotient(k, t, c[t])) };
+    methods.running = running(k);
+    for (const method of Object.values(methods)) {
+      method.errors = method.outputs.map((y, t) => Math.abs(y / truth[t] - 1));
+      method.lost = rows.filter((t) => !Number.isFinite(method.outputs[t]));
+      method.wrong = rows.filter((t) => method.errors[t] > BOUND);
+      method.wrong = method.wrong.filter((t) => !method.lost.includes(t));
+    }
+    return { keys: k, exact: truth, methods };
+  };
+
+  // --- The picture ---------------------------------------------------------
+  const TABLE = 26;
+  const FIRST = 166;
+  const BLOCK = 101;
+  const WIDTH = LEFT + T * CELL + 4;
+  const HEIGHT = FIRST + 4 * BLOCK + 22;
+  const picture = figure.picture(
+    WIDTH,
+    HEIGHT,
+    "Keys, values and exact outputs of 8 steps, and four ways to compute the outputs",
+  );
+  const MIDDLE = { "dominant-baseline": "central" };
+  const left = (t) => LEFT + t * CELL;
+  const text = (x, y, content, attributes = {}) =>
+    fwlab.svg("text", { x, y, ...attributes }, content);
+  const cellText = (t, y) => text(left(t) + CELL / 2, y, "", { class: "fw-cell-text" });
+  const row = (group, y, label) => {
+    const cells = KEYS.map((_, t) => cellText(t, y));
+    group.append(text(0, y, label, { class: "fw-small", ...MIDDLE }), ...cells);
+    return cells;
+  };
+  const BOLD = { "font-weight": 600 };
+  const WRONG = "var(--fw-wrong)";
+  const path = (attributes) => fwlab.svg("path", { fill: "none", ...attributes });
+  const grid = (y, height) => {
+    const lines = KEYS.map((_, t) => `M${left(t)} ${y}v${height}h${CELL}v${-height}z`);
+    return path({ class: "fw-cell", d: lines.join("") });
+  };
+
+  const table = fwlab.svg("g", { role: "img" });
+  table.append(text(0, 14, "The sequence: keys, values, exact outputs", BOLD));
+  const tableRows = [0, 1, 2, 3].map((i) => TABLE + 12 + 24 * i);
+  const steps = row(table, tableRows[0], "step");
+  const [keyCells, valueCells, exactCells] = ["K", "V", "y"].map((label, i) =>
+    row(table, tableRows[i + 1], label),
+  );
+  table.append(
+    ...[1, 2, 3].map((i) => grid(tableRows[i] - 12, 24)),
+    path({ d: `M${left(TILE)} ${TABLE + 4}v92`, stroke: "currentcolor" }),
+    text(0, 144, "y = Σ exp(K − c) V ⁄ Σ exp(K − c), in float32:", {
+      class: "fw-small",
+    }),
+  );
+  const chosen = fwlab.svg("rect", {
+    y: tableRows[1] - 12,
+    width: CELL,
+    height: 24,
+    fill: "none",
+    stroke: "var(--fw-other)",
+    "stroke-width": 3,
+  });
+  table.append(chosen);
+  steps.forEach((cell, t) => (cell.textContent = t + 1));
+  valueCells.forEach((cell, t) => (cell.textContent = fwlab.number(VALUES[t], 1)));
+  picture.append(table);
+
+  // The steps that share one number c, as [first, last] pairs.
+  const shared = {
+    none: [[0, T - 1]],
+    global: [[0, T - 1]],
+    tile: [...Array(T / TILE).keys()].map((i) => [i * TILE, i * TILE + TILE - 1]),
+    running: KEYS.map((_, t) => [t, t]),
+  };
+
+  const blocks = Object.entries(METHODS).map(([name, { title }], i) => {
+    const y = FIRST + i * BLOCK;
+    const group = fwlab.svg("g", { role: "img", "data-method": name });
+    group.append(text(0, y + 12, title, BOLD));
+    const verdict = text(left(T), y + 12, "", {
+      class: "fw-small",
+      "text-anchor": "end",
+    });
+    group.append(verdict);
+    const spans = shared[name].map(([first, last]) => {
+      const x = left(first) + 3;
+      const end = left(last + 1) - 3;
+      const label = text((x + end) / 2, y + 28, "", { class: "fw-cell-text" });
+      group.append(label);
+      group.append(path({ d: `M${x} ${y + 41}v-4H${end}v4`, stroke: "currentcolor" }));
+      return [first, label];
+    });
+    group.append(text(0, y + 28, "c", { class: "fw-small", ...MIDDLE }));
+    const shade = path({
+      "data-part": "shade",
+      fill: `color-mix(in srgb, ${WRONG} 14%, transparent)`,
+    });
+    const crosses = path({ "data-part": "lost", stroke: WRONG, "stroke-width": 1.5 });
+    const dashes = path({
+      "data-part": "wrong",
+      stroke: WRONG,
+      "stroke-width": 2,
+      "stroke-dasharray": "5 3",
+    });
+    group.append(shade, grid(y + 44, 42), crosses, dashes);
+    const outputs = row(group, y + 56, "y");
+    const errors = row(group, y + 75, "err.");
+    picture.append(group);
+    return { name, y, group, verdict, spans, shade, crosses, dashes, outputs, errors };
+  });
+  const legend = HEIGHT - 14;
+  picture.append(
+    path({ d: `M1 ${legend - 6}h20v12h-20zl20 12m0-12l-20 12`, stroke: WRONG }),
+    text(27, legend, "lost: NaN or ∞", { class: "fw-small", ...MIDDLE }),
+    path({
+      d: `M137 ${legend - 6}h20v12h-20z`,
+      stroke: WRONG,
+      "stroke-width": 2,
+      "stroke-dasharray": "5 3",
+    }),
+    text(163, legend, "wrong: relative error above 0.001", {
+      class: "fw-small",
+      ...MIDDLE,
+    }),
+  );
+
+  // --- Words ---------------------------------------------------------------
+  const scientific = (x) => {
+    if (!Number.isFinite(x)) return "–";
+    return x === 0 ? "0" : x.toExponential(0).replace("-", "−");
+  };
+  const list = (rows) => {
+    const ranges = [];
+    for (const t of rows) {
+      const last = ranges.at(-1);
+      if (last && last[1] === t - 1) last[1] = t;
+      else ranges.push([t, t]);
+    }
+    const named = ranges.map(([a, b]) => (a === b ? a + 1 : `${a + 1}–${b + 1}`));
+    return rows.length === 1 ? `row ${named} is` : `rows ${named.join(", ")} are`;
+  };
+  const percent = (x) => `${fwlab.number(100 * x, 100 * x < 1 ? 1 : 0)} %`;
+  const judge = ({ lost, wrong, outputs, errors }) => {
+    const parts = [];
+    if (lost.length) {
+      const kinds = new Set(lost.map((t) => fwlab.number(outputs[t])));
+      parts.push(`${list(lost)} ${[...kinds].join(" or ")}`);
+    }
+    if (wrong.length) {
+      const worst = Math.max(...wrong.map((t) => errors[t]));
+      parts.push(`${list(wrong)} wrong by up to ${percent(worst)}`);
+    }
+    return parts.join(" and ");
+  };
+  const sentence = ({ methods }) => {
+    const right = [];
+    const failed = [];
+    for (const [name, { short }] of Object.entries(METHODS)) {
+      const verdict = judge(methods[name]);
+      if (verdict) failed.push(`with ${short}, ${verdict}`);
+      else right.push(short);
+    }
+    const key = `K${step} = ${fwlab.number(large, 0)}.`;
+    const worst = Math.max(...methods.running.errors);
+    if (!failed.length)
+      return `${key} All four ways are right in all 8 rows, up to rounding.`;
+    const capital = (words) => words[0].toUpperCase() + words.slice(1);
+    return (
+      `${key} ${capital(failed.join("; "))}. ` +
+      `Right in all 8 rows: ${right.join(", ")}. ` +
+      `Relative error of the running log-sum-exp: at most ${scientific(worst)}.`
+    );
+  };
+  const brief = ({ lost, wrong }) => {
+    const parts = [];
+    if (lost.length) parts.push(`${lost.length} lost`);
+    if (wrong.length) parts.push(`${wrong.length} wrong`);
+    return parts.join(", ") || "all 8 right";
+  };
+
+  let shown;
+  const update = () => {
+    shown = compute();
+    chosen.setAttribute("x", left(step - 1));
+    steps.forEach((cell, t) => {
+      cell.style.fontWeight = t === step - 1 ? 700 : "";
+    });
+    const texts = {
+      keys: shown.keys.map((key) => fwlab.number(key, 1)),
+      exact: shown.exact.map((y) => fwlab.number(y, 3)),
+    };
+    keyCells.forEach((cell, t) => (cell.textContent = texts.keys[t]));
+    exactCells.forEach((cell, t) => (cell.textContent = texts.exact[t]));
+    table.setAttribute(
+      "aria-label",
+      `Keys ${texts.keys.join(", ")}. Values ${VALUES.join(", ")}. ` +
+        `Exact outputs ${texts.exact.join(", ")}.`,
+    );
+    for (const block of blocks) {
+      const { maxima, outputs, errors, lost, wrong } = shown.methods[block.name];
+      const box = (t) => `M${left(t)} ${block.y + 44}h${CELL}v42h${-CELL}z`;
+      const inner = (t) =>
+        `M${left(t) + 2} ${block.y + 46}h${CELL - 4}v38h${4 - CELL}z`;
+      const cross = (t) => `${inner(t)}l7 7m28 24l7 7m0-38l-7 7m-28 24l-7 7`;
+      block.shade.setAttribute("d", [...lost, ...wrong].map(box).join(""));
+      block.crosses.setAttribute("d", lost.map(cross).join(""));
+      block.dashes.setAttribute("d", wrong.map(inner).join(""));
+      for (const [first, label] of block.spans)
+        label.textContent =
+          block.name === "none" ? "0" : fwlab.number(maxima[first], 1);
+      outputs.forEach((y, t) => {
+        const bad = lost.includes(t) || wrong.includes(t);
+        for (const cell of [block.outputs[t], block.errors[t]]) {
+          cell.style.fill = bad ? WRONG : "";
+          cell.style.fontWeight = lost.includes(t) ? 700 : "";
+        }
+        block.outputs[t].textContent = fwlab.number(y, 3);
+        block.errors[t].textContent = scientific(errors[t]);
+      });
+      block.verdict.textContent = brief(shown.methods[block.name]);
+      const said = block.outputs.map((cell) => cell.textContent).join(", ");
+      block.group.setAttribute(
+        "aria-label",
+        `${METHODS[block.name].title}: ${block.verdict.textContent}. Outputs ${said}.`,
+      );
+    }
+    figure.say(sentence(shown));
+  };
+
+  const slider = fwlab.slider(
+    "Large key",
+    { min: -20, max: 200, step: 1, value: large, show: (x) => fwlab.number(x, 0) },
+    (value) => {
+      large = value;
+      update();
+    },
+  );
+  const places = Object.fromEntries([3, 4, 5, 6, 7, 8].map((t) => [t, String(t)]));
+  const place = fwlab.choice("It is the key of step", places, step, (value) => {
+    step = Number(value);
+    update();
+  });
+  figure.root.append(fwlab.controls(slider), fwlab.controls(place));
+  update();
+
+  // JSON has no NaN and no infinity.
+  const plain = (numbers) => numbers.map((x) => (Number.isFinite(x) ? x : String(x)));
+  return {
+    state: () => ({
+      step,
+      large,
+      keys: shown.keys,
+      values: VALUES,
+      exact: shown.exact,
+      methods: Object.fromEntries(
+        Object.entries(shown.methods).map(([name, method]) => [
+          name,
+          {
+            maxima: method.maxima,
+            outputs: plain(method.outputs),
+            errors: plain(method.errors),
+            lost: method.lost.map((t) => t + 1),
+            wrong: method.wrong.map((t) => t + 1),
+          },
+        ]),
+      ),
+    }),
+  };
+});

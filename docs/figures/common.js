@@ -1,0 +1,200 @@
+// What the figures share: elements, controls, colours. A figure is
+//
+//   fwlab.figure("name", (figure) => { ...; return { state: () => ({...}) }; });
+//
+// and stands wherever a page says <!-- figure: name -->. Its drawing is one
+// SVG element, which `make figures` keeps as the picture for pages without
+// scripts; `state` returns what the figure shows, as plain numbers.
+const fwlab = {};
+
+fwlab.svg = (name, attributes = {}, ...children) => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  return fwlab.fill(element, attributes, children);
+};
+
+fwlab.html = (name, attributes = {}, ...children) =>
+  fwlab.fill(document.createElement(name), attributes, children);
+
+fwlab.fill = (element, attributes, children) => {
+  for (const [key, value] of Object.entries(attributes))
+    if (value !== undefined && value !== false) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+};
+
+// Start a figure: `figure.root` takes its elements, `figure.say` the sentence
+// that says in words what is to be seen. What `setup` returns is kept as
+// `element.figure`.
+fwlab.figure = (name, setup) => {
+  for (const root of document.querySelectorAll(`[data-figure="${name}"]`)) {
+    const words = root.parentElement.querySelector(".fw-words");
+    const placeholder = root.firstElementChild;
+    root.replaceChildren();
+    const figure = {
+      root,
+      placeholder, // the picture that stood there
+      // The one SVG of the figure. Its units are CSS pixels at full width.
+      picture: (width, height, label) => {
+        const picture = fwlab.svg("svg", {
+          viewBox: `0 0 ${width} ${height}`,
+          class: "fw-picture",
+          role: "group",
+          "aria-label": label,
+          style: `max-width: ${width}px`,
+        });
+        root.append(picture);
+        return picture;
+      },
+      say: (text) => {
+        if (words.textContent !== text) words.textContent = text;
+      },
+    };
+    root.parentElement.figure = setup(figure) ?? {};
+    root.parentElement.classList.add("fw-live");
+  }
+};
+
+// A row of controls below or above the picture.
+fwlab.controls = (...elements) =>
+  fwlab.html("div", { class: "fw-controls" }, ...elements);
+
+fwlab.button = (label, press) => {
+  const button = fwlab.html("button", { type: "button", class: "fw-button" }, label);
+  button.addEventListener("click", press);
+  return button;
+};
+
+// A slider with its value beside it; `element.value` can be read and set.
+fwlab.slider = (label, { min, max, step, value, show = String }, changed) => {
+  const input = fwlab.html("input", { type: "range", min, max, step });
+  const output = fwlab.html("output", {});
+  const element = fwlab.html("label", { class: "fw-slider" }, label, input, output);
+  const update = () => {
+    output.textContent = show(Number(input.value));
+    input.setAttribute("aria-valuetext", output.textContent);
+  };
+  input.addEventListener("input", () => {
+    update();
+    changed(Number(input.value));
+  });
+  Object.defineProperty(element, "value", {
+    get: () => Number(input.value),
+    set: (number) => {
+      input.value = number;
+      update();
+    },
+  });
+  element.value = value;
+  return element;
+};
+
+// One of several: radio buttons. `options` is { value: label }.
+fwlab.choice = (label, options, value, changed) => {
+  const name = `fw-choice-${(fwlab.choices = (fwlab.choices ?? 0) + 1)}`;
+  const element = fwlab.html(
+    "fieldset",
+    { class: "fw-choice" },
+    fwlab.html("legend", {}, label),
+    ...Object.entries(options).map(([key, text]) => {
+      const input = fwlab.html("input", { type: "radio", name, value: key });
+      input.checked = key === String(value);
+      input.addEventListener("change", () => changed(key));
+      return fwlab.html("label", {}, input, text);
+    }),
+  );
+  return element;
+};
+
+fwlab.checkbox = (label, value, changed) => {
+  const input = fwlab.html("input", { type: "checkbox" });
+  input.checked = value;
+  input.addEventListener("change", () => changed(input.checked));
+  return fwlab.html("label", { class: "fw-checkbox" }, input, label);
+};
+
+// Let a handle of the picture be moved, by pointer (`move` gets a point in
+// the units of the picture) and by arrow keys (`nudge` gets -1, 0 or 1 in
+// each direction, up being positive). The handle becomes a slider for who
+// does not see it: set `aria-valuenow` and `aria-valuetext` on it.
+fwlab.drag = (handle, label, { move, nudge }) => {
+  const attributes = {
+    tabindex: 0,
+    role: "slider",
+    "aria-label": label,
+    class: `${handle.getAttribute("class") ?? ""} fw-handle`.trim(),
+  };
+  fwlab.fill(handle, attributes, []);
+  const place = (event) => {
+    const matrix = handle.ownerSVGElement.getScreenCTM().inverse();
+    const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(matrix);
+    move(x, y);
+  };
+  handle.addEventListener("pointerdown", (event) => {
+    event.preventDefault();
+    handle.focus();
+    handle.setPointerCapture(event.pointerId);
+    handle.addEventListener("pointermove", place);
+    handle.addEventListener(
+      "lostpointercapture",
+      () => handle.removeEventListener("pointermove", place),
+      { once: true },
+    );
+  });
+  const arrows = {
+    ArrowLeft: [-1, 0],
+    ArrowRight: [1, 0],
+    ArrowUp: [0, 1],
+    ArrowDown: [0, -1],
+  };
+  handle.addEventListener("keydown", (event) => {
+    if (!(event.key in arrows)) return;
+    event.preventDefault();
+    nudge(...arrows[event.key]);
+  });
+};
+
+// A signed number from -1 to 1 as a colour: the page shines through at 0.
+fwlab.signed = (x) => {
+  const share = Math.round(100 * Math.min(Math.abs(x), 1));
+  const end = x < 0 ? "--fw-negative" : "--fw-positive";
+  return `color-mix(in srgb, var(${end}) ${Number.isNaN(x) ? 0 : share}%, transparent)`;
+};
+
+// Numbers as readers want them: two decimals, and a true minus.
+fwlab.number = (x, digits = 2) => {
+  if (!Number.isFinite(x)) return Number.isNaN(x) ? "NaN" : x < 0 ? "−∞" : "∞";
+  const text = x.toFixed(digits);
+  return (Number(text) === 0 ? (0).toFixed(digits) : text).replace("-", "−");
+};
+
+// A matrix with its numbers in the cells: `matrix.element` goes into the
+// picture, `matrix.update(rows)` sets the numbers. `limit` is the number
+// that gets the full colour.
+fwlab.matrix = (rows, columns, { x, y, cell = 34, limit = 1, digits = 1, text = true }) => {
+  const cells = [];
+  const element = fwlab.svg("g", { transform: `translate(${x} ${y})` });
+  for (let i = 0; i < rows; i++)
+    for (let j = 0; j < columns; j++) {
+      const box = fwlab.svg("rect", {
+        x: j * cell,
+        y: i * cell,
+        width: cell,
+        height: cell,
+        class: "fw-cell",
+      });
+      const label = fwlab.svg("text", {
+        x: (j + 0.5) * cell,
+        y: (i + 0.5) * cell,
+        class: "fw-cell-text",
+      });
+      element.append(box, label);
+      cells.push([box, label]);
+    }
+  const update = (values) =>
+    values.flat().forEach((value, n) => {
+      const [box, label] = cells[n];
+      box.style.fill = fwlab.signed(value / limit);
+      if (text) label.textContent = fwlab.number(value, digits);
+    });
+  return { element, update };
+};

@@ -1,0 +1,579 @@
+// A fast weight memory that is a 2 x 2 matrix: write pairs of a key and a
+// value by three rules, and see what each stored key reads back.
+fwlab.figure("memory", (figure) => {
+  const NAMES = ["A", "B", "C", "D", "E"];
+  const RULES = { sum: "Sum rule", gated: "Gated rule", delta: "Delta rule" };
+  const LIMIT = 1.5;
+  // [degrees, value] of the pairs that are written, and of the one that is not.
+  const START = {
+    pairs: [
+      [20, [0.9, 0.8]],
+      [80, [-1, 0.5]],
+    ],
+    next: [140, [0.6, -1]],
+  };
+  const PRESETS = {
+    "Two orthogonal keys": {
+      pairs: [
+        [20, [0.9, 0.8]],
+        [110, [-1, 0.5]],
+      ],
+      next: [155, [0.6, -1]],
+    },
+    "Two close keys": {
+      pairs: [
+        [40, [0.9, 0.8]],
+        [65, [-1, 0.5]],
+      ],
+      next: [140, [0.6, -1]],
+    },
+    "Overwrite a key": {
+      pairs: [
+        [20, [0.9, 0.8]],
+        [110, [-1, 0.5]],
+      ],
+      next: [20, [0.6, -1]],
+    },
+  };
+
+  let rule = "delta";
+  let beta = 1;
+  let pairs = [];
+  let next = null;
+  const pair = ([degrees, value]) => ({ degrees, value: [...value] });
+  const set = (setting) => {
+    pairs = setting.pairs.map(pair);
+    next = pair(setting.next);
+  };
+
+  const unit = ({ degrees }) => {
+    const angle = (degrees * Math.PI) / 180;
+    return [Math.cos(angle), Math.sin(angle)];
+  };
+  const dot = (a, b) => a[0] * b[0] + a[1] * b[1];
+  const read = (W, k) => W.map((row) => dot(row, k));
+  const distance = (a, b) => Math.hypot(a[0] - b[0], a[1] - b[1]);
+
+  // What a rule keeps of W, and what it adds under the key.
+  const write = (W, k, v) => {
+    const held = read(W, k);
+    const keep = rule === "gated" ? 1 - beta : 1;
+    const added = v.map((x, i) => {
+      if (rule === "sum") return x;
+      return beta * (rule === "delta" ? x - held[i] : x);
+    });
+    return W.map((row, i) => row.map((w, j) => keep * w + added[i] * k[j]));
+  };
+
+  // All writes once more, in their order, since any key may have moved.
+  const compute = () => {
+    let W = [
+      [0, 0],
+      [0, 0],
+    ];
+    for (const one of pairs) W = write(W, unit(one), one.value);
+    const answer = (one) => {
+      const readback = read(W, unit(one));
+      return { readback, error: distance(readback, one.value) };
+    };
+    // A key that came again is no longer asked for its old value.
+    const replaced = pairs.map(({ degrees }, j) => {
+      const last = pairs.findLastIndex((other) => other.degrees === degrees);
+      return last > j ? last : null;
+    });
+    return { W, answers: pairs.map(answer), next: answer(next), replaced };
+  };
+
+  // --- The picture ---------------------------------------------------------
+  const picture = figure.picture(
+    388,
+    426,
+    "Keys on a circle, values in a plane, and the memory between them",
+  );
+  const CENTRE = [101, 124];
+  const RADIUS = 62;
+  const RING = 86;
+  const BOX = { x: 201, y: 28, size: 186 };
+  const ORIGIN = [BOX.x + BOX.size / 2, BOX.y + BOX.size / 2];
+  const NEW = "var(--fw-other)";
+  const FAST = "var(--fw-fast)";
+  const WRONG = "var(--fw-wrong)";
+  const PAPER = "var(--md-default-bg-color)";
+  const BOLD = { "font-weight": 600 };
+  const MIDDLE = { "dominant-baseline": "central" };
+  const text = (x, y, content, attributes = {}) =>
+    fwlab.svg("text", { x, y, ...attributes }, content);
+  const small = (x, y, content, attributes = {}) =>
+    text(x, y, content, { class: "fw-small", ...attributes });
+  const path = (attributes) =>
+    fwlab.svg("path", { fill: "none", stroke: "currentcolor", ...attributes });
+  const circle = (attributes) =>
+    fwlab.svg("circle", { fill: "none", stroke: "currentcolor", ...attributes });
+  const group = (attributes = {}) => fwlab.svg("g", attributes);
+  const put = (element, [x, y]) =>
+    element.setAttribute("transform", `translate(${round(x)} ${round(y)})`);
+  const round = (x) => Math.round(100 * x) / 100;
+  const show = (element, visible) => {
+    element.style.display = visible ? "" : "none";
+  };
+  const line = (element, [x1, y1], [x2, y2]) =>
+    element.setAttribute("d", `M${round(x1)} ${round(y1)}L${round(x2)} ${round(y2)}`);
+
+  // One shape per pair, around 0, for those who see no letter or colour.
+  const polygon = (corners, size) => {
+    const points = corners.map(([x, y]) => `${round(x * size)} ${round(y * size)}`);
+    return `M${points.join("L")}Z`;
+  };
+  const SHAPES = [
+    (r) => `M${-r} 0a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0Z`,
+    (size) =>
+      polygon(
+        [
+          [-0.9, -0.9],
+          [0.9, -0.9],
+          [0.9, 0.9],
+          [-0.9, 0.9],
+        ],
+        size,
+      ),
+    (size) =>
+      polygon(
+        [
+          [-1.2, 0.75],
+          [0, -1.3],
+          [1.2, 0.75],
+        ],
+        size,
+      ),
+    (size) =>
+      polygon(
+        [
+          [-1.25, 0],
+          [0, -1.25],
+          [1.25, 0],
+          [0, 1.25],
+        ],
+        size,
+      ),
+    (size) =>
+      polygon(
+        [
+          [-1.2, -0.75],
+          [0, 1.3],
+          [1.2, -0.75],
+        ],
+        size,
+      ),
+  ];
+
+  // Keys: arrows to the unit circle, with handles on it.
+  picture.append(
+    text(0, 14, "Keys, of length 1", BOLD),
+    circle({ cx: CENTRE[0], cy: CENTRE[1], r: RADIUS, "stroke-opacity": 0.6 }),
+    path({
+      d: `M${CENTRE[0] - 72} ${CENTRE[1]}h144M${CENTRE[0]} ${CENTRE[1] - 72}v144`,
+      "stroke-opacity": 0.3,
+    }),
+  );
+  const onRing = (degrees, radius) => {
+    const [x, y] = unit({ degrees });
+    return [CENTRE[0] + radius * x, CENTRE[1] - radius * y];
+  };
+  const turned = (degrees) => ((Math.round(degrees) % 360) + 360) % 360;
+  const angleAt = (x, y) =>
+    turned((Math.atan2(CENTRE[1] - y, x - CENTRE[0]) * 180) / Math.PI);
+  const between = (a, b) => {
+    const turn = Math.abs(a - b) % 360;
+    return Math.min(turn, 360 - turn);
+  };
+  const turnable = (handle, name, which, snap) => {
+    fwlab.drag(handle, name, {
+      move: (x, y) => {
+        which().degrees = snap(angleAt(x, y));
+        update();
+      },
+      nudge: (right, up) => {
+        which().degrees = turned(which().degrees + 5 * (right + up));
+        update();
+      },
+    });
+    fwlab.fill(handle, { "aria-valuemin": 0, "aria-valuemax": 359 }, []);
+  };
+
+  const keyArrows = NAMES.map(() => path({ "stroke-width": 1.5 }));
+  const newArrow = path({
+    stroke: NEW,
+    "stroke-width": 1.5,
+    "stroke-dasharray": "4 3",
+  });
+  picture.append(newArrow, ...keyArrows);
+  const hit = () => circle({ r: 15, stroke: "none", "pointer-events": "all" });
+  const keyHandles = NAMES.map((name, j) => {
+    const handle = group({ "data-key": name });
+    const body = path({ d: SHAPES[j](11), fill: PAPER, "stroke-width": 1.5 });
+    const label = text(0, 0.5, name, { class: "fw-cell-text", "font-weight": 600 });
+    handle.append(hit(), body, label);
+    turnable(
+      handle,
+      `Key ${name}`,
+      () => pairs[j],
+      (degrees) => degrees,
+    );
+    picture.append(handle);
+    return handle;
+  });
+  const newMark = () => [
+    hit(),
+    circle({ r: 12, stroke: NEW, "stroke-width": 2, "stroke-dasharray": "4 2.3" }),
+  ];
+  const newKey = group({ "data-key": "new" });
+  const plus = { class: "fw-cell-text", style: `fill: ${NEW}; font-size: 16px` };
+  newKey.append(...newMark(), text(0, 0, "+", plus));
+  // The new key catches on a stored one, so that it can be the same.
+  turnable(
+    newKey,
+    "New key",
+    () => next,
+    (degrees) => {
+      const near = pairs.find((one) => between(one.degrees, degrees) <= 4);
+      return near ? near.degrees : degrees;
+    },
+  );
+  picture.append(newKey);
+
+  // Values, what is read back, and all that can be read back.
+  const ticks = group();
+  picture.append(
+    text(BOX.x, 14, "Values, read back", BOLD),
+    fwlab.svg("rect", {
+      x: BOX.x,
+      y: BOX.y,
+      width: BOX.size,
+      height: BOX.size,
+      class: "fw-cell",
+    }),
+    path({
+      d: `M${BOX.x} ${ORIGIN[1]}h${BOX.size}M${ORIGIN[0]} ${BOX.y}v${BOX.size}`,
+      "stroke-opacity": 0.3,
+    }),
+    ticks,
+  );
+  const ellipse = path({ "data-part": "ellipse", stroke: FAST });
+  const newLine = path({ "data-part": "new", stroke: NEW, "stroke-dasharray": "4 3" });
+  const newFoot = circle({ r: 3, stroke: NEW, fill: NEW });
+  picture.append(ellipse, newLine, newFoot);
+  const marks = NAMES.map((name, j) => {
+    const target = path({ d: SHAPES[j](10), "stroke-width": 1.5 });
+    const error = path({ stroke: WRONG, "stroke-width": 2.5, "data-error": name });
+    const found = path({ d: SHAPES[j](5), fill: FAST, stroke: FAST });
+    found.dataset.read = name;
+    target.dataset.value = name;
+    const label = small(0, 0, name, { ...BOLD, "text-anchor": "middle", ...MIDDLE });
+    const all = group();
+    all.append(target, error, found, label);
+    picture.append(all);
+    return { all, target, error, found, label };
+  });
+  const newValue = group({ "data-value": "new" });
+  newValue.append(...newMark());
+  fwlab.drag(newValue, "New value", {
+    move: (x, y) => {
+      const at = [(x - ORIGIN[0]) / scale, (ORIGIN[1] - y) / scale];
+      next.value = at.map(tenths);
+      update();
+    },
+    nudge: (right, up) => {
+      next.value = [next.value[0] + right / 10, next.value[1] + up / 10].map(tenths);
+      update();
+    },
+  });
+  fwlab.fill(newValue, { "aria-valuemin": -LIMIT, "aria-valuemax": LIMIT }, []);
+  picture.append(newValue);
+  // Adding 0 turns −0 into 0.
+  const tenths = (x) => Math.round(10 * Math.max(-LIMIT, Math.min(LIMIT, x))) / 10 + 0;
+
+  let range = 2;
+  let scale = 0;
+  const at = ([x, y]) => [ORIGIN[0] + scale * x, ORIGIN[1] - scale * y];
+  const rescale = (W) => {
+    const reach = Math.max(...W.map((row) => Math.hypot(...row)));
+    range = [2, 3, 4, 6, 8].find((size) => reach <= 0.95 * size) ?? 8;
+    scale = BOX.size / 2 / range;
+    const step = range > 3 ? 2 : 1;
+    ticks.replaceChildren();
+    const [left, bottom] = [BOX.x, BOX.y + BOX.size];
+    for (let size = step; size < range; size += step)
+      for (const number of [-size, size]) {
+        const x = round(at([number, 0])[0]);
+        const y = round(at([0, number])[1]);
+        const label = fwlab.number(number, 0);
+        ticks.append(
+          path({ d: `M${x} ${bottom}v-5M${left} ${y}h5` }),
+          small(x, bottom - 9, label, { "text-anchor": "middle" }),
+          small(left + 8, y, label, MIDDLE),
+        );
+      }
+  };
+
+  const LEGEND = 236;
+  picture.append(
+    small(22, LEGEND, "the new pair:", MIDDLE),
+    small(22, LEGEND + 17, "drag it, or turn a key", MIDDLE),
+    circle({
+      cx: 9,
+      cy: LEGEND,
+      r: 7,
+      stroke: NEW,
+      "stroke-width": 2,
+      "stroke-dasharray": "3 2",
+    }),
+    circle({ cx: 210, cy: LEGEND, r: 7, "stroke-width": 1.5 }),
+    small(221, LEGEND, "written", MIDDLE),
+    circle({ cx: 278, cy: LEGEND, r: 4, stroke: FAST, fill: FAST }),
+    small(287, LEGEND, "read", MIDDLE),
+    path({ d: `M324 ${LEGEND}h18`, stroke: WRONG, "stroke-width": 2.5 }),
+    small(347, LEGEND, "error", MIDDLE),
+    path({ d: `M203 ${LEGEND + 17}h14`, stroke: FAST }),
+    small(221, LEGEND + 17, "all that can be read", MIDDLE),
+  );
+
+  // Numbers: the memory, and a row per pair.
+  const TABLE = 286;
+  const ROW = 21;
+  const memory = group({ role: "img", "data-part": "memory" });
+  const matrix = fwlab.matrix(2, 2, {
+    x: 18,
+    y: TABLE + 28,
+    cell: 40,
+    digits: 2,
+  });
+  memory.append(
+    text(0, TABLE, "Memory W", BOLD),
+    small(38, TABLE + 22, "k₁", { "text-anchor": "middle" }),
+    small(78, TABLE + 22, "k₂", { "text-anchor": "middle" }),
+    small(0, TABLE + 48, "v₁", MIDDLE),
+    small(0, TABLE + 88, "v₂", MIDDLE),
+    matrix.element,
+  );
+  const table = group({ role: "img", "data-part": "table" });
+  const COLUMNS = [
+    ["", 122, "middle"],
+    ["key", 166, "end"],
+    ["value v", 240, "end"],
+    ["read Wk", 334, "end"],
+    ["error", 387, "end"],
+  ];
+  for (const [title, x, anchor] of COLUMNS)
+    table.append(small(x, TABLE, title, { "text-anchor": anchor }));
+  table.append(path({ d: `M112 ${TABLE + 7}h276`, "stroke-opacity": 0.5 }));
+  const rows = [...NAMES, "new"].map(() => {
+    const row = group();
+    const cells = COLUMNS.map(([, x, anchor]) =>
+      small(x, 0, "", { "text-anchor": anchor, ...MIDDLE }),
+    );
+    row.append(...cells);
+    table.append(row);
+    return { row, cells };
+  });
+  picture.append(memory, table);
+
+  // --- Words ---------------------------------------------------------------
+  const bare = (v, digits) => v.map((x) => fwlab.number(x, digits)).join(", ");
+  const vector = (v) => `(${bare(v, 2)})`;
+  const sentence = ({ answers, replaced, next: held }) => {
+    const strength = rule === "sum" ? "" : `, β = ${fwlab.number(beta)}`;
+    const start = `${RULES[rule]}${strength}. `;
+    const before =
+      `Under the new key the memory holds ${vector(held.readback)}, ` +
+      `${fwlab.number(held.error)} away from the new value.`;
+    if (!pairs.length)
+      return `${start}The memory is empty: every key reads (0.00, 0.00).`;
+    const parts = answers.map(({ readback, error }, j) => {
+      if (replaced[j] !== null) return `${NAMES[j]}: same key as ${NAMES[replaced[j]]}`;
+      const how = fwlab.number(error);
+      const verdict = Number(how) === 0 ? "right" : `error ${how}`;
+      return `${NAMES[j]} reads ${vector(readback)}, ${verdict}`;
+    });
+    let angle = "";
+    if (pairs.length === 2 && replaced[0] === null) {
+      const [a, b] = pairs;
+      const product = dot(unit(a), unit(b));
+      const apart = `${between(a.degrees, b.degrees)}° apart`;
+      angle = ` The keys are ${apart}: k · k′ = ${fwlab.number(product)}.`;
+    }
+    return `${start}${parts.join("; ")}.${angle} ${before}`;
+  };
+
+  // --- Showing -------------------------------------------------------------
+  const tellAngle = (handle, degrees) => {
+    handle.setAttribute("aria-valuenow", degrees);
+    handle.setAttribute("aria-valuetext", `${degrees} degrees`);
+  };
+  let shown;
+  const update = () => {
+    shown = compute();
+    const { W, answers, replaced } = shown;
+    rescale(W);
+    matrix.update(W);
+    // Half the colour at most: the numbers must be legible on it.
+    matrix.element.querySelectorAll("rect").forEach((cell, n) => {
+      const share = W.flat()[n] / 4;
+      cell.style.fill = fwlab.signed(Math.max(-0.5, Math.min(0.5, share)));
+    });
+    memory.setAttribute(
+      "aria-label",
+      `Memory W: first row ${vector(W[0])}, second row ${vector(W[1])}`,
+    );
+    const levels = [];
+    NAMES.forEach((name, j) => {
+      const there = j < pairs.length;
+      const { all, target, error, found, label } = marks[j];
+      for (const element of [all, keyHandles[j], keyArrows[j]]) show(element, there);
+      if (!there) return;
+      const { degrees, value } = pairs[j];
+      // Handles at nearly the same angle go further in, one by one.
+      const taken = pairs
+        .slice(0, j)
+        .map((other, i) => between(other.degrees, degrees) < 23 && levels[i]);
+      levels[j] = [0, 1, 2].find((level) => !taken.includes(level)) ?? 2;
+      put(keyHandles[j], onRing(degrees, RADIUS - 24 * levels[j]));
+      line(keyArrows[j], CENTRE, onRing(degrees, RADIUS));
+      tellAngle(keyHandles[j], degrees);
+      const old = replaced[j] !== null;
+      put(target, at(value));
+      put(found, at(answers[j].readback));
+      line(error, at(value), at(answers[j].readback));
+      show(found, !old);
+      show(error, !old);
+      target.setAttribute("stroke-dasharray", old ? "2 2" : "none");
+      const [x, y] = at(value);
+      const side = answers[j].readback[0] > value[0] ? -1 : 1;
+      label.setAttribute("x", round(x + 17 * side));
+      // Pairs with one value have their letters below each other.
+      const same = pairs
+        .slice(0, j)
+        .filter((other) => distance(other.value, value) === 0);
+      label.setAttribute("y", round(y - 8 + 14 * same.length));
+    });
+    put(newKey, onRing(next.degrees, RING));
+    line(newArrow, CENTRE, onRing(next.degrees, RING - 12));
+    put(newValue, at(next.value));
+    put(newFoot, at(shown.next.readback));
+    line(newLine, at(next.value), at(shown.next.readback));
+    tellAngle(newKey, next.degrees);
+    const [right, up] = next.value.map((x) => fwlab.number(x, 1));
+    newValue.setAttribute("aria-valuenow", next.value[0]);
+    newValue.setAttribute("aria-valuetext", `${right} right, ${up} up`);
+    const outline = [];
+    for (let degrees = 0; degrees < 360; degrees += 6)
+      outline.push(
+        at(read(W, unit({ degrees })))
+          .map(round)
+          .join(" "),
+      );
+    ellipse.setAttribute("d", `M${outline.join("L")}Z`);
+
+    const lines = rows.map(({ row, cells }, i) => {
+      const isNew = i === NAMES.length;
+      const visible = isNew || i < pairs.length;
+      show(row, visible);
+      if (!visible) return null;
+      const one = isNew ? next : pairs[i];
+      const { readback, error } = isNew ? shown.next : answers[i];
+      const old = !isNew && replaced[i] !== null;
+      put(row, [0, TABLE + 20 + ROW * (isNew ? pairs.length : i)]);
+      const texts = [
+        isNew ? "+" : NAMES[i],
+        `${one.degrees}°`,
+        bare(one.value, 1),
+        bare(readback, 2),
+        old ? `now ${NAMES[replaced[i]]}` : fwlab.number(error),
+      ];
+      cells.forEach((cell, c) => (cell.textContent = texts[c]));
+      cells.forEach((cell) => (cell.style.fill = isNew ? NEW : ""));
+      cells[0].style.fontWeight = 600;
+      const [name, key, value, found, verdict] = texts;
+      return (
+        `${isNew ? "New" : name}: key ${key}, value ${value}, ` +
+        `reads ${found}, error ${verdict}`
+      );
+    });
+    table.setAttribute("aria-label", lines.filter(Boolean).join(". "));
+
+    strength.querySelector("input").disabled = rule === "sum";
+    const enable = (button, other, enabled) => {
+      const focused = document.activeElement === button;
+      button.disabled = !enabled;
+      if (focused && !enabled) other.focus();
+    };
+    undoButton.disabled = writeButton.disabled = false;
+    enable(writeButton, undoButton, pairs.length < NAMES.length);
+    enable(undoButton, writeButton, pairs.length > 0);
+    figure.say(sentence(shown));
+  };
+
+  const rules = fwlab.choice(
+    "Rule",
+    { sum: "sum", gated: "gated", delta: "delta" },
+    rule,
+    (name) => {
+      rule = name;
+      update();
+    },
+  );
+  const strength = fwlab.slider(
+    "Write strength β",
+    { min: 0, max: 1, step: 0.05, value: beta, show: (x) => fwlab.number(x) },
+    (value) => {
+      beta = value;
+      update();
+    },
+  );
+  const writeButton = fwlab.button("Write", () => {
+    pairs.push(pair([next.degrees, next.value]));
+    update();
+  });
+  const undoButton = fwlab.button("Undo", () => {
+    next = pairs.pop();
+    update();
+  });
+  const clear = fwlab.button("Start again", () => {
+    pairs = [];
+    update();
+  });
+  const presets = Object.entries(PRESETS).map(([name, setting]) =>
+    fwlab.button(name, () => {
+      set(setting);
+      update();
+    }),
+  );
+  figure.root.append(
+    fwlab.controls(writeButton, undoButton, clear),
+    fwlab.controls(rules, strength),
+    fwlab.controls(...presets),
+  );
+  set(START);
+  update();
+
+  const plain = (one, { readback, error }) => ({
+    degrees: one.degrees,
+    key: unit(one),
+    value: [...one.value],
+    readback,
+    error,
+  });
+  return {
+    state: () => ({
+      rule,
+      beta,
+      W: shown.W,
+      pairs: pairs.map((one, j) => ({
+        name: NAMES[j],
+        ...plain(one, shown.answers[j]),
+        replacedBy: shown.replaced[j] === null ? null : NAMES[shown.replaced[j]],
+      })),
+      next: plain(next, shown.next),
+      range,
+    }),
+  };
+});

@@ -1,0 +1,165 @@
+// A language model of fwlab in plain JavaScript: what models.LanguageModel
+// does in `step`, for the delta rule and the sum rule. Its weights come
+// from `fwlab export-web`, as a safetensors file.
+fwlab.loadModel = async (url) => {
+  const answer = await fetch(url);
+  if (!answer.ok) throw new Error(`${url}: ${answer.status}`);
+  return new fwlab.LanguageModel(await answer.arrayBuffer());
+};
+
+fwlab.LanguageModel = class {
+  constructor(buffer) {
+    const length = Number(new DataView(buffer).getBigUint64(0, true));
+    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
+    Object.assign(this, JSON.parse(header.__metadata__.model));
+    const weight = (name) => {
+      const [start, end] = header[name].data_offsets;
+      return fwlab.float16(new Uint16Array(buffer, 8 + length + start, (end - start) / 2));
+    };
+    this.embedding = weight("embedding.weight");
+    this.norm = weight("norm.weight");
+    this.blocks = Array.from({ length: this.layers }, (_, i) => {
+      const of = (name) => weight(`blocks.${i}.${name}.weight`);
+      return {
+        norm_mixer: of("norm_mixer"),
+        to_q: of("mixer.to_q"),
+        to_k: of("mixer.to_k"),
+        to_v: of("mixer.to_v"),
+        to_beta: this.mixer === "delta" ? of("mixer.to_beta") : null,
+        to_out: of("mixer.to_out"),
+        norm_mlp: of("norm_mlp"),
+        expand: of("expand"),
+        contract: of("contract"),
+      };
+    });
+    this.width = this.d_model / this.heads; // of keys and values per head
+    this.features = this.mixer === "delta" ? 2 * this.width : this.width;
+  }
+
+  // The memory before any token: per layer and head the fast weights W,
+  // `width` rows of `features` numbers, and for the sum rule z.
+  start() {
+    return this.blocks.map(() =>
+      Array.from({ length: this.heads }, () => ({
+        W: new Float32Array(this.width * this.features),
+        z: this.mixer === "sum" ? new Float32Array(this.features) : null,
+      })),
+    );
+  }
+
+  // One token. Changes `state`; returns the logits of the next token, and
+  // per layer and head the key's features, the value and what was written.
+  step(token, state) {
+    const { d_model: d, embedding, width, features } = this;
+    const x = embedding.slice(token * d, (token + 1) * d);
+    const trace = this.blocks.map((block, layer) => {
+      const h = fwlab.layerNorm(x, block.norm_mixer);
+      const [q, k, v] = [block.to_q, block.to_k, block.to_v].map((W) =>
+        fwlab.multiply(W, h),
+      );
+      const beta = block.to_beta && fwlab.multiply(block.to_beta, h);
+      const y = new Float32Array(d);
+      const heads = state[layer].map((memory, head) => {
+        const part = (all) => all.subarray(head * width, (head + 1) * width);
+        const [phiQ, phiK] = [part(q), part(k)].map((a) => this.phi(a));
+        const value = part(v);
+        const written = new Float32Array(width);
+        if (beta) {
+          // Eqs. 20, 24 and 25.
+          const strength = 1 / (1 + Math.exp(-beta[head]));
+          const held = fwlab.multiply(memory.W, phiK);
+          for (let i = 0; i < width; i++) written[i] = strength * (value[i] - held[i]);
+        } else {
+          // Eqs. 17 and 18.
+          written.set(value);
+          for (let j = 0; j < features; j++) memory.z[j] += phiK[j];
+        }
+        for (let i = 0; i < width; i++)
+          for (let j = 0; j < features; j++)
+            memory.W[i * features + j] += written[i] * phiK[j];
+        y.set(this.read(memory, phiQ), head * width);
+        return { key: phiK, value: value.slice(), written };
+      });
+      fwlab.add(x, fwlab.multiply(block.to_out, y));
+      const wide = fwlab.multiply(block.expand, fwlab.layerNorm(x, block.norm_mlp));
+      fwlab.add(x, fwlab.multiply(block.contract, wide.map(fwlab.gelu)));
+      return heads;
+    });
+    return { logits: fwlab.multiply(embedding, fwlab.layerNorm(x, this.norm)), trace };
+  }
+
+  // What a memory answers: Eq. 25, with a normaliser Eq. 19.
+  read({ W, z }, phi) {
+    const y = fwlab.multiply(W, phi);
+    if (!z) return y;
+    const total = fwlab.dot(z, phi);
+    return y.map((a) => (total === 0 ? 0 : a / total));
+  }
+
+  // Sum-normalised DPFP (Eqs. 37 and 29) for the delta rule, ELU + 1 (Eq. 30)
+  // for the sum rule.
+  phi(x) {
+    if (this.mixer === "sum") return x.map((a) => (a > 0 ? a + 1 : Math.exp(a)));
+    const r = new Float32Array(2 * x.length);
+    x.forEach((a, i) => {
+      r[i] = Math.max(a, 0);
+      r[i + x.length] = Math.max(-a, 0);
+    });
+    const phi = r.map((a, i) => a * r[(i + 1) % r.length]);
+    const total = phi.reduce((sum, a) => sum + a, 0);
+    return phi.map((a) => (total === 0 ? 0 : a / total));
+  }
+};
+
+fwlab.dot = (a, b, start = 0) => {
+  let sum = 0;
+  for (let i = 0; i < b.length; i++) sum += a[start + i] * b[i];
+  return sum;
+};
+
+// A matrix, row after row, times a vector.
+fwlab.multiply = (W, x) => {
+  const y = new Float32Array(W.length / x.length);
+  for (let i = 0; i < y.length; i++) y[i] = fwlab.dot(W, x, i * x.length);
+  return y;
+};
+
+fwlab.add = (x, y) => {
+  for (let i = 0; i < x.length; i++) x[i] += y[i];
+};
+
+fwlab.layerNorm = (x, weight) => {
+  const mean = x.reduce((sum, a) => sum + a, 0) / x.length;
+  const variance = x.reduce((sum, a) => sum + (a - mean) ** 2, 0) / x.length;
+  return x.map((a, i) => ((a - mean) / Math.sqrt(variance + 1e-5)) * weight[i]);
+};
+
+// x times the normal distribution up to x. The error function is that of
+// Abramowitz and Stegun, 7.1.26, right to 1.5e-7.
+fwlab.gelu = (x) => {
+  const a = Math.abs(x) / Math.SQRT2;
+  const t = 1 / (1 + 0.3275911 * a);
+  const series =
+    t *
+    (0.254829592 +
+      t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+  const erf = Math.sign(x) * (1 - series * Math.exp(-a * a));
+  return 0.5 * x * (1 + erf);
+};
+
+fwlab.softmax = (logits) => {
+  const top = Math.max(...logits);
+  const weights = Array.from(logits, (a) => Math.exp(a - top));
+  const total = weights.reduce((sum, a) => sum + a, 0);
+  return weights.map((a) => a / total);
+};
+
+// Numbers of 16 bits as numbers of 32.
+fwlab.float16 = (bits) =>
+  Float32Array.from(bits, (b) => {
+    const sign = b & 0x8000 ? -1 : 1;
+    const exponent = (b >> 10) & 31;
+    const fraction = b & 1023;
+    if (exponent === 0) return sign * 2 ** -24 * fraction;
+    return sign * 2 ** (exponent - 15) * (1 + fraction / 1024);
+  });

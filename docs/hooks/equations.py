@@ -1,0 +1,59 @@
+"""Which paper a file counts its equations by, and where they are stated.
+
+docs/equations.toml lists the equations of each paper.
+"""
+
+import tomllib
+from functools import cache
+
+from literate import Source
+from repository import ROOT
+
+LIST = ROOT / "docs" / "equations.toml"
+
+
+@cache
+def listed() -> dict:
+    return tomllib.loads(LIST.read_text("utf-8"))
+
+
+def papers() -> dict[str, dict]:
+    """The papers by their names, each with `title`, `equations` and so on."""
+    return {name: part for name, part in listed().items() if "arxiv" in part}
+
+
+def paper(path: str) -> str | None:
+    """The paper that a file counts by: that of its longest known parent."""
+    counts_by = listed()["counts_by"]
+    known = [start for start in counts_by if path.startswith(start)]
+    return counts_by[max(known, key=len)] if known else None
+
+
+@cache
+def sources() -> dict[str, Source]:
+    """The files of the package, each specification before its other forms."""
+    paths = [p.relative_to(ROOT).as_posix() for p in (ROOT / "fwlab").rglob("*.py")]
+    paths.sort(key=lambda path: (not path.endswith("/naive.py"), path))
+    return {path: Source(path) for path in paths}
+
+
+@cache
+def computed() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
+    """Paper and number of an equation, and the lines that compute it."""
+    found: dict[tuple[str | None, str], list[tuple[str, int]]] = {}
+    for path, file in sources().items():
+        for tag, lines in file.computed.items():
+            if tag not in listed()["exceptions"].get(path, {}):
+                places = found.setdefault((paper(path), tag), [])
+                places += [(path, line) for line in lines]
+    return found
+
+
+@cache
+def stated() -> dict[tuple[str | None, str], str]:
+    """Paper and number of an equation, and the file that states it first."""
+    found: dict[tuple[str | None, str], str] = {}
+    for path, file in sources().items():
+        for tag in file.tags:
+            found.setdefault((paper(path), tag), path)
+    return found

@@ -1,0 +1,226 @@
+"""Cuts a Python file into rows of notes and code.
+
+Docstrings and full-line comments are notes, set as Markdown; the code
+keeps its true line numbers. A comment such as `# Eq. 24` or `# (d1)` and
+the equation with that tag link to each other.
+"""
+
+import ast
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+from repository import ROOT
+
+DISPLAY = re.compile(r"[ \t]*\$\$.*?\$\$", re.DOTALL)
+TAG = re.compile(r"\\tag\{(\w+)\}")
+#: "Eq. 24", "Eqs. 26 and 27", "Eqs. 20-25", "(d1)".
+REFERENCE = re.compile(
+    r"\bEqs?\.\s+\w+(?:(?:-|, | and | to )[a-z]?\d+)*|\((?P<own>[a-z]\d+)\)"
+)
+NUMBER = re.compile(r"\b(?:[a-z]\d+|\d+[a-z]?)\b")
+
+
+class Row(NamedTuple):
+    """A note and the lines of code below it; both may be empty."""
+
+    name: str  # of the function or class that begins here
+    note: str
+    lines: list[int]
+
+
+class Source:
+    """A file of the package.
+
+    - `path`: from the root of the repository.
+    - `prefix`: of its anchors, where a page shows several files.
+    """
+
+    def __init__(self, path: str, prefix: str = ""):
+        self.path = path
+        self.prefix = f"{prefix}-" if prefix else ""
+        self.text = (ROOT / path).read_text("utf-8")
+        self.tags = set(TAG.findall(self.text))
+
+    @property
+    def summary(self) -> str:
+        """First line of the docstring, without the mark of a heading."""
+        note = ast.get_docstring(ast.parse(self.text)) or ""
+        return note.partition("\n")[0].lstrip("# ")
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        tree, last = ast.parse(self.text), len(self.text.splitlines())
+        notes: dict[int, tuple[str, str]] = {}  # first line of the code below
+        hidden: set[int] = set()
+        owner = {  # of a method, or of a function inside a function
+            inner: node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            for inner in node.body
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            note = ast.get_docstring(node)
+            if note:
+                hidden.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+            if isinstance(node, ast.Module):
+                notes[1] = ("", note or "")
+            else:
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                name, outer = node.name, node
+                while outer := owner.get(outer):
+                    name = f"{outer.name}.{name}"
+                notes[first] = (name, note or "")
+        comments = self._comments()
+        for run in _runs(sorted(comments)):
+            hidden.update(run)
+            note = "\n".join(comments[number] for number in run)
+            name, own = notes.get(run[-1] + 1, ("", ""))
+            notes[run[-1] + 1] = (name, f"{note}\n\n{own}")
+        starts = sorted(notes)
+        return [
+            Row(*notes[start], [n for n in range(start, stop) if n not in hidden])
+            for start, stop in zip(starts, [*starts[1:], last + 1], strict=True)
+        ]
+
+    def _comments(self) -> dict[int, str]:
+        """Comments that have a line of their own."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return {
+            token.start[0]: re.sub("^#:? ?", "", token.string)
+            for token in tokens
+            if token.type == tokenize.COMMENT
+            and not token.line[: token.start[1]].strip()
+        }
+
+    @cached_property
+    def _code(self) -> list[tuple[str, str]]:
+        """Of each line its code and, as `<span>`, the comment behind it."""
+        html = highlight(
+            self.text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
+        )
+        # Names and punctuation look like plain text, and are half of the page.
+        html = re.sub(r'<span class="[nop]">(.*?)</span>', r"\1", html)
+        lines = []
+        for line in html.splitlines():
+            code, mark, comment = line.rpartition('<span class="c1">')
+            lines.append((code, mark + comment) if mark else (line, ""))
+        return lines
+
+    @cached_property
+    def computed(self) -> dict[str, list[int]]:
+        """The lines whose comment names an equation."""
+        lines: dict[str, list[int]] = {}
+        for number, (code, comment) in enumerate(self._code, 1):
+            if not _blank(code):  # a comment of its own line is a note
+                for tag in sorted(named(comment)):
+                    lines.setdefault(tag, []).append(number)
+        return lines
+
+    def anchor(self, line: int) -> str:
+        return f"{self.prefix}L{line}"
+
+    def blocks(self, numbers: list[int], link: Callable[[str], str]) -> str:
+        """Code of a row; where lines are left out, a new block begins."""
+        blocks = []
+        for run in _runs(numbers):
+            while run and self._empty(run[0]):
+                run.pop(0)
+            while run and self._empty(run[-1]):
+                run.pop()
+            if run:
+                lines = "".join(self._line(number, link) for number in run)
+                blocks.append(f"<pre><code>{lines}</code></pre>")
+        if not blocks:
+            return ""
+        return f'<div class="highlight no-copy">{"".join(blocks)}</div>'
+
+    def _empty(self, number: int) -> bool:
+        return _blank("".join(self._code[number - 1]))
+
+    def _line(self, number: int, link: Callable[[str], str]) -> str:
+        code, comment = self._code[number - 1]
+        tags = sorted(t for t, lines in self.computed.items() if number in lines)
+        equations = f' data-eq="{" ".join(tags)}"' if tags else ""
+        anchor = self.anchor(number)
+        return (
+            f'<span class="line" id="{anchor}"{equations}><a href="#{anchor}" '
+            f'tabindex="-1">{number}</a>{code}{link(comment)}\n</span>'
+        )
+
+
+def named(text: str) -> set[str]:
+    """The equations that a text names."""
+    tags: set[str] = set()
+    for match in REFERENCE.finditer(text):
+        if match["own"]:
+            tags.add(match["own"])
+            continue
+        found = NUMBER.findall(match[0])
+        tags.update(found)
+        for low, high in re.findall(r"\b(\d+)-(\d+)\b", match[0]):
+            tags.update(map(str, range(int(low), int(high) + 1)))
+    return tags
+
+
+def linked(text: str, address: Callable[[str], str | None]) -> str:
+    """Turn the numbers of equations into links to them."""
+
+    def one(match: re.Match) -> str:
+        if match["own"]:
+            return anchor(match["own"], match[0])
+        numbers = NUMBER.findall(match[0])
+        if len(numbers) == 1:  # with the word, which is easier to hit
+            return anchor(numbers[0], match[0])
+        return NUMBER.sub(lambda number: anchor(number[0], number[0]), match[0])
+
+    def anchor(tag: str, label: str) -> str:
+        target = address(tag)
+        return f'<a class="eq" href="{target}">{label}</a>' if target else label
+
+    return REFERENCE.sub(one, text)
+
+
+def note(
+    text: str,
+    address: Callable[[str], str | None],
+    equation: Callable[[str, str], str],
+) -> str:
+    """Markdown of a note.
+
+    - `address`: where an equation is to be found.
+    - `equation`: what to make of a displayed equation and its tag.
+    """
+    text = re.sub(r"^#", "###", text, flags=re.MULTILINE)
+    out, end = [], 0
+    for match in DISPLAY.finditer(text):
+        out.append(linked(text[end : match.start()], address))
+        formula, end = textwrap.dedent(match[0]), match.end()
+        if tag := TAG.search(formula):
+            formula = equation(tag[1], formula)
+        out.append(f"\n\n{formula}\n\n")
+    return "".join([*out, linked(text[end:], address)])
+
+
+def _runs(numbers: list[int]) -> list[list[int]]:
+    """Cut rising numbers where one is left out."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
+def _blank(line: str) -> bool:
+    return not re.sub("<[^>]*>", "", line).strip()

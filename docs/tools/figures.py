@@ -1,0 +1,75 @@
+"""Keep how each figure begins, for pages without scripts and for paper.
+
+    python docs/tools/figures.py SITE
+
+opens the figures of a built site in Chromium and writes for each
+docs/figures/NAME.html, its picture, and NAME.txt, what is to be seen in
+it. Run it after a change to a figure; a test compares.
+"""
+
+import functools
+import http.server
+import re
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+FIGURES = Path(__file__).resolve().parents[1] / "figures"
+#: The page of a figure that has none of its own.
+PAGES = {"live": "index.html"}
+STILL = """(name) => {
+  const root = document.querySelector(`#figure-${name}`);
+  return root.figure.still?.() ?? root.querySelector(".fw-picture").outerHTML;
+}"""
+
+
+def names() -> list[str]:
+    """The figures: a script is one if it calls `fwlab.figure`."""
+    return [
+        path.stem
+        for path in sorted(FIGURES.glob("*.js"))
+        if f'fwlab.figure("{path.stem}"' in path.read_text("utf-8")
+    ]
+
+
+def begin(tab: Page, base: str, name: str) -> tuple[str, str]:
+    """Picture and words of a figure as it begins."""
+    tab.goto(base + PAGES.get(name, f"figures/{name}.html"), wait_until="load")
+    figure = tab.locator(f"#figure-{name}")
+    if name == "live":
+        figure.get_by_role("button", name="Start the model").click()
+        figure.get_by_label("Text to read").wait_for()
+    words = figure.locator(".fw-words").inner_text()
+    # How fast it was depends on the machine.
+    words = re.sub(r" ?\d+ characters per second\.", "", words)
+    return tab.evaluate(STILL, name), words
+
+
+def main() -> None:
+    site = Path(sys.argv[1] if len(sys.argv) > 1 else "site").resolve()
+    chromium = shutil.which("chromium") or sys.exit("there is no chromium here")
+    handler = functools.partial(
+        http.server.SimpleHTTPRequestHandler, directory=str(site)
+    )
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        sync_playwright() as playwright,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"]
+        )
+        tab = browser.new_page(viewport={"width": 1440, "height": 900})
+        for name in names():
+            base = f"http://127.0.0.1:{server.server_port}/"
+            picture, words = begin(tab, base, name)
+            (FIGURES / f"{name}.html").write_text(picture + "\n", "utf-8")
+            (FIGURES / f"{name}.txt").write_text(words + "\n", "utf-8")
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    main()

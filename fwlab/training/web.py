@@ -1,0 +1,70 @@
+"""A trained model as the live figure of the site wants it.
+
+One safetensors file: the weights in float16, and in the header what is
+needed to run them. The figure, docs/figures/model.js, knows the blocks of
+`models.LanguageModel` around the delta rule and the sum rule.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from fwlab.files import replacing
+from fwlab.training.checkpoint import Checkpoint, CheckpointError
+
+FORMAT = "1"
+#: The mixers that the figure can run.
+WEB_MIXERS = ("delta", "sum")
+
+
+def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
+    """Write the weights for the live figure, all of them or nothing.
+
+    - `path`: of the file to write.
+    - `checkpoint`: what `load` returned, of a model with one of the
+      mixers `WEB_MIXERS`.
+    - Returns the length of the file in bytes.
+    - Raises `CheckpointError` for another mixer, for weights that
+      float16 cannot hold, or where the file cannot be written.
+
+    Rounded to float16, a weight keeps three decimal digits. The figure
+    computes with the rounded weights in float32.
+    """
+    config = checkpoint.config
+    if config.mixer not in WEB_MIXERS:
+        wanted = " or ".join(WEB_MIXERS)
+        raise CheckpointError(
+            f"the live figure runs models of mixer {wanted}, not {config.mixer}"
+        )
+    tensors = {
+        name: weight.detach().cpu().half().contiguous()
+        for name, weight in checkpoint.model.state_dict().items()
+    }
+    for name, weight in tensors.items():
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(f"the weight {name} is too large for float16")
+    header = {
+        "fwlab-web": FORMAT,
+        "model": json.dumps(
+            {
+                "mixer": config.mixer,
+                "layers": config.layers,
+                "heads": config.heads,
+                "d_model": config.d_model,
+                "alphabet": checkpoint.characters.alphabet,
+                "steps": checkpoint.step,
+                "validation_loss": checkpoint.curve[-1][-1]
+                if checkpoint.curve
+                else None,
+            }
+        ),
+    }
+    try:
+        with replacing(Path(path)) as part:
+            save_file(tensors, part, header)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from None
+    return Path(path).stat().st_size

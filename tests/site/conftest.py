@@ -1,0 +1,142 @@
+"""The built site, as a reader without a network sees it.
+
+It is built once, strictly, and opened in headless Chromium. Whatever the
+browser asks of anybody but the local server is blocked and recorded.
+FWLAB_SITE names the folder of a site that has been built already: quicker,
+while a page is being made.
+"""
+
+import functools
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The folder of the built site."""
+    if built := os.environ.get("FWLAB_SITE"):
+        return Path(built).resolve()
+    fetch = [sys.executable, str(ROOT / "docs" / "tools" / "katex.py")]
+    done = subprocess.run(fetch, capture_output=True, text=True)
+    if done.returncode:
+        pytest.fail(f"the site needs KaTeX: {done.stderr.strip()}", pytrace=False)
+    folder = tmp_path_factory.mktemp("site")
+    # Not with --quiet, which hides warnings from --strict.
+    build = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", *build],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    said = [line for line in done.stderr.splitlines() if "INFO" not in line]
+    if done.returncode:
+        pytest.fail("\n".join(["mkdocs build --strict:", *said]), pytrace=False)
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and what can be linked to."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        elif target := attributes.get("src") or attributes.get("href"):
+            self.loads.append(target)
+
+
+@pytest.fixture(scope="session")
+def pages(site) -> dict[str, Page]:
+    return {
+        path.relative_to(site).as_posix(): Page(path)
+        for path in sorted(site.rglob("*.html"))
+        if path.name != "404.html"  # its links are absolute
+    }
+
+
+@pytest.fixture(scope="session")
+def browser():
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    path = os.environ.get("CHROMIUM") or next(
+        filter(None, map(shutil.which, names)), None
+    )
+    if path is None:
+        reason = "no Chromium to look at the site with: install it, or set CHROMIUM"
+        if os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as p:
+        yield p.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture
+def look(browser, address):
+    """Opens pages; complains at the end of each test about all it saw."""
+    seen, contexts = [], []
+
+    def look(
+        page: str,
+        scheme: str = "light",
+        width: int = 1440,
+        base: str = address,
+        **options,
+    ):
+        context = browser.new_context(
+            color_scheme=scheme, viewport={"width": width, "height": 900}, **options
+        )
+        contexts.append(context)
+
+        def answer(route):
+            url = route.request.url
+            if url.startswith((base, "data:")):
+                return route.continue_()
+            seen.append(f"request: {url}")
+            return route.abort()
+
+        context.route("**/*", answer)
+        tab = context.new_page()
+        tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
+        tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
+        tab.goto(base + page, wait_until="load")
+        tab.evaluate("document.fonts.ready.then(() => 0)")
+        return tab
+
+    yield look
+    for context in contexts:
+        context.close()
+    assert seen == []

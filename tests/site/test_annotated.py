@@ -1,0 +1,288 @@
+"""Annotated source: nothing lost, everything linked, symbols light up."""
+
+import re
+from html import unescape
+
+import pytest
+from conftest import ROOT
+from test_build import MODULES, PACKAGE
+
+OPERATIONS = sorted(path.parent.name for path in PACKAGE.glob("ops/*/efficient.py"))
+#: Pages of kernels, and the files that stand on them.
+KERNELS = {
+    path.parent.name: {
+        name: path.with_name(f"{name}.py") for name in ("naive", "efficient", "kernels")
+    }
+    for path in sorted(PACKAGE.glob("ops/*/kernels.py"))
+}
+KERNELS["linear"]["tiles"] = PACKAGE / "ops" / "tiles.py"
+KERNELS["delta"]["chunks"] = KERNELS["linear"]["kernels"]
+#: Two or more columns: half a page each.
+HALVES = {
+    **{
+        f"annotated/{name}": {
+            version: PACKAGE / "ops" / name / f"{version}.py"
+            for version in ("naive", "efficient")
+        }
+        for name in OPERATIONS
+    },
+    **{f"kernels/{name}": files for name, files in KERNELS.items()},
+}
+
+
+def alone(path) -> str:
+    name = path.relative_to(PACKAGE).with_suffix("").as_posix()
+    return f"annotated/source/{name.replace('__init__', 'init')}"
+
+
+SOURCES = {alone(path): {"": path} for path in MODULES}
+NAIVE = "annotated/source/ops/delta/naive.html"
+
+
+@pytest.mark.parametrize("page", HALVES)
+def test_lines_fit_half_a_page(page):
+    for path in HALVES[page].values():
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            assert len(line) <= 72, f"{path}:{number}"
+
+
+@pytest.mark.parametrize("page", [*HALVES, *SOURCES])
+def test_page_shows_all_code(site, page):
+    """Each line that is code stands there, in order, with its number."""
+    html = (site / f"{page}.html").read_text(encoding="utf-8")
+    for name, path in (HALVES | SOURCES)[page].items():
+        lines = path.read_text("utf-8").splitlines()
+        prefix = f"{name}-" if name else ""
+        shown = re.findall(
+            rf'<span class="line" id="{prefix}L(\d+)"[^>]*><a [^>]*>(\d+)</a>(.*?)\n</span>',
+            html,
+            re.DOTALL,
+        )
+        numbers = [int(number) for number, *_ in shown]
+        assert numbers == sorted(set(numbers))
+        for number, label, code in shown:
+            assert label == number
+            assert unescape(re.sub("<[^>]*>", "", code)) == lines[int(number) - 1]
+        hidden = set(range(1, len(lines) + 1)) - set(numbers)
+        rest = "\n".join(lines[number - 1] for number in sorted(hidden))
+        rest = re.sub(r'r?"""(.*?)"""', "", rest, flags=re.DOTALL)
+        assert re.sub(r"^\s*#.*$", "", rest, flags=re.MULTILINE).strip() == ""
+
+
+def test_every_reference_to_an_equation_is_a_link(site):
+    """In comments of code; the number leads where the equation stands."""
+    html = (site / NAIVE).read_text("utf-8")
+    for tag in ("20", "24", "25", "26", "27", "28"):
+        assert f'<a class="eq" href="#eq-{tag}">Eq. {tag}</a>' in html
+    layer = (site / "annotated/source/layers/fast_weight_attention.html").read_text()
+    # Stated in another file; and stated nowhere, but listed.
+    assert 'source/ops/linear/naive.html#eq-19">' in layer
+    assert 'annotated/equations.html#schlag2021-21">' in layer
+
+
+# In the browser
+
+
+def lit(tab) -> list[str]:
+    return tab.evaluate("[...document.querySelectorAll('.lit')].map((e) => e.id)")
+
+
+def boxes(tab, *names: str):
+    return [tab.locator(f".column-{name}").bounding_box() for name in names]
+
+
+CUT = """() => [...document.querySelectorAll(".annotated pre > code")]
+    .filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)"""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_columns_stand_side_by_side(look, operation):
+    tab = look(f"annotated/{operation}.html")
+    naive, efficient = boxes(tab, "naive", "efficient")
+    assert naive["y"] == efficient["y"]
+    assert naive["x"] + naive["width"] <= efficient["x"]
+    assert tab.evaluate(CUT) == []
+    tab.set_viewport_size({"width": 390, "height": 844})
+    naive, efficient = boxes(tab, "naive", "efficient")
+    assert naive["y"] + naive["height"] <= efficient["y"]
+
+
+def test_notes_stand_beside_their_code(look):
+    """On every page of a file: notes left, code right, in one row."""
+    tab = look("index.html")
+    for page in SOURCES:
+        tab.goto(
+            tab.url.split("/annotated")[0].replace("/index.html", "") + f"/{page}.html"
+        )
+        rows = tab.evaluate(
+            """() => [...document.querySelectorAll(".annotated.one .row")]
+              .map((row) => [".note", ".highlight"].map((s) => row.querySelector(s)))
+              .filter(([note, code]) => note.textContent.trim() && code)
+              .map((pair) => pair.map((e) => e.getBoundingClientRect().toJSON()))"""
+        )
+        assert rows, page
+        for note, code in rows:
+            assert note["right"] <= code["left"] and note["top"] == code["top"], page
+        assert tab.evaluate(CUT) == [], page
+
+
+@pytest.mark.parametrize("operation", KERNELS)
+def test_one_of_two_versions_beside_the_kernels(look, operation):
+    tab = look(f"kernels/{operation}.html")
+    naive, efficient, kernels = (
+        tab.locator(f".column-{name}") for name in ("naive", "efficient", "kernels")
+    )
+    assert efficient.is_visible() and not naive.is_visible()
+    left, right = efficient.bounding_box(), kernels.bounding_box()
+    assert left["x"] + left["width"] <= right["x"]
+    tab.get_by_role("radio", name="naive").check()
+    assert naive.is_visible() and not efficient.is_visible()
+    # An address in the hidden version brings it forth.
+    tab.evaluate("document.querySelector('.column-kernels').scrollIntoView()")
+    line = tab.locator(".column-efficient .line .eq").first
+    place = line.evaluate("e => e.closest('.line').id")
+    tab.goto(f"{tab.url.split('#')[0]}?again#{place}")
+    assert efficient.is_visible()
+    tab.set_viewport_size({"width": 390, "height": 844})
+    for column in (naive, efficient, kernels):
+        assert column.is_visible()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_an_equation_leads_to_the_line_of_a_kernel(look):
+    tab = look("kernels/delta.html")
+    equation = tab.locator(".column-efficient .equation[data-eq=d4]")
+    link = equation.locator(".places a[href^='#chunks']").first
+    link.evaluate("e => e.click()")
+    assert {i.split("-")[0] for i in lit(tab)} == {"eq", "efficient", "chunks"}
+
+
+def test_equation_and_its_lines_light_up(look):
+    tab = look("annotated/delta.html")
+    link = tab.locator(".column-efficient .line .eq", has_text="Eq. 28").first
+    link.scroll_into_view_if_needed()
+    before = tab.evaluate("scrollY")
+    link.focus()
+    tab.keyboard.press("Enter")
+    assert tab.url.endswith("#eq-28")
+    assert "eq-28" in lit(tab)
+    assert {i.split("-")[0] for i in lit(tab)} == {"eq", "naive", "efficient"}
+    # The equation comes into view, the code that was read stays in place.
+    assert tab.evaluate("scrollY") == before
+    box = tab.locator("#eq-28").bounding_box()
+    assert 0 <= box["y"] < 900
+
+
+def test_number_of_an_equation_leads_to_its_line_and_back(look):
+    tab = look(NAIVE)
+    tab.locator("#eq-24 .katex-tag").click()
+    line = tab.url.partition("#")[2]
+    assert "# Eq. 24" in tab.locator(f"#{line}").inner_text()
+    assert tab.evaluate("document.activeElement.id") == line
+    assert {"eq-24", line} <= set(lit(tab))
+    tab.locator(f"#{line} .eq").first.click()
+    assert tab.url.endswith("#eq-24")
+    tab.go_back()
+    assert tab.url.endswith(f"#{line}") and line in lit(tab)
+
+
+def test_address_of_a_line_opens_there(look):
+    tab = look(NAIVE + "#L78")
+    assert tab.evaluate("document.activeElement.id") == "L78"
+    assert "L78" in lit(tab)
+    assert 0 <= tab.locator("#L78").bounding_box()["y"] < 900
+    # Each row with a name has a link to itself.
+    assert tab.locator("#delta_step .headerlink").get_attribute("href") == "#delta_step"
+
+
+def marked(tab) -> list[str]:
+    return tab.evaluate(
+        "[...CSS.highlights.get('symbol') ?? []].map((r) => "
+        "r.startContainer.data.slice(r.startOffset, r.endOffset))"
+    )
+
+
+def test_a_symbol_lights_up_in_formulas_and_code(look):
+    tab = look(NAIVE)
+    tab.locator(".annotated .mathnormal", has_text="β").first.click()
+    # Each name of the code that is this symbol, and no other.
+    lines = "\n".join(tab.locator(".annotated .line").all_inner_texts())
+    code = re.sub("#.*", "", lines)
+    names = re.findall(r"\bbeta(?:_t)?\b", code)
+    assert sorted(marked(tab)) == sorted(names) and len(names) > 10
+    formulas = tab.locator(".annotated .symbol").all_inner_texts()
+    assert set(formulas) == {"β"} and len(formulas) > 1
+    status = tab.locator(".symbols [role=status]")
+    assert status.inner_text() == (
+        f"beta: {len(formulas)} in formulas, {len(names)} in code"
+    )
+    # Clicked again it goes out.
+    tab.locator(".annotated .symbol").first.click()
+    assert marked(tab) == [] and tab.locator(".annotated .symbol").count() == 0
+
+
+def test_a_name_in_the_code_lights_up(look):
+    tab = look(NAIVE)
+    line = tab.locator(".line", has_text="v_bar = read(W, k)")
+    place = line.evaluate(
+        """(line) => {
+          const walk = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
+          let node;
+          while ((node = walk.nextNode()) && !node.data.includes("v_bar"));
+          const range = document.createRange();
+          range.setStart(node, node.data.indexOf("v_bar"));
+          range.setEnd(node, node.data.indexOf("v_bar") + 5);
+          const box = range.getBoundingClientRect();
+          return [box.x + box.width / 2, box.y + box.height / 2];
+        }"""
+    )
+    tab.mouse.click(*place)
+    assert set(marked(tab)) == {"v_bar"} and len(marked(tab)) == 4
+    # The same letter with a bar, and not the plain one.
+    symbols = tab.locator(".annotated .symbol")
+    assert symbols.count() == 3 and set(symbols.all_inner_texts()) == {"v"}
+    tab.keyboard.press("Escape")
+    assert marked(tab) == []
+
+
+def test_a_symbol_lights_up_by_keyboard(look):
+    tab = look("annotated/delta.html")
+    button = tab.get_by_role("button", name="W", exact=True)
+    button.focus()
+    tab.keyboard.press("Space")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert set(marked(tab)) == {"W"}
+    columns = tab.evaluate(
+        """[...new Set([...CSS.highlights.get("symbol")]
+          .map((r) => r.startContainer.parentElement.closest(".column").className))]"""
+    )
+    assert len(columns) == 2
+
+
+def test_copied_code_has_no_line_numbers(look):
+    tab = look(NAIVE)
+    copied = tab.evaluate(
+        """() => {
+          const code = document.querySelector("#L34").closest("pre");
+          getSelection().selectAllChildren(code);
+          return getSelection().toString();
+        }"""
+    )
+    lines = (ROOT / "fwlab/ops/delta/naive.py").read_text().splitlines()[33:35]
+    assert copied.split("\n")[:2] == lines
+
+
+@pytest.mark.parametrize("page", ["annotated/delta.html", NAIVE])
+def test_print_shows_everything(look, page):
+    """No header, no column that scrolls, no line cut off."""
+    tab = look(page)
+    tab.emulate_media(media="print")
+    tab.set_viewport_size({"width": 794, "height": 1123})  # A4
+    assert not tab.locator(".md-header").is_visible()
+    assert not tab.locator(".symbols").is_visible()
+    hidden = tab.evaluate(
+        """() => [...document.querySelectorAll(".column, .annotated pre, .annotated code")]
+          .filter((e) => e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)
+          .map((e) => e.className + e.textContent.slice(0, 60))"""
+    )
+    assert hidden == []

@@ -1,0 +1,194 @@
+"""Every page of the built site in a browser: whole, legible, and light."""
+
+import functools
+import gzip
+import http.server
+import json
+import shutil
+import threading
+
+import pytest
+from conftest import ROOT
+
+AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+THEMES = {"light": "default", "dark": "slate"}
+
+#: Formulas that are still TeX: as arithmatex marks them, or in notebooks.
+RAW = r"""() => {
+  const skip = "script, style, pre, code, svg, .katex, textarea";
+  const walk = document.createTreeWalker(
+    document.querySelector("article"), NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walk.nextNode()) {
+    const { parentElement, data } = walk.currentNode;
+    if (!parentElement.closest(skip) && /\$[^$\d][^$]*\$|\\[([a-z]/.test(data)) found.push(data);
+  }
+  return found;
+}"""
+RED = r"""() => [...document.querySelectorAll(".katex *")]
+  .filter((e) => /^rgb\((204, 0, 0|255, 0, 0)\)$/.test(getComputedStyle(e).color))
+  .map((e) => e.textContent)"""
+#: Drawings of matplotlib that are not in the colours of the page, or mute.
+FIGURES = r"""() => [...document.querySelectorAll("article svg[role=img], article img")]
+  .filter((e) => e.outerHTML.toLowerCase().includes("#7b8190")
+    || (e.getAttribute("src") ?? "").startsWith("data:image/svg")
+    || (e.getAttribute("aria-label") ?? e.alt ?? "").length <= "Figure: ".length)
+  .map((e) => e.outerHTML.slice(0, 150))"""
+#: What axe finds, as one line per element. A page's code and formulas are
+#: thousands of like elements: of each kind a few are enough.
+RULES = """() => axe.run(document, {
+    resultTypes: ["violations"],
+    runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
+  }).then((results) => results.violations
+    .filter((v) => ["serious", "critical"].includes(v.impact))
+    .map((v) => `${v.id}: ${v.nodes.length} x ${v.nodes[0].html.slice(0, 150)} `
+      + v.nodes[0].failureSummary.slice(0, 300)))"""
+
+
+@pytest.fixture
+def visit(look, pages):
+    """Opens all pages, one after the other, in one tab."""
+
+    def visit(scheme: str = "light", width: int = 1440):
+        tab = look("index.html", scheme, width)
+        base = tab.url.removesuffix("index.html")
+        for page in pages:
+            tab.goto(base + page, wait_until="load")
+            tab.evaluate("document.fonts.ready.then(() => 0)")
+            yield page, tab
+
+    return visit
+
+
+@pytest.mark.parametrize("scheme", THEMES)
+def test_every_page_is_whole(visit, scheme):
+    """Formulas set, figures in the colours of the page, and no serious or
+    critical violation that axe-core knows.
+    """
+    axe = AXE.read_text("utf-8")
+    wrong = {}
+    for page, tab in visit(scheme):
+        assert (
+            tab.locator("body").get_attribute("data-md-color-scheme") == THEMES[scheme]
+        )
+        found = [*tab.evaluate(RAW), *tab.evaluate(RED), *tab.evaluate(FIGURES)]
+        if tab.locator(".arithmatex, .nb-text").count():
+            if not tab.locator("article .katex").count():
+                found.append("no formula")
+            elif not tab.evaluate("document.fonts.check('1em KaTeX_Main')"):
+                found.append("no font")
+        found += ["error"] * tab.locator(".katex-error").count()
+        tab.evaluate(axe)
+        found += tab.evaluate(RULES)
+        if found:
+            wrong[page] = found
+    assert wrong == {}
+
+
+def test_every_page_fits_a_phone(visit):
+    wide = {}
+    for page, tab in visit(width=390):
+        if (width := tab.evaluate("document.documentElement.scrollWidth")) != 390:
+            wide[page] = width
+    assert wide == {}
+
+
+def test_pages_are_light(browser, address, pages):
+    """What a page sends before it is touched, compressed, without fonts."""
+    sizes: dict[str, int] = {}
+    for page in pages:
+        context = browser.new_context()
+        tab = context.new_page()
+        bodies: list = []
+        tab.on("response", lambda response: bodies.append(response))  # noqa: B023, PLW0108
+        tab.goto(address + page, wait_until="networkidle")
+        sizes[page] = sum(
+            len(gzip.compress(response.body()))
+            for response in bodies
+            if not response.url.endswith(".woff2")
+        )
+        context.close()
+    assert sizes["index.html"] < 300_000
+    assert {page: size for page, size in sizes.items() if size >= 400_000} == {}
+
+
+def test_first_formula_is_seen_soon(browser, address):
+    """In a fresh browser, from the request to the first formula.
+
+    The limit is that of the reader; the best of three, since the machine
+    may be doing other things.
+    """
+    times = []
+    for _ in range(3):
+        context = browser.new_context()
+        tab = context.new_page()
+        tab.add_init_script(
+            """new MutationObserver((_, observer) => {
+              if (!document.querySelector("article .katex-html")) return;
+              observer.disconnect();
+              requestAnimationFrame(() => { globalThis.seen = performance.now(); });
+            }).observe(document, { childList: true, subtree: true });"""
+        )
+        tab.goto(address + "index.html")
+        tab.wait_for_function("globalThis.seen !== undefined")
+        times.append(tab.evaluate("seen"))
+        context.close()
+    assert min(times) < 1000
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("delta rule", "notebooks/04_delta_rule.html"),
+        ("DPFP", "api/feature_maps.html"),
+        ("log-sum-exp", "notebooks/10_aft_stability.html"),
+        ("gated_delta_rule", "api/ops.html"),
+    ],
+)
+def test_search_finds(look, query, wanted):
+    tab = look("index.html")
+    tab.locator("input[name=query]").click()
+    tab.keyboard.type(query)
+    link = tab.locator(f".md-search-result__item a[href*='{wanted}']").first
+    link.wait_for(state="attached", timeout=20_000)
+
+
+def test_site_opens_from_disk(look, site):
+    """Formulas, links and search, without any server."""
+    tab = look("index.html", base=f"{site.as_uri()}/")
+    assert tab.locator("article .katex").count() > 0
+    tab.locator("input[name=query]").click()
+    tab.keyboard.type("delta rule")
+    tab.locator(".md-search-result__item").first.wait_for(timeout=20_000)
+    tab.locator("article a[href$='annotated/delta.html']").first.evaluate(
+        "e => e.click()"
+    )
+    tab.wait_for_url("**/annotated/delta.html")
+    assert tab.locator("article .katex").count() > 0
+
+
+def test_site_works_in_a_folder_of_a_host(look, site, tmp_path):
+    """Copied somewhere below the root of a plain server."""
+    shutil.copytree(site, tmp_path / "some" / "folder")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}/some/folder/"
+        tab = look("annotated/delta.html", base=base)
+        assert tab.locator("article .katex").count() > 0
+        tab.locator(".md-tabs__link", has_text="Home").click()
+        tab.wait_for_url(f"{base}index.html")
+        tab.locator("input[name=query]").click()
+        tab.keyboard.type("delta rule")
+        tab.locator(".md-search-result__item").first.wait_for(timeout=20_000)
+        server.shutdown()
+
+
+def test_search_index_is_valid(site):
+    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    assert not any("Copied!" in doc["text"] for doc in index["docs"])

@@ -1,0 +1,381 @@
+"""The API reference shows every public name, and says what it takes.
+
+Public is what a module with a page lists in `__all__`, or defines under a
+name without underscore where it has none; of a class, its methods.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "api"
+#: Each has the page of its last name.
+MODULES = [
+    "fwlab.ops",
+    "fwlab.feature_maps",
+    "fwlab.layers",
+    "fwlab.models",
+    "fwlab.data",
+    "fwlab.training",
+    "fwlab.exercises",
+    "fwlab.plots",
+]
+#: Has no page: what it lists is on the page of another.
+TOP = "fwlab"
+
+
+class Public(NamedTuple):
+    """One public name.
+
+    - `name`: in full, as a caller writes it.
+    - `value`: what it stands for; a property is its function.
+    - `owner`: its class, for a method.
+    """
+
+    name: str
+    value: Any
+    owner: type | None = None
+
+    @property
+    def last(self) -> str:
+        return self.name.rpartition(".")[2]
+
+
+def names_of(module: str) -> list[str]:
+    """What a module offers, in its own order."""
+    loaded = importlib.import_module(module)
+    if hasattr(loaded, "__all__"):
+        return list(loaded.__all__)
+    return [name for name in assigned(loaded) if not name.startswith("_")]
+
+
+def assigned(module: Any) -> dict[str, str | None]:
+    """The names a module defines, with the strings that describe constants."""
+    lines = inspect.getsource(module).splitlines()
+    body = ast.parse(inspect.getsource(module)).body
+    found: dict[str, str | None] = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = ast.get_docstring(node)
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        said = []
+        for line in reversed(lines[: node.lineno - 1]):
+            if not line.startswith("#:"):
+                break
+            said.insert(0, line.removeprefix("#:"))
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            said.append(str(after.value.value))
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                found[target.id] = "\n".join(said).strip() or None
+    return found
+
+
+def methods(name: str, cls: type) -> Iterator[Public]:
+    """Public methods and properties that fwlab defines for a class.
+
+    A hook whose contract is torch's own, such as `extra_repr`, is not one;
+    `forward` is: only the class can say what it takes.
+    """
+    seen: set[str] = set()
+    for base in cls.__mro__:
+        if not base.__module__.startswith("fwlab"):
+            continue
+        for last, value in vars(base).items():
+            value = getattr(value, "__func__", getattr(value, "fget", value))
+            theirs = last != "forward" and hasattr(nn.Module, last)
+            if last.startswith("_") or last in seen or theirs:
+                continue
+            value = inspect.unwrap(value)
+            if inspect.isfunction(value):
+                seen.add(last)
+                yield Public(f"{name}.{last}", value, cls)
+
+
+def public() -> Iterator[Public]:
+    for module in [TOP, *MODULES]:
+        for last in names_of(module):
+            value = getattr(importlib.import_module(module), last)
+            yield Public(f"{module}.{last}", value)
+            if inspect.isclass(value):
+                yield from methods(f"{module}.{last}", value)
+
+
+ALL = list(public())
+CALLED = [p for p in ALL if inspect.isclass(p.value) or inspect.isfunction(p.value)]
+CONSTANTS = [p for p in ALL if p not in CALLED]
+
+
+def doc_of(p: Public) -> str:
+    """Its docstring; that of the method it overrides where it has none."""
+    if p.owner is None:
+        return inspect.cleandoc(p.value.__doc__ or "")
+    for base in p.owner.__mro__:
+        if base.__module__.startswith("fwlab"):
+            value = vars(base).get(p.last)
+            value = getattr(value, "__func__", value)
+            if getattr(value, "__doc__", None):
+                return inspect.cleandoc(value.__doc__)
+    return ""
+
+
+def parameters(p: Public) -> list[str]:
+    """What a caller may pass, by name."""
+    value = p.value
+    if inspect.isclass(value):
+        if hasattr(value, "_fields"):
+            return list(value._fields)
+        own = inspect.isfunction(value.__init__)
+        # Torch's and Python's own, as that of an exception, say it there.
+        if not own or not value.__init__.__module__.startswith("fwlab"):
+            return []
+        value = value.__init__
+    names = inspect.signature(value).parameters
+    return [n for n in names if n not in ("self", "cls") and not n.startswith("_")]
+
+
+ITEM = re.compile(r"^- (.*?)(?=^- |^\S|\Z)", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`]+)`")
+ELSEWHERE = re.compile(r"\bas (?:in|for) (?:`([\w.]+)`|(the class)\b)")
+
+
+def undocumented(p: Public, seen: tuple[str, ...] = ()) -> list[str]:
+    """The parameters that a docstring does not name.
+
+    Where it sends the reader elsewhere (as in `forward`), that place has to
+    name them.
+    """
+    doc = doc_of(p)
+    missing = set(parameters(p)) - {s.lstrip("*") for s in SPAN.findall(doc)}
+    if dataclasses.is_dataclass(p.value):
+        missing -= described_fields(p.value)
+    for item in ITEM.findall(doc):
+        head, colon, body = item.partition(":")
+        place = ELSEWHERE.search(" ".join(body.split())) if colon else None
+        if place is None:
+            continue
+        lacking = {n for q in referred(p, place) for n in lacks(q, (*seen, p.name))}
+        missing |= set(SPAN.findall(head)) & set(parameters(p)) & lacking
+    return [name for name in parameters(p) if name in missing]
+
+
+def lacks(p: Public, seen: tuple[str, ...]) -> set[str]:
+    """What a place that readers are sent to does not tell them."""
+    assert p.name not in seen, f"{' sends to '.join((*seen, p.name))}"
+    everything = {n for q in CALLED for n in parameters(q)}
+    return everything - set(parameters(p)) | set(undocumented(p, seen))
+
+
+def referred(p: Public, place: re.Match) -> list[Public]:
+    """What "as in `x`" means: a method beside this one, a function of the
+    same module, a public name, or all functions of a module.
+    """
+    target, above = place[1], p.name.rpartition(".")[0]
+    if place[2]:
+        target = above
+    for name in (f"{above}.{target}", target, f"{TOP}.{target}"):
+        if found := [q for q in CALLED if q.name == name]:
+            return found
+    if target in MODULES:
+        return [
+            q
+            for q in CALLED
+            if q.name.rpartition(".")[0] == target and "implementation" in parameters(q)
+        ]
+    raise AssertionError(f"{p.name} sends to {target}, which is nowhere")
+
+
+def described_fields(cls: type) -> set[str]:
+    """Fields that a string of their own follows."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    return {
+        node.target.id
+        for node, after in itertools.pairwise(body)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+    }
+
+
+def by_name(some: list[Public]) -> Any:
+    return pytest.mark.parametrize("p", some, ids=[p.name for p in some])
+
+
+@by_name(CALLED)
+def test_every_name_has_a_docstring(p):
+    assert doc_of(p), f"{p.name} has no docstring"
+
+
+@by_name(CALLED)
+def test_every_parameter_is_documented(p):
+    missing = undocumented(p)
+    assert not missing, f"{p.name} does not say what {missing} is"
+
+
+@by_name([p for p in CALLED if inspect.isfunction(p.value)])
+def test_what_is_returned_is_documented(p):
+    annotation = inspect.signature(p.value).return_annotation
+    assert annotation is not inspect.Signature.empty, f"{p.name} has no return type"
+    if p.owner and isinstance(inspect.getattr_static(p.owner, p.last), property):
+        return  # its docstring says what it is
+    if annotation is not None:
+        assert re.search(r"\bReturns\b", doc_of(p)), f"{p.name} returns {annotation}"
+
+
+@by_name(CALLED)
+def test_every_error_is_documented(p):
+    """What a function raises itself, it names."""
+    value, doc = p.value, doc_of(p)
+    if inspect.isclass(value):
+        checks = "__post_init__" if dataclasses.is_dataclass(value) else "__init__"
+        value = vars(value).get(checks)
+        if not inspect.isfunction(value):
+            return
+    tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
+    raised = {
+        ast.unparse(node.exc.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+    }
+    caught = {
+        name.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and node.type
+        for name in ast.walk(node.type)
+        if isinstance(name, ast.Name)
+    }
+    abstract = {"NotImplementedError"}
+    silent = raised - caught - abstract - set(SPAN.findall(doc))
+    assert not silent, f"{p.name} does not say that it raises {silent}"
+
+
+@by_name(CONSTANTS)
+def test_every_constant_is_described(p):
+    module = importlib.import_module(p.name.rpartition(".")[0])
+    sources = [module]
+    # Listed here, and defined below.
+    tree = ast.parse(inspect.getsource(module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and p.last in {a.name for a in node.names}:
+            sources.append(importlib.import_module(node.module))
+    assert any(assigned(source).get(p.last) for source in sources)
+
+
+def test_formulas_do_not_look_like_html():
+    """`<` before a letter opens a tag, which ends the formula."""
+    for p in CALLED:
+        for formula in re.findall(r"\$[^$]+\$", doc_of(p)):
+            assert not re.search("<[a-zA-Z/!]", formula), f"{p.name}: {formula}"
+
+
+def configuration() -> dict[str, Any]:
+    utils = pytest.importorskip("mkdocs.utils")
+    return utils.yaml_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def test_every_module_has_a_page_in_the_navigation():
+    nav = next(part["API"] for part in configuration()["nav"] if "API" in part)
+    wanted = {module: f"api/{module.rpartition('.')[2]}.md" for module in MODULES}
+    assert {title: page for part in nav for title, page in part.items()} == wanted
+    assert {f"api/{path.name}" for path in PAGES.iterdir()} == set(wanted.values())
+    for module, page in wanted.items():
+        lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+        assert lines[0] == f"::: {module}"
+
+
+class Shown(HTMLParser):
+    """What a page explains: the ids of its headings."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.ids: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if re.fullmatch("h[1-6]", tag) and "doc-heading" in attributes["class"]:
+            self.ids.add(attributes["id"])
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> dict[str, set[str]]:
+    """The pages of the API alone, built as the site builds them."""
+    whole = configuration()
+    plugin = next(p for p in whole["plugins"] if "mkdocstrings" in p)
+    plugin["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
+    folder = tmp_path_factory.mktemp("api")
+    alone = {
+        "site_name": "API",
+        "docs_dir": str(PAGES),
+        "site_dir": str(folder / "site"),
+        "use_directory_urls": False,
+        "theme": {"name": "material", "font": False},
+        "markdown_extensions": whole["markdown_extensions"],
+        "plugins": [plugin],
+    }
+    import yaml
+
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump(alone), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-f", str(folder / "mkdocs.yml")],
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return {
+        module: Shown(
+            (folder / "site" / f"{module.rpartition('.')[2]}.html").read_text("utf-8")
+        ).ids
+        for module in MODULES
+    }
+
+
+def places(p: Public) -> set[str]:
+    """The headings under which a reader finds a name.
+
+    A function that is named as its module stands under its full name; a
+    method also under the public class that it is inherited from.
+    """
+    if p.owner is None:
+        home = getattr(p.value, "__module__", None)
+        return {p.name, f"{home}.{p.last}"} if home else {p.name}
+    ways = {p.name}
+    for q in ALL:
+        if inspect.isclass(q.value) and issubclass(p.owner, q.value):
+            own = vars(q.value).get(p.last)
+            if own is not None and inspect.cleandoc(own.__doc__ or "") == doc_of(p):
+                ways.add(f"{q.name}.{p.last}")
+    return ways
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_page_shows_every_name(shown, module):
+    wanted = [p for p in ALL if p.name.startswith(f"{module}.")]
+    assert len(wanted) >= len(names_of(module)) > 0
+    missing = [p.name for p in wanted if not places(p) & shown[module]]
+    assert not missing
+
+
+def test_the_package_lists_what_is_on_a_page():
+    for name in names_of(TOP):
+        value = getattr(importlib.import_module(TOP), name)
+        at = [p.name for p in ALL if p.last == name and p.value is value]
+        assert name == "__version__" or len(at) > 1, f"{name} is on no page"

@@ -1,0 +1,96 @@
+"""Every reference to an equation names one that its paper has.
+
+docs/equations.toml lists the equations of the papers, and our own.
+"""
+
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+
+import equations  # noqa: E402
+from literate import TAG, Source, named  # noqa: E402
+
+LIST = equations.listed()
+FILES = [
+    path.relative_to(ROOT).as_posix()
+    for folder, end in (("fwlab", "py"), ("notebooks", "ipynb"), ("docs", "md"))
+    for path in sorted((ROOT / folder).rglob(f"*.{end}"))
+]
+
+
+def words(path: str) -> str:
+    """What a file says to its readers, without its code."""
+    text = (ROOT / path).read_text("utf-8")
+    if path.endswith(".md"):
+        return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    if path.endswith(".py"):
+        return _words_of_code(text)
+    cells = json.loads(text)["cells"]
+    sources = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    return "\n".join(
+        text if kind == "markdown" else "\n".join(re.findall("#.*", text))
+        for kind, text in sources
+    )
+
+
+def _words_of_code(text: str) -> str:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = [t.string for t in tokens if t.type == tokenize.COMMENT]
+    constants = [node for node in ast.walk(ast.parse(text)) if _is_text(node)]
+    # A name of an argument in brackets is no number of an equation.
+    return "\n".join([*comments, *(c.value for c in constants if " " in c.value)])
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def own(path: str) -> set[str]:
+    """Our own numbers that a file may use: those of its folder, or of all."""
+    families = LIST["fwlab"]
+    for name, family in families.items():
+        if path.startswith(f"fwlab/ops/{name}/"):
+            # The two share their chunks: kernels stand with the sum rule.
+            other = {"delta": "linear", "linear": "delta"}.get(name, name)
+            return {*family, *families[other]}
+    return set().union(*families.values())
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_references(path):
+    known = set(LIST["exceptions"].get(path, {})) | own(path)
+    paper = equations.paper(path)
+    known |= set(equations.papers().get(paper, {}).get("equations", {}))
+    text = words(path)
+    unknown = (named(text) | set(TAG.findall(text))) - known
+    assert unknown == set(), f"{path} counts by {paper}"
+
+
+@pytest.mark.parametrize("name", LIST["fwlab"])
+def test_own_numbers_are_those_of_the_code(name):
+    files = sorted((ROOT / "fwlab" / "ops" / name).glob("*.py"))
+    sources = [Source(path.relative_to(ROOT).as_posix()) for path in files]
+    tags = set().union(*(source.tags for source in sources))
+    assert {tag for tag in tags if not tag[0].isdigit()} == set(LIST["fwlab"][name])
+
+
+def test_every_equation_of_the_specification_is_computed():
+    """No equation of naive.py without a line that carries its number."""
+    for path, source in equations.sources().items():
+        if path.endswith("/naive.py"):
+            assert source.tags <= set(source.computed), path
+
+
+def test_exceptions_name_a_paper_that_has_the_number():
+    for path, numbers in LIST["exceptions"].items():
+        for number, paper in numbers.items():
+            assert number in equations.papers()[paper]["equations"], path

@@ -1,0 +1,65 @@
+"""Every entry of docs/errata.md proves itself: its code prints what it says."""
+
+import ast
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "errata.md"
+ENTRY = re.compile(r"^### .+? \{#([a-z0-9-]+)\}$", re.MULTILINE)
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: A proof: code, and directly after it what it prints.
+PROOF = re.compile(
+    r"^```python\n((?:(?!^```).)*?)^```\n\n```text\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+#: What a proof may import; nothing of the project that it speaks of.
+ALLOWED = {"fwlab", "math", "torch"}
+
+
+def entries() -> dict[str, str]:
+    """Anchor and text of every entry."""
+    _, *parts = ENTRY.split(PAGE.read_text("utf-8"))
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+PROOFS = [
+    pytest.param(code, printed, id=f"{anchor}-{i}" if i else anchor)
+    for anchor, text in entries().items()
+    for i, (code, printed) in enumerate(PROOF.findall(text))
+]
+
+
+def test_every_entry_has_an_anchor_and_a_proof():
+    text = PAGE.read_text("utf-8")
+    anchors = ENTRY.findall(text)
+    assert len(anchors) == len(set(anchors)) == len(re.findall("^### ", text, re.M))
+    without = [name for name, part in entries().items() if not PROOF.search(part)]
+    assert not without
+    assert len(PROOFS) == len(CODE.findall(text)), "code without its output"
+
+
+@pytest.mark.parametrize(("code", "printed"), PROOFS)
+def test_proof(code, printed):
+    out = io.StringIO()
+    # What a proof seeds must not reach the tests after it.
+    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(out):
+        exec(compile(code, str(PAGE), "exec"), {"__name__": "proof"})
+    assert printed.strip(), "it prints nothing"
+    assert out.getvalue() == printed
+
+
+@pytest.mark.parametrize(("code", "printed"), PROOFS)
+def test_proof_fits_and_stands_alone(code, printed):
+    assert max(map(len, code.splitlines())) <= 84
+    for node in ast.walk(ast.parse(code)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        assert {name.split(".")[0] for name in names} <= ALLOWED
