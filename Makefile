@@ -6,7 +6,7 @@ READY := .venv/.ready
 
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: site serve test test-all test-kernels notebooks bench lint clean
+.PHONY: site serve test test-all test-kernels notebooks figures screenshots bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -31,6 +31,12 @@ test-kernels: $(READY)
 
 notebooks: $(READY)
 	$(BIN)/python docs/tools/notebooks.py
+
+figures: site
+	$(BIN)/python docs/tools/figures.py
+
+screenshots: site
+	$(BIN)/python docs/tools/screenshots.py
 
 bench: $(READY)
 	$(BIN)/fwlab bench

@@ -33,14 +33,14 @@ fwlab.figure = (name, setup) => {
     const figure = {
       root,
       placeholder, // the picture that stood there
-      // The one SVG of the figure. Its units are CSS pixels at full width.
+      // The one SVG of the figure. Its units are CSS pixels on a small screen.
       picture: (width, height, label) => {
         const picture = fwlab.svg("svg", {
           viewBox: `0 0 ${width} ${height}`,
           class: "fw-picture",
           role: "group",
           "aria-label": label,
-          style: `max-width: ${width}px`,
+          style: `max-width: ${1.25 * width}px`,
         });
         root.append(picture);
         return picture;

@@ -227,7 +227,7 @@ class _Rows:
         anchor = "" if tag in self.stated else f'id="eq-{tag}" '
         self.stated.add(tag)
         places = self._places(tag)
-        places = f"{places}\n{{: .places }}" if places else ""
+        places = f"{places}\n{{: .places data-search-exclude=1 }}" if places else ""
         return (
             f'<div class="equation" {anchor}data-eq="{tag}" tabindex="-1" markdown>'
             f"\n\n{formula}\n\n{places}\n\n</div>"

@@ -12,6 +12,7 @@ import re
 from html import escape
 from urllib.parse import unquote, urlsplit
 
+import course
 from annotated import page_of
 from bs4 import BeautifulSoup
 from mkdocs.plugins import event_priority
@@ -32,11 +33,21 @@ def on_files(files, config):
     uris = [f"{FOLDER}/{path.name}" for path in sorted(ROOT.glob(f"{FOLDER}/*.ipynb"))]
     for uri in uris:
         files.append(File(uri, str(ROOT), config.site_dir, config.use_directory_urls))
-    for entry in config.nav:
-        for title, value in entry.items():
-            if value == f"{FOLDER}/":
-                entry[title] = uris
+    config.nav = _filled(config.nav, uris)
     return files
+
+
+def _filled(nav, uris: list[str]):
+    """The menu, with all notebooks where it has "notebooks/"."""
+    mark = f"{FOLDER}/"
+    if nav == mark:
+        return uris
+    if isinstance(nav, dict):
+        return {title: _filled(value, uris) for title, value in nav.items()}
+    if isinstance(nav, list):
+        parts = [uris if part == mark else [_filled(part, uris)] for part in nav]
+        return [entry for part in parts for entry in part]
+    return nav
 
 
 def on_page_content(html, page, config, files):
@@ -58,8 +69,10 @@ def on_page_content(html, page, config, files):
     _headings(body, page)
     _links(body, page, config, files)
     title = body.find("h1")
-    actions = BeautifulSoup(_actions(page, config), "html.parser")
+    actions = _actions(page, config) + course.head(page, files)
+    actions = BeautifulSoup(actions, "html.parser")
     title.insert_after(actions) if title else body.insert(0, actions)
+    body.append(BeautifulSoup(course.foot(page, files), "html.parser"))
     # Drawings go in last: a parser of HTML would change them.
     return re.sub("\0(\\d+)\0", lambda match: svgs[int(match[1])], str(body))
 

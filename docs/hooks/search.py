@@ -1,11 +1,40 @@
-"""Keeps out of search what would drown it: code that its page lists in full."""
+"""Keeps out of search what would drown it, and the index small.
 
+Every page fetches the index, so it counts in the size of each.
+"""
+
+import json
 import re
+from pathlib import Path
 
+from mkdocs.plugins import event_priority
+
+#: Code; names of functions are found in the API and in headings.
 CODE = re.compile(
-    r'<details class="mkdocstrings-source"|<div class="highlight no-copy"'
+    r'<details class="mkdocstrings-source"|<div class="(language-\w+ )?highlight( no-copy)?"'
+)
+#: Notes that another page has, too: those beside the kernels.
+AGAIN = re.compile(r"kernels/\w+\.html#(naive|efficient)")
+#: Tags, and TeX, which search would show as it is written.
+MARKUP = re.compile(
+    r"<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL
 )
 
 
 def on_page_content(html, page, config, files):
     return CODE.sub(lambda match: f"{match[0]} data-search-exclude", html)
+
+
+@event_priority(-200)  # the plugins write the index before
+def on_post_build(config):
+    folder = Path(config.site_dir, "search")
+    index = json.loads((folder / "search_index.json").read_text("utf-8"))
+    index["docs"] = [
+        entry | {"text": " ".join(MARKUP.sub(" ", entry["text"]).split())}
+        for entry in index["docs"]
+        if not AGAIN.match(entry["location"])
+    ]
+    text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
+    (folder / "search_index.json").write_text(text, "utf-8")
+    # For pages that are opened from disk.
+    (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")

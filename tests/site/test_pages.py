@@ -100,7 +100,7 @@ def test_pages_are_light(browser, address, pages):
         context = browser.new_context()
         tab = context.new_page()
         bodies: list = []
-        tab.on("response", lambda response: bodies.append(response))  # noqa: B023, PLW0108
+        tab.on("response", lambda response: bodies.append(response))  # noqa: B023
         tab.goto(address + page, wait_until="networkidle")
         sizes[page] = sum(
             len(gzip.compress(response.body()))

@@ -1,0 +1,601 @@
+// The delta rule in chunks, with its true numbers: which blocks of the
+// triangle of pairs are computed, what is kept, what is computed again.
+fwlab.figure("chunks", (figure) => {
+  const T = 12;
+  const D = 2;
+  // Keys and queries have length 1; these are their directions.
+  const KEYS = [0, 50, 95, 20, 70, 130, 10, 110, 40, 85, 150, 60];
+  const QUERIES = [10, 30, 60, 100, 45, 120, 80, 15, 140, 55, 90, 35];
+  const VALUES = [
+    [1, 0.4],
+    [-0.6, 0.9],
+    [0.3, -1],
+    [0.8, 0.5],
+    [-0.9, -0.2],
+    [0.5, 0.7],
+    [-0.4, 1],
+    [0.9, -0.6],
+    [0.2, 0.8],
+    [-1, 0.3],
+    [0.6, -0.7],
+    [0.7, 0.1],
+  ];
+  const BETAS = [1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1];
+
+  // --- The arithmetic ------------------------------------------------------
+  const transpose = (A) => A[0].map((_, j) => A.map((row) => row[j]));
+  const product = (A, B) => {
+    const columns = transpose(B);
+    return A.map((row) =>
+      columns.map((column) => row.reduce((sum, x, i) => sum + x * column[i], 0)),
+    );
+  };
+  const join = (A, B, combine) =>
+    A.map((row, i) => row.map((x, j) => combine(x, B[i][j])));
+  const plus = (A, B) => join(A, B, (a, b) => a + b);
+  const minus = (A, B) => join(A, B, (a, b) => a - b);
+  const times = (A, B) => join(A, B, (a, b) => a * b);
+  const scale = (b, A) => A.map((row, i) => row.map((x) => b[i] * x));
+  const lower = (A, below) =>
+    A.map((row, i) => row.map((x, j) => (j <= i - below ? x : 0)));
+  const rowSums = (A) => A.map((row) => row.reduce((sum, x) => sum + x, 0));
+  const zeros = () => Array.from({ length: D }, () => Array(D).fill(0));
+  // (I + A)^-1 by forward substitution; A is strictly lower triangular.
+  const inverse = (A) => {
+    const X = [];
+    A.forEach((row, i) => {
+      X.push(row.map((_, j) => (i === j ? 1 : 0)));
+      for (let j = 0; j < i; j++)
+        for (let m = j; m < i; m++) X[i][j] -= row[m] * X[m][j];
+    });
+    return X;
+  };
+  const unit = (degrees) => {
+    const angle = (degrees * Math.PI) / 180;
+    return [Math.cos(angle), Math.sin(angle)];
+  };
+  const keys = KEYS.map(unit);
+  const queries = QUERIES.map(unit);
+
+  const compute = (C) => {
+    const chunks = [];
+    for (let start = 0; start < T; start += C) {
+      const cut = (rows) => rows.slice(start, start + C);
+      const [Q, K, V, b] = [queries, keys, VALUES, BETAS].map(cut);
+      const A = scale(b, lower(product(K, transpose(K)), 1));
+      const P = lower(product(Q, transpose(K)), 0);
+      chunks.push({ Q, K, V, b, A, P, X: inverse(A) });
+    }
+    const states = [zeros()];
+    for (const chunk of chunks) {
+      const { Q, K, V, b, P, X } = chunk;
+      const W = states.at(-1);
+      const rest = minus(V, product(K, transpose(W)));
+      chunk.U = product(X, scale(b, rest)); // (d1)
+      chunk.Y = plus(product(Q, transpose(W)), product(P, chunk.U)); // (d2)
+      states.push(plus(W, product(transpose(chunk.U), K))); // (d3)
+      // V less what is retrieved: from W, and from earlier in the chunk.
+      const L = lower(product(K, transpose(K)), 1);
+      chunk.E = minus(rest, product(L, chunk.U));
+    }
+    // The loss is half the sum of squares of Y: its gradient is Y itself.
+    const gradients = [zeros()];
+    for (const [c, chunk] of [...chunks.entries()].reverse()) {
+      const { Q, K, b, P, X, U, Y, E } = chunk;
+      const after = gradients[0];
+      const asked = plus(product(transpose(P), Y), product(K, transpose(after)));
+      const Z = (chunk.Z = product(transpose(X), asked)); // (d4)
+      const bZ = scale(b, Z);
+      const own = minus(product(transpose(Y), Q), product(transpose(bZ), K));
+      gradients.unshift(plus(after, own)); // (d5)
+      const R = lower(product(Y, transpose(U)), 0);
+      const N = scale(b, lower(product(Z, transpose(U)), 1));
+      const W = states[c];
+      chunk.dQ = plus(product(Y, W), product(R, K)); // (d6)
+      chunk.dK = minus(
+        plus(product(transpose(R), Q), product(U, after)),
+        plus(product(plus(N, transpose(N)), K), product(bZ, W)),
+      ); // (d7)
+      chunk.dV = bZ; // (d8)
+      chunk.dBeta = rowSums(times(Z, E));
+    }
+    return { chunks, states, gradients };
+  };
+
+  // Numbers kept for the way back besides the inputs; multiplications of the
+  // matrix products of the way forward; and how many must wait for another.
+  const count = (time, d, C) => {
+    const chunked = (size) =>
+      (time / size) *
+      (4 * size * size * d + 3 * size * d * d + (size * (size - 1) * (size - 2)) / 6);
+    return {
+      inputs: time * (3 * d + 1),
+      naive: { kept: time * d * d, multiplications: 3 * time * d * d, order: time },
+      full: {
+        kept: 2 * time * time,
+        multiplications: chunked(time),
+        order: 1,
+      },
+      chunked: {
+        kept: (time / C) * d * d,
+        multiplications: chunked(C),
+        order: time / C,
+      },
+    };
+  };
+
+  const stagesOf = (C) => {
+    const n = T / C;
+    const forward = [...Array(n).keys()];
+    return [
+      { name: "inverse", chunk: 0 },
+      ...forward.flatMap((chunk) => [
+        { name: "errors", chunk },
+        { name: "state", chunk },
+      ]),
+      { name: "outputs", chunk: n - 1 },
+      { name: "recompute", chunk: n - 1 },
+      ...forward.reverse().map((chunk) => ({ name: "backward", chunk })),
+      { name: "gradients", chunk: 0 },
+    ];
+  };
+
+  let C = 4;
+  let at = 0;
+  let stages = stagesOf(C);
+  let shown = compute(C);
+
+  // What exists at a stage: the chunks whose rows are there, and which
+  // blocks of the triangle take part. `c` is a chunk, from 0.
+  const view = () => {
+    const { name, chunk } = stages[at];
+    const n = T / C;
+    const all = [...Array(n).keys()];
+    const upTo = (end) => all.slice(0, end);
+    const goingBack = ["recompute", "backward", "gradients"].includes(name);
+    const later = name === "outputs" || goingBack;
+    const everywhere = ["outputs", "recompute", "gradients"].includes(name);
+    const left = everywhere ? all.slice(1) : [];
+    const done = {
+      inverse: 0,
+      errors: chunk + 1,
+      state: chunk + 1,
+    };
+    const gone = { backward: chunk, gradients: 0 }[name] ?? n;
+    return {
+      name,
+      chunk,
+      direction: goingBack ? "backward" : "forward",
+      diagonal:
+        everywhere || name === "inverse" ? all : name === "state" ? [] : [chunk],
+      left: name === "errors" && chunk > 0 ? [chunk] : left,
+      below: ["state", "backward"].includes(name) && chunk < n - 1 ? [chunk] : [],
+      inverses: all,
+      P: later,
+      U: later ? all : upTo(done[name]),
+      Y: later ? all : [],
+      Z: all.slice(gone),
+      // W before chunk c, for c = 0 to n; W after the last is returned.
+      states: [...all, n].slice(
+        0,
+        later ? n + 1 : { inverse: 1, errors: chunk + 1, state: chunk + 2 }[name],
+      ),
+      dW: goingBack ? [...all, n].slice(gone) : [],
+    };
+  };
+
+  // --- The picture ---------------------------------------------------------
+  const CELL = 16;
+  const [LEFT, TOP] = [20, 44];
+  const SIZE = T * CELL;
+  const WIDE = 42;
+  const COLUMNS = { U: 222, Y: 314, Z: 314 };
+  const TAGS = { U: "d1", Y: "d2", Z: "d4" };
+  // Cells of the small matrices.
+  const [ACROSS, DOWN] = [32, 22];
+  const BLOCKS = 492;
+  const LEGIBLE = "font-size: 13px"; // also where the picture is small
+  const DIAGONAL = "var(--fw-features)";
+  const STATE = "var(--fw-fast)";
+  const GRADIENT = "var(--fw-other)";
+  const picture = figure.picture(
+    400,
+    BLOCKS + C * DOWN + 4,
+    "Pairs of steps in blocks, and the numbers of each chunk",
+  );
+  const drawing = fwlab.svg("g", { role: "img" });
+  picture.append(drawing);
+
+  const text = (x, y, content, attributes = {}) =>
+    fwlab.svg("text", { x, y, ...attributes }, content);
+  const small = (x, y, content, attributes = {}) =>
+    text(x, y, content, { class: "fw-small", style: LEGIBLE, ...attributes });
+  const title = (x, y, content) => text(x, y, content, { "font-weight": 600 });
+  const tint = (colour) => `color-mix(in srgb, ${colour} 28%, transparent)`;
+  const subscript = (number) => [...String(number)].map((x) => "₀₁₂₃₄₅₆"[x]).join("");
+  const lines = (d, attributes = {}) =>
+    fwlab.svg("path", { d, fill: "none", stroke: "currentcolor", ...attributes });
+  const grid = (rows, columns, x, y, width, height) => {
+    let d = "";
+    for (let i = 0; i <= rows; i++) d += `M${x} ${y + i * height}h${columns * width}`;
+    for (let j = 0; j <= columns; j++) d += `M${x + j * width} ${y}v${rows * height}`;
+    return lines(d, { "stroke-opacity": 0.35, "stroke-width": 0.5 });
+  };
+  const numbers = (rows, x, y, width, height, digits = 1) =>
+    rows.flatMap((row, i) =>
+      row.map((value, j) =>
+        text(
+          x + (j + 0.5) * width,
+          y + (i + 0.5) * height,
+          fwlab.number(value, digits),
+          { class: "fw-cell-text", style: LEGIBLE },
+        ),
+      ),
+    );
+  const part = (name, elements) => {
+    const group = fwlab.svg("g", { "data-part": name });
+    group.append(...elements);
+    return group;
+  };
+  const box = (x, y, width, height, colour, dash) =>
+    fwlab.svg("rect", {
+      x,
+      y,
+      width,
+      height,
+      fill: tint(colour),
+      stroke: colour,
+      "stroke-width": 2,
+      "stroke-dasharray": dash,
+    });
+
+  const triangle = (now) => {
+    const elements = [];
+    let d = "";
+    for (let i = 0; i < T; i++) {
+      d += `M${LEFT} ${TOP + (i + 1) * CELL}h${(i + 1) * CELL}`;
+      d += `M${LEFT + i * CELL} ${TOP + i * CELL}v${SIZE - i * CELL}`;
+      d += `M${LEFT + i * CELL} ${TOP + i * CELL}h${CELL}v${CELL}`;
+    }
+    elements.push(lines(d, { "stroke-opacity": 0.25, "stroke-width": 0.5 }));
+    let cuts = "";
+    for (let start = 0; start < T; start += C) {
+      const [x, y] = [LEFT + start * CELL, TOP + start * CELL];
+      cuts += `M${LEFT} ${y + C * CELL}h${start * CELL + C * CELL}`;
+      cuts += `M${x} ${y}v${SIZE - start * CELL}M${x} ${y}h${C * CELL}v${C * CELL}`;
+    }
+    elements.push(lines(cuts, { "stroke-opacity": 0.8 }));
+    const block = (kind, c, x, y, width, height, colour, label, dash) => {
+      const group = fwlab.svg("g", { "data-block": `${kind} ${c + 1}` });
+      group.append(box(x, y, width, height, colour, dash));
+      if (label)
+        group.append(
+          text(x + width / 2, y + height / 2 + 1, label, {
+            "text-anchor": "middle",
+            "dominant-baseline": "central",
+          }),
+        );
+      elements.push(group);
+    };
+    const edge = C * CELL;
+    for (const c of now.left)
+      block(
+        "left",
+        c,
+        LEFT,
+        TOP + c * edge,
+        c * edge,
+        edge,
+        STATE,
+        `W${subscript(c)}`,
+        "5 3",
+      );
+    for (const c of now.below)
+      block(
+        "below",
+        c,
+        LEFT + c * edge,
+        TOP + (c + 1) * edge,
+        edge,
+        SIZE - (c + 1) * edge,
+        now.name === "state" ? STATE : GRADIENT,
+        `${now.name === "state" ? "W" : "dW"}${subscript(c + 1)}`,
+        "5 3",
+      );
+    for (const c of now.diagonal)
+      block("diagonal", c, LEFT + c * edge, TOP + c * edge, edge, edge, DIAGONAL);
+    for (let i = 0; i < T; i++) {
+      const middle = (i + 0.5) * CELL;
+      elements.push(
+        small(LEFT - 4, TOP + middle, i + 1, {
+          "text-anchor": "end",
+          "dominant-baseline": "central",
+        }),
+      );
+      if (i % 2)
+        elements.push(
+          small(LEFT + middle, TOP + SIZE + 13, i + 1, { "text-anchor": "middle" }),
+        );
+    }
+    return part("triangle", elements);
+  };
+
+  const legend = ({ name }) => [
+    box(114, 4, 11, 11, DIAGONAL),
+    small(130, 14, "in the chunk"),
+    box(114, 22, 11, 11, name === "backward" ? GRADIENT : STATE, "3 2"),
+    small(130, 32, `through ${name === "backward" ? "dW" : "W"}`),
+  ];
+
+  const rows = (now) =>
+    ["U", now.name === "backward" || now.name === "gradients" ? "Z" : "Y"].map(
+      (name) => {
+        const x = COLUMNS[name];
+        const colour = name === "Z" ? GRADIENT : STATE;
+        const there = now[name];
+        const elements = [
+          grid(T, D, x, TOP, WIDE, CELL),
+          text(x + WIDE, TOP - 8, `${name} (${TAGS[name]})`, {
+            "text-anchor": "middle",
+            "font-weight": 600,
+          }),
+          ...there.flatMap((c) =>
+            numbers(shown.chunks[c][name], x, TOP + c * C * CELL, WIDE, CELL),
+          ),
+        ];
+        // What this stage has just made.
+        const made = { errors: "U", outputs: "Y", recompute: "U", backward: "Z" }[
+          now.name
+        ];
+        if (made === name) {
+          const chunks = now.name === "errors" || now.name === "backward";
+          const first = chunks ? now.chunk : 0;
+          const height = chunks ? C * CELL : SIZE;
+          elements.unshift(box(x, TOP + first * C * CELL, 2 * WIDE, height, colour));
+        }
+        return part(name, elements);
+      },
+    );
+
+  const memories = (now, name, y, there, all, marked) => {
+    const n = T / C;
+    const elements = [];
+    const stride = 82;
+    for (let c = 0; c <= n; c++) {
+      const x = c * stride;
+      const group = fwlab.svg("g", { "data-state": c });
+      if (marked.includes(c))
+        group.append(box(x, y, 2 * ACROSS, 2 * DOWN, name === "W" ? STATE : GRADIENT));
+      group.append(grid(2, 2, x, y, ACROSS, DOWN));
+      if (there.includes(c)) group.append(...numbers(all[c], x, y, ACROSS, DOWN));
+      const fate =
+        name === "W" && there.includes(c) ? (c < n ? " kept" : " returned") : "";
+      group.append(
+        small(x + ACROSS, y + 2 * DOWN + 14, `${name}${subscript(c)}${fate}`, {
+          "text-anchor": "middle",
+        }),
+      );
+      elements.push(group);
+    }
+    return part(`states ${name}`, elements);
+  };
+
+  const blockOf = (name, x, matrix, there) => {
+    const elements = [grid(C, C, x, BLOCKS, ACROSS, DOWN)];
+    if (there)
+      matrix.forEach((row, i) =>
+        elements.push(
+          ...numbers([row.slice(0, i + 1)], x, BLOCKS + i * DOWN, ACROSS, DOWN),
+        ),
+      );
+    return part(name, elements);
+  };
+
+  // --- Words ---------------------------------------------------------------
+  const vector = (v) => `(${v.map((x) => fwlab.number(x)).join(", ")})`;
+  const matrix = (A) => `[${A.map(vector).join(", ")}]`;
+  const sentence = ({ name, chunk }) => {
+    const n = T / C;
+    const c = chunk + 1;
+    const { U, X, Y, Z, dV } = shown.chunks[chunk];
+    const last = chunk * C + C;
+    const W = `W${subscript(chunk)}`;
+    const after = `W${subscript(c)}`;
+    return {
+      inverse:
+        `Forward, all ${n} chunks at once: (I + A)⁻¹ of every diagonal block. It is made of ` +
+        `keys and β alone and knows nothing of W. Last row in chunk 1: ${vector(X.at(-1))}.`,
+      errors:
+        `Forward, chunk ${c} of ${n}, (d1): ` +
+        (chunk === 0
+          ? "the state before it is zero. "
+          : `${W} answers for all ${chunk * C} earlier steps at once; these pairs are never computed. `) +
+        `The inverse of the block then gives U, whose rows β(v − v̄) are what is written. ` +
+        `Step ${last} writes ${vector(U.at(-1))}.`,
+      state:
+        `Forward, chunk ${c} of ${n}, (d3): ${after} = ${W} + UᵀK = ${matrix(shown.states[c])}. ` +
+        (c < n
+          ? `It is kept, and stands for all pairs below the block of chunk ${c}.`
+          : "It is returned. This was the last thing that had to wait."),
+      outputs:
+        `Forward, all chunks at once, (d2): Y is what the queries read in the state before their chunk, ` +
+        `plus tril(QKᵀ)U inside it. Step ${last} reads ${vector(Y.at(-1))}. Then the inverses, ` +
+        `tril(QKᵀ) and U are thrown away: kept are inputs and ${n} states.`,
+      recompute:
+        `Backward, all chunks at once: the inverses, tril(QKᵀ), and U by (d1) are computed again ` +
+        `from inputs and the ${n} kept states. No chunk waits for another.`,
+      backward:
+        `Backward, chunk ${c} of ${n}, right to left: ` +
+        (c === n
+          ? "nothing comes after it, the gradient of the last state is zero. "
+          : `dW${subscript(c)} tells what all later steps want of this chunk. `) +
+        `(d4) gives Z, of step ${last} ${vector(Z.at(-1))}; (d5) gives ` +
+        `dW${subscript(chunk)} = ${matrix(shown.gradients[chunk])}.`,
+      gradients:
+        `Backward, all chunks at once, (d6) to (d8): the gradients of queries, keys, values and β, ` +
+        `from what is there by now. dV = βZ: for step ${last} ${vector(dV.at(-1))}.`,
+    }[name];
+  };
+
+  // --- Account -------------------------------------------------------------
+  const whole = (x) => Math.round(x).toLocaleString("en").replaceAll(",", "\u202f");
+  const account = fwlab.html("table", {
+    class: "fw-account",
+    style:
+      "border-collapse: collapse; font-size: 0.65rem; margin-top: 0.8rem; " +
+      "max-width: 30rem; width: 100%",
+  });
+  const caption = fwlab.html("caption", {
+    style: "text-align: left; padding-bottom: 0.2rem",
+  });
+  const cell = (kind, content, attributes = {}) =>
+    fwlab.html(
+      kind,
+      {
+        style:
+          `text-align: ${attributes.scope === "row" ? "left" : "right"}; padding: 0.15rem 0.3rem; ` +
+          "border-top: 1px solid var(--md-default-fg-color--lightest)",
+        ...attributes,
+      },
+      content,
+    );
+  const showAccount = () => {
+    const here = count(T, D, C);
+    caption.textContent =
+      `T = ${T}, d = ${D}: numbers kept for the way back besides the ${here.inputs} ` +
+      "inputs, multiplications forward, and steps that wait for the one before";
+    const names = {
+      naive: "step by step",
+      full: "full triangle",
+      chunked: `chunks of ${C}`,
+    };
+    account.replaceChildren(
+      caption,
+      fwlab.html(
+        "tr",
+        {},
+        fwlab.html("td", {}),
+        ...["kept", "multiplications", "in order"].map((name) =>
+          cell("th", name, { scope: "col" }),
+        ),
+      ),
+      ...Object.entries(names).map(([key, name]) =>
+        fwlab.html(
+          "tr",
+          { "data-account": key },
+          cell("th", name, { scope: "row" }),
+          ...["kept", "multiplications", "order"].map((what) =>
+            cell("td", whole(here[key][what])),
+          ),
+        ),
+      ),
+    );
+  };
+
+  // --- Showing -------------------------------------------------------------
+  const update = () => {
+    const now = view();
+    const { name, chunk } = now;
+    const one = shown.chunks[chunk];
+    const kept = shown.chunks.map((_, c) => c);
+    const marked =
+      { errors: [chunk], state: [chunk + 1], inverse: [], backward: [] }[name] ?? kept;
+    const markedGradients =
+      { backward: [chunk], gradients: kept.map((c) => c + 1) }[name] ?? [];
+    picture.setAttribute("viewBox", `0 0 400 ${BLOCKS + C * DOWN + 4}`);
+    drawing.replaceChildren(
+      title(0, 14, "Pairs of steps"),
+      small(0, TOP + SIZE + 28, "Each row reads what the columns wrote."),
+      ...legend(now),
+      title(222, 14, "Per step"),
+      triangle(now),
+      ...rows(now),
+      title(0, 294, "State W between the chunks (d3)"),
+      memories(now, "W", 302, now.states, shown.states, marked),
+      title(0, 386, "Its gradient dW, from right to left (d5)"),
+      memories(now, "dW", 394, now.dW, shown.gradients, markedGradients),
+      title(0, BLOCKS - 8, `(I + A)⁻¹ of chunk ${chunk + 1}`),
+      blockOf("inverse", 0, one.X, true),
+      title(204, BLOCKS - 8, `tril(QKᵀ) of chunk ${chunk + 1}`),
+      blockOf("reads", 204, one.P, now.P),
+    );
+    const words = sentence(stages[at]);
+    drawing.setAttribute("aria-label", `Step ${at + 1} of ${stages.length}. ${words}`);
+    position.value = at + 1;
+    const enable = (button, other, enabled) => {
+      const focused = document.activeElement === button;
+      button.disabled = !enabled;
+      if (focused && !enabled) other.focus();
+    };
+    back.disabled = next.disabled = false;
+    enable(back, next, at > 0);
+    enable(next, back, at < stages.length - 1);
+    figure.say(words);
+  };
+  const go = (stage) => {
+    at = Math.max(0, Math.min(stages.length - 1, stage));
+    update();
+  };
+  const back = fwlab.button("Back", () => go(at - 1));
+  const next = fwlab.button("Next", () => go(at + 1));
+  const position = fwlab.slider(
+    "Step",
+    {
+      min: 1,
+      max: stages.length,
+      step: 1,
+      value: 1,
+      show: (x) => `${x} of ${stages.length}`,
+    },
+    (value) => go(value - 1),
+  );
+  const size = fwlab.choice(
+    "Steps per chunk",
+    { 3: "3", 4: "4", 6: "6" },
+    C,
+    (value) => {
+      C = Number(value);
+      stages = stagesOf(C);
+      shown = compute(C);
+      position.querySelector("input").max = stages.length;
+      showAccount();
+      go(0);
+    },
+  );
+  figure.root.append(
+    fwlab.controls(back, next, position),
+    fwlab.controls(size),
+    account,
+  );
+  showAccount();
+  update();
+
+  const gather = (name) => shown.chunks.flatMap((chunk) => chunk[name]);
+  return {
+    state: () => {
+      const now = view();
+      return {
+        ...now,
+        chunk: now.chunk + 1,
+        step: at + 1,
+        steps: stages.length,
+        C,
+        keys,
+        values: VALUES,
+        betas: BETAS,
+        queries,
+        W: shown.states,
+        dStates: shown.gradients,
+        inverseOf: shown.chunks.map(({ X }) => X),
+        scores: shown.chunks.map(({ P }) => P),
+        rows: Object.fromEntries(
+          ["U", "E", "Y", "Z", "dQ", "dK", "dV", "dBeta"].map((name) => [
+            name,
+            gather(name),
+          ]),
+        ),
+        counts: { here: count(T, D, C), large: count(4096, 64, 64) },
+      };
+    },
+  };
+});

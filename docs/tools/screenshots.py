@@ -1,0 +1,96 @@
+"""Photograph every page of a built site, for people to look at.
+
+    python docs/tools/screenshots.py [SITE] [--out FOLDER] [PAGE ...]
+
+Each page in light, in dark, and at the width of a phone; whole, up to a
+few screens. Without PAGE one page of each type is taken.
+"""
+
+import argparse
+import functools
+import http.server
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+#: One page of each type.
+TYPES = [
+    "index.html",
+    "course.html",
+    "notebooks/04_delta_rule.html",
+    "exercises.html",
+    "annotated/index.html",
+    "annotated/equations.html",
+    "annotated/delta.html",
+    "annotated/source/feature_maps.html",
+    "kernels/index.html",
+    "kernels/delta.html",
+    "figures/memory.html",
+    "figures/dpfp.html",
+    "figures/aft.html",
+    "figures/chunks.html",
+    "figures/feedback.html",
+    "results.html",
+    "errata.html",
+    "api/ops.html",
+    "notation.html",
+    "references.html",
+    "tested.html",
+    "contribute.html",
+    "changelog.html",
+]
+LOOKS = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1440, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1440, "height": 900}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
+}
+LONGEST = 4000  # pixels
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("site", nargs="?", type=Path, default=Path("site"))
+    parser.add_argument("pages", nargs="*", default=TYPES)
+    parser.add_argument("--out", type=Path, default=Path("runs/screenshots"))
+    given = parser.parse_args()
+    chromium = shutil.which("chromium") or sys.exit("there is no chromium here")
+    given.out.mkdir(parents=True, exist_ok=True)
+    handler = functools.partial(Quiet, directory=str(given.site.resolve()))
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        sync_playwright() as playwright,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"]
+        )
+        for look, options in LOOKS.items():
+            tab = browser.new_context(**options).new_page()
+            for page in given.pages:
+                tab.goto(f"http://127.0.0.1:{server.server_port}/{page}")
+                if page == "index.html":
+                    tab.get_by_role("button", name="Start the model").click()
+                    tab.get_by_label("Text to read").wait_for()
+                height = min(
+                    tab.evaluate("document.documentElement.scrollHeight"), LONGEST
+                )
+                width = options["viewport"]["width"]
+                name = page.removesuffix(".html").replace("/", "-")
+                tab.set_viewport_size({"width": width, "height": height})
+                tab.evaluate("scrollTo(0, 0)")
+                tab.screenshot(path=given.out / f"{name}-{look}.png")
+                tab.set_viewport_size(options["viewport"])
+        server.shutdown()
+    print(f"{len(given.pages) * len(LOOKS)} pictures in {given.out}")
+
+
+if __name__ == "__main__":
+    main()

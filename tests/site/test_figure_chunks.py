@@ -1,0 +1,383 @@
+"""Chunks computed by the figure are those of fwlab, forward and backward.
+
+fwlab's naive version goes through the same sequence chunk by chunk, and
+autograd back; what the efficient version saves is counted, not assumed.
+"""
+
+import re
+from itertools import chain
+
+import pytest
+import torch
+
+from fwlab import ops
+from fwlab.ops import chunks
+
+PAGE = "figures/chunks.html"
+FIGURE = "#figure-chunks"
+T, D = 12, 2
+SIZES = (3, 4, 6)
+#: Units of the picture: a pair, and where the first is.
+CELL, LEFT, TOP = 16, 20, 44
+
+
+@pytest.fixture
+def tab(look):
+    return look(PAGE)
+
+
+def state(tab) -> dict:
+    return tab.evaluate(f"document.querySelector('{FIGURE}').figure.state()")
+
+
+def words(tab) -> str:
+    return tab.inner_text(f"{FIGURE} .fw-words")
+
+
+def press(tab, name: str):
+    tab.locator(FIGURE).get_by_role("button", name=name).click()
+
+
+def choose(tab, size: int):
+    tab.locator(FIGURE).get_by_label(str(size), exact=True).check()
+
+
+def close(found, wanted):
+    found = torch.tensor(found, dtype=torch.float64)
+    torch.testing.assert_close(found, wanted.detach(), atol=1e-9, rtol=0)
+
+
+def inputs(shown: dict) -> list[torch.Tensor]:
+    """q, k, v and beta, as fwlab takes them."""
+    out = []
+    for name in ("queries", "keys", "values", "betas"):
+        x = torch.tensor(shown[name], dtype=torch.float64)
+        x = x[None, :, None]
+        out.append(x.requires_grad_())
+    return out
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_numbers(tab, size):
+    choose(tab, size)
+    shown = state(tab)
+    assert shown["C"] == size
+    q, k, v, beta = inputs(shown)
+    for rows in (k, q):
+        assert torch.allclose(rows.norm(dim=-1), torch.ones(1, T, 1).double())
+
+    W, states, outputs, errors = torch.zeros(1, 1, D, D).double(), [], [], []
+    W.requires_grad_()
+    states.append(W)
+    for start in range(0, T, size):
+        steps = slice(start, start + size)
+        before = W
+        y, W = ops.delta_rule(
+            *(x[:, steps] for x in (q, k, v, beta)),
+            state=before,
+            return_state=True,
+            implementation="naive",
+        )
+        # Without the last reading of this chunk, which is of the same tensor.
+        W = W.clone()
+        W.retain_grad()
+        states.append(W)
+        outputs.append(y)
+        # What a key holds before it writes is read by a query that is this
+        # key and a write of strength 0.
+        for i in range(start, start + size):
+            held = slice(i, i + 1)
+            retrieved, _ = ops.delta_rule(
+                k[:, held],
+                k[:, held],
+                v[:, held],
+                0 * beta[:, held],
+                state=before,
+                return_state=True,
+                implementation="naive",
+            )
+            errors.append((v[:, held] - retrieved)[0, :, 0])
+            _, before = ops.delta_rule(
+                *(x[:, held] for x in (q, k, v, beta)),
+                state=before,
+                return_state=True,
+                implementation="naive",
+            )
+    y, E = torch.cat(outputs, 1), torch.cat(errors)
+    rows = shown["rows"]
+    close(rows["Y"], y[0, :, 0])
+    close(rows["E"], E)
+    close(rows["U"], beta[0, :] * E)
+    close(shown["W"], torch.stack(states)[:, 0, 0])
+
+    keys, queries = k[0, :, 0].detach(), q[0, :, 0].detach()
+    for c in range(T // size):
+        steps = slice(c * size, (c + 1) * size)
+        K, b = keys[steps], beta[0, steps].detach()
+        A = (b * (K @ K.T)).tril(-1)
+        close(shown["inverseOf"][c], torch.linalg.inv(torch.eye(size) + A))
+        close(shown["scores"][c], (queries[steps] @ K.T).tril())
+
+    y.pow(2).sum().div(2).backward()
+    gradients = [torch.zeros(D, D) if W.grad is None else W.grad[0, 0] for W in states]
+    close(shown["dStates"], torch.stack(gradients).double())
+    close(rows["dQ"], q.grad[0, :, 0])
+    close(rows["dK"], k.grad[0, :, 0])
+    close(rows["dV"], v.grad[0, :, 0])
+    close(rows["dBeta"], beta.grad[0, :, 0])
+    close(rows["Z"], v.grad[0, :, 0] / beta[0])
+
+
+def saved(implementation: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    found = []
+
+    def keep(x):
+        found.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        ops.delta_rule(*given, implementation=implementation)
+    return found
+
+
+def whole(text: str) -> int:
+    return int(re.sub(r"\D", "", text))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_account(tab, size, monkeypatch):
+    choose(tab, size)
+    shown = state(tab)
+    here = shown["counts"]["here"]
+    given = inputs(shown)
+    monkeypatch.setattr(chunks, "LENGTH", size)
+    kept = sum(x.numel() for x in saved("efficient", given))
+    assert kept == here["inputs"] + here["chunked"]["kept"]
+    # One state per step, and the empty one before them.
+    states = {
+        x.data_ptr(): x.numel() for x in saved("naive", given) if x.shape[-2:] == (D, D)
+    }
+    assert sum(states.values()) - D * D == here["naive"]["kept"]
+
+    for time, d, c, counts in (
+        (T, D, size, here),
+        (4096, 64, 64, shown["counts"]["large"]),
+    ):
+
+        def products(c, time=time, d=d) -> int:
+            """Both products of keys, (d1) to (d3), and the inverse: its
+            entry i, j is a sum over what lies between j and i."""
+            solve = sum((i - 1) * (c - i) for i in range(1, c))
+            pairs, through = 2 * c * c * d, 2 * c * d * d
+            return time // c * (2 * pairs + through + c * d * d + solve)
+
+        assert counts == {
+            "inputs": time * (3 * d + 1),
+            "naive": {
+                "kept": time * d * d,
+                "multiplications": time * 3 * d * d,
+                "order": time,
+            },
+            "full": {
+                "kept": 2 * time * time,
+                "multiplications": products(time),
+                "order": 1,
+            },
+            "chunked": {
+                "kept": time // c * d * d,
+                "multiplications": products(c),
+                "order": time // c,
+            },
+        }
+    table = tab.locator(f"{FIGURE} .fw-account")
+    for name in ("naive", "full", "chunked"):
+        cells = table.locator(f"[data-account={name}] td").all_text_contents()
+        assert [whole(cell) for cell in cells] == list(here[name].values())
+    assert f"chunks of {size}" in table.inner_text()
+    assert f"{here['inputs']} inputs" in table.inner_text()
+    # The same account for a real size stands on the page.
+    large = shown["counts"]["large"]
+    page = tab.inner_text(".md-content")
+    for key, name in (
+        ("naive", "step by step"),
+        ("full", "full triangle"),
+        ("chunked", "chunks of 64"),
+    ):
+        kept, multiplied, order = large[key].values()
+        wanted = f"{kept:,} kept, {multiplied:,} multiplications, {order:,} in order"
+        assert f"{name}: {wanted}" in page
+    assert f"{large['inputs']:,}" in page
+
+
+def expected(size: int) -> list[tuple[str, int, set[str]]]:
+    """Of each stage its name, its chunk, and the blocks that are lit."""
+    n = T // size
+    every = {f"diagonal {c}" for c in range(1, n + 1)}
+    before = {f"left {c}" for c in range(2, n + 1)}
+    out = [("inverse", 1, every)]
+    for c in range(1, n + 1):
+        left, below = {f"left {c}"} & before, {f"below {c}"} if c < n else set()
+        out += [("errors", c, {f"diagonal {c}"} | left), ("state", c, below)]
+    out += [("outputs", n, every | before), ("recompute", n, every | before)]
+    for c in range(n, 0, -1):
+        below = {f"below {c}"} if c < n else set()
+        out.append(("backward", c, {f"diagonal {c}"} | below))
+    return [*out, ("gradients", 1, every | before)]
+
+
+def cells(size: int, block: str) -> tuple[int, int, int, int]:
+    """First row, first column, rows and columns of pairs, from 0."""
+    kind, c = block.split()
+    end = int(c) * size
+    start = end - size
+    return {
+        "diagonal": (start, start, size, size),
+        "left": (start, 0, size, start),
+        "below": (end, start, T - end, size),
+    }[kind]
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+def check_drawing(tab, size: int, step: int):
+    """What stands in the picture at a stage, from 0."""
+    name, chunk, lit = expected(size)[step]
+    shown, n = state(tab), T // size
+    found = (shown["step"], shown["name"], shown["chunk"], shown["C"])
+    assert found == (step + 1, name, chunk, size)
+    drawn = tab.evaluate(
+        """figure => {
+            const svg = document.querySelector(figure + " svg");
+            const parts = {}, blocks = {}, states = {};
+            for (const part of svg.querySelectorAll("[data-part]"))
+                parts[part.dataset.part] = [...part.querySelectorAll(
+                    ".fw-cell-text")].map((text) => text.textContent);
+            for (const block of svg.querySelectorAll("[data-block]")) {
+                const { x, y, width, height } = block.querySelector("rect").attributes;
+                blocks[block.dataset.block] =
+                    [y, x, height, width].map((a) => Number(a.value));
+            }
+            for (const one of svg.querySelectorAll("[data-state]"))
+                states[one.parentNode.dataset.part + one.dataset.state] =
+                    one.querySelectorAll(".fw-cell-text").length;
+            return { parts, blocks, states };
+        }""",
+        FIGURE,
+    )
+    assert set(drawn["blocks"]) == lit
+    for block, (y, x, height, width) in drawn["blocks"].items():
+        at = ((y - TOP) / CELL, (x - LEFT) / CELL, height / CELL, width / CELL)
+        assert at == cells(size, block)
+
+    stages = [stage[0] for stage in expected(size)]
+    outputs = stages.index("outputs")
+    written = size * min(step // 2 + step % 2, n) if step < outputs else T
+    back = max(step - outputs - 1, 0) if step > outputs else 0
+    asked = size * min(back, n)
+    backward = name in ("backward", "gradients")
+    other = "Z" if backward else "Y"
+    per_step = {
+        "U": shown["rows"]["U"][:written],
+        other: shown["rows"]["Z"][T - asked :]
+        if backward
+        else shown["rows"]["Y"][: T if step >= outputs else 0],
+    }
+    made = min(step // 2, n) if step < outputs else n
+    held = [shown["dStates"][c] for c in range(n - min(back, n), n + 1)]
+    blocks = {
+        "inverse": shown["inverseOf"][chunk - 1],
+        "reads": shown["scores"][chunk - 1] if step >= outputs else [],
+    }
+    wanted = {
+        **per_step,
+        "states W": list(chain(*shown["W"][: made + 1])),
+        "states dW": list(chain(*held)) if step > outputs else [],
+        **{key: [row[: i + 1] for i, row in enumerate(M)] for key, M in blocks.items()},
+    }
+    for part, rows in wanted.items():
+        flat = [x for row in rows for x in row]
+        got = [number(text) for text in drawn["parts"][part]]
+        assert got == pytest.approx(flat, abs=0.0501), part
+    filled = {key for key, count in drawn["states"].items() if count}
+    assert filled == {f"states W{c}" for c in range(made + 1)} | {
+        f"states dW{c}" for c in range(n - min(back, n), n + 1) if step > outputs
+    }
+    said = words(tab)
+    assert said.startswith("Backward" if step > outputs else "Forward")
+    if name in ("errors", "state", "backward"):
+        assert f"chunk {chunk} of {n}" in said
+    else:
+        assert "all" in said and "chunks at once" in said
+    label = tab.locator(f"{FIGURE} svg [role=img]").get_attribute("aria-label")
+    assert label == f"Step {step + 1} of {len(stages)}. {said}"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_stages_by_buttons(tab, size):
+    choose(tab, size)
+    stages, said = expected(size), set()
+    for step in range(len(stages)):
+        check_drawing(tab, size, step)
+        said.add(words(tab))
+        if step + 1 < len(stages):
+            press(tab, "Next")
+    assert len(said) == len(stages)
+    next_, back = (
+        tab.locator(FIGURE).get_by_role("button", name=name)
+        for name in ("Next", "Back")
+    )
+    assert next_.is_disabled()
+    for step in reversed(range(len(stages) - 1)):
+        press(tab, "Back")
+        assert state(tab)["step"] == step + 1
+    assert back.is_disabled() and next_.is_enabled()
+
+
+def test_by_keyboard(tab):
+    focused = "document.activeElement"
+    tab.locator(FIGURE).get_by_role("button", name="Next").focus()
+    tab.keyboard.press("Enter")
+    check_drawing(tab, 4, 1)
+    tab.keyboard.press("Space")
+    check_drawing(tab, 4, 2)
+    tab.keyboard.press("Shift+Tab")
+    assert tab.evaluate(f"{focused}.textContent") == "Back"
+    tab.keyboard.press("Enter")
+    tab.keyboard.press("Enter")
+    # Nothing is left to go back to: the focus must not be lost.
+    assert tab.evaluate(f"{focused}.textContent") == "Next"
+    check_drawing(tab, 4, 0)
+    tab.keyboard.press("Tab")
+    assert tab.evaluate(f"{focused}.type") == "range"
+    tab.keyboard.press("End")
+    check_drawing(tab, 4, 12)
+    tab.keyboard.press("ArrowLeft")
+    check_drawing(tab, 4, 11)
+    assert tab.evaluate(f"{focused}.getAttribute('aria-valuetext')") == "12 of 13"
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("ArrowRight")
+    check_drawing(tab, 6, 0)
+    assert tab.locator(f"{FIGURE} input[type=range]").get_attribute("max") == "10"
+
+
+def test_slider_by_mouse(tab):
+    tab.locator(f"{FIGURE} input[type=range]").click()  # in the middle
+    check_drawing(tab, 4, 6)
+
+
+def test_small_screen(look):
+    tab = look(PAGE, scheme="dark", width=390)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    smallest = tab.evaluate(
+        """figure => {
+            const svg = document.querySelector(figure + " svg");
+            const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+            const sizes = [...svg.querySelectorAll("text")].map(
+                (text) => parseFloat(getComputedStyle(text).fontSize));
+            return scale * Math.min(...sizes);
+        }""",
+        FIGURE,
+    )
+    assert smallest >= 10

@@ -1,0 +1,246 @@
+"""The live model: what the page computes is what PyTorch computes."""
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT
+from safetensors import safe_open
+from torch.nn import functional as F
+
+from fwlab import training
+from fwlab.models import LanguageModel
+
+FOLDER = ROOT / "docs" / "figures" / "live"
+STATE = "document.querySelector('#figure-live').figure.state()"
+TEXT = "KING:\nWhat say you, sir? The crown, the crown!\n\nQUEEN:\nWhat crown"
+
+
+def model(rule: str) -> tuple[LanguageModel, str]:
+    """The weights of the page in PyTorch, and the alphabet."""
+    with safe_open(FOLDER / f"{rule}.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["model"])
+        weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    sizes = {name: about[name] for name in ("layers", "heads", "d_model")}
+    made = LanguageModel(len(about["alphabet"]), about["mixer"], **sizes)
+    made.load_state_dict(weights)
+    return made.eval(), about["alphabet"]
+
+
+@pytest.fixture
+def live(look):
+    """The home page with the model started."""
+    tab = look("index.html")
+    tab.get_by_role("button", name="Start the model").click()
+    tab.get_by_label("Text to read").wait_for()
+    return tab
+
+
+def weights_asked_for(tab) -> list[str]:
+    entries = "performance.getEntriesByType('resource').map((e) => e.name)"
+    return [n for n in tab.evaluate(entries) if n.endswith(".safetensors")]
+
+
+def test_weights_come_on_first_use(look):
+    tab = look("index.html")
+    assert weights_asked_for(tab) == []
+    # Until then the picture that needs no script is there.
+    assert tab.locator("#figure-live .fw-heads img").count() == 8
+    tab.get_by_role("button", name="Start the model").click()
+    tab.get_by_label("Text to read").wait_for()
+    assert [n.rpartition("/")[2] for n in weights_asked_for(tab)] == [
+        "delta.safetensors"
+    ]
+    tab.get_by_label("sum rule").check()
+    tab.wait_for_function(f"{STATE}.rule === 'sum'")
+    assert len(weights_asked_for(tab)) == 2
+
+
+@pytest.mark.parametrize("rule", ["delta", "sum"])
+def test_files_are_small_and_of_trained_models(rule):
+    path = FOLDER / f"{rule}.safetensors"
+    assert path.stat().st_size < 500_000
+    run = json.loads((ROOT / "docs" / "results" / f"live-{rule}.json").read_text())
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["model"])
+    assert about["mixer"] == rule == run["config"]["mixer"]
+    assert about["validation_loss"] == run["validation_loss"]
+    # What the home page says of it.
+    text = (ROOT / "docs" / "index.md").read_text("utf-8")
+    assert f"{run['validation_loss']:.2f}" in text
+
+
+@pytest.mark.parametrize("rule", ["delta", "sum"])
+def test_agrees_with_pytorch(live, rule):
+    """Logits and fast weights after every character, to 1e-4."""
+    made, alphabet = model(rule)
+    if rule == "sum":
+        live.get_by_label("sum rule").check()
+        live.wait_for_function(f"{STATE}.rule === 'sum'")
+    live.get_by_label("Text to read").fill(TEXT)
+    tokens = torch.tensor([[alphabet.index(c) for c in TEXT]])
+    with torch.no_grad():
+        logits = made(tokens)[0]
+    losses = F.cross_entropy(logits[:-1], tokens[0, 1:], reduction="none")
+    found = live.evaluate(STATE)
+    assert found["text"] == TEXT and found["position"] == len(TEXT)
+    assert found["bits"][0] is None
+    bits = torch.tensor(found["bits"][1:])
+    torch.testing.assert_close(
+        bits, losses / torch.log(torch.tensor(2.0)), atol=1e-4, rtol=0
+    )
+
+    slider = live.locator("#figure-live input[type=range]")
+    for position in (len(TEXT), 1, 30, len(TEXT) // 2):
+        slider.fill(str(position))
+        found = live.evaluate(STATE)
+        assert found["position"] == position
+        torch.testing.assert_close(
+            torch.tensor(found["logits"]), logits[position - 1], atol=1e-4, rtol=0
+        )
+    # The memory of the chosen head, there: chosen by a click.
+    live.get_by_role("button", name="layer 2, head 3").click()
+    found = live.evaluate(STATE)
+    assert found["head"] == [1, 2]
+    with torch.no_grad():
+        state = made.prefill(tokens[:, : found["position"]])[1][2]
+    W = state if rule == "delta" else state.W
+    torch.testing.assert_close(
+        torch.tensor(found["W"]), W[0, 2].flatten(), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("rule", ["delta", "sum"])
+def test_answers_are_those_of_the_memory(live, rule):
+    """Each key so far is asked for; the value most like the answer."""
+    made, alphabet = model(rule)
+    live.get_by_label("Text to read").fill(TEXT)
+    if rule == "sum":
+        live.get_by_label("sum rule").check()
+        live.wait_for_function(f"{STATE}.rule === 'sum'")
+    found = live.evaluate(STATE)
+    layer, head = found["head"]
+    assert layer == 0
+    tokens = torch.tensor([[alphabet.index(c) for c in TEXT]])
+    mixer = made.blocks[0].mixer
+    with torch.no_grad():
+        x = made.blocks[0].norm_mixer(made.embedding(tokens))
+        key = mixer._features(mixer.to_k(x).unflatten(-1, (mixer.heads, -1)))[
+            0, :, head
+        ]
+        value = mixer.to_v(x).unflatten(-1, (mixer.heads, -1))[0, :, head]
+        state = mixer.prefill(x)[1]
+        W = (state if rule == "delta" else state.W)[0, head]
+        likeness = torch.cosine_similarity((key @ W.T)[:, None], value[None], dim=-1)
+    best = likeness.max(1).values
+    chosen = likeness[torch.arange(len(TEXT)), torch.tensor(found["answers"])]
+    torch.testing.assert_close(chosen, best, atol=1e-4, rtol=0)
+    # The letters that stand below the text are theirs.
+    shown = {"\n": "↵", " ": "␣"}
+    letters = live.locator("#figure-live .fw-strip i").all_inner_texts()
+    assert letters == [shown.get(TEXT[i], TEXT[i]) for i in found["answers"]]
+    same = live.locator("#figure-live .fw-same").count()
+    assert same == sum(
+        TEXT[i] == c for i, c in zip(found["answers"], TEXT, strict=True)
+    )
+    words = live.locator("#figure-live .fw-words").inner_text()
+    assert f"answers {same} of {len(TEXT)}" in words
+
+
+def test_writes_on_with_the_likeliest_characters(live):
+    made, alphabet = model("delta")
+    live.get_by_label("Text to read").fill("KING:\n")
+    live.get_by_role("button", name="Let it write").click()
+    text = live.evaluate(STATE)["text"]
+    tokens = torch.tensor([[alphabet.index(c) for c in "KING:\n"]])
+    wanted = made.generate(tokens, 40, temperature=0)[0]
+    assert text == "".join(alphabet[i] for i in wanted)
+
+
+def test_typing_continues_where_the_text_changed(live):
+    field = live.get_by_label("Text to read")
+    field.fill("To be")
+    first = live.evaluate(STATE)
+    field.press_sequentially(" or")
+    field.press("Backspace")
+    field.press("Backspace")
+    field.press("Backspace")
+    again = live.evaluate(STATE)
+    assert again["text"] == "To be" and again["logits"] == first["logits"]
+    field.fill("Größe")  # not in its alphabet
+    assert live.evaluate(STATE)["text"] == "Gre"
+    assert "left out: ö ß" in live.locator("#figure-live .fw-words").inner_text()
+    live.get_by_role("button", name="Empty").click()
+    assert live.evaluate(STATE)["text"] == ""
+    assert "memory is empty" in live.locator("#figure-live .fw-words").inner_text()
+
+
+def test_only_the_last_write_can_be_seen(live):
+    """It is an outer product: a matrix of rank one."""
+    live.get_by_label("only what the last character changed").check()
+    found = live.evaluate(STATE)
+    change = torch.tensor(found["W"], dtype=torch.float64).view(24, 48)
+    values = torch.linalg.svdvals(change)
+    assert values[0] > 1e-3 and values[1] < 1e-4 * values[0]
+
+
+def test_is_fast_enough_to_type_into(live):
+    """The limit is that of the page; the best of three, since the machine
+    may be doing other things.
+    """
+    speeds = []
+    for i in range(3):
+        live.get_by_label("Text to read").fill("AB C"[i] + TEXT * 3)
+        found = live.evaluate(STATE)
+        assert len(found["text"]) == len(TEXT * 3) + 1
+        speeds.append(found["speed"])
+    assert max(speeds) >= 200
+
+
+def test_replay_can_be_stopped(live):
+    live.get_by_role("button", name="Replay").click()
+    live.wait_for_function(f"{STATE}.position >= 3")
+    live.get_by_role("button", name="Stop").click()
+    before = live.evaluate(STATE)["position"]
+    live.wait_for_timeout(400)
+    assert live.evaluate(STATE)["position"] == before
+
+
+def test_says_why_it_does_not_run_from_disk(look, site):
+    tab = look("index.html", base=f"{site.as_uri()}/")
+    tab.get_by_role("button", name="Start the model").click()
+    words = tab.locator("#figure-live .fw-words")
+    assert "python -m http.server" in words.inner_text()
+    assert tab.get_by_role("button", name="Start the model").is_enabled()
+
+
+# The command that makes the files
+
+
+def test_export_web(tmp_path):
+    from fwlab.cli import export_web
+
+    run = training.Config(
+        "delta", layers=1, heads=2, d_model=8, block=4, batch=2, steps=1
+    )
+    trainer = training.Trainer(run)
+    for _ in trainer.run():
+        pass
+    trainer.save(tmp_path / "checkpoint.safetensors")
+    export_web(tmp_path / "checkpoint.safetensors", tmp_path / "web.safetensors")
+    with safe_open(tmp_path / "web.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["model"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert about["alphabet"] == trainer.characters.alphabet
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(tensors[name], weight.half())
+
+
+def test_export_web_refuses_other_mixers(tmp_path):
+    config = training.Config("softmax", layers=1, heads=1, d_model=4, block=4)
+    made = training.checkpoint.new_model(config, 3)
+    characters = training.checkpoint.Characters("abc")
+    checkpoint = training.Checkpoint(made, characters, config, 0, {}, [], "")
+    with pytest.raises(training.CheckpointError, match="delta or sum, not softmax"):
+        training.export_web(tmp_path / "web.safetensors", checkpoint)
+    assert list(tmp_path.iterdir()) == []
