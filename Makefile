@@ -6,7 +6,7 @@ READY := .venv/.ready
 
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: site serve test test-all test-kernels notebooks figures screenshots bench lint clean
+.PHONY: site serve test test-package test-site test-kernels notebooks figures screenshots bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -18,13 +18,17 @@ serve: $(READY)
 	$(BIN)/python docs/tools/npm.py
 	$(BIN)/mkdocs serve
 
-# Two processes: Triton reads TRITON_INTERPRET when a kernel is defined.
-# With two cores, make -j2 -O test runs them side by side.
-test: test-all test-kernels
+# Three processes: Triton reads TRITON_INTERPRET when a kernel is defined,
+# and the site is built once for all its tests. With two cores,
+# make -j2 -O test runs them side by side.
+test: test-package test-site test-kernels
 
-test-all: $(READY)
+test-package: $(READY)
+	$(BIN)/python -m pytest --ignore tests/site
+
+test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/site
 
 test-kernels: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter

@@ -169,7 +169,7 @@ fwlab.number = (x, digits = 2) => {
 
 // A matrix with its numbers in the cells: `matrix.element` goes into the
 // picture, `matrix.update(rows)` sets the numbers. `limit` is the number
-// that gets the full colour.
+// that gets the strongest colour, on which letters are still legible.
 fwlab.matrix = (rows, columns, { x, y, cell = 34, limit = 1, digits = 1, text = true }) => {
   const cells = [];
   const element = fwlab.svg("g", { transform: `translate(${x} ${y})` });
@@ -193,7 +193,7 @@ fwlab.matrix = (rows, columns, { x, y, cell = 34, limit = 1, digits = 1, text = 
   const update = (values) =>
     values.flat().forEach((value, n) => {
       const [box, label] = cells[n];
-      box.style.fill = fwlab.signed(value / limit);
+      box.style.fill = fwlab.signed(0.45 * Math.max(-1, Math.min(value / limit, 1)));
       if (text) label.textContent = fwlab.number(value, digits);
     });
   return { element, update };

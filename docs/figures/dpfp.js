@@ -23,8 +23,7 @@ fwlab.figure("dpfp", (figure) => {
   // 0/0 is 0: an empty vector is at right angles to everything.
   const divide = (a, b) => (b === 0 ? 0 : a / b);
   const cosine = (a, b) => divide(dot(a, b), Math.sqrt(dot(a, a) * dot(b, b)));
-  const rectify = (key) =>
-    [...key, ...key.map((x) => -x)].map((x) => (x > 0 ? x : 0));
+  const rectify = (key) => [...key, ...key.map((x) => -x)].map((x) => (x > 0 ? x : 0));
   // All 4 entries for one shift, then all for the next.
   const project = (r) =>
     Array.from({ length: 4 * nu }, (_, n) => {
@@ -74,7 +73,8 @@ fwlab.figure("dpfp", (figure) => {
   const END = { "text-anchor": "end" };
   const CENTRED = { "text-anchor": "middle" };
   const MIDDLE = { "dominant-baseline": "central" };
-  const tint = (colour, share) => `color-mix(in srgb, ${colour} ${share}%, transparent)`;
+  const tint = (colour, share) =>
+    `color-mix(in srgb, ${colour} ${share}%, transparent)`;
   const at = ([x, y]) => [
     Math.round(CENTRE[0] + SCALE * x),
     Math.round(CENTRE[1] - SCALE * y),
@@ -84,7 +84,10 @@ fwlab.figure("dpfp", (figure) => {
     return [ENTRIES[n % 4], ENTRIES[((n % 4) + shift) % 4]];
   };
   const named = (n) => product(n).join(" · ");
-  const spoken = (n) => product(n).map((name) => `r(${name})`).join(" ");
+  const spoken = (n) =>
+    product(n)
+      .map((name) => `r(${name})`)
+      .join(" ");
 
   const choice = fwlab.choice(
     "Shifts",
@@ -108,7 +111,10 @@ fwlab.figure("dpfp", (figure) => {
   // The plane. A quadrant is the region of one product.
   const side = LIMIT * SCALE;
   const quadrants = QUADRANTS.map(([x, y], n) => {
-    const place = [CENTRE[0] + Math.min(x, 0) * side, CENTRE[1] - Math.max(y, 0) * side];
+    const place = [
+      CENTRE[0] + Math.min(x, 0) * side,
+      CENTRE[1] - Math.max(y, 0) * side,
+    ];
     const region = box(...place, side, side, { "data-quadrant": named(n) });
     const label = small(
       CENTRE[0] + x * (side - 6),
@@ -133,7 +139,11 @@ fwlab.figure("dpfp", (figure) => {
     small(CENTRE[0], top - 4, "y", CENTRED),
   );
   const arrows = NAMES.map((_, j) =>
-    path({ stroke: COLOURS[j], "stroke-width": 2, "stroke-dasharray": j ? "5 3" : false }),
+    path({
+      stroke: COLOURS[j],
+      "stroke-width": 2,
+      "stroke-dasharray": j ? "5 3" : false,
+    }),
   );
   picture.append(...arrows);
   // Adding 0 turns −0 into 0.
@@ -146,8 +156,8 @@ fwlab.figure("dpfp", (figure) => {
     };
     const element = group({ "data-key": NAMES[j] });
     element.append(
-      fwlab.svg("circle", { r: j ? 18 : 15, fill: "none", "pointer-events": "all" }),
-      j ? box(-11, -11, 22, 22, paint) : fwlab.svg("circle", { r: 11, ...paint }),
+      fwlab.svg("circle", { r: j ? 14.5 : 18, fill: "none", "pointer-events": "all" }),
+      j ? box(-10, -10, 20, 20, paint) : fwlab.svg("circle", { r: 14, ...paint }),
       text(0, 0, NAMES[j], { class: "fw-cell-text", ...BOLD }),
     );
     const name = `Key ${NAMES[j]}, ${j ? "the square" : "the circle"}`;
@@ -162,14 +172,10 @@ fwlab.figure("dpfp", (figure) => {
         update();
       },
     });
-    return fwlab.fill(
-      element,
-      { "aria-valuemin": -LIMIT, "aria-valuemax": LIMIT },
-      [],
-    );
+    return fwlab.fill(element, { "aria-valuemin": -LIMIT, "aria-valuemax": LIMIT }, []);
   };
-  // k is reached first by the keyboard, and drawn last: where both keys are at
-  // one place it lies inside the square.
+  // Where both keys are at one place, the square lies inside the circle, and
+  // each can still be taken.
   const handles = [handle(0), handle(1)];
   picture.append(...handles);
 
@@ -220,10 +226,7 @@ fwlab.figure("dpfp", (figure) => {
   const blocks = NOTES.map((note, s) => {
     const top = FEATURES + BLOCK * s;
     const block = group({ role: "img", "data-shift": s + 1 });
-    block.append(
-      small(0, top + 4, `Shift ${s + 1}`, BOLD),
-      small(54, top + 4, note),
-    );
+    block.append(small(0, top + 4, `Shift ${s + 1}`, BOLD), small(54, top + 4, note));
     const cells = NAMES.map((name, j) => {
       const y = top + 27 + CELL.height * j;
       block.append(small(4, y + CELL.height / 2, name, { ...MIDDLE, ...BOLD }));
@@ -326,7 +329,8 @@ fwlab.figure("dpfp", (figure) => {
       row.forEach((x, i) => (overlaps[n][i].textContent = fwlab.number(x))),
     );
     const told = ["keys", "features", "sum-normalised features"].map(
-      (name, n) => `${name}: dot ${fwlab.number(rows[n][0])}, cosine ${fwlab.number(rows[n][1])}`,
+      (name, n) =>
+        `${name}: dot ${fwlab.number(rows[n][0])}, cosine ${fwlab.number(rows[n][1])}`,
     );
     overlap.setAttribute("aria-label", `Overlap. ${told.join("; ")}`);
     title.textContent = `${4 * nu} features φ = rᵢ rⱼ`;
@@ -343,7 +347,11 @@ fwlab.figure("dpfp", (figure) => {
           if (s !== 1) frame.style.fill = fires ? tint(COLOURS[j], 28) : "none";
           frame.style.stroke = fires ? COLOURS[j] : "";
           frame.style.strokeWidth = fires ? 2 : "";
-          number.textContent = fires ? `${value} → ${share}` : s === 1 ? "always 0" : "0";
+          number.textContent = fires
+            ? `${value} → ${share}`
+            : s === 1
+              ? "always 0"
+              : "0";
           number.setAttribute("font-weight", fires ? 600 : 400);
           return `${spoken(n)} ${fires ? value : 0}`;
         });

@@ -6,12 +6,14 @@ the equation with that tag link to each other.
 """
 
 import ast
+import inspect
 import io
 import re
 import textwrap
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from pygments import highlight
@@ -80,6 +82,9 @@ class Source:
                 while outer := owner.get(outer):
                     name = f"{outer.name}.{name}"
                 notes[first] = (name, note or "")
+        for assignment, words in _described(tree):
+            hidden.update(range(words.lineno, words.end_lineno + 1))
+            notes[assignment.lineno] = ("", inspect.cleandoc(words.value.value))
         comments = self._comments()
         for run in _runs(sorted(comments)):
             hidden.update(run)
@@ -156,6 +161,20 @@ class Source:
             f'<span class="line" id="{anchor}"{equations}><a href="#{anchor}" '
             f'tabindex="-1">{number}</a>{code}{link(comment)}\n</span>'
         )
+
+
+def _described(tree: ast.AST) -> Iterator[tuple[ast.stmt, ast.Expr]]:
+    """Constants and fields, each with the string that stands below it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for before, after in pairwise(node.body):
+                if (
+                    isinstance(before, ast.Assign | ast.AnnAssign)
+                    and isinstance(after, ast.Expr)
+                    and isinstance(after.value, ast.Constant)
+                    and isinstance(after.value.value, str)
+                ):
+                    yield before, after
 
 
 def named(text: str) -> set[str]:

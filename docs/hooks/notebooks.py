@@ -13,6 +13,7 @@ from html import escape
 from urllib.parse import unquote, urlsplit
 
 import course
+import plots
 from annotated import page_of
 from bs4 import BeautifulSoup
 from mkdocs.plugins import event_priority
@@ -23,7 +24,6 @@ from repository import ROOT, colab, source
 log = logging.getLogger("mkdocs.hooks.notebooks")
 
 FOLDER = "notebooks"
-INK = "#7b8190"  # of fwlab.plots: becomes the text colour of the page
 CELL = re.compile("^cell-id=")
 SVG = "data:image/svg+xml;base64,"
 
@@ -107,11 +107,7 @@ def _inline_svg(source: str, number: int) -> str:
     words = dict.fromkeys(text for text in texts if re.search("[^\\W\\d_]", text))
     title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
     label = title[1].strip() if title else escape("; ".join(words)) or str(number)
-    svg = re.sub("<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(INK, "currentColor", svg, flags=re.IGNORECASE)
-    # Several drawings share the page: each gets names of its own.
-    svg = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>fig{number}-", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="Figure: {label}"', 1)
+    return plots.inline(svg, f"fig{number}", f"Figure: {label}")
 
 
 def _headings(body, page) -> None:

@@ -1,6 +1,6 @@
 """Puts tables of docs/results/*.json in place of `<!-- results: TABLE -->`.
 
-A file that is not there gives no row, and a section without rows is left
+Plots of the same files go in place of `<!-- plot: PLOT -->`. A file that is not there gives no row, and a section without rows is left
 out. Every row ends with what is needed to make its numbers again.
 """
 
@@ -8,17 +8,17 @@ import json
 import re
 from html import escape
 
+import plots
 from repository import ROOT
 
 RESULTS = ROOT / "docs" / "results"
+PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
 )
 #: Mixers of the training runs in the order of the tables, and what others
 #: published for them.
-PUBLISHED = {
-    "softmax": '1.88 (<a href="https://github.com/karpathy/nanoGPT">nanoGPT</a>)',
-}
+PUBLISHED = {"softmax": (1.88, "nanoGPT", "https://github.com/karpathy/nanoGPT")}
 MIXERS = [
     "softmax",
     "transformer-xl",
@@ -40,6 +40,13 @@ def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri != "results.md":
         return markdown
     return SECTION.sub(_fill, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """The plots come here: Markdown would change a drawing."""
+    if page.file.src_uri != "results.md":
+        return html
+    return PLOT.sub(lambda mark: PLOTS[mark[1]](), html)
 
 
 def _fill(section: re.Match) -> str:
@@ -85,7 +92,7 @@ def _comparison(name: str) -> str:
             f"<code>{mixer}</code>",
             f"<strong>{mean:.3f}</strong>",
             seeds,
-            PUBLISHED.get(mixer, "–"),
+            _published(mixer),
             f"{mine[0]['parameters']:,}",
             *speed,
         ]
@@ -107,6 +114,13 @@ def _comparison(name: str) -> str:
         origin = _origin_row(_origin("bench-cpu", bench), len(head))
         bodies.append(f"<tbody>{origin}</tbody>")
     return _table(head, bodies)
+
+
+def _published(mixer: str) -> str:
+    if mixer not in PUBLISHED:
+        return "–"
+    loss, name, url = PUBLISHED[mixer]
+    return f'{loss} (<a href="{url}">{name}</a>)'
 
 
 def _training(name: str) -> str:
@@ -327,6 +341,15 @@ TABLES = {
     "operations": lambda: _bench("bench-cpu"),
     "decoding": lambda: _decoding("bench-cpu"),
     "gpu": _gpu,
+}
+#: The plots, each of the results that the table below it is made of.
+PLOTS = {
+    "losses": lambda: plots.losses(
+        _runs("nanogpt-cpu"), {mixer: loss for mixer, (loss, *_) in PUBLISHED.items()}
+    ),
+    "curves": lambda: plots.curves(_runs("nanogpt-cpu")),
+    "operations": lambda: plots.operations(_read("bench-cpu")),
+    "decoding": lambda: plots.decoding(_read("bench-cpu")),
 }
 
 

@@ -1,0 +1,360 @@
+"""Draws the plots of results.md, and puts drawings into pages.
+
+The same numbers give the same bytes: nothing in a drawing depends on the
+date or on chance. Every plot is a function of what docs/results/*.json
+holds.
+"""
+
+import io
+import re
+from contextlib import contextmanager
+from html import escape
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, style
+
+WIDTH = 6.4
+#: Letters of about 10 pixels where the page is 390 wide.
+LETTERS = 12
+#: Colour, marker and line of each family of mixers, and its members.
+FAMILIES = {
+    "softmax": (OTHER, "s", "--", ["softmax", "transformer-xl"]),
+    "fast weights": (FAST, "o", "-", ["sum", "gated", "delta", "gated-delta", "fwp"]),
+    "AFT": (
+        SERIES[0],
+        "^",
+        "-.",
+        ["aft-simple", "aft-full", "aft-local", "aft-conv"],
+    ),
+    "feedback": (SERIES[1], "D", ":", ["feedback", "feedback-shared"]),
+}
+
+
+def inline(svg: str, prefix: str, label: str) -> str:
+    """A drawing of matplotlib as part of a page.
+
+    Its ink takes the colour of the text around it. `prefix` starts all of
+    its names, because several drawings share a page. `label` says what is
+    to be seen, escaped for HTML.
+    """
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub("<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(INK, "currentColor", svg, flags=re.IGNORECASE)
+    svg = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def losses(runs: list[tuple[str, str, dict]], published: dict[str, float]) -> str:
+    """Final loss of each mixer, best first, every seed a mark."""
+    final: dict[str, list[float]] = {}
+    for mixer, _, run in runs:
+        final.setdefault(mixer, []).append(run["validation_loss"])
+    mean = {mixer: sum(all_) / len(all_) for mixer, all_ in final.items()}
+    order = sorted(mean, key=lambda mixer: (mean[mixer], mixer))
+    with _styled():
+        figure, ax = _new(0.25 * len(order) + 1)
+        for place, mixer in enumerate(order):
+            color, marker, *_ = _look(mixer)
+            seeds = final[mixer]
+            ax.plot(
+                seeds,
+                [place] * len(seeds),
+                linestyle="none",
+                marker=marker,
+                markersize=7,
+                color=color,
+                markerfacecolor=color if len(seeds) == 1 else "none",
+            )
+            ax.text(
+                1.01,
+                place,
+                f"{mean[mixer]:.3f}",
+                transform=ax.get_yaxis_transform(),
+                va="center",
+            )
+        for mixer, loss in published.items():
+            ax.axvline(loss, color=INK, linestyle=(0, (4, 2)), linewidth=1.4)
+            ax.text(
+                loss,
+                1.01,
+                f"published, {mixer}: {loss}",
+                transform=ax.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
+            )
+        ax.set_yticks(range(len(order)), order)
+        ax.set_ylim(len(order) - 0.4, -0.6)
+        ax.set_xlabel("validation loss, nats per character")
+        every = ", ".join(
+            f"{mixer} {mean[mixer]:.3f}"
+            + (f" (mean of {len(final[mixer])} seeds)" if len(final[mixer]) > 1 else "")
+            for mixer in order
+        )
+        theirs = "".join(
+            f"; published for {mixer}: {loss}" for mixer, loss in published.items()
+        )
+        return _drawn(
+            figure,
+            "losses",
+            f"Validation loss of each mixer, best first: {every}{theirs}.",
+        )
+
+
+def curves(runs: list[tuple[str, str, dict]]) -> str:
+    """Validation loss on the way, one run of each mixer."""
+    first: dict[str, dict] = {}
+    for mixer, _, run in runs:
+        first.setdefault(mixer, run)
+    with _styled():
+        figure, ax = _new(4)
+        ends = []
+        for mixer, run in first.items():
+            color, marker, line, _ = _look(mixer)
+            steps = [step for step, *_ in run["curve"]]
+            loss = [loss for *_, loss in run["curve"]]
+            ax.plot(
+                steps, loss, color=color, linestyle=line, marker=marker, markersize=3.5
+            )
+            ends.append((steps[-1], loss[-1], mixer, color))
+        ax.set(xlabel="steps", ylabel="validation loss")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+        _label_ends(ax, ends)
+        parts = []
+        for place, name in ((0, "the first measurement"), (-1, "the last")):
+            at = {mixer: run["curve"][place] for mixer, run in first.items()}
+            low, high = (f(at, key=lambda m: at[m][-1]) for f in (min, max))
+            parts.append(
+                f"at {name}, step {at[low][0]:,}, from {at[low][-1]:.3f} ({low}) "
+                f"to {at[high][-1]:.3f} ({high})"
+            )
+        seeds = {run["config"]["seed"] for run in first.values()}
+        seed = f" with seed {seeds.pop()}" if len(seeds) == 1 else ""
+        return _drawn(
+            figure,
+            "curves",
+            f"Validation loss of {len(first)} mixers{seed}: {'; '.join(parts)}.",
+        )
+
+
+def ratios(run: dict) -> list[tuple[str, float, float | None]]:
+    """Operation, and its naive time and memory in multiples of the efficient.
+
+    Of the shapes of an operation, the longest sequence.
+    """
+    cases: dict[str, dict[int, dict[str, dict]]] = {}
+    for row in run["rows"]:
+        shapes = cases.setdefault(row["case"], {})
+        shapes.setdefault(row["shape"]["T"], {})[row["side"]] = row
+    found = []
+    for case, shapes in cases.items():
+        longest = max(shapes)
+        sides = shapes[longest]
+        others = [side for side in sides if side != "efficient"]
+        naive = sides[next((s for s in others if s.startswith("naive")), others[-1])]
+        ours = sides["efficient"]
+        peaks = naive["peak_mib"], ours["peak_mib"]
+        found.append(
+            (
+                f"{case}, T {longest:,}",
+                naive["milliseconds"] / ours["milliseconds"],
+                peaks[0] / peaks[1] if all(peaks) else None,
+            )
+        )
+    return sorted(found, key=lambda row: -row[1])
+
+
+def operations(run: dict) -> str:
+    """How much more time and memory the naive form of each operation needs."""
+    rows = ratios(run)
+    with _styled():
+        figure, ax = _new(0.25 * len(rows) + 1.15)
+        for place, (_, time, memory) in enumerate(rows):
+            if memory:
+                ax.plot([time, memory], [place] * 2, color=INK, linewidth=1, ls="-")
+        at = range(len(rows))
+        marks = {"linestyle": "none", "markersize": 7.5}
+        ax.plot(
+            [row[1] for row in rows],
+            at,
+            marker="o",
+            color=TRAINED,
+            label="time",
+            **marks,
+        )
+        ax.plot(
+            [row[2] or np.nan for row in rows],
+            at,
+            marker="s",
+            color=OTHER,
+            markerfacecolor="none",
+            markeredgewidth=1.8,
+            label="memory",
+            **marks,
+        )
+        ax.axvline(1, color=INK, linewidth=1.4, linestyle=(0, (4, 2)))
+        ax.set_xscale("log")
+        _ticks(ax.xaxis, [0.5, 1, 2, 5, 10, 20, 50, 100, 200])
+        ax.set_yticks(at, [row[0] for row in rows])
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+        ax.set_xlabel("naive / efficient")
+        ax.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, borderaxespad=0.2
+        )
+        every = "; ".join(
+            f"{name}: time {time:.1f}" + (f", memory {memory:.1f}" if memory else "")
+            for name, time, memory in rows
+        )
+        return _drawn(
+            figure,
+            "operations",
+            f"What the naive form needs, in multiples of the efficient one: {every}.",
+        )
+
+
+def decoding(run: dict) -> str:
+    """Time of one step against the tokens read before it."""
+    layers = {
+        row["layer"]: {int(at): time for at, time in row["microseconds"].items()}
+        for row in run["decoding"]
+    }
+    last = max(at for times in layers.values() for at in times)
+    with _styled():
+        figure, ax = _new(3.6)
+        ends = []
+        for layer, times in layers.items():
+            name = "fast weights" if layer.startswith("fast") else layer.split()[0]
+            color, marker, line, _ = FAMILIES[name]
+            ax.plot(
+                list(times),
+                list(times.values()),
+                color=color,
+                linestyle=line,
+                marker=marker,
+                markersize=5,
+            )
+            at, time = list(times.items())[-1]
+            label = layer.removeprefix("fast weights, ").replace("_", "-")
+            if at == last:
+                ends.append((at, time, label, color))
+                continue
+            # A line that ends early is named above the lines that go on.
+            above = [t[last] for t in layers.values() if time < t.get(last, 0)]
+            ax.annotate(
+                label,
+                (at, time),
+                xytext=(12, 36 if above else 0),
+                textcoords="offset points",
+                color=color,
+                va="center",
+                arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8}
+                if above
+                else None,
+            )
+        ax.set(xscale="log", yscale="log", xlabel="tokens read", ylabel="µs per step")
+        _ticks(ax.xaxis, sorted({at for times in layers.values() for at in times}))
+        _ticks(ax.yaxis, [50, 100, 200, 500, 1000, 2000, 5000, 10000])
+        _label_ends(ax, ends)
+        every = "; ".join(
+            f"{layer} from {(t := list(times.values()))[0]:,.0f} to {t[-1]:,.0f} "
+            f"at {list(times)[-1]:,} tokens"
+            for layer, times in layers.items()
+        )
+        start = min(at for times in layers.values() for at in times)
+        return _drawn(
+            figure,
+            "decoding",
+            f"Microseconds per step, from {start:,} tokens read on: {every}.",
+        )
+
+
+@contextmanager
+def _styled():
+    """The house style, for as long as a plot is drawn."""
+    with mpl.rc_context():
+        style()
+        mpl.rcParams["font.size"] = LETTERS
+        yield
+
+
+def _new(height: float):
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _look(mixer: str):
+    return next(look for look in FAMILIES.values() if mixer in look[3])
+
+
+def _ticks(axis, places: list[float]) -> None:
+    """Round numbers on a logarithmic axis, those within its limits."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(
+        mpl.ticker.FixedLocator([p for p in places if low <= p <= high])
+    )
+    axis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:,g}"))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _label_ends(ax, ends: list[tuple[float, float, str, str]]) -> None:
+    """Names lines at their right ends, no name over another."""
+    ax.figure.draw_without_rendering()
+    low, high = ax.get_ylim()
+    ax.set_xlim(right=max(end[0] for end in ends))
+    ends = sorted(ends, key=lambda end: end[1])
+    height = ax.get_window_extent().height * 72 / ax.figure.dpi
+    gap = 1.15 * LETTERS / height
+    to_axes = ax.transData + ax.transAxes.inverted()
+    wanted = [to_axes.transform((at, value))[1] for at, value, *_ in ends]
+    for (at, value, name, color), place in zip(ends, spread(wanted, gap), strict=True):
+        ax.annotate(
+            name,
+            (at, value),
+            xytext=(1.06, place),
+            textcoords="axes fraction",
+            color=color,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.8,
+                "shrinkA": 1,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            },
+        )
+    ax.set_ylim(low, high)
+
+
+def spread(wanted: list[float], gap: float) -> list[float]:
+    """Places at least `gap` apart, as near as can be to the wanted ones.
+
+    `wanted` rises. Without the gaps it is a rising sequence of least
+    squares: neighbours out of order share their mean.
+    """
+    blocks: list[list[float]] = []  # mean, members
+    for number, place in enumerate(wanted):
+        blocks.append([place - number * gap, 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            mean, members = blocks.pop()
+            other = blocks[-1]
+            other[0] = (other[0] * other[1] + mean * members) / (other[1] + members)
+            other[1] += members
+    means = [mean for mean, members in blocks for _ in range(int(members))]
+    return [mean + number * gap for number, mean in enumerate(means)]
+
+
+def _drawn(figure: Figure, name: str, label: str) -> str:
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    # A hundredth of a point is finer than any screen.
+    svg = re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}", file.getvalue())
+    svg = inline(svg, f"plot-{name}", escape(label))
+    # One line: Markdown would end the block at an empty one.
+    svg = re.sub(r"\s*\n\s*", " ", svg)
+    return f'<div class="nb-output nb-svg+xml" data-search-exclude>{svg}</div>'

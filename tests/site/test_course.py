@@ -1,0 +1,236 @@
+"""The course: its page, the exercises, and what each notebook's page says."""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import posixpath
+import re
+import subprocess
+import sys
+import tomllib
+from html import unescape
+
+import pytest
+from conftest import ROOT
+
+from fwlab.exercises import EXERCISES, assert_correct
+
+with open(ROOT / "docs" / "course.toml", "rb") as file:
+    TABLE = tomllib.load(file)
+COURSE = {entry["file"]: entry for entry in TABLE["notebook"]}
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+PAGE = (ROOT / "docs" / "exercises.md").read_text("utf-8")
+#: Examples of the page of exercises: code, and what it says that it prints.
+EXAMPLES = re.findall(
+    r"```python[^\n]*\n(.*?)```(?:\n\n```text\n(.*?)```)?", PAGE, re.DOTALL
+)
+
+
+def article(site, name: str) -> str:
+    """The HTML of a page, without menus."""
+    html = (site / name).read_text("utf-8")
+    return re.search("<article.*?</article>", html, re.DOTALL)[0]
+
+
+def text(html: str) -> str:
+    return " ".join(unescape(re.sub("<[^>]*>", "", html)).split())
+
+
+def cells(name: str, kind: str) -> list[str]:
+    notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8"))
+    return ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == kind]
+
+
+def targets(html: str, page: str) -> list[str]:
+    """What a page links to, as files of the site."""
+    links = re.findall(r'href="([^"#:]+)(?:#[^"]*)?"', html)
+    return [
+        posixpath.normpath(posixpath.join(posixpath.dirname(page), x)) for x in links
+    ]
+
+
+def listed(site, name: str, kind: str) -> str:
+    found = re.findall(
+        f'<ul class="{kind}".*?</ul>',
+        article(site, f"notebooks/{name}.html"),
+        re.DOTALL,
+    )
+    assert len(found) == 1
+    return found[0]
+
+
+def test_every_notebook_has_an_entry_and_every_entry_a_notebook():
+    assert list(COURSE) == NOTEBOOKS  # in order, none twice
+    assert len(TABLE["notebook"]) == len(COURSE)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_entry_is_what_the_notebook_says(name):
+    entry = COURSE[name]
+    words = "\n".join(cells(name, "markdown"))
+    assert re.findall(r"^# (.+)$", words, re.MULTILINE) == [entry["title"]]
+    asked = re.findall(r"\bcheck\((\w+)\)", "\n".join(cells(name, "code")))
+    assert len(asked) == entry["exercises"]
+    assert set(asked) <= EXERCISES.keys()
+    before = NOTEBOOKS[: NOTEBOOKS.index(name)]
+    assert set(entry["after"]) <= set(before)
+    assert bool(entry["after"]) == (name != NOTEBOOKS[0])
+    following = [*NOTEBOOKS, "exercises.md"][NOTEBOOKS.index(name) + 1]
+    assert entry["next"] == following
+
+
+def test_missing_entry_and_missing_notebook_are_warned_of(monkeypatch, caplog):
+    """mkdocs build --strict fails at a warning."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    hook = importlib.import_module("course")
+    hook.on_files([], None)
+    assert caplog.messages == []
+    entries = [entry for entry in TABLE["notebook"] if entry["file"] != NOTEBOOKS[1]]
+    entries.append({**entries[0], "file": "99_none"})
+    monkeypatch.setattr(hook, "_table", lambda: {"notebook": entries})
+    hook.on_files([], None)
+    assert caplog.messages == [
+        f"notebooks/{NOTEBOOKS[1]}.ipynb has no entry in docs/course.toml",
+        "docs/course.toml names notebooks/99_none.ipynb: no such file",
+    ]
+
+
+def test_exercises_are_all_asked_for_and_graded():
+    assert TABLE["exercises"].keys() == EXERCISES.keys()
+    assert sum(entry["exercises"] for entry in COURSE.values()) == len(EXERCISES)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_head_of_a_notebook(site, name):
+    entry, page = COURSE[name], f"notebooks/{name}.html"
+    html = article(site, page)
+    head = listed(site, name, "nb-facts")
+    top = html[: html.index(head)]
+    assert "</h1>" in top and "<h2" not in top
+    assert "Open in Colab</a>" in top and "Download notebook</a>" in top
+    assert entry["run"] in text(head)
+    assert f"{entry['read']} minutes" in text(head)
+    for idea in entry["ideas"]:
+        assert idea in text(head)
+    linked = targets(head, page)
+    assert [f"notebooks/{stem}.html" for stem in entry["after"]] == [
+        target for target in linked if target.startswith("notebooks/")
+    ]
+    assert ("exercises.html" in linked) == (entry["exercises"] > 0)
+    assert all((site / target).is_file() for target in linked)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_foot_of_a_notebook(site, name):
+    entry, page = COURSE[name], f"notebooks/{name}.html"
+    html = article(site, page)
+    foot = listed(site, name, "nb-next")
+    assert '<div class="nb-' not in html[html.index(foot) :]
+    assert text(foot).startswith("Next:")
+    following = entry["next"].removesuffix(".md")
+    wanted = following if entry["next"].endswith(".md") else f"notebooks/{following}"
+    linked = targets(foot, page)
+    assert linked[0] == f"{wanted}.html"
+    for kind in ("figures", "annotated", "kernels"):
+        assert {f"{kind}/{page}.html" for page in entry[kind]} <= set(linked)
+    assert all((site / target).is_file() for target in linked)
+
+
+def test_map_of_the_course(site):
+    """A box and a link for each notebook, an arrow for each need, in words
+    as well.
+    """
+    html = article(site, "course.html")
+    drawing = re.search('<svg class="course-map".*?</svg>', html, re.DOTALL)[0]
+    assert targets(drawing, "course.html") == [f"notebooks/{n}.html" for n in NOTEBOOKS]
+    assert all((site / target).is_file() for target in targets(drawing, "course.html"))
+    needs = [(name, stem) for name in NOTEBOOKS for stem in COURSE[name]["after"]]
+    assert drawing.count("<path") == len(needs)
+    words = text(html[html.index(drawing) + len(drawing) :])
+    for name, stem in needs:
+        assert f"{int(name[:2])} builds on {int(stem[:2])}" in words
+
+
+def test_course_page_has_all_that_is_known(site):
+    html = article(site, "course.html")
+    words, linked = text(html), targets(html, "course.html")
+    for name, entry in COURSE.items():
+        for key in ("title", "about", "run"):
+            assert entry[key] in words
+        assert entry["can"][1:] in words
+        for kind in ("figures", "annotated", "kernels"):
+            assert {f"{kind}/{page}.html" for page in entry[kind]} <= set(linked)
+        assert f'id="{name}"' in html
+    assert all(f'href="exercises.html#{name}"' in html for name in EXERCISES)
+    assert "<!-- course:" not in html
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_exercise_is_listed_as_it_is_checked(site, name):
+    html = article(site, "exercises.html")
+    part = re.search(f'<h3 id="{name}">.*?(?=<h[23] |</article>)', html, re.DOTALL)[0]
+    lines = [text(item) for item in re.findall("<ol>(.*?)</ol>", part, re.DOTALL)]
+    properties = [" ".join(p.__doc__.split()) for p in EXERCISES[name].properties]
+    assert lines == [" ".join(properties)]
+    assert f"def {name}(" in text(part)
+    (notebook,) = (
+        n for n in NOTEBOOKS if any(f"check({name})" in c for c in cells(n, "code"))
+    )
+    assert f"notebooks/{notebook}.html" in targets(part, "exercises.html")
+    level = TABLE["exercises"][name]
+    assert f"{level} of 3" in text(part)
+
+
+def test_exercises_page_shows_no_solution(site):
+    page = text(article(site, "exercises.html"))
+    for exercise in EXERCISES.values():
+        body = exercise.reference.__code__
+        lines = (ROOT / body.co_filename).read_text("utf-8").splitlines()
+        returns = [
+            " ".join(line.split())
+            for line in lines[body.co_firstlineno :]
+            if line.strip().startswith("return ")
+        ]
+        assert returns[0] not in page
+
+
+def test_examples_print_what_the_page_says(monkeypatch):
+    monkeypatch.setattr("fwlab.exercises.EXERCISES", dict(EXERCISES))
+    session: dict = {}
+    compared = 0
+    for code, said in EXAMPLES:
+        if "pytest" in code:
+            continue
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, "docs/exercises.md", "exec"), session)
+        assert out.getvalue()
+        if said:
+            assert out.getvalue().rstrip() == said.rstrip()
+            compared += 1
+    assert compared == 3
+    # The example of a new exercise is one: it tells right from wrong.
+    assert_correct(session["read"], "read")
+    with pytest.raises(AssertionError, match="Column 0 was wanted"):
+        assert_correct(lambda W, q: W[:, 1], "read")
+
+
+def test_the_test_for_a_class(tmp_path):
+    (code,) = (code for code, _ in EXAMPLES if "pytest" in code)
+    (tmp_path / "test_answers.py").write_text(code)
+    (tmp_path / "answers.py").write_text(
+        "from fwlab.ops.delta.naive import delta_step\n"
+        "def write(W, k, v):\n    return W\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert "2 failed, 1 passed" in done.stdout, done.stdout
+    assert "write is wrong: stores a value in an empty memory" in done.stdout
+    assert "test_answer[sum_normalize]" in done.stdout

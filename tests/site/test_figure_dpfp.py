@@ -1,0 +1,300 @@
+"""The plane of DPFP shows fwlab's features, in fwlab's order.
+
+The test keeps its own two keys, moves them as a reader would, and asks
+fwlab for every number.
+"""
+
+import re
+
+import pytest
+import torch
+
+from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
+
+PAGE = "figures/dpfp.html"
+START = [[0.6, 1.2], [-0.4, 1.4]]
+NAMES = ["k", "k′"]
+ENTRIES = ["x", "y", "−x", "−y"]
+#: Units of the picture.
+CENTRE, SCALE = (104, 120), 45
+
+
+@pytest.fixture
+def tab(look):
+    return look(PAGE)
+
+
+def state(tab) -> dict:
+    return tab.evaluate("document.querySelector('#figure-dpfp').figure.state()")
+
+
+def words(tab) -> str:
+    return tab.inner_text("#figure-dpfp .fw-words")
+
+
+def handle(tab, j: int):
+    return tab.locator(f"#figure-dpfp g[data-key='{NAMES[j]}']")
+
+
+def texts(tab, selector: str) -> list[str]:
+    return tab.locator(f"#figure-dpfp svg {selector}").all_text_contents()
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+def names(nu: int) -> list[str]:
+    """What DPFP multiplies: two entries are raised at a time, and it is seen
+    which product answers. Which of the two comes first is the paper's i."""
+    found = []
+    for n in range(4 * nu):
+        i, j = n % 4, (n % 4 + n // 4 + 1) % 4
+        if (j - i) % 4 != 2:  # those of shift 2 never answer
+            key = torch.zeros(2).double()
+            for entry in (i, j):
+                key[entry % 2] = 2.0 - 0.5 * entry if entry < 2 else -1.0
+            assert DPFP(nu)(key)[n] > 0
+        found.append(f"{ENTRIES[i]} · {ENTRIES[j]}")
+    return found
+
+
+def close(found, wanted: torch.Tensor) -> None:
+    found = torch.tensor(found, dtype=torch.float64)
+    torch.testing.assert_close(found, wanted, atol=1e-9, rtol=0)
+
+
+def compare(tab, nu: int, keys: list) -> dict:
+    """All numbers of the state, then what is drawn, against fwlab."""
+    shown = state(tab)
+    k = torch.tensor(keys, dtype=torch.float64)
+    phi = DPFP(nu)(k)
+    share, unit = sum_normalize(phi), l2_normalize(phi)
+    straight = l2_normalize(k)
+    assert shown["nu"] == nu
+    close(shown["keys"], k)
+    close(shown["r"], torch.cat([k, -k], -1).relu())
+    close(shown["features"], phi)
+    close(shown["normalised"], share)
+    close(shown["dot"], phi[0] @ phi[1])
+    close(shown["cosine"], unit[0] @ unit[1])
+    close(shown["normalisedDot"], share[0] @ share[1])
+    close(shown["plainDot"], k[0] @ k[1])
+    close(shown["plainCosine"], straight[0] @ straight[1])
+    fires = [(row > 0).nonzero().flatten().tolist() for row in phi]
+    assert shown["fires"] == fires
+    drawn(tab, nu, k, phi, share, fires)
+    rows = [
+        (k[0] @ k[1], straight[0] @ straight[1]),
+        (phi[0] @ phi[1], unit[0] @ unit[1]),
+        (share[0] @ share[1], unit[0] @ unit[1]),
+    ]
+    numbers = texts(tab, "[data-part=overlap] text")[3:]
+    for n, row in enumerate(rows):
+        for text, wanted in zip(numbers[3 * n + 1 : 3 * n + 3], row, strict=True):
+            assert number(text) == pytest.approx(wanted.item(), abs=0.0051)
+    return shown
+
+
+def drawn(tab, nu, k, phi, share, fires) -> None:
+    for j in range(2):
+        place = handle(tab, j).get_attribute("transform")
+        x, y = map(float, re.fullmatch(r"translate\((\S+) (\S+)\)", place).groups())
+        assert x == pytest.approx(CENTRE[0] + SCALE * k[j, 0].item(), abs=0.51)
+        assert y == pytest.approx(CENTRE[1] - SCALE * k[j, 1].item(), abs=0.51)
+    bars = tab.eval_on_selector_all(
+        "#figure-dpfp [data-part=r] rect",
+        "(all) => all.map((e) => e.width.baseVal.value)",
+    )
+    r = torch.cat([k, -k], -1).relu()
+    assert bars == pytest.approx((17 * r.T).flatten().tolist(), abs=1e-3)
+    numbers = [text for text in texts(tab, "[data-part=r] text") if "." in text]
+    assert [number(text) for text in numbers] == pytest.approx(r.T.flatten().tolist())
+
+    assert texts(tab, "[data-name]") == names(nu)
+    cells = tab.eval_on_selector_all(
+        "#figure-dpfp rect[data-feature]",
+        """(all) => all.map((e) => ({
+          of: e.dataset.of, n: Number(e.dataset.feature), fires: e.dataset.fires,
+          fill: getComputedStyle(e).fill, width: getComputedStyle(e).strokeWidth,
+          text: e.nextElementSibling.textContent }))""",
+    )
+    assert len(cells) == 2 * 4 * nu
+    for cell in cells:
+        j, n = NAMES.index(cell["of"]), cell["n"]
+        firing = n in fires[j]
+        assert cell["fires"] == str(firing).lower()
+        assert (cell["width"] == "2px") == firing
+        if firing:
+            assert cell["fill"] != "none"
+            value, part = map(number, cell["text"].split(" → "))
+            assert value == pytest.approx(phi[j, n].item(), abs=0.0051)
+            assert part == pytest.approx(share[j, n].item(), abs=0.0051)
+        elif n // 4 == 1:
+            assert cell["text"] == "always 0"
+        else:
+            assert (cell["fill"], cell["text"]) == ("none", "0")
+
+    regions = tab.eval_on_selector_all(
+        "#figure-dpfp rect[data-quadrant]",
+        """(all) => all.map((e) => [
+          e.dataset.active, getComputedStyle(e).fill, e.dataset.quadrant,
+          e.x.baseVal.value + e.width.baseVal.value / 2,
+          e.y.baseVal.value + e.height.baseVal.value / 2])""",
+    )
+    assert len(regions) == 4
+    for active, fill, name, x, y in regions:
+        # The middle of a region has the one feature that names it.
+        middle = torch.tensor([x - CENTRE[0], CENTRE[1] - y]).double()
+        (n,) = (DPFP(1)(middle) > 0).nonzero().flatten().tolist()
+        assert name == names(1)[n]
+        assert active.split() == [NAMES[j] for j in range(2) if n in fires[j]]
+        assert (fill != "none") == bool(active)
+
+
+def drag(tab, j: int, key: list) -> None:
+    """With the mouse, from the middle of the handle to a place of the plane."""
+    box = handle(tab, j).bounding_box()
+    to = tab.evaluate(
+        """([x, y]) => {
+          const svg = document.querySelector("#figure-dpfp svg");
+          const point = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+          return [point.x, point.y];
+        }""",
+        [CENTRE[0] + SCALE * key[0], CENTRE[1] - SCALE * key[1]],
+    )
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.mouse.down()
+    tab.mouse.move(*to, steps=4)
+    tab.mouse.up()
+
+
+def choose(tab, nu: int) -> None:
+    tab.get_by_role("radio", name=f"ν = {nu}").check()
+
+
+@pytest.mark.parametrize("nu", [1, 2, 3])
+def test_features_are_those_of_fwlab(tab, nu):
+    choose(tab, nu)
+    shown = compare(tab, nu, START)
+    assert len(shown["features"][0]) == 4 * nu
+    assert f"{4 * nu} features" in words(tab)
+
+
+def test_changing_nu_and_back(tab):
+    for nu in (3, 1, 2, 3, 2, 1):
+        choose(tab, nu)
+        compare(tab, nu, START)
+
+
+@pytest.mark.parametrize("nu", [1, 3])
+def test_dragged_through_all_quadrants(tab, nu):
+    choose(tab, nu)
+    keys = [list(key) for key in START]
+    said = {words(tab)}
+    places = [[-1.3, 0.7], [-0.8, -1.1], [1.7, -0.3], [1.1, 1.9]]
+    for place in places:
+        keys[0] = place
+        drag(tab, 0, place)
+        compare(tab, nu, keys)
+        said.add(words(tab))
+    for place in [[0.9, 1.3], [0.2, -1.8]]:
+        keys[1] = place
+        drag(tab, 1, place)
+        compare(tab, nu, keys)
+        said.add(words(tab))
+    assert len(said) == 7
+
+
+def test_other_quadrants_are_orthogonal(tab):
+    assert state(tab)["plainCosine"] > 0.7
+    assert state(tab)["cosine"] == 0
+    assert "told apart" in words(tab)
+    drag(tab, 1, [1.5, 0.2])
+    shown = compare(tab, 1, [START[0], [1.5, 0.2]])
+    assert shown["cosine"] == pytest.approx(1, abs=1e-9) and shown["plainCosine"] < 0.7
+    assert "the same product" in words(tab)
+
+
+def test_arrow_keys_on_to_an_axis_and_beyond(tab):
+    """All features 0 on the axis: cosine 0, by 0/0 = 0."""
+    keys = [list(key) for key in START]
+    handle(tab, 0).focus()
+    for step in range(7):
+        tab.keyboard.press("ArrowLeft")
+        keys[0] = [round(0.5 - 0.1 * step, 1), 1.2]
+        shown = compare(tab, 1, keys)
+        on_axis = keys[0][0] == 0
+        assert (shown["fires"][0] == []) == on_axis
+        assert ("k = (0.0, 1.2) lies on an axis: no feature fires" in words(tab)) == (
+            on_axis
+        )
+        if on_axis:
+            assert shown["cosine"] == 0 and shown["normalised"][0] == [0] * 4
+            assert "0/0 counts as 0" in words(tab)
+    assert shown["cosine"] == pytest.approx(1, abs=1e-9)
+    handle(tab, 1).focus()
+    for press, to in (
+        ("ArrowDown", [-0.4, 1.3]),
+        ("ArrowUp", [-0.4, 1.4]),
+        ("ArrowRight", [-0.3, 1.4]),
+    ):
+        tab.keyboard.press(press)
+        keys[1] = to
+        compare(tab, 1, keys)
+    assert handle(tab, 1).get_attribute("aria-valuetext") == "x −0.3, y 1.4"
+
+
+def test_a_key_that_is_zero(tab):
+    drag(tab, 0, [0, 0])
+    shown = compare(tab, 1, [[0, 0], START[1]])
+    assert shown["plainCosine"] == shown["cosine"] == 0
+    assert "k = (0.0, 0.0) is 0" in words(tab)
+
+
+def test_keys_stay_in_the_plane(tab):
+    drag(tab, 0, [3.1, -2.6])
+    compare(tab, 1, [[2, -2], START[1]])
+    tab.keyboard.press("ArrowRight")  # the handle has kept the focus
+    compare(tab, 1, [[2, -2], START[1]])
+    tab.keyboard.press("ArrowUp")
+    compare(tab, 1, [[2, -1.9], START[1]])
+
+
+def test_keys_at_one_place_can_be_parted(tab):
+    drag(tab, 0, [-0.4, 1.4])
+    compare(tab, 1, [START[1], START[1]])
+    drag(tab, 1, [0.7, -0.5])
+    compare(tab, 1, [START[1], [0.7, -0.5]])
+    drag(tab, 1, START[1])
+    # Beside the square, the circle is taken.
+    box = handle(tab, 0).bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    edge = box["width"] / 2 - 3
+    tab.mouse.move(x - edge, y)
+    tab.mouse.down()
+    tab.mouse.move(x - edge - 100, y, steps=3)
+    tab.mouse.up()
+    shown = state(tab)["keys"]
+    assert shown[1] == START[1] and shown[0][0] < -1
+
+
+def test_shift_2_is_always_0_and_says_why(tab):
+    choose(tab, 3)
+    assert any(
+        "never: r(x) or r(−x) is 0" in t for t in texts(tab, "[data-shift='2'] text")
+    )
+    assert any("shift 1 again" in t for t in texts(tab, "[data-shift='3'] text"))
+    assert "fires, twice" in words(tab)
+    choose(tab, 1)
+    assert texts(tab, "[data-shift='2'] text") == []
+
+
+def test_by_touch_on_a_small_screen(look):
+    tab = look(PAGE, "dark", 390, has_touch=True)
+    for j in range(2):
+        box = handle(tab, j).bounding_box()
+        assert box["width"] >= 24 and box["height"] >= 24
+    drag(tab, 0, [-1, -1])
+    compare(tab, 1, [[-1, -1], START[1]])
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
