@@ -40,6 +40,7 @@ VERSIONS = re.compile(r"<!-- versions: (\w+) -->")
 
 
 def on_files(files, config):
+    equations.forget()
     for operation, title in OPERATIONS.items():
         content = _operation(operation, title, config)
         files.append(File.generated(config, _uri(operation), content=content))

@@ -57,3 +57,9 @@ def stated() -> dict[tuple[str | None, str], str]:
         for tag in file.tags:
             found.setdefault((paper(path), tag), path)
     return found
+
+
+def forget() -> None:
+    """Read everything again: while the site is served, files change."""
+    for known in (listed, sources, computed, stated):
+        known.cache_clear()

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,18 +22,23 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+#: How long it took to build the site, in seconds, if it was built here.
+BUILD: list[float] = []
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
     """The folder of the built site."""
     if built := os.environ.get("FWLAB_SITE"):
         return Path(built).resolve()
-    fetch = [sys.executable, str(ROOT / "docs" / "tools" / "katex.py")]
+    fetch = [sys.executable, str(ROOT / "docs" / "tools" / "npm.py")]
     done = subprocess.run(fetch, capture_output=True, text=True)
     if done.returncode:
-        pytest.fail(f"the site needs KaTeX: {done.stderr.strip()}", pytrace=False)
+        pytest.fail(f"the site needs packages of npm: {done.stderr.strip()}", pytrace=False)
     folder = tmp_path_factory.mktemp("site")
     # Not with --quiet, which hides warnings from --strict.
     build = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", *build],
         cwd=ROOT,
@@ -40,6 +46,7 @@ def site(tmp_path_factory) -> Path:
         capture_output=True,
         text=True,
     )
+    BUILD.append(time.monotonic() - begin)
     said = [line for line in done.stderr.splitlines() if "INFO" not in line]
     if done.returncode:
         pytest.fail("\n".join(["mkdocs build --strict:", *said]), pytrace=False)

@@ -1,13 +1,23 @@
 """What can be said of the built site without opening a browser."""
 
+import contextlib
 import gzip
+import os
 import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
 import xml.etree.ElementTree as ET
 from html import unescape
 from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import urlopen
 
 import pytest
-from conftest import ROOT
+from conftest import BUILD, ROOT
+
+import fwlab
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PACKAGE = ROOT / "fwlab"
@@ -34,6 +44,67 @@ def test_pages_are_there(pages):
     for path in (PACKAGE / "ops").glob("*/efficient.py"):
         names.add(f"annotated/{path.parent.name}.html")
     assert names <= pages.keys()
+
+
+def test_is_built_soon(site):
+    if not BUILD:
+        pytest.skip("FWLAB_SITE names a site that was built before")
+    assert BUILD[0] < 90
+
+
+def test_serve_follows_changes(tmp_path):
+    """`mkdocs serve`, in a copy: a page is built again when it changes,
+    and so is one that is made of a file of the package.
+    """
+    copy = tmp_path / "fwlab"
+    left = shutil.ignore_patterns(".*", "site", "runs", "tests", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=left)
+    (copy / ".cache").mkdir()
+    (copy / ".cache" / "npm").symlink_to(ROOT / ".cache" / "npm")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    serve = [sys.executable, "-m", "mkdocs", "serve", "--dev-addr", address]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(copy)}
+    with open(tmp_path / "log", "w+") as log:
+        server = subprocess.Popen(serve, cwd=copy, env=env, stdout=log, stderr=log)
+        try:
+            page = f"http://{address}/fwlab/annotated/equations.html"
+            # The page asks to be told when it has changed.
+            assert "livereload" in _wait_for(page, "Equations of the papers")
+            file = copy / "fwlab" / "ops" / "delta" / "naive.py"
+            text = file.read_text("utf-8")
+            assert text.count("# Eq. 20") == 1
+            file.write_text(text.replace("# Eq. 20", "# Eq. 12"), "utf-8")
+            with (copy / "docs" / "equations.toml").open("a") as listed:
+                listed.write("# changed\n")
+            _wait_for(page.replace("equations", "source/ops/delta/naive"), "Eq. 12")
+            row = re.search(
+                r'id="schlag2021-12".*?</tr>', _wait_for(page, "<table"), re.S
+            )
+            assert "ops/delta/naive" in row[0]
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _wait_for(page: str, words: str, seconds: float = 240) -> str:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            html = urlopen(page).read().decode()
+            if words in html:
+                return html
+        time.sleep(1)
+    raise AssertionError(f"{page} did not show {words!r} within {seconds} s")
+
+
+def test_citation_is_that_of_the_package():
+    text = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {fwlab.__version__}\n" in text
+    for key, name in (("site_url", "url"), ("repo_url", "repository-code")):
+        address = re.search(rf"^{key}: (\S+)", mkdocs_yml(), re.M)[1]
+        assert f"\n{name}: {address}\n" in text
 
 
 def test_links_and_anchors_resolve(site, pages):
