@@ -7,14 +7,11 @@ docs/figures/NAME.html, its picture, and NAME.txt, what is to be seen in
 it. Run it after a change to a figure; a test compares.
 """
 
-import functools
-import http.server
 import re
-import shutil
 import sys
-import threading
 from pathlib import Path
 
+from browser import OPTIONS, chromium, served
 from playwright.sync_api import Page, sync_playwright
 
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
@@ -50,25 +47,14 @@ def begin(tab: Page, base: str, name: str) -> tuple[str, str]:
 
 def main() -> None:
     site = Path(sys.argv[1] if len(sys.argv) > 1 else "site").resolve()
-    chromium = shutil.which("chromium") or sys.exit("there is no chromium here")
-    handler = functools.partial(
-        http.server.SimpleHTTPRequestHandler, directory=str(site)
-    )
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
-        sync_playwright() as playwright,
-    ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox"]
-        )
+    path = chromium() or sys.exit("there is no Chromium here")
+    with served(site) as base, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
         tab = browser.new_page(viewport={"width": 1440, "height": 900})
         for name in names():
-            base = f"http://127.0.0.1:{server.server_port}/"
             picture, words = begin(tab, base, name)
             (FIGURES / f"{name}.html").write_text(picture + "\n", "utf-8")
             (FIGURES / f"{name}.txt").write_text(words + "\n", "utf-8")
-        server.shutdown()
 
 
 if __name__ == "__main__":

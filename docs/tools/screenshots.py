@@ -7,13 +7,10 @@ few screens. Without PAGE one page of each type is taken.
 """
 
 import argparse
-import functools
-import http.server
-import shutil
 import sys
-import threading
 from pathlib import Path
 
+from browser import OPTIONS, chromium, served
 from playwright.sync_api import sync_playwright
 
 #: One page of each type.
@@ -50,32 +47,20 @@ LOOKS = {
 LONGEST = 4000  # pixels
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("site", nargs="?", type=Path, default=Path("site"))
     parser.add_argument("pages", nargs="*", default=TYPES)
     parser.add_argument("--out", type=Path, default=Path("runs/screenshots"))
     given = parser.parse_args()
-    chromium = shutil.which("chromium") or sys.exit("there is no chromium here")
+    path = chromium() or sys.exit("there is no Chromium here")
     given.out.mkdir(parents=True, exist_ok=True)
-    handler = functools.partial(Quiet, directory=str(given.site.resolve()))
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
-        sync_playwright() as playwright,
-    ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox"]
-        )
+    with served(given.site.resolve()) as base, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
         for look, options in LOOKS.items():
             tab = browser.new_context(**options).new_page()
             for page in given.pages:
-                tab.goto(f"http://127.0.0.1:{server.server_port}/{page}")
+                tab.goto(base + page)
                 if page == "index.html":
                     tab.get_by_role("button", name="Start the model").click()
                     tab.get_by_label("Text to read").wait_for()
@@ -88,7 +73,6 @@ def main() -> None:
                 tab.evaluate("scrollTo(0, 0)")
                 tab.screenshot(path=given.out / f"{name}-{look}.png")
                 tab.set_viewport_size(options["viewport"])
-        server.shutdown()
     print(f"{len(given.pages) * len(LOOKS)} pictures in {given.out}")
 
 

@@ -6,13 +6,9 @@ FWLAB_SITE names the folder of a site that has been built already: quicker,
 while a page is being made.
 """
 
-import functools
-import http.server
 import os
-import shutil
 import subprocess
 import sys
-import threading
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +16,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
 
+from browser import OPTIONS, chromium, served  # noqa: E402
 
 #: How long it took to build the site, in seconds, if it was built here.
 BUILD: list[float] = []
@@ -34,7 +32,9 @@ def site(tmp_path_factory) -> Path:
     fetch = [sys.executable, str(ROOT / "docs" / "tools" / "npm.py")]
     done = subprocess.run(fetch, capture_output=True, text=True)
     if done.returncode:
-        pytest.fail(f"the site needs packages of npm: {done.stderr.strip()}", pytrace=False)
+        pytest.fail(
+            f"the site needs packages of npm: {done.stderr.strip()}", pytrace=False
+        )
     folder = tmp_path_factory.mktemp("site")
     # Not with --quiet, which hides warnings from --strict.
     build = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
@@ -84,10 +84,7 @@ def pages(site) -> dict[str, Page]:
 
 @pytest.fixture(scope="session")
 def browser():
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    path = os.environ.get("CHROMIUM") or next(
-        filter(None, map(shutil.which, names)), None
-    )
+    path = chromium()
     if path is None:
         reason = "no Chromium to look at the site with: install it, or set CHROMIUM"
         if os.environ.get("CI"):
@@ -95,20 +92,13 @@ def browser():
         pytest.skip(reason)
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as p:
-        yield p.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield p.chromium.launch(executable_path=path, args=OPTIONS)
 
 
 @pytest.fixture(scope="session")
 def address(site):
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with served(site) as base:
+        yield base
 
 
 @pytest.fixture

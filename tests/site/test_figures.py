@@ -1,13 +1,7 @@
 """What holds for every figure: it is there without scripts, and current."""
 
-import sys
-
-import pytest
-from conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "docs" / "tools"))
-
 import figures
+import pytest
 
 NAMES = figures.names()
 

@@ -1,14 +1,12 @@
 """Every page of the built site in a browser: whole, legible, and light."""
 
-import functools
 import gzip
-import http.server
 import json
 import shutil
-import threading
 from urllib.parse import urljoin, urlsplit
 
 import pytest
+from browser import served
 from conftest import ROOT
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
@@ -165,14 +163,8 @@ def test_site_works_in_a_folder_of_a_host(look, site, tmp_path):
     """Copied somewhere below the root of a plain server."""
     shutil.copytree(site, tmp_path / "some" / "folder")
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        base = f"http://127.0.0.1:{server.server_port}/some/folder/"
+    with served(tmp_path) as root:
+        base = f"{root}some/folder/"
         tab = look("annotated/delta.html", base=base)
         assert tab.locator("article .katex").count() > 0
         tab.locator(".md-tabs__link", has_text="Home").click()
@@ -180,7 +172,6 @@ def test_site_works_in_a_folder_of_a_host(look, site, tmp_path):
         tab.locator("input[name=query]").click()
         tab.keyboard.type("delta rule")
         tab.locator(".md-search-result__item").first.wait_for(timeout=20_000)
-        server.shutdown()
 
 
 def test_search_index_is_valid(site):

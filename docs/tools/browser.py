@@ -1,0 +1,35 @@
+"""A folder as a website, and a browser to look at it."""
+
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: For Chromium in a container, whose own sandbox has no rights there.
+OPTIONS = ["--no-sandbox"]
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a plain server of the folder."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def chromium() -> str | None:
+    """Where Chromium is: the variable CHROMIUM tells, or the machine."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    found = filter(None, map(shutil.which, names))
+    return os.environ.get("CHROMIUM") or next(found, None)
