@@ -22,15 +22,25 @@ from literate import TAG, Source, named  # noqa: E402
 LIST = equations.listed()
 FILES = [
     path.relative_to(ROOT).as_posix()
-    for folder, end in (("fwlab", "py"), ("notebooks", "ipynb"), ("docs", "md"))
-    for path in sorted((ROOT / folder).rglob(f"*.{end}"))
+    for folder, pattern in (
+        ("fwlab", "*.py"),
+        ("notebooks", "*.ipynb"),
+        ("docs", "*.md"),
+        ("docs/figures", "*.js"),
+        ("docs/figures", "*.txt"),
+        (".", "README.md"),
+    )
+    for path in sorted((ROOT / folder).rglob(pattern))
+    if ".venv" not in path.parts
 ]
 
 
 def words(path: str) -> str:
     """What a file says to its readers, without its code."""
     text = (ROOT / path).read_text("utf-8")
-    if path.endswith(".md"):
+    if path.endswith(".js"):  # x1 and y2 are names of SVG
+        return re.sub(r"\b[xy]\d\b", "", text)
+    if path.endswith((".md", ".txt")):
         return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     if path.endswith(".py"):
         return _words_of_code(text)

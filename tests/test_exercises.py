@@ -133,7 +133,7 @@ WRONG = {
             lambda W, k, v, beta: (
                 (1 - b(beta)[..., None]) * W + b(beta)[..., None] * outer(v, k)
             ),
-            "leaves the values of other keys alone",
+            "leaves the values of keys at right angles alone",
         ),
         (
             lambda W, k, v, beta: (

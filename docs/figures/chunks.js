@@ -438,7 +438,7 @@ fwlab.figure("chunks", (figure) => {
   };
 
   // --- Account -------------------------------------------------------------
-  const whole = (x) => Math.round(x).toLocaleString("en").replaceAll(",", "\u202f");
+  const whole = (x) => Math.round(x).toLocaleString("en");
   const account = fwlab.html("table", {
     class: "fw-account",
     style:

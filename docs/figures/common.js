@@ -30,6 +30,10 @@ fwlab.figure = (name, setup) => {
     const words = root.parentElement.querySelector(".fw-words");
     const placeholder = root.firstElementChild;
     root.replaceChildren();
+    const status = fwlab.html("div", { class: "fw-status", role: "status" });
+    words.after(status);
+    let begun = false;
+    let timer;
     const figure = {
       root,
       placeholder, // the picture that stood there
@@ -45,11 +49,17 @@ fwlab.figure = (name, setup) => {
         root.append(picture);
         return picture;
       },
+      // Who listens hears it when nothing has changed for a moment, and
+      // not how the figure begins.
       say: (text) => {
-        if (words.textContent !== text) words.textContent = text;
+        if (words.textContent === text && begun) return;
+        words.textContent = text;
+        clearTimeout(timer);
+        if (begun) timer = setTimeout(() => (status.textContent = text), 800);
       },
     };
     root.parentElement.figure = setup(figure) ?? {};
+    begun = true;
     root.parentElement.classList.add("fw-live");
   }
 };
@@ -67,7 +77,7 @@ fwlab.button = (label, press) => {
 // A slider with its value beside it; `element.value` can be read and set.
 fwlab.slider = (label, { min, max, step, value, show = String }, changed) => {
   const input = fwlab.html("input", { type: "range", min, max, step });
-  const output = fwlab.html("output", {});
+  const output = fwlab.html("span", { class: "fw-value" });
   const element = fwlab.html("label", { class: "fw-slider" }, label, input, output);
   const update = () => {
     output.textContent = show(Number(input.value));
@@ -130,6 +140,7 @@ fwlab.drag = (handle, label, { move, nudge }) => {
     move(x, y);
   };
   handle.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
     event.preventDefault();
     handle.focus();
     handle.setPointerCapture(event.pointerId);
@@ -145,11 +156,14 @@ fwlab.drag = (handle, label, { move, nudge }) => {
     ArrowRight: [1, 0],
     ArrowUp: [0, 1],
     ArrowDown: [0, -1],
+    PageUp: [0, 1, 5],
+    PageDown: [0, -1, 5],
   };
   handle.addEventListener("keydown", (event) => {
     if (!(event.key in arrows)) return;
     event.preventDefault();
-    nudge(...arrows[event.key]);
+    const [x, y, times = 1] = arrows[event.key];
+    for (let i = 0; i < times; i++) nudge(x, y);
   });
 };
 

@@ -34,7 +34,8 @@
     });
     text.value = FIRST;
     const label = fwlab.html("label", { class: "fw-wide" }, "Text to read", text);
-    const strip = fwlab.html("div", { class: "fw-strip" });
+    // Letter by letter it would be noise to listen to; the words say the same.
+    const strip = fwlab.html("div", { class: "fw-strip", "aria-hidden": true });
     const guesses = fwlab.html("div", { class: "fw-guesses" });
     const heads = fwlab.html("div", { class: "fw-heads" });
     const picture = fwlab.html("div", { class: "fw-picture" }, strip, guesses, heads);
@@ -118,9 +119,17 @@
       return found / (layers * heads * position);
     };
 
-    const surprise = (made) => {
-      const bits = made.steps.map((step) => step.bits).filter((b) => b !== null);
+    // Mean of all characters so far but the first, in bits.
+    const surprise = ({ steps }) => {
+      const bits = steps.slice(1, position).map((step) => step.bits);
       return bits.length ? bits.reduce((a, b) => a + b) / bits.length : null;
+    };
+
+    // What one would get right who always answered with the same character.
+    const commonest = () => {
+      const read = [...run().text.slice(0, position)];
+      const counts = read.map((a) => read.filter((b) => a === b).length);
+      return Math.max(...counts) / position;
     };
 
     // Drawing
@@ -136,7 +145,7 @@
         const below = fwlab.html(
           "i",
           { class: same && "fw-same" },
-          answer ? shown(answer) : " ",
+          answer ? shown(answer) : "\u00a0",
         );
         const box = fwlab.html("span", {}, letter, below);
         if (i === position - 1) box.className = "fw-now";
@@ -174,7 +183,7 @@
             { class: character === next && "fw-now" },
             fwlab.html("b", {}, shown(character)),
             fwlab.html("span", {}, bar),
-            fwlab.html("output", {}, percent(share)),
+            fwlab.html("em", {}, percent(share)),
           );
         }),
       );
@@ -254,15 +263,22 @@
             `head ${head[1] + 1} answers ${right(rule, places)} of ${position} with the ` +
             "value of the same character.",
         );
-      } else parts.push("The memory is empty. Type a text.");
+      } else
+        parts.push(
+          `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
+        );
       const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
       for (const name of position ? read : [])
         parts.push(
           `All heads of the ${RULES[name]}: ${percent(share(name))}; its surprise: ` +
             `${fwlab.number(surprise(runs[name]) ?? 0)} bits per character.`,
         );
-      if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}`);
-      if (speed) parts.push(`${Math.round(speed)} characters per second.`);
+      if (position)
+        parts.push(
+          "Always to answer with the most frequent character would be right for " +
+            `${percent(commonest())}.`,
+        );
+      if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}.`);
       return parts.join(" ");
     };
 
@@ -293,18 +309,25 @@
       draw();
     };
 
+    // Between asking for a model and having it, the reader may ask for the
+    // other one: the last word counts.
+    let asked = null;
     const use = async (name) => {
       stop();
+      asked = name;
+      const first = !model();
       try {
         await fetchModel(name);
       } catch (error) {
-        figure.say(error.message);
+        which.querySelector(`input[value=${rule}]`).checked = true;
+        figure.say(`The weights of the ${RULES[name]} did not come. ${error.message}`);
         return false;
       }
+      if (asked !== name) return true;
       rule = name;
       makeHeads();
       read();
-      position = Math.min(position || Infinity, run().text.length);
+      position = first ? run().text.length : Math.min(position, run().text.length);
       draw();
       return true;
     };
@@ -323,6 +346,7 @@
     };
     const replay = fwlab.button("Replay", () => {
       if (timer) return stop();
+      if (!run().text) return;
       position = 0;
       replay.textContent = "Stop";
       timer = setInterval(() => {
@@ -354,22 +378,24 @@
       draw();
     });
 
+    let starting = false;
     const begin = fwlab.button("Start the model (460 kB)", async () => {
-      begin.disabled = true;
-      if (!(await use("delta"))) {
-        begin.disabled = false;
-        return;
-      }
+      if (starting) return;
+      starting = true;
+      const started = await use("delta");
+      starting = false;
+      if (!started) return;
+      const here = [begin, document.body].includes(document.activeElement);
       figure.root.replaceChildren(
         fwlab.controls(which),
         fwlab.controls(label),
         picture,
         fwlab.controls(scrub, replay, more, clear, last),
       );
-      text.focus({ preventScroll: true });
+      // Not if the reader has gone elsewhere meanwhile.
+      if (here) text.focus({ preventScroll: true });
     });
-    if (figure.placeholder) figure.root.append(figure.placeholder);
-    figure.root.append(fwlab.controls(begin));
+    figure.root.append(fwlab.controls(begin), ...[figure.placeholder].filter(Boolean));
 
     // Seven shades are enough for the copy, and a third of the bytes.
     const coarse = (canvas) => {

@@ -193,7 +193,7 @@ fwlab.figure("memory", (figure) => {
         update();
       },
       nudge: (right, up) => {
-        which().degrees = turned(which().degrees + 5 * (right + up));
+        which().degrees = snap(turned(which().degrees + 5 * (right + up)));
         update();
       },
     });

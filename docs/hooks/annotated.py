@@ -2,8 +2,9 @@
 
 Every file of fwlab/ops, of fwlab/layers, and feature_maps.py has a page:
 notes on the left, code on the right. Every operation has a page with
-naive.py and efficient.py side by side; and the mark
-`<!-- versions: delta -->` of a page is replaced by these two and kernels.py.
+naive.py beside efficient.py or kernels.py; and the mark
+`<!-- versions: delta -->` of a page is replaced by kernels.py beside one of
+the other two.
 """
 
 import re
@@ -95,9 +96,14 @@ def _uri_of(path: str) -> str:
 
 
 def _operation(operation: str, title: str, config) -> str:
-    gpu = ""
+    gpu, files, tabs = "", FILES, ""
     if (ROOT / "docs" / "kernels" / f"{operation}.md").exists():
-        gpu = f" On a GPU there is a third: [its kernels](../kernels/{operation}.md)."
+        gpu = (
+            " A third version runs on a GPU; why it is fast stands with "
+            f"[its kernels](../kernels/{operation}.md)."
+        )
+        files = KERNELS
+        tabs = _tabs("Beside naive", ("efficient", "kernels")) + "\n\n"
     return (
         "---\nhide: [navigation, toc]\n"
         f"description: {title}, naive and memory-efficient PyTorch side by side, "
@@ -107,35 +113,38 @@ def _operation(operation: str, title: str, config) -> str:
         "an equation stand the lines that compute it, and the number in a comment "
         f"leads back to the equation.{gpu} "
         "[All files](index.md).\n\n"
-        f"{_columns(operation, FILES, config)}"
+        f"{tabs}{_columns(operation, files, 'naive', config)}"
     )
 
 
 def _versions(operation: str, config) -> str:
     """Three versions: the third beside one of the first two."""
+    tabs = _tabs("Beside the kernels", ("efficient", "naive"))
+    return f"{tabs}\n\n{_columns(operation, KERNELS, 'kernels', config)}"
+
+
+def _tabs(legend: str, names: tuple[str, str]) -> str:
+    """One of two columns is shown beside the one that stays."""
     tabs = "".join(
-        f'<label><input type="radio" name="left" id="show-{name}"'
-        f"{' checked' * (name == 'efficient')}> {name}</label>"
-        for name in FILES
+        f'<label><input type="radio" name="beside" id="show-{name}"'
+        f"{' checked' * (name == names[0])}> {name}</label>"
+        for name in names
     )
-    return (
-        f'<fieldset class="tabs"><legend>Beside the kernels</legend>{tabs}</fieldset>'
-        f"\n\n{_columns(operation, KERNELS, config)}"
-    )
+    return f'<fieldset class="tabs"><legend>{legend}</legend>{tabs}</fieldset>'
 
 
-def _columns(operation: str, files: dict[str, str], config) -> str:
+def _columns(operation: str, files: dict[str, str], stays: str, config) -> str:
+    """Versions beside each other; with three, `stays` is always there."""
     titles = dict(files)
     paths = {name: f"fwlab/ops/{operation}/{name}.py" for name in files}
     if "kernels" in files:
         for name, (title, path) in SHARED.get(operation, {}).items():
             titles[name], paths[name] = title, f"fwlab/ops/{path}"
     sources = {name: Source(path, name) for name, path in paths.items()}
-    kind = "annotated three" if "kernels" in files else "annotated two"
+    kind = f"annotated three {stays}" if "kernels" in files else "annotated two"
     rows = _Rows(sources)
     columns = [
         f'<div class="column column-{name}" role="region" tabindex="0" '
-        f"{'data-search-exclude ' * (name in FILES and files is KERNELS)}"
         f'aria-label="{paths[name]}" markdown>\n\n'
         f"## {titles[name]} {{#{name}}}\n\n"
         f"[`{paths[name]}`]({source(config, paths[name])})\n{{: .path }}\n\n"
@@ -191,10 +200,13 @@ class _Rows:
     def _row(self, file: Source, row) -> str:
         parts = ['<div class="row" markdown>', '<div class="note" markdown>']
         if row.name:
-            fragment = f"{file.prefix}{row.name.replace('.', '-')}"
-            parts.append(f"### {row.name} {{#{fragment}}}")
+            # Markdown would make __init__ bold, also in the fragment.
+            fragment = f"{file.prefix}{row.name.replace('.', '-').replace('__', '')}"
+            level = "##" if self.path else "###"
+            parts.append(f"{level} `{row.name}` {{#{fragment}}}")
         if row.note.strip():
-            parts.append(note(row.note, self._address, self._equation))
+            level = 2 if self.path else 3
+            parts.append(note(row.note, level, self._address, self._equation))
         parts.append("</div>")
         blocks = file.blocks(row.lines, lambda text: linked(text, self._address))
         return "\n\n".join([*parts, blocks, "</div>"])
@@ -264,8 +276,8 @@ def _equations() -> str:
             f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})\n\n"
             "| Eq. | What it says | Stated | Computed |\n|---|---|---|---|\n"
         )
-        for tag, words in paper["equations"].items():
-            stated = ""
+        for words, tags in _together(paper["equations"]):
+            tag, stated = tags[0], ""
             if (place := equations.stated().get((name, tag))) in _paths():
                 stated = f"[{_short(place)}]({_link(place, f'eq-{tag}')})"
             lines: dict[str, list[str]] = {}
@@ -276,10 +288,21 @@ def _equations() -> str:
             computed = "<br>".join(
                 f"{_short(p)} {', '.join(n)}" for p, n in lines.items()
             )
-            parts.append(
-                f'| <span id="{name}-{tag}">{tag}</span> | {words} | {stated} | {computed} |\n'
-            )
+            anchors = ", ".join(f'<span id="{name}-{t}">{t}</span>' for t in tags)
+            words = re.sub(r" \(Eqs\. [\d-]+\)$", "", words)
+            parts.append(f"| {anchors} | {words} | {stated} | {computed} |\n")
     return "".join(parts)
+
+
+def _together(listed: dict[str, str]) -> list[tuple[str, list[str]]]:
+    """Neighbours of which the same is said, and that it is."""
+    groups: list[tuple[str, list[str]]] = []
+    for tag, words in listed.items():
+        if groups and groups[-1][0] == words:
+            groups[-1][1].append(tag)
+        else:
+            groups.append((words, [tag]))
+    return groups
 
 
 def _short(path: str) -> str:

@@ -43,5 +43,5 @@ def _figure(name: str) -> str:
     return (
         f'<figure class="fw-figure" id="figure-{name}">'
         f'<div class="fw-stage" data-figure="{name}">{drawn}</div>'
-        f'<figcaption class="fw-words" aria-live="polite">{said}</figcaption></figure>'
+        f'<figcaption class="fw-words">{said}</figcaption></figure>'
     )

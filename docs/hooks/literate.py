@@ -144,6 +144,8 @@ class Source:
                 run.pop()
             if run:
                 lines = "".join(self._line(number, link) for number in run)
+                if not blocks:  # of each row, one line is reached by keyboard
+                    lines = lines.replace(' tabindex="-1"', "", 1)
                 blocks.append(f"<pre><code>{lines}</code></pre>")
         if not blocks:
             return ""
@@ -211,15 +213,17 @@ def linked(text: str, address: Callable[[str], str | None]) -> str:
 
 def note(
     text: str,
+    level: int,
     address: Callable[[str], str | None],
     equation: Callable[[str, str], str],
 ) -> str:
     """Markdown of a note.
 
+    - `level`: of the headings in it.
     - `address`: where an equation is to be found.
     - `equation`: what to make of a displayed equation and its tag.
     """
-    text = re.sub(r"^#", "###", text, flags=re.MULTILINE)
+    text = re.sub(r"^#", "#" * level, text, flags=re.MULTILINE)
     out, end = [], 0
     for match in DISPLAY.finditer(text):
         out.append(linked(text[end : match.start()], address))

@@ -332,7 +332,7 @@ def _label_ends(ax, ends: list[tuple[float, float, str, str]]) -> None:
 
 
 def spread(wanted: list[float], gap: float) -> list[float]:
-    """Places at least `gap` apart, as near as can be to the wanted ones.
+    """Places from 0 to 1, `gap` apart or more, near the wanted ones.
 
     `wanted` rises. Without the gaps it is a rising sequence of least
     squares: neighbours out of order share their mean.
@@ -346,7 +346,8 @@ def spread(wanted: list[float], gap: float) -> list[float]:
             other[0] = (other[0] * other[1] + mean * members) / (other[1] + members)
             other[1] += members
     means = [mean for mean, members in blocks for _ in range(int(members))]
-    return [mean + number * gap for number, mean in enumerate(means)]
+    room = max(0.0, 1 - (len(wanted) - 1) * gap)
+    return [min(max(m, 0.0), room) + number * gap for number, m in enumerate(means)]
 
 
 def _drawn(figure: Figure, name: str, label: str) -> str:
@@ -354,7 +355,6 @@ def _drawn(figure: Figure, name: str, label: str) -> str:
     figure.savefig(file, format="svg", metadata={"Date": None})
     # A hundredth of a point is finer than any screen.
     svg = re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}", file.getvalue())
+    svg = re.sub(r"\s+", " ", re.sub(r">\s+<", "><", svg))
     svg = inline(svg, f"plot-{name}", escape(label))
-    # One line: Markdown would end the block at an empty one.
-    svg = re.sub(r"\s*\n\s*", " ", svg)
     return f'<div class="nb-output nb-svg+xml" data-search-exclude>{svg}</div>'

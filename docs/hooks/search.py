@@ -13,8 +13,10 @@ from mkdocs.plugins import event_priority
 CODE = re.compile(
     r'<details class="mkdocstrings-source"|<div class="(language-\w+ )?highlight( no-copy)?"'
 )
-#: Notes that another page has, too: those beside the kernels.
-AGAIN = re.compile(r"kernels/\w+\.html#(naive|efficient)")
+#: Notes that another page has, too.
+AGAIN = re.compile(
+    r"kernels/\w+\.html#(naive|efficient)|annotated/\w+\.html#(kernels|tiles|chunks)"
+)
 #: Tags, and TeX, which search would show as it is written.
 MARKUP = re.compile(
     r"<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL

@@ -25,7 +25,9 @@ document.addEventListener("DOMContentLoaded", () => {
   const show = (target) => {
     const column = target.closest(".column");
     const name = column?.className.match(/column-(\w+)/)[1];
-    const tab = document.getElementById(`show-${name}`);
+    // What the kernels share comes forth with them.
+    const shown = ["naive", "efficient"].includes(name) ? name : "kernels";
+    const tab = document.getElementById(`show-${shown}`);
     if (tab) tab.checked = true;
     if (column && getComputedStyle(column).position === "sticky") {
       const [box, place] = [column, target].map((e) => e.getBoundingClientRect());
@@ -43,6 +45,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 
   page.addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     const link = event.target.closest("a[href^='#']");
     const number = event.target.closest(".katex-tag");
     const line = number?.closest(".equation")?.querySelector(".places a");
@@ -50,7 +53,11 @@ document.addEventListener("DOMContentLoaded", () => {
     event.preventDefault();
     go((link ?? line).hash);
   });
-  addEventListener("popstate", light);
+  addEventListener("popstate", () => {
+    light();
+    const target = named();
+    if (target?.closest(".annotated")) show(target);
+  });
   addEventListener("load", () => {
     const target = named();
     if (!target?.closest(".annotated")) return;
@@ -61,21 +68,17 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // Symbols. k_t of the code is k of the formulas, v_bar is v with a bar.
 
+  const LETTERS =
+    "alpha α beta β gamma γ Gamma Γ delta δ Delta Δ epsilon ϵ zeta ζ eta η theta θ " +
+    "kappa κ lambda λ Lambda Λ mu μ nu ν xi ξ pi π rho ρ sigma σ Sigma Σ tau τ " +
+    "phi ϕ Phi Φ chi χ psi ψ omega ω Omega Ω ell ℓ";
   const greek = Object.fromEntries(
-    [
-      ["alpha", "α"],
-      ["beta", "β"],
-      ["gamma", "γ"],
-      ["Gamma", "Γ"],
-      ["delta", "δ"],
-      ["nu", "ν"],
-      ["phi", "ϕ"],
-      ["sigma", "σ"],
-    ].map(([name, letter]) => [letter, name]),
+    [...LETTERS.matchAll(/(\w+) (\S)/g)].map(([, name, letter]) => [letter, name]),
   );
   const accents = { ˉ: "_bar", "^": "_hat", "~": "_tilde" };
 
-  const ofName = (name) => name.replace(/(?<=[A-Za-z])_[a-z]$/, "");
+  // Without the index of a step, a layer, or a place.
+  const ofName = (name) => name.replace(/(?<=[A-Za-z])_[til]$/, "");
   const ofFormula = (element) => {
     const letter = element.textContent;
     const accent = element
@@ -101,7 +104,8 @@ document.addEventListener("DOMContentLoaded", () => {
     while (walk.nextNode()) {
       const node = walk.currentNode;
       const parent = node.parentElement;
-      if (!parent.closest(".line") || parent.closest("a, .c1, [class^=s]")) continue;
+      if (!parent.closest(".line") || parent.closest("a, .c1, [class^=s], [class^=k], .ow"))
+        continue;
       for (const match of node.data.matchAll(/[A-Za-z_]\w*/g))
         of(ofName(match[0])).code.push(
           new StaticRange({
@@ -169,11 +173,22 @@ document.addEventListener("DOMContentLoaded", () => {
       button.addEventListener("click", () => choose(symbol));
       bar.append(button);
     }
-    if (both.length) {
-      bar.prepend("Symbols");
-      bar.append(count);
-      page.before(bar);
-    }
+    // Any other name can be typed.
+    const names = document.createElement("datalist");
+    names.id = "names";
+    const sorted = [...uses.keys()].filter((name) => uses.get(name).code.length).sort();
+    for (const name of sorted) names.append(new Option(name));
+    const field = document.createElement("input");
+    field.setAttribute("list", "names");
+    field.placeholder = "another name";
+    field.setAttribute("aria-label", "Another name of the code to light up");
+    field.addEventListener("change", () => {
+      if (uses.has(field.value) && field.value !== chosen) choose(field.value);
+      else if (!field.value && chosen) choose(chosen);
+    });
+    bar.prepend("Symbols");
+    bar.append(field, names, count);
+    page.before(bar);
     page.addEventListener("click", (event) => {
       if (event.target.closest("a, .katex-tag, summary")) return;
       if (!getSelection().isCollapsed) return;

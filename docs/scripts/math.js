@@ -1,5 +1,5 @@
 // Formulas: arithmatex marks them on Markdown pages, notebooks keep TeX.
-document$.subscribe(() => {
+document.addEventListener("DOMContentLoaded", () => {
   const marked = [
     { left: "\\(", right: "\\)", display: false },
     { left: "\\[", right: "\\]", display: true },
@@ -16,9 +16,6 @@ document$.subscribe(() => {
   };
   render(".arithmatex", marked);
   render(".nb-text, .nb-latex", tex);
-
-  for (const wide of document.querySelectorAll(".katex-display"))
-    if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
 
   // A line may not begin with the comma that follows a formula.
   for (const formula of document.querySelectorAll("span > .katex")) {

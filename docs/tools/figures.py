@@ -7,7 +7,6 @@ docs/figures/NAME.html, its picture, and NAME.txt, what is to be seen in
 it. Run it after a change to a figure; a test compares.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -40,8 +39,6 @@ def begin(tab: Page, base: str, name: str) -> tuple[str, str]:
         figure.get_by_role("button", name="Start the model").click()
         figure.get_by_label("Text to read").wait_for()
     words = figure.locator(".fw-words").inner_text()
-    # How fast it was depends on the machine.
-    words = re.sub(r" ?\d+ characters per second\.", "", words)
     return tab.evaluate(STILL, name), words
 
 

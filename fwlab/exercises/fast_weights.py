@@ -190,7 +190,7 @@ def _delta_mixes(answer: Answer, reference: Answer, generator: Generator) -> Non
 def _delta_spares_others(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
-    """leaves the values of other keys alone"""
+    """leaves the values of keys at right angles alone"""
     W, v, keys = (
         _random(generator, 3, 4),
         _random(generator, 3),

@@ -24,6 +24,7 @@ HALVES = {
             version: PACKAGE / "ops" / name / f"{version}.py"
             for version in ("naive", "efficient")
         }
+        | KERNELS.get(name, {})
         for name in OPERATIONS
     },
     **{f"kernels/{name}": files for name, files in KERNELS.items()},
@@ -127,6 +128,30 @@ def test_notes_stand_beside_their_code(look):
 
 
 @pytest.mark.parametrize("operation", KERNELS)
+def test_efficient_or_kernels_beside_naive(look, operation):
+    tab = look(f"annotated/{operation}.html")
+    naive, efficient, kernels = (
+        tab.locator(f".column-{name}") for name in ("naive", "efficient", "kernels")
+    )
+    assert efficient.is_visible() and not kernels.is_visible()
+    tab.get_by_role("radio", name="kernels").check()
+    assert kernels.is_visible() and not efficient.is_visible()
+    left, right = naive.bounding_box(), kernels.bounding_box()
+    assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    assert tab.evaluate(CUT) == []
+    # One equation across the three: its number in the kernels lights up
+    # where it is stated, and its lines in all versions.
+    line = kernels.locator(".line .eq").first
+    tag = line.evaluate("e => e.hash").removeprefix("#eq-")
+    line.click()
+    columns = tab.evaluate(
+        "[...document.querySelectorAll('.lit')]"
+        ".map((e) => e.closest('.column').className.split('column-')[1])"
+    )
+    assert "kernels" in columns and len(set(columns)) > 1, tag
+
+
+@pytest.mark.parametrize("operation", KERNELS)
 def test_one_of_two_versions_beside_the_kernels(look, operation):
     tab = look(f"kernels/{operation}.html")
     naive, efficient, kernels = (
@@ -141,6 +166,10 @@ def test_one_of_two_versions_beside_the_kernels(look, operation):
     tab.evaluate("document.querySelector('.column-kernels').scrollIntoView()")
     line = tab.locator(".column-efficient .line .eq").first
     place = line.evaluate("e => e.closest('.line').id")
+    tab.evaluate(f"location.hash = '#{place}'")
+    assert efficient.is_visible()
+    assert tab.evaluate("document.activeElement.id") == place
+    tab.get_by_role("radio", name="naive").check()
     tab.goto(f"{tab.url.split('#')[0]}?again#{place}")
     assert efficient.is_visible()
     tab.set_viewport_size({"width": 390, "height": 844})
@@ -243,6 +272,42 @@ def test_a_name_in_the_code_lights_up(look):
     assert symbols.count() == 3 and set(symbols.all_inner_texts()) == {"v"}
     tab.keyboard.press("Escape")
     assert marked(tab) == []
+
+
+def test_names_that_differ_are_not_mixed_up(look):
+    """Only an index of a step, a layer or a place is left out of a name."""
+    tab = look("annotated/source/layers/fast_weight_attention.html")
+    field = tab.get_by_label("Another name of the code")
+    field.fill("to_q")
+    field.press("Enter")
+    assert set(marked(tab)) == {"to_q"} and len(marked(tab)) >= 3
+    field.fill("")
+    field.press("Enter")
+    assert marked(tab) == []
+    # Words of the language are no names.
+    options = tab.locator("#names option").evaluate_all(
+        "all => all.map((o) => o.value)"
+    )
+    assert "to_v" in options and not {"for", "def", "return", "in"} & set(options)
+
+
+@pytest.mark.parametrize("page", sorted(SOURCES))
+def test_every_letter_of_a_formula_has_a_name(look, page):
+    """Greek letters are mapped to what the code calls them."""
+    tab = look(f"{page}.html")
+    letters = tab.evaluate(
+        """[...document.querySelectorAll(".annotated .katex-html .mathnormal")]
+          .map((e) => e.textContent).filter((c) => /^[Α-ωϕϵϑ]$/u.test(c))"""
+    )
+    known = (ROOT / "docs" / "scripts" / "annotated.js").read_text("utf-8")
+    assert {c for c in letters if f" {c}" not in known} == set()
+
+
+def test_other_clicks_are_the_browsers(look):
+    tab = look(NAIVE)
+    with tab.context.expect_page() as opened:
+        tab.locator(".line .eq").first.click(modifiers=["Control"])
+    assert "#" in opened.value.url and "#" not in tab.url
 
 
 def test_a_symbol_lights_up_by_keyboard(look):

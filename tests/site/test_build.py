@@ -76,13 +76,15 @@ def test_serve_follows_changes(tmp_path):
             text = file.read_text("utf-8")
             assert text.count("# Eq. 20") == 1
             file.write_text(text.replace("# Eq. 20", "# Eq. 12"), "utf-8")
-            with (copy / "docs" / "equations.toml").open("a") as listed:
-                listed.write("# changed\n")
             _wait_for(page.replace("equations", "source/ops/delta/naive"), "Eq. 12")
             row = re.search(
                 r'id="schlag2021-12".*?</tr>', _wait_for(page, "<table"), re.S
             )
             assert "ops/delta/naive" in row[0]
+            with (copy / "docs" / "notation.md").open("a") as notation:
+                notation.write("\nA sentence of this test.\n")
+            page = page.replace("annotated/equations", "notation")
+            _wait_for(page, "A sentence of this test.")
         finally:
             server.terminate()
             server.wait()

@@ -179,7 +179,7 @@ def test_mouse_moves_the_key(tab):
     compare(shown)
     assert shown["methods"]["global"]["lost"] == [1, 2, 3, 4, 5]
     assert shown["methods"]["tile"]["lost"] == [5]
-    assert tab.locator(".fw-slider output").inner_text() == str(shown["large"])
+    assert tab.locator(".fw-slider .fw-value").inner_text() == str(shown["large"])
 
 
 @pytest.mark.parametrize("step", range(3, 9))

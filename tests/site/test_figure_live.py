@@ -72,42 +72,47 @@ def test_files_are_small_and_of_trained_models(rule):
 
 @pytest.mark.parametrize("rule", ["delta", "sum"])
 def test_agrees_with_pytorch(live, rule):
-    """Logits and fast weights after every character, to 1e-4."""
+    """Losses after every character, logits and all fast weights at some,
+    of the longest text that fits: to 1e-4.
+    """
     made, alphabet = model(rule)
+    text = (TEXT * 4)[:240]
     if rule == "sum":
         live.get_by_label("sum rule").check()
         live.wait_for_function(f"{STATE}.rule === 'sum'")
-    live.get_by_label("Text to read").fill(TEXT)
-    tokens = torch.tensor([[alphabet.index(c) for c in TEXT]])
+    live.get_by_label("Text to read").fill(text)
+    tokens = torch.tensor([[alphabet.index(c) for c in text]])
     with torch.no_grad():
         logits = made(tokens)[0]
     losses = F.cross_entropy(logits[:-1], tokens[0, 1:], reduction="none")
     found = live.evaluate(STATE)
-    assert found["text"] == TEXT and found["position"] == len(TEXT)
+    assert found["text"] == text and found["position"] == len(text)
     assert found["bits"][0] is None
     bits = torch.tensor(found["bits"][1:])
-    torch.testing.assert_close(
-        bits, losses / torch.log(torch.tensor(2.0)), atol=1e-4, rtol=0
-    )
+    wanted = losses / torch.log(torch.tensor(2.0))
+    torch.testing.assert_close(bits, wanted, atol=1e-4, rtol=0)
 
     slider = live.locator("#figure-live input[type=range]")
-    for position in (len(TEXT), 1, 30, len(TEXT) // 2):
+    for position in (1, 30, 119, len(text)):
         slider.fill(str(position))
         found = live.evaluate(STATE)
         assert found["position"] == position
         torch.testing.assert_close(
             torch.tensor(found["logits"]), logits[position - 1], atol=1e-4, rtol=0
         )
-    # The memory of the chosen head, there: chosen by a click.
-    live.get_by_role("button", name="layer 2, head 3").click()
-    found = live.evaluate(STATE)
-    assert found["head"] == [1, 2]
-    with torch.no_grad():
-        state = made.prefill(tokens[:, : found["position"]])[1][2]
-    W = state if rule == "delta" else state.W
-    torch.testing.assert_close(
-        torch.tensor(found["W"]), W[0, 2].flatten(), atol=1e-4, rtol=0
-    )
+        with torch.no_grad():
+            states = made.prefill(tokens[:, :position])[1][1:]
+        # The memory of each head, chosen by a click.
+        for layer, state in enumerate(states):
+            W = state if rule == "delta" else state.W
+            for head in range(W.shape[1]):
+                name = f"layer {layer + 1}, head {head + 1}"
+                live.get_by_role("button", name=name).click()
+                found = live.evaluate(STATE)
+                assert found["head"] == [layer, head]
+                torch.testing.assert_close(
+                    torch.tensor(found["W"]), W[0, head].flatten(), atol=1e-4, rtol=0
+                )
 
 
 @pytest.mark.parametrize("rule", ["delta", "sum"])
@@ -204,6 +209,59 @@ def test_replay_can_be_stopped(live):
     before = live.evaluate(STATE)["position"]
     live.wait_for_timeout(400)
     assert live.evaluate(STATE)["position"] == before
+
+
+def test_replay_of_an_empty_text_does_nothing(live):
+    live.get_by_role("button", name="Empty").click()
+    live.get_by_role("button", name="Replay").click()
+    live.wait_for_timeout(400)
+    assert live.evaluate(STATE)["position"] == 0
+
+
+def test_the_last_choice_counts_while_weights_are_slow(live):
+    waiting = []
+    live.context.route("**/sum.safetensors", waiting.append)
+    live.get_by_label("sum rule").check()
+    live.get_by_label("delta rule").check()
+    live.wait_for_function(f"{STATE}.rule === 'delta'")
+    assert len(waiting) == 1
+    with live.expect_response("**/sum.safetensors"):
+        waiting[0].continue_()
+    live.wait_for_timeout(300)
+    assert live.evaluate(STATE)["rule"] == "delta"
+    assert live.get_by_label("delta rule").is_checked()
+
+
+def test_weights_that_do_not_come_are_said_to(live):
+    live.context.route("**/sum.safetensors", lambda route: route.fulfill(status=204))
+    live.get_by_label("sum rule").check()
+    words = live.locator("#figure-live .fw-words")
+    live.wait_for_function(
+        "document.querySelector('#figure-live .fw-words').textContent.includes('did not come')"
+    )
+    assert "weights of the sum rule did not come" in words.inner_text()
+    # The choice is again what is shown; and can be made again.
+    assert live.get_by_label("delta rule").is_checked()
+    live.context.unroute("**/sum.safetensors")
+    live.get_by_label("sum rule").check()
+    live.wait_for_function(f"{STATE}.rule === 'sum'")
+
+
+def test_speaks_when_the_reader_pauses(live):
+    """What changes with every key is not announced with every key."""
+    live.evaluate(
+        """() => {
+          globalThis.said = [];
+          const status = document.querySelector("#figure-live .fw-status");
+          new MutationObserver(() => said.push(status.textContent))
+            .observe(status, { childList: true, characterData: true, subtree: true });
+        }"""
+    )
+    live.get_by_label("Text to read").press_sequentially("to be", delay=30)
+    live.wait_for_function("said.length > 0")
+    live.wait_for_timeout(300)
+    words = live.locator("#figure-live .fw-words").inner_text()
+    assert live.evaluate("said") == [words]
 
 
 def test_says_why_it_does_not_run_from_disk(look, site):

@@ -2,6 +2,7 @@
 
 import figures
 import pytest
+from test_pages import AXE, RULES
 
 NAMES = figures.names()
 
@@ -36,16 +37,56 @@ def test_without_scripts(look, name):
     assert figure.locator("button, input").count() == 0
 
 
+def started(look, name: str, *options, **more):
+    tab = look(page_of(name), *options, **more)
+    if name == "live":
+        tab.get_by_role("button", name="Start the model").click()
+        tab.get_by_label("Text to read").wait_for()
+    return tab
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_control_has_a_name_and_is_reached_by_keyboard(look, name):
-    tab = look(page_of(name))
-    names = tab.evaluate(
-        """(name) => [...document.querySelectorAll(`#figure-${name} :is(button, input, [tabindex])`)]
-          .filter((e) => !e.disabled && e.tabIndex >= 0)
-          .map((e) => (e.ariaLabel ?? e.textContent) || e.labels?.[0]?.textContent || "")""",
+def test_every_control_is_reached_by_keyboard_and_has_a_name(look, name):
+    tab = started(look, name)
+    count = tab.evaluate(
+        """(name) => {
+          const all = [...document.querySelectorAll(`#figure-${name} :is(button, input, textarea, [role=slider])`)];
+          // Of radio buttons, and of a grid, one is a stop; arrows lead on.
+          const stops = all.filter((e) => !e.disabled && e.tabIndex >= 0
+            && (e.type !== "radio" || e.checked));
+          all.forEach((e, i) => { e.dataset.number = i; });
+          return stops.length;
+        }""",
         name,
     )
-    assert names and all(label.strip() for label in names)
+    assert count > 0
+    tab.evaluate("document.querySelector('article h1').tabIndex = -1")
+    tab.evaluate("document.querySelector('article h1').focus()")
+    seen = {}
+    for _ in range(150):
+        tab.keyboard.press("Tab")
+        number, label = tab.evaluate(
+            """() => {
+              const e = document.activeElement;
+              return [e.dataset.number ?? null,
+                e.ariaLabel || e.labels?.[0]?.textContent || e.textContent];
+            }"""
+        )
+        if number is not None:
+            seen[number] = label
+    assert len(seen) == count
+    assert all(label.strip() for label in seen.values())
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1440)])
+@pytest.mark.parametrize("name", NAMES)
+def test_figure_in_use_is_accessible(look, name, scheme, width):
+    tab = started(look, name, scheme, width)
+    for control in tab.locator(f"#figure-{name} input[type=range]").all():
+        control.press("ArrowRight")
+    tab.evaluate(AXE.read_text("utf-8"))
+    assert tab.evaluate(RULES) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 #: Letters below 10 px, or with less than 4.5 : 1 against what lies below.

@@ -1,0 +1,188 @@
+"""The plots of the results say what docs/results/*.json says."""
+
+import copy
+import json
+import re
+import sys
+from itertools import pairwise
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+import plots
+
+RESULTS = ROOT / "docs" / "results"
+PAGE = "results.html"
+NAMES = ("losses", "curves", "operations", "decoding")
+
+
+def bench() -> dict:
+    return json.loads((RESULTS / "bench-cpu.json").read_text("utf-8"))
+
+
+def runs() -> list[tuple[str, str, dict]]:
+    """Mixer, file and result, the seed of most mixers first."""
+    found = []
+    for path in sorted(RESULTS.glob("nanogpt-cpu-*.json")):
+        mixer = re.sub(r"-seed\d+$", "", path.stem.removeprefix("nanogpt-cpu-"))
+        found.append((mixer, path.stem, json.loads(path.read_text("utf-8"))))
+    return sorted(found, key=lambda run: (run[0], len(run[1]), run[1]))
+
+
+def draw() -> dict:
+    return {
+        "losses": lambda runs, bench: plots.losses(runs, {"softmax": 1.88}),
+        "curves": lambda runs, bench: plots.curves(runs),
+        "operations": lambda runs, bench: plots.operations(bench),
+        "decoding": lambda runs, bench: plots.decoding(bench),
+    }
+
+
+@pytest.fixture(scope="module")
+def html(site) -> str:
+    return (site / PAGE).read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def labels(html) -> dict[str, str]:
+    """What each plot of the page says to those who do not see it."""
+    drawings = re.findall(
+        r'<svg role="img" aria-label="([^"]*)".*?id="plot-(\w+)-figure', html, re.DOTALL
+    )
+    return {name: label for label, name in drawings}
+
+
+def test_page_has_every_plot_once_above_its_table(html, labels):
+    assert tuple(labels) == NAMES
+    for name in NAMES:
+        after = html[html.index(f'id="plot-{name}-figure') :]
+        after = after[after.index("</svg>") :]
+        table, heading = after.find("<table"), after.find("<h2")
+        assert table > 0 and (heading < 0 or table < heading)
+    assert "<!-- plot:" not in html
+
+
+def test_names_are_unique_and_the_ink_is_that_of_the_text(html):
+    drawings = re.findall(r'<svg role="img".*?</svg>', html, re.DOTALL)
+    assert len(drawings) == len(NAMES)
+    for drawing in drawings:
+        assert len(drawing.encode()) < 60_000
+        assert "#7b8190" not in drawing.lower() and "currentColor" in drawing
+    together = "".join(drawings)
+    ids = re.findall(r'\sid="([^"]+)"', together)
+    assert len(ids) == len(set(ids))
+    # What is referred to is there.
+    targets = re.findall(r'(?:href="|url\()#([^")]+)', together)
+    assert targets and set(targets) <= set(ids)
+
+
+def test_losses_agree_with_the_results(labels):
+    final: dict[str, list[float]] = {}
+    for mixer, _, run in runs():
+        final.setdefault(mixer, []).append(run["validation_loss"])
+    mean = {mixer: sum(all_) / len(all_) for mixer, all_ in final.items()}
+    rest = labels["losses"].partition(": ")[2]
+    ours, _, theirs = rest.partition("; published for ")
+    said = re.findall(r"([\w-]+) (\d\.\d+)(?: \(mean of (\d) seeds\))?", ours)
+    assert [(m, float(x), int(n or 1)) for m, x, n in said] == [
+        (m, round(mean[m], 3), len(final[m])) for m in sorted(mean, key=mean.get)
+    ]
+    assert theirs == "softmax: 1.88."
+
+
+def test_curves_agree_with_the_results(labels):
+    first: dict[str, dict] = {}
+    for mixer, _, run in runs():
+        first.setdefault(mixer, run)
+    label = labels["curves"]
+    assert f"{len(first)} mixers" in label
+    for place in (0, -1):
+        at = {mixer: run["curve"][place][2] for mixer, run in first.items()}
+        low, high = min(at, key=at.get), max(at, key=at.get)
+        assert f"from {at[low]:.3f} ({low}) to {at[high]:.3f} ({high})" in label
+
+
+def test_ratios_agree_with_the_results(labels):
+    rows = bench()["rows"]
+    said = re.findall(
+        r"([\w-]+), T ([\d,]+): time ([\d.]+\d)(?:, memory ([\d.]+\d))?",
+        labels["operations"],
+    )
+    assert {case for case, *_ in said} == {row["case"] for row in rows}
+    assert len(said) == len({case for case, *_ in said})
+    for case, length, time, memory in said:
+        mine = [row for row in rows if row["case"] == case]
+        longest = max(row["shape"]["T"] for row in mine)
+        assert int(length.replace(",", "")) == longest
+        sides = {r["side"]: r for r in mine if r["shape"]["T"] == longest}
+        ours = sides.pop("efficient")
+        # The loop that the kernels are held against, not a variant of it.
+        naive = sides.get("naive") or sides.get("naive loop") or [*sides.values()][-1]
+        assert float(time) == naive["times_slower"]
+        peaks = naive["peak_mib"], ours["peak_mib"]
+        assert float(memory) == pytest.approx(peaks[0] / peaks[1], abs=0.051)
+
+
+def test_decoding_agrees_with_the_results(labels):
+    for row in bench()["decoding"]:
+        (_, first), *_, (at, last) = row["microseconds"].items()
+        said = f"{row['layer']} from {first:,.0f} to {last:,.0f} at {int(at):,} tokens"
+        assert said in labels["decoding"]
+
+
+def more(name: str) -> tuple[list, dict]:
+    """The results with one more point for one of the plots."""
+    all_, run = copy.deepcopy(runs()), copy.deepcopy(bench())
+    if name == "losses":
+        seed = copy.deepcopy(all_[0])
+        seed[2]["validation_loss"] += 0.05
+        all_.insert(1, seed)
+    elif name == "curves":
+        step, *loss = all_[0][2]["curve"][-1]
+        all_[0][2]["curve"].append([step + 250, *loss])
+    elif name == "operations":
+        for row in [r for r in run["rows"] if r["case"] == "aft_simple"]:
+            run["rows"].append({**row, "case": "another"})
+    else:
+        run["decoding"][-1]["microseconds"]["10000"] = 2000.0
+    return all_, run
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_numbers_same_bytes_and_one_point_more_another_drawing(name):
+    drawn = draw()[name](runs(), bench())
+    assert draw()[name](runs(), bench()) == drawn
+    other = draw()[name](*more(name))
+
+    def shapes(svg):
+        return re.findall(r"<(?:path|use)\b[^>]*>", svg)
+
+    assert shapes(other) != shapes(drawn)
+
+
+def test_places_keep_their_distance_and_stay_inside():
+    places = plots.spread([-0.2, 0.0, 0.01, 0.5, 0.99, 1.0], 0.1)
+    assert all(b - a > 0.1 - 1e-9 for a, b in pairwise(places))
+    assert places[0] >= 0 and places[-1] <= 1 + 1e-9
+    assert plots.spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_narrow_page_does_not_scroll_sideways(look, scheme):
+    tab = look(PAGE, scheme=scheme, width=390)
+    root = "document.documentElement"
+    assert tab.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
+    drawings = tab.locator('article svg[role="img"]')
+    assert drawings.count() == len(NAMES)
+    for box in [d.bounding_box() for d in drawings.all()]:
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+    # Wide tables scroll in a box of their own.
+    tables = tab.locator("article table").evaluate_all(
+        """tables => tables.filter(t => t.offsetWidth > innerWidth).map(t => {
+            let box = t.parentElement
+            while (box && box.scrollWidth <= box.clientWidth) box = box.parentElement
+            return box && getComputedStyle(box).overflowX
+        })"""
+    )
+    assert tables and set(tables) <= {"auto", "scroll"}
