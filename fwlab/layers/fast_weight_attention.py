@@ -98,7 +98,8 @@ class FastWeightAttention(nn.Module):
             key_norm = of_paper.key_norm
         if key_norm not in KEY_NORMS:
             raise ValueError(
-                f"FastWeightAttention: unknown key_norm {key_norm!r}; wanted 'sum', 'l2' or None"
+                f"FastWeightAttention: unknown key_norm {key_norm!r}; wanted 'sum', "
+                "'l2' or None"
             )
         self.d_model, self.heads, self.rule, self.key_norm = (
             d_model,
@@ -272,7 +273,10 @@ class FastWeightAttention(nn.Module):
         return q, k, _difference(top[:, :-1], top[:, 1:]), top[:, -1]
 
     def extra_repr(self) -> str:
-        return f"rule={self.rule!r}, key_norm={self.key_norm!r}, normalize={self.normalize}"
+        return (
+            f"rule={self.rule!r}, key_norm={self.key_norm!r}, "
+            f"normalize={self.normalize}"
+        )
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

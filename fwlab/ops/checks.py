@@ -114,8 +114,8 @@ def mask(
         )
     if list(key_mask.shape) != [batch, time]:
         raise ValueError(
-            f"{op}: key_mask has shape {list(key_mask.shape)}, but {[batch, time]} was wanted "
-            "([batch, time])"
+            f"{op}: key_mask has shape {list(key_mask.shape)}, but "
+            f"{[batch, time]} was wanted ([batch, time])"
         )
     same_device(op, "key_mask", key_mask, "the inputs", like)
 

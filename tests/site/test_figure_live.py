@@ -110,8 +110,9 @@ def test_agrees_with_pytorch(live, rule):
                 live.get_by_role("button", name=name).click()
                 found = live.evaluate(STATE)
                 assert found["head"] == [layer, head]
+                # The sum rule's memory has entries of 30 by then.
                 torch.testing.assert_close(
-                    torch.tensor(found["W"]), W[0, head].flatten(), atol=1e-4, rtol=0
+                    torch.tensor(found["W"]), W[0, head].flatten(), atol=1e-4, rtol=1e-5
                 )
 
 
@@ -220,7 +221,7 @@ def test_replay_of_an_empty_text_does_nothing(live):
 
 def test_the_last_choice_counts_while_weights_are_slow(live):
     waiting = []
-    live.context.route("**/sum.safetensors", waiting.append)
+    live.context.route("**/sum.safetensors", lambda route: waiting.append(route))
     live.get_by_label("sum rule").check()
     live.get_by_label("delta rule").check()
     live.wait_for_function(f"{STATE}.rule === 'delta'")

@@ -253,7 +253,8 @@ def _unpack(
         return FeedbackState(empty, empty, None)
     if not isinstance(state, tuple) or len(state) != 3:
         raise TypeError(
-            f"{op}: state must be a FeedbackState (k, v, mask), not {type(state).__name__}"
+            f"{op}: state must be a FeedbackState (k, v, mask), not "
+            f"{type(state).__name__}"
         )
     k, v, mask = state
     past = k.shape[1] if isinstance(k, Tensor) and k.dim() == 5 else 0

@@ -108,7 +108,8 @@ def _append(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     if not isinstance(state, tuple) or len(state) != 3:
         raise TypeError(
-            f"{op}: state must be a KeyValueCache (k, v, mask), not {type(state).__name__}"
+            f"{op}: state must be a KeyValueCache (k, v, mask), not "
+            f"{type(state).__name__}"
         )
     past_k, past_v, past_mask = state
     batch, time, heads, key = k.shape
