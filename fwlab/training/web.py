@@ -16,8 +16,8 @@ from fwlab.files import replacing
 from fwlab.training.checkpoint import Checkpoint, CheckpointError
 
 FORMAT = "1"
-#: The mixers that the figure can run.
 WEB_MIXERS = ("delta", "sum")
+"""The mixers that the live figure can run."""
 
 
 def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
