@@ -17,7 +17,7 @@ def on_post_page(output, page, config):
 def on_post_template(output, template_name, config):
     # Its links begin at the root of a host, and so fit one address only.
     # Hosts have a page of their own for what is not there.
-    return None if template_name == "404.html" else _mended(output)
+    return "" if template_name == "404.html" else _mended(output)
 
 
 def _mended(html: str) -> str:
