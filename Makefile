@@ -6,7 +6,9 @@ READY := .venv/.ready
 
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: site serve test test-package test-site test-kernels notebooks figures screenshots bench lint clean
+KERNELS := $(wildcard tests/interpreter/test_*.py)
+
+.PHONY: site serve test test-package test-site test-kernels $(KERNELS) notebooks figures screenshots bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -18,10 +20,10 @@ serve: $(READY)
 	$(BIN)/python docs/tools/npm.py
 	$(BIN)/mkdocs serve
 
-# Three processes: Triton reads TRITON_INTERPRET when a kernel is defined,
-# and the site is built once for all its tests. With two cores,
-# make -j2 -O test runs them side by side.
-test: test-package test-site test-kernels
+# In processes of their own: Triton reads TRITON_INTERPRET when a kernel is
+# defined, and the site is built once for all its tests. The longest first:
+# with two cores, make -j2 -O test runs them side by side.
+test: test-site test-package test-kernels
 
 test-package: $(READY)
 	$(BIN)/python -m pytest --ignore tests/site
@@ -30,8 +32,10 @@ test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
 	$(BIN)/python -m pytest tests/site
 
-test-kernels: $(READY)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter
+test-kernels: $(KERNELS)
+
+$(KERNELS): $(READY)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $@
 
 notebooks: $(READY)
 	$(BIN)/python docs/tools/notebooks.py
