@@ -5,6 +5,7 @@ import gzip
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -86,7 +87,8 @@ def test_serve_follows_changes(tmp_path):
             page = page.replace("annotated/equations", "notation")
             _wait_for(page, "A sentence of this test.")
         finally:
-            server.terminate()
+            # As Ctrl-C: it then removes what it has built.
+            server.send_signal(signal.SIGINT)
             server.wait()
 
 
