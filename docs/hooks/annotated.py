@@ -306,7 +306,9 @@ def _together(listed: dict[str, str]) -> list[tuple[str, list[str]]]:
 
 
 def _short(path: str) -> str:
-    return f"`{path.removeprefix('fwlab/').removesuffix('.py')}`"
+    """The name of a file; on a phone it may break after a slash."""
+    name = path.removeprefix("fwlab/").removesuffix(".py")
+    return f"<code>{name.replace('/', '/<wbr>')}</code>"
 
 
 def _link(path: str, fragment: str) -> str:
