@@ -381,11 +381,12 @@ fwlab.figure("chunks", (figure) => {
   };
 
   const blockOf = (name, x, matrix, there) => {
-    const elements = [grid(C, C, x, BLOCKS, ACROSS, DOWN)];
+    const across = Math.min(44, 192 / C); // two blocks stand side by side
+    const elements = [grid(C, C, x, BLOCKS, across, DOWN)];
     if (there)
       matrix.forEach((row, i) =>
         elements.push(
-          ...numbers([row.slice(0, i + 1)], x, BLOCKS + i * DOWN, ACROSS, DOWN),
+          ...numbers([row.slice(0, i + 1)], x, BLOCKS + i * DOWN, across, DOWN),
         ),
       );
     return part(name, elements);

@@ -401,7 +401,11 @@ fwlab.figure("memory", (figure) => {
       const apart = `${between(a.degrees, b.degrees)}° apart`;
       angle = ` The keys are ${apart}: k · k′ = ${fwlab.number(product)}.`;
     }
-    return `${start}${parts.join("; ")}.${angle} ${before}`;
+    const full =
+      pairs.length === NAMES.length
+        ? ` No more than ${NAMES.length} pairs are drawn: undo one to write another.`
+        : "";
+    return `${start}${parts.join("; ")}.${angle} ${before}${full}`;
   };
 
   // --- Showing -------------------------------------------------------------

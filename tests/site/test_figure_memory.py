@@ -338,13 +338,16 @@ def test_undo_and_start_again_by_keyboard(tab):
         tab.keyboard.press("Enter")
         pairs.append(NEW)
         compare(tab, "delta", 1, pairs, NEW)
-    # Full: and the keyboard is not left on a button that is off.
+    # Full: it is said why, and the keyboard is not left on a button that is off.
     assert write.is_disabled()
+    full = "undo one to write another"
+    assert full in words(tab)
     focused = "document.activeElement.textContent"
     assert tab.evaluate(focused) == "Undo"
     while pairs:
         new = pairs.pop()
         tab.keyboard.press("Space")
+        assert full not in words(tab)
         compare(tab, "delta", 1, pairs, new)
     assert undo.is_disabled()
     assert tab.evaluate(focused) == "Write"
