@@ -134,6 +134,35 @@ def test_errors_of_the_layer(call, message):
         call()
 
 
+W, Z = torch.zeros(2, 3, 4, 4).double(), torch.zeros(2, 3, 4).double()
+KEYS = torch.zeros(2, 5, 3, 4).double()
+
+
+@pytest.mark.parametrize(
+    ("phi", "state", "message"),
+    [
+        (None, None, r"state must be a KeyValueCache \(k, v, mask\), not NoneType"),
+        (None, ops.NormalizedState(W, Z), "state must be a KeyValueCache"),
+        (None, (KEYS, None, None), "state.v must be a tensor, not NoneType"),
+        (None, (KEYS[:1], KEYS[:1], None), r"state.k has shape \[1, 5, 3, 4\], but \[2, 5, 3, 4\]"),
+        (None, (KEYS, KEYS[:, 1:], None), r"state.v has shape \[2, 4, 3, 4\]"),
+        (None, (KEYS, KEYS.float(), None), "state.v has dtype float32"),
+        (None, (KEYS, KEYS, KEYS), "state.mask must be a bool tensor"),
+        (None, (KEYS, KEYS, KEYS[:, 1:, 0, 0] == 0), r"state.mask has shape \[2, 4\], but \[2, 5\]"),
+        (ELU1(), 3, r"state must be a NormalizedState \(W, z\), not int"),
+        (ELU1(), ops.KeyValueCache(KEYS, KEYS, None), "state must be a NormalizedState"),
+        (ELU1(), (W[..., :3], Z), r"state.W has shape \[2, 3, 4, 3\], but \[2, 3, 4, 4\]"),
+        (ELU1(), (W, Z[:1]), r"state.z has shape \[1, 3, 4\], but \[2, 3, 4\]"),
+        (ELU1(), (W, Z.to("meta")), "state.z is on meta"),
+    ],
+)  # fmt: skip
+def test_memories_that_do_not_fit(phi, state, message):
+    layer = CrossAttention(12, 3, phi).double()
+    with pytest.raises((ValueError, TypeError), match=message) as info:
+        layer.read(random(2, 7, 12), state)
+    assert "\n" not in str(info.value)
+
+
 KINDS = {
     "softmax": {"attention": "softmax"},
     "elu": {"attention": ELU1()},

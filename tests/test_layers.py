@@ -9,12 +9,16 @@ from fwlab import ops
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, RandomFourier, ReLU
 from fwlab.layers import (
     AFTConv,
+    AFTConv2d,
     AFTFull,
     AFTLocal,
     AFTSimple,
+    Block,
     FastWeightAttention,
     FastWeightProgrammer,
+    FeedbackTransformer,
     SoftmaxAttention,
+    TransformerXL,
 )
 from problems import parts
 
@@ -128,6 +132,81 @@ def test_key_mask(make):
     y = layer(x, key_mask=keep)
     torch.testing.assert_close(y[:, :30], layer(x[:, :30]), rtol=1e-10, atol=1e-12)
     assert not y[:, 30:].any()
+
+
+ALL_LAYERS = {
+    **LAYERS,
+    "feedback": lambda: FeedbackTransformer(12, 3, 2),
+    "transformer-xl": lambda: TransformerXL(12, 3, 2, memory=4, segment=6),
+    "block": lambda: Block(SoftmaxAttention(12, 3), 12),
+}
+all_layers = pytest.mark.parametrize("make", ALL_LAYERS.values(), ids=ALL_LAYERS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [*ALL_LAYERS.values(), lambda: AFTConv2d(12, 3, 3)],
+    ids=[*ALL_LAYERS, "aft-conv2d"],
+)
+def test_what_stands_in_masked_steps_reaches_nothing(make):
+    """Not even gradients, where it would be 0 times NaN."""
+    layer, x = setup(make)
+    keep = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) < 0.7
+    if isinstance(layer, AFTConv2d):
+        x, keep = x.view(2, 5, 8, 12), keep.view(2, 5, 8)
+    found = []
+    for filling in (1.0, torch.nan):
+        dirty = torch.where(keep[..., None], x, filling).requires_grad_()
+        y = layer(dirty, key_mask=keep)
+        assert not y[~keep].any()
+        # As for a loss that leaves padding out.
+        loss = y[keep].sin().sum()
+        leaves = [dirty, *layer.parameters()]
+        found.append([y, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
+    assert not found[0][1][~keep].any()
+    for clean, dirty in zip(*found, strict=True):
+        assert torch.isfinite(dirty).all()
+        assert torch.equal(clean, dirty)
+
+
+@all_layers
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_steps_change_nothing(make, masked):
+    """An empty prompt at the beginning, and an empty stretch later."""
+    layer, x = setup(make)
+    nothing = x[:, :0]
+    mask = torch.ones(2, 0, dtype=torch.bool) if masked else None
+    assert layer(nothing, key_mask=mask).shape == (2, 0, 12)
+    y, state = layer.prefill(nothing, None, mask)
+    assert y.shape == (2, 0, 12)
+    y, state = layer.prefill(x[:, :9], state)
+    torch.testing.assert_close(y, layer(x[:, :9]))
+    y, after = layer.prefill(nothing, state, mask)
+    assert y.shape == (2, 0, 12)
+    for before, now in zip(parts(state), parts(after), strict=True):
+        torch.testing.assert_close(before, now, rtol=0, atol=0)
+
+
+def test_no_steps_without_causality():
+    for factor in (None, 3):
+        layer = AFTLocal(12, 45, window=5, factor=factor, causal=False)
+        assert layer(torch.zeros(2, 0, 12)).shape == (2, 0, 12)
+
+
+@all_layers
+def test_devices_name_the_argument(make):
+    layer, x = setup(make)
+    with pytest.raises(ValueError, match="x is on meta, not on cpu as the layer's"):
+        layer(x.to("meta"))
+
+
+@layers
+def test_states_of_another_kind(make):
+    layer, x = setup(make)
+    for state in (3, (), (3,), (None, 3), [x, x], x):
+        with pytest.raises((TypeError, ValueError), match="state") as info:
+            layer.prefill(x, state)
+        assert "\n" not in str(info.value)
 
 
 @layers

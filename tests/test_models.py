@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fwlab.models import MIXERS, LanguageModel
+from fwlab.models.language_model import _draw
 
 
 @pytest.fixture(params=MIXERS)
@@ -120,6 +121,15 @@ def test_generate_is_seeded(model):
         model.generate(prompt, 15, temperature=0),
     )
     assert torch.equal(model.generate(prompt, 0), prompt)
+
+
+def test_top_k_draws_among_exactly_k():
+    """Also where more are equally likely: then among the first."""
+    logits = torch.tensor([[0.0, 2.0, 2.0, 2.0, 1.0]]).repeat(200, 1)
+    generator = torch.Generator().manual_seed(0)
+    for k, wanted in ((1, [1]), (2, [1, 2]), (4, [1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])):
+        drawn = _draw(logits, 1.0, k, generator)
+        assert drawn.unique().tolist() == wanted
 
 
 def test_long_texts(model):

@@ -172,6 +172,37 @@ def test_gradients_through_the_state():
     model.prefill(x[:, 8:13], detach(state))[0].sum().backward()
 
 
+PART = torch.zeros(2, 3, 3, 8, dtype=torch.float64)
+MASK = torch.ones(2, 6, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (3, "state must be a list of a SegmentState per layer, not int"),
+        ([None], "state has 1 parts, but 2 were wanted"),
+        ([PART, PART], r"state must be a SegmentState \(memory, segment, mask\), not Tensor"),
+        ([(PART, None, None)] * 2, "state.segment must be a tensor, not NoneType"),
+        ([(PART[0], PART, None)] * 2, r"state.memory has shape \[3, 3, 8\], but \[2, 0, 3, 8\]"),
+        ([(PART, PART[:1], None)] * 2, r"state.segment has shape \[1, 3.*\[2, 3, 3, 8\]"),
+        # Longer than the memory, and than the segment, of this model.
+        ([(PART.repeat(1, 2, 1, 1), PART, None)] * 2, r"state.memory .*\[2, 5, 3, 8\]"),
+        ([(PART, PART.repeat(1, 2, 1, 1), None)] * 2, r"state.segment .*\[2, 4, 3, 8\]"),
+        ([(PART, PART.float(), None)] * 2, "state.segment has dtype float32"),
+        ([(PART, PART.to("meta"), None)] * 2, "state.segment is on meta"),
+        ([(PART, PART, PART)] * 2, "state.mask must be a bool tensor"),
+        ([(PART, PART, MASK[:, :5])] * 2, r"state.mask has shape \[2, 5\], but \[2, 6\]"),
+    ],
+)  # fmt: skip
+def test_states_that_do_not_fit(state, message):
+    model, x = make(5, 4)
+    for call in (lambda: model.prefill(x, state), lambda: model.step(x[:, 0], state)):
+        with pytest.raises((ValueError, TypeError), match=message) as info:
+            call()
+        assert "\n" not in str(info.value)
+    model.prefill(x, [(PART, PART, MASK)] * 2)  # this one does
+
+
 def test_shift_rows():
     far = torch.arange(6).flip(0).expand(2, 3, 4, 6)  # the distance itself
     where = shift_rows(far)
@@ -220,6 +251,7 @@ def test_nothing_to_do():
         (lambda: TransformerXL(12, 3, 1, memory=-1), "memory must be .* 0, not -1"),
         (lambda: RelativeAttention(12, 3, segment=0), "segment must be .* 1, not 0"),
         (lambda: RelativeAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[2, 5, 9\].*12"),
+        (lambda: TransformerXL(12, 3, 1)(torch.zeros(2, 5, 9)), r"TransformerXL: x .*\[2, 5, 9\].*12"),
         (lambda: RelativeAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
     ],
 )  # fmt: skip

@@ -5,7 +5,15 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.checker import Answer, Exercise, Wrong, ask, compare
+from fwlab.exercises.checker import (
+    CUT,
+    Answer,
+    Exercise,
+    Wrong,
+    ask,
+    compare,
+    compare_gradients,
+)
 from fwlab.ops.aft.naive import mean_of, running_step
 
 
@@ -121,27 +129,8 @@ def _mean_of_nothing(answer: Answer, reference: Answer, generator: Generator) ->
     wanted = reference(**row)
     because = "All keys of the first sequence were -inf, which means not seen: 0/0."
     compare(ask(answer, wanted, **row), wanted, because)
-    weights = _random(generator, 2, 3)
-    gradients = []
-    for function in (answer, reference):
-        given = {n: x.clone().requires_grad_() for n, x in row.items()}
-        result = ask(function, wanted, **given)
-        if not result.requires_grad:
-            raise Wrong(
-                "The result has no gradient. Is there a detach() or a no_grad()?"
-            )
-        gradients.append(
-            torch.autograd.grad(
-                (result * weights).sum(), list(given.values()), allow_unused=True
-            )
-        )
-    for name, found, truth in zip(row, *gradients, strict=True):
-        compare(
-            truth * 0 if found is None else found,
-            truth,
-            f"This is the gradient of {name}. A NaN that is replaced only "
-            "afterwards comes back in the backward pass.",
-        )
+    because = "A NaN that is replaced only afterwards comes back in the backward pass."
+    compare_gradients(answer, reference, generator, because, **row)
 
 
 # --- running_step ----------------------------------------------------
@@ -265,6 +254,16 @@ def _step_skips_masked(answer: Answer, reference: Answer, generator: Generator) 
         )
 
 
+def _step_has_gradient(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """lets gradients through to log_sum, mean, k and v"""
+
+    def stacked(step: Answer) -> Answer:
+        return lambda *given: torch.stack(list(step(*given)))
+
+    given = _step(generator)
+    compare_gradients(stacked(answer), stacked(reference), generator, CUT, **given)
+
+
 EXERCISES: dict[str, Exercise] = {
     exercise.name: exercise
     for exercise in (
@@ -302,6 +301,7 @@ EXERCISES: dict[str, Exercise] = {
                 _step_keeps_or_forgets,
                 _step_from_nothing,
                 _step_skips_masked,
+                _step_has_gradient,
             ),
             (
                 "The old sum is exp(log_sum), the old weighted sum exp(log_sum) mean. "

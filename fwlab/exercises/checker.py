@@ -15,6 +15,10 @@ Answer = Callable[..., Tensor]
 Property = Callable[[Answer, Answer, torch.Generator], None]
 
 
+#: Why a gradient may be wrong where the result is right.
+CUT = "Is there a detach() or a no_grad() on its way to the result?"
+
+
 class Wrong(Exception):
     """Why an answer is not right yet, in words for the learner."""
 
@@ -166,6 +170,35 @@ def compare(found: Tensor, wanted: Tensor, because: str = "") -> None:
             f"{found.flatten()[worst]:.4g} where {wanted.flatten()[worst]:.4g} was "
             f"wanted (off by {difference.flatten()[worst]:.2g}). {because}".strip()
         )
+
+
+def compare_gradients(
+    answer: Answer,
+    reference: Answer,
+    generator: torch.Generator,
+    because: str,
+    **arguments: Tensor,
+) -> None:
+    """Raise `Wrong` unless gradients reach every argument, the right ones."""
+    wanted = reference(*arguments.values())
+    weights = torch.randn(wanted.shape, generator=generator, dtype=wanted.dtype)
+    gradients = []
+    for function in (answer, reference):
+        given = {n: x.clone().requires_grad_() for n, x in arguments.items()}
+        result = ask(function, wanted, **given)
+        if not result.requires_grad:
+            raise Wrong(
+                "The result has no gradient. Is there a detach() or a no_grad()?"
+            )
+        gradients.append(
+            torch.autograd.grad(
+                (result * weights).sum(),
+                list(given.values()),
+                materialize_grads=True,
+            )
+        )
+    for name, found, truth in zip(arguments, *gradients, strict=True):
+        compare(found, truth, f"This is the gradient of {name}. {because}")
 
 
 def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,14 @@
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.checker import Answer, Exercise, Wrong, ask, compare
+from fwlab.exercises.checker import (
+    CUT,
+    Answer,
+    Exercise,
+    ask,
+    compare,
+    compare_gradients,
+)
 from fwlab.feature_maps import divide, sum_normalize, unit_range
 from fwlab.ops.delta.naive import delta_step
 from fwlab.ops.linear.naive import read, write
@@ -72,6 +79,18 @@ def _write_takes_heads(answer: Answer, reference: Answer, generator: Generator) 
         compare(found, wanted, f"This was with leading dimensions {list(lead)}.")
 
 
+def _write_has_gradient(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """lets gradients through to W, k and v"""
+    given = {
+        "W": _random(generator, 2, 4, 5),
+        "k": _random(generator, 2, 5),
+        "v": _random(generator, 2, 4),
+    }
+    compare_gradients(answer, reference, generator, CUT, **given)
+
+
 # --- sum_normalize ---------------------------------------------------
 
 
@@ -129,20 +148,8 @@ def _sum_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> 
     x = torch.zeros(2, 3, dtype=torch.float64)
     x[0] = torch.tensor([1.0, 2.0, 1.0])
     compare(ask(answer, x, x=x), reference(x), "The second key was all zeros: 0 / 0.")
-    x.requires_grad_()
-    weights = _random(generator, 2, 3)
-    result = ask(answer, x, x=x)
-    if not result.requires_grad:
-        raise Wrong("The result has no gradient. Is there a detach() or a no_grad()?")
-    (gradient,) = torch.autograd.grad((result * weights).sum(), x)
-    x2 = x.detach().requires_grad_()
-    (wanted,) = torch.autograd.grad((reference(x2) * weights).sum(), x2)
-    compare(
-        gradient,
-        wanted,
-        "This is the gradient. A NaN that is replaced only afterwards comes back "
-        "in the backward pass.",
-    )
+    because = "A NaN that is replaced only afterwards comes back in the backward pass."
+    compare_gradients(answer, reference, generator, because, x=x)
 
 
 # --- delta_step ------------------------------------------------------
@@ -228,6 +235,19 @@ def _delta_takes_heads(answer: Answer, reference: Answer, generator: Generator) 
         compare(found, wanted, f"This was with leading dimensions {list(lead)}.")
 
 
+def _delta_has_gradient(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """lets gradients through to W, k, v and beta"""
+    given = {
+        "W": _random(generator, 2, 4, 5),
+        "k": _random(generator, 2, 5),
+        "v": _random(generator, 2, 4),
+        "beta": torch.rand(2, generator=generator, dtype=torch.float64),
+    }
+    compare_gradients(answer, reference, generator, CUT, **given)
+
+
 EXERCISES: dict[str, Exercise] = {
     exercise.name: exercise
     for exercise in (
@@ -239,6 +259,7 @@ EXERCISES: dict[str, Exercise] = {
                 _write_fills_empty_memory,
                 _write_adds,
                 _write_takes_heads,
+                _write_has_gradient,
             ),
             (
                 "Eq. 17 adds v ⊗ k to W. Entry (i, j) of v ⊗ k is v_i k_j.",
@@ -281,6 +302,7 @@ EXERCISES: dict[str, Exercise] = {
                 _delta_spares_others,
                 _delta_any_length,
                 _delta_takes_heads,
+                _delta_has_gradient,
             ),
             (
                 "First ask the memory what the key holds now: Eq. 20.",

@@ -3,7 +3,14 @@
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.checker import Answer, Exercise, ask, compare
+from fwlab.exercises.checker import (
+    CUT,
+    Answer,
+    Exercise,
+    ask,
+    compare,
+    compare_gradients,
+)
 from fwlab.ops.feedback.naive import (
     feedback_attention,
     merge_memory,
@@ -84,6 +91,14 @@ def _merge_takes_square(
         reference(states, w),
         "Four states of shape [4, 4]: is w lined up with the first dimension?",
     )
+
+
+def _merge_has_gradient(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """lets gradients through to states and w"""
+    given = {"states": _random(generator, 4, 2, 5), "w": _random(generator, 4)}
+    compare_gradients(answer, reference, generator, CUT, **given)
 
 
 # --- feedback_attention ----------------------------------------------
@@ -181,6 +196,14 @@ def _attention_of_nothing(
     )
 
 
+def _attention_has_gradient(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """lets gradients through to q, k, v and positions"""
+    given = _problem(generator, 5)
+    compare_gradients(answer, reference, generator, CUT, **given)
+
+
 EXERCISES: dict[str, Exercise] = {
     exercise.name: exercise
     for exercise in (
@@ -194,6 +217,7 @@ EXERCISES: dict[str, Exercise] = {
                 _merge_is_softmax,
                 _merge_is_stable,
                 _merge_takes_square,
+                _merge_has_gradient,
             ),
             (
                 "Eq. f1: turn the logits into weights that sum to one, then add up "
@@ -214,6 +238,7 @@ EXERCISES: dict[str, Exercise] = {
                 _attention_knows_distances,
                 _attention_does_both,
                 _attention_of_nothing,
+                _attention_has_gradient,
             ),
             (
                 "Two scores per memory, Eq. f4: one compares the query with its key, "

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize
-from fwlab.layers.heads import check_input, head_width, split_heads
+from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
+from fwlab.ops import checks
 
 
 class PositionedState(NamedTuple):
@@ -49,7 +50,7 @@ class _AFT(nn.Module):
         - Returns `[batch, time, d_model]`.
         - Raises `ValueError` or `TypeError` for an `x` that does not fit.
         """
-        q, k, v = self._project(x, "batch time d_model")
+        q, k, v = self._project(x, "batch time d_model", key_mask)
         options = {
             "causal": self.causal,
             "key_mask": key_mask,
@@ -77,7 +78,7 @@ class _AFT(nn.Module):
                 f"{type(self).__name__}: without causal=True there are no steps to "
                 "go on from; call the layer itself"
             )
-        q, k, v = self._project(x, "batch time d_model")
+        q, k, v = self._project(x, "batch time d_model", key_mask)
         past, memory = self._unpack(state)
         y, memory = self._mix(
             q,
@@ -112,8 +113,11 @@ class _AFT(nn.Module):
         """
         raise NotImplementedError
 
-    def _project(self, x: Tensor, dims: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, x: Tensor, dims: str, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         check_input(type(self).__name__, "x", x, dims, self.to_q.weight)
+        x = real_tokens(type(self).__name__, x, dims, key_mask)
         return self.to_q(x), self.to_k(x), self.to_v(x)
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
@@ -222,7 +226,10 @@ class AFTFull(_Positioned):
         return 2 * time * self.d_model
 
     def _unpack(self, state: Any) -> tuple[int, Any]:
-        return (0 if state is None else state[0].shape[1]), state
+        if state is None:
+            return 0, None
+        checks.state_kind("AFTFull", state, ops.KeysAndValues)
+        return checks.steps(state[0], 3), state
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
         end = self._end(past, q.shape[1])
@@ -273,7 +280,14 @@ class AFTLocal(_Positioned):
         return 2 * self.window * self.d_model
 
     def _unpack(self, state: Any) -> tuple[int, Any]:
-        return (0, None) if state is None else tuple(state)
+        if state is None:
+            return 0, None
+        checks.state_kind("AFTLocal", state, PositionedState)
+        position, memory = state
+        if not isinstance(position, int):
+            kind = type(position).__name__
+            raise TypeError(f"AFTLocal: state.position must be an integer, not {kind}")
+        return position, memory
 
     def _pack(self, position: int, memory: Any) -> Any:
         return PositionedState(position, memory)
@@ -290,9 +304,10 @@ class AFTLocal(_Positioned):
         r"""Rows `past` to `end` of the band of $u_t \cdot v_{t'}$."""
         reach = self.window - 1
         ahead = 0 if self.causal else reach
-        table = nn.functional.pad(self.bias_v[:end], (0, 0, reach, ahead))
+        # One row more than is read: `unfold` has no answer of no rows.
+        table = nn.functional.pad(self.bias_v[:end], (0, 0, reach, ahead + 1))
         # Row t: the vectors of the steps t - reach to t + ahead.
-        near = table[past:].unfold(0, reach + 1 + ahead, 1)
+        near = table[past:].unfold(0, reach + 1 + ahead, 1)[:-1]
         band = torch.einsum("td,tdj->tj", self.bias_u[past:end], near)  # Eq. 7
         back = band[:, : self.window].flip(1)
         return torch.cat([back, band[:, self.window :]], 1)
@@ -409,7 +424,7 @@ class AFTConv2d(_AFT):
         - Returns `[batch, height, width, d_model]`.
         - Raises `ValueError` or `TypeError` for an `x` that does not fit.
         """
-        parts = self._project(x, "batch height width d_model")
+        parts = self._project(x, "batch height width d_model", key_mask)
         q, k, v = (split_heads(part, self.heads) for part in parts)
         y = ops.aft_conv2d(
             q, k, v, self.kernel(), key_mask=key_mask, implementation=implementation

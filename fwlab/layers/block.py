@@ -5,6 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab.layers.heads import check_input, real_tokens
+
 
 class Block(nn.Module):
     """Mix over time, then over channels, each behind its own norm.
@@ -52,6 +54,7 @@ class Block(nn.Module):
         - `key_mask`: `bool [batch, time]`, True = real token.
         - `implementation`: which one the mixer is to take.
         - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
         """
         return self.prefill(x, None, key_mask, implementation)[0]
 
@@ -64,13 +67,16 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Any]:
         """A stretch of the sequence at once, and the state after it.
 
-        A masked step gets nothing from the mixer, and still its MLP.
+        A masked step counts as 0, and returns 0.
 
         - `x`: `[batch, time, d_model]`.
         - `state`: the mixer's state before it; None = start.
         - `key_mask`, `implementation`: as in `forward`.
         - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
         """
+        dims = "batch time d_model"
+        check_input("Block", "x", x, dims, self.expand.weight)
+        x = real_tokens("Block", x, dims, key_mask)
         y, state = self.mixer.prefill(
             self.norm_mixer(x), state, key_mask, implementation
         )
@@ -83,6 +89,7 @@ class Block(nn.Module):
         - `state`: the mixer's state before it; None = start.
         - Returns `(y, state)`, `y` being `[batch, d_model]`.
         """
+        check_input("Block", "x", x, "batch d_model", self.expand.weight)
         y, state = self.mixer.step(self.norm_mixer(x), state)
         return self._mlp(x + y), state
 

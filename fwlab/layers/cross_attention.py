@@ -4,13 +4,15 @@ Without an order there is nothing to stream: the fast weights are written
 once, by the whole source, and then only read.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import FeatureMap, divide, unit_range
-from fwlab.layers.heads import check_input, head_width, split_heads
+from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.ops import checks
 
 State = ops.NormalizedState | ops.KeyValueCache
@@ -85,13 +87,9 @@ class CrossAttention(nn.Module):
           stands in masked tokens may be anything.
         - Returns a `NormalizedState`, or for softmax a `KeyValueCache`.
         """
-        check_input(
-            "CrossAttention", "source", source, "batch source d_model", self.to_k.weight
-        )
-        if key_mask is not None:
-            batch, time, _ = source.shape
-            checks.mask("CrossAttention", key_mask, batch, time, source)
-            source = torch.where(key_mask[..., None], source, 0)
+        dims = "batch source d_model"
+        check_input("CrossAttention", "source", source, dims, self.to_k.weight)
+        source = real_tokens("CrossAttention", source, dims, key_mask)
         k, v = (
             split_heads(project(source), self.heads)
             for project in (self.to_k, self.to_v)
@@ -121,19 +119,39 @@ class CrossAttention(nn.Module):
         - `x`: `[batch, time, d_model]`.
         - `state`: what `write` returned.
         - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError`, naming the argument.
         """
         check_input("CrossAttention", "x", x, "batch time d_model", self.to_q.weight)
         q = split_heads(self.to_q(x), self.heads)
-        if isinstance(state, ops.KeyValueCache):
-            return self.to_out(_softmax(q, *state).flatten(-2))
-        assert self.feature_map is not None
-        W, z = state
+        parts = self._checked(state, q)
+        if self.feature_map is None:
+            return self.to_out(_softmax(q, *parts).flatten(-2))
+        W, z = parts
         q = unit_range(self.feature_map.scaled(q)[0])  # its length cancels
         with torch.autocast(q.device.type, enabled=False):
             y = torch.einsum("bhvk,bihk->bihv", W, q.to(W.dtype))
             total = torch.einsum("bhk,bihk->bih", z, q.to(W.dtype))
             y = divide(y, total[..., None]).to(q.dtype)
         return self.to_out(y.flatten(-2))
+
+    def _checked(self, state: Any, q: Tensor) -> Any:
+        """The state, held to what `write` returns for as many sequences."""
+        layer, batch = "CrossAttention", q.shape[0]
+        if self.state_shape is None:
+            checks.state_kind(layer, state, ops.KeyValueCache)
+            source, mask = checks.steps(state[0], 4), state[2]
+            shape, dtype = (batch, source, *q.shape[2:]), q.dtype
+            shapes = {"k": shape, "v": shape}
+            if mask is not None:
+                checks.mask(layer, "state.mask", mask, q, batch=batch, source=source)
+        else:
+            checks.state_kind(layer, state, ops.NormalizedState)
+            heads, _, key = self.state_shape
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            shapes = {"W": (batch, *self.state_shape), "z": (batch, heads, key)}
+        for (name, shape), part in zip(shapes.items(), state, strict=False):
+            checks.state_part(layer, f"state.{name}", part, shape, dtype, q)
+        return state
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, ELU1, KEY_NORMS, FeatureMap, Identity
-from fwlab.layers.heads import check_input, head_width, split_heads
+from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
+from fwlab.ops import checks
 
 State = Tensor | ops.NormalizedState | ops.ScaledState
 
@@ -187,9 +188,9 @@ class FastWeightAttention(nn.Module):
           weights `[batch, heads, value, key]` (with `normalize`, a
           `NormalizedState`; with a running scale, a `ScaledState`).
         """
-        check_input(
-            "FastWeightAttention", "x", x, "batch time d_model", self.to_q.weight
-        )
+        dims = "batch time d_model"
+        check_input("FastWeightAttention", "x", x, dims, self.to_q.weight)
+        x = real_tokens("FastWeightAttention", x, dims, key_mask)
         q, k, v = (
             split_heads(project(x), self.heads)
             for project in (self.to_q, self.to_k, self.to_v)
@@ -197,7 +198,10 @@ class FastWeightAttention(nn.Module):
         gates, log_scale = self._gates(x), None
         op = partial(RULES[self.rule].op, normalize=self.normalize)
         if self._scales:
-            memory, before = (None, None) if state is None else state
+            memory, before = None, None
+            if state is not None:
+                checks.state_kind("FastWeightAttention", state, ops.ScaledState)
+                memory, before = state
             q, k, fading, log_scale = self._scaled_features(q, k, before, key_mask)
             if "log_decay" in gates:
                 fading = fading + gates["log_decay"]
@@ -266,8 +270,11 @@ class FastWeightAttention(nn.Module):
         assert scale is not None
         if key_mask is not None:
             scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
+        shape = (scale.shape[0], self.heads)
         if before is None:
-            before = torch.full_like(k[:, 0, :, 0], -torch.inf, dtype=scale.dtype)
+            before = scale.new_full(shape, -torch.inf)
+        part = ("FastWeightAttention", "state.log_scale", before)
+        checks.state_part(*part, shape, scale.dtype, scale)
         top = torch.cat([before[:, None], scale], 1).cummax(1).values
         k = k * _difference(scale, top[:, 1:]).exp()[..., None].to(k.dtype)
         return q, k, _difference(top[:, :-1], top[:, 1:]), top[:, -1]

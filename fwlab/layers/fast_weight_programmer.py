@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fwlab import ops
-from fwlab.layers.heads import check_input, head_width, split_heads
+from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 
 
 class FastWeightProgrammer(nn.Module):
@@ -79,9 +79,9 @@ class FastWeightProgrammer(nn.Module):
         - Returns `(y, state)`: `[batch, time, d_model]`, and the fast
           weights `[batch, heads, value, key]`.
         """
-        check_input(
-            "FastWeightProgrammer", "x", x, "batch time d_model", self.to_a.weight
-        )
+        dims = "batch time d_model"
+        check_input("FastWeightProgrammer", "x", x, dims, self.to_a.weight)
+        x = real_tokens("FastWeightProgrammer", x, dims, key_mask)
         a, b, x = (
             split_heads(part, self.heads) for part in (self.to_a(x), self.to_b(x), x)
         )

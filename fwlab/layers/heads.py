@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fwlab.ops import checks
+
 
 def head_width(layer: str, d_model: int, heads: int) -> int:
     """`d_model / heads`, or `ValueError` where that is not a whole number."""
@@ -21,7 +23,8 @@ def check_input(
     layer: str, argument: str, x: Tensor, dims: str, weight: Tensor
 ) -> None:
     """Hold `x` to `[..., d_model]` with as many dimensions as `dims` names,
-    and to the dtype of the layer's weights (autocast may change it).
+    and to the device and dtype of the layer's weights (autocast may change
+    the dtype).
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{layer}: {argument} must be a tensor, not {type(x).__name__}")
@@ -36,6 +39,20 @@ def check_input(
             f"{layer}: {argument} has dtype {x.dtype}, but the layer's weights "
             f"have {weight.dtype}"
         )
+    checks.same_device(layer, argument, x, "the layer's weights", weight)
+
+
+def real_tokens(layer: str, x: Tensor, dims: str, key_mask: Tensor | None) -> Tensor:
+    """`x` with 0 in masked tokens, where anything may stand, also NaN.
+
+    The operations ignore what a projection makes of those, but its weights
+    would get their gradient of 0 times NaN.
+    """
+    if key_mask is None:
+        return x
+    sizes = dict(zip(dims.split()[:-1], x.shape, strict=False))
+    checks.mask(layer, "key_mask", key_mask, x, **sizes)
+    return torch.where(key_mask[..., None], x, 0)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from fwlab import ops
-from fwlab.layers.heads import check_input, head_width, split_heads
+from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 
 
 class SoftmaxAttention(nn.Module):
@@ -61,7 +61,9 @@ class SoftmaxAttention(nn.Module):
         - `key_mask`, `implementation`: as in `forward`.
         - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
         """
-        check_input("SoftmaxAttention", "x", x, "batch time d_model", self.to_q.weight)
+        dims = "batch time d_model"
+        check_input("SoftmaxAttention", "x", x, dims, self.to_q.weight)
+        x = real_tokens("SoftmaxAttention", x, dims, key_mask)
         q, k, v = (
             split_heads(project(x), self.heads)
             for project in (self.to_q, self.to_k, self.to_v)

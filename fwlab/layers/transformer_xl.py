@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab.layers.block import Block
-from fwlab.layers.heads import check_input, head_width, split_heads
+from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.layers.positions import sinusoids
 from fwlab.ops import checks
 
@@ -109,14 +109,16 @@ class RelativeAttention(nn.Module):
         implementation: str = "auto",
     ) -> tuple[Tensor, SegmentState]:
         """A stretch of the sequence at once, and the state after it."""
-        check_input("TransformerXL", "x", x, "batch time d_model", self.to_q.weight)
+        dims = "batch time d_model"
+        check_input("TransformerXL", "x", x, dims, self.to_q.weight)
+        x = real_tokens("TransformerXL", x, dims, key_mask)
         batch, time, _ = x.shape
-        if key_mask is not None:
-            checks.mask("TransformerXL", key_mask, batch, time, x)
-            x = torch.where(key_mask[..., None], x, 0)
         q, new = split_heads(self.to_q(x), self.heads), self._keys_and_values(x)
         empty = new[:, :0]
-        memory, segment, mask = (empty, empty, None) if state is None else state
+        if state is None:
+            state = SegmentState(empty, empty, None)
+        self._check_state(state, new)
+        memory, segment, mask = state
         # What a later segment sees of a token: the same numbers, through
         # which it changes the projections, but not what the token is.
         stopped, later = segment.detach(), new
@@ -158,6 +160,21 @@ class RelativeAttention(nn.Module):
         check_input("TransformerXL", "x", x, "batch d_model", self.to_q.weight)
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state
+
+    def _check_state(self, state: SegmentState, like: Tensor) -> None:
+        """Hold a state to sizes that one of this layer can have."""
+        layer, (batch, _, *widths) = "TransformerXL", like.shape
+        checks.state_kind(layer, state, SegmentState)
+        memory, segment, mask = state
+        for name, part, most in (
+            ("state.memory", memory, self.memory),
+            ("state.segment", segment, self.segment),
+        ):
+            shape = (batch, min(checks.steps(part, 4), most), *widths)
+            checks.state_part(layer, name, part, shape, like.dtype, like)
+        if mask is not None:
+            past = memory.shape[1] + segment.shape[1]
+            checks.mask(layer, "state.mask", mask, like, batch=batch, past=past)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
         k, v = (
@@ -273,10 +290,11 @@ class TransformerXL(nn.Module):
         - `state`: what an earlier call returned; None = start of text.
         - `key_mask`, `implementation`: as in `forward`.
         - Returns `(y, state)`, the state being a `SegmentState` per layer.
+        - Raises `ValueError` or `TypeError`, naming the argument.
         """
+        self._check(x, "batch time d_model")
         after: list[SegmentState] = []
-        parts = [None] * len(self.blocks) if state is None else state
-        for block, part in zip(self.blocks, parts, strict=True):
+        for block, part in zip(self.blocks, self._parts(state), strict=True):
             x, part = block.prefill(x, part, key_mask, implementation)
             after.append(part)
         return x, after
@@ -291,9 +309,30 @@ class TransformerXL(nn.Module):
         - `state`: as in `prefill`.
         - Returns `(y, state)`, `y` being `[batch, d_model]`.
         """
+        self._check(x, "batch d_model")
         after: list[SegmentState] = []
-        parts = [None] * len(self.blocks) if state is None else state
-        for block, part in zip(self.blocks, parts, strict=True):
+        for block, part in zip(self.blocks, self._parts(state), strict=True):
             x, part = block.step(x, part)
             after.append(part)
         return x, after
+
+    def _check(self, x: Tensor, dims: str) -> None:
+        check_input("TransformerXL", "x", x, dims, self.blocks[0].expand.weight)
+
+    def _parts(self, state: Any) -> Any:
+        """The state of each layer; None = start of text."""
+        layers = len(self.blocks)
+        if state is None:
+            return [None] * layers
+        if not isinstance(state, list | tuple):
+            kind = type(state).__name__
+            raise TypeError(
+                "TransformerXL: state must be a list of a SegmentState per layer, "
+                f"not {kind}"
+            )
+        if len(state) != layers:
+            raise ValueError(
+                f"TransformerXL: state has {len(state)} parts, but {layers} were "
+                "wanted (one per layer)"
+            )
+        return state

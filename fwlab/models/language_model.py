@@ -317,6 +317,7 @@ def _draw(
     # The likeliest becomes 0 first: no temperature overflows it.
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is not None:
-        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        # Of equally likely tokens the first go before, as for argmax.
+        order = logits.argsort(dim=-1, descending=True, stable=True)
+        logits = logits.scatter(-1, order[:, top_k:], -torch.inf)
     return torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)[:, 0]

@@ -1,6 +1,7 @@
 """What every operation checks before it does any work."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,24 +101,42 @@ def state_part(
     same_device(op, argument, tensor, "the inputs", like)
 
 
+def state_kind(op: str, state: Any, kind: Any) -> None:
+    """Hold a state to a named tuple, or to a tuple as long as it."""
+    names = kind._fields
+    if not isinstance(state, tuple) or len(state) != len(names):
+        raise TypeError(
+            f"{op}: state must be a {kind.__name__} ({', '.join(names)}), not "
+            f"{type(state).__name__}"
+        )
+
+
+def steps(part: Any, dims: int) -> int:
+    """Steps in a part of a state, if that is what it is; else 0."""
+    fits = isinstance(part, Tensor) and part.dim() == dims
+    return part.shape[1] if fits else 0
+
+
 def mask(
-    op: str, key_mask: Tensor, batch: int, time: int, like: Tensor
+    op: str, argument: str, tensor: Tensor, like: Tensor, **sizes: int
 ) -> None:
-    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+    """Hold a mask to its sizes, which are named as in messages."""
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
         kind = (
-            _name(key_mask.dtype)
-            if isinstance(key_mask, Tensor)
-            else type(key_mask).__name__
+            _name(tensor.dtype)
+            if isinstance(tensor, Tensor)
+            else type(tensor).__name__
         )
         raise TypeError(
-            f"{op}: key_mask must be a bool tensor (True = real token), not {kind}"
+            f"{op}: {argument} must be a bool tensor (True = real token), not {kind}"
         )
-    if list(key_mask.shape) != [batch, time]:
+    wanted = list(sizes.values())
+    if list(tensor.shape) != wanted:
         raise ValueError(
-            f"{op}: key_mask has shape {list(key_mask.shape)}, but "
-            f"{[batch, time]} was wanted ([batch, time])"
+            f"{op}: {argument} has shape {list(tensor.shape)}, but "
+            f"{wanted} was wanted ([{', '.join(sizes)}])"
         )
-    same_device(op, "key_mask", key_mask, "the inputs", like)
+    same_device(op, argument, tensor, "the inputs", like)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -70,7 +70,8 @@ def run(
     ):
         raise TypeError(f"{op}: scale must be a number, not {scale!r}")
     if key_mask is not None:
-        checks.mask(op, key_mask, sizes["batch"], sizes["time"], q)
+        batch, time = sizes["batch"], sizes["time"]
+        checks.mask(op, "key_mask", key_mask, q, batch=batch, time=time)
 
     with chunks.full_precision(q):
         if key_mask is not None:

@@ -175,7 +175,10 @@ def aft_full(
         "aft_full", q, k, v, causal, key_mask, implementation, bias=bias
     )
     batch, time, channels = call.q.shape
-    past = _length(state)
+    past = 0
+    if state is not None:
+        checks.state_kind(call.op, state, KeysAndValues)
+        past = checks.steps(state[0], 3)
     start = call.state(
         KeysAndValues,
         state,
@@ -312,17 +315,9 @@ def aft_conv2d(
     )
     batch, height, width, heads, _ = v.shape
     if key_mask is not None:
-        shape = (batch, height, width)
-        if isinstance(key_mask, Tensor) and key_mask.shape != shape:
-            raise ValueError(
-                f"{op}: key_mask has shape {list(key_mask.shape)}, but "
-                f"{list(shape)} was wanted ([batch, height, width])"
-            )
-        key_mask = (
-            key_mask.flatten(1)
-            if isinstance(key_mask, Tensor)
-            else key_mask
-        )
+        pixels = {"batch": batch, "height": height, "width": width}
+        checks.mask(op, "key_mask", key_mask, q, **pixels)
+        key_mask = key_mask.flatten(1)
     call = _Call(
         op, *flat, False, key_mask, implementation, kernel=kernel
     )
@@ -409,7 +404,10 @@ class _Call:
         )
         self.weights, self.out = weights, v.dtype
         if key_mask is not None:
-            checks.mask(op, key_mask, sizes["batch"], sizes["time"], q)
+            batch, time = sizes["batch"], sizes["time"]
+            checks.mask(
+                op, "key_mask", key_mask, q, batch=batch, time=time
+            )
             seen = key_mask[..., None]
             # A key of -inf is seen by nobody.
             q, v = torch.where(seen, q, 0), torch.where(seen, v, 0)
@@ -472,12 +470,7 @@ class _Call:
                     for name, shape in shapes.items()
                 )
             )
-        name = kind.__name__
-        if not (isinstance(state, tuple) and len(state) == len(shapes)):
-            raise TypeError(
-                f"{self.op}: state must be a {name} ({', '.join(shapes)}), "
-                f"not {type(state).__name__}"
-            )
+        checks.state_kind(self.op, state, kind)
         for (part, shape), given in zip(
             shapes.items(), state, strict=True
         ):
@@ -507,12 +500,6 @@ class _Call:
                 y = torch.where(self.key_mask[..., None], y, 0)
             y = y.to(self.out)
         return (y, after) if return_state else y
-
-
-def _length(state: Any) -> int:
-    """Steps in a `KeysAndValues`, if that is what it is."""
-    k = state[0] if isinstance(state, tuple) and state else None
-    return k.shape[1] if isinstance(k, Tensor) and k.dim() == 3 else 0
 
 
 def _heads_side_by_side(

@@ -106,7 +106,7 @@ def feedback(
     compute = gpu.choose(op, FEEDBACK, implementation, x, **sizes)
     batch, time = sizes["batch"], sizes["time"]
     if key_mask is not None:
-        checks.mask(op, key_mask, batch, time, x)
+        checks.mask(op, "key_mask", key_mask, x, batch=batch, time=time)
     shape = [sizes["groups"], heads, sizes["d"] // heads]
     k, v, mask = _unpack(op, state, batch, shape, dtype, x)
 
@@ -251,20 +251,18 @@ def _unpack(
             batch, 0, *shape, dtype=dtype, device=like.device
         )
         return FeedbackState(empty, empty, None)
-    if not isinstance(state, tuple) or len(state) != 3:
-        raise TypeError(
-            f"{op}: state must be a FeedbackState (k, v, mask), not "
-            f"{type(state).__name__}"
-        )
+    checks.state_kind(op, state, FeedbackState)
     k, v, mask = state
-    past = k.shape[1] if isinstance(k, Tensor) and k.dim() == 5 else 0
+    past = checks.steps(k, 5)
     for name, part in (("k", k), ("v", v)):
         wanted = [batch, past, *shape]
         checks.state_part(
             op, f"state.{name}", part, wanted, dtype, like
         )
     if mask is not None:
-        checks.mask(op, mask, batch, past, like)
+        checks.mask(
+            op, "state.mask", mask, like, batch=batch, past=past
+        )
     return FeedbackState(k, v, mask)
 
 

@@ -70,7 +70,8 @@ def fwp(
         checks.state_part(op, "state", state, wanted, dtype, a)
         W = state
     if key_mask is not None:
-        checks.mask(op, key_mask, sizes["batch"], sizes["time"], a)
+        batch, time = sizes["batch"], sizes["time"]
+        checks.mask(op, "key_mask", key_mask, a, batch=batch, time=time)
 
     # Autocast would push the sums below into half precision.
     with chunks.full_precision(a):

@@ -70,7 +70,7 @@ def softmax_attention(
     compute = gpu.choose(op, SOFTMAX_ATTENTION, implementation, q)
     batch, time = sizes["batch"], sizes["time"]
     if key_mask is not None:
-        checks.mask(op, key_mask, batch, time, q)
+        checks.mask(op, "key_mask", key_mask, q, batch=batch, time=time)
         q, k, v = (
             torch.where(key_mask[..., None, None], x, 0)
             for x in (q, k, v)
@@ -106,16 +106,10 @@ def _append(
     v: Tensor,
     key_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    if not isinstance(state, tuple) or len(state) != 3:
-        raise TypeError(
-            f"{op}: state must be a KeyValueCache (k, v, mask), not "
-            f"{type(state).__name__}"
-        )
+    checks.state_kind(op, state, KeyValueCache)
     past_k, past_v, past_mask = state
     batch, time, heads, key = k.shape
-    past = 0
-    if isinstance(past_k, Tensor) and past_k.dim() == 4:
-        past = past_k.shape[1]
+    past = checks.steps(past_k, 4)
     checks.state_part(
         op, "state.k", past_k, [batch, past, heads, key], k.dtype, k
     )
@@ -128,7 +122,9 @@ def _append(
         v,
     )
     if past_mask is not None:
-        checks.mask(op, past_mask, batch, past, k)
+        checks.mask(
+            op, "state.mask", past_mask, k, batch=batch, past=past
+        )
     real = None
     if key_mask is not None or past_mask is not None:
         real = torch.cat(
