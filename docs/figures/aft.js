@@ -287,7 +287,7 @@ fwlab.figure("aft", (figure) => {
       const box = (t) => `M${left(t)} ${block.y + 44}h${CELL}v42h${-CELL}z`;
       const inner = (t) =>
         `M${left(t) + 2} ${block.y + 46}h${CELL - 4}v38h${4 - CELL}z`;
-      const cross = (t) => `${inner(t)}l7 7m28 24l7 7m0-38l-7 7m-28 24l-7 7`;
+      const cross = (t) => `${inner(t)}l7 7m25 24l7 7m0-38l-7 7m-25 24l-7 7`;
       block.shade.setAttribute("d", [...lost, ...wrong].map(box).join(""));
       block.crosses.setAttribute("d", lost.map(cross).join(""));
       block.dashes.setAttribute("d", wrong.map(inner).join(""));

@@ -192,7 +192,7 @@ fwlab.figure("chunks", (figure) => {
   const COLUMNS = { U: 222, Y: 314, Z: 314 };
   const TAGS = { U: "d1", Y: "d2", Z: "d4" };
   // Cells of the small matrices.
-  const [ACROSS, DOWN] = [32, 22];
+  const [ACROSS, DOWN] = [36, 22];
   const BLOCKS = 492;
   const LEGIBLE = "font-size: 13px"; // also where the picture is small
   const DIAGONAL = "var(--fw-features)";
@@ -273,6 +273,8 @@ fwlab.figure("chunks", (figure) => {
           text(x + width / 2, y + height / 2 + 1, label, {
             "text-anchor": "middle",
             "dominant-baseline": "central",
+            // On the lines of the grid, not under them.
+            style: "paint-order: stroke; stroke: var(--md-default-bg-color); stroke-width: 5px",
           }),
         );
       elements.push(group);
@@ -360,7 +362,7 @@ fwlab.figure("chunks", (figure) => {
   const memories = (now, name, y, there, all, marked) => {
     const n = T / C;
     const elements = [];
-    const stride = 82;
+    const stride = 81;
     for (let c = 0; c <= n; c++) {
       const x = c * stride;
       const group = fwlab.svg("g", { "data-state": c });
@@ -389,6 +391,10 @@ fwlab.figure("chunks", (figure) => {
           ...numbers([row.slice(0, i + 1)], x, BLOCKS + i * DOWN, across, DOWN),
         ),
       );
+    // Narrow cells have no room for the zero of -0.5.
+    if (across < ACROSS)
+      for (const { childNodes } of elements.slice(1))
+        childNodes[0].data = childNodes[0].data.replace("0.", ".");
     return part(name, elements);
   };
 

@@ -278,6 +278,8 @@
           "Always to answer with the most frequent character would be right for " +
             `${percent(commonest())}.`,
         );
+      if (text.value.length >= LONGEST)
+        parts.push(`It reads ${LONGEST} characters at most.`);
       if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}.`);
       return parts.join(" ");
     };
@@ -289,6 +291,9 @@
       drawHeads();
       scrub.limit(run().text.length);
       scrub.value = position;
+      const full = text.value.length >= LONGEST;
+      if (full && document.activeElement === more) clear.focus();
+      more.disabled = full;
       figure.say(sentence(places));
     };
 

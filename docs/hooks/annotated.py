@@ -110,8 +110,8 @@ def _operation(operation: str, title: str, config) -> str:
         "equation by equation.\n---\n\n"
         f"# {title}: naive and efficient\n\n"
         "Two ways to compute the same thing; the tests hold them together. Below "
-        "an equation stand the lines that compute it, and the number in a comment "
-        f"leads back to the equation.{gpu} "
+        "most equations stand the lines that compute them, and the number in a "
+        f"comment leads back to the equation.{gpu} "
         "[All files](index.md).\n\n"
         f"{tabs}{_columns(operation, files, 'naive', config)}"
     )
@@ -224,8 +224,7 @@ class _Rows:
             return None  # another paper's
         up = "../" * _uri_of(path).count("/") if self.path else "../"
         place = equations.stated().get((paper, tag))
-        # Our own numbers mean something in one folder only.
-        if place in _paths() and tag[0].isdigit():
+        if place in _paths():
             return f"{up}{_uri_of(place).removesuffix('.md')}.html#eq-{tag}"
         if tag in equations.papers().get(paper, {}).get("equations", {}):
             return f"{up}annotated/equations.html#{paper}-{tag}"

@@ -5,6 +5,7 @@ docs/equations.toml lists the equations of each paper.
 
 import tomllib
 from functools import cache
+from pathlib import Path
 
 from literate import Source
 from repository import ROOT
@@ -51,12 +52,18 @@ def computed() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
 
 @cache
 def stated() -> dict[tuple[str | None, str], str]:
-    """Paper and number of an equation, and the file that states it first."""
+    """Paper and number of an equation, and the file that states it first.
+
+    Of numbers of our own, those that mean one thing only.
+    """
     found: dict[tuple[str | None, str], str] = {}
+    twice = set()
     for path, file in sources().items():
         for tag in file.tags:
-            found.setdefault((paper(path), tag), path)
-    return found
+            first = found.setdefault((paper(path), tag), path)
+            if not tag[0].isdigit() and Path(first).parent != Path(path).parent:
+                twice.add((paper(path), tag))
+    return {number: path for number, path in found.items() if number not in twice}
 
 
 def forget() -> None:

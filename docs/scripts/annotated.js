@@ -81,6 +81,9 @@ document.addEventListener("DOMContentLoaded", () => {
   const ofName = (name) => name.replace(/(?<=[A-Za-z])_[til]$/, "");
   const ofFormula = (element) => {
     const letter = element.textContent;
+    // dY is the gradient of Y, not d times Y.
+    const next = element.nextElementSibling;
+    if (letter === "d" && /^[A-Zβ]/.test(next?.textContent ?? "")) return "gradient";
     const accent = element
       .closest(".accent, .katex-accent")
       ?.querySelector(".accent-body")
@@ -128,6 +131,16 @@ document.addEventListener("DOMContentLoaded", () => {
   const count = document.createElement("span");
   count.setAttribute("role", "status");
 
+  const tell = () => {
+    if (!chosen) return;
+    const { code, formulas } = uses.get(chosen);
+    const places = [...formulas, ...code.map((range) => range.startContainer.parentElement)];
+    const hidden = places.filter((element) => !element.checkVisibility()).length;
+    count.textContent =
+      `${chosen}: ${formulas.length} in formulas, ${code.length} in code` +
+      (hidden ? `; ${hidden} of them in a version that is not shown` : "");
+  };
+
   const choose = (symbol) => {
     chosen = symbol === chosen || !uses.has(symbol) ? null : symbol;
     const { code, formulas } = uses.get(chosen) ?? { code: [], formulas: [] };
@@ -137,9 +150,8 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const element of formulas) element.classList.add("symbol");
     for (const button of bar.querySelectorAll("button"))
       button.setAttribute("aria-pressed", button.value === chosen);
-    count.textContent = chosen
-      ? `${chosen}: ${formulas.length} in formulas, ${code.length} in code`
-      : "";
+    count.textContent = "";
+    tell();
   };
 
   const wordAt = (event) => {
@@ -183,8 +195,9 @@ document.addEventListener("DOMContentLoaded", () => {
     field.placeholder = "another name";
     field.setAttribute("aria-label", "Another name of the code to light up");
     field.addEventListener("change", () => {
-      if (uses.has(field.value) && field.value !== chosen) choose(field.value);
-      else if (!field.value && chosen) choose(chosen);
+      if (field.value !== chosen) choose(field.value);
+      if (field.value && !uses.has(field.value))
+        count.textContent = `${field.value} is not on this page`;
     });
     bar.prepend("Symbols");
     bar.append(field, names, count);
@@ -195,6 +208,10 @@ document.addEventListener("DOMContentLoaded", () => {
       const formula = event.target.closest(".mathnormal, .mathrm, .mathbf");
       const symbol = formula ? ofFormula(formula) : wordAt(event);
       if (symbol) choose(symbol);
+    });
+    // Another version is shown.
+    document.addEventListener("change", (event) => {
+      if (event.target.matches("input[type=radio]")) tell();
     });
     addEventListener("keydown", (event) => {
       if (event.key === "Escape" && chosen) choose(chosen);

@@ -331,6 +331,46 @@ def test_a_symbol_lights_up_by_keyboard(look):
     assert set(columns) == {f"column column-{version}" for version in halves}
 
 
+def test_a_symbol_is_told_to_be_elsewhere(look):
+    """In a version that is not shown, or not on the page."""
+    tab = look("annotated/delta.html")
+    said = tab.locator(".symbols [role=status]")
+    tab.get_by_role("button", name="E", exact=True).click()
+    hidden = "in a version that is not shown"
+    assert hidden in said.inner_text()
+    both, code = map(int, re.findall(r"\d+", said.inner_text())[:2])
+    assert f"{both + code} of them {hidden}" in said.inner_text()
+    tab.get_by_role("radio", name="kernels").check()
+    assert f"{both + code} of them" not in said.inner_text()
+    field = tab.get_by_label("Another name")
+    field.fill("nosuch")
+    field.press("Enter")
+    assert said.inner_text() == "nosuch is not on this page"
+    assert marked(tab) == []
+
+
+def test_a_gradient_is_no_product(look):
+    """The decay d_t lights up, and not the d of dY."""
+    tab = look("annotated/delta.html")
+    field = tab.get_by_label("Another name")
+    field.fill("d")
+    field.press("Enter")
+    lit = tab.evaluate(
+        """[...document.querySelectorAll(".symbol")]
+          .map((e) => e.nextElementSibling?.textContent ?? "")"""
+    )
+    assert lit and not [after for after in lit if re.match("[A-Zβ]", after)]
+
+
+def test_numbers_of_our_own_lead_to_another_folder(look):
+    """The kernels of the delta rules say (c3), which is the sum rule's."""
+    tab = look("annotated/linear.html")
+    link = tab.locator(".line a[href*='delta'][href$='#eq-d3']").first
+    link.evaluate("e => e.click()")
+    tab.wait_for_url("**/delta/**#eq-d3")
+    assert tab.locator("#eq-d3 .katex").count() == 1
+
+
 def test_copied_code_has_no_line_numbers(look):
     tab = look(NAIVE)
     copied = tab.evaluate(

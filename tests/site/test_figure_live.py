@@ -163,6 +163,22 @@ def test_writes_on_with_the_likeliest_characters(live):
     assert text == "".join(alphabet[i] for i in wanted)
 
 
+def test_a_full_text_is_said_to_be(live):
+    field = live.get_by_label("Text to read")
+    words = live.locator("#figure-live .fw-words")
+    more = live.get_by_role("button", name="Let it write")
+    field.fill("o" * 230)
+    assert "240 characters at most" not in words.inner_text()
+    more.focus()
+    more.press("Enter")
+    assert "240 characters at most" in words.inner_text()
+    assert more.is_disabled()
+    # The keyboard is not left on a button that is off.
+    assert live.evaluate("document.activeElement.textContent") == "Empty"
+    live.keyboard.press("Enter")
+    assert more.is_enabled()
+
+
 def test_typing_continues_where_the_text_changed(live):
     field = live.get_by_label("Text to read")
     field.fill("To be")

@@ -50,9 +50,9 @@ def error_correcting(
       (v_i - d_i\, W_{i-1}\,\phi(k_i)) \otimes \phi(k_i) \tag{n2}$$
     $$y_i = W_i\, \phi(q_i) \tag{25}$$
 
-    With attention normalisation both readings are divided by the sum
-    of the keys written so far, which fades alike. An empty memory
-    retrieves 0:
+    With attention normalisation both readings are divided by what the
+    same key reads in $z$, the sum of the keys written so far, which
+    fades alike. An empty memory retrieves 0:
 
     $$z_i = d_i\, z_{i-1} + \phi(k_i) \tag{26}$$
     $$\bar v_i = \frac{W_{i-1}\,\phi(k_i)}
