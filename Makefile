@@ -6,7 +6,8 @@ READY := .venv/.ready
 
 export NO_MKDOCS_2_WARNING = 1
 
-KERNELS := $(wildcard tests/interpreter/test_*.py)
+# The longest first.
+KERNELS := $(shell ls -S tests/interpreter/test_*.py)
 
 .PHONY: site serve test test-package test-site test-kernels $(KERNELS) notebooks figures screenshots bench lint clean
 
