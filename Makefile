@@ -6,7 +6,7 @@ READY := .venv/.ready
 
 export NO_MKDOCS_2_WARNING = 1
 
-# The longest first.
+# Long files first, so that both cores end together.
 KERNELS := $(shell ls -S tests/interpreter/test_*.py)
 
 .PHONY: site serve test test-package test-site test-kernels $(KERNELS) notebooks figures screenshots bench lint clean
