@@ -301,21 +301,31 @@ def test_every_module_has_a_page_in_the_navigation():
 
 
 class Shown(HTMLParser):
-    """What a page explains: the ids of its headings."""
+    """What a page explains: the ids of its headings, and the names that
+    its signatures begin with.
+    """
 
     def __init__(self, text: str):
         super().__init__()
         self.ids: set[str] = set()
+        self.signed: set[str] = set()
+        self.signs = False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
         if re.fullmatch("h[1-6]", tag) and "doc-heading" in attributes["class"]:
             self.ids.add(attributes["id"])
+        self.signs |= "doc-signature" in (attributes.get("class") or "")
+
+    def handle_data(self, data):
+        if self.signs and data.strip():
+            self.signed.add(data)
+            self.signs = False
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory) -> dict[str, set[str]]:
+def shown(tmp_path_factory) -> dict[str, Shown]:
     """The pages of the API alone, built as the site builds them."""
     whole = configuration()
     plugin = next(p for p in whole["plugins"] if "mkdocstrings" in p)
@@ -343,7 +353,7 @@ def shown(tmp_path_factory) -> dict[str, set[str]]:
     return {
         module: Shown(
             (folder / "site" / f"{module.rpartition('.')[2]}.html").read_text("utf-8")
-        ).ids
+        )
         for module in MODULES
     }
 
@@ -370,8 +380,19 @@ def places(p: Public) -> set[str]:
 def test_the_page_shows_every_name(shown, module):
     wanted = [p for p in ALL if p.name.startswith(f"{module}.")]
     assert len(wanted) >= len(names_of(module)) > 0
-    missing = [p.name for p in wanted if not places(p) & shown[module]]
+    missing = [p.name for p in wanted if not places(p) & shown[module].ids]
     assert not missing
+    # Functions, and classes that are made by arguments of their own.
+    made = [
+        p.last
+        for p in wanted
+        if (
+            inspect.isfunction(p.value)
+            and not isinstance(p.owner and vars(p.owner).get(p.last), property)
+        )
+        or (inspect.isclass(p.value) and "__init__" in vars(p.value))
+    ]
+    assert not set(made) - shown[module].signed
 
 
 def test_the_package_lists_what_is_on_a_page():

@@ -81,9 +81,9 @@ document.addEventListener("DOMContentLoaded", () => {
   const ofName = (name) => name.replace(/(?<=[A-Za-z])_[til]$/, "");
   const ofFormula = (element) => {
     const letter = element.textContent;
-    // dY is the gradient of Y, not d times Y.
-    const next = element.nextElementSibling;
-    if (letter === "d" && /^[A-Zβ]/.test(next?.textContent ?? "")) return "gradient";
+    // dY is the gradient of Y, as in the code, and not d times Y.
+    const of = element.nextElementSibling?.textContent[0] ?? "";
+    if (letter === "d" && /[A-Zβ]/.test(of)) return `d${greek[of] ?? of}`;
     const accent = element
       .closest(".accent, .katex-accent")
       ?.querySelector(".accent-body")

@@ -79,16 +79,19 @@ def _write_takes_heads(answer: Answer, reference: Answer, generator: Generator) 
         compare(found, wanted, f"This was with leading dimensions {list(lead)}.")
 
 
-def _write_has_gradient(
-    answer: Answer, reference: Answer, generator: Generator
-) -> None:
-    """lets gradients through to W, k and v"""
-    given = {
+def _pair(generator: Generator) -> dict[str, Tensor]:
+    return {
         "W": _random(generator, 2, 4, 5),
         "k": _random(generator, 2, 5),
         "v": _random(generator, 2, 4),
     }
-    compare_gradients(answer, reference, generator, CUT, **given)
+
+
+def _write_has_gradient(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """lets gradients through to W, k and v"""
+    compare_gradients(answer, reference, generator, CUT, **_pair(generator))
 
 
 # --- sum_normalize ---------------------------------------------------
@@ -239,12 +242,8 @@ def _delta_has_gradient(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
     """lets gradients through to W, k, v and beta"""
-    given = {
-        "W": _random(generator, 2, 4, 5),
-        "k": _random(generator, 2, 5),
-        "v": _random(generator, 2, 4),
-        "beta": torch.rand(2, generator=generator, dtype=torch.float64),
-    }
+    beta = torch.rand(2, generator=generator, dtype=torch.float64)
+    given = {**_pair(generator), "beta": beta}
     compare_gradients(answer, reference, generator, CUT, **given)
 
 

@@ -237,6 +237,12 @@ def marked(tab) -> list[str]:
     )
 
 
+def type_name(tab, name: str) -> None:
+    field = tab.get_by_label("Another name of the code")
+    field.fill(name)
+    field.press("Enter")
+
+
 def test_a_symbol_lights_up_in_formulas_and_code(look):
     tab = look(NAIVE)
     tab.locator(".annotated .mathnormal", has_text="β").first.click()
@@ -283,12 +289,9 @@ def test_a_name_in_the_code_lights_up(look):
 def test_names_that_differ_are_not_mixed_up(look):
     """Only an index of a step, a layer or a place is left out of a name."""
     tab = look("annotated/source/layers/fast_weight_attention.html")
-    field = tab.get_by_label("Another name of the code")
-    field.fill("to_q")
-    field.press("Enter")
+    type_name(tab, "to_q")
     assert set(marked(tab)) == {"to_q"} and len(marked(tab)) >= 3
-    field.fill("")
-    field.press("Enter")
+    type_name(tab, "")
     assert marked(tab) == []
     # Words of the language are no names.
     options = tab.locator("#names option").evaluate_all(
@@ -342,28 +345,27 @@ def test_a_symbol_is_told_to_be_elsewhere(look):
     assert f"{both + code} of them {hidden}" in said.inner_text()
     tab.get_by_role("radio", name="kernels").check()
     assert f"{both + code} of them" not in said.inner_text()
-    field = tab.get_by_label("Another name")
-    field.fill("nosuch")
-    field.press("Enter")
+    type_name(tab, "nosuch")
     assert said.inner_text() == "nosuch is not on this page"
     assert marked(tab) == []
 
 
 def test_a_gradient_is_no_product(look):
-    """The decay d_t lights up, and not the d of dY."""
+    """The decay d_t lights up and not the d of dW, which is dW of the code."""
     tab = look("annotated/delta.html")
-    field = tab.get_by_label("Another name")
-    field.fill("d")
-    field.press("Enter")
-    lit = tab.evaluate(
-        """[...document.querySelectorAll(".symbol")]
-          .map((e) => e.nextElementSibling?.textContent ?? "")"""
-    )
-    assert lit and not [after for after in lit if re.match("[A-Zβ]", after)]
+    after = """[...document.querySelectorAll(".symbol")]
+        .map((e) => e.nextElementSibling?.textContent ?? "")"""
+    type_name(tab, "d")
+    lit = tab.evaluate(after)
+    assert lit and not [letters for letters in lit if re.match("[A-Zβ]", letters)]
+    type_name(tab, "dW")
+    lit = tab.evaluate(after)
+    assert lit and {letters[0] for letters in lit} == {"W"}
+    assert set(marked(tab)) == {"dW"}
 
 
 def test_numbers_of_our_own_lead_to_another_folder(look):
-    """The kernels of the delta rules say (c3), which is the sum rule's."""
+    """The kernels of the sum rule compute (d3) of the delta rules, too."""
     tab = look("annotated/linear.html")
     link = tab.locator(".line a[href*='delta'][href$='#eq-d3']").first
     link.evaluate("e => e.click()")
