@@ -6,10 +6,17 @@ READY := .venv/.ready
 
 export NO_MKDOCS_2_WARNING = 1
 
-# Long files first, so that both cores end together.
+# Groups of tests are processes of their own: Triton reads TRITON_INTERPRET
+# when a kernel is defined, and the site is built once for all its tests. They
+# run side by side, the longest first, and on one thread each: threads of
+# several processes that share the cores wait for each other.
 KERNELS := $(shell ls -S tests/interpreter/test_*.py)
+GROUPS := test-site test-package $(KERNELS)
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+test test-all $(GROUPS): export OMP_NUM_THREADS = 1
+PYTEST := $(BIN)/python -m pytest
 
-.PHONY: site serve test test-package test-site test-kernels $(KERNELS) notebooks figures screenshots bench lint clean
+.PHONY: site serve test test-all $(GROUPS) notebooks figures screenshots bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -21,22 +28,26 @@ serve: $(READY)
 	$(BIN)/python docs/tools/npm.py
 	$(BIN)/mkdocs serve
 
-# In processes of their own: Triton reads TRITON_INTERPRET when a kernel is
-# defined, and the site is built once for all its tests. The longest first:
-# with two cores, make -j2 -O test runs them side by side.
-test: test-site test-package test-kernels
+# Every group runs to its end, then comes what each has cost.
+test: $(READY)
+	rm -rf .cache/tests
+	@failed=0; \
+	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS) || failed=1; \
+	$(BIN)/python tests/budget.py || failed=1; \
+	exit $$failed
+
+test-all: export PYTEST_ADDOPTS = -m "not speed" --hypothesis-profile=others
+test-all: test
 
 test-package: $(READY)
-	$(BIN)/python -m pytest --ignore tests/site
+	GROUP=package $(PYTEST) --ignore tests/site
 
 test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
-	$(BIN)/python -m pytest tests/site
-
-test-kernels: $(KERNELS)
+	GROUP=site $(PYTEST) tests/site
 
 $(KERNELS): $(READY)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest $@
+	GROUP=kernels-$(basename $(notdir $@)) TRITON_INTERPRET=1 $(PYTEST) $@
 
 notebooks: $(READY)
 	$(BIN)/python docs/tools/notebooks.py
@@ -49,6 +60,7 @@ screenshots: site
 
 bench: $(READY)
 	$(BIN)/fwlab bench
+	$(PYTEST) -m speed tests/site
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -246,24 +246,30 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]]
 }
 
 
-def uses(name: str) -> dict[str, Use]:
-    """Every kernel of a case on every GPU, compiled."""
-    run, capabilities = CASES[name]
-    found = {}
-    for capability in capabilities:
-        for launch in launches(run, capability):
-            key = f"{launch.kernel.__name__}, sm_{capability[0]}{capability[1]}"
-            use = compiled(launch, capability)
-            # A kernel may be compiled in more than one way: the worst.
-            found[key] = Use(*map(max, use, found.get(key, use)))
+def key(launch: Launch, capability: tuple[int, int]) -> str:
+    """Under which the table has a kernel."""
+    return f"{launch.kernel.__name__}, sm_{capability[0]}{capability[1]}"
+
+
+def uses(name: str, capability: tuple[int, int]) -> dict[str, Use]:
+    """Every kernel of a case on one GPU, compiled."""
+    found: dict[str, Use] = {}
+    for launch in launches(CASES[name][0], capability):
+        use, place = compiled(launch, capability), key(launch, capability)
+        # A kernel may be compiled in more than one way: the worst.
+        found[place] = Use(*map(max, use, found.get(place, use)))
     return found
 
 
 def main() -> None:
     """Compile everything, and write the table."""
     rows = {
-        name: {kernel: use._asdict() for kernel, use in uses(name).items()}
-        for name in CASES
+        name: {
+            place: use._asdict()
+            for capability in capabilities
+            for place, use in uses(name, capability).items()
+        }
+        for name, (_, capabilities) in CASES.items()
     }
     table = {"triton": triton.__version__, "kernels": rows}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")

@@ -1,7 +1,30 @@
 """Shared by all tests."""
 
+import os
+
+# Before torch is there. Small problems: a second thread costs more than it
+# brings, and test processes run beside each other. Processes that the tests
+# start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import budget
+import hypothesis
 import torch
 
-# Small problems: a second thread costs more than it brings, and test
-# processes run beside each other.
 torch.set_num_threads(1)
+
+# The same examples everywhere, so that a change that is right is not refused
+# by chance; `make test-all` looks for others.
+CALM = {
+    "deadline": None,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+    "database": None,
+}
+hypothesis.settings.register_profile("same", derandomize=True, **CALM)
+hypothesis.settings.register_profile("others", **CALM, print_blob=True)
+hypothesis.settings.load_profile("same")
+
+
+def pytest_configure(config):
+    # Not only for the folder of this file: notebooks are tested, too.
+    config.pluginmanager.register(budget.Record(), "budget")

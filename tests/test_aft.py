@@ -589,14 +589,13 @@ def test_errors_name_the_argument(wrong, kind, message):
     assert "\n" not in str(info.value)
 
 
-# --- layers ------------------------------------------------------------
+# --- layers: beside what test_layers.py tries with each ----------------
 
 LAYERS = {
     "simple": lambda: AFTSimple(12),
     "full": lambda: AFTFull(12, 40),
     "full-factor": lambda: AFTFull(12, 40, factor=3),
     "local": lambda: AFTLocal(12, 40, window=5),
-    "local-wide": lambda: AFTLocal(12, 40, window=60),
     "local-factor": lambda: AFTLocal(12, 40, window=5, factor=3),
     "conv": lambda: AFTConv(12, 3, window=5),
     "conv-one-key": lambda: AFTConv(12, 3, window=5, shared_key=True),
@@ -610,35 +609,6 @@ def layer_of(name):
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return layer, torch.randn(2, 40, 12, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_prefill_and_step(name):
-    """In any mixture what forward gives, and no mask is needed."""
-    layer, x = layer_of(name)
-    whole = layer(x)
-    assert error(whole, layer(x, implementation="naive")) < 1e-12
-    y, state = layer.prefill(x[:, :17])
-    outputs = [y]
-    for t in range(17, 30):
-        y, state = layer.step(x[:, t], state)
-        outputs.append(y[:, None])
-    y, state = layer.prefill(x[:, 30:], state)
-    assert error(torch.cat([*outputs, y], 1), whole) < 1e-12
-    later = x.clone()
-    later[:, 20] = 100
-    assert torch.equal(layer(later)[:, :20], whole[:, :20])
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_with_padding(name):
-    layer, x = layer_of(name)
-    keep = torch.ones(2, 40, dtype=torch.bool)
-    keep[0, 25:] = False
-    y = layer(torch.where(keep[..., None], x, torch.nan), key_mask=keep)
-    assert error(y[:1, :25], layer(x[:1, :25])) < 1e-12
-    assert error(y[1:], layer(x[1:])) < 1e-12
-    assert not y[~keep].any()
 
 
 @pytest.mark.parametrize("name", ["full", "full-factor", "local", "local-factor"])

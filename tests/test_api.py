@@ -9,13 +9,9 @@ import dataclasses
 import importlib
 import inspect
 import itertools
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -298,101 +294,6 @@ def test_every_module_has_a_page_in_the_navigation():
     for module, page in wanted.items():
         lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
         assert lines[0] == f"::: {module}"
-
-
-class Shown(HTMLParser):
-    """What a page explains: the ids of its headings, and the names that
-    its signatures begin with.
-    """
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.ids: set[str] = set()
-        self.signed: set[str] = set()
-        self.signs = False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        if re.fullmatch("h[1-6]", tag) and "doc-heading" in attributes["class"]:
-            self.ids.add(attributes["id"])
-        self.signs |= "doc-signature" in (attributes.get("class") or "")
-
-    def handle_data(self, data):
-        if self.signs and data.strip():
-            self.signed.add(data)
-            self.signs = False
-
-
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory) -> dict[str, Shown]:
-    """The pages of the API alone, built as the site builds them."""
-    whole = configuration()
-    plugin = next(p for p in whole["plugins"] if "mkdocstrings" in p)
-    plugin["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
-    folder = tmp_path_factory.mktemp("api")
-    alone = {
-        "site_name": "API",
-        "docs_dir": str(PAGES),
-        "site_dir": str(folder / "site"),
-        "use_directory_urls": False,
-        "theme": {"name": "material", "font": False},
-        "markdown_extensions": whole["markdown_extensions"],
-        "plugins": [plugin],
-    }
-    import yaml
-
-    (folder / "mkdocs.yml").write_text(yaml.safe_dump(alone), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "-f", str(folder / "mkdocs.yml")],
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return {
-        module: Shown(
-            (folder / "site" / f"{module.rpartition('.')[2]}.html").read_text("utf-8")
-        )
-        for module in MODULES
-    }
-
-
-def places(p: Public) -> set[str]:
-    """The headings under which a reader finds a name.
-
-    A function that is named as its module stands under its full name; a
-    method also under the public class that it is inherited from.
-    """
-    if p.owner is None:
-        home = getattr(p.value, "__module__", None)
-        return {p.name, f"{home}.{p.last}"} if home else {p.name}
-    ways = {p.name}
-    for q in ALL:
-        if inspect.isclass(q.value) and issubclass(p.owner, q.value):
-            own = vars(q.value).get(p.last)
-            if own is not None and inspect.cleandoc(own.__doc__ or "") == doc_of(p):
-                ways.add(f"{q.name}.{p.last}")
-    return ways
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_the_page_shows_every_name(shown, module):
-    wanted = [p for p in ALL if p.name.startswith(f"{module}.")]
-    assert len(wanted) >= len(names_of(module)) > 0
-    missing = [p.name for p in wanted if not places(p) & shown[module].ids]
-    assert not missing
-    # Functions, and classes that are made by arguments of their own.
-    made = [
-        p.last
-        for p in wanted
-        if (
-            inspect.isfunction(p.value)
-            and not isinstance(p.owner and vars(p.owner).get(p.last), property)
-        )
-        or (inspect.isclass(p.value) and "__init__" in vars(p.value))
-    ]
-    assert not set(made) - shown[module].signed
 
 
 def test_the_package_lists_what_is_on_a_page():

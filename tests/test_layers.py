@@ -67,6 +67,7 @@ LAYERS = {
     "aft-full": lambda: trained_biases(AFTFull(12, 40)),
     "aft-full-factor": lambda: AFTFull(12, 45, factor=3),
     "aft-local": lambda: trained_biases(AFTLocal(12, 40, window=5)),
+    "aft-local-wide": lambda: trained_biases(AFTLocal(12, 40, window=60)),
     "aft-local-factor": lambda: AFTLocal(12, 45, window=5, factor=3),
     "aft-conv": lambda: trained_biases(AFTConv(12, 3, window=5)),
     "aft-conv-one-key": lambda: trained_biases(AFTConv(12, 3, 5, shared_key=True)),
@@ -85,12 +86,16 @@ def setup(make, dtype=torch.float64):
 def test_prefill_and_step_are_forward(make):
     layer, x = setup(make)
     whole = layer(x)
-    y, state = layer.prefill(x[:, :17])
-    more, state = layer.prefill(x[:, 17:30], state)
-    pieces = [y, more]
-    for t in range(30, 40):
-        y_t, state = layer.step(x[:, t], state)
-        pieces.append(y_t[:, None])
+    pieces, state = [], None
+    # Stretches and single steps, each behind the other.
+    for start, stop in ((0, 17), (17, 23), (23, 33), (33, 40)):
+        if start in (0, 23):
+            y, state = layer.prefill(x[:, start:stop], state)
+            pieces.append(y)
+        else:
+            for t in range(start, stop):
+                y, state = layer.step(x[:, t], state)
+                pieces.append(y[:, None])
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-12)
     from_nothing, _ = layer.step(x[:, 0])
     torch.testing.assert_close(from_nothing, whole[:, 0])

@@ -305,7 +305,9 @@ def test_what_is_kept_for_backward(row):
     efficient = [kept(time, "efficient") for time in (512, 1024, 2048)]
     assert efficient[2] - efficient[1] <= 2.1 * (efficient[1] - efficient[0])
     assert efficient[2] < 2.1 * efficient[1]
-    assert kept(2048, "naive") > row.ratio * efficient[2]
+    # Naive keeps at least four times as much for four times the steps:
+    # counted there, it would fill a small machine.
+    assert 4 * kept(512, "naive") > row.ratio * efficient[2]
 
 
 @every_row

@@ -88,14 +88,16 @@ def outcome(row: Row, inputs: Inputs, state: Any, implementation: str) -> list[T
 
 def saved_bytes(function: Callable[[], Any]) -> int:
     """What autograd keeps for the backward pass, every memory once."""
-    seen: dict[int, int] = {}
+    kept: list[Tensor] = []
 
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
-        return x
+    def pack(x: Tensor) -> int:
+        # Not the tensor itself: a node that keeps its own output would
+        # keep itself, for good.
+        kept.append(x.detach())
+        return len(kept) - 1
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
         alive = function()
     del alive
-    return sum(seen.values())
+    memories = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in kept}
+    return sum(memory.nbytes() for memory in memories.values())

@@ -24,6 +24,9 @@ from browser import OPTIONS, chromium, served  # noqa: E402
 #: here: what the clock shows on a machine that does nothing else.
 BUILD: list[float] = []
 
+#: Milliseconds to wait for what a page does at once on a quiet machine.
+PATIENCE = 300_000
+
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
@@ -125,6 +128,7 @@ def look(browser, address):
             color_scheme=scheme, viewport={"width": width, "height": 900}, **options
         )
         contexts.append(context)
+        context.set_default_timeout(PATIENCE)
 
         def answer(route):
             url = route.request.url

@@ -5,7 +5,6 @@ import gzip
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import fwlab
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PACKAGE = ROOT / "fwlab"
+#: Seconds that nothing here takes, also beside other work.
+LONG = 1200.0
 MODULES = [
     PACKAGE / "feature_maps.py",
     *sorted((PACKAGE / "ops").rglob("*.py")),
@@ -47,12 +48,14 @@ def test_pages_are_there(pages):
     assert names <= pages.keys()
 
 
+@pytest.mark.speed
 def test_is_built_soon(site):
     if not BUILD:
         pytest.skip("FWLAB_SITE names a site that was built before")
     assert BUILD[0] < 90
 
 
+@pytest.mark.slow
 def test_serve_follows_changes(tmp_path):
     """`mkdocs serve`, in a copy: a page is built again when it changes,
     and so is one that is made of a file of the package.
@@ -66,7 +69,12 @@ def test_serve_follows_changes(tmp_path):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     serve = [sys.executable, "-m", "mkdocs", "serve", "--dev-addr", address]
-    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(copy)}
+    env = os.environ | {
+        "NO_MKDOCS_2_WARNING": "1",
+        "PYTHONPATH": str(copy),
+        # What it has built is left there.
+        "TMPDIR": str(tmp_path),
+    }
     with open(tmp_path / "log", "w+") as log:
         server = subprocess.Popen(serve, cwd=copy, env=env, stdout=log, stderr=log)
         try:
@@ -87,20 +95,21 @@ def test_serve_follows_changes(tmp_path):
             page = page.replace("annotated/equations", "notation")
             _wait_for(page, "A sentence of this test.")
         finally:
-            # As Ctrl-C: it then removes what it has built.
-            server.send_signal(signal.SIGINT)
-            server.wait()
+            # Not as Ctrl-C, which a process started in the background of a
+            # shell does not get.
+            server.kill()
+            server.wait(timeout=LONG)
 
 
-def _wait_for(page: str, words: str, seconds: float = 240) -> str:
-    end = time.monotonic() + seconds
+def _wait_for(page: str, words: str) -> str:
+    end = time.monotonic() + LONG
     while time.monotonic() < end:
         with contextlib.suppress(OSError):
-            html = urlopen(page).read().decode()
+            html = urlopen(page, timeout=LONG).read().decode()
             if words in html:
                 return html
         time.sleep(1)
-    raise AssertionError(f"{page} did not show {words!r} within {seconds} s")
+    raise AssertionError(f"{page} did not show {words!r} within {LONG} s")
 
 
 def test_citation_is_that_of_the_package():

@@ -132,10 +132,11 @@ def saved(implementation: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
     found = []
 
     def keep(x):
-        found.append(x)
-        return x
+        # Detached: a node that keeps its own output is never freed.
+        found.append(x.detach())
+        return len(found) - 1
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(keep, found.__getitem__):
         ops.delta_rule(*given, implementation=implementation)
     return found
 
