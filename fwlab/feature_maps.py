@@ -54,7 +54,7 @@ def sum_normalize(x: Tensor) -> Tensor:
     r"""Divide features by their sum (Schlag et al. 2021, Eq. 29).
 
     $\phi'(k) = \phi(k) \,/\, \sum_j \phi(k)_j$, which balances what one
-    step of the delta rule writes and removes (their Eqs. 41-52).
+    step of the delta rule writes and removes (their Eqs. 41-51).
 
     - `x`: features, `[..., width]`. Signed features are allowed: the sum
       may then be negative.

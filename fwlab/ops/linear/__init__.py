@@ -115,7 +115,7 @@ def gated_rule(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
-    r"""Let everything fade a little for what is written (Eq. 53).
+    r"""Let everything fade a little for what is written (Eq. 52).
 
     $W_t = (1 - \beta_t) W_{t-1} + \beta_t\, v_t \otimes k_t$, and
     $y_t = W_t q_t$. With `normalize` it is gated Random Feature
@@ -133,7 +133,7 @@ def gated_rule(
 
     Source: Peng et al. 2021 (arXiv:2103.02143), Eq. 7, who write
     $g = 1 - \beta$; without normaliser Schlag et al. 2021
-    (arXiv:2102.11174), appendix B.
+    (arXiv:2102.11174), Eq. 52.
     """
     return recurrence.run(
         "gated_rule",

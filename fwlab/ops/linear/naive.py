@@ -123,14 +123,14 @@ def gated_rule(
     r"""Make room for what is written:
 
     $$W_i = (1 - \beta_i)\, W_{i-1}
-      + \beta_i\, v_i \otimes \phi(k_i) \tag{53}$$
+      + \beta_i\, v_i \otimes \phi(k_i) \tag{52}$$
 
     The whole memory pays for it, not only what the key held: that is
     the difference to the delta rule (appendix B). Peng et al. 2021
     write $g = 1 - \beta$ and gate $z$ in the same way.
     """
     beta = beta.to(W.dtype)
-    decay = 1 - beta  # Eq. 53
+    decay = 1 - beta  # Eq. 52
     if log_decay is not None:
         decay = decay * log_decay.to(W.dtype).exp()
     return recurrence(q, k, v, decay, beta, W, z)
