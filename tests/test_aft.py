@@ -1,4 +1,4 @@
-"""What AFT must do besides: identities, any finite input, images."""
+"""What AFT must do besides: identities, finite exponents of any size, images."""
 
 from functools import partial
 
@@ -208,7 +208,7 @@ def test_a9_a_linear_bias_is_the_recurrence_of_rwkv(implementation):
         assert error(y[:, t], torch.sigmoid(q[:, t]) * a / b) < 1e-6
 
 
-# --- any finite input --------------------------------------------------
+# --- any finite K + w --------------------------------------------------
 
 
 def make(op, time, width, heads, dtype, scale, seed, is_causal=True):
@@ -397,6 +397,53 @@ def test_traps_of_the_stabilising_tricks(implementation):
     big = torch.full((1, 40, 1), 3e38)
     y = ops.aft_local(0 * big, 0 * big, big, torch.ones(40, 3), **how)
     assert torch.allclose(y, big / 2)
+
+
+TOP = torch.finfo(torch.float32).max
+
+
+def edge(op, key, bias):
+    """Keys `key`, 0 and `key`, of which each pair has the bias `bias`."""
+    k = torch.tensor([key, 0.0, key]).view(1, 3, 1)
+    v = torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1)
+    shape = {"simple": None, "full": (3, 3), "local": (3, 2), "conv": (1, 2)}[op]
+    inputs = [0 * v, k, v]
+    if op == "conv":
+        inputs = [x[..., None] for x in inputs]
+    inputs += [torch.full(shape, bias)] if shape else []
+    return [x.requires_grad_() for x in inputs]
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("key", "bias"),
+    [(1.5e38, 1.5e38), (3e38, -3e38), (TOP, 0.0), (0.0, TOP), (-TOP, 0.0), (0.0, -TOP)],
+)
+@both
+def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
+    """Up to the largest number of float32: the exact answer, and finite
+    gradients. (Of the logarithm of a sum that large nothing but the largest
+    key is left, so that gradients may count equal keys as one.)
+    """
+    inputs = edge(op, key, bias)
+    y = OPS[op](*inputs, implementation=implementation)
+    exact = [x.detach().double() for x in inputs]
+    wanted = OPS[op](*exact, implementation="naive")
+    assert torch.allclose(y.double(), wanted, rtol=1e-6, atol=0)
+    gradients = torch.autograd.grad(weighted(y), inputs)
+    assert all(g.isfinite().all() for g in gradients)
+
+
+@pytest.mark.parametrize("op", ["full", "local", "conv"])
+@both
+def test_beyond_finite_k_plus_w(op, implementation):
+    """Not defined; both forms at least say so, in the rows concerned. What
+    overflows downward is as if it were not seen.
+    """
+    y = OPS[op](*edge(op, 3e38, 3e38), implementation=implementation)
+    assert y.isnan().all()
+    y = OPS[op](*edge(op, -3e38, -3e38), implementation=implementation)
+    assert y.flatten()[:2].tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("time", [1000, 4096])

@@ -103,7 +103,7 @@ def aft_simple(
     $y_t = \sigma(q_t) \odot \sum_{t' \le t} e^{k_{t'}} v_{t'} \,/\,
     \sum_{t' \le t} e^{k_{t'}}$, for each channel on its own.
 
-    - `q`, `k`, `v`: `[batch, time, channels]`, any finite values.
+    - `q`, `k`, `v`: `[batch, time, channels]`.
     - `causal`: see past and present; False: all steps.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       are seen by nobody and return 0.
@@ -116,8 +116,11 @@ def aft_simple(
       that may see nothing returns 0.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Exact for any finite input, and no key of a later step changes an
-    earlier output by one bit.
+    Exact for any finite `k`, up to the rounding of exponents: a key or
+    the logarithm of a sum of size $x$ is known to $2^{-24} x$ in
+    float32, where equal keys of $10^7$ may count as one. The sum of
+    $|v|$ over time must be finite as well. No key of a later step
+    changes an earlier output by one bit.
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
@@ -168,6 +171,12 @@ def aft_full(
     - `state`: the `KeysAndValues` of an earlier call (only `causal`).
     - Returns `y` `[batch, time, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Exact, as `aft_simple` is, wherever $k + w$ is finite in the
+    precision of the computation: float32 for half-precision inputs.
+    Where that sum overflows the result is not defined. With a key and
+    a bias of 3e38 in float32, "naive" and "efficient" give NaN, and
+    "triton" may give a number.
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
@@ -225,6 +234,9 @@ def aft_local(
     - Returns `y` `[batch, time, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Exact wherever $k + w$ is finite; beyond that not defined, as for
+    `aft_full`.
+
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
     call = _Call(
@@ -268,6 +280,9 @@ def aft_conv(
     - Returns `y` `[batch, time, heads, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Exact wherever $k + w$ is finite; beyond that not defined, as for
+    `aft_full`.
+
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
     op = "aft_conv"
@@ -306,6 +321,9 @@ def aft_conv2d(
     - `implementation`: "auto", "naive" or "efficient".
     - Returns `[batch, height, width, heads, channels]`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Exact wherever $k + w$ is finite; beyond that not defined, as for
+    `aft_full`.
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """

@@ -1,8 +1,8 @@
 r"""# The Attention Free Transformer on a GPU
 
 Two things are computed: a running mean of values, and means over a
-window with biases. Both are exact for any finite input, because no sum
-is ever kept without its maximum: three numbers per channel,
+window with biases. Both are exact wherever $K + w$ is finite, because
+no sum is ever kept without its maximum: three numbers per channel,
 
 $$(M, s, a) = \Big(\max_i x_i,\ \sum_i e^{x_i - M} u_i,\
   \sum_i e^{x_i - M} w_i\Big) \tag{k1}$$

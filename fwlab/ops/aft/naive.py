@@ -19,7 +19,8 @@ def mean_of(k: Tensor, v: Tensor, w: Tensor | float) -> Tensor:
 
     The quotient is a softmax over $K + w$, which subtracts the largest
     exponent *of this row*: no key that the row does not see has a say.
-    A row that sees nothing is 0.
+    It is exact wherever $K + w$ is finite. A row that sees nothing is
+    0.
 
     - `k`, `v`: `[batch, keys, channels]`; a key of $-\infty$ is not
       seen.
@@ -45,7 +46,7 @@ def running_step(
       m_t = e^{L_{t-1} - L_t}\, m_{t-1} + e^{K_t - L_t}\, V_t
       \tag{n1}$$
 
-    The larger of the two is subtracted before any exponential: nothing
+    The larger of the two is subtracted before any exponential: none
     can overflow, and one of the two terms is 1. Empty is
     $(-\infty, 0)$.
 
