@@ -16,7 +16,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 test test-all $(GROUPS): export OMP_NUM_THREADS = 1
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: site serve test test-all $(GROUPS) notebooks figures screenshots bench lint clean
+.PHONY: site serve test test-all $(GROUPS) notebooks address figures screenshots bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -51,6 +51,10 @@ $(KERNELS): $(READY)
 
 notebooks: $(READY)
 	$(BIN)/python docs/tools/notebooks.py
+
+# make address URL=... [SITE=...]; URL= alone takes the address out.
+address:
+	$(PYTHON) docs/tools/address.py "$(URL)" --site "$(SITE)"
 
 figures: site
 	$(BIN)/python docs/tools/figures.py

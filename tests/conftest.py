@@ -1,6 +1,8 @@
 """Shared by all tests."""
 
 import os
+import sys
+from pathlib import Path
 
 # Before torch is there. Small problems: a second thread costs more than it
 # brings, and test processes run beside each other. Processes that the tests
@@ -10,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import budget
 import hypothesis
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "tools"))
 
 torch.set_num_threads(1)
 

@@ -147,7 +147,7 @@ def _columns(operation: str, files: dict[str, str], stays: str, config) -> str:
         f'<div class="column column-{name}" role="region" tabindex="0" '
         f'aria-label="{paths[name]}" markdown>\n\n'
         f"## {titles[name]} {{#{name}}}\n\n"
-        f"[`{paths[name]}`]({source(config, paths[name])})\n{{: .path }}\n\n"
+        f"{_in_repository(f'`{paths[name]}`', paths[name], config)}\n{{: .path }}\n\n"
         f"{rows.of(name)}\n\n</div>\n"
         for name in sources
     ]
@@ -167,16 +167,24 @@ def _file(path: str, config) -> str:
         beside = f" · [naive and efficient side by side]({up}{match[1]}.md)"
         if (ROOT / "docs" / "kernels" / f"{match[1]}.md").exists():
             beside += f" · [with the GPU kernels]({up}../kernels/{match[1]}.md)"
+    there = _in_repository("in the repository", path, config)
+    there = f" · {there}" if config.repo_url else ""
     return (
         f"---\nhide: [navigation, toc]\n{search}"
         f"title: {path.removeprefix('fwlab/')}\n"
         f'description: "Annotated source of {path}: notes with mathematics beside '
         'the code."\n---\n\n'
-        f"# {path.replace('/', '/<wbr>')}\n\n[Annotated source]({up}index.md){beside} · "
-        f"[in the repository]({source(config, path)})\n{{: .path }}\n\n"
+        f"# {path.replace('/', '/<wbr>')}\n\n"
+        f"[Annotated source]({up}index.md){beside}{there}\n{{: .path }}\n\n"
         '<div class="annotated one" markdown>\n\n'
         f"{_Rows({'': file}, path=path).of('')}\n\n</div>\n"
     )
+
+
+def _in_repository(text: str, path: str, config) -> str:
+    """A text that leads to a file of the repository, if that has an address."""
+    url = source(config.repo_url, path)
+    return f"[{text}]({url})" if url else text
 
 
 class _Rows:

@@ -53,12 +53,12 @@ def _filled(nav, uris: list[str]):
 def on_page_content(html, page, config, files):
     if not page.file.src_uri.startswith(f"{FOLDER}/"):
         return html
-    page.edit_url = source(config, page.file.src_uri)
+    page.edit_url = source(config.repo_url, page.file.src_uri)
     svgs: list[str] = []
     cells = BeautifulSoup(html, "html.parser").find_all(id=CELL)
     body = BeautifulSoup("".join(map(_cell, cells)), "html.parser")
     for badge in body.select('p > a[href*="colab.research"] > img'):
-        badge.find_parent("p").decompose()
+        badge.find_parent("div").decompose()
     for image in body.select(f'img[src^="{SVG}"]'):
         svgs.append(_inline_svg(image["src"], len(svgs) + 1))
         image.replace_with(f"\0{len(svgs) - 1}\0")
@@ -156,10 +156,15 @@ def _links(body, page, config, files) -> None:
         file = files.get_file_from_path(path.removeprefix("docs/"))
         if not file and not fragment and (uri := page_of(path)):
             file, fragment = files.get_file_from_path(uri[0]), uri[1]
+        if not file and (module := re.match(r"fwlab/(\w+)[./]", path)):
+            file = files.get_file_from_path(f"api/{module[1]}.md")
         if file:
             element[name] = file.url_relative_to(page.file) + fragment
         elif name == "href" and not path.startswith("..") and (ROOT / path).exists():
-            element[name] = source(config, path) + fragment
+            if there := source(config.repo_url, path):
+                element[name] = there + fragment
+            else:
+                element.unwrap()
         else:
             _warn(page, element[name], "no such file")
 
@@ -171,8 +176,22 @@ def _warn(page, target: str, why: str) -> None:
 def _actions(page, config) -> str:
     path = page.file.src_uri
     name = posixpath.basename(path)
+    stem = name.removesuffix(".ipynb")
+    links = [
+        f'<a class="nb-button" href="{escape(name)}" download>Download notebook</a>',
+        f'<a class="nb-button" href="{escape(stem)}.zip" download>'
+        "Download notebook and package (ZIP)</a>",
+    ]
+    if url := colab(config.repo_url, path):
+        links.insert(0, f'<a class="nb-button" href="{escape(url)}">Open in Colab</a>')
+    wheel = escape(config.extra["wheel"])
     return (
-        "<p data-search-exclude>"
-        f'<a class="nb-button" href="{escape(colab(config, path))}">Open in Colab</a> '
-        f'<a class="nb-button" href="{escape(name)}" download>Download notebook</a></p>'
+        f"<p data-search-exclude>{' '.join(links)}</p>"
+        "<details data-search-exclude><summary>How to run the ZIP</summary><ul>"
+        "<li><strong>In Colab:</strong> unpack the ZIP on your computer. Upload "
+        f"<code>{escape(name)}</code> as a notebook, open the files pane at the left, "
+        f"drop <code>{wheel}</code> into it, and run all cells.</li>"
+        "<li><strong>In Jupyter:</strong> unpack the ZIP and open the notebook. Its "
+        "first code cell installs the package from the file beside it.</li>"
+        "</ul></details>"
     )

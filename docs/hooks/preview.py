@@ -23,8 +23,9 @@ def on_post_page(output, page, config):
         "og:site_name": config.site_name,
         "og:title": config.site_name if page.is_homepage else title,
         "og:description": page.meta.get("description", config.site_description),
-        "og:url": page.canonical_url,
     }
+    if page.canonical_url:
+        tags["og:url"] = page.canonical_url
     metas = "".join(
         f'<meta property="{name}" content="{escape(_plain(content))}">'
         for name, content in tags.items()

@@ -1,28 +1,57 @@
-"""Addresses that follow from `repo_url` and `edit_uri` of mkdocs.yml."""
+"""Addresses that follow from `repo_url` of mkdocs.yml, where it is set.
+
+`make address` sets it. Without it nothing on the site leads to a
+repository: these functions return None, and a line of a page that asks
+for {{ repo_url }} or {{ colab }} is left out.
+"""
 
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
-COLAB = "https://colab.research.google.com/github"
+BRANCH = "main"
+MARK = re.compile(r"\{\{ (repo_url|colab) \}\}")
 
 
-def source(config, path: str) -> str:
+def source(repo_url: str | None, path: str) -> str | None:
     """A file or folder of the repository, as a page of its host."""
+    if not repo_url:
+        return None
     kind = "tree" if (ROOT / path).is_dir() else "blob"
-    return f"{config.repo_url.rstrip('/')}/{kind}/{_branch(config)}/{path}"
+    return f"{repo_url.rstrip('/')}/{kind}/{BRANCH}/{path}"
 
 
-def colab(config, path: str) -> str:
-    """A notebook of the repository, opened in Colab."""
-    name = urlsplit(config.repo_url).path.strip("/")
-    return f"{COLAB}/{name}/blob/{_branch(config)}/{path}"
+def colab(repo_url: str | None, path: str) -> str | None:
+    """A notebook, or a folder of them, opened in Colab, which knows GitHub only."""
+    url = urlsplit(repo_url or "")
+    if url.netloc != "github.com":
+        return None
+    return (
+        "https://colab.research.google.com/github/"
+        f"{url.path.strip('/')}/blob/{BRANCH}/{path}"
+    )
 
 
-def _branch(config) -> str:
-    return config.edit_uri.split("/")[1]
+def on_config(config):
+    config.edit_uri = f"edit/{BRANCH}/docs/" if config.repo_url else None
+    return config
 
 
 def on_page_markdown(markdown, page, config, files):
-    return re.sub(r"\{\{ *repo_url *\}\}", config.repo_url.rstrip("/"), markdown)
+    known = {
+        "repo_url": (config.repo_url or "").rstrip("/"),
+        "colab": colab(config.repo_url, "notebooks"),
+    }
+    lines = [
+        MARK.sub(lambda match: known[match[1]], line)
+        for line in markdown.splitlines(keepends=True)
+        if all(known[name] for name in MARK.findall(line))
+    ]
+    return "".join(lines)
+
+
+def on_post_template(output, template_name, config):
+    # Its addresses must be whole ones, of which there are none.
+    missing = template_name == "sitemap.xml" and not config.site_url
+    return "" if missing else output

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import io
 import os
 import re
 import shutil
@@ -10,12 +11,16 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+import zipfile
 from html import unescape
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import urlopen
 
 import pytest
+import yaml
+from address import current
 from conftest import BUILD, ROOT
+from owners import strangers
 
 import fwlab
 
@@ -28,10 +33,6 @@ MODULES = [
     *sorted((PACKAGE / "ops").rglob("*.py")),
     *sorted((PACKAGE / "layers").rglob("*.py")),
 ]
-
-
-def mkdocs_yml() -> str:
-    return (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
 def test_pages_are_there(pages):
@@ -78,7 +79,8 @@ def test_serve_follows_changes(tmp_path):
     with open(tmp_path / "log", "w+") as log:
         server = subprocess.Popen(serve, cwd=copy, env=env, stdout=log, stderr=log)
         try:
-            page = f"http://{address}/fwlab/annotated/equations.html"
+            path = urlsplit(current().site).path or "/"
+            page = f"http://{address}{path}annotated/equations.html"
             # The page asks to be told when it has changed.
             assert "livereload" in _wait_for(page, "Equations of the papers")
             file = copy / "fwlab" / "ops" / "delta" / "naive.py"
@@ -112,12 +114,13 @@ def _wait_for(page: str, words: str) -> str:
     raise AssertionError(f"{page} did not show {words!r} within {LONG} s")
 
 
-def test_citation_is_that_of_the_package():
+def test_citation_is_that_of_the_package(site):
     text = (ROOT / "CITATION.cff").read_text("utf-8")
-    assert f"\nversion: {fwlab.__version__}\n" in text
-    for key, name in (("site_url", "url"), ("repo_url", "repository-code")):
-        address = re.search(rf"^{key}: (\S+)", mkdocs_yml(), re.M)[1]
-        assert f"\n{name}: {address}\n" in text
+    citation = yaml.safe_load(text)
+    assert citation["version"] == fwlab.__version__
+    assert citation.get("url", "") == current().site
+    assert citation.get("repository-code", "") == current().repository
+    assert citation["message"] in (site / "references.html").read_text("utf-8")
 
 
 def test_links_and_anchors_resolve(site, pages):
@@ -149,12 +152,8 @@ def test_nothing_is_loaded_from_elsewhere(pages):
     """No script, style, image or font, also where no browser would ask."""
     for name, page in pages.items():
         loads = [u for u in page.loads if re.match(r"https?:|//", u)]
-        canonical = [u for u in loads if u.startswith(public_address())]
+        canonical = [current().site + name] if current().site else []
         assert loads == canonical, name
-
-
-def public_address() -> str:
-    return re.search(r"^site_url: (\S+)", mkdocs_yml(), re.M)[1]
 
 
 def test_styles_load_nothing_from_elsewhere(site):
@@ -181,17 +180,63 @@ def test_notebook_can_be_downloaded(site, pages, name):
     original = (ROOT / "notebooks" / source).read_bytes()
     assert (site / "notebooks" / source).read_bytes() == original
     colab = [u for u in pages[page].links if "colab.research" in u]
-    address = re.search(r"^repo_url: https://github.com/(\S+)", mkdocs_yml(), re.M)
+    host, _, path = current().repository.partition("github.com/")
+    github = [path] if host == "https://" else []
     assert colab == [
-        "https://colab.research.google.com/github/"
-        f"{address[1]}/blob/main/notebooks/{source}"
+        f"https://colab.research.google.com/github/{path}/blob/main/notebooks/{source}"
+        for path in github
     ]
 
 
+def test_wheel_can_be_downloaded(site, pages):
+    """From the pages that say how to install it; with all of the package."""
+    name = f"fwlab-{fwlab.__version__}-py3-none-any.whl"
+    assert [path.name for path in site.rglob("*.whl")] == [name]
+    for page in ("index.html", "course.html"):
+        assert name in pages[page].links
+        assert f"{name}" in (site / page).read_text("utf-8").replace("</span>", "")
+    with zipfile.ZipFile(site / name) as wheel:
+        held = {n: wheel.read(n) for n in wheel.namelist() if "dist-info" not in n}
+        metadata = wheel.read(f"fwlab-{fwlab.__version__}.dist-info/METADATA").decode()
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.json")]
+    assert held == {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in files}
+    assert ("Project-URL" in metadata) == any(vars(current()).values())
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_and_wheel_can_be_downloaded(site, pages, name):
+    assert f"{name}.zip" in pages[f"notebooks/{name}.html"].links
+    (wheel,) = site.glob("*.whl")
+    with zipfile.ZipFile(site / "notebooks" / f"{name}.zip") as packed:
+        assert {n: packed.read(n) for n in packed.namelist()} == {
+            f"{name}.ipynb": (ROOT / "notebooks" / f"{name}.ipynb").read_bytes(),
+            wheel.name: wheel.read_bytes(),
+        }
+    words = (site / "notebooks" / f"{name}.html").read_text("utf-8")
+    assert f"drop <code>{wheel.name}</code> into it" in words
+
+
+def test_downloads_are_the_same_each_time(site, monkeypatch):
+    """Whoever built them, and when."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    import downloads
+
+    name, wheel = downloads.build()
+    assert (site / name).read_bytes() == wheel
+    for stem in NOTEBOOKS:
+        notebook = (ROOT / "notebooks" / f"{stem}.ipynb").read_bytes()
+        packed = downloads.pack({f"{stem}.ipynb": notebook, name: wheel})
+        assert (site / "notebooks" / f"{stem}.zip").read_bytes() == packed
+
+
 def test_sitemap_lists_every_page(site, pages):
+    """Its addresses are whole ones: without an address there is no sitemap."""
+    if not current().site:
+        assert list(site.glob("sitemap*")) == []
+        return
     tree = ET.parse(site / "sitemap.xml")
     listed = {e.text for e in tree.iter() if e.tag.endswith("}loc")}
-    assert listed == {public_address() + name for name in pages}
+    assert listed == {current().site + name for name in pages}
     packed = gzip.decompress((site / "sitemap.xml.gz").read_bytes())
     assert b"<loc>" in packed
 
@@ -204,20 +249,76 @@ def test_every_page_says_what_it_is(site, pages):
         metas = dict(
             re.findall(r'<meta (?:name|property)="([^"]+)" content="([^"]*)"', html)
         )
-        assert metas["og:title"] and metas["og:url"].startswith(public_address()), name
+        assert metas["og:title"], name
+        wanted = current().site and current().site + name
+        assert metas.get("og:url", "") == wanted, name
         assert 40 <= len(metas["og:description"]) <= 300, name
         assert unescape(metas["description"]) == unescape(metas["og:description"]), name
         described[name] = metas["og:description"]
     assert len(set(described.values())) == len(described)
 
 
-def test_addresses_are_set_in_one_place():
-    for key in ("repo_url", "site_url"):
-        address = re.search(rf"^{key}: (\S+)", mkdocs_yml(), re.M)[1]
-        assert mkdocs_yml().count(address) == 1
-        for path in (ROOT / "docs").rglob("*"):
-            if path.suffix in (".md", ".py", ".js", ".css", ".json"):
-                assert address not in path.read_text(encoding="utf-8"), path
+def test_site_leads_to_no_strangers(site):
+    """Neither do the notebooks, the wheel and what else it offers."""
+    old = ("github.com/" + "fwlab", "fwlab.github" + ".io")
+    searched = 0
+    for path in site.rglob("*"):
+        for name, data in _content(path):
+            text = data.decode(errors="ignore")
+            for ours in filter(None, vars(current()).values()):
+                text = text.replace(ours, "")
+            assert [words for words in old if words in text] == [], (path, name)
+            # The theme and KaTeX name their authors.
+            if path.relative_to(site).parts[0] != "assets":
+                assert strangers(text) == set(), (path, name)
+                searched += 1
+    assert searched > 100
+
+
+def _content(path):
+    """Name and bytes of a file, or of all files that are packed in it."""
+    if path.suffix in (".zip", ".whl"):
+        with zipfile.ZipFile(path) as packed:
+            for name in packed.namelist():
+                data = packed.read(name)
+                if name.endswith(".whl"):
+                    with zipfile.ZipFile(io.BytesIO(data)) as wheel:
+                        yield from ((n, wheel.read(n)) for n in wheel.namelist())
+                else:
+                    yield name, data
+    elif path.is_file():
+        yield path.name, path.read_bytes()
+
+
+def test_pages_lead_to_the_repository_if_it_has_an_address(site, pages):
+    """The button, the pencil, and the lines of pages that name it."""
+    repository = current().repository
+    for name in pages:
+        html = (site / name).read_text("utf-8")
+        assert "{{" not in re.sub("<code.*?</code>|<pre.*?</pre>", "", html, flags=re.S)
+        buttons = re.findall(r'<a href="([^"]*)"[^>]*class="md-source"', html)
+        assert set(buttons) == ({repository} if repository else set()), name
+    pencils = {
+        name: re.findall(r'<a href="([^"]*)"[^>]*rel="edit"', (site / name).read_text())
+        for name in pages
+    }
+    files = {
+        "tested.html": "edit/main/docs/tested.md",
+        "notebooks/01_fast_weights.html": "blob/main/notebooks/01_fast_weights.ipynb",
+    }
+    for name, path in files.items():
+        wanted = [f"{repository}/{path}"] if repository else []
+        assert pencils[name] == wanted
+    clone = f"git clone {repository} fwlab"
+    for name in ("index.html", "course.html"):
+        text = re.sub("<[^>]*>", "", (site / name).read_text("utf-8"))
+        assert ("git clone" in text) == bool(repository)
+        assert (clone in text) == bool(repository)
+    file = "annotated/source/feature_maps.html"
+    there = [
+        u for u in pages[file].links if u.endswith("blob/main/fwlab/feature_maps.py")
+    ]
+    assert there == [f"{repository}/blob/main/fwlab/feature_maps.py"] * bool(repository)
 
 
 def test_lock_file_names_no_host():

@@ -13,6 +13,7 @@ import tomllib
 from html import unescape
 
 import pytest
+from address import current
 from conftest import ROOT
 
 from fwlab.exercises import EXERCISES, assert_correct
@@ -109,7 +110,9 @@ def test_head_of_a_notebook(site, name):
     head = listed(site, name, "nb-facts")
     top = html[: html.index(head)]
     assert "</h1>" in top and "<h2" not in top
-    assert "Open in Colab</a>" in top and "Download notebook</a>" in top
+    github = current().repository.startswith("https://github.com/")
+    assert ("Open in Colab</a>" in top) == github
+    assert "Download notebook</a>" in top and "(ZIP)</a>" in top
     assert entry["run"] in text(head)
     assert f"{entry['read']} minutes" in text(head)
     for idea in entry["ideas"]:

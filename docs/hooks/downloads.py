@@ -1,0 +1,86 @@
+"""What can be downloaded: the package as a wheel, and each notebook with it.
+
+The wheel lies at the root of the site, and a page names it by {{ wheel }}.
+Beside each notebook lies a ZIP of the two, for a machine that has neither:
+the set-up cell of a notebook installs the wheel that it finds beside it.
+"""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+from repository import ROOT
+
+#: What a wheel is made of.
+PARTS = ("pyproject.toml", "README.md", "LICENSE", "fwlab")
+#: The earliest date of a ZIP: the same files give the same bytes.
+DATE = (1980, 1, 1, 0, 0, 0)
+EPOCH = "315532800"
+BUILD = (
+    "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+)
+
+
+def on_files(files, config):
+    name, wheel = build()
+    config.extra["wheel"] = name
+    files.append(File.generated(config, name, content=wheel))
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        packed = pack({path.name: path.read_bytes(), name: wheel})
+        uri = f"notebooks/{path.stem}.zip"
+        files.append(File.generated(config, uri, content=packed))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    return markdown.replace("{{ wheel }}", config.extra["wheel"])
+
+
+def build() -> tuple[str, bytes]:
+    """Name and content of the wheel. Needs setuptools, and no network.
+
+    Errors: `PluginError` if there is no wheel, with the reason.
+    """
+    with TemporaryDirectory() as folder:
+        # In a copy: setuptools leaves files beside those that it builds.
+        tree, out = Path(folder, "tree"), Path(folder, "out")
+        tree.mkdir()
+        for part in PARTS:
+            if (ROOT / part).is_dir():
+                left = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / part, tree / part, ignore=left)
+            else:
+                shutil.copy(ROOT / part, tree)
+        # The wheel keeps permissions, which depend on who checked out.
+        for path in tree.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        done = subprocess.run(
+            [sys.executable, "-c", BUILD, str(out)],
+            cwd=tree,
+            env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise PluginError(f"setuptools could not make the wheel:\n{done.stderr}")
+        (wheel,) = out.glob("*.whl")
+        return wheel.name, wheel.read_bytes()
+
+
+def pack(content: dict[str, bytes]) -> bytes:
+    """A ZIP of files."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            file = zipfile.ZipInfo(name, DATE)
+            file.compress_type = zipfile.ZIP_DEFLATED
+            file.external_attr = 0o644 << 16
+            archive.writestr(file, data)
+    return packed.getvalue()
