@@ -1,0 +1,278 @@
+"""The first code cell of the notebooks: where it finds fwlab, in which order.
+
+Each test has a fresh virtual environment with all that is installed here,
+except fwlab, and no network. Behind the place in which fwlab has to be
+found, there are others that would not do.
+"""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from address import ROOT, SETUP, Address, with_cells
+
+import fwlab
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WHEEL = f"fwlab-{fwlab.__version__}-py3-none-any.whl"
+#: Nothing can be installed from there.
+NOWHERE = "/nowhere/fwlab.whl"
+#: Runs a cell as Jupyter does, and says where fwlab is then.
+RUN = """
+import sys
+from importlib.util import find_spec
+from IPython.core.interactiveshell import InteractiveShell
+
+done = InteractiveShell.instance().run_cell(sys.stdin.read())
+print("stopped" if done.error_in_exec else "went on", file=sys.stderr)
+print(getattr(find_spec("fwlab"), "origin", None))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """What the site offers."""
+    import downloads  # beside the hooks, to which `address` knows the way
+
+    name, content = downloads.build()
+    assert name == WHEEL
+    path = tmp_path_factory.mktemp("wheel") / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+class Machine:
+    """A virtual environment, and a folder for the notebook in another one."""
+
+    def __init__(self, folder: Path):
+        self.above = folder / "a course"  # a space in the path, as people have
+        self.here = self.above / "notebooks"
+        self.here.mkdir(parents=True)
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.prefix = folder / "venv"
+        venv.create(self.prefix, symlinks=True)
+        self.python = self.prefix / "bin" / "python"
+        paths = {"base": str(self.prefix), "platbase": str(self.prefix)}
+        self.packages = Path(sysconfig.get_path("purelib", vars=paths))
+        # A path file, as of an editable install.
+        self.others = folder / "others"
+        self.others.mkdir()
+        for path in Path(sysconfig.get_path("purelib")).iterdir():
+            if "fwlab" not in path.name and path.suffix != ".pth":
+                (self.others / path.name).symlink_to(path)
+        (self.packages / "others.pth").write_text(f"{self.others}\n")
+
+    def run(self, code: str, text: str | None = None, **env: str):
+        # Only what is named: no setting of whoever runs the tests.
+        kept = {k: v for k, v in os.environ.items() if k in ("PATH", "OMP_NUM_THREADS")}
+        kept |= {"HOME": str(self.home), "PIP_NO_INDEX": "1"}
+        kept |= {"https_proxy": "http://127.0.0.1:9"}
+        # pip reads "0" as the option. Isolation would fetch setuptools anew;
+        # the others take time.
+        kept |= {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_WARN_CONFLICTS": "0"}
+        kept |= {"PIP_NO_COMPILE": "1"}
+        return subprocess.run(
+            [self.python, "-c", code],
+            input=text,
+            cwd=self.here,
+            env=kept | env,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    def set_up(self, cell: str = SETUP, **env: str) -> Path:
+        """Where fwlab is after the cell, which must not have stopped."""
+        done = self.run(RUN, cell, **env)
+        assert done.stderr == "went on\n", done.stdout + done.stderr
+        return Path(done.stdout.splitlines()[-1])
+
+    def stop(self, cell: str = SETUP, **env: str) -> str:
+        """What the cell says when it stops."""
+        done = self.run(RUN, cell, **env)
+        assert done.stderr.endswith("stopped\n"), done.stdout + done.stderr
+        assert done.stdout.endswith("None\n")
+        assert not list(self.packages.glob("fwlab*"))
+        assert "Traceback" not in done.stdout + done.stderr
+        return (done.stdout + done.stderr).replace("None\n", "")
+
+    @property
+    def installed(self) -> Path:
+        return self.packages / "fwlab" / "__init__.py"
+
+
+def copy_of_package(folder: Path) -> Path:
+    left = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "fwlab", folder / "fwlab", ignore=left)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def cell_for(repository: str) -> str:
+    """The cell where the address of the repository is set."""
+    cells = [{"id": "setup", "cell_type": "code", "source": ""}]
+    cell = with_cells(cells, "01_fast_weights.ipynb", Address(repository))[-1]
+    assert repository in cell["source"]
+    return cell["source"]
+
+
+def test_installed(machine, wheel):
+    zipfile.ZipFile(wheel).extractall(machine.packages)
+    (machine.here / WHEEL).write_text("no wheel")
+    (machine.above / "fwlab").mkdir()
+    (machine.above / "fwlab" / "__init__.py").touch()
+    assert machine.set_up(FWLAB_SOURCE=NOWHERE) == machine.installed
+
+
+def test_wheel_beside_the_notebook(machine, wheel):
+    shutil.copy(wheel, machine.here)
+    (machine.here / "fwlab-0.0.9-py3-none-any.whl").write_text("an older one")
+    # Loaded a second time; pip does not take such a name.
+    (machine.here / WHEEL.replace(".whl", " (1).whl")).write_text("the same again")
+    (machine.above / "fwlab").mkdir()
+    (machine.above / "fwlab" / "__init__.py").touch()
+    assert machine.set_up(FWLAB_SOURCE=NOWHERE) == machine.installed
+    # With data, without a torch of its own, and for good.
+    assert (machine.installed.parent / "data" / "results").is_dir()
+    assert not list(machine.packages.glob("torch*"))
+    assert machine.set_up() == machine.installed
+
+
+def test_checkout_above_the_notebook(machine):
+    copy_of_package(machine.above)
+    found = machine.set_up(cell_for("https://git.example/a/b"), FWLAB_SOURCE=NOWHERE)
+    assert found == machine.above / "fwlab" / "__init__.py"
+    assert not list(machine.packages.glob("fwlab*"))
+
+
+@pytest.mark.parametrize(
+    "kind", ["wheel", pytest.param("folder", marks=pytest.mark.slow)]
+)
+def test_fwlab_source(machine, wheel, kind, tmp_path):
+    source = wheel
+    if kind == "folder":
+        source = tmp_path / "source"
+        source.mkdir()
+        copy_of_package(source)
+    # A folder of that name is not yet a checkout.
+    (machine.above / "fwlab").mkdir()
+    (machine.here / "fwlab").mkdir()
+    found = machine.set_up(
+        cell_for("https://git.example/a/b"), FWLAB_SOURCE=str(source)
+    )
+    assert found == machine.installed
+
+
+def test_address(machine, tmp_path):
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    copy_of_package(repository)
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "."]):
+        subprocess.run([*git, *command], cwd=repository, check=True)
+    # git reads the address that is set, and takes the folder instead.
+    address = "https://git.example/a/b"
+    instead = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{repository.as_uri()}.insteadOf",
+        "GIT_CONFIG_VALUE_0": address,
+    }
+    assert machine.set_up(cell_for(address), **instead) == machine.installed
+
+
+def test_nowhere(machine):
+    (machine.above / "fwlab").mkdir()
+    said = machine.stop()
+    (sentence, _) = said.splitlines()
+    assert sentence == (
+        "UsageError: fwlab is missing: put its wheel, fwlab-*.whl, into the folder "
+        f"{machine.here}, and run this cell again."
+    )
+
+
+def test_pip_that_fails(machine):
+    said = machine.stop(FWLAB_SOURCE=NOWHERE)
+    assert said.startswith(f"UsageError: pip could not install fwlab from {NOWHERE}: ")
+    said = machine.stop(cell_for("https://git.example/a/b"))
+    assert "could not install fwlab from git+https://git.example/a/b@main: " in said
+
+
+def test_torch_stays_as_it_is(machine, wheel):
+    """Also if it is too old, and pip would know a newer one."""
+    for path in machine.others.glob("torch*"):
+        path.unlink()
+    links = machine.above / "links"
+    links.mkdir()
+    for version in ("2.0.0", "2.9.0"):
+        info = f"torch-{version}.dist-info"
+        with zipfile.ZipFile(links / f"torch-{version}-py3-none-any.whl", "w") as made:
+            head = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+            made.writestr(f"{info}/METADATA", head)
+            kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            made.writestr(f"{info}/WHEEL", kind)
+            made.writestr(f"{info}/RECORD", "")
+    zipfile.ZipFile(links / "torch-2.0.0-py3-none-any.whl").extractall(machine.packages)
+    shutil.copy(wheel, machine.here)
+    said = machine.stop(PIP_FIND_LINKS=links.as_uri())
+    assert "torch==2.0.0" in said
+    found = [path.name for path in machine.packages.glob("torch*")]
+    assert found == ["torch-2.0.0.dist-info"]
+
+
+#: Runs notebooks as `jupyter execute` does.
+EXECUTE = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+
+name = sys.stdin.read()
+book = nbformat.read(name, as_version=4)
+where = "import fwlab; print(fwlab.__file__)"
+book.cells.append(nbformat.v4.new_code_cell(where))
+client = NotebookClient(book, kernel_name="python3", timeout=600)
+try:
+    client.execute()
+finally:
+    outputs = [cell.get("outputs", []) for cell in book.cells]
+    print(sum(1 for some in outputs for output in some))
+    print(outputs[-1][0]["text"] if outputs[-1] else "", end="")
+"""
+
+
+def test_notebook_stops_at_the_cell(machine):
+    """And does not go on to an import that fails."""
+    name = NOTEBOOKS[0].name
+    shutil.copy(NOTEBOOKS[0], machine.here)
+    rewritten = machine.here / name
+    text = rewritten.read_text("utf-8")
+    # Where an address is set, it must not be asked here.
+    rewritten.write_text(text.replace(", address)", ")"), "utf-8")
+    done = machine.run(EXECUTE, name)
+    assert done.returncode != 0
+    assert "CellExecutionError" in done.stderr
+    assert "ModuleNotFoundError" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_runs_alone(machine, wheel, path):
+    """As somebody has it who unpacked the ZIP of the site: nothing else is
+    there, no network, and no texts kept from before.
+    """
+    shutil.copy(path, machine.here)
+    shutil.copy(wheel, machine.here)
+    done = machine.run(EXECUTE, path.name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(machine.installed)
