@@ -1,5 +1,6 @@
 """The address of the repository: set everywhere, or nowhere."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,16 +10,12 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from address import ROOT, SETUP, Address, current
+from address import ROOT, Address, current
 from owners import KNOWN, NOBODY, strangers
 
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 GITHUB = f"https://github.com/{NOBODY}/my-fwlab"
 PAGES = f"https://{NOBODY}.github.io/my-fwlab/"
-#: What a copy of the repository is made without.
-LEFT = shutil.ignore_patterns(
-    ".*", "site", "runs", "tests", "__pycache__", "*.egg-info"
-)
 
 
 def tracked() -> list[Path]:
@@ -28,6 +25,13 @@ def tracked() -> list[Path]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     names = done.stdout.decode().split("\0")
     return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def copy_to(folder: Path) -> None:
+    for path in tracked():
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def test_no_file_leads_to_strangers():
@@ -100,7 +104,8 @@ def test_what_is_no_address_is_refused_in_a_sentence(url, site):
 def copy(tmp_path) -> Path:
     """Of the repository, without tests."""
     folder = tmp_path / "copy"
-    shutil.copytree(ROOT, folder, ignore=LEFT)
+    copy_to(folder)
+    shutil.rmtree(folder / "tests")
     return folder
 
 
@@ -199,5 +204,41 @@ def test_results_of_the_notebooks_are_those_of_the_site():
         assert path.read_bytes() == original.read_bytes(), f"copy {original} to {path}"
     for path in PATHS:
         book = nbformat.read(path, as_version=4)
-        code = [c.source for c in book.cells if c.cell_type == "code"]
-        assert "../" not in "\n".join(code).replace(SETUP, ""), path
+        for cell in book.cells:
+            if cell.cell_type == "code" and cell.id != "setup":
+                assert "../" not in cell.source, (path, cell.id)
+
+
+@pytest.mark.slow
+def test_all_holds_where_an_address_is_set(tmp_path):
+    """The site of a copy with an address, and the tests of both."""
+    folder, site = tmp_path / "copy", tmp_path / "site"
+    copy_to(folder)
+    subprocess.run([sys.executable, ROOT / "docs" / "tools" / "npm.py"], check=True)
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "npm").symlink_to(ROOT / ".cache" / "npm")
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    assert make_address(folder, f"URL={GITHUB}").returncode == 0
+    build = ["mkdocs", "build", "--strict", "--site-dir", str(site)]
+    tests = ["tests/test_address.py", "tests/test_notebooks.py"]
+    tests += ["tests/site/test_build.py", "tests/site/test_course.py"]
+    tests += ["-m", "not slow", "-k", "not serve"]
+    env = {"PYTHONPATH": str(folder), "FWLAB_SITE": str(site)}
+    env["NO_MKDOCS_2_WARNING"] = "1"
+    for command in (build, ["pytest", "-p", "no:cacheprovider", *tests]):
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=folder,
+            env=os.environ | env,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    html = (site / "notebooks" / "04_delta_rule.html").read_text("utf-8")
+    assert f'<link rel="canonical" href="{PAGES}notebooks/04_delta_rule.html">' in html
+    assert f'property="og:url" content="{PAGES}notebooks/04_delta_rule.html"' in html
+    assert "<h1" in html and "badge.svg" not in html  # the button is enough
+    course = (site / "course.html").read_text("utf-8")
+    assert f'github/{NOBODY}/my-fwlab/blob/main/notebooks"' in course
+    assert "Colab, from GitHub" in course
