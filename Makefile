@@ -36,7 +36,7 @@ test: $(READY)
 	$(BIN)/python tests/budget.py || failed=1; \
 	exit $$failed
 
-test-all: export PYTEST_ADDOPTS = -m "not speed" --hypothesis-profile=others
+test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "not speed" --hypothesis-profile=others
 test-all: test
 
 test-package: $(READY)
