@@ -139,7 +139,9 @@ def feedback_attention(
     $$z_t = \sum_{j<t} \mathrm{softmax}_{j<t}(a_{tj})\, v_j \tag{f5}$$
 
     The step itself is not among them. The very first step has nothing
-    to attend to, and the empty sum is 0.
+    to attend to, and the empty sum is 0. Both terms of the score are
+    those of the authors' code; the biases that Transformer-XL adds to
+    the query in either term are left out there as well.
 
     - `q`: `[batch, heads, key]`.
     - `k`, `v`: `[batch, past, heads, key]`, oldest first: the last one
