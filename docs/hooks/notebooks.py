@@ -187,10 +187,10 @@ def _actions(page, config) -> str:
     wheel = escape(config.extra["wheel"])
     return (
         f"<p data-search-exclude>{' '.join(links)}</p>"
-        "<details data-search-exclude><summary>How to run the ZIP</summary><ul>"
-        "<li><strong>In Colab:</strong> unpack the ZIP on your computer. Upload "
-        f"<code>{escape(name)}</code> as a notebook, open the files pane at the left, "
-        f"drop <code>{wheel}</code> into it, and run all cells.</li>"
+        "<details data-search-exclude><summary>Run it in Colab or Jupyter</summary><ul>"
+        "<li><strong>In Colab:</strong> unpack the ZIP on your computer. In Colab, "
+        f"upload <code>{escape(name)}</code> as a notebook. Then open the files pane "
+        f"on the left, drop <code>{wheel}</code> into it, and run all cells.</li>"
         "<li><strong>In Jupyter:</strong> unpack the ZIP and open the notebook. Its "
         "first code cell installs the package from the file beside it.</li>"
         "</ul></details>"
