@@ -50,14 +50,14 @@ $(KERNELS): $(READY)
 	GROUP=kernels-$(basename $(notdir $@)) TRITON_INTERPRET=1 $(PYTEST) $@
 
 notebooks: $(READY)
-	$(BIN)/python docs/tools/notebooks.py
+	$(BIN)/python docs/tools/run_notebooks.py
 
 # make address URL=... [SITE=...]; URL= alone takes the address out.
 address:
 	$(PYTHON) docs/tools/address.py "$(URL)" --site "$(SITE)"
 
 figures: site
-	$(BIN)/python docs/tools/figures.py
+	$(BIN)/python docs/tools/keep_figures.py
 
 screenshots: site
 	$(BIN)/python docs/tools/screenshots.py

@@ -77,7 +77,10 @@ def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
         file.write(result.asm["cubin"])
         file.flush()
         text = subprocess.run(
-            [tool, "-res-usage", file.name], check=True, capture_output=True, text=True
+            [tool, "-res-usage", file.name],
+            check=True,
+            capture_output=True,
+            encoding="utf-8",
         ).stdout
     registers, stack = (
         int(re.search(rf"{word}:(\d+)", text)[1]) for word in ("REG", "STACK")

@@ -90,7 +90,7 @@ def verdicts(records: dict[str, dict], budgets: dict[str, float]) -> dict[str, s
 def main() -> int:
     """Print the slowest tests and the budgets; 1 where one is overspent."""
     records = {
-        p.stem: json.loads(p.read_text()) for p in sorted(RECORDS.glob("*.json"))
+        p.stem: json.loads(p.read_text("utf-8")) for p in sorted(RECORDS.glob("*.json"))
     }
     print("The slowest tests:")
     print("\n".join(slowest([*records.values()])))

@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import budget
 import hypothesis
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "tools"))
@@ -29,6 +30,12 @@ hypothesis.settings.register_profile("others", **CALM, print_blob=True)
 hypothesis.settings.load_profile("same")
 
 
+@pytest.fixture(autouse=True)
+def seed():
+    """The same random numbers in whatever order tests come."""
+    torch.manual_seed(0)
+
+
 def pytest_configure(config):
     # Not only for the folder of this file: notebooks are tested, too.
     config.pluginmanager.register(budget.Record(), "budget")
@@ -38,4 +45,6 @@ def pytest_collection_modifyitems(items):
     # A random order is one of tests, not of the cells of a notebook.
     cells = [item for item in items if hasattr(item, "cell_num")]
     others = [item for item in items if not hasattr(item, "cell_num")]
+    if cells:  # Where there is no list of fonts yet, the first cell would say so.
+        import matplotlib.font_manager  # noqa: F401
     items[:] = others + sorted(cells, key=lambda cell: (cell.path, cell.cell_num))

@@ -119,7 +119,7 @@ def make_address(folder: Path, *given: str) -> subprocess.CompletedProcess:
         ["make", "-s", "address", f"PYTHON={sys.executable}", *given],
         cwd=folder,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=300,
     )
 
@@ -225,13 +225,14 @@ def test_all_holds_where_an_address_is_set(tmp_path):
     tests += ["-m", "not slow", "-k", "not serve"]
     env = {"PYTHONPATH": str(folder), "FWLAB_SITE": str(site)}
     env["NO_MKDOCS_2_WARNING"] = "1"
+    env |= {"PYTEST_ADDOPTS": "", "GROUP": ""}
     for command in (build, ["pytest", "-p", "no:cacheprovider", *tests]):
         done = subprocess.run(
             [sys.executable, "-m", *command],
             cwd=folder,
             env=os.environ | env,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=1800,
         )
         assert done.returncode == 0, done.stdout + done.stderr

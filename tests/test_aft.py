@@ -464,7 +464,7 @@ def test_long_and_loud(time, sigma):
 
 
 @both
-@pytest.mark.parametrize("time", [1, 2, 9, 40, 70, 130])
+@pytest.mark.parametrize("time", [1, 2, 9, 66])
 @pytest.mark.parametrize("masked", [False, True])
 def test_not_causal(implementation, time, masked):
     q, k, v = (x.requires_grad_() for x in qkv(time))

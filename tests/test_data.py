@@ -31,8 +31,10 @@ def server(body, status=200):
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}/text"
-        httpd.shutdown()
+        try:
+            yield f"http://127.0.0.1:{httpd.server_port}/text"
+        finally:
+            httpd.shutdown()
 
 
 @pytest.fixture
@@ -40,6 +42,8 @@ def small(monkeypatch, tmp_path):
     """A world where Shakespeare wrote 40 lines and the cache is empty."""
     pytest.importorskip("pooch")
     monkeypatch.delenv("FWLAB_DATA", raising=False)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache")
 
     def at(url):

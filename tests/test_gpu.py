@@ -12,7 +12,7 @@ from fwlab.ops import gpu
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 aot = pytest.importorskip("aot")
 
-TABLE = json.loads(aot.TABLE.read_text())
+TABLE = json.loads(aot.TABLE.read_text("utf-8"))
 if gpu.INTERPRETED:
     pytest.skip("kernels are interpreted here", allow_module_level=True)
 

@@ -41,7 +41,7 @@ def test_imports_point_up(path):
     if here == "__init__":
         return
     assert here in ORDER, f"{here} has no place in the order of the house"
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -69,7 +69,7 @@ def test_core_needs_only_the_core():
 
 
 def test_versions_have_no_upper_bound_on_torch():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert sorted(re.split("[>=<]", d)[0] for d in project["dependencies"]) == [
         "matplotlib",
         "numpy",
@@ -77,14 +77,16 @@ def test_versions_have_no_upper_bound_on_torch():
     ]
     assert "torch>=2.6" in project["dependencies"]
     assert project["requires-python"] == ">=3.11"
-    pins = (ROOT / "constraints.txt").read_text()
+    pins = (ROOT / "constraints.txt").read_text("utf-8")
     assert re.search(r"^torch==2\.13\.0$", pins, re.MULTILINE)
 
 
 def test_latex_is_in_raw_docstrings():
     """A backslash in a plain docstring warns, or eats a letter."""
     for path in FILES:
-        compile(path.read_text(), str(path), "exec", dont_inherit=True)
-        for match in re.finditer(r'(r?)"""(.*?)"""', path.read_text(), re.DOTALL):
+        compile(path.read_text("utf-8"), str(path), "exec", dont_inherit=True)
+        for match in re.finditer(
+            r'(r?)"""(.*?)"""', path.read_text("utf-8"), re.DOTALL
+        ):
             if "\\" in match[2].replace("\\n", ""):
                 assert match[1] == "r", f"{path}: {match[2][:40]!r}"

@@ -88,7 +88,7 @@ class Machine:
             cwd=self.here,
             env=kept | env,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=600,
         )
 

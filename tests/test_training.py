@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import subprocess
 import sys
 
 import pytest
@@ -44,13 +45,13 @@ def config(**changes):
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_it_learns(mixer):
-    trainer = Trainer(config(mixer=mixer, steps=150, eval_every=50), TEXT)
+    trainer = Trainer(config(mixer=mixer, steps=60, eval_every=20), TEXT)
     run = list(trainer.run())
-    assert [p.step for p in run] == list(range(1, 151))
+    assert [p.step for p in run] == list(range(1, 61))
     assert run[0].loss == pytest.approx(math.log(len(trainer.characters)), abs=0.3)
-    assert run[-1].val_loss < 1.0
+    assert run[-1].val_loss < 2.0
     measured = [p.step for p in run if p.val_loss is not None]
-    assert measured == [50, 100, 150]
+    assert measured == [20, 40, 60]
 
 
 def test_same_seed_same_model():
@@ -283,6 +284,7 @@ def test_save_where_nothing_can_be_written(trained, tmp_path):
 FAST = [
     *("--layers", "1", "--heads", "2", "--d-model", "16", "--block", "16"),
     *("--batch", "2", "--steps", "6", "--eval-every", "3", "--eval-windows", "2"),
+    *("--device", "cpu"),
 ]
 
 
@@ -308,7 +310,7 @@ def test_train_and_generate(fwlab, tmp_path):
     code, out, _ = fwlab("train", "--mixer", "delta", "--corpus", "text.txt", *FAST)
     assert code == 0
     assert "validation loss" in out
-    result = json.loads((tmp_path / "runs/delta/result.json").read_text())
+    result = json.loads((tmp_path / "runs/delta/result.json").read_text("utf-8"))
     assert result["config"]["mixer"] == "delta"
     assert [row[0] for row in result["curve"]] == [3, 6]
     assert result["curve"][-1][-1] == result["validation_loss"]
@@ -332,7 +334,7 @@ def test_train_and_generate(fwlab, tmp_path):
     again[again.index("6")] = "9"
     assert fwlab(*again)[0] == 0
     assert load(path).step == 9
-    result = json.loads((tmp_path / "runs/delta/result.json").read_text())
+    result = json.loads((tmp_path / "runs/delta/result.json").read_text("utf-8"))
     assert [row[0] for row in result["curve"]] == [3, 6, 9]
 
 
@@ -340,7 +342,7 @@ def test_train_and_generate(fwlab, tmp_path):
 def test_every_mixer_trains_and_generates(fwlab, tmp_path, mixer):
     options = ("--mixer", mixer, "--d-ff", "24", "--corpus", "text.txt")
     assert fwlab("train", *options, *FAST)[0] == 0
-    result = json.loads((tmp_path / f"runs/{mixer}/result.json").read_text())
+    result = json.loads((tmp_path / f"runs/{mixer}/result.json").read_text("utf-8"))
     assert math.isfinite(result["validation_loss"])
     path = tmp_path / f"runs/{mixer}/checkpoint.safetensors"
     model = load(path).model
@@ -354,13 +356,24 @@ def test_every_mixer_trains_and_generates(fwlab, tmp_path, mixer):
 
 
 def test_peak_memory():
-    before = PeakMemory()
-    if before.mib() is None:
+    """In a fresh process: here memory may be left that is taken again."""
+    code = """
+import torch
+from fwlab.training import PeakMemory
+before = PeakMemory()
+block = torch.ones(16 * 2**20)  # 64 MiB
+during = before.mib()
+del block
+print(during, before.mib())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE
+    )
+    during, after = done.stdout.split()
+    if during == b"None":
         pytest.skip("this system does not tell")
-    block = torch.ones(16 * 2**20)  # 64 MiB
-    assert 60 < before.mib() < 200
-    del block
-    assert before.mib() > 60
+    assert 60 < float(during) < 200
+    assert float(after) > 60
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def build() -> tuple[str, bytes]:
             cwd=tree,
             env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
         )
         if done.returncode:
             raise PluginError(f"setuptools could not make the wheel:\n{done.stderr}")

@@ -2,7 +2,7 @@
 
 A figure is docs/figures/NAME.js. Beside it lie NAME.html, its picture as it
 begins, and NAME.txt, what is to be seen then in words: both written by
-docs/tools/figures.py. They serve readers without scripts, and print. A
+docs/tools/keep_figures.py. They serve readers without scripts, and print. A
 page loads the scripts of its own figures only.
 """
 

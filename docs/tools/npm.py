@@ -19,8 +19,8 @@ DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
 
 def missing() -> list[str]:
     """The packages that are not there in the locked version."""
-    lock = json.loads((DOCS / "package-lock.json").read_text())["packages"]
-    wanted = json.loads((DOCS / "package.json").read_text())["dependencies"]
+    lock = json.loads((DOCS / "package-lock.json").read_text("utf-8"))["packages"]
+    wanted = json.loads((DOCS / "package.json").read_text("utf-8"))["dependencies"]
     return [
         name
         for name in wanted
@@ -30,7 +30,9 @@ def missing() -> list[str]:
 
 def _version(name: str) -> str | None:
     package = CACHE / "node_modules" / name / "package.json"
-    return json.loads(package.read_text())["version"] if package.exists() else None
+    return (
+        json.loads(package.read_text("utf-8"))["version"] if package.exists() else None
+    )
 
 
 def npm() -> list[str]:
@@ -49,7 +51,7 @@ def npm() -> list[str]:
 
 def run(command: list[str], failure: str) -> None:
     try:
-        done = subprocess.run(command, cwd=CACHE, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=CACHE, capture_output=True, encoding="utf-8")
     except OSError as error:
         sys.exit(f"{failure}: {error}")
     if done.returncode:

@@ -67,10 +67,12 @@ def seconds(case: Case) -> dict[str, list[float]]:
         for _ in range(case.rounds):
             for name, side in case.sides.items():
                 once(side, inputs, dy)
-                end = time.perf_counter() + TURN
-                while (start := time.perf_counter()) < end:
+                start = time.perf_counter()
+                end = start + TURN
+                while start < end or not times[name]:
                     once(side, inputs, dy)
                     times[name].append(time.perf_counter() - start)
+                    start = time.perf_counter()
     finally:
         torch.set_num_threads(before)
     return times

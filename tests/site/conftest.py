@@ -10,19 +10,11 @@ import os
 import resource
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "docs" / "tools"))
-
-from browser import OPTIONS, chromium, served  # noqa: E402
-
-#: Processor time that building the site took, in seconds, if it was built
-#: here: what the clock shows on a machine that does nothing else.
-BUILD: list[float] = []
+from browser import OPTIONS, chromium, served
+from built import BUILD, ROOT, Page
 
 #: Milliseconds to wait for what a page does at once on a quiet machine.
 PATIENCE = 300_000
@@ -34,7 +26,7 @@ def site(tmp_path_factory) -> Path:
     if built := os.environ.get("FWLAB_SITE"):
         return Path(built).resolve()
     fetch = [sys.executable, str(ROOT / "docs" / "tools" / "npm.py")]
-    done = subprocess.run(fetch, capture_output=True, text=True)
+    done = subprocess.run(fetch, capture_output=True, encoding="utf-8")
     if done.returncode:
         pytest.fail(
             f"the site needs packages of npm: {done.stderr.strip()}", pytrace=False
@@ -48,7 +40,7 @@ def site(tmp_path_factory) -> Path:
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     BUILD.append(_children() - begin)
     said = [line for line in done.stderr.splitlines() if "INFO" not in line]
@@ -60,26 +52,6 @@ def site(tmp_path_factory) -> Path:
 def _children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-class Page(HTMLParser):
-    """What a page links to, what it loads, and what can be linked to."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.links: list[str] = []
-        self.loads: list[str] = []
-        self.ids: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        if "id" in attributes:
-            self.ids.append(attributes["id"])
-        if tag == "a" and attributes.get("href"):
-            self.links.append(attributes["href"])
-        elif target := attributes.get("src") or attributes.get("href"):
-            self.loads.append(target)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import re
 from html import unescape
 
 import pytest
-from conftest import ROOT
+from built import ROOT
 from test_build import MODULES, PACKAGE
 
 OPERATIONS = sorted(path.parent.name for path in PACKAGE.glob("ops/*/efficient.py"))
@@ -81,7 +81,9 @@ def test_every_reference_to_an_equation_is_a_link(site):
     html = (site / NAIVE).read_text("utf-8")
     for tag in ("20", "24", "25", "26", "27", "28"):
         assert f'<a class="eq" href="#eq-{tag}">Eq. {tag}</a>' in html
-    layer = (site / "annotated/source/layers/fast_weight_attention.html").read_text()
+    layer = (site / "annotated/source/layers/fast_weight_attention.html").read_text(
+        "utf-8"
+    )
     # Stated in another file; and stated nowhere, but listed.
     assert 'source/ops/linear/naive.html#eq-19">' in layer
     assert 'annotated/equations.html#schlag2021-21">' in layer
@@ -114,13 +116,14 @@ def test_columns_stand_side_by_side(look, operation):
     assert naive["y"] + naive["height"] <= efficient["y"]
 
 
-def test_notes_stand_beside_their_code(look):
-    """On every page of a file: notes left, code right, in one row."""
+def test_notes_stand_beside_their_code(look, address):
+    """On every page of a file: notes left, code right, in one row; and Greek
+    letters of formulas are mapped to what the code calls them.
+    """
+    known = (ROOT / "docs" / "scripts" / "annotated.js").read_text("utf-8")
     tab = look("index.html")
     for page in SOURCES:
-        tab.goto(
-            tab.url.split("/annotated")[0].replace("/index.html", "") + f"/{page}.html"
-        )
+        tab.goto(f"{address}{page}.html")
         rows = tab.evaluate(
             """() => [...document.querySelectorAll(".annotated.one .row")]
               .map((row) => [".note", ".highlight"].map((s) => row.querySelector(s)))
@@ -131,6 +134,11 @@ def test_notes_stand_beside_their_code(look):
         for note, code in rows:
             assert note["right"] <= code["left"] and note["top"] == code["top"], page
         assert tab.evaluate(CUT) == [], page
+        letters = tab.evaluate(
+            """[...document.querySelectorAll(".annotated .katex-html .mathnormal")]
+              .map((e) => e.textContent).filter((c) => /^[Α-ωϕϵϑ]$/u.test(c))"""
+        )
+        assert {c for c in letters if f" {c}" not in known} == set(), page
 
 
 @pytest.mark.parametrize("operation", KERNELS)
@@ -300,18 +308,6 @@ def test_names_that_differ_are_not_mixed_up(look):
     assert "to_v" in options and not {"for", "def", "return", "in"} & set(options)
 
 
-@pytest.mark.parametrize("page", sorted(SOURCES))
-def test_every_letter_of_a_formula_has_a_name(look, page):
-    """Greek letters are mapped to what the code calls them."""
-    tab = look(f"{page}.html")
-    letters = tab.evaluate(
-        """[...document.querySelectorAll(".annotated .katex-html .mathnormal")]
-          .map((e) => e.textContent).filter((c) => /^[Α-ωϕϵϑ]$/u.test(c))"""
-    )
-    known = (ROOT / "docs" / "scripts" / "annotated.js").read_text("utf-8")
-    assert {c for c in letters if f" {c}" not in known} == set()
-
-
 def test_other_clicks_are_the_browsers(look):
     tab = look(NAIVE)
     with tab.context.expect_page() as opened:
@@ -382,7 +378,7 @@ def test_copied_code_has_no_line_numbers(look):
           return getSelection().toString();
         }"""
     )
-    lines = (ROOT / "fwlab/ops/delta/naive.py").read_text().splitlines()[33:35]
+    lines = (ROOT / "fwlab/ops/delta/naive.py").read_text("utf-8").splitlines()[33:35]
     assert copied.split("\n")[:2] == lines
 
 

@@ -14,12 +14,12 @@ import xml.etree.ElementTree as ET
 import zipfile
 from html import unescape
 from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 import yaml
 from address import current
-from conftest import BUILD, ROOT
+from built import BUILD, ROOT
 from owners import strangers
 
 import fwlab
@@ -57,7 +57,7 @@ def test_is_built_soon(site):
 
 
 @pytest.mark.slow
-def test_serve_follows_changes(tmp_path):
+def test_serve_follows_changes(site, tmp_path):
     """`mkdocs serve`, in a copy: a page is built again when it changes,
     and so is one that is made of a file of the package.
     """
@@ -82,20 +82,22 @@ def test_serve_follows_changes(tmp_path):
             path = urlsplit(current().site).path or "/"
             page = f"http://{address}{path}annotated/equations.html"
             # The page asks to be told when it has changed.
-            assert "livereload" in _wait_for(page, "Equations of the papers")
+            assert "livereload" in _wait_for(server, page, "Equations of the papers")
             file = copy / "fwlab" / "ops" / "delta" / "naive.py"
             text = file.read_text("utf-8")
             assert text.count("# Eq. 20") == 1
             file.write_text(text.replace("# Eq. 20", "# Eq. 12"), "utf-8")
-            _wait_for(page.replace("equations", "source/ops/delta/naive"), "Eq. 12")
+            _wait_for(
+                server, page.replace("equations", "source/ops/delta/naive"), "Eq. 12"
+            )
             row = re.search(
-                r'id="schlag2021-12".*?</tr>', _wait_for(page, "<table"), re.S
+                r'id="schlag2021-12".*?</tr>', _wait_for(server, page, "<table"), re.S
             )
             assert "ops/delta/naive" in row[0]
             with (copy / "docs" / "notation.md").open("a") as notation:
                 notation.write("\nA sentence of this test.\n")
             page = page.replace("annotated/equations", "notation")
-            _wait_for(page, "A sentence of this test.")
+            _wait_for(server, page, "A sentence of this test.")
         finally:
             # Not as Ctrl-C, which a process started in the background of a
             # shell does not get.
@@ -103,15 +105,16 @@ def test_serve_follows_changes(tmp_path):
             server.wait(timeout=LONG)
 
 
-def _wait_for(page: str, words: str) -> str:
+def _wait_for(server: subprocess.Popen, page: str, words: str) -> str:
     end = time.monotonic() + LONG
-    while time.monotonic() < end:
+    directly = build_opener(ProxyHandler({}))
+    while time.monotonic() < end and server.poll() is None:
         with contextlib.suppress(OSError):
-            html = urlopen(page, timeout=LONG).read().decode()
+            html = directly.open(page, timeout=LONG).read().decode()
             if words in html:
                 return html
         time.sleep(1)
-    raise AssertionError(f"{page} did not show {words!r} within {LONG} s")
+    raise AssertionError(f"{page} did not show {words!r}; exit code {server.poll()}")
 
 
 def test_citation_is_that_of_the_package(site):
@@ -299,7 +302,9 @@ def test_pages_lead_to_the_repository_if_it_has_an_address(site, pages):
         buttons = re.findall(r'<a href="([^"]*)"[^>]*class="md-source"', html)
         assert set(buttons) == ({repository} if repository else set()), name
     pencils = {
-        name: re.findall(r'<a href="([^"]*)"[^>]*rel="edit"', (site / name).read_text())
+        name: re.findall(
+            r'<a href="([^"]*)"[^>]*rel="edit"', (site / name).read_text("utf-8")
+        )
         for name in pages
     }
     files = {
@@ -322,7 +327,7 @@ def test_pages_lead_to_the_repository_if_it_has_an_address(site, pages):
 
 
 def test_lock_file_names_no_host():
-    lock = (ROOT / "docs" / "package-lock.json").read_text()
+    lock = (ROOT / "docs" / "package-lock.json").read_text("utf-8")
     assert "resolved" not in lock and "registry" not in lock
     assert lock.count('"integrity"') == lock.count('"node_modules/')
 

@@ -14,7 +14,7 @@ from html import unescape
 
 import pytest
 from address import current
-from conftest import ROOT
+from built import ROOT
 
 from fwlab.exercises import EXERCISES, assert_correct
 
@@ -230,9 +230,9 @@ def test_the_test_for_a_class(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     assert "2 failed, 1 passed" in done.stdout, done.stdout
     assert "write is wrong: stores a value in an empty memory" in done.stdout

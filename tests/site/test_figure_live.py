@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import ROOT
+from built import ROOT
 from safetensors import safe_open
 from torch.nn import functional as F
 
@@ -60,7 +60,9 @@ def test_weights_come_on_first_use(look):
 def test_files_are_small_and_of_trained_models(rule):
     path = FOLDER / f"{rule}.safetensors"
     assert path.stat().st_size < 500_000
-    run = json.loads((ROOT / "docs" / "results" / f"live-{rule}.json").read_text())
+    run = json.loads(
+        (ROOT / "docs" / "results" / f"live-{rule}.json").read_text("utf-8")
+    )
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["model"])
     assert about["mixer"] == rule == run["config"]["mixer"]
@@ -306,9 +308,9 @@ def test_export_web(tmp_path):
     from fwlab.cli import export_web
 
     run = training.Config(
-        "delta", layers=1, heads=2, d_model=8, block=4, batch=2, steps=1
+        "delta", layers=1, heads=2, d_model=8, block=4, batch=2, steps=1, device="cpu"
     )
-    trainer = training.Trainer(run)
+    trainer = training.Trainer(run, "the quick brown fox " * 20)
     for _ in trainer.run():
         pass
     trainer.save(tmp_path / "checkpoint.safetensors")

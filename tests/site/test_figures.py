@@ -1,6 +1,6 @@
 """What holds for every figure: it is there without scripts, and current."""
 
-import figures
+import keep_figures as figures
 import pytest
 from test_pages import AXE, RULES
 

@@ -7,7 +7,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 from browser import served
-from conftest import ROOT
+from built import ROOT
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 THEMES = {"light": "default", "dark": "slate"}

@@ -7,7 +7,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from conftest import ROOT
+from built import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import plots

@@ -4,7 +4,7 @@ The same code gives the same bytes: cell ids stay, timings and whatever
 else a run leaves behind is taken out. The badge and the set-up cell are
 written anew, with the address that is set (address.py).
 
-    python docs/tools/notebooks.py [NOTEBOOK ...]
+    python docs/tools/run_notebooks.py [NOTEBOOK ...]
 """
 
 import sys
@@ -23,7 +23,7 @@ def execute(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
         notebook,
-        timeout=300,
+        timeout=1200,
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,

@@ -1,6 +1,6 @@
 """Keep how each figure begins, for pages without scripts and for paper.
 
-    python docs/tools/figures.py SITE
+    python docs/tools/keep_figures.py SITE
 
 opens the figures of a built site in Chromium and writes for each
 docs/figures/NAME.html, its picture, and NAME.txt, what is to be seen in

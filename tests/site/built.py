@@ -1,0 +1,31 @@
+"""The built site, for all its tests: not in a conftest.py, of which there are
+several, so that nobody can tell which of them an import finds.
+"""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Processor time that building the site took, in seconds, if it was built
+#: here: what the clock shows on a machine that does nothing else.
+BUILD: list[float] = []
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and what can be linked to."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        elif target := attributes.get("src") or attributes.get("href"):
+            self.loads.append(target)
