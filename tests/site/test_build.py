@@ -263,7 +263,7 @@ def test_every_page_says_what_it_is(site, pages):
 
 def test_site_leads_to_no_strangers(site):
     """Neither do the notebooks, the wheel and what else it offers."""
-    old = ("github.com/" + "fwlab", "fwlab.github" + ".io")
+    old = ("github.com" + "/fwlab", "fwlab" + ".github.io")
     searched = 0
     for path in site.rglob("*"):
         for name, data in _content(path):
