@@ -48,13 +48,17 @@ RULES = """() => axe.run(document, {
 def hand_written(pages) -> set[str]:
     """Pages of text, and one of each kind that is made from other files."""
     docs = ROOT / "docs"
-    made = {"api": "api/layers.html", "annotated": "annotated/delta.html"}
-    written = {p.relative_to(docs).with_suffix(".html") for p in docs.rglob("*.md")}
-    names = {path.as_posix() for path in written if path.parts[0] not in made}
-    names |= {*made.values(), "annotated/source/ops/delta/naive.html"}
-    names |= {"notebooks/04_delta_rule.html", "annotated/equations.html"}
-    assert names <= pages.keys()
-    return names
+    kinds = {
+        "annotated": ["annotated/delta", "annotated/source/ops/delta/naive"],
+        "api": ["api/layers"],
+        "kernels": ["kernels/index", "kernels/delta"],
+        "notebooks": ["notebooks/04_delta_rule"],
+    }
+    written = {p.relative_to(docs).with_suffix("") for p in docs.rglob("*.md")}
+    names = {path.as_posix() for path in written if path.parts[0] not in kinds}
+    pages_of = {f"{name}.html" for name in names.union(*kinds.values())}
+    assert pages_of <= pages.keys()
+    return pages_of
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1440)])
