@@ -28,33 +28,35 @@ serve: $(READY)
 	$(BIN)/python docs/tools/npm.py
 	$(BIN)/mkdocs serve
 
-# Every group runs to its end, then comes what each has cost.
-test: $(READY)
+# Every group runs to its end, then comes what each has cost; `make test` fails
+# if that is more than its budget.
+test test-all: $(READY)
 	rm -rf .cache/tests
 	@failed=0; \
 	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS) || failed=1; \
-	$(BIN)/python tests/budget.py || failed=1; \
+	$(BIN)/python tests/budget.py $@ || failed=1; \
 	exit $$failed
 
 test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "not speed" --hypothesis-profile=others
-test-all: test
 
 test-package: $(READY)
-	GROUP=package $(PYTEST) --ignore tests/site
+	FWLAB_GROUP=package $(PYTEST) --ignore tests/site
 
 test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
-	GROUP=site $(PYTEST) tests/site
+	FWLAB_GROUP=site $(PYTEST) tests/site
 
 $(KERNELS): $(READY)
-	GROUP=kernels-$(basename $(notdir $@)) TRITON_INTERPRET=1 $(PYTEST) $@
+	FWLAB_GROUP=kernels-$(basename $(notdir $@)) TRITON_INTERPRET=1 $(PYTEST) $@
 
 notebooks: $(READY)
 	$(BIN)/python docs/tools/run_notebooks.py
 
-# make address URL=... [SITE=...]; URL= alone takes the address out.
+# make address URL=... [SITE=...]; URL= alone takes the address out. Neither is
+# taken from the environment, where others may have set it.
 address:
-	$(PYTHON) docs/tools/address.py "$(URL)" --site "$(SITE)"
+	$(if $(filter command,$(origin URL)),,$(error say make address URL=... or, to take the address out, URL=))
+	$(PYTHON) docs/tools/address.py "$(URL)" --site "$(if $(filter command,$(origin SITE)),$(SITE))"
 
 figures: site
 	$(BIN)/python docs/tools/keep_figures.py

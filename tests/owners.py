@@ -20,12 +20,13 @@ KNOWN = {
     "IDSIA",
     "ischlag",
     "karpathy",
+    "pytorch",
     "sponsors",  # of KaTeX, in the lock file of npm
     "squidfunk",
     "srush",
 }
 OWNER = re.compile(
-    r"\b(?:github|gitlab)\.com/([\w.-]+)"
+    r"\b(?:github|gitlab|githubusercontent)\.com/(?:repos/)?([\w.-]+)"
     r"|\b([\w-]+)\.(?:github|gitlab)\.io\b"
     r"|colab\.research\.google\.com/github/([\w.-]+)"
 )

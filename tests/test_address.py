@@ -222,10 +222,9 @@ def test_all_holds_where_an_address_is_set(tmp_path):
     build = ["mkdocs", "build", "--strict", "--site-dir", str(site)]
     tests = ["tests/test_address.py", "tests/test_notebooks.py"]
     tests += ["tests/site/test_build.py", "tests/site/test_course.py"]
-    tests += ["-m", "not slow", "-k", "not serve"]
     env = {"PYTHONPATH": str(folder), "FWLAB_SITE": str(site)}
     env["NO_MKDOCS_2_WARNING"] = "1"
-    env |= {"PYTEST_ADDOPTS": "", "GROUP": ""}
+    env |= {"PYTEST_ADDOPTS": "", "FWLAB_GROUP": ""}
     for command in (build, ["pytest", "-p", "no:cacheprovider", *tests]):
         done = subprocess.run(
             [sys.executable, "-m", *command],

@@ -283,7 +283,7 @@ def test_extremes(op, dtype, scale, limit, is_causal, implementation):
     check_extremes(op, inputs, limit, **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_anything_finite(data):
     """Shapes, windows, lengths, masks, tiles, precisions and magnitudes."""
@@ -304,7 +304,7 @@ def test_anything_finite(data):
         check_extremes(op, inputs, limit, **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_no_bit_of_the_past_changes(data):
     """Whatever finite values stand at t and after, also behind a state."""
@@ -339,7 +339,7 @@ def cut(op, inputs, start, stop):
     return [*timed, *(x if op == "conv" else x[start:stop] for x in inputs[3:])]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_streams_of_anything_finite(data):
     """Cut anywhere, with masks, with keys and biases of any size."""

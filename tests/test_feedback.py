@@ -509,7 +509,7 @@ def test_errors_name_the_argument():
 # --- properties ------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(max_examples=40)
 @given(
     time=st.integers(0, 14),
     layers=st.integers(1, 3),

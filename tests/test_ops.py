@@ -343,7 +343,7 @@ def test_torch_compile(row):
 
 
 @streams
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_length_any_cut_any_chunk(row: Row, data):
     """Random lengths, cuts, chunk sizes, seeds and precisions."""

@@ -138,7 +138,9 @@ def test_installed(machine, wheel):
 
 def test_wheel_beside_the_notebook(machine, wheel):
     shutil.copy(wheel, machine.here)
-    (machine.here / "fwlab-0.0.9-py3-none-any.whl").write_text("an older one")
+    older = machine.here / "fwlab-0.0.10-py3-none-any.whl"
+    older.write_text("an older one")
+    os.utime(older, (0, 0))
     # Loaded a second time; pip does not take such a name.
     (machine.here / WHEEL.replace(".whl", " (1).whl")).write_text("the same again")
     (machine.above / "fwlab").mkdir()
@@ -180,8 +182,9 @@ def test_address(machine, tmp_path):
     repository.mkdir()
     copy_of_package(repository)
     git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost"]
+    alone = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "."]):
-        subprocess.run([*git, *command], cwd=repository, check=True)
+        subprocess.run([*git, *command], cwd=repository, env=alone, check=True)
     # git reads the address that is set, and takes the folder instead.
     address = "https://git.example/a/b"
     instead = {
@@ -246,7 +249,6 @@ try:
     client.execute()
 finally:
     outputs = [cell.get("outputs", []) for cell in book.cells]
-    print(sum(1 for some in outputs for output in some))
     print(outputs[-1][0]["text"] if outputs[-1] else "", end="")
 """
 

@@ -18,7 +18,6 @@ from fwlab.training import (
     Checkpoint,
     CheckpointError,
     Config,
-    PeakMemory,
     Trainer,
     load,
     save,

@@ -39,7 +39,7 @@ from pathlib import Path
 
 from IPython.core.error import UsageError
 
-wheels = sorted(Path.cwd().glob("fwlab-*.whl"))
+wheels = sorted(Path.cwd().glob("fwlab-*-any.whl"), key=os.path.getmtime)
 source = wheels[-1] if wheels else os.getenv("FWLAB_SOURCE")
 if getattr(util.find_spec("fwlab"), "origin", None):
     pass  # it is installed
@@ -161,7 +161,7 @@ def with_cells(cells: list[Any], name: str, address: Address) -> list[Any]:
     (setup,) = (cell for cell in cells if cell["id"] == "setup")
     setup["source"] = SETUP
     if address.pip:
-        with_default = SETUP.replace('("FWLAB_SOURCE")', '("FWLAB_SOURCE", address)')
+        with_default = SETUP.replace('("FWLAB_SOURCE")', '("FWLAB_SOURCE") or address')
         line = f'address = "{address.pip}"\n'
         setup["source"] = with_default.replace("wheels =", f"{line}wheels =", 1)
     cells = [cell for cell in cells if cell["id"] != "badge"]

@@ -31,7 +31,11 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def chromium() -> str | None:
-    """Where Chromium is: the variable CHROMIUM tells, or the machine."""
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    """Where Chromium is: the variable CHROMIUM tells, or the machine.
+
+    Its headless shell, which has no windows, takes half the time.
+    """
+    shells = ("chromium-headless-shell", "chrome-headless-shell")
+    names = (*shells, "chromium", "chromium-browser", "google-chrome", "chrome")
     found = filter(None, map(shutil.which, names))
     return os.environ.get("CHROMIUM") or next(found, None)

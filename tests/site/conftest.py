@@ -7,6 +7,7 @@ while a page is being made.
 """
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -102,14 +103,11 @@ def look(browser, address):
         contexts.append(context)
         context.set_default_timeout(PATIENCE)
 
-        def answer(route):
-            url = route.request.url
-            if url.startswith((base, "data:")):
-                return route.continue_()
-            seen.append(f"request: {url}")
-            return route.abort()
+        def refuse(route):
+            seen.append(f"request: {route.request.url}")
+            route.abort()
 
-        context.route("**/*", answer)
+        context.route(re.compile(rf"^(?!{re.escape(base)}|data:)"), refuse)
         tab = context.new_page()
         tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
         tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
