@@ -74,8 +74,11 @@ def test_lower_precision(row, dtype, limit, implementation):
 
 
 @every_row
-@pytest.mark.parametrize("time", [1, 5, 9])
-def test_gradcheck(row, time, monkeypatch):
+@pytest.mark.parametrize(
+    ("time", "fast"),
+    [(1, True), (5, True), (9, True), pytest.param(1, False, marks=pytest.mark.slow)],
+)
+def test_gradcheck(row, time, fast, monkeypatch):
     row.small(monkeypatch)
     inputs, state = problem(row, time)
     leaves = [*inputs, *parts(state)]
@@ -86,7 +89,7 @@ def test_gradcheck(row, time, monkeypatch):
         y, after = row(*leaves[: len(inputs)], state=start, return_state=True)
         return (y, *(x for x in parts(after) if torch.isfinite(x).all()))
 
-    assert gradcheck(run, leaves, fast_mode=time > 1)
+    assert gradcheck(run, leaves, fast_mode=fast)
 
 
 @every_row

@@ -6,6 +6,7 @@ from html import unescape
 import pytest
 from built import ROOT
 from test_build import MODULES, PACKAGE
+from test_pages import RAW, RED, WIDTH
 
 OPERATIONS = sorted(path.parent.name for path in PACKAGE.glob("ops/*/efficient.py"))
 #: Pages of kernels, and the files that stand on them.
@@ -117,8 +118,9 @@ def test_columns_stand_side_by_side(look, operation):
 
 
 def test_notes_stand_beside_their_code(look, address):
-    """On every page of a file: notes left, code right, in one row; and Greek
-    letters of formulas are mapped to what the code calls them.
+    """On every page of a file: notes left, code right, in one row; Greek
+    letters of formulas are mapped to what the code calls them; formulas are
+    set; nothing is too wide for a phone.
     """
     known = (ROOT / "docs" / "scripts" / "annotated.js").read_text("utf-8")
     tab = look("index.html")
@@ -139,6 +141,10 @@ def test_notes_stand_beside_their_code(look, address):
               .map((e) => e.textContent).filter((c) => /^[Α-ωϕϵϑ]$/u.test(c))"""
         )
         assert {c for c in letters if f" {c}" not in known} == set(), page
+        assert tab.evaluate(RAW) + tab.evaluate(RED) == [], page
+        tab.set_viewport_size({"width": 390, "height": 844})
+        assert tab.evaluate(WIDTH) <= 390, page
+        tab.set_viewport_size({"width": 1440, "height": 900})
 
 
 @pytest.mark.parametrize("operation", KERNELS)

@@ -135,16 +135,16 @@ def test_as_it_begins(tab):
     assert tab.evaluate("document.querySelector('.fw-picture').outerHTML.length") < 25e3
 
 
-@pytest.mark.parametrize("value", [-20, 3, 87, 88, 95, 99, 102, 104, 105, 106, 200])
-def test_keyboard_moves_the_key(tab, value):
-    before = tab.inner_text(".fw-words")
-    set_key(tab, value)
-    shown = state(tab)
-    assert shown["large"] == value
-    compare(shown)
-    words = tab.inner_text(".fw-words")
-    assert words != before
-    assert f"K6 = {value}.".replace("-", "−") in words
+def test_keyboard_moves_the_key(tab):
+    for value in (-20, 88, 104, 200):
+        before = tab.inner_text(".fw-words")
+        set_key(tab, value)
+        shown = state(tab)
+        assert shown["large"] == value
+        compare(shown)
+        words = tab.inner_text(".fw-words")
+        assert words != before
+        assert f"K6 = {value}.".replace("-", "−") in words
 
 
 def test_every_key_of_the_slider(tab):
@@ -182,19 +182,19 @@ def test_mouse_moves_the_key(tab):
     assert tab.locator(".fw-slider .fw-value").inner_text() == str(shown["large"])
 
 
-@pytest.mark.parametrize("step", range(3, 9))
-def test_another_step_is_large(tab, step):
+def test_another_step_is_large(tab):
     set_key(tab, 150)
-    tab.get_by_role("radio", name=str(step), exact=True).click()
-    shown = state(tab)
-    assert shown["step"] == step
-    compare(shown)
-    methods = shown["methods"]
-    assert methods["none"]["lost"] == list(range(step, T + 1))
-    assert methods["global"]["lost"] == list(range(1, step))
-    tile = (step - 1) // TILE * TILE + 1
-    assert methods["tile"]["lost"] == list(range(tile, step))
-    assert f"K{step} = 150." in tab.inner_text(".fw-words")
+    for step in range(3, 9):
+        tab.get_by_role("radio", name=str(step), exact=True).click()
+        shown = state(tab)
+        assert shown["step"] == step
+        compare(shown)
+        methods = shown["methods"]
+        assert methods["none"]["lost"] == list(range(step, T + 1))
+        assert methods["global"]["lost"] == list(range(1, step))
+        tile = (step - 1) // TILE * TILE + 1
+        assert methods["tile"]["lost"] == list(range(tile, step))
+        assert f"K{step} = 150." in tab.inner_text(".fw-words")
 
 
 def test_step_by_keyboard(tab):
