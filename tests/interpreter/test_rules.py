@@ -55,11 +55,14 @@ def agrees(row: Row, time: int, dtype: torch.dtype, with_state: bool = True) -> 
         assert error(a, b) < LIMITS[dtype]
 
 
-@pytest.fixture(params=["one kernel", "split"])
+#: Multiprocessors with which outputs are computed in the kernel that walks,
+#: or in one of their own.
+CORES = {"one kernel": 1, "split": 1000}
+
+
+@pytest.fixture(params=["one kernel", pytest.param("split", marks=pytest.mark.slow)])
 def split(request, monkeypatch):
-    """Outputs in the kernel that walks, or in one of their own."""
-    cores = {"one kernel": 1, "split": 1000}[request.param]
-    monkeypatch.setattr(gpu, "multiprocessors", lambda device: cores)
+    monkeypatch.setattr(gpu, "multiprocessors", lambda device: CORES[request.param])
 
 
 @pytest.fixture
@@ -67,10 +70,20 @@ def chunked(monkeypatch):
     monkeypatch.setattr(delta, "SHORT", 0)
 
 
-@pytest.mark.parametrize("dtype", LIMITS)
+# Either way in one precision, and crosswise at night.
+@pytest.mark.parametrize(
+    ("dtype", "cores"),
+    [
+        (torch.float32, "one kernel"),
+        (torch.float16, "split"),
+        pytest.param(torch.float16, "one kernel", marks=pytest.mark.slow),
+        pytest.param(torch.float32, "split", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("time", [1, 70])
-def test_chunks(row, time, dtype, chunked, split):
+def test_chunks(row, time, dtype, cores, chunked, monkeypatch):
+    monkeypatch.setattr(gpu, "multiprocessors", lambda device: CORES[cores])
     agrees(row, time, dtype)
 
 
@@ -242,9 +255,16 @@ def test_equal_keys_do_not_blur():
     assert error(y, v) < 1e-6
 
 
-@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize(
+    ("dtype", "short"),
+    [
+        (torch.float32, 0),
+        (torch.float16, 64),
+        pytest.param(torch.float16, 0, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 64, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("nu", "d"), [(1, 6), (2, 16), (3, 20)])
-@pytest.mark.parametrize("short", [0, 64])
 def test_dpfp_on_the_way_in(nu, d, dtype, short, monkeypatch):
     monkeypatch.setattr(delta, "SHORT", short)
     generator = torch.Generator().manual_seed(0)
