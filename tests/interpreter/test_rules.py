@@ -99,7 +99,7 @@ def test_without_a_state(row, chunked):
     agrees(row, 40, torch.float32, with_state=False)
 
 
-@pytest.mark.parametrize("C", [16, 32, 64])
+@pytest.mark.parametrize("C", [16, pytest.param(32, marks=pytest.mark.slow), 64])
 def test_lengths_of_chunks(C, chunked, monkeypatch):
     made = linear.form
     monkeypatch.setattr(linear, "form", lambda *a: made(*a)._replace(C=C))
@@ -127,7 +127,7 @@ def test_widths(op, gates, key, value, split, chunked):
     agrees(wide(op, gates, key, value), 40, widest(key, value))
 
 
-@pytest.mark.parametrize("key", [100, 384])
+@pytest.mark.parametrize("key", [100, pytest.param(384, marks=pytest.mark.slow)])
 def test_widths_of_steps(key):
     agrees(wide(ops.gated_delta_rule, 2, key, 40), 20, widest(key))
 
@@ -166,8 +166,15 @@ def test_masks(name, time):
         assert error(a, b) < 1e-5
 
 
-@pytest.mark.parametrize("time", [20, 70])
-@pytest.mark.parametrize("pick", [0, 1])
+@pytest.mark.parametrize(
+    ("time", "pick"),
+    [
+        (20, 0),
+        (70, 1),
+        pytest.param(20, 1, marks=pytest.mark.slow),
+        pytest.param(70, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_only_what_is_asked_for(time, pick):
     """Gradients of the output alone, and of the state alone; strides."""
     row = ROWS["gated-delta"]
@@ -187,7 +194,7 @@ def test_only_what_is_asked_for(time, pick):
         assert error(a, b) < 1e-5
 
 
-@pytest.mark.parametrize("time", [20, 70])
+@pytest.mark.parametrize("time", [20, pytest.param(70, marks=pytest.mark.slow)])
 def test_two_forwards_before_one_backward(time):
     row = ROWS["gated-delta"]
     inputs, state = problem(row, time, dtype=torch.float32)
@@ -264,7 +271,9 @@ def test_equal_keys_do_not_blur():
         pytest.param(torch.float32, 64, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(("nu", "d"), [(1, 6), (2, 16), (3, 20)])
+@pytest.mark.parametrize(
+    ("nu", "d"), [(1, 6), (2, 16), pytest.param(3, 20, marks=pytest.mark.slow)]
+)
 def test_dpfp_on_the_way_in(nu, d, dtype, short, monkeypatch):
     monkeypatch.setattr(delta, "SHORT", short)
     generator = torch.Generator().manual_seed(0)
