@@ -31,7 +31,7 @@ def report() -> str:
 def _usable(op: str) -> str:
     """What runs here; and if there is a kernel that does not, why."""
     names = ", ".join(ops.implementations(op))
-    kernel = ops.TABLE[op].get("triton")
+    kernel = ops.TABLE[op].implementations.get("triton")
     reason = kernel and gpu.why_not(kernel)
     return f"{names} (no triton: {reason})" if reason else names
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fwlab.exercises import EXERCISES, assert_correct, check, hint, solution
-from fwlab.ops.feedback.naive import sinusoids
+from fwlab.ops.feedback_memory.naive import sinusoids
 
 
 def verdict(answer, name=None):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
-from fwlab.ops.feedback import efficient, naive
+from fwlab.ops.feedback_memory import efficient, naive
 from problems import ROWS, error, outcome, problem, rebuild, saved_bytes, weighted
 from problems.feedback import HEADS, feedback, weights
 
@@ -465,7 +465,9 @@ def test_from_something_else():
         make(model)
     model = Model()
     model.blocks[2] = Block(SoftmaxAttention(6, HEADS), 6, 12)
-    with pytest.raises(ValueError, match=r"expand has shape \[12, 6\].*\[10, 6\]"):
+    with pytest.raises(
+        ValueError, match=r"expected expand of shape \[10, 6\].*got \[12, 6\]"
+    ):
         make(model)
 
 
@@ -478,22 +480,22 @@ def test_errors_name_the_argument():
     k = torch.zeros(2, 3, 2, HEADS, 3, dtype=torch.float64)
     cases = [
         (lambda: ops.feedback(x, tuple(w), **run), "weights must be a FeedbackWeights, not tuple"),
-        (lambda: ops.feedback(x[0], w, **run), r"x has shape \[4, 6\]"),
-        (lambda: ops.feedback(x[..., :4], w, **run), r"weights.to_q has shape \[2, 6, 6\], but \[layers, 4, 4\]"),
+        (lambda: ops.feedback(x[0], w, **run), r"expected x of shape .*got \[4, 6\]"),
+        (lambda: ops.feedback(x[..., :4], w, **run), r"expected weights.to_q of shape \[layers, 4, 4\].*got \[2, 6, 6\]"),
         (lambda: ops.feedback(x, w._replace(expand=w.contract), **run), r"weights.(expand|contract) has shape"),
-        (lambda: ops.feedback(x, w._replace(merge=w.merge[1:]), **run), r"weights.merge has shape \[2\], but \[3\]"),
+        (lambda: ops.feedback(x, w._replace(merge=w.merge[1:]), **run), r"expected weights.merge of shape \[3\].*got \[2\]"),
         (lambda: ops.feedback(x, small_weights(3)._replace(to_k=w.to_k, to_v=w.to_v, norm_memory=None), **run), "weights.to_k has 2 groups, but 1"),
         (lambda: ops.feedback(x, w._replace(positions=w.positions[:, :3]), **run), "weights.positions has 3 features, but an even"),
         (lambda: ops.feedback(x, w, heads=4), "heads must divide the width 6 of x, not heads=4"),
-        (lambda: ops.feedback(x, w, heads=3), r"weights.positions has shape \[3, 4\], but \[2, 4\]"),
+        (lambda: ops.feedback(x, w, heads=3), r"expected weights.positions of shape \[2, 4\].*got \[3, 4\]"),
         (lambda: ops.feedback(x, w, heads=2.0), "heads must be an integer, not 2.0"),
-        (lambda: ops.feedback(x.float(), w, **run), "weights.to_q has dtype float64, but x has float32"),
+        (lambda: ops.feedback(x.float(), w, **run), "expected weights.to_q in the precision of x, .*got float64"),
         (lambda: ops.feedback(x, w, implementation="fast", **run), "implementation 'fast'.*'naive', 'efficient'"),
-        (lambda: ops.feedback(x, w, key_mask=torch.ones(2, 5, dtype=torch.bool), **run), r"key_mask has shape \[2, 5\]"),
-        (lambda: ops.feedback(x, w, state=k, **run), "state must be a FeedbackState"),
-        (lambda: ops.feedback(x, w, state=ops.FeedbackState(k, k[:, 1:], None), **run), r"state.v has shape \[2, 2, 2, 2, 3\], but \[2, 3, 2, 2, 3\]"),
-        (lambda: ops.feedback(x, w, state=ops.FeedbackState(k.float(), k, None), **run), "state.k has dtype float32"),
-        (lambda: ops.feedback_attention(x, x, x, w.positions), r"k has shape \[2, 4, 6\], but \[2, past, 4, 6\]"),
+        (lambda: ops.feedback(x, w, key_mask=torch.ones(2, 5, dtype=torch.bool), **run), r"expected key_mask of shape .*got \[2, 5\]"),
+        (lambda: ops.feedback(x, w, state=k, **run), "expected state to be a FeedbackState"),
+        (lambda: ops.feedback(x, w, state=ops.FeedbackState(k, k[:, 1:], None), **run), r"expected state.v of shape \[2, 3, 2, 2, 3\].*got \[2, 2, 2, 2, 3\]"),
+        (lambda: ops.feedback(x, w, state=ops.FeedbackState(k.float(), k, None), **run), r"expected state.k in \w+ for these inputs, got float32"),
+        (lambda: ops.feedback_attention(x, x, x, w.positions), r"expected k of shape \[2, past, 4, 6\].*got \[2, 4, 6\]"),
         (lambda: FeedbackTransformer(6, 4, 2), "d_model=6 with heads=4"),
         (lambda: FeedbackTransformer(6, 2, 0), "layers must be at least 1, not 0"),
         (lambda: FeedbackTransformer(6, 2, 1, d_ff=1.5), "d_ff must be an integer, not 1.5"),

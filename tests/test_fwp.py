@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.layers import FastWeightProgrammer
-from fwlab.ops.fwp import efficient
+from fwlab.ops.programmer import efficient
 from problems import ROWS, error, outcome, problem, saved_bytes, weighted
 from problems.row import Row
 
@@ -207,16 +207,16 @@ def bad(**changes):
 @pytest.mark.parametrize(
     ("call", "error_type", "message"),
     [
-        (bad(a=torch.zeros(2, 7, 5)), ValueError, r"a has shape \[2, 7, 5\].*\[batch, time, heads, value\]"),
-        (bad(x=torch.zeros(2, 7, 3, 5)), ValueError, r"x has shape .*\[2, 7, 3, 4\]"),
-        (bad(b=torch.zeros(2, 7, 3, 4).long()), TypeError, "b has dtype int64"),
-        (bad(state=torch.zeros(2, 3, 4, 5)), ValueError, r"state has shape .*\[2, 3, 5, 4\]"),
-        (bad(activation="tanh"), TypeError, "activation must be a function or None, not 'tanh'"),
-        (bad(activation=lambda W: W.sum()), ValueError, r"activation made torch.float32 \[\] .*same shape"),
-        (bad(activation=lambda W: W.double()), ValueError, r"activation made torch.float64"),
-        (bad(activation=lambda W: None), ValueError, "activation made NoneType"),
-        (bad(key_mask=torch.ones(2, 6).bool()), ValueError, r"key_mask has shape \[2, 6\]"),
-        (bad(implementation="cuda"), ValueError, "'cuda' is not available"),
+        (bad(a=torch.zeros(2, 7, 5)), ValueError, r"expected a of shape \[batch, time, heads, value\].*got \[2, 7, 5\]"),
+        (bad(x=torch.zeros(2, 7, 3, 5)), ValueError, r"expected x of shape \[2, 7, 3, 4\]"),
+        (bad(b=torch.zeros(2, 7, 3, 4).long()), TypeError, "expected b to be a floating-point tensor, got int64"),
+        (bad(state=torch.zeros(2, 3, 4, 5)), ValueError, r"expected state of shape \[2, 3, 5, 4\]"),
+        (bad(activation="tanh"), TypeError, "expected activation to be a function or None, got 'tanh'"),
+        (bad(activation=lambda W: W.sum()), ValueError, r"expected activation to return .*got torch.float32 \[\]"),
+        (bad(activation=lambda W: W.double()), ValueError, r"expected activation to return .*got torch.float64"),
+        (bad(activation=lambda W: None), ValueError, "expected activation to return .*got NoneType"),
+        (bad(key_mask=torch.ones(2, 6).bool()), ValueError, r"expected key_mask of shape .*got \[2, 6\]"),
+        (bad(implementation="cuda"), ValueError, "got 'cuda'"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(call, error_type, message):

@@ -205,7 +205,9 @@ def test_no_steps_without_causality():
 @all_layers
 def test_devices_name_the_argument(make):
     layer, x = setup(make)
-    with pytest.raises(ValueError, match="x is on meta, not on cpu as the layer's"):
+    with pytest.raises(
+        ValueError, match="expected x on cpu, .*got meta, not on cpu as the layer's"
+    ):
         layer(x.to("meta"))
 
 
@@ -300,7 +302,7 @@ def test_one_key_is_overwritten():
         (lambda: FastWeightAttention(12, 3, key_norm="l1"), "key_norm 'l1'"),
         (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[2, 5, 9\].*\[batch, time, 12\]"),
         (lambda: FastWeightAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
-        (lambda: FastWeightAttention(12, 3)([1.0]), "x must be a tensor, not list"),
+        (lambda: FastWeightAttention(12, 3)([1.0]), "expected x to be a tensor, got list"),
         (lambda: FastWeightAttention(12, 3)(torch.zeros(2, 5, 12).double()), "x has dtype"),
         (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 12).long()), "x has dtype"),
         (lambda: FastWeightAttention(12, 3, DPFP), "feature_map must be a FeatureMap"),

@@ -391,7 +391,7 @@ def test_detach():
 
 
 def test_implementations():
-    assert ops.implementations("delta_rule") == ("naive", "efficient")
+    assert ops.implementations("delta_rule") == ("naive", "chunked", "efficient")
     with pytest.raises(ValueError, match="delta_rul'"):
         ops.implementations("delta_rul")
 
@@ -406,20 +406,20 @@ def bad(**changes):
 @pytest.mark.parametrize(
     ("call", "error_type", "message"),
     [
-        (bad(k=torch.zeros(2, 5, 3, 4)), ValueError, r"k has shape \[2, 5, 3, 4\].*\[2, 7, 3, 4\]"),
-        (bad(v=torch.zeros(2, 7, 4)), ValueError, r"v has shape \[2, 7, 4\].*\[2, 7, 3, value\]"),
-        (bad(beta=torch.zeros(2, 7, 3, 1)), ValueError, r"beta has shape .*\[2, 7, 3\]"),
-        (bad(q=torch.zeros(2, 7, 3, 4).long()), TypeError, "q has dtype int64"),
-        (bad(v=torch.zeros(2, 7, 3, 4).double()), TypeError, "v has dtype float64, but q"),
-        (bad(beta=0.5), TypeError, "beta must be a tensor, not float"),
-        (bad(k=torch.zeros(2, 7, 3, 4, device="meta")), ValueError, "k is on meta"),
-        (bad(state=torch.zeros(2, 3, 4, 5)), ValueError, r"state has shape .*\[2, 3, 4, 4\]"),
-        (bad(state=torch.zeros(2, 3, 4, 4).double()), TypeError, "state has dtype float64"),
+        (bad(k=torch.zeros(2, 5, 3, 4)), ValueError, r"expected k of shape \[2, 7, 3, 4\].*got \[2, 5, 3, 4\]"),
+        (bad(v=torch.zeros(2, 7, 4)), ValueError, r"expected v of shape \[2, 7, 3, value\].*got \[2, 7, 4\]"),
+        (bad(beta=torch.zeros(2, 7, 3, 1)), ValueError, r"expected beta of shape \[2, 7, 3\]"),
+        (bad(q=torch.zeros(2, 7, 3, 4).long()), TypeError, "expected q to be a floating-point tensor, got int64"),
+        (bad(v=torch.zeros(2, 7, 3, 4).double()), TypeError, "expected v in the precision of q, .*got float64"),
+        (bad(beta=0.5), TypeError, "expected beta to be a tensor, got float"),
+        (bad(k=torch.zeros(2, 7, 3, 4, device="meta")), ValueError, "expected k on cpu, .*got meta"),
+        (bad(state=torch.zeros(2, 3, 4, 5)), ValueError, r"expected state of shape \[2, 3, 4, 4\]"),
+        (bad(state=torch.zeros(2, 3, 4, 4).double()), TypeError, r"expected state in \w+ for these inputs, got float64"),
         (bad(state=torch.zeros(2, 3, 4, 4), normalize=True), TypeError, "NormalizedState"),
-        (bad(key_mask=torch.ones(2, 7)), TypeError, "key_mask must be a bool"),
-        (bad(key_mask=torch.ones(2, 6).bool()), ValueError, r"key_mask has shape \[2, 6\]"),
-        (bad(scale="a"), TypeError, "scale must be a number, not 'a'"),
-        (bad(implementation="cuda"), ValueError, "'cuda' is not available.*'naive', 'efficient'"),
+        (bad(key_mask=torch.ones(2, 7)), TypeError, "expected key_mask to be a bool"),
+        (bad(key_mask=torch.ones(2, 6).bool()), ValueError, r"expected key_mask of shape .*got \[2, 6\]"),
+        (bad(scale="a"), TypeError, "expected scale to be a number, got 'a'"),
+        (bad(implementation="cuda"), ValueError, "'naive', 'chunked', 'efficient'.*got 'cuda'"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(call, error_type, message):
@@ -431,11 +431,11 @@ def test_errors_name_the_argument(call, error_type, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"state": 3}, "state must be a KeyValueCache"),
-        ({"state": (None, None, None)}, "state.k must be a tensor"),
+        ({"state": 3}, "expected state to be a KeyValueCache"),
+        ({"state": (None, None, None)}, "expected state.k to be a tensor"),
         ({"state": (torch.zeros(2, 3, 3, 4),) * 2 + (torch.ones(2, 3),)}, "bool"),
-        ({"key_mask": torch.ones(2, 9)}, "key_mask must be a bool"),
-        ({"implementation": "flash"}, "'flash' is not available"),
+        ({"key_mask": torch.ones(2, 9)}, "expected key_mask to be a bool"),
+        ({"implementation": "flash"}, "got 'flash'"),
     ],
 )
 def test_softmax_errors(options, message):
@@ -502,5 +502,5 @@ def test_a_gate_is_not_left_out(op):
     with pytest.raises(TypeError, match=f"{op}: beta must be a tensor, not NoneType"):
         getattr(ops, op)(x, x, x, None, **rest)
     if rest:
-        with pytest.raises(TypeError, match="log_decay must be a tensor"):
+        with pytest.raises(TypeError, match="expected log_decay to be a tensor"):
             ops.gated_delta_rule(x, x, x, gate, None)

@@ -180,19 +180,19 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (3, "state must be a list of a SegmentState per layer, not int"),
+        (3, "expected state to be a list of a SegmentState per layer, got int"),
         ([None], "state has 1 parts, but 2 were wanted"),
-        ([PART, PART], r"state must be a SegmentState \(memory, segment, mask\), not Tensor"),
-        ([(PART, None, None)] * 2, "state.segment must be a tensor, not NoneType"),
-        ([(PART[0], PART, None)] * 2, r"state.memory has shape \[3, 3, 8\], but \[2, 0, 3, 8\]"),
-        ([(PART, PART[:1], None)] * 2, r"state.segment has shape \[1, 3.*\[2, 3, 3, 8\]"),
+        ([PART, PART], r"expected state to be a SegmentState \(memory, segment, mask\), got Tensor"),
+        ([(PART, None, None)] * 2, "expected state.segment to be a tensor, got NoneType"),
+        ([(PART[0], PART, None)] * 2, r"expected state.memory of shape \[2, 0, 3, 8\].*got \[3, 3, 8\]"),
+        ([(PART, PART[:1], None)] * 2, r"expected state.segment of shape .*got \[1, 3.*\[2, 3, 3, 8\]"),
         # Longer than the memory, and than the segment, of this model.
         ([(PART.repeat(1, 2, 1, 1), PART, None)] * 2, r"state.memory .*\[2, 5, 3, 8\]"),
         ([(PART, PART.repeat(1, 2, 1, 1), None)] * 2, r"state.segment .*\[2, 4, 3, 8\]"),
-        ([(PART, PART.float(), None)] * 2, "state.segment has dtype float32"),
+        ([(PART, PART.float(), None)] * 2, r"expected state.segment in \w+ for these inputs, got float32"),
         ([(PART, PART.to("meta"), None)] * 2, "state.segment is on meta"),
         ([(PART, PART, PART)] * 2, "state.mask must be a bool tensor"),
-        ([(PART, PART, MASK[:, :5])] * 2, r"state.mask has shape \[2, 5\], but \[2, 6\]"),
+        ([(PART, PART, MASK[:, :5])] * 2, r"expected state.mask of shape \[2, 6\].*got \[2, 5\]"),
     ],
 )  # fmt: skip
 def test_states_that_do_not_fit(state, message):

@@ -1,5 +1,5 @@
 // Which states of a stack a state can see: a transformer, or the feedback
-// transformer of fwlab.ops.feedback. Only `reads` knows a model; all that is
+// transformer of fwlab.ops.feedback_memory. Only `reads` knows a model; all that is
 // shown follows from it.
 fwlab.figure("feedback", (figure) => {
   const L = 3;

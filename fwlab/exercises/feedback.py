@@ -11,7 +11,7 @@ from fwlab.exercises.checker import (
     compare,
     compare_gradients,
 )
-from fwlab.ops.feedback.naive import (
+from fwlab.ops.feedback_memory.naive import (
     feedback_attention,
     merge_memory,
     sinusoids,

@@ -229,7 +229,7 @@ class AFTFull(_Positioned):
         if state is None:
             return 0, None
         checks.state_kind("AFTFull", state, ops.KeysAndValues)
-        return checks.steps(state[0], 3), state
+        return checks.time_of(state[0], 3), state
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
         end = self._end(past, q.shape[1])

@@ -139,7 +139,7 @@ class CrossAttention(nn.Module):
         layer, batch = "CrossAttention", q.shape[0]
         if self.state_shape is None:
             checks.state_kind(layer, state, ops.KeyValueCache)
-            source, mask = checks.steps(state[0], 4), state[2]
+            source, mask = checks.time_of(state[0], 4), state[2]
             shape, dtype = (batch, source, *q.shape[2:]), q.dtype
             shapes = {"k": shape, "v": shape}
             if mask is not None:

@@ -170,7 +170,7 @@ class RelativeAttention(nn.Module):
             ("state.memory", memory, self.memory),
             ("state.segment", segment, self.segment),
         ):
-            shape = (batch, min(checks.steps(part, 4), most), *widths)
+            shape = (batch, min(checks.time_of(part, 4), most), *widths)
             checks.state_part(layer, name, part, shape, like.dtype, like)
         if mask is not None:
             past = memory.shape[1] + segment.shape[1]

@@ -1,8 +1,6 @@
 """The mathematics, as functions of tensors, without parameters."""
 
-from typing import Any
-
-from fwlab.ops import gpu
+from fwlab.ops import dispatch
 from fwlab.ops.aft import (
     AFT_CONV,
     AFT_CONV2D,
@@ -26,20 +24,21 @@ from fwlab.ops.delta import (
     dpfp_delta_rule,
     gated_delta_rule,
 )
-from fwlab.ops.feedback import (
+from fwlab.ops.feedback_memory import (
     FEEDBACK,
     FeedbackState,
     FeedbackWeights,
     feedback,
     feedback_attention,
 )
-from fwlab.ops.fwp import FWP, fwp
 from fwlab.ops.linear import (
     GATED_RULE,
     SUM_RULE,
     gated_rule,
     sum_rule,
 )
+from fwlab.ops.operation import Operation
+from fwlab.ops.programmer import FWP, fwp
 from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
 from fwlab.ops.state import (
     KeyValueCache,
@@ -75,21 +74,25 @@ __all__ = [
     "FeedbackState",
 ]
 
-TABLE: dict[str, dict[str, Any]] = {
-    "fwp": FWP,
-    "sum_rule": SUM_RULE,
-    "gated_rule": GATED_RULE,
-    "delta_rule": DELTA_RULE,
-    "dpfp_delta_rule": DPFP_DELTA_RULE,
-    "gated_delta_rule": GATED_DELTA_RULE,
-    "softmax_attention": SOFTMAX_ATTENTION,
-    "aft_simple": AFT_SIMPLE,
-    "aft_full": AFT_FULL,
-    "aft_local": AFT_LOCAL,
-    "aft_conv": AFT_CONV,
-    "aft_conv2d": AFT_CONV2D,
-    "feedback": FEEDBACK,
+TABLE: dict[str, Operation] = {
+    operation.name: operation
+    for operation in (
+        FWP,
+        SUM_RULE,
+        GATED_RULE,
+        DELTA_RULE,
+        DPFP_DELTA_RULE,
+        GATED_DELTA_RULE,
+        SOFTMAX_ATTENTION,
+        AFT_SIMPLE,
+        AFT_FULL,
+        AFT_LOCAL,
+        AFT_CONV,
+        AFT_CONV2D,
+        FEEDBACK,
+    )
 }
+"""The records of all operations, by name: see `Operation`."""
 
 
 def implementations(op: str) -> tuple[str, ...]:
@@ -101,6 +104,6 @@ def implementations(op: str) -> tuple[str, ...]:
     """
     if op not in TABLE:
         raise ValueError(
-            f"no operation {op!r}; wanted one of {', '.join(map(repr, TABLE))}"
+            f"expected an operation, one of {', '.join(TABLE)}; got {op!r}"
         )
-    return gpu.usable(TABLE[op])
+    return dispatch.usable(TABLE[op].implementations)

@@ -11,7 +11,7 @@ def shapes(op: str, **expected: tuple[Tensor, str]) -> dict[str, int]:
     """Match tensors against named dimensions, in the order given.
 
     `shapes("delta_rule", q=(q, "batch time heads key"), ...)` gives each
-    name the size at its first appearance, and holds later ones to it.
+    name the size at its first appearance, which later ones must match.
 
     - Returns the size of every name.
     - Raises `TypeError` for what is not a tensor, `ValueError` for a
@@ -21,7 +21,7 @@ def shapes(op: str, **expected: tuple[Tensor, str]) -> dict[str, int]:
     for argument, (tensor, names) in expected.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(
-                f"{op}: {argument} must be a tensor, not {type(tensor).__name__}"
+                f"{op}: expected {argument} to be a tensor, got {_kind(tensor)}"
             )
         dims = names.split()
         found = list(tensor.shape)
@@ -31,10 +31,11 @@ def shapes(op: str, **expected: tuple[Tensor, str]) -> dict[str, int]:
             for want, size in zip(wanted, found, strict=True)
         )
         if not fits:
-            wanted_text = ", ".join(str(w) for w in wanted)
+            text = f"[{', '.join(map(str, wanted))}]"
+            if any(isinstance(want, int) for want in wanted):
+                text += f" ([{', '.join(dims)}])"
             raise ValueError(
-                f"{op}: {argument} has shape {found}, but [{wanted_text}] was wanted "
-                f"([{', '.join(dims)}])"
+                f"{op}: expected {argument} of shape {text}, got {found}"
             )
         sizes.update(zip(dims, found, strict=True))
     return sizes
@@ -50,15 +51,16 @@ def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
     for argument, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise TypeError(
-                f"{op}: {argument} has dtype {_name(tensor.dtype)}, "
-                "but a floating-point tensor was wanted"
+                f"{op}: expected {argument} to be a floating-point tensor, "
+                f"got {_name(tensor.dtype)}"
             )
         if (tensor.dtype == torch.float64) != (
             lead.dtype == torch.float64
         ):
             raise TypeError(
-                f"{op}: {argument} has dtype {_name(tensor.dtype)}, but {first} has "
-                f"{_name(lead.dtype)}; float64 does not mix with lower precision"
+                f"{op}: expected {argument} in the precision of {first}, "
+                f"{_name(lead.dtype)}, got {_name(tensor.dtype)}; float64 "
+                "does not mix with lower precision"
             )
         same_device(op, argument, tensor, first, lead)
     return (
@@ -71,7 +73,8 @@ def same_device(
 ) -> None:
     if tensor.device != lead.device:
         raise ValueError(
-            f"{op}: {argument} is on {tensor.device}, not on {lead.device} as {first}"
+            f"{op}: expected {argument} on {lead.device}, like {first}, "
+            f"got {tensor.device}"
         )
 
 
@@ -84,19 +87,20 @@ def state_part(
     like: Tensor,
 ) -> None:
     """Hold one tensor of a state to its exact shape, dtype and device."""
-    wanted = list(shape)
+    expected = list(shape)
     if not isinstance(tensor, Tensor):
         raise TypeError(
-            f"{op}: {argument} must be a tensor, not {type(tensor).__name__}"
+            f"{op}: expected {argument} to be a tensor, got {_kind(tensor)}"
         )
-    if list(tensor.shape) != wanted:
+    if list(tensor.shape) != expected:
         raise ValueError(
-            f"{op}: {argument} has shape {list(tensor.shape)}, but {wanted} was wanted"
+            f"{op}: expected {argument} of shape {expected}, "
+            f"got {list(tensor.shape)}"
         )
     if tensor.dtype != dtype:
         raise TypeError(
-            f"{op}: {argument} has dtype {_name(tensor.dtype)}, but states are kept in "
-            f"{_name(dtype)} for these inputs"
+            f"{op}: expected {argument} in {_name(dtype)} for these inputs, "
+            f"got {_name(tensor.dtype)}"
         )
     same_device(op, argument, tensor, "the inputs", like)
 
@@ -106,13 +110,13 @@ def state_kind(op: str, state: Any, kind: Any) -> None:
     names = kind._fields
     if not isinstance(state, tuple) or len(state) != len(names):
         raise TypeError(
-            f"{op}: state must be a {kind.__name__} ({', '.join(names)}), not "
-            f"{type(state).__name__}"
+            f"{op}: expected state to be a {kind.__name__} "
+            f"({', '.join(names)}), got {_kind(state)}"
         )
 
 
-def steps(part: Any, dims: int) -> int:
-    """Steps in a part of a state, if that is what it is; else 0."""
+def time_of(part: Any, dims: int) -> int:
+    """The time steps in one part of a state; 0 if it is something else."""
     fits = isinstance(part, Tensor) and part.dim() == dims
     return part.shape[1] if fits else 0
 
@@ -122,21 +126,24 @@ def mask(
 ) -> None:
     """Hold a mask to its sizes, which are named as in messages."""
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
-        kind = (
-            _name(tensor.dtype)
-            if isinstance(tensor, Tensor)
-            else type(tensor).__name__
-        )
         raise TypeError(
-            f"{op}: {argument} must be a bool tensor (True = real token), not {kind}"
+            f"{op}: expected {argument} to be a bool tensor "
+            f"(True = real token), got {_kind(tensor)}"
         )
-    wanted = list(sizes.values())
-    if list(tensor.shape) != wanted:
+    expected = list(sizes.values())
+    if list(tensor.shape) != expected:
         raise ValueError(
-            f"{op}: {argument} has shape {list(tensor.shape)}, but "
-            f"{wanted} was wanted ([{', '.join(sizes)}])"
+            f"{op}: expected {argument} of shape {expected} "
+            f"([{', '.join(sizes)}]), got {list(tensor.shape)}"
         )
     same_device(op, argument, tensor, "the inputs", like)
+
+
+def _kind(x: Any) -> str:
+    """What came in place of what was expected."""
+    if isinstance(x, Tensor):
+        return _name(x.dtype)
+    return type(x).__name__
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,15 +1,20 @@
-r"""Forgetting inside a chunk: products of decays, and their gradient.
+r"""Forgetting inside a chunk: products of decays, and their gradients.
 
 A memory that fades keeps $d_t W_{t-1}$ of what it held. Inside a chunk
 of steps $1 \dots C$, what step $j$ wrote is worth $\Gamma_{ij} =
 \prod_{j < m \le i} d_m$ to the reader at step $i$, and the state before
 the chunk is worth $\gamma_i = \prod_{m \le i} d_m$. Everywhere else the
-chunked forms stay what they are without decay.
+chunked forms stay what they are without a decay.
 
 The products are multiplied out, never taken as differences of summed
 logarithms: a decay of exactly 0 is allowed, and one strong decay does
 not blur those after it.
+
+Three classes answer the same questions: `NoDecay`, `Decay` (one number
+per head) and `ChannelDecay` (one per key channel).
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,68 +22,96 @@ from torch import Tensor
 from fwlab.ops import chunks
 
 
-class Decay:
-    """The factors of one group of chunks; None means no forgetting.
+def of(
+    decay: Tensor | None, steps: slice, chunk: int, dtype: torch.dtype
+) -> Any:
+    """The decays of one group of chunks.
 
-    - `decay`: `[batch, time, heads]`, 0 to 1, or None.
+    - `decay`: `[batch, time, heads, 1 or key]`, 0 to 1; None = 1.
     """
+    if decay is None:
+        return NoDecay()
+    d = chunks.split(decay[:, steps], chunk, dtype, fill=1)
+    return Decay(d) if d.shape[-1] == 1 else ChannelDecay(d)
 
-    def __init__(
-        self,
-        decay: Tensor | None,
-        steps: slice,
-        chunk: int,
-        dtype: torch.dtype,
-    ):
-        self.inside = None
-        if decay is None:
-            return
-        cut = decay[:, steps, :, None]
-        d = chunks.split(cut, chunk, dtype, fill=1)  # [n, C, 1]
+
+def length(decay: Tensor | None) -> int:
+    """Steps per chunk: decays per channel take half as many."""
+    wide = decay is not None and decay.shape[-1] > 1
+    return -(-chunks.LENGTH // 2) if wide else chunks.LENGTH
+
+
+class NoDecay:
+    """Nothing fades, and nothing is spent on it."""
+
+    forgets = False
+
+    def scores(self, Q: Tensor, K: Tensor, diagonal: int) -> "Scores":
+        return Scores(Q, K, diagonal)
+
+    def of_state(self, Q: Tensor) -> Tensor:
+        r"""Rows that meet the state before the chunk, $\gamma Q$."""
+        return Q
+
+    def at_end(self, K: Tensor) -> Tensor:
+        r"""Rows that go into the state after it, $\Gamma_C K$."""
+        return K
+
+    def carry(self, state: Tensor, place: int) -> Tensor:
+        r"""The state over one whole chunk, $\gamma_C W$, in place."""
+        return state
+
+
+class Scores:
+    r"""$P = \mathrm{tril}(Q K^\top)$ of each chunk, and its gradient."""
+
+    def __init__(self, Q: Tensor, K: Tensor, diagonal: int):
+        self.Q, self.K, self.diagonal = Q, K, diagonal
+        self.P = torch.bmm(Q, K.mT).tril_(diagonal)
+
+    def backward(self, dP: Tensor, dQ: Tensor, dK: Tensor) -> None:
+        """Add to `dQ` and `dK`; `dP` is used up."""
+        dP.tril_(self.diagonal)
+        dQ.baddbmm_(dP, self.K)
+        dK.baddbmm_(dP.mT, self.Q)
+
+
+class Decay(NoDecay):
+    """One decay per step and head. `d`: `[n, C, 1]`."""
+
+    forgets = True
+
+    def __init__(self, d: Tensor):
         # Row j holds 1 up to place j, then d: its running product.
-        after = torch.ones(
-            chunk, chunk, dtype=torch.bool, device=d.device
-        ).triu(1)
-        rows = torch.where(after, d.mT, 1).cumprod(-1)
+        later = d.new_ones(d.shape[1], d.shape[1]).triu(1).bool()
+        rows = torch.where(later, d.mT, 1).cumprod(-1)
         #: $\Gamma$, with ones above the diagonal.
         self.inside = rows.mT.contiguous()
-        #: $\gamma$ and $\gamma$ of the step before; what is left at the
-        #: end of the chunk of the state, and of each step.
+        #: $\gamma$, and $\gamma$ of the step before.
         self.gamma = d.cumprod(1)
         self.before = torch.cat(
             [torch.ones_like(d[:, :1]), self.gamma[:, :-1]], 1
         )
-        self.state_left = self.gamma[:, -1:]
-        self.left = rows[:, :, -1:]
+        self.state_left, self.left = self.gamma[:, -1:], rows[:, :, -1:]
+        #: How much each reader asks of each writer, of all `scores`.
+        self.between: Tensor | None = None
 
-    def seen(self, P: Tensor, diagonal: int) -> Tensor:
-        r"""$\mathrm{tril}(P) \odot \Gamma$, in place."""
-        P.tril_(diagonal)
-        return P if self.inside is None else P.mul_(self.inside)
+    def scores(self, Q: Tensor, K: Tensor, diagonal: int) -> Scores:
+        return _FadedScores(self, Q, K, diagonal)
 
     def of_state(self, Q: Tensor) -> Tensor:
-        r"""Rows that meet the state before the chunk, $\gamma Q$."""
-        return Q if self.inside is None else self.gamma * Q
+        return self.gamma * Q
 
     def at_end(self, K: Tensor) -> Tensor:
-        """Rows that go into the state after the chunk."""
-        return K if self.inside is None else self.left * K
+        return self.left * K
 
     def carry(self, state: Tensor, place: int) -> Tensor:
-        """The state over one whole chunk, in place."""
-        if self.inside is None:
-            return state
         heads = len(state)
         one = self.state_left[place * heads : (place + 1) * heads]
         return state.mul_(one)
 
     def gradient(
-        self,
-        M: Tensor,
-        S: Tensor,
-        after: Tensor,
-        read: Tensor,
-        written: Tensor,
+        self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
     ) -> Tensor:
         r"""Of each decay, $dd_t = \langle dW_t, W_{t-1} \rangle$.
 
@@ -86,27 +119,118 @@ class Decay:
         the steps $j < t$ wrote, times $\Gamma_{t-1,j}$; $dW_t$ is what
         the readers $i \ge t$ ask for, times $\Gamma_{it}$, and
         $\Gamma_{Ct}\, dW'$. So all that is needed is how much each
-        reader asks of each writer, `M`, with the two states as one more
+        reader asks of each writer, with the two states as one more
         writer in front and one more reader at the end.
 
-        - `M`: `[n, C, C]`, reader `i` of writer `j`.
         - `S`, `after`: `[n, value, key]`, the state before, and the
           gradient of the state after the chunk.
-        - `read`: `[n, C]`, reader `i` of `S`.
-        - `written`: `[n, C]`, `after` of writer `j`.
+        - `read`: `[n, C, key]`, readers of `S`, per channel.
+        - `written`: `[n, C, key]`, `after` of writers, per channel.
         - Returns `[n, C, 1]`.
         """
-        assert self.inside is not None
-        chunk = M.shape[-1]
-        whole = M.new_empty(len(M), chunk + 1, chunk + 1)
-        whole[:, :-1, 0] = read
-        whole[:, :-1, 1:] = M
-        whole[:, -1, 0] = (S * after).sum((-2, -1))
-        whole[:, -1, 1:] = written
-        readers = M.new_empty(len(M), chunk, chunk + 1)
+        assert self.between is not None
+        n, C, _ = self.between.shape
+        asked = S.new_empty(n, C + 1, C + 1)
+        asked[:, :-1, 0] = read.sum(-1)
+        asked[:, :-1, 1:] = self.between
+        asked[:, -1, 0] = (S * after).sum((-2, -1))
+        asked[:, -1, 1:] = written.sum(-1)
+        # What stands between a step t and its readers, and writers.
+        readers = S.new_empty(n, C, C + 1)
         readers[:, :, :-1] = self.inside.mT.triu()
         readers[:, :, -1:] = self.left
-        writers = M.new_zeros(len(M), chunk, chunk + 1)
+        writers = S.new_zeros(n, C, C + 1)
         writers[:, :, :1] = self.before
         writers[:, 1:, 1:] = self.inside[:, :-1].tril()
-        return (torch.bmm(readers, whole) * writers).sum(-1, True)
+        return (torch.bmm(readers, asked) * writers).sum(-1, True)
+
+
+class _FadedScores(Scores):
+    r"""$P = \mathrm{tril}(Q K^\top) \odot \Gamma$."""
+
+    def __init__(
+        self, fade: Decay, Q: Tensor, K: Tensor, diagonal: int
+    ):
+        self.fade, self.Q, self.K, self.diagonal = fade, Q, K, diagonal
+        self.product = torch.bmm(Q, K.mT)
+        self.P = self.product.tril(diagonal).mul_(fade.inside)
+
+    def backward(self, dP: Tensor, dQ: Tensor, dK: Tensor) -> None:
+        fade, asked = self.fade, self.product.mul_(dP).tril_(-1)
+        fade.between = (
+            asked if fade.between is None else fade.between.add_(asked)
+        )
+        super().backward(dP.mul_(fade.inside), dQ, dK)
+
+
+class ChannelDecay(NoDecay):
+    r"""One decay per step, head and key channel. `d`: `[n, C, key]`.
+
+    $\Gamma_{ij}$ is a vector now, and stands inside the products:
+
+    $$P_{ij} = \sum_c Q_{ic}\, K_{jc}\, \Gamma_{ijc}$$
+
+    All products of decays are formed. (As a quotient, $\Gamma_{ij} =
+    \gamma_i / \gamma_j$ would make a matrix product of it, and overflow
+    with the first strong decay.)
+    """
+
+    forgets = True
+
+    def __init__(self, d: Tensor):
+        self.d, C = d, d.shape[1]
+        later = d.new_ones(C, C).triu(1).bool()[..., None]
+        rows = torch.where(later, d[:, None], 1).cumprod_(2)
+        #: $\Gamma$ `[n, i, j, key]`, with ones above the diagonal.
+        self.inside = rows.transpose(1, 2)
+        self.gamma = d.cumprod(1)
+        self.state_left, self.left = self.gamma[:, -1:], rows[:, :, -1]
+        self.between: Tensor | None = None
+
+    of_state, at_end, carry = Decay.of_state, Decay.at_end, Decay.carry
+
+    def scores(self, Q: Tensor, K: Tensor, diagonal: int) -> Scores:
+        return _ChannelScores(self, Q, K, diagonal)
+
+    def gradient(
+        self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
+    ) -> Tensor:
+        r"""As for `Decay`, channel by channel.
+
+        `between` holds products of all three factors here, decays
+        included. So the sum over all readers $i \ge t$ and writers
+        $j < t$ is $d_t\, dd_t$: sums of products, no differences.
+
+        - Returns `[n, C, key]`.
+        """
+        assert self.between is not None
+        C = self.d.shape[1]
+        upto = S.new_ones(C, C).tril()  # [t, s], s <= t
+        pairs = (
+            upto.mT[:, :, None] * upto.tril(-1)[:, None]
+        )  # [t, i, j]
+        total = pairs.flatten(1) @ self.between.flatten(1, 2)
+        total += upto.mT @ (self.gamma * read)
+        total += upto.tril(-1) @ (self.left * written)
+        total += self.state_left * (S * after).sum(-2, True)
+        return torch.where(self.d == 0, 0, total / self.d)
+
+
+class _ChannelScores(Scores):
+    def __init__(
+        self, fade: ChannelDecay, Q: Tensor, K: Tensor, diagonal: int
+    ):
+        self.fade, self.Q, self.K, self.diagonal = fade, Q, K, diagonal
+        P = torch.einsum("nik,njk,nijk->nij", Q, K, fade.inside)
+        self.P = P.tril_(diagonal)
+
+    def backward(self, dP: Tensor, dQ: Tensor, dK: Tensor) -> None:
+        fade, dP = self.fade, dP.tril_(self.diagonal)
+        share = dP[..., None] * fade.inside
+        dK += torch.einsum("nijk,nik->njk", share, self.Q)
+        share *= self.K[:, None]
+        dQ += share.sum(2)
+        share *= self.Q[:, :, None]
+        fade.between = (
+            share if fade.between is None else fade.between.add_(share)
+        )

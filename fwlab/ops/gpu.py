@@ -4,11 +4,9 @@ Triton is imported only when a kernel is first asked for: everything
 else works without it.
 """
 
-import functools
 import importlib
 import importlib.metadata
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -185,73 +183,12 @@ def _device() -> str:
     return "cpu" if INTERPRETED else "cuda"
 
 
-def usable(table: dict[str, Any]) -> tuple[str, ...]:
-    """The names of a table that can be computed on this machine."""
-    return tuple(
-        name
-        for name, entry in table.items()
-        if not isinstance(entry, Kernel) or why_not(entry) is None
-    )
-
-
 def why_not(kernel: Kernel) -> str | None:
     """Why a kernel cannot run on this machine at all."""
     kind = _device()
     if installed() and kind == "cuda" and not torch.cuda.is_available():
         return "there is no GPU"
     return kernel.refusal(torch.device(kind), {torch.float16})
-
-
-def choose(
-    op: str,
-    table: dict[str, Any],
-    implementation: str,
-    *tensors: Tensor,
-    **sizes: Any,
-) -> Any:
-    """The function, or module, that computes `op`.
-
-    - `tensors`: those whose device and precision decide.
-    - `sizes`: of the problem, as the kernel's `refuses` wants them.
-    - Raises `ValueError` for an unknown name, and for "triton" where
-      there is no kernel for these arguments, with the reason.
-
-    "auto" is the kernel where it can run, else the efficient form. On a
-    GPU it warns, once for each reason, when the kernel cannot run.
-    """
-    if implementation not in ("auto", *table):
-        wanted = ", ".join(map(repr, table))
-        raise ValueError(
-            f"{op}: implementation {implementation!r} is not available; "
-            f"wanted 'auto' or one of {wanted}"
-        )
-    if not all(map(Tensor.numel, tensors)):
-        return table["naive"]  # nothing to be fast at
-    simple = [n for n, e in table.items() if not isinstance(e, Kernel)]
-    name = implementation
-    if name == "auto":
-        name = list(table)[-1]
-    entry = table[name]
-    if not isinstance(entry, Kernel):
-        return entry
-    device = tensors[0].device
-    reason = entry.refusal(device, {x.dtype for x in tensors}, **sizes)
-    if reason is None and (implementation != "auto" or not INTERPRETED):
-        return entry.load()
-    if implementation == "triton":
-        raise ValueError(
-            f"{op}: implementation 'triton' cannot run here: {reason}; "
-            f"{simple[-1]!r} can"
-        )
-    if device.type == "cuda":
-        _say(f"{op}: {reason}; {simple[-1]!r} is used")
-    return table[simple[-1]]
-
-
-@functools.cache
-def _say(text: str) -> None:
-    """Warn once, however often and from wherever it is called."""
-    warnings.warn(text, stacklevel=2)
 
 
 def _name(dtype: torch.dtype) -> str:

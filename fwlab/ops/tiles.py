@@ -211,6 +211,11 @@ def one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.float() for x in tensors)
 
 
+def per_head(gate: Tensor | None) -> Tensor | None:
+    """`[batch, time, heads, 1]` as the kernels count it."""
+    return None if gate is None else gate[..., 0]
+
+
 def contiguous(*tensors: Tensor | None) -> Any:
     """Rows next to each other, as the kernels count them."""
     return tuple(x if x is None else x.contiguous() for x in tensors)

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from fwlab import ops
 from fwlab.ops import gpu
-from fwlab.ops.feedback import kernels, naive
+from fwlab.ops.feedback_memory import kernels, naive
 from problems import ROWS as ALL
 from problems import error, outcome, parts, problem, rebuild, saved_bytes, weighted
 from problems.feedback import HEADS, feedback, weights

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
-from fwlab.ops.feedback import naive
+from fwlab.ops.feedback_memory import naive
 
 L, T, WIDTH, HEADS = 3, 6, 8, 2
 PAGE = "figures/feedback.html"

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, chunks, gpu
+from fwlab.ops import autograd, checks, dispatch, gpu
 from fwlab.ops.aft import efficient, naive
+from fwlab.ops.operation import Operation
 
 
 def _looks_ahead(
@@ -35,18 +36,22 @@ KERNELS: dict[str, Any] = {
         "fwlab.ops.aft.kernels", least=(7, 5), refuses=_looks_ahead
     )
 }
-AFT_SIMPLE = AFT_LOCAL = AFT_CONV = MODULES | KERNELS
-#: "auto" takes the last. A free bias for every pair is a matrix product,
-#: which the efficient form leaves to the GPU's own library; the kernel
-#: takes no product, and keeps less.
-AFT_FULL = {"naive": naive, **KERNELS, "efficient": efficient}
-AFT_CONV2D = MODULES
+
+
+def _record(name: str, mixer: str | None, **forms: Any) -> Operation:
+    return Operation(name, "aft", forms, mixer)
+
+
+AFT_SIMPLE = _record("aft_simple", "aft-simple", **MODULES, **KERNELS)
+AFT_LOCAL = _record("aft_local", "aft-local", **MODULES, **KERNELS)
+AFT_CONV = _record("aft_conv", "aft-conv", **MODULES, **KERNELS)
+AFT_FULL = _record(
+    "aft_full", "aft-full", naive=naive, **KERNELS, efficient=efficient
+)
+AFT_CONV2D = _record("aft_conv2d", None, **MODULES)
 TABLES = {
-    "aft_simple": AFT_SIMPLE,
-    "aft_full": AFT_FULL,
-    "aft_local": AFT_LOCAL,
-    "aft_conv": AFT_CONV,
-    "aft_conv2d": AFT_CONV2D,
+    op.name: op.implementations
+    for op in (AFT_SIMPLE, AFT_FULL, AFT_LOCAL, AFT_CONV, AFT_CONV2D)
 }
 
 
@@ -187,7 +192,7 @@ def aft_full(
     past = 0
     if state is not None:
         checks.state_kind(call.op, state, KeysAndValues)
-        past = checks.steps(state[0], 3)
+        past = checks.time_of(state[0], 3)
     start = call.state(
         KeysAndValues,
         state,
@@ -412,7 +417,7 @@ class _Call:
                 )
         self.dtype = checks.compute_dtype(op, q=q, k=k, v=v, **weights)
         self.op, self.causal, self.key_mask = op, causal, key_mask
-        self.form = gpu.choose(
+        _, self.form = dispatch.choose(
             op,
             TABLES[op],
             implementation,
@@ -507,7 +512,7 @@ class _Call:
         self, compute: Callable, start: Any, return_state: bool
     ) -> Any:
         """Call `compute` with the chosen form, in full precision."""
-        with chunks.full_precision(self.q):
+        with autograd.full_precision(self.q):
             if self.q.shape[1] == 0:  # still a function of its inputs
                 given = (self.q, self.v, *self.weights.values())
                 y = self.k * sum(x.sum().to(self.dtype) for x in given)

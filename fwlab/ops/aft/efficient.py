@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops import chunks
+from fwlab.ops import autograd, chunks
 
 #: Rows per tile.
 TILE = 64
@@ -138,7 +138,7 @@ class _RunningMean(torch.autograd.Function):
         return after
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor, ...]:
@@ -161,7 +161,7 @@ class _Simple(torch.autograd.Function):
         return torch.sigmoid(q).mul_(m), *ends  # Eq. 5
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any, dy: Tensor, dL_end: Tensor, dm_end: Tensor
     ) -> tuple[Tensor, ...]:
@@ -226,7 +226,7 @@ class _Tile(torch.autograd.Function):
         return mean
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(ctx: Any, dm: Tensor) -> tuple[Tensor | None, ...]:
         r"""With $p = E X / (E X)$ the weights of a row,
         $dV = p^\top dm$, and $w$ and $K$ both get

@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops import chunks, gpu
+from fwlab.ops import autograd, chunks, gpu
 from fwlab.ops.aft import efficient
 
 #: Steps per segment of a running mean, and rows per tile of a window.
@@ -582,7 +582,7 @@ class _Simple(torch.autograd.Function):
         return y, end[0], end[1]
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any, dy: Tensor, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor, ...]:
@@ -660,7 +660,7 @@ class _Window(torch.autograd.Function):
         return y, end[0].clone(), end[1].clone()
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any, dy: Tensor, dL: Tensor, dm_end: Tensor
     ) -> tuple[Tensor | None, ...]:
@@ -726,7 +726,7 @@ def rows(
     assert last is not None
     state = q.new_zeros(2, len(q), q.shape[-1], dtype=torch.float32)
     given = (q, k, v, w, *state, last)
-    return _Window.apply(*given, chunks.will_go_back(q, k, v, w))[0]
+    return _Window.apply(*given, autograd.will_go_back(q, k, v, w))[0]
 
 
 def window(
@@ -741,4 +741,4 @@ def window(
     """AFT-local and AFT-conv, called as the naive version is."""
     assert causal
     given = (q, k, v, band, log_sum, mean)
-    return _Window.apply(*given, None, chunks.will_go_back(*given))
+    return _Window.apply(*given, None, autograd.will_go_back(*given))

@@ -1,15 +1,17 @@
 """The delta rules: fast weights that correct what they hold."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from fwlab.feature_maps import DPFP, sum_normalize
-from fwlab.ops import gpu, recurrence
-from fwlab.ops.delta import efficient, naive
+from fwlab.feature_maps import DPFP, Identity, sum_normalize
+from fwlab.ops import gpu
+from fwlab.ops.delta import chunked, efficient, naive
 from fwlab.ops.linear import too_wide
+from fwlab.ops.operation import Variants
+from fwlab.ops.rule import Rule, factor
 from fwlab.ops.state import NormalizedState
 
 #: Steps that the recurrent kernel takes where Triton has no tensor cores.
@@ -33,20 +35,78 @@ def _refuses(
     return too_wide(capability, **widths)
 
 
-DELTA_RULE: dict[str, Any] = {
-    "naive": naive.delta_rule,
-    "efficient": partial(
-        naive.delta_rule, recurrence=efficient.error_correcting
-    ),
-    "triton": gpu.Kernel(
+def _no_features(
+    capability: tuple[int, int], full: bool = False, **sizes: Any
+) -> str | None:
+    """Features made inside need room themselves: twice in float32."""
+    most = 256 if full else 512
+    return _refuses(capability, full=full, most=most, **sizes)
+
+
+def _kernel(refuses: Callable) -> gpu.Kernel:
+    return gpu.Kernel(
         "fwlab.ops.delta.kernels",
-        "delta_rule",
+        "error_correcting",
         least=(7, 5),
-        refuses=_refuses,
+        refuses=refuses,
+    )
+
+
+RECURRENCE: dict[str, Any] = {
+    "chunked": Variants(
+        chunked.error_correcting, chunked.normalized_error_correcting
+    ),
+    "efficient": Variants(
+        efficient.error_correcting,
+        efficient.normalized_error_correcting,
     ),
 }
-#: The same functions, called with one gate more.
-GATED_DELTA_RULE = DELTA_RULE
+LOOPS = Variants(naive.delta_rule, naive.normalized_delta_rule)
+DELTA_RULE = Rule(
+    name="delta_rule",
+    folder="delta",
+    implementations={
+        "naive": LOOPS,
+        **RECURRENCE,
+        "triton": _kernel(_refuses),
+    },
+    gates={"beta": "heads"},
+    factors=lambda beta: (None, beta[..., None]),
+    corrects=True,
+    mixer="delta",
+    feature_map=DPFP,
+    key_norm="sum",
+)
+DPFP_DELTA_RULE = replace(
+    DELTA_RULE,
+    name="dpfp_delta_rule",
+    implementations={
+        "naive": LOOPS,
+        **RECURRENCE,
+        "triton": _kernel(_no_features),
+    },
+    mixer=None,
+)
+GATED_DELTA_RULE = Rule(
+    name="gated_delta_rule",
+    folder="delta",
+    implementations={
+        "naive": Variants(
+            naive.gated_delta_rule, naive.normalized_gated_delta_rule
+        ),
+        **RECURRENCE,
+        "triton": _kernel(_refuses),
+    },
+    gates={"beta": "heads", "log_decay": "heads"},
+    factors=lambda beta, log_decay: (
+        factor(log_decay),
+        beta[..., None],
+    ),
+    corrects=True,
+    mixer="gated-delta",
+    feature_map=Identity,
+    key_norm="l2",
+)
 
 
 def delta_rule(
@@ -84,16 +144,15 @@ def delta_rule(
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` in place of `y`.
-    - `implementation`: "auto", "naive", "efficient" or "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient" or
+      "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), section
     4.2 and appendix A.1.
     """
-    return recurrence.run(
-        "delta_rule",
-        DELTA_RULE,
+    return DELTA_RULE(
         q,
         k,
         v,
@@ -105,47 +164,6 @@ def delta_rule(
         return_state=return_state,
         implementation=implementation,
     )
-
-
-def _no_features(
-    capability: tuple[int, int], full: bool = False, **sizes: Any
-) -> str | None:
-    """Features made inside need room themselves: twice in float32."""
-    most = 256 if full else 512
-    return _refuses(capability, full=full, most=most, **sizes)
-
-
-def _on_features(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    *,
-    nu: int,
-    recurrence: Callable,
-    W: Tensor,
-    z: None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """DPFP features that are written to memory, and then the rule."""
-    phi = DPFP(nu)
-    q, k = (sum_normalize(phi(x.to(W.dtype))) for x in (q, k))
-    return naive.delta_rule(
-        q, k, v, beta, W=W, z=z, recurrence=recurrence
-    )
-
-
-DPFP_DELTA_RULE: dict[str, Any] = {
-    "naive": partial(_on_features, recurrence=naive.error_correcting),
-    "efficient": partial(
-        _on_features, recurrence=efficient.error_correcting
-    ),
-    "triton": gpu.Kernel(
-        "fwlab.ops.delta.kernels",
-        "dpfp_delta_rule",
-        least=(7, 5),
-        refuses=_no_features,
-    ),
-}
 
 
 def dpfp_delta_rule(
@@ -178,22 +196,19 @@ def dpfp_delta_rule(
 
     Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174).
     """
-    nu = DPFP(nu).nu  # checked there
-    return recurrence.run(
-        "dpfp_delta_rule",
-        DPFP_DELTA_RULE,
+    phi = DPFP(nu)
+    return DPFP_DELTA_RULE(
         q,
         k,
         v,
         {"beta": beta},
-        normalize=False,
-        scale=None,
         key_mask=key_mask,
         state=state,
         return_state=return_state,
         implementation=implementation,
-        wider=2 * nu,
-        options={"nu": nu},
+        features=lambda x: sum_normalize(phi(x)),
+        wider=2 * phi.nu,
+        nu=phi.nu,
     )
 
 
@@ -234,9 +249,7 @@ def gated_delta_rule(
 
     Source: Yang, Kautz, Hatamizadeh 2024 (arXiv:2412.06464).
     """
-    return recurrence.run(
-        "gated_delta_rule",
-        GATED_DELTA_RULE,
+    return GATED_DELTA_RULE(
         q,
         k,
         v,

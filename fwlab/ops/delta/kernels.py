@@ -1,23 +1,20 @@
 r"""# The delta rules on a GPU
 
-In chunks, a delta rule is a sum rule that writes *errors* in place of
-values: the kernels are those of the sum rule, and what is
-left to do is the triangular system of (d1). With $L =
-\mathrm{stril}(K K^\top) \odot \Gamma$ and the errors $E = V - \bar V$,
-so that $U = \beta E$, it reads
+In chunks, a delta rule is an additive rule that writes *errors* in
+place of values: the kernels are those of the sum rule. All that is left
+to do is the triangular system of the efficient version, with
+$L = \mathrm{stril}(K K^\top) \odot \Gamma$:
 
-$$(I + L \beta)\, E = V - \gamma K W^\top \tag{k1}$$
+$$(I + L \beta)\, E = V - \gamma K W^\top \tag{d4}$$
 
-where $\beta$ scales columns. Its matrix does not depend on $W$: the
-inverses of all chunks are computed side by side, before anything walks
-through time.
+Its matrix does not depend on $W$: the inverses of all chunks are
+computed side by side, before anything walks through time.
 
 Short sequences, single steps, and GPUs whose tensor cores Triton does
 not use get the recurrence as it is, one step after the other, with $W$
 in registers.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fwlab.feature_maps import DPFP, sum_normalize
-from fwlab.ops import chunks, gpu
-from fwlab.ops.delta import naive
+from fwlab.ops import autograd, chunks, gpu
 from fwlab.ops.linear.kernels import Chunked, Form
 from fwlab.ops.tiles import (
     contiguous,
@@ -35,6 +31,7 @@ from fwlab.ops.tiles import (
     features,
     numbers,
     one_precision,
+    per_head,
     power,
     precision,
     product,
@@ -52,7 +49,7 @@ SEGMENT = 16
 def joined(
     X, A, size: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """(k2) for all pairs of blocks of that size."""
+    """(k1) for all pairs of blocks of that size."""
     i = tl.arange(0, C)
     pair = (i // (2 * size))[:, None] == (i // (2 * size))[None, :]
     one = (i // size)[:, None] == (i // size)[None, :]
@@ -70,7 +67,7 @@ def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
 
     $$\begin{pmatrix} B_1 & \\ A_{21} & B_2 \end{pmatrix}^{-1} =
       \begin{pmatrix} X_1 & \\ -X_2 A_{21} X_1 & X_2 \end{pmatrix}
-      \tag{k2}$$
+      \tag{k1}$$
 
     Nothing is ever squared: it is as stable as substitution itself,
     where a product of powers of A is not.
@@ -100,7 +97,7 @@ def prepare(
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
     NU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of (k1) for one chunk; and with DPFP, Eq. 29's sums.
+    """The inverse of (d4) for one chunk; and with DPFP, Eq. 29's sums.
 
     Reads k, writes X: b (K + C) bytes per step and head (with DPFP the
     d numbers of q and k). Operations: 2 C K, and 8 C^2 for the inverse
@@ -186,7 +183,7 @@ def _gate(x, row):
 
 @triton.jit
 def _step(W, k, v, d, b):
-    """(n2): the memory that has faded, the error, and the new one."""
+    """(n1): the memory that has faded, the error, and the new one."""
     W = d * W
     e = v - tl.sum(W * k[None, :], 1)  # Eq. 20
     return W, e, W + (b * e)[:, None] * k[None, :]  # Eq. 24
@@ -334,7 +331,7 @@ class _Steps(torch.autograd.Function):
         return y, W_end
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any, dy: Tensor | None, dW_end: Tensor | None
     ) -> tuple[Tensor | None, ...]:
@@ -392,40 +389,24 @@ def error_correcting(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
-    beta: Tensor,
+    strength: Tensor,
     W: Tensor,
-    z: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Arguments and results of the naive version; `z` must be None."""
-    given = (*one_precision(q, k, v), decay, beta.float(), W)
-    keep = chunks.will_go_back(*given)
-    if _is_short(q):
-        return *_Steps.apply(*given, keep), z
-    return Chunked.apply(*given, z, solve, 0, keep)
+    nu: int = 0,
+) -> tuple[Tensor, Tensor]:
+    r"""Arguments and results of the chunked version.
 
-
-delta_rule = partial(naive.delta_rule, recurrence=error_correcting)
-
-
-def dpfp_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    *,
-    W: Tensor,
-    z: None,
-    nu: int,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Features are made where they are used (Eqs. 37 and 29).
-
-    The $2 d \nu$ numbers of a key never go to the large memory:
-    each kernel makes them of the $d$ that it reads.
+    With `nu` > 0, DPFP features divided by their sum are made of `q`
+    and `k` where they are used (Eqs. 37 and 29): the $2 d \nu$ numbers
+    of a key never go to HBM, each kernel makes them of the $d$ that it
+    reads.
     """
-    if _is_short(q):  # a chunk would make features of 64 steps for one
-        phi = DPFP(nu)
+    if _is_short(q) and nu:  # a chunk would make features of 64 steps
+        phi, nu = DPFP(nu), 0
         q, k = (sum_normalize(phi(x.float())) for x in (q, k))
-        return error_correcting(q, k, v, None, beta, W, z)
-    given = (*one_precision(q, k, v), None, beta.float(), W, z)
-    keep = chunks.will_go_back(*given)
-    return Chunked.apply(*given, solve, nu, keep)
+    decay, beta = per_head(decay), per_head(strength)
+    given = (*one_precision(q, k, v), decay, beta, W)
+    keep = autograd.will_go_back(*given)
+    if _is_short(q):
+        return _Steps.apply(*given, keep)
+    y, W, _ = Chunked.apply(*given, None, solve, nu, keep)
+    return y, W

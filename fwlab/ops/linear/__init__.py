@@ -1,12 +1,14 @@
 """The sum rule and the gated rule: fast weights that add."""
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from fwlab.ops import gpu, recurrence
-from fwlab.ops.linear import efficient, naive
+from fwlab.feature_maps import ELU1
+from fwlab.ops import gpu
+from fwlab.ops.linear import chunked, efficient, naive
+from fwlab.ops.operation import Variants
+from fwlab.ops.rule import Rule, factor
 from fwlab.ops.state import NormalizedState
 
 
@@ -26,22 +28,59 @@ def too_wide(
     return None
 
 
-SUM_RULE: dict[str, Any] = {
-    "naive": naive.sum_rule,
-    "efficient": partial(naive.sum_rule, recurrence=efficient.additive),
+RECURRENCE: dict[str, Any] = {
+    "chunked": chunked.additive,
+    "efficient": efficient.additive,
     "triton": gpu.Kernel(
-        "fwlab.ops.linear.kernels", "sum_rule", refuses=too_wide
+        "fwlab.ops.linear.kernels", "additive", refuses=too_wide
     ),
 }
-GATED_RULE: dict[str, Any] = {
-    "naive": naive.gated_rule,
-    "efficient": partial(
-        naive.gated_rule, recurrence=efficient.additive
-    ),
-    "triton": gpu.Kernel(
-        "fwlab.ops.linear.kernels", "gated_rule", refuses=too_wide
-    ),
-}
+SUM_RULE = Rule(
+    name="sum_rule",
+    folder="linear",
+    implementations={
+        "naive": Variants(
+            naive.sum_rule,
+            naive.normalized_sum_rule,
+            naive.decaying_sum_rule,
+            naive.decaying_normalized_sum_rule,
+        ),
+        **RECURRENCE,
+    },
+    gates={"log_decay": "heads"},
+    optional=("log_decay",),
+    factors=lambda log_decay=None: (factor(log_decay), None),
+    mixer="sum",
+    feature_map=ELU1,
+    normalize=True,
+)
+GATED_RULE = Rule(
+    name="gated_rule",
+    folder="linear",
+    implementations={
+        "naive": Variants(
+            naive.gated_rule,
+            naive.normalized_gated_rule,
+            naive.decaying_gated_rule,
+            naive.decaying_normalized_gated_rule,
+        ),
+        **RECURRENCE,
+    },
+    gates={"beta": "heads", "log_decay": "heads"},
+    optional=("log_decay",),
+    factors=lambda beta, log_decay=None: _fading(beta, log_decay),
+    mixer="gated",
+    feature_map=ELU1,
+    normalize=True,
+)
+
+
+def _fading(
+    beta: Tensor, log_decay: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Decay and strength of Eq. 52."""
+    beta, decay = beta[..., None], factor(log_decay)
+    return (1 - beta if decay is None else (1 - beta) * decay), beta
 
 
 def sum_rule(
@@ -77,16 +116,15 @@ def sum_rule(
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` in place of `y`.
-    - `implementation`: "auto", "naive", "efficient" or "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient" or
+      "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); equation
     numbers from Schlag et al. 2021 (arXiv:2102.11174).
     """
-    return recurrence.run(
-        "sum_rule",
-        SUM_RULE,
+    return SUM_RULE(
         q,
         k,
         v,
@@ -97,7 +135,6 @@ def sum_rule(
         state=state,
         return_state=return_state,
         implementation=implementation,
-        optional=("log_decay",),
     )
 
 
@@ -135,9 +172,7 @@ def gated_rule(
     $g = 1 - \beta$; without normaliser Schlag et al. 2021
     (arXiv:2102.11174), Eq. 52.
     """
-    return recurrence.run(
-        "gated_rule",
-        GATED_RULE,
+    return GATED_RULE(
         q,
         k,
         v,
@@ -148,5 +183,4 @@ def gated_rule(
         state=state,
         return_state=return_state,
         implementation=implementation,
-        optional=("log_decay",),
     )

@@ -1,25 +1,22 @@
-r"""# The sum rule and the gated rule in chunks
+r"""# Fast weights in chunks, with gradients by hand
 
-The loop of the naive version does little work per step and keeps one
-$W$ per step for the backward pass. Cut the sequence into chunks of $C$
-steps. Inside a chunk everything is a matrix product; from chunk to
-chunk only one state is carried, and only that one is kept.
+The equations are those of the chunked version. What autograd would keep
+for the backward pass (all products of all chunks) is computed again
+instead: only the inputs are kept, and one state per chunk.
 
-Capital letters are the rows of one chunk stacked up: $Q$ and $K$ (the
-features of queries and keys), $V$, $Y$, and $U = s V$, what is really
-written. $W$ is the state before the chunk and $W'$ the one after it.
-$\mathrm{tril}$ keeps the lower triangle with its diagonal: step $i$
-sees the steps $j \le i$. What fades does so by products of decays:
-$\gamma_i$ is the part of $W$ that is left at step $i$, $\Gamma_{ij}$
-that of what step $j$ wrote, and $\Gamma_C$ is the last row of $\Gamma$.
+One function serves two recurrences. The additive rules write values;
+the delta rules write *errors* $E = V - \bar V$ in their place, which
+solve a triangular system (`fwlab/ops/delta`). With the strength $s$
+(the delta rule's $\beta$), what is written is $U = s E$, and $E = V$
+for the additive rules:
 
 $$Y = \gamma\, Q W^\top
   + \big(\mathrm{tril}(Q K^\top) \odot \Gamma\big)\, U \tag{c1}$$
 $$W' = \gamma_C W + U^\top (\Gamma_C K) \tag{c2}$$
 
-where $s$, $\gamma$ and $\Gamma_C$ scale rows. (c1) is Eq. 25 with the
-sum of (n1) split at the start of the chunk. For the sum rule all decays
-and strengths are 1, and nothing is spent on them.
+All chunks are computed together but for what (c2) carries from one to
+the next. `P` is $\mathrm{tril}(Q K^\top) \odot \Gamma$; `fade` knows
+all about decays and costs nothing where there are none.
 """
 
 from typing import Any
@@ -28,14 +25,110 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
-from fwlab.ops import chunks
-from fwlab.ops.decay import Decay
+from fwlab.ops import autograd, chunks
+from fwlab.ops import decay as decays
 
 
-class _Additive(torch.autograd.Function):
-    r"""(c1) and (c2) forward, and their gradients by hand.
+class Group:
+    """Some chunks of the inputs, each `[n * batch * heads, C, width]`.
 
-    `diagonal=-1` reads *before* the write of the same step.
+    As many as fit into the caches together: see `chunks.groups`.
+    """
+
+    def __init__(
+        self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
+    ):
+        (self.steps, self.places), self.kind = place, (chunk, dtype)
+        self.n = self.places.stop - self.places.start
+        q, k, v, decay, strength, ask = inputs
+        self.Q, self.K, self.V, self.s = map(
+            self.cut, (q, k, v, strength)
+        )
+        # The keys that retrieve, in a delta rule.
+        self.A = self.K if ask is None else self.cut(ask)
+        self.fade = decays.of(decay, self.steps, *self.kind)
+
+    def cut(self, x: Tensor | None) -> Any:
+        return (
+            x
+            if x is None
+            else chunks.split(x[:, self.steps], *self.kind)
+        )
+
+    def put(self, part: Tensor | None, whole: Tensor | None) -> None:
+        """The reverse of `cut`, for what has a gradient."""
+        if whole is not None and part is not None:
+            chunks.join(part, whole[:, self.steps])
+
+    def strong(self, x: Tensor) -> Tensor:
+        """Rows times their strength."""
+        return x if self.s is None else self.s * x
+
+    def each(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+        """Views of tensors, one chunk after the other."""
+        return list(chunks.each(self.n, *tensors))
+
+
+class Values:
+    """What an additive rule writes: the values, $E = V$."""
+
+    def __init__(self, group: Group):
+        self.group, self.E = group, group.V
+
+    def forward(self, state: Tensor, S: Tensor) -> None:
+        """Move `state` past all chunks; `S` gets the states before."""
+        fade = self.group.fade
+        left = fade.at_end(self.group.K)
+        added = torch.bmm(self.group.strong(self.E).mT, left)
+        for i, (S_i, added_i) in enumerate(self.group.each(S, added)):
+            S_i.copy_(state)
+            fade.carry(state, i).add_(added_i)  # (c2)
+
+    def restore(self, S: Tensor) -> None:
+        """Compute `E` again from the states."""
+
+    def backward(
+        self, dU: Tensor, own: Tensor, after: Tensor, dS: Tensor
+    ) -> Tensor:
+        r"""From the last chunk to the first, as (c2) runs forward:
+
+        $$dW = \gamma_C\, dW' + dY^\top (\gamma Q) \tag{c6}$$
+        $$dU = P^\top dY + \Gamma_C K\, dW'^\top \tag{c5}$$
+
+        - `dU` and `own` come with the products that hold $dY$; what
+          (c5) adds is added in place.
+        - `after` gets $dW'$ of each chunk, `dS` is moved past them.
+        - Returns $dV = s\, dU$.
+        """
+        group = self.group
+        parts = group.each(after, own)
+        for i in reversed(range(group.n)):
+            after_i, own_i = parts[i]
+            after_i.copy_(dS)
+            group.fade.carry(dS, i).add_(own_i)  # (c6)
+        dU.baddbmm_(group.fade.at_end(group.K), after.mT)  # (c5)
+        return group.strong(dU)
+
+    def asked(
+        self, dV: Tensor, dK: Tensor, ds: Tensor | None, S: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients through the keys that retrieve: here, nobody does.
+
+        Adds to `dK` and `ds`. Returns the gradient of `ask`, if that
+        was given, and that of each product with the state, if any.
+        """
+        return None, None
+
+
+class Memory(torch.autograd.Function):
+    r"""(c1) and (c2) forward, and their gradients.
+
+    - `decay`: `[batch, time, heads, 1 or key]`, `strength`:
+      `[batch, time, heads, 1]`; None = 1.
+    - `ask`: keys that retrieve, in place of `k`; None = `k`.
+    - `written`: the class that knows what is written, such as `Values`.
+    - `diagonal`: 0; -1 reads *before* the write of the same step.
+    - `keep`: a backward pass may follow.
     """
 
     @staticmethod
@@ -46,135 +139,119 @@ class _Additive(torch.autograd.Function):
         v: Tensor,
         decay: Tensor | None,
         strength: Tensor | None,
+        ask: Tensor | None,
         W: Tensor,
+        written: type[Values],
         diagonal: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
-        time, chunk = q.shape[1], chunks.LENGTH
+        inputs, chunk = (
+            (q, k, v, decay, strength, ask),
+            decays.length(decay),
+        )
         y = v.new_empty(v.shape, dtype=W.dtype)
         state = W.flatten(0, 1).clone()
-        n = chunks.count(time, chunk)
-        states = state.new_empty(n if keep else 0, *state.shape)
-        for steps, places in chunks.groups(q, chunk):
-            Q, K, V = (
-                chunks.split(x[:, steps], chunk, W.dtype)
-                for x in (q, k, v)
-            )
-            U = _written(V, strength, steps)
-            fade = Decay(decay, steps, chunk, W.dtype)
-            count = places.stop - places.start
-            added = torch.bmm(U.mT, fade.at_end(K))
-            added = added.unflatten(0, (count, -1))
-            S = states[places] if keep else torch.empty_like(added)
-            for i, (S_i, added_i) in enumerate(
-                zip(S, added, strict=True)
-            ):
-                S_i.copy_(state)
-                fade.carry(state, i).add_(added_i)  # (c2)
-            P = fade.seen(torch.bmm(Q, K.mT), diagonal)
-            Y = torch.bmm(fade.of_state(Q), S.flatten(0, 1).mT)
-            chunks.join(Y.baddbmm_(P, U), y[:, steps])  # (c1)
+        n = chunks.count(q.shape[1], chunk) if keep else 0
+        states = state.new_empty(n, *state.shape)
+        # One group after the other, all chunks of a group together.
+        for place in chunks.groups(q, chunk):
+            group = Group(inputs, place, chunk, W.dtype)
+            S = states[place[1]]
+            if not keep:
+                S = state.new_empty(group.n, *state.shape)
+            S = S.flatten(0, 1)
+            E = written(group)
+            E.forward(state, S)
+            P = group.fade.scores(group.Q, group.K, diagonal).P
+            Y = torch.bmm(group.fade.of_state(group.Q), S.mT)
+            group.put(Y.baddbmm_(P, group.strong(E.E)), y)  # (c1)
         # Inputs and one state per chunk: nothing else is kept.
-        ctx.save_for_backward(q, k, v, decay, strength, states)
-        ctx.diagonal, ctx.chunk = diagonal, chunk
+        ctx.save_for_backward(*inputs, states)
+        ctx.options = written, diagonal, chunk
         ctx.set_materialize_grads(False)
         return y, state.view_as(W)
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        r"""Let $dY$ be the gradient of $Y$ and $dW'$ that of the
-        state after the chunk. From (c1) and (c2), with
-        $P = \mathrm{tril}(Q K^\top) \odot \Gamma$ and
-        $R = \mathrm{tril}(dY\, U^\top) \odot \Gamma$:
-
-        $$dQ = \gamma\, dY\, W + R K \tag{c3}$$
-        $$dK = R^\top Q + \Gamma_C\, U\, dW' \tag{c4}$$
-        $$dU = P^\top dY + \Gamma_C K\, dW'^\top \tag{c5}$$
-        $$dW = \gamma_C\, dW' + dY^\top (\gamma Q) \tag{c6}$$
-
-        (c6) runs backward from chunk to chunk, as (c2) runs forward.
-        Then $dV = s\, dU$ and $ds = \mathrm{rowsum}(V \odot dU)$.
-        """
-        q, k, v, decay, strength, states = ctx.saved_tensors
-        diagonal, chunk = ctx.diagonal, ctx.chunk
-        batch, _, heads, _ = q.shape
+        """Groups of chunks from the last to the first."""
+        *inputs, states = ctx.saved_tensors
+        written, diagonal, chunk = ctx.options
+        _, k, v, *_ = inputs
         if dy is None:
             dy = states.new_zeros(v.shape)
-        if dW is None:
-            dW = states.new_zeros(
-                batch, heads, v.shape[-1], k.shape[-1]
-            )
-        dS = dW.flatten(0, 1).clone()
-        dq, dk, dv, dd, ds = map(
-            chunks.room, (q, k, v, decay, strength)
-        )
-        for steps, places in reversed(chunks.groups(q, chunk)):
-            Q, K, V, dY = (
-                chunks.split(x[:, steps], chunk, states.dtype)
-                for x in (q, k, v, dy)
-            )
-            U = _written(V, strength, steps)
-            fade = Decay(decay, steps, chunk, states.dtype)
-            S = states[places]
-            added = torch.bmm(dY.mT, fade.of_state(Q)).view_as(S)
-            after = torch.empty_like(S)
-            for i in reversed(range(len(S))):
-                after[i] = dS
-                fade.carry(dS, i).add_(added[i])  # (c6)
-            S, after = S.flatten(0, 1), after.flatten(0, 1)
-            QK, YU = torch.bmm(Q, K.mT), torch.bmm(dY, U.mT)
-            M = None if dd is None else (QK * YU).tril_(-1)
-            P, R = fade.seen(QK, diagonal), fade.seen(YU, diagonal)
-            read = torch.bmm(dY, S)
-            dU = torch.bmm(fade.at_end(K), after.mT)
-            dU.baddbmm_(P.mT, dY)  # (c5)
-            stored = torch.bmm(U, after)
-            if M is not None:
-                dD = fade.gradient(
-                    M,
-                    S,
-                    after,
-                    (read * Q).sum(-1),
-                    (stored * K).sum(-1),
-                )
-                chunks.join(dD, dd[:, steps, :, None])
-            dQ = fade.of_state(read).baddbmm_(R, K)  # (c3)
-            dK = fade.at_end(stored).baddbmm_(R.mT, Q)  # (c4)
-            if ds is not None:
-                dB = (V * dU).sum(-1, True)
-                chunks.join(dB, ds[:, steps, :, None])
-                dU = _written(dU, strength, steps)
-            for part, whole in ((dQ, dq), (dK, dk), (dU, dv)):
-                chunks.join(part, whole[:, steps])
-        dS = dS.view(batch, heads, *dS.shape[1:])
-        return dq, dk, dv, dd, ds, dS, None, None
+        dS = states.new_zeros(states.shape[1:])
+        if dW is not None:
+            dS += dW.flatten(0, 1)
+        gradients = [autograd.room(x) for x in inputs]
+        for place in reversed(chunks.groups(k, chunk)):
+            group = Group(inputs, place, chunk, states.dtype)
+            S = states[place[1]].flatten(0, 1)
+            parts = _backward(group, written, diagonal, dy, S, dS)
+            for part, whole in zip(parts, gradients, strict=True):
+                group.put(part, whole)
+        shape = k.shape[0], k.shape[2], *dS.shape[1:]
+        return *gradients, dS.view(shape), None, None, None
 
 
-def _written(
-    V: Tensor, strength: Tensor | None, steps: slice
-) -> Tensor:
-    """$s V$ for the chunks of `V`."""
-    if strength is None:
-        return V
-    cut = strength[:, steps, :, None]
-    return V * chunks.split(cut, V.shape[1], V.dtype)
+def _backward(
+    group: Group,
+    written: type[Values],
+    diagonal: int,
+    dy: Tensor,
+    S: Tensor,
+    dS: Tensor,
+) -> tuple[Tensor | None, ...]:
+    r"""The gradients of a group; `dS` is moved to its beginning.
+
+    With $dW'$ the gradient of the state after a chunk and
+    $R = \mathrm{tril}(dY\, U^\top) \odot \Gamma$:
+
+    $$dQ = \gamma\, dY\, W + R K \tag{c3}$$
+    $$dK = R^\top Q + \Gamma_C\, U\, dW' \tag{c4}$$
+    $$ds = \mathrm{rowsum}(E \odot dU) \tag{c7}$$
+
+    A delta rule has more of them, through the keys that retrieve.
+    """
+    Q, K, fade, dY = group.Q, group.K, group.fade, group.cut(dy)
+    E = written(group)
+    E.restore(S)
+    scores = fade.scores(Q, K, diagonal)
+    dU, after = torch.bmm(scores.P.mT, dY), torch.empty_like(S)
+    own = torch.bmm(dY.mT, fade.of_state(Q))
+    dV = E.backward(dU, own, after, dS)
+    # Queries, keys and strengths of the chunk itself.
+    U = group.strong(E.E)
+    read, stored = torch.bmm(dY, S), torch.bmm(U, after)
+    dQ, dK = fade.of_state(read), fade.at_end(stored)
+    scores.backward(torch.bmm(dY, U.mT), dQ, dK)  # (c3), (c4)
+    ds = None if group.s is None else (E.E * dU).sum(-1, True)  # (c7)
+    dA, asked = E.asked(dV, dK, ds, S)
+    dd = None
+    if fade.forgets:
+        read = read * Q if asked is None else read * Q - asked
+        dd = fade.gradient(S, after, read, stored * K)
+    return dQ, dK, dV, dd, ds, dA
 
 
-def _memory(
+def remember(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
     strength: Tensor | None,
     W: Tensor,
-    diagonal: int,
+    *,
+    ask: Tensor | None = None,
+    written: type[Values] = Values,
+    diagonal: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    given = (q, k, v, decay, strength, W)
-    keep = chunks.will_go_back(*given)
-    return _Additive.apply(*given, diagonal, keep)
+    """`Memory` without a normaliser."""
+    given = (q, k, v, decay, strength, ask, W)
+    keep = autograd.will_go_back(*given)
+    return Memory.apply(*given, written, diagonal, keep)
 
 
 def overlap(
@@ -192,8 +269,8 @@ def overlap(
     key writes the value 1.
     """
     one = k.new_ones(1, 1, 1, 1).expand(*k.shape[:3], 1)
-    total, z = _memory(
-        q, k, one, decay, strength, z[:, :, None], diagonal
+    total, z = remember(
+        q, k, one, decay, strength, z[:, :, None], diagonal=diagonal
     )
     return total, z[:, :, 0]
 
@@ -205,11 +282,11 @@ def additive(
     decay: Tensor | None,
     strength: Tensor | None,
     W: Tensor,
-    z: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Arguments and results of the naive version."""
-    y, W = _memory(q, k, v, decay, strength, W, 0)
-    if z is not None:
-        total, z = overlap(q, k, decay, strength, z)
-        y = divide(y, total)  # Eq. 19
-    return y, W, z
+    z: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Arguments and results of the chunked version."""
+    y, W = remember(q, k, v, decay, strength, W)
+    if z is None:
+        return y, W
+    total, z = overlap(q, k, decay, strength, z)
+    return divide(y, total), W, z  # Eq. 19

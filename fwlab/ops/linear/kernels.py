@@ -35,7 +35,6 @@ memory. The floor is bytes over bandwidth.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,8 +42,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops import chunks, gpu
-from fwlab.ops.linear import naive
+from fwlab.ops import autograd, chunks, gpu
 from fwlab.ops.tiles import (
     contiguous,
     fading,
@@ -55,6 +53,7 @@ from fwlab.ops.tiles import (
     last_row,
     numbers,
     one_precision,
+    per_head,
     power,
     precision,
     product,
@@ -111,7 +110,7 @@ def forward(
             d = numbers(decay, here, t, rest, heads, 1.0)
             gamma, G = tl.cumprod(d, 0), fading(d, C)
         s = numbers(strength, here, t, rest, heads, 0.0)
-        if X is not None:  # (d1)
+        if X is not None:  # (d4)
             x = tl.load(X + place * C * C + t[:, None] * C + t[None, :])
             held_S = product(key, tl.trans(S), TYPE, PRECISION)
             e = product(x, e - gamma[:, None] * held_S, TYPE, PRECISION)
@@ -199,7 +198,7 @@ def backward_state(
 
     Registers: dW. Per chunk it reads q, k, dy (and X) and writes dv and
     the gradient of the state after the chunk. (c5) and (c6); with X,
-    (d4) and (d5). Operations per step and head: 2 C (K + V) + 4 K V,
+    (d5) and (d6). Operations per step and head: 2 C (K + V) + 4 K V,
     and 2 K V + 2 C V more with X.
     """
     TYPE: tl.constexpr = dy.dtype.element_ty
@@ -266,11 +265,11 @@ def backward_state(
         left = key * last_row(G, C)[:, None]
         du += product(left, tl.trans(D), TYPE, PRECISION)
         g_v = du * s[:, None]
-        D = D * last(gamma, C)  # (c6), (d5)
+        D = D * last(gamma, C)  # (c6), (d6)
         D += product(tl.trans(g), faded, TYPE, PRECISION) * unit
         if X is not None:
             x = tl.load(X + place * C * C + t[:, None] * C + t[None, :])
-            g_v = product(tl.trans(x), g_v, TYPE, PRECISION)  # (d4)
+            g_v = product(tl.trans(x), g_v, TYPE, PRECISION)  # (d5)
             asked = key * gamma[:, None]
             D -= product(tl.trans(g_v), asked, TYPE, PRECISION)
         put_rows(dv, g_v, here, t, rest, heads, first, V, BV)
@@ -288,7 +287,7 @@ def backward_inputs(
     BV: tl.constexpr, BD: tl.constexpr, PER: tl.constexpr,
     C: tl.constexpr, NU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What is local to a chunk: (c3), (c4), or (d6) to (d8), and gates.
+    """What is local to a chunk: (c3), (c4), (c7), or (d7) and (d8).
 
     A program takes one chunk and `PER` blocks of columns of q and k. It
     reads q, k, E, dy (and dv) and the two states, and writes dq and dk:
@@ -334,7 +333,7 @@ def backward_inputs(
     if total is not None:
         R *= inverse_of(unit)
 
-    d_s = tl.zeros([C], tl.float32)  # (d8)
+    d_s = tl.zeros([C], tl.float32)  # (c7), (d7)
     read = tl.zeros([C], tl.float32)
     written = tl.zeros([C], tl.float32)
     between = tl.zeros([C, C], tl.float32)
@@ -383,9 +382,9 @@ def backward_inputs(
             to_end += after[None, :]
             ends += tl.sum(z * after)
         g_q = from_state * gamma[:, None]
-        g_q += product(R, key, TYPE, PRECISION) * unit  # (c3), (d6)
+        g_q += product(R, key, TYPE, PRECISION) * unit  # (c3)
         g_k = to_end * (last_row(G, C) * s)[:, None]
-        # (c4), (d7)
+        # (c4), (d8)
         g_k += unit * product(tl.trans(R), query, TYPE, PRECISION)
         QK = product(query, tl.trans(key), TYPE, PRECISION)
         kept = tl.sum(to_end * key, 1)
@@ -638,7 +637,7 @@ class Chunked(torch.autograd.Function):
         return y, W_end, z_end
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any,
         dy: Tensor | None,
@@ -713,13 +712,11 @@ def additive(
     decay: Tensor | None,
     strength: Tensor | None,
     W: Tensor,
-    z: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Arguments and results of the naive version."""
+    z: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Arguments and results of the chunked version."""
+    decay, strength = per_head(decay), per_head(strength)
     given = (*one_precision(q, k, v), decay, strength, W, z)
-    keep = chunks.will_go_back(*given)
-    return Chunked.apply(*given, None, 0, keep)
-
-
-sum_rule = partial(naive.sum_rule, recurrence=additive)
-gated_rule = partial(naive.gated_rule, recurrence=additive)
+    keep = autograd.will_go_back(*given)
+    y, W, z = Chunked.apply(*given, None, 0, keep)
+    return (y, W) if z is None else (y, W, z)

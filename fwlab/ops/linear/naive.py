@@ -1,13 +1,20 @@
 r"""# The sum rule and the gated rule, one step at a time
 
-Attention without the softmax is a memory that adds up outer products:
-one matrix $W$ in place of a growing list of keys and values.
-The gated rule lets that memory fade. Here `k` and `q` are already
-features, $\phi(k)$ and $\phi(q)$. Equation numbers are those of
+Drop the softmax from attention, and the growing list of keys and values
+becomes one matrix $W$: a memory that adds up outer products. The gated
+rule lets that memory fade. Here `k` and `q` are already features,
+$\phi(k)$ and $\phi(q)$. Equation numbers are those of
 [Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
+
+This file is the specification: one loop for each rule and each of its
+variants, in float32 at least. Nothing else is computed with it.
+
+- `q`, `k`: `[batch, time, heads, key]`, `v`: the same with `value`.
+- `beta`, `log_decay`: `[batch, time, heads]`.
+- `W`: `[batch, heads, value, key]`, `z`: `[batch, heads, key]`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -26,7 +33,7 @@ def write(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def read(W: Tensor, q: Tensor) -> Tensor:
-    r"""Ask the fast weights for the value of a query:
+    r"""Query the fast weights:
 
     $$y_i = W_i\, \phi(q_i) \tag{25}$$
 
@@ -35,102 +42,161 @@ def read(W: Tensor, q: Tensor) -> Tensor:
     return torch.einsum("...vk,...k->...v", W, q)
 
 
-def steps(x: Tensor | None, time: int) -> Sequence[Tensor | None]:
-    """`[batch, time, ...]` cut into its steps; no gate, no gates.
+def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
+    r"""Query the fast weights for a weighted mean of values:
+
+    $$y_i = \frac{W_i\,\phi(q_i)}{z_i \cdot \phi(q_i)} \tag{19}$$
+
+    - `W`: `[..., value, key]`, `z` and `q`: `[..., key]`.
+    - Returns 0 where the denominator is 0.
+    """
+    return divide(read(W, q), (z * q).sum(-1, keepdim=True))
+
+
+def fade(d: Tensor, W: Tensor) -> Tensor:
+    """Multiply the whole memory of each head by its number.
+
+    - `d`: `[batch, heads]`, `W`: `[batch, heads, ...]`.
+    """
+    return d.unflatten(-1, (-1, *[1] * (W.dim() - 2))) * W
+
+
+def steps(*sequences: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Walk through `[batch, time, ...]` tensors, one step at a time.
 
     `unbind` cuts the time axis once. Indexing `k[:, t]` in a loop would
     make the backward pass quadratic in time: the gradient of each index
     is a tensor of zeros as large as all of `k`.
     """
-    return [None] * time if x is None else x.unbind(1)
-
-
-def additive(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Tensor | None,
-    W: Tensor,
-    z: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""One recurrence for both rules. Fade, write, then read:
-
-    $$W_i = d_i\, W_{i-1} + s_i\, v_i \otimes \phi(k_i) \tag{n1}$$
-
-    With a normaliser $z$, which fades alike, the answer becomes a
-    weighted mean of values:
-
-    $$z_i = d_i\, z_{i-1} + s_i\, \phi(k_i) \tag{18}$$
-    $$y_i = \frac{W_i\,\phi(q_i)}{z_i \cdot \phi(q_i)} \tag{19}$$
-
-    - `q`, `k`: `[batch, time, heads, key]`, `v`: the same with `value`.
-    - `decay`, `strength`: $d$ and $s$, `[batch, time, heads]`; None
-      means 1, and turns (n1) and Eq. 18 into those of the paper.
-    - `W`: `[batch, heads, value, key]`, `z`: `[batch, heads, key]` or
-      None, which leaves the denominator away.
-    """
-    time, y = q.shape[1], []
-    q, k, v = (x.to(W.dtype) for x in (q, k, v))
-    for q_t, k_t, v_t, d_t, s_t in zip(
-        *(steps(x, time) for x in (q, k, v, decay, strength)),
-        strict=True,
-    ):
-        if d_t is not None:
-            W = d_t[..., None, None] * W
-            z = z if z is None else d_t[..., None] * z
-        if s_t is not None:
-            k_t = s_t[..., None] * k_t
-        W = write(W, k_t, v_t)  # Eq. 17, (n1)
-        y_t = read(W, q_t)  # Eq. 25
-        if z is not None:
-            z = z + k_t  # Eq. 18
-            y_t = divide(y_t, (z * q_t).sum(-1, keepdim=True))  # Eq. 19
-        y.append(y_t)
-    return torch.stack(y, dim=1), W, z
+    return zip(*(x.unbind(1) for x in sequences), strict=True)
 
 
 def sum_rule(
+    q: Tensor, k: Tensor, v: Tensor, W: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Linear attention without a normaliser: add, then read."""
+    y = []
+    for q_t, k_t, v_t in steps(q, k, v):
+        W = write(W, k_t, v_t)  # Eq. 17
+        y.append(read(W, q_t))  # Eq. 25
+    return torch.stack(y, dim=1), W
+
+
+def normalized_sum_rule(
+    q: Tensor, k: Tensor, v: Tensor, W: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Linear attention. The normaliser $z$ sums up the keys:
+
+    $$z_i = z_{i-1} + \phi(k_i) \tag{18}$$
+    """
+    y = []
+    for q_t, k_t, v_t in steps(q, k, v):
+        W = write(W, k_t, v_t)  # Eq. 17
+        z = z + k_t  # Eq. 18
+        y.append(normalized_read(W, z, q_t))  # Eq. 19
+    return torch.stack(y, dim=1), W, z
+
+
+def decaying_sum_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, W: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""A sum that fades by a factor $d_i = e^{\mathrm{log\_decay}_i}$:
+
+    $$W_i = d_i\, W_{i-1} + v_i \otimes \phi(k_i) \tag{n1}$$
+    """
+    y = []
+    for q_t, k_t, v_t, l_t in steps(q, k, v, log_decay):
+        W = write(fade(l_t.exp(), W), k_t, v_t)  # (n1)
+        y.append(read(W, q_t))  # Eq. 25
+    return torch.stack(y, dim=1), W
+
+
+def decaying_normalized_sum_rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Tensor | None = None,
-    *,
+    log_decay: Tensor,
     W: Tensor,
-    z: Tensor | None,
-    recurrence: Callable = additive,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    r"""Linear attention: nothing fades, and all is written in full.
+    z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Keys fade with the values that were written with them:
 
-    With `log_decay`, $d_i = e^{\mathrm{log\_decay}_i}$. `recurrence`
-    is (n1) of this file, or its efficient form.
+    $$z_i = d_i\, z_{i-1} + \phi(k_i) \tag{n2}$$
     """
-    decay = None if log_decay is None else log_decay.to(W.dtype).exp()
-    return recurrence(q, k, v, decay, None, W, z)
+    y = []
+    for q_t, k_t, v_t, l_t in steps(q, k, v, log_decay):
+        W = write(fade(l_t.exp(), W), k_t, v_t)  # (n1)
+        z = fade(l_t.exp(), z) + k_t  # (n2)
+        y.append(normalized_read(W, z, q_t))  # Eq. 19
+    return torch.stack(y, dim=1), W, z
 
 
 def gated_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None = None,
-    *,
-    W: Tensor,
-    z: Tensor | None,
-    recurrence: Callable = additive,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
+) -> tuple[Tensor, Tensor]:
     r"""Make room for what is written:
 
     $$W_i = (1 - \beta_i)\, W_{i-1}
       + \beta_i\, v_i \otimes \phi(k_i) \tag{52}$$
 
     The whole memory pays for it, not only what the key held: that is
-    the difference to the delta rule (appendix B). Peng et al. 2021
-    write $g = 1 - \beta$ and gate $z$ in the same way.
+    the difference to the delta rule (appendix B).
     """
-    beta = beta.to(W.dtype)
-    decay = 1 - beta  # Eq. 52
-    if log_decay is not None:
-        decay = decay * log_decay.to(W.dtype).exp()
-    return recurrence(q, k, v, decay, beta, W, z)
+    y = []
+    for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
+        W = write(fade(1 - b_t, W), k_t, fade(b_t, v_t))  # Eq. 52
+        y.append(read(W, q_t))  # Eq. 25
+    return torch.stack(y, dim=1), W
+
+
+def normalized_gated_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Gated Random Feature Attention gates the normaliser, too:
+
+    $$z_i = (1 - \beta_i)\, z_{i-1} + \beta_i\, \phi(k_i) \tag{n3}$$
+
+    Peng et al. 2021 (Eq. 7) write $g = 1 - \beta$.
+    """
+    y = []
+    for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
+        W = write(fade(1 - b_t, W), k_t, fade(b_t, v_t))  # Eq. 52
+        z = fade(1 - b_t, z) + fade(b_t, k_t)  # (n3)
+        y.append(normalized_read(W, z, q_t))  # Eq. 19
+    return torch.stack(y, dim=1), W, z
+
+
+def decaying_gated_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    W: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Both ways to forget: a decay of (n1), then Eq. 52."""
+    y = []
+    for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
+        W = fade(l_t.exp(), W)  # (n1)
+        W = write(fade(1 - b_t, W), k_t, fade(b_t, v_t))  # Eq. 52
+        y.append(read(W, q_t))  # Eq. 25
+    return torch.stack(y, dim=1), W
+
+
+def decaying_normalized_gated_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    W: Tensor,
+    z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with a normaliser, which forgets in the same ways."""
+    y = []
+    for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
+        W, z = fade(l_t.exp(), W), fade(l_t.exp(), z)  # (n1), (n2)
+        W = write(fade(1 - b_t, W), k_t, fade(b_t, v_t))  # Eq. 52
+        z = fade(1 - b_t, z) + fade(b_t, k_t)  # (n3)
+        y.append(normalized_read(W, z, q_t))  # Eq. 19
+    return torch.stack(y, dim=1), W, z

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab.ops import checks, gpu
+from fwlab.ops import checks
+from fwlab.ops.operation import Call, Operation
 from fwlab.ops.softmax import naive
 from fwlab.ops.state import KeyValueCache
 
@@ -22,10 +23,15 @@ def _torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     )
 
 
-SOFTMAX_ATTENTION = {
-    "naive": naive.softmax_attention,
-    "efficient": _torch,
-}
+SOFTMAX_ATTENTION = Operation(
+    name="softmax_attention",
+    folder="softmax",
+    implementations={
+        "naive": naive.softmax_attention,
+        "efficient": _torch,
+    },
+    mixer="softmax",
+)
 
 
 def softmax_attention(
@@ -43,10 +49,10 @@ def softmax_attention(
 
     - `q`, `k`: `[batch, time, heads, key]`.
     - `v`: `[batch, time, heads, value]`.
-    - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, as everybody
-      does (the equation leaves it out: `scale=1.0`).
+    - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, the
+      usual choice (the equation leaves it out: `scale=1.0`).
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
-      are seen by nobody and return 0.
+      are hidden from all queries and return 0.
     - `state`: the `KeyValueCache` of an earlier call; None = empty.
     - `return_state`: return `(y, state)` in place of `y`.
     - `implementation`: "auto", "naive" or "efficient" (PyTorch's own
@@ -56,46 +62,41 @@ def softmax_attention(
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762).
     """
-    op = "softmax_attention"
-    sizes = checks.shapes(
-        op,
-        q=(q, "batch time heads key"),
-        k=(k, "batch time heads key"),
-        v=(v, "batch time heads value"),
+    dims = "batch time heads key"
+    call = Call(
+        SOFTMAX_ATTENTION,
+        {
+            "q": (q, dims),
+            "k": (k, dims),
+            "v": (v, "batch time heads value"),
+        },
+        like="v",
+        key_mask=key_mask,
     )
-    checks.compute_dtype(op, q=q, k=k, v=v)
     wide = torch.promote_types(q.dtype, k.dtype)
     wide = torch.promote_types(wide, v.dtype)
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    compute = gpu.choose(op, SOFTMAX_ATTENTION, implementation, q)
-    batch, time = sizes["batch"], sizes["time"]
-    if key_mask is not None:
-        checks.mask(op, "key_mask", key_mask, q, batch=batch, time=time)
-        q, k, v = (
-            torch.where(key_mask[..., None, None], x, 0)
-            for x in (q, k, v)
-        )
-    real = key_mask
+    q, k, v = (call.masked(x.to(wide)) for x in (q, k, v))
+    _, compute = call.choose(implementation, "q")
+    time, real = call.sizes["time"], key_mask
     if state is not None:
-        k, v, real = _append(op, state, k, v, key_mask)
+        k, v, real = _append(call.name, state, k, v, key_mask)
 
     past = k.shape[1] - time
     visible = torch.ones(
         time, past + time, dtype=torch.bool, device=q.device
     ).tril(past)
     if real is not None:
-        # A masked query still sees itself: its row is thrown away below,
-        # and a row that sees nothing would be 0/0.
+        # A masked query still sees itself: its row is dropped below,
+        # and a row that may see nothing would be 0/0.
         itself = torch.eye(
             time, past + time, dtype=torch.bool, device=q.device
         ).roll(past, 1)
         visible = ((visible & real[:, None]) | itself)[:, None]
-    q = q * (max(sizes["key"], 1) ** -0.5 if scale is None else scale)
-    y = compute(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), visible
-    ).transpose(1, 2)
-    if key_mask is not None:
-        y = torch.where(key_mask[..., None, None], y, 0)
+    q = q * (
+        max(call.sizes["key"], 1) ** -0.5 if scale is None else scale
+    )
+    y = compute(*(x.transpose(1, 2) for x in (q, k, v)), visible)
+    y = call.masked(y.transpose(1, 2))
     return (y, KeyValueCache(k, v, real)) if return_state else y
 
 
@@ -109,7 +110,7 @@ def _append(
     checks.state_kind(op, state, KeyValueCache)
     past_k, past_v, past_mask = state
     batch, time, heads, key = k.shape
-    past = checks.steps(past_k, 4)
+    past = checks.time_of(past_k, 4)
     checks.state_part(
         op, "state.k", past_k, [batch, past, heads, key], k.dtype, k
     )

@@ -37,8 +37,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops import chunks
-from fwlab.ops.feedback.naive import EPS, FeedbackWeights, sinusoids
+from fwlab.ops import autograd
+from fwlab.ops.feedback_memory.weights import EPS, FeedbackWeights
 
 #: Steps whose effect on older memories is collected.
 BLOCK = 64
@@ -196,7 +196,7 @@ class _Feedback(torch.autograd.Function):
         return y, f.kv
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any, dy: Tensor | None, dkv: Tensor | None
     ) -> tuple[Tensor | None, ...]:
@@ -437,7 +437,10 @@ class Backward:
 
 def _table(steps: Tensor, positions: Tensor) -> Tensor:
     """$s$ of Eq. f3, its angles in float64 on any device."""
-    return sinusoids(steps.double(), positions.shape[1]).to(positions)
+    n = positions.shape[1] // 2
+    i = torch.arange(n, dtype=torch.float64, device=steps.device)
+    angle = torch.outer(steps.double(), 10.0 ** (-4 * i / n))
+    return torch.cat([angle.sin(), angle.cos()], -1).to(positions)
 
 
 def _with_positions(to_q: Tensor, positions: Tensor) -> Tensor:
@@ -506,7 +509,7 @@ def feedback(
         w.expand * w.norm_mlp[:, None],
         w.contract,
         w.norm_memory is not None,
-        chunks.will_go_back(x, k, v, *w),
+        autograd.will_go_back(x, k, v, *w),
     )
     kv = kv.unflatten(2, (-1, heads)).permute(0, 2, 4, 1, 3, 5)
     return y, kv[0], kv[1]

@@ -59,8 +59,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fwlab.ops import gpu
-from fwlab.ops.feedback import efficient
-from fwlab.ops.feedback.naive import FeedbackWeights
+from fwlab.ops.feedback_memory import efficient
+from fwlab.ops.feedback_memory.weights import FeedbackWeights
 
 #: Fewer steps are not worth a graph of their own (an estimate).
 PLAYED = 16

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, chunks, gpu
-from fwlab.ops.feedback import efficient, naive
-from fwlab.ops.feedback.naive import FeedbackWeights
+from fwlab.ops import autograd, checks, gpu
+from fwlab.ops.feedback_memory import efficient, naive
+from fwlab.ops.feedback_memory.weights import FeedbackWeights
+from fwlab.ops.operation import Call, Operation
 
 #: The most channels per head, and per token, of the kernels.
 WIDEST, WIDEST_TOKEN = 256, 8192
@@ -30,16 +31,21 @@ def _refuses(
     return None
 
 
-FEEDBACK: dict[str, Any] = {
-    "naive": naive.feedback,
-    "efficient": efficient.feedback,
-    "triton": gpu.Kernel(
-        "fwlab.ops.feedback.kernels",
-        "feedback",
-        least=(7, 5),
-        refuses=_refuses,
-    ),
-}
+FEEDBACK = Operation(
+    name="feedback",
+    folder="feedback_memory",
+    implementations={
+        "naive": naive.feedback,
+        "efficient": efficient.feedback,
+        "triton": gpu.Kernel(
+            "fwlab.ops.feedback_memory.kernels",
+            "feedback",
+            least=(7, 5),
+            refuses=_refuses,
+        ),
+    },
+    mixer="feedback",
+)
 
 
 class FeedbackState(NamedTuple):
@@ -96,47 +102,34 @@ def feedback(
 
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
-    op = "feedback"
-    given, sizes = _check_weights(op, weights, x)
-    _check_heads(op, heads, sizes)
-    named = {
-        f"weights.{name}": tensor for name, tensor in given.items()
-    }
-    dtype = checks.compute_dtype(op, x=x, **named)
-    compute = gpu.choose(op, FEEDBACK, implementation, x, **sizes)
-    batch, time = sizes["batch"], sizes["time"]
-    if key_mask is not None:
-        checks.mask(op, "key_mask", key_mask, x, batch=batch, time=time)
-    shape = [sizes["groups"], heads, sizes["d"] // heads]
-    k, v, mask = _unpack(op, state, batch, shape, dtype, x)
+    call = Call(
+        FEEDBACK,
+        {"x": (x, "batch time d"), **_named(weights)},
+        like="x",
+        key_mask=key_mask,
+    )
+    _check_layers(call.name, heads, call.sizes)
+    _, compute = call.choose(implementation, "x")
+    given = weights._replace(
+        **{
+            name: w.to(call.dtype)
+            for name, w in weights._asdict().items()
+            if w is not None
+        }
+    )
+    start = _start(call, state, heads)
 
-    # Autocast would push the sums below into half precision.
-    with chunks.full_precision(x):
-        wide, real = x.to(dtype), key_mask
-        if real is not None:  # real tokens first, in their order
-            order = torch.argsort(~real, dim=1, stable=True)
-            wide = torch.where(real[..., None], wide, 0)
+    def run() -> tuple[Tensor, FeedbackState]:
+        wide, order = call.masked(x.to(call.dtype)), None
+        if key_mask is not None:  # real tokens first, in their order
+            order = torch.argsort(~key_mask, dim=1, stable=True)
             wide = _take(wide, order)
-        given = {name: w.to(dtype) for name, w in given.items()}
-        if time == 0:  # empty, and still a function of its inputs
-            y = wide * sum(w.sum() for w in given.values())
-        else:
-            wide_weights = FeedbackWeights(**given)
-            y, k, v = compute(wide, wide_weights, heads, k, v, mask)
-        if real is not None:
-            y = torch.where(
-                real[..., None], _take(y, order.argsort(1)), 0
-            )
-    y = y.to(x.dtype)
-    if not return_state:
-        return y
-    if real is None and mask is None:
-        return y, FeedbackState(k, v, None)
-    if real is None:
-        real = torch.ones(
-            batch, time, dtype=torch.bool, device=x.device
-        )
-    return y, _pack(k, v, mask, real)
+        y, k, v = compute(wide, given, heads, *start)
+        if order is not None:
+            y = _take(y, order.argsort(1))
+        return y, _pack(k, v, start.mask, key_mask)
+
+    return call.run(run, start, return_state)
 
 
 def feedback_attention(
@@ -168,102 +161,108 @@ def feedback_attention(
     )
     dtype = checks.compute_dtype(op, q=q, k=k, v=v, positions=positions)
     _check_features(op, "positions", sizes["features"])
-    with chunks.full_precision(q):
+    with autograd.full_precision(q):
         wide = (x.to(dtype) for x in (q, k, v, positions))
         return naive.feedback_attention(*wide).to(v.dtype)
 
 
-def _check_weights(
-    op: str, weights: FeedbackWeights, x: Tensor
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Hold every tensor to its shape; they come back by name."""
+def _named(weights: FeedbackWeights) -> dict[str, tuple[Tensor, str]]:
+    """Every tensor by name, with its dimensions."""
     if not isinstance(weights, FeedbackWeights):
         raise TypeError(
-            f"{op}: weights must be a FeedbackWeights, not {type(weights).__name__}"
+            "feedback: expected weights to be a FeedbackWeights, "
+            f"got {type(weights).__name__}"
         )
-    w = weights
-    given = {
-        "to_q": (w.to_q, "layers d d"),
-        "to_k": (w.to_k, "groups d d"),
-        "to_v": (w.to_v, "groups d d"),
-        "to_out": (w.to_out, "layers d d"),
-        "norm_mixer": (w.norm_mixer, "layers d"),
-        "norm_mlp": (w.norm_mlp, "layers d"),
-        "expand": (w.expand, "layers d_ff d"),
-        "contract": (w.contract, "layers d d_ff"),
-        "positions": (w.positions, "key features"),
-        "merge": (w.merge, "states"),
+    dims = {
+        "to_q": "layers d d",
+        "to_k": "groups d d",
+        "to_v": "groups d d",
+        "to_out": "layers d d",
+        "norm_mixer": "layers d",
+        "norm_mlp": "layers d",
+        "expand": "layers d_ff d",
+        "contract": "layers d d_ff",
+        "positions": "key features",
+        "merge": "states",
     }
-    if w.norm_memory is not None:
-        given["norm_memory"] = (w.norm_memory, "groups d")
-    named = {f"weights.{name}": pair for name, pair in given.items()}
-    sizes = checks.shapes(op, x=(x, "batch time d"), **named)
-    layers, groups = sizes["layers"], sizes["groups"]
+    if weights.norm_memory is not None:
+        dims["norm_memory"] = "groups d"
+    return {
+        f"weights.{name}": (getattr(weights, name), shape)
+        for name, shape in dims.items()
+    }
+
+
+def _check_layers(op: str, heads: int, sizes: dict[str, int]) -> None:
+    """Hold the numbers of layers, groups, heads and features together."""
+    layers, groups, d = sizes["layers"], sizes["groups"], sizes["d"]
     if layers < 1 or groups not in (1, layers):
         raise ValueError(
-            f"{op}: weights.to_k has {groups} groups, but 1 (shared) or as many as "
-            f"there are layers ({layers}, at least 1) were wanted"
+            f"{op}: expected weights.to_k to have 1 group (shared) or one "
+            f"per layer ({layers} layers, at least 1), got {groups}"
         )
     if sizes["states"] != layers + 1:
         raise ValueError(
-            f"{op}: weights.merge has shape [{sizes['states']}], but [{layers + 1}] "
-            "was wanted ([layers + 1])"
+            f"{op}: expected weights.merge of shape [{layers + 1}] "
+            f"([layers + 1]), got [{sizes['states']}]"
         )
-    _check_features(op, "weights.positions", sizes["features"])
-    return {name: tensor for name, (tensor, _) in given.items()}, sizes
-
-
-def _check_heads(op: str, heads: int, sizes: dict[str, int]) -> None:
     if isinstance(heads, bool) or not isinstance(heads, int):
         raise TypeError(
-            f"{op}: heads must be an integer, not {heads!r}"
+            f"{op}: expected heads to be an integer, got {heads!r}"
         )
-    if heads < 1 or sizes["d"] % heads:
+    if heads < 1 or d % heads:
         raise ValueError(
-            f"{op}: heads must divide the width {sizes['d']} of x, not heads={heads}"
+            f"{op}: expected heads to divide the width {d} of x, "
+            f"got heads={heads}"
         )
-    key = sizes["d"] // heads
-    if sizes["key"] != key:
+    if sizes["key"] != d // heads:
+        features = sizes["features"]
         raise ValueError(
-            f"{op}: weights.positions has shape [{sizes['key']}, {sizes['features']}], "
-            f"but [{key}, {sizes['features']}] was wanted ([d / heads, features])"
+            f"{op}: expected weights.positions of shape "
+            f"[{d // heads}, {features}] ([d / heads, features]), "
+            f"got [{sizes['key']}, {features}]"
         )
+    _check_features(op, "weights.positions", sizes["features"])
 
 
 def _check_features(op: str, argument: str, features: int) -> None:
     if features < 2 or features % 2:
         raise ValueError(
-            f"{op}: {argument} has {features} features, but an even number was "
-            "wanted (a sine and a cosine of each wave)"
+            f"{op}: expected {argument} to have an even number of features "
+            f"(a sine and a cosine of each wave), got {features}"
         )
 
 
-def _unpack(
-    op: str,
-    state: FeedbackState | None,
-    batch: int,
-    shape: list[int],
-    dtype: torch.dtype,
-    like: Tensor,
+def _start(
+    call: Call, state: FeedbackState | None, heads: int
 ) -> FeedbackState:
-    if state is None:
-        empty = torch.zeros(
-            batch, 0, *shape, dtype=dtype, device=like.device
-        )
-        return FeedbackState(empty, empty, None)
-    checks.state_kind(op, state, FeedbackState)
-    k, v, mask = state
-    past = checks.steps(k, 5)
-    for name, part in (("k", k), ("v", v)):
-        wanted = [batch, past, *shape]
-        checks.state_part(
-            op, f"state.{name}", part, wanted, dtype, like
-        )
+    """The memories that were given, or none."""
+    key = call.sizes["d"] // heads
+    past = 0
+    if state is not None:
+        checks.state_kind(call.name, state, FeedbackState)
+        past = checks.time_of(state[0], 5)
+    shape = (
+        call.sizes["batch"],
+        past,
+        call.sizes["groups"],
+        heads,
+        key,
+    )
+    memories = None if state is None else state[:2]
+    k, v = call.start(_Memories, memories, {"k": shape, "v": shape})
+    mask = None if state is None else state[2]
     if mask is not None:
+        batch = call.sizes["batch"]
         checks.mask(
-            op, "state.mask", mask, like, batch=batch, past=past
+            call.name, "state.mask", mask, k, batch=batch, past=past
         )
     return FeedbackState(k, v, mask)
+
+
+class _Memories(NamedTuple):
+    k: Tensor
+    v: Tensor
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:
@@ -272,16 +271,24 @@ def _take(x: Tensor, order: Tensor) -> Tensor:
 
 
 def _pack(
-    k: Tensor, v: Tensor, mask: Tensor | None, new: Tensor
+    k: Tensor, v: Tensor, mask: Tensor | None, new: Tensor | None
 ) -> FeedbackState:
-    """Drop what is no memory; the rest stands at the end, in order."""
-    past = k.shape[1] - new.shape[1]
+    """Drop what is no memory; the rest stands at the end, in order.
+
+    - `mask`: which memories of earlier calls are real; None = all.
+    - `new`: which of the steps of this call are; None = all.
+    """
+    if mask is None and new is None:
+        return FeedbackState(k, v, None)
+    if new is None:
+        assert mask is not None
+        new = mask.new_ones(len(k), k.shape[1] - mask.shape[1])
     if mask is None:
-        mask = new.new_ones(len(new), past)
+        mask = new.new_ones(len(k), k.shape[1] - new.shape[1])
     real = torch.cat([mask, new.sort(1, descending=True).values], dim=1)
-    most = int(real.sum(1).max()) if real.numel() else 0
+    longest = int(real.sum(1).max()) if real.numel() else 0
     order = torch.argsort(real, dim=1, stable=True)
-    order = order[:, order.shape[1] - most :]
+    order = order[:, order.shape[1] - longest :]
     real = real.gather(1, order)
     return FeedbackState(
         _take(k, order), _take(v, order), None if real.all() else real

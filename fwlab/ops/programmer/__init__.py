@@ -5,13 +5,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, chunks, gpu
-from fwlab.ops.fwp import efficient, naive
+from fwlab.ops.operation import Call, Operation, Variants
+from fwlab.ops.programmer import efficient, naive
 
-FWP: dict[str, Callable] = {
-    "naive": naive.fwp,
-    "efficient": efficient.fwp,
-}
+FWP = Operation(
+    name="fwp",
+    folder="programmer",
+    implementations={
+        "naive": Variants(naive.fwp, naive.masked_fwp),
+        "efficient": efficient.fwp,
+    },
+    mixer="fwp",
+)
 
 
 @torch.compiler.disable
@@ -50,45 +55,40 @@ def fwp(
     Source: Schmidhuber 1991, "Learning to control fast-weight memories";
     equation numbers from Schlag et al. 2021 (arXiv:2102.11174).
     """
-    op = "fwp"
-    sizes = checks.shapes(
-        op,
-        a=(a, "batch time heads value"),
-        b=(b, "batch time heads key"),
-        x=(x, "batch time heads key"),
+    call = Call(
+        FWP,
+        {
+            "a": (a, "batch time heads value"),
+            "b": (b, "batch time heads key"),
+            "x": (x, "batch time heads key"),
+        },
+        like="a",
+        key_mask=key_mask,
     )
-    dtype = checks.compute_dtype(op, a=a, b=b, x=x)
-    compute = gpu.choose(op, FWP, implementation, a)
+    name, compute = call.choose(implementation, "a")
     if activation is not None and not callable(activation):
         raise TypeError(
-            f"{op}: activation must be a function or None, not {activation!r}"
+            "fwp: expected activation to be a function or None, "
+            f"got {activation!r}"
         )
-    wanted = [sizes[n] for n in ("batch", "heads", "value", "key")]
-    if state is None:
-        W = torch.zeros(wanted, dtype=dtype, device=a.device)
-    else:
-        checks.state_part(op, "state", state, wanted, dtype, a)
-        W = state
-    if key_mask is not None:
-        batch, time = sizes["batch"], sizes["time"]
-        checks.mask(op, "key_mask", key_mask, a, batch=batch, time=time)
+    shape = [call.sizes[n] for n in ("batch", "heads", "value", "key")]
+    start = call.start(lambda W: W, state, {"": shape})
 
-    # Autocast would push the sums below into half precision.
-    with chunks.full_precision(a):
+    sigma = _same_shape(activation)
+    if sigma is None and name == "naive":
+        sigma = torch.positive  # the identity
+
+    def run() -> tuple[Tensor, Tensor]:
+        inputs = {
+            n: call.masked(part) for n, part in call.given.items()
+        }
+        if name == "naive":
+            inputs = {n: x.to(call.dtype) for n, x in inputs.items()}
         if key_mask is not None:
-            # What stands in a masked step may be anything, also NaN.
-            a, b, x = (
-                torch.where(key_mask[..., None, None], part, 0)
-                for part in (a, b, x)
-            )
-        if a.shape[1] == 0:  # empty, and still a function of its inputs
-            y = a * (b.sum() + x.sum()).to(a.dtype)
-        else:
-            y, W = compute(
-                a, b, x, key_mask, W, _same_shape(activation)
-            )
-    y = y.to(a.dtype)
-    return (y, W) if return_state else y
+            inputs["real"] = key_mask
+        return compute(**inputs, W=start, activation=sigma)
+
+    return call.run(run, start, return_state)
 
 
 def _same_shape(activation: Callable | None) -> Callable | None:
@@ -109,8 +109,9 @@ def _same_shape(activation: Callable | None) -> Callable | None:
                 else type(out).__name__
             )
             raise ValueError(
-                f"fwp: activation made {kind} of {W.dtype} {list(W.shape)}, "
-                "but a tensor of the same shape and dtype was wanted"
+                "fwp: expected activation to return a tensor of its "
+                f"argument's shape and dtype, {W.dtype} {list(W.shape)}, "
+                f"got {kind}"
             )
         return out
 

@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fwlab.ops import chunks
-from fwlab.ops.fwp import naive
+from fwlab.ops import autograd
 from fwlab.ops.linear import efficient as linear
 
 #: Steps per segment; None = the root of the number of steps.
@@ -89,7 +88,7 @@ class _Segment(torch.autograd.Function):
         return y.transpose(0, 1), states[-1].clone()
 
     @staticmethod
-    @chunks.backward_pass
+    @autograd.backward_pass
     def backward(
         ctx: Any, dy: Tensor, dW: Tensor
     ) -> tuple[Tensor | None, ...]:
@@ -141,37 +140,56 @@ def _pull_back(activation: Callable, P: Tensor, dW: Tensor) -> Tensor:
 
 
 def _learns(activation: Callable, W: Tensor) -> bool:
-    """Whether an activation has trained numbers of its own."""
+    """Whether an activation has parameters of its own."""
     with torch.enable_grad():
         return activation(W.detach().clone()).requires_grad
+
+
+def _loop(
+    a: Tensor,
+    b: Tensor,
+    x: Tensor,
+    keep: Tensor | None,
+    W: Tensor,
+    activation: Callable,
+) -> tuple[Tensor, Tensor]:
+    """A stretch that autograd can differentiate."""
+    a, b, x = (_by_time(part, W) for part in (a, b, x))
+    y = []
+    for i in range(len(a)):
+        W_i = activation(_before(a[i], b[i], W))  # Eq. 2
+        W = W_i if keep is None else torch.where(_real(keep, i), W_i, W)
+        y.append((W @ x[i][..., None])[..., 0])  # Eq. 3
+    return torch.stack(y, 1), W
 
 
 def fwp(
     a: Tensor,
     b: Tensor,
     x: Tensor,
-    keep: Tensor | None,
     W: Tensor,
     activation: Callable | None,
+    real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Arguments and results of the naive version."""
+    """Arguments and results of the naive version; `activation` None is
+    the identity.
+    """
     if activation is None:
         # Masked steps come as zeros, which write nothing.
-        y, W, _ = linear.additive(x, b, a, None, None, W, None)  # (a2)
-        return y, W
+        return linear.remember(x, b, a, None, None, W)  # (a2)
     steps = SEGMENT or math.isqrt(a.shape[1] - 1) + 1  # (a1)
     cuts = [part.split(steps, 1) for part in (a, b, x)]
-    real = (
-        [None] * len(cuts[0]) if keep is None else keep.split(steps, 1)
+    masks = (
+        [None] * len(cuts[0]) if real is None else real.split(steps, 1)
     )
     run: Callable = _Segment.apply
     if torch.is_grad_enabled() and _learns(activation, W):
-        # By autograd alone, which finds those numbers; also twice.
+        # By autograd alone, which finds its parameters; also twice.
         def run(*given: Any) -> tuple[Tensor, Tensor]:
-            return checkpoint(naive.fwp, *given, use_reentrant=False)
+            return checkpoint(_loop, *given, use_reentrant=False)
 
     outputs = []
-    for a_s, b_s, x_s, keep_s in zip(*cuts, real, strict=True):
-        y, W = run(a_s, b_s, x_s, keep_s, W, activation)
+    for a_s, b_s, x_s, real_s in zip(*cuts, masks, strict=True):
+        y, W = run(a_s, b_s, x_s, real_s, W, activation)
         outputs.append(y)
     return torch.cat(outputs, dim=1), W

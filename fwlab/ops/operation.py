@@ -1,0 +1,171 @@
+"""The record of an operation, and the frame around every call of one.
+
+A record says once what the rest of fwlab needs to know of an operation:
+the lists of `fwlab.ops`, of layers, mixers, benchmarks, tests and pages
+are made from it. The frame checks arguments, chooses an implementation,
+masks steps, hands over a state, and deals with empty sequences.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab.ops import checks, dispatch
+from fwlab.ops.autograd import full_precision
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is declared of an operation, once.
+
+    - `name`: of its function in `fwlab.ops`.
+    - `folder`: of its implementations in `fwlab/ops`, and of its page
+      of annotated source.
+    - `implementations`: name -> function or `gpu.Kernel`, simplest
+      first. "auto" takes the last one that can run.
+    - `mixer`: the layer made of it, by its name in `--mixer`.
+    - `benchmarks`: problem sizes for `fwlab bench`.
+    """
+
+    name: str
+    folder: str
+    implementations: Mapping[str, Any]
+    mixer: str | None = None
+    benchmarks: tuple[dict[str, int], ...] = ()
+
+
+class Variants:
+    """Several functions in place of options: the one is called whose
+    parameters have the names of what is given.
+    """
+
+    def __init__(self, *functions: Callable):
+        self.by_names = {
+            frozenset(inspect.signature(f).parameters): f
+            for f in functions
+        }
+
+    def __call__(self, **given: Any) -> tuple[Tensor, ...]:
+        return self.by_names[frozenset(given)](**given)
+
+
+class Call:
+    """One call: arguments that have been checked, and what they need.
+
+    - `arguments`: name -> (tensor, dimensions), as `checks.shapes` wants
+      them; all are floating-point tensors.
+    - `like`: the argument whose dtype and leading shape the result has.
+    """
+
+    def __init__(
+        self,
+        op: Operation,
+        arguments: dict[str, tuple[Tensor, str]],
+        *,
+        like: str,
+        key_mask: Tensor | None,
+    ):
+        self.op, self.name, self.key_mask = op, op.name, key_mask
+        self.sizes = checks.shapes(op.name, **arguments)
+        self.given = {name: x for name, (x, _) in arguments.items()}
+        self.like = self.given[like]
+        #: The precision of states and sums.
+        self.dtype = checks.compute_dtype(op.name, **self.given)
+        if key_mask is not None:
+            shape = {n: self.sizes[n] for n in ("batch", "time")}
+            checks.mask(
+                op.name, "key_mask", key_mask, self.like, **shape
+            )
+
+    def choose(
+        self, implementation: str, *deciding: str, **sizes: Any
+    ) -> Any:
+        """The function that computes this call, and its name.
+
+        - `deciding`: the arguments whose device and precision decide.
+        - `sizes`: more of what a kernel's `refuses` asks for.
+        """
+        return dispatch.choose(
+            self.name,
+            self.op.implementations,
+            implementation,
+            *(self.given[name] for name in deciding),
+            **(self.sizes | sizes),
+        )
+
+    def masked(self, x: Tensor, fill: float = 0) -> Tensor:
+        """`[batch, time, ...]` with `fill` in place of masked steps.
+
+        By `where`, not a product: a masked step may hold anything, also
+        NaN.
+        """
+        if self.key_mask is None:
+            return x
+        more = [1] * (x.dim() - 2)
+        return torch.where(
+            self.key_mask.unflatten(1, (-1, *more)), x, fill
+        )
+
+    def start(
+        self,
+        kind: Callable[..., Any],
+        state: Any,
+        shapes: dict[str, Any],
+        empty: Mapping[str, float] | None = None,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> Any:
+        """The state that was given, checked; or an empty one.
+
+        - `kind`: a named tuple, or a function of one tensor for a state
+          without parts.
+        - `shapes`: of each part, by name.
+        - `empty`: what fills a part of an empty state, if not 0.
+        """
+        if state is None:
+            return kind(
+                *(
+                    self.like.new_full(
+                        tuple(shape),
+                        (empty or {}).get(part, 0.0),
+                        dtype=(dtypes or {}).get(part, self.dtype),
+                    )
+                    for part, shape in shapes.items()
+                )
+            )
+        parts = [state]
+        if hasattr(kind, "_fields"):
+            checks.state_kind(self.name, state, kind)
+            parts = list(state)
+        for (part, shape), x in zip(shapes.items(), parts, strict=True):
+            argument = f"state.{part}" if part else "state"
+            checks.state_part(
+                self.name, argument, x, shape, self.dtype, self.like
+            )
+        return kind(*parts)
+
+    def run(
+        self,
+        compute: Callable[[], tuple[Tensor, Any]],
+        start: Any,
+        return_state: bool,
+    ) -> Any:
+        """`compute`'s `(y, state)` in full precision, also of nothing."""
+        # Autocast would push sums into half precision.
+        with full_precision(self.like):
+            if (
+                self.like.shape[1] == 0
+            ):  # still a function of its inputs
+                others = (
+                    x.sum().to(self.dtype)
+                    for x in self.given.values()
+                    if x is not self.like
+                )
+                y, after = self.like * sum(others), start
+            else:
+                y, after = compute()
+            y = self.masked(y).to(self.like.dtype)
+        return (y, after) if return_state else y

@@ -1,0 +1,83 @@
+r"""# The fast weight programmer of 1991, one step at a time
+
+One network, with slow weights, writes the weights of another, which
+change with every input. All that came later is here already: an outer
+product to write, a matrix product to read. What it lacks is a query of
+its own. Equation numbers are those of
+[Schlag et al. 2021](https://arxiv.org/abs/2102.11174); the machine is
+that of Schmidhuber 1991.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def program(
+    W: Tensor, a: Tensor, b: Tensor, activation: Callable
+) -> Tensor:
+    r"""Change the fast weights by an outer product:
+
+    $$W_i = \sigma\big(W_{i-1} + a_i \otimes b_i\big) \tag{2}$$
+
+    A $\sigma$ such as tanh keeps every weight in range, and lets old
+    ones fade.
+
+    - `W`: `[..., value, key]`, `a`: `[..., value]`, `b`: `[..., key]`.
+    """
+    return activation(W + torch.einsum("...v,...k->...vk", a, b))
+
+
+def apply(W: Tensor, x: Tensor) -> Tensor:
+    r"""The fast network is one linear layer:
+
+    $$y_i = W_i\, x_i \tag{3}$$
+
+    - `W`: `[..., value, key]`, `x`: `[..., key]`.
+    """
+    return torch.einsum("...vk,...k->...v", W, x)
+
+
+def fwp(
+    a: Tensor, b: Tensor, x: Tensor, W: Tensor, activation: Callable
+) -> tuple[Tensor, Tensor]:
+    """The loop over time.
+
+    - `a`: `[batch, time, heads, value]`, `b`, `x`: the same with `key`;
+      the layer makes `a` and `b` from its input (Eq. 1).
+    - `W`: `[batch, heads, value, key]`, the weights before.
+    """
+    y = []
+    for a_t, b_t, x_t in zip(
+        a.unbind(1), b.unbind(1), x.unbind(1), strict=True
+    ):
+        W = program(W, a_t, b_t, activation)  # Eq. 2
+        y.append(apply(W, x_t))  # Eq. 3
+    return torch.stack(y, dim=1), W
+
+
+def masked_fwp(
+    a: Tensor,
+    b: Tensor,
+    x: Tensor,
+    real: Tensor,
+    W: Tensor,
+    activation: Callable,
+) -> tuple[Tensor, Tensor]:
+    r"""The same with steps that leave no trace, not even a $\sigma$.
+
+    - `real`: `bool [batch, time]`, False where a step is padding.
+    """
+    y = []
+    for a_t, b_t, x_t, real_t in zip(
+        a.unbind(1),
+        b.unbind(1),
+        x.unbind(1),
+        real.unbind(1),
+        strict=True,
+    ):
+        W_t = program(W, a_t, b_t, activation)  # Eq. 2
+        W = torch.where(real_t[:, None, None, None], W_t, W)
+        y.append(apply(W, x_t))  # Eq. 3
+    return torch.stack(y, dim=1), W

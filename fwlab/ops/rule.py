@@ -1,0 +1,169 @@
+"""Fast-weight rules: their record, and how they are called.
+
+A rule brings its loops (`naive.py`) and a recurrence, which the other
+implementations share with other rules.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab.feature_maps import FeatureMap, unit_range
+from fwlab.ops.operation import Call, Operation
+from fwlab.ops.state import NormalizedState
+
+State = Tensor | NormalizedState
+
+
+@dataclass(frozen=True)
+class Rule(Operation):
+    r"""A rule $W_t = f(W_{t-1}, k_t, v_t, \text{gates}_t)$.
+
+    - `gates`: name -> its dimensions after batch and time: "heads", or
+      "heads key".
+    - `optional`: gates that may be None.
+    - `factors`: makes decay and strength of the gates, 0 to 1, for all
+      implementations but naive; None = 1.
+    - `corrects`: writes the difference to what a key holds.
+    - `normalizes`: can divide by $z$.
+
+    What its layer does where a caller does not say:
+
+    - `feature_map`: class of the features.
+    - `key_norm`: "sum", "l2" or None.
+    - `normalize`: whether it divides by $z$.
+    """
+
+    gates: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+    factors: Callable[..., tuple[Tensor | None, Tensor | None]] = (
+        lambda: (None, None)
+    )
+    corrects: bool = False
+    normalizes: bool = True
+    feature_map: type[FeatureMap] | None = None
+    key_norm: str | None = None
+    normalize: bool = False
+
+    @torch.compiler.disable
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Tensor | None],
+        *,
+        normalize: bool = False,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        state: State | None = None,
+        return_state: bool = False,
+        implementation: str = "auto",
+        features: Callable[[Tensor], Tensor] | None = None,
+        wider: int = 1,
+        **options: Any,
+    ) -> Tensor | tuple[Tensor, State]:
+        """Compute the rule; the public functions say what it takes.
+
+        - `features`: made of `q` and `k` first, `wider` than them; a
+          kernel makes them itself, and gets the `options`.
+        """
+        given: dict[str, Any] = {
+            name: (gate, f"batch time {self.gates[name]}")
+            for name, gate in gates.items()
+            if gate is not None or name not in self.optional
+        }
+        call = Call(
+            self,
+            {
+                "q": (q, "batch time heads key"),
+                "k": (k, "batch time heads key"),
+                "v": (v, "batch time heads value"),
+                **given,
+            },
+            like="v",
+            key_mask=key_mask,
+        )
+        call.sizes["key"] *= wider
+        name, compute = call.choose(
+            implementation, "q", "k", "v", normalize=normalize
+        )
+        start = self._start(call, state, normalize)
+        if not (
+            scale is None or isinstance(scale, int | float | Tensor)
+        ):
+            raise TypeError(
+                f"{self.name}: expected scale to be a number, got {scale!r}"
+            )
+
+        def run() -> tuple[Tensor, State]:
+            # A zero key with strength zero writes nothing, a zero query
+            # reads nothing, and with a log decay of zero nothing fades.
+            inputs = {
+                name: call.masked(x) for name, x in call.given.items()
+            }
+            if features is not None and name != "triton":
+                for part in ("q", "k"):
+                    x = inputs[part].to(call.dtype)
+                    inputs[part] = features(x)
+            if scale is not None:
+                inputs["q"] = inputs["q"] * scale
+            if normalize:  # the length cancels in the quotient
+                inputs["q"] = unit_range(inputs["q"])
+            if normalize and self.corrects:
+                inputs["ask"] = unit_range(inputs["k"])
+            for gate in given:
+                inputs[gate] = inputs[gate].to(call.dtype)
+            if isinstance(start, NormalizedState):
+                inputs |= start._asdict()
+            else:
+                inputs["W"] = start
+            more = options if name == "triton" else {}
+            y, *after = (
+                self._loop(compute, inputs, call.dtype)
+                if name == "naive"
+                else self._recurrence(compute, inputs, more)
+            )
+            return y, NormalizedState(*after) if normalize else after[0]
+
+        return call.run(run, start, return_state)
+
+    def _loop(
+        self, compute: Callable, inputs: dict, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        return compute(**{n: x.to(dtype) for n, x in inputs.items()})
+
+    def _recurrence(
+        self, compute: Callable, inputs: dict, options: dict
+    ) -> tuple[Tensor, ...]:
+        gates = {n: inputs.pop(n) for n in self.gates if n in inputs}
+        decay, strength = self.factors(**gates)
+        return compute(
+            decay=decay, strength=strength, **inputs, **options
+        )
+
+    def _start(self, call: Call, state: Any, normalize: bool) -> State:
+        """The memory that was given, or an empty one."""
+        batch, heads, value, key = (
+            call.sizes[n] for n in ("batch", "heads", "value", "key")
+        )
+        W, z = (batch, heads, value, key), (batch, heads, key)
+        if normalize:
+            return call.start(NormalizedState, state, {"W": W, "z": z})
+        if isinstance(state, NormalizedState):
+            raise TypeError(
+                f"{self.name}: expected a state without normaliser for "
+                "normalize=False, got a NormalizedState (W, z)"
+            )
+        return call.start(lambda W: W, state, {"": W})
+
+
+def factor(log_decay: Tensor | None) -> Tensor | None:
+    """A decay from 0 to 1, `[batch, time, heads, 1 or key]`."""
+    if log_decay is None:
+        return None
+    decay = log_decay.exp()
+    return decay if decay.dim() == 4 else decay[..., None]
