@@ -4,12 +4,23 @@ import pytest
 import torch
 
 from fwlab import ops
+from fwlab.ops.aft import kernels
 from problems import aft, error, outcome, problem, rebuild
 from problems.row import Row
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 ROWS = aft.ROWS
 each_row = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+#: To the kernels one key for a whole head is several.
+FORMS = {name: row for name, row in ROWS.items() if name != "aft-conv-one-key"}
+each_form = pytest.mark.parametrize("row", FORMS.values(), ids=FORMS)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Four steps per segment and tile: nine cross two borders."""
+    monkeypatch.setattr(kernels, "SEGMENT", 4)
+    monkeypatch.setattr(kernels, "TILE", 4)
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:
@@ -24,47 +35,65 @@ def agrees(row: Row, inputs, state, limit: float) -> None:
         assert error(a, b) < limit
 
 
-# Either dtype with a state and without, and crosswise at night.
+def one_more(row: Row) -> int:
+    """The fewest steps that cross a border of the kernels as they are."""
+    return 1 + (kernels.SEGMENT if row is ROWS["aft-simple"] else kernels.TILE)
+
+
+@each_row
+def test_agrees(row):
+    inputs, state = problem(row, one_more(row), torch.float32)
+    agrees(row, inputs, state, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_state", [True, False])
+@pytest.mark.parametrize("dtype", LIMITS)
+@each_row
+def test_agrees_for_longer(row, dtype, with_state):
+    """Several tiles; and a sequence of one step in a tile of its own."""
+    for time in (65, 1):
+        inputs, state = problem(row, time, dtype, with_state=with_state)
+        agrees(row, inputs, state, LIMITS[dtype])
+
+
+# Two tiles and a masked one; two whole ones; part of one.
 @pytest.mark.parametrize(
     ("time", "with_state", "dtype"),
     [
-        (65, True, torch.float32),
-        (65, False, torch.float16),
-        (1, False, torch.float32),
-        (1, True, torch.float16),
-        pytest.param(65, False, torch.float32, marks=pytest.mark.slow),
-        pytest.param(65, True, torch.float16, marks=pytest.mark.slow),
-        pytest.param(1, True, torch.float32, marks=pytest.mark.slow),
-        pytest.param(1, False, torch.float16, marks=pytest.mark.slow),
+        (9, True, torch.float16),
+        (8, False, torch.float32),
+        (1, False, torch.float16),
+        (1, True, torch.float32),
     ],
 )
 @each_row
-def test_agrees(row, time, with_state, dtype):
+def test_agrees_in_small_tiles(row, time, dtype, with_state, small):
     inputs, state = problem(row, time, dtype, with_state=with_state)
     agrees(row, inputs, state, LIMITS[dtype])
 
 
-@each_row
-def test_masked(row):
-    inputs, state = problem(row, 65, torch.float32)
-    mask = torch.rand(2, 65, generator=torch.Generator().manual_seed(2)) < 0.5
-    mask[0, :40] = False
+@each_form
+def test_masked(row, small):
+    inputs, state = problem(row, 9, torch.float32)
+    mask = torch.rand(2, 9, generator=torch.Generator().manual_seed(2)) < 0.5
+    mask[0, :5] = False
 
     def op(*given, **options):
         return row(*given, key_mask=mask, **options)
 
     masked = Row(op, row.make, row.large)
     agrees(masked, inputs, state, 1e-5)
-    inputs, _ = problem(row, 65, torch.float32, with_state=False)
+    inputs, _ = problem(row, 9, torch.float32, with_state=False)
     agrees(masked, inputs, None, 1e-5)
 
 
-@each_row
-def test_in_two_pieces(row):
-    inputs, state = problem(row, 65, torch.float32)
+@each_form
+def test_in_two_pieces(row, small):
+    inputs, state = problem(row, 9, torch.float32)
     whole, end = row(*inputs, state=state, return_state=True, implementation="triton")
     pieces = []
-    for start, stop in ((0, 31), (31, 65)):
+    for start, stop in ((0, 3), (3, 9)):
         cut = row.cut(inputs, start, stop)
         y, state = row(*cut, state=state, return_state=True, implementation="triton")
         pieces.append(y)
@@ -74,26 +103,27 @@ def test_in_two_pieces(row):
 
 
 @pytest.mark.parametrize("keys", ["std 60", "rising", "falling"])
-@each_row
-def test_extreme_keys(row, keys):
-    inputs, _ = problem(row, 65, torch.float32, with_state=False)
+@each_form
+def test_extreme_keys(row, keys, small):
+    inputs, _ = problem(row, 9, torch.float32, with_state=False)
     with torch.no_grad():
         if keys == "std 60":
             inputs[1].mul_(30)
         else:
-            line = torch.linspace(0, 200, 65)
+            # First by less than the keys differ anyhow, then by more.
+            line = torch.linspace(0, 200**0.5, 9) ** 2
             line = line if keys == "rising" else -line
-            shape = (1, 65) + (1,) * (inputs[1].dim() - 2)
+            shape = (1, 9) + (1,) * (inputs[1].dim() - 2)
             inputs[1].add_(line.view(shape))
     # An exponent of 200 has an error of 1e-5 in float32.
     agrees(row, inputs, None, 1e-4)
 
 
-@each_row
-def test_later_keys_change_no_bit(row):
-    inputs, state = problem(row, 40, torch.float32)
+@each_form
+def test_later_keys_change_no_bit(row, small):
+    inputs, state = problem(row, 7, torch.float32)
     before = row(*inputs, state=state, implementation="triton")
-    for t in (1, 17, 39):
+    for t in (2, 5):
         changed = [x.detach().clone() for x in inputs]
         changed[1][:, t:] = 1e30
         changed[2][:, t:] = -1e20
@@ -101,9 +131,9 @@ def test_later_keys_change_no_bit(row):
         assert torch.equal(after[:, :t], before[:, :t])
 
 
-@each_row
-def test_strided(row):
-    inputs, state = problem(row, 40, torch.float32)
+@each_form
+def test_strided(row, small):
+    inputs, state = problem(row, 5, torch.float32)
     strided = [
         x.detach().movedim(1, 0).contiguous().movedim(0, 1).requires_grad_()
         for x in inputs
@@ -111,13 +141,14 @@ def test_strided(row):
     agrees(row, strided, state, 1e-5)
 
 
-def test_many_channels():
-    inputs = [
-        torch.randn(1, 35, 150, generator=torch.Generator().manual_seed(i))
-        for i in range(3)
-    ]
-    inputs = [x.requires_grad_() for x in inputs]
-    agrees(aft.ROWS["aft-simple"], inputs, None, 1e-5)
+@pytest.mark.parametrize("name", ["aft-simple", "aft-full", "aft-local"])
+def test_many_channels(name, small):
+    """More than a program takes, in both kinds of kernels."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, 3, 70, generator=generator) for _ in range(3)]
+    if name != "aft-simple":
+        inputs.append(torch.randn(3, 3, generator=generator))
+    agrees(ROWS[name], [x.requires_grad_() for x in inputs], None, 1e-5)
 
 
 def test_looking_ahead_is_refused():
@@ -127,7 +158,7 @@ def test_looking_ahead_is_refused():
 
 
 @pytest.mark.parametrize("steps", [(0.0, 200.0), (-200.0, 0.0)])
-def test_maxima_apart(steps):
+def test_maxima_apart(steps, small):
     """Biases and keys whose own maxima stand at different places."""
     k = torch.tensor(steps).view(1, 2, 1).expand(1, 2, 3).contiguous()
     q, v = torch.zeros(1, 2, 3), torch.tensor([1.0, 2.0]).view(1, 2, 1).expand(1, 2, 3)
@@ -138,27 +169,27 @@ def test_maxima_apart(steps):
     agrees(aft.ROWS["aft-local"], [*given[:3], band], None, 1e-5)
 
 
-@pytest.mark.parametrize("window", [1, 16, 17, 40])
-def test_windows_and_tiles(window):
+@pytest.mark.parametrize("window", [1, 4, 5, 11])
+def test_windows_and_tiles(window, small):
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(2, 35, 6, generator=generator) for _ in range(3)]
-    inputs.append(torch.randn(35, window, generator=generator))
+    inputs = [torch.randn(1, 9, 6, generator=generator) for _ in range(3)]
+    inputs.append(torch.randn(9, window, generator=generator))
     agrees(aft.ROWS["aft-local"], [x.requires_grad_() for x in inputs], None, 1e-5)
 
 
-def test_half_precision_is_read_as_it_is():
+def test_half_precision_is_read_as_it_is(small):
     """No copy in float32 of what a kernel reads is kept."""
-    inputs, _ = problem(aft.ROWS["aft-simple"], 65, torch.float16, with_state=False)
+    inputs, _ = problem(aft.ROWS["aft-simple"], 9, torch.float16, with_state=False)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: kept.append(x.detach()), lambda nothing: None
     ):
         ops.aft_simple(*inputs, implementation="triton")
-    long = [x for x in kept if x.dim() == 3 and x.shape[1] == 65]
+    long = [x for x in kept if x.dim() == 3 and x.shape[1] == 9]
     assert long and all(x.dtype == torch.float16 for x in long)
 
 
-def test_no_second_derivative():
+def test_no_second_derivative(small):
     for name in ("aft-simple", "aft-local"):
         inputs, _ = problem(aft.ROWS[name], 5, torch.float32, with_state=False)
         y = aft.ROWS[name](*inputs, implementation="triton")

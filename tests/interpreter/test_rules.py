@@ -1,5 +1,6 @@
 """Kernels of the fast weight rules against naive in float64."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,11 +15,24 @@ from problems import error, outcome, parts, problem, rebuild, rules, weighted
 from problems.row import Row
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
-ROWS = {
+
+
+def few(row: Row) -> Row:
+    """The same problem for one sequence and two heads, to save time."""
+
+    def make(time, generator, with_state):
+        inputs, state = row.make(time, generator, with_state)
+        return [x[:1, :, :2] for x in inputs], rebuild(state, lambda x: x[:1, :2])
+
+    return replace(row, make=make)
+
+
+WHOLE = {
     name: row
     for name, row in rules.ROWS.items()
     if name not in ("delta-normalized", "gated-delta-normalized")
 }
+ROWS = {name: few(row) for name, row in WHOLE.items()}
 DELTA = ("delta", "gated-delta")
 
 
@@ -70,41 +84,78 @@ def chunked(monkeypatch):
     monkeypatch.setattr(delta, "SHORT", 0)
 
 
-# Either way in one precision, and crosswise at night.
+@pytest.mark.parametrize("row", WHOLE.values(), ids=WHOLE)
+def test_chunks(row, chunked, monkeypatch):
+    """Two whole chunks and a step, of several sequences and heads."""
+    monkeypatch.setattr(gpu, "multiprocessors", lambda device: 1)
+    agrees(row, 33, torch.float32)
+
+
+# Half precision has longer chunks.
 @pytest.mark.parametrize(
-    ("dtype", "cores"),
+    ("time", "dtype", "cores"),
     [
-        (torch.float32, "one kernel"),
-        (torch.float16, "split"),
-        pytest.param(torch.float16, "one kernel", marks=pytest.mark.slow),
-        pytest.param(torch.float32, "split", marks=pytest.mark.slow),
+        (1, torch.float32, "split"),
+        (65, torch.float16, "split"),
+        *(
+            pytest.param(time, dtype, cores, marks=pytest.mark.slow)
+            for time, dtype, cores in (
+                (1, torch.float32, "one kernel"),
+                (1, torch.float16, "one kernel"),
+                (1, torch.float16, "split"),
+                (70, torch.float16, "one kernel"),
+                (70, torch.float32, "one kernel"),
+                (70, torch.float32, "split"),
+            )
+        ),
     ],
 )
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("time", [1, 70])
-def test_chunks(row, time, dtype, cores, chunked, monkeypatch):
+def test_chunks_of_any_kind(row, time, dtype, cores, chunked, monkeypatch):
     monkeypatch.setattr(gpu, "multiprocessors", lambda device: CORES[cores])
     agrees(row, time, dtype)
 
 
-@pytest.mark.parametrize("dtype", LIMITS)
+# A step; a segment; and some more.
+@pytest.mark.parametrize(
+    ("time", "dtype"),
+    [
+        (1, torch.float16),
+        (16, torch.float32),
+        (17, torch.float16),
+        *(
+            pytest.param(time, dtype, marks=pytest.mark.slow)
+            for time, dtype in (
+                (1, torch.float32),
+                (16, torch.float16),
+                (35, torch.float16),
+            )
+        ),
+    ],
+)
 @pytest.mark.parametrize("row", [ROWS[name] for name in DELTA], ids=DELTA)
-@pytest.mark.parametrize("time", [1, 16, 35])
 def test_steps(row, time, dtype):
     agrees(row, time, dtype)
 
 
+@pytest.mark.parametrize("row", [WHOLE[name] for name in DELTA], ids=DELTA)
+def test_steps_of_several_sequences(row):
+    agrees(row, 35, torch.float32)
+
+
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_without_a_state(row, chunked):
-    agrees(row, 40, torch.float32, with_state=False)
+    agrees(row, 20, torch.float32, with_state=False)
 
 
-@pytest.mark.parametrize("C", [16, pytest.param(32, marks=pytest.mark.slow), 64])
+@pytest.mark.parametrize(
+    "C", [*(pytest.param(C, marks=pytest.mark.slow) for C in (16, 32)), 64]
+)
 def test_lengths_of_chunks(C, chunked, monkeypatch):
     made = linear.form
     monkeypatch.setattr(linear, "form", lambda *a: made(*a)._replace(C=C))
-    agrees(ROWS["gated-delta"], 70, torch.float32)
-    agrees(ROWS["gated-normalized"], 70, torch.float32)
+    agrees(ROWS["gated-delta"], 65, torch.float32)
+    agrees(ROWS["gated-normalized"], 65, torch.float32)
 
 
 def widest(*widths):
@@ -124,7 +175,7 @@ def widest(*widths):
     ],
 )
 def test_widths(op, gates, key, value, split, chunked):
-    agrees(wide(op, gates, key, value), 40, widest(key, value))
+    agrees(wide(op, gates, key, value), 17, widest(key, value))
 
 
 @pytest.mark.parametrize("key", [100, pytest.param(384, marks=pytest.mark.slow)])
@@ -135,10 +186,10 @@ def test_widths_of_steps(key):
 @pytest.mark.parametrize("name", ["sum-normalized", "gated-delta"])
 def test_streaming(name, chunked):
     row = ROWS[name]
-    inputs, state = problem(row, 70, dtype=torch.float32)
+    inputs, state = problem(row, 40, dtype=torch.float32)
     whole = outcome(row, inputs, state, "triton")
     after, outputs = state, []
-    for start, stop in ((0, 33), (33, 70)):
+    for start, stop in ((0, 18), (18, 40)):
         cut = row.cut(inputs, start, stop)
         y, after = row(*cut, state=after, return_state=True, implementation="triton")
         outputs.append(y)
@@ -152,7 +203,7 @@ def test_streaming(name, chunked):
 @pytest.mark.parametrize("name", ["sum-decay-normalized", "gated-delta"])
 @pytest.mark.parametrize("time", [20, 70])
 def test_masks(name, time):
-    row = ROWS[name]
+    row = WHOLE[name]
     inputs, state = problem(row, time, dtype=torch.float32)
     mask = torch.rand(2, time, generator=torch.Generator().manual_seed(0)) < 0.7
     y, after = row(
@@ -278,11 +329,11 @@ def test_dpfp_on_the_way_in(nu, d, dtype, short, monkeypatch):
     monkeypatch.setattr(delta, "SHORT", short)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn(1, 40, 2, n, generator=generator, dtype=torch.float64)
+        torch.randn(1, 20, 2, n, generator=generator, dtype=torch.float64)
         for n in (d, d, 20)
     )
     k[:, 3] = 0.0
-    beta = torch.rand(1, 40, 2, generator=generator, dtype=torch.float64)
+    beta = torch.rand(1, 20, 2, generator=generator, dtype=torch.float64)
     given = [x.to(dtype).requires_grad_() for x in (q, k, v, beta)]
     exact = [x.detach().double().requires_grad_() for x in given]
     y = ops.dpfp_delta_rule(*given, nu, implementation="triton")
