@@ -1,13 +1,16 @@
 """What tests cost: the slowest of them, and a budget for each group.
 
 `make test` runs groups of tests in processes of their own. Each leaves a
-record of its processor time, which says the same beside other work as
-alone, in `.cache/tests`; then this file, as a program, prints the slowest
-tests of all, and fails if a group has spent more than its budget:
+record of its processor time in `.cache/tests`; then this file, as a program,
+prints the slowest tests of all, and fails if a group has spent more than its
+budget:
 
     python tests/budget.py [test-all]
 
 `make test-all` runs more tests and has no budget.
+
+Other work on the machine adds less to processor time than to the clock, but
+it does add: two threads share one core, and all share the caches.
 
 A processor that is slower than the one on which the budgets were set gets
 more time: as much as it takes longer for a fixed piece of work. A group that
