@@ -242,6 +242,27 @@ def test_scale(name, implementation):
     check_state(state, W_after, z_after, DOUBLE)
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("sum decay", math.exp(-1 / 2)),
+        ("gated", 1 - 2**-12),
+        ("gated decay", (1 - 2**-12) * math.exp(-1 / 2)),
+        ("gated_delta decay", math.exp(-1 / 2)),
+    ],
+)
+def test_gates_of_half_precision(name, kept):
+    """In float16, 1 - 2**-12 would be 1; the state knows the difference."""
+    gates = {"beta": 2**-12, "log_decay": -1 / 2}
+    none = torch.zeros(1, 1, 2, 3, dtype=HALF)
+    for implementation in ops.implementations(f"{name.split()[0]}_rule"):
+        run, names = rule(name, implementation=implementation)
+        given = {gate: torch.full((1, 1, 2), gates[gate], dtype=HALF) for gate in names}
+        W = torch.ones(1, 2, 3, 3)
+        _, after = run(none, none, none, gates=given, state=W, return_state=True)
+        torch.testing.assert_close(after, kept * W, rtol=2e-7, atol=0)
+
+
 def constant(*shape, value=1.0):
     return torch.full(shape, value, dtype=DOUBLE)
 
@@ -474,6 +495,16 @@ def test_softmax_attention_with_a_masked_step(op, implementation):
     same(state.v[0, ::2], channels(VALUES)[::2])
 
 
+@every("softmax_attention")
+def test_softmax_attention_adds_up_in_float32(op, implementation):
+    """2049 is no number of float16: scores of 2049 and 2048 would be equal."""
+    q = torch.ones(1, 2, 1, 2, dtype=HALF)
+    k = torch.tensor([[2048, 1], [2048, 0]], dtype=HALF)[None, :, None]
+    v = torch.tensor([[1], [0]], dtype=HALF)[None, :, None]
+    y = ops.softmax_attention(q, k, v, scale=1.0, implementation=implementation)
+    same(y.flatten(), double([1, math.e / (1 + math.e)]), HALF)
+
+
 # --- feedback ----------------------------------------------------------
 
 
@@ -541,8 +572,12 @@ def test_normalize():
 
 
 def test_elu1():
-    x = double([[-math.log(4), 0], [2, -1]])
-    same(ELU1()(x), double([[1 / 4, 1], [3, 1 / math.e]]))
+    x = double([[-math.log(4), 0], [2, -1], [1 / 2, 1]])
+    wanted = double([[1 / 4, 1], [3, 1 / math.e], [3 / 2, 2]])
+    same(ELU1()(x), wanted)
+    features, scale = ELU1().scaled(x)
+    same(features, wanted)
+    assert scale is None
 
 
 def test_dpfp():
@@ -583,12 +618,13 @@ def test_favor_stabilized():
     x[0, :2] = double([2, 4])
     factor, numbers = math.exp(-5 / 2) / 2, double([2, 9, 1 / 2, 1 / 9])
     same(phi(x), torch.stack([factor * numbers, constant(4, value=1 / 2)]))
-    features, scale = phi.scaled(x)
-    same(features, torch.stack([numbers / 9, constant(4)]))
-    same(scale, double([math.log(9 * factor), -math.log(2)]))
-    half = phi.half()(x.half())
-    assert half.dtype == HALF
-    same(half[0], factor * numbers, HALF)
+    features, scale = phi.scaled(x[None])
+    same(features[0], torch.stack([numbers / 9, constant(4)]))
+    same(scale[0], double([math.log(9 * factor), -math.log(2)]))
+    phi, x = phi.half(), x.half()
+    for half, wanted in ((phi(x), factor * numbers), (phi.scaled(x)[0], numbers / 9)):
+        assert half.dtype == HALF
+        same(half[0], wanted, HALF)
 
 
 def test_random_fourier():

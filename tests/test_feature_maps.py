@@ -153,10 +153,47 @@ def test_random_features(make):
     assert "omega" in phi.state_dict()
     with pytest.raises(ValueError, match="width 6, not 5"):
         phi.width(5)
-    with pytest.raises(ValueError, match="directions must be an integer"):
-        make(6, 0)
+    for wrong in (0, True, 2.0):
+        with pytest.raises(ValueError, match="directions must be an integer"):
+            make(6, wrong)
+        with pytest.raises(ValueError, match=r"^d must be an integer"):
+            make(wrong)
+    assert make(1, 1).width(1) == 2
     assert phi(x.half()).dtype == torch.float16
     assert gradcheck(phi.double(), x.requires_grad_())
+
+
+def test_what_random_features_are_without_being_told():
+    assert FAVOR(4).directions == RandomFourier(4).directions == 64
+    assert FAVOR(4).orthogonal is FAVOR(4).stabilize is True
+    assert RandomFourier(4).orthogonal is False
+    assert torch.equal(RandomFourier(4).bandwidth, torch.ones(4))
+    for bandwidth in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="bandwidth must be above 0"):
+            RandomFourier(4, bandwidth=bandwidth)
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(FAVOR(4).omega)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize("orthogonal", [False, True])
+def test_directions_are_drawn_on_the_cpu(orthogonal):
+    """Wherever new tensors go: a seed means the same on every machine."""
+    with torch.device("meta"):
+        assert gaussian_directions(3, 2, orthogonal).device.type == "cpu"
+
+
+@pytest.mark.parametrize("make", [FAVOR, RandomFourier])
+def test_random_features_under_autocast(make):
+    phi, x = make(6, 9, seed=3), random(2, 6).float()
+    wanted = [phi(x), phi.scaled(x)[0]]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [phi(x), phi.scaled(x)[0]]
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("orthogonal", [False, True])
