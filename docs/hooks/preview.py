@@ -1,7 +1,7 @@
-"""What is shown where a page is linked to: its title, and what it is about.
+"""The description of a page: what a link to it shows below its title.
 
-A page says that as `description` in its front matter; else its first
-paragraph is taken.
+A page gives it as `description` in its front matter; otherwise it is the
+first paragraph. docs/templates/theme/main.html writes it into the page.
 """
 
 import re
@@ -11,31 +11,14 @@ LONGEST = 200
 
 
 def on_page_content(html, page, config, files):
-    if "description" not in page.meta and (text := _first_paragraph(html)):
-        page.meta["description"] = text
+    text = page.meta.get("description") or _first_paragraph(html)
+    # Templates of the theme do not escape what they write into attributes.
+    page.meta["description"] = escape(_plain(text or config.site_description))
     return html
 
 
-def on_post_page(output, page, config):
-    title = page.title if page.is_homepage else f"{page.title} - {config.site_name}"
-    tags = {
-        "og:type": "website",
-        "og:site_name": config.site_name,
-        "og:title": config.site_name if page.is_homepage else title,
-        "og:description": page.meta.get("description", config.site_description),
-    }
-    if page.canonical_url:
-        tags["og:url"] = page.canonical_url
-    metas = "".join(
-        f'<meta property="{name}" content="{escape(_plain(content))}">'
-        for name, content in tags.items()
-    )
-    card = '<meta name="twitter:card" content="summary">'
-    return output.replace("</head>", f"{metas}{card}</head>", 1)
-
-
 def _first_paragraph(html: str) -> str:
-    # Formulas and lists of links tell nothing out of their place.
+    # Formulas and lists of links mean nothing on their own.
     for text in re.findall(r"<p>(.*?)</p>", html, re.DOTALL):
         plain = _plain(text)
         if len(plain) > 40 and "\\(" not in plain and "$" not in plain:

@@ -52,6 +52,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_template(output, template_name, config):
-    # Its addresses must be whole ones, of which there are none.
-    missing = template_name == "sitemap.xml" and not config.site_url
-    return "" if missing else output
+    # A sitemap needs whole addresses. The links of a 404 page begin at the
+    # root of a host, so they fit only one address; hosts have their own page.
+    wanted = {"sitemap.xml": bool(config.site_url), "404.html": False}
+    return output if wanted.get(template_name, True) else ""
