@@ -585,12 +585,12 @@ def test_page(whole_run, tmp_path, monkeypatch):
         return hook.on_page_markdown(text, Page, None, None)
 
     monkeypatch.setattr(hook, "RESULTS", tmp_path)
-    assert "Not yet measured on a GPU." in page()
+    assert "Not yet benchmarked on a GPU." in page()
     assert "fwlab bench --gpu" in page()
     name = tmp_path / "gpu-nvidia-h200.json"
     name.write_text(json.dumps(whole_run))
     text = page()
-    assert "Not yet measured" not in text
+    assert "Not yet benchmarked" not in text
     assert "### NVIDIA H200" in text and "results/gpu-nvidia-h200.json" in text
     assert "delta 64: speed" in text and "not measured" in text
-    assert "What has no figure" in text
+    assert "What could not be measured" in text

@@ -1,14 +1,14 @@
-"""Puts what compiled kernels take in place of `<!-- kernels: CASES -->`.
+"""Puts what compiled kernels need in place of `<!-- kernels: CASES -->`.
 
-`CASES` is a regular expression; the cases whose name it matches at the
-beginning are shown. The table is written by tests/aot.py, and held by
-tests/test_gpu.py.
+`CASES` is a regular expression; cases whose name starts with a match are
+shown. tests/aot.py writes the numbers, and tests/test_gpu.py checks them.
 """
 
 import json
 import re
 
 from repository import ROOT
+from templates import render
 
 MARK = re.compile(r"<!-- kernels: (.+?) -->")
 TARGETS = {"90": "Hopper", "80": "Ampere", "75": "Turing"}
@@ -18,33 +18,18 @@ def on_page_markdown(markdown, page, config, files):
     return MARK.sub(lambda mark: _table(mark[1]), markdown)
 
 
-def _table(cases: str) -> str:
+def _table(pattern: str) -> str:
     file = ROOT / "docs" / "results" / "kernels.json"
     table = json.loads(file.read_text("utf-8"))
-    shown = {n: uses for n, uses in table["kernels"].items() if re.match(cases, n)}
-    targets = [
-        t for t in TARGETS if any(k.endswith(t) for u in shown.values() for k in u)
-    ]
-    rows = []
-    for case, uses in shown.items():
-        rows.append(f'<tr><th colspan="9" scope="rowgroup">{case}</th></tr>')
-        for kernel in dict.fromkeys(key.split(",")[0] for key in uses):
-            cells = "".join(
-                f"<td>{_use(uses.get(f'{kernel}, sm_{target}'))}</td>"
-                for target in targets
-            )
-            rows.append(f"<tr><td><code>{kernel}</code></td>{cells}</tr>")
-    head = "".join(f"<th>{TARGETS[target]} (sm_{target})</th>" for target in targets)
-    return (
-        "<details><summary>Shared memory per program, registers per thread, and bytes "
-        "per thread that did not find a register, compiled with Triton "
-        f"{table['triton']}</summary><table><thead><tr><th>Kernel</th>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></details>"
-    )
-
-
-def _use(use: dict | None) -> str:
-    if use is None:
-        return "–"
-    spilled = f", {use['stack']} B spilled" if use["stack"] else ""
-    return f"{use['shared'] / 1024:.0f} KiB, {use['registers']}{spilled}"
+    cases: dict[str, dict[str, dict[str, dict]]] = {}
+    for case, uses in table["kernels"].items():
+        if re.match(pattern, case):
+            kernels = cases[case] = {}
+            for key, use in uses.items():
+                kernel, target = key.split(", sm_")
+                kernels.setdefault(kernel, {})[target] = use
+    compiled = {
+        t for kernels in cases.values() for use in kernels.values() for t in use
+    }
+    targets = {t: name for t, name in TARGETS.items() if t in compiled}
+    return render("kernels.html", triton=table["triton"], targets=targets, cases=cases)

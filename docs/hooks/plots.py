@@ -48,11 +48,11 @@ def inline(svg: str, prefix: str, label: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
-def losses(runs: list[tuple[str, str, dict]], published: dict[str, float]) -> str:
+def losses(runs: list[dict], published: dict[str, float]) -> str:
     """Final loss of each mixer, best first, every seed a mark."""
     final: dict[str, list[float]] = {}
-    for mixer, _, run in runs:
-        final.setdefault(mixer, []).append(run["validation_loss"])
+    for run in runs:
+        final.setdefault(run["config"]["mixer"], []).append(run["validation_loss"])
     mean = {mixer: sum(all_) / len(all_) for mixer, all_ in final.items()}
     order = sorted(mean, key=lambda mixer: (mean[mixer], mixer))
     with _styled():
@@ -104,11 +104,11 @@ def losses(runs: list[tuple[str, str, dict]], published: dict[str, float]) -> st
         )
 
 
-def curves(runs: list[tuple[str, str, dict]]) -> str:
+def curves(runs: list[dict]) -> str:
     """Validation loss on the way, one run of each mixer."""
     first: dict[str, dict] = {}
-    for mixer, _, run in runs:
-        first.setdefault(mixer, run)
+    for run in runs:
+        first.setdefault(run["config"]["mixer"], run)
     with _styled():
         figure, ax = _new(4)
         ends = []

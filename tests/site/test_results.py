@@ -21,13 +21,11 @@ def bench() -> dict:
     return json.loads((RESULTS / "bench-cpu.json").read_text("utf-8"))
 
 
-def runs() -> list[tuple[str, str, dict]]:
-    """Mixer, file and result, the seed of most mixers first."""
-    found = []
-    for path in sorted(RESULTS.glob("nanogpt-cpu-*.json")):
-        mixer = re.sub(r"-seed\d+$", "", path.stem.removeprefix("nanogpt-cpu-"))
-        found.append((mixer, path.stem, json.loads(path.read_text("utf-8"))))
-    return sorted(found, key=lambda run: (run[0], len(run[1]), run[1]))
+def runs() -> list[dict]:
+    """The training runs, the usual seed of each mixer first."""
+    paths = RESULTS.glob("nanogpt-cpu-*.json")
+    paths = sorted(paths, key=lambda path: (len(path.stem), path.stem))
+    return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
 def draw() -> dict:
@@ -79,8 +77,8 @@ def test_names_are_unique_and_the_ink_is_that_of_the_text(html):
 
 def test_losses_agree_with_the_results(labels):
     final: dict[str, list[float]] = {}
-    for mixer, _, run in runs():
-        final.setdefault(mixer, []).append(run["validation_loss"])
+    for run in runs():
+        final.setdefault(run["config"]["mixer"], []).append(run["validation_loss"])
     mean = {mixer: sum(all_) / len(all_) for mixer, all_ in final.items()}
     rest = labels["losses"].partition(": ")[2]
     ours, _, theirs = rest.partition("; published for ")
@@ -93,8 +91,8 @@ def test_losses_agree_with_the_results(labels):
 
 def test_curves_agree_with_the_results(labels):
     first: dict[str, dict] = {}
-    for mixer, _, run in runs():
-        first.setdefault(mixer, run)
+    for run in runs():
+        first.setdefault(run["config"]["mixer"], run)
     label = labels["curves"]
     assert f"{len(first)} mixers" in label
     for place in (0, -1):
@@ -131,16 +129,16 @@ def test_decoding_agrees_with_the_results(labels):
         assert said in labels["decoding"]
 
 
-def more(name: str) -> tuple[list, dict]:
+def more(name: str) -> tuple[list[dict], dict]:
     """The results with one more point for one of the plots."""
     all_, run = copy.deepcopy(runs()), copy.deepcopy(bench())
     if name == "losses":
         seed = copy.deepcopy(all_[0])
-        seed[2]["validation_loss"] += 0.05
+        seed["validation_loss"] += 0.05
         all_.insert(1, seed)
     elif name == "curves":
-        step, *loss = all_[0][2]["curve"][-1]
-        all_[0][2]["curve"].append([step + 250, *loss])
+        step, *loss = all_[0]["curve"][-1]
+        all_[0]["curve"].append([step + 250, *loss])
     elif name == "operations":
         for row in [r for r in run["rows"] if r["case"] == "aft_simple"]:
             run["rows"].append({**row, "case": "another"})
