@@ -1,9 +1,9 @@
 """Fills in what docs/course.toml says about the notebooks.
 
 The marks `<!-- course: map -->`, `<!-- course: notebooks -->` and
-`<!-- exercises -->` of a page are replaced; notebooks.py asks here for the
-head and foot of a notebook's page. Of an exercise, the task, signature and
-place come from its notebook, and all that is checked from the registry of
+`<!-- exercises -->` of a page are replaced, and notebooks.py takes the head
+and foot of a notebook's page from here. The task, signature and place of an
+exercise come from its notebook, and what is checked from the registry of
 fwlab.exercises.
 """
 
@@ -12,10 +12,11 @@ import logging
 import re
 import textwrap
 import tomllib
-from html import escape
+from collections.abc import Callable
 
 from markdown.extensions.toc import slugify
 from repository import ROOT
+from templates import render
 
 log = logging.getLogger("mkdocs.hooks.course")
 
@@ -23,11 +24,10 @@ FILE = "docs/course.toml"
 MAP = "<!-- course: map -->"
 NOTEBOOKS = "<!-- course: notebooks -->"
 EXERCISES = "<!-- exercises -->"
-LEVELS = {1: "a line or two", 2: "one idea to find", 3: "cases at the edge"}
-#: Kinds of pages that go with a notebook: how they are called, and where
-#: they lie.
+LEVELS = {1: "a line or two", 2: "one idea to find", 3: "edge cases"}
+#: Kinds of pages that go with a notebook: their label and their place.
 COMPANIONS = {
-    "figures": ("Figures that go with it", "figures/{}.md"),
+    "figures": ("Figures", "figures/{}.md"),
     "annotated": ("Annotated source", "annotated/{}.md"),
     "kernels": ("GPU kernels", "kernels/{}.md"),
 }
@@ -48,52 +48,23 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     if NOTEBOOKS in markdown:
-        parts = [_part(entry, files) for entry in _course().values()]
-        markdown = markdown.replace(NOTEBOOKS, "\n".join(parts))
+        markdown = markdown.replace(NOTEBOOKS, _notebooks(files))
     if EXERCISES in markdown:
         markdown = markdown.replace(EXERCISES, _exercises())
     return markdown
 
 
 def on_page_content(html, page, config, files):
-    # Here and not in the Markdown, which would change a drawing.
+    """Not in the Markdown: converting it would change a drawing."""
     return html.replace(MAP, _map(page, files)) if MAP in html else html
 
 
-def head(page, files) -> str:
-    """What stands under the title of a notebook's page."""
+def entry_of(page, files) -> dict | None:
+    """What the course says of a notebook's page, with links from there."""
     entry = _course().get(_stem(page.file.src_uri))
     if entry is None:
-        return ""
-    needs = [_link(_uri(stem), page, files) for stem in entry["after"]]
-    items = {
-        "Time": f"{entry['run']} to run on two CPU cores, about {entry['read']} "
-        "minutes to work through",
-        "Needs": "; ".join([*needs, *map(escape, entry["ideas"])]),
-    }
-    if entry["exercises"]:
-        exercises = _link("exercises.md", page, files, _count(entry["exercises"]))
-        items["Exercises"] = f"{exercises}, at the end"
-    return _list("nb-facts", items)
-
-
-def foot(page, files) -> str:
-    """What stands at the end of a notebook's page."""
-    entry = _course().get(_stem(page.file.src_uri))
-    if entry is None:
-        return ""
-    following = entry["next"]
-    items = {
-        "Next": _link(
-            following if following.endswith(".md") else _uri(following), page, files
-        )
-    }
-    for kind, (label, pattern) in COMPANIONS.items():
-        links = [_link(pattern.format(name), page, files) for name in entry[kind]]
-        if found := ", ".join(filter(None, links)):
-            items[label] = found
-    items["All notebooks"] = _link("course.md", page, files)
-    return "<hr>" + _list("nb-next", items)
+        return None
+    return _linked(entry, files, lambda uri: _url(uri, page, files))
 
 
 def _table() -> dict:
@@ -108,8 +79,10 @@ def _course() -> dict[str, dict]:
         for entry in _table()["notebook"]
         if (ROOT / _uri(entry["file"])).exists()
     }
-    for entry in found.values():
-        entry["after"] = [stem for stem in entry["after"] if stem in found]
+    for stem, entry in found.items():
+        entry["after"] = [before for before in entry["after"] if before in found]
+        entry["number"] = int(stem.split("_")[0])
+        entry["uri"] = _uri(stem)
     return found
 
 
@@ -121,18 +94,8 @@ def _uri(stem: str) -> str:
     return f"notebooks/{stem}.ipynb"
 
 
-def _number(entry: dict) -> str:
-    return str(int(entry["file"].split("_")[0]))
-
-
-def _count(exercises: int) -> str:
-    return f"{exercises} exercise{'s' * (exercises != 1)}"
-
-
-def _list(kind: str, items: dict[str, str]) -> str:
-    """Not for search, where every notebook would be found for every word."""
-    rows = "".join(f"<li><strong>{k}:</strong> {v}</li>" for k, v in items.items())
-    return f'<ul class="{kind}" data-search-exclude>{rows}</ul>'
+def _url(uri: str, page, files) -> str:
+    return files.get_file_from_path(uri).url_relative_to(page.file)
 
 
 def _title(uri: str, files) -> str | None:
@@ -149,54 +112,49 @@ def _title(uri: str, files) -> str | None:
     return plain.removesuffix(": naive and efficient").strip()
 
 
-def _link(uri: str, page, files, text: str | None = None) -> str:
-    """In HTML; nothing where there is no such page."""
-    title = _title(uri, files)
-    if title is None:
-        return ""
-    url = files.get_file_from_path(uri).url_relative_to(page.file)
-    return f'<a href="{escape(url)}">{escape(text or title)}</a>'
+def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
+    """An entry, with titles and addresses of the pages that it names."""
+
+    def links(*uris: str) -> list[dict[str, str]]:
+        titles = {uri: _title(uri, files) for uri in uris}
+        return [
+            {"title": title, "url": address(uri)}
+            for uri, title in titles.items()
+            if title
+        ]
+
+    following = entry["next"]
+    companions = {
+        label: links(*map(pattern.format, entry[kind]))
+        for kind, (label, pattern) in COMPANIONS.items()
+    }
+    return entry | {
+        "needs": links(*map(_uri, entry["after"])),
+        "companions": {label: found for label, found in companions.items() if found},
+        "following": links(following if following.endswith(".md") else _uri(following)),
+        "course": address("course.md"),
+        "all_exercises": address("exercises.md"),
+    }
 
 
 # --- The course page ---------------------------------------------------
 
 
-def _part(entry: dict, files) -> str:
-    """A notebook's section of the course page, in Markdown."""
-    course = _course()
-    needs = [f"[{course[s]['title']}]({_uri(s)})" for s in entry["after"]]
-    items = [
-        f"**Time:** {entry['run']} to run on two CPU cores, about {entry['read']} "
-        "minutes to work through.",
-        f"**Needs:** {'; '.join([*needs, *entry['ideas']])}.",
-        f"**Afterwards you can:** {entry['can'][0].lower()}{entry['can'][1:]}",
-    ]
-    names = [
-        f"[`{name}`](exercises.md#{name})"
-        for name, place in _places().items()
-        if place["file"] == entry["file"]
-    ]
-    if len(names) != entry["exercises"]:
-        log.warning(
-            "%s counts %d exercises in %s: there are %d",
-            FILE,
-            entry["exercises"],
-            entry["file"],
-            len(names),
-        )
-    if names:
-        items.append(f"**Exercises:** {', '.join(names)}.")
-    for kind, (label, pattern) in COMPANIONS.items():
-        uris = [pattern.format(name) for name in entry[kind]]
-        links = [f"[{t}]({u})" for u in uris if (t := _title(u, files))]
-        if links:
-            items.append(f"**{label}:** {', '.join(links)}.")
-    listed = "\n".join(f"- {item}" for item in items)
-    title = f"[{entry['title']}]({_uri(entry['file'])})"
-    return (
-        f"### {_number(entry)}. {title} {{#{entry['file']}}}\n\n"
-        f"{entry['about']}\n\n{listed}\n"
-    )
+def _notebooks(files) -> str:
+    """The section of each notebook on the course page, in Markdown."""
+    places, entries = _places(), []
+    for stem, entry in _course().items():
+        asks = [name for name, place in places.items() if place["file"] == stem]
+        if len(asks) != entry["exercises"]:
+            log.warning(
+                "%s: expected %d exercises in %s, got %d",
+                FILE,
+                entry["exercises"],
+                stem,
+                len(asks),
+            )
+        entries.append(_linked(entry, files, str) | {"asks": asks})
+    return render("course/notebooks.md", entries=entries)
 
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 118, 66, 10, 34
@@ -210,70 +168,62 @@ def _map(page, files) -> str:
     rows: dict[str, int] = {}
     for stem, entry in course.items():  # in the order of the course
         rows[stem] = 1 + max((rows[s] for s in entry["after"]), default=-1)
-    by_row = [
-        [s for s in course if rows[s] == r] for r in range(max(rows.values()) + 1)
-    ]
     places: dict[str, tuple[float, float]] = {}
-    for number, row in enumerate(by_row):
+    for number in range(max(rows.values()) + 1):
+        row = [stem for stem in course if rows[stem] == number]
         for column, stem in enumerate(row):
-            # Alone below its only teacher, it stands straight below it.
+            # Alone in its row, a notebook goes straight below the one it needs.
             x = column * (WIDTH + GAP_X) + 1
             above = course[stem]["after"]
             if len(row) == 1 and above:
                 x = places[above[0]][0]
             places[stem] = (x, number * (HEIGHT + GAP_Y) + 1)
-    width = max(x for x, _ in places.values()) + WIDTH + 1
-    height = max(y for _, y in places.values()) + HEIGHT + 1
-    arrows = "".join(
-        _arrow(places[before], places[stem])
-        for stem, entry in course.items()
-        for before in entry["after"]
-    )
-    boxes = "".join(
-        _box(entry, *places[stem], page, files) for stem, entry in course.items()
-    )
-    words = "; ".join(
-        f"{_number(e)} builds on {' and '.join(_number(course[s]) for s in e['after'])}"
-        for e in course.values()
-        if e["after"]
-    )
-    first = ", ".join(_number(e) for e in course.values() if not e["after"])
-    return (
-        f'<svg class="course-map" role="group" viewBox="0 0 {width:g} {height:g}" '
-        f'aria-label="Map of the course: which notebook builds on which" '
-        f'style="display:block;margin:1rem 0;max-width:min(100%,{width * 1.3:g}px);'
-        'width:100%;height:auto;overflow:visible" font-size="13" '
-        f'stroke-linejoin="round">{arrows}{boxes}</svg>'
-        f"<p>In words: start with {first}; {words}.</p>"
+    needs = [
+        (entry, [course[stem] for stem in entry["after"]])
+        for entry in course.values()
+        if entry["after"]
+    ]
+    return render(
+        "course/map.html",
+        width=max(x for x, _ in places.values()) + WIDTH + 1,
+        height=max(y for _, y in places.values()) + HEIGHT + 1,
+        arrows=[
+            _arrow(places[before["file"]], places[entry["file"]])
+            for entry, all_before in needs
+            for before in all_before
+        ],
+        boxes=[
+            _box(entry, *places[stem]) | {"url": _url(entry["uri"], page, files)}
+            for stem, entry in course.items()
+        ],
+        first=[entry for entry in course.values() if not entry["after"]],
+        needs=needs,
     )
 
 
-def _box(entry: dict, x: float, y: float, page, files) -> str:
-    url = files.get_file_from_path(_uri(entry["file"])).url_relative_to(page.file)
-    lines = textwrap.wrap(f"{_number(entry)}. {entry['short']}", 15)
+def _box(entry: dict, x: float, y: float) -> dict:
+    lines = textwrap.wrap(f"{entry['number']}. {entry['short']}", 15)
     lines.append(f"about {entry['read']} min")
     top = y + HEIGHT / 2 - 9 * (len(lines) - 1) + 4.5
-    text = "".join(
-        f'<text x="{x + WIDTH / 2:g}" y="{top + 18 * i:g}" text-anchor="middle" '
-        f'fill="currentColor" font-weight="{600 if i < len(lines) - 1 else 400}">'
-        f"{escape(line)}</text>"
-        for i, line in enumerate(lines)
-    )
-    return (
-        f'<a href="{escape(url)}"><rect x="{x:g}" y="{y:g}" width="{WIDTH}" '
-        f'height="{HEIGHT}" rx="5" fill="var(--md-default-bg-color)" '
-        f'stroke="currentColor"/>{text}</a>'
-    )
+    return {
+        "x": x,
+        "y": y,
+        "width": WIDTH,
+        "height": HEIGHT,
+        "top": top,
+        "lines": lines,
+    }
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
-    x, y = start[0] + WIDTH / 2, start[1] + HEIGHT
-    to_x, to_y = end[0] + WIDTH / 2, end[1] - 2
-    middle = y + GAP_Y / 2 - 2
-    return (
-        f'<path d="M{x:g} {y:g}V{middle:g}H{to_x:g}V{to_y:g}'
-        f'm-4 -6l4 6l4 -6" fill="none" stroke="currentColor" stroke-width="1.3"/>'
-    )
+def _arrow(start: tuple[float, float], end: tuple[float, float]) -> dict:
+    y = start[1] + HEIGHT
+    return {
+        "x": start[0] + WIDTH / 2,
+        "y": y,
+        "middle": y + GAP_Y / 2 - 2,
+        "to_x": end[0] + WIDTH / 2,
+        "to_y": end[1] - 2,
+    }
 
 
 # --- The page of exercises ---------------------------------------------
@@ -284,43 +234,36 @@ def _exercises() -> str:
 
     levels, places, course = _table()["exercises"], _places(), _course()
     for name in sorted(levels.keys() - EXERCISES.keys()):
-        log.warning("%s knows how hard %s is: no such exercise", FILE, name)
-    parts = []
+        log.warning("%s gives a level to %s: no such exercise", FILE, name)
+    found = []
     for name, exercise in EXERCISES.items():
         if name not in levels:
-            log.warning("%s does not say how hard the exercise %s is", FILE, name)
-            continue
-        if name not in places:
+            log.warning("%s gives no level to the exercise %s", FILE, name)
+        elif name not in places:
             log.warning("no notebook has a cell that checks the exercise %s", name)
-            continue
-        place, level = places[name], levels[name]
-        if place["file"] not in course:
-            continue  # on_files has warned of it
-        entry = course[place["file"]]
-        lines = "\n".join(f"1. {sentence(p)}" for p in exercise.properties)
-        section = f"{_uri(place['file'])}#{slugify(place['section'], '-')}"
-        parts.append(
-            f"### `{name}` {{#{name}}}\n\n"
-            f"{place['task']}\n\n"
-            f"```python\n{place['signature']}\n```\n\n"
-            f"- **Notebook:** {_number(entry)}, [{entry['title']}]({_uri(entry['file'])}), "
-            f"section [{place['section']}]({section}).\n"
-            f"- **Difficulty:** {level} of {max(LEVELS)}, {LEVELS[level]}.\n"
-            f"- **Hints:** {len(exercise.hints)}.\n\n"
-            f"Checked in this order. Your function\n\n{lines}\n"
-        )
-    return "\n".join(parts)
+        elif places[name]["file"] in course:  # else on_files has warned
+            found.append(
+                {
+                    "name": name,
+                    "entry": course[places[name]["file"]],
+                    "place": places[name],
+                    "level": levels[name],
+                    "hints": len(exercise.hints),
+                    "properties": [_sentence(holds) for holds in exercise.properties],
+                }
+            )
+    return render("course/exercises.md", exercises=found, levels=LEVELS)
 
 
-def sentence(holds) -> str:
+def _sentence(holds) -> str:
     """What `check` prints for a property, in Markdown."""
     text = " ".join((holds.__doc__ or holds.__name__).split())
     return re.sub(r"([\[\]_*])", r"\\\1", text)
 
 
 def _places() -> dict[str, dict[str, str]]:
-    """Where the notebooks ask for each exercise: file, section, task and
-    signature. The task is the text above the cell, from its number on.
+    """Where the notebooks ask for each exercise: file, section with its anchor,
+    task and signature. The task is the text above the cell, after its number.
     """
     places: dict[str, dict[str, str]] = {}
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
@@ -339,6 +282,7 @@ def _places() -> dict[str, dict[str, str]]:
                 places[name] = {
                     "file": path.stem,
                     "section": section,
+                    "anchor": slugify(section, "-"),
                     "task": f"**{asked[1].strip()}" if asked else "",
                     "signature": f"{signature[0]} ..." if signature else name,
                 }

@@ -1,8 +1,9 @@
 """Makes pages of notebooks/*.ipynb.
 
 mkdocs-jupyter converts a notebook into JupyterLab's markup with all its
-styles and scripts. Of that, only the cells are kept, in the plain markup
-that Markdown pages have: so they look, search and copy alike.
+styles and scripts, and has no option for another template of nbconvert. So
+its HTML is taken apart here: only the cells are kept, in the plain markup
+that Markdown pages have, so that they look, search and copy alike.
 """
 
 import base64
@@ -16,10 +17,12 @@ import course
 import plots
 from annotated import page_of
 from bs4 import BeautifulSoup
+from markupsafe import Markup
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 from mkdocs.structure.toc import get_toc
 from repository import ROOT, colab, source
+from templates import render
 
 log = logging.getLogger("mkdocs.hooks.notebooks")
 
@@ -55,8 +58,8 @@ def on_page_content(html, page, config, files):
         return html
     page.edit_url = source(config.repo_url, page.file.src_uri)
     svgs: list[str] = []
-    cells = BeautifulSoup(html, "html.parser").find_all(id=CELL)
-    body = BeautifulSoup("".join(map(_cell, cells)), "html.parser")
+    cells = map(_cell, BeautifulSoup(html, "html.parser").find_all(id=CELL))
+    body = _parsed("notebook/cells.html", cells=cells)
     for badge in body.select('p > a[href*="colab.research"] > img'):
         badge.find_parent("div").decompose()
     for image in body.select(f'img[src^="{SVG}"]'):
@@ -68,41 +71,42 @@ def on_page_content(html, page, config, files):
         pre.append(code)
     _headings(body, page)
     _links(body, page, config, files)
-    title = body.find("h1")
-    actions = _actions(page, config) + course.head(page, files)
-    actions = BeautifulSoup(actions, "html.parser")
-    title.insert_after(actions) if title else body.insert(0, actions)
-    body.append(BeautifulSoup(course.foot(page, files), "html.parser"))
+    entry = course.entry_of(page, files)
+    head, title = _head(page, config, entry), body.find("h1")
+    title.insert_after(head) if title else body.insert(0, head)
+    if entry:
+        body.append(_parsed("notebook/foot.html", entry=entry))
     # Drawings go in last: a parser of HTML would change them.
     return re.sub("\0(\\d+)\0", lambda match: svgs[int(match[1])], str(body))
 
 
-def _cell(cell) -> str:
-    markdown = cell.select_one(".jp-RenderedMarkdown")
-    if markdown:
-        return f'<div class="nb-text">{markdown.decode_contents()}</div>'
-    parts = []
-    if code := cell.select_one(".jp-InputArea pre"):
-        block = f'<div class="highlight">{code}</div>'
-        if code.get_text().startswith("# @title Setup"):
-            block = f"<details data-search-exclude><summary>Setup</summary>{block}</details>"
-        parts.append(block)
+def _parsed(template: str, **values) -> BeautifulSoup:
+    return BeautifulSoup(render(template, **values), "html.parser")
+
+
+def _cell(cell) -> dict:
+    """The parts of a cell: its text, or its code and outputs."""
+    if text := cell.select_one(".jp-RenderedMarkdown"):
+        return {"text": Markup(text.decode_contents())}
+    code, outputs = cell.select_one(".jp-InputArea pre"), []
     for output in cell.select(".jp-OutputArea-output"):
-        kind = output.get("data-mime-type", "").rpartition("/")[2].rpartition(".")[2]
-        # What runs too long scrolls, so it must be reachable by keyboard.
+        # Long output scrolls, so it must be reachable by keyboard.
         for pre in output.find_all("pre"):
             pre["tabindex"] = "0"
-        parts.append(
-            f'<div class="nb-output nb-{kind}" data-search-exclude>'
-            f"{output.decode_contents()}</div>"
-        )
-    return f'<div class="nb-code">{"".join(parts)}</div>'
+        kind = output.get("data-mime-type", "").rpartition("/")[2].rpartition(".")[2]
+        outputs.append({"kind": kind, "html": Markup(output.decode_contents())})
+    return {
+        "text": "",
+        "code": Markup(code or ""),
+        "setup": code and code.get_text().startswith("# @title Setup"),
+        "outputs": outputs,
+    }
 
 
 def _inline_svg(source: str, number: int) -> str:
     svg = base64.b64decode(source.removeprefix(SVG)).decode()
     svg = svg[svg.index("<svg") :]
-    # matplotlib leaves each text as a comment beside its outlines.
+    # matplotlib puts each text into a comment next to its outlines.
     texts = [text.strip() for text in re.findall("<!--(.*?)-->", svg, re.DOTALL)]
     words = dict.fromkeys(text for text in texts if re.search("[^\\W\\d_]", text))
     title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
@@ -113,7 +117,7 @@ def _inline_svg(source: str, number: int) -> str:
 def _headings(body, page) -> None:
     """Permanent links as on other pages, and a table of contents.
 
-    That of mkdocs-jupyter leaves inline code out of titles and anchors.
+    mkdocs-jupyter's own drops inline code from titles and anchors.
     """
     root: list[dict] = []
     open_: list[dict] = []
@@ -173,25 +177,14 @@ def _warn(page, target: str, why: str) -> None:
     log.warning("%s links to %r: %s", page.file.src_uri, target, why)
 
 
-def _actions(page, config) -> str:
-    path = page.file.src_uri
-    name = posixpath.basename(path)
-    stem = name.removesuffix(".ipynb")
-    links = [
-        f'<a class="nb-button" href="{escape(name)}" download>Download notebook</a>',
-        f'<a class="nb-button" href="{escape(stem)}.zip" download>'
-        "Download notebook and package (ZIP)</a>",
-    ]
-    if url := colab(config.repo_url, path):
-        links.insert(0, f'<a class="nb-button" href="{escape(url)}">Open in Colab</a>')
-    wheel = escape(config.extra["wheel"])
-    return (
-        f"<p data-search-exclude>{' '.join(links)}</p>"
-        "<details data-search-exclude><summary>Run it in Colab or Jupyter</summary><ul>"
-        "<li><strong>In Colab:</strong> unpack the ZIP on your computer. In Colab, "
-        f"upload <code>{escape(name)}</code> as a notebook. Then open the files pane "
-        f"on the left, drop <code>{wheel}</code> into it, and run all cells.</li>"
-        "<li><strong>In Jupyter:</strong> unpack the ZIP and open the notebook. Its "
-        "first code cell installs the package from the file beside it.</li>"
-        "</ul></details>"
+def _head(page, config, entry: dict | None) -> BeautifulSoup:
+    """What follows the title: downloads, and what the reader needs."""
+    name = posixpath.basename(page.file.src_uri)
+    return _parsed(
+        "notebook/head.html",
+        name=name,
+        stem=name.removesuffix(".ipynb"),
+        colab=colab(config.repo_url, page.file.src_uri),
+        wheel=config.extra["wheel"],
+        entry=entry,
     )

@@ -5,7 +5,6 @@ is not read here: Material reads it, and its templates override the theme's.
 """
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
 from repository import ROOT
 
 TEMPLATES = Environment(
@@ -25,6 +24,6 @@ def number(value: float | None, spec: str) -> str:
 TEMPLATES.filters["number"] = number
 
 
-def render(template: str, /, **values) -> Markup:
-    """What a template makes of the values, safe to use in another."""
-    return Markup(TEMPLATES.get_template(template).render(values))
+def render(template: str, /, **values) -> str:
+    """What a template makes of the values."""
+    return TEMPLATES.get_template(template).render(values)
