@@ -1,18 +1,18 @@
-"""Makes the pages of annotated source.
+"""Makes the pages of annotated source, from docs/templates/annotated.
 
-Every file of fwlab/ops, of fwlab/layers, and feature_maps.py has a page:
-notes on the left, code on the right. Every operation has a page with
-naive.py beside efficient.py or kernels.py; and the mark
-`<!-- versions: delta -->` of a page is replaced by kernels.py beside one of
-the other two.
+Every file of fwlab/ops and fwlab/layers, and feature_maps.py, has a page with
+notes on the left and code on the right. Every operation has a page with
+naive.py beside efficient.py or kernels.py. The mark `<!-- versions: delta -->`
+of a page is replaced by kernels.py beside one of the other two.
 """
 
 import re
 
 import equations
-from literate import TAG, Source, linked, note
+from literate import Source, linked, note
 from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
+from templates import render
 
 #: Folder of fwlab/ops, and the title of its page: one line per operation.
 OPERATIONS = {
@@ -24,12 +24,12 @@ OPERATIONS = {
 }
 FILES = {"naive": "Naive: the specification", "efficient": "Efficient: the default"}
 KERNELS = {**FILES, "kernels": "Triton: the GPU kernels"}
-#: What the kernels of an operation are built of, besides its own folder.
+#: Files outside its own folder that an operation's kernels are built from.
 SHARED = {
     "linear": {"tiles": ("What the kernels share", "tiles.py")},
     "delta": {"chunks": ("Triton: the kernels of chunks", "linear/kernels.py")},
 }
-#: What has a page of its own, in the order in which it is best read.
+#: The files with a page of their own, in the best order to read them.
 TREE = {
     "Feature maps": ["fwlab/feature_maps.py"],
     "Operations": [f"fwlab/ops/{name}" for name in (*OPERATIONS, "softmax")],
@@ -51,8 +51,7 @@ def on_files(files, config):
                 config,
                 _uri_of(path),
                 content=_file(path, config),
-                # Links lead there; in the menu of every page they would
-                # be most of it.
+                # Pages link to them; they would fill the menu.
                 inclusion=InclusionLevel.NOT_IN_NAV,
             )
         )
@@ -95,103 +94,72 @@ def _uri_of(path: str) -> str:
     return f"annotated/source/{path.replace('__init__', 'init')}.md"
 
 
+def _kernel_page(operation: str) -> bool:
+    return (ROOT / "docs" / "kernels" / f"{operation}.md").exists()
+
+
 def _operation(operation: str, title: str, config) -> str:
-    gpu, files, tabs = "", FILES, ""
-    if (ROOT / "docs" / "kernels" / f"{operation}.md").exists():
-        gpu = (
-            " A third version runs on a GPU; why it is fast stands with "
-            f"[its kernels](../kernels/{operation}.md)."
-        )
-        files = KERNELS
-        tabs = _tabs("Beside naive", ("efficient", "kernels")) + "\n\n"
-    return (
-        "---\nhide: [navigation, toc]\n"
-        f"description: {title}, naive and memory-efficient PyTorch side by side, "
-        "equation by equation.\n---\n\n"
-        f"# {title}: naive and efficient\n\n"
-        "Two ways to compute the same thing; the tests hold them together. Below "
-        "most equations stand the lines that compute them, and the number in a "
-        f"comment leads back to the equation.{gpu} "
-        "[All files](index.md).\n\n"
-        f"{tabs}{_columns(operation, files, 'naive', config)}"
-    )
+    if _kernel_page(operation):
+        versions = _columns(operation, KERNELS, "naive", config)
+    else:
+        versions = _columns(operation, FILES, "naive", config)
+    values = {"operation": operation, "title": title, **versions}
+    return render("annotated/operation.md", **values)
 
 
 def _versions(operation: str, config) -> str:
-    """Three versions: the third beside one of the first two."""
-    tabs = _tabs("Beside the kernels", ("efficient", "naive"))
-    return f"{tabs}\n\n{_columns(operation, KERNELS, 'kernels', config)}"
+    """Three versions: the kernels beside one of the other two."""
+    versions = _columns(operation, KERNELS, "kernels", config)
+    return render("annotated/versions.md", **versions)
 
 
-def _tabs(legend: str, names: tuple[str, str]) -> str:
-    """One of two columns is shown beside the one that stays."""
-    tabs = "".join(
-        f'<label><input type="radio" name="beside" id="show-{name}"'
-        f"{' checked' * (name == names[0])}> {name}</label>"
-        for name in names
-    )
-    return f'<fieldset class="tabs"><legend>{legend}</legend>{tabs}</fieldset>'
-
-
-def _columns(operation: str, files: dict[str, str], stays: str, config) -> str:
+def _columns(operation: str, files: dict[str, str], stays: str, config) -> dict:
     """Versions beside each other; with three, `stays` is always there."""
     titles = dict(files)
     paths = {name: f"fwlab/ops/{operation}/{name}.py" for name in files}
+    beside = []
     if "kernels" in files:
+        beside = [name for name in ("efficient", "kernels", "naive") if name != stays]
         for name, (title, path) in SHARED.get(operation, {}).items():
             titles[name], paths[name] = title, f"fwlab/ops/{path}"
-    sources = {name: Source(path, name) for name, path in paths.items()}
-    kind = f"annotated three {stays}" if "kernels" in files else "annotated two"
-    rows = _Rows(sources)
+    rows = _Rows({name: Source(path, name) for name, path in paths.items()})
     columns = [
-        f'<div class="column column-{name}" role="region" tabindex="0" '
-        f'aria-label="{paths[name]}" markdown>\n\n'
-        f"## {titles[name]} {{#{name}}}\n\n"
-        f"{_in_repository(f'`{paths[name]}`', paths[name], config)}\n{{: .path }}\n\n"
-        f"{rows.of(name)}\n\n</div>\n"
-        for name in sources
+        {
+            "name": name,
+            "title": titles[name],
+            "path": path,
+            "source": source(config.repo_url, path),
+            "rows": rows.of(name),
+        }
+        for name, path in paths.items()
     ]
-    return f'<div class="{kind}" markdown>\n\n{"".join(columns)}\n</div>\n'
+    return {"stays": stays, "beside": beside, "columns": columns}
 
 
 def _file(path: str, config) -> str:
-    file = Source(path)
-    up = "../" * (_uri_of(path).count("/") - 1)
-    # The words of the others are found in the API, or on the pages with
-    # several versions.
-    shared = re.fullmatch(r"fwlab/ops/\w+\.py", path)
-    search = "" if shared else "search:\n  exclude: true\n"
-    beside = ""
     match = re.fullmatch(r"fwlab/ops/(\w+)/(\w+)\.py", path)
+    operation = None
     if match and match[1] in OPERATIONS and match[2] in KERNELS:
-        beside = f" · [naive and efficient side by side]({up}{match[1]}.md)"
-        if (ROOT / "docs" / "kernels" / f"{match[1]}.md").exists():
-            beside += f" · [with the GPU kernels]({up}../kernels/{match[1]}.md)"
-    there = _in_repository("in the repository", path, config)
-    there = f" · {there}" if config.repo_url else ""
-    return (
-        f"---\nhide: [navigation, toc]\n{search}"
-        f"title: {path.removeprefix('fwlab/')}\n"
-        f'description: "Annotated source of {path}: notes with mathematics beside '
-        'the code."\n---\n\n'
-        f"# {path.replace('/', '/<wbr>')}\n\n"
-        f"[Annotated source]({up}index.md){beside}{there}\n{{: .path }}\n\n"
-        '<div class="annotated one" markdown>\n\n'
-        f"{_Rows({'': file}, path=path).of('')}\n\n</div>\n"
+        operation = match[1]
+    return render(
+        "annotated/file.md",
+        path=path,
+        up="../" * (_uri_of(path).count("/") - 1),
+        operation=operation,
+        kernels=operation and _kernel_page(operation),
+        source=source(config.repo_url, path),
+        # Search finds the words of the others in the API, or on the pages
+        # with several versions.
+        searched=re.fullmatch(r"fwlab/ops/\w+\.py", path),
+        rows=_Rows({"": Source(path)}, path=path).of(""),
     )
 
 
-def _in_repository(text: str, path: str, config) -> str:
-    """A text that leads to a file of the repository, if that has an address."""
-    url = source(config.repo_url, path)
-    return f"[{text}]({url})" if url else text
-
-
 class _Rows:
-    """The rows of files that stand on one page, linked with each other.
+    """The rows of files that share a page, linked with each other.
 
-    - `path`: of a file that stands alone; its numbers lead to other pages
-      where it does not state the equation itself.
+    - `path`: of a file with a page of its own; its numbers link to other
+      pages where it does not state the equation itself.
     """
 
     def __init__(self, sources: dict[str, Source], path: str = ""):
@@ -199,25 +167,18 @@ class _Rows:
         self.tags = set().union(*(file.tags for file in sources.values()))
         self.stated: set[str] = set()
 
-    def of(self, name: str) -> str:
-        return "\n".join(self._row(self.sources[name], row) for row in self._of(name))
+    def of(self, name: str) -> list[dict[str, str]]:
+        return [self._row(self.sources[name], row) for row in self.sources[name].rows]
 
-    def _of(self, name: str):
-        return self.sources[name].rows
-
-    def _row(self, file: Source, row) -> str:
-        parts = ['<div class="row" markdown>', '<div class="note" markdown>']
-        if row.name:
+    def _row(self, file: Source, row) -> dict[str, str]:
+        level = 2 if self.path else 3
+        return {
+            "name": row.name,
             # Markdown would make __init__ bold, also in the fragment.
-            fragment = f"{file.prefix}{row.name.replace('.', '-').replace('__', '')}"
-            level = "##" if self.path else "###"
-            parts.append(f"{level} `{row.name}` {{#{fragment}}}")
-        if row.note.strip():
-            level = 2 if self.path else 3
-            parts.append(note(row.note, level, self._address, self._equation))
-        parts.append("</div>")
-        blocks = file.blocks(row.lines, lambda text: linked(text, self._address))
-        return "\n\n".join([*parts, blocks, "</div>"])
+            "fragment": file.prefix + row.name.replace(".", "-").replace("__", ""),
+            "note": note(row.note, level, self._address, self._equation),
+            "code": file.blocks(row.lines, lambda text: linked(text, self._address)),
+        }
 
     def _address(self, tag: str) -> str | None:
         if tag in self.tags:
@@ -241,64 +202,52 @@ class _Rows:
     def _equation(self, tag: str, formula: str) -> str:
         """An equation with an anchor, and links to the lines that compute it.
 
-        It may be said again in another file: the first has the anchor.
+        It may be repeated in another file: only the first has the anchor.
         """
-        assert TAG.search(formula)
-        anchor = "" if tag in self.stated else f'id="eq-{tag}" '
+        first = tag not in self.stated
         self.stated.add(tag)
-        places = self._places(tag)
-        places = f"{places}\n{{: .places data-search-exclude=1 }}" if places else ""
-        return (
-            f'<div class="equation" {anchor}data-eq="{tag}" tabindex="-1" markdown>'
-            f"\n\n{formula}\n\n{places}\n\n</div>"
+        places = {
+            name: {file.anchor(line): line for line in file.computed[tag]}
+            for name, file in self.sources.items()
+            if tag in file.computed
+        }
+        return render(
+            "annotated/equation.md",
+            tag=tag,
+            formula=formula,
+            first=first,
+            places=places,
         )
-
-    def _places(self, tag: str) -> str:
-        places = []
-        for name, file in self.sources.items():
-            lines = file.computed.get(tag, [])
-            links = ", ".join(f'<a href="#{file.anchor(n)}">{n}</a>' for n in lines)
-            if links:
-                word = f"{name} line" if name else "line"
-                places.append(f"{word}{'s' * (len(lines) > 1)} {links}")
-        return " · ".join(places)
 
 
 def _equations() -> str:
     """Every equation of the papers, and where it is."""
-    parts = [
-        "---\nhide: [navigation]\n"
-        "description: The equations of the papers by their numbers, and the lines of "
-        "fwlab that compute them.\n---\n\n# Equations of the papers\n\n"
-        "By the numbers of the papers, in our words; and where fwlab states and "
-        "computes them. A number without a place is one that the notes only mention. "
-        "A test holds every reference in the code, the notebooks and these pages "
-        "to this list.\n"
+    papers = [
+        paper | {"name": name, "rows": _stated_and_computed(name, paper["equations"])}
+        for name, paper in equations.papers().items()
+        if paper["equations"]
     ]
-    for name, paper in equations.papers().items():
-        if not paper["equations"]:
-            continue
-        parts.append(
-            f"\n## {paper['authors'].split(',')[0]} et al. {paper['year']} {{#{name}}}\n\n"
-            f"[{paper['title']}](https://arxiv.org/abs/{paper['arxiv']})\n\n"
-            "| Eq. | What it says | Stated | Computed |\n|---|---|---|---|\n"
+    return render("annotated/equations.md", papers=papers)
+
+
+def _stated_and_computed(paper: str, listed: dict[str, str]) -> list[dict]:
+    rows, pages = [], _paths()
+    for words, tags in _together(listed):
+        place = equations.stated().get((paper, tags[0]))
+        computed: dict[str, dict] = {}
+        for path, line in equations.computed().get((paper, tags[0]), []):
+            if path in pages:
+                found = computed.setdefault(path, {"uri": _beside(path), "lines": []})
+                found["lines"].append(line)
+        rows.append(
+            {
+                "tags": tags,
+                "words": re.sub(r" \(Eqs\. [\d-]+\)$", "", words),
+                "stated": place in pages and {"path": place, "uri": _beside(place)},
+                "computed": computed,
+            }
         )
-        for words, tags in _together(paper["equations"]):
-            tag, stated = tags[0], ""
-            if (place := equations.stated().get((name, tag))) in _paths():
-                stated = f"[{_short(place)}]({_link(place, f'eq-{tag}')})"
-            lines: dict[str, list[str]] = {}
-            for path, line in equations.computed().get((name, tag), []):
-                if path in _paths():
-                    link = f"[{line}]({_link(path, f'L{line}')})"
-                    lines.setdefault(path, []).append(link)
-            computed = "<br>".join(
-                f"{_short(p)} {', '.join(n)}" for p, n in lines.items()
-            )
-            anchors = ", ".join(f'<span id="{name}-{t}">{t}</span>' for t in tags)
-            words = re.sub(r" \(Eqs\. [\d-]+\)$", "", words)
-            parts.append(f"| {anchors} | {words} | {stated} | {computed} |\n")
-    return "".join(parts)
+    return rows
 
 
 def _together(listed: dict[str, str]) -> list[tuple[str, list[str]]]:
@@ -312,45 +261,29 @@ def _together(listed: dict[str, str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def _short(path: str) -> str:
-    """The name of a file; on a phone it may break after a slash."""
-    name = path.removeprefix("fwlab/").removesuffix(".py")
-    return f"<code>{name.replace('/', '/<wbr>')}</code>"
-
-
-def _link(path: str, fragment: str) -> str:
-    return f"{_uri_of(path).removeprefix('annotated/')}#{fragment}"
+def _beside(path: str) -> str:
+    """The page of a file, for a page of the folder annotated/."""
+    return _uri_of(path).removeprefix("annotated/")
 
 
 def _index() -> str:
-    parts = [
-        "---\nhide: [navigation]\n"
-        "description: Every file of the operations, the feature maps and the layers, "
-        "with notes and mathematics beside the code.\n---\n\n"
-        "# Annotated source\n\n"
-        "Notes and mathematics on the left, code on the right, made of the files "
-        "themselves. The number of an equation leads to the lines that compute it, and "
-        "back; a symbol of a formula or a name in the code, clicked, lights up "
-        "wherever it is used. There is also a [list of the equations](equations.md).\n\n"
-        "## Side by side\n\n"
-        "| Operation | Versions beside each other |\n|---|---|\n"
+    operations = [
+        {"name": name, "title": title, "kernels": _kernel_page(name)}
+        for name, title in OPERATIONS.items()
     ]
-    for operation, title in OPERATIONS.items():
-        versions = f"[naive and efficient]({operation}.md)"
-        if (ROOT / "docs" / "kernels" / f"{operation}.md").exists():
-            versions += f", [with the GPU kernels](../kernels/{operation}.md)"
-        parts.append(f"| {title} | {versions} |\n")
-    for title, patterns in TREE.items():
-        parts.append(f"\n## {title}\n\n| File | What it is |\n|---|---|\n")
-        for pattern in patterns:
-            for path in _paths():
-                inside = path.rpartition("/")[0]
-                folder, _, name = pattern.rpartition("/")
-                if (
-                    path == pattern
-                    or inside == pattern
-                    or (name == "*.py" and inside == folder)
-                ):
-                    uri = _uri_of(path).removeprefix("annotated/")
-                    parts.append(f"| [`{path}`]({uri}) | {Source(path).summary} |\n")
-    return "".join(parts)
+    tree = {
+        title: [
+            {"path": path, "uri": _beside(path), "summary": Source(path).summary}
+            for pattern in patterns
+            for path in _paths()
+            if _matches(path, pattern)
+        ]
+        for title, patterns in TREE.items()
+    }
+    return render("annotated/index.md", operations=operations, tree=tree)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a file is meant: by its name, its folder, or all of a folder."""
+    folder = path.rpartition("/")[0]
+    return pattern in (path, folder, f"{folder}/*.py")

@@ -1,8 +1,8 @@
 """Cuts a Python file into rows of notes and code.
 
-Docstrings and full-line comments are notes, set as Markdown; the code
-keeps its true line numbers. A comment such as `# Eq. 24` or `# (d1)` and
-the equation with that tag link to each other.
+Docstrings and full-line comments become notes, set as Markdown; the code
+keeps its line numbers. A comment such as `# Eq. 24` or `# (d1)` and the
+equation with that tag link to each other.
 """
 
 import ast
@@ -16,10 +16,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from markupsafe import Markup
 from pygments import highlight
+from pygments.filter import simplefilter
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
+from pygments.token import Name, Operator, Punctuation, Text
 from repository import ROOT
+from templates import render
 
 DISPLAY = re.compile(r"[ \t]*\$\$.*?\$\$", re.DOTALL)
 TAG = re.compile(r"\\tag\{(\w+)\}")
@@ -110,11 +114,9 @@ class Source:
     @cached_property
     def _code(self) -> list[tuple[str, str]]:
         """Of each line its code and, as `<span>`, the comment behind it."""
-        html = highlight(
-            self.text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
-        )
-        # Names and punctuation look like plain text, and are half of the page.
-        html = re.sub(r'<span class="[nop]">(.*?)</span>', r"\1", html)
+        lexer = PythonLexer(stripnl=False)
+        lexer.add_filter(_plain())
+        html = highlight(self.text, lexer, HtmlFormatter(nowrap=True))
         lines = []
         for line in html.splitlines():
             code, mark, comment = line.rpartition('<span class="c1">')
@@ -143,26 +145,27 @@ class Source:
             while run and self._empty(run[-1]):
                 run.pop()
             if run:
-                lines = "".join(self._line(number, link) for number in run)
-                if not blocks:  # of each row, one line is reached by keyboard
-                    lines = lines.replace(' tabindex="-1"', "", 1)
-                blocks.append(f"<pre><code>{lines}</code></pre>")
-        if not blocks:
-            return ""
-        return f'<div class="highlight no-copy">{"".join(blocks)}</div>'
+                blocks.append([self._line(number, link) for number in run])
+        return render("annotated/code.html", blocks=blocks)
 
     def _empty(self, number: int) -> bool:
         return _blank("".join(self._code[number - 1]))
 
-    def _line(self, number: int, link: Callable[[str], str]) -> str:
+    def _line(self, number: int, link: Callable[[str], str]) -> dict:
         code, comment = self._code[number - 1]
-        tags = sorted(t for t, lines in self.computed.items() if number in lines)
-        equations = f' data-eq="{" ".join(tags)}"' if tags else ""
-        anchor = self.anchor(number)
-        return (
-            f'<span class="line" id="{anchor}"{equations}><a href="#{anchor}" '
-            f'tabindex="-1">{number}</a>{code}{link(comment)}\n</span>'
-        )
+        return {
+            "number": number,
+            "anchor": self.anchor(number),
+            "html": Markup(code + link(comment)),
+            "tags": sorted(t for t, at in self.computed.items() if number in at),
+        }
+
+
+@simplefilter
+def _plain(self, lexer, stream, options):
+    """Names and punctuation as text: they look alike, and are half of a page."""
+    for kind, text in stream:
+        yield Text if kind in (Name, Operator, Punctuation) else kind, text
 
 
 def _described(tree: ast.AST) -> Iterator[tuple[ast.stmt, ast.Expr]]:

@@ -1,6 +1,6 @@
-"""Keeps out of search what would drown it, and the index small.
+"""Keeps noise out of search, and the index small.
 
-Every page fetches the index, so it counts in the size of each.
+Every page fetches the index, so it adds to the size of each.
 """
 
 import json
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from mkdocs.plugins import event_priority
 
-#: Code; names of functions are found in the API and in headings.
+#: Code, which buries names of functions that the API and headings have, too.
+#: The tools that write these tags have no option for another attribute.
 CODE = re.compile(
-    r'<details class="mkdocstrings-source"|<div class="(language-\w+ )?highlight( no-copy)?"'
+    r'<details class="mkdocstrings-source"|<div class="(language-\w+ )?highlight"'
 )
-#: Notes that another page has, too.
+#: Notes that also appear on another page.
 AGAIN = re.compile(
     r"kernels/\w+\.html#(naive|efficient)|annotated/\w+\.html#(kernels|tiles|chunks)"
 )
