@@ -104,13 +104,13 @@ def _operation(operation: str, title: str, config) -> str:
     else:
         versions = _columns(operation, FILES, "naive", config)
     values = {"operation": operation, "title": title, **versions}
-    return render("annotated/operation.md", **values)
+    return render("annotated/operation.md.jinja", **values)
 
 
 def _versions(operation: str, config) -> str:
     """Three versions: the kernels beside one of the other two."""
     versions = _columns(operation, KERNELS, "kernels", config)
-    return render("annotated/versions.md", **versions)
+    return render("annotated/versions.md.jinja", **versions)
 
 
 def _columns(operation: str, files: dict[str, str], stays: str, config) -> dict:
@@ -142,7 +142,7 @@ def _file(path: str, config) -> str:
     if match and match[1] in OPERATIONS and match[2] in KERNELS:
         operation = match[1]
     return render(
-        "annotated/file.md",
+        "annotated/file.md.jinja",
         path=path,
         up="../" * (_uri_of(path).count("/") - 1),
         operation=operation,
@@ -212,7 +212,7 @@ class _Rows:
             if tag in file.computed
         }
         return render(
-            "annotated/equation.md",
+            "annotated/equation.md.jinja",
             tag=tag,
             formula=formula,
             first=first,
@@ -227,7 +227,7 @@ def _equations() -> str:
         for name, paper in equations.papers().items()
         if paper["equations"]
     ]
-    return render("annotated/equations.md", papers=papers)
+    return render("annotated/equations.md.jinja", papers=papers)
 
 
 def _stated_and_computed(paper: str, listed: dict[str, str]) -> list[dict]:
@@ -280,7 +280,7 @@ def _index() -> str:
         ]
         for title, patterns in TREE.items()
     }
-    return render("annotated/index.md", operations=operations, tree=tree)
+    return render("annotated/index.md.jinja", operations=operations, tree=tree)
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -154,7 +154,7 @@ def _notebooks(files) -> str:
                 len(asks),
             )
         entries.append(_linked(entry, files, str) | {"asks": asks})
-    return render("course/notebooks.md", entries=entries)
+    return render("course/notebooks.md.jinja", entries=entries)
 
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 118, 66, 10, 34
@@ -252,7 +252,7 @@ def _exercises() -> str:
                     "properties": [_sentence(holds) for holds in exercise.properties],
                 }
             )
-    return render("course/exercises.md", exercises=found, levels=LEVELS)
+    return render("course/exercises.md.jinja", exercises=found, levels=LEVELS)
 
 
 def _sentence(holds) -> str:

@@ -1,8 +1,8 @@
-"""What can be downloaded: the package as a wheel, and each notebook with it.
+"""The downloads: the package as a wheel, and each notebook with it.
 
-The wheel lies at the root of the site, and a page names it by {{ wheel }}.
-Beside each notebook lies a ZIP of the two, for a machine that has neither:
-the set-up cell of a notebook installs the wheel that it finds beside it.
+The wheel is at the root of the site, and {{ wheel }} in a page is its name.
+Next to each notebook is a ZIP of the two, for a machine that has neither: the
+setup cell of a notebook installs a wheel that it finds next to it.
 """
 
 import io
@@ -18,9 +18,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from repository import ROOT
 
-#: What a wheel is made of.
+#: The files that go into a wheel.
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "fwlab")
-#: The earliest date of a ZIP: the same files give the same bytes.
+#: The earliest date in a ZIP, so that the same files give the same bytes.
 DATE = (1980, 1, 1, 0, 0, 0)
 EPOCH = "315532800"
 BUILD = (
@@ -49,7 +49,7 @@ def build() -> tuple[str, bytes]:
     Errors: `PluginError` if there is no wheel, with the reason.
     """
     with TemporaryDirectory() as folder:
-        # In a copy: setuptools leaves files beside those that it builds.
+        # In a copy: setuptools leaves files next to those that it builds.
         tree, out = Path(folder, "tree"), Path(folder, "out")
         tree.mkdir()
         for part in PARTS:
@@ -69,7 +69,7 @@ def build() -> tuple[str, bytes]:
             encoding="utf-8",
         )
         if done.returncode:
-            raise PluginError(f"setuptools could not make the wheel:\n{done.stderr}")
+            raise PluginError(f"setuptools could not build the wheel:\n{done.stderr}")
         (wheel,) = out.glob("*.whl")
         return wheel.name, wheel.read_bytes()
 

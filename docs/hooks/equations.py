@@ -1,4 +1,4 @@
-"""Which paper a file counts its equations by, and where they are stated.
+"""Which paper's equation numbers a file uses, and where each is stated.
 
 docs/equations.toml lists the equations of each paper.
 """
@@ -24,7 +24,7 @@ def papers() -> dict[str, dict]:
 
 
 def paper(path: str) -> str | None:
-    """The paper that a file counts by: that of its longest known parent."""
+    """The paper whose numbers a file uses: that of its longest known parent."""
     counts_by = listed()["counts_by"]
     known = [start for start in counts_by if path.startswith(start)]
     return counts_by[max(known, key=len)] if known else None
@@ -54,7 +54,7 @@ def computed() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
 def stated() -> dict[tuple[str | None, str], str]:
     """Paper and number of an equation, and the file that states it first.
 
-    Of numbers of our own, those that mean one thing only.
+    Of our own numbers, only those with a single meaning.
     """
     found: dict[tuple[str | None, str], str] = {}
     twice = set()
@@ -67,6 +67,6 @@ def stated() -> dict[tuple[str | None, str], str]:
 
 
 def forget() -> None:
-    """Read everything again: while the site is served, files change."""
+    """Read everything again: files change while the site is served."""
     for known in (listed, sources, computed, stated):
         known.cache_clear()

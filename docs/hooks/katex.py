@@ -1,11 +1,11 @@
-"""Copies what docs/tools/npm.py has fetched into the built site."""
+"""Copies the packages that docs/tools/npm.py has fetched into the site."""
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from repository import ROOT
 
 MODULES = ROOT / ".cache" / "npm" / "node_modules"
-#: Folder of the site: package, and the files wanted of it.
+#: Folder of the site: package, and the files to copy from it.
 ASSETS = {
     "assets/katex": (
         MODULES / "katex" / "dist",
@@ -26,8 +26,8 @@ def on_files(files, config):
             found = sorted(package.glob(pattern))
             if not found:
                 raise PluginError(
-                    "KaTeX has not been fetched: run `python docs/tools/npm.py` "
-                    f"once (no {package.relative_to(ROOT) / pattern})"
+                    f"expected {package.relative_to(ROOT) / pattern}, got no such "
+                    "file: run `python docs/tools/npm.py` once"
                 )
             for path in found:
                 uri = f"{target}/{path.relative_to(package).as_posix()}"

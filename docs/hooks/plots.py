@@ -1,4 +1,4 @@
-"""Draws the plots of results.md, and puts drawings into pages.
+"""Draws the plots of results.md, and prepares drawings for pages.
 
 The same numbers give the same bytes: nothing in a drawing depends on the
 date or on chance. Every plot is a function of what docs/results/*.json
@@ -35,11 +35,11 @@ FAMILIES = {
 
 
 def inline(svg: str, prefix: str, label: str) -> str:
-    """A drawing of matplotlib as part of a page.
+    """A matplotlib drawing as part of a page.
 
-    Its ink takes the colour of the text around it. `prefix` starts all of
-    its names, because several drawings share a page. `label` says what is
-    to be seen, escaped for HTML.
+    Its ink takes the colour of the text around it. All of its names start
+    with `prefix`, because several drawings share a page. `label` describes
+    it, escaped for HTML. matplotlib has no option for any of these.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub("<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -105,7 +105,7 @@ def losses(runs: list[dict], published: dict[str, float]) -> str:
 
 
 def curves(runs: list[dict]) -> str:
-    """Validation loss on the way, one run of each mixer."""
+    """Validation loss during training, one run of each mixer."""
     first: dict[str, dict] = {}
     for run in runs:
         first.setdefault(run["config"]["mixer"], run)
@@ -267,7 +267,7 @@ def decoding(run: dict) -> str:
         return _drawn(
             figure,
             "decoding",
-            f"Microseconds per step, from {start:,} tokens read on: {every}.",
+            f"Microseconds per step, starting at {start:,} tokens read: {every}.",
         )
 
 

@@ -1,8 +1,8 @@
-"""Addresses that follow from `repo_url` of mkdocs.yml, where it is set.
+"""Addresses that follow from `repo_url` in mkdocs.yml, if it is set.
 
-`make address` sets it. Without it nothing on the site leads to a
-repository: these functions return None, and a line of a page that asks
-for {{ repo_url }} or {{ colab }} is left out.
+`make address` sets it. Without it, nothing on the site links to a
+repository: these functions return None, and lines with {{ repo_url }} or
+{{ colab }} are dropped from the pages.
 """
 
 import re
@@ -23,7 +23,7 @@ def source(repo_url: str | None, path: str) -> str | None:
 
 
 def colab(repo_url: str | None, path: str) -> str | None:
-    """A notebook, or a folder of them, opened in Colab, which knows GitHub only."""
+    """A notebook, or a folder of them, in Colab, which opens only GitHub."""
     url = urlsplit(repo_url or "")
     if url.netloc != "github.com":
         return None

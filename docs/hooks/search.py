@@ -39,5 +39,5 @@ def on_post_build(config):
     ]
     text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
     (folder / "search_index.json").write_text(text, "utf-8")
-    # For pages that are opened from disk.
+    # For pages opened from disk.
     (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")

@@ -1,7 +1,8 @@
-"""Renders docs/templates: the HTML of tables, figures and other fixed parts.
+"""Renders docs/templates: HTML of tables and figures, Markdown of pages.
 
-Templates ending in .html escape whatever is put into them. The folder theme/
-is not read here: Material reads it, and its templates override the theme's.
+Templates for HTML (.html) escape what is put into them, templates for
+Markdown (.md.jinja) do not. Material itself reads those in theme/, which
+override its own.
 """
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
@@ -25,5 +26,5 @@ TEMPLATES.filters["number"] = number
 
 
 def render(template: str, /, **values) -> str:
-    """What a template makes of the values."""
+    """A template filled in with values."""
     return TEMPLATES.get_template(template).render(values)
