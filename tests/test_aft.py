@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fwlab import ops
 from fwlab.layers import AFTConv, AFTConv2d, AFTFull, AFTLocal, AFTSimple
-from fwlab.ops.aft import efficient
+from fwlab.ops.aft.full import efficient as full_efficient
+from fwlab.ops.aft.window import efficient as window_efficient
 from problems import error, outcome, parts, rebuild, weighted
 
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
@@ -299,8 +300,11 @@ def test_anything_finite(data):
         generator = torch.Generator().manual_seed(seed)
         options["key_mask"] = torch.rand(2, time, generator=generator) < 0.7
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(efficient, "TILE", data.draw(st.sampled_from([1, 2, 3, 8, 64])))
-        patch.setattr(efficient, "ROOM", data.draw(st.sampled_from([1, 64, 2**20])))
+        tile = data.draw(st.sampled_from([1, 2, 3, 8, 64]), label="tile")
+        room = data.draw(st.sampled_from([1, 64, 2**20]), label="room")
+        for form in (full_efficient, window_efficient):
+            patch.setattr(form, "TILE", tile)
+        patch.setattr(full_efficient, "ROOM", room)
         check_extremes(op, inputs, limit, **options)
 
 
@@ -617,7 +621,7 @@ def call(op, *, shape=(2, 7, 4), bias=None, **options):
         (call("full", bias=torch.zeros(1, 7, 7)), ValueError, r"expected bias of shape \[7, 7\].*got \[1, 7, 7\]"),
         (call("full", bias=0.5), TypeError, "expected bias to be a tensor, got float"),
         (call("local", bias=torch.zeros(6, 3)), ValueError, r"expected band of shape \[7, 3\].*got \[6, 3\]"),
-        (call("local", bias=torch.zeros(7, 4), causal=False), ValueError, "band has shape .*odd"),
+        (call("local", bias=torch.zeros(7, 4), causal=False), ValueError, r"expected band .*odd.*got \[7, 4\]"),
         (call("conv", shape=(2, 7, 2, 2), bias=torch.zeros(3, 3)), ValueError, r"expected kernel of shape \[2, 3\].*got \[3, 3\]"),
         (call("simple", state=3), TypeError, "expected state to be a RunningMean"),
         (call("simple", causal=False, return_state=True), ValueError, "causal=True"),
@@ -627,7 +631,7 @@ def call(op, *, shape=(2, 7, 4), bias=None, **options):
         (call("simple", key_mask=torch.ones(2, 7)), TypeError, "expected key_mask to be a bool"),
         (call("simple", key_mask=torch.ones(2, 6).bool()), ValueError, r"expected key_mask of shape .*got \[2, 6\]"),
         (call("simple", implementation="flash"), ValueError, "got 'flash'"),
-        (lambda: ops.aft_conv2d(*[torch.zeros(1, 3, 3, 2, 2)] * 3, torch.zeros(2, 4, 4)), ValueError, "odd"),
+        (lambda: ops.aft_conv2d(*[torch.zeros(1, 3, 3, 2, 2)] * 3, torch.zeros(2, 4, 4)), ValueError, "expected a kernel of odd size, got size 4"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(wrong, kind, message):

@@ -131,7 +131,7 @@ def test_the_list_says_the_same():
 
 @pytest.mark.parametrize("name", LIST["fwlab"])
 def test_own_numbers_are_those_of_the_code(name):
-    files = sorted((ROOT / "fwlab" / "ops" / name).glob("*.py"))
+    files = sorted((ROOT / "fwlab" / "ops" / name).rglob("*.py"))
     sources = [Source(path.relative_to(ROOT).as_posix()) for path in files]
     tags = set().union(*(source.tags for source in sources))
     assert {tag for tag in tags if not tag[0].isdigit()} == set(LIST["fwlab"][name])

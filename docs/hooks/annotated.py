@@ -14,30 +14,53 @@ from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
 from templates import render
 
-#: Folder of fwlab/ops, and the title of its page: one line per operation.
+from fwlab.ops import TABLE
+
+
+def _title(folder: str) -> str:
+    """The first words of what the folder says of itself."""
+    words = Source(f"fwlab/ops/{folder}/__init__.py").summary
+    words = words.partition(":")[0].rstrip(".").removeprefix("The ")
+    return words[0].upper() + words[1:]
+
+
+#: The folders of fwlab/ops that hold an operation, and the titles of their pages.
 OPERATIONS = {
-    "fwp": "Fast weight programmer of 1991",
-    "linear": "Sum rule and gated rule",
-    "delta": "Delta rule and gated delta rule",
-    "aft": "Attention Free Transformer",
-    "feedback": "Feedback memory",
+    folder: _title(folder)
+    for folder in dict.fromkeys(record.folder for record in TABLE.values())
+    if folder != "softmax"
 }
-FILES = {"naive": "Naive: the specification", "efficient": "Efficient: the default"}
-KERNELS = {**FILES, "kernels": "Triton: the GPU kernels"}
+VERSIONS = {
+    "naive": "Naive: the specification",
+    "chunked": "Chunked: the same in matrix form",
+    "efficient": "Efficient: the default",
+    "kernels": "Triton: the GPU kernels",
+}
 #: Files outside its own folder that an operation's kernels are built from.
 SHARED = {
     "linear": {"tiles": ("What the kernels share", "tiles.py")},
     "delta": {"chunks": ("Triton: the kernels of chunks", "linear/kernels.py")},
+    "aft/full": {
+        "windows": ("Triton: the kernels of windows", "aft/window/kernels.py")
+    },
+    "aft/window": {"scan": ("Triton: the running mean", "aft/simple/kernels.py")},
 }
+#: The folders of operations, and the folders of their families above them.
+FOLDERS = dict.fromkeys(
+    folder
+    for operation in (*OPERATIONS, "softmax")
+    for folder in (operation.partition("/")[0], operation)
+)
 #: The files with a page of their own, in the best order to read them.
 TREE = {
     "Feature maps": ["fwlab/feature_maps.py"],
-    "Operations": [f"fwlab/ops/{name}" for name in (*OPERATIONS, "softmax")],
+    "Operations": [f"fwlab/ops/{folder}" for folder in FOLDERS],
     "What the operations share": ["fwlab/ops/*.py"],
     "Layers": ["fwlab/layers/*.py"],
 }
 INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
-VERSIONS = re.compile(r"<!-- versions: (\w+) -->")
+MARK = re.compile(r"<!-- versions: ([\w/]+) -->")
+FILE = re.compile(r"fwlab/ops/([\w/]+)/(\w+)\.py")
 
 
 def on_files(files, config):
@@ -65,13 +88,13 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    return VERSIONS.sub(lambda mark: _versions(mark[1], config), markdown)
+    return MARK.sub(lambda mark: _versions(mark[1], config), markdown)
 
 
 def page_of(path: str) -> tuple[str, str] | None:
     """Page and fragment where a file of the repository is shown."""
-    match = re.fullmatch(r"fwlab/ops/(\w+)/(\w+)\.py", path)
-    if match and match[1] in OPERATIONS and match[2] in FILES:
+    match = FILE.fullmatch(path)
+    if match and match[1] in OPERATIONS and match[2] in [*VERSIONS][:-1]:
         return _uri(match[1]), f"#{match[2]}"
     return (_uri_of(path), "") if path in _paths() else None
 
@@ -85,7 +108,7 @@ def _paths() -> list[str]:
 
 
 def _uri(operation: str) -> str:
-    return f"annotated/{operation}.md"
+    return f"annotated/{operation.replace('/', '-')}.md"
 
 
 def _uri_of(path: str) -> str:
@@ -94,32 +117,35 @@ def _uri_of(path: str) -> str:
     return f"annotated/source/{path.replace('__init__', 'init')}.md"
 
 
-def _kernel_page(operation: str) -> bool:
-    return (ROOT / "docs" / "kernels" / f"{operation}.md").exists()
+def _kernel_page(operation: str) -> str | None:
+    """The page of its kernels: one for all folders of a family."""
+    page = f"kernels/{operation.partition('/')[0]}.md"
+    return page if (ROOT / "docs" / page).exists() else None
 
 
 def _operation(operation: str, title: str, config) -> str:
-    if _kernel_page(operation):
-        versions = _columns(operation, KERNELS, "naive", config)
-    else:
-        versions = _columns(operation, FILES, "naive", config)
-    values = {"operation": operation, "title": title, **versions}
+    values = {"title": title, "kernels": _kernel_page(operation)}
+    values |= _columns(operation, "naive", config)
     return render("annotated/operation.md.jinja", **values)
 
 
 def _versions(operation: str, config) -> str:
-    """Three versions: the kernels beside one of the other two."""
-    versions = _columns(operation, KERNELS, "kernels", config)
+    """All versions, the kernels beside one of the others."""
+    versions = _columns(operation, "kernels", config)
     return render("annotated/versions.md.jinja", **versions)
 
 
-def _columns(operation: str, files: dict[str, str], stays: str, config) -> dict:
-    """Versions beside each other; with three, `stays` is always there."""
-    titles = dict(files)
-    paths = {name: f"fwlab/ops/{operation}/{name}.py" for name in files}
-    beside = []
-    if "kernels" in files:
-        beside = [name for name in ("efficient", "kernels", "naive") if name != stays]
+def _columns(operation: str, stays: str, config) -> dict:
+    """Versions beside each other: `stays` is always there, with one other."""
+    folder = f"fwlab/ops/{operation}"
+    titles = {
+        name: title
+        for name, title in VERSIONS.items()
+        if (ROOT / folder / f"{name}.py").exists()
+    }
+    paths = {name: f"{folder}/{name}.py" for name in titles}
+    beside = [name for name in titles if name != stays]
+    if "kernels" in titles:
         for name, (title, path) in SHARED.get(operation, {}).items():
             titles[name], paths[name] = title, f"fwlab/ops/{path}"
     rows = _Rows({name: Source(path, name) for name, path in paths.items()})
@@ -137,15 +163,14 @@ def _columns(operation: str, files: dict[str, str], stays: str, config) -> dict:
 
 
 def _file(path: str, config) -> str:
-    match = re.fullmatch(r"fwlab/ops/(\w+)/(\w+)\.py", path)
-    operation = None
-    if match and match[1] in OPERATIONS and match[2] in KERNELS:
+    match, operation = FILE.fullmatch(path), None
+    if match and match[1] in OPERATIONS and match[2] in VERSIONS:
         operation = match[1]
     return render(
         "annotated/file.md.jinja",
         path=path,
         up="../" * (_uri_of(path).count("/") - 1),
-        operation=operation,
+        versions=operation and _uri(operation).removeprefix("annotated/"),
         kernels=operation and _kernel_page(operation),
         source=source(config.repo_url, path),
         # Search finds the words of the others in the API, or on the pages
@@ -268,7 +293,11 @@ def _beside(path: str) -> str:
 
 def _index() -> str:
     operations = [
-        {"name": name, "title": title, "kernels": _kernel_page(name)}
+        {
+            "uri": _uri(name).removeprefix("annotated/"),
+            "title": title,
+            "kernels": _kernel_page(name),
+        }
         for name, title in OPERATIONS.items()
     ]
     tree = {

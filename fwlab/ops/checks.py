@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 
-def shapes(op: str, **expected: tuple[Tensor, str]) -> dict[str, int]:
+def shapes(
+    op: str, **expected: tuple[Tensor, str | None]
+) -> dict[str, int]:
     """Match tensors against named dimensions, in the order given.
 
     `shapes("delta_rule", q=(q, "batch time heads key"), ...)` gives each
     name the size at its first appearance, which later ones must match.
+    None in place of dimensions is any shape.
 
     - Returns the size of every name.
     - Raises `TypeError` for what is not a tensor, `ValueError` for a
@@ -23,6 +26,8 @@ def shapes(op: str, **expected: tuple[Tensor, str]) -> dict[str, int]:
             raise TypeError(
                 f"{op}: expected {argument} to be a tensor, got {_kind(tensor)}"
             )
+        if names is None:
+            continue
         dims = names.split()
         found = list(tensor.shape)
         wanted = [sizes.get(dim, dim) for dim in dims]

@@ -64,7 +64,7 @@ class Call:
     def __init__(
         self,
         op: Operation,
-        arguments: dict[str, tuple[Tensor, str]],
+        arguments: Mapping[str, tuple[Tensor, str | None]],
         *,
         like: str,
         key_mask: Tensor | None,

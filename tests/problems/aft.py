@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from fwlab import ops
-from fwlab.ops.aft import efficient
+from fwlab.ops.aft.full import efficient as full_efficient
+from fwlab.ops.aft.window import efficient as window_efficient
 from problems.row import Inputs, Row
 
 CHANNELS, HEADS, WINDOW = 6, 3, 4
@@ -76,8 +77,9 @@ def cut_conv(inputs: Inputs, start: int, stop: int) -> Inputs:
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficient, "TILE", 2)
-    monkeypatch.setattr(efficient, "ROOM", 8)
+    for form in (full_efficient, window_efficient):
+        monkeypatch.setattr(form, "TILE", 2)
+    monkeypatch.setattr(full_efficient, "ROOM", 8)
 
 
 def large(time: int, *, bias: str) -> Inputs:

@@ -2,33 +2,41 @@
 
 import re
 from html import unescape
+from pathlib import Path
 
 import pytest
 from built import ROOT
 from test_build import MODULES, PACKAGE
 from test_pages import RAW, RED, WIDTH
 
-OPERATIONS = sorted(path.parent.name for path in PACKAGE.glob("ops/*/efficient.py"))
-#: Pages of kernels, and the files that stand on them.
+
+def folders(file: str) -> dict[str, Path]:
+    """The folders of operations with such a file, by the name of their page."""
+    ops = PACKAGE / "ops"
+    found = (path.parent for path in sorted(ops.rglob(file)))
+    return {f.relative_to(ops).as_posix().replace("/", "-"): f for f in found}
+
+
+OPERATIONS = folders("efficient.py")
+#: Operations with kernels, and the files that stand on their pages.
 KERNELS = {
-    path.parent.name: {
-        name: path.with_name(f"{name}.py") for name in ("naive", "efficient", "kernels")
-    }
-    for path in sorted(PACKAGE.glob("ops/*/kernels.py"))
+    name: {v: folder / f"{v}.py" for v in ("naive", "efficient", "kernels")}
+    for name, folder in folders("kernels.py").items()
 }
 KERNELS["linear"]["tiles"] = PACKAGE / "ops" / "tiles.py"
 KERNELS["delta"]["chunks"] = KERNELS["linear"]["kernels"]
+KERNELS["aft-full"]["windows"] = KERNELS["aft-window"]["kernels"]
+KERNELS["aft-window"]["scan"] = KERNELS["aft-simple"]["kernels"]
+#: Pages of kernels, and the operation whose versions they show.
+PAGES = {name.partition("-")[0]: name for name in KERNELS}
 #: Two or more columns: half a page each.
 HALVES = {
     **{
-        f"annotated/{name}": {
-            version: PACKAGE / "ops" / name / f"{version}.py"
-            for version in ("naive", "efficient")
-        }
+        f"annotated/{name}": {v: folder / f"{v}.py" for v in ("naive", "efficient")}
         | KERNELS.get(name, {})
-        for name in OPERATIONS
+        for name, folder in OPERATIONS.items()
     },
-    **{f"kernels/{name}": files for name, files in KERNELS.items()},
+    **{f"kernels/{page}": KERNELS[name] for page, name in PAGES.items()},
 }
 
 
@@ -171,9 +179,9 @@ def test_one_equation_across_three_versions(look, operation, tag):
     assert {"naive", "kernels"} <= set(columns)
 
 
-@pytest.mark.parametrize("operation", KERNELS)
-def test_one_of_two_versions_beside_the_kernels(look, operation):
-    tab = look(f"kernels/{operation}.html")
+@pytest.mark.parametrize("page", PAGES)
+def test_one_of_two_versions_beside_the_kernels(look, page):
+    tab = look(f"kernels/{page}.html")
     naive, efficient, kernels = (
         tab.locator(f".column-{name}") for name in ("naive", "efficient", "kernels")
     )

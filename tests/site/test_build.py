@@ -44,8 +44,9 @@ def test_pages_are_there(pages):
     for path in MODULES:
         name = path.relative_to(PACKAGE).with_suffix(".html").as_posix()
         names.add(f"annotated/source/{name.replace('__init__', 'init')}")
-    for path in (PACKAGE / "ops").glob("*/efficient.py"):
-        names.add(f"annotated/{path.parent.name}.html")
+    for path in (PACKAGE / "ops").rglob("efficient.py"):
+        folder = path.parent.relative_to(PACKAGE / "ops").as_posix()
+        names.add(f"annotated/{folder.replace('/', '-')}.html")
     assert names <= pages.keys()
 
 

@@ -1,0 +1,110 @@
+"""What every form of AFT adds to a call."""
+
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fwlab.ops.operation import Call, Operation
+
+
+def refuses(
+    capability: tuple[int, int],
+    *,
+    causal: bool = True,
+    batch: int = 0,
+    time: int = 0,
+    channels: int = 0,
+    **others: Any,
+) -> str | None:
+    """Why the kernels cannot compute a call; None = they can."""
+    if not causal:
+        return "there is no kernel for causal=False"
+    if batch > 65535:  # programs in the second dimension of a grid
+        return f"the kernels take at most 65535 sequences, not {batch}"
+    if time * channels >= 2**31:  # an offset in a sequence has 32 bits
+        return "there is no kernel for sequences of this size"
+    return None
+
+
+class AFTCall(Call):
+    """A call whose masked keys are hidden, in the precision that the
+    chosen form reads.
+
+    - `weights`: its other tensors, by name.
+    """
+
+    form: ModuleType
+
+    def __init__(
+        self,
+        op: Operation,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        key_mask: Tensor | None,
+        implementation: str,
+        **weights: Tensor,
+    ):
+        dims = "batch time channels"
+        arguments: dict[str, tuple[Tensor, str | None]] = {
+            "q": (q, dims),
+            "k": (k, dims),
+            "v": (v, dims),
+        }
+        more = {
+            name: (weight, None) for name, weight in weights.items()
+        }
+        super().__init__(
+            op, arguments | more, like="v", key_mask=key_mask
+        )
+        self.causal = causal
+        name, self.form = self.choose(
+            implementation, "q", "k", "v", causal=causal
+        )
+        q, v = self.masked(q), self.masked(v)
+        k = self.masked(k, -torch.inf)  # no row sees it
+        if name != "triton":  # kernels convert themselves
+            q, k, v = (x.to(self.dtype) for x in (q, k, v))
+        self.q, self.k, self.v = q, k, v
+
+    def width(self, name: str, weight: Tensor, dims: str) -> int:
+        """The last size of a band or kernel; odd if it has two sides."""
+        width = weight.shape[-1] if weight.dim() else 0
+        if width < 1 or not (self.causal or width % 2):
+            size = (
+                "at least 1" if self.causal else "odd (2 * window - 1)"
+            )
+            raise ValueError(
+                f"{self.name}: expected {name} of shape [{dims}] with a "
+                f"last size that is {size}, got {list(weight.shape)}"
+            )
+        return width
+
+    def shape(
+        self, name: str, weight: Tensor, shape: list[int], dims: str
+    ) -> None:
+        if list(weight.shape) != shape:
+            raise ValueError(
+                f"{self.name}: expected {name} of shape {shape} "
+                f"([{dims}]), got {list(weight.shape)}"
+            )
+
+    def before(
+        self,
+        kind: type[NamedTuple],
+        state: Any,
+        return_state: bool,
+        shapes: dict[str, tuple[int, ...]],
+    ) -> Any:
+        """The state that was given, or an empty one."""
+        if not self.causal and (state is not None or return_state):
+            raise ValueError(
+                f"{self.name}: expected causal=True with a state, got "
+                "causal=False, where every step sees all others"
+            )
+        empty = {"k": -torch.inf, "log_sum": -torch.inf}
+        own = dict.fromkeys(("k", "v"), self.v.dtype)
+        return self.start(kind, state, shapes, empty, own)

@@ -1,0 +1,106 @@
+"""AFT-full: a bias for every pair of positions."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fwlab.ops import checks, gpu
+from fwlab.ops.aft.call import AFTCall, refuses
+from fwlab.ops.aft.full import efficient, naive
+from fwlab.ops.operation import Operation
+
+#: "auto" takes the last. With a bias for every pair, a tile is a matrix
+#: product, which the efficient form leaves to the GPU's own library; the
+#: kernel uses no matrix product, and keeps less.
+AFT_FULL = Operation(
+    name="aft_full",
+    folder="aft/full",
+    implementations={
+        "naive": naive,
+        "triton": gpu.Kernel(
+            "fwlab.ops.aft.full.kernels", least=(7, 5), refuses=refuses
+        ),
+        "efficient": efficient,
+    },
+    mixer="aft-full",
+)
+
+
+class KeysAndValues(NamedTuple):
+    """The growing state of AFT-full.
+
+    - `k`, `v`: `[batch, past, channels]`; a masked key is `-inf`.
+    """
+
+    k: Tensor
+    v: Tensor
+
+
+def aft_full(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    state: KeysAndValues | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, KeysAndValues]:
+    r"""AFT-full: every pair of positions has a bias (Eq. 2).
+
+    $y_t = \sigma(q_t) \odot \sum_{t'} e^{k_{t'} + w_{t,t'}} v_{t'} \,/\,
+    \sum_{t'} e^{k_{t'} + w_{t,t'}}$.
+
+    - `q`, `k`, `v`: `[batch, time, channels]`.
+    - `bias`: $w$, `[time, past + time]`; rows are the steps of this
+      call, columns past (those of the state) and present keys.
+    - `causal`, `key_mask`, `return_state`, `implementation`: as for
+      `aft_simple`. A masked step still has its row and column.
+    - `state`: the `KeysAndValues` of an earlier call (only `causal`).
+    - Returns `y` `[batch, time, channels]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Exact, as `aft_simple` is, wherever $k + w$ is finite in the
+    precision of the computation: float32 for half-precision inputs.
+    Where that sum overflows the result is not defined. With a key and
+    a bias of 3e38 in float32, "naive" and "efficient" give NaN, and
+    "triton" may give a number.
+
+    Source: Zhai et al. 2021 (arXiv:2105.14103).
+    """
+    call = AFTCall(
+        AFT_FULL,
+        q,
+        k,
+        v,
+        causal,
+        key_mask,
+        implementation,
+        bias=bias,
+    )
+    batch, time, channels = call.q.shape
+    past = 0
+    if state is not None:
+        checks.state_kind(call.name, state, KeysAndValues)
+        past = checks.time_of(state[0], 3)
+    start = call.before(
+        KeysAndValues,
+        state,
+        return_state,
+        {"k": (batch, past, channels), "v": (batch, past, channels)},
+    )
+    call.shape("bias", bias, [time, past + time], "time, past + time")
+
+    def run() -> tuple[Tensor, Any]:
+        after = KeysAndValues(
+            torch.cat([start.k, call.k], 1),
+            torch.cat([start.v, call.v], 1),
+        )
+        rows = call.form.causal if causal else call.form.not_causal
+        y = rows(call.q, *after, bias.to(call.dtype))
+        return y, KeysAndValues(*(x.to(call.dtype) for x in after))
+
+    return call.run(run, start, return_state)

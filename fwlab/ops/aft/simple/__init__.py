@@ -1,0 +1,101 @@
+"""AFT-simple: a running mean of values, without a bias."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fwlab.ops import gpu
+from fwlab.ops.aft.call import AFTCall, refuses
+from fwlab.ops.aft.simple import efficient, naive
+from fwlab.ops.operation import Operation
+
+AFT_SIMPLE = Operation(
+    name="aft_simple",
+    folder="aft/simple",
+    implementations={
+        "naive": naive,
+        "efficient": efficient,
+        "triton": gpu.Kernel(
+            "fwlab.ops.aft.simple.kernels",
+            least=(7, 5),
+            refuses=refuses,
+        ),
+    },
+    mixer="aft-simple",
+)
+
+
+class RunningMean(NamedTuple):
+    """The state of AFT-simple, per channel.
+
+    - `log_sum`: `[batch, channels]`, logarithm of the sum of the
+      exponentials of all keys so far; empty = `-inf`.
+    - `mean`: `[batch, channels]`, the mean of their values; empty = 0.
+    """
+
+    log_sum: Tensor
+    mean: Tensor
+
+
+def aft_simple(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    state: RunningMean | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, RunningMean]:
+    r"""AFT-simple: a running mean of values, weighted by keys (Eq. 5).
+
+    $y_t = \sigma(q_t) \odot \sum_{t' \le t} e^{k_{t'}} v_{t'} \,/\,
+    \sum_{t' \le t} e^{k_{t'}}$, for each channel on its own.
+
+    - `q`, `k`, `v`: `[batch, time, channels]`.
+    - `causal`: a step sees past and present; False: all steps.
+    - `key_mask`: `bool [batch, time]`, True = real token. No step
+      sees a masked step, which returns 0.
+    - `state`: the `RunningMean` of an earlier call (only `causal`);
+      None = nothing seen yet. float32 for half-precision inputs.
+    - `return_state`: return `(y, state)` instead of `y`.
+    - `implementation`: "auto", "naive", "efficient", or on a GPU
+      "triton" (only `causal`).
+    - Returns `y` `[batch, time, channels]` in the dtype of `v`. A step
+      that may see nothing returns 0.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Exact for any finite `k`, up to the rounding of exponents: a key or
+    the logarithm of a sum of size $x$ is known to $2^{-24} x$ in
+    float32, where equal keys of $10^7$ may count as one. The sum of
+    $|v|$ over time must be finite as well. No key of a later step
+    changes an earlier output by one bit.
+
+    Source: Zhai et al. 2021 (arXiv:2105.14103).
+    """
+    call = AFTCall(
+        AFT_SIMPLE,
+        q,
+        k,
+        v,
+        causal,
+        key_mask,
+        implementation,
+    )
+    batch, _, channels = call.q.shape
+    names = RunningMean._fields
+    start = call.before(
+        RunningMean,
+        state,
+        return_state,
+        dict.fromkeys(names, (batch, channels)),
+    )
+
+    def run() -> tuple[Tensor, Any]:
+        if causal:
+            y, *after = call.form.causal(call.q, call.k, call.v, *start)
+            return y, RunningMean(*after)
+        return call.form.not_causal(call.q, call.k, call.v), None
+
+    return call.run(run, start, return_state)

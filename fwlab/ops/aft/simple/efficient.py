@@ -1,0 +1,214 @@
+r"""# AFT-simple in linear memory
+
+The running mean is a linear recurrence. Two levels of it take
+$2\sqrt T$ operations on long vectors, and its backward pass is the same
+recurrence from the end. AFT-local and AFT-conv use it too, for all
+steps outside a window: a running mean acts as a single step with key
+$L$ and value $m$.
+
+$$\sum_{t' \in A} e^{K_{t'}} V_{t'} = e^{L} m, \qquad
+  \sum_{t' \in A} e^{K_{t'}} = e^{L} \tag{e1}$$
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab.ops import autograd, chunks
+
+
+def recur(
+    g: Tensor, parts: list[Tensor], start: list[Tensor]
+) -> Tensor:
+    r"""$x_t = g_t\, x_{t-1} + u_t$, in two levels.
+
+    About $\sqrt T$ stretches are computed side by side, and then
+    joined one after the other: $2\sqrt T$ operations on long vectors
+    instead of $T$ on short ones. No $g$ is above 1; a product of them
+    may underflow, and then nothing is lost.
+
+    - `g`, each $u$ of `parts`: `[batch, time, channels]`.
+    - `start`: $x_0$ of each part, `[batch, channels]`.
+    - Returns `[parts, batch, time, channels]`.
+    """
+    batch, time, channels = g.shape
+    length = max(math.isqrt(time), 1)
+    n = chunks.count(time, length)
+
+    def stretch(x: Tensor, out: Tensor, fill: float) -> None:
+        # Step i of all stretches is one piece of memory.
+        whole = x[:, : (n - 1) * length].unflatten(1, (n - 1, length))
+        out[:, :, :-1] = whole.permute(2, 0, 1, 3)
+        rest = time - (n - 1) * length
+        out[:rest, :, -1] = x[:, (n - 1) * length :].transpose(0, 1)
+        out[rest:, :, -1] = fill
+
+    G = g.new_empty(length, batch, n, channels)
+    X = g.new_empty(length, len(parts), batch, n, channels)
+    stretch(g, G, 1)
+    for place, u in enumerate(parts):
+        stretch(u, X[:, place], 0)
+    for i in range(1, length):
+        X[i].addcmul_(G[i], X[i - 1])
+        G[i].mul_(G[i - 1])
+    before = torch.empty_like(X[0])
+    before[:, :, 0] = torch.stack(start)
+    for j in range(1, n):
+        last = before[:, :, j - 1]
+        before[:, :, j] = torch.addcmul(
+            X[-1, :, :, j - 1], G[-1, :, j - 1], last
+        )
+    X.addcmul_(G[:, None], before)
+    X = X.permute(1, 2, 3, 0, 4).flatten(2, 3)
+    return X[:, :, :time]
+
+
+def _forward(
+    k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""(n1) of the naive version for all steps at once.
+
+    With $M_t$ the largest key so far, numerator and denominator in
+    units of $e^{M_t}$ are linear recurrences:
+
+    $$s_t = e^{M_{t-1} - M_t} s_{t-1} + e^{K_t - M_t}, \quad
+      L_t = M_t + \log s_t \tag{e2}$$
+
+    By (e1) the initial state is one more step.
+    """
+    top = torch.maximum(running_max(k), log_sum[:, None])
+    fade = torch.empty_like(k)
+    fade[:, :1] = _share(log_sum[:, None], top[:, :1])
+    fade[:, 1:] = _share(top[:, :-1], top[:, 1:])
+    new = _share(k, top)
+    start = [torch.ones_like(mean), mean]
+    s, total = recur(fade, [new, new * v], start)  # (e2)
+    return top + s.log(), torch.where(s == 0, 0, total / s)
+
+
+def _backward(
+    given: tuple[Tensor, ...],
+    after: tuple[Tensor, Tensor],
+    dL: Tensor,
+    dm: Tensor,
+) -> tuple[Tensor, ...]:
+    r"""Step $t'$ has the share $e^{K_{t'} - L_t}$ in row $t$. Its
+    gradients from all later rows are a recurrence that runs backward:
+
+    $$a_t = dm_t + e^{L_t - L_{t+1}} a_{t+1}, \quad
+      b_t = dL_t - m_t\, dm_t + e^{L_t - L_{t+1}} b_{t+1} \tag{e3}$$
+    $$dV_t = e^{K_t - L_t} a_t, \qquad
+      dK_t = e^{K_t - L_t} (V_t\, a_t + b_t) \tag{e4}$$
+
+    The initial state gets the gradients of one more step.
+    """
+    k, v, log_sum, mean = given
+    L, m = after
+    fade = torch.ones_like(k)
+    fade[:, 1:] = _share(L[:, :-1], L[:, 1:]).flip(1)
+    none = torch.zeros_like(mean)
+    parts = [dm.flip(1), (dL - m * dm).flip(1)]
+    a, b = recur(fade, parts, [none, none]).flip(2)  # (e3)
+    share = _share(k, L)
+    first = _share(log_sum, L[:, 0])
+    dmean = first * a[:, 0]
+    dlog_sum = first * (mean * a[:, 0] + b[:, 0])
+    return share * (v * a + b), share * a, dlog_sum, dmean  # (e4)
+
+
+class _RunningMean(torch.autograd.Function):
+    """`log_sum` and `mean` `[batch, time, channels]` of each step."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        after = _forward(*given)
+        ctx.save_for_backward(*given, *after)
+        return after
+
+    @staticmethod
+    @autograd.backward_pass
+    def backward(
+        ctx: Any, dL: Tensor, dm: Tensor
+    ) -> tuple[Tensor, ...]:
+        given, after = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        return _backward(given, after, dL, dm)
+
+
+class _Simple(torch.autograd.Function):
+    """Eq. 5 and the last state. Only the inputs are kept: the
+    backward pass computes the running means again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        L, m = _forward(*given)
+        ctx.save_for_backward(q, *given)
+        ends = L[:, -1].clone(), m[:, -1].clone()
+        return torch.sigmoid(q).mul_(m), *ends  # Eq. 5
+
+    @staticmethod
+    @autograd.backward_pass
+    def backward(
+        ctx: Any, dy: Tensor, dL_end: Tensor, dm_end: Tensor
+    ) -> tuple[Tensor, ...]:
+        q, *given = ctx.saved_tensors
+        after = _forward(*given)
+        gate = torch.sigmoid(q)
+        dm, dL = dy * gate, torch.zeros_like(dy)
+        dq = dm * after[1] * (1 - gate)
+        dm[:, -1] += dm_end
+        dL[:, -1] = dL_end
+        return dq, *_backward(tuple(given), after, dL, dm)
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """`exp(part - whole)`; 0 where both are empty."""
+    whole = whole.clamp(min=torch.finfo(whole.dtype).min)
+    return (part - whole).exp_()
+
+
+def running_max(x: Tensor) -> Tensor:
+    """The maximum of all steps so far, by doubling: `torch.cummax` is
+    far slower.
+    """
+    x, reach = x.clone(), 1
+    while reach < x.shape[1]:
+        x[:, reach:] = torch.maximum(x[:, reach:], x[:, :-reach])
+        reach *= 2
+    return x
+
+
+def causal(
+    q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Row $t$ sees past and present; called as the naive version is."""
+    return _Simple.apply(q, k, v, log_sum, mean)
+
+
+def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Every row sees all steps: one softmax over time serves them all.
+
+    It is computed at once, and keeps one weight per step and channel.
+    """
+    empty = (k == -torch.inf).all(1, keepdim=True)
+    weights = torch.softmax(torch.where(empty, 0, k), dim=1)
+    mean = torch.where(empty[:, 0], 0, (weights * v).sum(1))
+    return torch.sigmoid(q) * mean[:, None]  # Eq. 5
+
+
+def before_each(
+    k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The running mean before each step, and that after the last one.
+
+    - Returns `log_sum` and `mean`, `[batch, time + 1, channels]`.
+    """
+    L, m = _RunningMean.apply(k, v, log_sum, mean)
+    return (
+        torch.cat([log_sum[:, None], L], 1),
+        torch.cat([mean[:, None], m], 1),
+    )

@@ -1,0 +1,69 @@
+r"""# AFT-simple, step by step
+
+Without a bias of position, every row weights the steps by their keys
+alone. A running mean per channel is then enough: each step joins it
+with the weight of its key, and the query gates what comes out. Equation
+numbers are those of
+[Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
+"""
+
+import torch
+from torch import Tensor
+
+
+def running_step(
+    log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Take one more step into the running mean.
+
+    $$L_t = \log\big(e^{L_{t-1}} + e^{K_t}\big), \qquad
+      m_t = e^{L_{t-1} - L_t}\, m_{t-1} + e^{K_t - L_t}\, V_t
+      \tag{n1}$$
+
+    The larger of the two exponents is subtracted before any
+    exponential is taken: none can overflow, and one of the two terms
+    is 1. The empty mean is $(-\infty, 0)$.
+
+    - `log_sum`, `mean`, `k`, `v`: `[batch, channels]`.
+    """
+    top = torch.maximum(log_sum, k).detach()
+    top = torch.where(top == -torch.inf, 0, top)
+    old, new = (log_sum - top).exp(), (k - top).exp()
+    empty = old + new == 0
+    total = torch.where(empty, 1, old + new)
+    log_sum = torch.where(empty, -torch.inf, top + total.log())
+    return log_sum, (old * mean + new * v) / total  # (n1)
+
+
+def causal(
+    q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Row $t$ sees past and present.
+
+    $$Y_t = \sigma(Q_t) \odot \sum_{t' \le t}
+      \big(\mathrm{softmax}(K) \odot V\big)_{t'} \tag{5}$$
+
+    - `q`, `k`, `v`: `[batch, time, channels]`.
+    - `log_sum`, `mean`: `[batch, channels]`, the running mean of all
+      earlier steps.
+    """
+    y = []
+    for q_t, k_t, v_t in zip(
+        q.unbind(1), k.unbind(1), v.unbind(1), strict=True
+    ):
+        log_sum, mean = running_step(log_sum, mean, k_t, v_t)
+        y.append(torch.sigmoid(q_t) * mean)  # Eq. 5
+    return torch.stack(y, dim=1), log_sum, mean
+
+
+def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    r"""Every row sees all steps, so that there is one mean for all.
+
+    A sequence whose keys are all $-\infty$ is 0.
+
+    - `q`, `k`, `v`: `[batch, time, channels]`.
+    """
+    empty = (k == -torch.inf).all(1, keepdim=True)
+    k = torch.where(empty, 0, k)  # no inf - inf
+    mean = (torch.softmax(k, dim=1) * v).sum(1, keepdim=True)
+    return torch.sigmoid(q) * torch.where(empty, 0, mean)  # Eq. 5

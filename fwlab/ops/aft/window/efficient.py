@@ -1,0 +1,167 @@
+r"""# AFT-local and AFT-conv in linear memory
+
+A tile of rows sees the keys of a stretch as AFT-full sees all keys. All
+other keys come in as one more key, their running mean, which is that of
+AFT-simple (e1).
+"""
+
+import torch
+from torch import Tensor
+
+from fwlab.ops import chunks
+from fwlab.ops.aft.full.efficient import Tile, flat, grouped
+from fwlab.ops.aft.simple.efficient import before_each
+
+#: Rows per tile.
+TILE = 64
+
+
+def causal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Tensor,
+    log_sum: Tensor,
+    mean: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Row $t$ sees past and present; called as the naive version is."""
+    time, width = q.shape[1], band.shape[-1]
+    n = chunks.count(time, TILE)
+    L, m = before_each(k[:, :time], v[:, :time], log_sum, mean)
+    starts = torch.arange(n, device=q.device) * TILE
+    outside = [(L[:, starts], m[:, starts])]
+    place = _window_of(width, q.device)
+    w = _spread(band, time, place, width - 1 - place)
+    back = n * TILE - time
+    y = _tiles(q, k, v, w, outside, (0, back), width - 1)
+    return y, L[:, -1], m[:, -1]
+
+
+def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
+    """Every row sees all steps; called as the naive version is."""
+    time, width = q.shape[1], band.shape[-1]
+    n, half = chunks.count(time, TILE), width // 2
+    starts = torch.arange(n, device=q.device) * TILE
+    before = (starts - half).clamp(min=0)
+    behind = (starts + TILE + half).clamp(max=time)
+    outside = _outside(k, v, before, time - behind)
+    # Columns count the steps back, and then those ahead.
+    place = _window_of(width, q.device)
+    column = torch.where(place > half, place, half - place)
+    w = _spread(band, time, place, column)
+    back = n * TILE + half - time
+    return _tiles(q, k, v, w, outside, (half, back), None)
+
+
+def image(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    height: int,
+    width: int,
+) -> Tensor:
+    """AFT-conv of an image; called as the naive version is.
+
+    A line of the image is a tile: it sees the lines that the kernel
+    reaches, and all lines above and below them as one key each.
+    """
+    half = kernel.shape[-1] // 2
+    line = torch.arange(height, device=q.device)
+    above = (line - half).clamp(min=0) * width
+    below = (height - 1 - line - half).clamp(min=0) * width
+    outside = _outside(k, v, above, below)
+    # One line against the lines around it: the same for all lines.
+    place = torch.arange(width, device=q.device)
+    right = place - place[:, None] + half
+    inside = (right >= 0) & (right <= 2 * half)
+    w = kernel[
+        :, :, right.clamp(0, 2 * half)
+    ]  # [heads, lines, row, key]
+    w = torch.where(inside, w, 0).transpose(1, 2).flatten(2)
+    edges = half * width, half * width
+    return _tiles(q, k, v, w[None], outside, edges, None)
+
+
+def _window_of(width: int, device: torch.device) -> Tensor:
+    """The place of each key of a stretch in the window of each row.
+
+    The window of row $r$ begins with key $r$ of the stretch; a place
+    below 0, or from `width` on, is outside of it.
+    """
+    keys = torch.arange(TILE + width - 1, device=device)
+    return keys - torch.arange(TILE, device=device)[:, None]
+
+
+def _spread(
+    band: Tensor, time: int, place: Tensor, column: Tensor
+) -> Tensor:
+    """The biases of all tiles, `[tiles or 1, groups, row, key]`.
+
+    - `place`, `column`: `[row, key]`, of the key in the window of the
+      row, and of its bias in the band.
+    """
+    if band.shape[1] == 1:  # the same for all steps
+        band = band[:, None].expand(-1, 1, TILE, -1)
+    else:
+        n = chunks.count(time, TILE)
+        band = torch.nn.functional.pad(band, (0, 0, 0, n * TILE - time))
+        band = band.unflatten(1, (n, TILE))
+    width = band.shape[-1]
+    inside = (place >= 0) & (place < width)
+    column = column.clamp(0, width - 1).expand(*band.shape[:2], -1, -1)
+    w = torch.where(inside, band.gather(-1, column), 0)  # Eq. 4
+    return w.transpose(0, 1)
+
+
+def _outside(
+    k: Tensor, v: Tensor, before: Tensor, behind: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """The running means of the first and of the last steps.
+
+    - `before`, `behind`: `[tiles]`, how many steps from either end.
+    """
+    batch, _, channels = k.shape
+    empty = (
+        k.new_full((batch, channels), -torch.inf),
+        k.new_zeros(batch, channels),
+    )
+    L, m = before_each(k, v, *empty)
+    means = [(L[:, before], m[:, before])]
+    L, m = before_each(k.flip(1), v.flip(1), *empty)
+    return [*means, (L[:, behind], m[:, behind])]
+
+
+def _tiles(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    outside: list[tuple[Tensor, Tensor]],
+    edges: tuple[int, int],
+    last: int | None,
+) -> Tensor:
+    """Tiles that each see a stretch of keys, and means of all others.
+
+    - `q`: `[batch, time, channels]`.
+    - `k`, `v`: `[batch, keys, channels]`. With the edges, tile `i` of
+      `r` rows sees the `span` keys from `i * r` on.
+    - `w`: `[tiles or 1, groups, r, span]`.
+    - `outside`: running means `[batch, tiles, channels]` of what a tile
+      does not see; by (e1) each is one key more, with bias 0.
+    - `edges`: how many empty keys are added before and after.
+    - `last`: row `r` sees the keys up to `r + last` of its stretch.
+    """
+    r, span = w.shape[-2:]
+    stretches = []
+    for place, (x, fill) in enumerate(((k, -torch.inf), (v, 0))):
+        x = torch.nn.functional.pad(x, (0, 0, *edges), value=fill)
+        cut = x.unfold(1, span, r).transpose(2, 3)
+        more = [mean[place][:, :, None] for mean in outside]
+        stretches.append(
+            grouped(torch.cat([*more, cut], 2), w.shape[1])
+        )
+    w = torch.nn.functional.pad(w, (len(outside), 0))
+    last = None if last is None else last + len(outside)
+    m = flat(Tile.apply(*stretches, w, last), q)
+    return torch.sigmoid(q) * m[:, : q.shape[1]]  # Eq. 2

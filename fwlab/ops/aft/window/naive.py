@@ -1,0 +1,134 @@
+r"""# AFT-local and AFT-conv, row by row
+
+Both are AFT-full with a special bias: $w$ inside a window, and 0
+outside of it.
+
+$$w_{t,t'} \leftarrow w_{t,t'} \text{ if } |t - t'| < s,
+  \text{ else } 0 \tag{4}$$
+
+A step outside the window still counts, with its key alone. AFT-conv
+(Eq. 6) has one $w$ per head, which depends on $t - t'$ only. Equation
+numbers are those of
+[Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
+"""
+
+import torch
+from torch import Tensor
+
+
+def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
+    r"""$w_{t,t'}$ of one row $t$, for all keys and channels.
+
+    - `w`: `[groups, columns]`, one column per distance; each group of
+      neighbouring channels shares a row of it.
+    - `at`: `bool [keys, columns]`, whether a key is at that distance. A
+      key outside the window is at none of them.
+    - Returns `[keys, channels]`.
+    """
+    w = torch.where(at, w[:, None], 0).sum(-1)  # Eq. 4
+    return w.T.repeat_interleave(channels // len(w), 1)
+
+
+def mean_of(k: Tensor, v: Tensor, w: Tensor | float) -> Tensor:
+    r"""One row: the mean of the values that it sees (Eq. 2).
+
+    - `k`, `v`: `[batch, keys, channels]`; a key of $-\infty$ is not
+      seen, and a row that sees nothing is 0.
+    - `w`: `[keys, channels]`.
+    """
+    exponent = k + w
+    empty = (exponent == -torch.inf).all(1, keepdim=True)
+    exponent = torch.where(empty, 0, exponent)  # no inf - inf
+    mean = (torch.softmax(exponent, dim=1) * v).sum(1)  # Eq. 2
+    return torch.where(empty[:, 0], 0, mean)
+
+
+def causal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Tensor,
+    log_sum: Tensor,
+    mean: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Row $t$ sees past and present.
+
+    - `q`: `[batch, time, channels]`.
+    - `k`, `v`: `[batch, s - 1 + time, channels]`, with the $s - 1$
+      steps before this call in front.
+    - `band`: `[groups, time or 1, s]`; column $j$ is $j$ steps back.
+    - `log_sum`, `mean`: `[batch, channels]`, the running mean of all
+      older steps. It acts as one more key, outside of every window.
+    - Returns `y`, and the running mean of all steps that are older for
+      the next call.
+    """
+    time, channels, s = q.shape[1], q.shape[2], band.shape[-1]
+    k = torch.cat([log_sum[:, None], k], 1)
+    v = torch.cat([mean[:, None], v], 1)
+    steps = torch.arange(-s, time, device=q.device)
+    back = torch.arange(s, device=q.device)
+    w = band.expand(-1, time, -1).unbind(1)
+    y = []
+    for t, (q_t, w_t) in enumerate(zip(q.unbind(1), w, strict=True)):
+        end = s + t + 1
+        at = t - steps[:end, None] == back
+        w_t = biases(w_t, at, channels)
+        m = mean_of(k[:, :end], v[:, :end], w_t)
+        y.append(torch.sigmoid(q_t) * m)  # Eq. 2
+    older = k[:, : time + 1], v[:, : time + 1]
+    return (
+        torch.stack(y, dim=1),
+        torch.logsumexp(older[0], 1),
+        mean_of(*older, 0.0),
+    )
+
+
+def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
+    r"""Every row sees all steps.
+
+    - `q`, `k`, `v`: `[batch, time, channels]`.
+    - `band`: `[groups, time or 1, 2 * s - 1]`; column $j < s$ is $j$
+      steps back, and the further columns are 1, 2, … steps ahead.
+    """
+    time, channels, s = q.shape[1], q.shape[2], band.shape[-1] // 2 + 1
+    steps = torch.arange(time, device=q.device)
+    back = torch.cat([torch.arange(s), -torch.arange(1, s)])
+    back = back.to(q.device)
+    w = band.expand(-1, time, -1).unbind(1)
+    y = []
+    for t, (q_t, w_t) in enumerate(zip(q.unbind(1), w, strict=True)):
+        at = t - steps[:, None] == back
+        w_t = biases(w_t, at, channels)
+        y.append(torch.sigmoid(q_t) * mean_of(k, v, w_t))  # Eq. 2
+    return torch.stack(y, dim=1)
+
+
+def image(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    height: int,
+    width: int,
+) -> Tensor:
+    r"""AFT-conv of an image: every pixel sees all pixels.
+
+    $w$ of two pixels is the entry of the kernel at their offset from
+    its middle, and 0 beyond its edge (Eq. 6).
+
+    - `q`, `k`, `v`: `[batch, height * width, channels]`.
+    - `kernel`: `[heads, size, size]`.
+    """
+    channels, half = q.shape[2], kernel.shape[-1] // 2
+    pixels = torch.cartesian_prod(
+        torch.arange(height), torch.arange(width)
+    ).to(q.device)
+    side = torch.arange(-half, half + 1)
+    offsets = torch.cartesian_prod(side, side).to(q.device)
+    w = kernel.flatten(1)
+    y = []
+    for pixel, q_t in zip(pixels, q.unbind(1), strict=True):
+        at = ((pixels - pixel)[:, None] == offsets).all(-1)
+        m = mean_of(k, v, biases(w, at, channels))
+        y.append(torch.sigmoid(q_t) * m)  # Eq. 2
+    return torch.stack(y, dim=1)
