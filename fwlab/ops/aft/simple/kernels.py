@@ -62,7 +62,7 @@ def _put(x, value, t, c, rest, D):
 
 @triton.jit
 def elements(x, u, w):
-    """A key that no row sees counts as 0, and so does its value."""
+    """A key that no row sees has weight 0, and so does its value."""
     none = x == float("-inf")
     return x, tl.where(none, 0.0, u), tl.where(none, 0.0, w)
 
@@ -221,9 +221,9 @@ def outputs_backward(
         _put(dk + here, share * (V * U + W), t, c, rest, D)
 
 
-def channels(width: int, most: int = NARROW) -> int:
-    """Channels of a block: a power of two, as Triton wants it."""
-    return min(triton.next_power_of_2(width), most)
+def channels(width: int, limit: int = NARROW) -> int:
+    """Channels per program: Triton needs a power of two."""
+    return min(triton.next_power_of_2(width), limit)
 
 
 def _triples(like: Tensor, n: int) -> list[Tensor]:
@@ -238,6 +238,7 @@ def _triples(like: Tensor, n: int) -> list[Tensor]:
 def summary(
     x: Tensor, u: Tensor | None, w: Tensor, time: int, R: int, sign: int
 ) -> list[Tensor]:
+    """The triple (k1) of each segment of `R` steps of `sign * x`."""
     batch, stride, D = x.shape
     n, BD = chunks.count(time, R), channels(D)
     out = _triples(x, n)
@@ -256,7 +257,7 @@ def summary(
 def carried(
     triples: list[Tensor], start: list[Tensor], reverse: bool
 ) -> list[Tensor]:
-    """Replace each triple by that of all before it; return the total."""
+    """Replace each triple by that of all before; return the total."""
     batch, n, D = triples[0].shape
     BD = channels(D)
     end = [torch.empty_like(x) for x in start]
@@ -288,7 +289,7 @@ def as_state(
     return log_sum, torch.where(none, 0, a / whole)
 
 
-def _asked(
+def _end_gradients(
     L: Tensor, m: Tensor, dL: Tensor, dm: Tensor
 ) -> list[Tensor]:
     """The gradients of a state, as a triple for all steps before it."""
@@ -303,7 +304,7 @@ def _asked(
 def state_gradients(
     total: list[Tensor], log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of an initial state, which is one more step (e4)."""
+    """The gradients of an initial state: it is one more step (e4)."""
     top, s, a = total
     none = (top == -torch.inf) | (log_sum == -torch.inf)
     share = torch.where(none, 0, (log_sum + top).exp())
@@ -360,7 +361,7 @@ class _Simple(torch.autograd.Function):
             )
             if only:
                 total = carried(
-                    after, _asked(end[0], end[1], dL, dm), True
+                    after, _end_gradients(end[0], end[1], dL, dm), True
                 )
         return *gradients, *state_gradients(total, log_sum, mean)
 

@@ -137,7 +137,7 @@ def window_backward_keys(
     time, keys, W, last, D, rows, segments,
     H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """(e6) and (e7) for a tile of keys, summed over the rows that see it.
+    """(e6) and (e7) for a tile of keys: sums over the rows that see it.
 
     Reads L, dm and db of R + W rows, k and v, writes dk and dv. R + W
     exponentials per key and channel, each at most 1.
