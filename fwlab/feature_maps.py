@@ -1,8 +1,8 @@
 r"""Feature maps $\phi$ for keys and queries, and their normalisations.
 
-A feature map turns the last dimension of a tensor from `d` into
-`width(d)` numbers; all other dimensions stay. Maps work position by
-position, so nothing in $\phi(k_t)$ depends on another step.
+A feature map turns the last dimension of a tensor, of width `d`, into
+`width(d)` features, and keeps all other dimensions. Maps work position
+by position, so nothing in $\phi(k_t)$ depends on another step.
 
 Sources: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), sections 4.2
 and 5; Katharopoulos et al. 2020 (arXiv:2006.16236) for ELU + 1;
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 def divide(x: Tensor, total: Tensor) -> Tensor:
     """`x / total`, and 0 with gradient 0 wherever `total` is exactly 0.
 
-    This is fwlab's one rule for empty denominators: no epsilon is added,
+    This is how fwlab treats every empty denominator: it adds no epsilon,
     so results do not depend on the scale of the features.
 
     - `x`: any shape.
@@ -33,12 +33,12 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 
 
 def unit_range(x: Tensor) -> Tensor:
-    """Scale each vector by a power of two to a largest entry in [1, 2).
+    """Scale each vector by a power of two: largest entry in [1, 2).
 
-    For what does not depend on the length of a vector: afterwards its
-    sums do not overflow (float16 ends at 65504) and its squares do not
+    Use it before an operation that ignores the length of a vector. Sums
+    then do not overflow (float16 ends at 65504), and squares do not
     underflow (1e-30 squared is 0 in float32). A power of two changes no
-    digit, and being constant almost everywhere it has no gradient.
+    digit, and it is constant almost everywhere, so it has no gradient.
 
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
@@ -53,8 +53,8 @@ def unit_range(x: Tensor) -> Tensor:
 def sum_normalize(x: Tensor) -> Tensor:
     r"""Divide features by their sum (Schlag et al. 2021, Eq. 29).
 
-    $\phi'(k) = \phi(k) \,/\, \sum_j \phi(k)_j$, which balances what one
-    step of the delta rule writes and removes (their Eqs. 41-51).
+    $\phi'(k) = \phi(k) \,/\, \sum_j \phi(k)_j$, which balances what a
+    step of the delta rule writes against what it removes (Eqs. 41-51).
 
     - `x`: features, `[..., width]`. Signed features are allowed: the sum
       may then be negative.
@@ -83,29 +83,29 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 
 class FeatureMap(nn.Module):
-    """What all feature maps have in common: they know their width."""
+    """The base class of all feature maps: a map knows its width."""
 
-    #: Whether `scaled` gives a scale.
+    #: Whether `scaled` returns a scale.
     scales = False
 
     def width(self, d: int) -> int:
         """Number of features of a key.
 
         - `d`: width of the key, at least 1.
-        - Returns the width of what `forward` gives.
+        - Returns the width of the output of `forward`.
         """
         raise NotImplementedError
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         r"""Features that stay in range, and the logarithm of their scale.
 
-        $\phi(x)$ = features $\cdot\, e^{\text{scale}}$. Whoever divides
-        the scale out again needs the features alone. The scale is a
-        constant to autograd.
+        $\phi(x)$ = features $\cdot\, e^{\text{scale}}$. If the scale
+        cancels later, the features alone are enough. Autograd treats the
+        scale as a constant.
 
         - `x`: `[..., d]`.
-        - Returns `[..., width]` and `[...]`, or None where $\phi$ is in
-          range as it is.
+        - Returns `[..., width]` and `[...]`, or None in place of the
+          latter if $\phi$ needs no scale to stay in range.
         """
         return self(x), None
 
@@ -152,8 +152,8 @@ class ELU1(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns the same shape."""
-        # Not elu(x) + 1: that loses exp(x) to rounding for x << 0, and
-        # a feature of exactly 0 would lose its gradient.
+        # Not elu(x) + 1: for x << 0, rounding would lose exp(x), and
+        # a feature of exactly 0 would have no gradient.
         return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
@@ -161,9 +161,10 @@ class DPFP(FeatureMap):
     r"""Deterministic parameter-free projection (Eq. 37).
 
     With $r = \mathrm{ReLU}([k; -k])$ of length $2d$, each shift
-    $j = 1 \dots \nu$ contributes the $2d$ products $r_i \, r_{i+j}$, the
-    index counted round the circle. At least half of $r$ is zero, so for
-    $\nu = 1$ and symmetric keys only a quarter of the features are not.
+    $j = 1 \dots \nu$ contributes the $2d$ products $r_i \, r_{i+j}$,
+    where the index wraps around. At least half of $r$ is zero, so with
+    $\nu = 1$ and symmetric keys only a quarter of the features are
+    nonzero.
 
     - `nu`: number of shifts, an integer of at least 1.
     - Input `[..., d]`, output `[..., 2 * d * nu]`.
@@ -171,22 +172,22 @@ class DPFP(FeatureMap):
 
     **Which `nu` are useful.** $1 \dots d-1$. The paper allows
     $\nu \le 2d-1$, but shift $d$ multiplies $r(k_i)$ with $r(-k_i)$,
-    which is always zero, and shift $2d - j$ gives the products of shift
-    $j$ once more. The rank of the features therefore stops growing at
-    $2d(d-1)$; a larger `nu` is accepted and costs width for nothing.
+    which is always zero, and shift $2d - j$ repeats the products of
+    shift $j$. The rank of the features therefore stops growing at
+    $2d(d-1)$; a larger `nu` is accepted, but adds width for nothing.
     A key of width 1 has no useful shift: all its features are zero.
 
-    Features are products: in low precision they underflow before any
-    normalisation, in float16 for keys below about 0.01.
+    Features are products. In low precision they underflow before any
+    normalisation: in float16, for keys below about 0.01.
 
-    The authors' Listing 1 rolls the other way and reads $r_{i-j}$: the
+    The authors' Listing 1 rolls the other way and takes $r_{i-j}$: the
     same set of products in another order.
     """
 
     def __init__(self, nu: int = 1):
         super().__init__()
         if isinstance(nu, bool) or not isinstance(nu, int) or nu < 1:
-            raise ValueError(f"nu must be an integer of at least 1, not {nu!r}")
+            raise ValueError(f"expected nu to be an integer of at least 1, got {nu!r}")
         self.nu = nu
 
     def width(self, d: int) -> int:
@@ -202,16 +203,16 @@ class DPFP(FeatureMap):
 
 
 class RandomFeatures(FeatureMap):
-    r"""What maps with random directions have in common.
+    r"""The base class of maps with random directions.
 
     - `d`: width of the keys, at least 1.
-    - `directions`: how many random directions $\omega$, at least 1.
-    - `orthogonal`: draw them at right angles in blocks of `d`.
-    - `seed`: of the first draw; None takes PyTorch's generator.
+    - `directions`: number of random directions $\omega$, at least 1.
+    - `orthogonal`: draw blocks of `d` orthogonal directions.
+    - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Raises `ValueError` for sizes below 1.
 
-    The directions are a buffer `[directions, d]`: they move and are
-    saved with the model, are not trained, and change in `redraw` only.
+    The directions are a buffer `[directions, d]`: they are moved and
+    saved with the model, are not trained, and change only in `redraw`.
     """
 
     omega: Tensor
@@ -221,7 +222,7 @@ class RandomFeatures(FeatureMap):
         for name, size in (("d", d), ("directions", directions)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(
-                    f"{name} must be an integer of at least 1, not {size!r}"
+                    f"expected {name} to be an integer of at least 1, got {size!r}"
                 )
         self.d, self.directions, self.orthogonal = d, directions, orthogonal
         self.register_buffer("omega", torch.empty(directions, d))
@@ -230,11 +231,11 @@ class RandomFeatures(FeatureMap):
     def redraw(self, seed: int | None = None) -> None:
         """Draw new directions, in place.
 
-        What was written with the old ones cannot be read with the new:
-        begin with an empty memory.
+        Values that were written with the old directions cannot be read
+        with the new ones: start again from an empty state.
 
-        - `seed`: same seed, same directions; None takes PyTorch's own
-          generator.
+        - `seed`: the same seed gives the same directions; None =
+          PyTorch's own generator.
         """
         generator = None
         if seed is not None:
@@ -245,14 +246,14 @@ class RandomFeatures(FeatureMap):
     def width(self, d: int) -> int:
         """Number of features of a key: two per direction.
 
-        - `d`: width of the key, the one of the directions.
+        - `d`: width of the key; must equal that of the directions.
         - Returns `2 * directions`.
-        - Raises `ValueError` for another `d`.
+        - Raises `ValueError` for any other `d`.
         """
         if d != self.d:
             raise ValueError(
-                f"{type(self).__name__}: its directions are for keys of width "
-                f"{self.d}, not {d}"
+                f"{type(self).__name__}: expected keys of width {self.d}, the width "
+                f"of its directions, got {d}"
             )
         return 2 * self.directions
 
@@ -263,20 +264,19 @@ class RandomFeatures(FeatureMap):
 def gaussian_directions(
     count: int, d: int, orthogonal: bool, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Rows distributed as $\mathcal N(0, I_d)$, one by one.
+    r"""Rows, each of which is distributed as $\mathcal N(0, I_d)$.
 
-    Orthogonal rows are at right angles to each other in blocks of `d`
-    (Choromanski et al. 2021, section 3.2), which lowers the variance of the estimate and
-    keeps it unbiased: each block is a uniformly drawn rotation, and each
-    row has the length of an independent Gaussian vector. The columns of
-    $Q$ take the signs of $R$'s diagonal, without which LAPACK's $Q$ is
-    not uniform.
+    Orthogonal rows come in blocks of `d` (Choromanski et al. 2021,
+    section 3.2). This lowers the variance of the estimate and keeps it
+    unbiased: each block is a uniformly drawn rotation, and each row has
+    the length of an independent Gaussian vector. The columns of $Q$ take
+    the signs of $R$'s diagonal; otherwise LAPACK's $Q$ is not uniform.
 
-    - `count`: how many rows, 0 or more.
+    - `count`: number of rows, 0 or more.
     - `d`: width of a row, at least 1.
-    - `orthogonal`: at right angles in blocks of `d`; False = all rows
-      independent.
-    - `generator`: on the CPU; None takes PyTorch's own.
+    - `orthogonal`: the rows of a block are orthogonal; False = all rows
+      are independent.
+    - `generator`: on the CPU; None = PyTorch's own.
     - Returns `[count, d]`, float32, on the CPU.
     """
     if not orthogonal:
@@ -299,14 +299,14 @@ class FAVOR(RandomFeatures):
     on average over $\Omega$.
 
     - `d`: width of the keys.
-    - `directions`: $m$, rows of $\Omega$.
-    - `orthogonal`: rows at right angles in blocks of `d`.
+    - `directions`: $m$, the number of rows of $\Omega$.
+    - `orthogonal`: draw blocks of `d` orthogonal rows.
     - `stabilize`: first scale inputs by $d^{-1/4}$, so that the kernel
       is $e^{q \cdot k / \sqrt d}$ as in softmax attention, and let layers
       carry the largest exponent as a logarithm (`scaled`). Without it
-      these are the features as printed, which underflow in float32 for
-      keys longer than about 13, and take the loss with them.
-    - `seed`: of the first draw; None takes PyTorch's generator.
+      you get the features as printed in the paper: in float32 they
+      underflow for keys longer than about 13, and training breaks down.
+    - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Input `[..., d]`, output `[..., 2 * directions]`, positive.
     - Raises `ValueError` for sizes below 1, and in `width` for another d.
 
@@ -334,7 +334,7 @@ class FAVOR(RandomFeatures):
         return torch.cat([along, -along], -1) - square - half
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features, computed in float32 at least.
+        """Features, computed in float32 or higher precision.
 
         - `x`: `[..., d]`.
         - Returns `[..., 2 * directions]` in the dtype of `x`.
@@ -347,7 +347,7 @@ class FAVOR(RandomFeatures):
             return self(x), None
         with torch.autocast(x.device.type, enabled=False):
             exponents = self._exponents(_at_least_float32(x))
-            # Constant: whoever divides it out again loses no gradient.
+            # Constant to autograd: it cancels later, so no gradient is lost.
             top = exponents.detach().amax(-1, keepdim=True)
             return (exponents - top).exp().to(x.dtype), top[..., 0]
 
@@ -358,16 +358,16 @@ class RandomFourier(RandomFeatures):
     $\phi(x) = \frac{1}{\sqrt m} [\sin \Omega \hat x; \cos \Omega \hat x]$
     with $\hat x = x / |x|$ and rows $\omega_i = \sigma \odot
     \tilde\omega_i$, $\tilde\omega_i \sim \mathcal N(0, I)$. The features
-    have length 1, and $\phi(x) \cdot \phi(y)$ is the Gaussian kernel
-    $e^{-|\sigma \odot (\hat x - \hat y)|^2 / 2}$ on average. They are
-    signed: sums of them can be small or negative.
+    have length 1, and the mean of $\phi(x) \cdot \phi(y)$ is the Gaussian
+    kernel $e^{-|\sigma \odot (\hat x - \hat y)|^2 / 2}$. The features are
+    signed, so their sums can be small or negative.
 
     - `d`: width of the keys.
-    - `directions`: $m$, rows of $\Omega$.
-    - `orthogonal`: rows at right angles in blocks of `d`.
-    - `bandwidth`: first value of the trained vector $\sigma$ (Eq. 8 of
-      the source); larger is narrower.
-    - `seed`: of the first draw; None takes PyTorch's generator.
+    - `directions`: $m$, the number of rows of $\Omega$.
+    - `orthogonal`: draw blocks of `d` orthogonal rows.
+    - `bandwidth`: initial value of the trained vector $\sigma$ (Eq. 8 of
+      the source); a larger value makes the kernel narrower.
+    - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Input `[..., d]`, output `[..., 2 * directions]`. The zero vector
       has no direction and counts as $\hat x = 0$.
     - Raises `ValueError` for sizes below 1, and in `width` for another d.
@@ -385,11 +385,11 @@ class RandomFourier(RandomFeatures):
     ):
         super().__init__(d, directions, orthogonal, seed)
         if not (math.isfinite(bandwidth) and bandwidth > 0):
-            raise ValueError(f"bandwidth must be above 0, not {bandwidth!r}")
+            raise ValueError(f"expected bandwidth to be above 0, got {bandwidth!r}")
         self.bandwidth = nn.Parameter(torch.full((d,), float(bandwidth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features, computed in float32 at least.
+        """Features, computed in float32 or higher precision.
 
         - `x`: `[..., d]`, of any length.
         - Returns `[..., 2 * directions]` in the dtype of `x`.
@@ -411,4 +411,4 @@ KEY_NORMS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "l2": l2_normalize,
     None: nn.Identity(),
 }
-"""What `key_norm` may name, in layers."""
+"""The values of `key_norm` in layers."""

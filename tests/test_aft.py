@@ -666,10 +666,10 @@ def layer_of(name):
 def test_longer_than_the_table(name):
     layer, x = layer_of(name)
     layer_name = type(layer).__name__
-    with pytest.raises(ValueError, match=f"{layer_name}: 41 tokens .*max_len=40"):
+    with pytest.raises(ValueError, match=f"{layer_name}: .*max_len=40 tokens.*got 41"):
         layer(torch.cat([x, x[:, :1]], 1))
     _, state = layer.prefill(x)
-    with pytest.raises(ValueError, match=f"{layer_name}: 41 tokens .*max_len=40"):
+    with pytest.raises(ValueError, match=f"{layer_name}: .*max_len=40 tokens.*got 41"):
         layer.step(x[:, 0], state)
 
 
@@ -789,15 +789,15 @@ def test_image_layer():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AFTConv(12, 5), "AFTConv: d_model must be a positive multiple of heads"),
-        (lambda: AFTConv(12, 3, window=0), "AFTConv: window must be .* not 0"),
-        (lambda: AFTLocal(12, 40, window=0), "AFTLocal: window must be .* not 0"),
-        (lambda: AFTLocal(12, 0), "AFTLocal: max_len must be .* not 0"),
-        (lambda: AFTFull(12, 40, factor=-1), "AFTFull: factor must be .* not -1"),
-        (lambda: AFTFull(12, 40, factor=0), "AFTFull: factor must be .* not 0"),
-        (lambda: AFTConv2d(12, 3, size=4), "AFTConv2d: size must be odd, not 4"),
-        (lambda: AFTSimple(12)(torch.zeros(2, 3, 11)), r"AFTSimple: x has shape \[2, 3, 11\]"),
-        (lambda: AFTSimple(12).step(torch.zeros(2, 3, 12)), r"AFTSimple: x has shape \[2, 3, 12\]"),
+        (lambda: AFTConv(12, 5), "AFTConv: expected d_model to be a positive multiple of heads"),
+        (lambda: AFTConv(12, 3, window=0), "AFTConv: expected window to be .* got 0"),
+        (lambda: AFTLocal(12, 40, window=0), "AFTLocal: expected window to be .* got 0"),
+        (lambda: AFTLocal(12, 0), "AFTLocal: expected max_len to be .* got 0"),
+        (lambda: AFTFull(12, 40, factor=-1), "AFTFull: expected factor to be .* got -1"),
+        (lambda: AFTFull(12, 40, factor=0), "AFTFull: expected factor to be .* got 0"),
+        (lambda: AFTConv2d(12, 3, size=4), "AFTConv2d: expected size to be odd, got 4"),
+        (lambda: AFTSimple(12)(torch.zeros(2, 3, 11)), r"AFTSimple: expected x .* got \[2, 3, 11\]"),
+        (lambda: AFTSimple(12).step(torch.zeros(2, 3, 12)), r"AFTSimple: expected x .* got \[2, 3, 12\]"),
     ],
 )  # fmt: skip
 def test_layer_errors(make, message):

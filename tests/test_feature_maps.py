@@ -127,7 +127,7 @@ def test_which_nu_are_useful(d):
 
 @pytest.mark.parametrize("nu", [0, -1, 1.0, True, "2"])
 def test_dpfp_refuses(nu):
-    with pytest.raises(ValueError, match="nu must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="nu to be an integer of at least 1"):
         DPFP(nu)
 
 
@@ -151,12 +151,12 @@ def test_random_features(make):
     phi.redraw(seed=4)
     assert torch.equal(phi(x), make(6, 9, seed=4)(x))
     assert "omega" in phi.state_dict()
-    with pytest.raises(ValueError, match="width 6, not 5"):
+    with pytest.raises(ValueError, match="width 6.*got 5"):
         phi.width(5)
     for wrong in (0, True, 2.0):
-        with pytest.raises(ValueError, match="directions must be an integer"):
+        with pytest.raises(ValueError, match="directions to be an integer"):
             make(6, wrong)
-        with pytest.raises(ValueError, match=r"^d must be an integer"):
+        with pytest.raises(ValueError, match=r"d to be an integer"):
             make(wrong)
     assert make(1, 1).width(1) == 2
     assert phi(x.half()).dtype == torch.float16

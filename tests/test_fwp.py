@@ -280,8 +280,8 @@ def test_layer_is_causal_masked_trains_and_moves(make):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: FastWeightProgrammer(10, 3), "d_model=10 with heads=3"),
-        (lambda: FastWeightProgrammer(12)(torch.zeros(2, 5, 9)), r"\[2, 5, 9\].*\[batch, time, 12\]"),
+        (lambda: FastWeightProgrammer(10, 3), "d_model=10 and heads=3"),
+        (lambda: FastWeightProgrammer(12)(torch.zeros(2, 5, 9)), r"\[batch, time, 12\].*\[2, 5, 9\]"),
         (lambda: FastWeightProgrammer(12).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
     ],
 )  # fmt: skip

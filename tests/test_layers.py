@@ -205,9 +205,7 @@ def test_no_steps_without_causality():
 @all_layers
 def test_devices_name_the_argument(make):
     layer, x = setup(make)
-    with pytest.raises(
-        ValueError, match=r"expected x on cpu, like the layer's weights, got meta"
-    ):
+    with pytest.raises(ValueError, match=r"expected x on cpu, like the layer's weights, got meta"):
         layer(x.to("meta"))
 
 
@@ -295,18 +293,18 @@ def test_one_key_is_overwritten():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: FastWeightAttention(10, 3), "d_model=10 with heads=3"),
-        (lambda: SoftmaxAttention(10, 3), "d_model=10 with heads=3"),
+        (lambda: FastWeightAttention(10, 3), "d_model=10 and heads=3"),
+        (lambda: SoftmaxAttention(10, 3), "d_model=10 and heads=3"),
         (lambda: SoftmaxAttention(12, 0), "heads=0"),
         (lambda: FastWeightAttention(12, 3, rule="dleta"), "rule 'dleta'.*'sum', 'gated', 'delta'"),
         (lambda: FastWeightAttention(12, 3, key_norm="l1"), "key_norm 'l1'"),
-        (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[2, 5, 9\].*\[batch, time, 12\]"),
+        (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[batch, time, 12\].*\[2, 5, 9\]"),
         (lambda: FastWeightAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
-        (lambda: FastWeightAttention(12, 3)([1.0]), "expected x to be a tensor, got list"),
-        (lambda: FastWeightAttention(12, 3)(torch.zeros(2, 5, 12).double()), "x has dtype"),
-        (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 12).long()), "x has dtype"),
+        (lambda: FastWeightAttention(12, 3)([1.0]), "x to be a tensor, got list"),
+        (lambda: FastWeightAttention(12, 3)(torch.zeros(2, 5, 12).double()), "x of dtype"),
+        (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 12).long()), "x of dtype"),
         (lambda: FastWeightAttention(12, 3, DPFP), "feature_map must be a FeatureMap"),
-        (lambda: SoftmaxAttention(12, "3"), "heads must be an integer, not '3'"),
+        (lambda: SoftmaxAttention(12, "3"), "heads to be an integer, got '3'"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(call, message):

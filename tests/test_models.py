@@ -144,7 +144,7 @@ def test_long_texts(model):
     else:
         assert len(caught) == 1
         assert "max_len=40" in str(caught[0].message)
-        with pytest.raises(ValueError, match=r"50 tokens.*max_len=40"):
+        with pytest.raises(ValueError, match=r"max_len=40 tokens.*got 50"):
             model(prompt)
         logits = torch.cat(
             [model(text[:, i - 40 : i])[:, -1:] for i in range(50, 55)], 1
@@ -170,11 +170,11 @@ def test_layers_differ():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mixer": "delat"}, "mixer 'delat'.*'softmax', 'sum'"),
-        ({"vocab_size": 0}, "vocab_size must be at least 1, not 0"),
+        ({"mixer": "delat"}, "'softmax', 'sum'.*'delat'"),
+        ({"vocab_size": 0}, "vocab_size to be at least 1, got 0"),
         ({"layers": 0}, "layers"),
-        ({"d_ff": 0}, "d_ff must be at least 1, not 0"),
-        ({"heads": 3}, "d_model=128 with heads=3"),
+        ({"d_ff": 0}, "d_ff to be at least 1, got 0"),
+        ({"heads": 3}, "d_model=128 and heads=3"),
     ],
 )
 def test_errors_name_the_argument(arguments, message):
@@ -185,15 +185,15 @@ def test_errors_name_the_argument(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompt": torch.zeros(1, 0).long()}, "prompt has shape"),
-        ({"prompt": torch.zeros(3).long()}, "prompt has shape"),
+        ({"prompt": torch.zeros(1, 0).long()}, "prompt of shape"),
+        ({"prompt": torch.zeros(3).long()}, "prompt of shape"),
         ({"max_new_tokens": -1}, "max_new_tokens"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k"),
         ({"seed": -1}, "seed"),
-        ({"prompt": torch.tensor([[1, 11]])}, "tokens go from 1 to 11, but 0 to 10"),
-        ({"prompt": torch.zeros(1, 2)}, "tokens have dtype"),
+        ({"prompt": torch.tensor([[1, 11]])}, "tokens from 0 to 10, got 1 to 11"),
+        ({"prompt": torch.zeros(1, 2)}, "tokens of dtype"),
     ],
 )
 def test_generate_refuses(arguments, message):

@@ -1,8 +1,8 @@
 r"""The Attention Free Transformer as layers (Zhai et al. 2021).
 
-$Q, K, V = X W^Q, X W^K, X W^V$, then one of the operations, which gate
-with $\sigma(Q)$ themselves, then an output projection. No projection
-has a bias. What differs is the position bias $w$.
+$Q, K, V = X W^Q, X W^K, X W^V$, then one of the operations, which apply
+the gate $\sigma(Q)$ themselves, then an output projection. No projection
+has a bias. The layers differ in the position bias $w$.
 """
 
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ from fwlab.ops import checks
 
 
 class PositionedState(NamedTuple):
-    """The memory of a layer whose biases depend on the position.
+    """The state of a layer whose biases depend on the position.
 
-    - `position`: how many tokens there were.
+    - `position`: number of tokens so far.
     - `memory`: the state of the operation.
     """
 
@@ -28,7 +28,7 @@ class PositionedState(NamedTuple):
 
 
 class _AFT(nn.Module):
-    """What all forms have in common; `_mix` is the operation."""
+    """The base class of all forms; `_mix` is the operation."""
 
     def __init__(self, d_model: int, causal: bool):
         super().__init__()
@@ -42,13 +42,13 @@ class _AFT(nn.Module):
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """The whole sequence at once.
+        """Process a whole sequence in parallel.
 
         - `x`: `[batch, time, d_model]`.
         - `key_mask`: `bool [batch, time]`, True = real token.
         - `implementation`: as for the operations of `fwlab.ops`.
         - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         q, k, v = self._project(x, "batch time d_model", key_mask)
         options = {
@@ -65,18 +65,18 @@ class _AFT(nn.Module):
         key_mask: Tensor | None = None,
         implementation: str = "auto",
     ) -> tuple[Tensor, Any]:
-        """A stretch of the sequence at once, and the state after it.
+        """Process part of a sequence, and return the state after it.
 
         - `x`: `[batch, time, d_model]`.
-        - `state`: the state before it; None = start of the sequence.
+        - `state`: what an earlier call returned; None = start of sequence.
         - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
-        - Raises `ValueError` for a layer that is not causal.
+        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
+        - Raises `ValueError` if the layer is not causal.
         """
         if not self.causal:
             raise ValueError(
-                f"{type(self).__name__}: without causal=True there are no steps to "
-                "go on from; call the layer itself"
+                f"{type(self).__name__}: prefill and step expected a layer with "
+                "causal=True, got causal=False; call the layer itself"
             )
         q, k, v = self._project(x, "batch time d_model", key_mask)
         past, memory = self._unpack(state)
@@ -94,20 +94,20 @@ class _AFT(nn.Module):
         return self.to_out(y), self._pack(past + x.shape[1], memory)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """One token.
+        """Process one token.
 
         - `x`: `[batch, d_model]`.
-        - `state`: the state before it; None = start of the sequence.
-        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        - `state`: what an earlier call returned; None = start of sequence.
+        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
         check_input(type(self).__name__, "x", x, "batch d_model", self.to_q.weight)
         y, state = self.prefill(x[:, None], state, implementation="naive")
         return y[:, 0], state
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence.
+        """Number of scalars in the state of one sequence.
 
-        - `time`: after so many tokens.
+        - `time`: tokens so far.
         - Returns the count. `AFTConv2d`, which has no state, raises
           `NotImplementedError`.
         """
@@ -134,20 +134,20 @@ class AFTSimple(_AFT):
     """AFT without position bias (Eq. 5): a running mean per channel.
 
     - `d_model`: width of the input.
-    - `causal`: see past and present; False: all tokens, `forward` only.
-    - Raises `ValueError` or `TypeError` for a size that does not fit.
+    - `causal`: see past and present; False = all tokens, `forward` only.
+    - Raises `ValueError` or `TypeError` for an invalid size.
 
-    Its state is a `RunningMean`, two numbers per channel. It knows no
-    order but that of causality.
+    Its state is a `RunningMean`, two scalars per channel. Apart from
+    causality, it does not depend on the order of the tokens.
     """
 
     def __init__(self, d_model: int, causal: bool = True):
         super().__init__(d_model, causal)
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence.
+        """Number of scalars in the state of one sequence.
 
-        - `time`: tokens so far; makes no difference.
+        - `time`: tokens so far; has no effect.
         - Returns `2 * d_model`.
         """
         return 2 * self.d_model
@@ -165,8 +165,8 @@ class _Positioned(_AFT):
         for name, size in {"max_len": max_len, **factors}.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(
-                    f"{type(self).__name__}: {name} must be an integer of at least 1, "
-                    f"not {size!r}"
+                    f"{type(self).__name__}: expected {name} to be an integer of at "
+                    f"least 1, got {size!r}"
                 )
         self.max_len, self.factor = max_len, factor
         if factor is not None:
@@ -185,8 +185,8 @@ class _Positioned(_AFT):
         end = past + time
         if end > self.max_len:
             raise ValueError(
-                f"{type(self).__name__}: {end} tokens are more than "
-                f"max_len={self.max_len}, the length of the table of biases"
+                f"{type(self).__name__}: expected at most max_len={self.max_len} "
+                f"tokens, the length of the bias table, got {end}"
             )
         return end
 
@@ -195,13 +195,13 @@ class AFTFull(_Positioned):
     r"""AFT with a bias for every pair of positions (Eq. 2).
 
     - `d_model`: width of the input.
-    - `max_len`: longest sequence; longer ones raise `ValueError`.
+    - `max_len`: maximum sequence length; beyond it, `ValueError`.
     - `factor`: $d'$ of the factorised bias $w_{t,t'} = u_t \cdot v_{t'}$
-      (Eq. 7) with $2 \cdot \text{max\_len} \cdot d'$ numbers, which
+      (Eq. 7) with $2 \cdot \text{max\_len} \cdot d'$ parameters, which
       start normal with standard deviation 0.1; None = a table of
       `max_len` by `max_len`, which starts at 0.
-    - `causal`: see past and present; False: all tokens, `forward` only.
-    - Raises `ValueError` or `TypeError` for sizes that do not fit.
+    - `causal`: see past and present; False = all tokens, `forward` only.
+    - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Its state, `KeysAndValues`, grows with every token.
     """
@@ -218,7 +218,7 @@ class AFTFull(_Positioned):
             self.bias = nn.Parameter(torch.zeros(max_len, max_len))
 
     def state_size(self, time: int) -> int:  # type: ignore[override]
-        """Numbers in the state of one sequence.
+        """Number of scalars in the state of one sequence.
 
         - `time`: tokens so far.
         - Returns `2 * time * d_model`.
@@ -244,14 +244,14 @@ class AFTLocal(_Positioned):
     r"""AFT with biases within a window (Eq. 4).
 
     - `d_model`: width of the input.
-    - `max_len`: longest sequence; longer ones raise `ValueError`.
+    - `max_len`: maximum sequence length; beyond it, `ValueError`.
     - `window`: $s$; a token has biases for itself and the $s - 1$ tokens
-      before it (not causal: and after it). All others count, too, with
-      bias 0.
+      before it (not causal: and after it). All other tokens contribute
+      with bias 0.
     - `factor`: $d'$ of the factorised bias (Eq. 7), as in `AFTFull`;
       None = a band of `max_len` by `window`, which starts at 0.
-    - `causal`: see past and present; False: all tokens, `forward` only.
-    - Raises `ValueError` or `TypeError` for sizes that do not fit.
+    - `causal`: see past and present; False = all tokens, `forward` only.
+    - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Its state, a `PositionedState`, has constant size.
     """
@@ -272,9 +272,9 @@ class AFTLocal(_Positioned):
             self.band = nn.Parameter(torch.zeros(max_len, columns))
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence.
+        """Number of scalars in the state of one sequence.
 
-        - `time`: tokens so far; makes no difference.
+        - `time`: tokens so far; has no effect.
         - Returns `2 * window * d_model`.
         """
         return 2 * self.window * self.d_model
@@ -304,7 +304,7 @@ class AFTLocal(_Positioned):
         r"""Rows `past` to `end` of the band of $u_t \cdot v_{t'}$."""
         reach = self.window - 1
         ahead = 0 if self.causal else reach
-        # One row more than is read: `unfold` has no answer of no rows.
+        # One row too many: `unfold` cannot return zero rows.
         table = nn.functional.pad(self.bias_v[:end], (0, 0, reach, ahead + 1))
         # Row t: the vectors of the steps t - reach to t + ahead.
         near = table[past:].unfold(0, reach + 1 + ahead, 1)[:-1]
@@ -318,11 +318,11 @@ class _Kernel(nn.Module):
 
     $$w \leftarrow \gamma\, \frac{w - \mathrm{mean}(w)}{\mathrm{std}(w)} + \beta$$
 
-    per head, with the standard deviation of the kernel as it is (divided
-    by its size, not by one less). $\gamma$ and $\beta$ start at 0, so
-    the layer starts as AFT-simple, and the kernel itself, which starts
-    normal, learns from the second step on. A constant kernel is
-    $\beta$.
+    per head, with the biased standard deviation (divided by the size of
+    the kernel, not by one less). $\gamma$ and $\beta$ start at 0, so
+    the layer starts as AFT-simple, and the raw kernel, which starts
+    normal, is trained from the second optimiser step on. A constant
+    kernel becomes $\beta$.
     """
 
     def __init__(self, *shape: int):
@@ -334,7 +334,7 @@ class _Kernel(nn.Module):
     def forward(self) -> Tensor:
         flat = self.raw.flatten(1)
         centred = flat - flat.mean(1, keepdim=True)
-        # The mean is rounded: that of equal numbers need not be one of them.
+        # The mean is rounded: the mean of equal entries may differ from them.
         constant = flat.amax(1, keepdim=True) == flat.amin(1, keepdim=True)
         centred = torch.where(constant, 0, centred)
         unit = l2_normalize(centred) * flat.shape[1] ** 0.5
@@ -347,14 +347,15 @@ class AFTConv(_AFT):
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads; the channels of a head share its biases.
     - `window`: a token has biases for itself and the `window - 1` tokens
-      before it (not causal: and after it). All others count, with bias 0.
-    - `shared_key`: one key per head and token, as in the paper, in place
+      before it (not causal: and after it). All other tokens contribute
+      with bias 0.
+    - `shared_key`: one key per head and token, as in the paper, instead
       of one per channel.
-    - `causal`: see past and present; False: all tokens, `forward` only.
-    - Raises `ValueError` or `TypeError` for sizes that do not fit.
+    - `causal`: see past and present; False = all tokens, `forward` only.
+    - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Its state, a `WindowState`, has constant size, and there is no
-    longest sequence.
+    maximum sequence length.
     """
 
     def __init__(
@@ -374,9 +375,9 @@ class AFTConv(_AFT):
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence.
+        """Number of scalars in the state of one sequence.
 
-        - `time`: tokens so far; makes no difference.
+        - `time`: tokens so far; has no effect.
         - Returns `2 * window * d_model`.
         """
         return 2 * self.window * self.d_model
@@ -394,10 +395,10 @@ class AFTConv2d(_AFT):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads; the channels of a head share its biases.
-    - `size`: of the centred kernel, odd.
-    - `shared_key`: one key per head and pixel, as in the paper, in place
+    - `size`: height and width of the centred kernel, odd.
+    - `shared_key`: one key per head and pixel, as in the paper, instead
       of one per channel.
-    - Raises `ValueError` or `TypeError` for sizes that do not fit.
+    - Raises `ValueError` or `TypeError` for invalid sizes.
 
     It has no state: `prefill`, `step` and `state_size` raise.
     """
@@ -407,7 +408,7 @@ class AFTConv2d(_AFT):
         head_width("AFTConv2d", d_model, heads)
         _check_window("AFTConv2d", size, "size")
         if size % 2 == 0:
-            raise ValueError(f"AFTConv2d: size must be odd, not {size}")
+            raise ValueError(f"AFTConv2d: expected size to be odd, got {size}")
         self.heads = heads
         self.kernel = _Kernel(heads, size, size)
         if shared_key:
@@ -416,13 +417,13 @@ class AFTConv2d(_AFT):
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """All pixels at once.
+        """Process all pixels in parallel.
 
         - `x`: `[batch, height, width, d_model]`.
         - `key_mask`: `bool [batch, height, width]`, True = real pixel.
         - `implementation`: as for the operations of `fwlab.ops`.
         - Returns `[batch, height, width, d_model]`.
-        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         parts = self._project(x, "batch height width d_model", key_mask)
         q, k, v = (split_heads(part, self.heads) for part in parts)
@@ -435,5 +436,5 @@ class AFTConv2d(_AFT):
 def _check_window(layer: str, window: int, name: str = "window") -> None:
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(
-            f"{layer}: {name} must be an integer of at least 1, not {window!r}"
+            f"{layer}: expected {name} to be an integer of at least 1, got {window!r}"
         )

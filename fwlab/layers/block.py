@@ -1,4 +1,4 @@
-"""The block that models repeat: a mixer and an MLP."""
+"""The block of which models are built: a mixer and an MLP."""
 
 from typing import Any
 
@@ -9,23 +9,23 @@ from fwlab.layers.heads import check_input, real_tokens
 
 
 class Block(nn.Module):
-    """Mix over time, then over channels, each behind its own norm.
+    """Mix over time, then over channels, each after its own norm.
 
-    - `mixer`: a layer with `forward`, `prefill`, `step` and `state_size`,
-      `[batch, time, d_model]` to the same.
+    - `mixer`: a layer with `forward`, `prefill`, `step` and `state_size`
+      that keeps the shape `[batch, time, d_model]`.
     - `d_model`: width of the input.
     - `d_ff`: width inside the MLP; None = `4 * d_model`.
     - Raises `ValueError` for a `d_ff` below 1.
 
     No norm and no linear layer has a bias. A block has the methods of
-    its mixer, and their state.
+    its mixer, and the mixer's state is its state.
     """
 
     def __init__(self, mixer: nn.Module, d_model: int, d_ff: int | None = None):
         super().__init__()
         d_ff = 4 * d_model if d_ff is None else d_ff
         if d_ff < 1:
-            raise ValueError(f"Block: d_ff must be at least 1, not {d_ff}")
+            raise ValueError(f"Block: expected d_ff to be at least 1, got {d_ff}")
         self.norm_mixer = nn.LayerNorm(d_model, bias=False)
         self.mixer: Any = mixer
         self.norm_mlp = nn.LayerNorm(d_model, bias=False)
@@ -34,11 +34,11 @@ class Block(nn.Module):
 
     @property
     def max_len(self) -> int | None:
-        """Longest sequence, where the mixer has a position table."""
+        """Maximum sequence length, if the mixer has a position table."""
         return getattr(self.mixer, "max_len", None)
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence, which is the mixer's.
+        """Number of scalars in the state of one sequence: the mixer's.
 
         - `time`: tokens so far.
         - Returns the count.
@@ -48,13 +48,13 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """The whole sequence at once.
+        """Process a whole sequence in parallel.
 
         - `x`: `[batch, time, d_model]`.
         - `key_mask`: `bool [batch, time]`, True = real token.
-        - `implementation`: which one the mixer is to take.
+        - `implementation`: the one that the mixer uses.
         - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         return self.prefill(x, None, key_mask, implementation)[0]
 
@@ -65,14 +65,14 @@ class Block(nn.Module):
         key_mask: Tensor | None = None,
         implementation: str = "auto",
     ) -> tuple[Tensor, Any]:
-        """A stretch of the sequence at once, and the state after it.
+        """Process part of a sequence, and return the state after it.
 
-        A masked step counts as 0, and returns 0.
+        The input and output of a masked step are 0.
 
         - `x`: `[batch, time, d_model]`.
-        - `state`: the mixer's state before it; None = start.
+        - `state`: what an earlier call returned; None = start of sequence.
         - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
+        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
         """
         dims = "batch time d_model"
         check_input("Block", "x", x, dims, self.expand.weight)
@@ -83,11 +83,11 @@ class Block(nn.Module):
         return self._mlp(x + y), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """One token.
+        """Process one token.
 
         - `x`: `[batch, d_model]`.
-        - `state`: the mixer's state before it; None = start.
-        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        - `state`: what an earlier call returned; None = start of sequence.
+        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
         check_input("Block", "x", x, "batch d_model", self.expand.weight)
         y, state = self.mixer.step(self.norm_mixer(x), state)

@@ -1,7 +1,7 @@
-r"""Attention to another sequence, or to all of the same one.
+r"""Attention to another sequence, or to a whole sequence itself.
 
-Without an order there is nothing to stream: the fast weights are written
-once, by the whole source, and then only read.
+It is not causal, so there is nothing to stream: the whole source writes
+the fast weights once, and after that they are only read.
 """
 
 from typing import Any
@@ -21,19 +21,20 @@ State = ops.NormalizedState | ops.KeyValueCache
 class CrossAttention(nn.Module):
     r"""Multi-head attention from `x` to a source, not causal.
 
-    With a feature map it is linear attention (Katharopoulos et al. 2020):
-    all source tokens write $W = \sum_j v_j \otimes \phi(k_j)$ and $z =
-    \sum_j \phi(k_j)$, and every query reads $y = W\phi(q) \,/\,
-    (z \cdot \phi(q))$. The memory is as large for a long source as for a
-    short one. With softmax it is the sources' keys and values.
+    With a feature map this is linear attention (Katharopoulos et al.
+    2020): all source tokens write $W = \sum_j v_j \otimes \phi(k_j)$ and
+    $z = \sum_j \phi(k_j)$, and every query reads $y = W\phi(q) \,/\,
+    (z \cdot \phi(q))$. The size of the state does not depend on the
+    length of the source. With softmax, the state is the keys and values
+    of the source.
 
     - `d_model`: width of both sequences; a multiple of `heads`.
-    - `heads`: number of independent memories.
+    - `heads`: number of heads, each with a state of its own.
     - `feature_map`: a `FeatureMap`; None = softmax attention.
-    - Raises `ValueError` or `TypeError` for what does not fit.
+    - Raises `ValueError` or `TypeError` for invalid arguments.
 
-    No projection has a bias. A query for which all of the source is
-    masked gets 0.
+    No projection has a bias. If the whole source is masked, the output
+    is 0.
     """
 
     def __init__(self, d_model: int, heads: int, feature_map: FeatureMap | None = None):
@@ -41,8 +42,8 @@ class CrossAttention(nn.Module):
         width = head_width("CrossAttention", d_model, heads)
         if feature_map is not None and not isinstance(feature_map, FeatureMap):
             raise TypeError(
-                "CrossAttention: feature_map must be a FeatureMap, such as ELU1(), "
-                f"or None for softmax, not {feature_map!r}"
+                "CrossAttention: expected feature_map to be a FeatureMap, such as "
+                f"ELU1(), or None for softmax, got {feature_map!r}"
             )
         self.d_model, self.heads = d_model, heads
         self.feature_map = feature_map
@@ -56,7 +57,7 @@ class CrossAttention(nn.Module):
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def state_size(self, time: int) -> int:
-        """Numbers in the memory of one source.
+        """Number of scalars in the state of one source.
 
         - `time`: tokens of the source.
         - Returns the count; with a feature map it does not grow.
@@ -69,7 +70,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Tensor, source: Tensor | None = None, key_mask: Tensor | None = None
     ) -> Tensor:
-        """Write the source, and read it for every step of `x`.
+        """Write the source, then read it with a query per step of `x`.
 
         - `x`: `[batch, time, d_model]`.
         - `source`: `[batch, source, d_model]`; None = `x` itself.
@@ -80,11 +81,11 @@ class CrossAttention(nn.Module):
         return self.read(x, self.write(x if source is None else source, key_mask))
 
     def write(self, source: Tensor, key_mask: Tensor | None = None) -> State:
-        """The memory of a source.
+        """Write a source into a new state.
 
         - `source`: `[batch, source, d_model]`.
-        - `key_mask`: `bool [batch, source]`, True = real token; what
-          stands in masked tokens may be anything.
+        - `key_mask`: `bool [batch, source]`, True = real token; masked
+          tokens may contain anything.
         - Returns a `NormalizedState`, or for softmax a `KeyValueCache`.
         """
         dims = "batch source d_model"
@@ -98,13 +99,13 @@ class CrossAttention(nn.Module):
             return ops.KeyValueCache(k, v, key_mask)
         k, scale = self.feature_map.scaled(k)
         wide = torch.promote_types(k.dtype, torch.float32)
-        # Autocast would push the sums below into half precision.
+        # Under autocast the sums below would be in half precision.
         with torch.autocast(k.device.type, enabled=False):
             k, v = k.to(wide), v.to(wide)
             if key_mask is not None:
                 k = torch.where(key_mask[..., None, None], k, 0)
             if scale is not None and scale.shape[1]:
-                # In units of the largest, which the quotient cancels.
+                # Relative to the largest, which cancels in the quotient.
                 if key_mask is not None:
                     scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
                 top = scale.amax(1, keepdim=True)
@@ -114,9 +115,9 @@ class CrossAttention(nn.Module):
         return ops.NormalizedState(W, k.sum(1))
 
     def read(self, x: Tensor, state: State) -> Tensor:
-        """Ask the memory of a source.
+        """Read the state of a source with queries.
 
-        - `x`: `[batch, time, d_model]`.
+        - `x`: `[batch, time, d_model]`, from which the queries are made.
         - `state`: what `write` returned.
         - Returns `[batch, time, d_model]`.
         - Raises `ValueError` or `TypeError`, naming the argument.
@@ -135,7 +136,7 @@ class CrossAttention(nn.Module):
         return self.to_out(y.flatten(-2))
 
     def _checked(self, state: Any, q: Tensor) -> Any:
-        """The state, held to what `write` returns for as many sequences."""
+        """Check that a state is as `write` returns it for this batch."""
         layer, batch = "CrossAttention", q.shape[0]
         if self.state_shape is None:
             checks.state_kind(layer, state, ops.KeyValueCache)
@@ -160,8 +161,8 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return torch.zeros_like(q).transpose(1, 2)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-    # Who may see nothing would be 0/0: it sees masked tokens, whose values
-    # are 0.
-    seen = mask | ~mask.any(1, keepdim=True)
-    y = F.scaled_dot_product_attention(q, k, v, seen[:, None, None])
+    # A row that may see nothing would be 0/0: it sees the masked tokens,
+    # whose values are 0.
+    visible = mask | ~mask.any(1, keepdim=True)
+    y = F.scaled_dot_product_attention(q, k, v, visible[:, None, None])
     return y.transpose(1, 2)

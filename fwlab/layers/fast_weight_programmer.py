@@ -13,18 +13,18 @@ class FastWeightProgrammer(nn.Module):
     r"""One network writes the weights of another (Schmidhuber 1991).
 
     $a, b = W_a x, W_b x$ (Eq. 1); the outer product $a \otimes b$
-    changes the fast weights $W$, and the answer is $W x$ (Eqs. 2 and 3),
-    then an output projection. There is no query: the fast network takes
-    the input itself, cut into heads. No projection has a bias.
+    changes the fast weights $W$, and the output is $W x$ (Eqs. 2 and 3),
+    followed by an output projection. There is no query: the fast network
+    takes the input itself, split into heads. No projection has a bias.
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of independent fast networks.
-    - `activation`: $\sigma$ of Eq. 2, entry by entry; None = identity.
-    - Raises `ValueError` where `heads` does not divide `d_model`, and
-      `TypeError` where one of them is no integer.
+    - `activation`: $\sigma$ of Eq. 2, elementwise; None = identity.
+    - Raises `ValueError` if `heads` does not divide `d_model`, and
+      `TypeError` if either of them is not an integer.
 
     All three methods are causal, and any mixture of `prefill` and `step`
-    gives what `forward` gives for the whole sequence.
+    computes the same as one `forward` over the whole sequence.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class FastWeightProgrammer(nn.Module):
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence, however long it was.
+        """Number of scalars in the state of one sequence of any length.
 
-        - `time`: tokens so far; makes no difference.
-        - Returns the count, over all heads.
+        - `time`: tokens so far; has no effect.
+        - Returns the total over all heads.
         """
         heads, value, key = self.state_shape
         return heads * value * key
@@ -54,13 +54,13 @@ class FastWeightProgrammer(nn.Module):
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """The whole sequence at once.
+        """Process a whole sequence in parallel.
 
         - `x`: `[batch, time, d_model]`.
         - `key_mask`: `bool [batch, time]`, True = real token.
         - `implementation`: as for the operations of `fwlab.ops`.
         - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         return self.prefill(x, None, key_mask, implementation)[0]
 
@@ -71,13 +71,13 @@ class FastWeightProgrammer(nn.Module):
         key_mask: Tensor | None = None,
         implementation: str = "auto",
     ) -> tuple[Tensor, Tensor]:
-        """A stretch of the sequence at once, and the state after it.
+        """Process part of a sequence, and return the state after it.
 
         - `x`: `[batch, time, d_model]`.
-        - `state`: the state before it; None = fast weights of zero.
+        - `state`: what an earlier call returned; None = zero fast weights.
         - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`: `[batch, time, d_model]`, and the fast
-          weights `[batch, heads, value, key]`.
+        - Returns `(y, state)`: `y` of shape `[batch, time, d_model]`, and
+          the fast weights `[batch, heads, value, key]`.
         """
         dims = "batch time d_model"
         check_input("FastWeightProgrammer", "x", x, dims, self.to_a.weight)
@@ -98,11 +98,11 @@ class FastWeightProgrammer(nn.Module):
         return self.to_out(y.flatten(-2)), state
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One token, in time and memory that do not grow.
+        """Process one token, in constant time and memory.
 
         - `x`: `[batch, d_model]`.
-        - `state`: the state before it; None = fast weights of zero.
-        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        - `state`: what an earlier call returned; None = zero fast weights.
+        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
         check_input("FastWeightProgrammer", "x", x, "batch d_model", self.to_a.weight)
         y, state = self.prefill(x[:, None], state, implementation="naive")

@@ -1,4 +1,4 @@
-"""The Feedback Transformer: a whole stack around one memory."""
+"""The Feedback Transformer: a whole stack around one feedback memory."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from fwlab import ops
 from fwlab.layers.heads import check_input, head_width
 
-#: Weights that each layer has for itself in either form.
+#: Weights that every layer has of its own, in both forms.
 _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
 
 
 class FeedbackBlock(nn.Module):
-    """What one layer has for itself; the stack computes with it."""
+    """The parameters of one layer; the stack computes with them."""
 
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
@@ -27,7 +27,7 @@ class FeedbackBlock(nn.Module):
 
 
 class MemoryProjection(nn.Module):
-    """Memories to keys and values."""
+    """Project feedback memories to keys and values."""
 
     def __init__(self, d_model: int, normalize: bool):
         super().__init__()
@@ -40,37 +40,39 @@ class MemoryProjection(nn.Module):
 class FeedbackTransformer(nn.Module):
     r"""A stack whose layers all attend to the memories of past steps.
 
-    The memory of a step is a learned mean of what all layers have made
-    of it (`ops.feedback` has the equations), so that also the lowest
-    layer sees the highest representation of the past. It replaces a
-    stack of blocks, without embeddings and without a norm at the end.
+    The feedback memory of a step is a learned weighted mean of the
+    representations of that step in all layers (`ops.feedback` has the
+    equations), so that even the lowest layer sees the highest
+    representation of the past. This replaces a stack of blocks, without
+    embeddings and without a final norm.
 
     - `d_model`: width; a multiple of `heads`.
     - `heads`: heads per layer.
     - `layers`: number of layers, at least 1.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
-    - `shared`: one key and one value projection for all layers, in place
-      of one per layer: the state is so many times smaller.
+    - `shared`: one key and one value projection for all layers, instead
+      of one per layer: the state is smaller by a factor of `layers`.
     - `normalize_memory`: a layer norm between a memory and its
       projections.
-    - Raises `ValueError` or `TypeError` for sizes that do not fit.
+    - Raises `ValueError` or `TypeError` for invalid sizes.
 
-    There is no longest sequence. Steps are computed one after the other,
-    each in time proportional to the number of steps before it.
+    There is no maximum sequence length. Steps are computed one after the
+    other, each in time proportional to the number of steps before it.
 
-    **Parameters.** `blocks` has per layer `norm_mixer`, `to_q`, `to_out`,
-    `norm_mlp`, `expand` and `contract`; `memory` has per layer, or once
-    when `shared`, `norm_memory`, `to_k` and `to_v`. Once: `merge`, the
-    logits of the mean, 0 at the start, and `positions`, which turns the
-    sines and cosines of a distance into a key, such that its entries
-    start with variance 1. No linear layer or norm has a bias. All of
-    them get a gradient tensor from any sequence; what attention is made
-    of gets zeros from a single step, which has nothing to attend to.
+    **Parameters.** Each layer has `norm_mixer`, `to_q`, `to_out`,
+    `norm_mlp`, `expand` and `contract` in `blocks`. Each layer, or the
+    whole stack if `shared`, has `norm_memory`, `to_k` and `to_v` in
+    `memory`. The stack has `merge`, the logits of the mean, which start
+    at 0, and `positions`, which turns the sines and cosines of a distance
+    into a key whose entries start with variance 1. No linear layer or
+    norm has a bias. Every parameter gets a gradient from any sequence;
+    for a single step, which has nothing to attend to, the gradients of
+    the attention parameters are zero.
 
     The [official code](https://github.com/facebookresearch/transformer-sequential)
-    normalises the memory with the layer's own first norm; here it has a
-    norm of its own, in both forms. And it has a table of learned
-    positions, as long as its memory.
+    normalises the memory with the layer's own first norm; here the memory
+    has a norm of its own, in both forms. The official code also has a
+    table of learned positions, as long as its memory.
 
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
@@ -90,18 +92,19 @@ class FeedbackTransformer(nn.Module):
         for name, size in (("layers", layers), ("d_ff", d_ff)):
             if isinstance(size, bool) or not isinstance(size, int):
                 raise TypeError(
-                    f"FeedbackTransformer: {name} must be an integer, not {size!r}"
+                    f"FeedbackTransformer: expected {name} to be an integer, "
+                    f"got {size!r}"
                 )
             if size < 1:
                 raise ValueError(
-                    f"FeedbackTransformer: {name} must be at least 1, not {size}"
+                    f"FeedbackTransformer: expected {name} to be at least 1, got {size}"
                 )
         self.d_model, self.heads, self.layers = d_model, heads, layers
         self.shared = shared
         self.blocks: Any = nn.ModuleList(
             FeedbackBlock(d_model, d_ff) for _ in range(layers)
         )
-        #: One for all layers when `shared`, otherwise one per layer.
+        #: One for all layers if `shared`, otherwise one per layer.
         self.memory: Any = nn.ModuleList(
             MemoryProjection(d_model, normalize_memory)
             for _ in range(1 if shared else layers)
@@ -116,35 +119,35 @@ class FeedbackTransformer(nn.Module):
     ) -> "FeedbackTransformer":
         """Start from a trained parallel transformer.
 
-        - `source`: its blocks, or a model that has them as `.blocks`: each
-          with `norm_mixer`, `mixer` (`to_q`, `to_k`, `to_v`, `to_out`,
-          `heads`), `norm_mlp`, `expand` and `contract`, as
-          `layers.Block` with `SoftmaxAttention`; without biases.
+        - `source`: its blocks, or a model that has them as `.blocks`.
+          Each has `norm_mixer`, `mixer` (with `to_q`, `to_k`, `to_v`,
+          `to_out` and `heads`), `norm_mlp`, `expand` and `contract`, as
+          `layers.Block` with `SoftmaxAttention`, and no biases.
         - `shared`, `normalize_memory`: as for the class.
         - Returns a new stack; the source keeps its own weights.
-        - Raises `TypeError` or `ValueError` for a source that does not
-          fit, saying what is missing.
+        - Raises `TypeError` or `ValueError` for an invalid source, saying
+          what is missing.
 
         Every weight that has a counterpart is copied. The norm of the
-        memory starts as the one that stood before the keys and values;
-        the shared form takes means over layers of it and of both
-        projections. No counterpart have `merge`, which starts as the
-        plain mean, and `positions`, which start at 0, so that scores are
-        those that were trained. Embeddings, a table of positions and the
-        last norm belong to the model around the stack. What is computed
-        is not the same, but close enough to go on from: a step sees
-        other memories, and not itself.
+        memory is a copy of the norm before the keys and values; the
+        shared form averages this norm and both projections over layers.
+        Two parameters have no counterpart: `merge`, which starts as the
+        plain mean, and `positions`, which starts at 0, so that scores
+        stay as they were trained. Embeddings, a position table and the
+        final norm belong to the model around the stack. The new stack
+        does not compute the same function, but is a good starting point:
+        a step sees other memories, and not itself.
         """
         blocks = getattr(source, "blocks", source)
         if not isinstance(blocks, Iterable):
             raise TypeError(
-                "from_transformer: source must be a model with blocks, or its blocks, "
-                f"not {type(source).__name__}"
+                "from_transformer: expected source to be a model with blocks, or its "
+                f"blocks, got {type(source).__name__}"
             )
         blocks = list(blocks)
         parts = [_parts(block, number) for number, block in enumerate(blocks)]
         if not parts:
-            raise ValueError("from_transformer: source has no blocks")
+            raise ValueError("from_transformer: expected at least one block, got none")
         heads = blocks[0].mixer.heads
         d_ff, d_model = parts[0]["expand"].shape
         like = parts[0]["expand"]
@@ -187,9 +190,9 @@ class FeedbackTransformer(nn.Module):
         )
 
     def state_size(self, time: int) -> int:
-        """Numbers in the state of one sequence.
+        """Number of scalars in the state of one sequence.
 
-        A key and a value per token, and per layer unless they are shared.
+        A key and a value per token; without `shared`, per layer, too.
 
         - `time`: tokens so far.
         - Returns the count.
@@ -199,14 +202,14 @@ class FeedbackTransformer(nn.Module):
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """The whole sequence, step by step.
+        """Process a whole sequence, step by step.
 
         - `x`: `[batch, time, d_model]`.
         - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
-          are as if they were not there, and return 0.
+          are skipped, and their output is 0.
         - `implementation`: as for the operations of `fwlab.ops`.
         - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         return self._run(x, None, key_mask, implementation, return_state=False)
 
@@ -217,23 +220,23 @@ class FeedbackTransformer(nn.Module):
         key_mask: Tensor | None = None,
         implementation: str = "auto",
     ) -> tuple[Tensor, ops.FeedbackState]:
-        """A stretch of the sequence, and the memories after it.
+        """Process part of a sequence, and return the state after it.
 
         - `x`: `[batch, time, d_model]`.
-        - `state`: the memories before it; None = none.
+        - `state`: what an earlier call returned; None = start of sequence.
         - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
+        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
         """
         return self._run(x, state, key_mask, implementation, return_state=True)
 
     def step(
         self, x: Tensor, state: ops.FeedbackState | None = None
     ) -> tuple[Tensor, ops.FeedbackState]:
-        """One token; time and memory grow with the number of past tokens.
+        """Process one token; time and memory grow with each past token.
 
         - `x`: `[batch, d_model]`.
-        - `state`: the memories before it; None = none.
-        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        - `state`: what an earlier call returned; None = start of sequence.
+        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
         self._check(x, "batch d_model")
         y, state = self.prefill(x[:, None], state, implementation="naive")
@@ -271,17 +274,19 @@ def _parts(block: Any, number: int) -> dict[str, Tensor]:
     mixer: Any = getattr(block, "mixer", None)
     if not hasattr(mixer, "heads"):
         raise TypeError(
-            f"from_transformer: block {number} has no mixer with heads, to_q, to_k, "
-            "to_v and to_out"
+            f"from_transformer: expected block {number} to have a mixer with heads, "
+            "to_q, to_k, to_v and to_out"
         )
     for name in (*_BLOCK, "to_k", "to_v"):
         module: Any = getattr(mixer if name.startswith("to_") else block, name, None)
         if not isinstance(getattr(module, "weight", None), Tensor):
-            raise TypeError(f"from_transformer: block {number} has no {name}.weight")
+            raise TypeError(
+                f"from_transformer: expected block {number} to have {name}.weight"
+            )
         if getattr(module, "bias", None) is not None:
             raise ValueError(
-                f"from_transformer: {name} of block {number} has a bias, which has "
-                "no counterpart here"
+                f"from_transformer: expected {name} of block {number} without a bias, "
+                "got one; it has no counterpart here"
             )
         found[name] = module.weight
     return found
@@ -290,7 +295,7 @@ def _parts(block: Any, number: int) -> dict[str, Tensor]:
 def _copy(name: str, module: Any, weight: Tensor) -> None:
     if module.weight.shape != weight.shape:
         raise ValueError(
-            f"from_transformer: {name} has shape {list(weight.shape)}, but "
-            f"{list(module.weight.shape)} was wanted"
+            f"from_transformer: expected {name} of shape {list(module.weight.shape)}, "
+            f"got {list(weight.shape)}"
         )
     module.weight.copy_(weight)

@@ -1,4 +1,4 @@
-"""Cutting a model's width into heads."""
+"""Splitting a model's width into heads, and checking inputs."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from fwlab.ops import checks
 
 
 def head_width(layer: str, d_model: int, heads: int) -> int:
-    """`d_model / heads`, or `ValueError` where that is not a whole number."""
+    """`d_model / heads`; raises `ValueError` if that is not an integer."""
     for name, size in (("d_model", d_model), ("heads", heads)):
         if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{layer}: {name} must be an integer, not {size!r}")
+            raise TypeError(f"{layer}: expected {name} to be an integer, got {size!r}")
     if d_model < 1 or heads < 1 or d_model % heads:
         raise ValueError(
-            f"{layer}: d_model must be a positive multiple of heads, "
-            f"not d_model={d_model} with heads={heads}"
+            f"{layer}: expected d_model to be a positive multiple of heads, "
+            f"got d_model={d_model} and heads={heads}"
         )
     return d_model // heads
 
@@ -22,31 +22,33 @@ def head_width(layer: str, d_model: int, heads: int) -> int:
 def check_input(
     layer: str, argument: str, x: Tensor, dims: str, weight: Tensor
 ) -> None:
-    """Hold `x` to `[..., d_model]` with as many dimensions as `dims` names,
-    and to the device and dtype of the layer's weights (autocast may change
-    the dtype).
+    """Check that `x` has the dimensions `dims`, the last one of size
+    `d_model`, and the device and dtype of the layer's weights (autocast
+    may change the dtype).
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"{layer}: {argument} must be a tensor, not {type(x).__name__}")
+        raise TypeError(
+            f"{layer}: expected {argument} to be a tensor, got {type(x).__name__}"
+        )
     d_model = weight.shape[-1]
     if x.dim() != len(dims.split()) or x.shape[-1] != d_model:
         raise ValueError(
-            f"{layer}: {argument} has shape {list(x.shape)}, but "
-            f"[{', '.join(dims.split()[:-1])}, {d_model}] was wanted"
+            f"{layer}: expected {argument} of shape "
+            f"[{', '.join(dims.split()[:-1])}, {d_model}], got {list(x.shape)}"
         )
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(
-            f"{layer}: {argument} has dtype {x.dtype}, but the layer's weights "
-            f"have {weight.dtype}"
+            f"{layer}: expected {argument} of dtype {weight.dtype}, as the layer's "
+            f"weights, got {x.dtype}"
         )
     checks.same_device(layer, argument, x, "the layer's weights", weight)
 
 
 def real_tokens(layer: str, x: Tensor, dims: str, key_mask: Tensor | None) -> Tensor:
-    """`x` with 0 in masked tokens, where anything may stand, also NaN.
+    """`x` with masked tokens set to 0; they may contain anything, even NaN.
 
-    The operations ignore what a projection makes of those, but its weights
-    would get their gradient of 0 times NaN.
+    The operations ignore the projections of masked tokens. But without
+    this, the gradient of the projections' weights would be 0 times NaN.
     """
     if key_mask is None:
         return x

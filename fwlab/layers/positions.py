@@ -1,4 +1,4 @@
-"""Codes of positions and of distances, of no trained numbers."""
+"""Encodings of positions and distances, without trained parameters."""
 
 import math
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    r"""Waves of many lengths (Vaswani et al. 2017).
+    r"""Sines and cosines of many wavelengths (Vaswani et al. 2017).
 
     $[\sin p\,\omega; \cos p\,\omega]$ with $\omega_i = 10000^{-2i/d}$,
-    computed in float64, so that there is no largest position.
+    computed in float64, so that there is no maximum position.
 
-    - `positions`: numbers $p$, `[...]`.
+    - `positions`: the positions $p$, `[...]`.
     - Returns `[..., d_model]` in PyTorch's default dtype.
     """
     i = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)

@@ -11,8 +11,8 @@ class SoftmaxAttention(nn.Module):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads.
-    - Raises `ValueError` where `heads` does not divide `d_model`, and
-      `TypeError` where one of them is no integer.
+    - Raises `ValueError` if `heads` does not divide `d_model`, and
+      `TypeError` if either of them is not an integer.
 
     Its state, a `KeyValueCache`, grows with every token.
     """
@@ -27,7 +27,7 @@ class SoftmaxAttention(nn.Module):
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def state_size(self, time: int) -> int:
-        """Numbers in the state of one sequence.
+        """Number of scalars in the state of one sequence.
 
         - `time`: tokens so far.
         - Returns `2 * time * d_model`.
@@ -37,13 +37,13 @@ class SoftmaxAttention(nn.Module):
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """The whole sequence at once.
+        """Process a whole sequence in parallel.
 
         - `x`: `[batch, time, d_model]`.
         - `key_mask`: `bool [batch, time]`, True = real token.
         - `implementation`: as for the operations of `fwlab.ops`.
         - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         return self.prefill(x, None, key_mask, implementation)[0]
 
@@ -54,12 +54,12 @@ class SoftmaxAttention(nn.Module):
         key_mask: Tensor | None = None,
         implementation: str = "auto",
     ) -> tuple[Tensor, ops.KeyValueCache]:
-        """A stretch of the sequence at once, and the cache after it.
+        """Process part of a sequence, and return the cache after it.
 
         - `x`: `[batch, time, d_model]`.
-        - `state`: the cache before it; None = empty.
+        - `state`: the cache of the tokens before; None = empty.
         - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, `y` being `[batch, time, d_model]`.
+        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
         """
         dims = "batch time d_model"
         check_input("SoftmaxAttention", "x", x, dims, self.to_q.weight)
@@ -82,11 +82,11 @@ class SoftmaxAttention(nn.Module):
     def step(
         self, x: Tensor, state: ops.KeyValueCache | None = None
     ) -> tuple[Tensor, ops.KeyValueCache]:
-        """One token; time and memory grow with the number of past tokens.
+        """Process one token; time and memory grow with each past token.
 
         - `x`: `[batch, d_model]`.
-        - `state`: the cache before it; None = empty.
-        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        - `state`: the cache of the tokens before; None = empty.
+        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
         check_input("SoftmaxAttention", "x", x, "batch d_model", self.to_q.weight)
         y, state = self.prefill(x[:, None], state)

@@ -1,7 +1,7 @@
 r"""Transformer-XL: softmax attention with a memory of past segments.
 
-The baseline of the fast weight papers for long texts: its memory keeps
-tokens as they are, and drops the oldest.
+The baseline of the fast weight papers for long texts: its segment memory
+keeps the most recent tokens, and drops the oldest.
 """
 
 from typing import Any, NamedTuple
@@ -17,14 +17,14 @@ from fwlab.ops import checks
 
 
 class SegmentState(NamedTuple):
-    """What one layer remembers: keys and values side by side.
+    """The state of one layer: keys and values, concatenated.
 
     - `memory`: `[batch, up to memory, heads, 2 * width]`, of the tokens
       before the segment.
     - `segment`: `[batch, up to segment, heads, 2 * width]`, of the
       segment so far.
     - `mask`: `bool [batch, memory and segment]`, True = real token; None
-      while every token was real.
+      as long as every token was real.
     """
 
     memory: Tensor
@@ -33,15 +33,16 @@ class SegmentState(NamedTuple):
 
 
 def shift_rows(scores: Tensor) -> Tensor:
-    r"""From columns that say how far to columns that say where.
+    r"""Turn columns of distances into columns of key positions.
 
-    Of $L$ rows, row $i$ moves left by $L - 1 - i$. A column of zeros on
-    the left, and rows read anew with another length, do it for all rows
-    at once (appendix B of the paper).
+    Of $L$ rows, row $i$ moves left by $L - 1 - i$. To move all rows at
+    once, add a column of zeros on the left and reshape to rows of another
+    length (appendix B of the paper).
 
     - `scores`: `[..., L, K]`, column $c$ = the distance $K - 1 - c$.
     - Returns the same shape, column $j$ = key $j$, where the query of
-      row $i$ stands at $K - L + i$. Later keys hold no valid score.
+      row $i$ is at position $K - L + i$. The scores of later keys are
+      not valid.
     """
     L, K = scores.shape[-2:]
     wide = F.pad(scores, (1, 0)).flatten(-2)
@@ -49,17 +50,17 @@ def shift_rows(scores: Tensor) -> Tensor:
 
 
 class RelativeAttention(nn.Module):
-    r"""Causal attention within a segment and to the memory before it.
+    r"""Causal attention to a segment and to the segment memory before it.
 
     With $q_i = W_q x_i$ per head of width $d$, key $j$ gets the score
 
     $$\big(q_i^\top W_{k,E}\, x_j + q_i^\top W_{k,R} R_{i-j}
        + u^\top W_{k,E}\, x_j + v^\top W_{k,R} R_{i-j}\big) / \sqrt d$$
 
-    with sinusoidal codes $R$ of distances and trained biases $u$
-    (content) and $v$ (position), which start at 0. Values carry no
-    position. Arguments and methods are those of `TransformerXL`, for one
-    layer without norms.
+    with sinusoidal encodings $R$ of distances and trained biases $u$
+    (content) and $v$ (position), which start at 0. Values do not depend
+    on the position. Arguments and methods are those of `TransformerXL`,
+    for one layer without norms.
     """
 
     codes: Tensor
@@ -67,11 +68,11 @@ class RelativeAttention(nn.Module):
     def __init__(self, d_model: int, heads: int, memory: int = 64, segment: int = 64):
         super().__init__()
         width = head_width("TransformerXL", d_model, heads)
-        for name, size, least in (("memory", memory, 0), ("segment", segment, 1)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < least:
+        for name, size, minimum in (("memory", memory, 0), ("segment", segment, 1)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < minimum:
                 raise ValueError(
-                    f"TransformerXL: {name} must be an integer of at least {least}, "
-                    f"not {size!r}"
+                    f"TransformerXL: expected {name} to be an integer of at least "
+                    f"{minimum}, got {size!r}"
                 )
         self.d_model, self.heads = d_model, heads
         self.memory, self.segment = memory, segment
@@ -86,9 +87,9 @@ class RelativeAttention(nn.Module):
         self.register_buffer("codes", codes, persistent=False)
 
     def state_size(self, time: int | None = None) -> int:
-        """Numbers in the state of one sequence.
+        """Number of scalars in the state of one sequence.
 
-        - `time`: after so many tokens; None = the most there ever are.
+        - `time`: tokens so far; None = the maximum over all lengths.
         """
         if time is None:
             return 2 * self.d_model * (self.memory + self.segment)
@@ -98,7 +99,7 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """The whole sequence at once, `[batch, time, d_model]`."""
+        """Process a whole sequence in parallel."""
         return self.prefill(x, None, key_mask, implementation)[0]
 
     def prefill(
@@ -108,7 +109,7 @@ class RelativeAttention(nn.Module):
         key_mask: Tensor | None = None,
         implementation: str = "auto",
     ) -> tuple[Tensor, SegmentState]:
-        """A stretch of the sequence at once, and the state after it."""
+        """Process part of a sequence, and return the state after it."""
         dims = "batch time d_model"
         check_input("TransformerXL", "x", x, dims, self.to_q.weight)
         x = real_tokens("TransformerXL", x, dims, key_mask)
@@ -119,8 +120,8 @@ class RelativeAttention(nn.Module):
             state = SegmentState(empty, empty, None)
         self._check_state(state, new)
         memory, segment, mask = state
-        # What a later segment sees of a token: the same numbers, through
-        # which it changes the projections, but not what the token is.
+        # What a later segment sees of a token: the same keys and values,
+        # with gradients to the projections but not to the token itself.
         stopped, later = segment.detach(), new
         if torch.is_grad_enabled() and segment.shape[1] + time > self.segment:
             later = self._keys_and_values(x.detach())
@@ -139,12 +140,12 @@ class RelativeAttention(nn.Module):
             stop = min(start + self.segment - segment.shape[1], time)
             segment = torch.cat([segment, new[:, start:stop]], 1)
             stopped = torch.cat([stopped, later[:, start:stop]], 1)
-            seen = torch.cat([memory, segment], 1)
+            visible = torch.cat([memory, segment], 1)
             real = None
             if mask is not None:
                 end = mask.shape[1] - time + stop
-                real = mask[:, end - seen.shape[1] : end]
-            y.append(self._attend(q[:, start:stop], seen, real))
+                real = mask[:, end - visible.shape[1] : end]
+            y.append(self._attend(q[:, start:stop], visible, real))
             start = stop
         if mask is not None:
             mask = mask[:, mask.shape[1] - memory.shape[1] - segment.shape[1] :]
@@ -156,21 +157,21 @@ class RelativeAttention(nn.Module):
     def step(
         self, x: Tensor, state: SegmentState | None = None
     ) -> tuple[Tensor, SegmentState]:
-        """One token, `[batch, d_model]`."""
+        """Process one token, `[batch, d_model]`."""
         check_input("TransformerXL", "x", x, "batch d_model", self.to_q.weight)
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state
 
     def _check_state(self, state: SegmentState, like: Tensor) -> None:
-        """Hold a state to sizes that one of this layer can have."""
+        """Check that a state has sizes that are possible for this layer."""
         layer, (batch, _, *widths) = "TransformerXL", like.shape
         checks.state_kind(layer, state, SegmentState)
         memory, segment, mask = state
-        for name, part, most in (
+        for name, part, maximum in (
             ("state.memory", memory, self.memory),
             ("state.segment", segment, self.segment),
         ):
-            shape = (batch, min(checks.time_of(part, 4), most), *widths)
+            shape = (batch, min(checks.time_of(part, 4), maximum), *widths)
             checks.state_part(layer, name, part, shape, like.dtype, like)
         if mask is not None:
             past = memory.shape[1] + segment.shape[1]
@@ -182,15 +183,15 @@ class RelativeAttention(nn.Module):
         )
         return torch.cat([k, v], -1)
 
-    def _attend(self, q: Tensor, seen: Tensor, real: Tensor | None) -> Tensor:
-        """Queries of the last steps of `seen`: `[batch, time, heads, width]`."""
-        time, count = q.shape[1], seen.shape[1]
-        k, v = seen.chunk(2, -1)
+    def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:
+        """Attention of the last steps to all: `[batch, time, heads, width]`."""
+        time, count = q.shape[1], keys_values.shape[1]
+        k, v = keys_values.chunk(2, -1)
         scores = torch.einsum("bihd,bjhd->bhij", q + self.content_bias, k)
         scores = scores + shift_rows(self._by_distance(q + self.position_bias, count))
         visible = scores.new_ones(time, count).bool().tril(count - time)
         if real is not None:
-            # A masked query still sees itself: no row is empty.
+            # A masked query still sees itself, so that no row is empty.
             itself = visible & ~visible.tril(count - time - 1)
             visible = ((visible & real[:, None]) | itself)[:, None]
         scores = scores * q.shape[-1] ** -0.5
@@ -198,39 +199,39 @@ class RelativeAttention(nn.Module):
         return torch.einsum("bhij,bjhd->bihd", weights, v)
 
     def _by_distance(self, q: Tensor, count: int) -> Tensor:
-        """Scores of all distances, the largest first: `[batch, heads, time, count]`."""
+        """Scores by decreasing distance: `[batch, heads, time, count]`."""
         codes = self.codes[:count].flip(0)
         if q.shape[1] > 1:
             r = split_heads(self.to_r(codes), self.heads)
             return torch.einsum("bihd,jhd->bhij", q, r)
-        # For one query it is cheaper to bring it to the codes.
+        # For one query it is cheaper to project the query than the codes.
         W = self.to_r.weight.unflatten(0, (self.heads, -1))
         return torch.einsum("bihd,hdm->bhim", q, W) @ codes.to(q.dtype).T
 
 
 class TransformerXL(nn.Module):
-    r"""A stack of attention layers with a memory (Dai et al. 2019).
+    r"""A stack of attention layers with segment memory (Dai et al. 2019).
 
-    The sequence is cut into segments. A token sees its own segment up to
-    itself and, in every layer, the `memory` tokens before the segment;
-    through $n$ layers that reaches back up to $n \cdot$ `memory` tokens.
-    **No gradient goes from a segment into what the tokens before it
-    are**; it goes into the projections of their keys and values, as in
-    the paper. (From a token of an earlier call of `prefill` or `step`,
-    keys and values themselves are constants to later segments.)
+    The sequence is split into segments. A token sees its own segment up
+    to itself and, in every layer, the `memory` tokens before the segment.
+    A stack of $n$ layers thus reaches back up to $n \cdot$ `memory`
+    tokens. **No gradient flows from a segment into the representations of
+    tokens before it**; it flows into the projections of their keys and
+    values, as in the paper. (For a token of an earlier call of `prefill`
+    or `step`, the keys and values are constants to later segments.)
 
     - `d_model`: width of input and output; a multiple of `heads`.
-    - `heads`, `layers`: heads per layer, number of layers, at least 1.
+    - `heads`, `layers`: heads per layer and number of layers, at least 1.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
-    - `memory`: tokens of memory, 0 or more.
+    - `memory`: tokens of segment memory, 0 or more.
     - `segment`: tokens per segment, at least 1.
-    - Raises `ValueError` or `TypeError` for sizes that do not fit.
+    - Raises `ValueError` or `TypeError` for invalid sizes.
 
-    Blocks are pre-norm, each with the attention of `RelativeAttention`,
-    whose biases $u$ and $v$ are each layer's own; there is no last norm,
-    and no longest sequence. Any mixture of `prefill` and `step` gives
-    what `forward` gives for the whole sequence: the state says where its
-    segment began.
+    Blocks are pre-norm, each with a `RelativeAttention` and its own
+    biases $u$ and $v$. There is no final norm, and no maximum sequence
+    length. Any mixture of `prefill` and `step` computes the same as one
+    `forward` over the whole sequence: the state knows where its segment
+    began.
 
     Source: arXiv:1901.02860, section 3 and appendix B.
     """
@@ -246,18 +247,20 @@ class TransformerXL(nn.Module):
     ):
         super().__init__()
         if layers < 1:
-            raise ValueError(f"TransformerXL: layers must be at least 1, not {layers}")
+            raise ValueError(
+                f"TransformerXL: expected layers to be at least 1, got {layers}"
+            )
         self.blocks: Any = nn.ModuleList(
             Block(RelativeAttention(d_model, heads, memory, segment), d_model, d_ff)
             for _ in range(layers)
         )
 
     def state_size(self, time: int | None = None) -> int:
-        """Numbers in the state of one sequence, over all layers.
+        """Number of scalars in the state of one sequence, over all layers.
 
         Two vectors, key and value, per layer and token.
 
-        - `time`: after so many tokens; None = the most there ever are,
+        - `time`: tokens so far; None = the maximum over all lengths,
           `2 * layers * d_model * (memory + segment)`.
         - Returns the count.
         """
@@ -266,14 +269,14 @@ class TransformerXL(nn.Module):
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
     ) -> Tensor:
-        """The whole sequence at once.
+        """Process a whole sequence in parallel.
 
         - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token. Masked
-          tokens are seen by nobody, and count as places in a segment.
-        - `implementation`: there is one only.
+        - `key_mask`: `bool [batch, time]`, True = real token. No query
+          sees a masked token, but it takes up a position in its segment.
+        - `implementation`: has no effect; there is only one.
         - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         return self.prefill(x, None, key_mask, implementation)[0]
 
@@ -284,12 +287,12 @@ class TransformerXL(nn.Module):
         key_mask: Tensor | None = None,
         implementation: str = "auto",
     ) -> tuple[Tensor, list[SegmentState]]:
-        """A stretch of the sequence at once, and the state after it.
+        """Process part of a sequence, and return the state after it.
 
         - `x`: `[batch, time, d_model]`.
         - `state`: what an earlier call returned; None = start of text.
         - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, the state being a `SegmentState` per layer.
+        - Returns `(y, state)`, the state with a `SegmentState` per layer.
         - Raises `ValueError` or `TypeError`, naming the argument.
         """
         self._check(x, "batch time d_model")
@@ -302,12 +305,12 @@ class TransformerXL(nn.Module):
     def step(
         self, x: Tensor, state: list[SegmentState] | None = None
     ) -> tuple[Tensor, list[SegmentState]]:
-        """One token; time and memory end growing with the first memory
-        that is full.
+        """Process one token; time and memory stop growing once the segment
+        memory is full.
 
         - `x`: `[batch, d_model]`.
         - `state`: as in `prefill`.
-        - Returns `(y, state)`, `y` being `[batch, d_model]`.
+        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
         self._check(x, "batch d_model")
         after: list[SegmentState] = []
@@ -327,12 +330,12 @@ class TransformerXL(nn.Module):
         if not isinstance(state, list | tuple):
             kind = type(state).__name__
             raise TypeError(
-                "TransformerXL: state must be a list of a SegmentState per layer, "
-                f"not {kind}"
+                "TransformerXL: expected state to be a list with a SegmentState per "
+                f"layer, got {kind}"
             )
         if len(state) != layers:
             raise ValueError(
-                f"TransformerXL: state has {len(state)} parts, but {layers} were "
-                "wanted (one per layer)"
+                f"TransformerXL: expected state with {layers} parts, one per layer, "
+                f"got {len(state)}"
             )
         return state

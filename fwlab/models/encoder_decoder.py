@@ -13,10 +13,10 @@ from fwlab.models.tokens import check_tokens
 
 
 class DecoderState(NamedTuple):
-    """What the decoder needs to go on.
+    """The state of the decoder.
 
-    - `past`: how many target tokens it has read.
-    - `source`: per layer, the memory of the source.
+    - `past`: number of target tokens so far.
+    - `source`: per layer, the state of the cross-attention.
     - `parts`: per layer, the state of the self-attention.
     """
 
@@ -34,7 +34,7 @@ class EncoderBlock(Block):
 
 
 class DecoderBlock(Block):
-    """A block that, between mixer and MLP, reads the source."""
+    """A block with cross-attention to the source before its MLP."""
 
     def __init__(
         self, mixer: nn.Module, cross: CrossAttention, d_model: int, d_ff: int | None
@@ -61,30 +61,29 @@ class DecoderBlock(Block):
 class EncoderDecoder(nn.Module):
     r"""Translation as in Vaswani et al. 2017, with any attention.
 
-    The encoder's blocks see all of the source. The decoder's see what
-    was written of the target, and the source. With a feature map all
-    three kinds of attention are fast weights: the encoder's and the
-    cross-attention sum over all source tokens (`layers.CrossAttention`),
-    the decoder's own is the causal rule (`layers.FastWeightAttention`).
-    Then decoding needs the same memory for every token, and for every
-    length of the source.
+    The encoder's blocks see the whole source. The decoder's blocks see
+    the source and the target so far. With a feature map, all three kinds
+    of attention are fast weights: the encoder's and the cross-attention
+    sum over all source tokens (`layers.CrossAttention`); the decoder's
+    self-attention is a causal rule (`layers.FastWeightAttention`).
+    Decoding then needs constant memory, however long the source is.
 
-    - `source_vocab`, `target_vocab`: numbers of different tokens.
-    - `layers`: blocks of the encoder, and of the decoder.
+    - `source_vocab`, `target_vocab`: number of tokens in each vocabulary.
+    - `layers`: number of blocks, in the encoder and in the decoder.
     - `heads`, `d_model`: heads per layer, width.
     - `attention`: "softmax", or a `FeatureMap`, of which every attention
       gets a copy.
-    - `rule`: of the decoder's fast weights, one of `FastWeightAttention`;
+    - `rule`: the decoder's fast weight rule, as in `FastWeightAttention`;
       softmax has none.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
-    - Raises `ValueError` or `TypeError` for what does not fit.
+    - Raises `ValueError` or `TypeError` for invalid arguments.
 
     Positions are sinusoids, added to the embeddings on both sides: there
-    is no longest sequence. The target's embeddings are also the weights
-    of the last layer; the source, another language, has its own. Blocks
-    are pre-norm, without biases. **Initial weights**: embeddings normal
-    with variance $1/d$, and multiplied by $\sqrt d$ where they are read;
-    linear layers Xavier uniform, norms 1.
+    is no maximum sequence length. The target's embeddings are also the
+    weights of the last layer; the source, another language, has its own
+    embeddings. Blocks are pre-norm, without biases. **Initial weights**:
+    embeddings normal with variance $1/d$, and multiplied by $\sqrt d$
+    when looked up; linear layers Xavier uniform, norms 1.
     """
 
     def __init__(
@@ -107,12 +106,12 @@ class EncoderDecoder(nn.Module):
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(
-                    f"EncoderDecoder: {name} must be at least 1, not {size}"
+                    f"EncoderDecoder: expected {name} to be at least 1, got {size}"
                 )
         if attention != "softmax" and not isinstance(attention, FeatureMap):
             raise TypeError(
-                "EncoderDecoder: attention must be 'softmax' or a FeatureMap, such as "
-                f"ELU1(), not {attention!r}"
+                "EncoderDecoder: expected attention to be 'softmax' or a FeatureMap, "
+                f"such as ELU1(), got {attention!r}"
             )
         self.source_vocab, self.target_vocab = source_vocab, target_vocab
         self.d_model = d_model
@@ -147,14 +146,14 @@ class EncoderDecoder(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
 
     def num_parameters(self) -> int:
-        """Trained numbers, the embeddings included.
+        """Number of parameters, embeddings included.
 
         - Returns the count.
         """
         return sum(p.numel() for p in self.parameters())
 
     def state_size(self, source_time: int, time: int) -> int:
-        """Numbers that decoding carries from token to token.
+        """Number of scalars that decoding carries from token to token.
 
         - `source_time`: tokens of the source.
         - `time`: tokens of the target so far.
@@ -175,22 +174,22 @@ class EncoderDecoder(nn.Module):
         """Logits of the next target token at every position.
 
         - `source`: `int64 [batch, source]`.
-        - `target_in`: `int64 [batch, time]`, the target one step late,
-          behind a start token.
+        - `target_in`: `int64 [batch, time]`, a start token, then the
+          target shifted by one step.
         - `source_mask`: `bool [batch, source]`, True = real token; None =
           all are.
-        - `target_mask`: `bool [batch, time]`, the same. Tokens behind the
-          end of a target need none: nobody sees them.
+        - `target_mask`: `bool [batch, time]`, the same. Padding after the
+          end of a target needs no mask: no real token sees it.
         - Returns `[batch, time, target_vocab]`.
-        - Raises `ValueError` or `TypeError` for what does not fit.
+        - Raises `ValueError` or `TypeError` for invalid arguments.
         """
         return self.prefill(target_in, self.encode(source, source_mask), target_mask)[0]
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> DecoderState:
-        """Read the source, and write it into the decoder's memories.
+        """Encode the source, and write it into the decoder's state.
 
         - `source`, `source_mask`: as in `forward`.
-        - Returns the state of a decoder that has read no target yet.
+        - Returns the state of the decoder before the first target token.
         """
         check_tokens("EncoderDecoder", "source", source, self.source_vocab)
         x = self._positioned(self.source_embedding(source), 0)
@@ -206,12 +205,12 @@ class EncoderDecoder(nn.Module):
         state: DecoderState,
         target_mask: Tensor | None = None,
     ) -> tuple[Tensor, DecoderState]:
-        """A stretch of the target.
+        """Process part of the target, and return the state after it.
 
         - `target_in`: `int64 [batch, time]`.
         - `state`: what `encode`, `prefill` or `step` returned.
         - `target_mask`: as in `forward`.
-        - Returns `(logits, state)`, the logits being
+        - Returns `(logits, state)`, the logits
           `[batch, time, target_vocab]`.
         """
         check_tokens("EncoderDecoder", "target_in", target_in, self.target_vocab)
@@ -225,12 +224,11 @@ class EncoderDecoder(nn.Module):
         return self._logits(x), DecoderState(past, state.source, parts)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """One target token of each sequence.
+        """Process one target token of each sequence.
 
         - `tokens`: `int64 [batch]`.
         - `state`: what `encode`, `prefill` or `step` returned.
-        - Returns `(logits, state)`, the logits being
-          `[batch, target_vocab]`.
+        - Returns `(logits, state)`, the logits `[batch, target_vocab]`.
         """
         check_tokens("EncoderDecoder", "tokens", tokens[:, None], self.target_vocab)
         x = self._positioned(self.target_embedding(tokens)[:, None], state.past)[:, 0]
@@ -243,9 +241,9 @@ class EncoderDecoder(nn.Module):
         return self._logits(x), DecoderState(state.past + 1, state.source, parts)
 
     def _positioned(self, x: Tensor, past: int) -> Tensor:
-        # On the CPU: not every device has the float64 of the sinusoids.
-        places = torch.arange(past, past + x.shape[1], device="cpu")
-        return x * self.d_model**0.5 + sinusoids(places, self.d_model).to(x)
+        # On the CPU: the sinusoids need float64, which some devices lack.
+        positions = torch.arange(past, past + x.shape[1], device="cpu")
+        return x * self.d_model**0.5 + sinusoids(positions, self.d_model).to(x)
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.norm(x) @ self.target_embedding.weight.T  # tied
@@ -259,26 +257,27 @@ class EncoderDecoder(nn.Module):
         end: int | None = None,
         source_mask: Tensor | None = None,
     ) -> Tensor:
-        """Translate, always taking the likeliest next token.
+        """Translate, always taking the most likely next token.
 
         - `source`, `source_mask`: as in `forward`.
-        - `max_new_tokens`: how many to write at most, 0 or more.
-        - `start`: the token before the first.
-        - `end`: the token after the last; a sequence that has ended is
-          filled with it. None = write all of `max_new_tokens`.
-        - Returns `int64 [batch, time]`, without the start token, and no
-          longer than the longest of the sequences.
+        - `max_new_tokens`: maximum number of tokens, 0 or more.
+        - `start`: the token before the first one.
+        - `end`: the token that ends a sequence, and fills it up after
+          that. None = always generate `max_new_tokens`.
+        - Returns `int64 [batch, time]`, without the start token; `time`
+          is the length of the longest sequence.
         - Raises `ValueError` for an argument out of range.
         """
         if max_new_tokens < 0:
             raise ValueError(
-                f"generate: max_new_tokens must be 0 or more, not {max_new_tokens}"
+                "generate: expected max_new_tokens to be 0 or more, "
+                f"got {max_new_tokens}"
             )
         for name, token in (("start", start), ("end", end)):
             if token is not None and not 0 <= token < self.target_vocab:
                 raise ValueError(
-                    f"generate: {name} is {token}, but 0 to {self.target_vocab - 1} "
-                    "was wanted"
+                    f"generate: expected {name} from 0 to {self.target_vocab - 1}, "
+                    f"got {token}"
                 )
         state = self.encode(source, source_mask)
         tokens = torch.full_like(source[:, 0], start, dtype=torch.int64)

@@ -23,7 +23,7 @@ from fwlab.models.tokens import check_tokens
 
 
 class Size(NamedTuple):
-    """How large a model is; the names are those of `LanguageModel`."""
+    """The size of a model; the names are those of `LanguageModel`."""
 
     layers: int
     heads: int
@@ -33,17 +33,16 @@ class Size(NamedTuple):
 
 
 class Mixer(NamedTuple):
-    """How the tokens of a text learn of each other.
+    """How information passes from token to token.
 
-    - `make`: a layer of the given size, which stands in every block; or
-      with `whole` the whole stack at once, whose layers are not
-      independent of each other.
+    - `make`: makes the layer that mixes in each block, at the given size;
+      if `whole`, the whole stack, whose layers depend on each other.
     - `positions`: add a table of learned positions to the embeddings.
-      Softmax attention sees a set of keys, and knows no order without
-      one. AFT-simple sees one, too, and has a table in its paper. Fast
-      weights go without (the paper's best delta networks have none,
-      Table 3), and so does what has biases or relative positions of its
-      own. No table also means no longest text.
+      Softmax attention sees keys as a set: without a table it does not
+      know their order. So does AFT-simple, which has a table in its
+      paper. Fast weights have none (neither have the paper's best delta
+      networks, Table 3), nor do mixers with biases or relative positions
+      of their own. Without a table there is no maximum length.
     """
 
     make: Callable[[Size], nn.Module]
@@ -88,29 +87,28 @@ MIXERS: dict[str, Mixer] = {
         whole=True,
     ),
 }
-"""The mixers by name: how the tokens of a text learn of each other."""
+"""The mixers by name: how information passes from token to token."""
 
 
 class LanguageModel(nn.Module):
     r"""Pre-norm blocks between tied embeddings (the form of GPT-2).
 
-    - `vocab_size`: number of different tokens, at least 1.
+    - `vocab_size`: number of tokens in the vocabulary, at least 1.
     - `mixer`: a name in `MIXERS`.
-    - `layers`, `heads`, `d_model`: depth, heads per layer, width. (AFT
-      has no heads but in aft-conv.)
-    - `max_len`: longest sequence, for mixers with position tables
-      (softmax, aft-simple, aft-full, aft-local); the others have no
-      longest sequence. transformer-xl cuts into segments of half of it.
+    - `layers`, `heads`, `d_model`: depth, heads per layer, width. (Of the
+      AFT mixers, only aft-conv has heads.)
+    - `max_len`: maximum sequence length, for mixers with position tables
+      (softmax, aft-simple, aft-full, aft-local); the others have none.
+      transformer-xl takes segments of half this length.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
-    - Raises `ValueError` or `TypeError` for sizes or names that do not
-      fit.
+    - Raises `ValueError` or `TypeError` for invalid sizes or names.
 
     No linear layer or norm has a bias. **Initial weights**: embeddings
     and linear layers normal with standard deviation 0.02; the two that
     end in the residual stream (the mixer's `to_out` and the second layer
     of the MLP, `contract`) with $0.02 / \sqrt{2 \cdot \text{layers}}$,
     so that the stream's variance does not grow with depth; norms 1;
-    everything else as its layer says.
+    everything else as its layer defines it.
     """
 
     def __init__(
@@ -125,16 +123,16 @@ class LanguageModel(nn.Module):
     ):
         super().__init__()
         if mixer not in MIXERS:
-            wanted = ", ".join(map(repr, MIXERS))
+            known = ", ".join(map(repr, MIXERS))
             raise ValueError(
-                f"LanguageModel: unknown mixer {mixer!r}; wanted one of {wanted}"
+                f"LanguageModel: expected mixer to be one of {known}, got {mixer!r}"
             )
         d_ff = 4 * d_model if d_ff is None else d_ff
         sizes = {"layers": layers, "max_len": max_len, "d_ff": d_ff}
         for name, value in {"vocab_size": vocab_size, **sizes}.items():
             if value < 1:
                 raise ValueError(
-                    f"LanguageModel: {name} must be at least 1, not {value}"
+                    f"LanguageModel: expected {name} to be at least 1, got {value}"
                 )
         size = Size(heads=heads, d_model=d_model, **sizes)
         make, whole, positions = MIXERS[mixer]
@@ -161,7 +159,7 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(module.weight, std=std)
 
     def num_parameters(self) -> int:
-        """Trained numbers, without position tables (as nanoGPT counts).
+        """Number of parameters, without position tables (as in nanoGPT).
 
         - Returns the count; tied embeddings count once.
         """
@@ -173,9 +171,9 @@ class LanguageModel(nn.Module):
         return total - sum(p.numel() for p in uncounted)
 
     def state_size(self, time: int) -> int:
-        """Numbers that `prefill` and `step` carry from token to token.
+        """Number of scalars that `prefill` and `step` carry from token to token.
 
-        - `time`: how many tokens were read.
+        - `time`: tokens so far.
         - Returns the count for one sequence, over all layers.
         """
         return sum(block.state_size(time) for block in self.blocks)
@@ -185,7 +183,7 @@ class LanguageModel(nn.Module):
 
         - `tokens`: `int64 [batch, time]`, from 0 to `vocab_size - 1`.
         - Returns `[batch, time, vocab_size]`.
-        - Raises `ValueError` past `max_len` where the model has one.
+        - Raises `ValueError` beyond `max_len`, if the model has one.
         """
         x = self._embed(tokens, 0)
         for block in self.blocks:
@@ -193,7 +191,7 @@ class LanguageModel(nn.Module):
         return self._logits(x)
 
     def prefill(self, tokens: Tensor, state: list | None = None) -> tuple[Tensor, list]:
-        """The same for a stretch of the sequence, and the state after it.
+        """Process part of a sequence, and return the state after it.
 
         - `tokens`: `int64 [batch, time]`.
         - `state`: what an earlier call returned; None = start of text.
@@ -210,11 +208,11 @@ class LanguageModel(nn.Module):
         return self._logits(x), after
 
     def step(self, tokens: Tensor, state: list | None = None) -> tuple[Tensor, list]:
-        """One token of each sequence.
+        """Process one token of each sequence.
 
         - `tokens`: `int64 [batch]`.
         - `state`: as in `prefill`.
-        - Returns `(logits, state)`, the logits being `[batch, vocab_size]`.
+        - Returns `(logits, state)`, the logits `[batch, vocab_size]`.
         """
         past, parts = (
             (0, [None] * len(self.blocks)) if state is None else (state[0], state[1:])
@@ -232,8 +230,8 @@ class LanguageModel(nn.Module):
         end = past + tokens.shape[1]
         if self.max_len is not None and end > self.max_len:
             raise ValueError(
-                f"LanguageModel: {end} tokens are more than max_len={self.max_len}, "
-                "the length of the position table"
+                f"LanguageModel: expected at most max_len={self.max_len} tokens, the "
+                f"length of the position table, got {end}"
             )
         return x if self.positions is None else x + self.positions.weight[past:end]
 
@@ -252,34 +250,38 @@ class LanguageModel(nn.Module):
         """Continue a prompt, one token at a time, with `step`.
 
         - `prompt`: `int64 [batch, time]`, at least one token.
-        - `max_new_tokens`: how many to add, 0 or more.
-        - `temperature`: divides the logits; 0 takes the likeliest token.
-        - `top_k`: draw among the `k` likeliest only; None = among all.
-        - `seed`: same seed, same text; None = PyTorch's own generator.
+        - `max_new_tokens`: number of tokens to add, 0 or more.
+        - `temperature`: divides the logits; 0 takes the most likely token.
+        - `top_k`: sample from the `k` most likely tokens; None = from all.
+        - `seed`: the same seed gives the same text; None = PyTorch's own
+          generator.
         - Returns `int64 [batch, time + max_new_tokens]`, prompt included.
         - Raises `ValueError` for an argument out of range.
 
-        Fast weight models need the same memory for every token. A model
-        with `max_len` goes on from its last `max_len` tokens when the
-        text grows longer, and warns once.
+        Fast weight models need constant memory. When the text becomes
+        longer than `max_len`, a model that has one continues from the
+        last `max_len` tokens, and warns once.
         """
         if prompt.dim() != 2 or prompt.shape[1] == 0:
             raise ValueError(
-                f"generate: prompt has shape {list(prompt.shape)}, but [batch, time] "
-                "with at least one token was wanted"
+                "generate: expected prompt of shape [batch, time] with at least one "
+                f"token, got {list(prompt.shape)}"
             )
         if max_new_tokens < 0:
             raise ValueError(
-                f"generate: max_new_tokens must be 0 or more, not {max_new_tokens}"
+                "generate: expected max_new_tokens to be 0 or more, "
+                f"got {max_new_tokens}"
             )
         if not temperature >= 0:
             raise ValueError(
-                f"generate: temperature must be 0 or more, not {temperature}"
+                f"generate: expected temperature to be 0 or more, got {temperature}"
             )
         if top_k is not None and top_k < 1:
-            raise ValueError(f"generate: top_k must be at least 1, not {top_k}")
+            raise ValueError(f"generate: expected top_k to be at least 1, got {top_k}")
         if seed is not None and not 0 <= seed < 2**63:
-            raise ValueError(f"generate: seed must be from 0 to 2**63 - 1, not {seed}")
+            raise ValueError(
+                f"generate: expected seed from 0 to 2**63 - 1, got {seed}"
+            )
         generator = None
         if seed is not None:
             generator = torch.Generator(prompt.device).manual_seed(seed)
@@ -287,17 +289,17 @@ class LanguageModel(nn.Module):
         text, state, warned = [prompt], None, False
         for _ in range(max_new_tokens):
             if state is None or state[0] == self.max_len:
-                seen = torch.cat(text, dim=1)
-                if self.max_len is not None and seen.shape[1] > self.max_len:
-                    seen = seen[:, -self.max_len :]
+                past = torch.cat(text, dim=1)
+                if self.max_len is not None and past.shape[1] > self.max_len:
+                    past = past[:, -self.max_len :]
                     if not warned:
                         warnings.warn(
                             f"the text is longer than max_len={self.max_len}: "
-                            "going on from its last tokens",
+                            "continuing from its last tokens",
                             stacklevel=2,
                         )
                         warned = True
-                logits, state = self.prefill(seen)
+                logits, state = self.prefill(past)
                 logits = logits[:, -1]
             else:
                 logits, state = self.step(text[-1][:, 0], state)
@@ -311,13 +313,13 @@ def _draw(
     top_k: int | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """One token per row of logits: `[batch, vocab]` to `[batch]`."""
+    """Draw one token per row of logits: `[batch, vocab]` to `[batch]`."""
     if temperature == 0:
         return logits.argmax(-1)
-    # The likeliest becomes 0 first: no temperature overflows it.
+    # The largest logit becomes 0 first, so that no temperature overflows it.
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is not None:
-        # Of equally likely tokens the first go before, as for argmax.
+        # Of equally likely tokens, take the first ones, as argmax does.
         order = logits.argsort(dim=-1, descending=True, stable=True)
         logits = logits.scatter(-1, order[:, top_k:], -torch.inf)
     return torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)[:, 0]

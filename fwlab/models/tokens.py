@@ -1,25 +1,25 @@
-"""What every model checks of its tokens."""
+"""Checks of the tokens that a model gets."""
 
 import torch
 from torch import Tensor
 
 
 def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> None:
-    """Hold tokens to `[batch, time]`, to integers, and to the vocabulary."""
+    """Check that tokens are integers `[batch, time]` in the vocabulary."""
     if tokens.dim() != 2:
         raise ValueError(
-            f"{model}: {argument} have shape {list(tokens.shape)}, but [batch, time] "
-            "was wanted"
+            f"{model}: expected {argument} of shape [batch, time], "
+            f"got {list(tokens.shape)}"
         )
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise TypeError(
-            f"{model}: {argument} have dtype {tokens.dtype}; int64 was wanted"
+            f"{model}: expected {argument} of dtype torch.int64, got {tokens.dtype}"
         )
-    # On an accelerator the look would wait for the device.
+    # On an accelerator this check would wait for the device.
     if tokens.device.type == "cpu" and tokens.numel():
-        least, most = tokens.min().item(), tokens.max().item()
-        if least < 0 or most >= vocab_size:
+        minimum, maximum = tokens.min().item(), tokens.max().item()
+        if minimum < 0 or maximum >= vocab_size:
             raise ValueError(
-                f"{model}: {argument} go from {least} to {most}, but "
-                f"0 to {vocab_size - 1} was wanted"
+                f"{model}: expected {argument} from 0 to {vocab_size - 1}, "
+                f"got {minimum} to {maximum}"
             )

@@ -116,7 +116,7 @@ def state_kind(op: str, state: Any, kind: Any) -> None:
     if not isinstance(state, tuple) or len(state) != len(names):
         raise TypeError(
             f"{op}: expected state to be a {kind.__name__} "
-            f"({', '.join(names)}), got {_kind(state)}"
+            f"({', '.join(names)}), got {type(state).__name__}"
         )
 
 
