@@ -1,10 +1,10 @@
-"""Entry point of the command line; says what is missing for it."""
+"""Entry point of the command line; reports missing packages."""
 
 import sys
 
 
 def main() -> None:
-    """Run `fwlab`, if the packages of the extra "train" are there."""
+    """Run `fwlab`, if the packages of the extra "train" are installed."""
     try:
         from fwlab.cli import main as run
     except ModuleNotFoundError as error:

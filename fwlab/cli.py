@@ -25,14 +25,14 @@ def train(
     out: Path | None = None,
     resume: bool = False,
 ) -> None:
-    """Train a character language model, and keep it in a checkpoint.
+    """Train a character language model, and save it as a checkpoint.
 
     Args:
         config: The run.
-        out: Folder for checkpoint.safetensors and result.json; left out:
+        out: Folder for checkpoint.safetensors and result.json; default:
             runs/MIXER.
-        resume: Go on from the checkpoint in that folder, which the same
-            command line has left there.
+        resume: Continue from the checkpoint that the same command line
+            has left in that folder.
     """
     out = Path("runs", config.mixer) if out is None else out
     path = out / "checkpoint.safetensors"
@@ -40,10 +40,10 @@ def train(
     check_writable(out)
     print(
         f"{config.mixer}: {trainer.model.num_parameters():,} parameters, "
-        f"{len(trainer.train_tokens):,} characters to learn from, on {trainer.device}"
+        f"{len(trainer.train_tokens):,} training characters, on {trainer.device}"
     )
     if trainer.step >= config.steps:
-        print(f"nothing to do: {path} has seen {trainer.step} steps already")
+        print(f"nothing to do: {path} already has {trainer.step} steps of training")
         return
     started, seconds = trainer.step, 0.0
     memory, peak = training.PeakMemory(), None
@@ -52,14 +52,14 @@ def train(
     ) as bar:
         for progress in trainer.run():
             seconds = progress.seconds
-            # Validation has larger batches: what counts is before the first.
+            # Validation has larger batches: measure before the first one.
             if peak is None or not trainer.curve:
                 peak = memory.mib()
             bar.update()
             bar.set_postfix_str(f"loss {progress.loss:.3f}", refresh=False)
             if progress.val_loss is not None:
                 trainer.save(path)
-                # A result of an earlier run does not belong to it.
+                # A result of an earlier run does not belong to this checkpoint.
                 (out / "result.json").unlink(missing_ok=True)
                 line = " ".join(trainer.sample(length=72).split())
                 bar.write(
@@ -105,18 +105,17 @@ def generate(
 
     Args:
         checkpoint: A file that fwlab train has written.
-        prompt: Text to go on from; left out: the start of a line.
-        length: Characters to add.
-        temperature: 0 takes the likeliest character, 1 draws as the
-            model says.
-        top_k: Draw among so many likeliest characters only.
-        seed: Same seed, same text.
+        prompt: Text to continue; default: the start of a line.
+        length: Number of characters to add.
+        temperature: Divides the logits; 0 takes the most likely character.
+        top_k: Sample only from this many of the most likely characters.
+        seed: The same seed gives the same text.
     """
     if length < 0:
-        raise ValueError(f"length must be 0 or more, not {length}")
+        raise ValueError(f"expected length to be 0 or more, got {length}")
     loaded = training.load(checkpoint)
     if prompt == "":
-        raise ValueError("the prompt is empty; at least one character was wanted")
+        raise ValueError("expected a prompt of at least one character, got none")
     if prompt is None:
         prompt = loaded.characters.start
     tokens = loaded.characters.encode(prompt)[None]
@@ -126,11 +125,11 @@ def generate(
 
 @app.command
 def export_web(checkpoint: Positional[Path], out: Positional[Path], /) -> None:
-    """Write a trained model as the live figure of the site wants it.
+    """Export a trained model for the live figure of the site.
 
     Args:
-        checkpoint: A file that fwlab train has written, of mixer delta or
-            sum.
+        checkpoint: A file that fwlab train has written, with mixer delta
+            or sum.
         out: The file to write.
     """
     size = training.export_web(out, training.load(checkpoint))
@@ -139,7 +138,7 @@ def export_web(checkpoint: Positional[Path], out: Positional[Path], /) -> None:
 
 @app.command
 def info() -> None:
-    """Show versions, devices, and which implementations run here."""
+    """Show versions, devices, and the implementations that run here."""
     from fwlab.info import report
 
     print(report())
@@ -150,15 +149,15 @@ def bench(out: Path | None = None, gpu: bool = False, quick: bool = False) -> No
     """Measure speed and memory, naive against efficient, side by side.
 
     Args:
-        out: Write the numbers to this JSON file, too. With --gpu they are
-            always written; left out: gpu-CARD.json, in docs/results if
-            that is here.
-        gpu: Prove the GPU kernels right, then measure them, within 8
-            minutes; exit code 1 if one is wrong.
-        quick: With --gpu: less of all, within 4 minutes.
+        out: Also write the results to this JSON file. With --gpu they are
+            always written; default: gpu-CARD.json, in docs/results if
+            that folder exists.
+        gpu: Check that the GPU kernels are correct, then measure them,
+            within 8 minutes; exit code 1 if one of them is wrong.
+        quick: With --gpu: a shorter run, within 4 minutes.
     """
     if quick and not gpu:
-        raise ValueError("--quick is for --gpu")
+        raise ValueError("--quick needs --gpu")
     if gpu:
         from fwlab.bench import gpu as gpu_benchmark
 
@@ -175,7 +174,7 @@ def _command() -> str:
 
 
 def main() -> None:
-    """Run the command line. Wrong input ends in one sentence and exit code 2."""
+    """Run the command line. Invalid input: one sentence and exit code 2."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(message)
@@ -196,11 +195,11 @@ def main() -> None:
         if isinstance(error, RuntimeError) and not any(
             w in str(error) for w in too_large
         ):
-            raise  # a defect of ours: the traceback says where
-        _complain("there is not enough memory for a model or batch of this size")
+            raise  # a bug in fwlab: the traceback shows where
+        _complain("not enough memory for a model or batch of this size")
         sys.exit(2)
     except KeyboardInterrupt:
-        _complain("stopped; a checkpoint that was written stays")
+        _complain("stopped; checkpoints that were written are kept")
         sys.exit(130)
 
 

@@ -1,4 +1,4 @@
-"""Writing a file as a whole or not at all."""
+"""Writing files completely or not at all."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write to the path this gives; then it takes the place of `path`.
+    """Yield a temporary path; after the block it replaces `path`.
 
-    Readers see the old file or the new one, other writers do not get in
-    the way, and nothing is left behind if the block fails.
+    Readers see the old file or the new one, other writers do not
+    interfere, and nothing is left behind if the block fails.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -35,9 +35,9 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder, and raise `OSError` if no file can be put there."""
+    """Make a folder, and raise `OSError` if no file can be written there."""
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; a folder was wanted")
+        raise NotADirectoryError(f"expected {folder} to be a folder, got a file")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass

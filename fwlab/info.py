@@ -1,4 +1,4 @@
-"""What this machine has, and what runs on it."""
+"""Versions and devices of this machine, and what runs on it."""
 
 import importlib.metadata
 import platform
@@ -12,7 +12,7 @@ from fwlab.provenance import machine
 
 
 def report() -> str:
-    """Versions, devices, and the usable implementations, as a table."""
+    """Versions, devices and usable implementations, as a table."""
     rows = [
         ("fwlab", fwlab.__version__),
         ("python", platform.python_version()),
@@ -29,7 +29,7 @@ def report() -> str:
 
 
 def _usable(op: str) -> str:
-    """What runs here; and if there is a kernel that does not, why."""
+    """The implementations that run here, and why a kernel does not."""
     names = ", ".join(ops.implementations(op))
     kernel = ops.TABLE[op].implementations.get("triton")
     reason = kernel and gpu.why_not(kernel)

@@ -1,4 +1,4 @@
-"""Where a result comes from: what a reader needs to make it again."""
+"""Where a result comes from: what you need to reproduce it."""
 
 import datetime
 import platform
@@ -14,7 +14,7 @@ import fwlab
 def provenance(command: str) -> dict[str, Any]:
     """Versions, machine, commit and date, as plain values for JSON.
 
-    - `command`: the command line that makes the result.
+    - `command`: the command line that produces the result.
     """
     return {
         "command": command,
@@ -29,9 +29,9 @@ def provenance(command: str) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the source tree, "+changes" if it differs from it.
+    """The commit of the source tree, with "+changes" if files differ.
 
-    "none" where fwlab does not run from a git checkout.
+    "none" if fwlab does not run from a git checkout.
     """
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
@@ -46,7 +46,7 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Processor and accelerator, in words."""
+    """Names of the processor and the GPU."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

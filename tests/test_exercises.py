@@ -127,13 +127,13 @@ WRONG = {
         (lambda W, k, v, beta: W + outer(v - held(W, k), k), "changes nothing"),
         (
             lambda W, k, v, beta: W + outer(b(beta) ** 2 * (v - held(W, k)), k),
-            "that part of the way",
+            "mixes the old value",
         ),
         (
             lambda W, k, v, beta: (
                 (1 - b(beta)[..., None]) * W + b(beta)[..., None] * outer(v, k)
             ),
-            "leaves the values of keys at right angles alone",
+            "leaves the values of orthogonal keys alone",
         ),
         (
             lambda W, k, v, beta: (
@@ -174,12 +174,12 @@ WRONG |= {
             lambda k, v, w: quotient((k + w - (k + w).max()).exp(), v),
             "keeps channels and sequences",
         ),
-        (two_maxima, "the maximum of k + w together"),
-        (softmax_mean, "where no key is seen"),
-        (lambda k, v, w: torch.nan_to_num(softmax_mean(k, v, w)), "no key is seen"),
+        (two_maxima, "the maximum of k + w, not"),
+        (softmax_mean, "where no key is visible"),
+        (lambda k, v, w: torch.nan_to_num(softmax_mean(k, v, w)), "no key is visible"),
         (
             lambda k, v, w: EXERCISES["mean_of"].reference(k, v, w).detach(),
-            "where no key is seen",
+            "where no key is visible",
         ),
     ],
     "running_step": [
@@ -195,7 +195,7 @@ WRONG |= {
             "the softmax mean of all keys",
         ),
         (step_of_sums, "does not overflow"),
-        (step_by_old_sum, "lets a key that is far larger"),
+        (step_by_old_sum, "lets a far larger key"),
         (plain_step, "for a key of -inf"),
         (
             lambda *given: [x.nan_to_num() for x in plain_step(*given)],
@@ -229,7 +229,7 @@ WRONG |= {
                 if states.shape[0] != states.shape[1]
                 else (w.softmax(0) * states).sum(0)
             ),
-            "where other dimensions have the same size",
+            "even if other dimensions have the same size",
         ),
     ],
     "feedback_attention": [
@@ -242,9 +242,9 @@ WRONG |= {
             lambda q, k, v, P: attend(q.flip(1), k, v, P),
             "scaled dot-product",
         ),
-        (lambda q, k, v, P: attend(q, k, v, 0 * P), "counts distances"),
-        (lambda q, k, v, P: attend(q, k, v, P, last=0), "counts distances"),
-        (lambda q, k, v, P: attend(q, k, v, P, reverse=True), "counts distances"),
+        (lambda q, k, v, P: attend(q, k, v, 0 * P), "measures distances"),
+        (lambda q, k, v, P: attend(q, k, v, P, last=0), "measures distances"),
+        (lambda q, k, v, P: attend(q, k, v, P, reverse=True), "measures distances"),
         (
             lambda q, k, v, P: attend(
                 q, k + (k == 0).all() * 1e-9, v, P * (1 if not k.any() else 2)
@@ -294,11 +294,11 @@ def test_messages_carry_numbers_and_causes():
     _, text = verdict(lambda W, k, v: None, "write")
     assert "returned None. Does it end in a `return`?" in text
     _, text = verdict(lambda W, k, v: W.T, "write")
-    assert "shape [5, 3]; [3, 5] was wanted" in text
+    assert "shape [3, 5], got [5, 3]" in text
     _, text = verdict(lambda W, k, v: 1 / 0, "write")
     assert "raised ZeroDivisionError: division by zero" in text
     _, text = verdict(lambda x: x / 2, "sum_normalize")
-    assert "where 1 was wanted" in text
+    assert "expected 1, got" in text
 
 
 @pytest.mark.parametrize("thing", [None, 3, "delta_step", torch.zeros(2)])

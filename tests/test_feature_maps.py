@@ -151,7 +151,7 @@ def test_random_features(make):
     phi.redraw(seed=4)
     assert torch.equal(phi(x), make(6, 9, seed=4)(x))
     assert "omega" in phi.state_dict()
-    with pytest.raises(ValueError, match="width 6.*got 5"):
+    with pytest.raises(ValueError, match=r"width 6.*got 5"):
         phi.width(5)
     for wrong in (0, True, 2.0):
         with pytest.raises(ValueError, match="directions to be an integer"):

@@ -1,4 +1,4 @@
-"""Text corpora and the characters they are made of."""
+"""Text corpora, and their characters as tokens."""
 
 from fwlab.data.characters import Characters
 from fwlab.data.corpus import CORPORA, CorpusError, corpus

@@ -1,4 +1,4 @@
-"""Text as numbers: one token per character."""
+"""Text as tokens: one per character."""
 
 import torch
 from torch import Tensor
@@ -19,29 +19,29 @@ class Characters:
 
     @property
     def start(self) -> str:
-        """A prompt for who has none: a line break, or the first character."""
+        """The default prompt: a line break, or the first character."""
         return "\n" if "\n" in self._index else self.alphabet[0]
 
     def encode(self, text: str) -> Tensor:
-        """Text to numbers.
+        """Turn text into tokens.
 
         - `text`: any number of known characters.
-        - Returns `int64 [characters]`, places in the alphabet, from 0.
+        - Returns `int64 [characters]`, indices into the alphabet, from 0.
         - Raises `ValueError` for an unknown character, naming it.
         """
         unknown = sorted(set(text) - set(self._index))
         if unknown:
             raise ValueError(
-                f"the text contains {unknown[0]!r}, which is not one of the "
-                f"{len(self)} characters this model knows"
+                f"expected only the {len(self)} characters that this model knows, "
+                f"got {unknown[0]!r}"
             )
         return torch.tensor([self._index[c] for c in text], dtype=torch.int64)
 
     def decode(self, tokens: Tensor) -> str:
-        """Numbers back to text.
+        """Turn tokens back into text.
 
         - `tokens`: `int64 [characters]`, from 0 to the size of the
-          alphabet less 1.
+          alphabet minus 1.
         - Returns the text.
         """
         return "".join(self.alphabet[i] for i in tokens.tolist())

@@ -1,4 +1,4 @@
-"""Where text comes from: a file, a checked download, or this Python."""
+"""Corpora: a file, a checked download, or Python's standard library."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class CorpusError(Exception):
-    """A text that is missing, empty or not the one it should be."""
+    """The text is missing, empty, or not the expected one."""
 
 
 class _Source(NamedTuple):
@@ -35,24 +35,24 @@ CORPORA = {
         "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
     ),
 }
-"""The corpora that can be fetched, by name: the file each is kept in,
-where it comes from, and its SHA-256."""
+"""The corpora that can be downloaded, by name: the name of the file, its
+address and its SHA-256."""
 
 
 def corpus(name: str | None = None) -> str:
     """The text of a corpus.
 
     - `name`: "shakespeare" (Tiny Shakespeare, 1.1 million characters),
-      "python" (the standard library of this interpreter: always there),
-      "wikitext-2-valid", "wikitext-2-test", or the path of a UTF-8 text
-      file. None takes Shakespeare, and Python where it cannot be had,
-      which it says in one line on stderr.
+      "python" (the standard library of this interpreter, always
+      available), "wikitext-2-valid", "wikitext-2-test", or the path of a
+      UTF-8 text file. None = Shakespeare, or Python if Shakespeare is not
+      available; one line on stderr then says so.
     - Returns the text.
-    - Raises `CorpusError` if the text cannot be had, is empty, or is not
-      the expected one (SHA-256).
+    - Raises `CorpusError` if the text is not available, is empty, or is
+      not the expected one (SHA-256).
 
-    A corpus is read from the folder `$FWLAB_DATA` if that is set, and
-    otherwise fetched once into the user's cache.
+    If `$FWLAB_DATA` is set, a corpus is loaded from that folder;
+    otherwise it is downloaded once into the user's cache.
     """
     if name == "python":
         return _standard_library()
@@ -66,14 +66,14 @@ def corpus(name: str | None = None) -> str:
         return _known(name, CORPORA[name])
     if "/" in name or "\\" in name or Path(name).suffix or Path(name).exists():
         return _read(Path(name))
-    wanted = ", ".join(map(repr, ["python", *CORPORA]))
+    known = ", ".join(map(repr, ["python", *CORPORA]))
     raise CorpusError(
-        f"unknown corpus {name!r}; wanted {wanted} or the path of a text file"
+        f"expected corpus to be {known} or the path of a text file, got {name!r}"
     )
 
 
 class _Unreachable(CorpusError):
-    """No network, or no library to use it with: nothing is wrong here."""
+    """No network, or no library to download with: another text will do."""
 
 
 def _known(name: str, source: _Source) -> str:
@@ -83,8 +83,8 @@ def _known(name: str, source: _Source) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()
     if digest != source.sha256:
         raise CorpusError(
-            f"{path} is not the corpus {name!r}: its SHA-256 is {digest[:12]}…, "
-            f"{source.sha256[:12]}… was wanted; delete or replace it"
+            f"{path} is not the corpus {name!r}: expected SHA-256 "
+            f"{source.sha256[:12]}…, got {digest[:12]}…; delete or replace the file"
         )
     return text
 
@@ -94,12 +94,13 @@ def _fetch(name: str, source: _Source) -> Path:
         import pooch
     except ImportError:
         raise _Unreachable(
-            f"the corpus {name!r} has to be fetched with pooch, which is not installed "
-            "(pip install pooch), or read from the folder that FWLAB_DATA names"
+            f"cannot download the corpus {name!r}: pooch is not installed; run "
+            f"pip install pooch, or put {source.file} into a folder and set "
+            "FWLAB_DATA to that folder"
         ) from None
     # pooch writes to a temporary file, checks it, and then renames it.
     logger = pooch.get_logger()
-    said, logger.disabled = logger.disabled, True
+    disabled, logger.disabled = logger.disabled, True
     try:
         return Path(
             pooch.retrieve(
@@ -111,16 +112,17 @@ def _fetch(name: str, source: _Source) -> Path:
         )
     except ValueError:
         raise CorpusError(
-            f"{source.url} did not send the corpus {name!r}: its SHA-256 differs; "
-            "nothing was kept, try again or set FWLAB_DATA to a folder with the right file"
+            f"{source.url} did not send the corpus {name!r}: its SHA-256 differs, so "
+            "nothing was kept; try again, or set FWLAB_DATA to a folder with the file"
         ) from None
     except OSError as error:
         raise _Unreachable(
-            f"the corpus {name!r} could not be fetched ({type(error).__name__}); "
-            f"connect to the network, or put {source.file} into a folder and set FWLAB_DATA to it"
+            f"cannot download the corpus {name!r} ({type(error).__name__}); connect to "
+            f"the network, or put {source.file} into a folder and set FWLAB_DATA to "
+            "that folder"
         ) from None
     finally:
-        logger.disabled = said
+        logger.disabled = disabled
 
 
 def _read(path: Path) -> str:
@@ -137,15 +139,15 @@ def _read(path: Path) -> str:
 
 
 def _standard_library() -> str:
-    """The top level of the standard library, file after file.
+    """The top level of the standard library, all files concatenated.
 
-    Only files in ASCII: the alphabet stays as small as that of a book.
+    Only ASCII files, so that the alphabet stays as small as a book's.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     files = (path.read_bytes() for path in sorted(folder.glob("*.py")))
     text = "\n".join(data.decode() for data in files if data.isascii())
     if not text.strip():
         raise CorpusError(
-            f"the standard library in {folder} has no Python files to read"
+            f"expected Python files in the standard library {folder}, got none"
         )
     return text

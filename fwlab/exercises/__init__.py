@@ -1,4 +1,4 @@
-"""Exercises that answer back.
+"""Exercises that check your answers.
 
 ```python
 from fwlab.exercises import check, hint, solution
@@ -6,8 +6,8 @@ from fwlab.exercises import check, hint, solution
 def delta_step(W, k, v, beta):
     ...
 
-check(delta_step)      # True or False, and says why
-hint("delta_step")     # a push; hint("delta_step", 2) is a stronger one
+check(delta_step)      # True or False, and prints why
+hint("delta_step")     # a nudge; hint("delta_step", 2) reveals more
 solution("delta_step") # the source of fwlab's own function
 ```
 """
@@ -20,6 +20,6 @@ EXERCISES: dict[str, Exercise] = {
     **aft.EXERCISES,
     **feedback.EXERCISES,
 }
-"""Every exercise by its name."""
+"""Every exercise by name."""
 
 __all__ = ["EXERCISES", "Exercise", "assert_correct", "check", "hint", "solution"]

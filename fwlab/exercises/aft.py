@@ -1,4 +1,4 @@
-"""Two exercises: one stable row of AFT, and a running mean without end."""
+"""Two exercises: one stable row of AFT, and a stable running mean."""
 
 from typing import Any
 
@@ -48,24 +48,24 @@ def _mean_of_one(answer: Answer, reference: Answer, generator: Generator) -> Non
     compare(
         ask(answer, row["v"][:, 0], **row),
         row["v"][:, 0],
-        "A single weight is 1, whatever its exponent.",
+        "A single weight is 1 for any exponent.",
     )
 
 
-def _mean_weighs_keys(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """without biases, weighs by the softmax of the keys over time"""
+def _mean_weights_keys(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """without biases, weights by the softmax of the keys over time"""
     row = _row(generator)
     row["w"] = torch.zeros_like(row["w"])
-    wanted = (torch.softmax(row["k"], 1) * row["v"]).sum(1)
+    expected = (torch.softmax(row["k"], 1) * row["v"]).sum(1)
     compare(
-        ask(answer, wanted, **row),
-        wanted,
-        "Each channel has weights of its own, which sum to one over the keys "
+        ask(answer, expected, **row),
+        expected,
+        "Each channel has its own weights, which sum to one over the keys "
         "(dimension 1 of k).",
     )
 
 
-def _mean_weighs_biases(
+def _mean_weights_biases(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
     """adds the bias of its position to each key"""
@@ -73,7 +73,7 @@ def _mean_weighs_biases(
     compare(
         ask(answer, row["v"][:, 0], **row),
         reference(**row),
-        "Eq. 2: the exponent is K + w, also in the denominator.",
+        "Eq. 2: the exponent is K + w in the denominator, too.",
     )
 
 
@@ -83,34 +83,34 @@ def _mean_of_large_keys(
     """does not overflow or underflow for large keys"""
     for shift in (1000.0, -1000.0):
         row = _row(generator)
-        wanted = reference(**row)
+        expected = reference(**row)
         compare(
-            ask(answer, wanted, **{**row, "k": row["k"] + shift}),
-            wanted,
-            f"{shift:+g} was added to all keys, which changes no mean. Is the largest "
-            "exponent subtracted?",
+            ask(answer, expected, **{**row, "k": row["k"] + shift}),
+            expected,
+            f"{shift:+g} was added to all keys, which leaves the mean unchanged. Do you "
+            "subtract the maximum exponent?",
         )
 
 
 def _mean_keeps_channels(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
-    """keeps channels and sequences of very different size apart"""
+    """keeps channels and sequences of different magnitude apart"""
     row = _row(generator)
-    wanted = reference(**row)
+    expected = reference(**row)
     far = torch.tensor([[0.0, 2000.0, -2000.0], [900.0, -900.0, 0.0]]).double()
     compare(
-        ask(answer, wanted, **{**row, "k": row["k"] + far[:, None]}),
-        wanted,
-        "Keys of one channel were 2000 larger than those of the others. Does each "
-        "channel of each sequence subtract a maximum of its own?",
+        ask(answer, expected, **{**row, "k": row["k"] + far[:, None]}),
+        expected,
+        "The keys of one channel were 2000 larger than those of another. Does each "
+        "channel of each sequence have its own maximum?",
     )
 
 
 def _mean_takes_one_maximum(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
-    """subtracts the maximum of k + w together, not one of each"""
+    """subtracts the maximum of k + w, not one maximum of each"""
     row = _row(generator, keys=2)
     row["k"] = torch.tensor([-1000.0, 0.0]).double()[None, :, None].repeat(2, 1, 3)
     row["w"] = torch.tensor([[0.0], [-1000.0]]).double()
@@ -118,19 +118,19 @@ def _mean_takes_one_maximum(
         ask(answer, row["v"][:, 0], **row),
         row["v"].mean(1),
         "k was (-1000, 0) and w was (0, -1000): both exponents are -1000, and the "
-        "result is the plain mean. With max(k) and max(w) subtracted one by one "
-        "both terms are 0.",
+        "result is the plain mean. If you subtract max(k) and max(w) separately, "
+        "both terms become 0.",
     )
 
 
 def _mean_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """gives 0 where no key is seen, and a gradient of 0"""
+    """returns 0 where no key is visible, with a gradient of 0"""
     row = _row(generator)
     row["k"][0] = -torch.inf
-    wanted = reference(**row)
-    because = "All keys of the first sequence were -inf, which means not seen: 0/0."
-    compare(ask(answer, wanted, **row), wanted, because)
-    because = "A NaN that is replaced only afterwards comes back in the backward pass."
+    expected = reference(**row)
+    because = "All keys of the first sequence were -inf, which means masked: 0/0."
+    compare(ask(answer, expected, **row), expected, because)
+    because = "A NaN that you replace only afterwards comes back in the backward pass."
     compare_gradients(answer, reference, generator, because, **row)
 
 
@@ -155,15 +155,15 @@ def _ask_step(answer: Answer, **given: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _no_pair(pair: Any, shape: list[int]) -> str:
-    """What is wrong with something that should be (log_sum, mean)."""
+    """What is wrong with a result that should be (log_sum, mean)."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         kind = type(pair).__name__
-        return f"Your function returned a {kind}; a pair, (log_sum, mean), was wanted."
+        return f"Expected a pair, (log_sum, mean), got a {kind}."
     for name, part in zip(("log_sum", "mean"), pair, strict=True):
         if not isinstance(part, Tensor):
-            return f"{name} is a {type(part).__name__}; a tensor was wanted."
+            return f"Expected {name} to be a tensor, got a {type(part).__name__}."
         if list(part.shape) != shape:
-            return f"{name} has shape {list(part.shape)}; {shape} was wanted."
+            return f"Expected {name} of shape {shape}, got {list(part.shape)}."
     return ""
 
 
@@ -179,7 +179,7 @@ def _step_has_shape(answer: Answer, reference: Answer, generator: Generator) -> 
 
 
 def _step_counts(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """adds up exponentials: twice the same key is log 2 more"""
+    """adds up exponentials: the same key twice adds log 2"""
     given = _step(generator)
     given["k"] = given["log_sum"].clone()
     log_sum, mean = _ask_step(answer, **given)
@@ -187,7 +187,8 @@ def _step_counts(answer: Answer, reference: Answer, generator: Generator) -> Non
     compare(
         mean,
         (given["mean"] + given["v"]) / 2,
-        "The new key weighs as much as all before, so the mean goes half of the way.",
+        "The new key has the same weight as all keys before, so the mean moves halfway "
+        "to the new value.",
     )
 
 
@@ -205,24 +206,24 @@ def _step_is_stable(answer: Answer, reference: Answer, generator: Generator) -> 
     """does not overflow or underflow, for keys of either sign"""
     for shift in (1000.0, -1000.0):
         given = _step(generator)
-        wanted = reference(*given.values())
+        expected = reference(*given.values())
         far = {n: x + shift if n in ("log_sum", "k") else x for n, x in given.items()}
         log_sum, mean = _ask_step(answer, **far)
         because = f"{shift:+g} was added to log_sum and k."
-        compare(log_sum - shift, wanted[0], because)
-        compare(mean, wanted[1], because)
+        compare(log_sum - shift, expected[0], because)
+        compare(mean, expected[1], because)
 
 
 def _step_keeps_or_forgets(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
-    """lets a key that is far larger take over, and ignores one far smaller"""
+    """lets a far larger key take over, and ignores a far smaller one"""
     for shift in (2000.0, -2000.0):
         given = _step(generator)
         given["k"] = given["k"] + shift
         log_sum, mean = _ask_step(answer, **given)
         winner = ("k", "v") if shift > 0 else ("log_sum", "mean")
-        because = f"The new key was about {shift:+g} from what was there."
+        because = f"The new key was about {shift:+g} from the old log_sum."
         compare(log_sum, given[winner[0]], because)
         compare(mean, given[winner[1]], because)
 
@@ -233,25 +234,25 @@ def _step_from_nothing(answer: Answer, reference: Answer, generator: Generator) 
     given["log_sum"] = torch.full_like(given["k"], -torch.inf)
     given["mean"] = torch.zeros_like(given["v"])
     log_sum, mean = _ask_step(answer, **given)
-    because = "log_sum was -inf: nothing was seen before, so the new key is all."
+    because = "log_sum was -inf: there was no key before, so only the new one counts."
     compare(log_sum, given["k"], because)
     compare(mean, given["v"], because)
 
 
 def _step_skips_masked(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """leaves everything as it is for a key of -inf, even when nothing was seen"""
+    """changes nothing for a key of -inf, even if there was no key before"""
     given = _step(generator)
     given["k"] = torch.full_like(given["k"], -torch.inf)
     log_sum, mean = _ask_step(answer, **given)
-    compare(log_sum, given["log_sum"], "k was -inf: a step that is not seen.")
-    compare(mean, given["mean"], "k was -inf: a step that is not seen.")
+    compare(log_sum, given["log_sum"], "k was -inf: a masked step.")
+    compare(mean, given["mean"], "k was -inf: a masked step.")
     given["log_sum"], given["mean"] = given["k"].clone(), torch.zeros_like(given["v"])
     log_sum, mean = _ask_step(answer, **given)
     compare(mean, given["mean"], "log_sum and k were both -inf: is there inf - inf?")
     if not (log_sum == -torch.inf).all():
         raise Wrong(
-            f"log_sum and k were both -inf, and log_sum became "
-            f"{log_sum.flatten()[0]:.4g}; -inf was wanted."
+            "log_sum and k were both -inf: expected log_sum to stay -inf, got "
+            f"{log_sum.flatten()[0]:.4g}."
         )
 
 
@@ -274,8 +275,8 @@ EXERCISES: dict[str, Exercise] = {
             (
                 _mean_has_shape,
                 _mean_of_one,
-                _mean_weighs_keys,
-                _mean_weighs_biases,
+                _mean_weights_keys,
+                _mean_weights_biases,
                 _mean_of_large_keys,
                 _mean_keeps_channels,
                 _mean_takes_one_maximum,
@@ -284,11 +285,11 @@ EXERCISES: dict[str, Exercise] = {
             (
                 "The quotient of Eq. 2 is a softmax of K + w over the keys, applied "
                 "to the values: Eq. 3.",
-                "torch.softmax subtracts the maximum of each row, channel by "
-                "channel. Over dimension 1, the keys.",
-                "A softmax of nothing but -inf is NaN. Find those rows, let "
-                "torch.where put 0 in place of their exponents before the softmax, "
-                "and 0 in place of their mean after it.",
+                "torch.softmax subtracts the maximum for you, channel by channel. "
+                "Apply it over dimension 1, the keys.",
+                "A softmax over nothing but -inf is NaN. Find those rows; with "
+                "torch.where, replace their exponents by 0 before the softmax, "
+                "and their mean by 0 after it.",
             ),
         ),
         Exercise(

@@ -1,4 +1,4 @@
-"""Checking an answer: named properties in order, until one is broken."""
+"""Checking an answer: properties in order, up to the first that fails."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -10,27 +10,27 @@ from torch import Tensor
 
 Answer = Callable[..., Tensor]
 #: Takes the answer, fwlab's own function and a seeded generator; its
-#: docstring says what the answer does if the property holds. It raises
-#: `Wrong` if it does not.
+#: docstring says what the answer does if the property holds. Otherwise it
+#: raises `Wrong`.
 Property = Callable[[Answer, Answer, torch.Generator], None]
 
 
-#: Why a gradient may be wrong where the result is right.
+#: Why a gradient may be wrong although the result is right.
 CUT = "Is there a detach() or a no_grad() on its way to the result?"
 
 
 class Wrong(Exception):
-    """Why an answer is not right yet, in words for the learner."""
+    """Why an answer is not right yet, in a sentence for the learner."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One function to write.
+    """A function to write.
 
-    - `name`: what the learner's function is called.
+    - `name`: the name of the learner's function.
     - `solution`: fwlab's own function, and those that it calls.
     - `properties`: what must hold, easiest first.
-    - `hints`: each says more than the one before.
+    - `hints`: each reveals more than the one before.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Exercise:
 
 
 def check(answer: Any, name: str | None = None) -> bool:
-    """Say whether an answer is right, and if not, the first thing wrong.
+    """Check an answer, and print what is right and the first mistake.
 
     - `answer`: the function itself.
     - `name`: the exercise; None = the name of the function.
-    - Returns True or False, and prints the verdict. Never raises for a
-      wrong answer, whatever it does.
+    - Returns True or False. A wrong answer never raises an error, even if
+      it does so itself.
     """
     exercise, complaint = _find(answer if name is None else name, callable(answer))
     if exercise is None:
@@ -70,7 +70,7 @@ def check(answer: Any, name: str | None = None) -> bool:
 
 
 def assert_correct(answer: Any, name: str | None = None) -> None:
-    """The form of `check` for pytest: prints nothing, and raises.
+    """Check an answer in pytest: print nothing, but raise if it is wrong.
 
     - `answer`, `name`: as for `check`.
     - Raises `AssertionError`, which says what is wrong.
@@ -87,7 +87,7 @@ def hint(name: Any, number: int = 1) -> None:
     """Print a hint.
 
     - `name`: the exercise, or the function that answers it.
-    - `number`: 1 is a push, higher numbers say more.
+    - `number`: hint 1 is a nudge; later ones reveal more.
     """
     exercise, complaint = _find(name)
     if exercise is None:
@@ -96,8 +96,8 @@ def hint(name: Any, number: int = 1) -> None:
     count = len(exercise.hints)
     if number not in range(1, count + 1):
         print(
-            f"{exercise.name} has {count} hints, 1 to {count}; after them, "
-            f'solution("{exercise.name}").'
+            f"{exercise.name} has {count} hints, 1 to {count}; after that, "
+            f'use solution("{exercise.name}").'
         )
         return
     print(f"Hint {number} of {count}: {exercise.hints[number - 1]}")
@@ -118,11 +118,11 @@ def solution(name: Any) -> None:
 
 
 def ask(answer: Answer, like: Tensor, **arguments: Tensor) -> Tensor:
-    """Call an answer, and turn whatever goes wrong into `Wrong`.
+    """Call an answer, and turn any failure into `Wrong`.
 
-    - `like`: a tensor of the shape and dtype that must come back.
+    - `like`: a tensor with the expected shape and dtype.
     - `arguments`: the arguments in order; the answer gets copies, through
-      which gradients flow back.
+      which gradients flow.
     """
     given = ", ".join(f"{n} {list(a.shape)}" for n, a in arguments.items())
     copies = [a.clone() for a in arguments.values()]
@@ -137,14 +137,14 @@ def ask(answer: Answer, like: Tensor, **arguments: Tensor) -> Tensor:
         raise Wrong("Your function returned None. Does it end in a `return`?")
     if not isinstance(result, Tensor):
         kind = type(result).__name__
-        raise Wrong(f"Your function returned a {kind}; a tensor was wanted.")
+        raise Wrong(f"Your function should return a tensor; it returned a {kind}.")
     if result.shape != like.shape:
         raise Wrong(
-            f"With {given} the result has shape {list(result.shape)}; "
-            f"{list(like.shape)} was wanted."
+            f"With {given}: expected a result of shape {list(like.shape)}, "
+            f"got {list(result.shape)}."
         )
     if result.dtype != like.dtype:
-        raise Wrong(f"The result has dtype {result.dtype}; {like.dtype} was wanted.")
+        raise Wrong(f"Expected a result of dtype {like.dtype}, got {result.dtype}.")
     for (name, before), after in zip(arguments.items(), copies, strict=True):
         if not torch.equal(before, after):
             raise Wrong(
@@ -154,21 +154,22 @@ def ask(answer: Answer, like: Tensor, **arguments: Tensor) -> Tensor:
     return result
 
 
-def compare(found: Tensor, wanted: Tensor, because: str = "") -> None:
-    """Raise `Wrong` with numbers unless two tensors agree to rounding."""
+def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
+    """Raise `Wrong`, with numbers, unless two tensors agree to rounding."""
     if not torch.isfinite(found).all():
         bad = int((~torch.isfinite(found)).sum())
         raise Wrong(
             f"{bad} of {found.numel()} numbers are NaN or infinite. {because}".strip()
         )
-    difference = (found - wanted).abs()
-    outside = difference > 1e-8 * (1 + wanted.abs())
+    difference = (found - expected).abs()
+    outside = difference > 1e-8 * (1 + expected.abs())
     if outside.any():
         worst = int(difference.argmax())
         raise Wrong(
-            f"{int(outside.sum())} of {found.numel()} numbers differ; the worst is "
-            f"{found.flatten()[worst]:.4g} where {wanted.flatten()[worst]:.4g} was "
-            f"wanted (off by {difference.flatten()[worst]:.2g}). {because}".strip()
+            f"{int(outside.sum())} of {found.numel()} numbers differ; for the worst, "
+            f"expected {expected.flatten()[worst]:.4g}, got "
+            f"{found.flatten()[worst]:.4g} (off by "
+            f"{difference.flatten()[worst]:.2g}). {because}".strip()
         )
 
 
@@ -179,13 +180,13 @@ def compare_gradients(
     because: str,
     **arguments: Tensor,
 ) -> None:
-    """Raise `Wrong` unless gradients reach every argument, the right ones."""
-    wanted = reference(*arguments.values())
-    weights = torch.randn(wanted.shape, generator=generator, dtype=wanted.dtype)
+    """Raise `Wrong` unless every argument gets the right gradient."""
+    expected = reference(*arguments.values())
+    weights = torch.randn(expected.shape, generator=generator, dtype=expected.dtype)
     gradients = []
     for function in (answer, reference):
         given = {n: x.clone().requires_grad_() for n, x in arguments.items()}
-        result = ask(function, wanted, **given)
+        result = ask(function, expected, **given)
         if not result.requires_grad:
             raise Wrong(
                 "The result has no gradient. Is there a detach() or a no_grad()?"
@@ -202,8 +203,8 @@ def compare_gradients(
 
 
 def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[tuple[str, str]]:
-    """Each property's sentence with what is wrong ("" = nothing), in
-    order, up to the first that is broken.
+    """Each property's sentence, and what is wrong ("" = nothing), in
+    order, up to the first property that fails.
     """
     for number, holds in enumerate(exercise.properties):
         generator = torch.Generator().manual_seed(number)
@@ -213,7 +214,7 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[tuple[str, str]]:
         except Wrong as wrong:
             yield sentence, str(wrong)
             return
-        except Exception as error:  # an answer nobody thought of
+        except Exception as error:  # an answer that we did not foresee
             reason = str(error).strip().splitlines() or ["no message"]
             yield sentence, f"Your result led to {type(error).__name__}: {reason[0]}"
             return
@@ -227,9 +228,9 @@ def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:
     if not is_function:
         kind = type(name).__name__ if not isinstance(name, str) else "name"
         return None, (
-            f"check wants your function itself, as in check(delta_step), not a {kind}."
+            f"Pass your function itself, as in check(delta_step), not a {kind}."
         )
-    wanted = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
-    if wanted not in EXERCISES:
-        return None, f"There is no exercise named {wanted!r}. There are: {known}."
-    return EXERCISES[wanted], ""
+    title = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
+    if title not in EXERCISES:
+        return None, f"There is no exercise named {title!r}. The exercises: {known}."
+    return EXERCISES[title], ""

@@ -21,7 +21,7 @@ def _random(generator: Generator, *shape: int) -> Tensor:
 
 
 def _orthonormal(generator: Generator, width: int) -> Tensor:
-    """Rows of length 1, at right angles to each other."""
+    """Orthogonal rows of length 1."""
     return torch.linalg.qr(_random(generator, width, width)).Q
 
 
@@ -59,13 +59,13 @@ def _write_adds(answer: Answer, reference: Answer, generator: Generator) -> None
     compare(
         read(written, keys[0]),
         values[0],
-        "An earlier value, under a key at a right angle, was disturbed.",
+        "The write changed an earlier value under an orthogonal key.",
     )
     twice = ask(answer, W, W=W, k=keys[0], v=values[1])
     compare(
         read(twice, keys[0]),
         values.sum(0),
-        "Written twice under one key, both values should be read back, added up.",
+        "After two writes under one key, reading should return the sum of both values.",
     )
 
 
@@ -74,9 +74,9 @@ def _write_takes_heads(answer: Answer, reference: Answer, generator: Generator) 
     for lead in ((2,), (2, 3), (1, 2, 2)):
         W = _random(generator, *lead, 4, 5)
         k, v = _random(generator, *lead, 5), _random(generator, *lead, 4)
-        wanted = reference(W, k, v)
-        found = ask(answer, wanted, W=W, k=k, v=v)
-        compare(found, wanted, f"This was with leading dimensions {list(lead)}.")
+        expected = reference(W, k, v)
+        found = ask(answer, expected, W=W, k=k, v=v)
+        compare(found, expected, f"The leading dimensions were {list(lead)}.")
 
 
 def _pair(generator: Generator) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ def _sum_is_one(answer: Answer, reference: Answer, generator: Generator) -> None
         compare(
             total,
             torch.ones_like(total),
-            "These are sums over the last dimension. If it is nearly right: "
+            "These are sums over the last dimension. If they are almost right: "
             "is an epsilon added to the sum?",
         )
 
@@ -124,7 +124,7 @@ def _sum_keeps_ratios(answer: Answer, reference: Answer, generator: Generator) -
     compare(
         found / found[:, :1],
         x / x[:, :1],
-        "These are features divided by the first one of their key.",
+        "These are the features of a key, divided by its first feature.",
     )
 
 
@@ -151,7 +151,7 @@ def _sum_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> 
     x = torch.zeros(2, 3, dtype=torch.float64)
     x[0] = torch.tensor([1.0, 2.0, 1.0])
     compare(ask(answer, x, x=x), reference(x), "The second key was all zeros: 0 / 0.")
-    because = "A NaN that is replaced only afterwards comes back in the backward pass."
+    because = "A NaN that you replace only afterwards comes back in the backward pass."
     compare_gradients(answer, reference, generator, because, x=x)
 
 
@@ -185,7 +185,7 @@ def _delta_keeps(answer: Answer, reference: Answer, generator: Generator) -> Non
 
 
 def _delta_mixes(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """with beta in between, goes that part of the way"""
+    """with beta between 0 and 1, mixes the old value and the new one"""
     W, v = _random(generator, 3, 4), _random(generator, 3)
     k = _orthonormal(generator, 4)[0]
     for beta in (0.25, 0.5):
@@ -200,7 +200,7 @@ def _delta_mixes(answer: Answer, reference: Answer, generator: Generator) -> Non
 def _delta_spares_others(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
-    """leaves the values of keys at right angles alone"""
+    """leaves the values of orthogonal keys alone"""
     W, v, keys = (
         _random(generator, 3, 4),
         _random(generator, 3),
@@ -211,8 +211,7 @@ def _delta_spares_others(
         compare(
             read(written, key),
             read(W, key),
-            "A key at a right angle to k lost part of its value. "
-            "Does beta shrink all of W?",
+            "A key orthogonal to k lost part of its value. Does beta shrink all of W?",
         )
 
 
@@ -233,9 +232,9 @@ def _delta_takes_heads(answer: Answer, reference: Answer, generator: Generator) 
         W = _random(generator, *lead, 4, 5)
         k, v = _random(generator, *lead, 5), _random(generator, *lead, 4)
         beta = torch.rand(lead, generator=generator, dtype=torch.float64)
-        wanted = reference(W, k, v, beta)
-        found = ask(answer, wanted, W=W, k=k, v=v, beta=beta)
-        compare(found, wanted, f"This was with leading dimensions {list(lead)}.")
+        expected = reference(W, k, v, beta)
+        found = ask(answer, expected, W=W, k=k, v=v, beta=beta)
+        compare(found, expected, f"The leading dimensions were {list(lead)}.")
 
 
 def _delta_has_gradient(
@@ -286,7 +285,7 @@ EXERCISES: dict[str, Exercise] = {
                 "A key of zeros has sum 0. fwlab's rule is 0 / 0 = 0, without "
                 "an epsilon: torch.where can choose.",
                 "Choose before dividing as well as after: where the sum is 0, "
-                "divide by 1 instead. A NaN that torch.where throws away "
+                "divide by 1 instead. A NaN that torch.where discards "
                 "still reaches the gradient.",
             ),
         ),
@@ -305,10 +304,10 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (
                 "First ask the memory what the key holds now: Eq. 20.",
-                "Then write the difference between the new value and the held "
-                "one, times beta, under the same key: Eq. 24.",
-                'held = torch.einsum("...vk,...k->...v", W, k), and beta[..., None] '
-                "lines up with values.",
+                "Then write the difference between the new and the old value, "
+                "times beta, under the same key: Eq. 24.",
+                'old = torch.einsum("...vk,...k->...v", W, k), and beta[..., None] '
+                "broadcasts with values.",
             ),
         ),
     )

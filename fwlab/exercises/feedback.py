@@ -1,4 +1,4 @@
-"""Two exercises: one memory of many layers, and attending to the past."""
+"""Two exercises: one memory from all layers, and attention to the past."""
 
 import torch
 from torch import Generator, Tensor
@@ -48,7 +48,7 @@ def _merge_starts_as_mean(
 
 
 def _merge_selects(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """with all mass on one state, returns that state"""
+    """with all the weight on one state, returns that state"""
     states = _random(generator, 4, 2, 5)
     for layer in range(4):
         w = torch.full((4,), -1000.0, dtype=torch.float64)
@@ -56,13 +56,13 @@ def _merge_selects(answer: Answer, reference: Answer, generator: Generator) -> N
         compare(
             ask(answer, states[0], states=states, w=w),
             states[layer],
-            f"Logit {layer} was 0, all others -1000. State 0 is the input of the "
-            "stack, the last one its output; both count.",
+            f"Logit {layer} was 0, all others -1000. The first state is the input of "
+            "the stack, the last one its output; both count.",
         )
 
 
 def _merge_is_softmax(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """weighs with the softmax of the logits"""
+    """weights states by the softmax of the logits"""
     states, w = _random(generator, 4, 2, 5), _random(generator, 4)
     compare(
         ask(answer, states[0], states=states, w=w),
@@ -77,19 +77,19 @@ def _merge_is_stable(answer: Answer, reference: Answer, generator: Generator) ->
     compare(
         ask(answer, states[0], states=states, w=w + 1000),
         reference(states, w),
-        "1000 was added to all logits, which changes no softmax.",
+        "1000 was added to all logits, which leaves the softmax unchanged.",
     )
 
 
 def _merge_takes_square(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
-    """weighs layers, also where other dimensions have the same size"""
+    """weights layers, even if other dimensions have the same size"""
     states, w = _random(generator, 4, 4, 4), _random(generator, 4)
     compare(
         ask(answer, states[0], states=states, w=w),
         reference(states, w),
-        "Four states of shape [4, 4]: is w lined up with the first dimension?",
+        "Four states of shape [4, 4]: does w apply to the first dimension?",
     )
 
 
@@ -130,7 +130,7 @@ def _attention_of_one(answer: Answer, reference: Answer, generator: Generator) -
     compare(
         ask(answer, given["q"], **given),
         given["v"][:, 0],
-        "The softmax over a single score is 1, whatever the score.",
+        "The softmax over a single score is 1 for any score.",
     )
 
 
@@ -143,8 +143,7 @@ def _attention_is_a_mean(
     compare(
         ask(answer, given["q"], **given),
         given["v"].mean(1),
-        "All scores are 0 then, so all weights are 1/5. Is the softmax over "
-        "the memories?",
+        "All scores are 0, so all weights are 1/5. Is the softmax over the memories?",
     )
 
 
@@ -157,15 +156,15 @@ def _attention_compares(
     compare(
         ask(answer, given["q"], **given),
         reference(*given.values()),
-        "positions was 0, so scores are q . k / sqrt(key). Are heads kept apart, "
-        "and scores divided?",
+        "positions was 0, so scores are q . k / sqrt(key). Do you keep heads apart, "
+        "and divide the scores?",
     )
 
 
 def _attention_knows_distances(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
-    """counts distances back from the query: the last memory is 1 step back"""
+    """measures distances from the query: the last memory is 1 step back"""
     given = _problem(generator, 5)
     given["k"] = torch.zeros_like(given["k"])
     compare(
@@ -222,8 +221,8 @@ EXERCISES: dict[str, Exercise] = {
             (
                 "Eq. f1: turn the logits into weights that sum to one, then add up "
                 "the states, each times its weight.",
-                "torch.softmax knows how not to overflow. The weights belong to the "
-                "first dimension of states.",
+                "torch.softmax does not overflow. The weights belong to the first "
+                "dimension of states.",
                 'weights = torch.softmax(w, dim=0), and in einsum: "l,l...d->...d".',
             ),
         ),
@@ -242,9 +241,9 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (
                 "Two scores per memory, Eq. f4: one compares the query with its key, "
-                "the other with the vector r of its distance. Add, divide, softmax, "
-                "and weigh the values.",
-                "torch.arange(past, 0, -1) counts the distances; "
+                "the other with the vector r of its distance. Add them, divide, take "
+                "the softmax, and weight the values.",
+                "torch.arange(past, 0, -1) gives the distances; "
                 "sinusoids(distances, features) @ positions.T has a row r for each.",
                 'content = torch.einsum("bhd,bjhd->bhj", q, k) and position = '
                 'torch.einsum("bhd,jd->bhj", q, r). A softmax over nothing is empty, '

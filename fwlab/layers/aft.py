@@ -75,8 +75,8 @@ class _AFT(nn.Module):
         """
         if not self.causal:
             raise ValueError(
-                f"{type(self).__name__}: prefill and step expected a layer with "
-                "causal=True, got causal=False; call the layer itself"
+                f"{type(self).__name__}: prefill and step need causal=True; for a "
+                "whole sequence, call the layer itself"
             )
         q, k, v = self._project(x, "batch time d_model", key_mask)
         past, memory = self._unpack(state)

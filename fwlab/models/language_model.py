@@ -279,9 +279,7 @@ class LanguageModel(nn.Module):
         if top_k is not None and top_k < 1:
             raise ValueError(f"generate: expected top_k to be at least 1, got {top_k}")
         if seed is not None and not 0 <= seed < 2**63:
-            raise ValueError(
-                f"generate: expected seed from 0 to 2**63 - 1, got {seed}"
-            )
+            raise ValueError(f"generate: expected seed from 0 to 2**63 - 1, got {seed}")
         generator = None
         if seed is not None:
             generator = torch.Generator(prompt.device).manual_seed(seed)

@@ -1,7 +1,7 @@
 """A trained model in one safetensors file.
 
 The tensors are the model's weights (`model.…`) and the optimiser's
-averages (`adam.…`); configuration, alphabet and step are in the header.
+state (`adam.…`); configuration, alphabet and step are in the header.
 """
 
 import json
@@ -24,20 +24,20 @@ FORMAT = "1"
 
 
 class CheckpointError(Exception):
-    """A file that cannot be read, or does not hold the wanted model."""
+    """The file is not readable, or does not contain the expected model."""
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds.
+    """The contents of a checkpoint file.
 
     - `model`: with its trained weights, on the CPU.
     - `characters`: the alphabet it was trained on.
-    - `config`: the run that made it.
-    - `step`: how many optimiser steps it has seen.
+    - `config`: the run that produced it.
+    - `step`: number of optimiser steps so far.
     - `adam`: the optimiser's state per parameter name.
     - `curve`: `[step, training loss, validation loss]` of every
       validation so far.
-    - `corpus_sha256`: of the text it was trained on.
+    - `corpus_sha256`: SHA-256 of the text it was trained on.
     """
 
     model: LanguageModel
@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 
 
 def new_model(config: Config, vocab_size: int) -> LanguageModel:
-    """An untrained model of the size a configuration names."""
+    """An untrained model of the configured size."""
     return LanguageModel(
         vocab_size,
         config.mixer,
@@ -63,11 +63,11 @@ def new_model(config: Config, vocab_size: int) -> LanguageModel:
 
 
 def save(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, all of it or nothing.
+    """Write a checkpoint, completely or not at all.
 
-    - `path`: of the file, which is replaced if it is there.
+    - `path`: of the file; an existing file is replaced.
     - `checkpoint`: what to write; its tensors may be on any device.
-    - Raises `CheckpointError` where the file cannot be written.
+    - Raises `CheckpointError` if the file cannot be written.
     """
     tensors = {f"model.{name}": p for name, p in checkpoint.model.state_dict().items()}
     for name, state in checkpoint.adam.items():
@@ -89,12 +89,12 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: str | Path) -> Checkpoint:
-    """Read a checkpoint that `save` wrote.
+    """Load a checkpoint that `save` wrote.
 
     - `path`: of the file.
     - Returns a `Checkpoint`, all of it on the CPU.
-    - Raises `CheckpointError` for a file that is missing, damaged, not
-      fwlab's, or whose tensors are not those of the model it names.
+    - Raises `CheckpointError` if the file is missing, damaged or not
+      fwlab's, or if its tensors do not match its configuration.
     """
     path = Path(path)
     if not path.is_file():
@@ -109,14 +109,14 @@ def load(path: str | Path) -> Checkpoint:
         ) from None
     if "fwlab" not in header:
         raise CheckpointError(
-            f"{path} is not a checkpoint of fwlab train (no fwlab header in it)"
+            f"{path} is not a checkpoint of fwlab train: it has no fwlab header"
         )
     if header["fwlab"] != FORMAT:
         raise CheckpointError(
-            f"{path} has format {header['fwlab']}; this version reads format {FORMAT}"
+            f"{path}: expected checkpoint format {FORMAT}, got {header['fwlab']}"
         )
     try:
-        # The first checkpoints knew no d_ff.
+        # The first checkpoints had no d_ff.
         stored = {"d_ff": None, **json.loads(header["config"])}
         config = Config(**{f.name: stored[f.name] for f in fields(Config)})
         characters, step = (
@@ -125,15 +125,15 @@ def load(path: str | Path) -> Checkpoint:
         )
         curve, corpus_sha256 = json.loads(header["curve"]), header["corpus_sha256"]
         if not all(len(row) == 3 and all(map(math.isfinite, row)) for row in curve):
-            raise ValueError("its curve is not made of rows of three numbers")
+            raise ValueError("expected a curve with rows of three numbers")
         if step < 0:
-            raise ValueError(f"step {step} is negative")
-        with torch.device("meta"):  # the stored sizes may be anything
-            wanted = new_model(config, len(characters)).state_dict()
+            raise ValueError(f"expected step to be 0 or more, got {step}")
+        with torch.device("meta"):  # the stored sizes may be huge
+            expected = new_model(config, len(characters)).state_dict()
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the header of {path} is damaged ({error})") from None
 
-    weights = _weights(path, config, wanted, tensors)
+    weights = _weights(path, config, expected, tensors)
     adam = _adam(path, weights, tensors)
     model = new_model(config, len(characters))
     model.load_state_dict(weights)
@@ -141,37 +141,38 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def _weights(
-    path: Path, config: Config, wanted: dict[str, Tensor], tensors: dict[str, Tensor]
+    path: Path, config: Config, expected: dict[str, Tensor], tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     found = {
         n.removeprefix("model."): t
         for n, t in tensors.items()
         if n.startswith("model.")
     }
-    for name in sorted(wanted.keys() | found.keys()):
+    for name in sorted(expected.keys() | found.keys()):
         here, there = (
-            list(d[name].shape) if name in d else "none" for d in (found, wanted)
+            list(d[name].shape) if name in d else "none" for d in (found, expected)
         )
         if here != there:
             raise CheckpointError(
-                f"{path} holds another model: its weight {name} is {here}, "
-                f"the {config.mixer} model of its header wants {there}"
+                f"{path} does not contain the {config.mixer} model of its header: "
+                f"expected weight {name} of shape {there}, got {here}"
             )
     for name, tensor in found.items():
-        if tensor.dtype != wanted[name].dtype:
+        if tensor.dtype != expected[name].dtype:
             raise CheckpointError(
-                f"{path} holds another model: its weight {name} has dtype "
-                f"{tensor.dtype}, {wanted[name].dtype} was wanted"
+                f"{path} does not contain the {config.mixer} model of its header: "
+                f"expected weight {name} of dtype {expected[name].dtype}, "
+                f"got {tensor.dtype}"
             )
         if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path} holds a weight {name} that is not finite")
+            raise CheckpointError(f"{path}: expected weight {name} to be finite")
     return found
 
 
 def _adam(
     path: Path, weights: dict[str, Tensor], tensors: dict[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    """The optimiser's state: that of every weight, or none at all."""
+    """The optimiser's state: of every weight, or of none."""
     found = {
         n.removeprefix("adam."): t for n, t in tensors.items() if n.startswith("adam.")
     }
@@ -184,12 +185,12 @@ def _adam(
             part = found.pop(f"{key}.{name}", None)
             if part is None or list(part.shape) != shape:
                 raise CheckpointError(
-                    f"{path} is damaged: the optimiser's {key} of {name} is "
-                    f"{'missing' if part is None else list(part.shape)}, {shape} was wanted"
+                    f"{path} is damaged: expected the optimiser's {key} of {name} of "
+                    f"shape {shape}, got {'none' if part is None else list(part.shape)}"
                 )
             adam[name][key] = part
     if found:
         raise CheckpointError(
-            f"{path} is damaged: it has an optimiser state {min(found)} of no weight"
+            f"{path} is damaged: its optimiser state {min(found)} belongs to no weight"
         )
     return adam

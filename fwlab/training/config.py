@@ -1,4 +1,4 @@
-"""What a training run is, in one place."""
+"""The configuration of a training run."""
 
 import math
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 class Config:
     """The defaults are nanoGPT's CPU configuration for Tiny Shakespeare,
     with which softmax attention reaches a validation loss of 1.88.
-    A number out of range raises `ValueError`, which names its field.
+    A value out of range raises `ValueError`, which names the field.
     """
 
     mixer: str = "delta"
-    """How characters learn of each other: softmax, sum, gated, delta,
-    gated-delta, fwp, aft-simple, aft-full, aft-local, aft-conv, feedback,
-    feedback-shared or transformer-xl."""
+    """How information passes between characters: softmax, sum, gated,
+    delta, gated-delta, fwp, aft-simple, aft-full, aft-local, aft-conv,
+    feedback, feedback-shared or transformer-xl."""
     corpus: str | None = None
     """shakespeare, python, wikitext-2-valid, wikitext-2-test, or a text
-    file; left out: shakespeare, or python where that cannot be fetched."""
+    file; default: shakespeare, or python if that cannot be downloaded."""
     layers: int = 4
     """Number of blocks."""
     heads: int = 4
@@ -25,33 +25,33 @@ class Config:
     d_model: int = 128
     """Width of the model."""
     d_ff: int | None = None
-    """Width inside the MLPs; left out: 4 * d_model."""
+    """Width inside the MLPs; default: 4 * d_model."""
     block: int = 64
     """Characters per training window."""
     batch: int = 12
     """Windows per step."""
     steps: int = 2000
-    """Optimiser steps in all."""
+    """Total number of optimiser steps."""
     lr: float = 1e-3
     """Learning rate after the warm-up."""
     min_lr: float = 1e-4
-    """Learning rate at the end of the cosine."""
+    """Learning rate at the end of the cosine decay."""
     warmup: int = 100
     """Steps of linear warm-up."""
     beta2: float = 0.99
     """AdamW's second beta; the first is 0.9."""
     weight_decay: float = 0.1
-    """On matrices; norms are free of it."""
+    """Applied to matrices, not to norms."""
     clip: float = 1.0
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient."""
     eval_every: int = 250
     """Steps between validations, samples and checkpoints."""
     eval_windows: int = 240
-    """Validation windows on the way; at the end all of them."""
+    """Validation windows during training; the final validation uses all."""
     seed: int = 1337
-    """Of the initial weights, the batches and the samples."""
+    """Seed of the initial weights, the batches and the samples."""
     device: str = "auto"
-    """auto, cpu, cuda or mps; auto takes the best one there is."""
+    """auto, cpu, cuda or mps; auto takes the best available one."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -66,24 +66,28 @@ class Config:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"{name} must be at least 1, not {getattr(self, name)}"
+                    f"expected {name} to be at least 1, got {getattr(self, name)}"
                 )
         if self.d_ff is not None and self.d_ff < 1:
-            raise ValueError(f"d_ff must be at least 1, not {self.d_ff}")
+            raise ValueError(f"expected d_ff to be at least 1, got {self.d_ff}")
         for name in ("lr", "min_lr", "weight_decay", "warmup"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+                raise ValueError(
+                    f"expected {name} to be 0 or more, got {getattr(self, name)}"
+                )
         if not self.clip > 0:
-            raise ValueError(f"clip must be above 0, not {self.clip}")
+            raise ValueError(f"expected clip to be above 0, got {self.clip}")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be from 0 to 2**32 - 1, not {self.seed}")
+            raise ValueError(f"expected seed from 0 to 2**32 - 1, got {self.seed}")
         if not 0 <= self.beta2 < 1:
-            raise ValueError(f"beta2 must be from 0 to 1, 1 excluded, not {self.beta2}")
+            raise ValueError(
+                f"expected beta2 from 0 to 1, excluding 1, got {self.beta2}"
+            )
 
     def lr_at(self, step: int) -> float:
         """Warm-up, then half a cosine from `lr` to `min_lr`.
 
-        - `step`: how many steps were done before, from 0.
+        - `step`: number of optimiser steps so far, from 0.
         - Returns the learning rate of the next step.
         """
         if step < self.warmup:

@@ -18,11 +18,11 @@ from fwlab.training.config import Config
 
 
 class Progress(NamedTuple):
-    """What one optimiser step did.
+    """The result of one optimiser step.
 
-    - `step`: steps done, this one included.
+    - `step`: optimiser steps so far, including this one.
     - `loss`: training loss of its batch, nats per character.
-    - `val_loss`: validation loss after it, where one was measured.
+    - `val_loss`: validation loss after it, if it was measured.
     - `seconds`: time spent training so far, validation not counted.
     """
 
@@ -36,8 +36,9 @@ class Trainer:
     """A model, its data and its optimiser.
 
     - `config`: the run.
-    - `text`: train on this in place of `config.corpus`.
-    - `resume`: go on from this checkpoint, which must be of the same run.
+    - `text`: train on this instead of `config.corpus`.
+    - `resume`: continue from this checkpoint, which must be of the same
+      run.
     - Raises `ValueError`, `CorpusError` or `CheckpointError` for what
       does not fit, before any training.
 
@@ -54,16 +55,16 @@ class Trainer:
         self.config = config
         self.device = _device(config.device)
         with torch.device("meta"):
-            checkpoints.new_model(config, 2)  # sizes that do not fit end here
+            checkpoints.new_model(config, 2)  # invalid sizes raise here
         text = corpus(config.corpus) if text is None else text
-        #: SHA-256 of the text, so that a result says what it was trained on.
+        #: SHA-256 of the text, so that results identify their training text.
         self.corpus_sha256 = hashlib.sha256(text.encode()).hexdigest()
         split = int(0.9 * len(text))
         shortest = min(split, len(text) - split)
         if shortest < config.block + 1:
             raise CorpusError(
-                f"the corpus has {len(text)} characters: its validation tenth is shorter than "
-                f"one window of block + 1 = {config.block + 1}"
+                "expected a validation text (a tenth of the corpus) of at least block + 1 = "
+                f"{config.block + 1} characters, got a corpus of {len(text)} characters"
             )
         if resume is not None:
             _same_run(config, resume.config)
@@ -78,9 +79,8 @@ class Trainer:
         else:
             if resume.corpus_sha256 != self.corpus_sha256:
                 raise CheckpointError(
-                    "the checkpoint was trained on another text: its SHA-256 is "
-                    f"{resume.corpus_sha256[:12]}…, that of this corpus "
-                    f"{self.corpus_sha256[:12]}…"
+                    "the checkpoint was trained on another text: expected SHA-256 "
+                    f"{resume.corpus_sha256[:12]}…, got {self.corpus_sha256[:12]}…"
                 )
             self.model, self.step = copy.deepcopy(resume.model), resume.step
             self.curve = [list(row) for row in resume.curve]
@@ -90,13 +90,13 @@ class Trainer:
         self.optimizer = self._new_optimizer(resume.adam if resume else {})
 
     def run(self) -> Iterator[Progress]:
-        """Train to `config.steps`, one optimiser step per item.
+        """Train up to `config.steps`, one optimiser step per item.
 
         Validation runs every `eval_every` steps on `eval_windows`
         windows, and after the last step on all of them.
 
-        - Returns an iterator of `Progress`, which trains as it goes.
-        - Raises `FloatingPointError` where a gradient is not finite.
+        - Returns an iterator of `Progress`; each item trains one step.
+        - Raises `FloatingPointError` if a gradient is not finite.
         """
         c, seconds = self.config, 0.0
         while self.step < c.steps:
@@ -130,7 +130,7 @@ class Trainer:
         return loss.item()
 
     def _batch(self) -> tuple[Tensor, Tensor]:
-        # Seeded per step, so that a resumed run sees the same batches.
+        # Seeded per step, so that a resumed run gets the same batches.
         generator = torch.Generator().manual_seed(
             self.config.seed + 1_000_003 * self.step
         )
@@ -147,7 +147,7 @@ class Trainer:
     def evaluate(self, windows: int | None = None) -> float:
         """Validation loss in nats per character.
 
-        - `windows`: how many windows of `block` characters, spread
+        - `windows`: number of windows of `block` characters, spread
           evenly over the validation text; None = all of them, without
           overlap.
         - Returns the mean over these windows.
@@ -170,15 +170,16 @@ class Trainer:
     def sample(
         self, prompt: str | None = None, length: int = 200, temperature: float = 0.8
     ) -> str:
-        """Text that continues a prompt, seeded by the configuration.
+        """Continue a prompt, with the seed of the configuration.
 
-        - `prompt`: what to go on from, at least one character; None = a
+        - `prompt`: the text to continue, at least one character; None = a
           line break, or the first character of the alphabet.
-        - `length`: how many characters to write, 0 or more.
-        - `temperature`: divides the logits; 0 takes the likeliest.
+        - `length`: number of characters to add, 0 or more.
+        - `temperature`: divides the logits; 0 takes the most likely
+          character.
         - Returns the new text, without the prompt.
-        - Raises `ValueError` for a prompt with characters the text has
-          not, and for an argument out of range.
+        - Raises `ValueError` for characters that are not in the alphabet,
+          and for an argument out of range.
         """
         known = self.characters.encode(
             self.characters.start if prompt is None else prompt
@@ -193,10 +194,10 @@ class Trainer:
         return self.characters.decode(tokens[0, len(known) :])
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint from which `generate` and `resume` go on.
+        """Write a checkpoint for `generate` and `resume`.
 
-        - `path`: of the file, which is replaced if it is there.
-        - Raises `CheckpointError` where it cannot be written.
+        - `path`: of the file; an existing file is replaced.
+        - Raises `CheckpointError` if the file cannot be written.
         """
         adam = {
             name: self.optimizer.state[p]
@@ -257,7 +258,8 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
         raise ValueError(
-            f"device {name!r} is not usable here; wanted auto, cpu, cuda or mps"
+            "expected device to be auto, cpu, cuda or mps, and available here, "
+            f"got {name!r}"
         ) from None
     return device
 
@@ -266,8 +268,9 @@ def _same_run(config: Config, saved: Config) -> None:
     for name in Config.__dataclass_fields__:
         if name in ("steps", "device", "eval_every", "eval_windows"):
             continue
-        asked, found = getattr(config, name), getattr(saved, name)
-        if asked != found:
+        expected, found = getattr(config, name), getattr(saved, name)
+        if expected != found:
             raise CheckpointError(
-                f"the checkpoint is of another run: its {name} is {found!r}, {asked!r} was asked for"
+                f"the checkpoint is of another run: expected {name} {expected!r}, "
+                f"got {found!r}"
             )

@@ -1,4 +1,4 @@
-"""How much memory a run takes."""
+"""Peak memory of a training run."""
 
 import contextlib
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class PeakMemory:
-    """Resident memory of this process at its highest, from now on."""
+    """The peak resident memory of this process, from now on."""
 
     def __init__(self) -> None:
         with contextlib.suppress(OSError):  # Linux: forget the peak so far
@@ -14,10 +14,10 @@ class PeakMemory:
         self._before = _resident()[0]
 
     def mib(self) -> float | None:
-        """The highest so far.
+        """The peak so far.
 
-        - Returns MiB over what it was when this was made, with one
-          decimal; None where the system does not tell.
+        - Returns MiB above the memory at construction, to one decimal;
+          None if the system does not report it.
         """
         highest = _resident()[1]
         if highest is None or self._before is None:
@@ -26,7 +26,7 @@ class PeakMemory:
 
 
 def _resident() -> tuple[float, float] | tuple[None, None]:
-    """MiB now, and at the highest; the same where only that is known."""
+    """Current and peak MiB; the peak for both if only that is known."""
     with contextlib.suppress(OSError, KeyError):
         rows = Path("/proc/self/status").read_text().splitlines()
         kib = {name: text.split() for name, _, text in (r.partition(":") for r in rows)}

@@ -1,4 +1,4 @@
-"""Progress of a run inside a notebook."""
+"""Progress of a training run inside a notebook."""
 
 from collections.abc import Iterable
 
@@ -6,14 +6,15 @@ from fwlab.training.loop import Progress
 
 
 def watch(run: Iterable[Progress], steps: int) -> list[Progress]:
-    """Consume a run, showing one line that is updated in place.
+    """Run the training, and show its progress in one line.
 
     - `run`: what `Trainer.run()` returns.
-    - `steps`: how many steps it will do in all.
-    - Returns everything it yielded.
+    - `steps`: total number of optimiser steps.
+    - Returns everything that `run` yielded.
 
-    The saved notebook keeps only the last line, and no widget state.
-    Outside of a notebook it prints a line per validation.
+    The line is updated in place. The saved notebook contains only its
+    final form, and no widget state. Outside a notebook, one line is
+    printed per validation.
     """
     try:
         from IPython import get_ipython
@@ -25,9 +26,9 @@ def watch(run: Iterable[Progress], steps: int) -> list[Progress]:
     line, handle = "", None
     if shell is not None:
         handle = display({"text/plain": "starting"}, raw=True, display_id=True)
-    seen, validation = [], ""
+    done, validation = [], ""
     for progress in run:
-        seen.append(progress)
+        done.append(progress)
         if progress.val_loss is not None:
             validation = f", validation loss {progress.val_loss:.3f}"
         line = (
@@ -38,4 +39,4 @@ def watch(run: Iterable[Progress], steps: int) -> list[Progress]:
             handle.update({"text/plain": line}, raw=True)
         elif handle is None and progress.val_loss is not None:
             print(line)
-    return seen
+    return done

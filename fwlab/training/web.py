@@ -1,8 +1,8 @@
-"""A trained model as the live figure of the site wants it.
+"""Export of a trained model for the live figure of the site.
 
-One safetensors file: the weights in float16, and in the header what is
-needed to run them. The figure, docs/figures/model.js, knows the blocks of
-`models.LanguageModel` around the delta rule and the sum rule.
+One safetensors file: the weights in float16, and the rest of what the
+figure needs in the header. The figure, docs/figures/model.js, implements
+the blocks of `models.LanguageModel` with the delta rule and the sum rule.
 """
 
 import json
@@ -21,23 +21,23 @@ WEB_MIXERS = ("delta", "sum")
 
 
 def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
-    """Write the weights for the live figure, all of them or nothing.
+    """Write the weights for the live figure, completely or not at all.
 
     - `path`: of the file to write.
     - `checkpoint`: what `load` returned, of a model with one of the
       mixers `WEB_MIXERS`.
     - Returns the length of the file in bytes.
     - Raises `CheckpointError` for another mixer, for weights that
-      float16 cannot hold, or where the file cannot be written.
+      overflow in float16, or if the file cannot be written.
 
-    Rounded to float16, a weight keeps three decimal digits. The figure
-    computes with the rounded weights in float32.
+    A weight in float16 has three decimal digits. The figure computes
+    with these rounded weights in float32.
     """
     config = checkpoint.config
     if config.mixer not in WEB_MIXERS:
-        wanted = " or ".join(WEB_MIXERS)
+        known = " or ".join(WEB_MIXERS)
         raise CheckpointError(
-            f"the live figure runs models of mixer {wanted}, not {config.mixer}"
+            f"the live figure expected a model with mixer {known}, got {config.mixer}"
         )
     tensors = {
         name: weight.detach().cpu().half().contiguous()
@@ -45,7 +45,7 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
     }
     for name, weight in tensors.items():
         if not torch.isfinite(weight).all():
-            raise CheckpointError(f"the weight {name} is too large for float16")
+            raise CheckpointError(f"weight {name} is too large for float16")
     header = {
         "fwlab-web": FORMAT,
         "model": json.dumps(
