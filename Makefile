@@ -72,6 +72,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	git ls-files -z | xargs -0 $(BIN)/codespell
+	$(BIN)/python docs/tools/prose.py
 
 clean:
 	rm -rf .venv .cache site

@@ -1,9 +1,9 @@
-"""House style of every figure.
+"""The style of every figure.
 
 Colours have one meaning everywhere, and are never the only sign. Each
-stands out from a white and from a dark page by at least 3.6 to 1. Ink
-(axes and letters) is a mid grey, which the site replaces by the colour
-of its own text; backgrounds are transparent.
+has a contrast of at least 3.6 to 1 on white and on dark pages. Ink (axes
+and letters) is a mid grey, which the site replaces by the colour of its
+own text; backgrounds are transparent.
 """
 
 from typing import Any
@@ -17,15 +17,15 @@ from matplotlib.axes import Axes
 TRAINED = "#c96a1b"
 """Slow weights: what gradient descent trains."""
 FAST = "#2f86c9"
-"""Fast weights: what the layer writes while it reads."""
+"""Fast weights: what the layer writes while it runs."""
 FEATURES = "#2e9461"
 """Features of keys and queries."""
 OTHER = "#9b6fd6"
-"""A comparison: the paper's figure, another rule, a baseline."""
+"""Something to compare with: the paper's figure, another rule, a baseline."""
 WRONG = "#d9534f"
 """What is wrong or lost: interference, error."""
 SERIES = ("#1c8f93", "#b85a9a", "#8f7d17")
-"""Several settings of one thing, which have no role of their own."""
+"""Several settings of the same thing, without a colour of their own."""
 INK = "#7b8190"
 """Axes and letters."""
 SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
@@ -37,7 +37,7 @@ in the second of `SERIES`."""
 
 
 def style() -> None:
-    """Set matplotlib up, and notebooks to SVG that is the same each time.
+    """Set up matplotlib, and reproducible SVG figures in notebooks.
 
     Call it once, before the first figure of a notebook.
     """
@@ -68,7 +68,7 @@ def style() -> None:
             "text.color": INK,
             "xtick.color": INK,
             "ytick.color": INK,
-            # The same bytes from the same numbers.
+            # The same data gives the same bytes.
             "svg.fonttype": "path",
             "svg.hashsalt": "fwlab",
         }
@@ -84,10 +84,10 @@ def style() -> None:
 def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
     """Draw a small matrix with its numbers in the cells.
 
-    - `ax`: where to draw; its ticks and its frame are set anew.
-    - `values`: two dimensions; a tensor or an array.
-    - `title`: stands above it.
-    - `limit`: the number that gets the full colour, above 0.
+    - `ax`: where to draw; its ticks and frame are replaced.
+    - `values`: a tensor or an array with two dimensions.
+    - `title`: the title of the axes.
+    - `limit`: the value that gets the full colour, above 0.
     """
     values = np.asarray(values)
     ax.imshow(values, cmap=SIGNED, vmin=-limit, vmax=limit, aspect="equal")
@@ -103,12 +103,12 @@ def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
 
 
 def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
-    """`plt.subplots` at the house width.
+    """`plt.subplots` in the usual width.
 
-    - `columns`, `rows`: how many axes side by side, and one below the
+    - `columns`, `rows`: number of axes side by side, and one below the
       other.
-    - `options`: for `plt.subplots`, whose `figsize` is otherwise 6.4
-      inches by 3 per row.
+    - `options`: for `plt.subplots`; the default `figsize` is 6.4 inches
+      by 3 per row.
     - Returns `(figure, axes)`.
     """
     options.setdefault("figsize", (6.4, 3.0 * rows))

@@ -1,7 +1,7 @@
-"""Whose pages a text leads to.
+"""The owners of the pages to which a text links.
 
-A name in an address that looks like a placeholder belongs to somebody, too:
-so whoever is linked to is listed here.
+Even a name that looks like a placeholder may belong to somebody, so this
+file lists every owner that a text may link to.
 """
 
 import re
@@ -10,7 +10,7 @@ from address import current
 
 #: GitHub gives nobody a name with two hyphens in a row.
 NOBODY = "no--body"
-#: Other people's pages that fwlab means to link to.
+#: Other people's pages to which fwlab links on purpose.
 KNOWN = {
     "BlinkDL",
     "dequelabs",
@@ -33,7 +33,7 @@ OWNER = re.compile(
 
 
 def strangers(text: str) -> set[str]:
-    """Owners of pages on GitHub and GitLab whom nobody meant to link to."""
+    """Owners of pages on GitHub and GitLab that are not in the list."""
     ours = {
         "".join(found) for found in OWNER.findall(" ".join(vars(current()).values()))
     }

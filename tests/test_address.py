@@ -39,7 +39,7 @@ def test_no_file_leads_to_strangers():
     assert len(files) > 100
     found = {path: strangers(text) for path, text in files.items()}
     assert {p: names for p, names in found.items() if names - {NOBODY}} == {}
-    # Whoever is allowed is linked to.
+    # Every allowed owner is linked to.
     text = "\n".join(t for p, t in files.items() if p.name != "owners.py")
     assert {name for name in KNOWN if f"/{name}/" not in text} <= {"squidfunk", "srush"}
 

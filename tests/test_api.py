@@ -173,7 +173,7 @@ def undocumented(p: Public, seen: tuple[str, ...] = ()) -> list[str]:
 
 
 def lacks(p: Public, seen: tuple[str, ...]) -> set[str]:
-    """What a place that readers are sent to does not tell them."""
+    """What is missing at the place to which a docstring refers."""
     assert p.name not in seen, f"{' sends to '.join((*seen, p.name))}"
     everything = {n for q in CALLED for n in parameters(q)}
     return everything - set(parameters(p)) | set(undocumented(p, seen))

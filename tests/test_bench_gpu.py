@@ -402,7 +402,7 @@ def test_errors_are_targets():
     assert verdicts([], [bad])["float32: error"]["verdict"] == "missed"
     gaps = [
         {"task": "rates", "reason": ""},
-        {"task": "correctness sum_rule float32", "reason": "the time was up"},
+        {"task": "correctness sum_rule float32", "reason": "out of time"},
     ]
     found = verdicts([], [good], not_run=gaps)["float32: error"]
     assert (found["verdict"], found["measured"]) == ("not measured", 2e-6)
@@ -492,7 +492,7 @@ def test_a_worker_that_does_not_start():
 
 def test_the_time_is_up():
     rows, reason = attempt({"a": "", "b": "hang"}, seconds=1.0)
-    assert reason == "the time was up"
+    assert reason == "out of time"
     assert [r["name"] for r in rows] == ["a"]
 
 
@@ -506,7 +506,7 @@ def test_what_is_not_begun_is_named():
         time.monotonic() - 1,
         lambda task, rows, reason: seen.append((task["i"], rows, reason)),
     )
-    assert seen == [(i, [], "there was no time left") for i in range(3)]
+    assert seen == [(i, [], "not started: out of time") for i in range(3)]
 
 
 def test_many_workers():
@@ -531,7 +531,7 @@ def whole_run(tmp_path_factory):
     path = tmp_path_factory.mktemp("gpu") / "gpu-nvidia-h200.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "Worker", lambda **more: Worker(TINY, **more))
-        patch.setattr(gpu, "MOST_WORKERS", 1)
+        patch.setattr(gpu, "MAX_WORKERS", 1)
         patch.setattr("tempfile.tempdir", str(path.parent))
         for limit in ("WHOLE", "FIRST", "PART"):
             patch.setattr(gpu, limit, 2 * LONG)

@@ -168,8 +168,8 @@ def test_few_states_are_kept():
 
 
 def test_memory_that_is_really_alive(monkeypatch):
-    """Not by what autograd says that it keeps, but by what is in use
-    while the graph lives, whoever holds it.
+    """Measured not by what autograd reports as saved, but by all memory in
+    use while the graph is alive.
     """
     row = ROWS["fwp-tanh"]
 

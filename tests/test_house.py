@@ -90,3 +90,22 @@ def test_latex_is_in_raw_docstrings():
         ):
             if "\\" in match[2].replace("\\n", ""):
                 assert match[1] == "r", f"{path}: {match[2][:40]!r}"
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "said"),
+    [
+        (["-m", "codespell_lib"], "# We recieve it.\n", "recieve ==> receive"),
+        (["docs/tools/prose.py"], "# We recall the\n# way back.\n", "'backward pass'"),
+        (["docs/tools/prose.py"], 'x = f"a {1} was wanted"\n', "'expected'"),
+    ],
+)
+def test_lint_finds_a_mistake(tool, text, said):
+    pytest.importorskip("codespell_lib")
+    pytest.importorskip("proselint")
+    path = ROOT / ".cache" / "tests" / "mistake.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    command = [sys.executable, *tool, str(path.relative_to(ROOT))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
+    assert done.returncode and said in done.stdout

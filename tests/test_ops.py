@@ -1,7 +1,7 @@
-"""Every operation: naive is the reference, efficient must be the same.
+"""Every operation: naive is the reference, efficient must agree with it.
 
-One table, `problems.ROWS`; what belongs to one operation alone stands in
-a file of its own.
+All operations are in one table, `problems.ROWS`; tests of a single
+operation are in files of their own.
 """
 
 import itertools

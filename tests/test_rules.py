@@ -186,8 +186,8 @@ def test_special_cases(implementation):
 
 @both
 def test_gate_of_random_feature_attention(implementation):
-    """Peng et al. 2021: the first answer is the first value whatever the
-    gate; a constant gate weighs by g^(t-i); g_t = (t-1)/t is no gate.
+    """Peng et al. 2021: the first output is the first value for any gate;
+    a constant gate weights by g^(t-i); g_t = (t-1)/t equals no gate.
     """
     time, g = 12, 0.7
     q, k = random(2, time, 3, 4).abs(), random(2, time, 3, 4, seed=1).abs()

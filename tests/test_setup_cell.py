@@ -74,12 +74,12 @@ class Machine:
         (self.packages / "others.pth").write_text(f"{self.others}\n")
 
     def run(self, code: str, text: str | None = None, **env: str):
-        # Only what is named: no setting of whoever runs the tests.
+        # Only these variables: no other settings of the user.
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "OMP_NUM_THREADS")}
         kept |= {"HOME": str(self.home), "PIP_NO_INDEX": "1"}
         kept |= {"https_proxy": "http://127.0.0.1:9"}
-        # pip reads "0" as the option. Isolation would fetch setuptools anew;
-        # the others take time.
+        # For pip, "0" sets the option. Isolation would download setuptools
+        # again; the others take time.
         kept |= {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_WARN_CONFLICTS": "0"}
         kept |= {"PIP_NO_COMPILE": "1"}
         return subprocess.run(

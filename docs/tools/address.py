@@ -1,14 +1,14 @@
-"""Set the public address of the repository everywhere, or take it out.
+"""Set the public address of the repository everywhere, or remove it.
 
     python docs/tools/address.py URL [--site SITE]
 
 URL is the page of the repository, as a browser shows it; an empty URL
-takes the address out again. SITE is where the site will be published.
-For a repository on GitHub, SITE is by default its address on GitHub Pages.
+removes the address again. SITE is where the site will be published. For a
+repository on GitHub, the default is its address on GitHub Pages.
 
-The address is kept in mkdocs.yml, where the hooks of the site read it, and
-copied to the files that cannot: README.md, CITATION.cff, pyproject.toml,
-and two cells of each notebook.
+The address is set in mkdocs.yml, where the hooks of the site look it up,
+and copied to the files that cannot look it up: README.md, CITATION.cff,
+pyproject.toml, and two cells of each notebook.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from repository import BRANCH, ROOT, colab
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 URL = re.compile(r"https?://[A-Za-z0-9.-]+(:\d+)?(/[A-Za-z0-9._~-]+)*")
 
-#: The first code cell of each notebook. It also runs where there is nothing
-#: but the notebook and a wheel, and in IPython 7, which Colab has. pip is
-#: told the version of the torch that is there, so that it keeps it.
+#: The first code cell of each notebook. It also runs with nothing but the
+#: notebook and a wheel, and in IPython 7, which Colab has. It passes the
+#: version of the installed torch to pip, so that pip keeps it.
 SETUP = """\
 # @title Setup: finds fwlab, or installs it
 import os
@@ -62,7 +62,7 @@ else:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the repository is, and its site; "" where that is not set.
+    """The address of the repository, and of its site; "" if not set.
 
     - `repository`: without a "/" at its end.
     - `site`: with a "/" at its end.
@@ -73,9 +73,9 @@ class Address:
 
     @classmethod
     def of(cls, url: str, site: str = "") -> "Address":
-        """From what somebody typed.
+        """From what a user typed.
 
-        Errors: `ValueError`, with a sentence, if that is no address.
+        Errors: `ValueError`, with a sentence, if it is not an address.
         """
         url = url.strip().rstrip("/").removesuffix(".git")
         site = site.strip().rstrip("/")
@@ -102,13 +102,13 @@ def _github_pages(owner: str, name: str) -> str:
 
 
 def current() -> Address:
-    """The address that is set: that of mkdocs.yml."""
+    """The address that is set in mkdocs.yml."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     keys = dict(re.findall(r"^(repo_url|site_url): *(\S+)", text, re.MULTILINE))
     return Address(keys.get("repo_url", ""), keys.get("site_url", ""))
 
 
-#: File: which lines carry the address, and after which line they stand.
+#: File: the lines that contain the address, and the line before them.
 PLACES = {
     "mkdocs.yml": (r"(repo|site)_url:", r"# puts them after this line"),
     "README.md": (r'pip install "fwlab @ ', r"pip install fwlab-"),
@@ -141,7 +141,7 @@ def _lines(address: Address) -> dict[str, list[str]]:
 
 
 def with_lines(text: str, old: str, after: str, new: list[str]) -> str:
-    """A text without its lines that begin with `old`, and with `new` ones.
+    """Replace the lines of a text that begin with `old` by `new`.
 
     - `old`, `after`: regular expressions; one line must begin with `after`.
     """
@@ -151,10 +151,10 @@ def with_lines(text: str, old: str, after: str, new: list[str]) -> str:
 
 
 def with_cells(cells: list[Any], name: str, address: Address) -> list[Any]:
-    """The cells of a notebook, those that carry the address written anew.
+    """The cells of a notebook, with the address in its two cells.
 
-    The badge is the first cell, and is there only if Colab can open the
-    notebook. Only the set-up cell must be there already.
+    The badge is the first cell, and exists only if Colab can open the
+    notebook. The set-up cell must exist already.
 
     - `name`: the notebook's file.
     """
@@ -173,7 +173,7 @@ def with_cells(cells: list[Any], name: str, address: Address) -> list[Any]:
 
 
 def rewrite_notebook(path: Path, address: Address) -> None:
-    """Write the address into a notebook, and leave all else as it is."""
+    """Write the address into a notebook, and change nothing else."""
     book = json.loads(path.read_text(encoding="utf-8"))
     book["cells"] = with_cells(book["cells"], path.name, address)
     for cell in book["cells"]:
@@ -185,7 +185,7 @@ def rewrite_notebook(path: Path, address: Address) -> None:
 
 
 def rewrite(address: Address) -> None:
-    """Write the address into every file that carries it."""
+    """Write the address into every file that contains it."""
     for name, lines in _lines(address).items():
         path = ROOT / name
         text = path.read_text(encoding="utf-8")
@@ -195,7 +195,7 @@ def rewrite(address: Address) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    # A file that is written looks new to make.
+    # To make, every written file looks new.
     if path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
 

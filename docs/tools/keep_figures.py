@@ -1,10 +1,10 @@
-"""Keep how each figure begins, for pages without scripts and for paper.
+"""Save the first state of each figure, for readers without scripts, and print.
 
     python docs/tools/keep_figures.py SITE
 
-opens the figures of a built site in Chromium and writes for each
-docs/figures/NAME.html, its picture, and NAME.txt, what is to be seen in
-it. Run it after a change to a figure; a test compares.
+opens the figures of a built site in Chromium. For each, it writes the
+picture into docs/figures/NAME.html and its description into NAME.txt. Run
+it after a change to a figure; a test compares them.
 """
 
 import sys
@@ -14,7 +14,7 @@ from browser import OPTIONS, chromium, served
 from playwright.sync_api import Page, sync_playwright
 
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
-#: The page of a figure that has none of its own.
+#: The page of a figure without a page of its own.
 PAGES = {"live": "index.html"}
 STILL = """(name) => {
   const root = document.querySelector(`#figure-${name}`);
@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def begin(tab: Page, base: str, name: str) -> tuple[str, str]:
-    """Picture and words of a figure as it begins."""
+    """The picture and the words of a figure in its first state."""
     tab.goto(base + PAGES.get(name, f"figures/{name}.html"), wait_until="load")
     figure = tab.locator(f"#figure-{name}")
     if name == "live":

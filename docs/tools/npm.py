@@ -1,9 +1,9 @@
-"""Fetch what the site needs from npm into .cache/npm, once.
+"""Download what the site needs from npm into .cache/npm, once.
 
-KaTeX sets the formulas; a small shim lets search work on pages opened
-from disk; axe-core looks for what would shut readers out, in the tests.
-Versions and hashes: docs/package.json, docs/package-lock.json.
-Node comes from the machine or, where there is none, from a Python wheel.
+KaTeX typesets the formulas; a small shim makes search work on pages opened
+from disk; axe-core finds barriers for readers, in the tests. Versions and
+hashes are in docs/package.json and docs/package-lock.json. If Node is not
+installed, it comes from a Python wheel.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
 
 
 def missing() -> list[str]:
-    """The packages that are not there in the locked version."""
+    """The packages that are missing in their locked version."""
     lock = json.loads((DOCS / "package-lock.json").read_text("utf-8"))["packages"]
     wanted = json.loads((DOCS / "package.json").read_text("utf-8"))["dependencies"]
     return [

@@ -1,8 +1,8 @@
-"""Execute the notebooks in place, so that git holds what a reader sees.
+"""Execute the notebooks in place, so that git contains what readers see.
 
-The same code gives the same bytes: cell ids stay, timings and whatever
-else a run leaves behind is taken out. The badge and the set-up cell are
-written anew, with the address that is set (address.py).
+The same code gives the same bytes: cell ids stay; timings and other traces
+of a run are removed. The badge and the set-up cell are written again, with
+the current address (address.py).
 
     python docs/tools/run_notebooks.py [NOTEBOOK ...]
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def execute(path: Path) -> None:
-    """Run one notebook and write it back."""
+    """Run one notebook, and write it back."""
     address.rewrite_notebook(path, address.current())
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(

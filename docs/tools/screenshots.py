@@ -1,9 +1,9 @@
-"""Photograph every page of a built site, for people to look at.
+"""Take a screenshot of every type of page of a built site.
 
     python docs/tools/screenshots.py [SITE] [--out FOLDER] [PAGE ...]
 
-Each page in light, in dark, and at the width of a phone; whole, up to a
-few screens. Without PAGE one page of each type is taken.
+Each page is taken in light, in dark, and at the width of a phone, down to
+a few screens. Without PAGE, one page of each type is taken.
 """
 
 import argparse

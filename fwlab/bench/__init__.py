@@ -1,7 +1,7 @@
 """Speed and memory, naive against efficient, side by side.
 
-All versions of a case are measured in one run, in turns; the figure is
-the median. Peak memory is that of fresh processes.
+All versions of a case are measured in turns in one process, and the
+median is reported. Peak memory is measured in fresh processes.
 """
 
 from pathlib import Path
@@ -23,17 +23,17 @@ CASES: tuple[Case, ...] = (
 
 
 def peak(key: str, side: str) -> float | None:
-    """Peak memory of one side, in a process that does nothing else."""
+    """Peak memory of one side, in a process that runs nothing else."""
     return peak_of(next(case for case in CASES if case.key == key), side)
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """The rows of all cases as text, with a head."""
+    """The rows of all cases as text, with a header."""
     head = ["operation", "shape", "version", "ms", "fastest", "x efficient"]
     cells = [[*head, "MiB", "x efficient", "error"]]
-    least = {_case(r): r["peak_mib"] for r in rows if r["side"] == "efficient"}
+    efficient = {_case(r): r["peak_mib"] for r in rows if r["side"] == "efficient"}
     for r in rows:
-        low, peak = least[_case(r)], r["peak_mib"]
+        base, peak = efficient[_case(r)], r["peak_mib"]
         cells.append(
             [
                 r["case"],
@@ -43,7 +43,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
                 f"{r['fastest']:.1f}",
                 f"{r['times_slower']:.1f}",
                 "-" if peak is None else f"{peak:.0f}",
-                "-" if peak is None or not low else f"{peak / low:.1f}",
+                "-" if peak is None or not base else f"{peak / base:.1f}",
                 f"{r['error']:.0e}",
             ]
         )
@@ -55,7 +55,7 @@ def _case(row: dict[str, Any]) -> str:
 
 
 def main(out: Path | None, command: str) -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON to `out` unless that is None."""
     if out is not None:
         check_writable(out.parent)
     source = provenance(command)
@@ -73,7 +73,7 @@ def main(out: Path | None, command: str) -> None:
     models = mixers.run()
     print(layout(mixers.table(models)))
     print(
-        f"\nOne step of a layer after so many tokens; batch {decoding.BATCH}, "
+        f"\nOne step of a layer at a position in a text; batch {decoding.BATCH}, "
         f"width {decoding.D_MODEL}, {decoding.HEADS} heads, 1 thread\n"
     )
     threads = torch.get_num_threads()

@@ -15,48 +15,49 @@ BATCH, WIDTH, WINDOW, HEADS = 4, 128, 32, 4
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """All pairs of steps at once, as it is often written: two products of
+    """All pairs of steps at once, as AFT is often implemented: products of
     a T x T matrix (one per head) with the exponentials of the keys.
 
-    One maximum over all keys: right for ordinary inputs only.
+    It subtracts one maximum over all keys, and is thus correct only for
+    keys of similar size.
     """
-    seen = bias.exp().tril()
+    weights = bias.exp().tril()
     e = (k - k.amax(1, keepdim=True)).exp()
-    num = torch.einsum("hts,bshc->bthc", seen, e * v)
-    den = torch.einsum("hts,bshc->bthc", seen, e)
+    num = torch.einsum("hts,bshc->bthc", weights, e * v)
+    den = torch.einsum("hts,bshc->bthc", weights, e)
     return torch.sigmoid(q) * num / den
 
 
 def toeplitz(band: Tensor, time: int) -> Tensor:
-    """Rows of `[heads, time, window]` moved into place, with 0 outside:
-    `[heads, time, time]`.
+    """Move the rows of `[heads, time, window]` to their positions in
+    `[heads, time, time]`, with 0 outside the window.
     """
     window = band.shape[-1]
     wide = F.pad(band.flip(-1), (0, time))[:, :, : time + window - 1]
-    # Each row one step further right than the one above.
+    # Shift each row one step further to the right than the row above.
     wide = F.pad(wide, (0, 1)).flatten(1)[:, : time * (time + window - 1)]
     return wide.unflatten(1, (time, time + window - 1))[:, :, window - 1 :]
 
 
 def full_dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """AFT-full as two products."""
+    """AFT-full as two matrix products."""
     q, k, v = (x[:, :, None] for x in (q, k, v))
     return dense(q, k, v, bias[None])[:, :, 0]
 
 
 def local_dense(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
-    """AFT-local as full, with a bias that is mostly 0."""
+    """AFT-local as AFT-full, with a bias that is mostly 0."""
     return full_dense(q, k, v, toeplitz(band[None], q.shape[1])[0])
 
 
 def conv_dense(q: Tensor, k: Tensor, v: Tensor, kernel: Tensor) -> Tensor:
-    """AFT-conv likewise, with one matrix per head."""
+    """AFT-conv as AFT-full, with one bias matrix per head."""
     time = q.shape[1]
     return dense(q, k, v, toeplitz(kernel[:, None].expand(-1, time, -1), time))
 
 
 def problem(dtype: torch.dtype, *, time: int, bias: tuple[int, ...]) -> Problem:
-    """Seeded inputs; with one bias per head, cut into heads."""
+    """Seeded inputs, split into heads if there is one bias per head."""
     generator = torch.Generator().manual_seed(0)
     shape: tuple[int, ...] = (BATCH, time, WIDTH)
     if bias and bias[0] == HEADS:

@@ -1,4 +1,4 @@
-"""What one line of the benchmark is, and the two ways to measure it."""
+"""A case of the benchmark, and how its speed and memory are measured."""
 
 import statistics
 import subprocess
@@ -15,21 +15,21 @@ from torch import Tensor
 Problem = tuple[list[Tensor], Tensor]
 Side = Callable[..., Tensor]
 
-PROCESSES = 1  # peak memory is the median of so many fresh ones
-TURN = 0.3  # seconds that a side runs at least before the next one
+PROCESSES = 1  # number of fresh processes; peak memory is their median
+TURN = 0.3  # minimum seconds of a side's turn
 
 
 class Case(NamedTuple):
     """An operation at one size, and the ways to compute it.
 
     - `name`: unique, such as "delta_rule".
-    - `shape`: what the table prints, such as `{"T": 1024}`.
+    - `shape`: as the table prints it, such as `{"T": 1024}`.
     - `problem`: seeded inputs of a dtype, and a gradient of the output.
     - `sides`: name -> function of the inputs; all are compared with the
-      one that is called "efficient".
-    - `exact`: the side that is run in float64 for the errors.
+      side "efficient".
+    - `exact`: the side that computes the float64 reference.
     - `rounds`: turns per side.
-    - `threads`: for this case only; None = as many as PyTorch takes.
+    - `threads`: for this case only; None = PyTorch's default.
     """
 
     name: str
@@ -42,22 +42,22 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name and shape, as one word."""
+        """Name and shape in one word."""
         return "-".join([self.name, *(f"{k}{v}" for k, v in self.shape.items())])
 
 
 def once(side: Side, inputs: list[Tensor], dy: Tensor) -> list[Tensor]:
-    """Forward and backward: the output and every gradient."""
+    """Forward and backward pass: the output and every gradient."""
     y = side(*inputs)
     return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
 
 
 def seconds(case: Case) -> dict[str, list[float]]:
-    """Times of forward and backward per side, taken in turns.
+    """Times of forward and backward per side, measured in turns.
 
-    Whatever else the machine does hits all sides alike. A turn runs its
-    side once without the clock, so that no side pays for the memory that
-    the other has just given back.
+    Other load on the machine thus affects all sides alike. A turn begins
+    with an untimed call, so that no side pays for memory that the side
+    before has just freed.
     """
     inputs, dy = case.problem(torch.float32)
     times: dict[str, list[float]] = {name: [] for name in case.sides}
@@ -79,7 +79,7 @@ def seconds(case: Case) -> dict[str, list[float]]:
 
 
 def errors(case: Case) -> dict[str, float]:
-    """Largest relative error of outputs and gradients, against float64."""
+    """Maximum relative error of outputs and gradients, against float64."""
     inputs, dy = case.problem(torch.float32)
     doubled = [x.detach().double().requires_grad_() for x in inputs]
     exact = once(case.sides[case.exact], doubled, dy.double())
@@ -93,10 +93,10 @@ def errors(case: Case) -> dict[str, float]:
 
 
 def peak_memory(case: Case, side: str) -> float | None:
-    """MiB of resident memory that forward and backward add, at most.
+    """Peak MiB of resident memory that forward and backward add.
 
-    The median of some fresh processes; None where the system does not
-    tell.
+    The median over fresh processes; None if the system does not report
+    it.
     """
     peaks = [_peak_of_one(case.key, side) for _ in range(PROCESSES)]
     known = [peak for peak in peaks if peak is not None]
@@ -113,7 +113,7 @@ def _peak_of_one(key: str, side: str) -> float | None:
 
 
 def peak_of(case: Case, side: str) -> float | None:
-    """The same in this process, which has done nothing else."""
+    """The same in this process, which must have run nothing else."""
     function = case.sides[side]
     inputs, dy = case.problem(torch.float32)
     load_libraries()
@@ -126,14 +126,14 @@ def peak_of(case: Case, side: str) -> float | None:
 
 
 def load_libraries() -> None:
-    """Let PyTorch fetch what it loads at the first use of a function."""
+    """Let PyTorch load what it loads at the first use of a function."""
     x = torch.rand(2, 8, 8, requires_grad=True)
     y = torch.einsum("bij,bjk->bik", x.softmax(-1), x.exp().cumsum(-1)) @ x.tril()
     torch.linalg.solve_triangular(y, x, upper=False).sum().backward()
 
 
 def resident(field: str) -> float | None:
-    """MiB of this process: VmRSS is now, VmHWM the highest; Linux only."""
+    """MiB of this process: current (VmRSS) or peak (VmHWM); Linux only."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None
@@ -142,7 +142,7 @@ def resident(field: str) -> float | None:
 
 
 def run(case: Case) -> list[dict[str, Any]]:
-    """Measure one case; a plain dict per side."""
+    """Measure one case: a plain dict per side."""
     times = seconds(case)
     median = {name: statistics.median(t) for name, t in times.items()}
     wrong = errors(case)

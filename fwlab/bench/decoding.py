@@ -19,7 +19,7 @@ GROWING = ("AFT full", "softmax")
 
 
 def makers(longest: int) -> dict[str, Any]:
-    """The layers by name; with position tables for `longest` tokens."""
+    """The layers by name, with position tables for `longest` tokens."""
     fast = {
         f"fast weights, {rule}": layers.FastWeightAttention(D_MODEL, HEADS, rule=rule)
         for rule in ("sum", "gated", "delta", "gated_delta")
@@ -37,19 +37,19 @@ def makers(longest: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def run(positions: tuple[int, ...] = POSITIONS) -> list[dict[str, Any]]:
-    """Median times of `step` per layer and position, taken in turns.
+    """Median times of `step` per layer and position, measured in turns.
 
-    The state at a position is made once, by `prefill`, and used again
-    for every step, so that all of them stand at the same place. Layers
-    whose state grows, for comparison, stop before the last position.
+    `prefill` computes the state at a position once; every call of `step`
+    starts from it, so that all calls are at the same position. Layers
+    whose state grows are there for comparison, without the last position.
     """
     rows = []
     torch.manual_seed(0)
     for name, layer in makers(positions[-1] + 1).items():
-        places = positions[:-1] if name in GROWING else positions
+        used = positions[:-1] if name in GROWING else positions
         x = torch.randn(BATCH, positions[-1], D_MODEL)
-        states = {p: layer.prefill(x[:, :p])[1] for p in places}
-        times: dict[int, list[float]] = {p: [] for p in places}
+        states = {p: layer.prefill(x[:, :p])[1] for p in used}
+        times: dict[int, list[float]] = {p: [] for p in used}
         for _ in range(ROUNDS):
             for position, state in states.items():
                 for _ in range(STEPS):
@@ -62,7 +62,7 @@ def run(positions: tuple[int, ...] = POSITIONS) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """The rows as text, with a head."""
+    """The rows as text, with a header."""
     positions = list(rows[0]["microseconds"])
     cells = [["one step of", *(f"at {p:,}" for p in positions), "last / first"]]
     for r in rows:

@@ -1,4 +1,4 @@
-"""Cases of the feedback memory."""
+"""Cases of the Feedback Transformer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +13,7 @@ BATCH, HEADS, WIDTH = 4, 4, 128
 
 
 def problem(dtype: torch.dtype, *, time: int, layers: int, groups: int) -> Problem:
-    """Weights with which the stream keeps its size, and scores theirs."""
+    """Weights that keep the residual stream and the scores in range."""
     generator = torch.Generator().manual_seed(0)
     d, key = WIDTH, WIDTH // HEADS
 

@@ -12,7 +12,7 @@ BATCH, HEADS, WIDTH = 4, 4, 32
 
 
 def problem(dtype: torch.dtype, *, time: int) -> Problem:
-    """Writes so small that tanh is not always at its end."""
+    """Writes that are small enough not to saturate tanh."""
     generator = torch.Generator().manual_seed(0)
     a, b, x, dy = (
         torch.randn(BATCH, time, HEADS, WIDTH, generator=generator) for _ in range(4)
@@ -22,7 +22,7 @@ def problem(dtype: torch.dtype, *, time: int) -> Problem:
 
 
 def stored(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """The same loop as in efficient, but with all its states kept."""
+    """The same loop as in efficient, but it keeps all states."""
     W, states = a.new_zeros(*a.shape[:1], *a.shape[2:], b.shape[-1]), []
     for outer in (a[..., :, None] * b[..., None, :]).unbind(1):
         W = torch.tanh(W + outer)

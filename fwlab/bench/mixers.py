@@ -1,7 +1,7 @@
 """One training step of a language model, mixer by mixer.
 
 All models have nanoGPT's CPU size and as many parameters as the softmax
-model: where a mixer has more or fewer, its MLPs have fewer or more.
+model: if a mixer has more parameters, its MLPs have fewer.
 """
 
 import statistics
@@ -27,8 +27,8 @@ def model(mixer: str, d_ff: int) -> LanguageModel:
 
 
 def equal_d_ff(mixer: str) -> int:
-    """Width of the MLPs at which a mixer's model is as large as softmax's,
-    within 2 %: a multiple of 32.
+    """The MLP width, a multiple of 32, at which a mixer's model is as large
+    as the softmax model, within 2 %.
     """
 
     def size(mixer: str, d_ff: int) -> int:
@@ -59,7 +59,7 @@ class Step:
 
 
 def run(mixers: tuple[str, ...] = tuple(MIXERS)) -> list[dict[str, Any]]:
-    """Tokens per second, peak memory and state of each, taken in turns."""
+    """Tokens per second (in turns), peak memory and state of each mixer."""
     steps = {mixer: Step(mixer) for mixer in mixers}
     times: dict[str, list[float]] = {mixer: [] for mixer in mixers}
     for _ in range(ROUNDS):
@@ -85,7 +85,7 @@ def run(mixers: tuple[str, ...] = tuple(MIXERS)) -> list[dict[str, Any]]:
 
 
 def peak_memory(mixer: str) -> float | None:
-    """MiB that two training steps add to a fresh process, at most."""
+    """Peak MiB that two training steps add to a fresh process."""
     call = f"from fwlab.bench import mixers; print(mixers.peak_of({mixer!r}))"
     peaks = []
     for _ in range(PROCESSES):
@@ -98,9 +98,9 @@ def peak_memory(mixer: str) -> float | None:
 
 
 def peak_of(mixer: str) -> float | None:
-    """The same in this process, which has done nothing else.
+    """The same in this process, which must have run nothing else.
 
-    The model and its batch count, too.
+    It includes the model and its batch.
     """
     load_libraries()
     before = resident("VmRSS")
@@ -114,7 +114,7 @@ def peak_of(mixer: str) -> float | None:
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """The rows as text, with a head."""
+    """The rows as text, with a header."""
     head = ["mixer", "MLP width", "parameters", "tokens/s", "MiB", "state"]
     return [
         head,

@@ -265,7 +265,7 @@ class EncoderDecoder(nn.Module):
         - `end`: the token that ends a sequence, and fills it up after
           that. None = always generate `max_new_tokens`.
         - Returns `int64 [batch, time]`, without the start token; `time`
-          is the length of the longest sequence.
+          is the maximum of the sequence lengths.
         - Raises `ValueError` for an argument out of range.
         """
         if max_new_tokens < 0:

@@ -53,10 +53,10 @@ def parts(state: Any) -> tuple[Tensor, ...]:
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """Norm of the difference over the norm of what was wanted.
+    """Norm of the difference over the norm of the expected tensor.
 
-    Infinities, such as the log of an empty sum, must stand in the same
-    places, and do not count.
+    Infinities, such as the log of an empty sum, must be at the same
+    positions, and do not count.
     """
     found, wanted = found.double(), wanted.double()
     assert found.shape == wanted.shape

@@ -1,11 +1,10 @@
-"""Right, and how fast? The kernels on a GPU, in one run of eight minutes.
+"""Correctness and speed of the kernels on a GPU, in eight minutes.
 
-First every operation is held against its naive form in float64. Then all
-that is there to compute it is measured: fwlab, flash-linear-attention,
-PyTorch's attention, the naive loops; and beside them what the card does
-at most. The work is done in processes of their own: many while it is
-about being right (most of that time goes to compiling), one for all
-measurements.
+First, every operation is compared with its naive form in float64. Then
+all implementations are measured: fwlab, flash-linear-attention, PyTorch's
+attention, the naive loops; and, to compare with, the peak rates of the
+GPU. The work runs in separate processes: many for correctness (most of
+that time is compilation), one for all measurements.
 """
 
 import importlib.util
@@ -31,23 +30,23 @@ from fwlab.bench.gpu.processes import Row, Worker, do_all
 from fwlab.files import check_writable, write_json
 from fwlab.provenance import provenance
 
-#: Seconds: of the whole run, of its first half, and of one part of it.
+#: Limits in seconds: of the whole run, of its first half, and of one part.
 WHOLE, FIRST, PART = 460.0, 200.0, 100.0
-#: A process that compiles needs a core; each holds some memory of the GPU.
-MOST_WORKERS = 14
+#: A process that compiles needs a core, and takes some memory of the GPU.
+MAX_WORKERS = 14
 
 
 def main(out: Path | None, command: str, *, quick: bool = False) -> bool:
-    """Check, measure, print and write; whether all that was checked is right.
+    """Check, measure, print and write; return whether all is correct.
 
     - `out`: the JSON file; None = docs/results/gpu-CARD.json in the
-      repository, else gpu-CARD.json here.
+      repository, otherwise gpu-CARD.json in the current folder.
     - `quick`: fewer problems, the first cases, fewer rounds.
-    - Raises `ValueError` where there is nothing to run it on.
+    - Raises `ValueError` if there is no GPU or no Triton.
     """
     if not torch.cuda.is_available():
         raise ValueError(
-            "bench --gpu needs an Nvidia GPU, and PyTorch sees none on this machine"
+            "bench --gpu needs an Nvidia GPU, but PyTorch finds none on this machine"
         )
     if importlib.util.find_spec("triton") is None:
         raise ValueError("bench --gpu needs Triton, which is not installed")
@@ -62,7 +61,7 @@ def main(out: Path | None, command: str, *, quick: bool = False) -> bool:
 
 
 def card() -> dict[str, Any]:
-    """The GPU that PyTorch takes."""
+    """The GPU that PyTorch uses."""
     about = torch.cuda.get_device_properties(0)
     return {
         "name": about.name,
@@ -77,12 +76,12 @@ def card() -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """The name of a card as part of a file's name."""
+    """The name of a GPU as part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def driver() -> str | None:
-    """Version of the driver; None where nvidia-smi does not tell."""
+    """Version of the driver; None if nvidia-smi does not report it."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(
@@ -94,7 +93,7 @@ def driver() -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of all that computes; None = not installed."""
+    """Versions of the packages that compute; None = not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("torch", "triton", FLA, "fla-core"):
         try:
@@ -111,9 +110,9 @@ def default_path(slug: str) -> Path:
 
 
 class Run:
-    """One run, and the result as far as it has come.
+    """One run, and its result so far.
 
-    - `device`: where the work is done; "cpu" is for tests.
+    - `device`: where the work runs; "cpu" is for tests.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class Run:
     ) -> None:
         self.path, self.quick, self.device = path, quick, device
         self.start = time.monotonic()
-        # Not beside the result, which is published.
+        # Not next to the result, which is published.
         self.log = Path(tempfile.mkdtemp(prefix="fwlab-bench-")) / "log"
         self.result: dict[str, Any] = {
             "complete": False,
@@ -151,10 +150,10 @@ class Run:
         return {"kind": kind, "device": self.device, "seed": seed, **more}
 
     def check(self) -> None:
-        """Every operation in every precision; meanwhile, what will be
-        measured is compiled.
+        """Check every operation in every precision; meanwhile, compile
+        what will be measured.
         """
-        print(f"{self.result['card']['name']}: correctness, and compiling")
+        print(f"{self.result['card']['name']}: checking correctness, and compiling")
         warm = self.warm_up()
         tasks = [
             self.task("correctness", op=op, dtype=dtype, quick=self.quick)
@@ -166,18 +165,18 @@ class Run:
             Worker(
                 log=self.log,
                 OMP_NUM_THREADS="1",
-                # Choices that are made beside others are not to be kept.
+                # Do not keep choices from timings under parallel load.
                 FLA_CACHE_RESULTS="0",
                 TRITON_CACHE_AUTOTUNING="0",
             )
-            for _ in range(max(1, min(MOST_WORKERS, cores - 2)))
+            for _ in range(max(1, min(MAX_WORKERS, cores - 2)))
         ]
-        # What takes long comes first; being right must not wait for it.
+        # Slow tasks come first, but correctness must not wait for all of them.
         early = 2 * len(workers) // 3
         self.do([*warm[:early], *tasks, *warm[early:]], workers, FIRST)
 
     def warm_up(self) -> list[dict[str, Any]]:
-        """What takes longest to compile first."""
+        """Tasks that compile, the slowest first."""
         found = []
         for key in self.cases:
             for side, given in CASES[key].sides.items():
@@ -194,8 +193,8 @@ class Run:
         return sorted(found, key=lambda task: task["share"] is None)
 
     def measure(self) -> None:
-        """The rates of the card, then the cases, one after the other."""
-        print("\nrates and times")
+        """Measure the peak rates of the GPU, then the cases in sequence."""
+        print("\nmeasuring rates and times")
         rounds = 2 if self.quick else ROUNDS
         tasks = [
             self.task("rates", sizes=self.sizes),
@@ -212,7 +211,7 @@ class Run:
     def finished(
         self, task: dict[str, Any], rows: list[Row], reason: str | None
     ) -> None:
-        """Keep what a task gave; and on the disk, should the run be stopped."""
+        """Keep the results of a task, also on disk in case the run stops."""
         result, kind = self.result, task["kind"]
         name = " ".join(
             [
@@ -230,7 +229,7 @@ class Run:
             result["correctness"] += rows
         elif kind == "case":
             result["rows"] += rows
-        # What has not been compiled in time is compiled when it is measured.
+        # What is not compiled in time will be compiled when it is measured.
         if reason is not None and kind != "warm-up":
             result["not_run"].append({"task": name, "reason": reason})
         seconds = time.monotonic() - self.start
@@ -238,7 +237,7 @@ class Run:
         self.write()
 
     def right(self) -> bool:
-        """Whether all was checked, and is right."""
+        """Whether everything was checked, and is correct."""
         gaps = (gap["task"].split()[0] for gap in self.result["not_run"])
         return "correctness" not in gaps and all(
             row["ok"] for row in self.result["correctness"]
@@ -253,7 +252,7 @@ class Run:
         failures = report.failures(self.result)
         if failures:
             print("\n" + "\n".join(failures))
-            print(f"what the processes printed: {self.log}")
+            print(f"output of the processes: {self.log}")
         print(f"\n{self.result['seconds']:.0f} s; {self.path}")
 
     def write(self) -> None:

@@ -1,4 +1,4 @@
-"""What is measured on a GPU: operations at a size, and who computes them."""
+"""Cases on a GPU: operations at a size, and their implementations."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,23 +19,23 @@ ATTENTION, DENSE = "PyTorch attention", "dense form"
 NAIVE, EFFICIENT = "naive loop", "fwlab efficient"
 MATERIALISED = "materialised features"
 
-#: What a case computes with: outputs from inputs.
+#: One way to compute a case: outputs from inputs.
 Function = Callable[..., Tensor]
 
-CHUNK = 64  # steps per chunk, of the floors
-SHARES = 3  # processes that compile for a side with many configurations
-BACKWARD = 2.5  # operations of the backward pass per one of the forward pass
+CHUNK = 64  # steps per chunk, in the floors
+SHARES = 3  # processes that compile a side with many configurations
+BACKWARD = 2.5  # floating-point operations, backward pass over forward pass
 
 
 class Side(NamedTuple):
     """One way to compute a case.
 
-    - `load`: gives the function; fails where something is not installed.
-    - `time`: steps that it is measured with, None = those of the case.
-    - `package`: whose version the row names.
-    - `compiles`: has kernels that are compiled at the first call; so many
-      processes share that.
-    - `same`: computes the same thing, so that it has an error.
+    - `load`: returns the function; fails if a package is not installed.
+    - `time`: number of steps to measure; None = that of the case.
+    - `package`: the package whose version the row reports.
+    - `compiles`: number of processes that share the compilation of its
+      kernels at the first call; 0 = there are none.
+    - `same`: computes the same function, so that it has an error.
     """
 
     load: Callable[[], Function]
@@ -47,7 +47,7 @@ class Side(NamedTuple):
     def version(self) -> str | None:
         if self.package is None:
             return None
-        # The second one has the operations only.
+        # fla-core contains only the operations.
         for name in (self.package, "fla-core"):
             try:
                 return metadata.version(name)
@@ -57,17 +57,17 @@ class Side(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """What must at least be moved and computed, per pass.
+    """The minimum of data movement and computation, per pass.
 
-    Each pair is forward, backward: bytes that are read and written once
-    (one state per chunk among them), and operations.
+    Each pair is (forward, backward): bytes moved to and from HBM, each
+    once (including one state per chunk), and floating-point operations.
     """
 
     bytes: tuple[float, float]
     operations: tuple[float, float]
 
     def milliseconds(self, rates: dict[str, Any]) -> float | None:
-        """The longer of moving and computing, for each pass."""
+        """Per pass, the longer of data movement and computation; the sum."""
         copy, matrix = rates.get("copy_gb_per_s"), rates.get("matrix_tflop_per_s")
         if not copy or not matrix:
             return None
@@ -81,9 +81,9 @@ class Case(NamedTuple):
     """An operation at one size.
 
     - `draw`: inputs from a generator on the device and a number of steps.
-    - `piece`: a part of the inputs that is computed on its own, for the
-      error; gradients of its first `compared` inputs are compared.
-    - `exact`: what is run on it in float64.
+    - `piece`: an independent part of the inputs, on which the error is
+      computed, with gradients of the first `compared` inputs.
+    - `exact`: the function that computes this part in float64.
     """
 
     name: str
@@ -139,7 +139,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
 
 
 def _rule(op: str, batch: int, time: int, heads: int, width: int) -> Case:
-    """A fast weight rule in bfloat16, keys and values equally wide."""
+    """A fast weight rule in bfloat16, keys and values of equal width."""
     normalize = op == "sum_rule"
 
     def draw(generator: torch.Generator, time: int) -> list[Tensor]:
@@ -163,7 +163,7 @@ def _rule(op: str, batch: int, time: int, heads: int, width: int) -> Case:
         "gated_delta_rule": _fla_gated_delta,
         "sum_rule": _fla_linear,
     }
-    # No target hangs on the gated rule: it must not hold up what has one.
+    # The gated rule has no target, so it must not delay those that have.
     shares = 0 if op == "gated_delta_rule" else SHARES
     n, chunks = batch * time * heads, batch * heads * time / CHUNK
     gates = {"sum_rule": 0, "delta_rule": 2, "gated_delta_rule": 6}[op]
@@ -200,7 +200,7 @@ def _rule(op: str, batch: int, time: int, heads: int, width: int) -> Case:
 
 
 def _dpfp(batch: int, time: int, heads: int, d: int, nu: int) -> Case:
-    """DPFP made in the kernel against features in memory."""
+    """DPFP computed in the kernel, against features in HBM."""
 
     def draw(generator: torch.Generator, time: int) -> list[Tensor]:
         def random(*more: int) -> Tensor:
@@ -243,7 +243,7 @@ def _dpfp(batch: int, time: int, heads: int, d: int, nu: int) -> Case:
 def _aft(
     op: str, batch: int, time: int, width: int, window: int = 0, heads: int = 0
 ) -> Case:
-    """Bfloat16; the biases, which are parameters, likewise."""
+    """AFT in bfloat16, including the biases, which are parameters."""
 
     def draw(generator: torch.Generator, time: int) -> list[Tensor]:
         def random(*shape: int) -> Tensor:
@@ -278,7 +278,7 @@ def _aft(
 
     n = batch * time * width
     bias = 2 * {"aft_simple": 0, "aft_full": time**2}.get(op, (heads or time) * window)
-    per_number = 4.0 * {"aft_simple": 0, "aft_full": time / 2}.get(op, window)
+    per_scalar = 4.0 * {"aft_simple": 0, "aft_full": time / 2}.get(op, window)
     shape = {"batch": batch, "T": time, "width": width}
     if heads:
         shape["heads"] = heads
@@ -296,7 +296,7 @@ def _aft(
         },
         Floor(
             (8 * n + bias, 14 * n + 2 * bias),
-            (n * per_number, BACKWARD * n * per_number),
+            (n * per_scalar, BACKWARD * n * per_scalar),
         ),
         piece,
         compared=3,
@@ -346,7 +346,7 @@ def _feedback(batch: int, time: int, layers: int, width: int, heads: int) -> Cas
     )
 
 
-#: The cases by key, in the order in which they are measured.
+#: The cases by key, in the order of measurement.
 CASES: dict[str, Case] = {
     case.key: case
     for case in (
@@ -367,4 +367,4 @@ CASES: dict[str, Case] = {
         _rule("gated_delta_rule", 8, 4096, 16, 64),
     )
 }
-QUICK = 3  # so many of them in a quick run
+QUICK = 3  # number of cases in a quick run

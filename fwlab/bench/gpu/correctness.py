@@ -1,7 +1,7 @@
-"""Is what the kernels give right? Error against the naive form in float64.
+"""Correctness of the kernels: errors against the naive form in float64.
 
-Inputs are drawn afresh in every run. They are rounded first: both sides
-are given the same numbers, and only what the kernel does with them counts.
+Every run draws new inputs. They are rounded before both sides get them,
+so that the error is that of the kernel alone.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 from fwlab.bench.gpu import problems
 from fwlab.bench.gpu.problems import LIMITS, Problem, Tensors
 
-#: A second run of the kernel finds what depends on chance.
+#: A second run of the kernel finds errors that occur at random.
 RUNS = 2
 
 
@@ -29,9 +29,8 @@ def rows(
     quick: bool = False,
     without: tuple[str, ...] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Messages for one operation in one precision: each problem is
-    announced as a `part`, with what its row says in any case, and then
-    given as a `row`.
+    """Messages for one operation in one precision: for each problem, a
+    `part` with the start of its row, then the whole `row`.
     """
     for problem in problems.of(op, quick=quick):
         if problem.key in without:
@@ -52,7 +51,7 @@ def rows(
 
 
 def check(problem: Problem, dtype: str, device: str, seed: int) -> dict[str, Any]:
-    """Errors of all tensors, or the reason why there are none."""
+    """Errors of all tensors, or the reason for their absence."""
     try:
         inputs, weights = _drawn(problem, dtype, device, seed)
         exact = compute(problem, "naive", _double(inputs), _double(weights))
@@ -76,7 +75,7 @@ def check(problem: Problem, dtype: str, device: str, seed: int) -> dict[str, Any
 def _other(
     problem: Problem, inputs: Tensors, weights: Tensors, exact: Tensors
 ) -> float | None:
-    """The largest error of the efficient form: what to expect of a kernel."""
+    """The maximum error of the efficient form, to compare kernels with."""
     try:
         found = compute(problem, "efficient", inputs, weights)
         return rounded(max(relative(found, exact).values()))
@@ -98,7 +97,7 @@ def compute(
         list(out.values()),
         list(leaves.values()),
         [weights[name] for name in out],
-        # Nothing comes back for what does not matter: a gradient of 0.
+        # An input that has no effect gets None: a gradient of 0.
         allow_unused=True,
     )
     found = {name: x.detach() for name, x in out.items()}
@@ -108,30 +107,30 @@ def compute(
 
 
 def relative(found: Tensors, exact: Tensors) -> dict[str, float]:
-    """Norm of the error over the norm of what it should be."""
+    """Norm of the error over norm of the exact tensor."""
     errors = {}
-    for name, want in exact.items():
-        have = found[name].double()
-        if have.shape != want.shape:
+    for name, expected in exact.items():
+        x = found[name].double()
+        if x.shape != expected.shape:
             raise ValueError(
-                f"{name} has shape {list(have.shape)}, not {list(want.shape)}"
+                f"expected {name} of shape {list(expected.shape)}, got {list(x.shape)}"
             )
-        size = want.norm().item()
-        errors[name] = (have - want).norm().item() / (size or 1.0)
+        norm = expected.norm().item()
+        errors[name] = (x - expected).norm().item() / (norm or 1.0)
     return errors
 
 
 def rounded(error: float) -> float | None:
-    """Two digits; None in place of NaN and infinity, which JSON has not."""
+    """Two digits; None for NaN and infinity, which JSON does not have."""
     return float(f"{error:.1e}") if math.isfinite(error) else None
 
 
 def poison(device: str) -> None:
-    """Fill free memory with NaN, of every floating-point type.
+    """Fill free memory with NaN, in every floating-point type.
 
-    What a kernel reads before it has written it shows up: the caching
-    allocator gives these blocks out next. Large ones first: small ones
-    then go into the gaps that are left.
+    The caching allocator reuses these blocks next, so a kernel that reads
+    memory before writing it produces NaN. Large blocks come first, so
+    that small ones fill the gaps.
     """
     sizes = [2**28, *[2**20] * 32, *[2**16] * 64, *[2**12] * 64, *[2**9] * 64]
     if device == "cpu":
@@ -146,7 +145,7 @@ def poison(device: str) -> None:
 
 
 def explain(error: BaseException) -> str:
-    """One line about what went wrong; where it did is printed, for the log."""
+    """One line about what went wrong; the traceback goes to the log."""
     traceback.print_exception(error)
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of memory"
@@ -154,7 +153,7 @@ def explain(error: BaseException) -> str:
         return f"{error.name} is not installed"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = lines[:1]
-    # Of a compiler: its first line is the place, its last one the reason.
+    # A compiler's first line says where, its last line why.
     if type(error).__name__ == "CompilationError":
         said = [*lines[:1], *lines[-1:]]
     return f"{type(error).__name__}: {' … '.join(said)}"[:300]
@@ -163,8 +162,8 @@ def explain(error: BaseException) -> str:
 def _drawn(
     problem: Problem, dtype: str, device: str, seed: int
 ) -> tuple[Tensors, Tensors]:
-    """Inputs and gradients of the outputs, rounded to what they are kept in."""
-    # Every problem its own numbers, the same in every process.
+    """Inputs and gradients of the outputs, rounded to their dtypes."""
+    # Every problem has its own seed, the same in every process.
     own = zlib.crc32(problem.key.encode())
     generator = torch.Generator().manual_seed(seed ^ own)
 

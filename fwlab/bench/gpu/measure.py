@@ -1,8 +1,8 @@
-"""Rates of the card, and time and memory of the cases.
+"""Peak rates of the GPU, and time and memory of the cases.
 
-All sides of a case are measured in one process, in turns: whatever else
-happens to the machine hits all alike. A side that fails becomes a row
-with its reason.
+All sides of a case are measured in turns in one process, so that other
+load on the machine affects all alike. A side that fails becomes a row
+with the reason.
 """
 
 import gc
@@ -19,14 +19,14 @@ from fwlab.bench.gpu.correctness import explain, poison, rounded
 from fwlab.bench.gpu.tuning import compile_share
 
 ROUNDS = 5
-TURN = 0.06  # seconds that a side's turn should take
-MOST = 4.0  # seconds after which a side gets no further turn
-LONG = 1.0  # seconds of a call that is not made more often than it must be
-FLUSH = 2**28  # bytes that drive everything out of the cache of the GPU
+TURN = 0.06  # target seconds of a side's turn
+MAXIMUM = 4.0  # seconds after which a side gets no further turn
+LONG = 1.0  # a call that takes more seconds is not repeated without need
+FLUSH = 2**28  # bytes that evict everything from the L2 cache
 
 
 class Ready(NamedTuple):
-    """A side that has run once, and what is left to do with it."""
+    """A side that has run once and is ready for its turns."""
 
     head: dict[str, Any]
     forward: Callable[[], Any]
@@ -43,9 +43,9 @@ def rates(
     rounds: int = 20,
     without: tuple[str, ...] = (),
 ) -> Iterator[dict[str, Any]]:
-    """What this card does at most: copying, and products of matrices.
+    """Peak rates of this GPU: copying, and matrix products.
 
-    - `copied`: bytes of the buffer, `width`: of the square matrices.
+    - `copied`: bytes of the buffer; `width`: of the square matrices.
     """
     for name, work in (
         ("copy_gb_per_s", lambda: _copy_rate(device, copied, rounds)),
@@ -86,9 +86,9 @@ def warm_up(
     seed: int,
     without: tuple[str, ...] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Run a side once, so that its kernels lie compiled on the disk.
+    """Run a side once, so that its compiled kernels are on disk.
 
-    - `share`: of the configurations; None = it has no choice of them.
+    - `share`: of the configurations; None = there is only one.
     """
     if side in without:
         return
@@ -115,15 +115,15 @@ def rows(
     rounds: int = ROUNDS,
     without: tuple[str, ...] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Messages for one case: each side is announced as a `part`, with what
-    its row says in any case, and then given as a `row`.
+    """Messages for one case: for each side, a `part` with the start of its
+    row, then the whole `row`.
     """
     inputs, dy = _problem(case, next(iter(case.sides.values())), device, seed)
     exact, unknown = None, None
     try:
         exact = _exact(case, inputs, dy)
-    except Exception as error:  # then there are times without errors
-        unknown = f"no error known: {explain(error)}"
+    except Exception as error:  # then there are only times
+        unknown = f"error unknown: {explain(error)}"
     free(device)
     ready: list[Ready] = []
     for name, side in case.sides.items():
@@ -171,19 +171,19 @@ def _head(case: Case, name: str, side: Side) -> dict[str, Any]:
 def _problem(
     case: Case, side: Side, device: str, seed: int
 ) -> tuple[list[Tensor], Tensor]:
-    """Inputs that want gradients, and a gradient of the output."""
+    """Inputs that require gradients, and a gradient of the output."""
     generator = torch.Generator(device).manual_seed(seed)
     inputs = case.draw(generator, side.time or case.shape["T"])
-    # The output is as large as the values; those of a stack are its input.
+    # The output has the shape of the values; for a stack, of its input.
     like = inputs[min(2, case.compared - 1)]
     dy = torch.randn(like.shape, generator=generator, device=device)
     return [x.requires_grad_() for x in inputs], dy.to(like.dtype)
 
 
 def once(function: Function, inputs: list[Tensor], dy: Tensor) -> list[Tensor | None]:
-    """Forward and backward: the output and every gradient."""
+    """Forward and backward pass: the output and every gradient."""
     y = function(*inputs)
-    # Attention has no use for the gates.
+    # Attention does not use the gates.
     return [y, *torch.autograd.grad(y, inputs, dy, allow_unused=True)]
 
 
@@ -194,7 +194,7 @@ def _exact(case: Case, inputs: list[Tensor], dy: Tensor) -> list[Tensor | None]:
 
 
 def _piece_of(case: Case, y: Tensor, inputs: list[Tensor]) -> Tensor:
-    """The same piece of something with the shape of the output."""
+    """The same piece of a tensor with the shape of the output."""
     place = min(2, case.compared - 1)
     return case.piece([*inputs[:place], y, *inputs[place + 1 :]])[place]
 
@@ -205,7 +205,7 @@ def _error(
     inputs: list[Tensor],
     exact: list[Tensor | None],
 ) -> float:
-    """The largest relative error within the piece."""
+    """The maximum relative error within the piece."""
     gradients = [x if g is None else g for g, x in zip(found[1:], inputs, strict=True)]
     assert found[0] is not None
     have = [_piece_of(case, found[0], inputs), *case.piece(gradients)]
@@ -225,7 +225,7 @@ def _prepare(
     exact: list[Tensor | None] | None,
     device: str,
 ) -> Ready:
-    """Everything about a side but its times."""
+    """Prepare a side: everything in its row except the times."""
     inputs, dy = problem
     function = side.load()
     poison(device)
@@ -247,7 +247,7 @@ def _prepare(
     start = time.perf_counter()
     head["peak_mib"] = peak_mib(both, device)
     seconds = time.perf_counter() - start
-    if seconds < LONG:  # most of that was for a clean start
+    if seconds < LONG:  # most of that time was for freeing memory
         seconds = wall(both, device, 1) / 1e3
     forward()
     synchronize(device)
@@ -256,7 +256,7 @@ def _prepare(
 
 
 def peak_mib(run: Callable[[], Any], device: str) -> float | None:
-    """MiB that a call needs at most, above what is there before it."""
+    """Peak MiB of a call, above what was allocated before it."""
     if device == "cpu":
         run()
         return None
@@ -271,7 +271,7 @@ def peak_mib(run: Callable[[], Any], device: str) -> float | None:
 def _take_turns(
     sides: list[Ready], device: str, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Times of all sides; one that fails now is left out from there on."""
+    """Times of all sides; one that fails gets no further turns."""
     times: dict[str, list[float]] = {s.head["side"]: [] for s in sides}
     walls: dict[str, list[float]] = {s.head["side"]: [] for s in sides}
     forwards: dict[str, list[float]] = {s.head["side"]: [] for s in sides}
@@ -282,12 +282,12 @@ def _take_turns(
         for _ in range(rounds):
             for side in list(sides):
                 name = side.head["side"]
-                if spent[name] > MOST:
+                if spent[name] > MAXIMUM:
                     continue
                 yield {"part": name, "head": side.head}
                 start = time.perf_counter()
                 try:
-                    if not side.long:  # pays for what others have left
+                    if not side.long:  # untimed, so that others' memory is freed
                         side.both()
                     times[name] += milliseconds(side.both, device, side.calls)
                     walls[name].append(wall(side.both, device, side.calls))
@@ -313,9 +313,9 @@ def _take_turns(
 
 
 def milliseconds(run: Callable[[], Any], device: str, calls: int) -> list[float]:
-    """Of each call, by the clock of the GPU, with a cold cache.
+    """Milliseconds of each call by the clock of the GPU, with a cold cache.
 
-    Where the host is slower than the GPU, its time counts: the GPU waits.
+    If the host is slower than the GPU, the GPU waits: host time counts.
     """
     if device == "cpu":
         return [wall(run, device, 1) for _ in range(calls)]
@@ -333,7 +333,7 @@ def milliseconds(run: Callable[[], Any], device: str, calls: int) -> list[float]
 
 
 def wall(run: Callable[[], Any], device: str, calls: int) -> float:
-    """Milliseconds per call, back to back, by the clock of the host."""
+    """Milliseconds per call by the clock of the host, calls back to back."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(calls):
@@ -348,7 +348,7 @@ def synchronize(device: str) -> None:
 
 
 def free(device: str) -> None:
-    """Give back what nothing needs."""
+    """Free memory that is not in use."""
     gc.collect()
     if device != "cpu":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What the kernels must compute right: every operation, with states."""
+"""What the kernels must compute: every operation, with states."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -9,20 +9,20 @@ from torch import Tensor
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize
 
-#: Largest relative error of an output, a state or a gradient.
+#: Maximum relative error of an output, a state or a gradient.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
-#: Name -> tensor; what is called "state..." is kept in full precision.
+#: Name -> tensor; names that begin with "state" keep full precision.
 Tensors = dict[str, Tensor]
 
 
 class Problem(NamedTuple):
     """One operation at one size.
 
-    - `op`, `note`: which, and what is special about it.
-    - `shape`: what the table prints.
-    - `draw`: its inputs, from a generator.
-    - `call`: outputs from an implementation's name and the inputs.
+    - `op`, `note`: the operation, and what is special about the problem.
+    - `shape`: as the table prints it.
+    - `draw`: draws the inputs with a generator.
+    - `call`: computes outputs; takes an implementation and the inputs.
     """
 
     op: str
@@ -38,13 +38,13 @@ class Problem(NamedTuple):
 
 
 def of(op: str, *, quick: bool = False) -> list[Problem]:
-    """The problems of one operation; quick: the first two."""
+    """The problems of one operation; if `quick`, only the first two."""
     found = list(PROBLEMS[op]())
     return found[:2] if quick else found
 
 
 def _rules(op: str, note: str = "") -> Iterable[Problem]:
-    """Chunks that are full and not, each width a kernel of its own."""
+    """Full and partial chunks; each width has a kernel of its own."""
     yield _rule(op, note, 2, 130, 3, 64, 64)
     yield _rule(op, note, 1, 77, 2, 24, 40)
     yield _rule(op, note, 1, 1, 2, 64, 64)
@@ -62,8 +62,8 @@ def _rules(op: str, note: str = "") -> Iterable[Problem]:
 def _rule(
     op: str, note: str, batch: int, time: int, heads: int, key: int, value: int
 ) -> Problem:
-    """Keys of length 1, strengths that are also 0 and 1; positive
-    features where they are divided by.
+    """Keys of length 1, strengths that include 0 and 1; with a normaliser,
+    positive features.
     """
     normalize = note == "normalised"
 
@@ -174,7 +174,7 @@ def _aft_problem(
     window: int,
     heads: int = 1,
 ) -> Problem:
-    """With a state; keys of deviation 20 overflow where no maximum is taken."""
+    """With a state; large keys overflow unless a maximum is subtracted."""
     conv, full = op == "aft_conv", op == "aft_full"
     large = 20.0 if note == "large keys" else 1.0
     past = window - 1
@@ -228,9 +228,9 @@ def _aft_problem(
 def feedback_weights(
     random: Callable[..., Tensor], layers: int, groups: int, d: int, heads: int
 ) -> Tensors:
-    """Weights with which the stream keeps its size, and scores theirs.
+    """Weights that keep the residual stream and the scores in range.
 
-    - `random(*shape, into=n)`: deviation $n^{-1/2}$.
+    - `random(*shape, into=n)`: standard deviation $n^{-1/2}$.
     """
     key = d // heads
     return {
@@ -293,7 +293,7 @@ def _linear(op: str) -> Iterable[Problem]:
     yield _rule(op, "", 1, 77, 2, 24, 40)
 
 
-#: Operation -> its problems; the order is that of the report.
+#: Operation -> its problems, in the order of the report.
 PROBLEMS: dict[str, Callable[[], Iterable[Problem]]] = {
     "delta_rule": lambda: _rules("delta_rule"),
     "gated_delta_rule": lambda: _rules("gated_delta_rule"),

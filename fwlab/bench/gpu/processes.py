@@ -1,4 +1,4 @@
-"""Tasks given to worker processes that may die, hang, or run out of time."""
+"""Run tasks in worker processes that may die, hang, or run out of time."""
 
 import contextlib
 import json
@@ -23,10 +23,10 @@ class Lost(Exception):
 
 
 class Worker:
-    """One process, started when it is first needed and again after a loss.
+    """One process, started when first needed, and again if it is lost.
 
-    - `log`: a file to which is added what the process printed.
-    - `environment`: set in it, besides what is set here.
+    - `log`: a file to which the output of the process is appended.
+    - `environment`: variables for the process, in addition to our own.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Worker:
     def start(self) -> None:
         if self.closed:
             raise Lost("the run was stopped")
-        # Not a pipe: what nobody reads would fill it, and the process wait.
+        # Not a pipe: it would fill up unread, and block the process.
         self.errors = tempfile.TemporaryFile(  # noqa: SIM115
             mode="w+", errors="replace"
         )
@@ -73,7 +73,7 @@ class Worker:
             raise Lost(self.stop("the process ended")) from error
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """The next message; raises `Lost` where none comes in that time."""
+        """The next message; raises `Lost` if none arrives in that time."""
         try:
             line = self.lines.get(timeout=max(seconds, 0))
         except queue.Empty:
@@ -85,14 +85,14 @@ class Worker:
         return json.loads(line)
 
     def stop(self, reason: str = "", killed: bool = False) -> str:
-        """End the process; the reason, and what the process said last."""
+        """End the process; return the reason, and its last line of output."""
         process, self.process = self.process, None
         if process is None:
             return reason
         process.kill()
         code = None
-        # A kernel that hangs may hold on to its process for a while, and
-        # to the end of its pipe: then nobody waits for that.
+        # A kernel that hangs may keep its process alive for a while, and
+        # its pipe open: do not wait for them.
         with contextlib.suppress(subprocess.TimeoutExpired, OSError):
             code = process.wait(timeout=10)
             assert process.stdin is not None and process.stdout is not None
@@ -110,7 +110,7 @@ class Worker:
         return f"{reason} with code {code}: {''.join(said[-1:])}"[:300]
 
     def close(self) -> None:
-        """End the process for good."""
+        """End the process, and never start it again."""
         self.closed = True
         self.stop()
 
@@ -125,13 +125,13 @@ def _pass_on(stream: Any, lines: "queue.Queue[str | None]") -> None:
 def do(
     worker: Worker, task: dict[str, Any], limit: float, end: float
 ) -> tuple[list[Row], str | None]:
-    """The rows of a task, and why it gave no more, if it did not.
+    """The rows of a task, and why there are no more, or None.
 
     - `limit`: seconds that a part may take.
     - `end`: `time.monotonic()` at which everything stops.
 
-    What ends the process becomes a row with the reason, and the task goes
-    on in a new one, without the parts that have a row.
+    A part that ends the process becomes a row with the reason. The task
+    continues in a new process, without the parts that have a row.
     """
     rows: list[Row] = []
     without = list(task.get("without", ()))
@@ -154,7 +154,7 @@ def do(
                     return rows, None
         except Lost as lost:
             if time.monotonic() >= end:
-                return rows, "the time was up"
+                return rows, "out of time"
             if part is None:
                 return rows, str(lost)
             if head is not None:
@@ -169,11 +169,11 @@ def do_all(
     end: float,
     finished: Callable[[dict[str, Any], list[Row], str | None], None],
 ) -> None:
-    """All tasks, by as many processes as there are workers.
+    """Run all tasks, in parallel on all workers.
 
-    - `limit`: of a task that has none of its own.
-    - `finished(task, rows, reason)`: called for each, one at a time; a
-      task that is not begun has no rows and a reason.
+    - `limit`: seconds per part, for tasks without a limit of their own.
+    - `finished(task, rows, reason)`: called after each task, one call at
+      a time; a task that was not started has no rows and a reason.
     """
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     for task in tasks:
@@ -187,7 +187,7 @@ def do_all(
             except queue.Empty:
                 break
             rows: list[Row] = []
-            reason: str | None = "there was no time left"
+            reason: str | None = "not started: out of time"
             if time.monotonic() < end:
                 rows, reason = do(worker, task, task.get("limit", limit), end)
             with one_at_a_time:

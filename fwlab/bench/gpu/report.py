@@ -1,4 +1,4 @@
-"""The results as tables of text."""
+"""The results as text tables."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ Row = dict[str, Any]
 def line(
     seconds: float, kind: str, name: str, rows: list[Row], reason: str | None
 ) -> str:
-    """What a finished task gave, in one line."""
+    """The result of a finished task, in one line."""
     said = "done"
     if kind == "correctness":
         right = sum(r["ok"] for r in rows)
-        said = f"{right} of {len(rows)} right, largest error {_worst(rows)}"
+        said = f"{right} of {len(rows)} correct, maximum error {_worst(rows)}"
     elif kind == "case":
         times = (f"{r['side']} {_ms(r['ms'])} ms" for r in rows if r["ms"] is not None)
         said = ", ".join(times) or "no times"
@@ -30,7 +30,7 @@ def line(
 
 def correctness(result: Row) -> list[list[str]]:
     """One line per operation and precision."""
-    cells = [["operation", "dtype", "right", "largest error", "limit", "efficient"]]
+    cells = [["operation", "dtype", "correct", "maximum error", "limit", "efficient"]]
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in result["correctness"]:
         groups.setdefault((row["op"], row["dtype"]), []).append(row)
@@ -50,7 +50,7 @@ def correctness(result: Row) -> list[list[str]]:
 
 
 def failures(result: Row) -> list[str]:
-    """A sentence for all that is wrong, failed, or was not run."""
+    """A sentence for each wrong, failed or missing result."""
     found = [
         f"wrong: {_named(r['op'], r['note'], r['dtype'])}, {_shape(r)}: {_why(r)}"
         for r in result["correctness"]
@@ -118,7 +118,7 @@ def rows(result: Row) -> list[list[str]]:
 
 
 def targets(result: Row) -> list[list[str]]:
-    """What was to be reached."""
+    """One line per target."""
     cells = [["target", "must", "aim", "measured", "verdict"]]
     for t in result["targets"]:
         sign = "<= " if t["at_most"] else ">= "

@@ -1,4 +1,4 @@
-"""What is to be reached, and whether it is."""
+"""Targets of the kernels, and whether they are reached."""
 
 from typing import Any, NamedTuple
 
@@ -15,12 +15,12 @@ from fwlab.bench.gpu.problems import LIMITS
 
 
 class Target(NamedTuple):
-    """A figure of a case that is to be reached.
+    """A number that a case should reach.
 
-    - `what`: "speed" (times faster than `against`), "memory" (peak, in
-      parts of that of `against`), "floor" (times the roofline floor), or
-      "bandwidth" (part of the copy rate).
-    - `must`, `aim`: None = there is none.
+    - `what`: "speed" (times faster than `against`), "memory" (peak, as a
+      fraction of that of `against`), "floor" (multiple of the roofline
+      floor), or "bandwidth" (fraction of the copy rate).
+    - `must`, `aim`: the required and the desired value; None = none.
     """
 
     name: str
@@ -80,7 +80,7 @@ def evaluate(
     rates: dict[str, Any],
     not_run: list[dict[str, str]],
 ) -> list[dict[str, Any]]:
-    """A row per target: name, must, aim, what was measured, the verdict."""
+    """A row per target: name, must, aim, measured value, verdict."""
     sides = {(row["case"], row["side"]): row for row in rows}
     found = []
     unchecked = {
@@ -97,7 +97,7 @@ def evaluate(
         if not all(row["ok"] for row in ours):
             verdict = "missed"
         elif not ours or dtype in unchecked:
-            verdict = "not measured"  # or not all of it
+            verdict = "not measured"  # or not completely
         found.append(_row(f"{dtype}: error", limit, None, worst, True, verdict))
     for target in TARGETS:
         measured = _measure(target, sides, rates)
@@ -161,7 +161,7 @@ def _measure(
         if not ours["peak_mib"] or not other["peak_mib"]:
             return None
         return ours["peak_mib"] / other["peak_mib"]
-    # By both clocks; the worse one counts.
+    # By both clocks: the worse ratio counts.
     return min(other[clock] / ours[clock] for clock in ("ms", "wall_ms"))
 
 
@@ -182,7 +182,7 @@ def _verdict(target: Target, measured: float | None) -> str:
 
 
 def floors(rates: dict[str, Any]) -> dict[str, float | None]:
-    """Milliseconds of forward and backward that no kernel can go below."""
+    """Minimum milliseconds of forward and backward for any kernel."""
     found: dict[str, float | None] = {}
     for key, case in CASES.items():
         floor: Floor | None = case.floor

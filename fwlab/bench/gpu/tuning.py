@@ -1,10 +1,10 @@
-"""Compiling in several processes what one process will choose among.
+"""Parallel compilation of kernels that are tuned later.
 
-flash-linear-attention has many configurations of each kernel, compiles
-and times all at the first call, and takes the fastest. Compiling takes
-minutes; so before anything is measured, each of several processes
-compiles its share, and Triton keeps that on the disk. Times of that
-phase mean nothing and are not taken: whoever measures, chooses.
+flash-linear-attention has many configurations of each kernel. At the
+first call it compiles and times all of them, and takes the fastest.
+Compilation takes minutes, so before any measurement several processes
+compile a share each, and Triton caches the result on disk. Times under
+this load mean nothing: the process that measures tunes the kernels.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from typing import Any
 
 
 def compile_share(first: int, step: int) -> None:
-    """From here on, in this process, kernels that choose among
-    configurations see every `step`-th, from the `first`, and take any.
+    """From now on in this process, tuned kernels get only every `step`-th
+    configuration, from `first` on, and choose any of them.
     """
     from triton.runtime.autotuner import Autotuner
 
@@ -29,7 +29,7 @@ def compile_share(first: int, step: int) -> None:
         self.configs = everything[first::step] or everything[:1]
         try:
             return original(self, *arguments, **more)
-        except Exception:  # none of these fits this card or these sizes
+        except Exception:  # none of these fits this GPU or these sizes
             self.configs = everything
             return original(self, *arguments, **more)
 
@@ -37,6 +37,6 @@ def compile_share(first: int, step: int) -> None:
 
 
 def call_once(call: Callable[[], Any], quantiles: Any = None, **_: Any) -> list[float]:
-    """In place of a measurement."""
+    """Call once instead of measuring."""
     call()
     return [1.0, 1.0, 1.0]

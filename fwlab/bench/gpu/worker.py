@@ -1,9 +1,9 @@
-"""A process that does tasks one after the other: `python -m fwlab.bench.gpu.worker`.
+"""A process that runs tasks in sequence: `python -m fwlab.bench.gpu.worker`.
 
-It reads a task per line, and answers in lines: what it begins with, rows,
-and the end. It may die: an illegal access ends all work with the GPU in a
-process, and a kernel may hang. Whoever gave the task sees that, and goes
-on in a fresh process.
+It takes one task per line, and answers in lines: the start of each part,
+rows, and the end. It may die: after an illegal memory access, a process
+can no longer use the GPU, and a kernel may hang. The process that sent
+the task notices, and continues in a fresh process.
 """
 
 import json
@@ -36,11 +36,11 @@ def run(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         rounds = task["rounds"]
         yield from measure.rows(CASES[task["case"]], rounds=rounds, **given)
     else:
-        raise ValueError(f"no task {task['kind']!r}")
+        raise ValueError(f"unknown kind of task {task['kind']!r}")
 
 
 def broken(device: str) -> bool:
-    """Whether this process can do nothing more with the GPU."""
+    """Whether this process can no longer use the GPU."""
     import torch
 
     if device == "cpu":
@@ -53,7 +53,7 @@ def broken(device: str) -> bool:
 
 
 def main() -> None:
-    """Answer on the standard output; what others print goes to the errors."""
+    """Answer on standard output; all other output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -385,7 +385,7 @@ def _sizes(key: int, features: int = 1) -> dict[str, int]:
 def _side(device: torch.device) -> torch.cuda.Stream:
     """The stream on which graphs of a device are made.
 
-    One for all of them: cuBLAS keeps a workspace per stream, for ever.
+    One for all of them: cuBLAS keeps a workspace per stream forever.
     """
     return torch.cuda.Stream(device)
 
