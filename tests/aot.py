@@ -1,4 +1,4 @@
-"""Compile recorded launches for a GPU that is not there."""
+"""Compile recorded launches for a GPU that this machine lacks."""
 
 import json
 import re
@@ -28,7 +28,7 @@ TYPES = {
 
 
 class Use(NamedTuple):
-    """What a compiled kernel takes of a multiprocessor.
+    """The resources of a multiprocessor that a compiled kernel needs.
 
     - `shared`: bytes of shared memory per program.
     - `registers`: per thread.
@@ -66,7 +66,7 @@ def source(launch: Launch) -> ASTSource:
 
 
 def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
-    """Compile for that capability, and read what it takes."""
+    """Compile for that compute capability, and return its resources."""
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     result = triton.compile(source(launch), target=target, options=options)
@@ -91,14 +91,14 @@ def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
 def launches(
     run: Callable[[], torch.Tensor], capability: tuple[int, int]
 ) -> list[Launch]:
-    """What forward and backward of `run` would launch on such a GPU."""
+    """The launches of forward and backward of `run` on such a GPU."""
     with gpu.recording(capability) as recorded:
         run().sum().backward()
     return list(recorded)
 
 
 def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without numbers, for which gradients are wanted."""
+    """A tensor without data that requires a gradient."""
     return torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
 
 
@@ -250,7 +250,7 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]]
 
 
 def key(launch: Launch, capability: tuple[int, int]) -> str:
-    """Under which the table has a kernel."""
+    """The key of a kernel in the table."""
     return f"{launch.kernel.__name__}, sm_{capability[0]}{capability[1]}"
 
 

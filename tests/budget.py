@@ -39,7 +39,7 @@ NOMINAL = 0.022
 
 
 class Record:
-    """A plugin of pytest that writes down what a group has cost.
+    """A plugin of pytest that records what a group costs.
 
     The environment variable FWLAB_GROUP names the group: its budget, and after a
     dash any part of it that runs in a process of its own. Without it
@@ -94,7 +94,7 @@ def work() -> float:
 
 
 def slowness() -> float:
-    """How much longer than nominal this processor takes; at least 1."""
+    """How much slower than nominal this processor is; at least 1."""
     return max(1.0, min(work() for _ in range(5)) / NOMINAL)
 
 
@@ -105,7 +105,7 @@ def slowest(records: dict[str, dict], most: int = 20) -> list[str]:
 
 
 def overspent(records: dict[str, dict], budgets: dict[str, int]) -> dict[str, str]:
-    """What each group has spent, and whether it is too much.
+    """The cost of each group, and whether it exceeds the budget.
 
     Returns a line per group, under its name; those of the groups that have
     overspent, or left no record, end in an exclamation mark.

@@ -32,7 +32,7 @@ hypothesis.settings.load_profile("same")
 
 @pytest.fixture(autouse=True)
 def seed():
-    """The same random numbers in whatever order tests come."""
+    """The same random numbers in any order of tests."""
     torch.manual_seed(0)
 
 

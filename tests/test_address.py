@@ -1,4 +1,4 @@
-"""The address of the repository: set everywhere, or nowhere."""
+"""The address of the repository is set everywhere or nowhere."""
 
 import os
 import shutil
@@ -102,7 +102,7 @@ def test_what_is_no_address_is_refused_in_a_sentence(url, site):
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
-    """Of the repository, without tests."""
+    """Files of the repository, without tests."""
     folder = tmp_path / "copy"
     copy_to(folder)
     shutil.rmtree(folder / "tests")
@@ -175,7 +175,7 @@ def test_set_and_unset(copy):
 
 
 def addressed(path: Path) -> tuple[str, str]:
-    """The badge, "" where there is none, and the set-up cell."""
+    """The badge ("" if there is none) and the set-up cell."""
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     cells = {cell.id: cell.source for cell in book.cells}

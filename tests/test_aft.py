@@ -1,4 +1,4 @@
-"""What AFT must do besides: identities, finite exponents of any size, images."""
+"""AFT: identities, finite exponents of any size, images."""
 
 from functools import partial
 
@@ -45,7 +45,7 @@ def causal(queries=T, keys=T):
 
 
 def spread(band, time, is_causal=True):
-    """A band `[time, width]` as a matrix of all pairs, entry by entry."""
+    """A band `[time, width]` as a matrix of all pairs, elementwise."""
     w = torch.zeros(time, time, dtype=band.dtype)
     window = band.shape[1] if is_causal else (band.shape[1] + 1) // 2
     for t in range(time):
@@ -255,14 +255,14 @@ KINDS = [
 
 
 def close(found, wanted, limit, scale=0.0):
-    """Close, or both tiny beside `scale`."""
+    """Close, or both tiny relative to `scale`."""
     found, wanted = found.double(), wanted.double()
     assert torch.isfinite(found).all()
     assert (found - wanted).norm() <= limit * (wanted.norm() + scale)
 
 
 def check_extremes(op, inputs, limit, **options):
-    """Finite, and what naive gives in float64 for the same numbers."""
+    """Finite, and equal to naive in float64 on the same inputs."""
     results = []
     for given_, implementation in (
         (inputs, options.pop("implementation", "efficient")),
@@ -377,7 +377,7 @@ def test_streams_of_anything_finite(data):
 
 @both
 def test_traps_of_the_stabilising_tricks(implementation):
-    """Each breaks a form that is in use: see notebook 10."""
+    """Each breaks a form that people use: see notebook 10."""
     how = {"implementation": implementation}
     one = torch.ones(1, 2, 1)
     v = torch.tensor([1.0, 3.0]).view(1, 2, 1)
@@ -504,7 +504,7 @@ def test_not_causal(implementation, time, masked):
 @both
 @pytest.mark.parametrize("op", OPS)
 def test_rows_that_see_nothing(op, implementation):
-    """They return 0 and have no gradient, whatever else is there."""
+    """They return 0 and have no gradient, regardless of the rest."""
     inputs = make(op, 12, 3, 2, torch.float32, 5.0, 0)
     keep = torch.ones(2, 12, dtype=torch.bool)
     keep[0, :5], keep[1, :] = False, False
@@ -548,7 +548,7 @@ def test_an_empty_state_is_no_state(op, implementation):
 
 
 def image(q, k, v, kernel, keep):
-    """Every pair of pixels, entry by entry: `[batch, h, w, heads, c]`."""
+    """Every pair of pixels, elementwise: `[batch, h, w, heads, c]`."""
     height, width = q.shape[1:3]
     half = kernel.shape[-1] // 2
     pixels = [(y, x) for y in range(height) for x in range(width)]
@@ -654,7 +654,7 @@ LAYERS = {
 
 
 def layer_of(name):
-    """With every parameter away from its initial value, in float64."""
+    """With every parameter changed from its initial value, in float64."""
     torch.manual_seed(0)
     layer = LAYERS[name]().double()
     for parameter in layer.parameters():
@@ -674,7 +674,7 @@ def test_longer_than_the_table(name):
 
 
 def test_parameters_are_what_the_equations_have():
-    """No mask is a parameter, and a window is no square."""
+    """The mask is not a parameter, and the window is not a square."""
     four = 4 * 12 * 12
     shapes = {
         "simple": four,
@@ -712,7 +712,7 @@ def test_factors_are_the_bias():
 
 @pytest.mark.parametrize("shared_key", [False, True])
 def test_a7_conv_starts_as_simple(shared_key):
-    """Then the raw kernel has no gradient, gamma and beta have."""
+    """Then gamma and beta have gradients, but the raw kernel has none."""
     torch.manual_seed(0)
     conv = AFTConv(12, 3, window=5, shared_key=shared_key).double()
     x = torch.randn(2, 20, 12, dtype=torch.float64)

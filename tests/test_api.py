@@ -1,4 +1,4 @@
-"""The API reference shows every public name, and says what it takes.
+"""The API reference shows every public name with its arguments.
 
 Public is what a module with a page lists in `__all__`, or defines under a
 name without underscore where it has none; of a class, its methods.
@@ -53,7 +53,7 @@ class Public(NamedTuple):
 
 
 def names_of(module: str) -> list[str]:
-    """What a module offers, in its own order."""
+    """The public names of a module, in its own order."""
     loaded = importlib.import_module(module)
     if hasattr(loaded, "__all__"):
         return list(loaded.__all__)
@@ -120,7 +120,7 @@ CONSTANTS = [p for p in ALL if p not in CALLED]
 
 
 def doc_of(p: Public) -> str:
-    """Its docstring; that of the method it overrides where it has none."""
+    """Its docstring, or that of the method that it overrides."""
     if p.owner is None:
         return inspect.cleandoc(p.value.__doc__ or "")
     for base in p.owner.__mro__:
@@ -199,7 +199,7 @@ def referred(p: Public, place: re.Match) -> list[Public]:
 
 
 def described_fields(cls: type) -> set[str]:
-    """Fields that a string of their own follows."""
+    """Fields that are followed by a string of their own."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
     return {
         node.target.id
@@ -237,7 +237,7 @@ def test_what_is_returned_is_documented(p):
 
 @by_name(CALLED)
 def test_every_error_is_documented(p):
-    """What a function raises itself, it names."""
+    """A docstring names every error that its function raises."""
     value, doc = p.value, doc_of(p)
     if inspect.isclass(value):
         checks = "__post_init__" if dataclasses.is_dataclass(value) else "__init__"

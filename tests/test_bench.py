@@ -1,4 +1,4 @@
-"""The benchmark measures what it says; no times are asserted."""
+"""The benchmark measures what it claims; tests assert no times."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_decoding(monkeypatch):
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_models_of_all_mixers_are_equally_large(mixer):
-    """Within 2 %, position tables not counted."""
+    """Within 2 %, not counting position tables."""
     sizes = {
         name: mixers.model(name, mixers.equal_d_ff(name)).num_parameters()
         for name in ("softmax", mixer)

@@ -1,4 +1,4 @@
-"""What `fwlab bench --gpu` does besides running on a GPU."""
+"""`fwlab bench --gpu`, as far as it can be tested without a GPU."""
 
 import gc
 import json
@@ -60,7 +60,7 @@ def test_default_path(tmp_path, monkeypatch):
     [
         (["--gpu"], "needs an Nvidia GPU"),
         (["--gpu", "--out", "new/here.json"], "needs an Nvidia GPU"),
-        (["--quick"], "--quick is for --gpu"),
+        (["--quick"], "--quick needs --gpu"),
     ],
 )
 def test_refusal(tmp_path, monkeypatch, capsys, arguments, says):
@@ -89,7 +89,7 @@ def test_nothing_is_loaded_before_it_is_needed():
 
 @pytest.mark.parametrize("op", problems.PROBLEMS)
 def test_problems(op):
-    """Named once, drawn as announced, with values that the rules can bear."""
+    """Unique names, announced shapes, and values in the range of the rules."""
     found = problems.of(op)
     assert len({problem.key for problem in found}) == len(found) >= 3
     assert len(problems.of(op, quick=True)) == 2
@@ -109,7 +109,7 @@ def test_states_are_in_and_out_of_all_that_have_one():
 
 @pytest.mark.parametrize("op", tiny.PROBLEMS)
 def test_check(op):
-    """With the efficient form in the kernel's place."""
+    """With the efficient form instead of the kernel."""
     problem = tiny.PROBLEMS[op][0]
     other = {"triton": "efficient"}
     seen = []
@@ -171,7 +171,7 @@ def test_rates():
 
 @pytest.mark.parametrize("case", tiny.CASES.values(), ids=tiny.CASES)
 def test_a_failing_side_is_a_row(case, monkeypatch):
-    """And all others are measured. flash-linear-attention is not there."""
+    """All others are measured. flash-linear-attention is not installed."""
     monkeypatch.setitem(sys.modules, "fla", None)
 
     def fail():
@@ -472,7 +472,7 @@ def test_a_task():
     [("hang", "stopped after 1 s"), ("die", "code 7: Xid 13"), ("break", "broken")],
 )
 def test_what_ends_the_process_is_a_row(does, says):
-    """And what follows is done in another process."""
+    """The tasks after it run in another process."""
     rows, reason = attempt({"a": "", "b": does, "c": ""}, limit=1.0)
     assert [r["name"] for r in rows] == ["a", "b", "c"] and reason is None
     assert says in rows[1]["reason"]

@@ -1,4 +1,4 @@
-"""What tests cost is measured, and overspending is a failure."""
+"""The cost of tests is measured, and exceeding the budget is a failure."""
 
 import json
 import os

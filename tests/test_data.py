@@ -1,4 +1,4 @@
-"""Corpora: from a file, from a server, from this Python."""
+"""Corpora: from a file, a server, and Python's standard library."""
 
 import contextlib
 import hashlib

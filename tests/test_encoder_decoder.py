@@ -1,4 +1,4 @@
-"""Attention to a source, and the encoder-decoder made of it."""
+"""Attention to a source, and the encoder-decoder."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def attention(make_map):
 @maps
 @pytest.mark.parametrize("masked", [False, True])
 def test_every_query_compares_itself_with_every_key(make_map, masked):
-    """The weights of all pairs, written out."""
+    """The weights of all pairs, computed explicitly."""
     layer = attention(make_map)
     x, source = random(2, 7, 12), random(2, 9, 12, seed=1)
     keep = torch.rand(2, 9, generator=torch.Generator().manual_seed(0)) < 0.6
@@ -84,7 +84,7 @@ def test_an_empty_source_says_nothing(make_map):
 
 
 def test_long_keys_do_not_underflow():
-    """Stabilised features come in units of the longest key."""
+    """Stabilised features are scaled by the longest key."""
     torch.manual_seed(0)
     layer = CrossAttention(12, 3, FAVOR(4, 8, seed=0))
     with torch.no_grad():

@@ -35,7 +35,7 @@ FILES = [
 
 
 def words(path: str) -> str:
-    """What a file says to its readers, without its code."""
+    """The text of a file, without its code."""
     text = (ROOT / path).read_text("utf-8")
     if path.endswith(".js"):  # x1 and y2 are names of SVG
         return re.sub(r"\b[xy]\d\b", "", text)
@@ -138,7 +138,7 @@ def test_own_numbers_are_those_of_the_code(name):
 
 
 def test_every_equation_of_the_specification_is_computed():
-    """No equation of naive.py without a line that carries its number."""
+    """Every equation of naive.py has a line with its number."""
     for path, source in equations.sources().items():
         if path.endswith("/naive.py"):
             assert source.tags <= set(source.computed), path

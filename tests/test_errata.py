@@ -1,4 +1,4 @@
-"""Every entry of docs/errata.md proves itself: its code prints what it says."""
+"""The code of every entry of docs/errata.md prints what the page says."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""Feedback memory: who sees what, at what price, and what must not happen."""
+"""Feedback memory: what each step sees, at what cost, and known bugs."""
 
 import copy
 import itertools
@@ -33,14 +33,14 @@ def sequence(time, d=6, batch=2, seed=1):
 
 
 def only(layer, layers):
-    """Logits that put all mass on one state, exactly."""
+    """Logits that put exactly all the weight on one state."""
     merge = torch.full((layers + 1,), -1000.0, dtype=torch.float64)
     merge[layer] = 0
     return merge
 
 
 def parallel(x, w, heads=HEADS):
-    """The stack that sees past *inputs* only, all steps at once."""
+    """The stack that sees only past *inputs*, in parallel over steps."""
     time, memory, layers = x.shape[1], x, len(w.to_q)
     key = x.shape[-1] // heads
     back = torch.arange(time)[:, None] - torch.arange(time)
@@ -115,7 +115,7 @@ def test_equal_logits_make_the_mean():
 
 @forms
 def test_cut_in_two(shared):
-    """F3: 6 + 6 steps with the carried memory are 12."""
+    """F3: 6 + 6 steps with the state in between equal 12."""
     torch.manual_seed(0)
     stack = FeedbackTransformer(6, HEADS, 3, shared=shared).double()
     x = sequence(12).requires_grad_()
@@ -135,7 +135,7 @@ def test_cut_in_two(shared):
 
 
 def test_the_lowest_layer_sees_the_highest_of_the_past():
-    """What a transformer cannot do, and neither does mass on the input."""
+    """What neither a transformer nor weight on the input can do."""
     x = sequence(3, batch=1)
     for merge, sees in ((only(0, 2), False), (only(2, 2), True)):
         results = []
@@ -199,7 +199,7 @@ def test_attention_by_hand():
 
 
 def test_order_is_seen_with_a_single_query():
-    """With equal keys too: distances count from the query."""
+    """With equal keys, too: distances are measured from the query."""
     q, v = sequence(1, 4), sequence(5, 4)[:, :, None]
     k = torch.ones(2, 5, 1, 4, dtype=torch.float64)
     positions = sequence(4, 4, batch=1)[0]
@@ -291,7 +291,7 @@ def test_every_parameter_learns(implementation, shared, normalize):
 
 
 def test_memory_is_normalised():
-    """B9: the size of a memory changes neither keys nor values."""
+    """B9: the scale of a memory changes neither keys nor values."""
     m, W = sequence(5), sequence(6, batch=1)[0]
     scale = torch.ones(6, dtype=torch.float64)
     one = naive.project_memory(m, W, scale, HEADS)
@@ -389,7 +389,7 @@ def test_masked_steps_are_not_there(implementation, shared):
 
 
 def test_a_sequence_without_any_token():
-    """Its steps return 0, and later ones start from nothing."""
+    """Its steps return 0, and later ones start from an empty state."""
     stack = FeedbackTransformer(6, HEADS, 2).double()
     x = sequence(10)
     keep = torch.ones(2, 5, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The fast weight programmer of 1991: what belongs to it alone."""
+"""Tests that only the fast weight programmer of 1991 needs."""
 
 import copy
 import math
@@ -56,7 +56,7 @@ def test_two_steps_by_hand(implementation):
 
 
 class Gain(nn.Module):
-    """An activation that learns."""
+    """An activation with a trained parameter."""
 
     def __init__(self):
         super().__init__()
@@ -108,7 +108,7 @@ def test_a_constant_activation_passes_nothing_on(implementation):
 
 @both
 def test_masked_steps_leave_the_weights_untouched(implementation):
-    """Also the activation is not applied: it would shrink them."""
+    """The activation is not applied, either: it would shrink them."""
     inputs, W = problem(ROWS["fwp-tanh"], 9)
     none = torch.zeros(2, 9, dtype=torch.bool)
     y, after = ops.fwp(

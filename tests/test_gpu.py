@@ -1,4 +1,4 @@
-"""GPU kernels on a machine without a GPU: what compiles, and who chooses."""
+"""GPU kernels on a machine without a GPU: compilation and dispatch."""
 
 import json
 import warnings
@@ -115,7 +115,7 @@ def test_auto_falls_back_and_says_so(monkeypatch):
 
 
 def test_lengths_do_not_compile_again():
-    """The same kernels with the same constants, whatever the length."""
+    """The same kernels with the same constants for any length."""
     made = []
     for time in (1000, 1024, 1025):
         with gpu.recording((9, 0)) as launches:

@@ -1,4 +1,4 @@
-"""The plan of the house: who may import whom, and what is written where."""
+"""The structure of the package: which file may import which."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Layers: one behaviour behind forward, prefill and step."""
+"""Layers: forward, prefill and step agree."""
 
 import copy
 
@@ -24,7 +24,7 @@ from problems import parts
 
 
 def trained_biases(layer):
-    """With biases that are not 0, as those of a new layer are."""
+    """With nonzero biases; those of a new layer are 0."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if not name.startswith("to_"):
@@ -158,7 +158,7 @@ all_layers = pytest.mark.parametrize("make", ALL_LAYERS.values(), ids=ALL_LAYERS
     ids=[*ALL_LAYERS, "aft-conv2d"],
 )
 def test_what_stands_in_masked_steps_reaches_nothing(make):
-    """Not even gradients, where it would be 0 times NaN."""
+    """Not even gradients, which would otherwise be 0 times NaN."""
     layer, x = setup(make)
     keep = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) < 0.7
     if isinstance(layer, AFTConv2d):
@@ -181,7 +181,7 @@ def test_what_stands_in_masked_steps_reaches_nothing(make):
 @all_layers
 @pytest.mark.parametrize("masked", [False, True])
 def test_no_steps_change_nothing(make, masked):
-    """An empty prompt at the beginning, and an empty stretch later."""
+    """An empty prompt at the start, and an empty part later."""
     layer, x = setup(make)
     nothing = x[:, :0]
     mask = torch.ones(2, 0, dtype=torch.bool) if masked else None
@@ -220,7 +220,7 @@ def test_states_of_another_kind(make):
 
 @layers
 def test_state_has_the_size_it_says(make):
-    """And no other size for a longer sequence, where it says none."""
+    """For layers of constant state, a longer sequence has the same size."""
     layer, x = setup(make)
     for time in (1, 40):
         _, state = layer.prefill(x[:, :time])
@@ -232,7 +232,7 @@ def test_state_has_the_size_it_says(make):
 
 
 def test_the_medium_delta_network_of_the_paper():
-    """Table 4: 16 layers, width 256, 8 heads: 0.13 million numbers."""
+    """Table 4: 16 layers, width 256, 8 heads: 130,000 scalars."""
     layer = FastWeightAttention(256, 8, ELU1())
     assert 16 * layer.state_size() == 131_072
 
@@ -278,7 +278,7 @@ def test_gated_delta_starts_as_published():
 
 
 def test_one_key_is_overwritten():
-    """What the delta rule is for: the same token twice, the last wins."""
+    """The purpose of the delta rule: of two equal tokens, the last wins."""
     layer = FastWeightAttention(4, 1, ELU1(), key_norm="l2")
     with torch.no_grad():
         layer.to_beta.weight.fill_(1e3)  # beta = 1

@@ -1,4 +1,4 @@
-"""The language model and sampling from it."""
+"""The language model and text generation."""
 
 import warnings
 
@@ -76,7 +76,7 @@ def test_every_weight_learns(mixer):
 
 
 def numbers(state):
-    """How many numbers a state of one sequence holds."""
+    """Number of scalars in the state of one sequence."""
     if isinstance(state, torch.Tensor):
         return state.numel() if state.is_floating_point() else 0
     if isinstance(state, list | tuple):
@@ -85,7 +85,7 @@ def numbers(state):
 
 
 def test_state_size(model):
-    """It is what it says, at any length."""
+    """It equals the actual size, at any length."""
     for time in (1, 7, 33, 40):
         _, state = model.prefill(tokens(1, time))
         assert numbers(state) == model.state_size(time), time
@@ -124,7 +124,7 @@ def test_generate_is_seeded(model):
 
 
 def test_top_k_draws_among_exactly_k():
-    """Also where more are equally likely: then among the first."""
+    """Also if more tokens are equally likely: then from the first ones."""
     logits = torch.tensor([[0.0, 2.0, 2.0, 2.0, 1.0]]).repeat(200, 1)
     generator = torch.Generator().manual_seed(0)
     for k, wanted in ((1, [1]), (2, [1, 2]), (4, [1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])):

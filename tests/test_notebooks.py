@@ -1,4 +1,4 @@
-"""What every notebook has; nbval runs the cells themselves."""
+"""The form of every notebook; nbval runs the cells."""
 
 import ast
 import re
@@ -35,7 +35,7 @@ def test_there_are_notebooks():
 
 
 def test_badge_and_setup(notebook, path):
-    """They are what the tool writes, for the address that is set."""
+    """They are as the tool writes them for the current address."""
     sources = [cell.source for cell in notebook.cells]
     cells = address.with_cells(notebook.cells, path.name, address.current())
     assert [cell["source"] for cell in cells] == sources

@@ -107,7 +107,7 @@ def test_no_matter_how_chunks_are_cut(row, monkeypatch):
 @both
 @pytest.mark.parametrize("cuts", [[0, 50], [1], [33, 34, 35], [64]])
 def test_streaming(row, implementation, cuts):
-    """A sequence cut anywhere gives the whole, gradients included."""
+    """A sequence split anywhere gives the same result, with gradients."""
     inputs, state = problem(row, 70)
     whole = outcome(row, inputs, state, implementation)
     after, outputs = state, []
@@ -234,7 +234,7 @@ def test_nothing_of_the_caller_changes(row, implementation):
 
 @every_row
 def test_second_derivative(row):
-    """Naive has one; efficient is right or says that it has none."""
+    """Naive has one; efficient is correct or reports that it has none."""
     inputs, _ = problem(row, 3, with_state=False)
     if row.twice:
         assert gradgradcheck(
@@ -259,7 +259,7 @@ def test_second_derivative(row):
 @masked
 @both
 def test_key_mask(row, implementation):
-    """Masked steps are seen by nobody and return 0, whatever they hold."""
+    """No query sees a masked step, and it returns 0 for any content."""
     inputs, state = problem(row, 60)
     keep = torch.rand(2, 60, generator=torch.Generator().manual_seed(0)) < 0.6
     bad = [
@@ -284,7 +284,7 @@ def test_key_mask(row, implementation):
 
 @every_row
 def test_the_same_without_gradients(row):
-    """Then nothing is kept, and nothing else changes."""
+    """Then nothing is saved, and nothing else changes."""
     inputs, state = problem(row, 150)
     whole = row(*inputs, state=state, return_state=True)
     with torch.no_grad():
@@ -349,7 +349,7 @@ def test_torch_compile(row):
 @settings(max_examples=12)
 @given(data=st.data())
 def test_any_length_any_cut_any_chunk(row: Row, data):
-    """Random lengths, cuts, chunk sizes, seeds and precisions."""
+    """Random lengths, splits, chunk sizes, seeds and precisions."""
     time = data.draw(st.integers(0, 40), label="time")
     cut = data.draw(st.integers(0, time), label="cut")
     dtype, limit = data.draw(

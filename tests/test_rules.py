@@ -1,4 +1,4 @@
-"""What the four fast weight rules must do besides: identities and limits."""
+"""The four fast weight rules: identities and limits."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_empty_denominators_give_zero(op, implementation):
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-6, 1e15])
 @pytest.mark.parametrize("name", ["sum-normalized", "delta-normalized"])
 def test_normalized_rules_do_not_see_the_scale(name, scale, implementation):
-    """In float32, down to where the numbers themselves end."""
+    """In float32, down to its smallest numbers."""
     inputs, _ = problem(ROWS[name], 50, dtype=torch.float32, with_state=False)
     q, k, *rest = inputs
     wanted = ROWS[name](*inputs, implementation="naive")
@@ -225,7 +225,7 @@ def test_full_strength_forgets_everything(name, implementation):
 @both
 @pytest.mark.parametrize("log_decay", [0.0, -1e-4, -20.0, -1e4, -torch.inf])
 def test_extreme_decays(log_decay, implementation):
-    """In float32, also beside ordinary ones, which they must not blur."""
+    """In float32, also next to ordinary keys, which must stay exact."""
     inputs, state = problem(ROWS["gated-delta"], 70, torch.float32)
     with torch.no_grad():
         inputs[4][:, 5::8] = log_decay

@@ -1,4 +1,4 @@
-"""The first code cell of the notebooks: where it finds fwlab, in which order.
+"""The first code cell of the notebooks: where it finds fwlab, and in what order.
 
 Each test has a fresh virtual environment with all that is installed here,
 except fwlab, and no network. Behind the place in which fwlab has to be
@@ -213,7 +213,7 @@ def test_pip_that_fails(machine):
 
 
 def test_torch_stays_as_it_is(machine, wheel):
-    """Also if it is too old, and pip would know a newer one."""
+    """Even if it is too old, and pip could find a newer one."""
     for path in machine.others.glob("torch*"):
         path.unlink()
     links = machine.above / "links"

@@ -159,7 +159,7 @@ def test_checkpoint_round_trip(trained):
 
 
 def test_checkpoints_of_the_first_version_load(trained):
-    """They knew no d_ff."""
+    """They had no d_ff."""
     _, path = trained
     old = dataclasses.asdict(SMALL)
     del old["d_ff"]
@@ -356,7 +356,7 @@ def test_every_mixer_trains_and_generates(fwlab, tmp_path, mixer):
 
 
 def test_peak_memory():
-    """In a fresh process: here memory may be left that is taken again."""
+    """In a fresh process: this one may reuse memory that it has freed."""
     code = """
 import torch
 from fwlab.training import PeakMemory

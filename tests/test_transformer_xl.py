@@ -1,4 +1,4 @@
-"""Transformer-XL against its formula, written out."""
+"""Transformer-XL against its formula, computed explicitly."""
 
 import copy
 
@@ -158,7 +158,7 @@ def test_state_has_the_size_it_says(memory, segment):
 
 
 def test_gradients_through_the_state():
-    """Within a segment they are those of the whole; across, none."""
+    """Within a segment as in the whole sequence; across segments, none."""
     model, x = make(5, 8)
     x.requires_grad_()
     r = torch.randn(2, 5, 12, dtype=torch.float64)

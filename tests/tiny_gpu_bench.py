@@ -1,4 +1,4 @@
-"""The worker of `fwlab bench --gpu` with cases that a CPU can bear."""
+"""The worker of `fwlab bench --gpu` with cases that are small enough for a CPU."""
 
 import sys
 
@@ -52,7 +52,7 @@ PROBLEMS = {
 
 
 def install() -> None:
-    """Put them in place of the real ones, one call a turn."""
+    """Replace the real cases by these, with one call per turn."""
     measure.TURN = 0.0
     cases.CASES.clear()
     cases.CASES.update(CASES)

@@ -73,8 +73,8 @@ class EncoderDecoder(nn.Module):
     - `heads`, `d_model`: heads per layer, width.
     - `attention`: "softmax", or a `FeatureMap`, of which every attention
       gets a copy.
-    - `rule`: the decoder's fast weight rule, as in `FastWeightAttention`;
-      softmax has none.
+    - `rule`: the decoder's fast weight rule, one that
+      `FastWeightAttention` takes; softmax has none.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
     - Raises `ValueError` or `TypeError` for invalid arguments.
 

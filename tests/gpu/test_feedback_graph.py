@@ -73,14 +73,14 @@ def exactly(x):
 
 
 def same(found, wanted, limit=1e-6):
-    """To the last bit, except where cuBLAS chose other kernels."""
+    """Bit for bit, unless cuBLAS chose other kernels."""
     for a, b in zip(found, wanted, strict=True):
         assert torch.equal(a, b) or error(a, b) < limit
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Counts the graphs that are made."""
+    """Count the graphs that are captured."""
     made = []
 
     class Graph(torch.cuda.CUDAGraph):
@@ -94,7 +94,7 @@ def graphs(monkeypatch):
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Calls a function without graphs."""
+    """Call a function without graphs."""
 
     def call(function):
         with monkeypatch.context() as patch:
@@ -172,7 +172,7 @@ def test_two_forwards_before_one_backward():
 
 
 def test_on_another_stream():
-    """Inputs that are made late there are waited for, results too."""
+    """It waits for inputs that are computed late, and for results."""
     inputs, _ = make(64)
     wanted = outcome(inputs, None)
     stream = torch.cuda.Stream()
@@ -189,7 +189,7 @@ def test_on_another_stream():
 
 
 def test_memory_may_be_reused_at_once():
-    """The graph and its memory go while it may still be playing."""
+    """The graph and its memory are freed while it may still be running."""
     inputs, _ = make(200)
     wanted = outcome(inputs, None)
     for _ in range(5):

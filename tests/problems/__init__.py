@@ -1,4 +1,4 @@
-"""All operations in one table, and what the tests need around it."""
+"""All operations in one table, with helpers for the tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +87,7 @@ def outcome(row: Row, inputs: Inputs, state: Any, implementation: str) -> list[T
 
 
 def saved_bytes(function: Callable[[], Any]) -> int:
-    """What autograd keeps for the backward pass, every memory once."""
+    """What autograd saves for the backward pass, each storage once."""
     kept: list[Tensor] = []
 
     def pack(x: Tensor) -> int:

@@ -25,7 +25,7 @@ def weights(
     normalize: bool,
     heads: int = HEADS,
 ) -> ops.FeedbackWeights:
-    """Random weights in float64, such that the stream neither grows nor dies."""
+    """Random weights in float64 that keep the residual stream in range."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -88,7 +88,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def large(time: int, *, shared: bool, normalize: bool) -> Inputs:
-    """Narrow for all but the first row: naive keeps gigabytes of it."""
+    """Narrow except for the first row: naive saves gigabytes."""
     d = 128 if normalize and not shared else 32
     generator = torch.Generator().manual_seed(0)
     w = weights(

@@ -1,4 +1,4 @@
-"""What the table of operations needs to know of each of them."""
+"""What the table of operations knows about each operation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Inputs = list[Tensor]
 
 
 def by_time(inputs: Inputs, start: int, stop: int) -> Inputs:
-    """The usual way to cut: dimension 1 of every input is time."""
+    """The usual way to split: dimension 1 of every input is time."""
     return [x[:, start:stop] for x in inputs]
 
 
