@@ -104,7 +104,7 @@ class FeatureMap(nn.Module):
         scale as a constant.
 
         - `x`: `[..., d]`.
-        - Returns `[..., width]` and `[...]`, or None in place of the
+        - Returns `[..., width]` and `[...]`, or None instead of the
           latter if $\phi$ needs no scale to stay in range.
         """
         return self(x), None

@@ -195,7 +195,7 @@ def referred(p: Public, place: re.Match) -> list[Public]:
             for q in CALLED
             if q.name.rpartition(".")[0] == target and "implementation" in parameters(q)
         ]
-    raise AssertionError(f"{p.name} sends to {target}, which is nowhere")
+    raise AssertionError(f"{p.name} refers to {target}, which does not exist")
 
 
 def described_fields(cls: type) -> set[str]:

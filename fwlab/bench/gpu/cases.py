@@ -154,7 +154,7 @@ def _rule(op: str, batch: int, time: int, heads: int, width: int) -> Case:
         if op != "sum_rule":
             inputs.append(torch.sigmoid(random()))
         inputs = [x.bfloat16() for x in inputs]
-        if op == "gated_delta_rule":  # fla wants it in full precision
+        if op == "gated_delta_rule":  # fla needs it in full precision
             inputs.append(-0.1 * torch.sigmoid(random()))
         return inputs
 
