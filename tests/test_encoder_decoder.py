@@ -146,7 +146,7 @@ KEYS = torch.zeros(2, 5, 3, 4).double()
         (None, (KEYS, None, None), "expected state.v to be a tensor, got NoneType"),
         (None, (KEYS[:1], KEYS[:1], None), r"expected state.k of shape .*got \[1, 5, 3, 4\], but \[2, 5, 3, 4\]"),
         (None, (KEYS, KEYS[:, 1:], None), r"expected state.v of shape .*got \[2, 4, 3, 4\]"),
-        (None, (KEYS, KEYS.float(), None), "expected state.v in \w+ for these inputs, got float32"),
+        (None, (KEYS, KEYS.float(), None), r"expected state.v in \w+ for these inputs, got float32"),
         (None, (KEYS, KEYS, KEYS), "state.mask must be a bool tensor"),
         (None, (KEYS, KEYS, KEYS[:, 1:, 0, 0] == 0), r"expected state.mask of shape .*got \[2, 4\], but \[2, 5\]"),
         (ELU1(), 3, r"expected state to be a NormalizedState \(W, z\), not int"),

@@ -492,7 +492,7 @@ def test_errors_name_the_argument():
         (lambda: ops.feedback(x, w, key_mask=torch.ones(2, 5, dtype=torch.bool), **run), r"expected key_mask of shape .*got \[2, 5\]"),
         (lambda: ops.feedback(x, w, state=k, **run), "expected state to be a FeedbackState"),
         (lambda: ops.feedback(x, w, state=ops.FeedbackState(k, k[:, 1:], None), **run), r"expected state.v of shape .*got \[2, 2, 2, 2, 3\], but \[2, 3, 2, 2, 3\]"),
-        (lambda: ops.feedback(x, w, state=ops.FeedbackState(k.float(), k, None), **run), "expected state.k in \w+ for these inputs, got float32"),
+        (lambda: ops.feedback(x, w, state=ops.FeedbackState(k.float(), k, None), **run), r"expected state.k in \w+ for these inputs, got float32"),
         (lambda: ops.feedback_attention(x, x, x, w.positions), r"expected k of shape .*got \[2, 4, 6\], but \[2, past, 4, 6\]"),
         (lambda: FeedbackTransformer(6, 4, 2), "d_model=6 and heads=4"),
         (lambda: FeedbackTransformer(6, 2, 0), "layers to be at least 1, got 0"),

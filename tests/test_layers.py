@@ -205,7 +205,9 @@ def test_no_steps_without_causality():
 @all_layers
 def test_devices_name_the_argument(make):
     layer, x = setup(make)
-    with pytest.raises(ValueError, match=r"expected x on cpu, like the layer's weights, got meta"):
+    with pytest.raises(
+        ValueError, match=r"expected x on cpu, like the layer's weights, got meta"
+    ):
         layer(x.to("meta"))
 
 

@@ -189,7 +189,7 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
         # Longer than the memory, and than the segment, of this model.
         ([(PART.repeat(1, 2, 1, 1), PART, None)] * 2, r"state.memory .*\[2, 5, 3, 8\]"),
         ([(PART, PART.repeat(1, 2, 1, 1), None)] * 2, r"state.segment .*\[2, 4, 3, 8\]"),
-        ([(PART, PART.float(), None)] * 2, "expected state.segment in \w+ for these inputs, got float32"),
+        ([(PART, PART.float(), None)] * 2, r"expected state.segment in \w+ for these inputs, got float32"),
         ([(PART, PART.to("meta"), None)] * 2, "state.segment is on meta"),
         ([(PART, PART, PART)] * 2, "state.mask must be a bool tensor"),
         ([(PART, PART, MASK[:, :5])] * 2, r"expected state.mask of shape .*got \[2, 5\], but \[2, 6\]"),
