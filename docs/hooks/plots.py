@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
+from fwlab.layers.fast_weight_attention import RULES
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, style
 
 WIDTH = 6.4
@@ -23,7 +24,12 @@ LETTERS = 12
 #: Colour, marker and line of each family of mixers, and its members.
 FAMILIES = {
     "softmax": (OTHER, "s", "--", ["softmax", "transformer-xl"]),
-    "fast weights": (FAST, "o", "-", ["sum", "gated", "delta", "gated-delta", "fwp"]),
+    "fast weights": (
+        FAST,
+        "o",
+        "-",
+        [rule.replace("_", "-") for rule in RULES] + ["fwp"],
+    ),
     "AFT": (
         SERIES[0],
         "^",

@@ -13,14 +13,15 @@ import plots
 from repository import ROOT
 from templates import TEMPLATES, render
 
+from fwlab.models import MIXERS
+
 RESULTS = ROOT / "docs" / "results"
 TRAINING, BENCH = "nanogpt-cpu", "bench-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
 )
-#: Mixers of the training runs in the order of the tables, and the loss that
-#: others published for them.
+#: The loss that others published for a mixer.
 PUBLISHED = {
     "softmax": {
         "loss": 1.88,
@@ -28,21 +29,6 @@ PUBLISHED = {
         "url": "https://github.com/karpathy/nanoGPT",
     }
 }
-MIXERS = [
-    "softmax",
-    "transformer-xl",
-    "sum",
-    "gated",
-    "delta",
-    "gated-delta",
-    "fwp",
-    "aft-simple",
-    "aft-full",
-    "aft-local",
-    "aft-conv",
-    "feedback",
-    "feedback-shared",
-]
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -210,7 +196,7 @@ def _runs() -> list[dict]:
     """The training runs, by mixer and seed, each with the name of its file."""
     names = [path.stem for path in RESULTS.glob(f"{TRAINING}-*.json")]
     runs = [{**_read(name), "file": name} for name in sorted(names, key=_by_seed)]
-    return sorted(runs, key=lambda run: MIXERS.index(_mixer(run)))
+    return sorted(runs, key=lambda run: [*MIXERS].index(_mixer(run)))
 
 
 def _by_seed(name: str) -> tuple[int, str]:

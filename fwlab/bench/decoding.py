@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fwlab import layers
+from fwlab.layers.fast_weight_attention import RULES
 
 D_MODEL, HEADS, BATCH = 128, 4, 4
 POSITIONS = (10, 1_000, 10_000)
@@ -22,7 +23,7 @@ def makers(longest: int) -> dict[str, Any]:
     """The layers by name, with position tables for `longest` tokens."""
     fast = {
         f"fast weights, {rule}": layers.FastWeightAttention(D_MODEL, HEADS, rule=rule)
-        for rule in ("sum", "gated", "delta", "gated_delta")
+        for rule in RULES
     }
     return {
         **fast,

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from fwlab import ops
-from fwlab.bench.case import Case, Problem
+from fwlab.bench.case import Case, Problem, Side
 from fwlab.feature_maps import l2_normalize
 from fwlab.ops.delta.naive import delta_step
 from fwlab.ops.linear.naive import read
+from fwlab.ops.rule import Rule
 
 BATCH, HEADS, WIDTH = 4, 4, 64
 
@@ -49,7 +50,7 @@ def sum_dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q @ k.mT).tril() @ v).transpose(1, 2)
 
 
-def problem(dtype: torch.dtype, *, time: int, width: int, gates: int) -> Problem:
+def problem(dtype: torch.dtype, *, record: Rule, time: int, width: int) -> Problem:
     """Keys and queries of length 1: no memory grows or dies by them."""
     generator = torch.Generator().manual_seed(0)
 
@@ -57,35 +58,44 @@ def problem(dtype: torch.dtype, *, time: int, width: int, gates: int) -> Problem
         return torch.randn(BATCH, time, HEADS, *more, generator=generator)
 
     inputs = [l2_normalize(random(width)), l2_normalize(random(width)), random(width)]
-    if gates > 0:
-        inputs.append(torch.sigmoid(random()))  # beta
-    if gates > 1:
-        inputs.append(-0.1 * torch.sigmoid(random()))  # log_decay
+    for gate in record.required:
+        wide = "key" in record.gates[gate]
+        x = torch.sigmoid(random(width) if wide else random())
+        inputs.append(-0.1 * x if gate == "log_decay" else x)
     return [x.to(dtype).requires_grad_() for x in inputs], random(width).to(dtype)
 
 
-def _case(op, gates: int, time: int, width: int = WIDTH, *, more=(), **options) -> Case:
-    unnormalized = partial(op, normalize=False)
+def _case(record: Rule, time: int, width: int = WIDTH, **options) -> Case:
+    op = getattr(ops, record.name)
+    if record.normalizes:
+        op = partial(op, normalize=False)
+    more = MORE.get(record.name, {}).get((time, width), {})
+    sides = ("naive", "chunked", "efficient")
     return Case(
-        op.__name__,
+        record.name,
         {"T": time, "batch": BATCH, "heads": HEADS, "width": width},
-        partial(problem, time=time, width=width, gates=gates),
-        {
-            **dict(more),
-            "naive": partial(unnormalized, implementation="naive"),
-            "efficient": partial(unnormalized, implementation="efficient"),
-        },
-        **options,
+        partial(problem, record=record, time=time, width=width),
+        {**more, **{side: partial(op, implementation=side) for side in sides}},
+        rounds=7 if time <= 1024 else 5,
+        # One thread, for comparison with what the authors published.
+        threads=1 if width < WIDTH else None,
     )
 
 
-LOOPS = (("indexing loop", delta_indexing), ("products loop", delta_products))
-CASES = (
-    _case(ops.delta_rule, 1, 1024, more=LOOPS, rounds=7),
-    _case(ops.delta_rule, 1, 4096, more=LOOPS[1:]),
-    _case(ops.gated_delta_rule, 2, 1024, rounds=7),
-    _case(ops.sum_rule, 0, 1024, rounds=7),
-    _case(ops.sum_rule, 0, 4096),
-    _case(ops.sum_rule, 0, 2048, 32, more=(("dense", sum_dense),), threads=1),
-    _case(ops.gated_rule, 1, 1024, rounds=7),
+#: What others than fwlab compute it with, at some sizes.
+MORE: dict[str, dict[tuple[int, int], dict[str, Side]]] = {
+    "delta_rule": {
+        (1024, WIDTH): {
+            "indexing loop": delta_indexing,
+            "products loop": delta_products,
+        },
+        (4096, WIDTH): {"products loop": delta_products},
+    },
+    "sum_rule": {(2048, 32): {"dense": sum_dense}},
+}
+CASES = tuple(
+    _case(record, *size)
+    for record in ops.TABLE.values()
+    if isinstance(record, Rule)
+    for size in record.benchmarks
 )

@@ -6,36 +6,26 @@ how strongly, and how much of the rest to forget.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import ops
-from fwlab.feature_maps import DPFP, ELU1, KEY_NORMS, FeatureMap, Identity
+from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.ops import checks
+from fwlab.ops.rule import Rule
 
 State = Tensor | ops.NormalizedState | ops.ScaledState
 
 
-class Rule(NamedTuple):
-    """A rule, and what its paper does where a caller does not say."""
-
-    op: Callable
-    feature_map: Callable[[], FeatureMap]
-    key_norm: str | None
-    normalize: bool
-
-
+#: The rules that have a layer, by name: their records say the rest.
 RULES = {
-    "sum": Rule(ops.sum_rule, ELU1, None, True),
-    "gated": Rule(ops.gated_rule, ELU1, None, True),
-    "delta": Rule(ops.delta_rule, DPFP, "sum", False),
-    "gated_delta": Rule(ops.gated_delta_rule, Identity, "l2", False),
+    record.mixer.replace("-", "_"): record
+    for record in ops.TABLE.values()
+    if isinstance(record, Rule) and record.mixer
 }
 
 
@@ -90,17 +80,17 @@ class FastWeightAttention(nn.Module):
         super().__init__()
         width = head_width("FastWeightAttention", d_model, heads)
         if rule not in RULES:
-            wanted = ", ".join(map(repr, RULES))
+            names = ", ".join(map(repr, RULES))
             raise ValueError(
-                f"FastWeightAttention: unknown rule {rule!r}; wanted one of {wanted}"
+                f"FastWeightAttention: expected rule to be one of {names}, got {rule!r}"
             )
-        of_paper = RULES[rule]
+        record = RULES[rule]
         if key_norm == "auto":
-            key_norm = of_paper.key_norm
+            key_norm = record.key_norm
         if key_norm not in KEY_NORMS:
             raise ValueError(
-                f"FastWeightAttention: unknown key_norm {key_norm!r}; wanted 'sum', "
-                "'l2' or None"
+                "FastWeightAttention: expected key_norm to be 'sum', 'l2' or None, "
+                f"got {key_norm!r}"
             )
         self.d_model, self.heads, self.rule, self.key_norm = (
             d_model,
@@ -108,13 +98,18 @@ class FastWeightAttention(nn.Module):
             rule,
             key_norm,
         )
-        self.normalize = of_paper.normalize if normalize is None else normalize
+        self.normalize = record.normalize if normalize is None else normalize
+        if self.normalize and not record.normalizes:
+            raise ValueError(
+                f"FastWeightAttention: expected normalize=False for rule {rule!r}, "
+                "which has no normaliser, got True"
+            )
         if feature_map is None:
-            feature_map = of_paper.feature_map()
+            feature_map = record.feature_map()
         elif not isinstance(feature_map, FeatureMap):
             raise TypeError(
-                "FastWeightAttention: feature_map must be a FeatureMap, such as "
-                f"DPFP(nu=1), not {feature_map!r}"
+                "FastWeightAttention: expected feature_map to be a FeatureMap, such "
+                f"as DPFP(nu=1), got {feature_map!r}"
             )
         self.feature_map = feature_map
         #: `[heads, value, key]`, the shape of the fast weights of one sequence.
@@ -124,15 +119,23 @@ class FastWeightAttention(nn.Module):
         self.to_k = nn.Linear(d_model, d_model, bias=False)
         self.to_v = nn.Linear(d_model, d_model, bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
-        if rule != "sum":
+        if "beta" in record.gates:
             self.to_beta = nn.Linear(d_model, heads, bias=False)
-        if rule == "gated":
-            share = 0.5 ** torch.arange(1, heads + 1, dtype=torch.float32)
-            self.beta_bias = nn.Parameter(torch.logit(share))
-        if rule == "gated_delta":
-            self.to_alpha = nn.Linear(d_model, heads, bias=False)
+            if not record.corrects:  # the whole memory fades by it
+                share = 0.5 ** torch.arange(1, heads + 1, dtype=torch.float32)
+                self.beta_bias = nn.Parameter(torch.logit(share))
+        if "log_decay" in record.required:
+            shape: tuple[int, ...] = (heads,)
+            self.to_alpha: nn.Module = nn.Linear(d_model, heads, bias=False)
+            if "key" in record.gates["log_decay"]:  # a projection of low rank
+                shape = (heads, self.state_shape[-1])
+                self.to_alpha = nn.Sequential(
+                    nn.Linear(d_model, width, bias=False),
+                    nn.Linear(width, math.prod(shape), bias=False),
+                    nn.Unflatten(-1, shape),
+                )
             self.log_rate = nn.Parameter(torch.empty(heads).uniform_(1e-3, 16).log())
-            step = torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            step = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
             # The inverse of softplus.
             self.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
@@ -196,7 +199,10 @@ class FastWeightAttention(nn.Module):
             for project in (self.to_q, self.to_k, self.to_v)
         )
         gates, log_scale = self._gates(x), None
-        op = partial(RULES[self.rule].op, normalize=self.normalize)
+        record = RULES[self.rule]
+        op = getattr(ops, record.name)
+        if record.normalizes:
+            op = partial(op, normalize=self.normalize)
         if self._scales:
             memory, before = None, None
             if state is not None:
@@ -239,15 +245,16 @@ class FastWeightAttention(nn.Module):
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
         """What the rule takes besides q, k and v: `[batch, time, heads]`."""
-        if self.rule == "sum":
-            return {}
-        beta = self.to_beta(x)
-        if self.rule == "gated":
-            beta = beta + self.beta_bias
-        gates = {"beta": torch.sigmoid(beta)}
-        if self.rule == "gated_delta":
+        record, gates = RULES[self.rule], {}
+        if "beta" in record.gates:
+            beta = self.to_beta(x)
+            if not record.corrects:
+                beta = beta + self.beta_bias
+            gates["beta"] = torch.sigmoid(beta)
+        if "log_decay" in record.required:
             pace = F.softplus(self.to_alpha(x) + self.alpha_bias)
-            gates["log_decay"] = -self.log_rate.exp() * pace
+            rate = self.log_rate.exp()
+            gates["log_decay"] = -rate.view(-1, *[1] * (pace.dim() - 3)) * pace
         return gates
 
     def _features(self, x: Tensor) -> Tensor:

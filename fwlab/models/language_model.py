@@ -19,6 +19,7 @@ from fwlab.layers import (
     SoftmaxAttention,
     TransformerXL,
 )
+from fwlab.layers.fast_weight_attention import RULES
 from fwlab.models.tokens import check_tokens
 
 
@@ -63,17 +64,6 @@ def _feedback(shared: bool) -> Mixer:
 
 MIXERS: dict[str, Mixer] = {
     "softmax": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads), positions=True),
-    "sum": _fast_weights("sum"),
-    "gated": _fast_weights("gated"),
-    "delta": _fast_weights("delta"),
-    "gated-delta": _fast_weights("gated_delta"),
-    "fwp": Mixer(lambda s: FastWeightProgrammer(s.d_model, s.heads)),
-    "aft-simple": Mixer(lambda s: AFTSimple(s.d_model), positions=True),
-    "aft-full": Mixer(lambda s: AFTFull(s.d_model, s.max_len)),
-    "aft-local": Mixer(lambda s: AFTLocal(s.d_model, s.max_len, min(32, s.max_len))),
-    "aft-conv": Mixer(lambda s: AFTConv(s.d_model, s.heads)),
-    "feedback": _feedback(shared=False),
-    "feedback-shared": _feedback(shared=True),
     "transformer-xl": Mixer(
         lambda s: TransformerXL(
             s.d_model,
@@ -86,6 +76,14 @@ MIXERS: dict[str, Mixer] = {
         ),
         whole=True,
     ),
+    **{rule.replace("_", "-"): _fast_weights(rule) for rule in RULES},
+    "fwp": Mixer(lambda s: FastWeightProgrammer(s.d_model, s.heads)),
+    "aft-simple": Mixer(lambda s: AFTSimple(s.d_model), positions=True),
+    "aft-full": Mixer(lambda s: AFTFull(s.d_model, s.max_len)),
+    "aft-local": Mixer(lambda s: AFTLocal(s.d_model, s.max_len, min(32, s.max_len))),
+    "aft-conv": Mixer(lambda s: AFTConv(s.d_model, s.heads)),
+    "feedback": _feedback(shared=False),
+    "feedback-shared": _feedback(shared=True),
 }
 """The mixers by name: how information passes from token to token."""
 

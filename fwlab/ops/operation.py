@@ -28,14 +28,14 @@ class Operation:
     - `implementations`: name -> function or `gpu.Kernel`, simplest
       first. "auto" takes the last one that can run.
     - `mixer`: the layer made of it, by its name in `--mixer`.
-    - `benchmarks`: problem sizes for `fwlab bench`.
+    - `benchmarks`: (time, width) of problems for `fwlab bench`.
     """
 
     name: str
     folder: str
     implementations: Mapping[str, Any]
     mixer: str | None = None
-    benchmarks: tuple[dict[str, int], ...] = ()
+    benchmarks: tuple[tuple[int, int], ...] = ()
 
 
 class Variants:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.feature_maps import FeatureMap, unit_range
+from fwlab.feature_maps import FeatureMap, Identity, unit_range
 from fwlab.ops.operation import Call, Operation
 from fwlab.ops.state import NormalizedState
 
@@ -44,9 +44,14 @@ class Rule(Operation):
     )
     corrects: bool = False
     normalizes: bool = True
-    feature_map: type[FeatureMap] | None = None
+    feature_map: Callable[[], FeatureMap] = Identity
     key_norm: str | None = None
     normalize: bool = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The gates that must be given."""
+        return tuple(n for n in self.gates if n not in self.optional)
 
     @torch.compiler.disable
     def __call__(

@@ -1,5 +1,6 @@
 """The four fast weight rules, with and without their normaliser."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Generator, Tensor
 from fwlab import ops
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.ops import chunks
+from fwlab.ops.rule import Rule
 from problems.row import Inputs, Row
 
 KEY, VALUE, HEADS = 6, 5, 3
@@ -21,6 +23,7 @@ def make(
     *,
     gates: tuple[str, ...],
     normalize: bool,
+    channels: bool = False,
 ) -> tuple[Inputs, Tensor | ops.NormalizedState | None]:
     """With a normaliser keys are DPFP features, as in the papers: a
     signed denominator can come arbitrarily close to 0, and no two ways to
@@ -43,7 +46,8 @@ def make(
         beta[:, 2::7], beta[:, 3::7] = 0.0, 1.0
         inputs.append(beta)
     if "log_decay" in gates:
-        decay = -torch.rand(2, time, HEADS, generator=generator, dtype=torch.float64)
+        shape = (2, time, HEADS, KEY) if channels else (2, time, HEADS)
+        decay = -torch.rand(shape, generator=generator, dtype=torch.float64)
         decay[:, 4::9], decay[:, 6::11] = 0.0, -1000.0
         inputs.append(decay)
     if not with_state:
@@ -57,24 +61,44 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "ROWS", {"cpu": 12})
 
 
-def large(time: int, *, gates: tuple[str, ...]) -> Inputs:
+def large(time: int, *, gates: tuple[str, ...], channels: bool = False) -> Inputs:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.rand(1, time, 4, 32, generator=generator) for _ in range(3))
     more = [torch.rand(1, time, 4, generator=generator) for _ in gates]
+    if channels:
+        more[-1] = torch.rand(1, time, 4, 32, generator=generator)
     return [sum_normalize(q), sum_normalize(k), v, *more]
 
 
-def _decaying_sum(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, **options):
+def decaying_sum(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, **options):
     return ops.sum_rule(q, k, v, log_decay=log_decay, **options)
 
 
-def _row(op, *gates: str, normalize: bool) -> Row:
-    return Row(
-        partial(op, normalize=normalize),
-        partial(make, gates=gates, normalize=normalize),
-        partial(large, gates=gates),
-        small=small,
-    )
+#: Where a row is not called as its record says.
+OPS = {"sum-decay": decaying_sum}
+
+
+def _rows(record: Rule) -> dict[str, Row]:
+    """A rule as its record says, with and without a normaliser."""
+    given = {
+        "gates": record.required,
+        "channels": "key" in record.gates.get("log_decay", ""),
+    }
+    options = ({}, {"normalize": True}) if record.normalizes else ({},)
+    rows = {}
+    for more in options:
+        normalize = "normalize" in more
+        name = f"{record.mixer}-normalized" if normalize else record.mixer
+        op = OPS.get(record.mixer, getattr(ops, record.name))
+        if record.normalizes:
+            op = partial(op, normalize=normalize)
+        rows[name] = Row(
+            op,
+            partial(make, normalize=normalize, **given),
+            partial(large, **given),
+            small=small,
+        )
+    return rows
 
 
 def dpfp(
@@ -96,15 +120,15 @@ def dpfp(
 ROWS = {
     "dpfp-delta": Row(
         ops.dpfp_delta_rule, dpfp, partial(large, gates=("beta",)), small=small
-    )
-} | {
-    f"{name}-normalized" if normalize else name: _row(op, *gates, normalize=normalize)
-    for name, op, *gates in (
-        ("sum", ops.sum_rule),
-        ("sum-decay", _decaying_sum, "log_decay"),
-        ("gated", ops.gated_rule, "beta"),
-        ("delta", ops.delta_rule, "beta"),
-        ("gated-delta", ops.gated_delta_rule, "beta", "log_decay"),
-    )
-    for normalize in (False, True)
+    ),
+    **_rows(
+        replace(
+            ops.TABLE["sum_rule"],
+            mixer="sum-decay",
+            optional=(),
+        )
+    ),
 }
+for record in ops.TABLE.values():
+    if isinstance(record, Rule) and record.mixer:
+        ROWS |= _rows(record)

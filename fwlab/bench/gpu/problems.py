@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize
+from fwlab.ops.rule import Rule
 
 #: Maximum relative error of an output, a state or a gradient.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -59,6 +60,11 @@ def _rules(op: str, note: str = "") -> Iterable[Problem]:
         yield _rule(op, note, 1, 4096, 1, 64, 64)
 
 
+RULES = {
+    name: record for name, record in ops.TABLE.items() if isinstance(record, Rule)
+}
+
+
 def _rule(
     op: str, note: str, batch: int, time: int, heads: int, key: int, value: int
 ) -> Problem:
@@ -77,10 +83,11 @@ def _rule(
             if normalize:
                 x[name] = x[name].abs() + 0.05
         x["v"] = random(batch, time, heads, value)
-        if op != "sum_rule":
+        gates = RULES[op].required
+        if "beta" in gates:
             x["beta"] = torch.sigmoid(random(batch, time, heads))
             x["beta"][:, 3::7], x["beta"][:, 5::11] = 0, 1
-        if op == "gated_delta_rule":
+        if "log_decay" in gates:
             x["log_decay"] = -0.1 * torch.sigmoid(random(batch, time, heads))
             x["log_decay"][:, 4::9], x["log_decay"][:, 40::60] = 0, -torch.inf
         x["state.W"] = random(batch, heads, value, key) / key**0.5

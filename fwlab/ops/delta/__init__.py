@@ -74,6 +74,7 @@ DELTA_RULE = Rule(
     factors=lambda beta: (None, beta[..., None]),
     corrects=True,
     mixer="delta",
+    benchmarks=((1024, 64), (4096, 64)),
     feature_map=DPFP,
     key_norm="sum",
 )
@@ -86,6 +87,7 @@ DPFP_DELTA_RULE = replace(
         "triton": _kernel(_no_features),
     },
     mixer=None,
+    benchmarks=(),
 )
 GATED_DELTA_RULE = Rule(
     name="gated_delta_rule",
@@ -104,6 +106,7 @@ GATED_DELTA_RULE = Rule(
     ),
     corrects=True,
     mixer="gated-delta",
+    benchmarks=((1024, 64),),
     feature_map=Identity,
     key_norm="l2",
 )

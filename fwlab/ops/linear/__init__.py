@@ -51,6 +51,7 @@ SUM_RULE = Rule(
     optional=("log_decay",),
     factors=lambda log_decay=None: (factor(log_decay), None),
     mixer="sum",
+    benchmarks=((1024, 64), (4096, 64), (2048, 32)),
     feature_map=ELU1,
     normalize=True,
 )
@@ -70,6 +71,7 @@ GATED_RULE = Rule(
     optional=("log_decay",),
     factors=lambda beta, log_decay=None: _fading(beta, log_decay),
     mixer="gated",
+    benchmarks=((1024, 64),),
     feature_map=ELU1,
     normalize=True,
 )
