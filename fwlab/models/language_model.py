@@ -40,10 +40,10 @@ class Mixer(NamedTuple):
       if `whole`, the whole stack, whose layers depend on each other.
     - `positions`: add a table of learned positions to the embeddings.
       Softmax attention sees keys as a set: without a table it does not
-      know their order. So does AFT-simple, which has a table in its
-      paper. Fast weights have none (neither have the paper's best delta
-      networks, Table 3), nor do mixers with biases or relative positions
-      of their own. Without a table there is no maximum length.
+      know their order. The same holds for AFT-simple, which has a table
+      in its paper. Fast weights have none (nor do the paper's best delta
+      networks, Table 3), and neither do mixers with biases or relative
+      positions of their own. Without a table there is no maximum length.
     """
 
     make: Callable[[Size], nn.Module]
