@@ -95,17 +95,18 @@ def test_latex_is_in_raw_docstrings():
 @pytest.mark.parametrize(
     ("tool", "text", "said"),
     [
-        (["-m", "codespell_lib"], "# We recieve it.\n", "recieve ==> receive"),
-        (["docs/tools/prose.py"], "# We recall the\n# way back.\n", "'backward pass'"),
-        (["docs/tools/prose.py"], 'x = f"a {1} was wanted"\n', "'expected'"),
+        (["-m", "codespell_lib"], "# We rec-ieve it.\n", "==> receive"),
+        (["docs/tools/prose.py"], "# We know the\n# way ba-ck.\n", "'backward pass'"),
+        (["docs/tools/prose.py"], 'x = f"a {1} was wan-ted"\n', "'expected'"),
     ],
 )
 def test_lint_finds_a_mistake(tool, text, said):
+    """The hyphens keep the mistakes out of this file."""
     pytest.importorskip("codespell_lib")
     pytest.importorskip("proselint")
     path = ROOT / ".cache" / "tests" / "mistake.py"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text.replace("-", ""), encoding="utf-8")
     command = [sys.executable, *tool, str(path.relative_to(ROOT))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
     assert done.returncode and said in done.stdout
