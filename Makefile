@@ -13,10 +13,10 @@ export NO_MKDOCS_2_WARNING = 1
 KERNELS := $(shell ls -S tests/interpreter/test_*.py)
 GROUPS := test-site test-package $(KERNELS)
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-test test-all $(GROUPS): export OMP_NUM_THREADS = 1
+test test-all mutants $(GROUPS): export OMP_NUM_THREADS = 1
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: site serve test test-all $(GROUPS) notebooks address figures screenshots bench lint clean
+.PHONY: site serve test test-all $(GROUPS) mutants notebooks address figures screenshots bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -49,6 +49,10 @@ test-site: $(READY)
 $(KERNELS): $(READY)
 	FWLAB_GROUP=kernels-$(basename $(notdir $@)) TRITON_INTERPRET=1 $(PYTEST) $@
 
+# make mutants [FILES="fwlab/ops/fwp/naive.py ..."]
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py --jobs $(JOBS) $(FILES)
+
 notebooks: $(READY)
 	$(BIN)/python docs/tools/run_notebooks.py
 
@@ -76,7 +80,7 @@ lint: $(READY)
 	$(BIN)/python docs/tools/prose.py
 
 clean:
-	rm -rf .venv .cache site
+	rm -rf .venv .cache mutants site
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -535,6 +535,80 @@ def test_feedback_attention():
         same(found[head], weight * v[0, 0, head] + (1 - weight) * v[0, 1, head])
 
 
+@every("feedback")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_feedback(op, implementation, shared, normalize):
+    """Two layers, two steps of width 2 (Eqs. f1, f2, f6 and f7).
+
+    The first step has no memory. The second has one, and its softmax nothing
+    to choose from: queries, keys and positions do not count.
+    """
+    expand, contract = [[1, 0], [0, 2]], [[1, 3], [-2, 1]]
+    mixed, merged = [[2, -1], [1, 1]], [1 / 8, 2 / 8, 5 / 8]
+    values = [[[1, 2], [0, 1]], [[3, 0], [1, -1]]]
+    memory_scale = [[1, 2], [3, -1]]
+    weights = ops.FeedbackWeights(
+        merge=double(merged).log(),
+        norm_mixer=torch.ones(2, 2, dtype=DOUBLE),
+        to_q=torch.ones(2, 2, 2, dtype=DOUBLE),
+        to_k=double(values)[: 1 if shared else 2].mT,
+        to_v=double(values)[: 1 if shared else 2],
+        positions=torch.ones(1, 2, dtype=DOUBLE),
+        to_out=torch.stack([double(mixed), double(mixed).T]),
+        norm_mlp=double([[2, 1], [1, 3]]),
+        expand=double(expand)[:, None],
+        contract=double(contract)[:, :, None],
+        norm_memory=double(memory_scale)[: 1 if shared else 2] if normalize else None,
+    )
+
+    def norm(a, b):
+        """Of two numbers, one is as far above the mean as the other below."""
+        half = (a - b) / 2
+        return half / math.sqrt(half**2 + 1e-5)
+
+    def gelu(h):
+        return h * (1 + math.erf(h / math.sqrt(2))) / 2
+
+    def layer(l, x, z):
+        to_out = [mixed, [[2, 1], [-1, 1]]][l]
+        a, b = (x[i] + to_out[i][0] * z[0] + to_out[i][1] * z[1] for i in (0, 1))
+        u = norm(a, b)  # what is expanded: 2 u, then -3 u twice
+        h = gelu([2 * u, 2 * 3 * -u][l])
+        return a + contract[l][0] * h, b + contract[l][1] * h
+
+    def of_memory(m, g, matrix):
+        if normalize:
+            u = norm(*m)
+            m = memory_scale[g][0] * u, memory_scale[g][1] * -u
+        return [row[0] * m[0] + row[1] * m[1] for row in matrix[g]]
+
+    def step(x, memory):
+        states = [x]
+        for l in (0, 1):
+            g = 0 if shared else l
+            z = of_memory(memory, g, values) if memory else (0, 0)
+            states.append(layer(l, states[-1], z))
+        m = [sum(w * s[i] for w, s in zip(merged, states, strict=True)) for i in (0, 1)]
+        return states[-1], m
+
+    first, m1 = step((3, 1), None)
+    second, m2 = step((1, 5), m1)
+    y, state = ops.feedback(
+        double([[[3, 1], [1, 5]]]),
+        weights,
+        heads=2,
+        return_state=True,
+        implementation=implementation,
+    )
+    same(y[0], double([first, second]))
+    keys = [[[1, 0], [2, 1]], [[3, 1], [0, -1]]]  # the same, transposed
+    for found, matrix in ((state.k, keys), (state.v, values)):
+        groups = [0] if shared else [0, 1]
+        wanted = [[of_memory(m, g, matrix) for g in groups] for m in (m1, m2)]
+        same(found[0, ..., 0], double(wanted))
+
+
 # --- features ----------------------------------------------------------
 
 
