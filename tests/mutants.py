@@ -15,6 +15,7 @@ what is not changed, says `[tool.mutmut]` in `pyproject.toml`.
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,16 +56,25 @@ def sample(names: list[str]) -> list[str]:
 
 
 def change(name: str) -> str:
-    """The lines that are another in a mutant, before and after."""
+    """What a mutant makes of what: `old => new`, on one line."""
     lines = mutmut("show", name).splitlines()[3:]
-    changed = (line for line in lines if line[:1] in ("-", "+"))
-    return "\n".join(f"{line[0]} {line[1:].strip()}" for line in changed)
+    old, new = (
+        " ".join(" ".join(x[1:] for x in lines if x[:1] == sign).split())
+        for sign in "-+"
+    )
+    return f"{old} => {new}"
 
 
 def function(name: str) -> str:
     """`fwlab.file.x_name__mutmut_7`, or with a class between two signs."""
     file, _, mangled = name.partition("__mutmut_")[0].rpartition(".")
     return f"{file}.{mangled[2:].replace('ǁ', '.')}"
+
+
+def is_in(entry: dict[str, str], where: str, what: str) -> bool:
+    return bool(
+        re.fullmatch(entry["function"], where) and re.fullmatch(entry["change"], what)
+    )
 
 
 def main() -> int:
@@ -83,28 +93,24 @@ def main() -> int:
         others = [name for name in results() if ".efficient." in name]
         mutmut("run", "--max-children", given.jobs, *sample(others))
 
-    known = {
-        (entry["function"], entry["change"].strip()): entry["why"]
-        for entry in tomllib.loads(LIST.read_text("utf-8"))["equivalent"]
-    }
+    known = tomllib.loads(LIST.read_text("utf-8"))["equivalent"]
     tried = {n: s for n, s in results().items() if s != "not checked"}
     if given.files:
         tried = {
             n: s for n, s in tried.items() if n.rpartition(".")[0] in map(module, files)
         }
-    counts, found = Counter(), set()
+    counts, needless = Counter(), list(known)
     for name, status in tried.items():
         file = name.rpartition(".")[0]
         counts[file, "mutants"] += 1
         if status in CAUGHT:
             continue
-        key = function(name), change(name)
-        if key in known:
-            found.add(key)
-            counts[file, "equivalent"] += 1
-        else:
-            counts[file, "survive"] += 1
-            print(f"\n{name}: {status}\n{key[1]}")
+        where, what = function(name), change(name)
+        same = [entry for entry in known if is_in(entry, where, what)]
+        counts[file, "equivalent" if same else "survive"] += 1
+        needless = [entry for entry in needless if entry not in same]
+        if not same:
+            print(f"\n{where}: {status}\n  {what}")
     print()
     for file in sorted({file for file, _ in counts}):
         tally = (
@@ -112,12 +118,11 @@ def main() -> int:
             for what in ("mutants", "equivalent", "survive")
         )
         print(f"{file}: {', '.join(tally)}")
-    # An entry that meets no survivor is out of date, or its mutant is caught.
-    modules = tuple(f"{module(file)}." for file in files)
-    stale = [key for key in known if key[0].startswith(modules) and key not in found]
-    for where, changed in stale:
-        print(f"\nin {LIST.name} without a survivor: {where}\n{changed}")
-    return int(bool(stale) or any(what == "survive" for _, what in counts))
+    if given.files:
+        needless = []
+    for entry in needless:
+        print(f"\nin {LIST.name}, but no survivor: {entry['change']}")
+    return int(bool(needless) or any(what == "survive" for _, what in counts))
 
 
 if __name__ == "__main__":

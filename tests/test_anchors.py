@@ -683,6 +683,14 @@ def test_favor():
     same(features[0], math.exp(-5 / 2) / 2 * numbers)
 
 
+def test_favor_of_half_precision_has_exponents_in_float32():
+    """2048 - 4097/2 is -1/2; in float16, where 4097/2 is 2048, it is 0."""
+    phi = FAVOR(2, 1, stabilize=False).half()
+    phi.omega.copy_(torch.tensor([[32, 0]]))
+    found = phi(torch.tensor([64, 1], dtype=HALF))
+    same(found, double([math.exp(-1 / 2) / math.sqrt(2), 0]), HALF)
+
+
 def test_favor_stabilized():
     """Width 16: keys are halved first, which makes them (1, 2, 0 ...)."""
     known = torch.zeros(2, 16, dtype=DOUBLE)
