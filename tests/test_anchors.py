@@ -508,13 +508,15 @@ def test_softmax_attention_adds_up_in_float32(op, implementation):
 # --- feedback ----------------------------------------------------------
 
 
-def test_feedback_attention():
+@dtypes
+def test_feedback_attention(dtype):
     """Two memories, 2 and 1 steps back, and their waves (Eqs. f3 to f5)."""
     q = double([[1, 0, 2, -1], [0, 3, 0, 1]])[None]
     k = double([[[1, 1, 0, 0], [0, 1, 0, 2]], [[0, 0, 1, 3], [1, -1, 5, 0]]])[None]
     v = double([[[1, 2, 3, 4], [1, 0, 0, 0]], [[5, 6, 7, 8], [0, 0, 1, 0]]])[None]
     P = double([[1, 0, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1], [0, 0, 0, 3]])
-    found = ops.feedback_attention(q, k, v, P)[0]
+    found = ops.feedback_attention(*(x.to(dtype) for x in (q, k, v, P)))[0]
+    assert found.dtype == dtype
 
     def waves(steps):
         slow = steps / 100  # 10^(-4 i / n), i = 1, n = 2
@@ -532,7 +534,8 @@ def test_feedback_attention():
     ]
     for head, (old, new) in enumerate(scores):
         weight = 1 / (1 + math.exp(new - old))
-        same(found[head], weight * v[0, 0, head] + (1 - weight) * v[0, 1, head])
+        wanted = weight * v[0, 0, head] + (1 - weight) * v[0, 1, head]
+        same(found[head], wanted, dtype)
 
 
 @every("feedback")

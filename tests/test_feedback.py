@@ -181,6 +181,12 @@ def test_positions_are_a_rotation():
 # --- a single step ---------------------------------------------------
 
 
+def test_waves_are_where_the_distances_are():
+    """Wherever new tensors go."""
+    with torch.device("meta"):
+        assert naive.sinusoids(torch.ones(3, device="cpu"), 4).device.type == "cpu"
+
+
 def test_attention_by_hand():
     q, k, v = sequence(2, 3), sequence(5, 6), sequence(5, 6, seed=3)
     k, v = k.unflatten(-1, (2, 3)), v.unflatten(-1, (2, 3))
