@@ -15,6 +15,14 @@ ROWS = {"cpu": 2048}
 ROWS_ELSEWHERE = 65536
 
 
+def length(decay: Tensor | None) -> int:
+    """Steps per chunk. Decays per key channel take half as many: their
+    products are formed for all pairs of steps and every channel.
+    """
+    channels = decay is not None and decay.shape[-1] > 1
+    return -(-LENGTH // 2) if channels else LENGTH
+
+
 def groups(x: Tensor, chunk: int) -> list[tuple[slice, slice]]:
     """Cut the time axis of `[batch, time, heads, d]` into groups.
 

@@ -35,12 +35,6 @@ def of(
     return Decay(d) if d.shape[-1] == 1 else ChannelDecay(d)
 
 
-def length(decay: Tensor | None) -> int:
-    """Steps per chunk: decays per channel take half as many."""
-    wide = decay is not None and decay.shape[-1] > 1
-    return -(-chunks.LENGTH // 2) if wide else chunks.LENGTH
-
-
 class NoDecay:
     """Nothing fades, and nothing is spent on it."""
 

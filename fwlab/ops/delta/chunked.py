@@ -58,7 +58,7 @@ def error_correcting(
     - `strength`: $\beta$, `[batch, time, heads, 1]`.
     """
     y = []
-    for Q, K, V, d, b in cut(q, k, v, decay, strength):
+    for d, Q, K, V, b in cut(decay, q, k, v, strength):
         gamma, Gamma = decays(d)
         A = b * scores(K, K, Gamma).tril(-1)
         U = solve(A, b * (V - gamma * K @ W.mT))  # (d1)
@@ -85,7 +85,7 @@ def normalized_error_correcting(
     answers are divided by $z_i \cdot \phi(q_i)$ (Eq. 28).
     """
     y = []
-    for Q, K, V, R, d, b in cut(q, k, v, ask, decay, strength):
+    for d, Q, K, V, R, b in cut(decay, q, k, v, ask, strength):
         gamma, Gamma = decays(d)
         L, P = scores(R, K, Gamma).tril(-1), scores(Q, K, Gamma).tril()
         held = gamma * R @ z[..., None] + L.sum(-1, True)

@@ -29,18 +29,21 @@ from fwlab.feature_maps import divide
 from fwlab.ops import chunks
 
 
-def cut(*sequences: Tensor | None) -> Iterator[tuple[Any, ...]]:
+def cut(
+    decay: Tensor | None, *sequences: Tensor | None
+) -> Iterator[tuple[Any, ...]]:
     """Walk through `[batch, time, heads, d]` tensors, chunk by chunk.
 
     Chunks are `[batch, heads, C, d]`; the last may be shorter. None, a
     gate that a rule does not have, stays None.
     """
-    time = next(x.shape[1] for x in sequences if x is not None)
-    for start in range(0, time, chunks.LENGTH):
-        here = slice(start, start + chunks.LENGTH)
+    C = chunks.length(decay)
+    given = (decay, *sequences)
+    time = next(x.shape[1] for x in given if x is not None)
+    for start in range(0, time, C):
+        here = slice(start, start + C)
         yield tuple(
-            x if x is None else x[:, here].transpose(1, 2)
-            for x in sequences
+            x if x is None else x[:, here].transpose(1, 2) for x in given
         )
 
 
@@ -115,7 +118,7 @@ def additive(
         v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         W = torch.cat([W, z.unsqueeze(-2)], -2)
     y = []
-    for Q, K, V, d, s in cut(q, k, v, decay, strength):
+    for d, Q, K, V, s in cut(decay, q, k, v, strength):
         gamma, Gamma = decays(d)
         U = V if s is None else s * V
         P = scores(Q, K, Gamma).tril()

@@ -147,7 +147,7 @@ class Memory(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         inputs, chunk = (
             (q, k, v, decay, strength, ask),
-            decays.length(decay),
+            chunks.length(decay),
         )
         y = v.new_empty(v.shape, dtype=W.dtype)
         state = W.flatten(0, 1).clone()
