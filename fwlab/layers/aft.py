@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize
+from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.ops import checks
 
@@ -27,7 +28,7 @@ class PositionedState(NamedTuple):
     memory: ops.WindowState
 
 
-class _AFT(nn.Module):
+class _AFT(Causal):
     """The base class of all forms; `_mix` is the operation."""
 
     def __init__(self, d_model: int, causal: bool):
@@ -92,17 +93,6 @@ class _AFT(nn.Module):
             implementation=implementation,
         )
         return self.to_out(y), self._pack(past + x.shape[1], memory)
-
-    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Process one token.
-
-        - `x`: `[batch, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
-        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
-        """
-        check_input(type(self).__name__, "x", x, "batch d_model", self.to_q.weight)
-        y, state = self.prefill(x[:, None], state, implementation="naive")
-        return y[:, 0], state
 
     def state_size(self, time: int = 0) -> int:
         """Number of scalars in the state of one sequence.

@@ -5,10 +5,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, real_tokens
 
 
-class Block(nn.Module):
+class Block(Causal):
     """Mix over time, then over channels, each after its own norm.
 
     - `mixer`: a layer with `forward`, `prefill`, `step` and `state_size`
@@ -37,6 +38,9 @@ class Block(nn.Module):
         """Maximum sequence length, if the mixer has a position table."""
         return getattr(self.mixer, "max_len", None)
 
+    def _like(self) -> Tensor:
+        return self.expand.weight
+
     def state_size(self, time: int = 0) -> int:
         """Number of scalars in the state of one sequence: the mixer's.
 
@@ -44,19 +48,6 @@ class Block(nn.Module):
         - Returns the count.
         """
         return self.mixer.state_size(time)
-
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
-        """Process a whole sequence in parallel.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token.
-        - `implementation`: the one that the mixer uses.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x`.
-        """
-        return self.prefill(x, None, key_mask, implementation)[0]
 
     def prefill(
         self,

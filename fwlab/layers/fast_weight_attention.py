@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap
+from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.ops import checks
 from fwlab.ops.rule import Rule
@@ -29,7 +30,7 @@ RULES = {
 }
 
 
-class FastWeightAttention(nn.Module):
+class FastWeightAttention(Causal):
     r"""Multi-head fast weight memory.
 
     $q, k, v = W_q x, W_k x, W_v x$ per head, features $\phi(q), \phi(k)$,
@@ -162,19 +163,6 @@ class FastWeightAttention(nn.Module):
             return self.feature_map.nu
         return 0
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
-        """The whole sequence at once.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token.
-        - `implementation`: as for the operations of `fwlab.ops`.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an `x` that does not fit.
-        """
-        return self.prefill(x, None, key_mask, implementation)[0]
-
     def prefill(
         self,
         x: Tensor,
@@ -231,17 +219,6 @@ class FastWeightAttention(nn.Module):
         if log_scale is not None:
             memory = ops.ScaledState(memory, log_scale)
         return self.to_out(y.flatten(-2)), memory
-
-    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """One token, in time and memory that do not grow.
-
-        - `x`: `[batch, d_model]`.
-        - `state`: the state before it; None = empty memory.
-        - Returns `(y, state)`, `y` being `[batch, d_model]`.
-        """
-        check_input("FastWeightAttention", "x", x, "batch d_model", self.to_q.weight)
-        y, state = self.prefill(x[:, None], state, implementation="naive")
-        return y[:, 0], state
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
         """What the rule takes besides q, k and v: `[batch, time, heads]`."""

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from fwlab import ops
+from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 
 
-class FastWeightProgrammer(nn.Module):
+class FastWeightProgrammer(Causal):
     r"""One network writes the weights of another (Schmidhuber 1991).
 
     $a, b = W_a x, W_b x$ (Eq. 1); the outer product $a \otimes b$
@@ -42,6 +43,9 @@ class FastWeightProgrammer(nn.Module):
         self.to_b = nn.Linear(d_model, d_model, bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
+    def _like(self) -> Tensor:
+        return self.to_a.weight
+
     def state_size(self, time: int = 0) -> int:
         """Number of scalars in the state of one sequence of any length.
 
@@ -50,19 +54,6 @@ class FastWeightProgrammer(nn.Module):
         """
         heads, value, key = self.state_shape
         return heads * value * key
-
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
-        """Process a whole sequence in parallel.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token.
-        - `implementation`: as for the operations of `fwlab.ops`.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x`.
-        """
-        return self.prefill(x, None, key_mask, implementation)[0]
 
     def prefill(
         self,
@@ -96,14 +87,3 @@ class FastWeightProgrammer(nn.Module):
             implementation=implementation,
         )
         return self.to_out(y.flatten(-2)), state
-
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process one token, in constant time and memory.
-
-        - `x`: `[batch, d_model]`.
-        - `state`: what an earlier call returned; None = zero fast weights.
-        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
-        """
-        check_input("FastWeightProgrammer", "x", x, "batch d_model", self.to_a.weight)
-        y, state = self.prefill(x[:, None], state, implementation="naive")
-        return y[:, 0], state

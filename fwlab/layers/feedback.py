@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fwlab import ops
+from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width
 
 #: Weights that every layer has of its own, in both forms.
@@ -37,7 +38,7 @@ class MemoryProjection(nn.Module):
         self.to_v = nn.Linear(d_model, d_model, bias=False)
 
 
-class FeedbackTransformer(nn.Module):
+class FeedbackTransformer(Causal):
     r"""A stack whose layers all attend to the memories of past steps.
 
     The feedback memory of a step is a learned weighted mean of the
@@ -213,6 +214,9 @@ class FeedbackTransformer(nn.Module):
         """
         return self._run(x, None, key_mask, implementation, return_state=False)
 
+    def _like(self) -> Tensor:
+        return self.blocks[0].to_q.weight
+
     def prefill(
         self,
         x: Tensor,
@@ -229,19 +233,6 @@ class FeedbackTransformer(nn.Module):
         """
         return self._run(x, state, key_mask, implementation, return_state=True)
 
-    def step(
-        self, x: Tensor, state: ops.FeedbackState | None = None
-    ) -> tuple[Tensor, ops.FeedbackState]:
-        """Process one token; time and memory grow with each past token.
-
-        - `x`: `[batch, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
-        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
-        """
-        self._check(x, "batch d_model")
-        y, state = self.prefill(x[:, None], state, implementation="naive")
-        return y[:, 0], state
-
     def _run(
         self,
         x: Tensor,
@@ -250,7 +241,7 @@ class FeedbackTransformer(nn.Module):
         implementation: str,
         return_state: bool,
     ) -> Any:
-        self._check(x, "batch time d_model")
+        check_input("FeedbackTransformer", "x", x, "batch time d_model", self._like())
         return ops.feedback(
             x,
             self.weights(),
@@ -260,9 +251,6 @@ class FeedbackTransformer(nn.Module):
             return_state=return_state,
             implementation=implementation,
         )
-
-    def _check(self, x: Tensor, dims: str) -> None:
-        check_input("FeedbackTransformer", "x", x, dims, self.blocks[0].to_q.weight)
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, heads={self.heads}, shared={self.shared}"

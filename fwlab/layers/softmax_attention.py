@@ -3,10 +3,11 @@
 from torch import Tensor, nn
 
 from fwlab import ops
+from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 
 
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(Causal):
     """Causal multi-head attention (Vaswani et al. 2017), without biases.
 
     - `d_model`: width of the input; a multiple of `heads`.
@@ -16,6 +17,8 @@ class SoftmaxAttention(nn.Module):
 
     Its state, a `KeyValueCache`, grows with every token.
     """
+
+    one_token = "auto"
 
     def __init__(self, d_model: int, heads: int):
         super().__init__()
@@ -33,19 +36,6 @@ class SoftmaxAttention(nn.Module):
         - Returns `2 * time * d_model`.
         """
         return 2 * time * self.d_model
-
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
-        """Process a whole sequence in parallel.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token.
-        - `implementation`: as for the operations of `fwlab.ops`.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x`.
-        """
-        return self.prefill(x, None, key_mask, implementation)[0]
 
     def prefill(
         self,
@@ -78,16 +68,3 @@ class SoftmaxAttention(nn.Module):
             implementation=implementation,
         )
         return self.to_out(y.flatten(-2)), state
-
-    def step(
-        self, x: Tensor, state: ops.KeyValueCache | None = None
-    ) -> tuple[Tensor, ops.KeyValueCache]:
-        """Process one token; time and memory grow with each past token.
-
-        - `x`: `[batch, d_model]`.
-        - `state`: the cache of the tokens before; None = empty.
-        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
-        """
-        check_input("SoftmaxAttention", "x", x, "batch d_model", self.to_q.weight)
-        y, state = self.prefill(x[:, None], state)
-        return y[:, 0], state

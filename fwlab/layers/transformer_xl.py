@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab.layers.block import Block
+from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.layers.positions import sinusoids
 from fwlab.ops import checks
@@ -49,7 +50,7 @@ def shift_rows(scores: Tensor) -> Tensor:
     return wide[..., L:].unflatten(-1, (L, K))
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(Causal):
     r"""Causal attention to a segment and to the segment memory before it.
 
     With $q_i = W_q x_i$ per head of width $d$, key $j$ gets the score
@@ -95,12 +96,6 @@ class RelativeAttention(nn.Module):
             return 2 * self.d_model * (self.memory + self.segment)
         done = (time - 1) % self.segment + 1 if time else 0
         return 2 * self.d_model * (min(time - done, self.memory) + done)
-
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
-        """Process a whole sequence in parallel."""
-        return self.prefill(x, None, key_mask, implementation)[0]
 
     def prefill(
         self,
@@ -154,14 +149,6 @@ class RelativeAttention(nn.Module):
             out = torch.where(key_mask[..., None], out, 0)
         return out, SegmentState(memory, segment, mask)
 
-    def step(
-        self, x: Tensor, state: SegmentState | None = None
-    ) -> tuple[Tensor, SegmentState]:
-        """Process one token, `[batch, d_model]`."""
-        check_input("TransformerXL", "x", x, "batch d_model", self.to_q.weight)
-        y, state = self.prefill(x[:, None], state)
-        return y[:, 0], state
-
     def _check_state(self, state: SegmentState, like: Tensor) -> None:
         """Check that a state has sizes that are possible for this layer."""
         layer, (batch, _, *widths) = "TransformerXL", like.shape
@@ -209,7 +196,7 @@ class RelativeAttention(nn.Module):
         return torch.einsum("bihd,hdm->bhim", q, W) @ codes.to(q.dtype).T
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(Causal):
     r"""A stack of attention layers with segment memory (Dai et al. 2019).
 
     The sequence is split into segments. A token sees its own segment up
@@ -266,19 +253,8 @@ class TransformerXL(nn.Module):
         """
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
-        """Process a whole sequence in parallel.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token. No query
-          sees a masked token, but it takes up a position in its segment.
-        - `implementation`: has no effect; there is only one.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x`.
-        """
-        return self.prefill(x, None, key_mask, implementation)[0]
+    def _like(self) -> Tensor:
+        return self.blocks[0].expand.weight
 
     def prefill(
         self,
@@ -295,7 +271,7 @@ class TransformerXL(nn.Module):
         - Returns `(y, state)`, the state with a `SegmentState` per layer.
         - Raises `ValueError` or `TypeError`, naming the argument.
         """
-        self._check(x, "batch time d_model")
+        check_input("TransformerXL", "x", x, "batch time d_model", self._like())
         after: list[SegmentState] = []
         for block, part in zip(self.blocks, self._parts(state), strict=True):
             x, part = block.prefill(x, part, key_mask, implementation)
@@ -312,15 +288,12 @@ class TransformerXL(nn.Module):
         - `state`: as in `prefill`.
         - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
-        self._check(x, "batch d_model")
+        check_input("TransformerXL", "x", x, "batch d_model", self._like())
         after: list[SegmentState] = []
         for block, part in zip(self.blocks, self._parts(state), strict=True):
             x, part = block.step(x, part)
             after.append(part)
         return x, after
-
-    def _check(self, x: Tensor, dims: str) -> None:
-        check_input("TransformerXL", "x", x, dims, self.blocks[0].expand.weight)
 
     def _parts(self, state: Any) -> Any:
         """The state of each layer; None = start of text."""

@@ -60,9 +60,7 @@ def _rules(op: str, note: str = "") -> Iterable[Problem]:
         yield _rule(op, note, 1, 4096, 1, 64, 64)
 
 
-RULES = {
-    name: record for name, record in ops.TABLE.items() if isinstance(record, Rule)
-}
+RULES = {name: record for name, record in ops.TABLE.items() if isinstance(record, Rule)}
 
 
 def _rule(

@@ -43,7 +43,8 @@ def cut(
     for start in range(0, time, C):
         here = slice(start, start + C)
         yield tuple(
-            x if x is None else x[:, here].transpose(1, 2) for x in given
+            x if x is None else x[:, here].transpose(1, 2)
+            for x in given
         )
 
 

@@ -1,0 +1,64 @@
+"""What all causal layers share: one sequence, or one token, by `prefill`."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fwlab.layers.heads import check_input
+
+
+class Causal(nn.Module):
+    """A causal layer that defines `prefill`.
+
+    Any mixture of `prefill` and `step` gives what `forward` gives for the
+    whole sequence.
+    """
+
+    #: The implementation for a single token, where nothing is to be gained
+    #: from chunks.
+    one_token = "naive"
+    to_q: nn.Linear
+
+    def _like(self) -> Tensor:
+        """A weight `[..., d_model]`: inputs have its device and dtype."""
+        return self.to_q.weight
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: Any = None,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+    ) -> tuple[Tensor, Any]:
+        """Process part of a sequence, and return the state after it.
+
+        - `x`: `[batch, time, d_model]`.
+        - `state`: what an earlier call returned; None = start of sequence.
+        - `key_mask`, `implementation`: as in `forward`.
+        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """Process a whole sequence in parallel.
+
+        - `x`: `[batch, time, d_model]`.
+        - `key_mask`: `bool [batch, time]`, True = real token.
+        - `implementation`: as for the operations of `fwlab.ops`.
+        - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
+        """
+        return self.prefill(x, None, key_mask, implementation)[0]
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Process one token.
+
+        - `x`: `[batch, d_model]`.
+        - `state`: what an earlier call returned; None = start of sequence.
+        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
+        """
+        check_input(type(self).__name__, "x", x, "batch d_model", self._like())
+        y, state = self.prefill(x[:, None], state, implementation=self.one_token)
+        return y[:, 0], state
