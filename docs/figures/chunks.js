@@ -83,21 +83,21 @@ fwlab.figure("chunks", (figure) => {
     for (const [c, chunk] of [...chunks.entries()].reverse()) {
       const { Q, K, b, P, X, U, Y, E } = chunk;
       const after = gradients[0];
-      const asked = plus(product(transpose(P), Y), product(K, transpose(after)));
-      const Z = (chunk.Z = product(transpose(X), asked)); // (d4)
-      const bZ = scale(b, Z);
-      const own = minus(product(transpose(Y), Q), product(transpose(bZ), K));
-      gradients.unshift(plus(after, own)); // (d5)
-      const R = lower(product(Y, transpose(U)), 0);
-      const N = scale(b, lower(product(Z, transpose(U)), 1));
+      const dU = plus(product(transpose(P), Y), product(K, transpose(after))); // (c5)
+      const dV = (chunk.dV = scale(b, product(transpose(X), dU))); // (d5)
+      const own = minus(product(transpose(Y), Q), product(transpose(dV), K));
+      gradients.unshift(plus(after, own)); // (d6)
       const W = states[c];
-      chunk.dQ = plus(product(Y, W), product(R, K)); // (d6)
+      const R = lower(product(Y, transpose(U)), 0);
+      chunk.dQ = plus(product(Y, W), product(R, K)); // (c3)
+      const L = lower(product(K, transpose(K)), 1);
+      const dL = lower(product(dV, transpose(U)), 1); // (d7), its sign below
       chunk.dK = minus(
-        plus(product(transpose(R), Q), product(U, after)),
-        plus(product(plus(N, transpose(N)), K), product(bZ, W)),
-      ); // (d7)
-      chunk.dV = bZ; // (d8)
-      chunk.dBeta = rowSums(times(Z, E));
+        plus(product(transpose(R), Q), product(U, after)), // (c4)
+        plus(product(plus(dL, transpose(dL)), K), product(dV, W)), // (d8)
+      );
+      const asked = rowSums(transpose(times(L, product(dV, transpose(E)))));
+      chunk.dBeta = rowSums(times(E, dU)).map((x, i) => x - asked[i]); // (d7)
     }
     return { chunks, states, gradients };
   };
@@ -174,7 +174,7 @@ fwlab.figure("chunks", (figure) => {
       P: later,
       U: later ? all : upTo(done[name]),
       Y: later ? all : [],
-      Z: all.slice(gone),
+      dV: all.slice(gone),
       // W before chunk c, for c = 0 to n; W after the last is returned.
       states: [...all, n].slice(
         0,
@@ -189,8 +189,8 @@ fwlab.figure("chunks", (figure) => {
   const [LEFT, TOP] = [20, 44];
   const SIZE = T * CELL;
   const WIDE = 42;
-  const COLUMNS = { U: 222, Y: 314, Z: 314 };
-  const TAGS = { U: "d1", Y: "d2", Z: "d4" };
+  const COLUMNS = { U: 222, Y: 314, dV: 314 };
+  const TAGS = { U: "d1", Y: "d2", dV: "d5" };
   // Cells of the small matrices.
   const [ACROSS, DOWN] = [36, 22];
   const BLOCKS = 492;
@@ -330,10 +330,10 @@ fwlab.figure("chunks", (figure) => {
   ];
 
   const rows = (now) =>
-    ["U", now.name === "backward" || now.name === "gradients" ? "Z" : "Y"].map(
+    ["U", now.name === "backward" || now.name === "gradients" ? "dV" : "Y"].map(
       (name) => {
         const x = COLUMNS[name];
-        const colour = name === "Z" ? GRADIENT : STATE;
+        const colour = name === "dV" ? GRADIENT : STATE;
         const there = now[name];
         const elements = [
           grid(T, D, x, TOP, WIDE, CELL),
@@ -346,7 +346,7 @@ fwlab.figure("chunks", (figure) => {
           ),
         ];
         // What this stage has just made.
-        const made = { errors: "U", outputs: "Y", recompute: "U", backward: "Z" }[
+        const made = { errors: "U", outputs: "Y", recompute: "U", backward: "dV" }[
           now.name
         ];
         if (made === name) {
@@ -404,7 +404,7 @@ fwlab.figure("chunks", (figure) => {
   const sentence = ({ name, chunk }) => {
     const n = T / C;
     const c = chunk + 1;
-    const { U, X, Y, Z, dV } = shown.chunks[chunk];
+    const { U, X, Y, dV } = shown.chunks[chunk];
     const last = chunk * C + C;
     const W = `W${subscript(chunk)}`;
     const after = `W${subscript(c)}`;
@@ -436,11 +436,11 @@ fwlab.figure("chunks", (figure) => {
         (c === n
           ? "nothing comes after it, the gradient of the last state is zero. "
           : `dW${subscript(c)} tells what all later steps want of this chunk. `) +
-        `(d4) gives Z, of step ${last} ${vector(Z.at(-1))}; (d5) gives ` +
+        `(d5) gives dV, of step ${last} ${vector(dV.at(-1))}; (d6) gives ` +
         `dW${subscript(chunk)} = ${matrix(shown.gradients[chunk])}.`,
       gradients:
-        `Backward, all chunks at once, (d6) to (d8): the gradients of queries, keys, values and β, ` +
-        `from what is there by now. dV = βZ: for step ${last} ${vector(dV.at(-1))}.`,
+        `Backward, all chunks at once: the gradients of queries (c3), keys (c4) and (d8), and β (d7), ` +
+        `from what is there by now. Those of the values are there: of step ${last} ${vector(dV.at(-1))}.`,
     }[name];
   };
 
@@ -519,7 +519,7 @@ fwlab.figure("chunks", (figure) => {
       ...rows(now),
       title(0, 294, "State W between the chunks (d3)"),
       memories(now, "W", 302, now.states, shown.states, marked),
-      title(0, 386, "Its gradient dW, from right to left (d5)"),
+      title(0, 386, "Its gradient dW, from right to left (d6)"),
       memories(now, "dW", 394, now.dW, shown.gradients, markedGradients),
       title(0, BLOCKS - 8, `(I + A)⁻¹ of chunk ${chunk + 1}`),
       blockOf("inverse", 0, one.X, true),
@@ -596,7 +596,7 @@ fwlab.figure("chunks", (figure) => {
         inverseOf: shown.chunks.map(({ X }) => X),
         scores: shown.chunks.map(({ P }) => P),
         rows: Object.fromEntries(
-          ["U", "E", "Y", "Z", "dQ", "dK", "dV", "dBeta"].map((name) => [
+          ["U", "E", "Y", "dQ", "dK", "dV", "dBeta"].map((name) => [
             name,
             gather(name),
           ]),

@@ -2,8 +2,8 @@
 
 Every file of fwlab/ops and fwlab/layers, and feature_maps.py, has a page with
 notes on the left and code on the right. Every operation has a page with
-naive.py beside efficient.py or kernels.py. The mark `<!-- versions: delta -->`
-of a page is replaced by kernels.py beside one of the other two.
+naive.py beside one of the other versions. The mark `<!-- versions: delta -->`
+of a page is replaced by kernels.py beside one of them.
 """
 
 import re
@@ -144,7 +144,7 @@ def _columns(operation: str, stays: str, config) -> dict:
         if (ROOT / folder / f"{name}.py").exists()
     }
     paths = {name: f"{folder}/{name}.py" for name in titles}
-    beside = [name for name in titles if name != stays]
+    tabs = [name for name in titles if name != stays]
     if "kernels" in titles:
         for name, (title, path) in SHARED.get(operation, {}).items():
             titles[name], paths[name] = title, f"fwlab/ops/{path}"
@@ -152,6 +152,9 @@ def _columns(operation: str, stays: str, config) -> dict:
     columns = [
         {
             "name": name,
+            "with": name if name in VERSIONS else "kernels",
+            # What stays in view while the longer column beside it scrolls.
+            "left": name in tabs if stays == "kernels" else name == stays,
             "title": titles[name],
             "path": path,
             "source": source(config.repo_url, path),
@@ -159,7 +162,12 @@ def _columns(operation: str, stays: str, config) -> dict:
         }
         for name, path in paths.items()
     ]
-    return {"stays": stays, "beside": beside, "columns": columns}
+    return {
+        "stays": stays,
+        "tabs": tabs if len(tabs) > 1 else [],
+        "chosen": next(name for name in tabs if name != "naive"),
+        "columns": columns,
+    }
 
 
 def _file(path: str, config) -> str:
@@ -189,26 +197,41 @@ class _Rows:
 
     def __init__(self, sources: dict[str, Source], path: str = ""):
         self.sources, self.path = sources, path
-        self.tags = set().union(*(file.tags for file in sources.values()))
-        self.stated: set[str] = set()
+        #: The first file that states each equation.
+        self.first: dict[str, Source] = {}
+        for file in sources.values():
+            for tag in file.tags:
+                self.first.setdefault(tag, file)
 
     def of(self, name: str) -> list[dict[str, str]]:
         return [self._row(self.sources[name], row) for row in self.sources[name].rows]
 
     def _row(self, file: Source, row) -> dict[str, str]:
         level = 2 if self.path else 3
+
+        def address(tag: str) -> str | None:
+            return self._address(file, tag)
+
+        def equation(tag: str, formula: str) -> str:
+            return self._equation(file, tag, formula)
+
         return {
             "name": row.name,
             # Markdown would make __init__ bold, also in the fragment.
             "fragment": file.prefix + row.name.replace(".", "-").replace("__", ""),
-            "note": note(row.note, level, self._address, self._equation),
-            "code": file.blocks(row.lines, lambda text: linked(text, self._address)),
+            "note": note(row.note, level, address, equation),
+            "code": file.blocks(row.lines, lambda text: linked(text, address)),
         }
 
-    def _address(self, tag: str) -> str | None:
-        if tag in self.tags:
-            return f"#eq-{tag}"
+    def _address(self, file: Source, tag: str) -> str | None:
+        """Of an equation: best in the same file, which is in view."""
+        if tag in self.first:
+            return f"#{self._anchor(file, tag)}"
         return self._elsewhere(tag)
+
+    def _anchor(self, file: Source, tag: str) -> str:
+        repeated = tag in file.tags and self.first[tag] is not file
+        return f"{file.prefix if repeated else ''}eq-{tag}"
 
     def _elsewhere(self, tag: str) -> str | None:
         """An equation that another page states, or at least lists."""
@@ -224,23 +247,19 @@ class _Rows:
             return f"{up}annotated/equations.html#{paper}-{tag}"
         return None
 
-    def _equation(self, tag: str, formula: str) -> str:
-        """An equation with an anchor, and links to the lines that compute it.
-
-        It may be repeated in another file: only the first has the anchor.
-        """
-        first = tag not in self.stated
-        self.stated.add(tag)
+    def _equation(self, file: Source, tag: str, formula: str) -> str:
+        """An equation with an anchor, and links to the lines that compute it."""
+        anchor = self._anchor(file, tag)
         places = {
-            name: {file.anchor(line): line for line in file.computed[tag]}
-            for name, file in self.sources.items()
-            if tag in file.computed
+            name: {other.anchor(line): line for line in other.computed[tag]}
+            for name, other in self.sources.items()
+            if tag in other.computed
         }
         return render(
             "annotated/equation.md.jinja",
             tag=tag,
             formula=formula,
-            first=first,
+            anchor=anchor,
             places=places,
         )
 

@@ -24,9 +24,7 @@ document.addEventListener("DOMContentLoaded", () => {
   // the other column, too.
   const show = (target) => {
     const column = target.closest(".column");
-    const name = column?.className.match(/column-(\w+)/)[1];
-    // What the kernels share comes forth with them.
-    const shown = ["naive", "efficient"].includes(name) ? name : "kernels";
+    const shown = column?.className.match(/with-(\w+)/)[1];
     const tab = document.getElementById(`show-${shown}`);
     if (tab) tab.checked = true;
     if (column && getComputedStyle(column).position === "sticky") {
@@ -61,7 +59,7 @@ document.addEventListener("DOMContentLoaded", () => {
   addEventListener("load", () => {
     const target = named();
     if (!target?.closest(".annotated")) return;
-    if (target.closest(".column-naive, .three .column")) page.scrollIntoView();
+    if (target.closest(".column")) page.scrollIntoView();
     show(target);
   });
   light();
