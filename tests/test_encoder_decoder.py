@@ -323,7 +323,7 @@ def test_learns_to_reverse(attention):
         (lambda: EncoderDecoder(10, 12, d_ff=0), "d_ff to be"),
         (lambda: EncoderDecoder(10, 12, heads=3), "d_model=64 and heads=3"),
         (lambda: EncoderDecoder(10, 12, attention="linear"), "attention to be 'softmax' or a FeatureMap.*got 'linear'"),
-        (lambda: EncoderDecoder(10, 12, attention=ELU1(), rule="dleta"), "rule 'dleta'"),
+        (lambda: EncoderDecoder(10, 12, attention=ELU1(), rule="dleta"), "rule to be one of .*got 'dleta'"),
         (lambda: EncoderDecoder(10, 12)(torch.tensor([[0, 10]]), tokens(1, 3)), "source from 0 to 9, got .* to 10"),
         (lambda: EncoderDecoder(10, 12)(tokens(3), tokens(2, 3)), r"source of shape .*got \[3\]"),
         (lambda: EncoderDecoder(10, 12)(tokens(2, 3), tokens(2, 3).float()), "target_in of dtype"),

@@ -169,7 +169,7 @@ def test_what_random_features_are_without_being_told():
     assert RandomFourier(4).orthogonal is False
     assert torch.equal(RandomFourier(4).bandwidth, torch.ones(4))
     for bandwidth in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="bandwidth must be above 0"):
+        with pytest.raises(ValueError, match="bandwidth to be above 0"):
             RandomFourier(4, bandwidth=bandwidth)
     drawn = []
     for seed in (1, 1, 2):

@@ -483,16 +483,16 @@ def test_errors_name_the_argument():
     run = {"heads": HEADS}
     k = torch.zeros(2, 3, 2, HEADS, 3, dtype=torch.float64)
     cases = [
-        (lambda: ops.feedback(x, tuple(w), **run), "weights must be a FeedbackWeights, not tuple"),
+        (lambda: ops.feedback(x, tuple(w), **run), "weights to be a FeedbackWeights, got tuple"),
         (lambda: ops.feedback(x[0], w, **run), r"expected x of shape .*got \[4, 6\]"),
         (lambda: ops.feedback(x[..., :4], w, **run), r"expected weights.to_q of shape \[layers, 4, 4\].*got \[2, 6, 6\]"),
-        (lambda: ops.feedback(x, w._replace(expand=w.contract), **run), r"weights.(expand|contract) has shape"),
+        (lambda: ops.feedback(x, w._replace(expand=w.contract), **run), r"weights.(expand|contract) of shape"),
         (lambda: ops.feedback(x, w._replace(merge=w.merge[1:]), **run), r"expected weights.merge of shape \[3\].*got \[2\]"),
-        (lambda: ops.feedback(x, small_weights(3)._replace(to_k=w.to_k, to_v=w.to_v, norm_memory=None), **run), "weights.to_k has 2 groups, but 1"),
-        (lambda: ops.feedback(x, w._replace(positions=w.positions[:, :3]), **run), "weights.positions has 3 features, but an even"),
-        (lambda: ops.feedback(x, w, heads=4), "heads must divide the width 6 of x, not heads=4"),
+        (lambda: ops.feedback(x, small_weights(3)._replace(to_k=w.to_k, to_v=w.to_v, norm_memory=None), **run), "weights.to_k to have 1 group.*got 2"),
+        (lambda: ops.feedback(x, w._replace(positions=w.positions[:, :3]), **run), "weights.positions to have an even number of features.*got 3"),
+        (lambda: ops.feedback(x, w, heads=4), "heads to divide the width 6 of x, got heads=4"),
         (lambda: ops.feedback(x, w, heads=3), r"expected weights.positions of shape \[2, 4\].*got \[3, 4\]"),
-        (lambda: ops.feedback(x, w, heads=2.0), "heads must be an integer, not 2.0"),
+        (lambda: ops.feedback(x, w, heads=2.0), "heads to be an integer, got 2.0"),
         (lambda: ops.feedback(x.float(), w, **run), "expected weights.to_q in the precision of x, .*got float64"),
         (lambda: ops.feedback(x, w, implementation="fast", **run), "implementation 'fast'.*'naive', 'efficient'"),
         (lambda: ops.feedback(x, w, key_mask=torch.ones(2, 5, dtype=torch.bool), **run), r"expected key_mask of shape .*got \[2, 5\]"),

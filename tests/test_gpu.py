@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fwlab import info, ops
-from fwlab.ops import gpu
+from fwlab.ops import dispatch, gpu
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 aot = pytest.importorskip("aot")
@@ -99,7 +99,7 @@ def test_auto_picks_by_capability_and_length(capability, time, kernel):
 
 def test_auto_falls_back_and_says_so(monkeypatch):
     """On a GPU with one warning, on a CPU without."""
-    table = ops.TABLE["delta_rule"]
+    table = ops.TABLE["delta_rule"].implementations
 
     class OnGPU(torch.Tensor):
         device = torch.device("cuda")
@@ -107,8 +107,8 @@ def test_auto_falls_back_and_says_so(monkeypatch):
     on_gpu = torch.zeros(1, dtype=torch.float64).as_subclass(OnGPU)
     monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
     with pytest.warns(UserWarning, match="no kernel for float64; 'efficient' is used"):
-        found = gpu.choose("delta_rule", table, "auto", on_gpu)
-    assert found is table["efficient"]
+        found = dispatch.choose("delta_rule", table, "auto", on_gpu)
+    assert found == ("efficient", table["efficient"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call(device="cpu", dtype=torch.float32)
@@ -129,4 +129,4 @@ def test_info_says_why():
     if torch.cuda.is_available():
         assert "naive, efficient, triton" in line
     else:
-        assert "naive, efficient (no triton: there is no GPU)" in line
+        assert "naive, chunked, efficient (no triton: there is no GPU)" in line

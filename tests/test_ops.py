@@ -499,7 +499,9 @@ def test_an_empty_batch(row):
 def test_a_gate_is_not_left_out(op):
     x, gate = torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2)
     rest = {"log_decay": gate} if op == "gated_delta_rule" else {}
-    with pytest.raises(TypeError, match=f"{op}: beta must be a tensor, not NoneType"):
+    with pytest.raises(
+        TypeError, match=f"{op}: expected beta to be a tensor, got NoneType"
+    ):
         getattr(ops, op)(x, x, x, None, **rest)
     if rest:
         with pytest.raises(TypeError, match="expected log_decay to be a tensor"):

@@ -76,22 +76,20 @@ class Rule(Operation):
         - `features`: made of `q` and `k` first, `wider` than them; a
           kernel makes them itself, and gets the `options`.
         """
-        given: dict[str, Any] = {
-            name: (gate, f"batch time {self.gates[name]}")
+        given = {
+            name: gate
             for name, gate in gates.items()
             if gate is not None or name not in self.optional
         }
-        call = Call(
-            self,
-            {
-                "q": (q, "batch time heads key"),
-                "k": (k, "batch time heads key"),
-                "v": (v, "batch time heads value"),
-                **given,
-            },
-            like="v",
-            key_mask=key_mask,
-        )
+        dims = "batch time heads"
+        arguments: dict[str, Any] = {
+            "q": (q, f"{dims} key"),
+            "k": (k, f"{dims} key"),
+            "v": (v, f"{dims} value"),
+        }
+        for name, gate in given.items():
+            arguments[name] = (gate, f"batch time {self.gates[name]}")
+        call = Call(self, arguments, like="v", key_mask=key_mask)
         call.sizes["key"] *= wider
         name, compute = call.choose(
             implementation, "q", "k", "v", normalize=normalize
@@ -103,52 +101,62 @@ class Rule(Operation):
             raise TypeError(
                 f"{self.name}: expected scale to be a number, got {scale!r}"
             )
+        by_kernel = name == "triton"
 
         def run() -> tuple[Tensor, State]:
-            # A zero key with strength zero writes nothing, a zero query
-            # reads nothing, and with a log decay of zero nothing fades.
-            inputs = {
-                name: call.masked(x) for name, x in call.given.items()
-            }
-            if features is not None and name != "triton":
-                for part in ("q", "k"):
-                    x = inputs[part].to(call.dtype)
-                    inputs[part] = features(x)
-            if scale is not None:
-                inputs["q"] = inputs["q"] * scale
-            if normalize:  # the length cancels in the quotient
-                inputs["q"] = unit_range(inputs["q"])
-            if normalize and self.corrects:
-                inputs["ask"] = unit_range(inputs["k"])
-            for gate in given:
-                inputs[gate] = inputs[gate].to(call.dtype)
+            inputs = self._inputs(
+                call, None if by_kernel else features, scale, normalize
+            )
             if isinstance(start, NormalizedState):
                 inputs |= start._asdict()
             else:
                 inputs["W"] = start
-            more = options if name == "triton" else {}
-            y, *after = (
-                self._loop(compute, inputs, call.dtype)
-                if name == "naive"
-                else self._recurrence(compute, inputs, more)
+            if name in (
+                "naive",
+                "chunked",
+            ):  # the others convert pieces
+                inputs = {
+                    n: x.to(call.dtype) for n, x in inputs.items()
+                }
+            if name != "naive":
+                taken = {gate: inputs.pop(gate) for gate in given}
+                decay, strength = self.factors(**taken)
+                inputs |= {"decay": decay, "strength": strength}
+            y, *after = compute(
+                **inputs, **(options if by_kernel else {})
             )
             return y, NormalizedState(*after) if normalize else after[0]
 
         return call.run(run, start, return_state)
 
-    def _loop(
-        self, compute: Callable, inputs: dict, dtype: torch.dtype
-    ) -> tuple[Tensor, ...]:
-        return compute(**{n: x.to(dtype) for n, x in inputs.items()})
-
-    def _recurrence(
-        self, compute: Callable, inputs: dict, options: dict
-    ) -> tuple[Tensor, ...]:
-        gates = {n: inputs.pop(n) for n in self.gates if n in inputs}
-        decay, strength = self.factors(**gates)
-        return compute(
-            decay=decay, strength=strength, **inputs, **options
-        )
+    def _inputs(
+        self,
+        call: Call,
+        features: Callable[[Tensor], Tensor] | None,
+        scale: float | None,
+        normalize: bool,
+    ) -> dict[str, Any]:
+        """What the rule reads, by name: masked, and in a safe range."""
+        # A zero key with strength zero writes nothing, a zero query
+        # reads nothing, and with a log decay of zero nothing fades.
+        x = {
+            name: call.masked(part) for name, part in call.given.items()
+        }
+        if features is not None:
+            x |= {
+                part: features(x[part].to(call.dtype)) for part in "qk"
+            }
+        if scale is not None:
+            x["q"] = x["q"] * scale
+        if normalize:  # the length cancels in the quotient
+            x["q"] = unit_range(x["q"])
+            if self.corrects:
+                x["ask"] = unit_range(x["k"])
+        return x | {
+            gate: x[gate].to(call.dtype)
+            for gate in self.gates
+            if gate in x
+        }
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
         """The memory that was given, or an empty one."""
