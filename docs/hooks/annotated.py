@@ -6,7 +6,9 @@ naive.py beside one of the other versions. The mark `<!-- versions: delta -->`
 of a page is replaced by kernels.py beside one of them.
 """
 
+import inspect
 import re
+from typing import Any
 
 import equations
 from literate import Source, linked, note
@@ -14,7 +16,8 @@ from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
 from templates import render
 
-from fwlab.ops import TABLE
+from fwlab.ops import TABLE, gpu
+from fwlab.ops.operation import Variants
 
 
 def _title(folder: str) -> str:
@@ -135,15 +138,32 @@ def _versions(operation: str, config) -> str:
     return render("annotated/versions.md.jinja", **versions)
 
 
+def _files(operation: str) -> dict[str, str]:
+    """The file of each version: a folder may take one from another folder."""
+    return {
+        "kernels" if name == "triton" else name: _file_of(implementation)
+        for record in TABLE.values()
+        if record.folder == operation
+        for name, implementation in record.implementations.items()
+    }
+
+
+def _file_of(implementation: Any) -> str:
+    """The file of an entry of a record."""
+    if isinstance(implementation, Variants):
+        implementation = next(iter(implementation.by_names.values()))
+    if isinstance(implementation, gpu.Kernel):
+        module = implementation.module
+    else:
+        module = inspect.getmodule(implementation).__name__
+    return f"{module.replace('.', '/')}.py"
+
+
 def _columns(operation: str, stays: str, config) -> dict:
     """Versions beside each other: `stays` is always there, with one other."""
-    folder = f"fwlab/ops/{operation}"
-    titles = {
-        name: title
-        for name, title in VERSIONS.items()
-        if (ROOT / folder / f"{name}.py").exists()
-    }
-    paths = {name: f"{folder}/{name}.py" for name in titles}
+    files = _files(operation)
+    titles = {name: title for name, title in VERSIONS.items() if name in files}
+    paths = {name: files[name] for name in titles}
     tabs = [name for name in titles if name != stays]
     if "kernels" in titles:
         for name, (title, path) in SHARED.get(operation, {}).items():

@@ -17,7 +17,8 @@ def folders(file: str) -> dict[str, Path]:
     return {f.relative_to(ops).as_posix().replace("/", "-"): f for f in found}
 
 
-OPERATIONS = folders("efficient.py")
+OPERATIONS = folders("naive.py")
+del OPERATIONS["softmax"]  # has no page: its efficient version is PyTorch's
 #: Operations with kernels, and the files that stand on their pages.
 KERNELS = {
     name: {v: folder / f"{v}.py" for v in ("naive", "efficient", "kernels")}
@@ -32,7 +33,11 @@ PAGES = {name.partition("-")[0]: name for name in KERNELS}
 #: Two or more columns: half a page each.
 HALVES = {
     **{
-        f"annotated/{name}": {v: folder / f"{v}.py" for v in ("naive", "efficient")}
+        f"annotated/{name}": {
+            v: folder / f"{v}.py"
+            for v in ("naive", "efficient")
+            if (folder / f"{v}.py").exists()
+        }
         | KERNELS.get(name, {})
         for name, folder in OPERATIONS.items()
     },
