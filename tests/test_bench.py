@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fwlab import bench
+from fwlab import bench, ops
 from fwlab.bench import case as measuring
 from fwlab.bench import decoding, mixers, rules
 from fwlab.models import MIXERS
@@ -23,11 +23,10 @@ def test_names_are_unique():
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize(
-    ("op", "gates"), [("delta_rule", 1), ("sum_rule", 0), ("gated_delta_rule", 2)]
-)
-def test_all_sides_compute_the_same(op, gates):
-    inputs, dy = rules.problem(torch.float64, time=40, width=8, gates=gates)
+@pytest.mark.parametrize("op", dict.fromkeys(case.name for case in rules.CASES))
+def test_all_sides_compute_the_same(op):
+    record = ops.TABLE[op]
+    inputs, dy = rules.problem(torch.float64, record=record, time=40, width=8)
     sides = {
         name: side
         for case in rules.CASES
@@ -35,8 +34,8 @@ def test_all_sides_compute_the_same(op, gates):
         for name, side in case.sides.items()
     }
     exact = measuring.once(sides["naive"], inputs, dy)
-    assert len(exact) == 4 + gates
-    assert len(sides) == {"delta_rule": 4, "sum_rule": 3, "gated_delta_rule": 2}[op]
+    assert len(exact) == 4 + len(record.required)
+    assert {"naive", "chunked", "efficient"} <= set(sides)
     for side in sides.values():
         for a, b in zip(measuring.once(side, inputs, dy), exact, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
@@ -47,9 +46,9 @@ def test_a_small_run(monkeypatch):
     monkeypatch.setattr(measuring, "TURN", 0.01)
     case = next(c for c in bench.CASES if c.name == "sum_rule" and c.shape["T"] == 1024)
     rows = measuring.run(case._replace(rounds=1))
-    assert [r["side"] for r in rows] == ["naive", "efficient"]
+    assert [r["side"] for r in rows] == ["naive", "chunked", "efficient"]
     assert all(r["milliseconds"] > 0 and r["error"] < 1e-5 for r in rows)
-    assert rows[0]["peak_mib"] is None or rows[0]["peak_mib"] > rows[1]["peak_mib"]
+    assert rows[0]["peak_mib"] is None or rows[0]["peak_mib"] > rows[2]["peak_mib"]
     text = measuring.layout(bench.table(rows), left=3)
     assert text.splitlines()[0].split()[0] == "operation"
     assert len({len(line) for line in text.splitlines()}) == 1
