@@ -2,6 +2,20 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from typing_extensions import Doc
+
+from fwlab.models import MIXERS
+
+#: The text is what `fwlab train --help` shows.
+MixerName = Annotated[
+    str,
+    Doc(
+        f"How information passes between characters: {', '.join([*MIXERS][:-1])} "
+        f"or {[*MIXERS][-1]}."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -11,10 +25,9 @@ class Config:
     A value out of range raises `ValueError`, which names the field.
     """
 
-    mixer: str = "delta"
-    """How information passes between characters: softmax, sum, gated,
-    delta, gated-delta, fwp, aft-simple, aft-full, aft-local, aft-conv,
-    feedback, feedback-shared or transformer-xl."""
+    mixer: MixerName = "delta"
+    """How information passes between characters: a name in
+    `fwlab.models.MIXERS`."""
     corpus: str | None = None
     """shakespeare, python, wikitext-2-valid, wikitext-2-test, or a text
     file; default: shakespeare, or python if that cannot be downloaded."""
