@@ -1,6 +1,7 @@
 """Layers: forward, prefill and step agree."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from fwlab.layers import (
     SoftmaxAttention,
     TransformerXL,
 )
+from fwlab.layers.fast_weight_attention import RULES
 from problems import parts
 
 
@@ -34,18 +36,15 @@ def trained_biases(layer):
 
 LAYERS = {
     "softmax": lambda: SoftmaxAttention(12, 3),
-    "sum": lambda: FastWeightAttention(12, 3, rule="sum"),
-    "delta": lambda: FastWeightAttention(12, 3),
+    **{rule: partial(FastWeightAttention, 12, 3, rule=rule) for rule in RULES},
     "delta-l2": lambda: FastWeightAttention(12, 3, ELU1(), key_norm="l2"),
     "delta-normalized": lambda: FastWeightAttention(12, 3, DPFP(2), normalize=True),
-    "gated": lambda: FastWeightAttention(12, 3, rule="gated"),
     "gated-plain": lambda: FastWeightAttention(
         12, 3, ReLU(), rule="gated", normalize=False
     ),
     "gated-fourier": lambda: FastWeightAttention(
         12, 3, RandomFourier(4, 5, bandwidth=0.3, seed=0), rule="gated"
     ),
-    "gated_delta": lambda: FastWeightAttention(12, 3, rule="gated_delta"),
     "favor-sum": lambda: FastWeightAttention(12, 3, FAVOR(4, 6, seed=0), rule="sum"),
     "favor-gated": lambda: FastWeightAttention(
         12, 3, FAVOR(4, 6, seed=0), rule="gated"
