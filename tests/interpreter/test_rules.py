@@ -27,11 +27,12 @@ def few(row: Row) -> Row:
     return replace(row, make=make)
 
 
-WHOLE = {
-    name: row
-    for name, row in rules.ROWS.items()
-    if name not in ("delta-normalized", "gated-delta-normalized")
-}
+#: The rows that no kernel computes.
+WITHOUT = {"delta-normalized", "gated-delta-normalized"}
+for record in ops.TABLE.values():
+    if "triton" not in record.implementations:
+        WITHOUT |= {record.mixer, f"{record.mixer}-normalized"}
+WHOLE = {name: row for name, row in rules.ROWS.items() if name not in WITHOUT}
 ROWS = {name: few(row) for name, row in WHOLE.items()}
 DELTA = ("delta", "gated-delta")
 
@@ -359,4 +360,9 @@ def test_refusals_name_their_reason():
     long = torch.zeros(1, 3, 1, 600)
     with pytest.raises(ValueError, match="widths 600 and 4 are above 256 in float32"):
         ops.sum_rule(long, long, x, normalize=False, implementation="triton")
-    assert ops.implementations("delta_rule") == ("naive", "efficient", "triton")
+    assert ops.implementations("delta_rule") == (
+        "naive",
+        "chunked",
+        "efficient",
+        "triton",
+    )
