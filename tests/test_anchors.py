@@ -61,6 +61,14 @@ K = double([[[1, 0], [0, 1]], [[1 / 2, 1 / 2], [1, 1]], [[0, 1], [1 / 2, 0]]])
 V = double([[1, 2], [3, -1], [2, 4]])
 BETA = double([[1 / 2, 3 / 4], [1 / 4, 1 / 2], [3 / 4, 1 / 4]])
 DECAY = double([[1 / 2, 1 / 4], [3 / 4, 1 / 2], [1 / 4, 3 / 4]])
+#: One per key channel: `[time, head, key]`.
+DECAYS = double(
+    [
+        [[1 / 2, 1], [1, 1 / 4]],
+        [[1 / 4, 1 / 2], [1 / 2, 1]],
+        [[1, 1 / 4], [3 / 4, 1 / 2]],
+    ]
+)
 #: The memory before, `[head, key]`.
 W, Z = double([[1, 2], [-1, 1]]), double([[1, 2], [2, 1]])
 
@@ -137,6 +145,13 @@ RULES = {
         [[27 / 160, 453 / 400], [-51 / 1120, -9 / 56]],
         FADED_Z,
     ),
+    # The first head: (1, 2) fades to (1/2, 2), and its first channel moves
+    # halfway from 1/2 to 1: (3/4, 2), read with (1, 2): 19/4.
+    "kimi_delta channels": (
+        [[19 / 4, 583 / 256, 8477 / 4096], [-7 / 16, 1 / 16, -2999 / 2048]],
+        [[125 / 256, 6477 / 4096], [-1181 / 2048, 17 / 64]],
+        None,
+    ),
 }
 rules = pytest.mark.parametrize(
     ("name", "implementation"),
@@ -154,11 +169,13 @@ def rule(name, **options):
     gates = {} if rule == "sum" else {"beta": BETA[None]}
     if "decay" in words:
         gates["log_decay"] = DECAY.log()[None]
+    if "channels" in words:  # such a rule has no normaliser
+        gates["log_decay"] = DECAYS.log()[None]
+    else:
+        options["normalize"] = "normalize" in words
 
     def run(q, k, v, gates=gates, **more):
-        op = getattr(ops, f"{rule}_rule")
-        normalize = "normalize" in words
-        return op(q, k, v, **gates, normalize=normalize, **options, **more)
+        return getattr(ops, f"{rule}_rule")(q, k, v, **gates, **options, **more)
 
     return run, gates
 
@@ -254,6 +271,7 @@ def test_scale(name, implementation):
         ("gated", 1 - 2**-12),
         ("gated decay", (1 - 2**-12) * math.exp(-1 / 2)),
         ("gated_delta decay", math.exp(-1 / 2)),
+        ("kimi_delta channels", math.exp(-1 / 2)),
     ],
 )
 def test_gates_of_half_precision(name, kept):
@@ -262,7 +280,10 @@ def test_gates_of_half_precision(name, kept):
     none = torch.zeros(1, 1, 2, 3, dtype=HALF)
     for implementation in ways(f"{name.split()[0]}_rule"):
         run, names = rule(name, implementation=implementation)
-        given = {gate: torch.full((1, 1, 2), gates[gate], dtype=HALF) for gate in names}
+        given = {
+            gate: torch.full((1, 1, 2, 3)[: x.dim()], gates[gate], dtype=HALF)
+            for gate, x in names.items()
+        }
         W = torch.ones(1, 2, 3, 3)
         _, after = run(none, none, none, gates=given, state=W, return_state=True)
         torch.testing.assert_close(after, kept * W, rtol=2e-7, atol=0)

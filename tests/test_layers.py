@@ -269,13 +269,24 @@ def test_favor_with_long_keys(make):
     assert (y - wanted).norm() < 1e-3 * wanted.norm()
 
 
-def test_gated_delta_starts_as_published():
+@pytest.mark.parametrize("rule", ["gated_delta", "kimi_delta"])
+def test_decays_start_as_published(rule):
     """Yang et al. 2024: rates and steps in their ranges."""
-    layer = FastWeightAttention(64, 32, rule="gated_delta")
+    layer = FastWeightAttention(64, 32, rule=rule)
     rate = layer.log_rate.exp()
     step = torch.nn.functional.softplus(layer.alpha_bias)
     assert 0 < rate.min() < 4 < 12 < rate.max() <= 16
     assert 9.9e-4 < step.min() < 4e-3 < 2e-2 < step.max() < 0.101
+
+
+def test_decays_per_channel_come_through_the_width_of_a_head():
+    """Kimi team 2025: d_model to the width of a head to all key channels."""
+    layer = FastWeightAttention(12, 3, DPFP(nu=1), rule="kimi_delta")
+    narrow, wide, _ = layer.to_alpha
+    assert narrow.weight.shape == (4, 12) and wide.weight.shape == (3 * 8, 4)
+    assert layer.log_rate.shape == (3,) and layer.alpha_bias.shape == (3, 8)
+    decay = layer._gates(torch.randn(2, 5, 12))["log_decay"]
+    assert decay.shape == (2, 5, 3, 8) and (decay < 0).all()
 
 
 def test_one_key_is_overwritten():
@@ -298,6 +309,7 @@ def test_one_key_is_overwritten():
         (lambda: SoftmaxAttention(10, 3), "d_model=10 and heads=3"),
         (lambda: SoftmaxAttention(12, 0), "heads=0"),
         (lambda: FastWeightAttention(12, 3, rule="dleta"), "rule to be one of 'sum', 'gated', 'delta'.*got 'dleta'"),
+        (lambda: FastWeightAttention(12, 3, rule="kimi_delta", normalize=True), "normalize=False for rule 'kimi_delta', which has no normaliser, got True"),
         (lambda: FastWeightAttention(12, 3, key_norm="l1"), "key_norm .*got 'l1'"),
         (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 9)), r"\[batch, time, 12\].*\[2, 5, 9\]"),
         (lambda: FastWeightAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),

@@ -1,10 +1,11 @@
-"""The four fast weight rules: identities and limits."""
+"""The fast weight rules: identities and limits."""
 
 import pytest
 import torch
 
 from fwlab import ops
-from fwlab.feature_maps import sum_normalize
+from fwlab.feature_maps import l2_normalize, sum_normalize
+from fwlab.ops import chunks
 from problems import ROWS, error, problem, weighted
 
 both = pytest.mark.parametrize("implementation", ["naive", "chunked", "efficient"])
@@ -239,6 +240,84 @@ def test_extreme_decays(log_decay, implementation):
     assert error(y, wanted) < 1e-6
     gradients = torch.autograd.grad(weighted(y, after), inputs)
     assert all(torch.isfinite(g).all() for g in gradients)
+
+
+def kimi(dtype, implementation, values):
+    """Outputs, final state and gradients over several chunks and a ragged
+    one, with all values in each of them.
+    """
+    time, heads, key = 5 * chunks.LENGTH + 7, 2, 6
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(len(values), (2, time, heads, key), generator=generator)
+    log_decay = torch.tensor(values, dtype=torch.float64)[places]
+    q, k = (l2_normalize(random(2, time, heads, key, seed=i)) for i in (0, 1))
+    v, W = random(2, time, heads, 5, seed=2), random(2, heads, 5, key, seed=3)
+    beta = torch.rand(2, time, heads, generator=generator).double()
+    # The reference gets what float32 can hold.
+    *given, W = (
+        x.float().to(dtype).requires_grad_() for x in (q, k, v, beta, log_decay, W)
+    )
+    y, after = ops.kimi_delta_rule(
+        *given, state=W, return_state=True, implementation=implementation
+    )
+    loss = weighted(y, after)
+    return [y, after, *torch.autograd.grad(loss, [*given, W])]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 2e-5)]
+)
+@pytest.mark.parametrize(
+    "values", [(0.0, -2.0, -20.0, -200.0), (0.0,), (-20.0,)], ids=str
+)
+@pytest.mark.parametrize("implementation", ["chunked", "efficient"])
+def test_decays_of_any_strength_per_channel(implementation, values, dtype, limit):
+    """Weak and strong ones mixed within a chunk. The gradient of a decay
+    of e^-20 is tiny, and has as many correct digits as any other.
+    """
+    exact = kimi(torch.float64, "naive", values)
+    found = kimi(dtype, implementation, values)
+    names = ("y", "W", "dq", "dk", "dv", "dbeta", "dlog_decay", "dW0")
+    for name, a, b in zip(names, found, exact, strict=True):
+        assert torch.isfinite(a).all() and error(a, b) < limit, name
+
+
+@both
+def test_special_cases_of_kimi_delta_attention(implementation):
+    """One decay for all channels: the gated delta rule. None: the delta rule."""
+    (q, k, v, beta, log_decay), W = problem(ROWS["gated-delta"], 70)
+    given = {"state": W, "return_state": True, "implementation": implementation}
+    for fading in (log_decay, 0 * log_decay):
+        wide = fading[..., None].expand_as(k)
+        found = ops.kimi_delta_rule(q, k, v, beta, wide, **given)
+        wanted = ops.gated_delta_rule(q, k, v, beta, fading, **given)
+        assert all(error(a, b) < 1e-12 for a, b in zip(found, wanted, strict=True))
+    plain = ops.delta_rule(q, k, v, beta, **given)
+    assert all(error(a, b) < 1e-12 for a, b in zip(found, plain, strict=True))
+
+
+@both
+def test_a_channel_that_is_emptied(implementation):
+    """A log decay of minus infinity empties one channel, and leaves the
+    others as they are.
+    """
+    (q, k, v, beta, log_decay), W = problem(ROWS["kimi-delta"], 40)
+    with torch.no_grad():
+        log_decay.zero_()
+        log_decay[:, 33, :, 2] = -torch.inf
+        _, after = ops.kimi_delta_rule(
+            q,
+            k,
+            v,
+            0 * beta,
+            log_decay,
+            state=W,
+            return_state=True,
+            implementation=implementation,
+        )
+    assert not after[..., 2].any()
+    kept = [0, 1, 3, 4, 5]
+    assert torch.equal(after[..., kept], W[..., kept])
 
 
 @pytest.mark.parametrize(

@@ -35,31 +35,36 @@ class FastWeightAttention(Causal):
 
     $q, k, v = W_q x, W_k x, W_v x$ per head, features $\phi(q), \phi(k)$,
     the gates of the rule, then the rule, then an output projection. No
-    projection has a bias, as in Schlag et al. 2021. The gates, per head:
+    projection has a bias, as in Schlag et al. 2021. Each rule has its
+    own gates, one per head, and its own defaults:
 
-    - sum: none.
+    - sum: no gates. `ELU1()`, `normalize=True`.
     - gated: $\beta = \sigma(w_\beta \cdot x + b_\beta)$ ($1 - g$ of Peng
       et al. 2021). The biases start so that head $1, 2, 3, \dots$
-      forgets $1/2, 1/4, 1/8, \dots$ per step.
-    - delta: $\beta = \sigma(w_\beta \cdot x)$ (Eq. 21).
+      forgets $1/2, 1/4, 1/8, \dots$ per step. `ELU1()`,
+      `normalize=True`.
+    - delta: $\beta = \sigma(w_\beta \cdot x)$ (Eq. 21). `DPFP(nu=1)`,
+      `key_norm="sum"` (Eq. 29).
     - gated_delta: the same $\beta$, and $\log \alpha = -e^A\,
       \mathrm{softplus}(w_\alpha \cdot x + b_\alpha)$ as in Yang et al.
       2024, with their initial values: $e^A$ uniform in $[0, 16]$, and
-      softplus of the bias log-uniform in $[0.001, 0.1]$.
+      softplus of the bias log-uniform in $[0.001, 0.1]$. `Identity()`,
+      `key_norm="l2"`.
+    - kimi_delta: the same, but $\alpha$ and its bias have a value per
+      key channel; $A$ has one per head. As in Kimi Linear (Kimi team
+      2025), the projection to $\alpha$ is of low rank: two matrices with
+      the width of a head between them. It has no normaliser.
 
     Arguments:
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of independent memories.
-    - `feature_map`: a `FeatureMap`; None takes that of the rule's paper
-      (sum, gated: `ELU1()`, delta: `DPFP(nu=1)`, gated_delta:
-      `Identity()`).
-    - `rule`: "sum", "gated", "delta" or "gated_delta".
+    - `feature_map`: a `FeatureMap`; None takes the rule's default.
+    - `rule`: the name of a rule above.
     - `key_norm`: "sum", "l2" or None, applied to keys and queries after
-      the feature map; "auto" takes "sum" for delta (Eq. 29), "l2" for
-      gated_delta, else None.
+      the feature map; "auto" takes the rule's default.
     - `normalize`: divide by the sum of the keys (Eqs. 19, 26-28); None
-      means yes for sum and gated, and no for the other two.
+      takes the rule's default.
     - Raises `ValueError` or `TypeError` for what does not fit.
 
     All three methods are causal, and any mixture of `prefill` and `step`
@@ -221,7 +226,7 @@ class FastWeightAttention(Causal):
         return self.to_out(y.flatten(-2)), memory
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """What the rule takes besides q, k and v: `[batch, time, heads]`."""
+        """What the rule takes besides q, k and v."""
         record, gates = RULES[self.rule], {}
         if "beta" in record.gates:
             beta = self.to_beta(x)

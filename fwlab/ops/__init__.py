@@ -31,6 +31,7 @@ from fwlab.ops.feedback_memory import (
     feedback,
     feedback_attention,
 )
+from fwlab.ops.kimi import KIMI_DELTA_RULE, kimi_delta_rule
 from fwlab.ops.linear import (
     GATED_RULE,
     SUM_RULE,
@@ -54,6 +55,7 @@ __all__ = [
     "delta_rule",
     "dpfp_delta_rule",
     "gated_delta_rule",
+    "kimi_delta_rule",
     "softmax_attention",
     "aft_simple",
     "aft_full",
@@ -83,6 +85,7 @@ TABLE: dict[str, Operation] = {
         DELTA_RULE,
         DPFP_DELTA_RULE,
         GATED_DELTA_RULE,
+        KIMI_DELTA_RULE,
         SOFTMAX_ATTENTION,
         AFT_SIMPLE,
         AFT_FULL,
