@@ -55,6 +55,23 @@ def test_imports_point_up(path):
                 )
 
 
+@pytest.mark.parametrize(
+    "path",
+    [p for p in (PACKAGE / "ops").rglob("*.py") if p.name != "__init__.py"],
+    ids=lambda p: str(p.relative_to(PACKAGE)),
+)
+def test_nothing_else_computes_with_the_specification(path):
+    """Only the tables, in `__init__.py`, know a `naive.py`."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            assert "naive" not in name.split("."), f"{path} imports {name}"
+
+
 def test_core_needs_only_the_core():
     """Without the extras, operations, layers, models and exercises work."""
     extras = ["pooch", "safetensors", "tqdm", "tyro", "IPython", "mkdocs", "triton"]

@@ -5,11 +5,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fwlab.training import PeakMemory
 
 #: Inputs with gradients, and a gradient of the output.
 Problem = tuple[list[Tensor], Tensor]
@@ -117,12 +118,9 @@ def peak_of(case: Case, side: str) -> float | None:
     function = case.sides[side]
     inputs, dy = case.problem(torch.float32)
     load_libraries()
-    before = resident("VmRSS")
-    if before is None:
-        return None
+    memory = PeakMemory()
     once(function, inputs, dy)
-    after = resident("VmHWM")
-    return None if after is None else after - before
+    return memory.mib()
 
 
 def load_libraries() -> None:
@@ -130,15 +128,6 @@ def load_libraries() -> None:
     x = torch.rand(2, 8, 8, requires_grad=True)
     y = torch.einsum("bij,bjk->bik", x.softmax(-1), x.exp().cumsum(-1)) @ x.tril()
     torch.linalg.solve_triangular(y, x, upper=False).sum().backward()
-
-
-def resident(field: str) -> float | None:
-    """MiB of this process: current (VmRSS) or peak (VmHWM); Linux only."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    line = next(row for row in status.read_text().splitlines() if row.startswith(field))
-    return int(line.split()[1]) / 1024
 
 
 def run(case: Case) -> list[dict[str, Any]]:

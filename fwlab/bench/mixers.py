@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fwlab.bench.case import PROCESSES, load_libraries, resident
+from fwlab.bench.case import PROCESSES, load_libraries
 from fwlab.models import MIXERS, LanguageModel
+from fwlab.training import PeakMemory
 
 VOCAB, LAYERS, HEADS, D_MODEL, BLOCK, BATCH = 65, 4, 4, 128, 64, 12
 ROUNDS = 5
@@ -103,14 +104,11 @@ def peak_of(mixer: str) -> float | None:
     It includes the model and its batch.
     """
     load_libraries()
-    before = resident("VmRSS")
-    if before is None:
-        return None
+    memory = PeakMemory()
     step = Step(mixer)
     step()
     step()
-    after = resident("VmHWM")
-    return None if after is None else after - before
+    return memory.mib()
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Peak memory of a training run."""
+"""Peak memory of a process: of training, and of benchmarks."""
 
 import contextlib
 import sys
