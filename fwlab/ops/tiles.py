@@ -1,10 +1,11 @@
-"""Blocks of numbers in the small memory of a GPU.
+"""Tiles of matrices in the registers and shared memory of a GPU.
 
-What the kernels of the fast weight rules have in common: a chunk of C
-steps of one head is loaded as a block `[C, columns]`, and products of
-blocks stay there. The arguments of all loads: `here`, the row of the
-chunk's first step in a tensor `[batch, time, heads, width]`; `t`, the
-places 0 to C - 1; `rest`, how many steps there are from `here` on.
+What the kernels of the fast weight rules have in common: a program
+loads a chunk of C steps of one head as a tile `[C, columns]`, and
+products of tiles stay in registers. All loads take `origin`, the row of
+the chunk's first step in a tensor `[batch, time, heads, width]`; `t`,
+the indices 0 to C - 1 of its steps; and `remaining`, the number of
+steps from `origin` to the end of the sequence.
 """
 
 from typing import Any
@@ -17,14 +18,17 @@ from torch import Tensor
 
 @triton.jit
 def rows(
-    x, here, t, rest, heads, first,
+    x, origin, t, remaining, heads, first,
     width: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """`[C, B]`: steps `t` of a head, columns from `first`; else 0."""
+    """Load `[C, B]`: steps `t` of a head, columns from `first` on.
+
+    What is outside of the tensor is 0.
+    """
     column = first + tl.arange(0, B)
-    inside = (t < rest)[:, None] & (column < width)[None, :]
+    inside = (t < remaining)[:, None] & (column < width)[None, :]
     return tl.load(
-        x + here * width + _places(t, heads, column, width),
+        x + origin * width + _offsets(t, heads, column, width),
         mask=inside,
         other=0.0,
     )
@@ -32,77 +36,83 @@ def rows(
 
 @triton.jit
 def put_rows(
-    x, value, here, t, rest, heads, first,
+    x, value, origin, t, remaining, heads, first,
     width: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The way back."""
+    """Store what `rows` would load."""
     column = first + tl.arange(0, B)
-    inside = (t < rest)[:, None] & (column < width)[None, :]
-    where = x + here * width + _places(t, heads, column, width)
+    inside = (t < remaining)[:, None] & (column < width)[None, :]
+    where = x + origin * width + _offsets(t, heads, column, width)
     tl.store(where, value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _places(t, heads, column, width: tl.constexpr):
+def _offsets(t, heads, column, width: tl.constexpr):
+    """Where the columns of these steps are, counted from `origin`."""
     return t[:, None] * (heads * width) + column[None, :]
 
 
 @triton.jit
-def numbers(x, here, t, rest, heads, empty):
-    """`[C]`: one number per step; `empty` past the end."""
+def scalars(x, origin, t, remaining, heads, empty):
+    """Load `[C]`: a scalar per step, `empty` past the end.
+
+    Without a tensor all are 1.
+    """
     if x is None:
         value = tl.full(t.shape, 1.0, tl.float32)
     else:
-        where = x + here + t * heads
-        value = tl.load(where, mask=t < rest, other=empty).to(
+        where = x + origin + t * heads
+        value = tl.load(where, mask=t < remaining, other=empty).to(
             tl.float32
         )
     return value
 
 
 @triton.jit
-def put_numbers(x, value, here, t, rest, heads):
-    tl.store(x + here + t * heads, value, mask=t < rest)
+def put_scalars(x, value, origin, t, remaining, heads):
+    """Store what `scalars` would load."""
+    tl.store(x + origin + t * heads, value, mask=t < remaining)
 
 
 @triton.jit
 def features(
-    x, total, here, t, rest, heads, first,
+    x, total, origin, t, remaining, heads, first,
     K: tl.constexpr, B: tl.constexpr, NU: tl.constexpr,
 ):  # fmt: skip
-    r"""`[C, B]` features: as they are, or DPFP made on the way in.
+    r"""Load features `[C, B]`, or make DPFP features of keys.
 
     With `NU` > 0, `x` holds keys of width $d = K / 2\nu$, and feature
     $c$ is a product of two entries of $r = \mathrm{ReLU}([x; -x])$
-    (Eq. 37): only $d$ numbers are read in place of $2 d \nu$. `total`,
-    if given, is what Eq. 29 divides by.
+    (Eq. 37): this loads $d$ scalars per step instead of $2 d \nu$.
+    `total`, if given, is the sum that Eq. 29 divides by.
     """
     if NU == 0:
-        phi = rows(x, here, t, rest, heads, first, K, B)
+        phi = rows(x, origin, t, remaining, heads, first, K, B)
     else:
         D: tl.constexpr = K // (2 * NU)
         c = first + tl.arange(0, B)
         i, j = _pair(c, D)
-        phi = _half(x, here, t, rest, heads, i, c < K, D)
-        phi *= _half(x, here, t, rest, heads, j, c < K, D)
+        phi = _half(x, origin, t, remaining, heads, i, c < K, D)
+        phi *= _half(x, origin, t, remaining, heads, j, c < K, D)
         if total is not None:
-            s = numbers(total, here, t, rest, heads, 0.0)
-            phi *= inverse_of(s)[:, None]
+            s = scalars(total, origin, t, remaining, heads, 0.0)
+            phi *= reciprocal(s)[:, None]
     return phi
 
 
 @triton.jit
 def _pair(c, D: tl.constexpr):
+    """The two entries of r whose product is feature c."""
     i = c % (2 * D)
     return i, (i + c // (2 * D) + 1) % (2 * D)
 
 
 @triton.jit
-def _half(x, here, t, rest, heads, i, inside, D: tl.constexpr):
+def _half(x, origin, t, remaining, heads, i, inside, D: tl.constexpr):
     """Entries `i` of `ReLU([x; -x])`."""
-    inside = (t < rest)[:, None] & inside[None, :]
+    inside = (t < remaining)[:, None] & inside[None, :]
     r = tl.load(
-        x + here * D + _places(t, heads, i % D, D),
+        x + origin * D + _offsets(t, heads, i % D, D),
         mask=inside,
         other=0.0,
     ).to(tl.float32)
@@ -111,21 +121,21 @@ def _half(x, here, t, rest, heads, i, inside, D: tl.constexpr):
 
 @triton.jit
 def features_backward(
-    dphi, x, here, t, rest, heads, first,
+    dphi, x, origin, t, remaining, heads, first,
     K: tl.constexpr, B: tl.constexpr, NU: tl.constexpr,
     BD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`[C, BD]`: the gradient of `x` through DPFP, of these features.
+    """The gradient `[C, BD]` of `x` from the gradient of B features.
 
-    Feature c belongs to the entries i and j of x. To bring it there is
-    a product with a matrix of zeros and signs.
+    Feature c depends on two entries of x, at i and j modulo D. A
+    product with a matrix of zeros and signs adds its gradient to both.
     """
     D: tl.constexpr = K // (2 * NU)
     c = first + tl.arange(0, B)
     column = tl.arange(0, BD)
     i, j = _pair(c, D)
-    a = _half(x, here, t, rest, heads, i, c < K, D)
-    b = _half(x, here, t, rest, heads, j, c < K, D)
+    a = _half(x, origin, t, remaining, heads, i, c < K, D)
+    b = _half(x, origin, t, remaining, heads, j, c < K, D)
     to_i = tl.where((i % D)[:, None] == column[None, :], 1.0, 0.0)
     to_j = tl.where((j % D)[:, None] == column[None, :], 1.0, 0.0)
     to_i = tl.where((i < D)[:, None], to_i, -to_i)
@@ -140,12 +150,12 @@ def features_backward(
 
 @triton.jit
 def product(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
-    """A matrix product of numbers of `TYPE`, summed in float32."""
+    """A matrix product in `TYPE`, summed in float32."""
     return tl.dot(a.to(TYPE), b.to(TYPE), input_precision=PRECISION)
 
 
 @triton.jit
-def fading(d, C: tl.constexpr):
+def decay_products(d, C: tl.constexpr):
     r"""$\Gamma$, `[C, C]`, with zeros above the diagonal."""
     i = tl.arange(0, C)
     one = tl.full([C, C], 1.0, tl.float32)
@@ -155,67 +165,81 @@ def fading(d, C: tl.constexpr):
 
 
 @triton.jit
-def seen(C: tl.constexpr):
+def causal_mask(C: tl.constexpr):
+    """`[C, C]`: 1 on and below the diagonal, and 0 above."""
     i = tl.arange(0, C)
     return tl.where(i[:, None] >= i[None, :], 1.0, 0.0)
 
 
 @triton.jit
 def last_row(x, C: tl.constexpr):
+    """The last row of a tile with C rows."""
     i = tl.arange(0, C)
     return tl.sum(tl.where((i == C - 1)[:, None], x, 0.0), 0)
 
 
 @triton.jit
-def last(x, C: tl.constexpr):
+def last_scalar(x, C: tl.constexpr):
+    """The last of C scalars."""
     return tl.sum(tl.where(tl.arange(0, C) == C - 1, x, 0.0), 0)
 
 
 @triton.jit
-def inverse_of(x):
-    """1 / x, and 0 for 0."""
+def reciprocal(x):
+    """1 / x, and 0 where x is 0."""
     return tl.where(x == 0, 0.0, 1.0 / tl.where(x == 0, 1.0, x))
 
 
 @triton.jit
-def tile(
+def state_tile(
     first,
-    left_of,
+    first_key,
     V: tl.constexpr,
     K: tl.constexpr,
     BV: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Places in a state `[V, K]`, and which of them there are."""
-    value, key = first + tl.arange(0, BV), left_of + tl.arange(0, BK)
+    """Offsets of a tile in a state `[V, K]`, and a mask of those inside.
+
+    The tile begins at row `first` and column `first_key`.
+    """
+    value, key = first + tl.arange(0, BV), first_key + tl.arange(0, BK)
     at = value[:, None] * K + key[None, :]
     return at, (value < V)[:, None] & (key < K)[None, :]
 
 
-def power(width: int) -> int:
-    """The least power of two that holds it, for a matrix product."""
+def padded_width(width: int) -> int:
+    """The smallest power of two from `width` on, at least 16.
+
+    Triton's matrix product needs such a width.
+    """
     return max(triton.next_power_of_2(width), 16)
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Of products of float32 numbers. Three products of their halves
-    give float32's own precision; half-precision inputs need one.
+    """How tensor cores multiply scalars in float32.
+
+    Three products in TF32 have the precision of float32. For
+    half-precision inputs one product is enough.
     """
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Kernels multiply what is alike; mixed inputs become float32."""
+    """The tensors in one dtype: float32 if they differ.
+
+    Both factors of a product in a kernel have the same dtype.
+    """
     if len({x.dtype for x in tensors}) == 1:
         return tensors
     return tuple(x.float() for x in tensors)
 
 
 def per_head(gate: Tensor | None) -> Tensor | None:
-    """`[batch, time, heads, 1]` as the kernels count it."""
+    """`[batch, time, heads]` of a gate `[batch, time, heads, 1]`."""
     return None if gate is None else gate[..., 0]
 
 
 def contiguous(*tensors: Tensor | None) -> Any:
-    """Rows next to each other, as the kernels count them."""
+    """Each tensor as one piece of HBM, which the kernels rely on."""
     return tuple(x if x is None else x.contiguous() for x in tensors)

@@ -1,18 +1,18 @@
 r"""# The delta rules on a GPU
 
-In chunks, a delta rule is an additive rule that writes *errors* in
-place of values: the kernels are those of the sum rule. All that is left
-to do is the triangular system of the efficient version, with
+In chunks, a delta rule is an additive rule that writes *errors* instead
+of values: the kernels are those of the sum rule. What remains is the
+triangular system of the efficient version, with
 $L = \mathrm{stril}(K K^\top) \odot \Gamma$:
 
 $$(I + L \beta)\, E = V - \gamma K W^\top \tag{d4}$$
 
-Its matrix does not depend on $W$: the inverses of all chunks are
-computed side by side, before anything walks through time.
+Its matrix does not depend on $W$, so the inverses of all chunks are
+computed side by side, before any kernel walks through time.
 
-Short sequences, single steps, and GPUs whose tensor cores Triton does
-not use get the recurrence as it is, one step after the other, with $W$
-in registers.
+For short sequences, single steps, and GPUs whose tensor cores Triton
+does not use, a kernel computes the recurrence as it is, one step after
+the other, with $W$ in registers.
 """
 
 from typing import Any
@@ -26,22 +26,23 @@ from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.ops import autograd, chunks, gpu
 from fwlab.ops.linear.kernels import Chunked, Form
 from fwlab.ops.tiles import (
+    causal_mask,
     contiguous,
-    fading,
+    decay_products,
     features,
-    numbers,
     one_precision,
+    padded_width,
     per_head,
-    power,
     precision,
     product,
-    put_numbers,
-    seen,
+    put_scalars,
+    scalars,
 )
 
-#: Up to so many steps the recurrence goes step by step: an estimate.
+#: Maximum number of steps to compute one by one, without chunks: an
+#: estimate, not measured.
 SHORT = 64
-#: Steps between two states that the recurrence keeps.
+#: Steps between two states that are kept for the backward pass.
 SEGMENT = 16
 
 
@@ -49,11 +50,11 @@ SEGMENT = 16
 def joined(
     X, A, size: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """(k1) for all pairs of blocks of that size."""
+    """(k1) for all pairs of blocks of this size."""
     i = tl.arange(0, C)
     pair = (i // (2 * size))[:, None] == (i // (2 * size))[None, :]
-    one = (i // size)[:, None] == (i // size)[None, :]
-    off = tl.where(pair & ~one, A, 0.0)
+    same = (i // size)[:, None] == (i // size)[None, :]
+    off = tl.where(pair & ~same, A, 0.0)
     off = tl.dot(off, X, input_precision=PRECISION)
     return X - tl.dot(X, off, input_precision=PRECISION)
 
@@ -62,28 +63,30 @@ def joined(
 def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
     r"""$(I + A)^{-1}$ of a strictly lower triangular $A$, `[C, C]`.
 
-    The blocks of 16 on the diagonal by forward substitution, all at the
-    same time. Two neighbours are then joined by
+    Forward substitution inverts the blocks of size 16 on the diagonal,
+    all at the same time. Neighbours are then joined by
 
     $$\begin{pmatrix} B_1 & \\ A_{21} & B_2 \end{pmatrix}^{-1} =
       \begin{pmatrix} X_1 & \\ -X_2 A_{21} X_1 & X_2 \end{pmatrix}
       \tag{k1}$$
 
-    Nothing is ever squared: it is as stable as substitution itself,
-    where a product of powers of A is not.
+    No power of $A$ is ever formed. So this is as stable as
+    substitution, while a product of powers is not.
     """
     N: tl.constexpr = C // 16
     j = tl.arange(0, 16)
     b = tl.arange(0, N)
-    own = (b[:, None] == b[None, :])[:, None, :, None]
-    D = tl.sum(tl.where(own, tl.reshape(A, [N, 16, N, 16]), 0.0), 2)
+    diagonal = (b[:, None] == b[None, :])[:, None, :, None]
+    D = tl.sum(
+        tl.where(diagonal, tl.reshape(A, [N, 16, N, 16]), 0.0), 2
+    )
     X = -D
     for m in range(1, 16):
         row = tl.sum(tl.where((j == m)[None, :, None], X, 0.0), 1)
         row += tl.sum(row[:, :, None] * X, 1)
         X = tl.where((j == m)[None, :, None], row[:, None, :], X)
     X += tl.where(j[:, None] == j[None, :], 1.0, 0.0)[None, :, :]
-    X = tl.reshape(tl.where(own, X[:, :, None, :], 0.0), [C, C])
+    X = tl.reshape(tl.where(diagonal, X[:, :, None, :], 0.0), [C, C])
     if C > 16:
         X = joined(X, A, 16, C, PRECISION)
     if C > 32:
@@ -99,33 +102,40 @@ def prepare(
 ):  # fmt: skip
     """The inverse of (d4) for one chunk; and with DPFP, Eq. 29's sums.
 
-    Reads k, writes X: b (K + C) bytes per step and head (with DPFP the
-    d numbers of q and k). Operations: 2 C K, and 8 C^2 for the inverse
-    of a chunk of 64.
+    Loads k and stores X: b (K + C) bytes per step and head (with DPFP
+    it loads the d scalars of q and k). Operations: 2 C K, and 8 C^2 for
+    the inverse of a chunk of 64.
     """
     TYPE: tl.constexpr = k.dtype.element_ty
-    place = tl.program_id(0).to(tl.int64)
-    program, n = place % programs, place // programs
+    index = tl.program_id(0).to(tl.int64)
+    program, n = index % programs, index // programs
     start = program // heads * time * heads + program % heads
     t = tl.arange(0, C)
-    here, rest = start + n * C * heads, (time - n * C).to(tl.int32)
-    key = features(k, None, here, t, rest, heads, 0, K, BK, NU)
+    origin, remaining = (
+        start + n * C * heads,
+        (time - n * C).to(tl.int32),
+    )
+    key = features(k, None, origin, t, remaining, heads, 0, K, BK, NU)
     if NU > 0:
-        query = features(q, None, here, t, rest, heads, 0, K, BK, NU)
+        query = features(
+            q, None, origin, t, remaining, heads, 0, K, BK, NU
+        )
         s = tl.sum(query, 1)
-        put_numbers(q_total, s, here, t, rest, heads)
+        put_scalars(q_total, s, origin, t, remaining, heads)
         s = tl.sum(key, 1)
-        put_numbers(k_total, s, here, t, rest, heads)
+        put_scalars(k_total, s, origin, t, remaining, heads)
         s = tl.where(s == 0, 1.0, s)
         key = key / s[:, None]
     A = product(key, tl.trans(key), TYPE, PRECISION)
-    G = seen(C)
+    G = causal_mask(C)
     if decay is not None:
-        G = fading(numbers(decay, here, t, rest, heads, 1.0), C)
+        G = decay_products(
+            scalars(decay, origin, t, remaining, heads, 1.0), C
+        )
     A = tl.where(t[:, None] > t[None, :], A * G, 0.0)
-    A *= numbers(beta, here, t, rest, heads, 0.0)[None, :]
+    A *= scalars(beta, origin, t, remaining, heads, 0.0)[None, :]
     x = inverse(A, C, PRECISION)
-    at = X + place * C * C + t[:, None] * C + t[None, :]
+    at = X + index * C * C + t[:, None] * C + t[None, :]
     tl.store(at, x.to(TYPE))
 
 
@@ -148,11 +158,11 @@ def solve(
         (n,),
         *(q, k, decay, beta, *totals, X, time, heads, programs),
         K=K,
-        BK=power(K),
+        BK=padded_width(K),
         C=form.C,
         NU=nu,
         PRECISION=precision(k.dtype),
-        warps=form.more,
+        warps=form.chunk_warps,
     )
     return X, totals[0], totals[1]
 
@@ -183,7 +193,7 @@ def _gate(x, row):
 
 @triton.jit
 def _step(W, k, v, d, b):
-    """(n1): the memory that has faded, the error, and the new one."""
+    """(n1): the decayed weights, the error, and the new weights."""
     W = d * W
     e = v - tl.sum(W * k[None, :], 1)  # Eq. 20
     return W, e, W + (b * e)[:, None] * k[None, :]  # Eq. 24
@@ -195,12 +205,12 @@ def steps(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
-    """One head, some rows of W, all steps one after the other.
+    """All steps of one head, one after the other, for some rows of W.
 
-    Registers: W. Reads q, k, v and writes y: b (2 K + 2 V) bytes per
-    step and head. 6 K V operations on ordinary cores, and one step
-    waits for the step before: at least `time` times the delay of two
-    sums over a row.
+    Registers: W. Loads q, k, v and stores y: b (2 K + 2 V) bytes per
+    step and head. 6 K V operations on ordinary cores. Each step waits
+    for the previous one, so the minimum is `time` times the latency of
+    two sums over a row.
     """
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
@@ -231,13 +241,13 @@ def steps_backward(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
-    """Each segment forward once more, its states into `scratch`, which
-    stays in the cache; then backward through it.
+    """Repeat each segment forward, then go backward through it.
 
-    Nothing is undone (W - u k would drift, and a decay of 0 cannot be
-    undone at all). 20 K V operations per step and head. dq, dk and the
-    gates are sums over all rows of W: each block of rows writes its own
-    part.
+    Its states go into `scratch`, which stays in the cache. No step is
+    undone: W - u k would drift, and a decay of 0 has no inverse. 20 K V
+    operations per step and head. The gradients of q, k and the gates
+    are sums over all rows of W: each program stores the part of its own
+    rows.
     """
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
@@ -248,18 +258,18 @@ def steps_backward(
     value, key = first + tl.arange(0, BV), tl.arange(0, BK)
     at = program * V * K + value[:, None] * K + key[None, :]
     mask = (value < V)[:, None] & (key < K)[None, :]
-    each = programs.to(tl.int64) * V * K
+    stride = programs.to(tl.int64) * V * K
     D = tl.load(dW_end + at, mask=mask, other=0.0)
     segments = tl.cdiv(time, SEGMENT)
     for back in range(segments):
         n = segments - 1 - back
         begin = n * SEGMENT
         length = tl.minimum(SEGMENT, time - begin)
-        W = tl.load(states + n * each + at, mask=mask, other=0.0)
-        # Another warp may still read what is overwritten here.
+        W = tl.load(states + n * stride + at, mask=mask, other=0.0)
+        # Another warp may still load what is overwritten here.
         tl.debug_barrier()
         for i in range(length):
-            tl.store(scratch + i * each + at, W, mask=mask)
+            tl.store(scratch + i * stride + at, W, mask=mask)
             row = start + (begin + i) * heads
             k_t = _vector(k, row, 0, K, BK)
             v_t = _vector(v, row, first, V, BV)
@@ -275,7 +285,7 @@ def steps_backward(
             g_t = _vector(dy, row, first, V, BV)
             d, b = _gate(decay, row), _gate(beta, row)
             before = tl.load(
-                scratch + i * each + at, mask=mask, other=0.0
+                scratch + i * stride + at, mask=mask, other=0.0
             )
             faded, e, W = _step(before, k_t, v_t, d, b)
             D += g_t[:, None] * q_t[None, :]
@@ -297,7 +307,7 @@ def steps_backward(
 
 
 class _Steps(torch.autograd.Function):
-    """The recurrence as it is, with gradients."""
+    """The recurrence step by step, with gradients."""
 
     @staticmethod
     def forward(
@@ -379,7 +389,7 @@ def _sizes(K: int, V: int) -> dict[str, int]:
 
 
 def _is_short(q: Tensor) -> bool:
-    """Whether the recurrence takes it as it is."""
+    """Whether the recurrence is computed step by step."""
     old = gpu.capability(q.device) < gpu.TENSOR_CORES
     return q.shape[1] <= SHORT or old
 
@@ -395,10 +405,9 @@ def error_correcting(
 ) -> tuple[Tensor, Tensor]:
     r"""Arguments and results of the chunked version.
 
-    With `nu` > 0, DPFP features divided by their sum are made of `q`
-    and `k` where they are used (Eqs. 37 and 29): the $2 d \nu$ numbers
-    of a key never go to HBM, each kernel makes them of the $d$ that it
-    reads.
+    With `nu` > 0, the kernels themselves make DPFP features of `q` and
+    `k` and divide them by their sum (Eqs. 37 and 29): they load $d$
+    scalars per key, and never store its $2 d \nu$ features in HBM.
     """
     if _is_short(q) and nu:  # a chunk would make features of 64 steps
         phi, nu = DPFP(nu), 0

@@ -1,20 +1,20 @@
 r"""# Fast weights on a GPU, in chunks
 
-A GPU has two memories. The large one holds the tensors and gives about
-a number for every two hundred products that the tensor cores could do
-with it. The small one, registers and shared memory of a
-multiprocessor, is as fast as the cores, and has room for one state $W$
-and the rows of one chunk. So the plan is: *a chunk is read once, all
-its products are done in the small memory, and what goes back are the
-outputs and one state per chunk.*
+The tensors are in HBM, the large memory of a GPU. In the time that HBM
+takes to deliver one scalar, the tensor cores could compute about two
+hundred products. The registers and the shared memory of a
+multiprocessor are as fast as its cores, and have room for one state $W$
+and the rows of one chunk. So the plan is: *load a chunk once, compute
+all its products there, and store only the outputs and one state per
+chunk.*
 
-What depends on the chunks before it stands in one kernel that walks
-through time, with $W$ in registers (`forward`, and `backward_state`
-from the end). Everything else is computed for all chunks side by side
-(`read`, `backward_inputs`).
+What depends on earlier chunks is in one kernel that walks through time,
+with $W$ in registers (`forward`, and `backward_state` from the end).
+Everything else is computed for all chunks side by side (`read`,
+`backward_inputs`).
 
-The equations are those of the efficient version: here with an error
-$E$ in place of the values, so that one set of kernels serves two
+The equations are those of the efficient version, with an error $E$
+instead of the values, so that one set of kernels serves two
 recurrences. For the sum rule and the gated rule $E = V$; for the delta
 rules $E = V - \bar V$ comes from a triangular system. $s$ is the
 strength (the delta rule's $\beta$), and $U = s E$ is what is written:
@@ -24,14 +24,14 @@ $$Y = \gamma\, Q W^\top
 $$W' = \gamma_C W + (s E)^\top (\Gamma_C K) \tag{c2}$$
 
 The normaliser is one more column of $V$, in which all values are 1: its
-row of $W$ is $z$, and its column of $Y$ the denominator of Eq. 19.
+row of $W$ is $z$, and its column of $Y$ is the denominator of Eq. 19.
 
-**Costs** per step and head, forward; $b$ bytes per number. Bytes:
+**Costs** per step and head, forward, with $b$ bytes per scalar. Bytes:
 $b\,(2K + 2V)$ for $q, k, v, y$, and $b\,K V / C$ for the states when a
 backward pass follows. Operations: $2 C (K + V) + 4 K V$. With
-$K = V = C = 64$ and bfloat16 that is 640 bytes and 32,768 operations:
-51 for each byte, and a GPU that does 180 for each byte is bound by its
-memory. The floor is bytes over bandwidth.
+$K = V = C = 64$ and bfloat16 that is 640 bytes and 32,768 operations,
+51 per byte. A GPU that can do 180 per byte is bound by HBM: the lower
+bound is the bytes over the bandwidth.
 """
 
 from collections.abc import Callable
@@ -44,24 +44,24 @@ from torch import Tensor
 
 from fwlab.ops import autograd, chunks, gpu
 from fwlab.ops.tiles import (
+    causal_mask,
     contiguous,
-    fading,
+    decay_products,
     features,
     features_backward,
-    inverse_of,
-    last,
     last_row,
-    numbers,
+    last_scalar,
     one_precision,
+    padded_width,
     per_head,
-    power,
     precision,
     product,
-    put_numbers,
     put_rows,
+    put_scalars,
+    reciprocal,
     rows,
-    seen,
-    tile,
+    scalars,
+    state_tile,
 )
 
 
@@ -73,9 +73,9 @@ def forward(
     BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One head, some rows of W, all chunks one after the other.
+    """All chunks of one head, one after the other, for some rows of W.
 
-    Registers: W. Per chunk it reads q, k, v (and X) and writes y, and
+    Registers: W. Per chunk it loads q, k, v (and X) and stores y, and
     for a backward pass the state and E. Operations per step and head:
     2 C (K + V) + 4 K V, and 2 K V + 2 C V more with X.
     """
@@ -85,9 +85,9 @@ def forward(
     start = program // heads * time * heads + program % heads
     first = tl.program_id(1) * BV
     column = tl.arange(0, BK)
-    at, mask = tile(first, 0, V, K, BV, BK)
-    own = program * V * K
-    S = tl.load(W + own + at, mask=mask, other=0.0)
+    at, mask = state_tile(first, 0, V, K, BV, BK)
+    offset = program * V * K
+    S = tl.load(W + offset + at, mask=mask, other=0.0)
     t = tl.arange(0, C)
     sums = tl.zeros([BK], tl.float32)
     if z is not None:
@@ -95,55 +95,62 @@ def forward(
             z + program * K + column, mask=column < K, other=0.0
         )
     for n in range(tl.cdiv(time, C)):
-        here, rest = start + n * C * heads, time - n * C
-        place = n * programs.to(tl.int64) + program
+        origin, remaining = start + n * C * heads, time - n * C
+        index = n * programs.to(tl.int64) + program
         if states is not None:
             tl.store(
-                states + place * V * K + at,
+                states + index * V * K + at,
                 S.to(TYPE),
                 mask=mask,
             )
-        key = features(k, k_total, here, t, rest, heads, 0, K, BK, NU)
-        e = rows(v, here, t, rest, heads, first, V, BV)
-        gamma, G = tl.full([C], 1.0, tl.float32), seen(C)
+        key = features(
+            k, k_total, origin, t, remaining, heads, 0, K, BK, NU
+        )
+        e = rows(v, origin, t, remaining, heads, first, V, BV)
+        gamma, G = tl.full([C], 1.0, tl.float32), causal_mask(C)
         if decay is not None:
-            d = numbers(decay, here, t, rest, heads, 1.0)
-            gamma, G = tl.cumprod(d, 0), fading(d, C)
-        s = numbers(strength, here, t, rest, heads, 0.0)
+            d = scalars(decay, origin, t, remaining, heads, 1.0)
+            gamma, G = tl.cumprod(d, 0), decay_products(d, C)
+        s = scalars(strength, origin, t, remaining, heads, 0.0)
         if X is not None:  # (d4)
-            x = tl.load(X + place * C * C + t[:, None] * C + t[None, :])
-            held_S = product(key, tl.trans(S), TYPE, PRECISION)
-            e = product(x, e - gamma[:, None] * held_S, TYPE, PRECISION)
+            x = tl.load(X + index * C * C + t[:, None] * C + t[None, :])
+            retrieved = product(key, tl.trans(S), TYPE, PRECISION)
+            e = product(
+                x, e - gamma[:, None] * retrieved, TYPE, PRECISION
+            )
         if E is not None:
-            put_rows(E, e, here, t, rest, heads, first, V, BV)
+            put_rows(E, e, origin, t, remaining, heads, first, V, BV)
         u = e * s[:, None]
         if y is not None:  # (c1), (d2)
             query = features(
-                q, q_total, here, t, rest, heads, 0, K, BK, NU
+                q, q_total, origin, t, remaining, heads, 0, K, BK, NU
             )
             P = product(query, tl.trans(key), TYPE, PRECISION) * G
-            read = product(query, tl.trans(S), TYPE, PRECISION)
-            read = read * gamma[:, None] + product(
-                P, u, TYPE, PRECISION
-            )
+            out = product(query, tl.trans(S), TYPE, PRECISION)
+            out = out * gamma[:, None]
+            out = out + product(P, u, TYPE, PRECISION)
             if z is not None:
-                below = tl.sum(query * sums[None, :], 1) * gamma
-                below += tl.sum(P * s[None, :], 1)
-                read *= inverse_of(below)[:, None]  # Eq. 19
+                denominator = tl.sum(query * sums[None, :], 1) * gamma
+                denominator += tl.sum(P * s[None, :], 1)
+                out *= reciprocal(denominator)[:, None]  # Eq. 19
                 if first == 0:
-                    put_numbers(total, below, here, t, rest, heads)
-            put_rows(y, read, here, t, rest, heads, first, V, BV)
+                    put_scalars(
+                        total, denominator, origin, t, remaining, heads
+                    )
+            put_rows(y, out, origin, t, remaining, heads, first, V, BV)
         left = key * last_row(G, C)[:, None]
         if z is not None:
             if z_states is not None and first == 0:
                 tl.store(
-                    z_states + place * K + column, sums, mask=column < K
+                    z_states + index * K + column, sums, mask=column < K
                 )
-            sums = sums * last(gamma, C) + tl.sum(left * s[:, None], 0)
-        S = S * last(gamma, C) + product(
+            sums = sums * last_scalar(gamma, C) + tl.sum(
+                left * s[:, None], 0
+            )
+        S = S * last_scalar(gamma, C) + product(
             tl.trans(u), left, TYPE, PRECISION
         )  # (c2), (d3)
-    tl.store(W_end + own + at, S, mask=mask)
+    tl.store(W_end + offset + at, S, mask=mask)
     if z is not None and first == 0:
         tl.store(z_end + program * K + column, sums, mask=column < K)
 
@@ -159,30 +166,38 @@ def read(
     """(c1) for one chunk and some columns of y.
 
     When few heads leave most of the GPU idle, `forward` only walks
-    through the states, and all chunks are read here side by side. It
-    reads the states and E once more: 2 b (V + K V / C) bytes per step.
+    through the states, and this kernel computes the outputs of all
+    chunks side by side. It loads the states and E once more:
+    2 b (V + K V / C) bytes per step.
     """
     TYPE: tl.constexpr = E.dtype.element_ty
-    place = tl.program_id(0).to(tl.int64)
-    program, n = place % programs, place // programs
+    index = tl.program_id(0).to(tl.int64)
+    program, n = index % programs, index // programs
     start = program // heads * time * heads + program % heads
     first = tl.program_id(1) * BV
     t = tl.arange(0, C)
-    here, rest = start + n * C * heads, (time - n * C).to(tl.int32)
-    at, mask = tile(first, 0, V, K, BV, BK)
-    S = tl.load(states + place * V * K + at, mask=mask, other=0.0)
-    query = features(q, q_total, here, t, rest, heads, 0, K, BK, NU)
-    key = features(k, k_total, here, t, rest, heads, 0, K, BK, NU)
-    e = rows(E, here, t, rest, heads, first, V, BV)
-    s = numbers(strength, here, t, rest, heads, 0.0)
-    gamma, G = tl.full([C], 1.0, tl.float32), seen(C)
+    origin, remaining = (
+        start + n * C * heads,
+        (time - n * C).to(tl.int32),
+    )
+    at, mask = state_tile(first, 0, V, K, BV, BK)
+    S = tl.load(states + index * V * K + at, mask=mask, other=0.0)
+    query = features(
+        q, q_total, origin, t, remaining, heads, 0, K, BK, NU
+    )
+    key = features(
+        k, k_total, origin, t, remaining, heads, 0, K, BK, NU
+    )
+    e = rows(E, origin, t, remaining, heads, first, V, BV)
+    s = scalars(strength, origin, t, remaining, heads, 0.0)
+    gamma, G = tl.full([C], 1.0, tl.float32), causal_mask(C)
     if decay is not None:
-        d = numbers(decay, here, t, rest, heads, 1.0)
-        gamma, G = tl.cumprod(d, 0), fading(d, C)
+        d = scalars(decay, origin, t, remaining, heads, 1.0)
+        gamma, G = tl.cumprod(d, 0), decay_products(d, C)
     P = product(query, tl.trans(key), TYPE, PRECISION) * G
     out = product(query, tl.trans(S), TYPE, PRECISION) * gamma[:, None]
     out += product(P, e * s[:, None], TYPE, PRECISION)
-    put_rows(y, out, here, t, rest, heads, first, V, BV)
+    put_rows(y, out, origin, t, remaining, heads, first, V, BV)
 
 
 @triton.jit(do_not_specialize=["time", "heads"])
@@ -196,7 +211,7 @@ def backward_state(
 ):  # fmt: skip
     """The gradient of the state, from the last chunk to the first.
 
-    Registers: dW. Per chunk it reads q, k, dy (and X) and writes dv and
+    Registers: dW. Per chunk it loads q, k, dy (and X) and stores dv and
     the gradient of the state after the chunk. (c5) and (c6); with X,
     (d5) and (d6). Operations per step and head: 2 C (K + V) + 4 K V,
     and 2 K V + 2 C V more with X.
@@ -207,9 +222,9 @@ def backward_state(
     start = program // heads * time * heads + program % heads
     first = tl.program_id(1) * BV
     column = tl.arange(0, BK)
-    at, mask = tile(first, 0, V, K, BV, BK)
-    own = program * V * K
-    D = tl.load(dW_end + own + at, mask=mask, other=0.0)
+    at, mask = state_tile(first, 0, V, K, BV, BK)
+    offset = program * V * K
+    D = tl.load(dW_end + offset + at, mask=mask, other=0.0)
     t = tl.arange(0, C)
     sums = tl.zeros([BK], tl.float32)
     if dz_end is not None:
@@ -219,61 +234,67 @@ def backward_state(
     count = tl.cdiv(time, C)
     for back in range(count):
         n = count - 1 - back
-        here, rest = start + n * C * heads, time - n * C
-        place = n * programs.to(tl.int64) + program
+        origin, remaining = start + n * C * heads, time - n * C
+        index = n * programs.to(tl.int64) + program
         tl.store(
-            afters + place * V * K + at,
+            afters + index * V * K + at,
             D.to(TYPE),
             mask=mask,
         )
-        query = features(q, q_total, here, t, rest, heads, 0, K, BK, NU)
-        key = features(k, k_total, here, t, rest, heads, 0, K, BK, NU)
-        g = rows(dy, here, t, rest, heads, first, V, BV)
-        gamma, G = tl.full([C], 1.0, tl.float32), seen(C)
+        query = features(
+            q, q_total, origin, t, remaining, heads, 0, K, BK, NU
+        )
+        key = features(
+            k, k_total, origin, t, remaining, heads, 0, K, BK, NU
+        )
+        g = rows(dy, origin, t, remaining, heads, first, V, BV)
+        gamma, G = tl.full([C], 1.0, tl.float32), causal_mask(C)
         if decay is not None:
-            d = numbers(decay, here, t, rest, heads, 1.0)
-            gamma, G = tl.cumprod(d, 0), fading(d, C)
-        s = numbers(strength, here, t, rest, heads, 0.0)
-        faded = query * gamma[:, None]
+            d = scalars(decay, origin, t, remaining, heads, 1.0)
+            gamma, G = tl.cumprod(d, 0), decay_products(d, C)
+        s = scalars(strength, origin, t, remaining, heads, 0.0)
+        faded_query = query * gamma[:, None]
         unit = 1.0
         if total is not None:
-            below = inverse_of(
-                numbers(total, here, t, rest, heads, 0.0)
+            reciprocals = reciprocal(
+                scalars(total, origin, t, remaining, heads, 0.0)
             )
-            # Small numbers would be lost in float16: in units of the
-            # largest of the chunk.
-            unit = tl.max(below, 0)
-            g = g * (below * inverse_of(unit))[:, None]
+            # In float16 small values would be lost, so they are in
+            # units of the maximum of the chunk.
+            unit = tl.max(reciprocals, 0)
+            g = g * (reciprocals * reciprocal(unit))[:, None]
             if first == 0:
-                # The denominator's gradient is - dy y / denominator.
+                # The gradient of a denominator is -dy y / denominator.
                 tl.store(
-                    z_afters + place * K + column,
+                    z_afters + index * K + column,
                     sums,
                     mask=column < K,
                 )
-                whole = rows(dy, here, t, rest, heads, 0, V, AV)
-                out = rows(y, here, t, rest, heads, 0, V, AV)
-                dd = tl.sum(
-                    whole.to(tl.float32) * out.to(tl.float32), 1
+                dy_rows = rows(
+                    dy, origin, t, remaining, heads, 0, V, AV
                 )
-                dd = -dd * below
-                put_numbers(dtotal, dd, here, t, rest, heads)
-                sums = sums * last(gamma, C)
-                sums += tl.sum(faded * dd[:, None], 0)
+                out = rows(y, origin, t, remaining, heads, 0, V, AV)
+                dd = tl.sum(
+                    dy_rows.to(tl.float32) * out.to(tl.float32), 1
+                )
+                dd = -dd * reciprocals
+                put_scalars(dtotal, dd, origin, t, remaining, heads)
+                sums = sums * last_scalar(gamma, C)
+                sums += tl.sum(faded_query * dd[:, None], 0)
         P = product(query, tl.trans(key), TYPE, PRECISION) * G
         du = product(tl.trans(P), g, TYPE, PRECISION) * unit  # (c5)
         left = key * last_row(G, C)[:, None]
         du += product(left, tl.trans(D), TYPE, PRECISION)
         g_v = du * s[:, None]
-        D = D * last(gamma, C)  # (c6), (d6)
-        D += product(tl.trans(g), faded, TYPE, PRECISION) * unit
+        D = D * last_scalar(gamma, C)  # (c6), (d6)
+        D += product(tl.trans(g), faded_query, TYPE, PRECISION) * unit
         if X is not None:
-            x = tl.load(X + place * C * C + t[:, None] * C + t[None, :])
+            x = tl.load(X + index * C * C + t[:, None] * C + t[None, :])
             g_v = product(tl.trans(x), g_v, TYPE, PRECISION)  # (d5)
-            asked = key * gamma[:, None]
-            D -= product(tl.trans(g_v), asked, TYPE, PRECISION)
-        put_rows(dv, g_v, here, t, rest, heads, first, V, BV)
-    tl.store(dW + own + at, D, mask=mask)
+            faded_key = key * gamma[:, None]
+            D -= product(tl.trans(g_v), faded_key, TYPE, PRECISION)
+        put_rows(dv, g_v, origin, t, remaining, heads, first, V, BV)
+    tl.store(dW + offset + at, D, mask=mask)
     if dz_end is not None and first == 0:
         tl.store(dz + program * K + column, sums, mask=column < K)
 
@@ -289,40 +310,45 @@ def backward_inputs(
 ):  # fmt: skip
     """What is local to a chunk: (c3), (c4), (c7), or (d7) and (d8).
 
-    A program takes one chunk and `PER` blocks of columns of q and k. It
-    reads q, k, E, dy (and dv) and the two states, and writes dq and dk:
+    A program takes one chunk and `PER` tiles of columns of q and k. It
+    loads q, k, E, dy (and dv) and the two states, and stores dq and dk:
     b (4 K + 3 V + 2 K V / C) bytes per step. Operations: 6 C K + 2 C V
     + 4 K V, and 6 C K + 2 C V + 2 K V more with dv.
     """
     TYPE: tl.constexpr = dy.dtype.element_ty
-    place = tl.program_id(0).to(tl.int64)
-    program, n = place % programs, place // programs
+    index = tl.program_id(0).to(tl.int64)
+    program, n = index % programs, index // programs
     start = program // heads * time * heads + program % heads
     t = tl.arange(0, C)
-    here, rest = start + n * C * heads, (time - n * C).to(tl.int32)
-    gamma, G = tl.full([C], 1.0, tl.float32), seen(C)
+    origin, remaining = (
+        start + n * C * heads,
+        (time - n * C).to(tl.int32),
+    )
+    gamma, G = tl.full([C], 1.0, tl.float32), causal_mask(C)
     if decay is not None:
-        d = numbers(decay, here, t, rest, heads, 1.0)
-        gamma, G = tl.cumprod(d, 0), fading(d, C)
-    s = numbers(strength, here, t, rest, heads, 0.0)
-    below, unit = tl.full([C], 1.0, tl.float32), 1.0
+        d = scalars(decay, origin, t, remaining, heads, 1.0)
+        gamma, G = tl.cumprod(d, 0), decay_products(d, C)
+    s = scalars(strength, origin, t, remaining, heads, 0.0)
+    reciprocals, unit = tl.full([C], 1.0, tl.float32), 1.0
     if total is not None:
-        below = inverse_of(numbers(total, here, t, rest, heads, 0.0))
-        unit = tl.max(below, 0)
-        below *= inverse_of(unit)
-        dd = numbers(dtotal, here, t, rest, heads, 0.0)
+        reciprocals = reciprocal(
+            scalars(total, origin, t, remaining, heads, 0.0)
+        )
+        unit = tl.max(reciprocals, 0)
+        reciprocals *= reciprocal(unit)
+        dd = scalars(dtotal, origin, t, remaining, heads, 0.0)
 
-    # Who reads how much of what each step wrote.
+    # How much each step reads of what each earlier step wrote.
     YE = tl.zeros([C, C], tl.float32)
     VE = tl.zeros([C, C], tl.float32)
     for first in range(0, V, BV):
-        e = rows(E, here, t, rest, heads, first, V, BV)
-        g = rows(dy, here, t, rest, heads, first, V, BV)
+        e = rows(E, origin, t, remaining, heads, first, V, BV)
+        g = rows(dy, origin, t, remaining, heads, first, V, BV)
         if total is not None:
-            g = g * below[:, None]
+            g = g * reciprocals[:, None]
         YE += product(g, tl.trans(e), TYPE, PRECISION)
         if dv is not None:
-            g = rows(dv, here, t, rest, heads, first, V, BV)
+            g = rows(dv, origin, t, remaining, heads, first, V, BV)
             VE += product(g, tl.trans(e), TYPE, PRECISION)
     YE *= unit
     if total is not None:
@@ -331,7 +357,7 @@ def backward_inputs(
     L = tl.where(strict, G, 0.0)
     R, N = YE * G * s[None, :], VE * L * s[None, :]
     if total is not None:
-        R *= inverse_of(unit)
+        R *= reciprocal(unit)
 
     d_s = tl.zeros([C], tl.float32)  # (c7), (d7)
     read = tl.zeros([C], tl.float32)
@@ -346,36 +372,54 @@ def backward_inputs(
         query_mean = tl.zeros([C], tl.float32)
         key_mean = tl.zeros([C], tl.float32)
     for block in range(PER):
-        left_of = (tl.program_id(1) * PER + block) * BK
-        column = left_of + tl.arange(0, BK)
+        first_key = (tl.program_id(1) * PER + block) * BK
+        column = first_key + tl.arange(0, BK)
         query = features(
-            q, q_total, here, t, rest, heads, left_of, K, BK, NU
+            q,
+            q_total,
+            origin,
+            t,
+            remaining,
+            heads,
+            first_key,
+            K,
+            BK,
+            NU,
         )
         key = features(
-            k, k_total, here, t, rest, heads, left_of, K, BK, NU
+            k,
+            k_total,
+            origin,
+            t,
+            remaining,
+            heads,
+            first_key,
+            K,
+            BK,
+            NU,
         )
         from_state = tl.zeros([C, BK], tl.float32)
         to_end = tl.zeros([C, BK], tl.float32)
-        asked = tl.zeros([C, BK], tl.float32)
+        d_retrieved = tl.zeros([C, BK], tl.float32)
         for first in range(0, V, BV):
-            at, mask = tile(first, left_of, V, K, BV, BK)
-            own = place * V * K
-            S = tl.load(states + own + at, mask=mask, other=0.0)
-            D = tl.load(afters + own + at, mask=mask, other=0.0)
-            e = rows(E, here, t, rest, heads, first, V, BV)
-            g = rows(dy, here, t, rest, heads, first, V, BV)
+            at, mask = state_tile(first, first_key, V, K, BV, BK)
+            offset = index * V * K
+            S = tl.load(states + offset + at, mask=mask, other=0.0)
+            D = tl.load(afters + offset + at, mask=mask, other=0.0)
+            e = rows(E, origin, t, remaining, heads, first, V, BV)
+            g = rows(dy, origin, t, remaining, heads, first, V, BV)
             if total is not None:
-                g = g * below[:, None]
+                g = g * reciprocals[:, None]
             from_state += product(g, S, TYPE, PRECISION)
             to_end += product(e, D, TYPE, PRECISION)
             if dv is not None:
-                g = rows(dv, here, t, rest, heads, first, V, BV)
-                asked += product(g, S, TYPE, PRECISION)
+                g = rows(dv, origin, t, remaining, heads, first, V, BV)
+                d_retrieved += product(g, S, TYPE, PRECISION)
             if decay is not None:
                 ends += tl.sum(S.to(tl.float32) * D.to(tl.float32))
         from_state *= unit
         if total is not None:
-            at_z = place * K + column
+            at_z = index * K + column
             z = tl.load(z_states + at_z, mask=column < K, other=0.0)
             after = tl.load(z_afters + at_z, mask=column < K, other=0.0)
             from_state += dd[:, None] * z[None, :]
@@ -387,24 +431,28 @@ def backward_inputs(
         # (c4), (d8)
         g_k += unit * product(tl.trans(R), query, TYPE, PRECISION)
         QK = product(query, tl.trans(key), TYPE, PRECISION)
-        kept = tl.sum(to_end * key, 1)
-        d_s += tl.sum(QK * YE * G, 0) + last_row(G, C) * kept
+        stored = tl.sum(to_end * key, 1)
+        d_s += tl.sum(QK * YE * G, 0) + last_row(G, C) * stored
         if decay is not None:
             between += tl.where(strict, QK * YE, 0.0) * s[None, :]
             read += tl.sum(from_state * query, 1)
-            written += kept * s
+            written += stored * s
         if dv is not None:
             g_k -= product(N, key, TYPE, PRECISION)
             g_k -= product(tl.trans(N), key, TYPE, PRECISION)
-            g_k -= asked * gamma[:, None]
+            g_k -= d_retrieved * gamma[:, None]
             KK = product(key, tl.trans(key), TYPE, PRECISION)
             d_s -= tl.sum(KK * VE * L, 0)
             if decay is not None:
                 between -= tl.where(strict, KK * VE, 0.0) * s[None, :]
-                read -= tl.sum(asked * key, 1)
+                read -= tl.sum(d_retrieved * key, 1)
         if NU == 0:
-            put_rows(dq, g_q, here, t, rest, heads, left_of, K, BK)
-            put_rows(dk, g_k, here, t, rest, heads, left_of, K, BK)
+            put_rows(
+                dq, g_q, origin, t, remaining, heads, first_key, K, BK
+            )
+            put_rows(
+                dk, g_k, origin, t, remaining, heads, first_key, K, BK
+            )
         else:
             query_mean += tl.sum(g_q * query, 1)
             key_mean += tl.sum(g_k * key, 1)
@@ -413,11 +461,11 @@ def backward_inputs(
             d_query += features_backward(
                 g_q,
                 q,
-                here,
+                origin,
                 t,
-                rest,
+                remaining,
                 heads,
-                left_of,
+                first_key,
                 K,
                 BK,
                 NU,
@@ -427,11 +475,11 @@ def backward_inputs(
             d_key += features_backward(
                 g_k,
                 k,
-                here,
+                origin,
                 t,
-                rest,
+                remaining,
                 heads,
-                left_of,
+                first_key,
                 K,
                 BK,
                 NU,
@@ -441,11 +489,11 @@ def backward_inputs(
             one_query += features_backward(
                 every,
                 q,
-                here,
+                origin,
                 t,
-                rest,
+                remaining,
                 heads,
-                left_of,
+                first_key,
                 K,
                 BK,
                 NU,
@@ -455,11 +503,11 @@ def backward_inputs(
             one_key += features_backward(
                 every,
                 k,
-                here,
+                origin,
                 t,
-                rest,
+                remaining,
                 heads,
-                left_of,
+                first_key,
                 K,
                 BK,
                 NU,
@@ -467,22 +515,30 @@ def backward_inputs(
                 PRECISION,
             )
     if NU > 0:
-        # Eq. 29 divides by the sum, whose gradient is the mean.
-        by = inverse_of(numbers(q_total, here, t, rest, heads, 0.0))
+        # Eq. 29 divides by the sum; its gradient subtracts the mean.
+        by = reciprocal(
+            scalars(q_total, origin, t, remaining, heads, 0.0)
+        )
         g_q = (d_query - one_query * query_mean[:, None]) * by[:, None]
-        put_rows(dq, g_q, here, t, rest, heads, 0, K // (2 * NU), BD)
-        by = inverse_of(numbers(k_total, here, t, rest, heads, 0.0))
+        put_rows(
+            dq, g_q, origin, t, remaining, heads, 0, K // (2 * NU), BD
+        )
+        by = reciprocal(
+            scalars(k_total, origin, t, remaining, heads, 0.0)
+        )
         g_k = (d_key - one_key * key_mean[:, None]) * by[:, None]
-        put_rows(dk, g_k, here, t, rest, heads, 0, K // (2 * NU), BD)
+        put_rows(
+            dk, g_k, origin, t, remaining, heads, 0, K // (2 * NU), BD
+        )
     part = tl.program_id(1).to(tl.int64) * (
         programs // heads * time * heads
     )
     if dstrength is not None:
-        put_numbers(dstrength + part, d_s, here, t, rest, heads)
+        put_scalars(dstrength + part, d_s, origin, t, remaining, heads)
     if decay is not None:
-        # As `Decay.gradient`: readers i from t on, writers j before t.
+        # As in `Decay.gradient`: steps i >= t read, steps j < t write.
         before = tl.maximum(t - 1, 0)
-        before = numbers(decay, here, before, rest, heads, 1.0)
+        before = scalars(decay, origin, before, remaining, heads, 1.0)
         before = tl.where(t == 0, 1.0, before)
         front = tl.cumprod(before, 0)
         later = t[:, None] > t[None, :] + 1
@@ -497,18 +553,18 @@ def backward_inputs(
         d_d += last_row(G, C) * (
             ends * front + tl.sum(H * written[None, :], 1)
         )
-        put_numbers(ddecay + part, d_d, here, t, rest, heads)
+        put_scalars(ddecay + part, d_d, origin, t, remaining, heads)
 
 
 class Form(NamedTuple):
-    """How a problem is cut.
+    """How a problem is divided among programs.
 
     - `C`: steps per chunk.
-    - `BV`, `warps`: rows of W per program, and its warps, in the
-      kernels that walk through time.
-    - `BK`, `AV`, `more`: columns of q and k and of v per block, and
-      warps, in the others.
-    - `split`: outputs in a kernel of their own.
+    - `BV`, `warps`: rows of W and warps per program, in the kernels
+      that walk through time.
+    - `BK`, `AV`, `chunk_warps`: columns of q and k, columns of v and
+      warps per program, in the kernels that take one chunk each.
+    - `split`: a kernel of its own computes the outputs.
     """
 
     C: int
@@ -516,25 +572,25 @@ class Form(NamedTuple):
     warps: int
     BK: int
     AV: int
-    more: int
+    chunk_warps: int
     split: bool = False
 
 
-#: Chosen by compiling them, so that the registers suffice where they
-#: can: for wide heads in float32 they do not, as the table of
-#: docs/results/kernels.json shows. Nothing is tried out at run time.
-NARROW = Form(C=64, BV=32, warps=4, BK=64, AV=64, more=8)
-HALF = Form(C=32, BV=32, warps=8, BK=32, AV=32, more=4)
-WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, more=4)
-FULL = Form(C=16, BV=32, warps=8, BK=32, AV=32, more=4)
-FULL_WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, more=4)
+#: Chosen by compiling the kernels, so that no registers spill where
+#: this is possible. For wide heads in float32 some do, as
+#: docs/results/kernels.json shows. Nothing is tuned at run time.
+NARROW = Form(C=64, BV=32, warps=4, BK=64, AV=64, chunk_warps=8)
+HALF = Form(C=32, BV=32, warps=8, BK=32, AV=32, chunk_warps=4)
+WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
+FULL = Form(C=16, BV=32, warps=8, BK=32, AV=32, chunk_warps=4)
+FULL_WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
 
 
 def form(v: Tensor, K: int, fades: bool) -> Form:
     """The form for values `v` and features of width K.
 
-    Short chunks where registers are few: with decays, with wide heads,
-    in float32, and before Hopper.
+    Chunks are short where registers are scarce: with decays, with wide
+    heads, in float32, and before Hopper.
     """
     batch, _, heads, V = v.shape
     narrow = max(K, V) <= 64 and not fades
@@ -545,11 +601,11 @@ def form(v: Tensor, K: int, fades: bool) -> Form:
     else:
         found = HALF if K <= 128 else WIDE
     found = found._replace(
-        BV=min(found.BV, power(V)),
-        BK=min(found.BK, power(K)),
-        AV=min(found.AV, power(V)),
+        BV=min(found.BV, padded_width(V)),
+        BK=min(found.BK, padded_width(K)),
+        AV=min(found.AV, padded_width(V)),
     )
-    # Rows of W do not touch each other: few heads share more programs.
+    # Rows of W are independent: with few heads, each gets more programs.
     cores = gpu.multiprocessors(v.device)
     programs = batch * heads * chunks.count(V, found.BV)
     if found.BV > 16 and programs < cores:
@@ -561,9 +617,9 @@ def form(v: Tensor, K: int, fades: bool) -> Form:
 class Chunked(torch.autograd.Function):
     """All kernels of one recurrence, with gradients.
 
-    `solve(q, k, decay, strength, form, nu)` gives the triangular
-    inverses of a delta rule, and the sums of DPFP features; None = what
-    is written are the values.
+    `solve(q, k, decay, strength, form, nu)` returns the triangular
+    inverses of a delta rule and the sums of DPFP features; None = an
+    additive rule, which writes the values themselves.
     """
 
     @staticmethod
@@ -609,7 +665,7 @@ class Chunked(torch.autograd.Function):
             *(q, k, v, decay, strength, X, q_total, k_total, W, z),
             *(None if split else y, total, None if X is None else E),
             *(states, z_states, W_end, z_end, time, heads),
-            BK=power(K),
+            BK=padded_width(K),
             BV=plan.BV,
             warps=plan.warps,
             stages=2,
@@ -621,13 +677,13 @@ class Chunked(torch.autograd.Function):
                 (n * programs, chunks.count(V, plan.AV)),
                 *(q, k, E, decay, strength, q_total, k_total, states),
                 *(y, time, heads, programs),
-                BK=power(K),
+                BK=padded_width(K),
                 BV=plan.AV,
-                warps=plan.more,
+                warps=plan.chunk_warps,
                 **sizes,
             )
         if keep:
-            # v stands for E where they are the same.
+            # Without X, E is v itself.
             ctx.save_for_backward(
                 *(q, k, E, decay, strength, W, z, y, total),
                 *(states, z_states, q_total, k_total),
@@ -644,10 +700,10 @@ class Chunked(torch.autograd.Function):
         dW_end: Tensor | None,
         dz_end: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        q, k, E, decay, strength, W, z, y, total, *kept = (
+        q, k, E, decay, strength, W, z, y, total, *saved = (
             ctx.saved_tensors
         )
-        states, z_states, q_total, k_total = kept
+        states, z_states, q_total, k_total = saved
         plan, nu = ctx.plan, ctx.nu
         batch, time, heads, V = E.shape
         K = W.shape[-1]
@@ -662,7 +718,7 @@ class Chunked(torch.autograd.Function):
             dtotal = torch.empty_like(total)
             z_afters = torch.empty_like(z_states)
         X = None
-        if ctx.solve is not None:  # cheaper to repeat than to keep
+        if ctx.solve is not None:  # cheaper to compute than to keep
             X, _, _ = ctx.solve(q, k, decay, strength, plan, nu)
         dv, afters = torch.empty_like(E), torch.empty_like(states)
         sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
@@ -673,9 +729,9 @@ class Chunked(torch.autograd.Function):
             *(q, k, dy, decay, strength, X, q_total, k_total, y, total),
             *(dW_end, dz_end, dv, afters, z_afters, dtotal, dW, dz),
             *(time, heads),
-            BK=power(K),
+            BK=padded_width(K),
             BV=plan.BV,
-            AV=power(V),
+            AV=padded_width(V),
             warps=plan.warps,
             stages=2,
             **sizes,
@@ -696,9 +752,9 @@ class Chunked(torch.autograd.Function):
             *(time, heads, programs),
             BK=plan.BK,
             BV=plan.AV,
-            BD=power(q.shape[-1]),
+            BD=padded_width(q.shape[-1]),
             PER=blocks // parts,
-            warps=plan.more,
+            warps=plan.chunk_warps,
             **sizes,
         )
         dd, ds = (x if x is None else x.sum(0) for x in (dd, ds))
