@@ -107,6 +107,6 @@ def implementations(op: str) -> tuple[str, ...]:
     """
     if op not in TABLE:
         raise ValueError(
-            f"expected an operation, one of {', '.join(TABLE)}; got {op!r}"
+            f"expected op to be one of {', '.join(TABLE)}, got {op!r}"
         )
     return dispatch.usable(TABLE[op].implementations)

@@ -1,4 +1,4 @@
-"""What backward passes written by hand have in common."""
+"""What hand-written backward passes have in common."""
 
 import functools
 from collections.abc import Callable
@@ -10,26 +10,27 @@ from torch import Tensor
 
 
 def room(x: Tensor | None) -> Any:
-    """Where the gradient of `x` goes; None for what was not given."""
+    """An empty tensor for the gradient of `x`; None if there is no `x`."""
     return None if x is None else x.new_empty(x.shape)
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:
-    """Autocast would push sums on the device of `x` into half precision;
-    inside, it is off.
+    """Turn autocast off on the device of `x`.
+
+    It would compute sums in half precision.
     """
     device = x.device.type
-    if not torch.amp.is_autocast_available(device):  # such as "meta"
+    if not torch.amp.is_autocast_available(device):  # "meta"
         return nullcontext()
     return torch.autocast(device, enabled=False)
 
 
 def backward_pass(function: Callable) -> Callable:
-    """Decorator of a custom backward pass written by hand.
+    """Decorator for a hand-written backward pass.
 
-    It runs in full precision also under autocast, and says so when it
-    is asked for a second derivative: autograd runs a backward pass with
-    gradients enabled only if it is to be differentiated again.
+    The pass runs in full precision, even under autocast, and raises an
+    error if you ask for a second derivative: autograd enables gradients
+    in a backward pass only if it will differentiate it again.
     """
 
     @functools.wraps(function)
@@ -47,7 +48,7 @@ def backward_pass(function: Callable) -> Callable:
 
 
 def will_go_back(*tensors: Tensor | None) -> bool:
-    """Whether a backward pass may follow, for which states are kept."""
+    """Whether a backward pass may follow, which needs saved states."""
     return torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors
     )

@@ -10,15 +10,15 @@ from torch import Tensor
 def shapes(
     op: str, **expected: tuple[Tensor, str | None]
 ) -> dict[str, int]:
-    """Match tensors against named dimensions, in the order given.
+    """Match tensors with named dimensions, in the given order.
 
-    `shapes("delta_rule", q=(q, "batch time heads key"), ...)` gives each
-    name the size at its first appearance, which later ones must match.
-    None in place of dimensions is any shape.
+    `shapes("delta_rule", q=(q, "batch time heads key"), ...)` takes the
+    size of a dimension from the first tensor that has it; later tensors
+    must have the same. With None instead of dimensions, any shape fits.
 
-    - Returns the size of every name.
-    - Raises `TypeError` for what is not a tensor, `ValueError` for a
-      shape that does not fit, naming the argument and both shapes.
+    - Returns the size of every dimension, by name.
+    - Raises `TypeError` for anything but a tensor, and `ValueError` for
+      a shape that does not fit, naming the argument and both shapes.
     """
     sizes: dict[str, int] = {}
     for argument, (tensor, names) in expected.items():
@@ -30,14 +30,14 @@ def shapes(
             continue
         dims = names.split()
         found = list(tensor.shape)
-        wanted = [sizes.get(dim, dim) for dim in dims]
+        known = [sizes.get(dim, dim) for dim in dims]
         fits = len(found) == len(dims) and all(
-            isinstance(want, str) or want == size
-            for want, size in zip(wanted, found, strict=True)
+            isinstance(need, str) or need == size
+            for need, size in zip(known, found, strict=True)
         )
         if not fits:
-            text = f"[{', '.join(map(str, wanted))}]"
-            if any(isinstance(want, int) for want in wanted):
+            text = f"[{', '.join(map(str, known))}]"
+            if any(isinstance(need, int) for need in known):
                 text += f" ([{', '.join(dims)}])"
             raise ValueError(
                 f"{op}: expected {argument} of shape {text}, got {found}"
@@ -49,8 +49,8 @@ def shapes(
 def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
     """The precision of states and sums: float64 for float64, else float32.
 
-    Half precision and float32 may be mixed, as autocast does; float64
-    mixes with nothing. All tensors must be on one device.
+    You may mix half precision and float32, as autocast does, but not
+    float64 with either. All tensors must be on one device.
     """
     first, lead = next(iter(tensors.items()))
     for argument, tensor in tensors.items():
@@ -76,6 +76,7 @@ def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
 def same_device(
     op: str, argument: str, tensor: Tensor, first: str, lead: Tensor
 ) -> None:
+    """Raise `ValueError` unless two tensors are on one device."""
     if tensor.device != lead.device:
         raise ValueError(
             f"{op}: expected {argument} on {lead.device}, like {first}, "
@@ -91,7 +92,7 @@ def state_part(
     dtype: torch.dtype,
     like: Tensor,
 ) -> None:
-    """Hold one tensor of a state to its exact shape, dtype and device."""
+    """Check the shape, dtype and device of one tensor of a state."""
     expected = list(shape)
     if not isinstance(tensor, Tensor):
         raise TypeError(
@@ -111,7 +112,7 @@ def state_part(
 
 
 def state_kind(op: str, state: Any, kind: Any) -> None:
-    """Hold a state to a named tuple, or to a tuple as long as it."""
+    """Check that a state is the named tuple `kind`, or a tuple as long."""
     names = kind._fields
     if not isinstance(state, tuple) or len(state) != len(names):
         raise TypeError(
@@ -121,7 +122,10 @@ def state_kind(op: str, state: Any, kind: Any) -> None:
 
 
 def time_of(part: Any, dims: int) -> int:
-    """The time steps in one part of a state; 0 if it is something else."""
+    """The number of steps in one part of a state.
+
+    0 if it is not a tensor with `dims` dimensions.
+    """
     fits = isinstance(part, Tensor) and part.dim() == dims
     return part.shape[1] if fits else 0
 
@@ -129,7 +133,7 @@ def time_of(part: Any, dims: int) -> int:
 def mask(
     op: str, argument: str, tensor: Tensor, like: Tensor, **sizes: int
 ) -> None:
-    """Hold a mask to its sizes, which are named as in messages."""
+    """Check a mask; `sizes` are its dimensions by name, in order."""
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
         raise TypeError(
             f"{op}: expected {argument} to be a bool tensor "
@@ -145,7 +149,7 @@ def mask(
 
 
 def _kind(x: Any) -> str:
-    """What came in place of what was expected."""
+    """How a message names something unexpected: its dtype or type."""
     if isinstance(x, Tensor):
         return _name(x.dtype)
     return type(x).__name__

@@ -8,16 +8,17 @@ from torch import Tensor
 #: Steps per chunk.
 LENGTH = 32
 
-#: Rows (steps of all heads of all sequences) computed together. On a CPU
-#: few enough that what lies in between stays in the caches; elsewhere
-#: enough to keep the device busy.
+#: Rows (steps of all heads of all sequences) computed together. On a
+#: CPU few enough that intermediate results stay in the caches; on other
+#: devices enough to keep them busy.
 ROWS = {"cpu": 2048}
 ROWS_ELSEWHERE = 65536
 
 
 def length(decay: Tensor | None) -> int:
-    """Steps per chunk. Decays per key channel take half as many: their
-    products are formed for all pairs of steps and every channel.
+    """Steps per chunk; half as many with one decay per key channel.
+
+    Their products are formed for all pairs of steps and every channel.
     """
     channels = decay is not None and decay.shape[-1] > 1
     return -(-LENGTH // 2) if channels else LENGTH
@@ -26,9 +27,9 @@ def length(decay: Tensor | None) -> int:
 def groups(x: Tensor, chunk: int) -> list[tuple[slice, slice]]:
     """Cut the time axis of `[batch, time, heads, d]` into groups.
 
-    A group is some whole chunks, of which the last may be ragged.
-    Returns for each its time steps, and the places of its chunks among
-    all chunks.
+    A group is a number of chunks, of which the last may be shorter.
+    Returns two slices for each group: its steps, and the indices of its
+    chunks.
     """
     batch, time, heads, _ = x.shape
     rows = ROWS.get(x.device.type, ROWS_ELSEWHERE)
@@ -38,13 +39,13 @@ def groups(x: Tensor, chunk: int) -> list[tuple[slice, slice]]:
     for start in range(0, time, length):
         stop = min(start + length, time)
         first = start // chunk
-        last = first + count(stop - start, chunk)
-        out.append((slice(start, stop), slice(first, last)))
+        end = first + count(stop - start, chunk)
+        out.append((slice(start, stop), slice(first, end)))
     return out
 
 
 def count(time: int, chunk: int) -> int:
-    """Chunks needed for so many steps; the last may be ragged."""
+    """How many chunks hold `time` steps; the last may be shorter."""
     return -(-time // chunk)
 
 
@@ -53,9 +54,9 @@ def split(
 ) -> Tensor:
     """`[batch, time, heads, d]` to `[chunks * batch * heads, chunk, d]`.
 
-    A ragged end is filled with zeros: a zero key writes nothing, and
-    what a zero query reads is cut off by `join`. (A decay is filled
-    with ones.)
+    A short last chunk is filled up with zeros: a zero key writes
+    nothing, and `join` drops what a zero query reads. (Decays are
+    filled up with ones.)
     """
     batch, time, heads, d = x.shape
     n = count(time, chunk)
@@ -76,7 +77,7 @@ def split(
 
 
 def join(x: Tensor, out: Tensor) -> None:
-    """The way back, into `out` `[batch, time, heads, d]`."""
+    """The reverse of `split`, into `out` `[batch, time, heads, d]`."""
     batch, time, heads, d = out.shape
     chunk = x.shape[1]
     n = count(time, chunk)
@@ -94,5 +95,5 @@ def join(x: Tensor, out: Tensor) -> None:
 
 
 def each(n: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of tensors that `split` made, one chunk after the other."""
+    """Views of tensors that `split` returned, chunk by chunk."""
     return zip(*(x.unflatten(0, (n, -1)) for x in tensors), strict=True)

@@ -1,17 +1,17 @@
 r"""Forgetting inside a chunk: products of decays, and their gradients.
 
-A memory that fades keeps $d_t W_{t-1}$ of what it held. Inside a chunk
-of steps $1 \dots C$, what step $j$ wrote is worth $\Gamma_{ij} =
-\prod_{j < m \le i} d_m$ to the reader at step $i$, and the state before
-the chunk is worth $\gamma_i = \prod_{m \le i} d_m$. Everywhere else the
-chunked forms stay what they are without a decay.
+With a decay, step $t$ keeps $d_t W_{t-1}$. Inside a chunk of steps
+$1 \dots C$, the query of step $i$ reads what step $j$ wrote with the
+factor $\Gamma_{ij} = \prod_{j < m \le i} d_m$, and the state before
+the chunk with the factor $\gamma_i = \prod_{m \le i} d_m$. Everything
+else in the chunked forms is as without a decay.
 
-The products are multiplied out, never taken as differences of summed
-logarithms: a decay of exactly 0 is allowed, and one strong decay does
-not blur those after it.
+The factors are multiplied out, never computed as differences of summed
+logarithms: so a decay may be exactly 0, and one strong decay does not
+make those after it less precise.
 
-Three classes answer the same questions: `NoDecay`, `Decay` (one number
-per head) and `ChannelDecay` (one per key channel).
+Three classes have the same methods: `NoDecay`, `Decay` (one decay per
+head) and `ChannelDecay` (one per key channel).
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def of(
 
 
 class NoDecay:
-    """Nothing fades, and nothing is spent on it."""
+    """No decay, at no cost."""
 
     forgets = False
 
@@ -44,15 +44,15 @@ class NoDecay:
         return Scores(Q, K, diagonal)
 
     def of_state(self, Q: Tensor) -> Tensor:
-        r"""Rows that meet the state before the chunk, $\gamma Q$."""
+        r"""Rows that read the state before the chunk, $\gamma Q$."""
         return Q
 
     def at_end(self, K: Tensor) -> Tensor:
-        r"""Rows that go into the state after it, $\Gamma_C K$."""
+        r"""Rows as the state after the chunk has them, $\Gamma_C K$."""
         return K
 
-    def carry(self, state: Tensor, place: int) -> Tensor:
-        r"""The state over one whole chunk, $\gamma_C W$, in place."""
+    def carry(self, state: Tensor, index: int) -> Tensor:
+        r"""The state after one chunk of decays, $\gamma_C W$, in place."""
         return state
 
 
@@ -64,7 +64,7 @@ class Scores:
         self.P = torch.bmm(Q, K.mT).tril_(diagonal)
 
     def backward(self, dP: Tensor, dQ: Tensor, dK: Tensor) -> None:
-        """Add to `dQ` and `dK`; `dP` is used up."""
+        """Add to `dQ` and `dK`; `dP` is overwritten."""
         dP.tril_(self.diagonal)
         dQ.baddbmm_(dP, self.K)
         dK.baddbmm_(dP.mT, self.Q)
@@ -76,18 +76,18 @@ class Decay(NoDecay):
     forgets = True
 
     def __init__(self, d: Tensor):
-        # Row j holds 1 up to place j, then d: its running product.
+        # Row j is 1 up to column j, then d; its running product.
         later = d.new_ones(d.shape[1], d.shape[1]).triu(1).bool()
         rows = torch.where(later, d.mT, 1).cumprod(-1)
         #: $\Gamma$, with ones above the diagonal.
         self.inside = rows.mT.contiguous()
-        #: $\gamma$, and $\gamma$ of the step before.
+        #: $\gamma$, and $\gamma$ of the previous step.
         self.gamma = d.cumprod(1)
         self.before = torch.cat(
             [torch.ones_like(d[:, :1]), self.gamma[:, :-1]], 1
         )
         self.state_left, self.left = self.gamma[:, -1:], rows[:, :, -1:]
-        #: How much each reader asks of each writer, of all `scores`.
+        #: How much step i reads of what step j wrote, of all `scores`.
         self.between: Tensor | None = None
 
     def scores(self, Q: Tensor, K: Tensor, diagonal: int) -> Scores:
@@ -99,44 +99,47 @@ class Decay(NoDecay):
     def at_end(self, K: Tensor) -> Tensor:
         return self.left * K
 
-    def carry(self, state: Tensor, place: int) -> Tensor:
+    def carry(self, state: Tensor, index: int) -> Tensor:
         heads = len(state)
-        one = self.state_left[place * heads : (place + 1) * heads]
+        one = self.state_left[index * heads : (index + 1) * heads]
         return state.mul_(one)
 
     def gradient(
         self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
     ) -> Tensor:
-        r"""Of each decay, $dd_t = \langle dW_t, W_{t-1} \rangle$.
+        r"""The gradients $dd_t = \langle dW_t, W_{t-1} \rangle$.
 
-        Neither is ever formed. $W_{t-1}$ is $\gamma_{t-1} S$ and what
-        the steps $j < t$ wrote, times $\Gamma_{t-1,j}$; $dW_t$ is what
-        the readers $i \ge t$ ask for, times $\Gamma_{it}$, and
-        $\Gamma_{Ct}\, dW'$. So all that is needed is how much each
-        reader asks of each writer, with the two states as one more
-        writer in front and one more reader at the end.
+        Neither matrix is ever formed. $W_{t-1}$ is the sum of
+        $\gamma_{t-1} S$ and of what the steps $j < t$ wrote, times
+        $\Gamma_{t-1,j}$. $dW_t$ is the sum of $\Gamma_{Ct}\, dW'$ and of
+        the gradients of the steps $i \ge t$ that read, times
+        $\Gamma_{it}$. So only the product of each pair of steps $i$ and
+        $j$ is needed. The state before the chunk is one more step that
+        writes, and the state after it one more step that reads.
 
         - `S`, `after`: `[n, value, key]`, the state before, and the
           gradient of the state after the chunk.
-        - `read`: `[n, C, key]`, readers of `S`, per channel.
-        - `written`: `[n, C, key]`, `after` of writers, per channel.
+        - `read`: `[n, C, key]`, how much each step reads of `S`, per
+          channel.
+        - `written`: `[n, C, key]`, how much `after` takes of what each
+          step wrote, per channel.
         - Returns `[n, C, 1]`.
         """
         assert self.between is not None
         n, C, _ = self.between.shape
-        asked = S.new_empty(n, C + 1, C + 1)
-        asked[:, :-1, 0] = read.sum(-1)
-        asked[:, :-1, 1:] = self.between
-        asked[:, -1, 0] = (S * after).sum((-2, -1))
-        asked[:, -1, 1:] = written.sum(-1)
-        # What stands between a step t and its readers, and writers.
+        pairs = S.new_empty(n, C + 1, C + 1)
+        pairs[:, :-1, 0] = read.sum(-1)
+        pairs[:, :-1, 1:] = self.between
+        pairs[:, -1, 0] = (S * after).sum((-2, -1))
+        pairs[:, -1, 1:] = written.sum(-1)
+        # The decays from step t to those that read, and before it.
         readers = S.new_empty(n, C, C + 1)
         readers[:, :, :-1] = self.inside.mT.triu()
         readers[:, :, -1:] = self.left
         writers = S.new_zeros(n, C, C + 1)
         writers[:, :, :1] = self.before
         writers[:, 1:, 1:] = self.inside[:, :-1].tril()
-        return (torch.bmm(readers, asked) * writers).sum(-1, True)
+        return (torch.bmm(readers, pairs) * writers).sum(-1, True)
 
 
 class _FadedScores(Scores):
@@ -150,9 +153,9 @@ class _FadedScores(Scores):
         self.P = self.product.tril(diagonal).mul_(fade.inside)
 
     def backward(self, dP: Tensor, dQ: Tensor, dK: Tensor) -> None:
-        fade, asked = self.fade, self.product.mul_(dP).tril_(-1)
+        fade, pairs = self.fade, self.product.mul_(dP).tril_(-1)
         fade.between = (
-            asked if fade.between is None else fade.between.add_(asked)
+            pairs if fade.between is None else fade.between.add_(pairs)
         )
         super().backward(dP.mul_(fade.inside), dQ, dK)
 
@@ -160,13 +163,13 @@ class _FadedScores(Scores):
 class ChannelDecay(NoDecay):
     r"""One decay per step, head and key channel. `d`: `[n, C, key]`.
 
-    $\Gamma_{ij}$ is a vector now, and stands inside the products:
+    $\Gamma_{ij}$ is now a vector inside the products:
 
     $$P_{ij} = \sum_c Q_{ic}\, K_{jc}\, \Gamma_{ijc}$$
 
-    All products of decays are formed. (As a quotient, $\Gamma_{ij} =
-    \gamma_i / \gamma_j$ would make a matrix product of it, and overflow
-    with the first strong decay.)
+    All products of decays are formed. (With quotients $\Gamma_{ij} =
+    \gamma_i / \gamma_j$ this would be a matrix product, but it would
+    overflow at the first strong decay.)
     """
 
     forgets = True
@@ -189,11 +192,11 @@ class ChannelDecay(NoDecay):
     def gradient(
         self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
     ) -> Tensor:
-        r"""As for `Decay`, channel by channel.
+        r"""As in `Decay`, channel by channel.
 
-        `between` holds products of all three factors here, decays
-        included. So the sum over all readers $i \ge t$ and writers
-        $j < t$ is $d_t\, dd_t$: sums of products, no differences.
+        Here the entries of `between` include the decays. So the sum
+        over all $i \ge t$ and $j < t$ is $d_t\, dd_t$: a sum of
+        products, without differences.
 
         - Returns `[n, C, key]`.
         """

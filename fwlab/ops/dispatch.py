@@ -1,4 +1,4 @@
-"""Which implementation computes a call: the room between all of them."""
+"""The choice of the implementation that computes a call."""
 
 import functools
 import warnings
@@ -11,7 +11,7 @@ from fwlab.ops import gpu
 
 
 def usable(implementations: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of implementations that run on this machine."""
+    """The names of the implementations that run on this machine."""
     return tuple(
         name
         for name, entry in implementations.items()
@@ -23,24 +23,24 @@ def usable(implementations: Mapping[str, Any]) -> tuple[str, ...]:
 def choose(
     op: str,
     implementations: Mapping[str, Any],
-    asked: str,
+    requested: str,
     *tensors: Tensor,
     **sizes: Any,
 ) -> tuple[str, Any]:
     """The implementation that computes `op`: its name, and itself.
 
-    - `asked`: a name, or "auto": the kernel where it can run, else the
-      efficient form. On a GPU that warns, once for each reason.
-    - `tensors`: those whose device and precision decide.
-    - `sizes`: of the problem, as the kernel's `refuses` wants them.
-    - Raises `ValueError` for an unknown name, and for "triton" where
-      there is no kernel for these arguments, with the reason.
+    - `requested`: a name, or "auto": the kernel where it can run, else
+      the efficient form. On a GPU this warns, once for each reason.
+    - `tensors`: those whose device and dtypes decide.
+    - `sizes`: those of the problem, by the names in `refuses`.
+    - Raises `ValueError` for an unknown name, and for "triton" if there
+      is no kernel for these arguments, with the reason.
     """
-    if asked not in ("auto", *implementations):
+    if requested not in ("auto", *implementations):
         names = ", ".join(map(repr, implementations))
         raise ValueError(
             f"{op}: expected implementation 'auto' or one of {names}, "
-            f"got {asked!r}"
+            f"got {requested!r}"
         )
     if not all(map(Tensor.numel, tensors)):
         return "naive", implementations["naive"]  # nothing to compute
@@ -49,25 +49,25 @@ def choose(
         for name, entry in implementations.items()
         if not isinstance(entry, gpu.Kernel)
     ][-1]
-    name = [*implementations][-1] if asked == "auto" else asked
+    name = [*implementations][-1] if requested == "auto" else requested
     entry = implementations[name]
     if not isinstance(entry, gpu.Kernel):
         return name, entry
     device = tensors[0].device
     reason = entry.refusal(device, {x.dtype for x in tensors}, **sizes)
-    if reason is None and (asked != "auto" or not gpu.INTERPRETED):
+    if reason is None and (requested != "auto" or not gpu.INTERPRETED):
         return name, entry.load()
-    if asked != "auto":
+    if requested != "auto":
         raise ValueError(
-            f"{op}: implementation {asked!r} cannot run here: {reason}; "
+            f"{op}: implementation {requested!r} cannot run here: {reason}; "
             f"{fallback!r} can"
         )
     if device.type == "cuda":
-        _say(f"{op}: {reason}; {fallback!r} is used")
+        _warn(f"{op}: {reason}; {fallback!r} is used instead")
     return fallback, implementations[fallback]
 
 
 @functools.cache
-def _say(text: str) -> None:
-    """Warn once, however often and from wherever it is called."""
+def _warn(text: str) -> None:
+    """Warn once per text, no matter how often it is called."""
     warnings.warn(text, stacklevel=2)

@@ -1,7 +1,7 @@
 """What GPU kernels have in common: where they run, and their launch.
 
-Triton is imported only when a kernel is first asked for: everything
-else works without it.
+Triton is imported when a kernel is first used; everything else works
+without it.
 """
 
 import importlib
@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Kernels run in Triton's interpreter, on the CPU: for tests. Triton
-#: itself reads this once, when a kernel is defined.
+#: Whether kernels run in Triton's interpreter, on the CPU, for tests.
+#: Triton itself looks this up once, when a kernel is defined.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-#: Precisions that a kernel takes, as the first word of its table.
+#: Dtypes that a kernel takes.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 OLDEST = (3, 6)
-"""The oldest release of Triton that the kernels are compiled with."""
+"""The oldest release of Triton that compiles the kernels."""
 
 TENSOR_CORES = (8, 0)
-"""The least compute capability at which Triton uses tensor cores."""
+"""The minimum compute capability at which Triton uses tensor cores."""
 
 
 def installed() -> bool:
-    """Whether there is a Triton that knows what the kernels use."""
+    """Whether there is a Triton that is new enough for the kernels."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -39,7 +39,7 @@ def installed() -> bool:
 
 
 class Launch(NamedTuple):
-    """One launch of a kernel, as it was or would have been."""
+    """One launch of a kernel, which `recording` collects."""
 
     kernel: Any
     arguments: tuple[Any, ...]
@@ -58,10 +58,10 @@ _recorder: _Recorder | None = None
 
 @contextmanager
 def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
-    """Collect launches in place of running them.
+    """Collect launches instead of running them.
 
-    For tensors of the device "meta": what a GPU of that capability
-    would be given can be compiled on a machine that has none.
+    Use tensors on the device "meta": a machine without a GPU can then
+    compile what a GPU of this capability would run.
     """
     global _recorder
     before, _recorder = _recorder, _Recorder(capability, [])
@@ -81,8 +81,8 @@ def launch(
 ) -> None:
     """Run `kernel` on `grid`.
 
-    - `arguments`: contiguous tensors, numbers, and None for a tensor
-      that is not given; in the order of the kernel's parameters.
+    - `arguments`: contiguous tensors, numbers, and None for a missing
+      tensor, in the order of the kernel's parameters.
     - `constants`: its `constexpr` parameters.
     """
     if _recorder is not None:
@@ -91,7 +91,7 @@ def launch(
         )
         return
     lead = next(x for x in arguments if isinstance(x, Tensor))
-    # Triton launches on the current device, whatever the tensors are on.
+    # Triton launches on the current device, not on that of the tensors.
     with torch.cuda.device_of(lead):
         kernel[grid](
             *arguments, **constants, num_warps=warps, num_stages=stages
@@ -99,7 +99,7 @@ def launch(
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability, such as (9, 0); that of no GPU is (0, 0)."""
+    """Compute capability, such as (9, 0); without a GPU (0, 0)."""
     if _recorder is not None:
         return _recorder.capability
     if INTERPRETED:
@@ -110,7 +110,7 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many programs run side by side at least."""
+    """The minimum number of programs that run side by side."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(
@@ -120,18 +120,18 @@ def multiprocessors(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A table's entry for an implementation in Triton.
+    """The entry of an implementation in Triton in its table.
 
     - `module`: the module with the kernels.
-    - `function`: its function; None stands for the module itself.
-    - `least`: the least compute capability.
-    - `refuses`: `refuses(capability, **sizes)` says in words why the
+    - `function`: a function of the module; None = the module itself.
+    - `minimum`: the minimum compute capability.
+    - `refuses`: `refuses(capability, **sizes)` returns in words why the
       kernel cannot compute this; None = it can.
     """
 
     module: str
     function: str | None = None
-    least: tuple[int, int] = TENSOR_CORES
+    minimum: tuple[int, int] = TENSOR_CORES
     refuses: Callable[..., str | None] | None = None
 
     def load(self) -> Any:
@@ -153,7 +153,7 @@ class Kernel:
             )
         if device.type != _device():
             return (
-                f"Triton needs a GPU, and the tensors are on {device}"
+                f"Triton needs a GPU, but the tensors are on {device}"
             )
         if torch.version.hip is not None:
             return "the kernels are written for Nvidia GPUs"
@@ -165,10 +165,10 @@ class Kernel:
                     "Triton's interpreter does not compute in bfloat16"
                 )
         have = capability(device)
-        if have < self.least:
+        if have < self.minimum:
             return (
                 f"compute capability {_version(have)} is below "
-                f"{_version(self.least)}"
+                f"{_version(self.minimum)}"
             )
         if self.refuses is None:
             return None
@@ -177,7 +177,7 @@ class Kernel:
 
 
 def _device() -> str:
-    """The kind of device that kernels take at this time."""
+    """The type of device that kernels run on now."""
     if _recorder is not None:
         return "meta"
     return "cpu" if INTERPRETED else "cuda"

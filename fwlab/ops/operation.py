@@ -1,9 +1,10 @@
-"""The record of an operation, and the frame around every call of one.
+"""The record of an operation, and what all calls have in common.
 
-A record says once what the rest of fwlab needs to know of an operation:
-the lists of `fwlab.ops`, of layers, mixers, benchmarks, tests and pages
-are made from it. The frame checks arguments, chooses an implementation,
-masks steps, hands over a state, and deals with empty sequences.
+A record says once what the rest of fwlab needs to know about an
+operation: the lists of `fwlab.ops`, of layers, mixers, benchmarks,
+tests and pages come from it. A `Call` checks the arguments, chooses an
+implementation, masks steps, passes the state on, and handles empty
+sequences.
 """
 
 import inspect
@@ -20,14 +21,14 @@ from fwlab.ops.autograd import full_precision
 
 @dataclass(frozen=True)
 class Operation:
-    """What is declared of an operation, once.
+    """All that is declared about an operation.
 
-    - `name`: of its function in `fwlab.ops`.
-    - `folder`: of its implementations in `fwlab/ops`, and of its page
-      of annotated source.
+    - `name`: the name of its function in `fwlab.ops`.
+    - `folder`: the folder of its implementations in `fwlab/ops`, and of
+      its page of annotated source.
     - `implementations`: name -> function or `gpu.Kernel`, simplest
       first. "auto" takes the last one that can run.
-    - `mixer`: the layer made of it, by its name in `--mixer`.
+    - `mixer`: the name in `--mixer` of the layer that uses it.
     - `benchmarks`: (time, width) of problems for `fwlab bench`.
     """
 
@@ -39,8 +40,10 @@ class Operation:
 
 
 class Variants:
-    """Several functions in place of options: the one is called whose
-    parameters have the names of what is given.
+    """Several functions, one for each set of parameters.
+
+    A call goes to the function whose parameters have exactly the names
+    of the arguments.
     """
 
     def __init__(self, *functions: Callable):
@@ -54,10 +57,10 @@ class Variants:
 
 
 class Call:
-    """One call: arguments that have been checked, and what they need.
+    """One call of an operation, with checked arguments.
 
-    - `arguments`: name -> (tensor, dimensions), as `checks.shapes` wants
-      them; all are floating-point tensors.
+    - `arguments`: name -> (tensor, dimensions), as in `checks.shapes`;
+      all are floating-point tensors.
     - `like`: the argument whose dtype and leading shape the result has.
     """
 
@@ -84,10 +87,10 @@ class Call:
     def choose(
         self, implementation: str, *deciding: str, **sizes: Any
     ) -> Any:
-        """The function that computes this call, and its name.
+        """The name and the function of the implementation.
 
-        - `deciding`: the arguments whose device and precision decide.
-        - `sizes`: more of what a kernel's `refuses` asks for.
+        - `deciding`: the arguments whose device and dtypes decide.
+        - `sizes`: other arguments for `refuses` of a kernel.
         """
         return dispatch.choose(
             self.name,
@@ -100,8 +103,8 @@ class Call:
     def masked(self, x: Tensor, fill: float = 0) -> Tensor:
         """`[batch, time, ...]` with `fill` in place of masked steps.
 
-        By `where`, not a product: a masked step may hold anything, also
-        NaN.
+        This uses `where`, not a product: a masked step may contain
+        anything, even NaN.
         """
         if self.key_mask is None:
             return x
@@ -118,12 +121,13 @@ class Call:
         empty: Mapping[str, float] | None = None,
         dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> Any:
-        """The state that was given, checked; or an empty one.
+        """The given state, checked, or an empty one.
 
         - `kind`: a named tuple, or a function of one tensor for a state
           without parts.
-        - `shapes`: of each part, by name.
-        - `empty`: what fills a part of an empty state, if not 0.
+        - `shapes`: the shape of each part, by name.
+        - `empty`: fill values of an empty state, where not 0.
+        - `dtypes`: dtypes of an empty state, where not `self.dtype`.
         """
         if state is None:
             return kind(
@@ -153,12 +157,13 @@ class Call:
         start: Any,
         return_state: bool,
     ) -> Any:
-        """`compute`'s `(y, state)` in full precision, also of nothing."""
-        # Autocast would push sums into half precision.
+        """`(y, state)` of `compute`, in full precision.
+
+        An empty sequence has no steps to compute, but its result still
+        depends on the inputs.
+        """
         with full_precision(self.like):
-            if (
-                self.like.shape[1] == 0
-            ):  # still a function of its inputs
+            if self.like.shape[1] == 0:
                 others = (
                     x.sum().to(self.dtype)
                     for x in self.given.values()

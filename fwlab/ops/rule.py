@@ -1,7 +1,7 @@
-"""Fast-weight rules: their record, and how they are called.
+"""Fast weight rules: their record, and how they are called.
 
-A rule brings its loops (`naive.py`) and a recurrence, which the other
-implementations share with other rules.
+A rule has its own loop (`naive.py`). The other implementations compute
+a recurrence, which several rules share.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +25,15 @@ class Rule(Operation):
     - `gates`: name -> its dimensions after batch and time: "heads", or
       "heads key".
     - `optional`: gates that may be None.
-    - `factors`: makes decay and strength of the gates, 0 to 1, for all
-      implementations but naive; None = 1.
-    - `corrects`: writes the difference to what a key holds.
-    - `normalizes`: can divide by $z$.
+    - `factors`: makes decay and strength from the gates, 0 to 1, for
+      all implementations but naive; None = 1.
+    - `corrects`: whether it writes the difference between the value and
+      what the key retrieves.
+    - `normalizes`: whether it can divide by $z$.
 
-    What its layer does where a caller does not say:
+    The defaults of its layer:
 
-    - `feature_map`: class of the features.
+    - `feature_map`: the class of the feature map.
     - `key_norm`: "sum", "l2" or None.
     - `normalize`: whether it divides by $z$.
     """
@@ -50,7 +51,7 @@ class Rule(Operation):
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The gates that must be given."""
+        """The gates that cannot be None."""
         return tuple(n for n in self.gates if n not in self.optional)
 
     @torch.compiler.disable
@@ -71,10 +72,10 @@ class Rule(Operation):
         wider: int = 1,
         **options: Any,
     ) -> Tensor | tuple[Tensor, State]:
-        """Compute the rule; the public functions say what it takes.
+        """Compute the rule; for the arguments see its public function.
 
-        - `features`: made of `q` and `k` first, `wider` than them; a
-          kernel makes them itself, and gets the `options`.
+        - `features`: maps `q` and `k` to features that are `wider`
+          times as wide. A kernel does this itself, using the `options`.
         """
         given = {
             name: gate
@@ -137,8 +138,8 @@ class Rule(Operation):
         normalize: bool,
     ) -> dict[str, Any]:
         """What the rule reads, by name: masked, and in a safe range."""
-        # A zero key with strength zero writes nothing, a zero query
-        # reads nothing, and with a log decay of zero nothing fades.
+        # In a masked step all inputs are 0: a zero key writes nothing,
+        # and a log decay of 0 keeps the state.
         x = {
             name: call.masked(part) for name, part in call.given.items()
         }
@@ -148,7 +149,7 @@ class Rule(Operation):
             }
         if scale is not None:
             x["q"] = x["q"] * scale
-        if normalize:  # the length cancels in the quotient
+        if normalize:  # the scale cancels in the quotient
             x["q"] = unit_range(x["q"])
             if self.corrects:
                 x["ask"] = unit_range(x["k"])
@@ -159,7 +160,7 @@ class Rule(Operation):
         }
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
-        """The memory that was given, or an empty one."""
+        """The given state, or an empty one."""
         batch, heads, value, key = (
             call.sizes[n] for n in ("batch", "heads", "value", "key")
         )

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class NormalizedState(NamedTuple):
-    """Fast weights together with the normaliser of Eq. 18.
+    """Fast weights and the normaliser of Eq. 18.
 
     - `W`: `[batch, heads, value, key]`, the fast weights.
     - `z`: `[batch, heads, key]`, the sum of all keys written so far.
@@ -17,11 +17,11 @@ class NormalizedState(NamedTuple):
 
 
 class ScaledState(NamedTuple):
-    r"""A memory of features that share a scale (stabilised FAVOR+).
+    r"""The state of features that share a scale (stabilised FAVOR+).
 
     - `memory`: the state of the rule, in units of `exp(log_scale)`.
-    - `log_scale`: `[batch, heads]`, the largest logarithm of a key's
-      scale so far; $-\infty$ while there was none.
+    - `log_scale`: `[batch, heads]`, the maximum so far of the logarithm
+      of a key's scale; $-\infty$ before the first key.
     """
 
     memory: Tensor | NormalizedState
@@ -29,12 +29,12 @@ class ScaledState(NamedTuple):
 
 
 class KeyValueCache(NamedTuple):
-    """The growing memory of softmax attention (Eqs. 5 and 6).
+    """The growing state of softmax attention (Eqs. 5 and 6).
 
     - `k`: `[batch, past, heads, key]`.
     - `v`: `[batch, past, heads, value]`.
-    - `mask`: `bool [batch, past]`, True = real token; None while every
-      token was real.
+    - `mask`: `bool [batch, past]`, True = real token; None if all
+      tokens are real.
     """
 
     k: Tensor
@@ -43,9 +43,9 @@ class KeyValueCache(NamedTuple):
 
 
 def detach(state: Any) -> Any:
-    """The same state, cut off from the graph that computed it.
+    """The same state, detached from the graph that computed it.
 
-    Call it between the segments of a stream to stop gradients there
+    Call this between the segments of a stream to stop gradients there
     (truncated backpropagation through time).
 
     - `state`: a tensor, a number of steps, None, or any nesting of
@@ -64,5 +64,6 @@ def detach(state: Any) -> Any:
     if state is None or isinstance(state, int):
         return state
     raise TypeError(
-        f"a state holds tensors, not {type(state).__name__}"
+        "expected a state made of tensors, integers, None, tuples, lists "
+        f"and dicts, got {type(state).__name__}"
     )

@@ -1,4 +1,4 @@
-"""The delta rules: fast weights that correct what they hold."""
+"""The delta rules: fast weights that correct what they retrieve."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ from fwlab.ops.operation import Variants
 from fwlab.ops.rule import Rule, factor
 from fwlab.ops.state import NormalizedState
 
-#: Steps that the recurrent kernel takes where Triton has no tensor cores.
+#: Maximum number of steps where Triton uses no tensor cores.
 SHORT = 64
 
 
@@ -25,12 +25,12 @@ def _refuses(
     **widths: Any,
 ) -> str | None:
     if normalize:
-        return "the kernels have no normalize=True"
+        return "there is no kernel for normalize=True"
     if capability < gpu.TENSOR_CORES and time > SHORT:
         return (
             f"without tensor cores (compute capability "
-            f"{capability[0]}.{capability[1]}) the kernel takes {SHORT} "
-            "steps at most"
+            f"{capability[0]}.{capability[1]}) the kernel takes up to "
+            f"{SHORT} steps, got {time}"
         )
     return too_wide(capability, **widths)
 
@@ -38,16 +38,16 @@ def _refuses(
 def _no_features(
     capability: tuple[int, int], full: bool = False, **sizes: Any
 ) -> str | None:
-    """Features made inside need room themselves: twice in float32."""
-    most = 256 if full else 512
-    return _refuses(capability, full=full, most=most, **sizes)
+    """DPFP features need shared memory too, twice as much in float32."""
+    maximum = 256 if full else 512
+    return _refuses(capability, full=full, maximum=maximum, **sizes)
 
 
 def _kernel(refuses: Callable) -> gpu.Kernel:
     return gpu.Kernel(
         "fwlab.ops.delta.kernels",
         "error_correcting",
-        least=(7, 5),
+        minimum=(7, 5),
         refuses=refuses,
     )
 
@@ -125,28 +125,29 @@ def delta_rule(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
-    r"""Replace what a key holds, then read (Eqs. 20-25).
+    r"""Replace the value of a key, then read (Eqs. 20-25).
 
     $\bar v_t = W_{t-1} k_t$,
     $W_t = W_{t-1} + \beta_t (v_t - \bar v_t) \otimes k_t$,
-    $y_t = W_t q_t$. Keys and queries come as features: apply a map and
-    a normalisation of `fwlab.feature_maps` first. The recurrence is
-    stable while $\beta_t |k_t|^2 \le 2$, which either normalisation
-    ensures for `beta` in $[0, 1]$ and features that are not negative.
+    $y_t = W_t q_t$. Keys and queries are features: first apply a map
+    and a normalisation of `fwlab.feature_maps`. The recurrence is
+    stable while $\beta_t |k_t|^2 \le 2$. For `beta` in $[0, 1]$ and
+    features that are not negative, either normalisation ensures this.
 
     - `q`, `k`: `[batch, time, heads, key]`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
-      $[0, 1]$: 0 keeps what the key holds, 1 replaces it.
-    - `normalize`: divide both readings by $z \cdot k$ and $z \cdot q$
-      (Eqs. 26-28); where a denominator is 0 the reading is 0.
-    - `scale`: multiplies `q` when given.
+      $[0, 1]$: 0 keeps the old value of the key, 1 replaces it.
+    - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$
+      and $z \cdot q$ (Eqs. 26-28); the result is 0 where a denominator
+      is 0.
+    - `scale`: a factor of `q`; None = 1.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave the state untouched and return 0.
-    - `state`: what an earlier call returned; None = empty memory. The
+    - `state`: the state that an earlier call returned; None = zeros. The
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
-    - `return_state`: return `(y, state)` in place of `y`.
+    - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "chunked", "efficient" or
       "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
@@ -183,10 +184,10 @@ def dpfp_delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""The delta rule on DPFP features divided by their sum.
 
-    What `delta_rule` gives for `sum_normalize(DPFP(nu)(q))`, and the
-    same of `k` (Eqs. 37 and 29). On a GPU
-    the features are made inside the kernel: of each key only its $d$
-    numbers are read, never the $2 d \nu$ features.
+    The same as `delta_rule` for `sum_normalize(DPFP(nu)(q))` and
+    `sum_normalize(DPFP(nu)(k))` (Eqs. 37 and 29). On a GPU the kernels
+    make the features: they load the $d$ scalars of a key from HBM, not
+    its $2 d \nu$ features.
 
     - `q`, `k`: `[batch, time, heads, d]`, any values.
     - `v`: `[batch, time, heads, value]`.
@@ -229,10 +230,10 @@ def gated_delta_rule(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
-    r"""Fade, then replace what a key holds, then read.
+    r"""Decay, then replace the value of a key, then read.
 
-    With $\alpha_t = \exp(\text{log\_decay}_t)$ the memory first becomes
-    $\tilde W_t = \alpha_t W_{t-1}$; then, as in the delta rule,
+    With $\alpha_t = \exp(\text{log\_decay}_t)$ the fast weights first
+    become $\tilde W_t = \alpha_t W_{t-1}$; then, as in the delta rule,
     $W_t = \tilde W_t + \beta_t (v_t - \tilde W_t k_t) \otimes k_t$ and
     $y_t = W_t q_t$.
 
@@ -241,10 +242,11 @@ def gated_delta_rule(
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$.
-    - `log_decay`: `[batch, time, heads]`, at most 0: 0 keeps the
-      memory, $-\infty$ empties it.
-    - `normalize`: divide both readings by $z \cdot k$ and $z \cdot q$
-      (Eqs. 26-28, where $z$ fades as $W$ does).
+    - `log_decay`: `[batch, time, heads]`, at most 0: 0 keeps the fast
+      weights, $-\infty$ erases them.
+    - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$
+      and $z \cdot q$ (Eqs. 26-28, with the same decay for $z$ as for
+      $W$).
     - `scale`, `key_mask`, `state`, `return_state`, `implementation`: as
       for `delta_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.

@@ -1,4 +1,4 @@
-"""Feedback memory: every layer sees what all layers made of the past."""
+"""Feedback memory: each layer attends to past results of all layers."""
 
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ from fwlab.ops.feedback_memory import efficient, naive
 from fwlab.ops.feedback_memory.weights import FeedbackWeights
 from fwlab.ops.operation import Call, Operation
 
-#: The most channels per head, and per token, of the kernels.
-WIDEST, WIDEST_TOKEN = 256, 8192
+#: Maximum channels per head, and per token, in the kernels.
+MAX_KEY, MAX_WIDTH = 256, 8192
 
 
 def _refuses(
@@ -21,13 +21,15 @@ def _refuses(
     features: int = 0,
     **others: Any,
 ) -> str | None:
-    for name, size, most in (
-        ("d", d, WIDEST_TOKEN),
-        ("key", key, WIDEST),
-        ("features", features, WIDEST),
+    for name, size, maximum in (
+        ("d", d, MAX_WIDTH),
+        ("key", key, MAX_KEY),
+        ("features", features, MAX_KEY),
     ):
-        if size > most:
-            return f"the kernels take {name} up to {most}, not {size}"
+        if size > maximum:
+            return (
+                f"the kernels take {name} up to {maximum}, got {size}"
+            )
     return None
 
 
@@ -40,7 +42,7 @@ FEEDBACK = Operation(
         "triton": gpu.Kernel(
             "fwlab.ops.feedback_memory.kernels",
             "feedback",
-            least=(7, 5),
+            minimum=(7, 5),
             refuses=_refuses,
         ),
     },
@@ -53,9 +55,9 @@ class FeedbackState(NamedTuple):
 
     - `k`, `v`: `[batch, past, groups, heads, key]`, oldest first;
       `groups` is the number of layers, or 1 in the shared form.
-    - `mask`: `bool [batch, past]`, True = a real memory; None while all
-      are. Where sequences have different numbers of memories, those of
-      the shorter ones stand at the end.
+    - `mask`: `bool [batch, past]`, True = a real memory; None if all
+      are. A sequence with fewer memories than others has them at the
+      end.
     """
 
     k: Tensor
@@ -74,31 +76,32 @@ def feedback(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, FeedbackState]:
-    r"""A stack of layers that attend to a memory of all layers.
+    r"""A stack of layers that attend to memories of all layers.
 
     $m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\, x_t^l$, and each layer
     of step $t$ attends to $m_j$ for all $j < t$: not to its own step,
-    and without a longest distance. Pre-norm, MLP with GELU, no biases,
+    and without a maximum distance. Pre-norm, MLP with GELU, no biases,
     no norm at the end.
 
     - `x`: `[batch, time, d]`, the inputs $x_t^0$.
-    - `weights`: a `FeedbackWeights`, whose shapes say how many layers
-      there are and whether they share the projections of the memory.
+    - `weights`: a `FeedbackWeights`. Its shapes determine the number of
+      layers, and whether they share the projections of the memory.
     - `heads`: heads per layer; divides `d`.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
-      are as if they were not there: no memory is made of them, distances
-      do not count them, and they return 0.
+      do not count: they make no memory, distances skip them, and they
+      return 0.
     - `state`: the `FeedbackState` of an earlier call; None = no memories.
-      Float32 for half-precision inputs.
-    - `return_state`: return `(y, state)` in place of `y`.
+      float32 for half-precision inputs.
+    - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "efficient" or "triton".
     - Returns `y` `[batch, time, d]`, the $x_t^L$, in the dtype of `x`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    At the first step there is nothing to attend to, and the attention
-    gives 0. With no more than one memory in sight the softmax has
-    nothing to choose from: then the gradients of `to_q` and `positions`
-    are 0 (and with none, those of all that attention is made of).
+    At the first step there is no memory to attend to, and the result of
+    the attention is 0. With at most one memory, the attention weights
+    do not depend on the query, so the gradients of `to_q` and
+    `positions` are 0 (and without any memory, those of all weights of
+    the attention).
 
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
@@ -135,7 +138,7 @@ def feedback(
 def feedback_attention(
     q: Tensor, k: Tensor, v: Tensor, positions: Tensor
 ) -> Tensor:
-    r"""One query against the memories before it (a step of `feedback`).
+    r"""Attention of one query to past memories (a step of `feedback`).
 
     The score of the memory $\delta$ steps back is
     $(q \cdot k + q \cdot P s(\delta)) / \sqrt{d_{\text{key}}}$, with
@@ -167,7 +170,7 @@ def feedback_attention(
 
 
 def _named(weights: FeedbackWeights) -> dict[str, tuple[Tensor, str]]:
-    """Every tensor by name, with its dimensions."""
+    """Each tensor by name, with its dimensions."""
     if not isinstance(weights, FeedbackWeights):
         raise TypeError(
             "feedback: expected weights to be a FeedbackWeights, "
@@ -194,7 +197,7 @@ def _named(weights: FeedbackWeights) -> dict[str, tuple[Tensor, str]]:
 
 
 def _check_layers(op: str, heads: int, sizes: dict[str, int]) -> None:
-    """Hold the numbers of layers, groups, heads and features together."""
+    """Check that the sizes of layers, groups and heads fit together."""
     layers, groups, d = sizes["layers"], sizes["groups"], sizes["d"]
     if layers < 1 or groups not in (1, layers):
         raise ValueError(
@@ -236,7 +239,7 @@ def _check_features(op: str, argument: str, features: int) -> None:
 def _start(
     call: Call, state: FeedbackState | None, heads: int
 ) -> FeedbackState:
-    """The memories that were given, or none."""
+    """The given memories, or none."""
     key = call.sizes["d"] // heads
     past = 0
     if state is not None:
@@ -266,17 +269,17 @@ class _Memories(NamedTuple):
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:
-    """Steps of `[batch, time, ...]` in the order of each sequence."""
+    """Steps of `[batch, time, ...]` in a given order per sequence."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], order]
 
 
 def _pack(
     k: Tensor, v: Tensor, mask: Tensor | None, new: Tensor | None
 ) -> FeedbackState:
-    """Drop what is no memory; the rest stands at the end, in order.
+    """Drop masked memories, and move the others to the end, in order.
 
     - `mask`: which memories of earlier calls are real; None = all.
-    - `new`: which of the steps of this call are; None = all.
+    - `new`: which steps of this call are real; None = all.
     """
     if mask is None and new is None:
         return FeedbackState(k, v, None)
@@ -286,9 +289,9 @@ def _pack(
     if mask is None:
         mask = new.new_ones(len(k), k.shape[1] - new.shape[1])
     real = torch.cat([mask, new.sort(1, descending=True).values], dim=1)
-    longest = int(real.sum(1).max()) if real.numel() else 0
+    length = int(real.sum(1).max()) if real.numel() else 0
     order = torch.argsort(real, dim=1, stable=True)
-    order = order[:, order.shape[1] - longest :]
+    order = order[:, order.shape[1] - length :]
     real = real.gather(1, order)
     return FeedbackState(
         _take(k, order), _take(v, order), None if real.all() else real

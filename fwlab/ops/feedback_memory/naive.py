@@ -1,19 +1,20 @@
 r"""# Feedback memory, one step at a time
 
-A layer of a transformer may look at what the layer below it has
-computed, never at anything higher. The feedback transformer keeps *one*
-memory per step, made of the results of all layers of that step, and
-every layer of every later step attends to it. So the lowest layer can
-use the highest representation of the past; the price is that steps
-must be computed one after the other.
+A layer of a transformer attends to what the layer below it has
+computed, never to anything higher. The feedback transformer keeps *one*
+memory per step, made from the results of all layers at that step, and
+every layer of every later step attends to it. So even the lowest layer
+can use the highest representations of the past. The price is that the
+steps must be computed one after the other.
 
 The model is that of
-[Fan et al. 2020](https://arxiv.org/abs/2002.09402); the numbers of the
-equations are ours. Not theirs are the positions: a learned table ends
-somewhere, a projection of sinusoids (as in Transformer-XL) does not.
+[Fan et al. 2020](https://arxiv.org/abs/2002.09402), with equation
+numbers of our own. The positions are not theirs: a learned table has a
+maximum length, but a projection of sinusoids (as in Transformer-XL) has
+none.
 
-The functions below take the memory of all steps so far and project it
-again at every step and in every layer, as the equations say.
+The functions below take the memories of all steps so far, and project
+them again at every step and in every layer, as the equations say.
 """
 
 import torch
@@ -24,11 +25,11 @@ from fwlab.ops.feedback_memory.weights import EPS, FeedbackWeights
 
 
 def merge_memory(states: Tensor, w: Tensor) -> Tensor:
-    r"""One memory from the states of all layers:
+    r"""One memory from the representations in all layers:
 
     $$m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\; x_t^l \tag{f1}$$
 
-    $x_t^0$ is what comes into the stack, $x_t^L$ what leaves it.
+    $x_t^0$ is the input of the stack, and $x_t^L$ its output.
 
     - `states`: `[L + 1, ..., d]`, `w`: `[L + 1]`. Returns `[..., d]`.
     """
@@ -51,7 +52,7 @@ def project_memory(
       v_j = W_V\, \mathrm{LN}(m_j) \tag{f2}$$
 
     - `m`: `[batch, past, d]`, `W`: `[d, d]`.
-    - `scale`: `[d]`, of the norm; None = no norm.
+    - `scale`: `[d]`, the scale of the norm; None = no norm.
     - Returns `[batch, past, heads, d / heads]`.
     """
     m = m if scale is None else norm(m, scale)
@@ -59,7 +60,7 @@ def project_memory(
 
 
 def sinusoids(distance: Tensor, features: int) -> Tensor:
-    r"""Waves of many lengths, without a longest distance:
+    r"""Waves of many lengths, without a maximum distance:
 
     $$s(\delta) = \big[\sin \omega_i \delta,\; \cos \omega_i \delta
       \big]_i, \qquad
@@ -75,7 +76,7 @@ def sinusoids(distance: Tensor, features: int) -> Tensor:
 
 
 def softmax(a: Tensor, mask: Tensor | None) -> Tensor:
-    """Over the memories that are real; 0 where there is none.
+    """Softmax over the real memories; 0 if there are none.
 
     - `a`: `[batch, heads, past]`.
     - `mask`: `bool [batch, earlier]`, for the oldest; None = all real.
@@ -84,7 +85,7 @@ def softmax(a: Tensor, mask: Tensor | None) -> Tensor:
         return torch.softmax(a, dim=-1)
     later = a.shape[-1] - mask.shape[-1]
     hidden = F.pad(~mask, (0, later))[:, None]
-    # Not -inf: where everything is hidden, that would be 0/0.
+    # Not -inf: if all memories are hidden, that would be 0/0.
     a = a.masked_fill(hidden, torch.finfo(a.dtype).min)
     return torch.softmax(a, dim=-1).masked_fill(hidden, 0)
 
@@ -96,17 +97,17 @@ def feedback_attention(
     positions: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    r"""One query, the memories before it, and how far back they are:
+    r"""One query, the past memories, and how far back they are:
 
     $$r_\delta = P\, s(\delta), \qquad
       a_{tj} = \frac{q_t \cdot k_j + q_t \cdot r_{t-j}}
                     {\sqrt{d_{\text{key}}}} \tag{f4}$$
     $$z_t = \sum_{j<t} \mathrm{softmax}_{j<t}(a_{tj})\, v_j \tag{f5}$$
 
-    The step itself is not among them. The very first step has nothing
-    to attend to, and the empty sum is 0. Both terms of the score are
-    those of the authors' code; the biases that Transformer-XL adds to
-    the query in either term are left out there as well.
+    The memory of the step itself is not among them. At the first step
+    there are no memories, and the sum is 0. Both terms of the score are
+    those of the authors' code, which also omits the biases that
+    Transformer-XL adds to the query in each term.
 
     - `q`: `[batch, heads, key]`.
     - `k`, `v`: `[batch, past, heads, key]`, oldest first: the last one
@@ -134,7 +135,7 @@ def feedback(
     v: Tensor,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""All layers of a step, then its memory, then the next step.
+    r"""Compute all layers of a step, then its memory, step by step.
 
     $$q_t^l = W_Q^l\, \mathrm{LN}(x_t^l), \qquad
       \tilde x_t^l = x_t^l + W_O^l\, z_t^l \tag{f6}$$

@@ -17,14 +17,20 @@ def too_wide(
     key: int = 0,
     value: int = 0,
     full: bool = False,
-    most: int = 512,
+    maximum: int = 512,
     **_: Any,
 ) -> str | None:
-    """Why a kernel has no room for these widths; half in float32."""
-    most = most // 2 if full else most
-    if key > most or value > most:
+    """Why these widths do not fit on a multiprocessor; None = they do.
+
+    In float32 the maximum is half as large.
+    """
+    maximum = maximum // 2 if full else maximum
+    if key > maximum or value > maximum:
         kind = "float32" if full else "half precision"
-        return f"widths {key} and {value} are above {most} in {kind}"
+        return (
+            f"the kernels take widths up to {maximum} in {kind}, "
+            f"got {key} and {value}"
+        )
     return None
 
 
@@ -69,7 +75,9 @@ GATED_RULE = Rule(
     },
     gates={"beta": "heads", "log_decay": "heads"},
     optional=("log_decay",),
-    factors=lambda beta, log_decay=None: _fading(beta, log_decay),
+    factors=lambda beta, log_decay=None: _decay_and_strength(
+        beta, log_decay
+    ),
     mixer="gated",
     benchmarks=((1024, 64),),
     feature_map=ELU1,
@@ -77,7 +85,7 @@ GATED_RULE = Rule(
 )
 
 
-def _fading(
+def _decay_and_strength(
     beta: Tensor, log_decay: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Decay and strength of Eq. 52."""
@@ -98,26 +106,26 @@ def sum_rule(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
-    r"""Linear attention: write every pair, then read (Eqs. 17-19).
+    r"""Linear attention: write each pair, then read (Eqs. 17-19).
 
     $W_t = W_{t-1} + v_t \otimes k_t$, $z_t = z_{t-1} + k_t$, and
-    $y_t = W_t q_t \,/\, (z_t \cdot q_t)$. Keys and queries come as
-    features: apply a map of `fwlab.feature_maps` first.
+    $y_t = W_t q_t \,/\, (z_t \cdot q_t)$. Keys and queries are
+    features: first apply a map of `fwlab.feature_maps`.
 
     - `q`, `k`: `[batch, time, heads, key]`.
     - `v`: `[batch, time, heads, value]`.
     - `log_decay`: `[batch, time, heads]`, at most 0: $W_{t-1}$ and
       $z_{t-1}$ are multiplied by its exponential first; None = no
-      decay. (Features that are scaled by a running maximum need it.)
+      decay. (Features scaled by a running maximum need a decay.)
     - `normalize`: divide by $z_t \cdot q_t$; without it
       $y_t = W_t q_t$. Where the denominator is 0 the result is 0.
-    - `scale`: multiplies `q` when given.
+    - `scale`: a factor of `q`; None = 1.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave the state untouched and return 0.
-    - `state`: what an earlier call returned; None = empty memory. The
+    - `state`: the state that an earlier call returned; None = zeros. The
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
-    - `return_state`: return `(y, state)` in place of `y`.
+    - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "chunked", "efficient" or
       "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
@@ -154,7 +162,7 @@ def gated_rule(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
-    r"""Let everything fade a little for what is written (Eq. 52).
+    r"""Decay all fast weights, then write a pair (Eq. 52).
 
     $W_t = (1 - \beta_t) W_{t-1} + \beta_t\, v_t \otimes k_t$, and
     $y_t = W_t q_t$. With `normalize` it is gated Random Feature
@@ -164,7 +172,7 @@ def gated_rule(
     - `q`, `k`: `[batch, time, heads, key]`, as features.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, usually in $[0, 1]$: 0 keeps the
-      memory, 1 replaces all of it by this one pair.
+      fast weights, 1 replaces all of them with this pair.
     - `log_decay`, `normalize`, `scale`, `key_mask`, `state`,
       `return_state`, `implementation`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.

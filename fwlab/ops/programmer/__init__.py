@@ -37,17 +37,17 @@ def fwp(
     $\sigma$ = identity it is `sum_rule(x, b, a, normalize=False)`.
 
     - `a`: `[batch, time, heads, value]`, what to write.
-    - `b`: `[batch, time, heads, key]`, where.
+    - `b`: `[batch, time, heads, key]`, where to write it.
     - `x`: `[batch, time, heads, key]`, the input of the fast network.
-    - `activation`: $\sigma$, any function of a tensor that keeps its
-      shape, also one with parameters of its own; None = identity. It
-      must give the same for the same tensor (no dropout): "efficient"
-      calls it again in the backward pass.
+    - `activation`: $\sigma$, a function of a tensor that keeps its
+      shape and dtype, and may have parameters of its own; None =
+      identity. It must be deterministic (no dropout), because
+      "efficient" calls it again in the backward pass.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave $W$ untouched ($\sigma$ included) and return 0.
     - `state`: the `W` `[batch, heads, value, key]` of an earlier call;
       None = zeros; float32 for half-precision inputs.
-    - `return_state`: return `(y, state)` in place of `y`.
+    - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive" or "efficient".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `a`.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -92,7 +92,7 @@ def fwp(
 
 
 def _same_shape(activation: Callable | None) -> Callable | None:
-    """The same function, held to the shape and dtype of its argument."""
+    """The same function; it raises if shape or dtype change."""
     if activation is None:
         return None
 

@@ -1,24 +1,24 @@
-r"""# The fast weight programmer, with few states alive
+r"""# The fast weight programmer, with few states in memory
 
-The activation stands between one step and the next, so no product of
-matrices covers several steps at once, and the backward pass needs the
-state of every step. It does not need them all at the same time.
+There is an activation between one step and the next, so no matrix
+product covers several steps at once, and the backward pass needs the
+state of every step. But it does not need all of them at the same time.
 
-Cut the sequence into segments of about $\sqrt T$ steps. Forward, keep
-the weights before each segment. Backward, run a segment a second time
-from there, and differentiate it while its states are there: $\sqrt T$
-states that were kept, and $\sqrt T$ of the one segment at work. With
-$S$ steps per segment the states alive are
+Divide the sequence into segments of about $\sqrt T$ steps. In the
+forward pass, keep the state before each segment. In the backward pass,
+compute the states of one segment again, and differentiate it:
+$\sqrt T$ states are kept, and $\sqrt T$ belong to the current segment.
+With $S$ steps per segment the number of states in memory is
 
-$$\frac TS + S, \quad\text{least for}\quad S = \sqrt T \tag{a1}$$
+$$\frac TS + S, \quad\text{minimal for}\quad S = \sqrt T \tag{a1}$$
 
 The price is one more forward pass.
 
-Without an activation nothing stands between the steps, and
+Without an activation,
 
 $$y_i = W_0\, x_i + \sum_{j \le i} a_j\, (b_j \cdot x_i) \tag{a2}$$
 
-is the sum rule without a normaliser, which computes it in chunks.
+is the sum rule without a normaliser, and is computed in chunks.
 """
 
 import math
@@ -43,7 +43,7 @@ def _states(
     W: Tensor,
     activation: Callable,
 ) -> Tensor:
-    """The weights before the first step and after each.
+    """The states before the first step and after each step.
 
     - `a`, `b`: `[time, batch, heads, value or key]`.
     - Returns `[time + 1, batch, heads, value, key]`.
@@ -59,7 +59,7 @@ def _states(
 
 
 def _before(a: Tensor, b: Tensor, W: Tensor) -> Tensor:
-    r"""What the activation takes, $W_{i-1} + a_i \otimes b_i$."""
+    r"""The argument of the activation, $W_{i-1} + a_i \otimes b_i$."""
     return torch.addcmul(W, a[..., :, None], b[..., None, :])
 
 
@@ -68,7 +68,7 @@ def _real(keep: Tensor, i: int) -> Tensor:
 
 
 class _Segment(torch.autograd.Function):
-    """Run a stretch of the sequence, and run it again to go back."""
+    """One segment; the backward pass computes its states again."""
 
     @staticmethod
     def forward(
@@ -93,15 +93,15 @@ class _Segment(torch.autograd.Function):
         ctx: Any, dy: Tensor, dW: Tensor
     ) -> tuple[Tensor | None, ...]:
         r"""Let $P_i = W_{i-1} + a_i \otimes b_i$, so that
-        $W_i = \sigma(P_i)$. Every state is read once, and is the start
-        of the next step:
+        $W_i = \sigma(P_i)$. Each state is read once, and the next step
+        starts from it:
 
         $$dW_i = dy_i \otimes x_i + dP_{i+1} \tag{a3}$$
         $$dP_i = \sigma'(P_i)\; dW_i \tag{a4}$$
         $$da_i = dP_i\, b_i, \quad db_i = dP_i^\top a_i, \quad
           dx_i = W_i^\top dy_i \tag{a5}$$
 
-        Autograd knows the derivative of $\sigma$, whatever it is.
+        Autograd computes the derivative of $\sigma$.
         """
         a, b, x, keep, W = ctx.saved_tensors
         kinds = [part.dtype for part in (a, b, x)]
@@ -133,7 +133,7 @@ def _by_time(x: Tensor, W: Tensor) -> Tensor:
 def _pull_back(activation: Callable, P: Tensor, dW: Tensor) -> Tensor:
     P.requires_grad_()
     with torch.enable_grad():
-        W = activation(P.clone())  # it may work in place
+        W = activation(P.clone())  # may change it in place
     if not W.requires_grad:  # a constant
         return torch.zeros_like(P)
     return torch.autograd.grad(W, P, dW)[0]
@@ -153,7 +153,7 @@ def _loop(
     W: Tensor,
     activation: Callable,
 ) -> tuple[Tensor, Tensor]:
-    """A stretch that autograd can differentiate."""
+    """A segment that autograd can differentiate."""
     a, b, x = (_by_time(part, W) for part in (a, b, x))
     y = []
     for i in range(len(a)):
@@ -177,14 +177,15 @@ def fwp(
     if activation is None:
         # Masked steps come as zeros, which write nothing.
         return linear.remember(x, b, a, None, None, W)  # (a2)
-    steps = SEGMENT or math.isqrt(a.shape[1] - 1) + 1  # (a1)
-    cuts = [part.split(steps, 1) for part in (a, b, x)]
+    length = SEGMENT or math.isqrt(a.shape[1] - 1) + 1  # (a1)
+    cuts = [part.split(length, 1) for part in (a, b, x)]
     masks = (
-        [None] * len(cuts[0]) if real is None else real.split(steps, 1)
+        [None] * len(cuts[0]) if real is None else real.split(length, 1)
     )
     run: Callable = _Segment.apply
     if torch.is_grad_enabled() and _learns(activation, W):
-        # By autograd alone, which finds its parameters; also twice.
+        # Autograd also finds the activation's parameters, and has second
+        # derivatives.
         def run(*given: Any) -> tuple[Tensor, Tensor]:
             return checkpoint(_loop, *given, use_reentrant=False)
 

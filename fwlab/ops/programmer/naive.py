@@ -1,11 +1,11 @@
 r"""# The fast weight programmer of 1991, one step at a time
 
-One network, with slow weights, writes the weights of another, which
-change with every input. All that came later is here already: an outer
-product to write, a matrix product to read. What it lacks is a query of
-its own. Equation numbers are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174); the machine is
-that of Schmidhuber 1991.
+One network, with slow weights, writes the weights of another network,
+which change with every input. Later models have the same two parts: an
+outer product to write, and a matrix product to read. Only a query of
+its own is missing here. The model is that of Schmidhuber 1991; equation
+numbers are those of
+[Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ def program(
 
     $$W_i = \sigma\big(W_{i-1} + a_i \otimes b_i\big) \tag{2}$$
 
-    A $\sigma$ such as tanh keeps every weight in range, and lets old
-    ones fade.
+    A $\sigma$ such as tanh bounds every weight, and lets older
+    associations decay.
 
     - `W`: `[..., value, key]`, `a`: `[..., value]`, `b`: `[..., key]`.
     """
@@ -46,7 +46,7 @@ def fwp(
 
     - `a`: `[batch, time, heads, value]`, `b`, `x`: the same with `key`;
       the layer makes `a` and `b` from its input (Eq. 1).
-    - `W`: `[batch, heads, value, key]`, the weights before.
+    - `W`: `[batch, heads, value, key]`, the initial state.
     """
     y = []
     for a_t, b_t, x_t in zip(
@@ -65,7 +65,7 @@ def masked_fwp(
     W: Tensor,
     activation: Callable,
 ) -> tuple[Tensor, Tensor]:
-    r"""The same with steps that leave no trace, not even a $\sigma$.
+    r"""The same, with steps that do not change $W$, not even by $\sigma$.
 
     - `real`: `bool [batch, time]`, False where a step is padding.
     """

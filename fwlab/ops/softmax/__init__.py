@@ -11,7 +11,7 @@ from fwlab.ops.state import KeyValueCache
 
 
 def _torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    # A whole sequence without masked keys: torch need not look at a mask.
+    # A whole sequence without masked keys does not need a mask.
     causal = visible.dim() == 2 and visible.shape[0] == visible.shape[1]
     return F.scaled_dot_product_attention(
         q,
@@ -50,11 +50,11 @@ def softmax_attention(
     - `q`, `k`: `[batch, time, heads, key]`.
     - `v`: `[batch, time, heads, value]`.
     - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, the
-      usual choice (the equation leaves it out: `scale=1.0`).
+      usual choice (the equation omits it: `scale=1.0`).
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       are hidden from all queries and return 0.
     - `state`: the `KeyValueCache` of an earlier call; None = empty.
-    - `return_state`: return `(y, state)` in place of `y`.
+    - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive" or "efficient" (PyTorch's own
       `scaled_dot_product_attention`).
     - Returns `y` `[batch, time, heads, value]`.
@@ -86,8 +86,8 @@ def softmax_attention(
         time, past + time, dtype=torch.bool, device=q.device
     ).tril(past)
     if real is not None:
-        # A masked query still sees itself: its row is dropped below,
-        # and a row that may see nothing would be 0/0.
+        # A masked query still sees its own key: a row that may see
+        # nothing would be 0/0, and this row is dropped below.
         itself = torch.eye(
             time, past + time, dtype=torch.bool, device=q.device
         ).roll(past, 1)

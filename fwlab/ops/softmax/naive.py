@@ -1,8 +1,8 @@
 r"""# Softmax attention
 
-The baseline. Keys and values pile up instead of being summed into one
-matrix, and every query compares itself with all of them. Equation
-numbers are those of
+The baseline. Keys and values are stored instead of being summed into
+one matrix, and every query is compared with all keys. Equation numbers
+are those of
 [Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
 """
 
@@ -13,12 +13,12 @@ from torch import Tensor
 def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor
 ) -> Tensor:
-    r"""Compare, weigh, and average:
+    r"""Compare with each key, and average the values:
 
     $$y_i = V_i\, \mathrm{softmax}\big(K_i^\top q_i\big) \tag{7}$$
 
-    The columns of $K_i$ and $V_i$ are the keys and values of step $i$
-    and of all steps before it (Eqs. 5 and 6).
+    The columns of $K_i$ and $V_i$ are the keys and values of the steps
+    up to $i$ (Eqs. 5 and 6).
 
     - `q`: `[batch, heads, queries, key]`,
       `k`, `v`: `[batch, heads, keys, key or value]`.

@@ -19,7 +19,9 @@ AFT_FULL = Operation(
     implementations={
         "naive": naive,
         "triton": gpu.Kernel(
-            "fwlab.ops.aft.full.kernels", least=(7, 5), refuses=refuses
+            "fwlab.ops.aft.full.kernels",
+            minimum=(7, 5),
+            refuses=refuses,
         ),
         "efficient": efficient,
     },

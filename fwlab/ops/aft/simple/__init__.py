@@ -17,7 +17,7 @@ AFT_SIMPLE = Operation(
         "efficient": efficient,
         "triton": gpu.Kernel(
             "fwlab.ops.aft.simple.kernels",
-            least=(7, 5),
+            minimum=(7, 5),
             refuses=refuses,
         ),
     },

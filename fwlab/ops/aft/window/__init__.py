@@ -19,7 +19,7 @@ AFT_LOCAL = Operation(
         "efficient": efficient,
         "triton": gpu.Kernel(
             "fwlab.ops.aft.window.kernels",
-            least=(7, 5),
+            minimum=(7, 5),
             refuses=refuses,
         ),
     },
