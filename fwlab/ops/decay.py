@@ -57,7 +57,7 @@ class NoDecay:
 
 
 class Scores:
-    r"""$P = \mathrm{tril}(Q K^\top)$ of each chunk, and its gradient."""
+    r"""$P = \mathrm{tril}(Q K^\top)$ of chunks, and its gradient."""
 
     def __init__(self, Q: Tensor, K: Tensor, diagonal: int):
         self.Q, self.K, self.diagonal = Q, K, diagonal
@@ -203,9 +203,9 @@ class ChannelDecay(NoDecay):
         assert self.between is not None
         C = self.d.shape[1]
         upto = S.new_ones(C, C).tril()  # [t, s], s <= t
-        pairs = (
-            upto.mT[:, :, None] * upto.tril(-1)[:, None]
-        )  # [t, i, j]
+        # `[t, i, j]`: whether step t stands between a writer j and a
+        # reader i.
+        pairs = upto.mT[:, :, None] * upto.tril(-1)[:, None]
         total = pairs.flatten(1) @ self.between.flatten(1, 2)
         total += upto.mT @ (self.gamma * read)
         total += upto.tril(-1) @ (self.left * written)
@@ -214,6 +214,8 @@ class ChannelDecay(NoDecay):
 
 
 class _ChannelScores(Scores):
+    r"""$P$ with a decay per key channel."""
+
     def __init__(
         self, fade: ChannelDecay, Q: Tensor, K: Tensor, diagonal: int
     ):

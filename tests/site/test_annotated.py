@@ -1,13 +1,18 @@
 """Annotated source: nothing lost, everything linked, symbols light up."""
 
 import re
+import sys
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from built import ROOT
 from test_build import MODULES, PACKAGE
 from test_pages import RAW, RED, WIDTH
+
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+from literate import Source
 
 
 def folders(file: str) -> dict[str, Path]:
@@ -19,11 +24,17 @@ def folders(file: str) -> dict[str, Path]:
 
 OPERATIONS = folders("naive.py")
 del OPERATIONS["softmax"]  # has no page: its efficient version is PyTorch's
+VERSIONS = ("naive", "chunked", "efficient", "kernels")
+
+
+def versions(folder: Path) -> dict[str, Path]:
+    """The files of an operation, in the order of its page."""
+    paths = {name: folder / f"{name}.py" for name in VERSIONS}
+    return {name: path for name, path in paths.items() if path.exists()}
+
+
 #: Operations with kernels, and the files that stand on their pages.
-KERNELS = {
-    name: {v: folder / f"{v}.py" for v in ("naive", "efficient", "kernels")}
-    for name, folder in folders("kernels.py").items()
-}
+KERNELS = {name: versions(folder) for name, folder in folders("kernels.py").items()}
 KERNELS["linear"]["tiles"] = PACKAGE / "ops" / "tiles.py"
 KERNELS["delta"]["chunks"] = KERNELS["linear"]["kernels"]
 KERNELS["aft-full"]["windows"] = KERNELS["aft-window"]["kernels"]
@@ -33,12 +44,7 @@ PAGES = {name.partition("-")[0]: name for name in KERNELS}
 #: Two or more columns: half a page each.
 HALVES = {
     **{
-        f"annotated/{name}": {
-            v: folder / f"{v}.py"
-            for v in ("naive", "efficient")
-            if (folder / f"{v}.py").exists()
-        }
-        | KERNELS.get(name, {})
+        f"annotated/{name}": KERNELS.get(name, versions(folder))
         for name, folder in OPERATIONS.items()
     },
     **{f"kernels/{page}": KERNELS[name] for page, name in PAGES.items()},
@@ -65,6 +71,22 @@ def test_lines_fit_half_a_page(page):
 def test_lines_fit_beside_their_notes(path):
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         assert len(line) <= 90, f"{path}:{number}"
+
+
+#: Code lines below a note, at most: with their signature, about 15.
+LONGEST = 16
+
+
+@pytest.mark.parametrize("name", ["naive", "chunked", "efficient"])
+@pytest.mark.parametrize("folder", ["linear", "delta"])
+def test_no_code_is_far_from_its_note(folder, name):
+    file = Source(f"fwlab/ops/{folder}/{name}.py")
+    lines, count = file.text.splitlines(), 0
+    for row in file.rows:
+        # What has no note continues what is above it.
+        count = 0 if row.note.strip() else count
+        count += sum(bool(lines[number - 1].strip()) for number in row.lines)
+        assert count <= LONGEST, f"{file.path}:{row.lines[0]}: {count} lines"
 
 
 @pytest.mark.parametrize("page", [*HALVES, *SOURCES])
@@ -118,16 +140,40 @@ CUT = """() => [...document.querySelectorAll(".annotated pre > code")]
     .filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)"""
 
 
+def shown(tab) -> list[str]:
+    """The columns that are visible, from left to right and down."""
+    return tab.evaluate(
+        """[...document.querySelectorAll(".column")].filter((e) => e.checkVisibility())
+          .map((e) => e.className.match(/column-(\\w+)/)[1])"""
+    )
+
+
+def below(tab, names: list[str]) -> bool:
+    """Whether each column begins where the one before it ends."""
+    found = boxes(tab, *names)
+    return all(a["y"] + a["height"] <= b["y"] for a, b in pairwise(found))
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_columns_stand_side_by_side(look, operation):
-    tab = look(f"annotated/{operation}.html")
-    naive, efficient = boxes(tab, "naive", "efficient")
-    assert naive["y"] == efficient["y"]
-    assert naive["x"] + naive["width"] <= efficient["x"]
-    assert tab.evaluate(CUT) == []
+def test_one_version_beside_naive(look, operation):
+    """The tabs choose which, without a script, too; on a phone all are there."""
+    halves = HALVES[f"annotated/{operation}"]
+    others = [name for name in VERSIONS[1:] if name in halves]
+    shared = [name for name in halves if name not in VERSIONS]
+    tab = look(f"annotated/{operation}.html", java_script_enabled=False)
+    assert tab.get_by_role("radio").count() == (len(others) if len(others) > 1 else 0)
+    for index, name in enumerate(others):
+        if index:  # the first is there
+            tab.get_by_role("radio", name=name, exact=True).check()
+        assert shown(tab) == ["naive", name, *(shared if name == "kernels" else [])]
+        naive, other = boxes(tab, "naive", name)
+        assert naive["y"] == other["y"]
+        assert naive["x"] + naive["width"] <= other["x"]
+        assert tab.evaluate(CUT) == []
     tab.set_viewport_size({"width": 390, "height": 844})
-    naive, efficient = boxes(tab, "naive", "efficient")
-    assert naive["y"] + naive["height"] <= efficient["y"]
+    assert shown(tab) == [*halves]
+    assert below(tab, [*halves])
+    assert tab.evaluate(WIDTH) <= 390
 
 
 def test_notes_stand_beside_their_code(look, address):
@@ -160,21 +206,9 @@ def test_notes_stand_beside_their_code(look, address):
         tab.set_viewport_size({"width": 1440, "height": 900})
 
 
-@pytest.mark.parametrize("operation", KERNELS)
-def test_efficient_or_kernels_beside_naive(look, operation):
-    tab = look(f"annotated/{operation}.html")
-    naive, efficient, kernels = (
-        tab.locator(f".column-{name}") for name in ("naive", "efficient", "kernels")
-    )
-    assert efficient.is_visible() and not kernels.is_visible()
-    tab.get_by_role("radio", name="kernels").check()
-    assert kernels.is_visible() and not efficient.is_visible()
-    left, right = naive.bounding_box(), kernels.bounding_box()
-    assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
-    assert tab.evaluate(CUT) == []
-
-
-@pytest.mark.parametrize(("operation", "tag"), [("delta", "24"), ("feedback", "f4")])
+@pytest.mark.parametrize(
+    ("operation", "tag"), [("delta", "24"), ("feedback_memory", "f4")]
+)
 def test_one_equation_across_three_versions(look, operation, tag):
     tab = look(f"annotated/{operation}.html#eq-{tag}")
     columns = tab.evaluate(
@@ -185,30 +219,47 @@ def test_one_equation_across_three_versions(look, operation, tag):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_one_of_two_versions_beside_the_kernels(look, page):
+def test_one_version_beside_the_kernels(look, page):
+    halves = KERNELS[PAGES[page]]
+    kernels = [name for name in halves if name not in VERSIONS[:-1]]
+    others = [name for name in halves if name not in kernels]
     tab = look(f"kernels/{page}.html")
-    naive, efficient, kernels = (
-        tab.locator(f".column-{name}") for name in ("naive", "efficient", "kernels")
-    )
-    assert efficient.is_visible() and not naive.is_visible()
-    left, right = efficient.bounding_box(), kernels.bounding_box()
+    first = others[1]  # not the specification
+    assert shown(tab) == [first, *kernels]
+    left, right = boxes(tab, first, "kernels")
     assert left["x"] + left["width"] <= right["x"]
-    tab.get_by_role("radio", name="naive").check()
-    assert naive.is_visible() and not efficient.is_visible()
-    # An address in the hidden version brings it forth.
+    for name in others:
+        tab.get_by_role("radio", name=name, exact=True).check()
+        assert shown(tab) == [name, *kernels]
+    # An address in a hidden version brings it forth.
+    tab.get_by_role("radio", name="naive", exact=True).check()
     tab.evaluate("document.querySelector('.column-kernels').scrollIntoView()")
     line = tab.locator(".column-efficient .line .eq").first
     place = line.evaluate("e => e.closest('.line').id")
     tab.evaluate(f"location.hash = '#{place}'")
-    assert efficient.is_visible()
+    assert shown(tab) == ["efficient", *kernels]
     assert tab.evaluate("document.activeElement.id") == place
-    tab.get_by_role("radio", name="naive").check()
+    tab.get_by_role("radio", name="naive", exact=True).check()
     tab.goto(f"{tab.url.split('#')[0]}?again#{place}")
-    assert efficient.is_visible()
+    assert shown(tab) == ["efficient", *kernels]
     tab.set_viewport_size({"width": 390, "height": 844})
-    for column in (naive, efficient, kernels):
-        assert column.is_visible()
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert shown(tab) == [*halves]
+    assert tab.evaluate(WIDTH) <= 390
+
+
+def test_a_link_shows_its_version_without_a_script(look):
+    tab = look("annotated/delta.html#efficient-L40", java_script_enabled=False)
+    assert "efficient" in shown(tab)
+
+
+def test_a_repeated_equation_is_in_view(look):
+    """A comment leads to the equation of the same file, if that states it."""
+    tab = look("annotated/linear.html")
+    tab.get_by_role("radio", name="efficient").check()
+    tab.locator(".column-efficient .line .eq", has_text="(c1)").first.click()
+    assert tab.url.endswith("#efficient-eq-c1")
+    assert shown(tab) == ["naive", "efficient"]
+    assert {"eq-c1", "efficient-eq-c1", "kernels-eq-c1"} <= set(lit(tab))
 
 
 def test_an_equation_leads_to_the_line_of_a_kernel(look):

@@ -62,6 +62,7 @@ def error_correcting(
         gamma, Gamma = decays(d)
         A = b * scores(K, K, Gamma).tril(-1)
         U = solve(A, b * (V - gamma * K @ W.mT))  # (d1)
+        # With $U$ known, the rest is that of the additive rules.
         P = scores(Q, K, Gamma).tril()
         y.append(gamma * Q @ W.mT + P @ U)  # (d2)
         W = carry(W, U, K, d)  # (d3)
@@ -87,10 +88,12 @@ def normalized_error_correcting(
     y = []
     for d, Q, K, V, R, b in cut(decay, q, k, v, ask, strength):
         gamma, Gamma = decays(d)
+        # What the keys retrieve, and from it what is written.
         L, P = scores(R, K, Gamma).tril(-1), scores(Q, K, Gamma).tril()
         held = gamma * R @ z[..., None] + L.sum(-1, True)
         V_bar = divide(gamma * R @ W.mT, held)  # Eq. 27
         U = solve(b * divide(L, held), b * (V - V_bar))  # (d1)
+        # What the queries read, and both states after the chunk.
         total = gamma * Q @ z[..., None] + P.sum(-1, True)
         y.append(divide(gamma * Q @ W.mT + P @ U, total))  # Eq. 28
         W = carry(W, U, K, d)  # (d3)

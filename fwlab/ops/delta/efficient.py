@@ -41,6 +41,7 @@ class Errors(Values):
     """What a delta rule writes: the errors of (d4)."""
 
     def __init__(self, group: Group):
+        """The matrix of (d4) and its inverse: they need no state."""
         self.group = group
         self.scores = group.fade.scores(group.A, group.K, -1)
         self.X = inverse(self.scores.P * group.s.mT)
@@ -54,9 +55,8 @@ class Errors(Values):
         parts = group.each(
             S, self.X, self.asked_state, rest, self.E, left
         )
-        for i, (S_i, X_i, asked_i, rest_i, E_i, left_i) in enumerate(
-            parts
-        ):
+        for i, part in enumerate(parts):
+            S_i, X_i, asked_i, rest_i, E_i, left_i = part
             S_i.copy_(state)
             rest_i.baddbmm_(asked_i, state.mT, alpha=-1)
             torch.bmm(X_i, rest_i, out=E_i)  # (d4)
@@ -72,8 +72,8 @@ class Errors(Values):
     def backward(
         self, dU: Tensor, own: Tensor, after: Tensor, dS: Tensor
     ) -> Tensor:
-        r"""With $X = (I + L \beta)^{-1}$, the gradient of the right-hand
-        side of (d4), and so that of $V$, solves the transposed system:
+        r"""With $X = (I + L \beta)^{-1}$, the gradient of the right side
+        of (d4), and so that of $V$, solves the transposed system:
 
         $$dV = X^\top \big(\beta\, dU\big) \tag{d5}$$
         $$dW = \gamma_C\, dW' + dY^\top (\gamma Q)
@@ -145,11 +145,12 @@ def normalized_error_correcting(
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""The sums with $z$ are sum rules of their own.
 
-    Eq. 27 divides the key, not the reading. Near the end of the range
-    that would overflow where the reading itself, a mean, does not: then
-    the chunked version computes it in float64.
+    Eq. 27 divides the key here, not the reading.
     """
     held, _ = overlap(ask, k, decay, None, z, -1)
+    # A key divided by a tiny number would overflow where the reading,
+    # a mean, does not: then the chunked version computes all of it in
+    # float64.
     least = torch.finfo(held.dtype).tiny ** 0.5
     if ((held != 0) & (held.abs() < least)).any():
         given = (q, k, v, decay, strength, W, z, ask)
@@ -157,6 +158,7 @@ def normalized_error_correcting(
         outputs = chunked.normalized_error_correcting(*wide)
         y, W, z = (x.to(W.dtype) for x in outputs)
         return y, W, z
+    # With divided keys, the rest is a delta rule without a normaliser.
     total, z = overlap(q, k, decay, None, z)
     ask = divide(ask, held)  # an empty memory: ask nothing, get 0
     y, W = remember(

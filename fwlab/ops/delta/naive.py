@@ -153,13 +153,14 @@ def normalized_gated_delta_rule(
     W: Tensor,
     z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Fade the memory and its normaliser, then as without a decay."""
+    """Fade the memory and its normaliser first."""
     y = []
     for q_t, k_t, v_t, a_t, b_t, l_t in steps(
         q, k, v, ask, beta, log_decay
     ):
         W = l_t.exp()[..., None, None] * W
         z = l_t.exp()[..., None] * z
+        # From here on as without a decay.
         v_bar = normalized_read(W, z, a_t)  # Eq. 27
         W = correct(W, k_t, v_t, v_bar, b_t)  # Eq. 24
         z = z + k_t  # Eq. 26

@@ -57,8 +57,8 @@ def decays(d: Tensor | None) -> tuple[Any, Any]:
     They are multiplied out, never taken as a quotient or a difference
     of logarithms: a decay of 0 is allowed.
 
-    - `d`: `[..., C, 1]`, or `[..., C, key]` for a decay per key channel;
-      None = no decay.
+    - `d`: `[..., C, 1]`, or `[..., C, key]` for a decay per key
+      channel; None = no decay.
     - Returns `gamma` like `d` and `Gamma` `[..., C, C, 1 or key]`, or
       two ones. `Gamma` is 1 above the diagonal.
     """
@@ -71,7 +71,7 @@ def decays(d: Tensor | None) -> tuple[Any, Any]:
 
 
 def scores(Q: Tensor, K: Tensor, Gamma: Any) -> Tensor:
-    r"""All queries against all keys of a chunk, $Q K^\top \odot \Gamma$.
+    r"""Queries against keys of a chunk, $Q K^\top \odot \Gamma$.
 
     With a decay per key channel, $\Gamma$ stands inside the product:
     $\sum_c Q_{ic} K_{jc} \Gamma_{ijc}$.
@@ -118,6 +118,7 @@ def additive(
     if z is not None:
         v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         W = torch.cat([W, z.unsqueeze(-2)], -2)
+    # Only the state goes from chunk to chunk.
     y = []
     for d, Q, K, V, s in cut(decay, q, k, v, strength):
         gamma, Gamma = decays(d)

@@ -49,11 +49,10 @@ class Group:
         self.fade = decays.of(decay, self.steps, *self.kind)
 
     def cut(self, x: Tensor | None) -> Any:
-        return (
-            x
-            if x is None
-            else chunks.split(x[:, self.steps], *self.kind)
-        )
+        """These chunks of an input; None stays None."""
+        if x is None:
+            return None
+        return chunks.split(x[:, self.steps], *self.kind)
 
     def put(self, part: Tensor | None, whole: Tensor | None) -> None:
         """The reverse of `cut`, for what has a gradient."""
@@ -145,10 +144,10 @@ class Memory(torch.autograd.Function):
         diagonal: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
-        inputs, chunk = (
-            (q, k, v, decay, strength, ask),
-            chunks.length(decay),
-        )
+        """Groups of chunks from the first to the last."""
+        inputs = q, k, v, decay, strength, ask
+        chunk = chunks.length(decay)
+        # The states are kept only if a backward pass may follow.
         y = v.new_empty(v.shape, dtype=W.dtype)
         state = W.flatten(0, 1).clone()
         n = chunks.count(q.shape[1], chunk) if keep else 0
@@ -180,11 +179,13 @@ class Memory(torch.autograd.Function):
         *inputs, states = ctx.saved_tensors
         written, diagonal, chunk = ctx.options
         _, k, v, *_ = inputs
+        # One of the two outputs may have no gradient.
         if dy is None:
             dy = states.new_zeros(v.shape)
         dS = states.new_zeros(states.shape[1:])
         if dW is not None:
             dS += dW.flatten(0, 1)
+        # `dS` moves from the end of a group to its beginning.
         gradients = [autograd.room(x) for x in inputs]
         for place in reversed(chunks.groups(k, chunk)):
             group = Group(inputs, place, chunk, states.dtype)
