@@ -72,8 +72,8 @@ class Errors(Values):
     def backward(
         self, dU: Tensor, own: Tensor, after: Tensor, dS: Tensor
     ) -> Tensor:
-        r"""With $X = (I + L \beta)^{-1}$, the gradient of the right side
-        of (d4), and so that of $V$, solves the transposed system:
+        r"""With $X = (I + L \beta)^{-1}$, the gradient of the right
+        side of (d4), and so that of $V$, solves the transposed system:
 
         $$dV = X^\top \big(\beta\, dU\big) \tag{d5}$$
         $$dW = \gamma_C\, dW' + dY^\top (\gamma Q)
