@@ -67,7 +67,7 @@ class Errors(Values):
         rest = torch.baddbmm(
             self.group.V, self.asked_state, S.mT, alpha=-1
         )
-        self.E = torch.bmm(self.X, rest)
+        self.E = torch.bmm(self.X, rest)  # (d4)
 
     def backward(
         self, dU: Tensor, own: Tensor, after: Tensor, dS: Tensor
