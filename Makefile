@@ -49,7 +49,7 @@ test-site: $(READY)
 $(KERNELS): $(READY)
 	FWLAB_GROUP=kernels-$(basename $(notdir $@)) TRITON_INTERPRET=1 $(PYTEST) $@
 
-# make mutants [FILES="fwlab/ops/fwp/naive.py ..."]
+# make mutants [FILES="fwlab/ops/softmax/naive.py ..."]
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py --jobs $(JOBS) $(FILES)
 

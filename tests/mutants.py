@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "equivalent_mutants.toml"
-SPECIFICATIONS = ["fwlab/feature_maps.py", "fwlab/ops/*/naive.py"]
+SPECIFICATIONS = ["fwlab/feature_maps.py", "fwlab/ops/**/naive.py"]
 #: How many mutants of all `efficient.py` together.
 SAMPLE = 60
 CAUGHT = {"killed", "timeout", "segfault"}
