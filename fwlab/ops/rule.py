@@ -103,6 +103,8 @@ class Rule(Operation):
                 f"{self.name}: expected scale to be a number, got {scale!r}"
             )
         by_kernel = name == "triton"
+        # These convert one piece of half-precision inputs at a time.
+        in_pieces = by_kernel or name == "efficient"
 
         def run() -> tuple[Tensor, State]:
             inputs = self._inputs(
@@ -112,10 +114,7 @@ class Rule(Operation):
                 inputs |= start._asdict()
             else:
                 inputs["W"] = start
-            if name in (
-                "naive",
-                "chunked",
-            ):  # the others convert pieces
+            if not in_pieces:
                 inputs = {
                     n: x.to(call.dtype) for n, x in inputs.items()
                 }
