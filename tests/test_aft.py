@@ -631,7 +631,7 @@ def call(op, *, shape=(2, 7, 4), bias=None, **options):
         (call("simple", key_mask=torch.ones(2, 7)), TypeError, "expected key_mask to be a bool"),
         (call("simple", key_mask=torch.ones(2, 6).bool()), ValueError, r"expected key_mask of shape .*got \[2, 6\]"),
         (call("simple", implementation="flash"), ValueError, "got 'flash'"),
-        (lambda: ops.aft_conv2d(*[torch.zeros(1, 3, 3, 2, 2)] * 3, torch.zeros(2, 4, 4)), ValueError, "expected a kernel of odd size, got size 4"),
+        (lambda: ops.aft_conv2d(*[torch.zeros(1, 3, 3, 2, 2)] * 3, torch.zeros(2, 4, 4)), ValueError, "expected kernel of odd size, got size 4"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(wrong, kind, message):

@@ -1,4 +1,4 @@
-"""What every form of AFT adds to a call."""
+"""What all forms of AFT add to a call."""
 
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,17 +22,18 @@ def refuses(
     if not causal:
         return "there is no kernel for causal=False"
     if batch > 65535:  # programs in the second dimension of a grid
-        return f"the kernels take at most 65535 sequences, not {batch}"
+        return f"the kernels take up to 65535 sequences, got {batch}"
     if time * channels >= 2**31:  # an offset in a sequence has 32 bits
         return "there is no kernel for sequences of this size"
     return None
 
 
 class AFTCall(Call):
-    """A call whose masked keys are hidden, in the precision that the
-    chosen form reads.
+    """A call of AFT: masked keys are hidden from all rows.
 
-    - `weights`: its other tensors, by name.
+    - `form`: the module that computes the call.
+    - `q`, `k`, `v`: masked, in the precision that `form` takes.
+    - `weights`: the other tensors of the call, by name.
     """
 
     form: ModuleType
@@ -71,21 +72,22 @@ class AFTCall(Call):
         self.q, self.k, self.v = q, k, v
 
     def width(self, name: str, weight: Tensor, dims: str) -> int:
-        """The last size of a band or kernel; odd if it has two sides."""
+        """The width of a band or kernel; odd if it has two sides."""
         width = weight.shape[-1] if weight.dim() else 0
         if width < 1 or not (self.causal or width % 2):
             size = (
                 "at least 1" if self.causal else "odd (2 * window - 1)"
             )
             raise ValueError(
-                f"{self.name}: expected {name} of shape [{dims}] with a "
-                f"last size that is {size}, got {list(weight.shape)}"
+                f"{self.name}: expected {name} of shape [{dims}] whose "
+                f"width is {size}, got {list(weight.shape)}"
             )
         return width
 
     def shape(
         self, name: str, weight: Tensor, shape: list[int], dims: str
     ) -> None:
+        """Raise `ValueError` unless a tensor has this shape."""
         if list(weight.shape) != shape:
             raise ValueError(
                 f"{self.name}: expected {name} of shape {shape} "
@@ -99,7 +101,7 @@ class AFTCall(Call):
         return_state: bool,
         shapes: dict[str, tuple[int, ...]],
     ) -> Any:
-        """The state that was given, or an empty one."""
+        """The given state, or an empty one."""
         if not self.causal and (state is not None or return_state):
             raise ValueError(
                 f"{self.name}: expected causal=True with a state, got "

@@ -10,9 +10,10 @@ from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.full import efficient, naive
 from fwlab.ops.operation import Operation
 
-#: "auto" takes the last. With a bias for every pair, a tile is a matrix
-#: product, which the efficient form leaves to the GPU's own library; the
-#: kernel uses no matrix product, and keeps less.
+#: "auto" takes the last one. With a bias for every pair, a tile is a
+#: matrix product, for which the efficient form uses the GPU's library.
+#: The kernel uses no matrix product, and keeps less for the backward
+#: pass.
 AFT_FULL = Operation(
     name="aft_full",
     folder="aft/full",
@@ -58,18 +59,18 @@ def aft_full(
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
     - `bias`: $w$, `[time, past + time]`; rows are the steps of this
-      call, columns past (those of the state) and present keys.
+      call, columns are the past keys (in the state) and the new ones.
     - `causal`, `key_mask`, `return_state`, `implementation`: as for
       `aft_simple`. A masked step still has its row and column.
     - `state`: the `KeysAndValues` of an earlier call (only `causal`).
     - Returns `y` `[batch, time, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Exact, as `aft_simple` is, wherever $k + w$ is finite in the
-    precision of the computation: float32 for half-precision inputs.
-    Where that sum overflows the result is not defined. With a key and
-    a bias of 3e38 in float32, "naive" and "efficient" give NaN, and
-    "triton" may give a number.
+    The result is exact, as for `aft_simple`, wherever $k + w$ is finite
+    in the precision of the computation: float32 for half-precision
+    inputs. Where this sum overflows, the result is undefined. With a
+    key and a bias of 3e38 in float32, "naive" and "efficient" return
+    NaN, and "triton" may return a number.
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """

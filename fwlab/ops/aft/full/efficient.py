@@ -1,8 +1,9 @@
 r"""# AFT-full in tiles
 
-A *tile* of rows is two matrix products, as long as its exponents are
-harmless. Rows whose exponents are not are computed exactly, one by one.
-AFT-local and AFT-conv use the same tiles, over the keys of a window.
+A *tile* of rows takes two matrix products, as long as no exponent is
+too large. Rows with larger exponents are computed on their own, by a
+softmax. AFT-local and AFT-conv use the same tiles, over the keys of a
+window.
 """
 
 from typing import Any
@@ -14,45 +15,44 @@ from fwlab.ops import autograd
 
 #: Rows per tile.
 TILE = 64
-#: Elements of the keys of unsafe rows that are computed together.
+#: Keys of unsafe rows that are computed together, counted in scalars.
 ROOM = 2**20
-#: Bounds of what a matrix product may take, far from the ends of
-#: float32: the largest exponent, the smallest sum of weights and the
-#: largest value.
+#: Bounds for the matrix products, far from the limits of float32: the
+#: maximum exponent, the minimum sum of weights and the maximum value.
 MAX_EXPONENT, MIN_SUM, MAX_VALUE = 20.0, 1e-10, 1e25
 
 
 class Tile(torch.autograd.Function):
     r"""Eq. 2 for the rows of some tiles.
 
-    With the largest key $c$ that *all* rows of a tile see,
+    With $c$ the maximum of the keys that *all* rows of a tile see,
 
     $$E = e^{w}, \quad X = e^{K - c}, \quad
       m = \frac{E\, (X \odot V)}{E\, X} \tag{e5}$$
 
-    are two matrix products. They are exact as long as no exponent that
-    the row sees is large and the sum is not tiny. A row that
-    fails this test is computed by its own softmax. A key that a row
-    does not see, with $E = 0$, adds an exact 0 to its sums and does not
-    enter the test: it changes no bit.
+    takes two matrix products. They are exact as long as no exponent
+    that the row sees is large and the sum is not tiny. A row that fails
+    this test is computed by its own softmax. A key that a row does not
+    see has $E = 0$: it adds an exact 0 to the sums and does not enter
+    the test, so it does not change a bit.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, k: Tensor, v: Tensor, w: Tensor, last: int | None
+        ctx: Any, k: Tensor, v: Tensor, w: Tensor, reach: int | None
     ) -> Tensor:
-        E, X, XV, unsafe = _factors(k, v, w, last)
+        E, X, XV, unsafe = _factors(k, v, w, reach)
         total = torch.matmul(E, X)
         mean = torch.matmul(E, XV)
         unsafe = unsafe | ~(total >= MIN_SUM)
         total.masked_fill_(unsafe, 1)
         mean.div_(total).masked_fill_(unsafe, 0)  # (e5)
-        places = unsafe.nonzero()
-        for place in places.split(max(ROOM // k.shape[2], 1)):
-            weights, values = _softmax(k, v, w, last, place)
-            mean[tuple(place.T)] = (weights * values).sum(-1)
-        ctx.save_for_backward(k, v, w, total, mean, places)
-        ctx.last = last
+        indices = unsafe.nonzero()
+        for index in indices.split(max(ROOM // k.shape[2], 1)):
+            weights, values = _softmax(k, v, w, reach, index)
+            mean[tuple(index.T)] = (weights * values).sum(-1)
+        ctx.save_for_backward(k, v, w, total, mean, indices)
+        ctx.reach = reach
         return mean
 
     @staticmethod
@@ -69,10 +69,10 @@ class Tile(torch.autograd.Function):
         $$dw = E \odot \big(G\, (X V)^\top - (G m)\, X^\top\big)
           \tag{e8}$$
         """
-        k, v, w, total, mean, places = ctx.saved_tensors
-        E, X, XV, _ = _factors(k, v, w, ctx.last)
+        k, v, w, total, mean, indices = ctx.saved_tensors
+        E, X, XV, _ = _factors(k, v, w, ctx.reach)
         G = dm / total
-        G[tuple(places.T)] = 0
+        G[tuple(indices.T)] = 0
         Gm = G * mean
         R, Rm = torch.matmul(E.mT, G), torch.matmul(E.mT, Gm)
         dv = X * R  # (e6)
@@ -81,10 +81,10 @@ class Tile(torch.autograd.Function):
         dw *= E  # (e8)
         if len(w) < len(dw):
             dw = dw.sum(0, keepdim=True)
-        for place in places.split(max(ROOM // k.shape[2], 1)):
-            tile, group, row, column = place.T
-            weights, values = _softmax(k, v, w, ctx.last, place)
-            at = tuple(place.T)
+        for index in indices.split(max(ROOM // k.shape[2], 1)):
+            tile, group, row, column = index.T
+            weights, values = _softmax(k, v, w, ctx.reach, index)
+            at = tuple(index.T)
             dV = weights * dm[at][:, None]
             dK = dV * (values - mean[at][:, None])
             key = tile, group, column
@@ -96,93 +96,102 @@ class Tile(torch.autograd.Function):
 
 
 def _factors(
-    k: Tensor, v: Tensor, w: Tensor, last: int | None
+    k: Tensor, v: Tensor, w: Tensor, reach: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`E`, `X` and `XV` of (e5), clamped, and the rows that see an
-    entry beyond the bounds.
+    """`E`, `X` and `XV` of (e5), clamped, and a mask of unsafe rows.
+
+    An unsafe row sees an entry beyond the bounds.
     """
-    seen = _visible(w, last)
-    common = k[:, :, : _common(w, last)]
+    visible = _visible(w, reach)
+    common = k[:, :, : _common(w, reach)]
     top = torch.zeros_like(k[:, :, :1])
     if common.shape[2]:
         top = common.amax(2, keepdim=True)
         top = top.masked_fill(top == -torch.inf, 0)
     E = w.clamp(max=MAX_EXPONENT).exp_()
-    E = E if seen is None else E.mul_(seen)
+    E = E if visible is None else E.mul_(visible)
     exponent = k - top
     X = exponent.clamp(max=MAX_EXPONENT).exp_()
     XV = X * v
     bad = (exponent > MAX_EXPONENT) | ~(XV.abs() < MAX_VALUE)
     wide = (
-        w > MAX_EXPONENT if seen is None else (w > MAX_EXPONENT) & seen
+        w > MAX_EXPONENT
+        if visible is None
+        else (w > MAX_EXPONENT) & visible
     )
     unsafe = wide.any(-1, keepdim=True)
     if bad.any():
         XV = XV.masked_fill(bad, 0)
-        sees = torch.ones_like(w) if seen is None else seen.to(w.dtype)
+        sees = (
+            torch.ones_like(w)
+            if visible is None
+            else visible.to(w.dtype)
+        )
         unsafe = unsafe | (torch.matmul(sees, bad.to(w.dtype)) > 0)
     return E, X, XV, unsafe
 
 
 def _softmax(
-    k: Tensor, v: Tensor, w: Tensor, last: int | None, place: Tensor
+    k: Tensor, v: Tensor, w: Tensor, reach: int | None, index: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Weights and values of single rows, `[places, keys]` each.
+    """Weights and values of single rows, `[rows, keys]` each.
 
-    - `place`: `[places, 4]`: tile, group, row and column.
+    - `index`: `[rows, 4]`: tile, group, row and column.
     """
-    tile, group, row, column = place.T
+    tile, group, row, column = index.T
     exponent = k.mT[tile, group, column] + w[tile % len(w), group, row]
-    if last is not None:
+    if reach is not None:
         keys = torch.arange(k.shape[2], device=k.device)
-        unseen = keys > row[:, None] + last
-        exponent.masked_fill_(unseen, -torch.inf)
+        hidden = keys > row[:, None] + reach
+        exponent.masked_fill_(hidden, -torch.inf)
     empty = (exponent == -torch.inf).all(-1, keepdim=True)
     weights = torch.softmax(exponent.masked_fill_(empty, 0), -1)
     return weights.masked_fill_(empty, 0), v.mT[tile, group, column]
 
 
-def _visible(w: Tensor, last: int | None) -> Tensor | None:
-    """Row $r$ sees the keys up to $r$ + `last`; None: all keys."""
-    if last is None:
+def _visible(w: Tensor, reach: int | None) -> Tensor | None:
+    """Row $r$ sees the keys up to $r$ + `reach`; None: all keys."""
+    if reach is None:
         return None
     return torch.ones(
         w.shape[-2:], dtype=torch.bool, device=w.device
-    ).tril(last)
+    ).tril(reach)
 
 
-def _common(w: Tensor, last: int | None) -> int:
-    """How many keys all rows see."""
+def _common(w: Tensor, reach: int | None) -> int:
+    """The number of keys that all rows see."""
     keys = w.shape[-1]
-    return keys if last is None else max(min(last + 1, keys), 0)
+    return keys if reach is None else max(min(reach + 1, keys), 0)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Row $t$ sees past and present; called as the naive version is."""
+    """Row $t$ sees past and present; arguments as in the naive version."""
     return _rows(q, k, v, w, k.shape[1] - q.shape[1])
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Every row sees all steps; called as the naive version is."""
+    """Every row sees all steps; arguments as in the naive version."""
     return _rows(q, k, v, w, None)
 
 
 def _rows(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor, last: int | None
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, reach: int | None
 ) -> Tensor:
-    """Row $t$ sees the keys up to $t$ + `last`; None: all keys."""
+    """Row $t$ sees the keys up to $t$ + `reach`; None: all keys."""
     keys = k.shape[1]
     K, V = (grouped(x[:, None], 1) for x in (k, v))
     means = []
     for i, tile in enumerate(w.split(TILE)):
-        reach = None if last is None else last + i * TILE
-        end = keys if reach is None else min(reach + TILE, keys)
+        tile_reach = None if reach is None else reach + i * TILE
+        end = (
+            keys if tile_reach is None else min(tile_reach + TILE, keys)
+        )
         means.append(
             Tile.apply(
                 K[:, :, :end],
                 V[:, :, :end],
                 tile[None, None, :, :end],
-                reach,
+                tile_reach,
             )
         )
     return torch.sigmoid(q) * flat(torch.cat(means, 2), q)  # Eq. 2
@@ -190,7 +199,7 @@ def _rows(
 
 def grouped(x: Tensor, groups: int) -> Tensor:
     """`[batch, tiles, keys, groups * c]` to `[tiles, groups, keys,
-    batch * c]`: channels that share their biases share a matrix.
+    batch * c]`: channels with the same biases are in one matrix.
     """
     x = x.unflatten(3, (groups, -1))
     return x.permute(1, 3, 2, 0, 4).flatten(3)

@@ -1,6 +1,6 @@
 """# AFT-full on a GPU
 
-A window that holds all keys: the kernels are those of AFT-local, and no
+The window contains all keys: the kernels are those of AFT-local, and no
 step is older than the window. They use no matrix product, and keep only
 the logarithm of the sum and the mean of each row.
 """
@@ -13,10 +13,9 @@ from fwlab.ops.aft.window.kernels import Window
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Row $t$ sees past and present; called as the naive version is."""
-    last = k.shape[1] - q.shape[1]
+    """Row $t$ sees past and present; arguments as in the naive version."""
+    reach = k.shape[1] - q.shape[1]
     state = q.new_zeros(2, len(q), q.shape[-1], dtype=torch.float32)
     keep = autograd.will_go_back(q, k, v, w)
-    return Window.apply(q, k, v, w[None], *state, last, keep)[
-        0
-    ]  # Eq. 2
+    y, *_ = Window.apply(q, k, v, w[None], *state, reach, keep)
+    return y  # Eq. 2

@@ -1,9 +1,9 @@
 r"""# AFT-full, row by row
 
-No query meets a key here. Row $t$ has a weight for each step that it
-may see, and a different one for each channel: a softmax over the keys
-$K$ plus a learned bias $w$ of the two positions. The query only gates
-what comes out. Equation numbers are those of
+AFT compares no query with a key. Row $t$ has a weight for each step
+that it may see, and a different one for each channel: a softmax over
+the keys $K$ plus a learned bias $w$ of the two positions. The query
+only gates the result. Equation numbers are those of
 [Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
 """
 
@@ -38,8 +38,8 @@ def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     r"""Row $t$ sees past and present: the sums of Eq. 2 end at $t$.
 
     - `q`: `[batch, time, channels]`.
-    - `k`, `v`: `[batch, past + time, channels]`, the past of an earlier
-      call in front.
+    - `k`, `v`: `[batch, past + time, channels]`, beginning with those
+      of earlier calls.
     - `w`: `[time, past + time]`.
     """
     y, past = [], k.shape[1] - q.shape[1]

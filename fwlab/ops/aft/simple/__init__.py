@@ -28,9 +28,10 @@ AFT_SIMPLE = Operation(
 class RunningMean(NamedTuple):
     """The state of AFT-simple, per channel.
 
-    - `log_sum`: `[batch, channels]`, logarithm of the sum of the
-      exponentials of all keys so far; empty = `-inf`.
-    - `mean`: `[batch, channels]`, the mean of their values; empty = 0.
+    - `log_sum`: `[batch, channels]`, the logarithm of the sum of the
+      exponentials of all keys so far; `-inf` before the first key.
+    - `mean`: `[batch, channels]`, the mean of their values; 0 before
+      the first key.
     """
 
     log_sum: Tensor
@@ -54,11 +55,12 @@ def aft_simple(
     \sum_{t' \le t} e^{k_{t'}}$, for each channel on its own.
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
-    - `causal`: a step sees past and present; False: all steps.
+    - `causal`: whether a step sees only past and present; False: a step
+      sees all steps.
     - `key_mask`: `bool [batch, time]`, True = real token. No step
       sees a masked step, which returns 0.
     - `state`: the `RunningMean` of an earlier call (only `causal`);
-      None = nothing seen yet. float32 for half-precision inputs.
+      None = empty. float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "efficient", or on a GPU
       "triton" (only `causal`).
@@ -66,11 +68,12 @@ def aft_simple(
       that may see nothing returns 0.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Exact for any finite `k`, up to the rounding of exponents: a key or
-    the logarithm of a sum of size $x$ is known to $2^{-24} x$ in
-    float32, where equal keys of $10^7$ may count as one. The sum of
-    $|v|$ over time must be finite as well. No key of a later step
-    changes an earlier output by one bit.
+    The result is exact for any finite `k`, up to the rounding of
+    exponents: in float32 a key, or the logarithm of a sum, of size $x$
+    has an error of up to $2^{-24} x$, so that several equal keys of
+    $10^7$ may count as one. The sum of $|v|$ over time must be finite
+    as well. The key of a later step changes no bit of an earlier
+    output.
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """

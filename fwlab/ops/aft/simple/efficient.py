@@ -1,8 +1,8 @@
 r"""# AFT-simple in linear memory
 
-The running mean is a linear recurrence. Two levels of it take
+The running mean is a linear recurrence. In two levels it takes
 $2\sqrt T$ operations on long vectors, and its backward pass is the same
-recurrence from the end. AFT-local and AFT-conv use it too, for all
+recurrence from the end. AFT-local and AFT-conv use it too, for the
 steps outside a window: a running mean acts as a single step with key
 $L$ and value $m$.
 
@@ -24,10 +24,10 @@ def recur(
 ) -> Tensor:
     r"""$x_t = g_t\, x_{t-1} + u_t$, in two levels.
 
-    About $\sqrt T$ stretches are computed side by side, and then
-    joined one after the other: $2\sqrt T$ operations on long vectors
-    instead of $T$ on short ones. No $g$ is above 1; a product of them
-    may underflow, and then nothing is lost.
+    About $\sqrt T$ segments are computed side by side, and then joined
+    one after the other: $2\sqrt T$ operations on long vectors instead
+    of $T$ on short ones. No $g$ is above 1. Products of them may
+    underflow, but only where their terms are negligible.
 
     - `g`, each $u$ of `parts`: `[batch, time, channels]`.
     - `start`: $x_0$ of each part, `[batch, channels]`.
@@ -37,28 +37,28 @@ def recur(
     length = max(math.isqrt(time), 1)
     n = chunks.count(time, length)
 
-    def stretch(x: Tensor, out: Tensor, fill: float) -> None:
-        # Step i of all stretches is one piece of memory.
+    def segments(x: Tensor, out: Tensor, fill: float) -> None:
+        # Step i of all segments is contiguous in memory.
         whole = x[:, : (n - 1) * length].unflatten(1, (n - 1, length))
         out[:, :, :-1] = whole.permute(2, 0, 1, 3)
-        rest = time - (n - 1) * length
-        out[:rest, :, -1] = x[:, (n - 1) * length :].transpose(0, 1)
-        out[rest:, :, -1] = fill
+        ragged = time - (n - 1) * length
+        out[:ragged, :, -1] = x[:, (n - 1) * length :].transpose(0, 1)
+        out[ragged:, :, -1] = fill
 
     G = g.new_empty(length, batch, n, channels)
     X = g.new_empty(length, len(parts), batch, n, channels)
-    stretch(g, G, 1)
-    for place, u in enumerate(parts):
-        stretch(u, X[:, place], 0)
+    segments(g, G, 1)
+    for part, u in enumerate(parts):
+        segments(u, X[:, part], 0)
     for i in range(1, length):
         X[i].addcmul_(G[i], X[i - 1])
         G[i].mul_(G[i - 1])
     before = torch.empty_like(X[0])
     before[:, :, 0] = torch.stack(start)
     for j in range(1, n):
-        last = before[:, :, j - 1]
+        previous = before[:, :, j - 1]
         before[:, :, j] = torch.addcmul(
-            X[-1, :, :, j - 1], G[-1, :, j - 1], last
+            X[-1, :, :, j - 1], G[-1, :, j - 1], previous
         )
     X.addcmul_(G[:, None], before)
     X = X.permute(1, 2, 3, 0, 4).flatten(2, 3)
@@ -70,13 +70,13 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     r"""(n1) of the naive version for all steps at once.
 
-    With $M_t$ the largest key so far, numerator and denominator in
-    units of $e^{M_t}$ are linear recurrences:
+    With $M_t$ the maximum of the keys so far, numerator and denominator
+    in units of $e^{M_t}$ are linear recurrences:
 
     $$s_t = e^{M_{t-1} - M_t} s_{t-1} + e^{K_t - M_t}, \quad
       L_t = M_t + \log s_t \tag{e2}$$
 
-    By (e1) the initial state is one more step.
+    By (e1) the initial state acts as one more step.
     """
     top = torch.maximum(running_max(k), log_sum[:, None])
     fade = torch.empty_like(k)
@@ -94,15 +94,16 @@ def _backward(
     dL: Tensor,
     dm: Tensor,
 ) -> tuple[Tensor, ...]:
-    r"""Step $t'$ has the share $e^{K_{t'} - L_t}$ in row $t$. Its
-    gradients from all later rows are a recurrence that runs backward:
+    r"""Step $t'$ has the weight $e^{K_{t'} - L_t}$ in row $t$. The
+    sums of its gradients over all later rows are a recurrence that runs
+    backward:
 
     $$a_t = dm_t + e^{L_t - L_{t+1}} a_{t+1}, \quad
       b_t = dL_t - m_t\, dm_t + e^{L_t - L_{t+1}} b_{t+1} \tag{e3}$$
     $$dV_t = e^{K_t - L_t} a_t, \qquad
       dK_t = e^{K_t - L_t} (V_t\, a_t + b_t) \tag{e4}$$
 
-    The initial state gets the gradients of one more step.
+    The initial state gets its gradients as one more step.
     """
     k, v, log_sum, mean = given
     L, m = after
@@ -137,8 +138,10 @@ class _RunningMean(torch.autograd.Function):
 
 
 class _Simple(torch.autograd.Function):
-    """Eq. 5 and the last state. Only the inputs are kept: the
-    backward pass computes the running means again.
+    """Eq. 5 and the final state.
+
+    Only the inputs are kept: the backward pass computes the running
+    means again.
     """
 
     @staticmethod
@@ -166,33 +169,34 @@ class _Simple(torch.autograd.Function):
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """`exp(part - whole)`; 0 where both are empty."""
+    """`exp(part - whole)`; 0 where both are `-inf`."""
     whole = whole.clamp(min=torch.finfo(whole.dtype).min)
     return (part - whole).exp_()
 
 
 def running_max(x: Tensor) -> Tensor:
-    """The maximum of all steps so far, by doubling: `torch.cummax` is
-    far slower.
+    """The maximum of all steps so far.
+
+    Each round doubles the steps covered; `torch.cummax` is far slower.
     """
-    x, reach = x.clone(), 1
-    while reach < x.shape[1]:
-        x[:, reach:] = torch.maximum(x[:, reach:], x[:, :-reach])
-        reach *= 2
+    x, covered = x.clone(), 1
+    while covered < x.shape[1]:
+        x[:, covered:] = torch.maximum(x[:, covered:], x[:, :-covered])
+        covered *= 2
     return x
 
 
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; called as the naive version is."""
+    """Row $t$ sees past and present; arguments as in the naive version."""
     return _Simple.apply(q, k, v, log_sum, mean)
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every row sees all steps: one softmax over time serves them all.
+    """Every row sees all steps, so one softmax over time is enough.
 
-    It is computed at once, and keeps one weight per step and channel.
+    Autograd keeps one weight per step and channel.
     """
     empty = (k == -torch.inf).all(1, keepdim=True)
     weights = torch.softmax(torch.where(empty, 0, k), dim=1)
@@ -203,7 +207,7 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def before_each(
     k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The running mean before each step, and that after the last one.
+    """The running mean before each step, and after the last step.
 
     - Returns `log_sum` and `mean`, `[batch, time + 1, channels]`.
     """

@@ -1,19 +1,19 @@
 r"""# The running mean of AFT-simple on a GPU
 
-A running mean of values is exact wherever $K$ is finite, because no sum
-is ever kept without its maximum. Each channel has a triple:
+The running mean is exact wherever $K$ is finite, because each sum is
+kept together with its maximum. Each channel has a triple:
 
 $$(M, s, a) = \Big(\max_i x_i,\ \sum_i e^{x_i - M} u_i,\
   \sum_i e^{x_i - M} w_i\Big) \tag{k1}$$
 
 Two triples combine into a third, in any order: the larger maximum
-stays, and the sums of the other fade. Forward, $x$ is a key, $u = 1$
-and $w$ its value. Backward, each step $t$ passes its gradients to all
-keys before it, with $x = -L_t$, $u = dm_t$ and $w = -m_t\,dm_t$ (e3):
-the same sums from the end.
+stays, and the sums of the other triple are scaled down. Forward, $x$ is
+a key, $u = 1$ and $w$ its value. Backward, each step $t$ passes its
+gradients to all keys before it, with $x = -L_t$, $u = dm_t$ and
+$w = -m_t\,dm_t$ (e3): the same sums from the end.
 
-Time is cut into segments. `summarize` reduces each segment to one
-triple, `carry` combines them in order, and `outputs` starts each
+The sequence is divided into segments. `summarize` reduces each segment
+to one triple, `carry` combines them in order, and `outputs` starts each
 segment from the triple before it. Besides the inputs, only the triples
 of segments are kept for the backward pass.
 """
@@ -37,7 +37,7 @@ LOW = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def meet(m1, s1, a1, m2, s2, a2):
+def combine(m1, s1, a1, m2, s2, a2):
     """(k1) of two triples; two empty ones stay empty."""
     top = tl.maximum(m1, m2)
     e1 = tl.where(m1 == top, 1.0, tl.exp(m1 - top))
@@ -46,29 +46,29 @@ def meet(m1, s1, a1, m2, s2, a2):
 
 
 @triton.jit
-def _rows(x, t, c, rest, D, other):
-    """A block `[R, BD]` of `[time, D]`, in float32."""
-    inside = (t < rest)[:, None] & (c < D)[None, :]
+def _load(x, t, c, remaining, D, other):
+    """Load a tile `[R, BD]` of `[time, D]`, in float32."""
+    inside = (t < remaining)[:, None] & (c < D)[None, :]
     at = t[:, None] * D + c[None, :]
     return tl.load(x + at, mask=inside, other=other).to(tl.float32)
 
 
 @triton.jit
-def _put(x, value, t, c, rest, D):
-    inside = (t < rest)[:, None] & (c < D)[None, :]
+def _store(x, value, t, c, remaining, D):
+    inside = (t < remaining)[:, None] & (c < D)[None, :]
     at = t[:, None] * D + c[None, :]
     tl.store(x + at, value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def elements(x, u, w):
-    """A key that no row sees has weight 0, and so does its value."""
-    none = x == float("-inf")
-    return x, tl.where(none, 0.0, u), tl.where(none, 0.0, w)
+    """Steps as triples; a key that no row sees adds nothing."""
+    empty = x == float("-inf")
+    return x, tl.where(empty, 0.0, u), tl.where(empty, 0.0, w)
 
 
 @triton.jit
-def triple(top, s, a, at, inside):
+def load_triple(top, s, a, at, inside):
     return (
         tl.load(top + at, mask=inside, other=float("-inf")),
         tl.load(s + at, mask=inside, other=0.0),
@@ -77,7 +77,7 @@ def triple(top, s, a, at, inside):
 
 
 @triton.jit
-def _put_triple(top, s, a, at, inside, M, S, A):
+def _store_triple(top, s, a, at, inside, M, S, A):
     tl.store(top + at, M, mask=inside)
     tl.store(s + at, S, mask=inside)
     tl.store(a + at, A, mask=inside)
@@ -92,17 +92,17 @@ def _reduced(x, u, w):
 
 @triton.jit
 def _running(k, v, M, S, A):
-    """L and m of each row, starting from a triple."""
+    """L and m of each row, starting from the triple M, S, A."""
     x, u, w = elements(k, tl.full(k.shape, 1.0, tl.float32), v)
-    x, u, w = tl.associative_scan((x, u, w), 0, meet)
+    x, u, w = tl.associative_scan((x, u, w), 0, combine)
     M, S, A = M[None, :], S[None, :], A[None, :]
-    x, u, w = meet(x, u, w, M, S, A)
-    none = u == 0
+    x, u, w = combine(x, u, w, M, S, A)
+    empty = u == 0
     return (
         tl.where(
-            none, float("-inf"), x + tl.log(tl.where(none, 1.0, u))
+            empty, float("-inf"), x + tl.log(tl.where(empty, 1.0, u))
         ),
-        tl.where(none, 0.0, w / tl.where(none, 1.0, u)),
+        tl.where(empty, 0.0, w / tl.where(empty, 1.0, u)),
     )
 
 
@@ -113,26 +113,26 @@ def summarize(
 ):  # fmt: skip
     """The triple of each segment of one sequence.
 
-    Reads x and w once (and u) from HBM: 2 b bytes per scalar, where a
+    Loads x and w once (and u) from HBM: 2 b bytes per scalar, where a
     scalar has b bytes. Lower bound: those bytes over the bandwidth. One
     exponential per scalar.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
-    t, rest = tl.arange(0, R), time - n * R
-    here = batch * stride * D + n.to(tl.int64) * R * D
-    X = _rows(x + here, t, c, rest, D, 0.0) * SIGN
-    X = tl.where((t < rest)[:, None], X, float("-inf"))
-    W = _rows(w + here, t, c, rest, D, 0.0)
+    t, remaining = tl.arange(0, R), time - n * R
+    origin = batch * stride * D + n.to(tl.int64) * R * D
+    X = _load(x + origin, t, c, remaining, D, 0.0) * SIGN
+    X = tl.where((t < remaining)[:, None], X, float("-inf"))
+    W = _load(w + origin, t, c, remaining, D, 0.0)
     U = tl.full(W.shape, 1.0, tl.float32)
     if u is not None:
-        U = _rows(u + here, t, c, rest, D, 0.0)
+        U = _load(u + origin, t, c, remaining, D, 0.0)
     # A row that sees nothing has no gradients to pass on.
     X = tl.where(X < -LOW, X, float("-inf"))
     X, U, W = elements(X, U, W)
     M, S, A = _reduced(X, U, W)
     at = (batch * tl.num_programs(0) + n) * D + c
-    _put_triple(top, s, a, at, c < D, M, S, A)
+    _store_triple(top, s, a, at, c < D, M, S, A)
 
 
 @triton.jit(do_not_specialize=["segments", "D"])
@@ -142,45 +142,45 @@ def carry(
 ):  # fmt: skip
     """Replace each triple by that of all segments before it.
 
-    24 bytes per segment and channel. Lower bound: as many steps in
-    sequence as there are segments.
+    24 bytes per segment and channel. The lower bound is the latency:
+    the segments are combined one after the other.
     """
     batch = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = c < D
     start = batch * D + c
-    M, S, A = triple(top_start, s_start, a_start, start, inside)
+    M, S, A = load_triple(top_start, s_start, a_start, start, inside)
     for i in range(segments):
         n = i
         if REVERSE:
             n = segments - 1 - i
         at = (batch * segments + n) * D + c
-        m, s_n, a_n = triple(top, s, a, at, inside)
-        _put_triple(top, s, a, at, inside, M, S, A)
-        M, S, A = meet(M, S, A, m, s_n, a_n)
-    _put_triple(top_end, s_end, a_end, start, inside, M, S, A)
+        m, s_n, a_n = load_triple(top, s, a, at, inside)
+        _store_triple(top, s, a, at, inside, M, S, A)
+        M, S, A = combine(M, S, A, m, s_n, a_n)
+    _store_triple(top_end, s_end, a_end, start, inside, M, S, A)
 
 
 @triton.jit(do_not_specialize=["time", "D"])
 def outputs(
     q, k, v, top, s, a, y, time, D, R: tl.constexpr, BD: tl.constexpr
 ):
-    """Eq. 5 for one segment: reads q, k, v and writes y, 4 b bytes.
+    """Eq. 5 for one segment: loads q, k, v and stores y, 4 b bytes.
 
     With `summarize` 6 b bytes per scalar, and 6 to 8 exponentials.
     Lower bound: the bytes.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
-    t, rest = tl.arange(0, R), time - n * R
-    here = (batch * time + n.to(tl.int64) * R) * D
-    K = _rows(k + here, t, c, rest, D, float("-inf"))
-    V = _rows(v + here, t, c, rest, D, 0.0)
+    t, remaining = tl.arange(0, R), time - n * R
+    origin = (batch * time + n.to(tl.int64) * R) * D
+    K = _load(k + origin, t, c, remaining, D, float("-inf"))
+    V = _load(v + origin, t, c, remaining, D, 0.0)
     at = (batch * tl.num_programs(0) + n) * D + c
-    M, S, A = triple(top, s, a, at, c < D)
+    M, S, A = load_triple(top, s, a, at, c < D)
     _, m = _running(K, V, M, S, A)
-    gate = tl.sigmoid(_rows(q + here, t, c, rest, D, 0.0))
-    _put(y + here, gate * m, t, c, rest, D)
+    gate = tl.sigmoid(_load(q + origin, t, c, remaining, D, 0.0))
+    _store(y + origin, gate * m, t, c, remaining, D)
 
 
 @triton.jit(do_not_specialize=["time", "D"])
@@ -190,39 +190,41 @@ def outputs_backward(
 ):  # fmt: skip
     """(e3), (e4) for one segment; with `ONLY` just its triple (k1).
 
-    Reads q, k, v, dy twice and writes dq, dk, dv: 11 b bytes per
-    scalar, about 15 exponentials. Lower bound: the bytes.
+    The two launches load q, k, v, dy twice and store dq, dk, dv: 11 b
+    bytes per scalar, about 15 exponentials. Lower bound: the bytes.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
-    t, rest = tl.arange(0, R), time - n * R
-    here = (batch * time + n.to(tl.int64) * R) * D
-    K = _rows(k + here, t, c, rest, D, float("-inf"))
-    V = _rows(v + here, t, c, rest, D, 0.0)
+    t, remaining = tl.arange(0, R), time - n * R
+    origin = (batch * time + n.to(tl.int64) * R) * D
+    K = _load(k + origin, t, c, remaining, D, float("-inf"))
+    V = _load(v + origin, t, c, remaining, D, 0.0)
     at = (batch * tl.num_programs(0) + n) * D + c
-    M, S, A = triple(top, s, a, at, c < D)
+    M, S, A = load_triple(top, s, a, at, c < D)
     L, m = _running(K, V, M, S, A)
-    gate = tl.sigmoid(_rows(q + here, t, c, rest, D, 0.0))
-    g = _rows(dy + here, t, c, rest, D, 0.0)
+    gate = tl.sigmoid(_load(q + origin, t, c, remaining, D, 0.0))
+    g = _load(dy + origin, t, c, remaining, D, 0.0)
     dm = g * gate
-    there = (L > LOW) & (t < rest)[:, None]
-    X = tl.where(there, -L, float("-inf"))
+    nonempty = (L > LOW) & (t < remaining)[:, None]
+    X = tl.where(nonempty, -L, float("-inf"))
     X, U, W = elements(X, dm, -m * dm)
     if ONLY:
         M, S, A = _reduced(X, U, W)
-        _put_triple(top_after, s_after, a_after, at, c < D, M, S, A)
+        _store_triple(top_after, s_after, a_after, at, c < D, M, S, A)
     else:
-        X, U, W = tl.associative_scan((X, U, W), 0, meet, reverse=True)
-        M, S, A = triple(top_after, s_after, a_after, at, c < D)
-        X, U, W = meet(X, U, W, M[None, :], S[None, :], A[None, :])
+        X, U, W = tl.associative_scan(
+            (X, U, W), 0, combine, reverse=True
+        )
+        M, S, A = load_triple(top_after, s_after, a_after, at, c < D)
+        X, U, W = combine(X, U, W, M[None, :], S[None, :], A[None, :])
         share = tl.exp(tl.where(X > LOW, K + X, float("-inf")))
-        _put(dq + here, dm * m * (1 - gate), t, c, rest, D)
-        _put(dv + here, share * U, t, c, rest, D)
-        _put(dk + here, share * (V * U + W), t, c, rest, D)
+        _store(dq + origin, dm * m * (1 - gate), t, c, remaining, D)
+        _store(dv + origin, share * U, t, c, remaining, D)
+        _store(dk + origin, share * (V * U + W), t, c, remaining, D)
 
 
 def channels(width: int, limit: int = NARROW) -> int:
-    """Channels per program: Triton needs a power of two."""
+    """Channels per program: a power of two, as Triton needs it."""
     return min(triton.next_power_of_2(width), limit)
 
 
@@ -257,7 +259,10 @@ def summary(
 def carried(
     triples: list[Tensor], start: list[Tensor], reverse: bool
 ) -> list[Tensor]:
-    """Replace each triple by that of all before; return the total."""
+    """Replace each triple by that of all segments before it.
+
+    Returns the triple of the whole sequence.
+    """
     batch, n, D = triples[0].shape
     BD = channels(D)
     end = [torch.empty_like(x) for x in start]
@@ -275,45 +280,46 @@ def carried(
 
 def as_triple(log_sum: Tensor, mean: Tensor) -> list[Tensor]:
     """A state as a triple."""
-    there = (log_sum != -torch.inf).to(mean.dtype)
-    return [log_sum.contiguous(), there, mean.contiguous()]
+    nonempty = (log_sum != -torch.inf).to(mean.dtype)
+    return [log_sum.contiguous(), nonempty, mean.contiguous()]
 
 
 def as_state(
     top: Tensor, s: Tensor, a: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A triple as a state."""
-    none = s == 0
-    whole = torch.where(none, 1, s)
-    log_sum = torch.where(none, -torch.inf, top + whole.log())
-    return log_sum, torch.where(none, 0, a / whole)
+    empty = s == 0
+    whole = torch.where(empty, 1, s)
+    log_sum = torch.where(empty, -torch.inf, top + whole.log())
+    return log_sum, torch.where(empty, 0, a / whole)
 
 
 def _end_gradients(
     L: Tensor, m: Tensor, dL: Tensor, dm: Tensor
 ) -> list[Tensor]:
     """The gradients of a state, as a triple for all steps before it."""
-    none = torch.isinf(L)
+    empty = torch.isinf(L)
     return [
-        torch.where(none, L, -L),
-        torch.where(none, 0, dm),
-        torch.where(none, 0, dL - m * dm),
+        torch.where(empty, L, -L),
+        torch.where(empty, 0, dm),
+        torch.where(empty, 0, dL - m * dm),
     ]
 
 
 def state_gradients(
     total: list[Tensor], log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of an initial state: it is one more step (e4)."""
+    """The gradients of an initial state, which is one more step (e4)."""
     top, s, a = total
-    none = (top == -torch.inf) | (log_sum == -torch.inf)
-    share = torch.where(none, 0, (log_sum + top).exp())
+    empty = (top == -torch.inf) | (log_sum == -torch.inf)
+    share = torch.where(empty, 0, (log_sum + top).exp())
     return share * (mean * s + a), share * s
 
 
 class _Simple(torch.autograd.Function):
-    """Eq. 5 and the last state. The inputs and a triple per segment are
-    kept.
+    """Eq. 5 and the final state.
+
+    The inputs and one triple per segment are kept.
     """
 
     @staticmethod
@@ -341,8 +347,8 @@ class _Simple(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor, ...]:
-        q, k, v, log_sum, mean, *rest = ctx.saved_tensors
-        triples, end = rest[:3], rest[3:]
+        q, k, v, log_sum, mean, *saved = ctx.saved_tensors
+        triples, end = saved[:3], saved[3:]
         batch, time, D = k.shape
         n, BD = triples[0].shape[1], channels(D)
         after = _triples(k, n)
@@ -369,5 +375,5 @@ class _Simple(torch.autograd.Function):
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; called as the naive version is."""
+    """Row $t$ sees past and present; arguments as in the naive version."""
     return _Simple.apply(q, k, v, log_sum, mean)

@@ -1,8 +1,8 @@
 r"""# AFT-simple, step by step
 
-Without a bias of position, every row weights the steps by their keys
-alone. A running mean per channel is then enough: each step joins it
-with the weight of its key, and the query gates what comes out. Equation
+Without a position bias, every row weights the steps by their keys
+alone. Then a running mean per channel is enough: each step enters it
+with the weight of its key, and the query gates the result. Equation
 numbers are those of
 [Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
 """
@@ -14,15 +14,15 @@ from torch import Tensor
 def running_step(
     log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Take one more step into the running mean.
+    r"""Add one step to the running mean.
 
     $$L_t = \log\big(e^{L_{t-1}} + e^{K_t}\big), \qquad
       m_t = e^{L_{t-1} - L_t}\, m_{t-1} + e^{K_t - L_t}\, V_t
       \tag{n1}$$
 
-    The larger of the two exponents is subtracted before any
-    exponential is taken: none can overflow, and one of the two terms
-    is 1. The empty mean is $(-\infty, 0)$.
+    The larger of the two exponents is subtracted before the
+    exponentials, so that none can overflow, and one of the two terms is
+    1. The empty mean is $(-\infty, 0)$.
 
     - `log_sum`, `mean`, `k`, `v`: `[batch, channels]`.
     """
@@ -57,9 +57,9 @@ def causal(
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    r"""Every row sees all steps, so that there is one mean for all.
+    r"""Every row sees all steps, so all rows have one mean.
 
-    A sequence whose keys are all $-\infty$ is 0.
+    It is 0 if all keys of a sequence are $-\infty$.
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
     """

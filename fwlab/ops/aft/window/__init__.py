@@ -36,8 +36,8 @@ AFT_CONV2D = Operation(
 class WindowState(NamedTuple):
     """The state of AFT-local and AFT-conv, of constant size.
 
-    - `k`, `v`: `[batch, window - 1, channels]`, the last steps; a key
-      that is masked or before the start is `-inf`.
+    - `k`, `v`: `[batch, window - 1, channels]`, the most recent steps; a
+      key that is masked or before the start is `-inf`.
     - `log_sum`, `mean`: `[batch, channels]`, the running mean of
       all older steps.
     """
@@ -63,18 +63,18 @@ def aft_local(
     r"""AFT-local: biases within a window, and 0 outside (Eq. 4).
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
-    - `band`: `[time, window]`, column $j$ = the key $j$ steps back; not
-      causal `[time, 2 * window - 1]`, the further columns being the keys
-      1, 2, … steps ahead. Outside the window the bias is 0, not
-      $-\infty$: every step is still seen.
+    - `band`: `[time, window]`, column $j$ = the key $j$ steps back; if
+      not causal `[time, 2 * window - 1]`, and the other columns are the
+      keys 1, 2, … steps ahead. Outside the window the bias is 0, not
+      $-\infty$: a row still sees every step.
     - `causal`, `key_mask`, `return_state`, `implementation`: as for
       `aft_simple`. A masked step still has its place in the window.
     - `state`: the `WindowState` of an earlier call (only `causal`).
     - Returns `y` `[batch, time, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Exact wherever $k + w$ is finite; beyond that not defined, as for
-    `aft_full`.
+    The result is exact wherever $k + w$ is finite, and undefined
+    elsewhere, as for `aft_full`.
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
@@ -111,7 +111,7 @@ def aft_conv(
     - `q`, `v`: `[batch, time, heads, channels]`.
     - `k`: the same, or with one channel per head (the paper's form).
     - `kernel`: `[heads, window]` with columns as in the band of
-      `aft_local`; not causal `[heads, 2 * window - 1]`.
+      `aft_local`; if not causal `[heads, 2 * window - 1]`.
     - `causal`, `key_mask`, `return_state`, `implementation`: as for
       `aft_simple`. A masked step still has its place in the window.
     - `state`: the `WindowState` of an earlier call (only `causal`), with
@@ -119,8 +119,8 @@ def aft_conv(
     - Returns `y` `[batch, time, heads, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Exact wherever $k + w$ is finite; beyond that not defined, as for
-    `aft_full`.
+    The result is exact wherever $k + w$ is finite, and undefined
+    elsewhere, as for `aft_full`.
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
@@ -154,20 +154,20 @@ def aft_conv2d(
 ) -> Tensor:
     r"""AFT-conv for images: one bias for each offset (Eq. 6).
 
-    Not causal: every pixel sees all pixels, those within the centred
-    kernel with its bias, the others with bias 0.
+    Not causal: every pixel sees all pixels. The centred kernel holds
+    the biases of the pixels within it; all others have bias 0.
 
     - `q`, `v`: `[batch, height, width, heads, channels]`.
     - `k`: the same, or with one channel per head (the paper's form).
-    - `kernel`: `[heads, size, size]`, `size` odd; its middle is the
-      pixel itself.
+    - `kernel`: `[heads, size, size]` with an odd `size`; its centre is
+      the bias of the pixel itself.
     - `key_mask`: `bool [batch, height, width]`, True = real pixel.
     - `implementation`: "auto", "naive" or "efficient".
     - Returns `[batch, height, width, heads, channels]`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Exact wherever $k + w$ is finite; beyond that not defined, as for
-    `aft_full`.
+    The result is exact wherever $k + w$ is finite, and undefined
+    elsewhere, as for `aft_full`.
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
@@ -194,7 +194,7 @@ def aft_conv2d(
     )
     if size % 2 == 0:
         raise ValueError(
-            f"{op}: expected a kernel of odd size, got size {size}"
+            f"{op}: expected kernel of odd size, got size {size}"
         )
 
     def run() -> tuple[Tensor, Any]:
@@ -213,9 +213,9 @@ def _window(
     return_state: bool,
 ) -> Any:
     batch, time, channels = call.q.shape
-    steps = band.shape[-1] - 1 if call.causal else 0
-    last, running = (batch, steps, channels), (batch, channels)
-    shape: dict[str, tuple[int, ...]] = {"k": last, "v": last}
+    length = band.shape[-1] - 1 if call.causal else 0
+    recent, running = (batch, length, channels), (batch, channels)
+    shape: dict[str, tuple[int, ...]] = {"k": recent, "v": recent}
     shape |= {"log_sum": running, "mean": running}
     start = call.before(WindowState, state, return_state, shape)
 

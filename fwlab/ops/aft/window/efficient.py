@@ -1,8 +1,8 @@
 r"""# AFT-local and AFT-conv in linear memory
 
-A tile of rows sees the keys of a stretch as AFT-full sees all keys. All
-other keys come in as one more key, their running mean, which is that of
-AFT-simple (e1).
+A tile of rows sees a span of keys as AFT-full sees all keys. All other
+keys act as one more key: their running mean, computed as in AFT-simple
+(e1).
 """
 
 import torch
@@ -24,21 +24,21 @@ def causal(
     log_sum: Tensor,
     mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; called as the naive version is."""
+    """Row $t$ sees past and present; arguments as in the naive version."""
     time, width = q.shape[1], band.shape[-1]
     n = chunks.count(time, TILE)
     L, m = before_each(k[:, :time], v[:, :time], log_sum, mean)
     starts = torch.arange(n, device=q.device) * TILE
     outside = [(L[:, starts], m[:, starts])]
-    place = _window_of(width, q.device)
-    w = _spread(band, time, place, width - 1 - place)
+    index = _window_of(width, q.device)
+    w = _spread(band, time, index, width - 1 - index)
     back = n * TILE - time
     y = _tiles(q, k, v, w, outside, (0, back), width - 1)
     return y, L[:, -1], m[:, -1]
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
-    """Every row sees all steps; called as the naive version is."""
+    """Every row sees all steps; arguments as in the naive version."""
     time, width = q.shape[1], band.shape[-1]
     n, half = chunks.count(time, TILE), width // 2
     starts = torch.arange(n, device=q.device) * TILE
@@ -46,9 +46,9 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     behind = (starts + TILE + half).clamp(max=time)
     outside = _outside(k, v, before, time - behind)
     # Columns count the steps back, and then those ahead.
-    place = _window_of(width, q.device)
-    column = torch.where(place > half, place, half - place)
-    w = _spread(band, time, place, column)
+    index = _window_of(width, q.device)
+    column = torch.where(index > half, index, half - index)
+    w = _spread(band, time, index, column)
     back = n * TILE + half - time
     return _tiles(q, k, v, w, outside, (half, back), None)
 
@@ -61,19 +61,19 @@ def image(
     height: int,
     width: int,
 ) -> Tensor:
-    """AFT-conv of an image; called as the naive version is.
+    """AFT-conv of an image; arguments as in the naive version.
 
-    A line of the image is a tile: it sees the lines that the kernel
-    reaches, and all lines above and below them as one key each.
+    A line of the image is a tile. It sees the lines that the kernel
+    covers; all lines above them are one key, and all below another.
     """
     half = kernel.shape[-1] // 2
     line = torch.arange(height, device=q.device)
     above = (line - half).clamp(min=0) * width
     below = (height - 1 - line - half).clamp(min=0) * width
     outside = _outside(k, v, above, below)
-    # One line against the lines around it: the same for all lines.
-    place = torch.arange(width, device=q.device)
-    right = place - place[:, None] + half
+    # One line and the lines around it: the same for all lines.
+    column = torch.arange(width, device=q.device)
+    right = column - column[:, None] + half
     inside = (right >= 0) & (right <= 2 * half)
     w = kernel[
         :, :, right.clamp(0, 2 * half)
@@ -84,9 +84,9 @@ def image(
 
 
 def _window_of(width: int, device: torch.device) -> Tensor:
-    """The place of each key of a stretch in the window of each row.
+    """The index of each key of a span in the window of each row.
 
-    The window of row $r$ begins with key $r$ of the stretch; a place
+    The window of row $r$ begins with key $r$ of the span; an index
     below 0, or from `width` on, is outside of it.
     """
     keys = torch.arange(TILE + width - 1, device=device)
@@ -94,12 +94,12 @@ def _window_of(width: int, device: torch.device) -> Tensor:
 
 
 def _spread(
-    band: Tensor, time: int, place: Tensor, column: Tensor
+    band: Tensor, time: int, index: Tensor, column: Tensor
 ) -> Tensor:
     """The biases of all tiles, `[tiles or 1, groups, row, key]`.
 
-    - `place`, `column`: `[row, key]`, of the key in the window of the
-      row, and of its bias in the band.
+    - `index`: `[row, key]`, of the key in the window of the row.
+    - `column`: `[row, key]`, of its bias in the band.
     """
     if band.shape[1] == 1:  # the same for all steps
         band = band[:, None].expand(-1, 1, TILE, -1)
@@ -108,7 +108,7 @@ def _spread(
         band = torch.nn.functional.pad(band, (0, 0, 0, n * TILE - time))
         band = band.unflatten(1, (n, TILE))
     width = band.shape[-1]
-    inside = (place >= 0) & (place < width)
+    inside = (index >= 0) & (index < width)
     column = column.clamp(0, width - 1).expand(*band.shape[:2], -1, -1)
     w = torch.where(inside, band.gather(-1, column), 0)  # Eq. 4
     return w.transpose(0, 1)
@@ -117,9 +117,9 @@ def _spread(
 def _outside(
     k: Tensor, v: Tensor, before: Tensor, behind: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """The running means of the first and of the last steps.
+    """The running means of the steps before and behind each tile.
 
-    - `before`, `behind`: `[tiles]`, how many steps from either end.
+    - `before`, `behind`: `[tiles]`, the number of these steps.
     """
     batch, _, channels = k.shape
     empty = (
@@ -139,29 +139,27 @@ def _tiles(
     w: Tensor,
     outside: list[tuple[Tensor, Tensor]],
     edges: tuple[int, int],
-    last: int | None,
+    reach: int | None,
 ) -> Tensor:
-    """Tiles that each see a stretch of keys, and means of all others.
+    """Tiles that each see a span of keys, and means of all others.
 
     - `q`: `[batch, time, channels]`.
-    - `k`, `v`: `[batch, keys, channels]`. With the edges, tile `i` of
-      `r` rows sees the `span` keys from `i * r` on.
+    - `k`, `v`: `[batch, keys, channels]`. Counting the edges, tile `i`
+      of `r` rows sees the `span` keys from `i * r` on.
     - `w`: `[tiles or 1, groups, r, span]`.
-    - `outside`: running means `[batch, tiles, channels]` of what a tile
-      does not see; by (e1) each is one key more, with bias 0.
-    - `edges`: how many empty keys are added before and after.
-    - `last`: row `r` sees the keys up to `r + last` of its stretch.
+    - `outside`: running means `[batch, tiles, channels]` of the other
+      keys; by (e1) each is one more key, with bias 0.
+    - `edges`: the number of empty keys to add before and after.
+    - `reach`: row `r` sees the keys up to `r + reach` of its span.
     """
     r, span = w.shape[-2:]
-    stretches = []
-    for place, (x, fill) in enumerate(((k, -torch.inf), (v, 0))):
+    spans = []
+    for index, (x, fill) in enumerate(((k, -torch.inf), (v, 0))):
         x = torch.nn.functional.pad(x, (0, 0, *edges), value=fill)
         cut = x.unfold(1, span, r).transpose(2, 3)
-        more = [mean[place][:, :, None] for mean in outside]
-        stretches.append(
-            grouped(torch.cat([*more, cut], 2), w.shape[1])
-        )
+        more = [mean[index][:, :, None] for mean in outside]
+        spans.append(grouped(torch.cat([*more, cut], 2), w.shape[1]))
     w = torch.nn.functional.pad(w, (len(outside), 0))
-    last = None if last is None else last + len(outside)
-    m = flat(Tile.apply(*stretches, w, last), q)
+    reach = None if reach is None else reach + len(outside)
+    m = flat(Tile.apply(*spans, w, reach), q)
     return torch.sigmoid(q) * m[:, : q.shape[1]]  # Eq. 2

@@ -1,14 +1,14 @@
 r"""# The windows of AFT-local and AFT-conv on a GPU
 
-A program holds a tile of rows, and takes one key of their window after
-the other, with a maximum for each row and channel. All older steps are
-one more triple (k1), made by the kernels of AFT-simple. There is no
-matrix product: its rows would share a maximum, and a future key could
-own it.
+A program holds a tile of rows, and takes the keys of their window one
+after the other, with a maximum for each row and channel. All older
+steps are one more triple (k1), which the kernels of AFT-simple compute.
+There is no matrix product: its rows would share a maximum, which could
+be that of a future key.
 
-AFT-full uses the same kernels, with all keys as its window. What looks
-ahead has no kernel, and is left to the efficient version: rows that see
-the future, and images.
+AFT-full uses the same kernels, with all keys as its window. There is no
+kernel for `causal=False` and images: the efficient version computes
+them.
 """
 
 from typing import Any
@@ -24,11 +24,11 @@ from fwlab.ops.aft.simple.kernels import (
     as_triple,
     carried,
     channels,
+    combine,
     elements,
-    meet,
+    load_triple,
     state_gradients,
     summary,
-    triple,
 )
 
 #: Rows per tile.
@@ -38,13 +38,14 @@ WIDE = 64
 
 
 @triton.jit
-def _bias(band, t, p, inside, W, last):
+def _bias(band, t, p, inside, W, reach):
     """What row t adds to key p: a bias, 0 for an older key, or -inf.
 
-    `last` is None for a window of W keys, of which p = t is the oldest;
-    otherwise row t sees all keys up to t + last, W of them in total.
+    `reach` is None for a window of W keys, of which p = t is the
+    oldest; otherwise row t sees all keys up to t + reach, W of them in
+    total.
     """
-    if last is None:
+    if reach is None:
         column = t + W - 1 - p
         w = tl.load(
             band + column,
@@ -54,22 +55,22 @@ def _bias(band, t, p, inside, W, last):
         w = tl.where(column < 0, float("-inf"), w)
     else:
         w = tl.load(band + p, mask=inside, other=0.0)
-        w = tl.where(p > t + last, float("-inf"), w)
+        w = tl.where(p > t + reach, float("-inf"), w)
     return tl.where(inside, w, float("-inf"))
 
 
 @triton.jit(
-    do_not_specialize=["time", "keys", "W", "last", "D", "rows"]
+    do_not_specialize=["time", "keys", "W", "reach", "D", "rows"]
 )
 def window_forward(
-    q, k, v, band, top, s, a, y, L, m, time, keys, W, last, D, rows,
+    q, k, v, band, top, s, a, y, L, m, time, keys, W, reach, D, rows,
     H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Eq. 2 for a tile of rows and some channels of a group.
 
-    Reads R + W keys and values, and q, writes y, L and m. 2 (R + W)
-    exponentials per row and channel are the lower bound: about 16 per
-    clock cycle and multiprocessor.
+    Loads R + W keys and values, and q; stores y, L and m. The lower
+    bound is the 2 (R + W) exponentials per row and channel: a
+    multiprocessor computes about 16 per clock cycle.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(D // H, BD)
@@ -85,29 +86,31 @@ def window_forward(
     M = tl.full([R, BD], float("-inf"), tl.float32)
     S = tl.zeros([R, BD], tl.float32)
     A = tl.zeros([R, BD], tl.float32)
-    if last is None:
+    if reach is None:
         at = (batch * tl.num_programs(0) + n) * D + c
-        m1, s1, a1 = triple(top, s, a, at, channel)
-        M, S, A = meet(M, S, A, m1[None, :], s1[None, :], a1[None, :])
-        begin, end = n * R, tl.minimum(n * R + R + W - 1, keys)
+        m1, s1, a1 = load_triple(top, s, a, at, channel)
+        M, S, A = combine(
+            M, S, A, m1[None, :], s1[None, :], a1[None, :]
+        )
+        start, end = n * R, tl.minimum(n * R + R + W - 1, keys)
     else:
-        begin, end = 0, tl.minimum(keys, n * R + R + last)
-    for p in range(begin, end):
+        start, end = 0, tl.minimum(keys, n * R + R + reach)
+    for p in range(start, end):
         key = tl.load(k + p * D + c, mask=channel, other=float("-inf"))
         value = tl.load(v + p * D + c, mask=channel, other=0.0)
-        x = _bias(band, t, p, t < time, W, last)[:, None]
+        x = _bias(band, t, p, t < time, W, reach)[:, None]
         x = x + key.to(tl.float32)[None, :]
         x, u, w = elements(
             x,
             tl.full(x.shape, 1.0, tl.float32),
             value.to(tl.float32)[None, :],
         )
-        M, S, A = meet(M, S, A, x, u, w)
-    none = S == 0
+        M, S, A = combine(M, S, A, x, u, w)
+    empty = S == 0
     log_sum = tl.where(
-        none, float("-inf"), M + tl.log(tl.where(none, 1.0, S))
+        empty, float("-inf"), M + tl.log(tl.where(empty, 1.0, S))
     )
-    mean = tl.where(none, 0.0, A / tl.where(none, 1.0, S))
+    mean = tl.where(empty, 0.0, A / tl.where(empty, 1.0, S))
     inside = (t < time)[:, None] & channel[None, :]
     at = t[:, None] * D + c[None, :]
     gate = tl.sigmoid(
@@ -126,7 +129,7 @@ def window_forward(
         "time",
         "keys",
         "W",
-        "last",
+        "reach",
         "D",
         "rows",
         "segments",
@@ -134,12 +137,12 @@ def window_forward(
 )
 def window_backward_keys(
     k, v, band, L, dm, db, top, s, a, dk, dv,
-    time, keys, W, last, D, rows, segments,
+    time, keys, W, reach, D, rows, segments,
     H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """(e6) and (e7) for a tile of keys: sums over the rows that see it.
 
-    Reads L, dm and db of R + W rows, k and v, writes dk and dv. R + W
+    Loads L, dm and db of R + W rows, k and v; stores dk and dv. R + W
     exponentials per key and channel, each at most 1.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -154,33 +157,33 @@ def window_backward_keys(
         tl.float32
     )
     value = tl.load(v + at, mask=inside, other=0.0).to(tl.float32)
-    none = key == float("-inf")
-    value = tl.where(none, 0.0, value)
+    empty = key == float("-inf")
+    value = tl.where(empty, 0.0, value)
     L += batch * (time + 1) * D
     dm += batch * (time + 1) * D
     db += batch * (time + 1) * D
     U = tl.zeros([R, BD], tl.float32)
     B = tl.zeros([R, BD], tl.float32)
-    if last is None:
-        # Row `time` is the next state: it sees older keys only.
-        begin, end = (
+    if reach is None:
+        # Row `time` is the next state: it sees only older keys.
+        start, end = (
             tl.maximum(n * R - W + 1, 0),
             tl.minimum(n * R + R, time + 1),
         )
     else:
-        begin, end = tl.maximum(n * R - last, 0), time
-    for t in range(begin, end):
+        start, end = tl.maximum(n * R - reach, 0), time
+    for t in range(start, end):
         norm = tl.load(L + t * D + c, mask=channel, other=float("-inf"))
         dm_t = tl.load(dm + t * D + c, mask=channel, other=0.0)
         db_t = tl.load(db + t * D + c, mask=channel, other=0.0)
         row = head * rows + tl.minimum(t, time - 1) % rows
-        seen = p < tl.where(t < time, keys, time)
-        x = _bias(band + row.to(tl.int64) * W, t, p, seen, W, last)[
+        visible = p < tl.where(t < time, keys, time)
+        x = _bias(band + row.to(tl.int64) * W, t, p, visible, W, reach)[
             :, None
         ]
-        void = none | (norm == float("-inf"))[None, :]
+        hidden = empty | (norm == float("-inf"))[None, :]
         x = tl.where(
-            void,
+            hidden,
             float("-inf"),
             x
             + key
@@ -189,14 +192,14 @@ def window_backward_keys(
         e = tl.exp(x)
         U += e * dm_t[None, :]
         B += e * db_t[None, :]
-    if last is None:
+    if reach is None:
         at_n = (batch * segments + n) * D + c
         later = channel & (n < segments)
-        m1, s1, a1 = triple(top, s, a, at_n, later)
+        m1, s1, a1 = load_triple(top, s, a, at_n, later)
         x = m1[None, :] + key
         e = tl.exp(
             tl.where(
-                none | (m1 == float("-inf"))[None, :], float("-inf"), x
+                empty | (m1 == float("-inf"))[None, :], float("-inf"), x
             )
         )
         U += e * s1[None, :]
@@ -212,21 +215,21 @@ def window_backward_keys(
         "time",
         "keys",
         "W",
-        "last",
+        "reach",
         "D",
         "rows",
         "batch",
     ]
 )
 def window_backward_band(
-    k, v, band, L, m, dm, dband, time, keys, W, last, D, rows, batch,
+    k, v, band, L, m, dm, dband, time, keys, W, reach, D, rows, batch,
     H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """(e8): one column of the band for a tile of rows.
 
-    Each program sums over the batch, in a fixed order. Reads k, v, L, m
-    and dm once per column, mostly from the cache; W exponentials per
-    row and channel.
+    Each program sums over the batch, in a fixed order. It loads k, v,
+    L, m and dm once per column, mostly from the cache; W exponentials
+    per row and channel.
     """
     n, column, head = (
         tl.program_id(0),
@@ -234,51 +237,52 @@ def window_backward_band(
         tl.program_id(2),
     )
     t = n * R + tl.arange(0, R)
-    if last is None:
+    if reach is None:
         p = t + W - 1 - column
-        seen = (t < time) & (p < keys)
+        visible = (t < time) & (p < keys)
     else:
         p = tl.full([R], 0, tl.int32) + column
-        seen = (t < time) & (p <= t + last)
+        visible = (t < time) & (p <= t + reach)
     row = head * rows + tl.where(t < time, t, 0) % rows
     w = tl.load(
-        band + row.to(tl.int64) * W + column, mask=seen, other=0.0
+        band + row.to(tl.int64) * W + column, mask=visible, other=0.0
     )
     total = tl.zeros([R, BD], tl.float32)
     for b in range(batch):
         for block in range(tl.cdiv(D // H, BD)):
             inner = block * BD + tl.arange(0, BD)
             c, channel = head * (D // H) + inner, inner < D // H
-            inside = seen[:, None] & channel[None, :]
+            inside = visible[:, None] & channel[None, :]
             at = p[:, None] * D + c[None, :]
-            here = tl.cast(b, tl.int64) * keys * D
+            origin = tl.cast(b, tl.int64) * keys * D
             key = tl.load(
-                k + here + at, mask=inside, other=float("-inf")
+                k + origin + at, mask=inside, other=float("-inf")
             )
-            value = tl.load(v + here + at, mask=inside, other=0.0)
+            value = tl.load(v + origin + at, mask=inside, other=0.0)
             at = t[:, None] * D + c[None, :]
-            here = tl.cast(b, tl.int64) * (time + 1) * D
+            origin = tl.cast(b, tl.int64) * (time + 1) * D
             norm = tl.load(
-                L + here + at, mask=inside, other=float("-inf")
+                L + origin + at, mask=inside, other=float("-inf")
             )
-            mean = tl.load(m + here + at, mask=inside, other=0.0)
-            g = tl.load(dm + here + at, mask=inside, other=0.0)
+            mean = tl.load(m + origin + at, mask=inside, other=0.0)
+            g = tl.load(dm + origin + at, mask=inside, other=0.0)
             key = key.to(tl.float32)
-            none = (key == float("-inf")) | (norm == float("-inf"))
-            x = w[:, None] + key - tl.where(none, 0.0, norm)
-            e = tl.exp(tl.where(none, float("-inf"), x))
+            empty = (key == float("-inf")) | (norm == float("-inf"))
+            x = w[:, None] + key - tl.where(empty, 0.0, norm)
+            e = tl.exp(tl.where(empty, float("-inf"), x))
             total += (
                 e
                 * g
-                * (tl.where(none, 0.0, value.to(tl.float32)) - mean)
+                * (tl.where(empty, 0.0, value.to(tl.float32)) - mean)
             )
     out = (head * time + t).to(tl.int64) * W + column
     tl.store(dband + out, tl.sum(total, 1), mask=t < time)
 
 
 class Window(torch.autograd.Function):
-    """Eq. 2 over a window and all older steps (`last` is None), or over
-    all keys up to `last` steps ahead.
+    """Eq. 2 over a window and all older steps (`reach` is None).
+
+    Otherwise row t sees all keys up to t + `reach`.
     """
 
     @staticmethod
@@ -290,7 +294,7 @@ class Window(torch.autograd.Function):
         band: Tensor,
         log_sum: Tensor,
         mean: Tensor,
-        last: int | None,
+        reach: int | None,
         keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, band = (x.contiguous() for x in (q, k, v, band))
@@ -298,7 +302,7 @@ class Window(torch.autograd.Function):
         groups, rows, W = band.shape
         triples: list[Any] = [None] * 3
         end = log_sum, mean
-        if last is None:
+        if reach is None:
             triples = summary(k, None, v, time, TILE, 1)
             end = as_state(*carried(triples, as_triple(*end), False))
         y, L, m = torch.empty_like(q, dtype=v.dtype), None, None
@@ -313,7 +317,7 @@ class Window(torch.autograd.Function):
             window_forward,
             (chunks.count(time, TILE), batch, blocks),
             *(q, k, v, band, *triples, y, L, m),
-            *(time, keys, W, last, D, rows),
+            *(time, keys, W, reach, D, rows),
             H=groups,
             R=TILE,
             BD=BD,
@@ -321,7 +325,7 @@ class Window(torch.autograd.Function):
         )
         if keep:
             ctx.save_for_backward(q, k, v, band, log_sum, mean, L, m)
-        ctx.last = last
+        ctx.reach = reach
         return y, end[0].clone(), end[1].clone()
 
     @staticmethod
@@ -340,18 +344,18 @@ class Window(torch.autograd.Function):
         db[:, time] += dL
         dq = (dm * m)[:, :time] * (1 - gate)
         after: list[Any] = [None] * 3
-        if ctx.last is None:
+        if ctx.reach is None:
             after = summary(L, dm, db, time + 1, TILE, -1)
-            none = torch.zeros_like(mean)
-            empty = [torch.full_like(mean, -torch.inf), none, none]
-            total = carried(after, empty, True)
+            zero = torch.zeros_like(mean)
+            start = [torch.full_like(mean, -torch.inf), zero, zero]
+            total = carried(after, start, True)
             dstate = state_gradients(total, log_sum, mean)
         else:
             dstate = dL, dm_end
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         BD = channels(D // groups, WIDE)
         blocks = groups * chunks.count(D // groups, BD)
-        sizes = (time, keys, W, ctx.last, D, rows)
+        sizes = (time, keys, W, ctx.reach, D, rows)
         gpu.launch(
             window_backward_keys,
             (chunks.count(keys, TILE), batch, blocks),
@@ -385,6 +389,6 @@ def causal(
     log_sum: Tensor,
     mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; called as the naive version is."""
+    """Row $t$ sees past and present; arguments as in the naive version."""
     given = (q, k, v, band, log_sum, mean)
     return Window.apply(*given, None, autograd.will_go_back(*given))

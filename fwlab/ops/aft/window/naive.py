@@ -1,14 +1,14 @@
 r"""# AFT-local and AFT-conv, row by row
 
 Both are AFT-full with a special bias: $w$ inside a window, and 0
-outside of it.
+outside.
 
 $$w_{t,t'} \leftarrow w_{t,t'} \text{ if } |t - t'| < s,
   \text{ else } 0 \tag{4}$$
 
-A step outside the window still counts, with its key alone. AFT-conv
-(Eq. 6) has one $w$ per head, which depends on $t - t'$ only. Equation
-numbers are those of
+A step outside the window still counts, by its key alone. In AFT-conv
+(Eq. 6) there is one $w$ per head, and it depends only on $t - t'$.
+Equation numbers are those of
 [Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
 """
 
@@ -21,8 +21,8 @@ def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
 
     - `w`: `[groups, columns]`, one column per distance; each group of
       neighbouring channels shares a row of it.
-    - `at`: `bool [keys, columns]`, whether a key is at that distance. A
-      key outside the window is at none of them.
+    - `at`: `bool [keys, columns]`, whether a key is at this distance. A
+      key outside the window is at no distance.
     - Returns `[keys, channels]`.
     """
     w = torch.where(at, w[:, None], 0).sum(-1)  # Eq. 4
@@ -30,7 +30,7 @@ def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
 
 
 def mean_of(k: Tensor, v: Tensor, w: Tensor | float) -> Tensor:
-    r"""One row: the mean of the values that it sees (Eq. 2).
+    r"""One row: the weighted mean of the values that it sees (Eq. 2).
 
     - `k`, `v`: `[batch, keys, channels]`; a key of $-\infty$ is not
       seen, and a row that sees nothing is 0.
@@ -54,13 +54,13 @@ def causal(
     r"""Row $t$ sees past and present.
 
     - `q`: `[batch, time, channels]`.
-    - `k`, `v`: `[batch, s - 1 + time, channels]`, with the $s - 1$
-      steps before this call in front.
+    - `k`, `v`: `[batch, s - 1 + time, channels]`, beginning with the
+      $s - 1$ steps before this call.
     - `band`: `[groups, time or 1, s]`; column $j$ is $j$ steps back.
     - `log_sum`, `mean`: `[batch, channels]`, the running mean of all
       older steps. It acts as one more key, outside of every window.
-    - Returns `y`, and the running mean of all steps that are older for
-      the next call.
+    - Returns `y`, and the running mean of all steps that the next call
+      will count as older.
     """
     time, channels, s = q.shape[1], q.shape[2], band.shape[-1]
     k = torch.cat([log_sum[:, None], k], 1)
@@ -88,7 +88,7 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
     - `band`: `[groups, time or 1, 2 * s - 1]`; column $j < s$ is $j$
-      steps back, and the further columns are 1, 2, … steps ahead.
+      steps back, and the other columns are 1, 2, … steps ahead.
     """
     time, channels, s = q.shape[1], q.shape[2], band.shape[-1] // 2 + 1
     steps = torch.arange(time, device=q.device)
