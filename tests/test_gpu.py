@@ -74,9 +74,9 @@ def test_why_there_is_no_kernel():
         call(device="cpu", implementation="triton")
     assert str(error.value) == (
         "delta_rule: implementation 'triton' cannot run here: Triton needs a GPU, "
-        "and the tensors are on cpu; 'efficient' can"
+        "but the tensors are on cpu; 'efficient' can"
     )
-    with gpu.recording((7, 5)), pytest.raises(ValueError, match="64 steps at most"):
+    with gpu.recording((7, 5)), pytest.raises(ValueError, match="up to 64 steps, got 100"):
         call(implementation="triton")
     with gpu.recording((7, 0)), pytest.raises(ValueError, match=r"7\.0 is below 7\.5"):
         call(implementation="triton")
@@ -106,7 +106,7 @@ def test_auto_falls_back_and_says_so(monkeypatch):
 
     on_gpu = torch.zeros(1, dtype=torch.float64).as_subclass(OnGPU)
     monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
-    with pytest.warns(UserWarning, match="no kernel for float64; 'efficient' is used"):
+    with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
         found = dispatch.choose("delta_rule", table, "auto", on_gpu)
     assert found == ("efficient", table["efficient"])
     with warnings.catch_warnings():
@@ -127,6 +127,6 @@ def test_lengths_do_not_compile_again():
 def test_info_says_why():
     line = next(x for x in info.report().splitlines() if x.startswith("delta_rule"))
     if torch.cuda.is_available():
-        assert "naive, efficient, triton" in line
+        assert "naive, chunked, efficient, triton" in line
     else:
         assert "naive, chunked, efficient (no triton: there is no GPU)" in line

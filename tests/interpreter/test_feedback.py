@@ -308,7 +308,7 @@ def test_what_is_refused():
         layers=1, d=257, d_ff=1, features=2, shared=True, normalize=True, heads=1,
     )  # fmt: skip
     tensors = [p.float() for p in w]
-    with pytest.raises(ValueError, match="key up to 256, not 257"):
+    with pytest.raises(ValueError, match="key up to 256, got 257"):
         ops.feedback(
             torch.zeros(1, 1, 257),
             ops.FeedbackWeights(*tensors),

@@ -1,22 +1,22 @@
 r"""# Feedback memory with a cache
 
-The steps have to be computed one after the other, but little of the
-work belongs inside that loop. Three things are done here that the
-naive loop does not do:
+The steps must be computed one after the other, but little of the work
+has to be inside this loop. This version differs from the naive loop in
+three ways:
 
-1. Every memory is projected *once*, when it is made, and its keys and
-   values are written into buffers that are as long as the sequence.
-2. What a layer saves for the backward pass are its input, what the
-   attention gave and the cache: nothing per *pair* of steps. All else
+1. Each memory is projected *once*, when it is made. Its keys and values
+   go into buffers that are as long as the sequence.
+2. For the backward pass, a layer saves its input, the result of its
+   attention and the cache: nothing per *pair* of steps. Everything else
    is computed again, for all steps in one product.
-3. The backward loop computes only what the next step needs. What
-   reaches an older memory is collected for a block of steps and added
-   in one product, and so are the gradients of all weights.
+3. The backward loop computes only what the next step needs. Gradients
+   of older memories are collected for a block of steps and added in one
+   product, and so are the gradients of all weights.
 
-**Positions without shifts.** In a block of queries every row has other
-distances. But the sine and cosine of a difference are products, so that
-$s(t - j)$ is a rotation of $s(j)$, and the score of Eq. f4 becomes an
-ordinary product with a table of *absolute* positions:
+**Positions without shifts.** In a block of queries each row has its own
+distances. But the sine and cosine of a difference are sums of products,
+so that $s(t - j)$ is a linear map of $s(j)$, and the score of Eq. f4
+becomes an ordinary product with a table of *absolute* positions:
 
 $$q \cdot P s(t - j) = u \cdot s(t - j) = (R_t u) \cdot s(j),
   \qquad u = P^\top q \tag{g1}$$
@@ -24,12 +24,12 @@ $$R_t \begin{bmatrix} a \\ b \end{bmatrix} = \begin{bmatrix}
   b \sin\omega t - a \cos\omega t \\
   a \sin\omega t + b \cos\omega t \end{bmatrix} \tag{g2}$$
 
-for the halves $a$ and $b$ of $u$ that meet the sines and cosines.
+where the halves $a$ and $b$ of $u$ belong to the sines and cosines.
 $R_t$ is symmetric and its own inverse: $R_t R_t = I$.
 
 **Weights.** The scales of the norms, the factor
-$1/\sqrt{d_{\text{key}}}$ and $P$ are multiplied into the matrices
-beside them before the loop starts.
+$1/\sqrt{d_{\text{key}}}$ and $P$ are multiplied into the adjacent
+matrices before the loop starts.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ from torch import Tensor
 from fwlab.ops import autograd
 from fwlab.ops.feedback_memory.weights import EPS, FeedbackWeights
 
-#: Steps whose effect on older memories is collected.
+#: Steps whose gradients for older memories are collected.
 BLOCK = 64
 
 
@@ -54,7 +54,7 @@ def rotate(u: Tensor, table: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Layer norm without a scale, and what its gradient needs."""
+    """Layer norm without a scale, and what its backward pass needs."""
     y, mean, rstd = torch.native_layer_norm(
         x, x.shape[-1:], None, None, EPS
     )
@@ -70,9 +70,9 @@ def _norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
 class Forward:
     r"""Eqs. f1 to f7, without gradients.
 
-    Buffers have the layer first and the time second, so that a step of
-    a layer is a piece `[batch, d]` in one stretch of memory, and all
-    steps of a layer are the rows of one matrix.
+    Buffers begin with the dimensions layer and time, so that one step
+    of a layer is a contiguous `[batch, d]`, and all steps of a layer
+    are the rows of one matrix.
     """
 
     lse: Tensor | None = None
@@ -127,21 +127,24 @@ class Forward:
         self.attended = self.x.new_empty(self.layers, kept, batch, d)
         y = self.x.new_empty(batch, time, d)
         for t in range(time):
-            here = t if self.keep else 0
+            index = t if self.keep else 0
             self.n = self.past + t
-            self.states[0, here] = self.x[:, t]
-            new = self.step(here)
-            y[:, t] = self.states[-1, here]
+            self.states[0, index] = self.x[:, t]
+            new = self.step(index)
+            y[:, t] = self.states[-1, index]
             self.kv_split[..., self.n, :] = new
         return y
 
-    def step(self, here: int) -> Tensor:
-        """All layers, on the input that lies in `states[0, here]`.
+    def step(self, index: int) -> Tensor:
+        """All layers, for the input in `states[0, index]`.
 
         Returns keys and values of the memory of this step,
         `[2, groups, batch, heads, key]`.
         """
-        states, attended = self.states[:, here], self.attended[:, here]
+        states, attended = (
+            self.states[:, index],
+            self.attended[:, index],
+        )
         for l in range(self.layers):
             x_l, z = states[l], attended[l]
             q = torch.mm(_norm(x_l)[0], self.to_q[l].T)
@@ -175,13 +178,13 @@ class Forward:
 
 
 class _Feedback(torch.autograd.Function):
-    """The whole loop over time, and its gradient by hand."""
+    """The whole loop over time, with a hand-written gradient."""
 
     @staticmethod
     def forward(
         ctx: Any, loops: tuple[Any, Any], *inputs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Loops forward and backward, and what the first one takes."""
+        """`loops` are those forward and backward; `inputs` of the first."""
         forward, ctx.backward_loop = loops
         f = forward(*inputs)
         y = f.run()
@@ -207,7 +210,7 @@ class Backward:
     r"""From the last step to the first, from the top layer down.
 
     Let $p_{tj}$ be the attention weights of one head and layer, and
-    $dz_t$ the gradient of what the attention gives. Then
+    $dz_t$ the gradient of the attention's result. Then
 
     $$da_{tj} = p_{tj}\,(dz_t \cdot v_j - dz_t \cdot z_t) \tag{g3}$$
     $$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
@@ -215,15 +218,15 @@ class Backward:
     $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
       du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
 
-    When the loop arrives at memory $j$ all later steps are done, so
-    that (g4) can be *pulled* together: from the steps of the same block
-    one by one, from later blocks as a product for the whole block.
+    When the loop arrives at memory $j$, all later steps are done, so
+    all terms of (g4) are known. Those of the same block are summed for
+    each memory, those of later blocks in one product per block.
     """
 
     m_norm: tuple[Tensor, Tensor, Tensor] | None
 
     def __init__(self, ctx: Any, dy: Tensor | None, dkv: Tensor | None):
-        """Compute again what was not saved, for all steps at once."""
+        """Recompute what was not saved, for all steps at once."""
         (states, attended, kv, self.lse, self.hidden, alpha, to_q,
          positions, to_kv, to_out, expand,
          contract) = ctx.saved_tensors  # fmt: skip
@@ -268,8 +271,8 @@ class Backward:
         self.dz_split = vectors[1]
         self.vectors = vectors.flatten(0, 3)
 
-        # The gradients of every step, from which those of the weights
-        # are made at the end.
+        # The gradients of every step. At the end, the gradients of the
+        # weights are products with them.
         self.dx = torch.zeros_like(states)
         if dy is not None:
             self.dx[-1] = dy.transpose(0, 1)
@@ -286,7 +289,7 @@ class Backward:
         self.dkv_split = self.dkv.unflatten(2, self.split)
 
     def run(self) -> tuple[Tensor | None, ...]:
-        """The loop, and the gradients that can wait for its end."""
+        """The loop, and then the gradients that no step needs."""
         self.loop()
         _, time, batch, d = self.attended.shape
         flat = self.flat
@@ -325,32 +328,32 @@ class Backward:
         time, block = self.attended.shape[1], BLOCK
         for start in reversed(range(0, time, block)):
             stop = min(start + block, time)
-            self.weigh(start, stop)
+            self.attention_weights(start, stop)
             for t in reversed(range(start, stop)):
                 self.memory(t, start, stop)
                 for l in reversed(range(len(self.q))):
                     self.layer(l, t, start)
             self.older(start, stop)
 
-    def weigh(self, start: int, stop: int) -> None:
-        """The weights $p$ of a block of queries, and room for $da$."""
-        seen, layers = self.past + stop, len(self.q)
+    def attention_weights(self, start: int, stop: int) -> None:
+        """The weights $p$ of a block of queries, and zeros for $da$."""
+        n, layers = self.past + stop, len(self.q)
         rows, steps = self.q.shape[1], slice(start, stop)
-        pairs = self.kv.new_zeros(2, layers, rows, stop - start, seen)
+        pairs = self.kv.new_zeros(2, layers, rows, stop - start, n)
         self.da, self.p = pairs
         self.columns = pairs.flatten(0, 2)
-        at = self.table[self.past + start : seen]
+        at = self.table[self.past + start : n]
         for l, group in enumerate(self.group_of):
-            K = self.kv[0, group, :, :seen]
+            K = self.kv[0, group, :, :n]
             q = self.q[l, :, steps]
             u = rotate(q @ self.positions, at)
-            a = u @ self.table[:seen].T  # (g1)
+            a = u @ self.table[:n].T  # (g1)
             a.baddbmm_(q, K.mT)  # Eq. f4
             a = _causal_softmax(a, self.past + start, self.hidden)
             self.p[l] = a
 
     def memory(self, t: int, start: int, stop: int) -> None:
-        """Through Eqs. f2 and f1: from keys and values to states."""
+        """Back through Eqs. f2 and f1: from keys and values to states."""
         n, layers, new = self.past + t, len(self.q), self.d_new[t]
         later = self.dkv_split[..., n, :].permute(2, 0, 1, 3, 4)
         if t + 1 == stop:
@@ -363,9 +366,7 @@ class Backward:
                 self.vectors[:, t + 1 : stop],
             )  # (g4)
             pulled = pulled.view(2, layers, *self.split, -1)
-            if (
-                layers > new.shape[2]
-            ):  # of all layers, for one projection
+            if layers > new.shape[2]:  # all layers share a projection
                 pulled = pulled.sum(1, keepdim=True)
             torch.add(later, pulled.permute(2, 0, 1, 3, 4), out=new)
         dm = torch.mm(new.view(len(new), -1), self.to_kv)
@@ -375,10 +376,11 @@ class Backward:
         self.dx[:, t].addcmul_(self.alpha, dm)
 
     def layer(self, l: int, t: int, start: int) -> None:
-        """Through Eqs. f7 to f4: from one state to the one below it.
+        """Back through Eqs. f7 to f4: from a state to the one below.
 
-        Nothing waits for the query of the lowest layer, which comes
-        from $x$ alone: of (g3) only the keys of the block are urgent.
+        The query of the lowest layer depends on $x$ alone, so no
+        earlier step needs its gradient: (g3) is computed only for the
+        keys of the block.
         """
         up, below = self.dx[l + 1, t], self.d_middle[l, t]
         dh = self.dh[l, t].mul_(torch.mm(up, self.contract[l]))
@@ -412,8 +414,8 @@ class Backward:
         dx.add_(_norm_backward(dn, *(p[l, t] for p in self.x_norm)))
 
     def older(self, start: int, stop: int) -> None:
-        """What a block gives to the memories before it."""
-        old, seen = self.past + start, self.past + stop
+        """The gradients of a block for the memories before it."""
+        old, n = self.past + start, self.past + stop
         steps, (rows, key) = slice(start, stop), self.q.shape[1::2]
         # The lowest layer: (g3) for older keys, and its queries.
         dz, da, (K, V) = self.dz[0, :, steps], self.da[0], self.kv[:, 0]
@@ -421,8 +423,8 @@ class Backward:
         D = (dz * z).sum(-1, keepdim=True)
         dp = torch.bmm(dz, V[:, :old].mT) - D
         da[..., :old] = self.p[0, ..., :old] * dp  # (g3)
-        dq, du = torch.bmm(da, K[:, :seen]), da @ self.table[:seen]
-        du = rotate(du, self.table[old:seen])  # (g5)
+        dq, du = torch.bmm(da, K[:, :n]), da @ self.table[:n]
+        du = rotate(du, self.table[old:n])  # (g5)
         d_qu = torch.cat([dq, du], -1).unflatten(0, self.split)
         self.d_qu[0, steps] = d_qu.permute(2, 0, 1, 3)
         for l, group in enumerate(self.group_of):
@@ -444,7 +446,7 @@ def _table(steps: Tensor, positions: Tensor) -> Tensor:
 
 
 def _with_positions(to_q: Tensor, positions: Tensor) -> Tensor:
-    """One matrix per layer for the queries and the $u$ of (g1).
+    """One matrix per layer, for the queries and the $u$ of (g1).
 
     Returns `[layers, heads * (key + features), d]`.
     """
@@ -458,7 +460,7 @@ def _gelu_slope(h: Tensor) -> Tensor:
 
 
 def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
-    """Over the keys that are not hidden; 0 where there is none."""
+    """Softmax over the keys that are not hidden; 0 if all are."""
     if hidden is None:
         return torch.softmax(a, -1)
     past = hidden.shape[-1]

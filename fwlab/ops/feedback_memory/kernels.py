@@ -1,36 +1,37 @@
 r"""# Feedback memory on a GPU
 
-A step is a chain of some ten small operations per layer, and each of
-them takes less time than its launch. So the step is written down once,
-as a *CUDA graph*, and played once for every step of the sequence, with
-one launch for all of it. A graph repeats itself to the letter: the same
-operations on the same addresses. That is why
+A step is a chain of about ten small operations per layer, and each of
+them takes less time than its launch. So the step is recorded once, as a
+*CUDA graph*, and replayed for every step of the sequence, with one
+launch for the whole step. A replay repeats the same operations on the
+same addresses. Therefore
 
-1. all layers of a step work in buffers that stay where they are; what
-   has to be kept is copied from there to its place in time;
-2. nothing in it knows the step but a *clock* in the memory of the GPU,
-   which it moves on itself. The kernels ask the clock how many memories
-   there are.
+1. all layers of a step work in buffers with fixed addresses, and what
+   is needed later is copied to its index in time;
+2. the current step is known only to a *clock* in HBM, which the graph
+   itself advances. The kernels look up the number of memories there.
 
-The mathematics are those of the efficient form, with kernels in place
-of some products: for one query over all memories before it, forward and
-backward, and for one memory over all queries after it. With one query
-there is nothing for tensor cores; they multiply and add as they read.
+The mathematics is that of the efficient form. Kernels replace some of
+its products: those of one query with all memories before it, forward
+and backward, and of one memory with all queries after it. Tensor cores
+have no use for a single query; the kernels multiply and add as they
+load.
 
-**Forward.** A sum over memories in blocks, with the running maximum of
-the scores beside it, never needs all scores at once. What it leaves
-behind is
+**Forward.** The sum over memories goes tile by tile, with a running
+maximum of the scores, so that it never needs all scores at once. It
+also stores
 
 $$\mathrm{LSE}_t = \log \sum_{j \lt t} e^{a_{tj}} \tag{k1}$$
 
-**Backward.** From it, any weight comes back without its neighbours:
+**Backward.** From this, each attention weight can be computed on its
+own:
 
 $$p_{tj} = e^{a_{tj} - \mathrm{LSE}_t}, \qquad
   da_{tj} = p_{tj}\,(dz_t \cdot v_j - D_t), \qquad
   D_t = dz_t \cdot z_t \tag{k2}$$
 
-so nothing is kept per pair of steps, and what a memory receives is
-pulled together from *all* later steps in the moment it is needed:
+so nothing is kept per pair of steps. The gradient of a memory is summed
+over *all* later steps when it is needed:
 
 $$dv_j = \sum_{t \gt j} p_{tj}\, dz_t, \qquad
   dk_j = \sum_{t \gt j} da_{tj}\, q_t \tag{k3}$$
@@ -41,12 +42,12 @@ $$dq_t = \sum_{j \lt t} da_{tj}\, k_j + P\,du_t, \qquad
   P\,du_t = \sum_{j \lt t} da_{tj}\, r_{t-j} \tag{k4}$$
 
 Bytes and operations below are those of one program, for $n$ memories
-(or queries) of $K$ channels with $F$ waves, all in float32. Floors are
-estimates for an H200. There is one program per multiprocessor or less,
-and each of those gets some 40 GB/s from the cache that they share: at
-$n = 512$ and $K = 64$ that is 10 µs, and half of it on average over a
-sequence. Where the work is less, the floor is the start of a kernel in
-a graph, some 2 µs.
+(or queries) of $K$ channels with $F$ waves, all in float32. The lower
+bounds are estimates for an H200. There is at most one program per
+multiprocessor, and each gets about 40 GB/s from the shared L2 cache: at
+$n = 512$ and $K = 64$ that takes 10 µs, and half of it on average over
+a sequence. For less work, the lower bound is the start of a kernel in a
+graph, about 2 µs.
 """
 
 import functools
@@ -62,15 +63,15 @@ from fwlab.ops import gpu
 from fwlab.ops.feedback_memory import efficient
 from fwlab.ops.feedback_memory.weights import FeedbackWeights
 
-#: Fewer steps are not worth a graph of their own (an estimate).
+#: Minimum number of steps for which a graph pays off (an estimate).
 PLAYED = 16
-#: Numbers of a block of keys: 16 in the registers of each thread.
+#: Scalars in a tile of keys: 16 in the registers of each thread.
 TILE = 4096
 
-#: Below every score, and still a number.
+#: Below every score, but finite.
 LOW = tl.constexpr(-1e38)
 
-#: PyTorch makes one graph at a time.
+#: PyTorch can record only one graph at a time.
 _capture = threading.Lock()
 
 
@@ -93,11 +94,12 @@ def attend(
 ):
     """Eqs. f4, f5 and (k1): one query of one head, all its memories.
 
-    Each of the BN places of a block has a maximum and a sum of its own:
-    they meet once, at the end.
+    Each of the BN rows of a tile has its own maximum and sum, which are
+    combined once, at the end.
 
-    Reads 4 n (3 K) bytes (k, v and r, the last from the cache), writes
-    4 (K + 1). Operations: 6 n K. Floor: that of the bytes, 0.3 n K ns.
+    Loads 4 n (3 K) bytes (k, v and r, of which r comes from the cache),
+    stores 4 (K + 1). Operations: 6 n K. Lower bound: the bytes,
+    0.3 n K ns.
     """
     row = tl.program_id(0).to(tl.int64)
     t, n = tl.load(clock), tl.load(clock + 1).to(tl.int32)
@@ -112,30 +114,30 @@ def attend(
     mean = tl.zeros([BN, BK], tl.float32)
     for start in range(0, n, BN):
         j = start + i
-        seen = j < n
-        inside = seen[:, None] & channel[None, :]
+        visible = j < n
+        inside = visible[:, None] & channel[None, :]
         if hidden is not None:
-            seen &= ~tl.load(
+            visible &= ~tl.load(
                 hidden + row * past + j, mask=j < past, other=0
             )
         at = j[:, None] * K + c[None, :]
         key = tl.load(k + at, mask=inside, other=0.0)
         key += tl.load(r + at, mask=inside, other=0.0)
         value = tl.load(v + at, mask=inside, other=0.0)
-        a = tl.where(seen, tl.sum(key * query[None, :], 1), LOW)
-        higher = tl.maximum(top, a)
-        fade = tl.exp(top - higher)
-        p = tl.where(seen, tl.exp(a - higher), 0.0)
+        a = tl.where(visible, tl.sum(key * query[None, :], 1), LOW)
+        new_top = tl.maximum(top, a)
+        fade = tl.exp(top - new_top)
+        p = tl.where(visible, tl.exp(a - new_top), 0.0)
         total = total * fade + p
         mean = mean * fade[:, None] + p[:, None] * value
-        top = higher
-    highest = tl.max(top, 0)
-    fade = tl.exp(top - highest)
+        top = new_top
+    maximum = tl.max(top, 0)
+    fade = tl.exp(top - maximum)
     total = tl.sum(total * fade, 0)
     total = tl.where(total == 0, 1.0, total)  # nothing to attend to
     mean = tl.sum(mean * fade[:, None], 0) / total
     tl.store(z + row * K + c, mean, mask=channel)
-    tl.store(lse + row * time + t, highest + tl.log(total))
+    tl.store(lse + row * time + t, maximum + tl.log(total))
 
 
 @triton.jit(do_not_specialize=["N", "time", "past"])
@@ -165,50 +167,50 @@ def attend_backward(
 ):
     """(k2) and (k4): the gradient of one query of one head.
 
-    The two parts of dq are kept apart, as the efficient form does, and
-    dz and D where the memories will look for them.
+    It stores the two parts of dq apart, as the efficient form does, and
+    dz and D for `pull`.
 
-    Reads 4 n (3 K + F) bytes, writes 4 (3 K + F + 1). Operations:
-    n (9 K + 2 F). Floor: that of the bytes, 0.1 n (3 K + F) ns.
+    Loads 4 n (3 K + F) bytes, stores 4 (3 K + F + 1). Operations:
+    n (9 K + 2 F). Lower bound: the bytes, 0.1 n (3 K + F) ns.
     """
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
     t, n = tl.load(clock), tl.load(clock + 1).to(tl.int32)
     c, f, i = tl.arange(0, BK), tl.arange(0, BF), tl.arange(0, BN)
     channel, wave = c < K, f < F
-    here = row * time + t
-    query = tl.load(q + here * K + c, mask=channel, other=0.0)
+    row_t = row * time + t
+    query = tl.load(q + row_t * K + c, mask=channel, other=0.0)
     g = tl.load(dz_now + row * K + c, mask=channel, other=0.0)
     out = tl.load(z + (t * rows + row) * K + c, mask=channel, other=0.0)
     mean = tl.sum(g * out, 0)
-    norm = tl.load(lse + here)
-    tl.store(dz + here * K + c, g, mask=channel)
-    tl.store(D + here, mean)
+    norm = tl.load(lse + row_t)
+    tl.store(dz + row_t * K + c, g, mask=channel)
+    tl.store(D + row_t, mean)
     k += row * N * K
     v += row * N * K
     r += (N - n) * K
     s += (N - n) * F
     by_key = tl.zeros([BN, BK], tl.float32)
-    by_place = tl.zeros([BN, BK], tl.float32)
+    by_position = tl.zeros([BN, BK], tl.float32)
     du = tl.zeros([BN, BF], tl.float32)
     for start in range(0, n, BN):
         j = start + i
-        seen = j < n
-        inside = seen[:, None] & channel[None, :]
-        waves = seen[:, None] & wave[None, :]
+        visible = j < n
+        inside = visible[:, None] & channel[None, :]
+        waves = visible[:, None] & wave[None, :]
         if hidden is not None:
-            seen &= ~tl.load(
+            visible &= ~tl.load(
                 hidden + row * past + j, mask=j < past, other=0
             )
         at = j[:, None] * K + c[None, :]
         key = tl.load(k + at, mask=inside, other=0.0)
-        place = tl.load(r + at, mask=inside, other=0.0)
+        position = tl.load(r + at, mask=inside, other=0.0)
         value = tl.load(v + at, mask=inside, other=0.0)
-        a = tl.sum((key + place) * query[None, :], 1)
-        p = tl.exp(tl.where(seen, a - norm, LOW))
+        a = tl.sum((key + position) * query[None, :], 1)
+        p = tl.exp(tl.where(visible, a - norm, LOW))
         da = p * (tl.sum(value * g[None, :], 1) - mean)
         by_key += da[:, None] * key
-        by_place += da[:, None] * place
+        by_position += da[:, None] * position
         at = j[:, None] * F + f[None, :]
         sines = tl.load(s + at, mask=waves, other=0.0)
         du += da[:, None] * sines
@@ -216,7 +218,7 @@ def attend_backward(
     d_qu += (t * rows + row) * (K + F)
     tl.store(d_qu + c, dq, mask=channel)
     tl.store(d_qu + K + f, tl.sum(du, 0), mask=wave)
-    dq += tl.sum(by_place, 0)
+    dq += tl.sum(by_position, 0)
     tl.store(dq_now + row * K + c, dq, mask=channel)
 
 
@@ -247,16 +249,17 @@ def pull(
     BK: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """(k2) and (k3): what one memory receives in one head and layer.
+    """(k2) and (k3): the gradient of one memory in one head and layer.
 
-    From all queries after it, which lie side by side in time. The
-    memory is that of the clock, or without one that of the program.
+    This sums over all queries after it, which are contiguous in time.
+    With a clock, the memory is that of its step; without one, each
+    program has its own.
 
-    Reads 4 n (3 K + 2) bytes (q, dz and r, the last from the cache),
-    writes 8 K. Operations: 9 n K. Floor: that of the bytes, 0.3 n K ns
-    for as many layers and heads as there are multiprocessors. The q and
-    dz of all together may not fit into the cache; then they come from
-    the memory, 8 n K bytes of each layer and head.
+    Loads 4 n (3 K + 2) bytes (q, dz and r, of which r comes from the
+    cache), stores 8 K. Operations: 9 n K. Lower bound: the bytes,
+    0.3 n K ns if there are at least as many multiprocessors as layers
+    and heads. If q and dz of all of them do not fit into the cache,
+    they come from HBM, 8 n K bytes per layer and head.
     """
     program, rows = tl.program_id(0).to(tl.int64), batch * heads
     row, l = program % rows, program // rows % layers
@@ -270,9 +273,9 @@ def pull(
     other = groups * rows * N * K
     key = tl.load(kv + pair, mask=channel, other=0.0)
     value = tl.load(kv + other + pair, mask=channel, other=0.0)
-    unseen = False
+    hidden_memory = False
     if hidden is not None:
-        unseen = tl.load(
+        hidden_memory = tl.load(
             hidden + row * past + j, mask=j < past, other=0
         )
     q += (l * rows + row) * time * K
@@ -291,19 +294,19 @@ def pull(
         query = tl.load(q + at, mask=inside, other=0.0)
         g = tl.load(dz + at, mask=inside, other=0.0)
         back = -t[:, None] * K + c[None, :]
-        place = tl.load(r + back, mask=inside, other=0.0)
-        a = tl.sum(query * (key[None, :] + place), 1)
+        position = tl.load(r + back, mask=inside, other=0.0)
+        a = tl.sum(query * (key[None, :] + position), 1)
         norm = tl.load(lse + t, mask=later, other=0.0)
         if hidden is not None:
-            later &= ~unseen
+            later &= ~hidden_memory
         p = tl.exp(tl.where(later, a - norm, LOW))
         mean = tl.load(D + t, mask=later, other=0.0)
         da = p * (tl.sum(g * value[None, :], 1) - mean)
         dk += da[:, None] * query
         dv += p[:, None] * g
-    own = channel & (l < groups)  # the first of its group
-    key = tl.load(dkv + pair, mask=own, other=0.0) + tl.sum(dk, 0)
-    value = tl.load(dkv + other + pair, mask=own, other=0.0)
+    owner = channel & (l < groups)  # the first layer of its group
+    key = tl.load(dkv + pair, mask=owner, other=0.0) + tl.sum(dk, 0)
+    value = tl.load(dkv + other + pair, mask=owner, other=0.0)
     value += tl.sum(dv, 0)
     out += ((m * batch + row // heads) * 2 * layers + l) * heads * K
     out += row % heads * K
@@ -312,19 +315,19 @@ def pull(
 
 
 @triton.jit(do_not_specialize=["width"])
-def slope(dh, kept, clock, width, BW: tl.constexpr):
-    """Through the GELU: dh times its slope, which the product replaces.
+def slope(dh, saved, clock, width, BW: tl.constexpr):
+    """Through the GELU: dh times its slope; the product replaces both.
 
-    Reads 8 bytes per number, writes 8; one operation. Floor: the start
-    of a kernel.
+    Loads 8 bytes per scalar, stores 8; one operation. Lower bound: the
+    start of a kernel.
     """
     t = tl.load(clock)
     at = tl.program_id(0).to(tl.int64) * BW + tl.arange(0, BW)
     inside = at < width
     x = tl.load(dh + at, mask=inside, other=0.0)
-    x *= tl.load(kept + t * width + at, mask=inside, other=0.0)
+    x *= tl.load(saved + t * width + at, mask=inside, other=0.0)
     tl.store(dh + at, x, mask=inside)
-    tl.store(kept + t * width + at, x, mask=inside)
+    tl.store(saved + t * width + at, x, mask=inside)
 
 
 @triton.jit(do_not_specialize=["d", "l"])
@@ -336,68 +339,69 @@ def norm_backward(
     alpha,
     dm,
     dx,
-    kept,
+    saved,
     clock,
     d,
     l,
     BD: tl.constexpr,
 ):
-    r"""Through a norm, for one sequence; what else arrives is added.
+    r"""Through a norm, for one sequence, plus other gradients.
 
     $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
         - y\;\overline{y\,dy}\big) \tag{k5}$$
 
-    with means over channels and $y$ as the norm gave it, without a
-    scale. `base` goes past the norm; `alpha` and `dm` are those of the
-    memory, Eq. f1.
+    with means over channels, and $y$ the output of the norm before its
+    scale. `base` is the gradient that bypasses the norm; `alpha` and
+    `dm` are those of the memory, Eq. f1.
 
-    Reads at most 16 d bytes, writes 8 d. Operations: 11 d. Floor: the
-    start of a kernel.
+    Loads at most 16 d bytes, stores 8 d. Operations: 11 d. Lower bound:
+    the start of a kernel.
     """
     row, t = tl.program_id(0).to(tl.int64), tl.load(clock)
     c = tl.arange(0, BD)
     inside = c < d
-    here = row * d + c
-    then = (t * tl.num_programs(0) + row) * d + c
-    g = tl.load(dy + here, mask=inside, other=0.0)
-    x = tl.load(y + then, mask=inside, other=0.0)
+    at = row * d + c
+    at_t = (t * tl.num_programs(0) + row) * d + c
+    g = tl.load(dy + at, mask=inside, other=0.0)
+    x = tl.load(y + at_t, mask=inside, other=0.0)
     mean, slant = tl.sum(g, 0) / d, tl.sum(g * x, 0) / d
     g = (g - mean - x * slant) * tl.load(
         rstd + t * tl.num_programs(0) + row
     )  # (k5)
     if base is not None:
-        g += tl.load(base + here, mask=inside, other=0.0)
+        g += tl.load(base + at, mask=inside, other=0.0)
     if dm is not None:
-        m = tl.load(dm + here, mask=inside, other=0.0)
+        m = tl.load(dm + at, mask=inside, other=0.0)
         g += tl.load(alpha + l) * m
-    tl.store(dx + here, g, mask=inside)
-    tl.store(kept + then, g, mask=inside)
+    tl.store(dx + at, g, mask=inside)
+    tl.store(saved + at_t, g, mask=inside)
 
 
 def _sizes(key: int, features: int = 1) -> dict[str, int]:
-    """Widths of blocks, of powers of two."""
+    """Sizes of tiles; their widths are powers of two."""
     BK = max(triton.next_power_of_2(key), 16)
     BF = max(triton.next_power_of_2(features), 16)
     return {"K": key, "BK": BK, "BN": min(TILE // max(BK, BF), 128)}
 
 
 @functools.cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which graphs of a device are made.
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that records all graphs of a device.
 
-    One for all of them: cuBLAS keeps a workspace per stream forever.
+    There is only one, because cuBLAS never frees the workspace of a
+    stream.
     """
     return torch.cuda.Stream(device)
 
 
 def play(step: Callable[[], None], times: int, like: Tensor) -> None:
-    """Call `step` so many times, on a GPU by playing a graph of it.
+    """Call `step` this many times, on a GPU by replaying a graph of it.
 
-    The graph is made anew in each call of the operation. Making it
-    costs a few steps, out of many, and one wait for the GPU. Kept for
-    later calls it would have to own copies of the weights and of all
-    that the backward pass needs, and two forward passes before one
-    backward would fight for them.
+    Each call of the operation records a graph of its own. This takes as
+    long as a few of many steps, and waits once for the GPU. A graph for
+    several calls would need copies of the weights and of everything
+    that the backward pass needs, and a second forward pass before the
+    backward pass would overwrite them.
     """
     if like.device.type != "cuda" or times < PLAYED:
         with torch.cuda.device_of(like):
@@ -405,33 +409,34 @@ def play(step: Callable[[], None], times: int, like: Tensor) -> None:
                 step()
         return
     with torch.cuda.device_of(like), _capture:
-        here, side = torch.cuda.current_stream(), _side(like.device)
-        side.wait_stream(here)
+        current = torch.cuda.current_stream()
+        side = _capture_stream(like.device)
+        side.wait_stream(current)
         with torch.cuda.stream(side):
-            # The first step compiles kernels and makes workspaces,
-            # which a graph must not. What it computes counts.
+            # The first step compiles kernels and allocates workspaces,
+            # which a graph cannot do. Its results are used.
             step()
             graph = torch.cuda.CUDAGraph()
-            # Other threads may go on to allocate memory meanwhile.
+            # Other threads may allocate memory in the meantime.
             with torch.cuda.graph(
                 graph, stream=side, capture_error_mode="thread_local"
             ):
                 step()
-            # On the stream to which the memory of the graph belongs.
+            # On the stream that owns the memory of the graph.
             for _ in range(times - 1):
                 graph.replay()
-        here.wait_stream(side)
+        current.wait_stream(side)
 
 
 class Forward(efficient.Forward):
-    """The step of the efficient form, on buffers that stay."""
+    """The step of the efficient form, in buffers with fixed addresses."""
 
     def run(self) -> Tensor:
         (batch, time, d), layers = self.x.shape, self.layers
-        now = self.x.new_empty(2 * layers + 1, 1, batch, d)
-        self.attended, self.states = now[:layers], now[layers:]
-        made = now if self.keep else now[-1:]
-        kept = self.x.new_empty(len(made), time, batch, d)
+        buffers = self.x.new_empty(2 * layers + 1, 1, batch, d)
+        self.attended, self.states = buffers[:layers], buffers[layers:]
+        made = buffers if self.keep else buffers[-1:]
+        saved = self.x.new_empty(len(made), time, batch, d)
         self.lse = self.x.new_empty(layers, self.kv.shape[2], time)
         steps = self.x.transpose(0, 1).contiguous()
         self.clock = torch.tensor(
@@ -442,13 +447,13 @@ class Forward(efficient.Forward):
             t, n = self.clock[:1], self.clock[1:]
             torch.index_select(steps, 0, t, out=self.states[0])
             new = self.step(0)
-            kept.index_copy_(1, t, made)
+            saved.index_copy_(1, t, made)
             self.kv_split.index_copy_(4, n, new.unsqueeze(4))
             self.clock.add_(1)
 
         play(step, time, self.x)
-        self.attended, self.states = kept[:layers], kept[layers:]
-        return kept[-1].transpose(0, 1).contiguous()
+        self.attended, self.states = saved[:layers], saved[layers:]
+        return saved[-1].transpose(0, 1).contiguous()
 
     def attend(self, l: int, q: Tensor, z: Tensor) -> None:
         K, V = self.kv[:, self.group_of[l]]
@@ -474,7 +479,7 @@ class Forward(efficient.Forward):
 
 
 class Backward(efficient.Backward):
-    """The same for the way back, with (k3) in place of blocks."""
+    """The same for the backward pass, with (k3) instead of blocks."""
 
     def loop(self) -> None:
         layers, time = self.attended.shape[:2]
@@ -488,10 +493,10 @@ class Backward(efficient.Backward):
 
         def step() -> None:
             t = self.clock[:1]
-            dm = self.memory_now()
+            dm = self.memory_at_clock()
             up = dy.index_select(0, t)[0] + self.alpha[-1] * dm
             for l in reversed(range(layers)):
-                up = self.layer_now(l, up, dm)
+                up = self.layer_at_clock(l, up, dm)
             self.clock.sub_(1)
 
         play(step, time, self.kv)
@@ -506,7 +511,9 @@ class Backward(efficient.Backward):
             )
 
     def pull(self, count: int, clock: Tensor | None) -> Tensor:
-        """Gradients of keys and values of so many memories.
+        """Gradients of keys and values of the first `count` memories.
+
+        With a clock, of the memory of its step.
 
         Returns `[count, batch, 2, groups, heads, key]`.
         """
@@ -539,7 +546,7 @@ class Backward(efficient.Backward):
         )
         return out if groups == layers else out.sum(3, keepdim=True)
 
-    def memory_now(self) -> Tensor:
+    def memory_at_clock(self) -> Tensor:
         """Through Eqs. f2 and f1; returns the gradient of $m_t$."""
         t, new = self.clock[:1], self.pull(1, self.clock)
         self.d_new.index_copy_(0, t, new)
@@ -549,7 +556,7 @@ class Backward(efficient.Backward):
             return dm
         return self.norm(dm, self.m, self.m_norm[2], self.d_m)
 
-    def layer_now(self, l: int, up: Tensor, dm: Tensor) -> Tensor:
+    def layer_at_clock(self, l: int, up: Tensor, dm: Tensor) -> Tensor:
         """Through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
         dh = torch.mm(up, self.contract[l])
         gpu.launch(
@@ -600,7 +607,7 @@ class Backward(efficient.Backward):
             BF=max(triton.next_power_of_2(features), 16),
             **sizes,
         )
-        if l == 0:  # nothing waits for it
+        if l == 0:  # no earlier step needs its gradient
             return below
         dn = torch.mm(dq, self.to_q[l].flatten(0, 1))
         return self.norm(
@@ -618,7 +625,7 @@ class Backward(efficient.Backward):
         dy: Tensor,
         y: Tensor,
         rstd: Tensor,
-        kept: Tensor,
+        saved: Tensor,
         base: Tensor | None = None,
         dm: Tensor | None = None,
         l: int = 0,
@@ -636,7 +643,7 @@ class Backward(efficient.Backward):
             None if dm is None else self.alpha,
             dm,
             dx,
-            kept,
+            saved,
             self.clock,
             d,
             l,
