@@ -76,7 +76,10 @@ def test_why_there_is_no_kernel():
         "delta_rule: implementation 'triton' cannot run here: Triton needs a GPU, "
         "but the tensors are on cpu; 'efficient' can"
     )
-    with gpu.recording((7, 5)), pytest.raises(ValueError, match="up to 64 steps, got 100"):
+    with (
+        gpu.recording((7, 5)),
+        pytest.raises(ValueError, match="up to 64 steps, got 100"),
+    ):
         call(implementation="triton")
     with gpu.recording((7, 0)), pytest.raises(ValueError, match=r"7\.0 is below 7\.5"):
         call(implementation="triton")
