@@ -113,7 +113,8 @@ def additive(
     The normaliser $z$ of Eq. 18 is one more row of $W$, into which
     every key writes the value 1.
 
-    - `decay`, `strength`: `[batch, time, heads, 1]`; None = 1.
+    - `decay`: `[batch, time, heads, 1 or key]`, `strength`:
+      `[batch, time, heads, 1]`; None = 1.
     """
     if z is not None:
         v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
