@@ -138,7 +138,7 @@ def _versions(operation: str, config) -> str:
     return render("annotated/versions.md.jinja", **versions)
 
 
-def _files(operation: str) -> dict[str, str]:
+def versions_of(operation: str) -> dict[str, str]:
     """The file of each version: a folder may take one from another folder."""
     return {
         "kernels" if name == "triton" else name: _file_of(implementation)
@@ -161,7 +161,7 @@ def _file_of(implementation: Any) -> str:
 
 def _columns(operation: str, stays: str, config) -> dict:
     """Versions beside each other: `stays` is always there, with one other."""
-    files = _files(operation)
+    files = versions_of(operation)
     titles = {name: title for name, title in VERSIONS.items() if name in files}
     paths = {name: files[name] for name in titles}
     tabs = [name for name in titles if name != stays]

@@ -12,6 +12,7 @@ from test_build import MODULES, PACKAGE
 from test_pages import RAW, RED, WIDTH
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+from annotated import versions_of
 from literate import Source
 
 
@@ -28,9 +29,13 @@ VERSIONS = ("naive", "chunked", "efficient", "kernels")
 
 
 def versions(folder: Path) -> dict[str, Path]:
-    """The files of an operation, in the order of its page."""
-    paths = {name: folder / f"{name}.py" for name in VERSIONS}
-    return {name: path for name, path in paths.items() if path.exists()}
+    """The files of an operation, in the order of its page: its own, and
+    those that its record takes from another folder.
+    """
+    operation = folder.relative_to(PACKAGE / "ops").as_posix()
+    paths = {name: ROOT / path for name, path in versions_of(operation).items()}
+    paths |= {path.stem: path for path in folder.glob("*.py") if path.stem in VERSIONS}
+    return {name: paths[name] for name in VERSIONS if name in paths}
 
 
 #: Operations with kernels, and the files that stand on their pages.
