@@ -199,7 +199,7 @@ def state_tile(
     BV: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Offsets of a tile in a state `[V, K]`, and a mask of those inside.
+    """Offsets of a tile in a state `[V, K]`, and which are inside.
 
     The tile begins at row `first` and column `first_key`.
     """

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fwlab import ops
-from fwlab.ops.aft import kernels
+from fwlab.ops.aft.simple import kernels as scan
+from fwlab.ops.aft.window import kernels as window
 from problems import aft, error, outcome, problem, rebuild
 from problems.row import Row
 
@@ -19,8 +20,8 @@ each_form = pytest.mark.parametrize("row", FORMS.values(), ids=FORMS)
 @pytest.fixture
 def small(monkeypatch):
     """Four steps per segment and tile: nine cross two borders."""
-    monkeypatch.setattr(kernels, "SEGMENT", 4)
-    monkeypatch.setattr(kernels, "TILE", 4)
+    monkeypatch.setattr(scan, "SEGMENT", 4)
+    monkeypatch.setattr(window, "TILE", 4)
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +38,7 @@ def agrees(row: Row, inputs, state, limit: float) -> None:
 
 def one_more(row: Row) -> int:
     """The fewest steps that cross a border of the kernels as they are."""
-    return 1 + (kernels.SEGMENT if row is ROWS["aft-simple"] else kernels.TILE)
+    return 1 + (scan.SEGMENT if row is ROWS["aft-simple"] else window.TILE)
 
 
 @each_row
@@ -199,5 +200,5 @@ def test_no_second_derivative(small):
 
 def test_auto_leaves_the_full_form_to_the_library():
     """The form without matrix products is there, and not chosen."""
-    assert list(ops.TABLE["aft_full"])[-1] == "efficient"
-    assert list(ops.TABLE["aft_local"])[-1] == "triton"
+    assert list(ops.TABLE["aft_full"].implementations)[-1] == "efficient"
+    assert list(ops.TABLE["aft_local"].implementations)[-1] == "triton"

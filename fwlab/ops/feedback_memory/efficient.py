@@ -184,7 +184,7 @@ class _Feedback(torch.autograd.Function):
     def forward(
         ctx: Any, loops: tuple[Any, Any], *inputs: Any
     ) -> tuple[Tensor, Tensor]:
-        """`loops` are those forward and backward; `inputs` of the first."""
+        """`loops`: forward and backward; `inputs`: of the first."""
         forward, ctx.backward_loop = loops
         f = forward(*inputs)
         y = f.run()
@@ -353,7 +353,7 @@ class Backward:
             self.p[l] = a
 
     def memory(self, t: int, start: int, stop: int) -> None:
-        """Back through Eqs. f2 and f1: from keys and values to states."""
+        """Back through Eqs. f2 and f1: from keys, values to states."""
         n, layers, new = self.past + t, len(self.q), self.d_new[t]
         later = self.dkv_split[..., n, :].permute(2, 0, 1, 3, 4)
         if t + 1 == stop:

@@ -605,7 +605,7 @@ def form(v: Tensor, K: int, fades: bool) -> Form:
         BK=min(found.BK, padded_width(K)),
         AV=min(found.AV, padded_width(V)),
     )
-    # Rows of W are independent: with few heads, each gets more programs.
+    # Rows of W are independent: few heads get more programs each.
     cores = gpu.multiprocessors(v.device)
     programs = batch * heads * chunks.count(V, found.BV)
     if found.BV > 16 and programs < cores:

@@ -65,7 +65,7 @@ def masked_fwp(
     W: Tensor,
     activation: Callable,
 ) -> tuple[Tensor, Tensor]:
-    r"""The same, with steps that do not change $W$, not even by $\sigma$.
+    r"""The same, with steps that do not change $W$ at all.
 
     - `real`: `bool [batch, time]`, False where a step is padding.
     """

@@ -165,7 +165,7 @@ def _common(w: Tensor, reach: int | None) -> int:
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Row $t$ sees past and present; arguments as in the naive version."""
+    """Row $t$ sees past and present; called as the naive version."""
     return _rows(q, k, v, w, k.shape[1] - q.shape[1])
 
 

@@ -13,7 +13,7 @@ from fwlab.ops.aft.window.kernels import Window
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Row $t$ sees past and present; arguments as in the naive version."""
+    """Row $t$ sees past and present; called as the naive version."""
     reach = k.shape[1] - q.shape[1]
     state = q.new_zeros(2, len(q), q.shape[-1], dtype=torch.float32)
     keep = autograd.will_go_back(q, k, v, w)

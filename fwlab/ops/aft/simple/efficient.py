@@ -189,7 +189,7 @@ def running_max(x: Tensor) -> Tensor:
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; arguments as in the naive version."""
+    """Row $t$ sees past and present; called as the naive version."""
     return _Simple.apply(q, k, v, log_sum, mean)
 
 

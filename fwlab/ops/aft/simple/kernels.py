@@ -309,7 +309,7 @@ def _end_gradients(
 def state_gradients(
     total: list[Tensor], log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of an initial state, which is one more step (e4)."""
+    """The gradients of an initial state, one more step (e4)."""
     top, s, a = total
     empty = (top == -torch.inf) | (log_sum == -torch.inf)
     share = torch.where(empty, 0, (log_sum + top).exp())
@@ -375,5 +375,5 @@ class _Simple(torch.autograd.Function):
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; arguments as in the naive version."""
+    """Row $t$ sees past and present; called as the naive version."""
     return _Simple.apply(q, k, v, log_sum, mean)

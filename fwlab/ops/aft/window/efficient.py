@@ -24,7 +24,7 @@ def causal(
     log_sum: Tensor,
     mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; arguments as in the naive version."""
+    """Row $t$ sees past and present; called as the naive version."""
     time, width = q.shape[1], band.shape[-1]
     n = chunks.count(time, TILE)
     L, m = before_each(k[:, :time], v[:, :time], log_sum, mean)

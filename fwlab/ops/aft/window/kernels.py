@@ -389,6 +389,6 @@ def causal(
     log_sum: Tensor,
     mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; arguments as in the naive version."""
+    """Row $t$ sees past and present; called as the naive version."""
     given = (q, k, v, band, log_sum, mean)
     return Window.apply(*given, None, autograd.will_go_back(*given))
