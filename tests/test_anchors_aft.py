@@ -23,7 +23,7 @@ def channel(*numbers: float) -> Tensor:
 
 
 def row(*weights: float) -> list[float]:
-    """Biases of one row, of keys that count so many times as often."""
+    """Biases of one row: a key with weight n counts n times."""
     return [log(weight) for weight in weights]
 
 

@@ -44,7 +44,6 @@ LATER = (
     "docs/tested.md",
     "fwlab/exercises/feedback.py",
     "fwlab/layers/fast_weight_attention.py",
-    "fwlab/ops/",
     "notebooks/",
     "tests/interpreter/",
     "tests/site/",

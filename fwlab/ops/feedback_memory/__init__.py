@@ -138,7 +138,7 @@ def feedback(
 def feedback_attention(
     q: Tensor, k: Tensor, v: Tensor, positions: Tensor
 ) -> Tensor:
-    r"""Attention of one query to past memories (a step of `feedback`).
+    r"""Attention of one query to older memories (a step of `feedback`).
 
     The score of the memory $\delta$ steps back is
     $(q \cdot k + q \cdot P s(\delta)) / \sqrt{d_{\text{key}}}$, with

@@ -97,7 +97,7 @@ def feedback_attention(
     positions: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    r"""One query, the past memories, and how far back they are:
+    r"""One query, the memories before it, and their distances:
 
     $$r_\delta = P\, s(\delta), \qquad
       a_{tj} = \frac{q_t \cdot k_j + q_t \cdot r_{t-j}}

@@ -1,6 +1,6 @@
 r"""# Fast weights on a GPU, in chunks
 
-The tensors are in HBM, the large memory of a GPU. In the time that HBM
+The tensors are in HBM, the main memory of a GPU. In the time that HBM
 takes to deliver one scalar, the tensor cores could compute about two
 hundred products. The registers and the shared memory of a
 multiprocessor are as fast as its cores, and have room for one state $W$
