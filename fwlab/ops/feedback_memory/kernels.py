@@ -429,7 +429,7 @@ def play(step: Callable[[], None], times: int, like: Tensor) -> None:
 
 
 class Forward(efficient.Forward):
-    """The step of the efficient form, in buffers with fixed addresses."""
+    """The step of the efficient form, in buffers of fixed address."""
 
     def run(self) -> Tensor:
         (batch, time, d), layers = self.x.shape, self.layers

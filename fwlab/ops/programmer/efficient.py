@@ -184,8 +184,8 @@ def fwp(
     )
     run: Callable = _Segment.apply
     if torch.is_grad_enabled() and _learns(activation, W):
-        # Autograd also finds the activation's parameters, and has second
-        # derivatives.
+        # Autograd also finds the activation's parameters, and it has
+        # second derivatives.
         def run(*given: Any) -> tuple[Tensor, Tensor]:
             return checkpoint(_loop, *given, use_reentrant=False)
 
