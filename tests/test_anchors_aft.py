@@ -6,7 +6,7 @@ quarters, for the sigmoid of log n is n / (n + 1).
 """
 
 from fractions import Fraction
-from math import log
+from math import inf, log
 
 import pytest
 import torch
@@ -174,6 +174,42 @@ def test_huge_keys_and_biases(implementation):
     bias = table([0, -1e5, 1e5], [0, -1e5, 1e5], [0, -1e5, 1e5])
     # Means: 6; (6 + 12) / 2 = 9; (6 + 12 + 30) / 3 = 16.
     holds(ops.aft_full(Q, steep, V, bias, **how), "3", "9/2", "12")
+
+
+@all_forms
+def test_keys_that_count_the_same(implementation):
+    """The second key counts as much as all that was there, so does the third."""
+    k = channel(log(1), log(1), log(2))
+    # Means: 6; (6 + 12) / 2 = 9; (6 + 12 + 60) / 4 = 39/2.
+    y = ops.aft_simple(Q, k, V, implementation=implementation)
+    holds(y, "3", "9/2", "117/8")
+
+
+@all_forms
+def test_a_channel_without_keys(implementation):
+    """The first channel is as ever; no key of the second one counts."""
+    how = {"implementation": implementation}
+    q, v = Q.expand(1, 3, 2), V.expand(1, 3, 2)
+    k = torch.cat([K, torch.full_like(K, -inf)], 2)
+    y, state = ops.aft_simple(q, k, v, return_state=True, **how)
+    holds(y, "3", "0", "5", "0", "15", "0")
+    assert state.log_sum[0, 1] == -inf
+    holds(state.mean, "20", "0")
+    y = ops.aft_simple(q, k, v, causal=False, **how)
+    holds(y, "10", "0", "10", "0", "15", "0")
+    bias = table(row(5, 7, 7), row(2, 3, 7), row(6, 6, 2))
+    y = ops.aft_full(q, k, v, bias, **how)
+    holds(y, "3", "0", "21/4", "0", "45/4", "0")
+    y = ops.aft_full(q, k, v, bias, causal=False, **how)
+    holds(y, "207/20", "0", "357/29", "0", "45/4", "0")
+    band = table(row(2, 3), row(2, 3), row(2, 3))
+    y, state = ops.aft_local(q, k, v, band, return_state=True, **how)
+    holds(y, "3", "0", "33/7", "0", "387/26", "0")
+    assert state.log_sum[0, 1] == -inf
+    holds(state.mean, "10", "0")
+    band = table(row(2, 3, 5), row(2, 3, 5), row(2, 3, 5))
+    y = ops.aft_local(q, k, v, band, causal=False, **how)
+    holds(y, "37/5", "0", "129/11", "0", "387/26", "0")
 
 
 @all_forms
