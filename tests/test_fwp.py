@@ -78,8 +78,11 @@ def test_any_activation(activation):
         assert error(one, other) < 1e-10
 
 
-def test_an_activation_with_parameters_learns():
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_activation_with_parameters_learns(alone):
+    """With all the rest, or alone."""
     inputs, _ = problem(ROWS["fwp-tanh"], 40)
+    inputs = [x.detach() if alone else x for x in inputs]
     found = []
     for implementation in ("naive", "efficient"):
         activation = Gain()
