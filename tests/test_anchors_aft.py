@@ -158,6 +158,40 @@ def test_image(implementation):
 
 
 @all_forms
+def test_image_with_a_wider_kernel(implementation):
+    """The same pixels, and a kernel that reaches two of them away."""
+    zeros = torch.zeros(1, 3, 3, 1, 1, dtype=torch.float64)
+    v = torch.arange(1, 10, dtype=torch.float64).view(1, 3, 3, 1, 1)
+    # Twice what is two above a pixel, 6 times what is two right of it; 5
+    # times the pixel itself.
+    kernel = table(
+        row(1, 1, 2, 1, 1),
+        row(1, 1, 1, 1, 1),
+        row(1, 1, 5, 1, 6),
+        row(1, 1, 1, 1, 1),
+        row(1, 1, 1, 1, 1),
+    )[None]
+    y = ops.aft_conv2d(zeros, zeros, v, kernel, implementation=implementation)
+    # Pixel 1: itself and 3, 45 + 4 + 5 * 3 = 64 over 9 + 4 + 5 = 18.
+    # Pixel 5: itself, 45 + 4 * 5 = 65 over 13.
+    # Pixel 7: itself, 9 and 1, 45 + 28 + 5 * 9 + 1 = 119 over 19.
+    holds(y.flatten()[[0, 4, 6]], "64/36", "65/26", "119/38")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_tables_are_where_the_inputs_are(causal):
+    """Here on a device without any numbers, which refuses those of another."""
+    x = torch.zeros(1, 3, 2, device="meta")
+    band = torch.zeros(3, 2 if causal else 3, device="meta")
+    y = ops.aft_local(x, x, x, band, causal=causal, implementation="naive")
+    assert y.device.type == "meta"
+    x = torch.zeros(1, 3, 3, 1, 1, device="meta")
+    kernel = torch.zeros(1, 3, 3, device="meta")
+    y = ops.aft_conv2d(x, x, x, kernel, implementation="naive")
+    assert y.device.type == "meta"
+
+
+@all_forms
 def test_huge_keys_and_biases(implementation):
     """A thousand more on every key changes no mean; and where the exponents
     are far apart, the largest one takes all.
