@@ -22,6 +22,7 @@ from problems import (
     parts,
     problem,
     rebuild,
+    rules,
     saved_bytes,
     weighted,
 )
@@ -50,6 +51,53 @@ def test_efficient_is_naive(row, time):
     efficient = outcome(row, inputs, state, "efficient")
     for found, wanted in zip(efficient, naive, strict=True):
         assert error(found, wanted) < 1e-10
+
+
+@pytest.mark.parametrize("row", rules.ROWS.values(), ids=rules.ROWS)
+@pytest.mark.parametrize(
+    ("time", "dtype", "limit"),
+    [
+        (1, torch.float64, 1e-10),
+        (33, torch.float64, 1e-10),
+        (70, torch.float64, 1e-10),
+        (70, torch.float32, 1e-5),
+        (33, torch.float16, 2e-3),
+        (33, torch.bfloat16, 1e-2),
+    ],
+)
+def test_chunked_is_naive(row, time, dtype, limit):
+    """Autograd differentiates it, so values, states and gradients are all that
+    can be wrong; also with masked steps, and in two pieces.
+    """
+    inputs, state = problem(row, time, dtype)
+    naive = outcome(row, inputs, state, "naive")
+    chunked = outcome(row, inputs, state, "chunked")
+    for found, wanted in zip(chunked, naive, strict=True):
+        assert error(found, wanted) < limit
+
+    mask = torch.rand(2, time) < 0.7
+    options = {"state": state, "key_mask": mask, "return_state": True}
+    y, after = row(*inputs, **options, implementation="chunked")
+    wanted, wanted_after = row(*inputs, **options, implementation="naive")
+    cut = time // 3
+    first, middle = row(
+        *row.cut(inputs, 0, cut),
+        **options | {"key_mask": mask[:, :cut]},
+        implementation="chunked",
+    )
+    second, last = row(
+        *row.cut(inputs, cut, time),
+        **options | {"key_mask": mask[:, cut:], "state": middle},
+        implementation="chunked",
+    )
+    joined = torch.cat([first, second], 1)
+    for found, expected in (
+        (y, wanted),
+        (joined, wanted),
+        *zip(parts(after), parts(wanted_after), strict=True),
+        *zip(parts(last), parts(wanted_after), strict=True),
+    ):
+        assert error(found, expected) < limit
 
 
 @every_row

@@ -276,7 +276,9 @@ class AFTLocal(_Positioned):
         position, memory = state
         if not isinstance(position, int):
             kind = type(position).__name__
-            raise TypeError(f"AFTLocal: state.position must be an integer, not {kind}")
+            raise TypeError(
+                f"AFTLocal: expected state.position to be an integer, got {kind}"
+            )
         return position, memory
 
     def _pack(self, position: int, memory: Any) -> Any:

@@ -58,13 +58,13 @@ def kimi_delta_rule(
       $[0, 1]$.
     - `log_decay`: `[batch, time, heads, key]`, at most 0: 0 keeps a
       channel, $-\infty$ empties it.
-    - `scale`: multiplies `q` when given.
+    - `scale`: a factor of `q`; None = 1.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave the state untouched and return 0.
-    - `state`: what an earlier call returned, the tensor `W`
-      `[batch, heads, value, key]`; None = empty memory. float32 for
-      half-precision inputs.
-    - `return_state`: return `(y, state)` in place of `y`.
+    - `state`: the tensor `W` `[batch, heads, value, key]` that an
+      earlier call returned; None = zeros. float32 for half-precision
+      inputs.
+    - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "chunked" or "efficient".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
