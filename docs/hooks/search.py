@@ -16,7 +16,8 @@ CODE = re.compile(
 )
 #: Notes that also appear on another page.
 AGAIN = re.compile(
-    r"kernels/\w+\.html#(naive|efficient)"
+    r"kernels/\w+\.html#(naive|chunked|efficient)"
+    r"|annotated/kimi\.html#(chunked|efficient)"
     r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
 )
 #: Tags, and TeX, which search would show as it is written.
