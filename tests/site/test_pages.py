@@ -180,10 +180,8 @@ def test_first_formula_is_seen_soon(browser, address):
 )
 def test_search_finds(look, query, wanted):
     tab = look("index.html")
-    # At once: of a query typed slowly, as beside other work, the search also
-    # tries the beginnings, and warns of those that it cannot read.
     tab.locator("input[name=query]").click()
-    tab.locator("input[name=query]").fill(query)
+    tab.keyboard.type(query)
     link = tab.locator(f".md-search-result__item a[href*='{wanted}']").first
     link.wait_for(state="attached")
 
