@@ -1,4 +1,4 @@
-"""Keeps noise out of search, and the index small.
+"""Keeps noise out of search, the index small, and searches for numbers working.
 
 Every page fetches the index, so it adds to the size of each.
 """
@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
 #: Code, which buries names of functions that the API and headings have, too.
@@ -25,6 +26,12 @@ MARKUP = re.compile(
     r"<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL
 )
 
+#: lunr, the theme's search, tells the nodes of its word tree apart by the
+#: letters and numbers of their edges, written without a gap. With digits as
+#: letters, different nodes look alike, the tree gets words that no page has,
+#: and a search that meets one finds nothing. Here, the gap.
+EDGE, EDGE_WITH_GAP = "e=e+s+o.id}return e", 'e=e+s+o.id+","}return e'
+
 
 def on_page_content(html, page, config, files):
     return CODE.sub(lambda match: f"{match[0]} data-search-exclude", html)
@@ -32,6 +39,7 @@ def on_page_content(html, page, config, files):
 
 @event_priority(-200)  # the plugins write the index before
 def on_post_build(config):
+    _mend_lunr(Path(config.site_dir, "assets", "javascripts", "workers"))
     folder = Path(config.site_dir, "search")
     index = json.loads((folder / "search_index.json").read_text("utf-8"))
     index["docs"] = [
@@ -43,3 +51,13 @@ def on_post_build(config):
     (folder / "search_index.json").write_text(text, "utf-8")
     # For pages opened from disk.
     (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")
+
+
+def _mend_lunr(folder: Path) -> None:
+    (worker,) = folder.glob("search.*.min.js")
+    code = worker.read_text("utf-8")
+    if EDGE_WITH_GAP in code:
+        return
+    if code.count(EDGE) != 1:
+        raise PluginError(f"expected lunr as of Material 9 in {worker.name}: see EDGE")
+    worker.write_text(code.replace(EDGE, EDGE_WITH_GAP), "utf-8")

@@ -174,6 +174,7 @@ def test_first_formula_is_seen_soon(browser, address):
         ("DPFP", "api/feature_maps.html"),
         ("log-sum-exp", "notebooks/10_aft_stability.html"),
         ("gated_delta_rule", "api/ops.html"),
+        ("Eq. 2", ".html"),
         ("Eq. 24", "annotated/equations.html"),
         ("d1", "figures/chunks.html"),
     ],
