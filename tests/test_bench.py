@@ -44,11 +44,11 @@ def test_all_sides_compute_the_same(op):
 def test_a_small_run(monkeypatch):
     monkeypatch.setattr(measuring, "PROCESSES", 1)
     monkeypatch.setattr(measuring, "TURN", 0.01)
-    case = next(c for c in bench.CASES if c.name == "sum_rule" and c.shape["T"] == 1024)
+    case = next(c for c in bench.CASES if c.name == "aft_simple")  # the quickest
     rows = measuring.run(case._replace(rounds=1))
-    assert [r["side"] for r in rows] == ["naive", "chunked", "efficient"]
+    assert [r["side"] for r in rows] == ["naive loop", "efficient"]
     assert all(r["milliseconds"] > 0 and r["error"] < 1e-5 for r in rows)
-    assert rows[0]["peak_mib"] is None or rows[0]["peak_mib"] > rows[2]["peak_mib"]
+    assert all(r["peak_mib"] is None or r["peak_mib"] > 0 for r in rows)
     text = measuring.layout(bench.table(rows), left=3)
     assert text.splitlines()[0].split()[0] == "operation"
     assert len({len(line) for line in text.splitlines()}) == 1

@@ -381,7 +381,18 @@ def test_autocast(row):
         assert torch.equal(a, b)
 
 
-@every_row
+#: Rows that share what is compiled with another.
+AGAIN = {n for n in ROWS if n.endswith("-normalized")} | {
+    "aft-conv",
+    "aft-conv-one-key",
+}
+COMPILED = [
+    pytest.param(row, id=name, marks=[pytest.mark.slow] * (name in AGAIN))
+    for name, row in ROWS.items()
+]
+
+
+@pytest.mark.parametrize("row", COMPILED)
 def test_torch_compile(row):
     # What other rows have had compiled counts against a limit, above which
     # nothing would be.

@@ -6,6 +6,7 @@ FWLAB_SITE names the folder of a site that has been built already: quicker,
 while a page is being made.
 """
 
+import json
 import os
 import re
 import resource
@@ -86,17 +87,25 @@ def address(site):
 
 
 @pytest.fixture
-def look(browser, address):
+def look(browser, address, site):
     """Opens pages; complains at the end of each test about all it saw."""
     seen, contexts = [], []
+    index = (site / "search" / "search_index.json").read_text("utf-8")
+    no_index = json.loads(index) | {"docs": []}
 
     def look(
         page: str,
         scheme: str = "light",
         width: int = 1440,
         base: str = address,
+        search: bool = False,
         **options,
     ):
+        """A new tab with a page of the site, or of a copy at `base`.
+
+        - `search`: with the real index, which every page reads: a third of
+          what it costs to open one.
+        """
         context = browser.new_context(
             color_scheme=scheme, viewport={"width": width, "height": 900}, **options
         )
@@ -108,6 +117,8 @@ def look(browser, address):
             route.abort()
 
         context.route(re.compile(rf"^(?!{re.escape(base)}|data:)"), refuse)
+        if not search:
+            context.route("**/search_index.json", lambda r: r.fulfill(json=no_index))
         tab = context.new_page()
         tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
         tab.on("pageerror", lambda error: seen.append(f"error: {error}"))

@@ -183,14 +183,24 @@ def test_one_version_beside_naive(look, operation):
     assert shown(tab) == [*halves] and tab.evaluate(WIDTH) <= 390
 
 
-def test_notes_stand_beside_their_code(look, address):
-    """On every page of a file: notes left, code right, in one row; Greek
-    letters of formulas are mapped to what the code calls them; formulas are
-    set; nothing is too wide for a phone.
+#: Pages of files with equations of their own, and the others.
+EQUATIONS = [p for p in SOURCES if Path(p).name in VERSIONS]
+OTHERS = [p for p in SOURCES if p not in EQUATIONS]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [EQUATIONS, pytest.param(OTHERS, marks=pytest.mark.slow)],
+    ids=["equations", "others"],
+)
+def test_notes_stand_beside_their_code(look, address, sources):
+    """Notes left, code right, in one row; Greek letters of formulas are mapped
+    to what the code calls them; formulas are set; nothing is too wide for a
+    phone.
     """
     known = (ROOT / "docs" / "scripts" / "annotated.js").read_text("utf-8")
     tab = look("index.html")
-    for page in SOURCES:
+    for page in sources:
         tab.goto(f"{address}{page}.html")
         rows = tab.evaluate(
             """() => [...document.querySelectorAll(".annotated.one .row")]

@@ -180,7 +180,7 @@ def test_first_formula_is_seen_soon(browser, address):
     ],
 )
 def test_search_finds(look, query, wanted):
-    tab = look("index.html")
+    tab = look("index.html", search=True)
     tab.locator("input[name=query]").click()
     tab.keyboard.type(query)
     link = tab.locator(f".md-search-result__item a[href*='{wanted}']").first
@@ -207,7 +207,7 @@ def test_site_works_in_a_folder_of_a_host(look, site, tmp_path):
 
     with served(tmp_path) as root:
         base = f"{root}some/folder/"
-        tab = look("annotated/delta.html", base=base)
+        tab = look("annotated/delta.html", base=base, search=True)
         assert tab.locator("article .katex").count() > 0
         tab.locator(".md-tabs__link", has_text="Home").click()
         tab.wait_for_url(f"{base}index.html")
