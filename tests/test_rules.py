@@ -1,5 +1,7 @@
 """The fast weight rules: identities and limits."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -38,6 +40,17 @@ def test_scale_multiplies_q(name, implementation):
     (q, *rest), _ = problem(row, 20)
     y = row(q, *rest, scale=0.3, implementation=implementation)
     assert error(y, row(0.3 * q, *rest, implementation="naive")) < 1e-12
+
+
+@both
+def test_scale_does_not_round_q(implementation):
+    """A single rounding, that of the result."""
+    (q, k, v), _ = problem(ROWS["sum"], 20, torch.bfloat16, with_state=False)
+    rule = partial(ops.sum_rule, normalize=False)
+    y = rule(q, k, v, scale=0.3, implementation=implementation).double()
+    q, k, v = (x.detach().double() for x in (q, k, v))
+    wanted = 0.3 * rule(q, k, v, implementation="naive")
+    assert ((y - wanted).abs() <= 2**-8 * wanted.abs()).all()
 
 
 GATES = {

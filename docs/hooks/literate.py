@@ -169,7 +169,7 @@ def _plain(self, lexer, stream, options):
 
 
 def _described(tree: ast.AST) -> Iterator[tuple[ast.stmt, ast.Expr]]:
-    """Constants and fields, each with the string that stands below it."""
+    """Constants and fields, each with the string below it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef):
             for before, after in pairwise(node.body):

@@ -149,7 +149,7 @@ def curves(runs: list[dict]) -> str:
 def ratios(run: dict) -> list[tuple[str, float, float | None]]:
     """Operation, and its naive time and memory in multiples of the efficient.
 
-    Of the shapes of an operation, the longest sequence.
+    Of the shapes of an operation, only the one with the largest T.
     """
     cases: dict[str, dict[int, dict[str, dict]]] = {}
     for row in run["rows"]:

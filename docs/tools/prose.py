@@ -36,17 +36,12 @@ LATER = (
     "docs/errata.md",
     "docs/exercises.md",
     "docs/figures/",
-    "docs/hooks/",
     "docs/index.md",
     "docs/kernels/",
     "docs/notation.md",
     "docs/results.md",
     "docs/tested.md",
-    "fwlab/exercises/feedback.py",
-    "fwlab/layers/fast_weight_attention.py",
     "notebooks/",
-    "tests/interpreter/",
-    "tests/site/",
 )
 #: Code, formulas, tags and addresses within prose.
 NOT_PROSE = re.compile(

@@ -242,7 +242,7 @@ EXERCISES: dict[str, Exercise] = {
             (
                 "Two scores per memory, Eq. f4: one compares the query with its key, "
                 "the other with the vector r of its distance. Add, divide, softmax, "
-                "and weigh the values.",
+                "and take the weighted mean of the values.",
                 "torch.arange(past, 0, -1) gives the distances; "
                 "sinusoids(distances, features) @ positions.T has a row r for each.",
                 'content = torch.einsum("bhd,bjhd->bhj", q, k) and position = '

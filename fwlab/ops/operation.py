@@ -28,15 +28,11 @@ class Operation:
       its page of annotated source.
     - `implementations`: name -> function or `gpu.Kernel`, simplest
       first. "auto" takes the last one that can run.
-    - `mixer`: the name in `--mixer` of the layer that uses it.
-    - `benchmarks`: (time, width) of problems for `fwlab bench`.
     """
 
     name: str
     folder: str
     implementations: Mapping[str, Any]
-    mixer: str | None = None
-    benchmarks: tuple[tuple[int, int], ...] = ()
 
 
 class Variants:

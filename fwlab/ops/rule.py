@@ -30,9 +30,12 @@ class Rule(Operation):
     - `corrects`: whether it writes the difference between the value and
       what the key retrieves.
     - `normalizes`: whether it can divide by $z$.
+    - `benchmarks`: (time, width) of problems for `fwlab bench`.
 
-    The defaults of its layer:
+    The name of its layer in `--mixer`, None = it has none, and the
+    defaults of the layer:
 
+    - `mixer`: such as "gated-delta".
     - `feature_map`: the class of the feature map.
     - `key_norm`: "sum", "l2" or None.
     - `normalize`: whether it divides by $z$.
@@ -45,6 +48,8 @@ class Rule(Operation):
     )
     corrects: bool = False
     normalizes: bool = True
+    benchmarks: tuple[tuple[int, int], ...] = ()
+    mixer: str | None = None
     feature_map: Callable[[], FeatureMap] = Identity
     key_norm: str | None = None
     normalize: bool = False
@@ -125,6 +130,9 @@ class Rule(Operation):
             y, *after = compute(
                 **inputs, **(options if by_kernel else {})
             )
+            if not normalize and scale is not None:
+                # Not `q`, which may have half precision.
+                y = y * scale
             return y, NormalizedState(*after) if normalize else after[0]
 
         return call.run(run, start, return_state)
@@ -146,9 +154,9 @@ class Rule(Operation):
             x |= {
                 part: features(x[part].to(call.dtype)) for part in "qk"
             }
-        if scale is not None:
-            x["q"] = x["q"] * scale
-        if normalize:  # the scale cancels in the quotient
+        if normalize:  # the length of a query cancels in the quotient
+            if scale is not None:
+                x["q"] = x["q"] * scale  # unless it is 0
             x["q"] = unit_range(x["q"])
             if self.corrects:
                 x["ask"] = unit_range(x["k"])

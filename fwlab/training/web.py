@@ -37,7 +37,8 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
     if config.mixer not in WEB_MIXERS:
         known = " or ".join(WEB_MIXERS)
         raise CheckpointError(
-            f"the live figure expected a model with mixer {known}, got {config.mixer}"
+            f"expected the mixer of the model to be {known} for the live figure, "
+            f"got {config.mixer}"
         )
     tensors = {
         name: weight.detach().cpu().half().contiguous()

@@ -1,4 +1,4 @@
-"""The four fast weight rules, with and without their normaliser."""
+"""The fast weight rules, with and without their normaliser."""
 
 from dataclasses import replace
 from functools import partial

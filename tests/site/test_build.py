@@ -222,7 +222,7 @@ def test_notebook_and_wheel_can_be_downloaded(site, pages, name):
 
 
 def test_downloads_are_the_same_each_time(site, monkeypatch):
-    """Whoever built them, and when."""
+    """No matter who built them, and when."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
     import downloads
 

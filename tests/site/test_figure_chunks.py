@@ -242,7 +242,7 @@ def number(text: str) -> float:
 
 
 def check_drawing(tab, size: int, step: int):
-    """What stands in the picture at a stage, from 0."""
+    """What the picture shows at a stage, from 0."""
     name, chunk, lit = expected(size)[step]
     shown, n = state(tab), T // size
     found = (shown["step"], shown["name"], shown["chunk"], shown["C"])

@@ -75,7 +75,7 @@ def test_files_are_small_and_of_trained_models(rule):
 @pytest.mark.parametrize("rule", ["delta", "sum"])
 def test_agrees_with_pytorch(live, rule):
     """Losses after every character, logits and all fast weights at some,
-    of the longest text that fits: to 1e-4.
+    of a text as long as fits: to 1e-4.
     """
     made, alphabet = model(rule)
     text = (TEXT * 4)[:240]
@@ -143,7 +143,7 @@ def test_answers_are_those_of_the_memory(live, rule):
     best = likeness.max(1).values
     chosen = likeness[torch.arange(len(TEXT)), torch.tensor(found["answers"])]
     torch.testing.assert_close(chosen, best, atol=1e-4, rtol=0)
-    # The letters that stand below the text are theirs.
+    # The letters below the text are theirs.
     shown = {"\n": "↵", " ": "␣"}
     letters = live.locator("#figure-live .fw-strip i").all_inner_texts()
     assert letters == [shown.get(TEXT[i], TEXT[i]) for i in found["answers"]]

@@ -1,6 +1,7 @@
 """What the kernels must compute: every operation, with states."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -44,12 +45,20 @@ def of(op: str, *, quick: bool = False) -> list[Problem]:
     return found[:2] if quick else found
 
 
-def _rules(op: str, note: str = "") -> Iterable[Problem]:
-    """Full and partial chunks; each width has a kernel of its own."""
+def _rules(op: str) -> Iterable[Problem]:
+    """Full and partial chunks; each width has a kernel of its own.
+
+    The additive rules mostly with a normaliser; the kernels of the delta
+    rules have none.
+    """
+    note = "" if RULES[op].corrects else "normalised"
     yield _rule(op, note, 2, 130, 3, 64, 64)
     yield _rule(op, note, 1, 77, 2, 24, 40)
     yield _rule(op, note, 1, 1, 2, 64, 64)
     yield _rule(op, note, 1, 1024, 2, 64, 64)
+    if note:
+        yield _rule(op, "", 2, 130, 3, 64, 64)
+        yield _rule(op, "", 1, 77, 2, 24, 40)
     if op == "gated_rule":
         return
     yield _rule(op, note, 1, 200, 2, 128, 128)
@@ -292,22 +301,17 @@ def _stack(
     return Problem("feedback", "", sizes | {"width": d, "heads": heads}, draw, call)
 
 
-def _linear(op: str) -> Iterable[Problem]:
-    yield from _rules(op, "normalised")
-    yield _rule(op, "", 2, 130, 3, 64, 64)
-    yield _rule(op, "", 1, 77, 2, 24, 40)
-
-
 #: Operation -> its problems, in the order of the report.
 PROBLEMS: dict[str, Callable[[], Iterable[Problem]]] = {
-    "delta_rule": lambda: _rules("delta_rule"),
-    "gated_delta_rule": lambda: _rules("gated_delta_rule"),
-    "dpfp_delta_rule": _dpfp,
-    "sum_rule": lambda: _linear("sum_rule"),
-    "gated_rule": lambda: _linear("gated_rule"),
-    "aft_simple": lambda: _aft("aft_simple"),
-    "aft_full": lambda: _aft("aft_full"),
-    "aft_local": lambda: _aft("aft_local"),
-    "aft_conv": lambda: _aft("aft_conv"),
+    **{
+        name: partial(_rules, name)
+        for name, record in RULES.items()
+        if "triton" in record.implementations
+    },
+    "dpfp_delta_rule": _dpfp,  # makes its features itself
+    **{
+        name: partial(_aft, name)
+        for name in ("aft_simple", "aft_full", "aft_local", "aft_conv")
+    },
     "feedback": _feedback,
 }

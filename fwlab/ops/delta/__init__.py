@@ -35,7 +35,7 @@ def _refuses(
     return too_wide(capability, **widths)
 
 
-def _no_features(
+def _refuses_dpfp(
     capability: tuple[int, int], full: bool = False, **sizes: Any
 ) -> str | None:
     """DPFP features need shared memory too, twice as much in float32."""
@@ -84,7 +84,7 @@ DPFP_DELTA_RULE = replace(
     implementations={
         "naive": LOOPS,
         **RECURRENCE,
-        "triton": _kernel(_no_features),
+        "triton": _kernel(_refuses_dpfp),
     },
     mixer=None,
     benchmarks=(),

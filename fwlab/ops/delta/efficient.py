@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fwlab.feature_maps import divide
 from fwlab.ops.delta import chunked
-from fwlab.ops.linear.efficient import Group, Values, overlap, remember
+from fwlab.ops.linear.efficient import Group, Values, remember
 
 
 def inverse(A: Tensor) -> Tensor:
@@ -133,6 +133,26 @@ def error_correcting(
     return remember(q, k, v, decay, strength, W, written=Errors)
 
 
+def overlap(
+    q: Tensor,
+    k: Tensor,
+    decay: Tensor | None,
+    z: Tensor,
+    diagonal: int = 0,
+) -> tuple[Tensor, Tensor]:
+    r"""The denominators $z_i \cdot \phi(q_i)$ of Eq. 19, and the final
+    $z$.
+
+    $z$ of Eq. 18 is a memory of its own, with one row, into which every
+    key writes the value 1.
+    """
+    one = k.new_ones(1, 1, 1, 1).expand(*k.shape[:3], 1)
+    total, z = remember(
+        q, k, one, decay, None, z[:, :, None], diagonal=diagonal
+    )
+    return total, z[:, :, 0]
+
+
 def normalized_error_correcting(
     q: Tensor,
     k: Tensor,
@@ -147,7 +167,7 @@ def normalized_error_correcting(
 
     Eq. 27 divides the key here, not the reading.
     """
-    held, _ = overlap(ask, k, decay, None, z, -1)
+    held, _ = overlap(ask, k, decay, z, -1)
     # A key divided by a tiny number would overflow where the reading,
     # a mean, does not: then the chunked version computes all of it in
     # float64.
@@ -159,7 +179,7 @@ def normalized_error_correcting(
         y, W, z = (x.to(W.dtype) for x in outputs)
         return y, W, z
     # With divided keys, the rest is a delta rule without a normaliser.
-    total, z = overlap(q, k, decay, None, z)
+    total, z = overlap(q, k, decay, z)
     ask = divide(ask, held)  # an empty memory: ask nothing, get 0
     y, W = remember(
         q, k, v, decay, strength, W, ask=ask, written=Errors

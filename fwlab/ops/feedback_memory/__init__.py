@@ -46,7 +46,6 @@ FEEDBACK = Operation(
             refuses=_refuses,
         ),
     },
-    mixer="feedback",
 )
 
 

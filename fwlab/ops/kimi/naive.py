@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 
-def fade(W: Tensor, log_decay: Tensor) -> Tensor:
+def fade(log_decay: Tensor, W: Tensor) -> Tensor:
     r"""Multiply each key channel, a column of $W$, by its decay:
 
     $$\tilde W_i = W_{i-1}\,
       \mathrm{diag}\big(e^{\mathrm{log\_decay}_i}\big) \tag{n1}$$
 
-    - `W`: `[..., value, key]`, `log_decay`: `[..., key]`.
+    - `log_decay`: `[..., key]`, `W`: `[..., value, key]`.
     """
     return W * log_decay.exp()[..., None, :]
 
@@ -68,7 +68,7 @@ def kimi_delta_rule(
     for q_t, k_t, v_t, b_t, l_t in zip(
         *(x.unbind(1) for x in (q, k, v, beta, log_decay)), strict=True
     ):
-        W = fade(W, l_t)  # (n1)
+        W = fade(l_t, W)  # (n1)
         W = correct(W, k_t, v_t, b_t)  # (n2)
         y.append(read(W, q_t))  # Eq. 25
     return torch.stack(y, dim=1), W

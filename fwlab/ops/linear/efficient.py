@@ -255,27 +255,6 @@ def remember(
     return Memory.apply(*given, written, diagonal, keep)
 
 
-def overlap(
-    q: Tensor,
-    k: Tensor,
-    decay: Tensor | None,
-    strength: Tensor | None,
-    z: Tensor,
-    diagonal: int = 0,
-) -> tuple[Tensor, Tensor]:
-    r"""The denominators $z_i \cdot \phi(q_i)$ of Eq. 19, and the final
-    $z$.
-
-    $z$ of Eq. 18 is a memory of its own, with one row, into which every
-    key writes the value 1.
-    """
-    one = k.new_ones(1, 1, 1, 1).expand(*k.shape[:3], 1)
-    total, z = remember(
-        q, k, one, decay, strength, z[:, :, None], diagonal=diagonal
-    )
-    return total, z[:, :, 0]
-
-
 def additive(
     q: Tensor,
     k: Tensor,
@@ -286,8 +265,11 @@ def additive(
     z: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Arguments and results of the chunked version."""
-    y, W = remember(q, k, v, decay, strength, W)
     if z is None:
-        return y, W
-    total, z = overlap(q, k, decay, strength, z)
-    return divide(y, total), W, z  # Eq. 19
+        return remember(q, k, v, decay, strength, W)
+    # $z$ is one more row of $W$, into which every key writes 1.
+    v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    W = torch.cat([W, z[:, :, None]], -2)
+    y, W = remember(q, k, v, decay, strength, W)
+    y = divide(y[..., :-1], y[..., -1:])  # Eq. 19
+    return y, W[..., :-1, :], W[..., -1, :]

@@ -195,7 +195,8 @@ def decaying_normalized_gated_rule(
     """The same with a normaliser, which forgets in the same ways."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
-        W, z = fade(l_t.exp(), W), fade(l_t.exp(), z)  # (n1), (n2)
+        W = fade(l_t.exp(), W)  # (n1)
+        z = fade(l_t.exp(), z)  # (n2)
         W = write(fade(1 - b_t, W), k_t, fade(b_t, v_t))  # Eq. 52
         z = fade(1 - b_t, z) + fade(b_t, k_t)  # (n3)
         y.append(normalized_read(W, z, q_t))  # Eq. 19

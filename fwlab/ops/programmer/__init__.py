@@ -15,7 +15,6 @@ FWP = Operation(
         "naive": Variants(naive.fwp, naive.masked_fwp),
         "efficient": efficient.fwp,
     },
-    mixer="fwp",
 )
 
 

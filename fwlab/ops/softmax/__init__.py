@@ -30,7 +30,6 @@ SOFTMAX_ATTENTION = Operation(
         "naive": naive.softmax_attention,
         "efficient": _torch,
     },
-    mixer="softmax",
 )
 
 
@@ -76,7 +75,7 @@ def softmax_attention(
     wide = torch.promote_types(q.dtype, k.dtype)
     wide = torch.promote_types(wide, v.dtype)
     q, k, v = (call.masked(x.to(wide)) for x in (q, k, v))
-    _, compute = call.choose(implementation, "q")
+    name, compute = call.choose(implementation, "q")
     time, real = call.sizes["time"], key_mask
     if state is not None:
         k, v, real = _append(call.name, state, k, v, key_mask)
@@ -95,7 +94,10 @@ def softmax_attention(
     q = q * (
         max(call.sizes["key"], 1) ** -0.5 if scale is None else scale
     )
-    y = compute(*(x.transpose(1, 2) for x in (q, k, v)), visible)
+    # PyTorch's own sums half-precision inputs up in float32.
+    kind = call.dtype if name == "naive" else wide
+    inputs = (x.to(kind).transpose(1, 2) for x in (q, k, v))
+    y = compute(*inputs, visible).to(wide)
     y = call.masked(y.transpose(1, 2))
     return (y, KeyValueCache(k, v, real)) if return_state else y
 

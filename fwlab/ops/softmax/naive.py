@@ -24,8 +24,5 @@ def softmax_attention(
       `k`, `v`: `[batch, heads, keys, key or value]`.
     - `visible`: `bool`, broadcast to `[batch, heads, queries, keys]`.
     """
-    kind = torch.promote_types(v.dtype, torch.float32)
-    scores = (q.to(kind) @ k.mT.to(kind)).masked_fill(
-        ~visible, -torch.inf
-    )
-    return (torch.softmax(scores, -1) @ v.to(kind)).to(v.dtype)  # Eq. 7
+    scores = (q @ k.mT).masked_fill(~visible, -torch.inf)
+    return torch.softmax(scores, -1) @ v  # Eq. 7

@@ -26,7 +26,6 @@ AFT_FULL = Operation(
         ),
         "efficient": efficient,
     },
-    mixer="aft-full",
 )
 
 

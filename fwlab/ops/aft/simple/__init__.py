@@ -21,7 +21,6 @@ AFT_SIMPLE = Operation(
             refuses=refuses,
         ),
     },
-    mixer="aft-simple",
 )
 
 

@@ -23,9 +23,8 @@ AFT_LOCAL = Operation(
             refuses=refuses,
         ),
     },
-    mixer="aft-local",
 )
-AFT_CONV = replace(AFT_LOCAL, name="aft_conv", mixer="aft-conv")
+AFT_CONV = replace(AFT_LOCAL, name="aft_conv")
 AFT_CONV2D = Operation(
     name="aft_conv2d",
     folder="aft/window",
