@@ -37,7 +37,6 @@ LATER = (
     "docs/exercises.md",
     "docs/figures/",
     "docs/index.md",
-    "docs/kernels/",
     "docs/notation.md",
     "docs/results.md",
     "docs/tested.md",
