@@ -3,7 +3,7 @@
 import re
 import sys
 from html import unescape
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -82,8 +82,13 @@ def test_lines_fit_beside_their_notes(path):
 LONGEST = 16
 
 
-@pytest.mark.parametrize("name", ["naive", "chunked", "efficient"])
-@pytest.mark.parametrize("folder", ["linear", "delta"])
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        *product(["linear", "delta"], ["naive", "chunked", "efficient"]),
+        *product(["kimi", "softmax", "aft/simple", "aft/full"], ["naive"]),
+    ],
+)
 def test_no_code_is_far_from_its_note(folder, name):
     file = Source(f"fwlab/ops/{folder}/{name}.py")
     lines, count = file.text.splitlines(), 0

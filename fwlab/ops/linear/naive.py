@@ -192,9 +192,10 @@ def decaying_normalized_gated_rule(
     W: Tensor,
     z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with a normaliser, which forgets in the same ways."""
+    """The same with a normaliser."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
+        # The normaliser forgets whatever the memory forgets.
         W = fade(l_t.exp(), W)  # (n1)
         z = fade(l_t.exp(), z)  # (n2)
         W = write(fade(1 - b_t, W), k_t, fade(b_t, v_t))  # Eq. 52
