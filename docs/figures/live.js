@@ -125,7 +125,7 @@
       return bits.length ? bits.reduce((a, b) => a + b) / bits.length : null;
     };
 
-    // What one would get right who always answered with the same character.
+    // The score of always guessing the most frequent character.
     const commonest = () => {
       const read = [...run().text.slice(0, position)];
       const counts = read.map((a) => read.filter((b) => a === b).length);
@@ -258,10 +258,10 @@
       if (position) {
         const [[character, chance]] = likeliest();
         parts.push(
-          `After ${position} characters the ${RULES[rule]} expects “${shown(character)}” ` +
-            `with ${percent(chance)}. Asked for every key so far, layer ${head[0] + 1}, ` +
-            `head ${head[1] + 1} answers ${right(rule, places)} of ${position} with the ` +
-            "value of the same character.",
+          `After ${position} characters, the ${RULES[rule]} expects “${shown(character)}” ` +
+            `with ${percent(chance)}. Queried with every key so far, layer ${head[0] + 1}, ` +
+            `head ${head[1] + 1} recalls ${right(rule, places)} of ${position} characters ` +
+            "correctly.",
         );
       } else
         parts.push(
@@ -275,8 +275,7 @@
         );
       if (position)
         parts.push(
-          "Always to answer with the most frequent character would be right for " +
-            `${percent(commonest())}.`,
+          `Always guessing the most frequent character scores ${percent(commonest())}.`,
         );
       if (text.value.length >= LONGEST)
         parts.push(`It reads ${LONGEST} characters at most.`);

@@ -152,7 +152,7 @@ def test_answers_are_those_of_the_memory(live, rule):
         TEXT[i] == c for i, c in zip(found["answers"], TEXT, strict=True)
     )
     words = live.locator("#figure-live .fw-words").inner_text()
-    assert f"answers {same} of {len(TEXT)}" in words
+    assert f"recalls {same} of {len(TEXT)} characters" in words
 
 
 def test_writes_on_with_the_likeliest_characters(live):
