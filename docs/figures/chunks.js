@@ -410,37 +410,37 @@ fwlab.figure("chunks", (figure) => {
     const after = `W${subscript(c)}`;
     return {
       inverse:
-        `Forward, all ${n} chunks at once: (I + A)⁻¹ of every diagonal block. It is made of ` +
-        `keys and β alone and knows nothing of W. Last row in chunk 1: ${vector(X.at(-1))}.`,
+        `Forward, all ${n} chunks at once: (I + A)⁻¹ of every diagonal block. It depends on ` +
+        `keys and β only, not on W. Last row in chunk 1: ${vector(X.at(-1))}.`,
       errors:
         `Forward, chunk ${c} of ${n}, (d1): ` +
         (chunk === 0
           ? "the state before it is zero. "
-          : `${W} answers for all ${chunk * C} earlier steps at once; these pairs are never computed. `) +
+          : `${W} replaces all ${chunk * C} earlier steps at once; these pairs are never computed. `) +
         `The inverse of the block then gives U, whose rows β(v − v̄) are what is written. ` +
         `Step ${last} writes ${vector(U.at(-1))}.`,
       state:
         `Forward, chunk ${c} of ${n}, (d3): ${after} = ${W} + UᵀK = ${matrix(shown.states[c])}. ` +
         (c < n
-          ? `It is kept, and stands for all pairs below the block of chunk ${c}.`
+          ? `It is kept, and replaces all pairs below the block of chunk ${c}.`
           : "It is returned. This was the last thing that had to wait."),
       outputs:
         `Forward, all chunks at once, (d2): Y is what the queries read in the state before their chunk, ` +
         `plus tril(QKᵀ)U inside it. Step ${last} reads ${vector(Y.at(-1))}. Then the inverses, ` +
-        `tril(QKᵀ) and U are thrown away: kept are inputs and ${n} states.`,
+        `tril(QKᵀ) and U are discarded; the inputs and ${n} states are kept.`,
       recompute:
-        `Backward, all chunks at once: the inverses, tril(QKᵀ), and U by (d1) are computed again ` +
+        `Backward, all chunks at once: the inverses, tril(QKᵀ), and U by (d1) are recomputed ` +
         `from inputs and the ${n} kept states. No chunk waits for another.`,
       backward:
         `Backward, chunk ${c} of ${n}, right to left: ` +
         (c === n
           ? "nothing comes after it, the gradient of the last state is zero. "
-          : `dW${subscript(c)} tells what all later steps want of this chunk. `) +
+          : `dW${subscript(c)} is the gradient from all later steps. `) +
         `(d5) gives dV, of step ${last} ${vector(dV.at(-1))}; (d6) gives ` +
         `dW${subscript(chunk)} = ${matrix(shown.gradients[chunk])}.`,
       gradients:
         `Backward, all chunks at once: the gradients of queries (c3), keys (c4) and (d8), and β (d7), ` +
-        `from what is there by now. Those of the values are there: of step ${last} ${vector(dV.at(-1))}.`,
+        `from what is already computed. Those of the values are known: of step ${last} ${vector(dV.at(-1))}.`,
     }[name];
   };
 
@@ -469,8 +469,8 @@ fwlab.figure("chunks", (figure) => {
   const showAccount = () => {
     const here = count(T, D, C);
     caption.textContent =
-      `T = ${T}, d = ${D}: numbers kept for the way back besides the ${here.inputs} ` +
-      "inputs, multiplications forward, and steps that wait for the one before";
+      `T = ${T}, d = ${D}: scalars kept for the backward pass besides the ${here.inputs} ` +
+      "inputs, multiplications forward, and steps that wait for the previous one";
     const names = {
       naive: "step by step",
       full: "full triangle",

@@ -282,7 +282,7 @@ fwlab.figure("dpfp", (figure) => {
     const after = `their features ${fwlab.number(shown.cosine)}`;
     const verdict = fires.every((one) => one.length)
       ? shown.cosine > 0
-        ? ": the same product fires, and tells the two apart by its size only."
+        ? ": the same product fires, and only its size tells the two apart."
         : ": different products fire, and the keys are told apart."
       : ", as 0/0 counts as 0: nothing can be stored under a key without features.";
     const count = `DPFP with ν = ${nu} has ${4 * nu} features. `;
