@@ -64,7 +64,7 @@ def check(answer: Any, name: str | None = None) -> bool:
             right = False
     print(
         f"{exercise.name}: "
-        + ("all right." if right else f'not yet. hint("{exercise.name}") gives a push.')
+        + ("all right." if right else f'not yet. Try hint("{exercise.name}").')
     )
     return right
 
