@@ -14,8 +14,7 @@ class Causal(nn.Module):
     whole sequence.
     """
 
-    #: The implementation for a single token, where nothing is to be gained
-    #: from chunks.
+    #: The implementation for a single token.
     one_token = "naive"
     to_q: nn.Linear
 

@@ -74,6 +74,8 @@ class FastWeightAttention(Causal):
     that changes no result, and nothing overflows or underflows.
     """
 
+    one_token = "efficient"
+
     def __init__(
         self,
         d_model: int,

@@ -22,6 +22,8 @@ def full_precision(x: Tensor) -> AbstractContextManager:
     device = x.device.type
     if not torch.amp.is_autocast_available(device):  # "meta"
         return nullcontext()
+    if not torch.is_autocast_enabled(device):
+        return nullcontext()
     return torch.autocast(device, enabled=False)
 
 

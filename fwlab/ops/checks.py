@@ -28,14 +28,13 @@ def shapes(
             )
         if names is None:
             continue
-        dims = names.split()
-        found = list(tensor.shape)
-        known = [sizes.get(dim, dim) for dim in dims]
-        fits = len(found) == len(dims) and all(
-            isinstance(need, str) or need == size
-            for need, size in zip(known, found, strict=True)
-        )
-        if not fits:
+        dims, found = names.split(), list(tensor.shape)
+        # What is not known yet is whatever it is.
+        wanted = [
+            sizes.get(*pair) for pair in zip(dims, found, strict=False)
+        ]
+        if len(dims) != len(found) or wanted != found:
+            known = [sizes.get(dim, dim) for dim in dims]
             text = f"[{', '.join(map(str, known))}]"
             if any(isinstance(need, int) for need in known):
                 text += f" ([{', '.join(dims)}])"

@@ -4,6 +4,7 @@ Triton is imported when a kernel is first used; everything else works
 without it.
 """
 
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -29,6 +30,7 @@ TENSOR_CORES = (8, 0)
 """The minimum compute capability at which Triton uses tensor cores."""
 
 
+@functools.cache  # to look it up takes longer than a step of a rule
 def installed() -> bool:
     """Whether there is a Triton that is new enough for the kernels."""
     try:

@@ -40,6 +40,8 @@ def inverse(A: Tensor) -> Tensor:
 class Errors(Values):
     """What a delta rule writes: the errors of (d4)."""
 
+    corrects = True
+
     def __init__(self, group: Group):
         """The matrix of (d4) and its inverse: they need no state."""
         self.group = group

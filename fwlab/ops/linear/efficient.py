@@ -71,6 +71,9 @@ class Group:
 class Values:
     """What an additive rule writes: the values, $E = V$."""
 
+    #: Whether it is the difference to what the memory holds.
+    corrects = False
+
     def __init__(self, group: Group):
         self.group, self.E = group, group.V
 
@@ -237,6 +240,37 @@ def _backward(
     return dQ, dK, dV, dd, ds, dA
 
 
+def one_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    strength: Tensor | None,
+    ask: Tensor | None,
+    W: Tensor,
+    corrects: bool,
+    diagonal: int,
+) -> tuple[Tensor, Tensor]:
+    """(c0) or (d0) as products of matrices with single rows.
+
+    Texts are generated so, and nothing is gained from chunks. Autograd
+    goes back through it.
+    """
+    n, dtype, S = W.shape[0] * W.shape[1], W.dtype, W.flatten(0, 1)
+    rows: Any = [
+        x if x is None else x.to(dtype).reshape(n, 1, -1)
+        for x in (q, k, v, decay, strength, ask)
+    ]
+    q, k, v, d, s, a = rows
+    S = S if d is None else d * S
+    if corrects:  # write the error
+        v = torch.baddbmm(v, k if a is None else a, S.mT, alpha=-1)
+    u = v if s is None else s * v
+    after = torch.addcmul(S, u.mT, k)
+    y = torch.bmm(q, (after if diagonal == 0 else S).mT)
+    return y.view(*W.shape[:2], 1, -1).transpose(1, 2), after.view_as(W)
+
+
 def remember(
     q: Tensor,
     k: Tensor,
@@ -249,8 +283,10 @@ def remember(
     written: type[Values] = Values,
     diagonal: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`Memory` without a normaliser."""
+    """`Memory` without a normaliser; one step needs no chunks."""
     given = (q, k, v, decay, strength, ask, W)
+    if q.shape[1] == 1:
+        return one_step(*given, written.corrects, diagonal)
     keep = autograd.will_go_back(*given)
     return Memory.apply(*given, written, diagonal, keep)
 
