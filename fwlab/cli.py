@@ -145,19 +145,29 @@ def info() -> None:
 
 
 @app.command
-def bench(out: Path | None = None, gpu: bool = False, quick: bool = False) -> None:
+def bench(
+    out: Path | None = None,
+    peers: bool = False,
+    gpu: bool = False,
+    quick: bool = False,
+) -> None:
     """Measure speed and memory, naive against efficient, side by side.
 
     Args:
         out: Also write the results to this JSON file. With --gpu they are
             always written; default: gpu-CARD.json, in docs/results if
             that folder exists.
+        peers: Compare with what others offer instead, on the CPU: functions
+            of Hugging Face and fast-transformers if they are installed, and
+            the usual forms.
         gpu: Check that the GPU kernels are correct, then measure them,
             within 8 minutes; exit code 1 if one of them is wrong.
         quick: With --gpu: a shorter run, within 4 minutes.
     """
     if quick and not gpu:
         raise ValueError("--quick needs --gpu")
+    if peers and gpu:
+        raise ValueError("expected --peers or --gpu, got both")
     if gpu:
         from fwlab.bench import gpu as gpu_benchmark
 
@@ -165,8 +175,9 @@ def bench(out: Path | None = None, gpu: bool = False, quick: bool = False) -> No
             sys.exit(1)
         return
     from fwlab import bench as benchmark
+    from fwlab.bench import peers as others
 
-    benchmark.main(out, _command())
+    (others if peers else benchmark).main(out, _command())
 
 
 def _command() -> str:

@@ -5,7 +5,7 @@ import torch
 
 from fwlab import bench, ops
 from fwlab.bench import case as measuring
-from fwlab.bench import decoding, mixers, rules
+from fwlab.bench import decoding, mixers, peers, rules
 from fwlab.models import MIXERS
 
 
@@ -84,3 +84,52 @@ def test_mixers(monkeypatch):
     assert [r["mixer"] for r in rows] == ["softmax", "sum"]
     assert all(r["tokens_per_second"] > 0 for r in rows)
     assert len({len(row) for row in mixers.table(rows)}) == 1
+
+
+SMALL = (
+    peers.gated_delta(2, 70, 2, 8, 1, 1),
+    peers.one_step(2, 2, 8, 1, 1),
+    peers.aft_dense(40, 8, 5, 1, 1),
+    peers.aft_dense(40, 8, None, 1, 1),
+    peers.normalized_sum(2, 150, 2, 8, "chunks", lambda: peers.sum_chunks, 1, 1),
+    peers.normalized_sum(2, 70, 2, 8, "package", peers._fast_transformers, 1, 1),
+    peers.dpfp(2, 10, 2, 8, 1, 1),
+)
+
+
+@pytest.mark.parametrize("comparison", SMALL, ids=[c.key for c in SMALL])
+def test_peers_compute_the_same(comparison):
+    try:
+        sides = {"ours": comparison.ours(), "theirs": comparison.theirs()}
+    except ImportError as error:
+        pytest.skip(f"{error.name} is not installed")
+    assert peers.difference(comparison, sides) < 1e-5
+
+
+def test_peers_of_training_are_equally_large():
+    sizes = [
+        sum(p.numel() for p in model.parameters())
+        for model in (peers.NanoGPT(), mixers.of("softmax"))
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_a_comparison(monkeypatch):
+    monkeypatch.setattr(peers, "peak_memory", peers.peak_of)
+    monkeypatch.setattr(peers, "COMPARISONS", SMALL)
+    monkeypatch.setattr(measuring, "TURN", 0.001)
+    row = peers.run(SMALL[3])
+    assert row["reason"] is None and row["difference"] < 1e-5
+    assert row["ratios"] == sorted(row["ratios"]) and row["ratios"][0] > 0
+    missing = SMALL[0]._replace(theirs=lambda: __import__("no_such_package"))
+    other = peers.run(missing)
+    assert other["reason"] == "no_such_package is not installed"
+    cells = peers.table([row, other])
+    assert len({len(line) for line in cells}) == 1
+    assert "no_such_package is not installed" in cells[2]
+
+
+def test_comparisons_have_their_own_keys():
+    keys = [c.key for c in peers.COMPARISONS]
+    assert len(set(keys)) == len(keys)
+    assert all(c.must <= c.aim for c in peers.COMPARISONS)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fwlab.training import PeakMemory
 
-#: Inputs with gradients, and a gradient of the output.
-Problem = tuple[list[Tensor], Tensor]
+#: Inputs with gradients, and a gradient of the output; None = only forward.
+Problem = tuple[list[Tensor], Tensor | None]
 Side = Callable[..., Tensor]
 
 PROCESSES = 1  # number of fresh processes; peak memory is their median
@@ -47,9 +47,11 @@ class Case(NamedTuple):
         return "-".join([self.name, *(f"{k}{v}" for k, v in self.shape.items())])
 
 
-def once(side: Side, inputs: list[Tensor], dy: Tensor) -> list[Tensor]:
+def once(side: Side, inputs: list[Tensor], dy: Tensor | None) -> list[Tensor]:
     """Forward and backward pass: the output and every gradient."""
     y = side(*inputs)
+    if dy is None:
+        return [y]
     return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
 
 
@@ -83,7 +85,7 @@ def errors(case: Case) -> dict[str, float]:
     """Maximum relative error of outputs and gradients, against float64."""
     inputs, dy = case.problem(torch.float32)
     doubled = [x.detach().double().requires_grad_() for x in inputs]
-    exact = once(case.sides[case.exact], doubled, dy.double())
+    exact = once(case.sides[case.exact], doubled, None if dy is None else dy.double())
     found = {}
     for name, side in case.sides.items():
         pairs = zip(once(side, inputs, dy), exact, strict=True)

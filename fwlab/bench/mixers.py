@@ -8,9 +8,12 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab.bench.case import PROCESSES, load_libraries
@@ -42,26 +45,32 @@ def equal_d_ff(mixer: str) -> int:
     return usual + 32 * round(missing / more)
 
 
-class Step:
-    """A model, a batch and an optimiser."""
+def of(mixer: str) -> LanguageModel:
+    """A new model, as large as the softmax model."""
+    return model(mixer, equal_d_ff(mixer))
 
-    def __init__(self, mixer: str):
+
+class Step:
+    """A model, a batch and an optimiser. A call trains; it returns the loss."""
+
+    def __init__(self, make: Callable[[], nn.Module]):
         torch.manual_seed(0)
-        self.model = model(mixer, equal_d_ff(mixer))
+        self.model: Any = make()
         self.tokens = torch.randint(VOCAB, (BATCH, BLOCK + 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
-    def __call__(self) -> None:
+    def __call__(self) -> Tensor:
         logits = self.model(self.tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
+        return loss.detach()
 
 
 def run(mixers: tuple[str, ...] = tuple(MIXERS)) -> list[dict[str, Any]]:
     """Tokens per second (in turns), peak memory and state of each mixer."""
-    steps = {mixer: Step(mixer) for mixer in mixers}
+    steps = {mixer: Step(partial(of, mixer)) for mixer in mixers}
     times: dict[str, list[float]] = {mixer: [] for mixer in mixers}
     for _ in range(ROUNDS):
         for mixer, step in steps.items():
@@ -105,7 +114,7 @@ def peak_of(mixer: str) -> float | None:
     """
     load_libraries()
     memory = PeakMemory()
-    step = Step(mixer)
+    step = Step(partial(of, mixer))
     step()
     step()
     return memory.mib()

@@ -1,0 +1,468 @@
+"""fwlab next to what you would use instead of it, side by side.
+
+Each row compares one operation, or one training step, with a peer: a
+function of another package where that is installed, else the usual form,
+written out here. Both sides are measured in turns in one process, in
+three runs; a ratio above 1 means that fwlab is faster.
+"""
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.bench import aft, mixers
+from fwlab.bench.case import Case, Side, layout, load_libraries, once, seconds
+from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
+from fwlab.files import check_writable, write_json
+from fwlab.provenance import provenance
+from fwlab.training import PeakMemory
+
+RUNS = 3
+#: Packages whose versions are reported.
+PACKAGES = ("transformers", "pytorch-fast-transformers")
+FWLAB, HUGGING_FACE = "fwlab", "Hugging Face, Qwen3-Next"
+
+
+class Comparison(NamedTuple):
+    """An operation at one size, and what to compare it with.
+
+    - `name`, `shape`: the work, as the table prints it.
+    - `problem`: inputs of a dtype, and a gradient of the output; None in
+      its place = only forward, or the side does all itself.
+    - `ours`, `theirs`: load both sides; `theirs` raises `ImportError` if
+      its package is not installed.
+    - `peer`: what `theirs` is.
+    - `must`, `aim`: the ratio that fwlab has to reach, and should.
+    """
+
+    name: str
+    shape: dict[str, int]
+    problem: Callable[[torch.dtype], tuple[list[Tensor], Tensor | None]]
+    ours: Callable[[], Side]
+    peer: str
+    theirs: Callable[[], Side]
+    must: float
+    aim: float
+
+    @property
+    def key(self) -> str:
+        """Work, shape and peer in one line."""
+        shape = (f"{name}{size}" for name, size in self.shape.items())
+        return " ".join([self.name, *shape, self.peer])
+
+
+def _random(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def _leaves(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [x.to(dtype).requires_grad_() for x in tensors]
+
+
+# The gated delta rule
+
+
+def _gated(dtype: torch.dtype, *, shape: dict[str, int]) -> tuple[list[Tensor], Tensor]:
+    B, T, H, K = shape.values()
+    row, head = (B, T, H, K), (B, T, H)
+    q, k, v, beta, decay, dy = _random(row, row, row, head, head, row)
+    gates = [torch.sigmoid(beta), -0.1 * torch.sigmoid(decay)]
+    return _leaves([q, k, v, *gates], dtype), dy.to(dtype)
+
+
+def _our_gated_delta() -> Side:
+    def run(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor) -> Any:
+        q, k, scale = l2_normalize(q), l2_normalize(k), q.shape[-1] ** -0.5
+        return ops.gated_delta_rule(q, k, v, beta, decay, scale=scale)
+
+    return run
+
+
+def _their_gated_delta() -> Side:
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    return lambda q, k, v, beta, decay: theirs.torch_chunk_gated_delta_rule(
+        q, k, v, decay, beta, use_qk_l2norm_in_kernel=True
+    )[0]
+
+
+def gated_delta(B: int, T: int, H: int, K: int, must: float, aim: float) -> Comparison:
+    """Forward and backward, with keys divided by their length."""
+    shape = {"batch": B, "T": T, "heads": H, "width": K}
+    problem = partial(_gated, shape=shape)
+    sides = _our_gated_delta, HUGGING_FACE, _their_gated_delta
+    return Comparison("gated delta rule", shape, problem, *sides, must, aim)
+
+
+def _one_token(
+    dtype: torch.dtype, *, shape: dict[str, int]
+) -> tuple[list[Tensor], None]:
+    """One step, and the state in both layouts."""
+    B, H, K = shape.values()
+    inputs, _ = _gated(dtype, shape={"B": B, "T": 1, "H": H, "K": K})
+    (W,) = _random((B, H, K, K))
+    states = [W.to(dtype), W.to(dtype).mT.contiguous()]
+    return [*(x.detach() for x in inputs), *states], None
+
+
+def _our_step() -> Side:
+    @torch.no_grad()
+    def run(q, k, v, beta, decay, W, _) -> Tensor:
+        return ops.gated_delta_rule(
+            *(q, k, v, beta, decay),
+            scale=q.shape[-1] ** -0.5,
+            state=W,
+            return_state=True,
+        )[0]
+
+    return run
+
+
+def _their_step() -> Side:
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    @torch.no_grad()
+    def run(q, k, v, beta, decay, _, W) -> Tensor:
+        return theirs.torch_recurrent_gated_delta_rule(
+            *(q, k, v, decay, beta), initial_state=W, output_final_state=True
+        )[0]
+
+    return run
+
+
+def one_step(B: int, H: int, K: int, must: float, aim: float) -> Comparison:
+    """One token, forward, state in and out."""
+    shape = {"batch": B, "heads": H, "width": K}
+    problem = partial(_one_token, shape=shape)
+    sides = _our_step, HUGGING_FACE, _their_step
+    return Comparison("a step of it", shape, problem, *sides, must, aim)
+
+
+# AFT
+
+
+def _aft(
+    dtype: torch.dtype, *, time: int, width: int, window: int | None
+) -> tuple[list[Tensor], Tensor]:
+    row = (4, time, width)
+    q, k, v, bias, dy = _random(row, row, row, (time, window or time), row)
+    return _leaves([q, k, v, bias], dtype), dy.to(dtype)
+
+
+def aft_dense(
+    time: int, width: int, window: int | None, must: float, aim: float
+) -> Comparison:
+    """AFT-full, or AFT-local with a window, against a product with a T x T
+    matrix that subtracts one maximum over all keys.
+    """
+    op: Any = ops.aft_local if window else ops.aft_full
+    dense = aft.local_dense if window else aft.full_dense
+    shape = {"T": time, "batch": 4, "width": width}
+    return Comparison(
+        "AFT-local" if window else "AFT-full",
+        shape | ({"window": window} if window else {}),
+        partial(_aft, time=time, width=width, window=window),
+        lambda: op,
+        "dense form, unstable",
+        lambda: dense,
+        must,
+        aim,
+    )
+
+
+# The sum rule with a normaliser
+
+
+def sum_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int = 64) -> Tensor:
+    """Linear attention in chunks, all at once, for autograd.
+
+    The states before all chunks are a cumulative sum; a column of ones
+    beside `v` gives the normaliser.
+    """
+    v = F.pad(v, (0, 1), value=1.0)
+    time, missing = q.shape[1], -q.shape[1] % chunk
+    q, k, v = (
+        F.pad(x, (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, chunk)).transpose(2, 3)
+        for x in (q, k, v)
+    )
+    W = k.mT @ v
+    before = W.cumsum(1) - W
+    y = (q @ k.mT).tril() @ v + q @ before
+    y = y.transpose(2, 3).flatten(1, 2)[:, :time]
+    return y[..., :-1] / y[..., -1:]
+
+
+def _positive(
+    dtype: torch.dtype, *, shape: dict[str, int]
+) -> tuple[list[Tensor], Tensor]:
+    row = tuple(shape.values())
+    q, k, v, dy = _random(row, row, row, row)
+    return _leaves([F.elu(q) + 1, F.elu(k) + 1, v], dtype), dy.to(dtype)
+
+
+def _fast_transformers() -> Side:
+    from fast_transformers.causal_product import causal_dot_product
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        total = torch.einsum("nthd,nthd->nth", q, k.cumsum(1))
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        return causal_dot_product(q, k, v).transpose(1, 2) / total[..., None]
+
+    return run
+
+
+def normalized_sum(
+    B: int, T: int, H: int, K: int, peer: str, theirs: Callable, must: float, aim: float
+) -> Comparison:
+    """Linear attention of ELU + 1 features, forward and backward."""
+    shape = {"batch": B, "T": T, "heads": H, "width": K}
+    problem = partial(_positive, shape=shape)
+    ours: Any = partial(ops.sum_rule, normalize=True)
+    name = "normalised sum rule"
+    return Comparison(name, shape, problem, lambda: ours, peer, theirs, must, aim)
+
+
+# Features
+
+
+def _keys(dtype: torch.dtype, *, shape: dict[str, int]) -> tuple[list[Tensor], Tensor]:
+    x, dy = _random(
+        (*shape.values(),), (*list(shape.values())[:-1], 2 * shape["width"])
+    )
+    return _leaves([x], dtype), dy.to(dtype)
+
+
+def dpfp_formula(x: Tensor) -> Tensor:
+    """Eqs. 37 and 29 as they are written, for nu = 1."""
+    r = torch.relu(torch.cat([x, -x], -1))
+    phi = r * r.roll(-1, -1)
+    return phi / phi.sum(-1, keepdim=True)
+
+
+def dpfp(B: int, T: int, H: int, d: int, must: float, aim: float) -> Comparison:
+    """DPFP features divided by their sum, forward and backward."""
+    shape = {"batch": B, "T": T, "heads": H, "width": d}
+
+    def ours() -> Side:
+        phi = DPFP()
+        return lambda x: sum_normalize(phi(x))
+
+    theirs = "the formula, by autograd", lambda: dpfp_formula
+    return Comparison(
+        "DPFP, sum", shape, partial(_keys, shape=shape), ours, *theirs, must, aim
+    )
+
+
+# Training steps
+
+
+class _Attention(nn.Module):
+    """Causal attention with one projection for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.project = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.project(x).chunk(3, -1)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width, bias=False) for _ in range(2))
+        self.attention = _Attention(width, heads)
+        self.expand = nn.Linear(width, 4 * width, bias=False)
+        self.contract = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norms[0](x))
+        return x + self.contract(F.gelu(self.expand(self.norms[1](x))))
+
+
+class NanoGPT(nn.Module):
+    """A model of the form of nanoGPT: GPT-2 without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = mixers.D_MODEL
+        self.tokens = nn.Embedding(mixers.VOCAB, width)
+        self.positions = nn.Embedding(mixers.BLOCK, width)
+        self.blocks = nn.Sequential(
+            *(_Block(width, mixers.HEADS) for _ in range(mixers.LAYERS))
+        )
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.head = nn.Linear(width, mixers.VOCAB, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        return self.head(self.norm(self.blocks(x)))
+
+
+def _training(name: str) -> Side:
+    """A training step at nanoGPT's CPU size; "nanoGPT" is its own model."""
+    make = NanoGPT if name == "nanoGPT" else partial(mixers.of, name)
+    return mixers.Step(make)
+
+
+def training(mixer: str, peer: str, must: float, aim: float) -> Comparison:
+    """A step of training, of models with equally many parameters."""
+    return Comparison(
+        f"training, {mixer}",
+        {"T": mixers.BLOCK, "batch": mixers.BATCH, "width": mixers.D_MODEL},
+        lambda dtype: ([], None),
+        partial(_training, mixer),
+        f"{peer} model",
+        partial(_training, peer),
+        must,
+        aim,
+    )
+
+
+COMPARISONS = (
+    gated_delta(1, 512, 4, 64, 1.5, 2),
+    gated_delta(1, 2048, 4, 64, 2, 3),
+    gated_delta(4, 1024, 4, 64, 2, 3),
+    gated_delta(1, 4096, 4, 128, 3, 4),
+    one_step(4, 8, 64, 1, 2),
+    aft_dense(128, 128, 32, 1, 1.5),
+    aft_dense(512, 128, 32, 1, 2),
+    aft_dense(2048, 128, 32, 3, 4),
+    aft_dense(128, 128, None, 0.8, 1),
+    aft_dense(512, 128, None, 0.8, 1),
+    normalized_sum(4, 2048, 4, 32, "chunks, by autograd", lambda: sum_chunks, 1, 1.5),
+    normalized_sum(4, 2048, 4, 32, "fast-transformers", _fast_transformers, 1, 1.3),
+    dpfp(12, 64, 4, 32, 1, 2),
+    training("delta", "softmax", 0.7, 0.9),
+    training("sum", "softmax", 0.8, 0.9),
+    training("aft-local", "softmax", 0.6, 0.8),
+    training("softmax", "nanoGPT", 1, 1.05),
+)
+
+
+def run(comparison: Comparison) -> dict[str, Any]:
+    """Measure both sides: a plain dict, with a reason if that fails."""
+    row: dict[str, Any] = {
+        "work": comparison.name,
+        "shape": comparison.shape,
+        "peer": comparison.peer,
+        "must": comparison.must,
+        "aim": comparison.aim,
+        "reason": None,
+    }
+    try:
+        sides = {FWLAB: comparison.ours(), comparison.peer: comparison.theirs()}
+    except ImportError as error:
+        return row | {"reason": f"{error.name} is not installed"}
+    case = Case(comparison.name, {}, comparison.problem, sides, rounds=3)
+    times = [
+        [statistics.median(t) for t in seconds(case).values()] for _ in range(RUNS)
+    ]
+    ratios = sorted(theirs / ours for ours, theirs in times)
+    peaks = [peak_memory(comparison.key, ours) for ours in (True, False)]
+    return row | {
+        "milliseconds": round(1e3 * statistics.median(t for t, _ in times), 3),
+        "peer_milliseconds": round(1e3 * statistics.median(t for _, t in times), 3),
+        "ratios": [round(r, 2) for r in ratios],
+        "peak_mib": peaks[0],
+        "peer_peak_mib": peaks[1],
+        "difference": difference(comparison, sides),
+    }
+
+
+def difference(comparison: Comparison, sides: dict[str, Side]) -> float | None:
+    """Maximum relative difference of outputs and gradients in float32."""
+    inputs, dy = comparison.problem(torch.float32)
+    if not inputs:  # the two do not compute the same
+        return None
+    a, b = (once(side, inputs, dy) for side in sides.values())
+    norms = (((x - y).norm() / y.norm()).item() for x, y in zip(a, b, strict=True))
+    return float(f"{max(norms):.1e}")
+
+
+def peak_memory(key: str, ours: bool) -> float | None:
+    """Peak MiB of one side, in a fresh process."""
+    call = f"from fwlab.bench import peers; print(peers.peak_of({key!r}, {ours}))"
+    done = subprocess.run(
+        [sys.executable, "-c", call], check=True, capture_output=True, text=True
+    )
+    last = done.stdout.split()[-1]
+    return None if last == "None" else round(float(last), 1)
+
+
+def peak_of(key: str, ours: bool) -> float | None:
+    """The same in this process, which must have run nothing else."""
+    comparison = next(c for c in COMPARISONS if c.key == key)
+    side = (comparison.ours if ours else comparison.theirs)()
+    inputs, dy = comparison.problem(torch.float32)
+    load_libraries()
+    memory = PeakMemory()
+    once(side, inputs, dy)
+    return memory.mib()
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The rows as text, with a header."""
+    head = ["work", "shape", "peer", "ms", "peer", "worst", "ratio", "best"]
+    cells = [[*head, "must", "aim", "MiB", "peer"]]
+    for r in rows:
+        shape = ", ".join(f"{name} {size}" for name, size in r["shape"].items())
+        line = [r["work"], shape, r["peer"]]
+        goals = [f"{r['must']:g}", f"{r['aim']:g}"]
+        if r["reason"]:
+            cells.append([*line, *["-"] * 5, *goals, r["reason"], ""])
+            continue
+        times = [f"{r[name]:.2f}" for name in ("milliseconds", "peer_milliseconds")]
+        ratios = [f"{ratio:.2f}" for ratio in r["ratios"]]
+        peaks = [r["peak_mib"], r["peer_peak_mib"]]
+        memory = ["-" if peak is None else f"{peak:.0f}" for peak in peaks]
+        cells.append([*line, *times, *ratios, *goals, *memory])
+    return cells
+
+
+def main(out: Path | None, command: str) -> None:
+    """Measure, print, and write JSON to `out` unless that is None."""
+    if out is not None:
+        check_writable(out.parent)
+    source = provenance(command)
+    print(
+        f"ratio: time of the peer over that of fwlab, the median of {RUNS} runs, with "
+        f"the worst and the best; float32; torch {source['torch']}, "
+        f"{source['threads']} threads, {source['machine']}\n"
+    )
+    rows = [run(comparison) for comparison in COMPARISONS]
+    print(layout(table(rows), left=3))
+    if out is not None:
+        result = {"dtype": "float32", "seed": 0, "runs": RUNS, "peers": rows}
+        write_json(out, {**result, "packages": versions(), **source})
+        print(f"\n{out}")
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of the packages with peers; None = not installed."""
+    found: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
