@@ -257,13 +257,15 @@ def one_step(
     goes back through it.
     """
     n, dtype, S = W.shape[0] * W.shape[1], W.dtype, W.flatten(0, 1)
+    # One row of each head, `[batch * heads, 1, width]`.
     rows: Any = [
         x if x is None else x.to(dtype).reshape(n, 1, -1)
         for x in (q, k, v, decay, strength, ask)
     ]
     q, k, v, d, s, a = rows
     S = S if d is None else d * S
-    if corrects:  # write the error
+    # The delta rules write the error.
+    if corrects:
         v = torch.baddbmm(v, k if a is None else a, S.mT, alpha=-1)
     u = v if s is None else s * v
     after = torch.addcmul(S, u.mT, k)
@@ -287,6 +289,7 @@ def remember(
     given = (q, k, v, decay, strength, ask, W)
     if q.shape[1] == 1:
         return one_step(*given, written.corrects, diagonal)
+    # States are kept only if a backward pass may follow.
     keep = autograd.will_go_back(*given)
     return Memory.apply(*given, written, diagonal, keep)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fwlab.ops import autograd
 
 #: Rows per tile.
-TILE = 64
+TILE = 128
 #: Keys of unsafe rows that are computed together, counted in scalars.
 ROOM = 2**20
 #: Bounds for the matrix products, far from the limits of float32: the
@@ -30,27 +30,33 @@ class Tile(torch.autograd.Function):
     $$E = e^{w}, \quad X = e^{K - c}, \quad
       m = \frac{E\, (X \odot V)}{E\, X} \tag{e5}$$
 
-    takes two matrix products. They are exact as long as no exponent
-    that the row sees is large and the sum is not tiny. A row that fails
-    this test is computed by its own softmax. A key that a row does not
-    see has $E = 0$: it adds an exact 0 to the sums and does not enter
-    the test, so it does not change a bit.
+    takes two matrix products, computed as one of $E$ with `Z`, which is
+    $[X, X \odot V]$. They are exact as long as no exponent that the row
+    sees is large and the sum is not tiny. A row that fails this test is
+    computed by its own softmax. A key that a row does not see has
+    $E = 0$: it adds an exact 0 to the sums and does not enter the test,
+    so it does not change a bit.
     """
 
     @staticmethod
     def forward(
         ctx: Any, k: Tensor, v: Tensor, w: Tensor, reach: int | None
     ) -> Tensor:
-        E, X, XV, unsafe = _factors(k, v, w, reach)
-        total = torch.matmul(E, X)
-        mean = torch.matmul(E, XV)
-        unsafe = unsafe | ~(total >= MIN_SUM)
-        total.masked_fill_(unsafe, 1)
-        mean.div_(total).masked_fill_(unsafe, 0)  # (e5)
-        indices = unsafe.nonzero()
-        for index in indices.split(max(ROOM // k.shape[2], 1)):
-            weights, values = _softmax(k, v, w, reach, index)
-            mean[tuple(index.T)] = (weights * values).sum(-1)
+        E, Z, unsafe = _factors(k, v, w, reach)
+        total, mean = torch.matmul(E, Z).chunk(2, -1)
+        indices = None
+        if unsafe is not None or not total.amin() >= MIN_SUM:
+            wrong = ~(total >= MIN_SUM)
+            wrong = wrong if unsafe is None else wrong | unsafe
+            total, indices = (
+                total.masked_fill(wrong, 1),
+                wrong.nonzero(),
+            )
+        mean = mean / total  # (e5)
+        for at in _pieces(indices, k):
+            weights, values = _softmax(k, v, w, reach, at)
+            mean[tuple(at.T)] = (weights * values).sum(-1)
+        total = total.contiguous()  # without the other half
         ctx.save_for_backward(k, v, w, total, mean, indices)
         ctx.reach = reach
         return mean
@@ -70,23 +76,29 @@ class Tile(torch.autograd.Function):
           \tag{e8}$$
         """
         k, v, w, total, mean, indices = ctx.saved_tensors
-        E, X, XV, _ = _factors(k, v, w, ctx.reach)
-        G = dm / total
-        G[tuple(indices.T)] = 0
-        Gm = G * mean
-        R, Rm = torch.matmul(E.mT, G), torch.matmul(E.mT, Gm)
+        E, Z, _ = _factors(k, v, w, ctx.reach)
+        # $[-G m, G]$, as `Z` is $[X, X V]$.
+        both = Z.new_empty(*mean.shape[:-1], Z.shape[-1])
+        Gm, G = both.chunk(2, -1)
+        torch.div(dm, total, out=G)
+        if indices is not None:
+            G[tuple(indices.T)] = 0
+        torch.mul(G, mean, out=Gm).neg_()
+        X, XV = Z.chunk(2, -1)
+        Rm, R = torch.matmul(E.mT, both).chunk(2, -1)
         dv = X * R  # (e6)
-        dk = XV * R - X * Rm  # (e7)
-        dw = torch.matmul(G, XV.mT) - torch.matmul(Gm, X.mT)
-        dw *= E  # (e8)
+        dk = (X * Rm).addcmul_(XV, R)  # (e7)
+        dw = torch.matmul(both, Z.mT).mul_(E)  # (e8)
         if len(w) < len(dw):
             dw = dw.sum(0, keepdim=True)
-        for index in indices.split(max(ROOM // k.shape[2], 1)):
-            tile, group, row, column = index.T
-            weights, values = _softmax(k, v, w, ctx.reach, index)
-            at = tuple(index.T)
-            dV = weights * dm[at][:, None]
-            dK = dV * (values - mean[at][:, None])
+        for at in _pieces(indices, k):
+            tile, group, row, column = at.T
+            weights, values = _softmax(k, v, w, ctx.reach, at)
+            dm_at, mean_at = (
+                x[tuple(at.T)][:, None] for x in (dm, mean)
+            )
+            dV = weights * dm_at
+            dK = dV * (values - mean_at)
             key = tile, group, column
             dv.mT.index_put_(key, dV, accumulate=True)
             dk.mT.index_put_(key, dK, accumulate=True)
@@ -97,38 +109,46 @@ class Tile(torch.autograd.Function):
 
 def _factors(
     k: Tensor, v: Tensor, w: Tensor, reach: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`E`, `X` and `XV` of (e5), clamped, and a mask of unsafe rows.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`E` and `[X, XV]` of (e5), and a mask of unsafe rows, or None.
 
-    An unsafe row sees an entry beyond the bounds.
+    A row is unsafe if it sees an entry beyond the bounds, which is
+    clamped here. Usually there is none: the largest and the smallest
+    entry say so.
     """
-    visible = _visible(w, reach)
     common = k[:, :, : _common(w, reach)]
     top = torch.zeros_like(k[:, :, :1])
     if common.shape[2]:
         top = common.amax(2, keepdim=True)
         top = top.masked_fill(top == -torch.inf, 0)
-    E = w.clamp(max=MAX_EXPONENT).exp_()
-    E = E if visible is None else E.mul_(visible)
-    exponent = k - top
-    X = exponent.clamp(max=MAX_EXPONENT).exp_()
-    XV = X * v
+    exponent, n = k - top, k.shape[-1]
+    Z = k.new_empty(*k.shape[:-1], 2 * n)
+    X, XV = Z[..., :n], Z[..., n:]
+    # Comparisons with NaN are False.
+    if safe := bool(exponent.amax() <= MAX_EXPONENT):
+        torch.exp(exponent, out=X)
+    else:
+        torch.clamp(exponent, max=MAX_EXPONENT, out=X).exp_()
+    least, most = torch.mul(X, v, out=XV).aminmax()
+    safe = safe and bool((least > -MAX_VALUE) & (most < MAX_VALUE))
+    moderate = bool(w.amax() <= MAX_EXPONENT)
+    E = w.exp() if moderate else w.clamp(max=MAX_EXPONENT).exp_()
+    E = E if reach is None else E.tril_(reach)
+    if safe and moderate:
+        return E, Z, None
+    visible = _visible(w, reach)
+    wide = (w > MAX_EXPONENT) & visible
     bad = (exponent > MAX_EXPONENT) | ~(XV.abs() < MAX_VALUE)
-    wide = (
-        w > MAX_EXPONENT
-        if visible is None
-        else (w > MAX_EXPONENT) & visible
-    )
-    unsafe = wide.any(-1, keepdim=True)
-    if bad.any():
-        XV = XV.masked_fill(bad, 0)
-        sees = (
-            torch.ones_like(w)
-            if visible is None
-            else visible.to(w.dtype)
-        )
-        unsafe = unsafe | (torch.matmul(sees, bad.to(w.dtype)) > 0)
-    return E, X, XV, unsafe
+    XV.masked_fill_(bad, 0)
+    seen = torch.matmul(visible.to(w.dtype), bad.to(w.dtype)) > 0
+    return E, Z, seen | wide.any(-1, keepdim=True)
+
+
+def _pieces(indices: Tensor | None, k: Tensor) -> tuple[Tensor, ...]:
+    """Unsafe rows, as many at a time as there is room for."""
+    if indices is None:
+        return ()
+    return indices.split(max(ROOM // k.shape[2], 1))
 
 
 def _softmax(
@@ -149,13 +169,10 @@ def _softmax(
     return weights.masked_fill_(empty, 0), v.mT[tile, group, column]
 
 
-def _visible(w: Tensor, reach: int | None) -> Tensor | None:
+def _visible(w: Tensor, reach: int | None) -> Tensor:
     """Row $r$ sees the keys up to $r$ + `reach`; None: all keys."""
-    if reach is None:
-        return None
-    return torch.ones(
-        w.shape[-2:], dtype=torch.bool, device=w.device
-    ).tril(reach)
+    all_ = torch.ones_like(w, dtype=torch.bool)
+    return all_ if reach is None else all_.tril(reach)
 
 
 def _common(w: Tensor, reach: int | None) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fwlab.ops import autograd, chunks
 
@@ -166,6 +167,51 @@ class _Simple(torch.autograd.Function):
         dm[:, -1] += dm_end
         dL[:, -1] = dL_end
         return dq, *_backward(tuple(given), after, dL, dm)
+
+
+class _Means(torch.autograd.Function):
+    r"""(e1) for pieces of `[batch, pieces, steps, channels]`.
+
+    With $p = e^{K - L}$, $dV = p\, dm$ and
+    $dK = p\, \big(dL + (V - m)\, dm\big)$: (e4) for a single row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        top = k.amax(2, keepdim=True)
+        new = _share(k, top)
+        s, total = new.sum(2), (new * v).sum(2)
+        L, m = top[:, :, 0] + s.log(), torch.where(s == 0, 0, total / s)
+        ctx.save_for_backward(k, v, L, m)
+        return L, m
+
+    @staticmethod
+    @autograd.backward_pass
+    def backward(
+        ctx: Any, dL: Tensor, dm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        k, v, L, m = ctx.saved_tensors
+        share = _share(k, L[:, :, None])
+        dv = share * dm[:, :, None]
+        b = (dL - m * dm)[:, :, None]
+        return torch.addcmul(share * b, dv, v), dv  # (e4)
+
+
+def means(k: Tensor, v: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """(e1) for every `steps` steps: each piece acts as a single one.
+
+    - `k`, `v`: `[batch, time, channels]`. The last piece may be short.
+    - Returns `log_sum` and `mean`, `[batch, pieces, channels]`.
+    """
+    n = chunks.count(k.shape[1], steps)
+    if missing := n * steps - k.shape[1]:
+        k = F.pad(k, (0, 0, 0, missing), value=-math.inf)
+        v = F.pad(v, (0, 0, 0, missing))
+    return _Means.apply(
+        k.unflatten(1, (n, steps)), v.unflatten(1, (n, steps))
+    )
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

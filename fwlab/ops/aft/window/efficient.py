@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fwlab.ops import chunks
-from fwlab.ops.aft.full.efficient import Tile, flat, grouped
-from fwlab.ops.aft.simple.efficient import before_each
+from fwlab.ops.aft.full.efficient import Tile, flat
+from fwlab.ops.aft.simple.efficient import before_each, means
 
 #: Rows per tile.
 TILE = 64
@@ -27,9 +27,10 @@ def causal(
     """Row $t$ sees past and present; called as the naive version."""
     time, width = q.shape[1], band.shape[-1]
     n = chunks.count(time, TILE)
-    L, m = before_each(k[:, :time], v[:, :time], log_sum, mean)
-    starts = torch.arange(n, device=q.device) * TILE
-    outside = [(L[:, starts], m[:, starts])]
+    # A tile's worth of keys leaves the window at a time.
+    gone = means(k[:, :time], v[:, :time], TILE)
+    L, m = before_each(*gone, log_sum, mean)
+    outside = [(L[:, :n], m[:, :n])]
     index = _window_of(width, q.device)
     w = _spread(band, time, index, width - 1 - index)
     back = n * TILE - time
@@ -156,10 +157,35 @@ def _tiles(
     spans = []
     for index, (x, fill) in enumerate(((k, -torch.inf), (v, 0))):
         x = torch.nn.functional.pad(x, (0, 0, *edges), value=fill)
-        cut = x.unfold(1, span, r).transpose(2, 3)
         more = [mean[index][:, :, None] for mean in outside]
-        spans.append(grouped(torch.cat([*more, cut], 2), w.shape[1]))
+        spans.append(_spans(x, r, span, w.shape[1], more))
     w = torch.nn.functional.pad(w, (len(outside), 0))
     reach = None if reach is None else reach + len(outside)
     m = flat(Tile.apply(*spans, w, reach), q)
     return torch.sigmoid(q) * m[:, : q.shape[1]]  # Eq. 2
+
+
+def _spans(
+    x: Tensor, r: int, span: int, groups: int, more: list[Tensor]
+) -> Tensor:
+    """`more`, then `span` keys from every `r`-th key on.
+
+    A span is some whole pieces of `r` keys, and the beginning of
+    another one. (The gradient of `unfold` takes longer than all
+    products.)
+
+    - `more`: each `[batch, tiles, 1, channels]`.
+    - Returns `[tiles, groups, keys, batch * c]`, like `grouped`.
+    """
+    n = (x.shape[1] - span) // r + 1
+    pieces = [*more]
+    for first in range(0, span, r):
+        here = x[:, first : first + n * r]
+        missing = n * r - here.shape[1]
+        here = torch.nn.functional.pad(here, (0, 0, 0, missing))
+        pieces.append(here.unflatten(1, (n, r))[:, :, : span - first])
+    ordered = [
+        piece.unflatten(3, (groups, -1)).permute(1, 3, 2, 0, 4)
+        for piece in pieces
+    ]
+    return torch.cat(ordered, 2).flatten(3)
