@@ -32,7 +32,7 @@ RECORDS = ROOT / ".cache" / "tests"
 
 #: Seconds of processor time per group, up to twice as much as they take:
 #: the same work takes longer beside other work, and on another day.
-BUDGETS = {"site": 1100, "package": 650, "kernels": 1200}
+BUDGETS = {"site": 750, "package": 650, "kernels": 700}
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 #: Processor time of `work` where the budgets were set, in seconds.
 NOMINAL = 0.022

@@ -16,7 +16,7 @@ from templates import TEMPLATES, render
 from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
-TRAINING, BENCH = "nanogpt-cpu", "bench-cpu"
+TRAINING, BENCH, PEERS = "nanogpt-cpu", "bench-cpu", "peers-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
@@ -96,6 +96,11 @@ def _operations() -> dict | None:
         for row in rows:
             row["times_memory"] = _ratio(row["peak_mib"], ours)
     return {"cases": cases, "file": BENCH, "run": run}
+
+
+def _peers() -> dict | None:
+    run = _read(PEERS)
+    return {"rows": run["peers"], "file": PEERS, "run": run} if run else None
 
 
 def _decoding() -> dict | None:
@@ -178,6 +183,7 @@ TABLES = {
     "comparison": _comparison,
     "training": _training,
     "operations": _operations,
+    "peers": _peers,
     "decoding": _decoding,
     "gpu": _gpu,
 }

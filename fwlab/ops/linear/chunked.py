@@ -20,6 +20,7 @@ computes the same two equations, with their gradients by hand.
 """
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -36,16 +37,18 @@ def cut(
 
     Chunks are `[batch, heads, C, d]`; the last may be shorter. None, a
     gate that a rule does not have, stays None.
+
+    `split` cuts the time axis once. The gradient of each slice would be
+    a tensor of zeros as large as the whole input.
     """
     C = chunks.length(decay)
-    given = (decay, *sequences)
-    time = next(x.shape[1] for x in given if x is not None)
-    for start in range(0, time, C):
-        here = slice(start, start + C)
-        yield tuple(
-            x if x is None else x[:, here].transpose(1, 2)
-            for x in given
-        )
+    yield from zip(
+        *(
+            repeat(None) if x is None else x.transpose(1, 2).split(C, 2)
+            for x in (decay, *sequences)
+        ),
+        strict=False,
+    )
 
 
 def decays(d: Tensor | None) -> tuple[Any, Any]:
