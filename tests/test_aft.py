@@ -195,6 +195,33 @@ def test_a8_no_bit_of_the_past_changes(implementation):
             assert torch.isfinite(changed).all()
 
 
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_no_bit_of_the_past_changes_when_rows_are_tested_one_by_one(which):
+    """One entry beyond the bounds of the quick form, in a later tile."""
+    T, D, last = 150, 35, 140
+    q, k, v = (random(2, T, D, seed=s).float() for s in range(3))
+    kernel = random(5, 20).float()
+    for op, extra in (
+        (ops.aft_full, (random(T, T).float(),)),
+        (ops.aft_local, (random(T, 20).float(),)),
+        (ops.aft_conv, (kernel,)),
+    ):
+        found = []
+        for value in (None, 200.0, 3e38):
+            inputs = [q, k.clone(), v.clone()]
+            if value is not None:
+                inputs[1 if which == "key" else 2][:, last] = value
+            if op is ops.aft_conv:
+                inputs = [x.unflatten(-1, (5, 7)) for x in inputs]
+            inputs = [x.requires_grad_() for x in (*inputs, *extra)]
+            y = op(*inputs, implementation="efficient")[:, :last]
+            gradients = torch.autograd.grad(weighted(y), inputs)
+            found.append([y, *(x[:, :last] for x in gradients[:3])])
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                assert torch.equal(a, b)
+
+
 @both
 def test_a9_a_linear_bias_is_the_recurrence_of_rwkv(implementation):
     """w = -(t - t') lambda: a decay of exp(-lambda) per step."""

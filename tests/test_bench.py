@@ -48,7 +48,8 @@ def test_a_small_run(monkeypatch):
     rows = measuring.run(case._replace(rounds=1))
     assert [r["side"] for r in rows] == ["naive loop", "efficient"]
     assert all(r["milliseconds"] > 0 and r["error"] < 1e-5 for r in rows)
-    assert all(r["peak_mib"] is None or r["peak_mib"] > 0 for r in rows)
+    # The output and three gradients, each of 4 MiB, are there at the end.
+    assert all(r["peak_mib"] is None or r["peak_mib"] > 16 for r in rows)
     text = measuring.layout(bench.table(rows), left=3)
     assert text.splitlines()[0].split()[0] == "operation"
     assert len({len(line) for line in text.splitlines()}) == 1
@@ -120,7 +121,7 @@ def test_a_comparison(monkeypatch):
     monkeypatch.setattr(measuring, "TURN", 0.001)
     row = peers.run(SMALL[3])
     assert row["reason"] is None and row["difference"] < 1e-5
-    assert row["ratios"] == sorted(row["ratios"]) and row["ratios"][0] > 0
+    assert 0 < row["worst"] <= row["ratio"] <= row["best"]
     missing = SMALL[0]._replace(theirs=lambda: __import__("no_such_package"))
     other = peers.run(missing)
     assert other["reason"] == "no_such_package is not installed"

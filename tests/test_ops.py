@@ -367,9 +367,10 @@ def test_what_is_kept_for_backward(row):
 
 
 @every_row
-def test_autocast(row):
+@pytest.mark.parametrize("time", [1, 100])
+def test_autocast(row, time):
     """Under autocast the sums stay in float32."""
-    inputs, _ = problem(row, 100, torch.float32, with_state=False)
+    inputs, _ = problem(row, time, torch.float32, with_state=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = row(*inputs)
         gradients = torch.autograd.grad(weighted(found), inputs)

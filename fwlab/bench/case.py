@@ -48,7 +48,10 @@ class Case(NamedTuple):
 
 
 def once(side: Side, inputs: list[Tensor], dy: Tensor | None) -> list[Tensor]:
-    """Forward and backward pass: the output and every gradient."""
+    """Forward and backward pass: the output and every gradient.
+
+    Without `dy` only forward, and only the output.
+    """
     y = side(*inputs)
     if dy is None:
         return [y]

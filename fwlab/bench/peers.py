@@ -372,7 +372,7 @@ def run(comparison: Comparison) -> dict[str, Any]:
     try:
         sides = {FWLAB: comparison.ours(), comparison.peer: comparison.theirs()}
     except ImportError as error:
-        return row | {"reason": f"{error.name} is not installed"}
+        return row | {"reason": f"{error.name or error} is not installed"}
     case = Case(comparison.name, {}, comparison.problem, sides, rounds=3)
     times = [
         [statistics.median(t) for t in seconds(case).values()] for _ in range(RUNS)
@@ -382,7 +382,9 @@ def run(comparison: Comparison) -> dict[str, Any]:
     return row | {
         "milliseconds": round(1e3 * statistics.median(t for t, _ in times), 3),
         "peer_milliseconds": round(1e3 * statistics.median(t for _, t in times), 3),
-        "ratios": [round(r, 2) for r in ratios],
+        "ratio": round(statistics.median(ratios), 4),
+        "worst": round(ratios[0], 4),
+        "best": round(ratios[-1], 4),
         "peak_mib": peaks[0],
         "peer_peak_mib": peaks[1],
         "difference": difference(comparison, sides),
@@ -432,7 +434,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
             cells.append([*line, *["-"] * 5, *goals, r["reason"], ""])
             continue
         times = [f"{r[name]:.2f}" for name in ("milliseconds", "peer_milliseconds")]
-        ratios = [f"{ratio:.2f}" for ratio in r["ratios"]]
+        ratios = [f"{r[name]:.2f}" for name in ("worst", "ratio", "best")]
         peaks = [r["peak_mib"], r["peer_peak_mib"]]
         memory = ["-" if peak is None else f"{peak:.0f}" for peak in peaks]
         cells.append([*line, *times, *ratios, *goals, *memory])

@@ -101,9 +101,8 @@ class Rule(Operation):
             implementation, "q", "k", "v", normalize=normalize
         )
         start = self._start(call, state, normalize)
-        if not (
-            scale is None or isinstance(scale, int | float | Tensor)
-        ):
+        one = isinstance(scale, Tensor) and scale.numel() == 1
+        if not (one or scale is None or isinstance(scale, int | float)):
             raise TypeError(
                 f"{self.name}: expected scale to be a number, got {scale!r}"
             )
@@ -111,9 +110,16 @@ class Rule(Operation):
         # These convert one piece of half-precision inputs at a time.
         in_pieces = by_kernel or name == "efficient"
 
+        # `scale` multiplies the result, which has full precision. A kernel
+        # rounds it first; but features of its own lose the scale of `q`.
+        scales_q = normalize or (by_kernel and not options)
+
         def run() -> tuple[Tensor, State]:
             inputs = self._inputs(
-                call, None if by_kernel else features, scale, normalize
+                call,
+                None if by_kernel else features,
+                scale if scales_q else None,
+                normalize,
             )
             if isinstance(start, NormalizedState):
                 inputs |= start._asdict()
@@ -130,8 +136,7 @@ class Rule(Operation):
             y, *after = compute(
                 **inputs, **(options if by_kernel else {})
             )
-            if not normalize and scale is not None:
-                # Not `q`, which may have half precision.
+            if scale is not None and not scales_q:
                 y = y * scale
             return y, NormalizedState(*after) if normalize else after[0]
 
@@ -154,9 +159,9 @@ class Rule(Operation):
             x |= {
                 part: features(x[part].to(call.dtype)) for part in "qk"
             }
-        if normalize:  # the length of a query cancels in the quotient
-            if scale is not None:
-                x["q"] = x["q"] * scale  # unless it is 0
+        if scale is not None:
+            x["q"] = x["q"] * scale
+        if normalize:  # the scale cancels in the quotient
             x["q"] = unit_range(x["q"])
             if self.corrects:
                 x["ask"] = unit_range(x["k"])

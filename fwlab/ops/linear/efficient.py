@@ -253,8 +253,7 @@ def one_step(
 ) -> tuple[Tensor, Tensor]:
     """(c0) or (d0) as products of matrices with single rows.
 
-    Texts are generated so, and nothing is gained from chunks. Autograd
-    goes back through it.
+    For a single step nothing is gained from chunks.
     """
     n, dtype, S = W.shape[0] * W.shape[1], W.dtype, W.flatten(0, 1)
     # One row of each head, `[batch * heads, 1, width]`.
@@ -285,12 +284,12 @@ def remember(
     written: type[Values] = Values,
     diagonal: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`Memory` without a normaliser; one step needs no chunks."""
+    """`Memory`, or one step without chunks if none will go back."""
     given = (q, k, v, decay, strength, ask, W)
-    if q.shape[1] == 1:
-        return one_step(*given, written.corrects, diagonal)
-    # States are kept only if a backward pass may follow.
     keep = autograd.will_go_back(*given)
+    # A text is generated step by step.
+    if q.shape[1] == 1 and not keep:
+        return one_step(*given, written.corrects, diagonal)
     return Memory.apply(*given, written, diagonal, keep)
 
 
@@ -311,4 +310,4 @@ def additive(
     W = torch.cat([W, z[:, :, None]], -2)
     y, W = remember(q, k, v, decay, strength, W)
     y = divide(y[..., :-1], y[..., -1:])  # Eq. 19
-    return y, W[..., :-1, :], W[..., -1, :]
+    return y, W[..., :-1, :].contiguous(), W[..., -1, :].contiguous()

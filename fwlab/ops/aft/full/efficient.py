@@ -113,8 +113,9 @@ def _factors(
     """`E` and `[X, XV]` of (e5), and a mask of unsafe rows, or None.
 
     A row is unsafe if it sees an entry beyond the bounds, which is
-    clamped here. Usually there is none: the largest and the smallest
-    entry say so.
+    clamped here. Usually there is none: the extremes of all entries say
+    so, and then no row needs a test of its own. Either way `E` and the
+    entries within the bounds are the same bits.
     """
     common = k[:, :, : _common(w, reach)]
     top = torch.zeros_like(k[:, :, :1])
@@ -124,17 +125,13 @@ def _factors(
     exponent, n = k - top, k.shape[-1]
     Z = k.new_empty(*k.shape[:-1], 2 * n)
     X, XV = Z[..., :n], Z[..., n:]
-    # Comparisons with NaN are False.
-    if safe := bool(exponent.amax() <= MAX_EXPONENT):
-        torch.exp(exponent, out=X)
-    else:
-        torch.clamp(exponent, max=MAX_EXPONENT, out=X).exp_()
+    torch.clamp(exponent, max=MAX_EXPONENT, out=X).exp_()
     least, most = torch.mul(X, v, out=XV).aminmax()
-    safe = safe and bool((least > -MAX_VALUE) & (most < MAX_VALUE))
-    moderate = bool(w.amax() <= MAX_EXPONENT)
-    E = w.exp() if moderate else w.clamp(max=MAX_EXPONENT).exp_()
+    E = w.clamp(max=MAX_EXPONENT).exp_()
     E = E if reach is None else E.tril_(reach)
-    if safe and moderate:
+    # Comparisons with NaN are False.
+    safe = (exponent.amax() <= MAX_EXPONENT) & (least > -MAX_VALUE)
+    if safe & (most < MAX_VALUE) & (w.amax() <= MAX_EXPONENT):
         return E, Z, None
     visible = _visible(w, reach)
     wide = (w > MAX_EXPONENT) & visible
