@@ -11,6 +11,7 @@ from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.ops import gpu
 from fwlab.ops.delta import kernels as delta
 from fwlab.ops.linear import kernels as linear
+from fwlab.ops.rule import Rule
 from problems import error, outcome, parts, problem, rebuild, rules, weighted
 from problems.row import Row
 
@@ -30,7 +31,7 @@ def few(row: Row) -> Row:
 #: The rows that no kernel computes.
 WITHOUT = {"delta-normalized", "gated-delta-normalized"}
 for record in ops.TABLE.values():
-    if "triton" not in record.implementations:
+    if isinstance(record, Rule) and "triton" not in record.implementations:
         WITHOUT |= {record.mixer, f"{record.mixer}-normalized"}
 WHOLE = {name: row for name, row in rules.ROWS.items() if name not in WITHOUT}
 ROWS = {name: few(row) for name, row in WHOLE.items()}
