@@ -50,29 +50,31 @@ def count(time: int, chunk: int) -> int:
 
 
 def split(
-    x: Tensor, chunk: int, dtype: torch.dtype, fill: float = 0
+    parts: list[Tensor], chunk: int, dtype: torch.dtype, fill: float = 0
 ) -> Tensor:
     """`[batch, time, heads, d]` to `[chunks * batch * heads, chunk, d]`.
 
-    A short last chunk is filled up with zeros: a zero key writes
-    nothing, and `join` drops what a zero query reads. (Decays are
-    filled up with ones.)
+    Of several tensors, the rows of a chunk stand one below the other. A
+    short last chunk is filled up with zeros: a zero key writes nothing,
+    and `join` drops what a zero query reads. (Decays are filled up with
+    ones.)
     """
-    batch, time, heads, d = x.shape
-    n = count(time, chunk)
-    out = torch.empty(
-        n, batch, heads, chunk, d, dtype=dtype, device=x.device
-    )
+    batch, time, heads, d = parts[0].shape
+    n, rows = count(time, chunk), len(parts) * chunk
+    shape = n, batch, heads, rows, d
+    out = torch.empty(shape, dtype=dtype, device=parts[0].device)
     whole = time // chunk
-    if whole:
-        cut = x[:, : whole * chunk].reshape(
-            batch, whole, chunk, heads, d
-        )
-        out[:whole] = cut.permute(1, 0, 3, 2, 4)
-    if n > whole:
-        ragged = time - whole * chunk
-        out[-1, :, :, :ragged] = x[:, whole * chunk :].transpose(1, 2)
-        out[-1, :, :, ragged:] = fill
+    for x, place in zip(parts, out.split(chunk, 3), strict=True):
+        if whole:
+            cut = x[:, : whole * chunk].reshape(
+                batch, whole, chunk, heads, d
+            )
+            place[:whole] = cut.permute(1, 0, 3, 2, 4)
+        if n > whole:
+            ragged = time - whole * chunk
+            end = x[:, whole * chunk :].transpose(1, 2)
+            place[-1, :, :, :ragged] = end
+            place[-1, :, :, ragged:] = fill
     return out.flatten(0, 2)
 
 
@@ -81,7 +83,7 @@ def join(x: Tensor, out: Tensor) -> None:
     batch, time, heads, d = out.shape
     chunk = x.shape[1]
     n = count(time, chunk)
-    x = x.view(n, batch, heads, chunk, d)
+    x = x.unflatten(0, (n, batch, heads))
     whole = time // chunk
     if whole:
         cut = x[:whole].permute(1, 0, 3, 2, 4)

@@ -31,7 +31,7 @@ def of(
     """
     if decay is None:
         return NoDecay()
-    d = chunks.split(decay[:, steps], chunk, dtype, fill=1)
+    d = chunks.split([decay[:, steps]], chunk, dtype, fill=1)
     return Decay(d) if d.shape[-1] == 1 else ChannelDecay(d)
 
 
@@ -40,34 +40,53 @@ class NoDecay:
 
     forgets = False
 
-    def scores(self, Q: Tensor, K: Tensor, diagonal: int) -> "Scores":
-        return Scores(Q, K, diagonal)
+    def scores(self, R: Tensor, K: Tensor) -> "Scores":
+        return Scores(R, K)
 
-    def of_state(self, Q: Tensor) -> Tensor:
-        r"""Rows that read the state before the chunk, $\gamma Q$."""
-        return Q
+    def of_state(self, R: Tensor) -> Tensor:
+        r"""Rows that read the state before the chunk, $\gamma R$."""
+        return R
 
     def at_end(self, K: Tensor) -> Tensor:
         r"""Rows as the state after the chunk has them, $\Gamma_C K$."""
         return K
 
-    def carry(self, state: Tensor, index: int) -> Tensor:
-        r"""The state after one chunk of decays, $\gamma_C W$, in place."""
-        return state
+    def carry(self, before: Tensor, after: Tensor, index: int) -> None:
+        r"""Add what is left of a state after chunk `index`:
+        $\gamma_C W$.
+        """
+        after.add_(before)
+
+
+def lower(P: Tensor) -> Tensor:
+    """Keep what step i may see, in place: `[n, C or 2 C, C]`.
+
+    A row of the first C sees the steps j <= i, and one of the others,
+    which read before the write of their own step, j < i.
+    """
+    C = P.shape[-1]
+    P[:, :C].tril_()
+    P[:, C:].tril_(-1)
+    return P
+
+
+def halves(x: Tensor, like: Tensor) -> Tensor:
+    """`[n, C or 2 C, _]` to `[n, 1 or 2, C, _]`; C as in `like`."""
+    return x.unflatten(1, (-1, like.shape[1]))
 
 
 class Scores:
-    r"""$P = \mathrm{tril}(Q K^\top)$ of chunks, and its gradient."""
+    r"""$P = \mathrm{tril}(R K^\top)$ of chunks, and its gradient."""
 
-    def __init__(self, Q: Tensor, K: Tensor, diagonal: int):
-        self.Q, self.K, self.diagonal = Q, K, diagonal
-        self.P = torch.bmm(Q, K.mT).tril_(diagonal)
+    def __init__(self, R: Tensor, K: Tensor):
+        self.R, self.K = R, K
+        self.P = lower(torch.bmm(R, K.mT))
 
-    def backward(self, dP: Tensor, dQ: Tensor, dK: Tensor) -> None:
-        """Add to `dQ` and `dK`; `dP` is overwritten."""
-        dP.tril_(self.diagonal)
-        dQ.baddbmm_(dP, self.K)
-        dK.baddbmm_(dP.mT, self.Q)
+    def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
+        """Add to `dR` and `dK`; `dP` is overwritten."""
+        lower(dP)
+        dR.baddbmm_(dP, self.K)
+        dK.baddbmm_(dP.mT, self.R)
 
 
 class Decay(NoDecay):
@@ -81,28 +100,24 @@ class Decay(NoDecay):
         rows = torch.where(later, d.mT, 1).cumprod(-1)
         #: $\Gamma$, with ones above the diagonal.
         self.inside = rows.mT.contiguous()
-        #: $\gamma$, and $\gamma$ of the previous step.
         self.gamma = d.cumprod(1)
-        self.before = torch.cat(
-            [torch.ones_like(d[:, :1]), self.gamma[:, :-1]], 1
-        )
         self.state_left, self.left = self.gamma[:, -1:], rows[:, :, -1:]
-        #: How much step i reads of what step j wrote, of all `scores`.
+        #: How much step i reads of what step j wrote: see `Scores`.
         self.between: Tensor | None = None
 
-    def scores(self, Q: Tensor, K: Tensor, diagonal: int) -> Scores:
-        return _FadedScores(self, Q, K, diagonal)
+    def scores(self, R: Tensor, K: Tensor) -> Scores:
+        return _FadedScores(self, R, K)
 
-    def of_state(self, Q: Tensor) -> Tensor:
-        return self.gamma * Q
+    def of_state(self, R: Tensor) -> Tensor:
+        return (halves(R, self.gamma) * self.gamma[:, None]).flatten(1, 2)
 
     def at_end(self, K: Tensor) -> Tensor:
         return self.left * K
 
-    def carry(self, state: Tensor, index: int) -> Tensor:
-        heads = len(state)
+    def carry(self, before: Tensor, after: Tensor, index: int) -> None:
+        heads = len(before)
         one = self.state_left[index * heads : (index + 1) * heads]
-        return state.mul_(one)
+        after.addcmul_(before, one)
 
     def gradient(
         self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
@@ -119,17 +134,17 @@ class Decay(NoDecay):
 
         - `S`, `after`: `[n, value, key]`, the state before, and the
           gradient of the state after the chunk.
-        - `read`: `[n, C, key]`, how much each step reads of `S`, per
-          channel.
+        - `read`: `[n, C or 2 C, key]`, how much each row reads of `S`,
+          per channel.
         - `written`: `[n, C, key]`, how much `after` takes of what each
           step wrote, per channel.
         - Returns `[n, C, 1]`.
         """
         assert self.between is not None
-        n, C, _ = self.between.shape
+        n, C = self.gamma.shape[:2]
         pairs = S.new_empty(n, C + 1, C + 1)
-        pairs[:, :-1, 0] = read.sum(-1)
-        pairs[:, :-1, 1:] = self.between
+        pairs[:, :-1, 0] = halves(read, self.gamma).sum((1, -1))
+        pairs[:, :-1, 1:] = halves(self.between, self.gamma).sum(1)
         pairs[:, -1, 0] = (S * after).sum((-2, -1))
         pairs[:, -1, 1:] = written.sum(-1)
         # The decays from step t to those that read, and before it.
@@ -137,27 +152,26 @@ class Decay(NoDecay):
         readers[:, :, :-1] = self.inside.mT.triu()
         readers[:, :, -1:] = self.left
         writers = S.new_zeros(n, C, C + 1)
-        writers[:, :, :1] = self.before
+        writers[:, :1, :1] = 1
+        writers[:, 1:, :1] = self.gamma[:, :-1]
         writers[:, 1:, 1:] = self.inside[:, :-1].tril()
         return (torch.bmm(readers, pairs) * writers).sum(-1, True)
 
 
 class _FadedScores(Scores):
-    r"""$P = \mathrm{tril}(Q K^\top) \odot \Gamma$."""
+    r"""$P = \mathrm{tril}(R K^\top) \odot \Gamma$."""
 
-    def __init__(
-        self, fade: Decay, Q: Tensor, K: Tensor, diagonal: int
-    ):
-        self.fade, self.Q, self.K, self.diagonal = fade, Q, K, diagonal
-        self.product = torch.bmm(Q, K.mT)
-        self.P = self.product.tril(diagonal).mul_(fade.inside)
+    def __init__(self, fade: Decay, R: Tensor, K: Tensor):
+        super().__init__(R, K)
+        self.fade, self.product = fade, self.P
+        inside = fade.inside[:, None]
+        self.P = (halves(self.P, fade.inside) * inside).flatten(1, 2)
 
-    def backward(self, dP: Tensor, dQ: Tensor, dK: Tensor) -> None:
-        fade, pairs = self.fade, self.product.mul_(dP).tril_(-1)
-        fade.between = (
-            pairs if fade.between is None else fade.between.add_(pairs)
-        )
-        super().backward(dP.mul_(fade.inside), dQ, dK)
+    def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
+        fade = self.fade
+        fade.between = self.product.mul_(lower(dP))
+        halves(dP, fade.inside).mul_(fade.inside[:, None])
+        super().backward(dP, dR, dK)
 
 
 class ChannelDecay(NoDecay):
@@ -186,8 +200,8 @@ class ChannelDecay(NoDecay):
 
     of_state, at_end, carry = Decay.of_state, Decay.at_end, Decay.carry
 
-    def scores(self, Q: Tensor, K: Tensor, diagonal: int) -> Scores:
-        return _ChannelScores(self, Q, K, diagonal)
+    def scores(self, R: Tensor, K: Tensor) -> Scores:
+        return _ChannelScores(self, R, K)
 
     def gradient(
         self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
@@ -207,7 +221,7 @@ class ChannelDecay(NoDecay):
         # reader i.
         pairs = upto.mT[:, :, None] * upto.tril(-1)[:, None]
         total = pairs.flatten(1) @ self.between.flatten(1, 2)
-        total += upto.mT @ (self.gamma * read)
+        total += upto.mT @ (self.gamma * halves(read, self.d).sum(1))
         total += upto.tril(-1) @ (self.left * written)
         total += self.state_left * (S * after).sum(-2, True)
         return torch.where(self.d == 0, 0, total / self.d)
@@ -216,20 +230,19 @@ class ChannelDecay(NoDecay):
 class _ChannelScores(Scores):
     r"""$P$ with a decay per key channel."""
 
-    def __init__(
-        self, fade: ChannelDecay, Q: Tensor, K: Tensor, diagonal: int
-    ):
-        self.fade, self.Q, self.K, self.diagonal = fade, Q, K, diagonal
-        P = torch.einsum("nik,njk,nijk->nij", Q, K, fade.inside)
-        self.P = P.tril_(diagonal)
+    def __init__(self, fade: ChannelDecay, R: Tensor, K: Tensor):
+        self.fade, self.K, C = fade, K, K.shape[1]
+        #: Step i sees the faded keys `[n, i, j, key]`.
+        self.faded = fade.inside * K[:, None]
+        #: All rows of step i, `[n, i, 1 or 2, key]`.
+        self.rows = halves(R, K).transpose(1, 2)
+        P = (self.rows @ self.faded.mT).transpose(1, 2)
+        self.P = lower(P.reshape(len(R), -1, C))
 
-    def backward(self, dP: Tensor, dQ: Tensor, dK: Tensor) -> None:
-        fade, dP = self.fade, dP.tril_(self.diagonal)
-        share = dP[..., None] * fade.inside
-        dK += torch.einsum("nijk,nik->njk", share, self.Q)
-        share *= self.K[:, None]
-        dQ += share.sum(2)
-        share *= self.Q[:, :, None]
-        fade.between = (
-            share if fade.between is None else fade.between.add_(share)
-        )
+    def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
+        dP = halves(lower(dP), self.K).transpose(1, 2)
+        halves(dR, self.K).add_((dP @ self.faded).transpose(1, 2))
+        # `[n, i, j, key]`: the gradient of the faded keys.
+        share = (dP.mT @ self.rows).mul_(self.fade.inside)
+        dK += share.sum(1)
+        self.fade.between = share.mul_(self.K[:, None])

@@ -4,19 +4,23 @@ The equations are those of the chunked version. What autograd would keep
 for the backward pass (all products of all chunks) is computed again
 instead: only the inputs are kept, and one state per chunk.
 
-One function serves two recurrences. The additive rules write values;
-the delta rules write *errors* $E = V - \bar V$ in their place, which
-solve a triangular system (`fwlab/ops/delta`). With the strength $s$
-(the delta rule's $\beta$), what is written is $U = s E$, and $E = V$
-for the additive rules:
+One function serves two recurrences. The additive rules write values,
+$E = V$; the delta rules write *errors* in their place, which solve a
+triangular system (`fwlab/ops/delta`). With the strength $s$ (the delta
+rule's $\beta$), what is written is $U = s E$:
 
-$$Y = \gamma\, Q W^\top
-  + \big(\mathrm{tril}(Q K^\top) \odot \Gamma\big)\, U \tag{c1}$$
+$$Y = \gamma\, Q W^\top + P\, U, \quad
+  P = \mathrm{tril}(Q K^\top) \odot \Gamma \tag{c1}$$
 $$W' = \gamma_C W + U^\top (\Gamma_C K) \tag{c2}$$
 
+Some rules read twice in a step. The delta rules ask with their keys
+what the memory held *before* the write. Such rows $A$ stand below $Q$
+in one matrix $R$, and $\mathrm{stril}(A K^\top) \odot \Gamma$ stands
+below in $P$: products with both cost one call.
+
 All chunks are computed together but for what (c2) carries from one to
-the next. `P` is $\mathrm{tril}(Q K^\top) \odot \Gamma$; `fade` knows
-all about decays and costs nothing where there are none.
+the next. `fade` knows all about decays and costs nothing where there
+are none.
 """
 
 from typing import Any
@@ -32,27 +36,34 @@ from fwlab.ops import decay as decays
 class Group:
     """Some chunks of the inputs, each `[n * batch * heads, C, width]`.
 
-    As many as fit into the caches together: see `chunks.groups`.
+    As many as fit into the caches together: see `chunks.groups`. This
+    class writes values. States are `[n + 1, batch * heads, value, key]`:
+    one before each chunk, and the last one.
     """
+
+    #: Whether errors are written, in place of values.
+    corrects = False
 
     def __init__(
         self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
     ):
         (self.steps, self.places), self.kind = place, (chunk, dtype)
-        self.n = self.places.stop - self.places.start
+        self.n, self.C = self.places.stop - self.places.start, chunk
         q, k, v, decay, strength, ask = inputs
-        self.Q, self.K, self.V, self.s = map(
-            self.cut, (q, k, v, strength)
-        )
-        # The keys that retrieve, in a delta rule.
-        self.A = self.K if ask is None else self.cut(ask)
+        # The delta rules ask with the keys, unless told otherwise.
+        self.by_key = self.corrects and ask is None
+        self.R = self.cut(q, k if self.by_key else ask)
+        self.K = self.R[:, chunk:] if self.by_key else self.cut(k)
+        self.V, self.s = self.cut(v), self.cut(strength)
         self.fade = decays.of(decay, self.steps, *self.kind)
+        self.scores = self.fade.scores(self.R, self.K)
+        #: $P$ and, as they read the state before, the rows: $\gamma R$.
+        self.P, self.old = self.scores.P, self.fade.of_state(self.R)
 
-    def cut(self, x: Tensor | None) -> Any:
-        """These chunks of an input; None stays None."""
-        if x is None:
-            return None
-        return chunks.split(x[:, self.steps], *self.kind)
+    def cut(self, *parts: Tensor | None) -> Any:
+        """These chunks of an input; of two, one below the other."""
+        given = [x[:, self.steps] for x in parts if x is not None]
+        return chunks.split(given, *self.kind) if given else None
 
     def put(self, part: Tensor | None, whole: Tensor | None) -> None:
         """The reverse of `cut`, for what has a gradient."""
@@ -63,63 +74,54 @@ class Group:
         """Rows times their strength."""
         return x if self.s is None else self.s * x
 
+    def left(self, x: Tensor) -> Tensor:
+        r"""Rows as the state after their chunk has them, $\Gamma_C K$."""
+        return self.fade.at_end(x)
+
     def each(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
         """Views of tensors, one chunk after the other."""
         return list(chunks.each(self.n, *tensors))
 
+    def write(self, S: Tensor) -> Tensor:
+        """Write chunk by chunk, from the state `S[0]`: fill in `S`.
 
-class Values:
-    """What an additive rule writes: the values, $E = V$."""
+        - Returns what is written, `E`.
+        """
+        U, left = self.strong(self.V), self.left(self.K)
+        torch.bmm(U.mT, left, out=S[1:].flatten(0, 1))
+        for i in range(self.n):
+            self.fade.carry(S[i], S[i + 1], i)  # (c2)
+        return self.V
 
-    #: Whether it is the difference to what the memory holds.
-    corrects = False
+    def read(self, S: Tensor, U: Tensor) -> Tensor:
+        """(c1) for the rows that have an answer."""
+        rows = self.C if self.corrects else None
+        Y = torch.bmm(self.old[:, :rows], S[:-1].flatten(0, 1).mT)
+        return Y.baddbmm_(self.P[:, :rows], U)  # (c1)
 
-    def __init__(self, group: Group):
-        self.group, self.E = group, group.V
+    def written(self, S: Tensor) -> Tensor:
+        """`E` again; the states `S` before all chunks are known."""
+        return self.V
 
-    def forward(self, state: Tensor, S: Tensor) -> None:
-        """Move `state` past all chunks; `S` gets the states before."""
-        fade = self.group.fade
-        left = fade.at_end(self.group.K)
-        added = torch.bmm(self.group.strong(self.E).mT, left)
-        for i, (S_i, added_i) in enumerate(self.group.each(S, added)):
-            S_i.copy_(state)
-            fade.carry(state, i).add_(added_i)  # (c2)
-
-    def restore(self, S: Tensor) -> None:
-        """Compute `E` again from the states."""
-
-    def backward(
-        self, dU: Tensor, own: Tensor, after: Tensor, dS: Tensor
-    ) -> Tensor:
+    def write_backward(
+        self, G: Tensor, dU: Tensor, D: Tensor
+    ) -> tuple[Tensor, Tensor]:
         r"""From the last chunk to the first, as (c2) runs forward:
 
-        $$dW = \gamma_C\, dW' + dY^\top (\gamma Q) \tag{c6}$$
         $$dU = P^\top dY + \Gamma_C K\, dW'^\top \tag{c5}$$
+        $$dW = \gamma_C\, dW' + G^\top (\gamma R) \tag{c6}$$
 
-        - `dU` and `own` come with the products that hold $dY$; what
-          (c5) adds is added in place.
-        - `after` gets $dW'$ of each chunk, `dS` is moved past them.
-        - Returns $dV = s\, dU$.
+        - `G`: the gradient of what the rows of $R$ read, here $dY$.
+        - `dU`: its first term; the second one is added in place.
+        - `D`: $dW'$ of chunk `i` is `D[i + 1]`; all but the last are
+          filled in.
+        - Returns `G` for all rows, and $dV$.
         """
-        group = self.group
-        parts = group.each(after, own)
-        for i in reversed(range(group.n)):
-            after_i, own_i = parts[i]
-            after_i.copy_(dS)
-            group.fade.carry(dS, i).add_(own_i)  # (c6)
-        dU.baddbmm_(group.fade.at_end(group.K), after.mT)  # (c5)
-        return group.strong(dU)
-
-    def asked(
-        self, dV: Tensor, dK: Tensor, ds: Tensor | None, S: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients through the keys that retrieve: here, nobody does.
-
-        Adds to `dK` and `ds`. Returns the gradient of `ask`, if that
-        was given, and that of each product with the state, if any.
-        """
-        return None, None
+        torch.bmm(G.mT, self.old, out=D[:-1].flatten(0, 1))
+        for i in reversed(range(self.n)):
+            self.fade.carry(D[i + 1], D[i], i)  # (c6)
+        dU.baddbmm_(self.left(self.K), D[1:].flatten(0, 1).mT)  # (c5)
+        return G, self.strong(dU)
 
 
 class Memory(torch.autograd.Function):
@@ -127,10 +129,12 @@ class Memory(torch.autograd.Function):
 
     - `decay`: `[batch, time, heads, 1 or key]`, `strength`:
       `[batch, time, heads, 1]`; None = 1.
-    - `ask`: keys that retrieve, in place of `k`; None = `k`.
-    - `written`: the class that knows what is written, such as `Values`.
-    - `diagonal`: 0; -1 reads *before* the write of the same step.
+    - `ask`: rows that read before the write. A delta rule finds its
+      errors with them, and None = `k`.
+    - `Kind`: the class of the groups.
     - `keep`: a backward pass may follow.
+    - Returns the answers to `q`, those to `ask` (of additive rules, else
+      None), and the last state.
     """
 
     @staticmethod
@@ -143,101 +147,105 @@ class Memory(torch.autograd.Function):
         strength: Tensor | None,
         ask: Tensor | None,
         W: Tensor,
-        written: type[Values],
-        diagonal: int,
+        Kind: type[Group],
         keep: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Groups of chunks from the first to the last."""
         inputs = q, k, v, decay, strength, ask
-        chunk = chunks.length(decay)
-        # The states are kept only if a backward pass may follow.
+        chunk = min(chunks.length(decay), q.shape[1])
         y = v.new_empty(v.shape, dtype=W.dtype)
-        state = W.flatten(0, 1).clone()
-        n = chunks.count(q.shape[1], chunk) if keep else 0
-        states = state.new_empty(n, *state.shape)
+        two = ask is not None and not Kind.corrects
+        asked = torch.empty_like(y) if two else None
+        # The states are kept only if a backward pass may follow.
+        groups = chunks.groups(q, chunk)
+        n = groups[-1 if keep else 0][1].stop
+        S = W.new_empty(n + 1, *W.flatten(0, 1).shape)
+        S[0], first = W.flatten(0, 1), 0
         # One group after the other, all chunks of a group together.
-        for place in chunks.groups(q, chunk):
-            group = Group(inputs, place, chunk, W.dtype)
-            S = states[place[1]]
-            if not keep:
-                S = state.new_empty(group.n, *state.shape)
-            S = S.flatten(0, 1)
-            E = written(group)
-            E.forward(state, S)
-            P = group.fade.scores(group.Q, group.K, diagonal).P
-            Y = torch.bmm(group.fade.of_state(group.Q), S.mT)
-            group.put(Y.baddbmm_(P, group.strong(E.E)), y)  # (c1)
+        for place in groups:
+            group = Kind(inputs, place, chunk, W.dtype)
+            own = S[first : first + group.n + 1]
+            E = group.write(own)
+            Y = group.read(own, group.strong(E))
+            group.put(Y[:, :chunk], y)
+            group.put(Y[:, chunk:], asked)
+            if keep:
+                first += group.n
+            else:
+                S[0] = own[-1]
         # Inputs and one state per chunk: nothing else is kept.
-        ctx.save_for_backward(*inputs, states)
-        ctx.options = written, diagonal, chunk
+        ctx.save_for_backward(*inputs, S[:-1])
+        ctx.options = Kind, chunk
         ctx.set_materialize_grads(False)
-        return y, state.view_as(W)
+        return y, asked, S[first].clone().view_as(W)
 
     @staticmethod
     @autograd.backward_pass
     def backward(
-        ctx: Any, dy: Tensor | None, dW: Tensor | None
+        ctx: Any,
+        dy: Tensor | None,
+        d_asked: Tensor | None,
+        dW: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         """Groups of chunks from the last to the first."""
-        *inputs, states = ctx.saved_tensors
-        written, diagonal, chunk = ctx.options
-        _, k, v, *_ = inputs
-        # One of the two outputs may have no gradient.
+        *inputs, S = ctx.saved_tensors
+        Kind, chunk = ctx.options
+        _, k, v, _, _, ask = inputs
+        # Some of the outputs may have no gradient.
         if dy is None:
-            dy = states.new_zeros(v.shape)
-        dS = states.new_zeros(states.shape[1:])
+            dy = S.new_zeros(v.shape)
+        if d_asked is None and ask is not None and not Kind.corrects:
+            d_asked = torch.zeros_like(dy)
+        dS = S.new_zeros(S.shape[1:])
         if dW is not None:
             dS += dW.flatten(0, 1)
         # `dS` moves from the end of a group to its beginning.
         gradients = [autograd.room(x) for x in inputs]
         for place in reversed(chunks.groups(k, chunk)):
-            group = Group(inputs, place, chunk, states.dtype)
-            S = states[place[1]].flatten(0, 1)
-            parts = _backward(group, written, diagonal, dy, S, dS)
+            group = Kind(inputs, place, chunk, S.dtype)
+            dY = group.cut(dy, d_asked)
+            dS, *parts = _backward(group, dY, S[place[1]], dS)
             for part, whole in zip(parts, gradients, strict=True):
                 group.put(part, whole)
         shape = k.shape[0], k.shape[2], *dS.shape[1:]
-        return *gradients, dS.view(shape), None, None, None
+        return *gradients, dS.view(shape), None, None
 
 
 def _backward(
-    group: Group,
-    written: type[Values],
-    diagonal: int,
-    dy: Tensor,
-    S: Tensor,
-    dS: Tensor,
+    group: Group, dY: Tensor, S: Tensor, dS: Tensor
 ) -> tuple[Tensor | None, ...]:
-    r"""The gradients of a group; `dS` is moved to its beginning.
+    r"""The gradients of a group, the one of the state before it first.
 
-    With $dW'$ the gradient of the state after a chunk and
-    $R = \mathrm{tril}(dY\, U^\top) \odot \Gamma$:
+    With $dW'$ the gradient of the state after a chunk and the gradient
+    $G$ of what the rows of $R$ read, $dP = G\, U^\top \odot \Gamma$ in
+    the triangles of (c1):
 
-    $$dQ = \gamma\, dY\, W + R K \tag{c3}$$
-    $$dK = R^\top Q + \Gamma_C\, U\, dW' \tag{c4}$$
+    $$dR = \gamma\, G\, W + dP\, K \tag{c3}$$
+    $$dK = dP^\top R + \Gamma_C\, U\, dW' \tag{c4}$$
     $$ds = \mathrm{rowsum}(E \odot dU) \tag{c7}$$
 
-    A delta rule has more of them, through the keys that retrieve.
+    - `S`: the states before all chunks; `dS`: the gradient of the
+      state after the last one.
     """
-    Q, K, fade, dY = group.Q, group.K, group.fade, group.cut(dy)
-    E = written(group)
-    E.restore(S)
-    scores = fade.scores(Q, K, diagonal)
-    dU, after = torch.bmm(scores.P.mT, dY), torch.empty_like(S)
-    own = torch.bmm(dY.mT, fade.of_state(Q))
-    dV = E.backward(dU, own, after, dS)
+    fade, C, before = group.fade, group.C, S.flatten(0, 1)
+    D = S.new_empty(group.n + 1, *dS.shape)
+    D[-1] = dS
+    dU = torch.bmm(group.P[:, : dY.shape[1]].mT, dY)
+    E = group.written(before)
+    G, dV = group.write_backward(dY, dU, D)
     # Queries, keys and strengths of the chunk itself.
-    U = group.strong(E.E)
-    read, stored = torch.bmm(dY, S), torch.bmm(U, after)
-    dQ, dK = fade.of_state(read), fade.at_end(stored)
-    scores.backward(torch.bmm(dY, U.mT), dQ, dK)  # (c3), (c4)
-    ds = None if group.s is None else (E.E * dU).sum(-1, True)  # (c7)
-    dA, asked = E.asked(dV, dK, ds, S)
+    U, after = group.strong(E), D[1:].flatten(0, 1)
+    read, stored = torch.bmm(G, before), torch.bmm(U, after)
+    dR, dK = fade.of_state(read), fade.at_end(stored)
+    group.scores.backward(torch.bmm(G, U.mT), dR, dK)  # (c3), (c4)
+    ds = None if group.s is None else (E * dU).sum(-1, True)  # (c7)
     dd = None
     if fade.forgets:
-        read = read * Q if asked is None else read * Q - asked
-        dd = fade.gradient(S, after, read, stored * K)
-    return dQ, dK, dV, dd, ds, dA
+        dd = fade.gradient(before, after, read * group.R, stored * group.K)
+    dQ, dA = dR[:, :C], dR[:, C:]
+    if group.by_key:
+        dK += dA
+    return D[0], dQ, dK, dV, dd, ds, dA
 
 
 def one_step(
@@ -249,8 +257,7 @@ def one_step(
     ask: Tensor | None,
     W: Tensor,
     corrects: bool,
-    diagonal: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """(c0) or (d0) as products of matrices with single rows.
 
     For a single step nothing is gained from chunks.
@@ -262,14 +269,20 @@ def one_step(
         for x in (q, k, v, decay, strength, ask)
     ]
     q, k, v, d, s, a = rows
-    S = S if d is None else d * S
+    S, asked = S if d is None else d * S, None
     # The delta rules write the error.
     if corrects:
         v = torch.baddbmm(v, k if a is None else a, S.mT, alpha=-1)
+    elif a is not None:
+        asked = _row(torch.bmm(a, S.mT), W)
     u = v if s is None else s * v
     after = torch.addcmul(S, u.mT, k)
-    y = torch.bmm(q, (after if diagonal == 0 else S).mT)
-    return y.view(*W.shape[:2], 1, -1).transpose(1, 2), after.view_as(W)
+    return _row(torch.bmm(q, after.mT), W), asked, after.view_as(W)
+
+
+def _row(y: Tensor, W: Tensor) -> Tensor:
+    """`[batch * heads, 1, value]` to `[batch, 1, heads, value]`."""
+    return y.view(*W.shape[:2], 1, -1).transpose(1, 2)
 
 
 def remember(
@@ -281,16 +294,15 @@ def remember(
     W: Tensor,
     *,
     ask: Tensor | None = None,
-    written: type[Values] = Values,
-    diagonal: int = 0,
-) -> tuple[Tensor, Tensor]:
+    Kind: type[Group] = Group,
+) -> tuple[Tensor, Any, Tensor]:
     """`Memory`, or one step without chunks if none will go back."""
     given = (q, k, v, decay, strength, ask, W)
     keep = autograd.will_go_back(*given)
     # A text is generated step by step.
     if q.shape[1] == 1 and not keep:
-        return one_step(*given, written.corrects, diagonal)
-    return Memory.apply(*given, written, diagonal, keep)
+        return one_step(*given, Kind.corrects)
+    return Memory.apply(*given, Kind, keep)
 
 
 def additive(
@@ -304,10 +316,11 @@ def additive(
 ) -> tuple[Tensor, ...]:
     """Arguments and results of the chunked version."""
     if z is None:
-        return remember(q, k, v, decay, strength, W)
+        y, _, W = remember(q, k, v, decay, strength, W)
+        return y, W
     # $z$ is one more row of $W$, into which every key writes 1.
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     W = torch.cat([W, z[:, :, None]], -2)
-    y, W = remember(q, k, v, decay, strength, W)
+    y, _, W = remember(q, k, v, decay, strength, W)
     y = divide(y[..., :-1], y[..., -1:])  # Eq. 19
     return y, W[..., :-1, :].contiguous(), W[..., -1, :].contiguous()

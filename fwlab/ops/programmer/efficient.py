@@ -176,7 +176,8 @@ def fwp(
     """
     if activation is None:
         # Masked steps come as zeros, which write nothing.
-        return linear.remember(x, b, a, None, None, W)  # (a2)
+        y, _, W = linear.remember(x, b, a, None, None, W)  # (a2)
+        return y, W
     length = SEGMENT or math.isqrt(a.shape[1] - 1) + 1  # (a1)
     cuts = [part.split(length, 1) for part in (a, b, x)]
     masks = (
