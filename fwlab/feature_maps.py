@@ -11,7 +11,8 @@ Choromanski et al. 2021 (arXiv:2009.14794) for FAVOR+; Peng et al. 2021
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,8 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     - `total`: a shape that broadcasts with that of `x`.
     - Returns the shape the two broadcast to.
     """
-    empty = total == 0
-    return torch.where(empty, 0, x / torch.where(empty, 1, total))
+    # `x / inf` is 0, and so are its gradients. One pass over `x` is enough.
+    return x / torch.where(total == 0, torch.inf, total)
 
 
 def unit_range(x: Tensor) -> Tensor:
@@ -61,8 +62,7 @@ def sum_normalize(x: Tensor) -> Tensor:
     - Returns the same shape. A vector whose sum is 0 gives 0, with
       gradient 0.
     """
-    x = unit_range(x)
-    return divide(x, x.sum(-1, keepdim=True))
+    return _normalize(_BySum, x, (0, torch.finfo(x.dtype).max))
 
 
 def l2_normalize(x: Tensor) -> Tensor:
@@ -74,12 +74,73 @@ def l2_normalize(x: Tensor) -> Tensor:
     - `x`: features, `[..., width]`.
     - Returns the same shape. The zero vector gives 0, with gradient 0.
     """
-    x = unit_range(x)
-    square = (x * x).sum(-1, keepdim=True)
-    empty = square == 0
-    # sqrt has an infinite slope at 0: keep it away from there.
-    norm = torch.where(empty, 1, square).sqrt()
-    return torch.where(empty, 0, x / norm)
+    # Between these bounds, squares neither overflow nor vanish.
+    limits = torch.finfo(x.dtype)
+    return _normalize(_ByNorm, x, (limits.tiny**0.4, limits.max**0.4))
+
+
+def _normalize(
+    by: type["_BySum"], x: Tensor, bounds: tuple[float, float]
+) -> Tensor:
+    """`x` divided by its sums or norms, as if by those of `unit_range`.
+
+    A power of two changes no digit: it is not needed where all totals
+    are between the bounds. (To ask a GPU would mean to wait for it.)
+    """
+    if x.device.type == "cpu" and x.numel():
+        y, total = by.apply(x)
+        least, most = torch.aminmax(total.detach().abs())
+        if least >= bounds[0] and most <= bounds[1]:
+            return y
+    return by.apply(unit_range(x))[0]
+
+
+class _BySum(torch.autograd.Function):
+    r"""$y = x / n$ with $n = \sum_j x_j$; with $n = 0$, $y = 0$.
+
+    One pass over the features where autograd takes four: $dx = (dy -
+    y \cdot dy) / n$. $n$ is an output, too, so there are second
+    derivatives.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        total = x.sum(-1, keepdim=True)
+        y = divide(x, total)
+        ctx.save_for_backward(y, total)
+        ctx.set_materialize_grads(False)
+        return y, total
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
+        y, total = ctx.saved_tensors
+        dx = dn
+        if dy is not None:
+            dx = divide(dy - (dy * y).sum(-1, keepdim=True), total)
+            dx = dx if dn is None else dx + dn
+        return dx
+
+
+class _ByNorm(torch.autograd.Function):
+    r"""The same with $n = |x|$: $dx = (dy - y\,(y \cdot dy)) / n$."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        y = divide(x, norm)
+        ctx.save_for_backward(y, norm)
+        ctx.set_materialize_grads(False)
+        return y, norm
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
+        y, norm = ctx.saved_tensors
+        dx = None if dn is None else dn * y
+        if dy is not None:
+            along = (dy * y).sum(-1, keepdim=True)
+            dx_ = divide(torch.addcmul(dy, y, along, value=-1), norm)
+            dx = dx_ if dx is None else dx + dx_
+        return dx
 
 
 class FeatureMap(nn.Module):
@@ -152,9 +213,24 @@ class ELU1(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns the same shape."""
+        return _ELU1.apply(x)
+
+
+class _ELU1(torch.autograd.Function):
+    r"""$\phi(x) = e^{\min(x, 0)} + \max(x, 0)$: $\phi' = \min(\phi, 1)$."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         # Not elu(x) + 1: for x << 0, rounding would lose exp(x), and
         # a feature of exactly 0 would have no gradient.
-        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+        phi = x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        ctx.save_for_backward(phi)
+        return phi
+
+    @staticmethod
+    def backward(ctx: Any, d_phi: Tensor) -> Tensor:
+        (phi,) = ctx.saved_tensors
+        return d_phi * phi.clamp(max=1)
 
 
 class DPFP(FeatureMap):
@@ -195,11 +271,64 @@ class DPFP(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns `[..., 2 * d * nu]`."""
-        r = F.relu(torch.cat([x, -x], dim=-1))
-        return torch.cat([r * r.roll(-j, -1) for j in range(1, self.nu + 1)], dim=-1)
+        return _DPFP.apply(x, self.nu)
 
     def extra_repr(self) -> str:
         return f"nu={self.nu}"
+
+
+def _dpfp(x: Tensor, nu: int) -> Tensor:
+    """Eq. 37 as it is written."""
+    r = F.relu(torch.cat([x, -x], dim=-1))
+    return torch.cat([r * r.roll(-j, -1) for j in range(1, nu + 1)], dim=-1)
+
+
+class _DPFP(torch.autograd.Function):
+    """The same in half the passes over the features. It keeps only `x`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, nu: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.nu = nu
+        r = _rectified(x)
+        phi = x.new_empty(*r.shape[:-1], nu * r.shape[-1])
+        for part, i, j in _products(phi, r):
+            torch.mul(r[..., i], r[..., j], out=part)
+        return phi
+
+    @staticmethod
+    def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative
+            phi = _dpfp(x, ctx.nu)
+            return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None
+        r = _rectified(x)
+        dr = torch.zeros_like(r)
+        for part, i, j in _products(d_phi, r):
+            dr[..., i].addcmul_(part, r[..., j])
+            dr[..., j].addcmul_(part, r[..., i])
+        # Where an entry of r is 0, x has the other sign.
+        positive, negative = dr.mul_(r.sign_()).chunk(2, -1)
+        return positive - negative, None
+
+
+def _rectified(x: Tensor) -> Tensor:
+    """$r$ of Eq. 37, `[..., 2 * d]`."""
+    r = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
+    positive, negative = r.chunk(2, -1)
+    positive.copy_(x)
+    torch.neg(x, out=negative)
+    return r.clamp_(min=0)
+
+
+def _products(phi: Tensor, r: Tensor) -> Iterator[tuple[Tensor, slice, slice]]:
+    """Parts of the features, and the entries of `r` of which they are products."""
+    n = r.shape[-1]
+    for shift, part in enumerate(phi.split(n, -1), 1):
+        shift %= n
+        first, last = slice(n - shift), slice(n - shift, n)
+        yield part[..., first], first, slice(shift, n)
+        yield part[..., last], last, slice(shift)
 
 
 class RandomFeatures(FeatureMap):

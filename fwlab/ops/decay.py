@@ -96,8 +96,9 @@ class Decay(NoDecay):
 
     def __init__(self, d: Tensor):
         # Row j is 1 up to column j, then d; its running product.
-        later = d.new_ones(d.shape[1], d.shape[1]).triu(1).bool()
-        rows = torch.where(later, d.mT, 1).cumprod(-1)
+        n, C, _ = d.shape
+        rows = d.mT.expand(n, C, C).triu(1)
+        rows = rows.add_(d.new_ones(C, C).tril()).cumprod(-1)
         #: $\Gamma$, with ones above the diagonal.
         self.inside = rows.mT.contiguous()
         self.gamma = d.cumprod(1)
@@ -190,8 +191,8 @@ class ChannelDecay(NoDecay):
 
     def __init__(self, d: Tensor):
         self.d, C = d, d.shape[1]
-        later = d.new_ones(C, C).triu(1).bool()[..., None]
-        rows = torch.where(later, d[:, None], 1).cumprod_(2)
+        later = d.new_ones(C, C).triu(1)[..., None]
+        rows = (d[:, None] * later).add_(1 - later).cumprod_(2)
         #: $\Gamma$ `[n, i, j, key]`, with ones above the diagonal.
         self.inside = rows.transpose(1, 2)
         self.gamma = d.cumprod(1)

@@ -86,7 +86,12 @@ def _forward(
     new = _share(k, top)
     start = [torch.ones_like(mean), mean]
     s, total = recur(fade, [new, new * v], start)  # (e2)
-    return top + s.log(), torch.where(s == 0, 0, total / s)
+    return top + s.log(), _quotient(total, s)
+
+
+def _quotient(total: Tensor, s: Tensor) -> Tensor:
+    """`total / s`, and 0 where `s` is 0, as then `total` is, too."""
+    return total / s.clamp(min=torch.finfo(s.dtype).tiny)
 
 
 def _backward(
@@ -183,7 +188,7 @@ class _Means(torch.autograd.Function):
         top = k.amax(2, keepdim=True)
         new = _share(k, top)
         s, total = new.sum(2), (new * v).sum(2)
-        L, m = top[:, :, 0] + s.log(), torch.where(s == 0, 0, total / s)
+        L, m = top[:, :, 0] + s.log(), _quotient(total, s)
         ctx.save_for_backward(k, v, L, m)
         return L, m
 
