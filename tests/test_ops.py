@@ -510,6 +510,38 @@ def test_softmax_errors(options, message):
 
 
 @pytest.mark.parametrize("implementation", ["naive", "efficient"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_softmax_with_grouped_heads(implementation, masked):
+    """As if each head of keys and values were there once per query."""
+    inputs = (
+        torch.randn(2, 20, heads, 4, dtype=torch.float64, requires_grad=True)
+        for heads in (6, 2, 2)
+    )
+    q, k, v = inputs
+    keep = torch.rand(2, 20) < 0.7 if masked else None
+
+    def attend(*inputs):
+        options = {"implementation": implementation, "return_state": True}
+        pieces, cache = [], None
+        for part in (slice(0, 12), slice(12, 20)):
+            mask = None if keep is None else keep[:, part]
+            y, cache = ops.softmax_attention(
+                *(x[:, part] for x in inputs), state=cache, key_mask=mask, **options
+            )
+            pieces.append(y)
+        return torch.cat(pieces, 1), cache
+
+    y, cache = attend(q, k, v)
+    wanted, _ = attend(q, *(x[:, :, [0, 0, 0, 1, 1, 1]] for x in (k, v)))
+    assert cache.k.shape == cache.v.shape == (2, 20, 2, 4)
+    assert error(y, wanted) < 1e-12
+    for a, b in zip(
+        *(torch.autograd.grad(weighted(x), [q, k, v]) for x in (y, wanted)), strict=True
+    ):
+        assert error(a, b) < 1e-12
+
+
+@pytest.mark.parametrize("implementation", ["naive", "efficient"])
 def test_softmax_attention(implementation):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 9, 3, 4, generator=generator).double() for _ in range(3))

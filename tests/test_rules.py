@@ -8,7 +8,7 @@ import torch
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize, sum_normalize
 from fwlab.ops import chunks
-from problems import ROWS, error, problem, weighted
+from problems import ROWS, error, parts, problem, rules, weighted
 
 both = pytest.mark.parametrize("implementation", ["naive", "chunked", "efficient"])
 
@@ -91,6 +91,68 @@ def test_normalized_rules_do_not_see_the_scale(name, scale, implementation):
     wanted = ROWS[name](*inputs, implementation="naive")
     found = ROWS[name](q * scale, k * scale, *rest, implementation=implementation)
     assert error(found, wanted) < 1e-5
+
+
+@both
+@pytest.mark.parametrize("time", [1, 40])
+@pytest.mark.parametrize("name", rules.ROWS)
+def test_grouped_heads(name, time, implementation):
+    """Two queries read each memory: as two calls with one query each."""
+    row = rules.ROWS[name]
+    (first, *rest), state = problem(row, time)
+    (second, *_), _ = problem(row, time, seed=1)
+    keep = torch.arange(time).expand(2, time) % 7 != 3
+    given = {
+        "state": state,
+        "return_state": True,
+        "key_mask": keep,
+        "implementation": implementation,
+    }
+
+    def outcome(y, after):
+        loss = weighted(y, *parts(after))
+        leaves = [first, second, *rest, *parts(state)]
+        return [y, *parts(after), *torch.autograd.grad(loss, leaves)]
+
+    def both_queries():
+        return torch.stack([first, second], 3).flatten(2, 3)
+
+    found = outcome(*row(both_queries(), *rest, **given))
+    (one, after), (two, _) = (row(q, *rest, **given) for q in (first, second))
+    wanted = outcome(torch.stack([one, two], 3).flatten(2, 3), after)
+    for a, b in zip(found, wanted, strict=True):
+        assert error(a, b) < 1e-10
+    # A single step without gradients has a form of its own.
+    with torch.no_grad():
+        y, after = row(both_queries(), *rest, **given)
+    for a, b in zip([y, *parts(after)], found, strict=False):
+        assert error(a, b) < 1e-12
+        assert a.untyped_storage().nbytes() == a.nbytes
+
+
+@both
+def test_grouped_heads_without_steps(implementation):
+    (q, *rest), W = problem(ROWS["delta"], 0)
+    q = q.detach().repeat_interleave(2, 2).requires_grad_()
+    y, after = ops.delta_rule(
+        q, *rest, state=W, return_state=True, implementation=implementation
+    )
+    assert y.shape == (2, 0, 6, 5) and torch.equal(after, W)
+    assert torch.autograd.grad(y.sum(), q)[0].shape == q.shape
+
+
+def test_heads_that_cannot_be_grouped():
+    x, gate = torch.zeros(2, 7, 4, 4), torch.zeros(2, 7, 4)
+    for heads in (3, 6, 2):
+        q = torch.zeros(2, 7, heads, 4)
+        message = f"heads of q to be a multiple of the 4 heads of k, got {heads}"
+        for op, more in ((ops.delta_rule, [gate]), (ops.softmax_attention, [])):
+            with pytest.raises(
+                ValueError, match=f"{op.__name__}: expected the {message}"
+            ):
+                op(q, x, x, *more)
+    with pytest.raises(ValueError, match=r"expected v of shape \[2, 7, 4, value\]"):
+        ops.delta_rule(x.repeat(1, 1, 2, 1), x, x[:, :, :2], gate)
 
 
 def test_closed_form():

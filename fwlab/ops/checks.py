@@ -45,6 +45,25 @@ def shapes(
     return sizes
 
 
+def group(op: str, q: Any, k: Any) -> int:
+    """How many consecutive heads of `q` share one head of `k`.
+
+    - Returns 1 if a shape does not fit at all: `shapes` reports that.
+    - Raises `ValueError` for heads that cannot be shared evenly.
+    """
+    if not all(isinstance(x, Tensor) and x.dim() == 4 for x in (q, k)):
+        return 1
+    queries, keys = q.shape[2], k.shape[2]
+    if queries == keys or not queries * keys:
+        return 1
+    if queries % keys:
+        raise ValueError(
+            f"{op}: expected the heads of q to be a multiple of the "
+            f"{keys} heads of k, got {queries}"
+        )
+    return queries // keys
+
+
 def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
     """The precision of states and sums: float64 for float64, else float32.
 

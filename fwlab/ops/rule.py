@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import FeatureMap, Identity, unit_range
+from fwlab.ops import checks
 from fwlab.ops.operation import Call, Operation
 from fwlab.ops.state import NormalizedState
 
@@ -87,9 +88,10 @@ class Rule(Operation):
             for name, gate in gates.items()
             if gate is not None or name not in self.optional
         }
-        dims = "batch time heads"
+        dims, group = "batch time heads", checks.group(self.name, q, k)
+        queries = dims if group == 1 else "batch time queries"
         arguments: dict[str, Any] = {
-            "q": (q, f"{dims} key"),
+            "q": (q, f"{queries} key"),
             "k": (k, f"{dims} key"),
             "v": (v, f"{dims} value"),
         }
@@ -97,9 +99,13 @@ class Rule(Operation):
             arguments[name] = (gate, f"batch time {self.gates[name]}")
         call = Call(self, arguments, like="v", key_mask=key_mask)
         call.sizes["key"] *= wider
+        if group > 1:
+            call.like = v[:, :, :1].expand(-1, -1, q.shape[2], -1)
         name, compute = call.choose(
             implementation, "q", "k", "v", normalize=normalize
         )
+        if group > 1:
+            compute = grouped(compute, group)
         start = self._start(call, state, normalize)
         one = isinstance(scale, Tensor) and scale.numel() == 1
         if not (one or scale is None or isinstance(scale, int | float)):
@@ -185,6 +191,28 @@ class Rule(Operation):
                 "normalize=False, got a NormalizedState (W, z)"
             )
         return call.start(lambda W: W, state, {"": W})
+
+
+def grouped(compute: Callable[..., Any], group: int) -> Callable:
+    """The same where `group` consecutive queries read one memory.
+
+    Each query gets a copy of it, and what it writes: exact for every
+    implementation, at the cost of as many memories as queries.
+    """
+
+    def run(q: Tensor, **given: Any) -> tuple[Tensor, ...]:
+        copies = {
+            name: x.repeat_interleave(
+                group, 1 if name in ("W", "z") else 2
+            )
+            if isinstance(x, Tensor)
+            else x
+            for name, x in given.items()
+        }
+        y, *after = compute(q=q, **copies)
+        return y, *(x[:, ::group].contiguous() for x in after)
+
+    return run
 
 
 def factor(log_decay: Tensor | None) -> Tensor | None:

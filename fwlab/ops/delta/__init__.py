@@ -134,7 +134,9 @@ def delta_rule(
     stable while $\beta_t |k_t|^2 \le 2$. For `beta` in $[0, 1]$ and
     features that are not negative, either normalisation ensures this.
 
-    - `q`, `k`: `[batch, time, heads, key]`.
+    - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of
+      these heads: consecutive ones then read one memory (grouped
+      heads), and `y` has the heads of `q`, the state those of `k`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$: 0 keeps the old value of the key, 1 replaces it.
@@ -189,7 +191,8 @@ def dpfp_delta_rule(
     make the features: they load the $d$ scalars of a key from HBM, not
     its $2 d \nu$ features.
 
-    - `q`, `k`: `[batch, time, heads, d]`, any values.
+    - `q`, `k`: `[batch, time, heads, d]`, any values; grouped heads as
+      for `delta_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength in $[0, 1]$.
     - `nu`: the number of shifts of `DPFP`, at least 1.
@@ -238,7 +241,8 @@ def gated_delta_rule(
     $y_t = W_t q_t$.
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
-      divides both by their Euclidean norm.
+      divides both by their Euclidean norm. Grouped heads as for
+      `delta_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$.

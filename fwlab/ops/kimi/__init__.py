@@ -52,7 +52,8 @@ def kimi_delta_rule(
     $y_t = W_t q_t$.
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
-      divides both by their Euclidean norm.
+      divides both by their Euclidean norm. Grouped heads as for
+      `delta_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$.

@@ -112,7 +112,9 @@ def sum_rule(
     $y_t = W_t q_t \,/\, (z_t \cdot q_t)$. Keys and queries are
     features: first apply a map of `fwlab.feature_maps`.
 
-    - `q`, `k`: `[batch, time, heads, key]`.
+    - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of
+      these heads: consecutive ones then read one memory (grouped
+      heads), and `y` has the heads of `q`, the state those of `k`.
     - `v`: `[batch, time, heads, value]`.
     - `log_decay`: `[batch, time, heads]`, at most 0: $W_{t-1}$ and
       $z_{t-1}$ are multiplied by its exponential first; None = no
@@ -169,7 +171,8 @@ def gated_rule(
     Attention: $z_t = (1 - \beta_t) z_{t-1} + \beta_t k_t$ and
     $y_t = W_t q_t \,/\, (z_t \cdot q_t)$.
 
-    - `q`, `k`: `[batch, time, heads, key]`, as features.
+    - `q`, `k`: `[batch, time, heads, key]`, as features; grouped heads
+      as for `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, usually in $[0, 1]$: 0 keeps the
       fast weights, 1 replaces all of them with this pair.

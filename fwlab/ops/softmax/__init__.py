@@ -11,6 +11,7 @@ from fwlab.ops.state import KeyValueCache
 
 
 def _torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """PyTorch's own; `k` and `v` may have fewer heads than `q`."""
     # A whole sequence without masked keys does not need a mask.
     causal = visible.dim() == 2 and visible.shape[0] == visible.shape[1]
     return F.scaled_dot_product_attention(
@@ -20,6 +21,7 @@ def _torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         attn_mask=None if causal else visible,
         is_causal=causal,
         scale=1.0,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
 
 
@@ -46,7 +48,8 @@ def softmax_attention(
 ) -> Tensor | tuple[Tensor, KeyValueCache]:
     r"""Causal softmax attention (Eq. 7).
 
-    - `q`, `k`: `[batch, time, heads, key]`.
+    - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of
+      these heads: consecutive ones then share one head of `k` and `v`.
     - `v`: `[batch, time, heads, value]`.
     - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, the
       usual choice (the equation omits it: `scale=1.0`).
@@ -56,16 +59,17 @@ def softmax_attention(
     - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive" or "efficient" (PyTorch's own
       `scaled_dot_product_attention`).
-    - Returns `y` `[batch, time, heads, value]`.
+    - Returns `y` `[batch, time, heads, value]`, with the heads of `q`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762).
     """
     dims = "batch time heads key"
+    group = checks.group("softmax_attention", q, k)
     call = Call(
         SOFTMAX_ATTENTION,
         {
-            "q": (q, dims),
+            "q": (q, dims if group == 1 else "batch time queries key"),
             "k": (k, dims),
             "v": (v, "batch time heads value"),
         },
@@ -96,7 +100,9 @@ def softmax_attention(
     )
     # PyTorch's own sums half-precision inputs up in float32.
     kind = call.dtype if name == "naive" else wide
-    inputs = (x.to(kind).transpose(1, 2) for x in (q, k, v))
+    inputs = [x.to(kind).transpose(1, 2) for x in (q, k, v)]
+    if name == "naive" and group > 1:
+        inputs[1:] = (x.repeat_interleave(group, 1) for x in inputs[1:])
     y = compute(*inputs, visible).to(wide)
     y = call.masked(y.transpose(1, 2))
     return (y, KeyValueCache(k, v, real)) if return_state else y
