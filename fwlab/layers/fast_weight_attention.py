@@ -15,11 +15,18 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
+from fwlab.layers.heads import (
+    check_input,
+    head_width,
+    real_tokens,
+    shared_heads,
+    split_heads,
+)
+from fwlab.layers.short_convolution import ShortConvolution
 from fwlab.ops import checks
 from fwlab.ops.rule import Rule
 
-State = Tensor | ops.NormalizedState | ops.ScaledState
+State = Tensor | ops.NormalizedState | ops.ScaledState | ops.ConvState
 
 
 #: The rules that have a layer, by name: their records say the rest.
@@ -67,6 +74,21 @@ class FastWeightAttention(Causal):
       takes the rule's default.
     - Raises `ValueError` or `TypeError` for what does not fit.
 
+    Options of today's models, all off (see "Options of
+    `FastWeightAttention`" on the page of the layers):
+
+    - `kv_heads`: number of memories; None = `heads`. Each is read by
+      `heads / kv_heads` consecutive heads of queries. It has its own
+      key, value and gates, so there are fewer parameters and smaller
+      states.
+    - `expand_v`: width of the values of a head, in units of
+      `d_model / heads`.
+    - `conv_size`: if not 0, queries, keys and values pass a
+      `ShortConvolution` over so many tokens before the feature map.
+    - `out_norm`: divide what each head reads by its root mean square,
+      and multiply it by trained weights: `torch.nn.RMSNorm`.
+    - `out_gate`: multiply it by $\mathrm{SiLU}(W_g x)$, after the norm.
+
     All three methods are causal, and any mixture of `prefill` and `step`
     gives what `forward` gives for the whole sequence. With features that
     come with a scale (stabilised FAVOR+) and a denominator, the largest
@@ -84,9 +106,23 @@ class FastWeightAttention(Causal):
         rule: str = "delta",
         key_norm: str | None = "auto",
         normalize: bool | None = None,
+        *,
+        kv_heads: int | None = None,
+        expand_v: float = 1,
+        conv_size: int = 0,
+        out_norm: bool = False,
+        out_gate: bool = False,
     ):
         super().__init__()
         width = head_width("FastWeightAttention", d_model, heads)
+        self.kv_heads = memories = shared_heads("FastWeightAttention", heads, kv_heads)
+        value = _value_width(width, expand_v)
+        whole = isinstance(conv_size, int) and not isinstance(conv_size, bool)
+        if not whole or conv_size < 0:
+            raise ValueError(
+                "FastWeightAttention: expected conv_size to be an integer, 0 or "
+                f"more, got {conv_size!r}"
+            )
         if rule not in RULES:
             names = ", ".join(map(repr, RULES))
             raise ValueError(
@@ -120,32 +156,42 @@ class FastWeightAttention(Causal):
                 f"as DPFP(nu=1), got {feature_map!r}"
             )
         self.feature_map = feature_map
-        #: `[heads, value, key]`, the shape of the fast weights of one sequence.
-        self.state_shape = (heads, width, self.feature_map.width(width))
+        #: `[kv_heads, value, key]`, the shape of the fast weights of one sequence.
+        self.state_shape = (memories, value, self.feature_map.width(width))
 
         self.to_q = nn.Linear(d_model, d_model, bias=False)
-        self.to_k = nn.Linear(d_model, d_model, bias=False)
-        self.to_v = nn.Linear(d_model, d_model, bias=False)
-        self.to_out = nn.Linear(d_model, d_model, bias=False)
+        self.to_k = nn.Linear(d_model, memories * width, bias=False)
+        self.to_v = nn.Linear(d_model, memories * value, bias=False)
+        self.to_out = nn.Linear(heads * value, d_model, bias=False)
         if "beta" in record.gates:
-            self.to_beta = nn.Linear(d_model, heads, bias=False)
+            self.to_beta = nn.Linear(d_model, memories, bias=False)
             if not record.corrects:  # the whole memory fades by it
-                share = 0.5 ** torch.arange(1, heads + 1, dtype=torch.float32)
+                share = 0.5 ** torch.arange(1, memories + 1, dtype=torch.float32)
                 self.beta_bias = nn.Parameter(torch.logit(share))
         if "log_decay" in record.required:
-            shape: tuple[int, ...] = (heads,)
-            self.to_alpha: nn.Module = nn.Linear(d_model, heads, bias=False)
+            shape: tuple[int, ...] = (memories,)
+            self.to_alpha: nn.Module = nn.Linear(d_model, memories, bias=False)
             if "key" in record.gates["log_decay"]:  # a projection of low rank
-                shape = (heads, self.state_shape[-1])
+                shape = (memories, self.state_shape[-1])
                 self.to_alpha = nn.Sequential(
                     nn.Linear(d_model, width, bias=False),
                     nn.Linear(width, math.prod(shape), bias=False),
                     nn.Unflatten(-1, shape),
                 )
-            self.log_rate = nn.Parameter(torch.empty(heads).uniform_(1e-3, 16).log())
+            rate = torch.empty(memories).uniform_(1e-3, 16)
+            self.log_rate = nn.Parameter(rate.log())
             step = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
             # The inverse of softplus.
             self.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+        # Last, so that no other initial value depends on the options.
+        self.conv: ShortConvolution | None = None
+        if conv_size:
+            channels = d_model + memories * (width + value)
+            self.conv = ShortConvolution(channels, conv_size)
+        self.out_norm = nn.RMSNorm(value, eps=1e-5) if out_norm else None
+        self.to_gate: nn.Linear | None = None
+        if out_gate:
+            self.to_gate = nn.Linear(d_model, heads * value, bias=False)
 
     def state_size(self, time: int = 0) -> int:
         """Numbers in the state of one sequence, however long it was.
@@ -155,7 +201,10 @@ class FastWeightAttention(Causal):
         """
         heads, value, key = self.state_shape
         per_head = value * key + (key if self.normalize else 0)
-        return heads * (per_head + self._scales)
+        past = 0
+        if self.conv is not None:
+            past = (self.conv.size - 1) * self.conv.channels
+        return heads * (per_head + self._scales) + past
 
     @property
     def _scales(self) -> bool:
@@ -183,16 +232,18 @@ class FastWeightAttention(Causal):
         - `state`: the state before it; None = empty memory.
         - `key_mask`, `implementation`: as in `forward`.
         - Returns `(y, state)`: `[batch, time, d_model]`, and the fast
-          weights `[batch, heads, value, key]` (with `normalize`, a
-          `NormalizedState`; with a running scale, a `ScaledState`).
+          weights `[batch, kv_heads, value, key]` (with `normalize`, a
+          `NormalizedState`; with a running scale, a `ScaledState`; with
+          convolutions, a `ConvState` of that).
         """
         dims = "batch time d_model"
         check_input("FastWeightAttention", "x", x, dims, self.to_q.weight)
         x = real_tokens("FastWeightAttention", x, dims, key_mask)
-        q, k, v = (
-            split_heads(project(x), self.heads)
-            for project in (self.to_q, self.to_k, self.to_v)
-        )
+        inputs = None
+        if self.conv is not None and state is not None:
+            checks.state_kind("FastWeightAttention", state, ops.ConvState)
+            state, inputs = state
+        q, k, v, inputs = self._qkv(x, inputs, key_mask)
         gates, log_scale = self._gates(x), None
         record = RULES[self.rule]
         op = getattr(ops, record.name)
@@ -225,7 +276,31 @@ class FastWeightAttention(Causal):
         )
         if log_scale is not None:
             memory = ops.ScaledState(memory, log_scale)
-        return self.to_out(y.flatten(-2)), memory
+        if inputs is not None:
+            memory = ops.ConvState(memory, inputs)
+        return self.to_out(self._finish(y, x)), memory
+
+    def _qkv(
+        self, x: Tensor, inputs: Tensor | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values per head, and what a later call needs
+        of the inputs of the convolutions.
+        """
+        q, k, v = (project(x) for project in (self.to_q, self.to_k, self.to_v))
+        if self.conv is not None:
+            widths = [part.shape[-1] for part in (q, k, v)]
+            qkv, inputs = self.conv(torch.cat([q, k, v], -1), inputs, key_mask)
+            q, k, v = qkv.split(widths, -1)
+        k, v = (split_heads(part, self.kv_heads) for part in (k, v))
+        return split_heads(q, self.heads), k, v, inputs
+
+    def _finish(self, y: Tensor, x: Tensor) -> Tensor:
+        """What the heads read, with norm and gate, and side by side."""
+        if self.out_norm is not None:
+            # Under autocast `y` has half the precision of the weights.
+            y = self.out_norm(y.to(self.out_norm.weight.dtype))
+        y = y.flatten(-2)
+        return y if self.to_gate is None else y * F.silu(self.to_gate(x))
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
         """What the rule takes besides q, k and v."""
@@ -261,7 +336,7 @@ class FastWeightAttention(Causal):
         assert scale is not None
         if key_mask is not None:
             scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
-        shape = (scale.shape[0], self.heads)
+        shape = (scale.shape[0], self.kv_heads)
         if before is None:
             before = scale.new_full(shape, -torch.inf)
         part = ("FastWeightAttention", "state.log_scale", before)
@@ -275,6 +350,22 @@ class FastWeightAttention(Causal):
             f"rule={self.rule!r}, key_norm={self.key_norm!r}, "
             f"normalize={self.normalize}"
         )
+
+
+def _value_width(width: int, expand_v: float) -> int:
+    """`expand_v` times the width of a head; raises unless an integer."""
+    number = isinstance(expand_v, int | float) and not isinstance(expand_v, bool)
+    if not number:
+        raise TypeError(
+            f"FastWeightAttention: expected expand_v to be a number, got {expand_v!r}"
+        )
+    wide = expand_v * width
+    if not (1 <= wide < math.inf and math.isclose(wide, round(wide), rel_tol=1e-9)):
+        raise ValueError(
+            "FastWeightAttention: expected expand_v times the width of a head, "
+            f"{width}, to be a positive integer, got expand_v={expand_v}"
+        )
+    return round(wide)
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

@@ -19,6 +19,25 @@ def head_width(layer: str, d_model: int, heads: int) -> int:
     return d_model // heads
 
 
+def shared_heads(layer: str, heads: int, kv_heads: int | None) -> int:
+    """The number of heads of keys and values; None = as many as `heads`.
+
+    Raises `ValueError` if they do not divide `heads`.
+    """
+    if kv_heads is None:
+        return heads
+    if isinstance(kv_heads, bool) or not isinstance(kv_heads, int):
+        raise TypeError(
+            f"{layer}: expected kv_heads to be an integer or None, got {kv_heads!r}"
+        )
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(
+            f"{layer}: expected heads to be a positive multiple of kv_heads, "
+            f"got heads={heads} and kv_heads={kv_heads}"
+        )
+    return kv_heads
+
+
 def check_input(
     layer: str, argument: str, x: Tensor, dims: str, weight: Tensor
 ) -> None:

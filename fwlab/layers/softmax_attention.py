@@ -4,7 +4,13 @@ from torch import Tensor, nn
 
 from fwlab import ops
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
+from fwlab.layers.heads import (
+    check_input,
+    head_width,
+    real_tokens,
+    shared_heads,
+    split_heads,
+)
 
 
 class SoftmaxAttention(Causal):
@@ -12,30 +18,37 @@ class SoftmaxAttention(Causal):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads.
-    - Raises `ValueError` if `heads` does not divide `d_model`, and
-      `TypeError` if either of them is not an integer.
+    - `kv_heads`: number of heads of keys and values; None = `heads`.
+      Fewer are grouped-query attention (Ainslie et al. 2023): each is
+      shared by `heads / kv_heads` consecutive heads of queries.
+    - Raises `ValueError` if `heads` does not divide `d_model`, or
+      `kv_heads` does not divide `heads`, and `TypeError` if one of them
+      is not an integer.
 
     Its state, a `KeyValueCache`, grows with every token.
     """
 
     one_token = "auto"
 
-    def __init__(self, d_model: int, heads: int):
+    def __init__(self, d_model: int, heads: int, kv_heads: int | None = None):
         super().__init__()
-        head_width("SoftmaxAttention", d_model, heads)
+        width = head_width("SoftmaxAttention", d_model, heads)
         self.d_model, self.heads = d_model, heads
+        self.kv_heads = shared_heads("SoftmaxAttention", heads, kv_heads)
+        self.kv_width = self.kv_heads * width
         self.to_q = nn.Linear(d_model, d_model, bias=False)
-        self.to_k = nn.Linear(d_model, d_model, bias=False)
-        self.to_v = nn.Linear(d_model, d_model, bias=False)
+        self.to_k = nn.Linear(d_model, self.kv_width, bias=False)
+        self.to_v = nn.Linear(d_model, self.kv_width, bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def state_size(self, time: int) -> int:
         """Number of scalars in the state of one sequence.
 
         - `time`: tokens so far.
-        - Returns `2 * time * d_model`.
+        - Returns `2 * time * d_model`, or the share of it that `kv_heads`
+          has of `heads`.
         """
-        return 2 * time * self.d_model
+        return 2 * time * self.kv_width
 
     def prefill(
         self,
@@ -54,9 +67,9 @@ class SoftmaxAttention(Causal):
         dims = "batch time d_model"
         check_input("SoftmaxAttention", "x", x, dims, self.to_q.weight)
         x = real_tokens("SoftmaxAttention", x, dims, key_mask)
-        q, k, v = (
-            split_heads(project(x), self.heads)
-            for project in (self.to_q, self.to_k, self.to_v)
+        q = split_heads(self.to_q(x), self.heads)
+        k, v = (
+            split_heads(project(x), self.kv_heads) for project in (self.to_k, self.to_v)
         )
         y, state = ops.softmax_attention(
             q,

@@ -42,6 +42,7 @@ from fwlab.ops.operation import Operation
 from fwlab.ops.programmer import FWP, fwp
 from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
 from fwlab.ops.state import (
+    ConvState,
     KeyValueCache,
     NormalizedState,
     ScaledState,
@@ -68,6 +69,7 @@ __all__ = [
     "detach",
     "NormalizedState",
     "ScaledState",
+    "ConvState",
     "KeyValueCache",
     "RunningMean",
     "KeysAndValues",

@@ -28,6 +28,18 @@ class ScaledState(NamedTuple):
     log_scale: Tensor
 
 
+class ConvState(NamedTuple):
+    """The state of a layer with short convolutions.
+
+    - `memory`: the state of the layer without them.
+    - `inputs`: `[batch, size - 1, channels]`, what the convolutions
+      still see: the projections of the last tokens, 0 before the first.
+    """
+
+    memory: Tensor | NormalizedState | ScaledState
+    inputs: Tensor
+
+
 class KeyValueCache(NamedTuple):
     """The growing state of softmax attention (Eqs. 5 and 6).
 

@@ -1,0 +1,72 @@
+r"""A short causal convolution: every channel sees its last few inputs.
+
+Fast weights find a value by its key, not by its place. A convolution in
+front of them makes keys of neighbouring tokens, such as "what came after
+this one", which one token alone cannot say.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab.ops import checks
+
+
+class ShortConvolution(nn.Module):
+    r"""A causal convolution per channel, then SiLU.
+
+    $$x'_t = \mathrm{SiLU}\Big(\sum_{j=0}^{n-1} c_j \odot x_{t-j}\Big)$$
+
+    with $x_t = 0$ before the first token, and $\mathrm{SiLU}(x) = x\,
+    \sigma(x)$. The weights $c_j$ are the columns of `weight`, $c_0$ the
+    last one; initial values as for `torch.nn.Conv1d`, uniform in
+    $\pm 1/\sqrt{n}$.
+
+    - `channels`: width of the input.
+    - `size`: $n$, the number of inputs that an output sees.
+    """
+
+    def __init__(self, channels: int, size: int):
+        super().__init__()
+        self.channels, self.size = channels, size
+        bound = size**-0.5
+        self.weight = nn.Parameter(torch.empty(channels, size).uniform_(-bound, bound))
+
+    def forward(
+        self, x: Tensor, before: Tensor | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Convolve part of a sequence.
+
+        A masked token is skipped, as if it were not there: outputs after
+        it see the real tokens before it.
+
+        - `x`: `[batch, time, channels]`.
+        - `before`: `[batch, size - 1, channels]`, the inputs of the last
+          real tokens; None = 0.
+        - `key_mask`: `bool [batch, time]`, True = real token.
+        - Returns the output, anything at masked tokens, and the inputs
+          of the last real tokens.
+        """
+        batch, time, _ = x.shape
+        shape = (batch, self.size - 1, self.channels)
+        if before is None:
+            before = x.new_zeros(shape)
+        part = ("ShortConvolution", "state.inputs", before)
+        checks.state_part(*part, shape, x.dtype, x)
+        if time == 0:
+            return x, before
+        if key_mask is not None:  # real tokens first, in their order
+            order = (~key_mask).int().argsort(dim=1, stable=True)[..., None]
+            x = x.take_along_dim(order, 1)
+        x = torch.cat([before, x], 1)
+        y = F.conv1d(x.mT, self.weight[:, None], groups=self.channels).mT
+        if key_mask is None:
+            # A copy: a view would keep the whole sequence in memory.
+            return F.silu(y), x[:, time:].clone()
+        last = torch.arange(self.size - 1, device=x.device)
+        last = key_mask.sum(1, keepdim=True) + last
+        y = y.take_along_dim(order.argsort(1), 1)
+        return F.silu(y), x.take_along_dim(last[..., None], 1)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, {self.size}"
