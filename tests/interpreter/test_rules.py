@@ -367,3 +367,15 @@ def test_refusals_name_their_reason():
         "efficient",
         "triton",
     )
+
+
+@pytest.mark.parametrize("name", ["sum-normalized", "dpfp-delta"])
+def test_grouped_heads(name, chunked):
+    """Two queries read one memory; DPFP features are made by the kernel."""
+
+    def make(time, generator, with_state):
+        (q, *rest), state = WHOLE[name].make(time, generator, with_state)
+        one = [x[:1, :, :1] for x in rest]
+        return [q[:1, :, :2], *one], rebuild(state, lambda x: x[:1, :1])
+
+    agrees(replace(WHOLE[name], make=make), 17, torch.float32)
