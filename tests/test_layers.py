@@ -478,6 +478,15 @@ def test_all_options_by_hand():
     assert torch.equal(state.inputs, qkv[:, -3:])
 
 
+def test_norm_has_full_precision_under_autocast():
+    layer, x = setup(OPTIONAL["delta-norm"], torch.float32)
+    given = []
+    layer.out_norm.register_forward_pre_hook(lambda _, inputs: given.extend(inputs))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x)
+    assert [y.dtype for y in given] == [torch.float32]
+
+
 def test_gradients_with_all_options():
     torch.manual_seed(0)
     layer = FastWeightAttention(4, 2, rule="gated_delta", **ALL | {"kv_heads": 1})

@@ -84,7 +84,7 @@ class FastWeightAttention(Causal):
     - `expand_v`: width of the values of a head, in units of
       `d_model / heads`.
     - `conv_size`: if not 0, queries, keys and values pass a
-      `ShortConvolution` over so many tokens before the feature map.
+      `ShortConvolution` over this many tokens before the feature map.
     - `out_norm`: divide what each head reads by its root mean square,
       and multiply it by trained weights: `torch.nn.RMSNorm`.
     - `out_gate`: multiply it by $\mathrm{SiLU}(W_g x)$, after the norm.
