@@ -65,7 +65,7 @@ class FastWeightAttention(Causal):
     Arguments:
 
     - `d_model`: width of the input; a multiple of `heads`.
-    - `heads`: number of independent memories.
+    - `heads`: number of heads, each with its own memory.
     - `feature_map`: a `FeatureMap`; None takes the rule's default.
     - `rule`: the name of a rule above.
     - `key_norm`: "sum", "l2" or None, applied to keys and queries after
@@ -77,10 +77,9 @@ class FastWeightAttention(Causal):
     Options of today's models, all off (see "Options of
     `FastWeightAttention`" on the page of the layers):
 
-    - `kv_heads`: number of memories; None = `heads`. Each is read by
-      `heads / kv_heads` consecutive heads of queries. It has its own
-      key, value and gates, so there are fewer parameters and smaller
-      states.
+    - `kv_heads`: number of memories; None = `heads`. With fewer, each is
+      read by the queries of `heads / kv_heads` consecutive heads. Keys,
+      values, gates and the state are that much smaller.
     - `expand_v`: width of the values of a head, in units of
       `d_model / heads`.
     - `conv_size`: if not 0, queries, keys and values pass a

@@ -22,7 +22,8 @@ class Shown(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
-        if re.fullmatch("h[1-6]", tag) and "doc-heading" in attributes["class"]:
+        heading = "doc-heading" in (attributes.get("class") or "")
+        if re.fullmatch("h[1-6]", tag) and heading:
             self.ids.add(attributes["id"])
         self.signs |= "doc-signature" in (attributes.get("class") or "")
 
