@@ -146,7 +146,7 @@ class Decay(NoDecay):
         pairs = S.new_empty(n, C + 1, C + 1)
         pairs[:, :-1, 0] = halves(read, self.gamma).sum((1, -1))
         pairs[:, :-1, 1:] = halves(self.between, self.gamma).sum(1)
-        pairs[:, -1, 0] = (S * after).sum((-2, -1))
+        pairs[:, -1, 0] = torch.linalg.vecdot(S.flatten(1), after.flatten(1))
         pairs[:, -1, 1:] = written.sum(-1)
         # The decays from step t to those that read, and before it.
         readers = S.new_empty(n, C, C + 1)

@@ -241,7 +241,8 @@ def _backward(
     ds = None if group.s is None else (E * dU).sum(-1, True)  # (c7)
     dd = None
     if fade.forgets:
-        dd = fade.gradient(before, after, read * group.R, stored * group.K)
+        met, kept = read.mul_(group.R), stored.mul_(group.K)
+        dd = fade.gradient(before, after, met, kept)
     dQ, dA = dR[:, :C], dR[:, C:]
     if group.by_key:
         dK += dA
