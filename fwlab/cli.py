@@ -148,6 +148,7 @@ def info() -> None:
 def bench(
     out: Path | None = None,
     peers: bool = False,
+    lengths: bool = False,
     gpu: bool = False,
     quick: bool = False,
 ) -> None:
@@ -160,14 +161,16 @@ def bench(
         peers: Compare with what others offer instead, on the CPU: functions
             of Hugging Face and fast-transformers if they are installed, and
             the usual forms.
+        lengths: By sequence length and by batch, next to dense forms and
+            softmax attention, on the CPU.
         gpu: Check that the GPU kernels are correct, then measure them,
             within 8 minutes; exit code 1 if one of them is wrong.
         quick: With --gpu: a shorter run, within 4 minutes.
     """
     if quick and not gpu:
         raise ValueError("--quick needs --gpu")
-    if peers and gpu:
-        raise ValueError("expected --peers or --gpu, got both")
+    if peers + lengths + gpu > 1:
+        raise ValueError("expected one of --peers, --lengths and --gpu, got several")
     if gpu:
         from fwlab.bench import gpu as gpu_benchmark
 
@@ -175,9 +178,12 @@ def bench(
             sys.exit(1)
         return
     from fwlab import bench as benchmark
+    from fwlab.bench import lengths as by_length
+    from fwlab.bench import operations
     from fwlab.bench import peers as others
 
-    (others if peers else benchmark).main(out, _command())
+    chosen = others if peers else by_length if lengths else operations
+    benchmark.main(chosen.measure, out, _command())
 
 
 def _command() -> str:

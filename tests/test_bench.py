@@ -1,15 +1,28 @@
 """The benchmark measures what it claims; tests assert no times."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from fwlab import bench, ops
-from fwlab.bench import case as measuring
-from fwlab.bench import decoding, mixers, peers, rules
+from fwlab import ops
+from fwlab.bench import case as cases
+from fwlab.bench import (
+    aft,
+    decoding,
+    lengths,
+    measure,
+    mixers,
+    operations,
+    peers,
+    rules,
+)
 from fwlab.models import MIXERS
 
 
-@pytest.mark.parametrize("case", bench.CASES, ids=[c.key for c in bench.CASES])
+@pytest.mark.parametrize(
+    "case", operations.CASES, ids=[c.key for c in operations.CASES]
+)
 def test_every_case_is_complete(case):
     assert "efficient" in case.sides
     assert case.exact in case.sides
@@ -19,7 +32,7 @@ def test_every_case_is_complete(case):
 
 
 def test_names_are_unique():
-    keys = [case.key for case in bench.CASES]
+    keys = [case.key for case in operations.CASES]
     assert len(set(keys)) == len(keys)
 
 
@@ -33,24 +46,47 @@ def test_all_sides_compute_the_same(op):
         if case.name == op
         for name, side in case.sides.items()
     }
-    exact = measuring.once(sides["naive"], inputs, dy)
+    if op in rules.DENSE:
+        sides["dense"] = rules.DENSE[op]
+    exact = cases.once(sides["naive"], inputs, dy)
     assert len(exact) == 4 + len(record.required)
     assert {"naive", "chunked", "efficient"} <= set(sides)
     for side in sides.values():
-        for a, b in zip(measuring.once(side, inputs, dy), exact, strict=True):
+        for a, b in zip(cases.once(side, inputs, dy), exact, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+def test_peak_memory_is_that_of_the_tensors_alive_at_once():
+    x = torch.ones(2**18)  # 1 MiB
+
+    def call():
+        y = x + 1
+        z = y * 2
+        del y
+        return z + 3
+
+    assert measure.peak_mib(call) == measure.peak_mib(call)
+    assert measure.peak_mib(call) == pytest.approx(2, abs=0.01)
+
+
+def test_operator_calls_of_both_passes():
+    x = torch.ones(3, requires_grad=True)
+    assert measure.operator_calls(lambda: x.detach().exp()[0]) == 3
+    forward = measure.operator_calls(lambda: x.exp().sum())
+    both = measure.operator_calls(lambda: torch.autograd.grad(x.exp().sum(), x))
+    assert both >= forward + 3  # ones, expand, product
+
+
 def test_a_small_run(monkeypatch):
-    monkeypatch.setattr(measuring, "PROCESSES", 1)
-    monkeypatch.setattr(measuring, "TURN", 0.01)
-    case = next(c for c in bench.CASES if c.name == "aft_simple")  # the quickest
-    rows = measuring.run(case._replace(rounds=1))
+    monkeypatch.setattr(measure, "TURN", 0.01)
+    case = next(c for c in operations.CASES if c.name == "aft_simple")
+    problem = partial(aft.problem, time=256, bias=())
+    rows = cases.run(case._replace(problem=problem, rounds=1))
     assert [r["side"] for r in rows] == ["naive loop", "efficient"]
     assert all(r["milliseconds"] > 0 and r["error"] < 1e-5 for r in rows)
-    # The output and three gradients, each of 4 MiB, are there at the end.
-    assert all(r["peak_mib"] is None or r["peak_mib"] > 16 for r in rows)
-    text = measuring.layout(bench.table(rows), left=3)
+    # The output and three gradients, each of half a MiB, are there at the end.
+    assert all(r["peak_mib"] > 2 for r in rows)
+    text = cases.layout(operations.table(rows), left=3)
     assert text.splitlines()[0].split()[0] == "operation"
     assert len({len(line) for line in text.splitlines()}) == 1
 
@@ -80,10 +116,11 @@ def test_models_of_all_mixers_are_equally_large(mixer):
 def test_mixers(monkeypatch):
     monkeypatch.setattr(mixers, "ROUNDS", 1)
     monkeypatch.setattr(mixers, "TURN", 0.0)
-    monkeypatch.setattr(mixers, "PROCESSES", 1)
     rows = mixers.run(("softmax", "sum"))
     assert [r["mixer"] for r in rows] == ["softmax", "sum"]
-    assert all(r["tokens_per_second"] > 0 for r in rows)
+    assert all(r["tokens_per_second"] > 0 and r["peak_mib"] > 10 for r in rows)
+    # The rules of chunks need more operators than PyTorch's one.
+    assert 100 < rows[0]["operators"] < rows[1]["operators"]
     assert len({len(row) for row in mixers.table(rows)}) == 1
 
 
@@ -101,10 +138,10 @@ SMALL = (
 @pytest.mark.parametrize("comparison", SMALL, ids=[c.key for c in SMALL])
 def test_peers_compute_the_same(comparison):
     try:
-        sides = {"ours": comparison.ours(), "theirs": comparison.theirs()}
+        case = peers.case_of(comparison)
     except ImportError as error:
         pytest.skip(f"{error.name} is not installed")
-    assert peers.difference(comparison, sides) < 1e-5
+    assert peers.difference(case) < 1e-5
 
 
 def test_peers_of_training_are_equally_large():
@@ -116,9 +153,7 @@ def test_peers_of_training_are_equally_large():
 
 
 def test_a_comparison(monkeypatch):
-    monkeypatch.setattr(peers, "peak_memory", peers.peak_of)
-    monkeypatch.setattr(peers, "COMPARISONS", SMALL)
-    monkeypatch.setattr(measuring, "TURN", 0.001)
+    monkeypatch.setattr(measure, "TURN", 0.001)
     row = peers.run(SMALL[3])
     assert row["reason"] is None and row["difference"] < 1e-5
     assert 0 < row["worst"] <= row["ratio"] <= row["best"]
@@ -134,3 +169,82 @@ def test_comparisons_have_their_own_keys():
     keys = [c.key for c in peers.COMPARISONS]
     assert len(set(keys)) == len(keys)
     assert all(c.must <= c.aim for c in peers.COMPARISONS)
+
+
+def test_lengths_have_every_operation_and_its_dense_form():
+    forms = {(form.op, form.form) for form in lengths.FORMS}
+    assert len(forms) == len(lengths.FORMS)
+    dense = {op for op, form in forms if form == lengths.DENSE}
+    assert dense == {*rules.DENSE, "aft_simple", "aft_full", "aft_local"}
+    assert {op for op, _ in forms} == dense | {"kimi_delta_rule", lengths.SOFTMAX}
+
+
+@pytest.mark.parametrize("op", ["aft_simple", "aft_full", "aft_local"])
+def test_dense_forms_of_aft_compute_the_same(op):
+    ours, dense = (form for form in lengths.FORMS if form.op == op)
+    inputs, dy = ours.problem(batch=2, time=16)  # the window is longer
+    a, b = (cases.once(form.side, inputs, dy) for form in (ours, dense))
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_lengths(monkeypatch):
+    monkeypatch.setattr(lengths, "ROUNDS", 1)
+    monkeypatch.setattr(lengths, "TURN", 0.0)
+    rows = lengths.sweep([(1, 16), (1, 32)])
+    assert len(rows) == 2 * len(lengths.FORMS)
+    assert all(r["milliseconds"] > 0 and r["reason"] is None for r in rows)
+    # Everything left out from the second length on.
+    monkeypatch.setattr(lengths, "LIMIT", 0)
+    monkeypatch.setattr(lengths, "FORMS", lengths.FORMS[:2] + lengths.FORMS[-1:])
+    rows = lengths.sweep([(1, 16), (1, 32)])
+    assert [r["milliseconds"] is None for r in rows] == [False] * 3 + [True] * 3
+    assert all(r["reason"].startswith("would need up to") for r in rows[3:])
+    cells = lengths.table(rows, "T")
+    assert [line[-1] for line in cells[1:]] == ["-"] * 3
+    assert len({len(line) for line in cells}) == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "at"),
+    [
+        # Quadratic against linear: equal at 50.
+        ({20: 20, 40: 40, 80: 80}, {20: 8, 40: 32, 80: 128}, 50),
+        ({20: 1, 40: 2}, {20: 2, 40: 4}, 20),
+        ({20: 2, 40: 4}, {20: 1, 40: 2, 80: 9}, None),
+        # Twice: what counts is where it stays faster.
+        ({10: 1, 20: 4, 40: 4}, {10: 2, 20: 2, 40: 8}, 800**0.5),
+    ],
+)
+def test_crossing(ours, theirs, at):
+    assert lengths.crossing(ours, theirs) == pytest.approx(at)
+
+
+def test_crossings_in_words():
+    def row(op, form, T, milliseconds):
+        return {
+            "op": op,
+            "form": form,
+            "batch": 4,
+            "T": T,
+            "milliseconds": milliseconds,
+        }
+
+    rows = [
+        row(*cell)
+        for cell in (
+            ("sum_rule", "fwlab", 16, 1),
+            ("sum_rule", "fwlab", 1024, 64),
+            ("sum_rule", "dense", 16, 0.5),
+            ("sum_rule", "dense", 1024, 2048),
+            ("kimi_delta_rule", "fwlab", 16, 2),
+            ("kimi_delta_rule", "fwlab", 1024, 99),
+            ("softmax_attention", "fwlab", 16, 2),
+            ("softmax_attention", "fwlab", 1024, 98),
+        )
+    ]
+    first, second = lengths.crossings(rows)
+    assert lengths.said(first["dense"]) == "from T = 32"
+    assert lengths.said(first["softmax"]) == "at every length from T = 16"
+    assert lengths.said(second["dense"]) == "no dense form"
+    assert lengths.said(second["softmax"]) == "not up to T = 1,024"

@@ -39,6 +39,11 @@ def toeplitz(band: Tensor, time: int) -> Tensor:
     return wide.unflatten(1, (time, time + window - 1))[:, :, window - 1 :]
 
 
+def simple_dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """AFT-simple as AFT-full, with a bias of 0."""
+    return full_dense(q, k, v, k.new_zeros(k.shape[1], k.shape[1]))
+
+
 def full_dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """AFT-full as two matrix products."""
     q, k, v = (x[:, :, None] for x in (q, k, v))
@@ -56,12 +61,14 @@ def conv_dense(q: Tensor, k: Tensor, v: Tensor, kernel: Tensor) -> Tensor:
     return dense(q, k, v, toeplitz(kernel[:, None].expand(-1, time, -1), time))
 
 
-def problem(dtype: torch.dtype, *, time: int, bias: tuple[int, ...]) -> Problem:
+def problem(
+    dtype: torch.dtype, *, time: int, bias: tuple[int, ...], batch: int = BATCH
+) -> Problem:
     """Seeded inputs, split into heads if there is one bias per head."""
     generator = torch.Generator().manual_seed(0)
-    shape: tuple[int, ...] = (BATCH, time, WIDTH)
+    shape: tuple[int, ...] = (batch, time, WIDTH)
     if bias and bias[0] == HEADS:
-        shape = (BATCH, time, HEADS, WIDTH // HEADS)
+        shape = (batch, time, HEADS, WIDTH // HEADS)
     inputs = [torch.randn(shape, generator=generator) for _ in range(3)]
     if bias:
         inputs.append(torch.randn(bias, generator=generator))

@@ -1,23 +1,19 @@
-"""A case of the benchmark, and how its speed and memory are measured."""
+"""A case of the benchmark, and how it is measured."""
 
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fwlab.training import PeakMemory
+from fwlab.bench.measure import in_turns, peak_mib
 
 #: Inputs with gradients, and a gradient of the output; None = only forward.
 Problem = tuple[list[Tensor], Tensor | None]
-Side = Callable[..., Tensor]
-
-PROCESSES = 1  # number of fresh processes; peak memory is their median
-TURN = 0.3  # minimum seconds of a side's turn
+#: What it returns is a tuple only where it is not differentiated.
+Side = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 class Case(NamedTuple):
@@ -50,38 +46,30 @@ class Case(NamedTuple):
 def once(side: Side, inputs: list[Tensor], dy: Tensor | None) -> list[Tensor]:
     """Forward and backward pass: the output and every gradient.
 
-    Without `dy` only forward, and only the output.
+    Without `dy` only forward, and all outputs.
     """
     y = side(*inputs)
+    if isinstance(y, tuple):
+        return list(y)
     if dy is None:
         return [y]
     return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
 
 
-def seconds(case: Case) -> dict[str, list[float]]:
-    """Times of forward and backward per side, measured in turns.
-
-    Other load on the machine thus affects all sides alike. A turn begins
-    with an untimed call, so that no side pays for memory that the side
-    before has just freed.
-    """
+def calls(case: Case) -> dict[str, Callable[[], list[Tensor]]]:
+    """What each side has to do, on the same inputs in float32."""
     inputs, dy = case.problem(torch.float32)
-    times: dict[str, list[float]] = {name: [] for name in case.sides}
+    return {name: partial(once, side, inputs, dy) for name, side in case.sides.items()}
+
+
+def seconds(case: Case) -> dict[str, list[float]]:
+    """Times of forward and backward per side, measured in turns."""
     before = torch.get_num_threads()
     torch.set_num_threads(case.threads or before)
     try:
-        for _ in range(case.rounds):
-            for name, side in case.sides.items():
-                once(side, inputs, dy)
-                start = time.perf_counter()
-                end = start + TURN
-                while start < end or not times[name]:
-                    once(side, inputs, dy)
-                    times[name].append(time.perf_counter() - start)
-                    start = time.perf_counter()
+        return in_turns(calls(case), case.rounds)
     finally:
         torch.set_num_threads(before)
-    return times
 
 
 def errors(case: Case) -> dict[str, float]:
@@ -98,47 +86,11 @@ def errors(case: Case) -> dict[str, float]:
     return found
 
 
-def peak_memory(case: Case, side: str) -> float | None:
-    """Peak MiB of resident memory that forward and backward add.
-
-    The median over fresh processes; None if the system does not report
-    it.
-    """
-    peaks = [_peak_of_one(case.key, side) for _ in range(PROCESSES)]
-    known = [peak for peak in peaks if peak is not None]
-    return statistics.median(known) if known else None
-
-
-def _peak_of_one(key: str, side: str) -> float | None:
-    call = f"from fwlab.bench import peak; print(peak({key!r}, {side!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", call], check=True, capture_output=True, text=True
-    )
-    last = done.stdout.split()[-1]
-    return None if last == "None" else float(last)
-
-
-def peak_of(case: Case, side: str) -> float | None:
-    """The same in this process, which must have run nothing else."""
-    function = case.sides[side]
-    inputs, dy = case.problem(torch.float32)
-    load_libraries()
-    memory = PeakMemory()
-    once(function, inputs, dy)
-    return memory.mib()
-
-
-def load_libraries() -> None:
-    """Let PyTorch load what it loads at the first use of a function."""
-    x = torch.rand(2, 8, 8, requires_grad=True)
-    y = torch.einsum("bij,bjk->bik", x.softmax(-1), x.exp().cumsum(-1)) @ x.tril()
-    torch.linalg.solve_triangular(y, x, upper=False).sum().backward()
-
-
 def run(case: Case) -> list[dict[str, Any]]:
     """Measure one case: a plain dict per side."""
     times = seconds(case)
     median = {name: statistics.median(t) for name, t in times.items()}
+    peaks = {name: peak_mib(call) for name, call in calls(case).items()}
     wrong = errors(case)
     return [
         {
@@ -149,7 +101,7 @@ def run(case: Case) -> list[dict[str, Any]]:
             "milliseconds": round(1e3 * median[name], 2),
             "fastest": round(1e3 * min(times[name]), 2),
             "times_slower": round(median[name] / median["efficient"], 1),
-            "peak_mib": (peak := peak_memory(case, name)) and round(peak, 1),
+            "peak_mib": peaks[name],
             "error": float(f"{wrong[name]:.1e}"),
         }
         for name in case.sides

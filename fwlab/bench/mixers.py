@@ -5,9 +5,6 @@ model: if a mixer has more parameters, its MLPs have fewer.
 """
 
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab.bench.case import PROCESSES, load_libraries
+from fwlab.bench.measure import in_turns, operator_calls, peak_mib
 from fwlab.models import MIXERS, LanguageModel
-from fwlab.training import PeakMemory
 
 VOCAB, LAYERS, HEADS, D_MODEL, BLOCK, BATCH = 65, 4, 4, 128, 64, 12
 ROUNDS = 5
@@ -69,60 +65,36 @@ class Step:
 
 
 def run(mixers: tuple[str, ...] = tuple(MIXERS)) -> list[dict[str, Any]]:
-    """Tokens per second (in turns), peak memory and state of each mixer."""
+    """Tokens per second (in turns), peak memory, operator calls and state."""
     steps = {mixer: Step(partial(of, mixer)) for mixer in mixers}
-    times: dict[str, list[float]] = {mixer: [] for mixer in mixers}
-    for _ in range(ROUNDS):
-        for mixer, step in steps.items():
-            step()
-            end = time.perf_counter() + TURN
-            start = 0.0
-            while start < end:
-                start = time.perf_counter()
-                step()
-                times[mixer].append(time.perf_counter() - start)
+    times = in_turns(steps, ROUNDS, TURN)
     return [
         {
             "mixer": mixer,
             "d_ff": equal_d_ff(mixer),
             "parameters": step.model.num_parameters(),
             "tokens_per_second": round(BATCH * BLOCK / statistics.median(times[mixer])),
-            "peak_mib": peak_memory(mixer),
+            "peak_mib": peak_mib(partial(_two_steps, mixer)),
+            "operators": operator_calls(step),
             "state_size": step.model.state_size(BLOCK),
         }
         for mixer, step in steps.items()
     ]
 
 
-def peak_memory(mixer: str) -> float | None:
-    """Peak MiB that two training steps add to a fresh process."""
-    call = f"from fwlab.bench import mixers; print(mixers.peak_of({mixer!r}))"
-    peaks = []
-    for _ in range(PROCESSES):
-        done = subprocess.run(
-            [sys.executable, "-c", call], check=True, capture_output=True, text=True
-        )
-        peaks.append(done.stdout.split()[-1])
-    known = [float(peak) for peak in peaks if peak != "None"]
-    return round(statistics.median(known), 1) if known else None
-
-
-def peak_of(mixer: str) -> float | None:
-    """The same in this process, which must have run nothing else.
-
-    It includes the model and its batch.
+def _two_steps(mixer: str) -> None:
+    """A model and its training, from nothing; the optimiser's state is
+    there from the second step on.
     """
-    load_libraries()
-    memory = PeakMemory()
     step = Step(partial(of, mixer))
     step()
     step()
-    return memory.mib()
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
     """The rows as text, with a header."""
-    head = ["mixer", "MLP width", "parameters", "tokens/s", "MiB", "state"]
+    head = ["mixer", "MLP width", "parameters", "tokens/s", "MiB"]
+    head += ["operators", "state"]
     return [
         head,
         *(
@@ -131,7 +103,8 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
                 str(r["d_ff"]),
                 f"{r['parameters']:,}",
                 f"{r['tokens_per_second']:,}",
-                "-" if r["peak_mib"] is None else f"{r['peak_mib']:.0f}",
+                f"{r['peak_mib']:.0f}",
+                f"{r['operators']:,}",
                 f"{r['state_size']:,}",
             ]
             for r in rows

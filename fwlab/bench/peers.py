@@ -7,12 +7,9 @@ three runs; a ratio above 1 means that fwlab is faster.
 """
 
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +18,9 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.bench import aft, mixers
-from fwlab.bench.case import Case, Side, layout, load_libraries, once, seconds
+from fwlab.bench.case import Case, Problem, Side, calls, layout, seconds
+from fwlab.bench.measure import peak_mib
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
-from fwlab.files import check_writable, write_json
-from fwlab.provenance import provenance
-from fwlab.training import PeakMemory
 
 RUNS = 3
 #: Packages whose versions are reported.
@@ -47,7 +42,7 @@ class Comparison(NamedTuple):
 
     name: str
     shape: dict[str, int]
-    problem: Callable[[torch.dtype], tuple[list[Tensor], Tensor | None]]
+    problem: Callable[[torch.dtype], Problem]
     ours: Callable[[], Side]
     peer: str
     theirs: Callable[[], Side]
@@ -118,13 +113,14 @@ def _one_token(
 
 def _our_step() -> Side:
     @torch.no_grad()
-    def run(q, k, v, beta, decay, W, _) -> Tensor:
-        return ops.gated_delta_rule(
+    def run(q, k, v, beta, decay, W, _) -> tuple[Tensor, Tensor]:
+        y, W = ops.gated_delta_rule(
             *(q, k, v, beta, decay),
             scale=q.shape[-1] ** -0.5,
             state=W,
             return_state=True,
-        )[0]
+        )
+        return y, W.mT  # the peer's layout
 
     return run
 
@@ -133,10 +129,10 @@ def _their_step() -> Side:
     from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
     @torch.no_grad()
-    def run(q, k, v, beta, decay, _, W) -> Tensor:
+    def run(q, k, v, beta, decay, _, W) -> tuple[Tensor, Tensor]:
         return theirs.torch_recurrent_gated_delta_rule(
             *(q, k, v, decay, beta), initial_state=W, output_final_state=True
-        )[0]
+        )
 
     return run
 
@@ -359,6 +355,12 @@ COMPARISONS = (
 )
 
 
+def case_of(comparison: Comparison) -> Case:
+    """Both sides, loaded anew; `ImportError` if a package is missing."""
+    sides = {FWLAB: comparison.ours(), comparison.peer: comparison.theirs()}
+    return Case(comparison.name, {}, comparison.problem, sides, rounds=3)
+
+
 def run(comparison: Comparison) -> dict[str, Any]:
     """Measure both sides: a plain dict, with a reason if that fails."""
     row: dict[str, Any] = {
@@ -370,15 +372,15 @@ def run(comparison: Comparison) -> dict[str, Any]:
         "reason": None,
     }
     try:
-        sides = {FWLAB: comparison.ours(), comparison.peer: comparison.theirs()}
+        case = case_of(comparison)
     except ImportError as error:
         return row | {"reason": f"{error.name or error} is not installed"}
-    case = Case(comparison.name, {}, comparison.problem, sides, rounds=3)
+    # Models that have not trained yet: the optimiser's state counts.
+    peaks = [peak_mib(call) for call in calls(case).values()]
     times = [
         [statistics.median(t) for t in seconds(case).values()] for _ in range(RUNS)
     ]
     ratios = sorted(theirs / ours for ours, theirs in times)
-    peaks = [peak_memory(comparison.key, ours) for ours in (True, False)]
     return row | {
         "milliseconds": round(1e3 * statistics.median(t for t, _ in times), 3),
         "peer_milliseconds": round(1e3 * statistics.median(t for _, t in times), 3),
@@ -387,39 +389,20 @@ def run(comparison: Comparison) -> dict[str, Any]:
         "best": round(ratios[-1], 4),
         "peak_mib": peaks[0],
         "peer_peak_mib": peaks[1],
-        "difference": difference(comparison, sides),
+        "difference": difference(case),
     }
 
 
-def difference(comparison: Comparison, sides: dict[str, Side]) -> float | None:
-    """Maximum relative difference of outputs and gradients in float32."""
-    inputs, dy = comparison.problem(torch.float32)
-    if not inputs:  # the two do not compute the same
+def difference(case: Case) -> float | None:
+    """Maximum relative difference of all results in float32.
+
+    These are outputs and gradients, or the output and the new state.
+    """
+    if not case.problem(torch.float32)[0]:  # the two do not compute the same
         return None
-    a, b = (once(side, inputs, dy) for side in sides.values())
+    a, b = (call() for call in calls(case).values())
     norms = (((x - y).norm() / y.norm()).item() for x, y in zip(a, b, strict=True))
     return float(f"{max(norms):.1e}")
-
-
-def peak_memory(key: str, ours: bool) -> float | None:
-    """Peak MiB of one side, in a fresh process."""
-    call = f"from fwlab.bench import peers; print(peers.peak_of({key!r}, {ours}))"
-    done = subprocess.run(
-        [sys.executable, "-c", call], check=True, capture_output=True, text=True
-    )
-    last = done.stdout.split()[-1]
-    return None if last == "None" else round(float(last), 1)
-
-
-def peak_of(key: str, ours: bool) -> float | None:
-    """The same in this process, which must have run nothing else."""
-    comparison = next(c for c in COMPARISONS if c.key == key)
-    side = (comparison.ours if ours else comparison.theirs)()
-    inputs, dy = comparison.problem(torch.float32)
-    load_libraries()
-    memory = PeakMemory()
-    once(side, inputs, dy)
-    return memory.mib()
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -435,28 +418,20 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
             continue
         times = [f"{r[name]:.2f}" for name in ("milliseconds", "peer_milliseconds")]
         ratios = [f"{r[name]:.2f}" for name in ("worst", "ratio", "best")]
-        peaks = [r["peak_mib"], r["peer_peak_mib"]]
-        memory = ["-" if peak is None else f"{peak:.0f}" for peak in peaks]
+        memory = [f"{r[name]:.1f}" for name in ("peak_mib", "peer_peak_mib")]
         cells.append([*line, *times, *ratios, *goals, *memory])
     return cells
 
 
-def main(out: Path | None, command: str) -> None:
-    """Measure, print, and write JSON to `out` unless that is None."""
-    if out is not None:
-        check_writable(out.parent)
-    source = provenance(command)
+def measure() -> dict[str, Any]:
+    """Print the table, and return its rows."""
     print(
         f"ratio: time of the peer over that of fwlab, the median of {RUNS} runs, with "
-        f"the worst and the best; float32; torch {source['torch']}, "
-        f"{source['threads']} threads, {source['machine']}\n"
+        "the worst and the best\n"
     )
     rows = [run(comparison) for comparison in COMPARISONS]
     print(layout(table(rows), left=3))
-    if out is not None:
-        result = {"dtype": "float32", "seed": 0, "runs": RUNS, "peers": rows}
-        write_json(out, {**result, "packages": versions(), **source})
-        print(f"\n{out}")
+    return {"runs": RUNS, "peers": rows, "packages": versions()}
 
 
 def versions() -> dict[str, str | None]:

@@ -1,5 +1,6 @@
 """Cases of the fast weight rules."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -44,18 +45,57 @@ def delta_products(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     return torch.stack(y, dim=1)
 
 
-def sum_dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Linear attention as a masked matrix of all pairs of steps."""
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    log_decay: Tensor | None = None,
+    *,
+    corrects: bool = False,
+) -> Tensor:
+    """A rule as a masked matrix of all pairs of steps.
+
+    - `corrects`: whether step t writes what is missing, $v_t - \\bar v_t$,
+      in place of $v_t$. That is one triangular system.
+    """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return ((q @ k.mT).tril() @ v).transpose(1, 2)
+    left: Tensor | float = 1.0  # at step t, of what step s has written
+    if log_decay is not None:
+        total = log_decay.transpose(1, 2).cumsum(-1)
+        left = (total[..., :, None] - total[..., None, :]).tril().exp()
+    if beta is not None:
+        v = beta.transpose(1, 2)[..., None] * v
+    if corrects and beta is not None:
+        # u + beta * (retrieved from all u before) = beta * v
+        found = (beta.transpose(1, 2)[..., None] * (k @ k.mT) * left).tril(-1)
+        v = torch.linalg.solve_triangular(found, v, upper=False, unitriangular=True)
+    return ((q @ k.mT * left).tril() @ v).transpose(1, 2)
 
 
-def problem(dtype: torch.dtype, *, record: Rule, time: int, width: int) -> Problem:
+def gated_dense(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """The gated rule writes beta, and keeps 1 - beta."""
+    return dense(q, k, v, beta, torch.log1p(-beta))
+
+
+#: The dense form of each rule that has one. With a decay per key channel
+#: there would be one matrix per channel.
+DENSE: dict[str, Side] = {
+    "sum_rule": dense,
+    "gated_rule": gated_dense,
+    "delta_rule": partial(dense, corrects=True),
+    "gated_delta_rule": partial(dense, corrects=True),
+}
+
+
+def problem(
+    dtype: torch.dtype, *, record: Rule, time: int, width: int, batch: int = BATCH
+) -> Problem:
     """Keys and queries of length 1: no memory grows or dies by them."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*more: int) -> Tensor:
-        return torch.randn(BATCH, time, HEADS, *more, generator=generator)
+        return torch.randn(batch, time, HEADS, *more, generator=generator)
 
     inputs = [l2_normalize(random(width)), l2_normalize(random(width)), random(width)]
     for gate in record.required:
@@ -65,10 +105,14 @@ def problem(dtype: torch.dtype, *, record: Rule, time: int, width: int) -> Probl
     return [x.to(dtype).requires_grad_() for x in inputs], random(width).to(dtype)
 
 
-def _case(record: Rule, time: int, width: int = WIDTH, **options) -> Case:
+def of(record: Rule) -> Callable[..., Tensor]:
+    """The operation, without denominators."""
     op = getattr(ops, record.name)
-    if record.normalizes:
-        op = partial(op, normalize=False)
+    return partial(op, normalize=False) if record.normalizes else op
+
+
+def _case(record: Rule, time: int, width: int = WIDTH, **options) -> Case:
+    op = of(record)
     more = MORE.get(record.name, {}).get((time, width), {})
     sides = ("naive", "chunked", "efficient")
     return Case(
@@ -91,7 +135,7 @@ MORE: dict[str, dict[tuple[int, int], dict[str, Side]]] = {
         },
         (4096, WIDTH): {"products loop": delta_products},
     },
-    "sum_rule": {(2048, 32): {"dense": sum_dense}},
+    "sum_rule": {(2048, 32): {"dense": dense}},
 }
 CASES = tuple(
     _case(record, *size)
