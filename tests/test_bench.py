@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fwlab import ops
-from fwlab.bench import case as cases
 from fwlab.bench import (
     aft,
     decoding,
@@ -17,6 +16,7 @@ from fwlab.bench import (
     peers,
     rules,
 )
+from fwlab.bench import case as cases
 from fwlab.models import MIXERS
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
+from fwlab.bench import lengths as by_length
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, style
 
@@ -37,6 +38,11 @@ FAMILIES = {
         ["aft-simple", "aft-full", "aft-local", "aft-conv"],
     ),
     "feedback": (SERIES[1], "D", ":", ["feedback", "feedback-shared"]),
+}
+#: Colour, marker, line and name of what an operation is compared with.
+COMPARED = {
+    "dense": (SERIES[2], "v", "-.", "dense form"),
+    "softmax": (OTHER, "s", "--", "softmax attention"),
 }
 
 
@@ -275,6 +281,134 @@ def decoding(run: dict) -> str:
             "decoding",
             f"Microseconds per step, starting at {start:,} tokens read: {every}.",
         )
+
+
+def lengths(run: dict) -> str:
+    """Time by sequence length, and where it crosses that of other forms."""
+    crossings = {line["op"]: line for line in by_length.crossings(run["lengths"])}
+    times = by_length.times(run["lengths"], "T")
+    batch = run["lengths"][0]["batch"]
+    with _styled():
+        figure, axes = _panels(times)
+        for op, ax in axes.items():
+            for name, at, place, side in (
+                ("dense", "top", 0.97, "right"),
+                ("softmax", "bottom", 0.04, "left"),
+            ):
+                found = crossings[op][name]
+                if not found or found["at"] in (None, found["first"]):
+                    continue
+                color = COMPARED[name][0]
+                ax.axvline(found["at"], color=color, linewidth=1.4, linestyle=":")
+                ax.annotate(
+                    by_length.rounded(found["at"]),
+                    (found["at"], place),
+                    xycoords=ax.get_xaxis_transform(),
+                    xytext=(-3 if side == "right" else 3, 0),
+                    textcoords="offset points",
+                    ha=side,
+                    va=at,
+                    color=color,
+                    fontsize=LETTERS - 1,
+                )
+        _scales(figure, axes, "T", [16, 128, 1024, 8192], "ms")
+        every = "; ".join(
+            f"{op}, {_range(forms, 'T')}, faster than its dense form "
+            f"{by_length.said(crossings[op]['dense'])}, than softmax attention "
+            f"{by_length.said(crossings[op]['softmax'])}"
+            if crossings[op]["dense"]
+            else f"{op}, {_range(forms, 'T')}, without a dense form, faster than "
+            f"softmax attention {by_length.said(crossings[op]['softmax'])}"
+            for op, forms in times.items()
+            if op in axes
+        )
+        softmax = _range(times[by_length.SOFTMAX], "T")
+        return _drawn(
+            figure,
+            "lengths",
+            f"Milliseconds by sequence length, batch {batch}: {every}; "
+            f"softmax attention, {softmax}.",
+        )
+
+
+def batches(run: dict) -> str:
+    """Time of one sequence by the number of sequences in a batch."""
+    times = by_length.times(run["batches"], "batch")
+    each = {
+        op: {
+            form: {batch: time / batch for batch, time in by_batch.items()}
+            for form, by_batch in forms.items()
+        }
+        for op, forms in times.items()
+    }
+    length = run["batches"][0]["T"]
+    with _styled():
+        figure, axes = _panels(each)
+        sizes = sorted({row["batch"] for row in run["batches"]})
+        _scales(figure, axes, "batch", sizes, "ms per sequence")
+        every = "; ".join(
+            f"{op}, {_range(forms, 'batch')}" for op, forms in each.items()
+        )
+        return _drawn(
+            figure,
+            "batches",
+            f"Milliseconds per sequence by batch, T {length}: {every}.",
+        )
+
+
+def _panels(times: dict[str, dict]) -> tuple[Figure, dict]:
+    """The lines of each operation, its dense form and softmax attention."""
+    ops = [op for op in times if op != by_length.SOFTMAX]
+    rows = -(-len(ops) // 2)
+    figure = Figure(figsize=(WIDTH, 1.9 * rows + 0.7), layout="constrained")
+    grid = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+    for ax in grid.flat[len(ops) :]:
+        ax.set_visible(False)
+    axes = dict(zip(ops, grid.flat, strict=False))
+    softmax = times[by_length.SOFTMAX][by_length.FWLAB]
+    for op, ax in axes.items():
+        ax.set_title(op, fontsize=LETTERS)
+        ax.tick_params(left=False, bottom=False)  # the grid shows them
+        ours = (SERIES[0] if op.startswith("aft") else FAST, "o", "-", "fwlab")
+        lines = (
+            (COMPARED["softmax"], softmax),
+            (COMPARED["dense"], times[op].get(by_length.DENSE, {})),
+            (ours, times[op][by_length.FWLAB]),
+        )
+        for (color, marker, dashes, label), line in lines:
+            ax.plot(
+                list(line),
+                list(line.values()),
+                color=color,
+                marker=marker,
+                linestyle=dashes,
+                markersize=4,
+                label=label,
+            )
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(
+        handles[::-1], labels[::-1], loc="outside upper center", ncols=len(handles)
+    )
+    return figure, axes
+
+
+def _scales(figure, axes: dict, name: str, places: list[int], unit: str) -> None:
+    """Logarithmic axes, named once."""
+    first = next(iter(axes.values()))
+    first.set(xscale="log", yscale="log")
+    _ticks(first.xaxis, places)
+    _ticks(first.yaxis, [10.0**power for power in range(-3, 6)])
+    for axis in (first.xaxis, first.yaxis):
+        axis.set_minor_locator(NullLocator())
+    figure.supxlabel(name, fontsize=LETTERS)
+    figure.supylabel(unit, fontsize=LETTERS)
+
+
+def _range(forms: dict, axis: str) -> str:
+    """The time at the least and at the greatest length or batch."""
+    line = forms[by_length.FWLAB]
+    first, last = min(line), max(line)
+    return f"{line[first]:,.2f} at {axis} {first:,} and {line[last]:,.0f} at {last:,}"
 
 
 @contextmanager

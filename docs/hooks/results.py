@@ -13,10 +13,12 @@ import plots
 from repository import ROOT
 from templates import TEMPLATES, render
 
+from fwlab.bench import lengths
 from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
 TRAINING, BENCH, PEERS = "nanogpt-cpu", "bench-cpu", "peers-cpu"
+LENGTHS = "lengths-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
@@ -68,14 +70,14 @@ def _comparison() -> dict | None:
                 "seeds": losses if len(losses) > 1 else [],
                 "published": PUBLISHED.get(mixer),
                 "parameters": runs[0]["parameters"],
-                "speed": speed.get(mixer, dict.fromkeys(SPEED)),
+                "speed": {name: speed.get(mixer, {}).get(name) for name in SPEED},
             }
         )
     run = bench if speed else None
     return {"rows": rows, "file": BENCH, "run": run} if rows else None
 
 
-SPEED = ("tokens_per_second", "peak_mib", "state_size")
+SPEED = ("tokens_per_second", "peak_mib", "operators", "state_size")
 
 
 def _training() -> dict | None:
@@ -101,6 +103,33 @@ def _operations() -> dict | None:
 def _peers() -> dict | None:
     run = _read(PEERS)
     return {"rows": run["peers"], "file": PEERS, "run": run} if run else None
+
+
+def _lengths() -> dict | None:
+    """Milliseconds at some lengths, and where they cross those of others."""
+    run = _read(LENGTHS)
+    if not run:
+        return None
+    times = lengths.times(run["lengths"], "T")
+    sizes = sorted({row["T"] for row in run["lengths"]})
+    shown = [size for size in sizes if size in (64, 512, 4096)]
+    rows = [
+        {
+            "op": line["op"],
+            "dense": lengths.said(line["dense"]),
+            "softmax": lengths.said(line["softmax"]),
+            "times": [times[line["op"]][lengths.FWLAB].get(size) for size in shown],
+        }
+        for line in lengths.crossings(run["lengths"])
+    ]
+    softmax = times[lengths.SOFTMAX][lengths.FWLAB]
+    return {
+        "rows": rows,
+        "softmax": [softmax.get(size) for size in shown],
+        "sizes": shown,
+        "file": LENGTHS,
+        "run": run,
+    }
 
 
 def _decoding() -> dict | None:
@@ -184,6 +213,7 @@ TABLES = {
     "training": _training,
     "operations": _operations,
     "peers": _peers,
+    "lengths": _lengths,
     "decoding": _decoding,
     "gpu": _gpu,
 }
@@ -194,6 +224,8 @@ PLOTS = {
     ),
     "curves": lambda: plots.curves(_runs()),
     "operations": lambda: plots.operations(_read(BENCH)),
+    "lengths": lambda: plots.lengths(_read(LENGTHS)),
+    "batches": lambda: plots.batches(_read(LENGTHS)),
     "decoding": lambda: plots.decoding(_read(BENCH)),
 }
 

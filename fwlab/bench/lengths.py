@@ -173,7 +173,12 @@ def said(compared: dict[str, Any] | None) -> str:
         return f"not up to T = {compared['last']:,}"
     if at == compared["first"]:
         return f"at every length from T = {at:,.0f}"
-    return f"from T = {float(f'{at:.2g}'):,.0f}"  # two digits
+    return f"from T = {rounded(at)}"
+
+
+def rounded(length: float) -> str:
+    """A length that was not measured, to two digits."""
+    return f"{float(f'{length:.2g}'):,.0f}"
 
 
 def table(rows: list[dict[str, Any]], axis: str) -> list[list[str]]:

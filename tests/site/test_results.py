@@ -1,6 +1,7 @@
 """The plots of the results say what docs/results/*.json says."""
 
 import copy
+import gzip
 import json
 import re
 import sys
@@ -14,11 +15,15 @@ import plots
 
 RESULTS = ROOT / "docs" / "results"
 PAGE = "results.html"
-NAMES = ("losses", "curves", "operations", "decoding")
+NAMES = ("losses", "curves", "operations", "lengths", "batches", "decoding")
 
 
 def bench() -> dict:
     return json.loads((RESULTS / "bench-cpu.json").read_text("utf-8"))
+
+
+def sizes() -> dict:
+    return json.loads((RESULTS / "lengths-cpu.json").read_text("utf-8"))
 
 
 def runs() -> list[dict]:
@@ -28,13 +33,16 @@ def runs() -> list[dict]:
     return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
-def draw() -> dict:
-    return {
-        "losses": lambda runs, bench: plots.losses(runs, {"softmax": 1.88}),
-        "curves": lambda runs, bench: plots.curves(runs),
-        "operations": lambda runs, bench: plots.operations(bench),
-        "decoding": lambda runs, bench: plots.decoding(bench),
+def draw(name: str, runs: list[dict], bench: dict, sizes: dict) -> str:
+    drawn = {
+        "losses": lambda: plots.losses(runs, {"softmax": 1.88}),
+        "curves": lambda: plots.curves(runs),
+        "operations": lambda: plots.operations(bench),
+        "lengths": lambda: plots.lengths(sizes),
+        "batches": lambda: plots.batches(sizes),
+        "decoding": lambda: plots.decoding(bench),
     }
+    return drawn[name]()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +73,7 @@ def test_names_are_unique_and_the_ink_is_that_of_the_text(html):
     drawings = re.findall(r'<svg role="img".*?</svg>', html, re.DOTALL)
     assert len(drawings) == len(NAMES)
     for drawing in drawings:
-        assert len(drawing.encode()) < 60_000
+        assert len(gzip.compress(drawing.encode())) < 15_000  # as it is sent
         assert "#7b8190" not in drawing.lower() and "currentColor" in drawing
     together = "".join(drawings)
     ids = re.findall(r'\sid="([^"]+)"', together)
@@ -122,6 +130,41 @@ def test_ratios_agree_with_the_results(labels):
         assert float(memory) == pytest.approx(peaks[0] / peaks[1], abs=0.051)
 
 
+def fwlab_by(axis: str) -> dict[str, dict[int, float]]:
+    """Milliseconds of fwlab per operation, by "T" or "batch"."""
+    found: dict[str, dict[int, float]] = {}
+    for row in sizes()["lengths" if axis == "T" else "batches"]:
+        if row["form"] == "fwlab":
+            found.setdefault(row["op"], {})[row[axis]] = row["milliseconds"]
+    return found
+
+
+def test_lengths_agree_with_the_results(labels, html):
+    by_op = fwlab_by("T")
+    softmax = by_op.pop("softmax_attention")
+    for op, line in by_op.items():
+        first, last = min(line), max(line)
+        said = f"{line[first]:,.2f} at T {first:,} and {line[last]:,.0f} at {last:,}"
+        assert f"{op}, {said}" in labels["lengths"]
+        found = re.search(
+            rf"<code>{op}</code></td><td>[^<]*</td><td>from T = ([\d,]+)</td>", html
+        )
+        if found:  # between the last length where it is slower, and the next
+            at = int(found[1].replace(",", ""))
+            assert f"than softmax attention from T = {found[1]}" in labels["lengths"]
+            slower = max(T for T in line if line[T] > softmax[T])
+            next_one = min(T for T in line if slower < T)
+            assert 0.95 * slower <= at <= 1.05 * next_one
+
+
+def test_batches_agree_with_the_results(labels):
+    for op, line in fwlab_by("batch").items():
+        if op != "softmax_attention":
+            last = max(line)
+            said = f"{line[1]:,.2f} at batch 1 and {line[last] / last:,.0f} at {last}"
+            assert f"{op}, {said}" in labels["batches"]
+
+
 def test_decoding_agrees_with_the_results(labels):
     for row in bench()["decoding"]:
         (_, first), *_, (at, last) = row["microseconds"].items()
@@ -129,9 +172,9 @@ def test_decoding_agrees_with_the_results(labels):
         assert said in labels["decoding"]
 
 
-def more(name: str) -> tuple[list[dict], dict]:
+def more(name: str) -> tuple[list[dict], dict, dict]:
     """The results with one more point for one of the plots."""
-    all_, run = copy.deepcopy(runs()), copy.deepcopy(bench())
+    all_, run, other = (copy.deepcopy(x) for x in (runs(), bench(), sizes()))
     if name == "losses":
         seed = copy.deepcopy(all_[0])
         seed["validation_loss"] += 0.05
@@ -142,16 +185,20 @@ def more(name: str) -> tuple[list[dict], dict]:
     elif name == "operations":
         for row in [r for r in run["rows"] if r["case"] == "aft_simple"]:
             run["rows"].append({**row, "case": "another"})
+    elif name in ("lengths", "batches"):
+        axis = "T" if name == "lengths" else "batch"
+        last = other[name][-1]
+        other[name].append({**last, axis: 2 * last[axis]})
     else:
         run["decoding"][-1]["microseconds"]["10000"] = 2000.0
-    return all_, run
+    return all_, run, other
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_same_numbers_same_bytes_and_one_point_more_another_drawing(name):
-    drawn = draw()[name](runs(), bench())
-    assert draw()[name](runs(), bench()) == drawn
-    other = draw()[name](*more(name))
+    drawn = draw(name, runs(), bench(), sizes())
+    assert draw(name, runs(), bench(), sizes()) == drawn
+    other = draw(name, *more(name))
 
     def shapes(svg):
         return re.findall(r"<(?:path|use)\b[^>]*>", svg)
