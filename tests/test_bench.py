@@ -1,11 +1,12 @@
 """The benchmark measures what it claims; tests assert no times."""
 
+import json
 from functools import partial
 
 import pytest
 import torch
 
-from fwlab import ops
+from fwlab import bench, cli, ops
 from fwlab.bench import (
     aft,
     decoding,
@@ -29,6 +30,21 @@ def test_every_case_is_complete(case):
     inputs, dy = case.problem(torch.float32)
     assert all(x.requires_grad for x in inputs)
     assert dy.dtype == torch.float32
+
+
+def test_the_result_is_printed_and_written(tmp_path, capsys):
+    path = tmp_path / "new" / "x.json"
+    bench.main(lambda: {"rows": [1]}, path, "fwlab bench")
+    written = json.loads(path.read_text("utf-8"))
+    assert written["rows"] == [1] and written["command"] == "fwlab bench"
+    assert written["machine"] in capsys.readouterr().out
+    bench.main(lambda: {}, None, "fwlab bench")
+    assert list(tmp_path.rglob("*.json")) == [path]
+
+
+def test_one_benchmark_at_a_time():
+    with pytest.raises(ValueError, match="expected one of --peers, --lengths"):
+        cli.bench(peers=True, lengths=True)
 
 
 def test_names_are_unique():

@@ -356,7 +356,7 @@ COMPARISONS = (
 
 
 def case_of(comparison: Comparison) -> Case:
-    """Both sides, loaded anew; `ImportError` if a package is missing."""
+    """Both sides, loaded again; `ImportError` if a package is missing."""
     sides = {FWLAB: comparison.ours(), comparison.peer: comparison.theirs()}
     return Case(comparison.name, {}, comparison.problem, sides, rounds=3)
 

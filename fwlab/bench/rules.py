@@ -54,9 +54,9 @@ def dense(
     *,
     corrects: bool = False,
 ) -> Tensor:
-    """A rule as a masked matrix of all pairs of steps.
+    r"""A rule as a masked matrix of all pairs of steps.
 
-    - `corrects`: whether step t writes what is missing, $v_t - \\bar v_t$,
+    - `corrects`: whether step t writes what is missing, $v_t - \bar v_t$,
       in place of $v_t$. That is one triangular system.
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
