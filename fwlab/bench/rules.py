@@ -60,17 +60,22 @@ def dense(
       in place of $v_t$. That is one triangular system.
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    left: Tensor | float = 1.0  # at step t, of what step s has written
+    left: Tensor | None = None  # at step t, of what step s has written
     if log_decay is not None:
         total = log_decay.transpose(1, 2).cumsum(-1)
         left = (total[..., :, None] - total[..., None, :]).tril().exp()
+
+    def pairs(rows: Tensor) -> Tensor:
+        found = rows @ k.mT
+        return found if left is None else found * left
+
     if beta is not None:
         v = beta.transpose(1, 2)[..., None] * v
     if corrects and beta is not None:
         # u + beta * (retrieved from all u before) = beta * v
-        found = (beta.transpose(1, 2)[..., None] * (k @ k.mT) * left).tril(-1)
-        v = torch.linalg.solve_triangular(found, v, upper=False, unitriangular=True)
-    return ((q @ k.mT * left).tril() @ v).transpose(1, 2)
+        before = (beta.transpose(1, 2)[..., None] * pairs(k)).tril(-1)
+        v = torch.linalg.solve_triangular(before, v, upper=False, unitriangular=True)
+    return (pairs(q).tril() @ v).transpose(1, 2)
 
 
 def gated_dense(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
