@@ -11,7 +11,7 @@ Choromanski et al. 2021 (arXiv:2009.14794) for FAVOR+; Peng et al. 2021
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +30,11 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     - Returns the shape the two broadcast to.
     """
     # `x / inf` is 0, and so are its gradients. One pass over `x` is enough.
-    return x / torch.where(total == 0, torch.inf, total)
+    return x / _or_inf(total)
+
+
+def _or_inf(total: Tensor) -> Tensor:
+    return torch.where(total == 0, torch.inf, total)
 
 
 def unit_range(x: Tensor) -> Tensor:
@@ -116,7 +120,7 @@ class _BySum(torch.autograd.Function):
         y, total = ctx.saved_tensors
         dx = dn
         if dy is not None:
-            dx = divide(dy - (dy * y).sum(-1, keepdim=True), total)
+            dx = (dy - (dy * y).sum(-1, keepdim=True)).div_(_or_inf(total))
             dx = dx if dn is None else dx + dn
         return dx
 
@@ -138,7 +142,7 @@ class _ByNorm(torch.autograd.Function):
         dx = None if dn is None else dn * y
         if dy is not None:
             along = (dy * y).sum(-1, keepdim=True)
-            dx_ = divide(torch.addcmul(dy, y, along, value=-1), norm)
+            dx_ = torch.addcmul(dy, y, along, value=-1).div_(_or_inf(norm))
             dx = dx_ if dx is None else dx + dx_
         return dx
 
@@ -290,10 +294,10 @@ class _DPFP(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, nu: int) -> Tensor:
         ctx.save_for_backward(x)
         ctx.nu = nu
-        r = _rectified(x)
-        phi = x.new_empty(*r.shape[:-1], nu * r.shape[-1])
-        for part, i, j in _products(phi, r):
-            torch.mul(r[..., i], r[..., j], out=part)
+        r, n = _rectified(x, nu), 2 * x.shape[-1]
+        phi = x.new_empty(*x.shape[:-1], nu * n)
+        for j, part in enumerate(phi.split(n, -1), 1):
+            torch.mul(r[..., :n], r[..., j % n :][..., :n], out=part)
         return phi
 
     @staticmethod
@@ -302,33 +306,32 @@ class _DPFP(torch.autograd.Function):
         if torch.is_grad_enabled():  # for a second derivative
             phi = _dpfp(x, ctx.nu)
             return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None
-        r = _rectified(x)
+        r, n = _rectified(x, ctx.nu), 2 * x.shape[-1]
         dr = torch.zeros_like(r)
-        for part, i, j in _products(d_phi, r):
-            dr[..., i].addcmul_(part, r[..., j])
-            dr[..., j].addcmul_(part, r[..., i])
-        # Where an entry of r is 0, x has the other sign.
-        positive, negative = dr.mul_(r.sign_()).chunk(2, -1)
+        for j, part in enumerate(d_phi.split(n, -1), 1):
+            first, second = slice(n), slice(j % n, j % n + n)
+            dr[..., first].addcmul_(part, r[..., second])
+            dr[..., second].addcmul_(part, r[..., first])
+        # The first entries were used twice.
+        more = dr.shape[-1] - n
+        dr[..., :more] += dr[..., n:]
+        # ReLU lets the gradient pass where r is above 0.
+        dr = torch.ops.aten.threshold_backward(dr[..., :n], r[..., :n], 0)
+        positive, negative = dr.chunk(2, -1)
         return positive - negative, None
 
 
-def _rectified(x: Tensor) -> Tensor:
-    """$r$ of Eq. 37, `[..., 2 * d]`."""
-    r = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
-    positive, negative = r.chunk(2, -1)
-    positive.copy_(x)
-    torch.neg(x, out=negative)
-    return r.clamp_(min=0)
-
-
-def _products(phi: Tensor, r: Tensor) -> Iterator[tuple[Tensor, slice, slice]]:
-    """Parts of the features, and the entries of `r` of which they are products."""
-    n = r.shape[-1]
-    for shift, part in enumerate(phi.split(n, -1), 1):
-        shift %= n
-        first, last = slice(n - shift), slice(n - shift, n)
-        yield part[..., first], first, slice(shift, n)
-        yield part[..., last], last, slice(shift)
+def _rectified(x: Tensor, nu: int) -> Tensor:
+    """$r$ of Eq. 37 `[..., 2 * d]`, and its first entries once more: then
+    a shift is a slice.
+    """
+    d = x.shape[-1]
+    more = min(nu, max(2 * d - 1, 0))
+    r = x.new_empty(*x.shape[:-1], 2 * d + more)
+    positive = torch.clamp(x, min=0, out=r[..., :d])
+    torch.sub(positive, x, out=r[..., d : 2 * d])
+    r[..., 2 * d :] = r[..., :more]
+    return r
 
 
 class RandomFeatures(FeatureMap):

@@ -11,7 +11,7 @@ LENGTH = 32
 #: Rows (steps of all heads of all sequences) computed together. On a
 #: CPU few enough that intermediate results stay in the caches; on other
 #: devices enough to keep them busy.
-ROWS = {"cpu": 2048}
+ROWS = {"cpu": 3072}
 ROWS_ELSEWHERE = 65536
 
 

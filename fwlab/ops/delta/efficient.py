@@ -47,18 +47,18 @@ class Errors(Group):
         super().__init__(*given)
         self.L, self.A = self.P[:, self.C :], self.old[:, self.C :]
         self.X = inverse(self.L * self.s.mT)
+        self.bX = self.s * self.X
 
     def write(self, S: Tensor) -> Tensor:
-        """(d4) and the state, one chunk after the other."""
-        rest, E = self.V, torch.empty_like(self.V)
-        left = self.s * self.left(self.K)
-        parts = self.each(rest, self.A, self.X, E, left)
-        for i, (rest_i, A_i, X_i, E_i, left_i) in enumerate(parts):
+        r"""$U = \beta E$ and the state, one chunk after the other."""
+        rest, U = self.V, torch.empty_like(self.V)
+        parts = self.each(rest, self.A, self.bX, U, self.left(self.K))
+        for i, (rest_i, A_i, bX_i, U_i, left_i) in enumerate(parts):
             rest_i.baddbmm_(A_i, S[i].mT, alpha=-1)
-            torch.bmm(X_i, rest_i, out=E_i)  # (d4)
-            torch.bmm(E_i.mT, left_i, out=S[i + 1])
+            torch.bmm(bX_i, rest_i, out=U_i)  # (d4)
+            torch.bmm(U_i.mT, left_i, out=S[i + 1])
             self.fade.carry(S[i], S[i + 1], i)  # (d3)
-        return E
+        return U
 
     def written(self, S: Tensor) -> Tensor:
         """(d4) for all chunks together: their states are known."""
@@ -87,10 +87,10 @@ class Errors(Group):
         $$dU \leftarrow dU - L^\top dV \tag{d7}$$
         """
         dV = torch.empty_like(dU)
-        left, bX = self.left(self.K), self.s * self.X
+        left = self.left(self.K)
         own = self.old[:, : self.C]
         torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
-        parts = self.each(dU, left, dV, bX, self.A)
+        parts = self.each(dU, left, dV, self.bX, self.A)
         for i in reversed(range(self.n)):
             dU_i, left_i, dV_i, bX_i, A_i = parts[i]
             dU_i.baddbmm_(left_i, D[i + 1].mT)  # (c5)

@@ -85,13 +85,13 @@ class Group:
     def write(self, S: Tensor) -> Tensor:
         """Write chunk by chunk, from the state `S[0]`: fill in `S`.
 
-        - Returns what is written, `E`.
+        - Returns what is written, `U`.
         """
         U, left = self.strong(self.V), self.left(self.K)
         torch.bmm(U.mT, left, out=S[1:].flatten(0, 1))
         for i in range(self.n):
             self.fade.carry(S[i], S[i + 1], i)  # (c2)
-        return self.V
+        return U
 
     def read(self, S: Tensor, U: Tensor) -> Tensor:
         """(c1) for the rows that have an answer."""
@@ -100,7 +100,7 @@ class Group:
         return Y.baddbmm_(self.P[:, :rows], U)  # (c1)
 
     def written(self, S: Tensor) -> Tensor:
-        """`E` again; the states `S` before all chunks are known."""
+        """`E`, from the states `S` before all chunks."""
         return self.V
 
     def write_backward(
@@ -165,8 +165,7 @@ class Memory(torch.autograd.Function):
         for place in groups:
             group = Kind(inputs, place, chunk, W.dtype)
             own = S[first : first + group.n + 1]
-            E = group.write(own)
-            Y = group.read(own, group.strong(E))
+            Y = group.read(own, group.write(own))
             group.put(Y[:, :chunk], y)
             group.put(Y[:, chunk:], asked)
             if keep:
