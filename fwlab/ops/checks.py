@@ -1,5 +1,6 @@
 """What every operation checks before it does any work."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,21 +29,27 @@ def shapes(
             )
         if names is None:
             continue
-        dims, found = names.split(), list(tensor.shape)
-        # What is not known yet is whatever it is.
-        wanted = [
-            sizes.get(*pair) for pair in zip(dims, found, strict=False)
-        ]
-        if len(dims) != len(found) or wanted != found:
+        dims, found = _words(names), tensor.shape
+        fits = len(dims) == len(found)
+        for dim, size in zip(dims, found, strict=False):
+            # What is not known yet is whatever it is.
+            fits = fits and sizes.get(dim, size) == size
+        if not fits:
             known = [sizes.get(dim, dim) for dim in dims]
             text = f"[{', '.join(map(str, known))}]"
             if any(isinstance(need, int) for need in known):
                 text += f" ([{', '.join(dims)}])"
             raise ValueError(
-                f"{op}: expected {argument} of shape {text}, got {found}"
+                f"{op}: expected {argument} of shape {text}, "
+                f"got {list(found)}"
             )
         sizes.update(zip(dims, found, strict=True))
     return sizes
+
+
+@functools.cache
+def _words(names: str) -> tuple[str, ...]:
+    return tuple(names.split())
 
 
 def group(op: str, q: Any, k: Any) -> int:
@@ -71,6 +78,9 @@ def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
     float64 with either. All tensors must be on one device.
     """
     first, lead = next(iter(tensors.items()))
+    kinds = {(x.dtype, x.device) for x in tensors.values()}
+    if len(kinds) == 1 and lead.is_floating_point():
+        tensors = {}  # nothing can be wrong
     for argument, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise TypeError(

@@ -110,7 +110,9 @@ class Decay(NoDecay):
         return _FadedScores(self, R, K)
 
     def of_state(self, R: Tensor) -> Tensor:
-        return (halves(R, self.gamma) * self.gamma[:, None]).flatten(1, 2)
+        return (halves(R, self.gamma) * self.gamma[:, None]).flatten(
+            1, 2
+        )
 
     def at_end(self, K: Tensor) -> Tensor:
         return self.left * K
@@ -146,7 +148,9 @@ class Decay(NoDecay):
         pairs = S.new_empty(n, C + 1, C + 1)
         pairs[:, :-1, 0] = halves(read, self.gamma).sum((1, -1))
         pairs[:, :-1, 1:] = halves(self.between, self.gamma).sum(1)
-        pairs[:, -1, 0] = torch.linalg.vecdot(S.flatten(1), after.flatten(1))
+        pairs[:, -1, 0] = torch.linalg.vecdot(
+            S.flatten(1), after.flatten(1)
+        )
         pairs[:, -1, 1:] = written.sum(-1)
         # The decays from step t to those that read, and before it.
         readers = S.new_empty(n, C, C + 1)

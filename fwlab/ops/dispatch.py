@@ -44,12 +44,11 @@ def choose(
         )
     if not all(map(Tensor.numel, tensors)):
         return "naive", implementations["naive"]  # nothing to compute
-    fallback = [
-        name
-        for name, entry in implementations.items()
-        if not isinstance(entry, gpu.Kernel)
-    ][-1]
-    name = [*implementations][-1] if requested == "auto" else requested
+    name = (
+        next(reversed(implementations))
+        if requested == "auto"
+        else requested
+    )
     entry = implementations[name]
     if not isinstance(entry, gpu.Kernel):
         return name, entry
@@ -57,6 +56,11 @@ def choose(
     reason = entry.refusal(device, {x.dtype for x in tensors}, **sizes)
     if reason is None and (requested != "auto" or not gpu.INTERPRETED):
         return name, entry.load()
+    fallback = [
+        name
+        for name, entry in implementations.items()
+        if not isinstance(entry, gpu.Kernel)
+    ][-1]
     if requested != "auto":
         raise ValueError(
             f"{op}: implementation {requested!r} cannot run here: {reason}; "

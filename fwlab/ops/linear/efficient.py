@@ -265,9 +265,11 @@ def one_step(
     n, dtype, S = W.shape[0] * W.shape[1], W.dtype, W.flatten(0, 1)
     # One row of each head, `[batch * heads, 1, width]`.
     rows: Any = [
-        x if x is None else x.to(dtype).reshape(n, 1, -1)
+        x if x is None else x.reshape(n, 1, -1)
         for x in (q, k, v, decay, strength, ask)
     ]
+    if any(x is not None and x.dtype != dtype for x in rows):
+        rows = [x if x is None else x.to(dtype) for x in rows]
     q, k, v, d, s, a = rows
     S, asked = S if d is None else d * S, None
     # The delta rules write the error.
@@ -276,8 +278,9 @@ def one_step(
     elif a is not None:
         asked = _row(torch.bmm(a, S.mT), W)
     u = v if s is None else s * v
-    after = torch.addcmul(S, u.mT, k)
-    return _row(torch.bmm(q, after.mT), W), asked, after.view_as(W)
+    # A state is large: there is room for one new one.
+    S = torch.addcmul(S, u.mT, k, out=None if d is None else S)
+    return _row(torch.bmm(q, S.mT), W), asked, S.view_as(W)
 
 
 def _row(y: Tensor, W: Tensor) -> Tensor:
