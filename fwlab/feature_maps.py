@@ -83,7 +83,9 @@ def l2_normalize(x: Tensor) -> Tensor:
     return _normalize(_ByNorm, x, (limits.tiny**0.4, limits.max**0.4))
 
 
-def _normalize(by: type["_BySum"], x: Tensor, bounds: tuple[float, float]) -> Tensor:
+def _normalize(
+    by: type[torch.autograd.Function], x: Tensor, bounds: tuple[float, float]
+) -> Tensor:
     """`x` divided by its sums or norms, as if by those of `unit_range`.
 
     A power of two changes no digit: it is not needed where all totals

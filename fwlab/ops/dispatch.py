@@ -44,11 +44,7 @@ def choose(
         )
     if not all(map(Tensor.numel, tensors)):
         return "naive", implementations["naive"]  # nothing to compute
-    name = (
-        next(reversed(implementations))
-        if requested == "auto"
-        else requested
-    )
+    name = [*implementations][-1] if requested == "auto" else requested
     entry = implementations[name]
     if not isinstance(entry, gpu.Kernel):
         return name, entry
