@@ -1,6 +1,7 @@
 """Versions and devices of this machine, and what runs on it."""
 
 import importlib.metadata
+import os
 import platform
 
 import torch
@@ -19,13 +20,19 @@ def report() -> str:
         ("torch", torch.__version__),
         ("triton", _version("triton")),
         ("machine", machine()),
-        ("threads", str(torch.get_num_threads())),
+        ("threads", f"{torch.get_num_threads()}, {_waiting()}"),
         ("devices", ", ".join(_devices())),
     ]
     for op in ops.TABLE:
         rows.append((op, _usable(op)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _waiting() -> str:
+    """How threads wait for each other, as far as the environment says."""
+    policy = os.environ.get("OMP_WAIT_POLICY", "").upper()
+    return "asleep while they wait" if policy == "PASSIVE" else "awake while they wait"
 
 
 def _usable(op: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from fwlab import bench, cli, ops
 from fwlab.bench import (
     aft,
+    busy,
     decoding,
     lengths,
     measure,
@@ -105,6 +106,15 @@ def test_a_small_run(monkeypatch):
     text = cases.layout(operations.table(rows), left=3)
     assert text.splitlines()[0].split()[0] == "operation"
     assert len({len(line) for line in text.splitlines()}) == 1
+
+
+def test_busy(monkeypatch):
+    monkeypatch.setattr(busy, "SECONDS", 0.0)
+    monkeypatch.setattr(busy, "MIXERS", ("softmax",))
+    rows = busy.run()
+    assert [row["setting"] for row in rows] == list(busy.SETTINGS)
+    assert all(row["quiet"] > 0 and row["busy"] > 0 for row in rows)
+    assert len({len(row) for row in busy.table(rows)}) == 1
 
 
 def test_decoding(monkeypatch):

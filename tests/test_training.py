@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -482,3 +483,24 @@ def test_info(fwlab):
     assert torch.__version__ in out
     assert "delta_rule" in out
     assert "naive, efficient" in out
+    assert "while they wait" in out
+
+
+@pytest.mark.parametrize(
+    "packages, given, policy",
+    [
+        ("fwlab", {}, "PASSIVE"),
+        ("fwlab", {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+        ("torch, fwlab", {}, "None"),
+    ],
+)
+def test_waiting_threads_sleep(packages, given, policy):
+    """Unless you decide yourself, or PyTorch is loaded already."""
+    code = f"import os, {packages}; print(os.getenv('OMP_WAIT_POLICY'))"
+    others = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+    env = others | given | {"OMP_DISPLAY_ENV": "verbose"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    assert done.stdout.split()[-1] == policy
+    if "GOMP_SPINCOUNT" in done.stderr:  # what GNU's OpenMP has understood
+        assert ("GOMP_SPINCOUNT = '0'" in done.stderr) == (policy == "PASSIVE")

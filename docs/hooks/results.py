@@ -146,6 +146,13 @@ def _decoding() -> dict | None:
     return {"rows": rows, "positions": positions, "file": BENCH, "run": run}
 
 
+def _busy() -> dict | None:
+    run = _read(BENCH)
+    if not run or "busy" not in run:
+        return None
+    return {"rows": run["busy"], "file": BENCH, "run": run}
+
+
 def _gpu() -> dict:
     """Each card that was measured."""
     runs = []
@@ -215,6 +222,7 @@ TABLES = {
     "peers": _peers,
     "lengths": _lengths,
     "decoding": _decoding,
+    "busy": _busy,
     "gpu": _gpu,
 }
 #: The plots, each of the results in the table below it.
