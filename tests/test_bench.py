@@ -111,6 +111,7 @@ def test_a_small_run(monkeypatch):
 def test_busy(monkeypatch):
     monkeypatch.setattr(busy, "SECONDS", 0.0)
     monkeypatch.setattr(busy, "MIXERS", ("softmax",))
+    monkeypatch.setattr(busy, "SETTINGS", {"one thread": {"OMP_NUM_THREADS": "1"}})
     rows = busy.run()
     assert [row["setting"] for row in rows] == list(busy.SETTINGS)
     assert all(row["quiet"] > 0 and row["busy"] > 0 for row in rows)

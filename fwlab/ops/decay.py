@@ -102,7 +102,8 @@ class Decay(NoDecay):
         #: $\Gamma$, with ones above the diagonal.
         self.inside = rows.mT.contiguous()
         self.gamma = d.cumprod(1)
-        self.state_left, self.left = self.gamma[:, -1:], rows[:, :, -1:]
+        self.state_left = self.gamma[:, -1:]
+        self.left = rows[:, :, -1:].clone()
         #: How much step i reads of what step j wrote: see `Scores`.
         self.between: Tensor | None = None
 

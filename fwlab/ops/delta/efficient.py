@@ -63,7 +63,8 @@ class Errors(Group):
     def written(self, S: Tensor) -> Tensor:
         """(d4) for all chunks together: their states are known."""
         rest = self.V.baddbmm_(self.A, S.mT, alpha=-1)
-        return torch.bmm(self.X, rest)  # (d4)
+        self.V = torch.bmm(self.X, rest)  # (d4)
+        return self.V
 
     def write_backward(
         self, G: Tensor, dU: Tensor, D: Tensor
@@ -98,6 +99,7 @@ class Errors(Group):
             self.fade.carry(D[i + 1], D[i], i)
             D[i].baddbmm_(dV_i.mT, A_i, alpha=-1)  # (d6)
         dU.baddbmm_(self.L.mT, dV, alpha=-1)  # (d7)
+        del self.A, self.L, self.X, self.bX  # makes room
         return torch.cat([G, -dV], 1), dV  # (d8)
 
 

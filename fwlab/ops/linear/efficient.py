@@ -202,8 +202,9 @@ class Memory(torch.autograd.Function):
         gradients = [autograd.room(x) for x in inputs]
         for place in reversed(chunks.groups(k, chunk)):
             group = Kind(inputs, place, chunk, S.dtype)
-            dY = group.cut(dy, d_asked)
-            dS, *parts = _backward(group, dY, S[place[1]], dS)
+            dS, *parts = _backward(
+                group, group.cut(dy, d_asked), S[place[1]], dS
+            )
             for part, whole in zip(parts, gradients, strict=True):
                 group.put(part, whole)
         shape = k.shape[0], k.shape[2], *dS.shape[1:]
@@ -226,23 +227,28 @@ def _backward(
     - `S`: the states before all chunks; `dS`: the gradient of the
       state after the last one.
     """
-    fade, C, before = group.fade, group.C, S.flatten(0, 1)
+    fade, before = group.fade, S.flatten(0, 1)
     D = S.new_empty(group.n + 1, *dS.shape)
     D[-1] = dS
     dU = torch.bmm(group.P[:, : dY.shape[1]].mT, dY)
     E = group.written(before)
     G, dV = group.write_backward(dY, dU, D)
+    ds, U = None, group.strong(E)
+    if group.s is not None:
+        ds = dU.mul_(E).sum(-1, True)  # (c7)
+    # What is not needed any more makes room.
+    del dY, dU, E, group.V, group.P, group.old
     # Queries, keys and strengths of the chunk itself.
-    U, after = group.strong(E), D[1:].flatten(0, 1)
+    after, dP = D[1:].flatten(0, 1), torch.bmm(G, U.mT)
     read, stored = torch.bmm(G, before), torch.bmm(U, after)
+    del G, U
     dR, dK = fade.of_state(read), fade.at_end(stored)
-    group.scores.backward(torch.bmm(G, U.mT), dR, dK)  # (c3), (c4)
-    ds = None if group.s is None else (E * dU).sum(-1, True)  # (c7)
+    group.scores.backward(dP, dR, dK)  # (c3), (c4)
     dd = None
     if fade.forgets:
         met, kept = read.mul_(group.R), stored.mul_(group.K)
         dd = fade.gradient(before, after, met, kept)
-    dQ, dA = dR[:, :C], dR[:, C:]
+    dQ, dA = dR.split([group.C, dR.shape[1] - group.C], 1)
     if group.by_key:
         dK += dA
     return D[0], dQ, dK, dV, dd, ds, dA
