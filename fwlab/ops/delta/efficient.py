@@ -4,14 +4,14 @@ In chunks, a delta rule is an additive rule that writes *errors* in
 place of values. All that is left to do here is the triangular system of
 (d1), for the errors $E = V - \bar V$ themselves; the rest is the
 efficient version of the additive rules, with $U = \beta E$. With
-$L = \mathrm{stril}(A K^\top) \odot \Gamma$:
+$L = \mathrm{stril}(\bar K K^\top) \odot \Gamma$:
 
-$$(I + L \beta)\, E = V - \gamma A W^\top \tag{d4}$$
+$$(I + L \beta)\, E = V - \gamma \bar K W^\top \tag{d4}$$
 
-where $\beta$ scales columns. The rows $A$, which ask for what the
+where $\beta$ scales columns. The rows $\bar K$, which ask for what the
 memory holds, are the keys. With attention normalisation, Eq. 27 divides
 what is retrieved by $z_{i-1} \cdot \phi(k_i)$. That is to ask with
-$a_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$, and to write with
+$\bar k_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$, and to write with
 $\phi(k_i)$ as before.
 """
 
@@ -45,16 +45,18 @@ class Errors(Group):
     def __init__(self, *given: Any):
         """The matrix of (d4) and its inverse: they need no state."""
         super().__init__(*given)
-        self.L, self.A = self.P[:, self.C :], self.old[:, self.C :]
+        self.L, self.K_bar = self.P[:, self.C :], self.old[:, self.C :]
         self.X = inverse(self.L * self.s.mT)
         self.bX = self.s * self.X
 
     def write(self, S: Tensor) -> Tensor:
         r"""$U = \beta E$ and the state, one chunk after the other."""
         rest, U = self.V, torch.empty_like(self.V)
-        parts = self.each(rest, self.A, self.bX, U, self.left(self.K))
-        for i, (rest_i, A_i, bX_i, U_i, left_i) in enumerate(parts):
-            rest_i.baddbmm_(A_i, S[i].mT, alpha=-1)
+        parts = self.each(
+            rest, self.K_bar, self.bX, U, self.left(self.K)
+        )
+        for i, (rest_i, K_bar_i, bX_i, U_i, left_i) in enumerate(parts):
+            rest_i.baddbmm_(K_bar_i, S[i].mT, alpha=-1)
             torch.bmm(bX_i, rest_i, out=U_i)  # (d4)
             torch.bmm(U_i.mT, left_i, out=S[i + 1])
             self.fade.carry(S[i], S[i + 1], i)  # (d3)
@@ -62,7 +64,7 @@ class Errors(Group):
 
     def written(self, S: Tensor) -> Tensor:
         """(d4) for all chunks together: their states are known."""
-        rest = self.V.baddbmm_(self.A, S.mT, alpha=-1)
+        rest = self.V.baddbmm_(self.K_bar, S.mT, alpha=-1)
         self.V = torch.bmm(self.X, rest)  # (d4)
         return self.V
 
@@ -74,11 +76,11 @@ class Errors(Group):
 
         $$dV = X^\top \big(\beta\, dU\big) \tag{d5}$$
         $$dW = \gamma_C\, dW' + dY^\top (\gamma Q)
-           - dV^\top (\gamma A) \tag{d6}$$
+           - dV^\top (\gamma \bar K) \tag{d6}$$
 
         (d5), (d6) and (c5) run backward from chunk to chunk. In (d4),
-        what the rows $A$ read is subtracted: its gradient is $-dV$. So
-        with $G$ for $Q$ and $A$
+        what $\bar K$ reads is subtracted: its gradient is $-dV$. So
+        with $G$ for $Q$ and $\bar K$
 
         $$G = \begin{pmatrix} dY \\ -dV \end{pmatrix} \tag{d8}$$
 
@@ -91,15 +93,15 @@ class Errors(Group):
         left = self.left(self.K)
         own = self.old[:, : self.C]
         torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
-        parts = self.each(dU, left, dV, self.bX, self.A)
+        parts = self.each(dU, left, dV, self.bX, self.K_bar)
         for i in reversed(range(self.n)):
-            dU_i, left_i, dV_i, bX_i, A_i = parts[i]
+            dU_i, left_i, dV_i, bX_i, K_bar_i = parts[i]
             dU_i.baddbmm_(left_i, D[i + 1].mT)  # (c5)
             torch.bmm(bX_i.mT, dU_i, out=dV_i)  # (d5)
             self.fade.carry(D[i + 1], D[i], i)
-            D[i].baddbmm_(dV_i.mT, A_i, alpha=-1)  # (d6)
+            D[i].baddbmm_(dV_i.mT, K_bar_i, alpha=-1)  # (d6)
         dU.baddbmm_(self.L.mT, dV, alpha=-1)  # (d7)
-        del self.A, self.L, self.X, self.bX  # makes room
+        del self.K_bar, self.L, self.X, self.bX  # makes room
         return torch.cat([G, -dV], 1), dV  # (d8)
 
 

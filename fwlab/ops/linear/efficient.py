@@ -14,9 +14,9 @@ $$Y = \gamma\, Q W^\top + P\, U, \quad
 $$W' = \gamma_C W + U^\top (\Gamma_C K) \tag{c2}$$
 
 Some rules read twice in a step. The delta rules ask with their keys
-what the memory held *before* the write. Such rows $A$ stand below $Q$
-in one matrix $R$, and $\mathrm{stril}(A K^\top) \odot \Gamma$ stands
-below in $P$: products with both cost one call.
+what the memory held *before* the write. Such rows $\bar K$ stand below
+$Q$ in one matrix $R$, and $\mathrm{stril}(\bar K K^\top) \odot \Gamma$
+stands below in $P$: products with both cost one call.
 
 All chunks are computed together but for what (c2) carries from one to
 the next. `fade` knows all about decays and costs nothing where there
@@ -248,10 +248,10 @@ def _backward(
     if fade.forgets:
         met, kept = read.mul_(group.R), stored.mul_(group.K)
         dd = fade.gradient(before, after, met, kept)
-    dQ, dA = dR.split([group.C, dR.shape[1] - group.C], 1)
+    dQ, dK_bar = dR.split([group.C, dR.shape[1] - group.C], 1)
     if group.by_key:
-        dK += dA
-    return D[0], dQ, dK, dV, dd, ds, dA
+        dK += dK_bar
+    return D[0], dQ, dK, dV, dd, ds, dK_bar
 
 
 def one_step(
