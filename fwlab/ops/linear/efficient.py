@@ -37,8 +37,9 @@ class Group:
     """Some chunks of the inputs, each `[n * batch * heads, C, width]`.
 
     As many as fit into the caches together: see `chunks.groups`. This
-    class writes values. States are `[n + 1, batch * heads, value, key]`:
-    one before each chunk, and the last one.
+    class writes values. States are
+    `[n + 1, batch * heads, value, key]`: one before each chunk, and the
+    last one.
     """
 
     #: Whether errors are written, in place of values.
@@ -75,7 +76,7 @@ class Group:
         return x if self.s is None else self.s * x
 
     def left(self, x: Tensor) -> Tensor:
-        r"""Rows as the state after their chunk has them, $\Gamma_C K$."""
+        r"""Rows as the state after the chunk has them, $\Gamma_C K$."""
         return self.fade.at_end(x)
 
     def each(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -133,8 +134,8 @@ class Memory(torch.autograd.Function):
       errors with them, and None = `k`.
     - `Kind`: the class of the groups.
     - `keep`: a backward pass may follow.
-    - Returns the answers to `q`, those to `ask` (of additive rules, else
-      None), and the last state.
+    - Returns the answers to `q`, those to `ask` (of additive rules;
+      else None), and the last state.
     """
 
     @staticmethod
