@@ -130,8 +130,8 @@ class Decay(NoDecay):
 
         Neither matrix is ever formed. $W_{t-1}$ is the sum of
         $\gamma_{t-1} S$ and of what the steps $j < t$ wrote, times
-        $\Gamma_{t-1,j}$. $dW_t$ is the sum of $\Gamma_{Ct}\, dW'$ and of
-        the gradients of the steps $i \ge t$ that read, times
+        $\Gamma_{t-1,j}$. $dW_t$ is the sum of $\Gamma_{Ct}\, dW'$ and
+        of the gradients of the steps $i \ge t$ that read, times
         $\Gamma_{it}$. So only the product of each pair of steps $i$ and
         $j$ is needed. The state before the chunk is one more step that
         writes, and the state after it one more step that reads.

@@ -89,8 +89,7 @@ class Errors(Group):
 
         $$dU \leftarrow dU - L^\top dV \tag{d7}$$
         """
-        dV = torch.empty_like(dU)
-        left = self.left(self.K)
+        dV, left = torch.empty_like(dU), self.left(self.K)
         own = self.old[:, : self.C]
         torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
         parts = self.each(dU, left, dV, self.bX, self.K_bar)

@@ -154,6 +154,7 @@ class Memory(torch.autograd.Function):
         """Groups of chunks from the first to the last."""
         inputs = q, k, v, decay, strength, ask
         chunk = min(chunks.length(decay), q.shape[1])
+        # A delta rule keeps to itself what its keys have read.
         y = v.new_empty(v.shape, dtype=W.dtype)
         two = ask is not None and not Kind.corrects
         asked = torch.empty_like(y) if two else None
