@@ -331,6 +331,8 @@ def test_export_web_refuses_other_mixers(tmp_path):
     made = training.checkpoint.new_model(config, 3)
     characters = training.checkpoint.Characters("abc")
     checkpoint = training.Checkpoint(made, characters, config, 0, {}, [], "")
-    with pytest.raises(training.CheckpointError, match="delta or sum for the live figure, got softmax"):
+    with pytest.raises(
+        training.CheckpointError, match="delta or sum for the live figure, got softmax"
+    ):
         training.export_web(tmp_path / "web.safetensors", checkpoint)
     assert list(tmp_path.iterdir()) == []
