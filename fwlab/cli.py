@@ -243,14 +243,14 @@ def reproduce(
     check_writable(out)
     if point is not None:
         if runs.read(point) is None:
-            print(_values(runs.run(point, _command())))
+            print(_values(runs.run(point)))
         else:
             print(f"nothing to do: point {point} is finished")
         return
     if not collect:
         total = len(runs.points)
         with (
-            closing(runs.run_all(jobs or os.cpu_count() or 1, _command())) as new,
+            closing(runs.run_all(jobs or os.cpu_count() or 1)) as new,
             tqdm(
                 total=total, initial=finished, unit="point", dynamic_ncols=True
             ) as bar,

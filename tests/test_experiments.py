@@ -146,17 +146,20 @@ TINY = replace(favor_underflow.EXPERIMENT, name="tiny", points=tiny, run=run_tin
 
 def test_points_are_saved_one_by_one_and_not_run_again(tmp_path):
     runs = Runs(TINY, True, tmp_path)
-    first = runs.run(2, "command")
+    first = runs.run(2)
     saved = runs.read(2)
     assert saved["point"] == first and first["S"] == 3
-    assert saved["run"]["command"] == "command" and saved["run"]["commit"]
+    assert (
+        saved["run"]["command"] == "fwlab reproduce tiny --quick"
+        and saved["run"]["commit"]
+    )
     assert [runs.read(i) is None for i in range(4)] == [True, True, False, True]
     # A point with other settings is another point.
     changed = replace(TINY, points=lambda quick: [{**p, "S": 5} for p in tiny(quick)])
     assert Runs(changed, True, tmp_path).read(2) is None
     assert Runs(TINY, False, tmp_path).read(2) is None  # of the full version
     with pytest.raises(ValueError, match="a point from 0 to 3, got 4"):
-        runs.run(4, "command")
+        runs.run(4)
 
 
 def test_the_same_seed_gives_the_same_point():
@@ -280,7 +283,7 @@ def held(experiment, points) -> None:
 @pytest.mark.parametrize("name", ["capacity", "overwrite"])
 def test_quick_version(name, tmp_path):
     runs = Runs(EXPERIMENTS[name], True, tmp_path)
-    for _ in runs.run_all(os.cpu_count() or 1, "test"):
+    for _ in runs.run_all(os.cpu_count() or 1):
         pass
     held(EXPERIMENTS[name], runs.collect()["points"])
 

@@ -50,19 +50,24 @@ class Runs:
         same = all(saved["point"].get(key) == value for key, value in point.items())
         return saved if same else None
 
-    def run(self, index: int, command: str) -> Point:
-        """Run a point and save it, in one thread."""
+    def run(self, index: int, made_by: dict[str, Any] | None = None) -> Point:
+        """Run a point and save it, in one thread.
+
+        - `made_by`: its provenance; None = find it out.
+        """
         if not 0 <= index < len(self.points):
             raise ValueError(
                 f"expected a point from 0 to {len(self.points) - 1}, got {index}"
             )
         torch.set_num_threads(1)
+        # Before the point runs: the source may change while it does.
+        made_by = made_by or self._provenance()
         point = self.points[index]
         point = {**point, **self.experiment.run(point)}
-        write_json(self._path(index), {"point": point, "run": provenance(command)})
+        write_json(self._path(index), {"point": point, "run": made_by})
         return point
 
-    def run_all(self, jobs: int, command: str) -> Generator[Point, None, None]:
+    def run_all(self, jobs: int) -> Generator[Point, None, None]:
         """Run what is not finished; yields each point when it is."""
         left = [i for i in range(len(self.points)) if self.read(i) is None]
         if not left:
@@ -72,10 +77,8 @@ class Runs:
         with ProcessPoolExecutor(
             min(jobs, len(left)), context, initializer=_end_with, initargs=(stop,)
         ) as pool:
-            name = self.experiment.name
-            waiting = [
-                pool.submit(_run, name, self.quick, self.out, i, command) for i in left
-            ]
+            given = self.experiment.name, self.quick, self.out, self._provenance()
+            waiting = [pool.submit(_run, *given, index) for index in left]
             try:
                 for future in as_completed(waiting):
                     yield future.result()
@@ -118,14 +121,22 @@ class Runs:
             figure.savefig(part, format="svg", metadata={"Date": None})
         return results
 
+    def _provenance(self) -> dict[str, Any]:
+        """What is the same for every point."""
+        quick = " --quick" if self.quick else ""
+        command = f"fwlab reproduce {self.experiment.name}{quick}"
+        return {**provenance(command), "threads": 1}
+
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:04}.json"
 
 
-def _run(name: str, quick: bool, out: Path, index: int, command: str) -> Point:
+def _run(
+    name: str, quick: bool, out: Path, made_by: dict[str, Any], index: int
+) -> Point:
     from fwlab.experiments import EXPERIMENTS
 
-    return Runs(EXPERIMENTS[name], quick, out).run(index, command)
+    return Runs(EXPERIMENTS[name], quick, out).run(index, made_by)
 
 
 def _end_with(stop: Any) -> None:
