@@ -212,7 +212,7 @@ def draw(points: list[Point]) -> Figure:
         mine = select(points, map=name)
         features = mine[0]["d_dot"]
         if features is not None and not name.startswith("favor"):
-            title += f", $d_{{dot}}$ = {features}"
+            title += f", $d_\\mathrm{{dot}}$ = {features}"
             at = range(1, largest + 1, max(1, largest // 150))
             ax.plot(
                 at,
