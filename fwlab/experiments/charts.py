@@ -64,7 +64,7 @@ def series(
         color=color,
         linestyle=line,
         marker=marker,
-        markersize=4,
+        markersize=5.5,
         markeredgewidth=0,
         label=label,
     )
