@@ -53,11 +53,13 @@ class Experiment:
 
 
 def verdict(claims: Iterable[Claim]) -> str:
-    """One word for all claims that could be examined."""
-    held = [claim.holds for claim in claims if claim.holds is not None]
+    """What all claims together come to: reproduced, partly, not."""
+    every = [claim.holds for claim in claims]
+    held = [holds for holds in every if holds is not None]
     if not held:
         return "not yet run"
-    return "reproduced" if all(held) else "partly" if any(held) else "not"
+    word = "reproduced" if all(held) else "partly" if any(held) else "not"
+    return word if len(held) == len(every) else f"{word} so far"
 
 
 def select(points: Iterable[Point], **wanted: Any) -> list[Point]:
