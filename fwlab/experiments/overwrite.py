@@ -162,7 +162,7 @@ def _full(
         ),
         _at(
             "S = 20, sum, DPFP-1: about 0.20, evaluated at L = 2S",
-            "not published (.196 measured)",
+            "not published",
             twice,
             0.17,
             0.23,
@@ -265,7 +265,7 @@ EXPERIMENT = Experiment(
     name="overwrite",
     title="Which rules can replace a value",
     source="Schlag et al. 2021, setting 2, Figs. 3 and 5",
-    cost="full: about 20 h, quick: 3 min, on one core",
+    cost="quick: 3 min of one core; full: about a day",
     points=points,
     run=run,
     claims=claims,
