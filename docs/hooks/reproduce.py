@@ -56,6 +56,7 @@ def _result(experiment: Experiment, version: str) -> str:
         version=version,
         results=results,
         claims=claims,
+        seeds=sorted({point["seed"] for point in results["points"]} if results else ()),
         figure=_figure(experiment, version, results, claims) if results else "",
     )
 
