@@ -1,11 +1,14 @@
-"""The command line: `fwlab info`, `train`, `generate`, `export-web`, `bench`."""
+"""The command line: `fwlab info`, `train`, `generate`, `export-web`, `bench`, `reproduce`."""
 
+import json
+import os
 import shlex
 import sys
 import warnings
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tqdm import tqdm
@@ -15,6 +18,9 @@ from fwlab import training
 from fwlab.data import CorpusError
 from fwlab.files import check_writable, write_json
 from fwlab.provenance import provenance
+
+if TYPE_CHECKING:
+    from fwlab.experiments import Experiment
 
 app = tyro.extras.SubcommandApp()
 
@@ -184,6 +190,104 @@ def bench(
 
     chosen = others if peers else by_length if lengths else operations
     benchmark.main(chosen.measure, out, _command())
+
+
+@app.command
+def reproduce(
+    name: Positional[str | None] = None,
+    /,
+    quick: bool = False,
+    out: Path | None = None,
+    jobs: int | None = None,
+    list_points: bool = False,
+    point: int | None = None,
+    collect: bool = False,
+) -> None:
+    """Reproduce a published figure or table; without a name, list all.
+
+    A run that was stopped continues where it was.
+
+    Args:
+        name: Of the experiment.
+        quick: A version of a few minutes that keeps the point of the
+            original.
+        out: Folder for NAME.json, NAME.svg and the finished points;
+            default: docs/results, with --quick docs/results/quick.
+        jobs: Number of processes; default: one per core.
+        list_points: List all points with their numbers, and run none.
+        point: Run only the point of this number, as one task of a
+            cluster.
+        collect: Run nothing; write the results of the finished points.
+    """
+    from fwlab.experiments import EXPERIMENTS, Runs
+
+    folder = Path("docs", "results")
+    if name is None:
+        for experiment in EXPERIMENTS.values():
+            print(f"{experiment.name}: {experiment.title}")
+            print(f"  source  {experiment.source}\n  cost    {experiment.cost}")
+            for version, at in (("full", folder), ("quick", folder / "quick")):
+                print(f"  {version:<7} {_state(experiment, at)}")
+        return
+    if name not in EXPERIMENTS:
+        raise ValueError(
+            f"expected an experiment ({', '.join(EXPERIMENTS)}), got {name!r}"
+        )
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"expected jobs to be at least 1, got {jobs}")
+    if list_points + collect + (point is not None) > 1:
+        raise ValueError("expected one of --list-points, --point and --collect")
+    experiment = EXPERIMENTS[name]
+    out = out or (folder / "quick" if quick else folder)
+    runs = Runs(experiment, quick, out)
+    finished = sum(runs.read(i) is not None for i in range(len(runs.points)))
+    if list_points:
+        for index, each in enumerate(runs.points):
+            state = "-" if runs.read(index) is None else "finished"
+            print(f"{index:4}  {state:<8}  {_values(each)}")
+        return
+    check_writable(out)
+    if point is not None:
+        if runs.read(point) is None:
+            print(_values(runs.run(point)))
+        else:
+            print(f"nothing to do: point {point} is finished")
+        return
+    if not collect:
+        total = len(runs.points)
+        with (
+            closing(runs.run_all(jobs or os.cpu_count() or 1)) as new,
+            tqdm(
+                total=total, initial=finished, unit="point", dynamic_ncols=True
+            ) as bar,
+        ):
+            for each in new:
+                bar.set_postfix_str(_values(each, "map", "S", "loss"), refresh=False)
+                bar.update()
+    results = runs.collect()
+    for claim in experiment.claims(results["points"]):
+        mark = {True: "yes", False: "NO", None: "not yet run"}[claim.holds]
+        print(f"{claim.text}\n  published {claim.source} | {claim.found} | {mark}")
+    print(f"{name}: {_state(experiment, out)}\n{out / name}.json")
+
+
+def _values(point: dict, *names: str) -> str:
+    return ", ".join(f"{name} {point[name]}" for name in names or point)
+
+
+def _state(experiment: "Experiment", folder: Path) -> str:
+    """What the results in a folder say, and how many points they have."""
+    from fwlab.experiments import verdict
+
+    path = folder / f"{experiment.name}.json"
+    if not path.exists():
+        return "not yet run"
+    results = json.loads(path.read_text("utf-8"))
+    points = results["points"]
+    return (
+        f"{verdict(experiment.claims(points))} "
+        f"({len(points)} of {results['grid']} points)"
+    )
 
 
 def _command() -> str:

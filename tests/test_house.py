@@ -22,6 +22,7 @@ ORDER = [
     "provenance",
     "training",
     "plots",
+    "experiments",
     "exercises",
     "info",
     "bench",

@@ -1,6 +1,14 @@
-"""Text corpora, and their characters as tokens."""
+"""Text corpora, their characters as tokens, and synthetic tasks."""
 
 from fwlab.data.characters import Characters
 from fwlab.data.corpus import CORPORA, CorpusError, corpus
+from fwlab.data.retrieval import Retrieval, retrieval
 
-__all__ = ["CORPORA", "Characters", "CorpusError", "corpus"]
+__all__ = [
+    "CORPORA",
+    "Characters",
+    "CorpusError",
+    "Retrieval",
+    "corpus",
+    "retrieval",
+]

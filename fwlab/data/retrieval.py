@@ -1,0 +1,62 @@
+"""Associative retrieval: pairs of keys and values, and what each key holds."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Retrieval(NamedTuple):
+    """Sequences of pairs.
+
+    - `keys`: the key of each step, from 0 to `symbols` - 1,
+      `[batch, length]`.
+    - `values`: the value of each step, likewise.
+    - `answers`: the most recent value of each key after the whole
+      sequence, `[batch, symbols]`; -1 for a key that does not occur.
+    """
+
+    keys: Tensor
+    values: Tensor
+    answers: Tensor
+
+
+def retrieval(
+    batch: int,
+    symbols: int,
+    length: int | None = None,
+    *,
+    repeat: bool = False,
+    generator: torch.Generator | None = None,
+) -> Retrieval:
+    """The synthetic tasks of Schlag et al. 2021 (section 6.1).
+
+    Setting 1 tests the capacity of a memory: every key occurs at most
+    once. Setting 2 (`repeat=True`) tests whether it can be updated: keys
+    return with new values, and the most recent one counts.
+
+    - `batch`: number of sequences, 0 or more.
+    - `symbols`: number of different keys, and of different values, at
+      least 1.
+    - `length`: steps per sequence; None = `symbols`.
+    - `repeat`: draw keys and values with replacement; False = without.
+    - `generator`: on the CPU; None = PyTorch's own.
+    - Returns a `Retrieval`.
+    - Raises `ValueError` for sizes that do not fit.
+    """
+    length = symbols if length is None else length
+    for name, size, least in (("batch", batch, 0), ("symbols", symbols, 1)):
+        if size < least:
+            raise ValueError(f"expected {name} to be at least {least}, got {size}")
+    if length < 0 or (length > symbols and not repeat):
+        most = "" if repeat else f" to {symbols}, the number of symbols"
+        raise ValueError(f"expected length to be from 0{most}, got {length}")
+    shape = (2, batch, length if repeat else symbols)
+    if repeat:
+        keys, values = torch.randint(symbols, shape, generator=generator)
+    else:
+        keys, values = torch.rand(shape, generator=generator).argsort(-1)[..., :length]
+    step = torch.arange(length).expand(batch, -1)
+    last = torch.full((batch, symbols), -1).scatter_reduce(1, keys, step, "amax")
+    answers = values.gather(1, last.clamp(min=0)) if length else last
+    return Retrieval(keys, values, answers.masked_fill(last < 0, -1))

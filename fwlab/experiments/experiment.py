@@ -1,0 +1,81 @@
+"""What an experiment is: points to run, and what their numbers say."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import median
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+#: What identifies a point, and what running it has found: plain values.
+Point = dict[str, Any]
+
+
+class Claim(NamedTuple):
+    """One claim, and what came out.
+
+    - `text`: the claim.
+    - `source`: what was published, or is expected.
+    - `found`: our number, as text.
+    - `holds`: whether it holds; None = not yet run.
+    """
+
+    text: str
+    source: str
+    found: str
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One published figure or table.
+
+    - `name`: of the command and of its files.
+    - `title`: a few words for lists.
+    - `source`: where it was published.
+    - `cost`: time of the full and of the quick version.
+    - `points`: the points of the full or (True) of the quick version,
+      each with what identifies it.
+    - `run`: what running a point adds to it.
+    - `claims`: what the points say about the claims.
+    - `draw`: the figure of the points.
+    """
+
+    name: str
+    title: str
+    source: str
+    cost: str
+    points: Callable[[bool], list[Point]]
+    run: Callable[[Point], Point]
+    claims: Callable[[list[Point]], list[Claim]]
+    draw: Callable[[list[Point]], Figure]
+
+
+def verdict(claims: Iterable[Claim]) -> str:
+    """What all claims together come to: reproduced, partly, not."""
+    every = [claim.holds for claim in claims]
+    held = [holds for holds in every if holds is not None]
+    if not held:
+        return "not yet run"
+    word = "reproduced" if all(held) else "partly" if any(held) else "not"
+    return word if len(held) == len(every) else f"{word} so far"
+
+
+def select(points: Iterable[Point], **wanted: Any) -> list[Point]:
+    """The points with these values."""
+    return [p for p in points if all(p[k] == v for k, v in wanted.items())]
+
+
+def medians(points: Iterable[Point], x: str, y: str) -> dict[Any, float]:
+    """The median of `y` over seeds, for each `x` in order.
+
+    A seed that diverged has no `y` and counts as infinite; where the
+    median is infinite there is none.
+    """
+    groups: dict[Any, list[float]] = {}
+    for point in points:
+        value = inf if point[y] is None else point[y]
+        groups.setdefault(point[x], []).append(value)
+    middle = {at: median(groups[at]) for at in sorted(groups)}
+    return {at: value for at, value in middle.items() if isfinite(value)}

@@ -1,0 +1,272 @@
+"""Which rules can replace a value: setting 2 of Schlag et al. 2021.
+
+Keys return with new values, and the most recent one counts. A rule that
+only adds retrieves a mixture of all values that a key ever had.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+
+from fwlab.experiments import charts
+from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments.retrieval import SOLVED, Retriever, d_dot, evaluate, train
+from fwlab.plots import FAST, INK, SERIES, WRONG
+
+_SIZES = tuple(range(20, 201, 20))
+
+
+class Series(NamedTuple):
+    """A rule with a feature map, and how it is trained and drawn."""
+
+    rule: str
+    map: str
+    label: str
+    color: str
+    marker: str
+    line: str
+    sizes: tuple[int, ...] = _SIZES
+    quick: tuple[int, ...] = (8, 16)
+    lr: float = 1e-3
+    batch: int = 32
+
+
+#: `fwm` keeps the fast weights of every step for its gradient: small S only.
+SERIES_OF = (
+    Series("sum", "dpfp-1", "sum, DPFP-1", WRONG, "D", "-."),
+    Series("gated", "dpfp-1", "gated, DPFP-1", SERIES[1], "v", "--"),
+    Series("fwm", "dpfp-1", "fwm, DPFP-1", SERIES[2], "P", "-", (20, 40), (8,)),
+    Series("fwm", "tanh", "fwm, tanh", SERIES[2], "X", ":", (20,), (), 1e-4, 128),
+    Series("delta", "linear", "delta, linear", FAST, "s", ":"),
+    Series("delta", "dpfp-1", "delta, DPFP-1", FAST, "o", "-"),
+    Series("delta", "dpfp-2", "delta, DPFP-2", FAST, "^", "--", quick=()),
+)
+#: Final losses in the authors' logs at S = 20, 40, ..., evaluated at L = S;
+#: one seed each. (Figures 3 and 5.) One log ends at step 300: None.
+PUBLISHED = {
+    ("delta", "dpfp-1"): (
+        *(0.0008, 0.0010, 0.0061, 0.0106, 0.0001),
+        *(0.0183, 0.0493, 0.1142, 0.1384, 0.1855),
+    ),
+    ("delta", "dpfp-2"): (
+        *(0.0010, 0.0005, 0.0005, 0.0008, None),
+        *(0.0007, 0.0003, 0.0004, 0.0004, 0.0008),
+    ),
+    ("delta", "linear"): (
+        *(0.0008, 0.0007, 0.0005, 0.1014, 0.1615),
+        *(0.2229, 0.2640, 0.2909, 0.3220, 0.3425),
+    ),
+    ("sum", "dpfp-1"): (
+        *(0.1048, 0.1136, 0.1229, 0.1190, 0.1165),
+        *(0.1332, 0.1569, 0.1828, 0.2097, 0.2386),
+    ),
+    ("fwm", "dpfp-1"): (
+        *(0.0505, 0.4986, 0.4997, 0.5412, 0.6869),
+        *(0.6265, 1.055, 3.924, 4.032, 2.282),
+    ),
+    ("fwm", "tanh"): (1.69, 4.99, 9.72, 30.8, 43.5, 56.3, 60.4, 74.9, 85.7, 96.9),
+}
+
+
+def points(quick: bool) -> list[Point]:
+    """By S, so that a run that is stopped has all rules up to some S."""
+    every = [
+        {
+            "rule": series.rule,
+            "map": series.map,
+            "S": S,
+            "d_key": 32 if quick else 64,
+            "lr": series.lr,
+            "batch": series.batch,
+            "seed": seed,
+            "budget": 2000 if quick else 20_000,
+        }
+        for series in SERIES_OF
+        for S in (series.quick if quick else series.sizes)
+        for seed in (1, 2, 3)
+    ]
+    # Last, what takes longest.
+    return sorted(every, key=lambda point: (point["S"], point["map"] == "tanh"))
+
+
+def run(point: Point) -> Point:
+    S, d_key = point["S"], point["d_key"]
+    torch.manual_seed(point["seed"])
+    model = Retriever(S, d_key, point["rule"], point["map"])
+    trained = train(
+        model, 2 * S, True, point["budget"], lr=point["lr"], batch=point["batch"]
+    )
+    twice = evaluate(model, 2 * S, repeat=True)
+    return {
+        "d_dot": d_dot(point["map"], d_key),
+        **trained,
+        "loss_2S": round(twice, 5),
+    }
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    full = points[0]["d_key"] == 64
+    losses: dict[tuple[str, str], dict[Any, float]] = {
+        (s.rule, s.map): medians(select(points, rule=s.rule, map=s.map), "S", "loss")
+        for s in SERIES_OF
+    }
+    delta, add = losses["delta", "dpfp-1"], losses["sum", "dpfp-1"]
+    both = [S for S in delta if S in add]
+    gaps = {S: add[S] - delta[S] for S in both}
+    wanted = _SIZES if full else (8, 16)
+    least = min(gaps, key=lambda S: gaps[S], default=None)
+    below = Claim(
+        "DPFP-1: delta below sum at every S",
+        "0.0531 below at least (S = 200)" if full else "by at least 0.05 at S = 200",
+        "–"
+        if least is None
+        else f"{gaps[least]:.4f} below at least (S = {least}), up to S = {max(both)}",
+        False
+        if any(gap <= 0 for gap in gaps.values())
+        else (True if len(both) == len(wanted) else None),
+    )
+    return [*(_full if full else _quick)(points, losses), below]
+
+
+def _full(
+    points: list[Point], losses: dict[tuple[str, str], dict[Any, float]]
+) -> list[Claim]:
+    at_20 = select(points, S=20)
+    delta = select(at_20, rule="delta", map="dpfp-1")
+    add = select(at_20, rule="sum", map="dpfp-1")
+    steps = medians(delta, "S", "steps").get(20)
+    twice = medians(add, "S", "loss_2S").get(20)
+    fwm = losses["fwm", "dpfp-1"].get(20)
+    tanh = losses["fwm", "tanh"].get(20)
+    found = [
+        _at(
+            "S = 20, delta, DPFP-1: loss of 0.001 or less",
+            "0.0008",
+            losses["delta", "dpfp-1"].get(20),
+            0.0,
+            SOLVED,
+        ),
+        Claim(
+            "S = 20, delta, DPFP-1: within about 700 steps (at most 1000)",
+            "700",
+            "–" if steps is None else f"{steps:.0f} steps",
+            None if steps is None else steps <= 1000,
+        ),
+        _at(
+            "S = 20, sum, DPFP-1: about 0.10 to 0.125, evaluated at L = S",
+            "0.1048",
+            losses["sum", "dpfp-1"].get(20),
+            0.09,
+            0.135,
+        ),
+        _at(
+            "S = 20, sum, DPFP-1: about 0.20, evaluated at L = 2S",
+            "not published",
+            twice,
+            0.17,
+            0.23,
+        ),
+        _at("S = 20, fwm, DPFP-1: about 0.05", "0.0505", fwm, 0.02, 0.08),
+        _at("S = 20, fwm, tanh: above 1", "1.69", tanh, 1.0, float("inf")),
+        _at(
+            "S = 80, delta, linear: about 0.10",
+            "0.1014",
+            losses["delta", "linear"].get(80),
+            0.085,
+            0.13,
+        ),
+    ]
+    for name, limit in (("linear", 60), ("dpfp-2", 200)):
+        mine = {S: x for S, x in losses["delta", name].items() if limit >= S}
+        good = [S for S in mine if mine[S] <= SOLVED]
+        done = len(mine) == len([S for S in _SIZES if limit >= S])
+        label = {"linear": "linear", "dpfp-2": "DPFP-2"}[name]
+        found.append(
+            Claim(
+                f"delta, {label}: loss of 0.001 or less up to S = {limit}",
+                "0.001",
+                charts.listed(mine, ".4f"),
+                False if len(good) < len(mine) else True if done else None,
+            )
+        )
+    return found
+
+
+def _quick(
+    points: list[Point], losses: dict[tuple[str, str], dict[Any, float]]
+) -> list[Claim]:
+    twice = medians(select(points, rule="sum", map="dpfp-1"), "S", "loss_2S")
+    wanted = (
+        ("delta, DPFP-1: the new value replaces the old one", "delta", 0.0, 0.005),
+        ("sum, DPFP-1: a mixture is left", "sum", 0.05, 1.0),
+    )
+    found = [
+        _at(
+            f"S = {S}, {text}",
+            f"{low:g} to {high:g} (ours)",
+            losses[rule, "dpfp-1"].get(S),
+            low,
+            high,
+        )
+        for S in (8, 16)
+        for text, rule, low, high in wanted
+    ]
+    worse = _at(
+        "S = 16, sum, DPFP-1: worse at L = 2S, with more repetitions",
+        "at least 0.15 (ours)",
+        twice.get(16),
+        0.15,
+        1.0,
+    )
+    return [*found, worse]
+
+
+def _at(
+    text: str, published: str, found: float | None, low: float, high: float
+) -> Claim:
+    """A claim that a number is in a range."""
+    if found is None:
+        return Claim(text, published, "–", None)
+    return Claim(text, published, f"{found:.4f}", low <= found <= high)
+
+
+#: Losses above this are off the chart.
+TOP = 0.6
+
+
+def draw(points: list[Point]) -> Figure:
+    figure, (left, right) = charts.grid(2, height=3.6)
+    full = points[0]["d_key"] == 64
+    for series in SERIES_OF:
+        mine = select(points, rule=series.rule, map=series.map)
+        if not mine:
+            continue
+        look = (series.color, series.marker, series.line)
+        charts.series(left, mine, *look, series.label)
+        charts.series(right, mine, *look, y="loss_2S")
+        theirs = PUBLISHED.get((series.rule, series.map))
+        if full and theirs:
+            drawn = dict(zip(_SIZES, theirs, strict=True))
+            known = {S: x for S, x in drawn.items() if x is not None}
+            charts.published(left, known, series.color)
+    left.set(title="evaluated at $L = S$", ylabel="loss", ylim=(-0.02, TOP))
+    right.set(title="evaluated at $L = 2S$")
+    for ax in (left, right):
+        ax.set_xlabel("number of keys $S$")
+    if full:
+        charts.published(left, {}, INK, "published")
+    charts.legend(figure, left, columns=3)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="overwrite",
+    title="Which rules can replace a value",
+    source="Schlag et al. 2021, setting 2, Figs. 3 and 5",
+    cost="quick: 3 min of one core; full: about 7 hours (estimated)",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+)

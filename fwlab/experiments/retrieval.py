@@ -1,0 +1,284 @@
+"""The model and the training of the synthetic tasks of Schlag et al. 2021.
+
+As in the authors' code, values are fixed one-hot vectors, a key is a
+projection of the embedded key and of the value, and a query is a
+projection of the embedded key alone.
+"""
+
+import time
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.data import Retrieval, retrieval
+from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, divide, sum_normalize
+
+#: The epsilon of the authors' denominators. fwlab itself has none.
+EPSILON = 1e-6
+#: Evaluate after each of this many optimiser steps, on this many sequences.
+EVERY, SEQUENCES = 100, 20
+#: Stop at this loss, or after this many evaluations without a better one.
+SOLVED, PATIENCE = 0.001, 11
+
+
+class Tanh(FeatureMap):
+    r"""$\phi(x) = \tanh x$, which Schlag et al. (2021) pair with `fwm`."""
+
+    def width(self, d: int) -> int:
+        return d
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
+def feature_map(name: str, d_key: int) -> FeatureMap | None:
+    """The map of a name: linear, tanh, dpfp-NU, favor-M, favor-M-stable.
+
+    Softmax attention has no features: None.
+    """
+    kind, *sizes = name.split("-")
+    if kind == "softmax":
+        return None
+    if kind == "dpfp":
+        return DPFP(int(sizes[0]))
+    if kind == "favor":
+        return FAVOR(d_key, int(sizes[0]), stabilize=sizes[-1] == "stable")
+    return {"linear": ELU1, "tanh": Tanh}[kind]()
+
+
+def d_dot(name: str, d_key: int) -> int | None:
+    """Number of features; None for softmax attention, which has no limit."""
+    phi = feature_map(name, d_key)
+    return None if phi is None else phi.width(d_key)
+
+
+class Retriever(nn.Module):
+    """One layer that stores pairs and retrieves values.
+
+    - `symbols`: number of keys, and of values.
+    - `d_key`: width of keys and queries.
+    - `rule`: sum, delta, gated, fwm (Schlag et al., "Learning
+      associative inference using fast weight memory") or softmax.
+    - `phi`: name of the feature map.
+    - `epsilon`: added to the denominator of the sum rule.
+    """
+
+    def __init__(
+        self, symbols: int, d_key: int, rule: str, phi: str, epsilon: float = 0.0
+    ):
+        super().__init__()
+        self.symbols, self.d_key, self.rule = symbols, d_key, rule
+        self.phi, self.epsilon = feature_map(phi, d_key), epsilon
+        # int(1.1 * 2 * symbols), without the rounding of 1.1.
+        width = 22 * symbols // 10
+        self.embedding = nn.Parameter(torch.randn(symbols, width))
+        self.to_k = nn.Linear(width + symbols, d_key)
+        self.to_q = nn.Linear(width, d_key)
+        self.to_beta = nn.Linear(width + symbols, 1)
+        bound = d_key**-0.5
+        for projection in (self.to_k, self.to_q):
+            if rule == "softmax":
+                nn.init.xavier_uniform_(projection.weight)
+            else:
+                nn.init.uniform_(projection.weight, -bound, bound)
+
+    def forward(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
+        """What queries retrieve after the sequence, for training.
+
+        With few queries there is no need for the fast weights: a value is
+        retrieved with the weight that its pair has for the query, as in
+        attention. This takes a small part of the time.
+
+        - `keys`, `values`: `[batch, length]`.
+        - `queries`: `[batch, count]`.
+        - Returns `[batch, count, symbols]`.
+        """
+        q, k, logits = self._project(keys, values, queries)
+        if self.rule == "fwm":
+            return self._fast_weight_memory(q, k, values, torch.sigmoid(logits))
+        weights = self._weights(q, k, logits)
+        found = weights.new_zeros(*queries.shape, self.symbols)
+        return found.scatter_add(-1, values[:, None].expand_as(weights), weights)
+
+    def retrieve(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
+        """The same by fwlab's operation, for evaluation.
+
+        Queries follow the pairs as steps that write nothing.
+        """
+        if self.rule not in ("sum", "delta", "gated") or self.epsilon:
+            return self(keys, values, queries)
+        q, k, logits = self._project(keys, values, queries)
+        after = queries.shape[1]
+        q = F.pad(q, (0, 0, k.shape[1], 0))[:, :, None]
+        k = F.pad(k, (0, 0, 0, after))[:, :, None]
+        v = F.pad(self._one_hot(values), (0, 0, 0, after))[:, :, None]
+        beta = F.pad(torch.sigmoid(logits), (0, after))[:, :, None]
+        if self.rule == "sum":
+            y = ops.sum_rule(q, k, v, normalize=True)
+        elif self.rule == "delta":
+            y = ops.delta_rule(q, k, v, beta)
+        else:
+            y = ops.gated_rule(q, k, v, beta, normalize=True)
+        assert isinstance(y, Tensor)
+        return y[:, -after:, 0]
+
+    def _project(
+        self, keys: Tensor, values: Tensor, queries: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of queries and keys, and the logits of beta."""
+        if isinstance(self.phi, FAVOR):
+            self.phi.redraw()  # as the authors do, in every forward pass
+        k = self._of_pairs(self.to_k, keys, values)
+        q = F.embedding(queries, self.to_q(self.embedding))
+        logits = self._of_pairs(self.to_beta, keys, values)[..., 0]
+        if self.phi is None:
+            return q, k, logits
+        q, k = self._features(q), self._features(k)
+        if self.rule == "delta":
+            q, k = sum_normalize(q), sum_normalize(k)
+        return q, k, logits
+
+    def _of_pairs(self, projection: nn.Linear, keys: Tensor, values: Tensor) -> Tensor:
+        """A projection of [one-hot value; embedded key].
+
+        All keys are projected once, and the values are columns of the
+        weight.
+        """
+        of_value, of_key = projection.weight.split(
+            [self.symbols, self.embedding.shape[1]], 1
+        )
+        table = F.linear(self.embedding, of_key, projection.bias)
+        return F.embedding(keys, table) + F.embedding(values, of_value.mT)
+
+    def _features(self, x: Tensor) -> Tensor:
+        """Features; if they come with scales, in units of the largest."""
+        assert self.phi is not None
+        features, scale = self.phi.scaled(x)
+        if scale is None:
+            return features
+        return features * (scale - scale.amax(-1, keepdim=True)).exp()[..., None]
+
+    def _weights(self, q: Tensor, k: Tensor, logits: Tensor) -> Tensor:
+        """The weight of each pair for each query, `[batch, count, length]`."""
+        match = q @ k.mT
+        if self.rule == "softmax":
+            return torch.softmax(match / self.d_key**0.5, -1)
+        if self.rule == "sum":
+            total = match.sum(-1, keepdim=True)
+            return (
+                match / (total + self.epsilon) if self.epsilon else divide(match, total)
+            )
+        beta = torch.sigmoid(logits)
+        if self.rule == "gated":
+            # What is left of a write after all that follow it.
+            kept = F.logsigmoid(-logits)
+            left = (kept.flip(-1).cumsum(-1).flip(-1) - kept).exp()
+            match = match * (beta * left)[:, None]
+            return divide(match, match.sum(-1, keepdim=True))
+        # delta: y = q K^T (I + tril(diag(beta) K K^T, -1))^-1 diag(beta) V
+        system = (beta[..., None] * (k @ k.mT)).tril(-1)
+        solved = torch.linalg.solve_triangular(
+            system.mT, match.mT, upper=True, unitriangular=True
+        )
+        return solved.mT * beta[:, None]
+
+    def _fast_weight_memory(
+        self, q: Tensor, k: Tensor, values: Tensor, beta: Tensor
+    ) -> Tensor:
+        """The delta rule with fast weights of norm 1 at most."""
+        v = self._one_hot(values)
+        W = k.new_zeros(len(k), self.symbols, k.shape[-1])
+        for k_t, v_t, beta_t in zip(
+            k.unbind(1), v.unbind(1), beta.unbind(1), strict=True
+        ):
+            wrong = v_t - (W @ k_t[..., None])[..., 0]
+            W = W + (beta_t[:, None] * wrong)[..., None] * k_t[:, None]
+            W = W / W.flatten(1).norm(dim=-1).clamp(min=1)[:, None, None]
+        return F.layer_norm(q @ W.mT, [self.symbols])
+
+    def _one_hot(self, values: Tensor) -> Tensor:
+        return F.one_hot(values, self.symbols).to(self.embedding.dtype)
+
+
+def loss(found: Tensor, wanted: Tensor) -> Tensor:
+    """Half the squared error against one-hot values, mean over queries.
+
+    Finding nothing costs exactly 0.5.
+    """
+    return (found - F.one_hot(wanted, found.shape[-1])).square().sum(-1).mean() / 2
+
+
+@torch.no_grad()
+def evaluate(model: Retriever, length: int, repeat: bool) -> float:
+    """Mean loss over every key of each of 20 new sequences.
+
+    - `length`, `repeat`: of the sequences, as for `retrieval`.
+    """
+    pairs = retrieval(SEQUENCES, model.symbols, length, repeat=repeat)
+    queries = torch.arange(model.symbols).expand(SEQUENCES, -1)
+    asked = pairs.answers >= 0
+    found = model.retrieve(pairs.keys, pairs.values, queries)
+    return loss(found[asked], pairs.answers[asked]).item()
+
+
+def train(
+    model: Retriever,
+    length: int,
+    repeat: bool,
+    budget: int,
+    lr: float = 1e-3,
+    batch: int = 32,
+) -> dict[str, Any]:
+    """Train until the loss no longer falls.
+
+    - `length`, `repeat`: of the training sequences; those of evaluation
+      have one step per symbol, as in the authors' code.
+    - `budget`: maximum number of optimiser steps.
+    - Returns the loss of the last evaluation, the lowest of all, the
+      number of optimiser steps, the time in seconds (on the clock, and of
+      the processor), and what ended the training: "solved", "no progress", "diverged" (the loss is None) or
+      "budget".
+    """
+    start, start_cpu = time.perf_counter(), time.process_time()
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    best, since, ended = float("inf"), 0, "budget"
+    last, step = best, 0
+    for step in range(1, budget + 1):
+        pairs = retrieval(batch, model.symbols, length, repeat=repeat)
+        query, wanted = _question(pairs)
+        optimizer.zero_grad(set_to_none=True)
+        loss(model(pairs.keys, pairs.values, query), wanted).backward()
+        optimizer.step()
+        if step % EVERY:
+            continue
+        last = evaluate(model, model.symbols, repeat)
+        since = 0 if last < best else since + 1
+        best = min(best, last)
+        if not isfinite(last):
+            ended = "diverged"
+            break
+        if last <= SOLVED:
+            ended = "solved"
+            break
+        if since == PATIENCE:
+            ended = "no progress"
+            break
+    return {
+        "loss": round(last, 5) if isfinite(last) else None,
+        "best": round(best, 5) if isfinite(best) else None,
+        "steps": step,
+        "ended": ended,
+        "seconds": round(time.perf_counter() - start, 1),
+        "cpu_seconds": round(time.process_time() - start_cpu, 1),
+    }
+
+
+def _question(pairs: Retrieval) -> tuple[Tensor, Tensor]:
+    """One step of each sequence at random: its key, and what that holds."""
+    step = torch.randint(pairs.keys.shape[1], (len(pairs.keys), 1))
+    query = pairs.keys.gather(1, step)
+    return query, pairs.answers.gather(1, query)

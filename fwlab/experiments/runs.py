@@ -1,0 +1,165 @@
+"""Running the points of an experiment, in any number of processes.
+
+Each finished point is a file of its own, so a run that is stopped, in any
+way, continues where it was, and several machines can share a folder.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Generator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+
+from fwlab import plots
+from fwlab.experiments.experiment import Experiment, Point
+from fwlab.files import replacing, write_json
+from fwlab.provenance import provenance
+
+
+class Runs:
+    """The points of an experiment, and those of them that are finished.
+
+    - `experiment`: what to run.
+    - `quick`: the quick version instead of the full one.
+    - `out`: the folder for the results.
+    """
+
+    def __init__(self, experiment: Experiment, quick: bool, out: Path):
+        self.experiment, self.quick, self.out = experiment, quick, out
+        self.points = experiment.points(quick)
+        version = "quick" if quick else "full"
+        self.folder = out / ".points" / experiment.name / version
+
+    def read(self, index: int) -> dict[str, Any] | None:
+        """A finished point with its provenance; None = not finished.
+
+        A point whose settings have changed since is not finished.
+        """
+        try:
+            saved = json.loads(self._path(index).read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        point = self.points[index]
+        same = all(saved["point"].get(key) == value for key, value in point.items())
+        return saved if same else None
+
+    def run(self, index: int, made_by: dict[str, Any] | None = None) -> Point:
+        """Run a point and save it, in one thread.
+
+        - `made_by`: its provenance; None = find it out.
+        """
+        if not 0 <= index < len(self.points):
+            raise ValueError(
+                f"expected a point from 0 to {len(self.points) - 1}, got {index}"
+            )
+        torch.set_num_threads(1)
+        # Before the point runs: the source may change while it does.
+        made_by = made_by or self._provenance()
+        point = self.points[index]
+        point = {**point, **self.experiment.run(point)}
+        write_json(self._path(index), {"point": point, "run": made_by})
+        return point
+
+    def run_all(self, jobs: int) -> Generator[Point, None, None]:
+        """Run what is not finished; yields each point when it is."""
+        left = [i for i in range(len(self.points)) if self.read(i) is None]
+        if not left:
+            return
+        context = multiprocessing.get_context("spawn")
+        stop = context.Event()
+        with ProcessPoolExecutor(
+            min(jobs, len(left)), context, initializer=_end_with, initargs=(stop,)
+        ) as pool:
+            given = self.experiment.name, self.quick, self.out, self._provenance()
+            waiting = [pool.submit(_run, *given, index) for index in left]
+            try:
+                for future in as_completed(waiting):
+                    yield future.result()
+            except BaseException:
+                stop.set()
+                raise
+
+    def collect(self) -> dict[str, Any]:
+        """Write the results and the figure of all finished points.
+
+        - Returns the results.
+        - Raises `ValueError` if no point is finished.
+        """
+        saved = [s for i in range(len(self.points)) if (s := self.read(i))]
+        if not saved:
+            raise ValueError(
+                f"nothing to collect: no point of {self.experiment.name} is "
+                f"finished in {self.folder}"
+            )
+        runs: list[dict[str, Any]] = []
+        points = []
+        for each in saved:
+            if each["run"] not in runs:
+                runs.append(each["run"])
+            points.append({**each["point"], "run": runs.index(each["run"])})
+        results = {
+            "experiment": self.experiment.name,
+            "quick": self.quick,
+            "grid": len(self.points),
+            "seconds": round(sum(point["seconds"] for point in points), 1),
+            "runs": runs,
+            "points": points,
+        }
+        name = self.experiment.name
+        with replacing(self.out / f"{name}.json") as part:
+            part.write_text(_one_line_each(results), encoding="utf-8")
+        with mpl.rc_context(), replacing(self.out / f"{name}.svg") as part:
+            plots.style()
+            figure = self.experiment.draw(points)
+            figure.savefig(part, format="svg", metadata={"Date": None})
+        return results
+
+    def _provenance(self) -> dict[str, Any]:
+        """What is the same for every point."""
+        quick = " --quick" if self.quick else ""
+        command = f"fwlab reproduce {self.experiment.name}{quick}"
+        return {**provenance(command), "threads": 1}
+
+    def _path(self, index: int) -> Path:
+        return self.folder / f"{index:04}.json"
+
+
+def _run(
+    name: str, quick: bool, out: Path, made_by: dict[str, Any], index: int
+) -> Point:
+    from fwlab.experiments import EXPERIMENTS
+
+    return Runs(EXPERIMENTS[name], quick, out).run(index, made_by)
+
+
+def _end_with(stop: Any) -> None:
+    """End this process with the one that started it, however that ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        while parent.is_alive() and not stop.wait(0.5):
+            pass
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _one_line_each(results: dict[str, Any]) -> str:
+    """JSON with one line for each point and run."""
+    lists = ("runs", "points")
+    text = json.dumps({**results, **dict.fromkeys(lists)}, indent=1, ensure_ascii=False)
+    for name in lists:
+        lines = ",\n".join(
+            f"  {json.dumps(each, ensure_ascii=False)}" for each in results[name]
+        )
+        text = text.replace(f'"{name}": null', f'"{name}": [\n{lines}\n ]')
+    return text + "\n"

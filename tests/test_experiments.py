@@ -1,0 +1,320 @@
+"""`fwlab reproduce`: the task, the model, the frame, and quick versions."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from fwlab import ops
+from fwlab.data import retrieval
+from fwlab.experiments import EXPERIMENTS, Runs, capacity, favor_underflow, verdict
+from fwlab.experiments.experiment import Claim, medians
+from fwlab.experiments.retrieval import Retriever, feature_map, loss, train
+
+# --- The task -----------------------------------------------------------
+
+
+def test_without_repetition_every_key_and_value_occurs_once():
+    pairs = retrieval(5, 7)
+    for part in pairs[:2]:
+        assert torch.equal(part.sort(-1).values, torch.arange(7).expand(5, 7))
+    assert torch.equal(pairs.answers.gather(1, pairs.keys), pairs.values)
+    short = retrieval(5, 7, 3)
+    assert short.keys.shape == (5, 3) and ((short.answers < 0).sum(-1) == 4).all()
+
+
+def test_with_repetition_the_most_recent_value_counts():
+    keys, values, answers = retrieval(20, 6, 12, repeat=True)
+    for row in range(20):
+        wanted = dict(zip(keys[row].tolist(), values[row].tolist(), strict=True))
+        assert answers[row].tolist() == [wanted.get(key, -1) for key in range(6)]
+
+
+def test_the_same_seed_gives_the_same_task():
+    same = [retrieval(3, 5, generator=torch.Generator().manual_seed(1)) for _ in "ab"]
+    assert all(torch.equal(*parts) for parts in zip(*same, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((-1, 3), "batch to be at least 0, got -1"),
+        ((1, 0), "symbols to be at least 1, got 0"),
+        ((1, 3, 4), "length to be from 0 to 3, the number of symbols, got 4"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes, said):
+    with pytest.raises(ValueError, match=said):
+        retrieval(*sizes)
+
+
+# --- The model ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "phi"),
+    [
+        *[
+            (rule, phi)
+            for rule in ("sum", "delta", "gated")
+            for phi in ("linear", "dpfp-2")
+        ],
+        ("sum", "favor-5-stable"),
+    ],
+)
+def test_training_retrieves_what_the_operation_retrieves(rule, phi, repeat):
+    model = Retriever(9, 4, rule, phi).double()
+    if phi.startswith("favor"):
+        model.phi.redraw = lambda seed=None: None  # the same features twice
+    keys, values, _ = retrieval(3, 9, 18 if repeat else 9, repeat=repeat)
+    queries = torch.arange(9).expand(3, -1)
+    one, other = (f(keys, values, queries) for f in (model, model.retrieve))
+    assert (one - other).norm() < 1e-10 * other.norm()
+
+
+def test_the_key_depends_on_the_value_and_the_query_does_not():
+    model = Retriever(6, 4, "sum", "linear")
+    key, query = torch.tensor([[2]]), torch.tensor([[2]])
+    first = model._project(key, torch.tensor([[1]]), query)
+    other = model._project(key, torch.tensor([[3]]), query)
+    assert torch.equal(first[0], other[0]) and not torch.equal(first[1], other[1])
+    # A projection of the concatenation, as in the authors' code.
+    one_hot = torch.eye(6)[1]
+    whole = model.to_k(torch.cat([one_hot, model.embedding[2]]))
+    assert torch.allclose(first[1][0, 0], model.phi(whole), atol=1e-6)
+
+
+def test_fast_weight_memory_is_a_delta_rule_while_its_norm_is_small():
+    model = Retriever(5, 3, "fwm", "tanh").double()
+    torch.nn.init.uniform_(model.to_k.weight, -0.01, 0.01)
+    torch.nn.init.zeros_(model.to_k.bias)
+    keys, values, _ = retrieval(2, 5)
+    queries = torch.arange(5).expand(2, -1)
+    q, k, logits = model._project(keys, values, queries)
+    v = torch.eye(5, dtype=torch.float64)[values]
+    beta = torch.sigmoid(logits)
+    _, W = ops.delta_rule(
+        k[:, :, None], k[:, :, None], v[:, :, None], beta[..., None], return_state=True
+    )
+    assert W.flatten(1).norm(dim=-1).max() < 1
+    wanted = torch.nn.functional.layer_norm(q @ W[:, 0].mT, [5])
+    assert torch.allclose(model(keys, values, queries), wanted, atol=1e-12)
+
+
+def test_finding_nothing_costs_one_half():
+    assert loss(torch.zeros(4, 7), torch.arange(4)).item() == 0.5
+    assert loss(torch.eye(7)[:4], torch.arange(4)).item() == 0
+
+
+def test_sizes_of_the_model_are_those_of_the_paper():
+    model = Retriever(20, 64, "delta", "dpfp-1")
+    assert model.embedding.shape == (20, 44)  # int(1.1 * 2 * 20)
+    assert model.to_k.weight.shape == (64, 44 + 20)
+    assert model.to_k.weight.abs().max() <= 1 / 8
+    widths = {"linear": 64, "dpfp-3": 384, "favor-512": 1024, "tanh": 64}
+    for name, width in widths.items():
+        assert feature_map(name, 64).width(64) == width
+
+
+# --- The frame ----------------------------------------------------------
+
+
+def tiny(quick: bool) -> list[dict]:
+    return [
+        {"rule": "sum", "map": "linear", "S": S, "d_key": 4, "seed": seed}
+        for S in (2, 3)
+        for seed in (1, 2)
+    ]
+
+
+def run_tiny(point: dict) -> dict:
+    torch.manual_seed(point["seed"])
+    model = Retriever(point["S"], 4, "sum", "linear")
+    return train(model, point["S"], False, budget=100)
+
+
+TINY = replace(favor_underflow.EXPERIMENT, name="tiny", points=tiny, run=run_tiny)
+
+
+def test_points_are_saved_one_by_one_and_not_run_again(tmp_path):
+    runs = Runs(TINY, True, tmp_path)
+    first = runs.run(2)
+    saved = runs.read(2)
+    assert saved["point"] == first and first["S"] == 3
+    assert (
+        saved["run"]["command"] == "fwlab reproduce tiny --quick"
+        and saved["run"]["commit"]
+    )
+    assert [runs.read(i) is None for i in range(4)] == [True, True, False, True]
+    # A point with other settings is another point.
+    changed = replace(TINY, points=lambda quick: [{**p, "S": 5} for p in tiny(quick)])
+    assert Runs(changed, True, tmp_path).read(2) is None
+    assert Runs(TINY, False, tmp_path).read(2) is None  # of the full version
+    with pytest.raises(ValueError, match="a point from 0 to 3, got 4"):
+        runs.run(4)
+
+
+def test_the_same_seed_gives_the_same_point():
+    one, other = ({**run_tiny(tiny(True)[0])} for _ in "ab")
+    for found in (one, other):
+        del found["seconds"], found["cpu_seconds"]
+    assert one == other
+
+
+def test_medians_leave_out_what_diverged():
+    points = [{"S": 1, "loss": x} for x in (3.0, 1.0, None)]
+    points += [{"S": 2, "loss": x} for x in (1.0, None, None)]
+    assert medians(points, "S", "loss") == {1: 3.0}
+
+
+def test_verdicts():
+    claims = {None: "not yet run", True: "reproduced", False: "not"}
+    for holds, word in claims.items():
+        assert verdict([Claim("", "", "", holds)]) == word
+    assert verdict(Claim("", "", "", h) for h in (True, None)) == "reproduced so far"
+    assert verdict(Claim("", "", "", h) for h in (True, False)) == "partly"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_grid(experiment, quick):
+    """Points are flat and different; near a threshold there are 3 seeds."""
+    points = experiment.points(quick)
+    assert len({json.dumps(point) for point in points}) == len(points)
+    for point in points:
+        assert {"rule", "map", "S", "d_key", "seed"} <= point.keys()
+        assert all(isinstance(v, int | float | str) for v in point.values())
+    sizes = [point["S"] for point in points]
+    assert all(a <= b for a, b in pairwise(sizes))  # stopped: all maps up to some S
+    assert {point["seed"] for point in points} == {1, 2, 3}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "fwlab", "reproduce", *arguments]
+
+
+def said(*arguments: str) -> str:
+    done = subprocess.run(command(*arguments), capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_lists_all_experiments():
+    text = said()
+    for experiment in EXPERIMENTS.values():
+        for part in (experiment.name, experiment.source, experiment.cost):
+            assert part in text
+
+
+def test_the_command_lists_points(tmp_path):
+    lines = said("capacity", "--quick", "--list-points", "--out", str(tmp_path))
+    assert len(lines.splitlines()) == len(capacity.points(True))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["capacitance"], "expected an experiment (capacity, overwrite,"),
+        (["capacity", "--jobs", "0"], "expected jobs to be at least 1, got 0"),
+        (["capacity", "--point", "999", "--quick"], "expected a point from 0 to "),
+        (["capacity", "--collect"], "nothing to collect"),
+        (["capacity", "--collect", "--list-points"], "expected one of --list-points"),
+    ],
+)
+def test_errors_of_the_command(arguments, what, tmp_path):
+    done = subprocess.run(
+        [*command(*arguments), "--out", str(tmp_path)],
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 2
+    assert what in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_where_it_was(tmp_path):
+    """Two processes, SIGKILL to the first: workers end, points are kept."""
+    run = command("favor-underflow", "--quick", "--jobs", "2", "--out", str(tmp_path))
+    folder = tmp_path / ".points" / "favor-underflow" / "quick"
+    first = subprocess.Popen(run, stderr=subprocess.DEVNULL, start_new_session=True)
+    while len(list(folder.glob("*.json"))) < 3:
+        assert first.poll() is None
+        time.sleep(0.2)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            os.killpg(first.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.2)
+    else:
+        pytest.fail("the workers live on")
+    times = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.json")}
+    assert len(times) >= 3
+    subprocess.run(run, check=True, capture_output=True)
+    for name, when in times.items():
+        assert (folder / name).stat().st_mtime_ns == when
+    results = json.loads((tmp_path / "favor-underflow.json").read_text("utf-8"))
+    assert len(results["points"]) == results["grid"]
+    assert (tmp_path / "favor-underflow.svg").stat().st_size > 1000
+    held(favor_underflow.EXPERIMENT, results["points"])
+
+
+# --- Quick versions -----------------------------------------------------
+
+
+def held(experiment, points) -> None:
+    claims = experiment.claims(points)
+    assert claims and all(claim.holds for claim in claims), claims
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["capacity", "overwrite"])
+def test_quick_version(name, tmp_path):
+    runs = Runs(EXPERIMENTS[name], True, tmp_path)
+    for _ in runs.run_all(os.cpu_count() or 1):
+        pass
+    held(EXPERIMENTS[name], runs.collect()["points"])
+
+
+def test_epsilon_makes_the_plateau():
+    """`favor-underflow` at S = 100 with one seed and few optimiser steps."""
+    points = [
+        favor_underflow.run({**p, "budget": 100}) | p
+        for p in favor_underflow.points(True)
+        if p["S"] == 100 and p["seed"] == 1
+    ]
+    by = {point["variant"]: point for point in points}
+    assert abs(by["as published"]["loss"] - 0.5) < 5e-4
+    assert abs(by["without epsilon"]["loss"] - 0.5) > 0.05
+    assert by["as published"]["log10_denominator"] < -8
+
+
+def test_linear_features_hold_as_many_pairs_as_they_are_wide():
+    """`capacity` at two sizes with one seed."""
+    inside, beyond = (
+        capacity.run(
+            {
+                "rule": "sum",
+                "map": "linear",
+                "S": S,
+                "d_key": 8,
+                "seed": 1,
+                "budget": 1500,
+            }
+        )
+        for S in (6, 16)
+    )
+    assert inside["loss"] < 0.02 and inside["d_dot"] == beyond["d_dot"] == 8
+    assert abs(beyond["loss"] - capacity.law(16, 8)) < 0.04
