@@ -35,6 +35,8 @@ from fwlab.ops.linear import efficient as linear
 #: Steps per segment; None = the root of the number of steps.
 SEGMENT: int | None = None
 
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
 
 def _states(
     a: Tensor,
@@ -50,21 +52,39 @@ def _states(
     """
     states = W.new_empty(len(a) + 1, *W.shape)
     states[0] = W
-    for i in range(len(a)):
-        W_i = activation(_before(a[i], b[i], states[i]))  # Eq. 2
+    steps = zip(_columns(a), _rows(b), states[1:].unbind(), strict=True)
+    for i, (a_i, b_i, W_i) in enumerate(steps):
+        torch.addcmul(W, a_i, b_i, out=W_i)
+        if activation is torch.tanh:
+            W_i.tanh_()  # Eq. 2
+        else:
+            W_i.copy_(activation(W_i))
         if keep is not None:
-            W_i = torch.where(_real(keep, i), W_i, states[i])
-        states[i + 1] = W_i
+            torch.where(_real(keep, i), W_i, W, out=W_i)
+        W = W_i
     return states
 
 
-def _before(a: Tensor, b: Tensor, W: Tensor) -> Tensor:
-    r"""The argument of the activation, $W_{i-1} + a_i \otimes b_i$."""
-    return torch.addcmul(W, a[..., :, None], b[..., None, :])
+def _columns(a: Tensor) -> tuple[Tensor, ...]:
+    """One column per step: its product with a row is $a \\otimes b$."""
+    return a[..., :, None].unbind()
+
+
+def _rows(b: Tensor) -> tuple[Tensor, ...]:
+    return b[..., None, :].unbind()
 
 
 def _real(keep: Tensor, i: int) -> Tensor:
     return keep[:, i, None, None, None]
+
+
+def _left(x: Tensor, W: Tensor) -> Tensor:
+    r"""$x^\top W$ of every step.
+
+    A row times a matrix takes less time on a CPU than a matrix times
+    a column.
+    """
+    return (x[..., None, :] @ W)[..., 0, :]
 
 
 class _Segment(torch.autograd.Function):
@@ -84,7 +104,7 @@ class _Segment(torch.autograd.Function):
         ctx.activation = activation
         a, b, x = (_by_time(part, W) for part in (a, b, x))
         states = _states(a, b, keep, W, activation)
-        y = (states[1:] @ x[..., None])[..., 0]  # Eq. 3
+        y = _left(x, states[1:].mT)  # Eq. 3
         return y.transpose(0, 1), states[-1].clone()
 
     @staticmethod
@@ -101,33 +121,45 @@ class _Segment(torch.autograd.Function):
         $$da_i = dP_i\, b_i, \quad db_i = dP_i^\top a_i, \quad
           dx_i = W_i^\top dy_i \tag{a5}$$
 
-        Autograd computes the derivative of $\sigma$.
+        The derivative of tanh is $1 - W_i^2$. Autograd computes that
+        of any other $\sigma$.
         """
         a, b, x, keep, W = ctx.saved_tensors
         kinds = [part.dtype for part in (a, b, x)]
         a, b, x, dy = (_by_time(part, W) for part in (a, b, x, dy))
         states = _states(a, b, keep, W, ctx.activation)
-        dP, dW = torch.empty_like(states[1:]), dW.clone()
-        for i in reversed(range(len(a))):
-            dW.addcmul_(dy[i][..., :, None], x[i][..., None, :])  # (a3)
-            P = _before(a[i], b[i], states[i])
-            dP_i = _pull_back(ctx.activation, P, dW)  # (a4)
-            dP[i] = dP_i
+        dP, later, dW = torch.empty_like(states[1:]), dW, dW.clone()
+        steps = zip(
+            _columns(dy), _rows(x), dP.unbind(), states[1:].unbind(),
+            strict=True,
+        )  # fmt: skip
+        for i, (dy_i, x_i, dP_i, W_i) in reversed([*enumerate(steps)]):
+            torch.addcmul(later, dy_i, x_i, out=dW)  # (a3)
+            if ctx.activation is torch.tanh:
+                _tanh_backward(dW, W_i, grad_input=dP_i)  # (a4)
+            else:
+                P = _before(a[i], b[i], states[i])
+                dP_i.copy_(_pull_back(ctx.activation, P, dW))
+            later = dP_i
             if keep is not None:
-                dP_i = torch.where(_real(keep, i), dP_i, dW)
-            dW = dP_i
-        da = (dP @ b[..., None])[..., 0]  # (a5)
-        db = (dP.mT @ a[..., None])[..., 0]
-        dx = (states[1:].mT @ dy[..., None])[..., 0]
+                later = torch.where(_real(keep, i), dP_i, dW)
+        da = _left(b, dP.mT)  # (a5)
+        db = _left(a, dP)
+        dx = _left(dy, states[1:])
         da, db, dx = (
             part.transpose(0, 1).to(kind)
             for part, kind in zip((da, db, dx), kinds, strict=True)
         )
-        return da, db, dx, None, dW, None
+        return da, db, dx, None, later.clone(), None
 
 
 def _by_time(x: Tensor, W: Tensor) -> Tensor:
     return x.transpose(0, 1).to(W.dtype)
+
+
+def _before(a: Tensor, b: Tensor, W: Tensor) -> Tensor:
+    r"""The argument of the activation, $W_{i-1} + a_i \otimes b_i$."""
+    return torch.addcmul(W, a[..., :, None], b[..., None, :])
 
 
 def _pull_back(activation: Callable, P: Tensor, dW: Tensor) -> Tensor:
