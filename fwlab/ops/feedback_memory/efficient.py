@@ -41,7 +41,10 @@ from fwlab.ops import autograd
 from fwlab.ops.feedback_memory.weights import EPS, FeedbackWeights
 
 #: Steps whose gradients for older memories are collected.
-BLOCK = 64
+BLOCK = 32
+
+#: Steps from which transposing the weights pays.
+MANY = 8
 
 
 def rotate(u: Tensor, table: Tensor) -> Tensor:
@@ -105,9 +108,10 @@ class Forward:
         rows, n = batch * heads, self.past + x.shape[1]
         self.x, self.layers, self.normalize = x, len(to_out), normalize
         self.keep, self.alpha = keep, alpha
-        self.to_q = to_q.flatten(1, 2)
-        self.to_kv, self.to_out = to_kv, to_out
-        self.expand, self.contract = expand, contract
+        many = x.shape[1] > MANY
+        self.to_kv = _right(to_kv, many)
+        parts = (to_q.flatten(1, 2), to_out, expand, contract)
+        self.weights = _each(*(_right(W, many) for W in parts))
         self.group_of = range(groups) if groups > 1 else [0] * len(to_q)
         self.kv_split = x.new_empty(2, groups, batch, heads, n, key)
         self.kv_split[..., : self.past, :] = past
@@ -126,13 +130,15 @@ class Forward:
         self.states = self.x.new_empty(self.layers + 1, kept, batch, d)
         self.attended = self.x.new_empty(self.layers, kept, batch, d)
         y = self.x.new_empty(batch, time, d)
-        for t in range(time):
-            index = t if self.keep else 0
-            self.n = self.past + t
-            self.states[0, index] = self.x[:, t]
+        steps = _each(self.x.transpose(0, 1), y.transpose(0, 1))
+        for t, (x_t, y_t) in enumerate(steps):
+            index, n = t if self.keep else 0, self.past + t
+            self.now = _each(*self.kv[..., :n, :])
+            self.r_now = self.r[len(self.r) - n :].T
+            self.states[0, index] = x_t
             new = self.step(index)
-            y[:, t] = self.states[-1, index]
-            self.kv_split[..., self.n, :] = new
+            y_t.copy_(self.states[-1, index])
+            self.kv_split[..., n, :] = new
         return y
 
     def step(self, index: int) -> Tensor:
@@ -141,38 +147,32 @@ class Forward:
         Returns keys and values of the memory of this step,
         `[2, groups, batch, heads, key]`.
         """
-        states, attended = (
-            self.states[:, index],
-            self.attended[:, index],
-        )
-        for l in range(self.layers):
-            x_l, z = states[l], attended[l]
-            q = torch.mm(_norm(x_l)[0], self.to_q[l].T)
-            self.attend(l, q, z)
-            x_l = torch.addmm(x_l, z, self.to_out[l].T)  # Eq. f6
-            h = torch.mm(_norm(x_l)[0], self.expand[l].T)
+        states = self.states[:, index]
+        layers = _each(states[:-1], states[1:], self.attended[:, index])
+        for l, (x_l, above, z) in enumerate(layers):
+            to_q, to_out, expand, contract = self.weights[l]
+            self.attend(l, torch.mm(_norm(x_l)[0], to_q), z)
+            x_l = torch.addmm(x_l, z, to_out)  # Eq. f6
+            h = torch.mm(_norm(x_l)[0], expand)
             h = torch.nn.functional.gelu(h)
-            torch.addmm(
-                x_l, h, self.contract[l].T, out=states[l + 1]
-            )  # Eq. f7
+            torch.addmm(x_l, h, contract, out=above)  # Eq. f7
         m = torch.mv(states.flatten(1).T, self.alpha)  # Eq. f1
         m = m.view(states[0].shape)
         m = _norm(m)[0] if self.normalize else m
-        new = torch.mm(m, self.to_kv.T)  # Eq. f2
+        new = torch.mm(m, self.to_kv)  # Eq. f2
         _, groups, batch, heads, _, key = self.kv_split.shape
         new = new.view(batch, 2, groups, heads, key)
         return new.permute(1, 2, 0, 3, 4)
 
     def attend(self, l: int, q: Tensor, z: Tensor) -> None:
         """Eqs. f4 and f5; `q` and `z`: `[batch, d]`."""
-        n = self.n
-        if n == 0:
+        K, V = self.now[self.group_of[l]]
+        if K.shape[1] == 0:
             z.zero_()  # nothing to attend to
             return
-        K, V = self.kv[:, self.group_of[l], :, :n].unbind()
         q = q.view(len(K), -1)
-        a = torch.mm(q, self.r[-n:].T).unsqueeze(1)
-        a = torch.baddbmm(a, q.unsqueeze(1), K.mT)  # Eq. f4
+        a = torch.mm(q, self.r_now).unsqueeze(1)
+        a.baddbmm_(q.unsqueeze(1), K.mT)  # Eq. f4
         a = _softmax(a, self.hidden)
         torch.bmm(a, V, out=z.view(len(K), 1, -1))  # Eq. f5
 
@@ -308,7 +308,7 @@ class Backward:
             self.dx[0].transpose(0, 1),
             self.dkv_split[..., : self.past, :],
             None,
-            torch.linalg.vecdot(self.states, self.d_m).sum((1, 2)),
+            torch.mv(self.states.flatten(1), self.d_m.flatten()),
             d_to_q
             + torch.einsum("kf,lhfd->lhkd", self.positions, d_to_u),
             torch.einsum("lhkd,lhfd->kf", self.to_q, d_to_u),
@@ -325,32 +325,51 @@ class Backward:
         )
 
     def loop(self) -> None:
-        time, block = self.attended.shape[1], BLOCK
+        layers, time = self.attended.shape[:2]
+        self.weights = _each(
+            self.contract, self.expand, self.to_out, self.to_qu
+        )
+        parts = (
+            self.dx[1:], self.dh, self.d_middle, self.dx[:-1],
+            self.attended, self.dz_split.movedim(3, 1), self.d_qu,
+        )  # fmt: skip
+        self.parts = [_each(*part) for part in _each(*parts)]
+        norms = (*self.middle_norm, *self.x_norm)
+        self.norms = [_each(*part) for part in _each(*norms)]
+        block = BLOCK
         for start in reversed(range(0, time, block)):
             stop = min(start + block, time)
             self.attention_weights(start, stop)
             for t in reversed(range(start, stop)):
+                n, i = self.past + t, t - start
                 self.memory(t, start, stop)
-                for l in reversed(range(len(self.q))):
+                self.now = _each(*self.kv[..., :n, :])
+                self.pairs = _each(
+                    *self.pairs_of_block[..., i : i + 1, :n]
+                )
+                self.back_now = self.back[len(self.back) - n :]
+                for l in reversed(range(layers)):
                     self.layer(l, t, start)
             self.older(start, stop)
 
     def attention_weights(self, start: int, stop: int) -> None:
         """The weights $p$ of a block of queries, and zeros for $da$."""
-        n, layers = self.past + stop, len(self.q)
-        rows, steps = self.q.shape[1], slice(start, stop)
+        old, n, layers = (
+            self.past + start,
+            self.past + stop,
+            len(self.q),
+        )
+        rows = self.q.shape[1]
         pairs = self.kv.new_zeros(2, layers, rows, stop - start, n)
-        self.da, self.p = pairs
+        self.pairs_of_block, (self.da, self.p) = pairs, pairs
         self.columns = pairs.flatten(0, 2)
-        at = self.table[self.past + start : n]
+        q = self.q[:, :, start:stop]
+        u = rotate(q @ self.positions, self.table[old:n])
+        torch.matmul(u, self.table[:n].T, out=self.p)  # (g1)
         for l, group in enumerate(self.group_of):
             K = self.kv[0, group, :, :n]
-            q = self.q[l, :, steps]
-            u = rotate(q @ self.positions, at)
-            a = u @ self.table[:n].T  # (g1)
-            a.baddbmm_(q, K.mT)  # Eq. f4
-            a = _causal_softmax(a, self.past + start, self.hidden)
-            self.p[l] = a
+            self.p[l].baddbmm_(q[l], K.mT)  # Eq. f4
+            self.p[l] = _causal_softmax(self.p[l], old, self.hidden)
 
     def memory(self, t: int, start: int, stop: int) -> None:
         """Back through Eqs. f2 and f1: from keys, values to states."""
@@ -382,36 +401,33 @@ class Backward:
         earlier step needs its gradient: (g3) is computed only for the
         keys of the block.
         """
-        up, below = self.dx[l + 1, t], self.d_middle[l, t]
-        dh = self.dh[l, t].mul_(torch.mm(up, self.contract[l]))
-        dn = torch.mm(dh, self.expand[l])
-        torch.add(
-            up,
-            _norm_backward(dn, *(p[l, t] for p in self.middle_norm)),
-            out=below,
-        )
-        dx = self.dx[l, t].add_(below)
-        dz = torch.mm(below, self.to_out[l])
-        self.dz_split[l, :, :, t] = dz.view(*self.split, -1)
+        contract, expand, to_out, to_qu = self.weights[l]
+        up, dh, below, dx, z, dz_split, d_qu = self.parts[l][t]
+        norms = self.norms[l][t]
+        dh.mul_(torch.mm(up, contract))
+        dn = torch.mm(dh, expand)
+        torch.add(up, _norm_backward(dn, *norms[:3]), out=below)
+        dx.add_(below)
+        dz = torch.mm(below, to_out)
+        dz_split.copy_(dz.view(dz_split.shape))
 
-        n, first = self.past + t, (self.past + start if l == 0 else 0)
-        if n == first:
+        first = self.past + start if l == 0 else 0
+        (K, V), (da, p) = self.now[self.group_of[l]], self.pairs[l]
+        if l == 0:
+            V, da, p = V[:, first:], da[..., first:], p[..., first:]
+        if V.shape[1] == 0:
             return
-        rows, key = self.q.shape[1], self.q.shape[-1]
-        K, V = self.kv[:, self.group_of[l], :, first:n].unbind()
-        D = (dz * self.attended[l, t]).view(rows, 1, key).sum(-1, True)
-        da = torch.baddbmm(D, dz.view(rows, 1, key), V.mT, beta=-1)
-        i = t - start
-        da.mul_(self.p[l, :, i : i + 1, first:n])  # (g3)
-        self.da[l, :, i : i + 1, first:n] = da
+        rows, _, key = V.shape
+        D = (dz * z).view(rows, 1, key).sum(-1, True)
+        dp = torch.baddbmm(D, dz.view(rows, 1, key), V.mT, beta=-1)
+        torch.mul(p, dp, out=da)  # (g3)
         if l == 0:
             return
         dq = torch.bmm(da, K).squeeze(1)
-        du = torch.mm(da.squeeze(1), self.back[-n:])  # (g5)
-        d_qu = self.d_qu[l, t]
+        du = torch.mm(da.squeeze(1), self.back_now)  # (g5)
         torch.cat([dq, du], 1, out=d_qu.view(rows, -1))
-        dn = torch.mm(d_qu.view(len(d_qu), -1), self.to_qu[l])
-        dx.add_(_norm_backward(dn, *(p[l, t] for p in self.x_norm)))
+        dn = torch.mm(d_qu.view(len(d_qu), -1), to_qu)
+        dx.add_(_norm_backward(dn, *norms[3:]))
 
     def older(self, start: int, stop: int) -> None:
         """The gradients of a block for the memories before it."""
@@ -432,7 +448,7 @@ class Backward:
                 (self.dkv[0], self.da[l], self.q[l]),
                 (self.dkv[1], self.p[l], self.dz[l]),
             ):
-                d_part[group, :, :old].baddbmm_(
+                d_part[group, :, :old] += torch.bmm(
                     pairs[..., :old].mT, vectors[:, steps]
                 )  # (g4)
 
@@ -454,9 +470,25 @@ def _with_positions(to_q: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([to_q, to_u], dim=2).flatten(1, 2)
 
 
+def _each(*parts: Tensor) -> list[tuple[Tensor, ...]]:
+    """What belongs together along the first dimension.
+
+    Taken apart once, because every index is a call of an operator.
+    """
+    return [*zip(*(part.unbind() for part in parts), strict=True)]
+
+
+def _right(W: Tensor, many: bool) -> Tensor:
+    """Transposed weights, to multiply rows from the right.
+
+    A product takes up to half the time if they lie in memory that way,
+    which pays if there are many.
+    """
+    return W.mT.contiguous() if many else W.mT
+
+
 def _gelu_slope(h: Tensor) -> Tensor:
-    normal = torch.exp(-h * h / 2) / (2 * torch.pi) ** 0.5
-    return h * normal + (1 + torch.erf(h / 2**0.5)) / 2
+    return torch.ops.aten.gelu_backward(torch.ones_like(h), h)
 
 
 def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
