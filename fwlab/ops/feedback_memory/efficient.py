@@ -157,7 +157,7 @@ class Forward:
             h = torch.nn.functional.gelu(h)
             torch.addmm(x_l, h, contract, out=above)  # Eq. f7
         m = torch.mv(states.flatten(1).T, self.alpha)  # Eq. f1
-        m = m.view(states[0].shape)
+        m = m.view(x_l.shape)
         m = _norm(m)[0] if self.normalize else m
         new = torch.mm(m, self.to_kv)  # Eq. f2
         _, groups, batch, heads, _, key = self.kv_split.shape
@@ -277,7 +277,7 @@ class Backward:
         if dy is not None:
             self.dx[-1] = dy.transpose(0, 1)
         self.d_middle = torch.empty_like(middle)
-        self.dh = _gelu_slope(h).view(layers, time, batch, -1)
+        self.dh = _gelu_slope_(h).view(layers, time, batch, -1)
         self.d_qu = q.new_zeros(*q.shape[:-1], key + positions.shape[1])
         self.d_m = torch.empty_like(m)
         self.d_new = m.new_empty(time, batch, 2, groups, heads, key)
@@ -336,32 +336,32 @@ class Backward:
         self.parts = [_each(*part) for part in _each(*parts)]
         norms = (*self.middle_norm, *self.x_norm)
         self.norms = [_each(*part) for part in _each(*norms)]
-        block = BLOCK
-        for start in reversed(range(0, time, block)):
-            stop = min(start + block, time)
+        # A row times them is faster this way.
+        keys, values = self.kv[0], self.kv[1].mT.contiguous()
+        for start in reversed(range(0, time, BLOCK)):
+            stop = min(start + BLOCK, time)
             self.attention_weights(start, stop)
+            old = self.past + start
+            later = self.dkv_split[..., old : self.past + stop, :]
+            self.d_new[start:stop] = later.permute(4, 2, 0, 1, 3, 5)
             for t in reversed(range(start, stop)):
                 n, i = self.past + t, t - start
                 self.memory(t, start, stop)
-                self.now = _each(*self.kv[..., :n, :])
+                self.now = _each(keys[:, :, :n], values[..., :n])
                 self.pairs = _each(
                     *self.pairs_of_block[..., i : i + 1, :n]
                 )
                 self.back_now = self.back[len(self.back) - n :]
                 for l in reversed(range(layers)):
-                    self.layer(l, t, start)
+                    self.layer(l, t, old if l == 0 else 0)
             self.older(start, stop)
 
     def attention_weights(self, start: int, stop: int) -> None:
         """The weights $p$ of a block of queries, and zeros for $da$."""
-        old, n, layers = (
-            self.past + start,
-            self.past + stop,
-            len(self.q),
-        )
-        rows = self.q.shape[1]
-        pairs = self.kv.new_zeros(2, layers, rows, stop - start, n)
-        self.pairs_of_block, (self.da, self.p) = pairs, pairs
+        old, n = self.past + start, self.past + stop
+        shape = (2, *self.q.shape[:2], stop - start, n)
+        self.pairs_of_block = pairs = self.kv.new_zeros(shape)
+        self.da, self.p = pairs
         self.columns = pairs.flatten(0, 2)
         q = self.q[:, :, start:stop]
         u = rotate(q @ self.positions, self.table[old:n])
@@ -374,10 +374,7 @@ class Backward:
     def memory(self, t: int, start: int, stop: int) -> None:
         """Back through Eqs. f2 and f1: from keys, values to states."""
         n, layers, new = self.past + t, len(self.q), self.d_new[t]
-        later = self.dkv_split[..., n, :].permute(2, 0, 1, 3, 4)
-        if t + 1 == stop:
-            new.copy_(later)
-        else:
+        if t + 1 < stop:
             pulled = torch.bmm(
                 self.columns[:, t + 1 - start :, n]
                 .unsqueeze(1)
@@ -387,14 +384,14 @@ class Backward:
             pulled = pulled.view(2, layers, *self.split, -1)
             if layers > new.shape[2]:  # all layers share a projection
                 pulled = pulled.sum(1, keepdim=True)
-            torch.add(later, pulled.permute(2, 0, 1, 3, 4), out=new)
+            new += pulled.permute(2, 0, 1, 3, 4)
         dm = torch.mm(new.view(len(new), -1), self.to_kv)
         if self.m_norm is not None:
             dm = _norm_backward(dm, *(p[t] for p in self.m_norm))
         self.d_m[t] = dm
         self.dx[:, t].addcmul_(self.alpha, dm)
 
-    def layer(self, l: int, t: int, start: int) -> None:
+    def layer(self, l: int, t: int, first: int) -> None:
         """Back through Eqs. f7 to f4: from a state to the one below.
 
         The query of the lowest layer depends on $x$ alone, so no
@@ -411,15 +408,14 @@ class Backward:
         dz = torch.mm(below, to_out)
         dz_split.copy_(dz.view(dz_split.shape))
 
-        first = self.past + start if l == 0 else 0
         (K, V), (da, p) = self.now[self.group_of[l]], self.pairs[l]
-        if l == 0:
-            V, da, p = V[:, first:], da[..., first:], p[..., first:]
-        if V.shape[1] == 0:
+        if first:
+            V, da, p = V[..., first:], da[..., first:], p[..., first:]
+        rows, key, count = V.shape
+        if count == 0:
             return
-        rows, _, key = V.shape
         D = (dz * z).view(rows, 1, key).sum(-1, True)
-        dp = torch.baddbmm(D, dz.view(rows, 1, key), V.mT, beta=-1)
+        dp = torch.baddbmm(D, dz.view(rows, 1, key), V, beta=-1)
         torch.mul(p, dp, out=da)  # (g3)
         if l == 0:
             return
@@ -487,8 +483,11 @@ def _right(W: Tensor, many: bool) -> Tensor:
     return W.mT.contiguous() if many else W.mT
 
 
-def _gelu_slope(h: Tensor) -> Tensor:
-    return torch.ops.aten.gelu_backward(torch.ones_like(h), h)
+def _gelu_slope_(h: Tensor) -> Tensor:
+    """The derivative of GELU, in place."""
+    return torch.ops.aten.gelu_backward.grad_input(
+        torch.ones_like(h), h, grad_input=h
+    )
 
 
 def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
