@@ -268,7 +268,6 @@ class Backward:
         vectors = kv.new_empty(2, layers, batch, heads, time, key)
         self.q, self.dz = vectors.view(2, layers, rows, time, key)
         vectors[0] = q.permute(0, 2, 3, 1, 4)
-        self.dz_split = vectors[1]
         self.vectors = vectors.flatten(0, 3)
 
         # The gradients of every step. At the end, the gradients of the
@@ -329,9 +328,13 @@ class Backward:
         self.weights = _each(
             self.contract, self.expand, self.to_out, self.to_qu
         )
+        rows, key = self.q.shape[1::2]
+        by_head = (layers, time, rows, 1, key)
         parts = (
             self.dx[1:], self.dh, self.d_middle, self.dx[:-1],
-            self.attended, self.dz_split.movedim(3, 1), self.d_qu,
+            self.attended.view(by_head),
+            self.dz.transpose(1, 2).unsqueeze(3),
+            self.d_qu.flatten(3), self.d_qu.view(layers, time, rows, -1),
         )  # fmt: skip
         self.parts = [_each(*part) for part in _each(*parts)]
         norms = (*self.middle_norm, *self.x_norm)
@@ -399,30 +402,29 @@ class Backward:
         keys of the block.
         """
         contract, expand, to_out, to_qu = self.weights[l]
-        up, dh, below, dx, z, dz_split, d_qu = self.parts[l][t]
+        up, dh, below, dx, z, dz_t, d_qu, d_heads = self.parts[l][t]
         norms = self.norms[l][t]
         dh.mul_(torch.mm(up, contract))
         dn = torch.mm(dh, expand)
         torch.add(up, _norm_backward(dn, *norms[:3]), out=below)
         dx.add_(below)
-        dz = torch.mm(below, to_out)
-        dz_split.copy_(dz.view(dz_split.shape))
+        dz = torch.mm(below, to_out).view(z.shape)
+        dz_t.copy_(dz)
 
         (K, V), (da, p) = self.now[self.group_of[l]], self.pairs[l]
         if first:
             V, da, p = V[..., first:], da[..., first:], p[..., first:]
-        rows, key, count = V.shape
-        if count == 0:
+        if V.shape[-1] == 0:
             return
-        D = (dz * z).view(rows, 1, key).sum(-1, True)
-        dp = torch.baddbmm(D, dz.view(rows, 1, key), V, beta=-1)
+        D = (dz * z).sum(-1, keepdim=True)
+        dp = torch.baddbmm(D, dz, V, beta=-1)
         torch.mul(p, dp, out=da)  # (g3)
         if l == 0:
             return
         dq = torch.bmm(da, K).squeeze(1)
         du = torch.mm(da.squeeze(1), self.back_now)  # (g5)
-        torch.cat([dq, du], 1, out=d_qu.view(rows, -1))
-        dn = torch.mm(d_qu.view(len(d_qu), -1), to_qu)
+        torch.cat([dq, du], 1, out=d_heads)
+        dn = torch.mm(d_qu, to_qu)
         dx.add_(_norm_backward(dn, *norms[3:]))
 
     def older(self, start: int, stop: int) -> None:
