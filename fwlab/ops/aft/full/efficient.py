@@ -1,12 +1,12 @@
 r"""# AFT-full in tiles
 
-A *tile* of rows takes two matrix products, as long as no exponent is
-too large. Rows with larger exponents are computed on their own, by a
-softmax. AFT-local and AFT-conv use the same tiles, over the keys of a
-window.
+A *tile* of rows takes two matrix products, as long as no factor is too
+large. Rows with larger factors are computed on their own, by a softmax.
+AFT-local and AFT-conv use the same tiles, over the keys of a window.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,33 @@ TILE = 128
 #: Keys of unsafe rows that are computed together, counted in scalars.
 ROOM = 2**20
 #: Bounds for the matrix products, far from the limits of float32: the
-#: maximum exponent, the minimum sum of weights and the maximum value.
-MAX_EXPONENT, MIN_SUM, MAX_VALUE = 20.0, 1e-10, 1e25
+#: maximum size of a factor, and the minimum sum of weights.
+MAX_FACTOR, MIN_SUM = 1e12, 1e-10
 
 
-class Tile(torch.autograd.Function):
+class Tile(NamedTuple):
+    """Tiles of equal size, side by side.
+
+    - `rows`: the rows of all of them.
+    - `keys`: the keys that any of them sees.
+    - `count`: the number of tiles. Tile `i` sees as many keys as `w` has
+      columns, from the `i`-th multiple of its number of rows on.
+    - `reach`: row `r` sees the keys up to `r + reach` of its tile; None:
+      all keys.
+    """
+
+    rows: slice
+    keys: slice
+    count: int
+    reach: int | None
+
+
+#: Keys and values, each `[tiles, groups, keys, batch, c]`. Only the
+#: last pair has biases.
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+class Tiles(torch.autograd.Function):
     r"""Eq. 2 for the rows of some tiles.
 
     With $c$ the maximum of the keys that *all* rows of a tile see,
@@ -31,39 +53,59 @@ class Tile(torch.autograd.Function):
       m = \frac{E\, (X \odot V)}{E\, X} \tag{e5}$$
 
     takes two matrix products, computed as one of $E$ with `Z`, which is
-    $[X, X \odot V]$. They are exact as long as no exponent that the row
+    $[X, X \odot V]$. They are exact as long as no factor that the row
     sees is large and the sum is not tiny. A row that fails this test is
     computed by its own softmax. A key that a row does not see has
     $E = 0$: it adds an exact 0 to the sums and does not enter the test,
     so it does not change a bit.
+
+    - `q`: `[batch, rows, channels]`; `k`, `v`: `[batch, keys,
+      channels]`.
+    - `w`: `[tiles or 1, groups, rows, keys]`; channels of a group have
+      the same biases.
+    - `L`, `m`: more keys and values of each tile, with bias 0, that all
+      of its rows see: `[batch, tiles * more, channels]`, or None.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, k: Tensor, v: Tensor, w: Tensor, reach: int | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor,
+        L: Tensor | None,
+        m: Tensor | None,
+        tiles: Sequence[Tile],
     ) -> Tensor:
-        E, Z, unsafe = _factors(k, v, w, reach)
-        total, mean = torch.matmul(E, Z).chunk(2, -1)
-        indices = None
-        if unsafe is not None or not total.amin() >= MIN_SUM:
-            wrong = ~(total >= MIN_SUM)
-            wrong = wrong if unsafe is None else wrong | unsafe
-            total, indices = (
-                total.masked_fill(wrong, 1),
-                wrong.nonzero(),
-            )
-        mean = mean / total  # (e5)
-        for at in _pieces(indices, k):
-            weights, values = _softmax(k, v, w, reach, at)
-            mean[tuple(at.T)] = (weights * values).sum(-1)
-        total = total.contiguous()  # without the other half
-        ctx.save_for_backward(k, v, w, total, mean, indices)
-        ctx.reach = reach
-        return mean
+        gate, y = torch.sigmoid(q), torch.empty_like(q)
+        ctx.tiles, ctx.safe, kept = tiles, [], []
+        for tile in tiles:
+            seen = _seen(tile, k, v, w, L, m)
+            E, Z, unsafe = _factors(*seen, tile.reach)
+            ctx.safe.append(unsafe is None)
+            sums = torch.matmul(E, Z.flatten(3))
+            sums = sums.unflatten(3, Z.shape[3:])
+            total, mean = sums.unbind(3)
+            indices = None
+            if unsafe is not None or not total.amin() >= MIN_SUM:
+                wrong = ~(total >= MIN_SUM)
+                wrong = wrong if unsafe is None else wrong | unsafe
+                total.masked_fill_(wrong, 1)
+                indices = wrong.nonzero()
+            mean.div_(total)  # (e5)
+            for at in _pieces(indices, E):
+                weights, values = _softmax(*seen, tile.reach, at)
+                mean[tuple(at.T)] = (weights * values).sum(-1)
+            gate_t, y_t = (_rows(tile, x, w) for x in (gate, y))
+            torch.mul(gate_t, mean, out=y_t)  # Eq. 2
+            kept += [sums, indices]
+        ctx.save_for_backward(gate, k, v, w, L, m, *kept)
+        return y
 
     @staticmethod
     @autograd.backward_pass
-    def backward(ctx: Any, dm: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         r"""With $p = E X / (E X)$ the weights of a row,
         $dV = p^\top dm$, and $w$ and $K$ both get
         $p\, dm\, (V - m)$, summed over the rows or columns that share
@@ -75,151 +117,217 @@ class Tile(torch.autograd.Function):
         $$dw = E \odot \big(G\, (X V)^\top - (G m)\, X^\top\big)
           \tag{e8}$$
         """
-        k, v, w, total, mean, indices = ctx.saved_tensors
-        E, Z, _ = _factors(k, v, w, ctx.reach)
-        # $[-G m, G]$, as `Z` is $[X, X V]$.
-        both = Z.new_empty(*mean.shape[:-1], Z.shape[-1])
-        Gm, G = both.chunk(2, -1)
-        torch.div(dm, total, out=G)
-        if indices is not None:
-            G[tuple(indices.T)] = 0
-        torch.mul(G, mean, out=Gm).neg_()
-        X, XV = Z.chunk(2, -1)
-        Rm, R = torch.matmul(E.mT, both).chunk(2, -1)
-        dv = X * R  # (e6)
-        dk = (X * Rm).addcmul_(XV, R)  # (e7)
-        dw = torch.matmul(both, Z.mT).mul_(E)  # (e8)
-        if len(w) < len(dw):
-            dw = dw.sum(0, keepdim=True)
-        for at in _pieces(indices, k):
-            tile, group, row, column = at.T
-            weights, values = _softmax(k, v, w, ctx.reach, at)
-            dm_at, mean_at = (
-                x[tuple(at.T)][:, None] for x in (dm, mean)
+        gate, k, v, w, L, m, *kept = ctx.saved_tensors
+        dq = torch.empty_like(gate)
+        dk, dv, dw = (torch.zeros_like(x) for x in (k, v, w))
+        more: list[Tensor | None] = [None, None]
+        for tile, safe in zip(ctx.tiles, ctx.safe, strict=True):
+            (sums, indices), kept = kept[:2], kept[2:]
+            seen = _seen(tile, k, v, w, L, m)
+            total, mean = sums.unbind(3)
+            gate_t, dq_t, dy_t = (
+                _rows(tile, x, w) for x in (gate, dq, dy)
             )
-            dV = weights * dm_at
-            dK = dV * (values - mean_at)
-            key = tile, group, column
-            dv.mT.index_put_(key, dV, accumulate=True)
-            dk.mT.index_put_(key, dK, accumulate=True)
-            bias = tile % len(w), group, row
-            dw.index_put_(bias, dK, accumulate=True)
-        return dk, dv, dw, None
+            dm = gate_t * dy_t
+            # $[-G m, G]$, as `Z` is $[X, X V]$.
+            both = torch.empty_like(sums)
+            Gm, G = both.unbind(3)
+            torch.mul(dm, mean, out=Gm)
+            torch.addcmul(Gm, Gm, gate_t, value=-1, out=dq_t)
+            torch.div(dm, total, out=G)
+            if indices is not None:
+                G[tuple(indices.T)] = 0
+            torch.mul(G, mean, out=Gm).neg_()
+            E, Z, _ = _factors(*seen, tile.reach, safe)
+            both = both.flatten(3)
+            dE = torch.matmul(both, Z.flatten(3).mT).mul_(E)  # (e8)
+            dZ = torch.matmul(E.mT, both).unflatten(3, Z.shape[3:])
+            (X, XV), (dK, dV) = Z.unbind(3), dZ.unbind(3)
+            dK.mul_(X).addcmul_(XV, dV)  # (e7)
+            dV.mul_(X)  # (e6)
+            for at in _pieces(indices, E):
+                weights, values = _softmax(*seen, tile.reach, at)
+                dm_at, mean_at = (
+                    x[tuple(at.T)][:, None] for x in (dm, mean)
+                )
+                dV_at = weights * dm_at
+                dK_at = dV_at * (values - mean_at)
+                index, group, row, *column = at.T
+                key = index, group, *column
+                add = {"accumulate": True}
+                dV.movedim(2, -1).index_put_(key, dV_at, **add)
+                dK.movedim(2, -1).index_put_(key, dK_at, **add)
+                dE.index_put_((index, group, row), dK_at, **add)
+            extra = E.shape[3] - seen[1].shape[3]
+            dw_t = dw[:, :, tile.rows, tile.keys]
+            dw_t.copy_(dE[..., extra:].sum_to_size(dw_t.shape))
+            for dx, part in ((dk, dK), (dv, dV)):
+                dx, part = dx[:, tile.keys], part[:, :, extra:]
+                _add_steps(dx, part, E.shape[2])
+            if extra:
+                more = [_flat(x[:, :, :extra]) for x in (dK, dV)]
+        return dq, dk, dv, dw, *more, None
 
 
 def _factors(
-    k: Tensor, v: Tensor, w: Tensor, reach: int | None
+    pairs: Pairs, w: Tensor, reach: int | None, safe: bool | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`E` and `[X, XV]` of (e5), and a mask of unsafe rows, or None.
 
-    A row is unsafe if it sees an entry beyond the bounds, which is
-    clamped here. Usually there is none: the extremes of all entries say
-    so, and then no row needs a test of its own. Either way `E` and the
-    entries within the bounds are the same bits.
+    A row is unsafe if it sees a factor beyond the bound, which is 0
+    here. Usually there is none: the extremes of all factors say so, and
+    then no row needs a test of its own. Either way the factors within
+    the bound are the same bits.
+
+    - `pairs`: keys and values; the last ones are those with biases.
+    - `safe`: whether no factor is beyond the bound, if that is known.
     """
-    common = k[:, :, : _common(w, reach)]
-    top = torch.zeros_like(k[:, :, :1])
-    if common.shape[2]:
-        top = common.amax(2, keepdim=True)
-        top = top.masked_fill(top == -torch.inf, 0)
-    exponent, n = k - top, k.shape[-1]
-    Z = k.new_empty(*k.shape[:-1], 2 * n)
-    X, XV = Z[..., :n], Z[..., n:]
-    torch.clamp(exponent, max=MAX_EXPONENT, out=X).exp_()
-    least, most = torch.mul(X, v, out=XV).aminmax()
-    E = w.clamp(max=MAX_EXPONENT).exp_()
-    E = E if reach is None else E.tril_(reach)
-    # Comparisons with NaN are False.
-    safe = (exponent.amax() <= MAX_EXPONENT) & (least > -MAX_VALUE)
-    if safe & (most < MAX_VALUE) & (w.amax() <= MAX_EXPONENT):
+    k = pairs[-1][0]
+    top = k[:, :, : _common(w, reach)].amax(2, keepdim=True)
+    for more, _ in pairs[:-1]:
+        top = torch.maximum(top, more.amax(2, keepdim=True))
+    top.masked_fill_(top == -torch.inf, 0)
+    sizes = [x.shape[2] for x, _ in pairs]
+    extra = sum(sizes[:-1])
+    tiles, groups, _, *columns = k.shape
+    Z = k.new_empty(tiles, groups, sum(sizes), 2, *columns)
+    X, XV = Z.unbind(3)
+    for (key, _), part in zip(pairs, X.split(sizes, 2), strict=True):
+        torch.sub(key, top, out=part)
+    X.exp_()
+    parts = X.split(sizes, 2), XV.split(sizes, 2)
+    for (_, value), x, xv in zip(pairs, *parts, strict=True):
+        torch.mul(x, value, out=xv)
+    E = torch.nn.functional.pad(w, (extra, 0)).exp_()
+    if reach is not None:
+        E.tril_(extra + reach)
+    if safe is None:  # comparisons with NaN are False
+        largest = torch.maximum(Z.amax(), E.amax())
+        safe = (largest < MAX_FACTOR) & (XV.amin() > -MAX_FACTOR)
+    if safe:
         return E, Z, None
-    visible = _visible(w, reach)
-    wide = (w > MAX_EXPONENT) & visible
-    bad = (exponent > MAX_EXPONENT) | ~(XV.abs() < MAX_VALUE)
-    XV.masked_fill_(bad, 0)
-    seen = torch.matmul(visible.to(w.dtype), bad.to(w.dtype)) > 0
-    return E, Z, seen | wide.any(-1, keepdim=True)
+    wide, bad = E > MAX_FACTOR, ~(Z.abs() <= MAX_FACTOR).all(3)
+    E.masked_fill_(wide, 0)
+    Z.masked_fill_(bad[:, :, :, None], 0)
+    visible = _visible(E, extra, reach).to(E.dtype)
+    seen = torch.matmul(visible, bad.flatten(3).to(E.dtype)) > 0
+    unsafe = seen.unflatten(3, columns)
+    return E, Z, unsafe | wide.any(-1)[..., None, None]
 
 
-def _pieces(indices: Tensor | None, k: Tensor) -> tuple[Tensor, ...]:
+def _pieces(indices: Tensor | None, E: Tensor) -> tuple[Tensor, ...]:
     """Unsafe rows, as many at a time as there is room for."""
     if indices is None:
         return ()
-    return indices.split(max(ROOM // k.shape[2], 1))
+    return indices.split(max(ROOM // E.shape[3], 1))
 
 
 def _softmax(
-    k: Tensor, v: Tensor, w: Tensor, reach: int | None, index: Tensor
+    pairs: Pairs, w: Tensor, reach: int | None, index: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Weights and values of single rows, `[rows, keys]` each.
 
-    - `index`: `[rows, 4]`: tile, group, row and column.
+    - `index`: `[rows, 5]`: tile, group, row, sequence and channel.
     """
-    tile, group, row, column = index.T
-    exponent = k.mT[tile, group, column] + w[tile % len(w), group, row]
+    tile, group, row, *column = index.T
+    keys, values = (
+        torch.cat(
+            [x.movedim(2, -1)[tile, group, *column] for x in xs], -1
+        )
+        for xs in zip(*pairs, strict=True)
+    )
+    extra = keys.shape[1] - w.shape[3]
+    keys[:, extra:] += w[tile % len(w), group, row]
     if reach is not None:
-        keys = torch.arange(k.shape[2], device=k.device)
-        hidden = keys > row[:, None] + reach
-        exponent.masked_fill_(hidden, -torch.inf)
-    empty = (exponent == -torch.inf).all(-1, keepdim=True)
-    weights = torch.softmax(exponent.masked_fill_(empty, 0), -1)
-    return weights.masked_fill_(empty, 0), v.mT[tile, group, column]
+        order = torch.arange(keys.shape[1], device=keys.device)
+        hidden = order > row[:, None] + extra + reach
+        keys.masked_fill_(hidden, -torch.inf)
+    empty = (keys == -torch.inf).all(-1, keepdim=True)
+    weights = torch.softmax(keys.masked_fill_(empty, 0), -1)
+    return weights.masked_fill_(empty, 0), values
 
 
-def _visible(w: Tensor, reach: int | None) -> Tensor:
+def _visible(E: Tensor, extra: int, reach: int | None) -> Tensor:
     """Row $r$ sees the keys up to $r$ + `reach`; None: all keys."""
-    all_ = torch.ones_like(w, dtype=torch.bool)
-    return all_ if reach is None else all_.tril(reach)
+    all_ = torch.ones_like(E, dtype=torch.bool)
+    return all_ if reach is None else all_.tril_(extra + reach)
 
 
 def _common(w: Tensor, reach: int | None) -> int:
     """The number of keys that all rows see."""
     keys = w.shape[-1]
-    return keys if reach is None else max(min(reach + 1, keys), 0)
+    return keys if reach is None else min(reach + 1, keys)
+
+
+def _seen(
+    tile: Tile,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    L: Tensor | None,
+    m: Tensor | None,
+) -> tuple[Pairs, Tensor]:
+    """The keys and values that the tiles see, and their biases."""
+    bias = w[:, :, tile.rows, tile.keys]
+    _, groups, rows, size = bias.shape
+    k, v = (
+        _steps(x[:, tile.keys], size, rows, groups) for x in (k, v)
+    )
+    if L is None or m is None:
+        return [(k, v)], bias
+    size = L.shape[1] // tile.count
+    L, m = (_steps(x, size, size, groups) for x in (L, m))
+    return [(L, m), (k, v)], bias
+
+
+def _rows(tile: Tile, x: Tensor, w: Tensor) -> Tensor:
+    """The rows of the tiles, `[tiles, groups, rows, batch, c]`."""
+    x = x[:, tile.rows]
+    size = x.shape[1] // tile.count
+    return _steps(x, size, size, w.shape[1])
+
+
+def _steps(x: Tensor, size: int, every: int, groups: int) -> Tensor:
+    """`size` steps from every `every`-th step on, as a view.
+
+    - `x`: `[batch, time, channels]`.
+    - Returns `[tiles, groups, size, batch, c]`: channels with the same
+      biases are in one matrix.
+    """
+    x = x.unfold(1, size, every).unflatten(2, (groups, -1))
+    return x.permute(1, 2, 4, 0, 3)
+
+
+def _add_steps(x: Tensor, part: Tensor, every: int) -> None:
+    """Add what `_steps` would return to the steps of `x`.
+
+    Spans of neighbouring tiles overlap; pieces of them do not.
+    """
+    tiles, groups, size = part.shape[:3]
+    every = every if tiles > 1 else size
+    for first in range(0, size, every):
+        piece = part[:, :, first : first + every]
+        place = _steps(x[:, first:], piece.shape[2], every, groups)
+        place[:tiles].add_(piece)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """The inverse of `_steps` where it cuts into equal parts."""
+    return x.permute(3, 0, 2, 1, 4).flatten(3).flatten(1, 2)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Row $t$ sees past and present; called as the naive version."""
-    return _rows(q, k, v, w, k.shape[1] - q.shape[1])
+    time, keys = w.shape
+    tiles = []
+    for start in range(0, time, TILE):
+        stop, reach = min(start + TILE, time), keys - time + start
+        seen = slice(keys - time + stop)
+        tiles.append(Tile(slice(start, stop), seen, 1, reach))
+    return Tiles.apply(q, k, v, w[None, None], None, None, tiles)
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Every row sees all steps; arguments as in the naive version."""
-    return _rows(q, k, v, w, None)
-
-
-def _rows(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor, reach: int | None
-) -> Tensor:
-    """Row $t$ sees the keys up to $t$ + `reach`; None: all keys."""
-    keys = k.shape[1]
-    K, V = (grouped(x[:, None], 1) for x in (k, v))
-    means = []
-    for i, tile in enumerate(w.split(TILE)):
-        tile_reach = None if reach is None else reach + i * TILE
-        end = (
-            keys if tile_reach is None else min(tile_reach + TILE, keys)
-        )
-        means.append(
-            Tile.apply(
-                K[:, :, :end],
-                V[:, :, :end],
-                tile[None, None, :, :end],
-                tile_reach,
-            )
-        )
-    return torch.sigmoid(q) * flat(torch.cat(means, 2), q)  # Eq. 2
-
-
-def grouped(x: Tensor, groups: int) -> Tensor:
-    """`[batch, tiles, keys, groups * c]` to `[tiles, groups, keys,
-    batch * c]`: channels with the same biases are in one matrix.
-    """
-    x = x.unflatten(3, (groups, -1))
-    return x.permute(1, 3, 2, 0, 4).flatten(3)
-
-
-def flat(x: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `grouped`: `[batch, tiles * rows, channels]`."""
-    x = x.unflatten(3, (len(like), -1))
-    return x.permute(3, 0, 2, 1, 4).flatten(3).flatten(1, 2)
+    tile = Tile(slice(None), slice(None), 1, None)
+    return Tiles.apply(q, k, v, w[None, None], None, None, [tile])

@@ -7,12 +7,14 @@ keys act as one more key: their running mean, computed as in AFT-simple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fwlab.ops import chunks
-from fwlab.ops.aft.full.efficient import Tile, flat
+from fwlab.ops.aft.full.efficient import Tile, Tiles
 from fwlab.ops.aft.simple.efficient import before_each, means
 
-#: Rows per tile.
+#: Rows per tile. Up to twice as many are one tile, as in AFT-full: the
+#: product is larger, but no key needs a running mean.
 TILE = 64
 
 
@@ -26,32 +28,45 @@ def causal(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Row $t$ sees past and present; called as the naive version."""
     time, width = q.shape[1], band.shape[-1]
-    n = chunks.count(time, TILE)
+    r = _rows(time)
+    n = chunks.count(time, r)
     # A tile's worth of keys leaves the window at a time.
-    gone = means(k[:, :time], v[:, :time], TILE)
+    gone = means(k[:, :time], v[:, :time], r)
     L, m = before_each(*gone, log_sum, mean)
-    outside = [(L[:, :n], m[:, :n])]
-    index = _window_of(width, q.device)
-    w = _spread(band, time, index, width - 1 - index)
-    back = n * TILE - time
-    y = _tiles(q, k, v, w, outside, (0, back), width - 1)
+    w = _spread(band.flip(-1), time, r)
+    outside = L[:, :n], m[:, :n]
+    edges = 0, n * r - time
+    y = _tiles(q, k, v, w, outside, edges, width - 1)
     return y, L[:, -1], m[:, -1]
+
+
+def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
+    """`causal` without a state before the sequence or after it.
+
+    - `k`, `v`: `[batch, time, channels]`.
+    """
+    time, before = q.shape[1], band.shape[-1] - 1
+    if _rows(time) == time:  # no tile has a key before it
+        w = _spread(band.flip(-1), time, time)[..., before:]
+        return _tiles(q, k, v, w, None, (0, 0), 0)
+    k = F.pad(k, (0, 0, before, 0), value=-torch.inf)
+    v = F.pad(v, (0, 0, before, 0))
+    return causal(q, k, v, band, *_empty(q))[0]
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     """Every row sees all steps; arguments as in the naive version."""
-    time, width = q.shape[1], band.shape[-1]
-    n, half = chunks.count(time, TILE), width // 2
+    time, half = q.shape[1], band.shape[-1] // 2
+    n = chunks.count(time, TILE)
     starts = torch.arange(n, device=q.device) * TILE
     before = (starts - half).clamp(min=0)
     behind = (starts + TILE + half).clamp(max=time)
     outside = _outside(k, v, before, time - behind)
     # Columns count the steps back, and then those ahead.
-    index = _window_of(width, q.device)
-    column = torch.where(index > half, index, half - index)
-    w = _spread(band, time, index, column)
-    back = n * TILE + half - time
-    return _tiles(q, k, v, w, outside, (half, back), None)
+    back, ahead = band[..., : half + 1], band[..., half + 1 :]
+    w = _spread(torch.cat([back.flip(-1), ahead], -1), time, TILE)
+    edges = half, n * TILE + half - time
+    return _tiles(q, k, v, w, outside, edges, None)
 
 
 def image(
@@ -84,53 +99,50 @@ def image(
     return _tiles(q, k, v, w[None], outside, edges, None)
 
 
-def _window_of(width: int, device: torch.device) -> Tensor:
-    """The index of each key of a span in the window of each row.
-
-    The window of row $r$ begins with key $r$ of the span; an index
-    below 0, or from `width` on, is outside of it.
-    """
-    keys = torch.arange(TILE + width - 1, device=device)
-    return keys - torch.arange(TILE, device=device)[:, None]
+def _rows(time: int) -> int:
+    """The number of rows of a causal tile."""
+    return time if time <= 2 * TILE else TILE
 
 
-def _spread(
-    band: Tensor, time: int, index: Tensor, column: Tensor
-) -> Tensor:
-    """The biases of all tiles, `[tiles or 1, groups, row, key]`.
+def _spread(band: Tensor, time: int, r: int) -> Tensor:
+    """The biases of tiles of `r` rows, `[tiles or 1, groups, r, keys]`.
 
-    - `index`: `[row, key]`, of the key in the window of the row.
-    - `column`: `[row, key]`, of its bias in the band.
+    Each row of the band moves one key further than the row before it:
+    in memory, a row of keys is one entry shorter than a padded row of
+    the band.
+
+    - `band`: `[groups, time or 1, width]`, in the order of the keys.
     """
     if band.shape[1] == 1:  # the same for all steps
-        band = band[:, None].expand(-1, 1, TILE, -1)
-    else:
-        n = chunks.count(time, TILE)
-        band = torch.nn.functional.pad(band, (0, 0, 0, n * TILE - time))
-        band = band.unflatten(1, (n, TILE))
-    width = band.shape[-1]
-    inside = (index >= 0) & (index < width)
-    column = column.clamp(0, width - 1).expand(*band.shape[:2], -1, -1)
-    w = torch.where(inside, band.gather(-1, column), 0)  # Eq. 4
-    return w.transpose(0, 1)
+        band = band.expand(-1, r, -1)
+    width, missing = band.shape[-1], -band.shape[1] % r
+    band = F.pad(band, (0, r, 0, missing))  # Eq. 4
+    band = band.unflatten(1, (-1, r)).flatten(2)[..., :-r]
+    return band.unflatten(2, (r, width + r - 1)).transpose(0, 1)
+
+
+def _empty(k: Tensor) -> tuple[Tensor, Tensor]:
+    """The running mean of no steps."""
+    size = len(k), k.shape[2]
+    return k.new_full(size, -torch.inf), k.new_zeros(size)
 
 
 def _outside(
     k: Tensor, v: Tensor, before: Tensor, behind: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+) -> tuple[Tensor, Tensor]:
     """The running means of the steps before and behind each tile.
 
     - `before`, `behind`: `[tiles]`, the number of these steps.
+    - Returns `[batch, tiles * 2, channels]` each.
     """
-    batch, _, channels = k.shape
-    empty = (
-        k.new_full((batch, channels), -torch.inf),
-        k.new_zeros(batch, channels),
+    empty = _empty(k)
+    first = before_each(k, v, *empty)
+    last = before_each(k.flip(1), v.flip(1), *empty)
+    L, m = (
+        torch.stack([x[:, before], y[:, behind]], 2).flatten(1, 2)
+        for x, y in zip(first, last, strict=True)
     )
-    L, m = before_each(k, v, *empty)
-    means = [(L[:, before], m[:, before])]
-    L, m = before_each(k.flip(1), v.flip(1), *empty)
-    return [*means, (L[:, behind], m[:, behind])]
+    return L, m
 
 
 def _tiles(
@@ -138,7 +150,7 @@ def _tiles(
     k: Tensor,
     v: Tensor,
     w: Tensor,
-    outside: list[tuple[Tensor, Tensor]],
+    outside: tuple[Tensor, Tensor] | None,
     edges: tuple[int, int],
     reach: int | None,
 ) -> Tensor:
@@ -148,44 +160,18 @@ def _tiles(
     - `k`, `v`: `[batch, keys, channels]`. Counting the edges, tile `i`
       of `r` rows sees the `span` keys from `i * r` on.
     - `w`: `[tiles or 1, groups, r, span]`.
-    - `outside`: running means `[batch, tiles, channels]` of the other
-      keys; by (e1) each is one more key, with bias 0.
+    - `outside`: running means of the other keys, `[batch, tiles * n,
+      channels]` for `n` per tile; by (e1) each is one more key, with
+      bias 0.
     - `edges`: the number of empty keys to add before and after.
     - `reach`: row `r` sees the keys up to `r + reach` of its span.
     """
-    r, span = w.shape[-2:]
-    spans = []
-    for index, (x, fill) in enumerate(((k, -torch.inf), (v, 0))):
-        x = torch.nn.functional.pad(x, (0, 0, *edges), value=fill)
-        more = [mean[index][:, :, None] for mean in outside]
-        spans.append(_spans(x, r, span, w.shape[1], more))
-    w = torch.nn.functional.pad(w, (len(outside), 0))
-    reach = None if reach is None else reach + len(outside)
-    m = flat(Tile.apply(*spans, w, reach), q)
-    return torch.sigmoid(q) * m[:, : q.shape[1]]  # Eq. 2
-
-
-def _spans(
-    x: Tensor, r: int, span: int, groups: int, more: list[Tensor]
-) -> Tensor:
-    """`more`, then `span` keys from every `r`-th key on.
-
-    A span is some whole pieces of `r` keys, and the beginning of
-    another one. (The gradient of `unfold` takes longer than all
-    products.)
-
-    - `more`: each `[batch, tiles, 1, channels]`.
-    - Returns `[tiles, groups, keys, batch * c]`, like `grouped`.
-    """
-    n = (x.shape[1] - span) // r + 1
-    pieces = [*more]
-    for first in range(0, span, r):
-        here = x[:, first : first + n * r]
-        missing = n * r - here.shape[1]
-        here = torch.nn.functional.pad(here, (0, 0, 0, missing))
-        pieces.append(here.unflatten(1, (n, r))[:, :, : span - first])
-    ordered = [
-        piece.unflatten(3, (groups, -1)).permute(1, 3, 2, 0, 4)
-        for piece in pieces
-    ]
-    return torch.cat(ordered, 2).flatten(3)
+    time, r = q.shape[1], w.shape[2]
+    if any(edges):
+        k = F.pad(k, (0, 0, *edges), value=-torch.inf)
+        v = F.pad(v, (0, 0, *edges))
+    if missing := -time % r:
+        q = F.pad(q, (0, 0, 0, missing))
+    tile = Tile(slice(None), slice(None), q.shape[1] // r, reach)
+    L, m = outside or (None, None)
+    return Tiles.apply(q, k, v, w, L, m, [tile])[:, :time]
