@@ -97,10 +97,12 @@ def aft_full(
     call.shape("bias", bias, [time, past + time], "time, past + time")
 
     def run() -> tuple[Tensor, Any]:
-        after = KeysAndValues(
-            torch.cat([start.k, call.k], 1),
-            torch.cat([start.v, call.v], 1),
-        )
+        after = KeysAndValues(call.k, call.v)
+        if past or return_state:  # not the tensors of the caller
+            after = KeysAndValues(
+                torch.cat([start.k, call.k], 1),
+                torch.cat([start.v, call.v], 1),
+            )
         rows = call.form.causal if causal else call.form.not_causal
         y = rows(call.q, *after, bias.to(call.dtype))
         return y, KeysAndValues(*(x.to(call.dtype) for x in after))

@@ -78,10 +78,11 @@ class Tiles(torch.autograd.Function):
         m: Tensor | None,
         tiles: Sequence[Tile],
     ) -> Tensor:
+        given = k, v, w, L, m
         gate, y = torch.sigmoid(q), torch.empty_like(q)
         ctx.tiles, ctx.safe, kept = tiles, [], []
         for tile in tiles:
-            seen = _seen(tile, k, v, w, L, m)
+            seen = _seen(tile, *given)
             E, Z, unsafe = _factors(*seen, tile.reach)
             ctx.safe.append(unsafe is None)
             sums = torch.matmul(E, Z.flatten(3))
@@ -100,7 +101,12 @@ class Tiles(torch.autograd.Function):
             gate_t, y_t = (_rows(tile, x, w) for x in (gate, y))
             torch.mul(gate_t, mean, out=y_t)  # Eq. 2
             kept += [sums, indices]
-        ctx.save_for_backward(gate, k, v, w, L, m, *kept)
+        # The factors of a single tile take the place of the inputs: they
+        # are no larger. Those of several tiles are computed again.
+        ctx.shapes = [None if x is None else x.shape for x in given]
+        ctx.factors = len(tiles) == 1 and indices is None
+        inputs = (E, Z) if ctx.factors else given
+        ctx.save_for_backward(gate, *inputs, *kept)
         return y
 
     @staticmethod
@@ -117,56 +123,69 @@ class Tiles(torch.autograd.Function):
         $$dw = E \odot \big(G\, (X V)^\top - (G m)\, X^\top\big)
           \tag{e8}$$
         """
-        gate, k, v, w, L, m, *kept = ctx.saved_tensors
-        dq = torch.empty_like(gate)
-        dk, dv, dw = (torch.zeros_like(x) for x in (k, v, w))
-        more: list[Tensor | None] = [None, None]
+        gate, *kept = ctx.saved_tensors
+        inputs = [kept.pop(0) for _ in range(2 if ctx.factors else 5)]
+        dq, gradients = torch.empty_like(gate), []
         for tile, safe in zip(ctx.tiles, ctx.safe, strict=True):
-            (sums, indices), kept = kept[:2], kept[2:]
-            seen = _seen(tile, k, v, w, L, m)
+            sums, indices = kept.pop(0), kept.pop(0)
             total, mean = sums.unbind(3)
             gate_t, dq_t, dy_t = (
-                _rows(tile, x, w) for x in (gate, dq, dy)
+                _rows(tile, x, sums) for x in (gate, dq, dy)
             )
-            dm = gate_t * dy_t
             # $[-G m, G]$, as `Z` is $[X, X V]$.
             both = torch.empty_like(sums)
             Gm, G = both.unbind(3)
-            torch.mul(dm, mean, out=Gm)
+            torch.mul(gate_t, dy_t, out=G)
+            torch.mul(G, mean, out=Gm)
             torch.addcmul(Gm, Gm, gate_t, value=-1, out=dq_t)
-            torch.div(dm, total, out=G)
+            G.div_(total)
             if indices is not None:
                 G[tuple(indices.T)] = 0
             torch.mul(G, mean, out=Gm).neg_()
-            E, Z, _ = _factors(*seen, tile.reach, safe)
+            if ctx.factors:
+                E, Z = inputs
+            else:
+                seen = _seen(tile, *inputs)
+                E, Z, _ = _factors(*seen, tile.reach, safe)
             both = both.flatten(3)
             dE = torch.matmul(both, Z.flatten(3).mT).mul_(E)  # (e8)
-            dZ = torch.matmul(E.mT, both).unflatten(3, Z.shape[3:])
-            (X, XV), (dK, dV) = Z.unbind(3), dZ.unbind(3)
-            dK.mul_(X).addcmul_(XV, dV)  # (e7)
-            dV.mul_(X)  # (e6)
-            for at in _pieces(indices, E):
-                weights, values = _softmax(*seen, tile.reach, at)
-                dm_at, mean_at = (
-                    x[tuple(at.T)][:, None] for x in (dm, mean)
-                )
-                dV_at = weights * dm_at
-                dK_at = dV_at * (values - mean_at)
-                index, group, row, *column = at.T
-                key = index, group, *column
-                add = {"accumulate": True}
-                dV.movedim(2, -1).index_put_(key, dV_at, **add)
-                dK.movedim(2, -1).index_put_(key, dK_at, **add)
-                dE.index_put_((index, group, row), dK_at, **add)
-            extra = E.shape[3] - seen[1].shape[3]
-            dw_t = dw[:, :, tile.rows, tile.keys]
-            dw_t.copy_(dE[..., extra:].sum_to_size(dw_t.shape))
-            for dx, part in ((dk, dK), (dv, dV)):
-                dx, part = dx[:, tile.keys], part[:, :, extra:]
-                _add_steps(dx, part, E.shape[2])
-            if extra:
-                more = [_flat(x[:, :, :extra]) for x in (dK, dV)]
-        return dq, dk, dv, dw, *more, None
+            R = torch.matmul(E.mT, both).unflatten(3, Z.shape[3:])
+            del both, Gm, G  # here, memory is at its peak
+            gradients = gradients or [
+                None if shape is None else gate.new_zeros(shape)
+                for shape in ctx.shapes
+            ]
+            (X, XV), (Rm, R) = Z.unbind(3), R.unbind(3)
+            places = _places(tile, *gradients)
+            for at, dk, dv in places:
+                dv.addcmul_(X[:, :, at], R[:, :, at])  # (e6)
+                dk.addcmul_(X[:, :, at], Rm[:, :, at])
+                dk.addcmul_(XV[:, :, at], R[:, :, at])  # (e7)
+            if indices is not None:
+                dK, dV = torch.zeros_like(Z).unbind(3)
+                for row in _pieces(indices, E):
+                    weights, values = _softmax(*seen, tile.reach, row)
+                    dy_r, gate_r, mean_r = (
+                        x[tuple(row.T)][:, None]
+                        for x in (dy_t, gate_t, mean)
+                    )
+                    dV_r = weights * (dy_r * gate_r)
+                    dK_r = dV_r * (values - mean_r)
+                    index, group, t, *column = row.T
+                    for x, key, d in (
+                        (dV.movedim(2, -1), column, dV_r),
+                        (dK.movedim(2, -1), column, dK_r),
+                        (dE, [t], dK_r),
+                    ):
+                        key = index, group, *key
+                        x.index_put_(key, d, accumulate=True)
+                for at, dk, dv in places:
+                    dk.add_(dK[:, :, at])
+                    dv.add_(dV[:, :, at])
+            dw = gradients[2][:, :, tile.rows, tile.keys]
+            dE = dE[..., -dw.shape[3] :]
+            dw.copy_(dE.sum_to_size(dw.shape))
+        return dq, *gradients, None
 
 
 def _factors(
@@ -280,6 +299,37 @@ def _seen(
     return [(L, m), (k, v)], bias
 
 
+def _places(
+    tile: Tile,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    L: Tensor | None,
+    m: Tensor | None,
+) -> list[tuple[slice, Tensor, Tensor]]:
+    """Where the keys that the tiles see come from, without overlap.
+
+    - Returns pieces of them: a slice, its keys and its values.
+    """
+    _, groups, rows, size = w[:, :, tile.rows, tile.keys].shape
+    k, v, start, places = k[:, tile.keys], v[:, tile.keys], 0, []
+    if L is not None and m is not None:
+        start = L.shape[1] // tile.count
+        views = (_steps(x, start, start, groups) for x in (L, m))
+        places.append((slice(start), *views))
+    # Of one tile, all keys are one piece.
+    length = rows if tile.count > 1 else size
+    for first in range(0, size, length):
+        n = min(length, size - first)
+        views = (
+            _steps(x[:, first:], n, length, groups)[: tile.count]
+            for x in (k, v)
+        )
+        at = start + first
+        places.append((slice(at, at + n), *views))
+    return places
+
+
 def _rows(tile: Tile, x: Tensor, w: Tensor) -> Tensor:
     """The rows of the tiles, `[tiles, groups, rows, batch, c]`."""
     x = x[:, tile.rows]
@@ -296,24 +346,6 @@ def _steps(x: Tensor, size: int, every: int, groups: int) -> Tensor:
     """
     x = x.unfold(1, size, every).unflatten(2, (groups, -1))
     return x.permute(1, 2, 4, 0, 3)
-
-
-def _add_steps(x: Tensor, part: Tensor, every: int) -> None:
-    """Add what `_steps` would return to the steps of `x`.
-
-    Spans of neighbouring tiles overlap; pieces of them do not.
-    """
-    tiles, groups, size = part.shape[:3]
-    every = every if tiles > 1 else size
-    for first in range(0, size, every):
-        piece = part[:, :, first : first + every]
-        place = _steps(x[:, first:], piece.shape[2], every, groups)
-        place[:tiles].add_(piece)
-
-
-def _flat(x: Tensor) -> Tensor:
-    """The inverse of `_steps` where it cuts into equal parts."""
-    return x.permute(3, 0, 2, 1, 4).flatten(3).flatten(1, 2)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
