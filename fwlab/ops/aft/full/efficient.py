@@ -5,7 +5,7 @@ large. Rows with larger factors are computed on their own, by a softmax.
 AFT-local and AFT-conv use the same tiles, over the keys of a window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,34 +20,32 @@ ROOM = 2**20
 #: Bounds for the matrix products, far from the limits of float32: the
 #: maximum size of a factor, and the minimum sum of weights.
 MAX_FACTOR, MIN_SUM = 1e12, 1e-10
-
-
-class Tile(NamedTuple):
-    """Tiles of equal size, side by side.
-
-    - `rows`: the rows of all of them.
-    - `keys`: the keys that any of them sees.
-    - `count`: the number of tiles. Tile `i` sees as many keys as `w` has
-      columns, from the `i`-th multiple of its number of rows on.
-    - `reach`: row `r` sees the keys up to `r + reach` of its tile; None:
-      all keys.
-    """
-
-    rows: slice
-    keys: slice
-    count: int
-    reach: int | None
-
+#: How far the maximum of the keys may move while tiles share factors.
+MAX_DRIFT = 10.0
 
 #: Keys and values, each `[tiles, groups, keys, batch, c]`. Only the
 #: last pair has biases.
 Pairs = list[tuple[Tensor, Tensor]]
 
 
+class Tile(NamedTuple):
+    """Some rows, and the keys that they see.
+
+    - `rows`: their indices.
+    - `end`: the number of keys that any of them sees; None: all.
+    - `reach`: row `r` of the tile sees the keys up to `r + reach`; None:
+      all keys.
+    """
+
+    rows: slice
+    end: int | None
+    reach: int | None
+
+
 class Tiles(torch.autograd.Function):
     r"""Eq. 2 for the rows of some tiles.
 
-    With $c$ the maximum of the keys that *all* rows of a tile see,
+    With $c$ the maximum of the keys that *all* rows see,
 
     $$E = e^{w}, \quad X = e^{K - c}, \quad
       m = \frac{E\, (X \odot V)}{E\, X} \tag{e5}$$
@@ -65,6 +63,11 @@ class Tiles(torch.autograd.Function):
       the same biases.
     - `L`, `m`: more keys and values of each tile, with bias 0, that all
       of its rows see: `[batch, tiles * more, channels]`, or None.
+    - `tiles`: one below the other, with the same $c$.
+    - `count`: instead, cut the only tile into so many, side by side.
+      Each sees as many keys as `w` has columns, and begins as many keys
+      after the one before it as `w` has rows.
+    - `keep`: keep `Z` for the backward pass instead of `k` and `v`.
     """
 
     @staticmethod
@@ -77,36 +80,38 @@ class Tiles(torch.autograd.Function):
         L: Tensor | None,
         m: Tensor | None,
         tiles: Sequence[Tile],
+        count: int = 1,
+        keep: bool = True,
     ) -> Tensor:
-        given = k, v, w, L, m
+        given: tuple[Tensor | None, ...] = k, v, w, L, m
+        ctx.shapes = [None if x is None else x.shape for x in given]
+        ctx.tiles, ctx.count = tiles, count
+        pairs, kept = _seen(*given, count), []
+        Z, bad = _keys(pairs, tiles[0].reach)
+        more = Z.shape[2] - pairs[-1][0].shape[2]
         gate, y = torch.sigmoid(q), torch.empty_like(q)
-        ctx.tiles, ctx.safe, kept = tiles, [], []
         for tile in tiles:
-            seen = _seen(tile, *given)
-            E, Z, unsafe = _factors(*seen, tile.reach)
-            ctx.safe.append(unsafe is None)
-            sums = torch.matmul(E, Z.flatten(3))
+            end = None if tile.end is None else more + tile.end
+            Z_t = Z[:, :, :end]
+            E = _biases(w, tile, more)
+            sums = torch.matmul(E, Z_t.flatten(3))
             sums = sums.unflatten(3, Z.shape[3:])
             total, mean = sums.unbind(3)
             indices = None
-            if unsafe is not None or not total.amin() >= MIN_SUM:
-                wrong = ~(total >= MIN_SUM)
-                wrong = wrong if unsafe is None else wrong | unsafe
-                total.masked_fill_(wrong, 1)
-                indices = wrong.nonzero()
+            # Comparisons with NaN are False.
+            fine = (total.amin() >= MIN_SUM) & (E.amax() <= MAX_FACTOR)
+            if bad is not None or not fine:
+                indices = _unsafe(E, Z_t, bad, sums, tile, more)
             mean.div_(total)  # (e5)
             for at in _pieces(indices, E):
-                weights, values = _softmax(*seen, tile.reach, at)
+                weights, values = _softmax(pairs, w, tile, at)
                 mean[tuple(at.T)] = (weights * values).sum(-1)
-            gate_t, y_t = (_rows(tile, x, w) for x in (gate, y))
+            gate_t, y_t = (_rows(x[:, tile.rows], w, count) for x in (gate, y))
             torch.mul(gate_t, mean, out=y_t)  # Eq. 2
-            kept += [sums, indices]
-        # The factors of a single tile take the place of the inputs: they
-        # are no larger. Those of several tiles are computed again.
-        ctx.shapes = [None if x is None else x.shape for x in given]
-        ctx.factors = len(tiles) == 1 and indices is None
-        inputs = (E, Z) if ctx.factors else given
-        ctx.save_for_backward(gate, *inputs, *kept)
+            kept += [E, sums, indices]
+        if keep and all(x is None for x in kept[2::3]):
+            given = (None,) * 5
+        ctx.save_for_backward(gate, Z if keep else None, *given, *kept)
         return y
 
     @staticmethod
@@ -123,14 +128,23 @@ class Tiles(torch.autograd.Function):
         $$dw = E \odot \big(G\, (X V)^\top - (G m)\, X^\top\big)
           \tag{e8}$$
         """
-        gate, *kept = ctx.saved_tensors
-        inputs = [kept.pop(0) for _ in range(2 if ctx.factors else 5)]
-        dq, gradients = torch.empty_like(gate), []
-        for tile, safe in zip(ctx.tiles, ctx.safe, strict=True):
-            sums, indices = kept.pop(0), kept.pop(0)
+        gate, Z, *kept = ctx.saved_tensors
+        (k, v, w, L, m), kept = kept[:5], kept[5:]
+        pairs: Pairs = []
+        if k is not None:
+            pairs = _seen(k, v, w, L, m, ctx.count)
+        if Z is None:
+            Z, _ = _keys(pairs, ctx.tiles[0].reach)
+        dq, dw = torch.empty_like(gate), gate.new_zeros(ctx.shapes[2])
+        more, R, single = Z.shape[2] - dw.shape[3], None, None
+        # The last tile sees all keys.
+        for tile in reversed(ctx.tiles):
+            *kept, E, sums, indices = kept
+            end = E.shape[3]
             total, mean = sums.unbind(3)
             gate_t, dq_t, dy_t = (
-                _rows(tile, x, sums) for x in (gate, dq, dy)
+                _rows(x[:, tile.rows], dw, ctx.count)
+                for x in (gate, dq, dy)
             )
             # $[-G m, G]$, as `Z` is $[X, X V]$.
             both = torch.empty_like(sums)
@@ -142,96 +156,117 @@ class Tiles(torch.autograd.Function):
             if indices is not None:
                 G[tuple(indices.T)] = 0
             torch.mul(G, mean, out=Gm).neg_()
-            if ctx.factors:
-                E, Z = inputs
-            else:
-                seen = _seen(tile, *inputs)
-                E, Z, _ = _factors(*seen, tile.reach, safe)
             both = both.flatten(3)
-            dE = torch.matmul(both, Z.flatten(3).mT).mul_(E)  # (e8)
-            R = torch.matmul(E.mT, both).unflatten(3, Z.shape[3:])
-            del both, Gm, G  # here, memory is at its peak
-            gradients = gradients or [
-                None if shape is None else gate.new_zeros(shape)
-                for shape in ctx.shapes
-            ]
-            (X, XV), (Rm, R) = Z.unbind(3), R.unbind(3)
-            places = _places(tile, *gradients)
-            for at, dk, dv in places:
-                dv.addcmul_(X[:, :, at], R[:, :, at])  # (e6)
-                dk.addcmul_(X[:, :, at], Rm[:, :, at])
-                dk.addcmul_(XV[:, :, at], R[:, :, at])  # (e7)
-            if indices is not None:
-                dK, dV = torch.zeros_like(Z).unbind(3)
-                for row in _pieces(indices, E):
-                    weights, values = _softmax(*seen, tile.reach, row)
-                    dy_r, gate_r, mean_r = (
-                        x[tuple(row.T)][:, None]
-                        for x in (dy_t, gate_t, mean)
-                    )
-                    dV_r = weights * (dy_r * gate_r)
-                    dK_r = dV_r * (values - mean_r)
-                    index, group, t, *column = row.T
-                    for x, key, d in (
-                        (dV.movedim(2, -1), column, dV_r),
-                        (dK.movedim(2, -1), column, dK_r),
-                        (dE, [t], dK_r),
-                    ):
-                        key = index, group, *key
-                        x.index_put_(key, d, accumulate=True)
-                for at, dk, dv in places:
-                    dk.add_(dK[:, :, at])
-                    dv.add_(dV[:, :, at])
-            dw = gradients[2][:, :, tile.rows, tile.keys]
-            dE = dE[..., -dw.shape[3] :]
-            dw.copy_(dE.sum_to_size(dw.shape))
-        return dq, *gradients, None
+            dE = torch.matmul(both, Z[:, :, :end].flatten(3).mT)
+            dE.mul_(E)  # (e8)
+            if R is None:
+                R = torch.matmul(E.mT, both)
+            else:
+                R[0, :, :end].baddbmm_(E[0].mT, both[0])
+            for row in _pieces(indices, E):
+                if single is None:
+                    single = torch.zeros_like(Z)
+                weights, values = _softmax(pairs, w, tile, row)
+                dy_r, gate_r, mean_r = (
+                    x[tuple(row.T)][:, None]
+                    for x in (dy_t, gate_t, mean)
+                )
+                dV = weights * (dy_r * gate_r)
+                dK = dV * (values - mean_r)
+                index, group, t, *column = row.T
+                parts = single[:, :, :end].movedim(2, -1).unbind(2)
+                for x, d in zip(parts, (dK, dV), strict=True):
+                    key = index, group, *column
+                    x.index_put_(key, d, accumulate=True)
+                dE.index_put_((index, group, t), dK, accumulate=True)
+            dw_t = dw[:, :, tile.rows, : tile.end]
+            dw_t.copy_(dE[..., more:].sum_to_size(dw_t.shape))
+            del both, Gm, G, dE
+        dk, dv, dL, dm = (
+            None if shape is None else gate.new_zeros(shape)
+            for shape in (*ctx.shapes[:2], *ctx.shapes[3:])
+        )
+        (X, XV), (Rm, R) = Z.unbind(3), R.unflatten(3, Z.shape[3:]).unbind(3)
+        for at, key, value in _places(dk, dv, dw, dL, dm, ctx.count):
+            value.addcmul_(X[:, :, at], R[:, :, at])  # (e6)
+            key.addcmul_(X[:, :, at], Rm[:, :, at])
+            key.addcmul_(XV[:, :, at], R[:, :, at])  # (e7)
+            if single is not None:
+                key.add_(single[:, :, at, 0])
+                value.add_(single[:, :, at, 1])
+        return dq, dk, dv, dw, dL, dm, None, None, None
 
 
-def _factors(
-    pairs: Pairs, w: Tensor, reach: int | None, safe: bool | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`E` and `[X, XV]` of (e5), and a mask of unsafe rows, or None.
+def _keys(
+    pairs: Pairs, reach: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """`[X, XV]` of (e5), and where a factor is beyond the bound.
 
-    A row is unsafe if it sees a factor beyond the bound, which is 0
-    here. Usually there is none: the extremes of all factors say so, and
-    then no row needs a test of its own. Either way the factors within
+    Such a factor is 0 here. Usually there is none: the extremes of all
+    factors say so, and None is returned. Either way the factors within
     the bound are the same bits.
 
-    - `pairs`: keys and values; the last ones are those with biases.
-    - `safe`: whether no factor is beyond the bound, if that is known.
+    - `reach`: of the first row.
     """
     k = pairs[-1][0]
-    top = k[:, :, : _common(w, reach)].amax(2, keepdim=True)
-    for more, _ in pairs[:-1]:
-        top = torch.maximum(top, more.amax(2, keepdim=True))
+    common = k.shape[2] if reach is None else reach + 1
+    top = k[:, :, :common].amax(2, keepdim=True)
+    for key, _ in pairs[:-1]:
+        top = torch.maximum(top, key.amax(2, keepdim=True))
     top.masked_fill_(top == -torch.inf, 0)
-    sizes = [x.shape[2] for x, _ in pairs]
-    extra = sum(sizes[:-1])
+    sizes = [key.shape[2] for key, _ in pairs]
     tiles, groups, _, *columns = k.shape
     Z = k.new_empty(tiles, groups, sum(sizes), 2, *columns)
     X, XV = Z.unbind(3)
-    for (key, _), part in zip(pairs, X.split(sizes, 2), strict=True):
-        torch.sub(key, top, out=part)
+    for (key, _), out in zip(pairs, X.split(sizes, 2), strict=True):
+        torch.sub(key, top, out=out)
     X.exp_()
     parts = X.split(sizes, 2), XV.split(sizes, 2)
-    for (_, value), x, xv in zip(pairs, *parts, strict=True):
-        torch.mul(x, value, out=xv)
-    E = torch.nn.functional.pad(w, (extra, 0)).exp_()
-    if reach is not None:
-        E.tril_(extra + reach)
-    if safe is None:  # comparisons with NaN are False
-        largest = torch.maximum(Z.amax(), E.amax())
-        safe = (largest < MAX_FACTOR) & (XV.amin() > -MAX_FACTOR)
-    if safe:
-        return E, Z, None
-    wide, bad = E > MAX_FACTOR, ~(Z.abs() <= MAX_FACTOR).all(3)
-    E.masked_fill_(wide, 0)
+    for (_, value), x, out in zip(pairs, *parts, strict=True):
+        torch.mul(x, value, out=out)
+    if (Z.amax() <= MAX_FACTOR) & (XV.amin() >= -MAX_FACTOR):
+        return Z, None
+    bad = ~(Z.abs() <= MAX_FACTOR).all(3)
     Z.masked_fill_(bad[:, :, :, None], 0)
-    visible = _visible(E, extra, reach).to(E.dtype)
-    seen = torch.matmul(visible, bad.flatten(3).to(E.dtype)) > 0
-    unsafe = seen.unflatten(3, columns)
-    return E, Z, unsafe | wide.any(-1)[..., None, None]
+    return Z, bad.flatten(3)
+
+
+def _biases(w: Tensor, tile: Tile, more: int) -> Tensor:
+    """`E` of (e5), with the bias 0 of `more` keys in front."""
+    w = w[:, :, tile.rows, : tile.end]
+    if more:
+        w = torch.nn.functional.pad(w, (more, 0))
+    E = w.exp()
+    return E if tile.reach is None else E.tril_(more + tile.reach)
+
+
+def _unsafe(
+    E: Tensor,
+    Z: Tensor,
+    bad: Tensor | None,
+    sums: Tensor,
+    tile: Tile,
+    more: int,
+) -> Tensor:
+    """The indices of unsafe rows, whose sums are 1 from now on.
+
+    A row is unsafe if it sees a factor beyond the bound, or if its sum
+    is tiny. For the others, only factors that they do not see change.
+    """
+    wide = ~(E <= MAX_FACTOR)
+    E.masked_fill_(wide, 0)
+    sums.flatten(3).copy_(torch.matmul(E, Z.flatten(3)))
+    total = sums[:, :, :, 0]
+    wrong = ~(total >= MIN_SUM) | wide.any(-1)[..., None, None]
+    if bad is not None:
+        visible = torch.ones_like(E)
+        if tile.reach is not None:
+            visible.tril_(more + tile.reach)
+        bad = bad[:, :, : E.shape[3]].to(E.dtype)
+        seen = torch.matmul(visible, bad) > 0
+        wrong |= seen.unflatten(3, total.shape[3:])
+    total.masked_fill_(wrong, 1)
+    return wrong.nonzero()
 
 
 def _pieces(indices: Tensor | None, E: Tensor) -> tuple[Tensor, ...]:
@@ -242,98 +277,79 @@ def _pieces(indices: Tensor | None, E: Tensor) -> tuple[Tensor, ...]:
 
 
 def _softmax(
-    pairs: Pairs, w: Tensor, reach: int | None, index: Tensor
+    pairs: Pairs, w: Tensor, tile: Tile, index: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Weights and values of single rows, `[rows, keys]` each.
 
     - `index`: `[rows, 5]`: tile, group, row, sequence and channel.
     """
-    tile, group, row, *column = index.T
+    number, group, row, *column = index.T
+    w = w[:, :, tile.rows, : tile.end]
+    *others, (k, v) = pairs
+    pairs = [*others, (k[:, :, : tile.end], v[:, :, : tile.end])]
     keys, values = (
         torch.cat(
-            [x.movedim(2, -1)[tile, group, *column] for x in xs], -1
+            [x.movedim(2, -1)[number, group, *column] for x in xs], -1
         )
         for xs in zip(*pairs, strict=True)
     )
-    extra = keys.shape[1] - w.shape[3]
-    keys[:, extra:] += w[tile % len(w), group, row]
-    if reach is not None:
+    more = keys.shape[1] - w.shape[3]
+    keys[:, more:] += w[number % len(w), group, row]
+    if tile.reach is not None:
         order = torch.arange(keys.shape[1], device=keys.device)
-        hidden = order > row[:, None] + extra + reach
+        hidden = order > row[:, None] + more + tile.reach
         keys.masked_fill_(hidden, -torch.inf)
     empty = (keys == -torch.inf).all(-1, keepdim=True)
     weights = torch.softmax(keys.masked_fill_(empty, 0), -1)
     return weights.masked_fill_(empty, 0), values
 
 
-def _visible(E: Tensor, extra: int, reach: int | None) -> Tensor:
-    """Row $r$ sees the keys up to $r$ + `reach`; None: all keys."""
-    all_ = torch.ones_like(E, dtype=torch.bool)
-    return all_ if reach is None else all_.tril_(extra + reach)
-
-
-def _common(w: Tensor, reach: int | None) -> int:
-    """The number of keys that all rows see."""
-    keys = w.shape[-1]
-    return keys if reach is None else min(reach + 1, keys)
-
-
 def _seen(
-    tile: Tile,
     k: Tensor,
     v: Tensor,
     w: Tensor,
     L: Tensor | None,
     m: Tensor | None,
-) -> tuple[Pairs, Tensor]:
-    """The keys and values that the tiles see, and their biases."""
-    bias = w[:, :, tile.rows, tile.keys]
-    _, groups, rows, size = bias.shape
-    k, v = (
-        _steps(x[:, tile.keys], size, rows, groups) for x in (k, v)
-    )
+    count: int,
+) -> Pairs:
+    """All keys and values that the tiles see, as views."""
+    _, groups, rows, size = w.shape
+    pair = [_steps(x, size, rows, groups) for x in (k, v)]
     if L is None or m is None:
-        return [(k, v)], bias
-    size = L.shape[1] // tile.count
-    L, m = (_steps(x, size, size, groups) for x in (L, m))
-    return [(L, m), (k, v)], bias
+        return [(pair[0], pair[1])]
+    return [(_rows(L, w, count), _rows(m, w, count)), (pair[0], pair[1])]
 
 
 def _places(
-    tile: Tile,
     k: Tensor,
     v: Tensor,
     w: Tensor,
     L: Tensor | None,
     m: Tensor | None,
-) -> list[tuple[slice, Tensor, Tensor]]:
+    count: int,
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Where the keys that the tiles see come from, without overlap.
 
-    - Returns pieces of them: a slice, its keys and its values.
+    - Yields pieces of them: a slice, its keys and its values.
     """
-    _, groups, rows, size = w[:, :, tile.rows, tile.keys].shape
-    k, v, start, places = k[:, tile.keys], v[:, tile.keys], 0, []
+    _, groups, rows, size = w.shape
+    start = 0
     if L is not None and m is not None:
-        start = L.shape[1] // tile.count
-        views = (_steps(x, start, start, groups) for x in (L, m))
-        places.append((slice(start), *views))
-    # Of one tile, all keys are one piece.
-    length = rows if tile.count > 1 else size
+        start = L.shape[1] // count
+        yield slice(start), _rows(L, w, count), _rows(m, w, count)
+    length = rows if count > 1 else size
     for first in range(0, size, length):
         n = min(length, size - first)
-        views = (
-            _steps(x[:, first:], n, length, groups)[: tile.count]
+        key, value = (
+            _steps(x[:, first:], n, length, groups)[:count]
             for x in (k, v)
         )
-        at = start + first
-        places.append((slice(at, at + n), *views))
-    return places
+        yield slice(start + first, start + first + n), key, value
 
 
-def _rows(tile: Tile, x: Tensor, w: Tensor) -> Tensor:
-    """The rows of the tiles, `[tiles, groups, rows, batch, c]`."""
-    x = x[:, tile.rows]
-    size = x.shape[1] // tile.count
+def _rows(x: Tensor, w: Tensor, count: int) -> Tensor:
+    """`_steps` of `count` parts without overlap."""
+    size = x.shape[1] // count
     return _steps(x, size, size, w.shape[1])
 
 
@@ -350,16 +366,53 @@ def _steps(x: Tensor, size: int, every: int, groups: int) -> Tensor:
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Row $t$ sees past and present; called as the naive version."""
-    time, keys = w.shape
-    tiles = []
-    for start in range(0, time, TILE):
-        stop, reach = min(start + TILE, time), keys - time + start
-        seen = slice(keys - time + stop)
-        tiles.append(Tile(slice(start, stop), seen, 1, reach))
-    return Tiles.apply(q, k, v, w[None, None], None, None, tiles)
+    past, means = k.shape[1] - q.shape[1], []
+    runs = _runs(k, past)
+    for start, stop in runs:
+        rows, end = slice(start, stop), past + stop
+        tiles = [
+            Tile(
+                slice(t, t + TILE),
+                min(past + start + t + TILE, end),
+                past + start + t,
+            )
+            for t in range(0, stop - start, TILE)
+        ]
+        given = (x[:, :end] for x in (k, v))
+        bias = w[None, None, rows, :end]
+        more = None, None, tiles, 1, len(runs) == 1
+        means.append(Tiles.apply(q[:, rows], *given, bias, *more))
+    return means[0] if len(runs) == 1 else torch.cat(means, 1)
+
+
+def _runs(k: Tensor, past: int) -> list[tuple[int, int]]:
+    """Rows from and to which tiles can share the $c$ of the first one.
+
+    The maximum of the keys that all rows of a tile see must be close to
+    $c$. It is a matter of these keys alone, so that later keys do not
+    change a bit. Usually all rows are one run.
+    """
+    time = k.shape[1] - past
+    starts = range(0, time, TILE)
+    if len(starts) == 1:
+        return [(0, time)]
+    tops, before = [], 0
+    for t in starts:
+        tops.append(k[:, before : past + t + 1].amax(1))
+        before = past + t + 1
+    top = torch.stack(tops).detach().cummax(0)[0]
+    top.masked_fill_(top == -torch.inf, 0)
+    runs = []
+    while len(starts):
+        near = (top - top[0]).abs().amax((1, 2)) <= MAX_DRIFT
+        n = [*near.tolist()[1:], False].index(False) + 1
+        rest, top = starts[n:], top[n:]
+        runs.append((starts[0], rest[0] if rest else time))
+        starts = rest
+    return runs
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Every row sees all steps; arguments as in the naive version."""
-    tile = Tile(slice(None), slice(None), 1, None)
+    tile = Tile(slice(None), None, None)
     return Tiles.apply(q, k, v, w[None, None], None, None, [tile])

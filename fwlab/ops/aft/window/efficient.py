@@ -172,6 +172,6 @@ def _tiles(
         v = F.pad(v, (0, 0, *edges))
     if missing := -time % r:
         q = F.pad(q, (0, 0, 0, missing))
-    tile = Tile(slice(None), slice(None), q.shape[1] // r, reach)
+    tiles, count = [Tile(slice(None), None, reach)], q.shape[1] // r
     L, m = outside or (None, None)
-    return Tiles.apply(q, k, v, w, L, m, [tile])[:, :time]
+    return Tiles.apply(q, k, v, w, L, m, tiles, count)[:, :time]
