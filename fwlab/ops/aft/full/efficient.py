@@ -50,12 +50,11 @@ class Tiles(torch.autograd.Function):
     $$E = e^{w}, \quad X = e^{K - c}, \quad
       m = \frac{E\, (X \odot V)}{E\, X} \tag{e5}$$
 
-    takes two matrix products, computed as one of $E$ with `Z`, which is
-    $[X, X \odot V]$. They are exact as long as no factor that the row
-    sees is large and the sum is not tiny. A row that fails this test is
-    computed by its own softmax. A key that a row does not see has
-    $E = 0$: it adds an exact 0 to the sums and does not enter the test,
-    so it does not change a bit.
+    takes two matrix products. They are exact as long as no factor that
+    the row sees is large and the sum is not tiny. A row that fails this
+    test is computed by its own softmax. A key that a row does not see
+    has $E = 0$: it adds an exact 0 to the sums and does not enter the
+    test, so it does not change a bit.
 
     - `q`: `[batch, rows, channels]`; `k`, `v`: `[batch, keys,
       channels]`.
@@ -67,7 +66,7 @@ class Tiles(torch.autograd.Function):
     - `count`: instead, cut the only tile into so many, side by side.
       Each sees as many keys as `w` has columns, and begins as many keys
       after the one before it as `w` has rows.
-    - `keep`: keep `Z` for the backward pass instead of `k` and `v`.
+    - `keep`: keep `X` and `XV` for the backward pass, not `k` and `v`.
     """
 
     @staticmethod
@@ -86,32 +85,39 @@ class Tiles(torch.autograd.Function):
         given: tuple[Tensor | None, ...] = k, v, w, L, m
         ctx.shapes = [None if x is None else x.shape for x in given]
         ctx.tiles, ctx.count = tiles, count
-        pairs, kept = _seen(*given, count), []
-        Z, bad = _keys(pairs, tiles[0].reach)
-        more = Z.shape[2] - pairs[-1][0].shape[2]
+        pairs, kept = _seen(k, v, w, L, m, count), []
+        X, XV, bad = _keys(pairs, tiles[0].reach)
+        columns = X.shape[3:]
         gate, y = torch.sigmoid(q), torch.empty_like(q)
         for tile in tiles:
-            end = None if tile.end is None else more + tile.end
-            Z_t = Z[:, :, :end]
-            E = _biases(w, tile, more)
-            sums = torch.matmul(E, Z_t.flatten(3))
-            sums = sums.unflatten(3, Z.shape[3:])
-            total, mean = sums.unbind(3)
+            E = _biases(w, tile, X.shape[2] - w.shape[3])
+            x, xv = (_until(E, z) for z in (X, XV))
+            total, mean = torch.matmul(E, x), torch.matmul(E, xv)
             indices = None
             # Comparisons with NaN are False.
             fine = (total.amin() >= MIN_SUM) & (E.amax() <= MAX_FACTOR)
             if bad is not None or not fine:
-                indices = _unsafe(E, Z_t, bad, sums, tile, more)
+                wrong = _unsafe(E, bad, tile, X.shape[2] - w.shape[3])
+                total, mean = torch.matmul(E, x), torch.matmul(E, xv)
+                wrong = wrong | ~(total >= MIN_SUM)
+                total.masked_fill_(wrong, 1)
+                indices = wrong.unflatten(3, columns).nonzero()
+            total, mean = (
+                sums.unflatten(3, columns) for sums in (total, mean)
+            )
             mean.div_(total)  # (e5)
             for at in _pieces(indices, E):
                 weights, values = _softmax(pairs, w, tile, at)
                 mean[tuple(at.T)] = (weights * values).sum(-1)
-            gate_t, y_t = (_rows(x[:, tile.rows], w, count) for x in (gate, y))
+            gate_t, y_t = (
+                _rows(x[:, tile.rows], w, count) for x in (gate, y)
+            )
             torch.mul(gate_t, mean, out=y_t)  # Eq. 2
-            kept += [E, sums, indices]
+            kept += [E, total, indices]
         if keep and all(x is None for x in kept[2::3]):
             given = (None,) * 5
-        ctx.save_for_backward(gate, Z if keep else None, *given, *kept)
+        factors = (X, XV) if keep else (None, None)
+        ctx.save_for_backward(gate, y, *factors, *given, *kept)
         return y
 
     @staticmethod
@@ -127,84 +133,83 @@ class Tiles(torch.autograd.Function):
           \tag{e7}$$
         $$dw = E \odot \big(G\, (X V)^\top - (G m)\, X^\top\big)
           \tag{e8}$$
+
+        The gate is part of both factors: $dm = \sigma(q)\, dy$, and
+        $y = \sigma(q)\, m$.
         """
-        gate, Z, *kept = ctx.saved_tensors
+        gate, y, X, XV, *kept = ctx.saved_tensors
         (k, v, w, L, m), kept = kept[:5], kept[5:]
         pairs: Pairs = []
         if k is not None:
             pairs = _seen(k, v, w, L, m, ctx.count)
-        if Z is None:
-            Z, _ = _keys(pairs, ctx.tiles[0].reach)
-        dq, dw = torch.empty_like(gate), gate.new_zeros(ctx.shapes[2])
-        more, R, single = Z.shape[2] - dw.shape[3], None, None
+        if X is None:
+            X, XV, _ = _keys(pairs, ctx.tiles[0].reach)
+        dw = gate.new_zeros(ctx.shapes[2])
+        more, R, Rm, single = X.shape[2] - dw.shape[3], None, None, []
         # The last tile sees all keys.
         for tile in reversed(ctx.tiles):
-            *kept, E, sums, indices = kept
-            end = E.shape[3]
-            total, mean = sums.unbind(3)
-            gate_t, dq_t, dy_t = (
+            *kept, E, total, indices = kept
+            gate_t, y_t, dy_t = (
                 _rows(x[:, tile.rows], dw, ctx.count)
-                for x in (gate, dq, dy)
+                for x in (gate, y, dy)
             )
-            # $[-G m, G]$, as `Z` is $[X, X V]$.
-            both = torch.empty_like(sums)
-            Gm, G = both.unbind(3)
-            torch.mul(gate_t, dy_t, out=G)
-            torch.mul(G, mean, out=Gm)
-            torch.addcmul(Gm, Gm, gate_t, value=-1, out=dq_t)
-            G.div_(total)
+            G = dy_t / total
             if indices is not None:
                 G[tuple(indices.T)] = 0
-            torch.mul(G, mean, out=Gm).neg_()
-            both = both.flatten(3)
-            dE = torch.matmul(both, Z[:, :, :end].flatten(3).mT)
+            Gm = torch.mul(G, y_t, out=torch.empty_like(total))
+            Gm = Gm.flatten(3)
+            G = torch.mul(G, gate_t, out=torch.empty_like(total))
+            G = G.flatten(3)
+            x, xv = (_until(E, z) for z in (X, XV))
+            dE = torch.matmul(G, xv.mT).sub_(torch.matmul(Gm, x.mT))
             dE.mul_(E)  # (e8)
-            if R is None:
-                R = torch.matmul(E.mT, both)
+            if R is None or Rm is None:
+                R, Rm = torch.matmul(E.mT, G), torch.matmul(E.mT, Gm)
             else:
-                R[0, :, :end].baddbmm_(E[0].mT, both[0])
-            for row in _pieces(indices, E):
-                if single is None:
-                    single = torch.zeros_like(Z)
-                weights, values = _softmax(pairs, w, tile, row)
-                dy_r, gate_r, mean_r = (
-                    x[tuple(row.T)][:, None]
-                    for x in (dy_t, gate_t, mean)
-                )
-                dV = weights * (dy_r * gate_r)
-                dK = dV * (values - mean_r)
-                index, group, t, *column = row.T
-                parts = single[:, :, :end].movedim(2, -1).unbind(2)
-                for x, d in zip(parts, (dK, dV), strict=True):
-                    key = index, group, *column
-                    x.index_put_(key, d, accumulate=True)
-                dE.index_put_((index, group, t), dK, accumulate=True)
+                for sums, part in ((R, G), (Rm, Gm)):
+                    sums = sums[0, :, : E.shape[3]]
+                    sums.baddbmm_(E[0].mT, part[0])
+            del G, Gm
+            for at in _pieces(indices, E):
+                single = single or [torch.zeros_like(x) for x in (X, X)]
+                weights, values = _softmax(pairs, w, tile, at)
+                mean = (weights * values).sum(-1, keepdim=True)
+                dm = gate_t[tuple(at.T)] * dy_t[tuple(at.T)]
+                dV = weights * dm[:, None]
+                dK = dV * (values - mean)
+                number, group, row, *column = at.T
+                key = number, group, *column
+                for sums, part in zip(single, (dK, dV), strict=True):
+                    sums = sums[:, :, : E.shape[3]].movedim(2, -1)
+                    sums.index_put_(key, part, accumulate=True)
+                dE.index_put_((number, group, row), dK, accumulate=True)
             dw_t = dw[:, :, tile.rows, : tile.end]
             dw_t.copy_(dE[..., more:].sum_to_size(dw_t.shape))
-            del both, Gm, G, dE
         dk, dv, dL, dm = (
             None if shape is None else gate.new_zeros(shape)
             for shape in (*ctx.shapes[:2], *ctx.shapes[3:])
         )
-        (X, XV), (Rm, R) = Z.unbind(3), R.unflatten(3, Z.shape[3:]).unbind(3)
+        R, Rm = (sums.view(X.shape) for sums in (R, Rm))
         for at, key, value in _places(dk, dv, dw, dL, dm, ctx.count):
             value.addcmul_(X[:, :, at], R[:, :, at])  # (e6)
-            key.addcmul_(X[:, :, at], Rm[:, :, at])
-            key.addcmul_(XV[:, :, at], R[:, :, at])  # (e7)
-            if single is not None:
-                key.add_(single[:, :, at, 0])
-                value.add_(single[:, :, at, 1])
+            key.addcmul_(XV[:, :, at], R[:, :, at])
+            key.addcmul_(X[:, :, at], Rm[:, :, at], value=-1)  # (e7)
+            if single:
+                key.add_(single[0][:, :, at])
+                value.add_(single[1][:, :, at])
+        dq = dy * y
+        dq.addcmul_(dq, gate, value=-1)
         return dq, dk, dv, dw, dL, dm, None, None, None
 
 
 def _keys(
     pairs: Pairs, reach: int | None
-) -> tuple[Tensor, Tensor | None]:
-    """`[X, XV]` of (e5), and where a factor is beyond the bound.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`X` and `XV` of (e5), and where one is beyond the bound.
 
-    Such a factor is 0 here. Usually there is none: the extremes of all
-    factors say so, and None is returned. Either way the factors within
-    the bound are the same bits.
+    Both are 0 there. Usually there is no such place: the extremes of
+    all factors say so, and None is returned. Either way the factors
+    within the bound are the same bits.
 
     - `reach`: of the first row.
     """
@@ -216,19 +221,19 @@ def _keys(
     top.masked_fill_(top == -torch.inf, 0)
     sizes = [key.shape[2] for key, _ in pairs]
     tiles, groups, _, *columns = k.shape
-    Z = k.new_empty(tiles, groups, sum(sizes), 2, *columns)
-    X, XV = Z.unbind(3)
-    for (key, _), out in zip(pairs, X.split(sizes, 2), strict=True):
-        torch.sub(key, top, out=out)
+    X, XV = k.new_empty(2, tiles, groups, sum(sizes), *columns)
+    for (key, _), x in zip(pairs, X.split(sizes, 2), strict=True):
+        torch.sub(key, top, out=x)
     X.exp_()
     parts = X.split(sizes, 2), XV.split(sizes, 2)
-    for (_, value), x, out in zip(pairs, *parts, strict=True):
-        torch.mul(x, value, out=out)
-    if (Z.amax() <= MAX_FACTOR) & (XV.amin() >= -MAX_FACTOR):
-        return Z, None
-    bad = ~(Z.abs() <= MAX_FACTOR).all(3)
-    Z.masked_fill_(bad[:, :, :, None], 0)
-    return Z, bad.flatten(3)
+    for (_, value), x, xv in zip(pairs, *parts, strict=True):
+        torch.mul(x, value, out=xv)
+    # Comparisons with NaN are False.
+    safe = (X.amax() <= MAX_FACTOR) & (XV.amax() <= MAX_FACTOR)
+    if safe & (XV.amin() >= -MAX_FACTOR):
+        return X, XV, None
+    bad = ~((X <= MAX_FACTOR) & (XV.abs() <= MAX_FACTOR))
+    return X.masked_fill_(bad, 0), XV.masked_fill_(bad, 0), bad
 
 
 def _biases(w: Tensor, tile: Tile, more: int) -> Tensor:
@@ -240,33 +245,24 @@ def _biases(w: Tensor, tile: Tile, more: int) -> Tensor:
     return E if tile.reach is None else E.tril_(more + tile.reach)
 
 
-def _unsafe(
-    E: Tensor,
-    Z: Tensor,
-    bad: Tensor | None,
-    sums: Tensor,
-    tile: Tile,
-    more: int,
-) -> Tensor:
-    """The indices of unsafe rows, whose sums are 1 from now on.
+def _until(E: Tensor, x: Tensor) -> Tensor:
+    """The keys that a tile sees, as a matrix."""
+    return x[:, :, : E.shape[3]].flatten(3)
 
-    A row is unsafe if it sees a factor beyond the bound, or if its sum
-    is tiny. For the others, only factors that they do not see change.
-    """
+
+def _unsafe(
+    E: Tensor, bad: Tensor | None, tile: Tile, more: int
+) -> Tensor:
+    """Whether a row sees a factor beyond the bound; in `E` it is 0."""
     wide = ~(E <= MAX_FACTOR)
     E.masked_fill_(wide, 0)
-    sums.flatten(3).copy_(torch.matmul(E, Z.flatten(3)))
-    total = sums[:, :, :, 0]
-    wrong = ~(total >= MIN_SUM) | wide.any(-1)[..., None, None]
-    if bad is not None:
-        visible = torch.ones_like(E)
-        if tile.reach is not None:
-            visible.tril_(more + tile.reach)
-        bad = bad[:, :, : E.shape[3]].to(E.dtype)
-        seen = torch.matmul(visible, bad) > 0
-        wrong |= seen.unflatten(3, total.shape[3:])
-    total.masked_fill_(wrong, 1)
-    return wrong.nonzero()
+    wrong = wide.any(-1, keepdim=True)
+    if bad is None:
+        return wrong
+    visible = torch.ones_like(E)
+    if tile.reach is not None:
+        visible.tril_(more + tile.reach)
+    return wrong | (torch.matmul(visible, _until(E, bad).to(E.dtype)) > 0)
 
 
 def _pieces(indices: Tensor | None, E: Tensor) -> tuple[Tensor, ...]:

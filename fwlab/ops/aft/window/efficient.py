@@ -49,9 +49,12 @@ def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     if _rows(time) == time:  # no tile has a key before it
         w = _spread(band.flip(-1), time, time)[..., before:]
         return _tiles(q, k, v, w, None, (0, 0), 0)
-    k = F.pad(k, (0, 0, before, 0), value=-torch.inf)
-    v = F.pad(v, (0, 0, before, 0))
-    return causal(q, k, v, band, *_empty(q))[0]
+    log_sum, mean = _empty(q)
+    k, v = (
+        torch.cat([fill[:, None].expand(-1, before, -1), x], 1)
+        for x, fill in ((k, log_sum), (v, mean))
+    )
+    return causal(q, k, v, band, log_sum, mean)[0]
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
