@@ -49,6 +49,17 @@ class Block(Causal):
         """
         return self.mixer.state_size(time)
 
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        """Process a whole sequence in parallel; no state is computed.
+
+        Arguments and errors as in `prefill`.
+        """
+        x = self._checked(x, key_mask)
+        y = self.mixer(self.norm_mixer(x), key_mask, implementation)
+        return self._mlp(x + y)
+
     def prefill(
         self,
         x: Tensor,
@@ -65,9 +76,7 @@ class Block(Causal):
         - `key_mask`, `implementation`: as in `forward`.
         - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
         """
-        dims = "batch time d_model"
-        check_input("Block", "x", x, dims, self.expand.weight)
-        x = real_tokens("Block", x, dims, key_mask)
+        x = self._checked(x, key_mask)
         y, state = self.mixer.prefill(
             self.norm_mixer(x), state, key_mask, implementation
         )
@@ -83,6 +92,11 @@ class Block(Causal):
         check_input("Block", "x", x, "batch d_model", self.expand.weight)
         y, state = self.mixer.step(self.norm_mixer(x), state)
         return self._mlp(x + y), state
+
+    def _checked(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        dims = "batch time d_model"
+        check_input("Block", "x", x, dims, self.expand.weight)
+        return real_tokens("Block", x, dims, key_mask)
 
     def _mlp(self, x: Tensor) -> Tensor:
         return x + self.contract(F.gelu(self.expand(self.norm_mlp(x))))

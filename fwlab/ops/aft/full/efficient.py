@@ -145,7 +145,10 @@ class Tiles(torch.autograd.Function):
         if X is None:
             X, XV, _ = _keys(pairs, ctx.tiles[0].reach)
         dw = gate.new_zeros(ctx.shapes[2])
-        more, R, Rm, single = X.shape[2] - dw.shape[3], None, None, []
+        more = X.shape[2] - dw.shape[3]
+        # $E^\top G$ and $E^\top (G m)$, and gradients by single rows.
+        products: list[Tensor] = []
+        single: list[Tensor] = []
         # The last tile sees all keys.
         for tile in reversed(ctx.tiles):
             *kept, E, total, indices = kept
@@ -163,12 +166,12 @@ class Tiles(torch.autograd.Function):
             x, xv = (_until(E, z) for z in (X, XV))
             dE = torch.matmul(G, xv.mT).sub_(torch.matmul(Gm, x.mT))
             dE.mul_(E)  # (e8)
-            if R is None or Rm is None:
-                R, Rm = torch.matmul(E.mT, G), torch.matmul(E.mT, Gm)
+            if not products:
+                products = [torch.matmul(E.mT, x) for x in (G, Gm)]
             else:
-                for sums, part in ((R, G), (Rm, Gm)):
+                for sums, x in zip(products, (G, Gm), strict=True):
                     sums = sums[0, :, : E.shape[3]]
-                    sums.baddbmm_(E[0].mT, part[0])
+                    sums.baddbmm_(E[0].mT, x[0])
             del G, Gm
             for at in _pieces(indices, E):
                 single = single or [torch.zeros_like(x) for x in (X, X)]
@@ -185,21 +188,21 @@ class Tiles(torch.autograd.Function):
                 dE.index_put_((number, group, row), dK, accumulate=True)
             dw_t = dw[:, :, tile.rows, : tile.end]
             dw_t.copy_(dE[..., more:].sum_to_size(dw_t.shape))
-        dk, dv, dL, dm = (
+        given: list[Any] = [
             None if shape is None else gate.new_zeros(shape)
             for shape in (*ctx.shapes[:2], *ctx.shapes[3:])
-        )
-        R, Rm = (sums.view(X.shape) for sums in (R, Rm))
-        for at, key, value in _places(dk, dv, dw, dL, dm, ctx.count):
-            value.addcmul_(X[:, :, at], R[:, :, at])  # (e6)
-            key.addcmul_(XV[:, :, at], R[:, :, at])
-            key.addcmul_(X[:, :, at], Rm[:, :, at], value=-1)  # (e7)
-            if single:
-                key.add_(single[0][:, :, at])
-                value.add_(single[1][:, :, at])
+        ]
+        given.insert(2, dw)
+        R, Rm = (x.view(X.shape) for x in products)
+        for here, dK, dV in _places(*given, ctx.count):
+            x, xv, r, rm = (z[:, :, here] for z in (X, XV, R, Rm))
+            dV.addcmul_(x, r)  # (e6)
+            dK.addcmul_(xv, r).addcmul_(x, rm, value=-1)  # (e7)
+            for sums, part in zip((dK, dV), single, strict=False):
+                sums.add_(part[:, :, here])
         dq = dy * y
         dq.addcmul_(dq, gate, value=-1)
-        return dq, dk, dv, dw, dL, dm, None, None, None
+        return dq, *given, None, None, None
 
 
 def _keys(
@@ -262,7 +265,9 @@ def _unsafe(
     visible = torch.ones_like(E)
     if tile.reach is not None:
         visible.tril_(more + tile.reach)
-    return wrong | (torch.matmul(visible, _until(E, bad).to(E.dtype)) > 0)
+    return wrong | (
+        torch.matmul(visible, _until(E, bad).to(E.dtype)) > 0
+    )
 
 
 def _pieces(indices: Tensor | None, E: Tensor) -> tuple[Tensor, ...]:
@@ -313,7 +318,10 @@ def _seen(
     pair = [_steps(x, size, rows, groups) for x in (k, v)]
     if L is None or m is None:
         return [(pair[0], pair[1])]
-    return [(_rows(L, w, count), _rows(m, w, count)), (pair[0], pair[1])]
+    return [
+        (_rows(L, w, count), _rows(m, w, count)),
+        (pair[0], pair[1]),
+    ]
 
 
 def _places(

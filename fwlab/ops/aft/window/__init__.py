@@ -222,7 +222,11 @@ def _window(
         w = band.to(call.dtype)
         if not call.causal:
             return call.form.not_causal(call.q, call.k, call.v, w), None
-        if call.form is efficient and state is None and not return_state:
+        if (
+            call.form is efficient
+            and state is None
+            and not return_state
+        ):
             return efficient.whole(call.q, call.k, call.v, w), None
         k = torch.cat([start.k, call.k], 1)
         v = torch.cat([start.v, call.v], 1)
