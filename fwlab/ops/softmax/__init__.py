@@ -1,5 +1,7 @@
 """Causal softmax attention, the baseline of every comparison."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,7 +12,9 @@ from fwlab.ops.softmax import naive
 from fwlab.ops.state import KeyValueCache
 
 
-def _torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+def _torch(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float = 1.0
+) -> Tensor:
     """PyTorch's own; `k` and `v` may have fewer heads than `q`."""
     # A whole sequence without masked keys does not need a mask.
     causal = visible.dim() == 2 and visible.shape[0] == visible.shape[1]
@@ -20,7 +24,7 @@ def _torch(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         v,
         attn_mask=None if causal else visible,
         is_causal=causal,
-        scale=1.0,
+        scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
 
@@ -95,9 +99,12 @@ def softmax_attention(
             time, past + time, dtype=torch.bool, device=q.device
         ).roll(past, 1)
         visible = ((visible & real[:, None]) | itself)[:, None]
-    q = q * (
-        max(call.sizes["key"], 1) ** -0.5 if scale is None else scale
-    )
+    if scale is None:
+        scale = max(call.sizes["key"], 1) ** -0.5
+    if name == "efficient" and isinstance(scale, int | float):
+        compute = partial(compute, scale=float(scale))
+    else:
+        q = q * scale
     # PyTorch's own sums half-precision inputs up in float32.
     kind = call.dtype if name == "naive" else wide
     inputs = [x.to(kind).transpose(1, 2) for x in (q, k, v)]
