@@ -156,13 +156,13 @@ class Tiles(torch.autograd.Function):
                 _rows(x[:, tile.rows], dw, ctx.count)
                 for x in (gate, y, dy)
             )
-            G = dy_t / total
+            G, Gm = torch.empty_like(total), torch.empty_like(total)
+            torch.div(dy_t, total, out=G)
             if indices is not None:
                 G[tuple(indices.T)] = 0
-            Gm = torch.mul(G, y_t, out=torch.empty_like(total))
-            Gm = Gm.flatten(3)
-            G = torch.mul(G, gate_t, out=torch.empty_like(total))
-            G = G.flatten(3)
+            torch.mul(G, y_t, out=Gm)
+            G.mul_(gate_t)
+            G, Gm = G.flatten(3), Gm.flatten(3)
             x, xv = (_until(E, z) for z in (X, XV))
             dE = torch.matmul(G, xv.mT).sub_(torch.matmul(Gm, x.mT))
             dE.mul_(E)  # (e8)
@@ -194,7 +194,8 @@ class Tiles(torch.autograd.Function):
         ]
         given.insert(2, dw)
         R, Rm = (x.view(X.shape) for x in products)
-        for here, dK, dV in _places(*given, ctx.count):
+        dk, dv, _, dL, dm = given
+        for here, dK, dV in _places(dk, dv, dw, dL, dm, ctx.count):
             x, xv, r, rm = (z[:, :, here] for z in (X, XV, R, Rm))
             dV.addcmul_(x, r)  # (e6)
             dK.addcmul_(xv, r).addcmul_(x, rm, value=-1)  # (e7)
@@ -222,18 +223,18 @@ def _keys(
     for key, _ in pairs[:-1]:
         top = torch.maximum(top, key.amax(2, keepdim=True))
     top.masked_fill_(top == -torch.inf, 0)
-    sizes = [key.shape[2] for key, _ in pairs]
     tiles, groups, _, *columns = k.shape
-    X, XV = k.new_empty(2, tiles, groups, sum(sizes), *columns)
-    for (key, _), x in zip(pairs, X.split(sizes, 2), strict=True):
-        torch.sub(key, top, out=x)
-    X.exp_()
-    parts = X.split(sizes, 2), XV.split(sizes, 2)
-    for (_, value), x, xv in zip(pairs, *parts, strict=True):
-        torch.mul(x, value, out=xv)
-    # Comparisons with NaN are False.
-    safe = (X.amax() <= MAX_FACTOR) & (XV.amax() <= MAX_FACTOR)
-    if safe & (XV.amin() >= -MAX_FACTOR):
+    count, start = sum(key.shape[2] for key, _ in pairs), 0
+    X, XV = k.new_empty(2, tiles, groups, count, *columns)
+    for key, value in pairs:
+        here = slice(start, start + key.shape[2])
+        x = torch.sub(key, top, out=X[:, :, here]).exp_()
+        torch.mul(x, value, out=XV[:, :, here])
+        start = here.stop
+    largest = torch.maximum(
+        torch.maximum(X.amax(), XV.amax()), -XV.amin()
+    )
+    if largest.item() <= MAX_FACTOR:  # comparisons with NaN are False
         return X, XV, None
     bad = ~((X <= MAX_FACTOR) & (XV.abs() <= MAX_FACTOR))
     return X.masked_fill_(bad, 0), XV.masked_fill_(bad, 0), bad

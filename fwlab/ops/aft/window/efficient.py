@@ -5,6 +5,8 @@ keys act as one more key: their running mean, computed as in AFT-simple
 (e1).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,7 +35,7 @@ def causal(
     # A tile's worth of keys leaves the window at a time.
     gone = means(k[:, :time], v[:, :time], r)
     L, m = before_each(*gone, log_sum, mean)
-    w = _spread(band.flip(-1), time, r)
+    w = _spread(band.flip(-1), r)
     outside = L[:, :n], m[:, :n]
     edges = 0, n * r - time
     y = _tiles(q, k, v, w, outside, edges, width - 1)
@@ -47,7 +49,7 @@ def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     """
     time, before = q.shape[1], band.shape[-1] - 1
     if _rows(time) == time:  # no tile has a key before it
-        w = _spread(band.flip(-1), time, time)[..., before:]
+        w = _spread(band.flip(-1), time, before)
         return _tiles(q, k, v, w, None, (0, 0), 0)
     log_sum, mean = _empty(q)
     k, v = (
@@ -67,7 +69,7 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     outside = _outside(k, v, before, time - behind)
     # Columns count the steps back, and then those ahead.
     back, ahead = band[..., : half + 1], band[..., half + 1 :]
-    w = _spread(torch.cat([back.flip(-1), ahead], -1), time, TILE)
+    w = _spread(torch.cat([back.flip(-1), ahead], -1), TILE)
     edges = half, n * TILE + half - time
     return _tiles(q, k, v, w, outside, edges, None)
 
@@ -107,21 +109,48 @@ def _rows(time: int) -> int:
     return time if time <= 2 * TILE else TILE
 
 
-def _spread(band: Tensor, time: int, r: int) -> Tensor:
-    """The biases of tiles of `r` rows, `[tiles or 1, groups, r, keys]`.
+class _Spread(torch.autograd.Function):
+    """The biases of tiles of `r` rows, `[tiles, groups, r, keys]`.
 
-    Each row of the band moves one key further than the row before it:
-    in memory, a row of keys is one entry shorter than a padded row of
-    the band.
+    Each row of the band begins one key after the row before it: in
+    memory, a row of keys is one entry shorter than a row of the band
+    with `r` zeros behind it.
 
-    - `band`: `[groups, time or 1, width]`, in the order of the keys.
+    - `band`: `[groups, time, width]`, in the order of the keys.
+    - `skip`: the number of keys to drop.
     """
+
+    @staticmethod
+    def forward(ctx: Any, band: Tensor, r: int, skip: int) -> Tensor:
+        ctx.sizes, ctx.r, ctx.skip = band.shape, r, skip
+        w, inside = _skewed(band, band.shape, r, skip)
+        inside.copy_(band)
+        return w  # Eq. 4
+
+    @staticmethod
+    def backward(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
+        w, inside = _skewed(dw, ctx.sizes, ctx.r, ctx.skip)
+        w.copy_(dw)
+        return inside, None, None
+
+
+def _skewed(
+    like: Tensor, sizes: torch.Size, r: int, skip: int
+) -> tuple[Tensor, Tensor]:
+    """Zeros of `_Spread`, as the biases of tiles and as a band."""
+    groups, time, width = sizes
+    n = chunks.count(time, r)
+    padded = like.new_zeros(groups, n * r, width + r)
+    w = padded.unflatten(1, (n, r)).flatten(2)[..., :-r]
+    w = w.unflatten(2, (r, width + r - 1)).transpose(0, 1)
+    return w[..., skip:], padded[:, :time, :width]
+
+
+def _spread(band: Tensor, r: int, skip: int = 0) -> Tensor:
+    """`_Spread` of the band, or of its only row."""
     if band.shape[1] == 1:  # the same for all steps
         band = band.expand(-1, r, -1)
-    width, missing = band.shape[-1], -band.shape[1] % r
-    band = F.pad(band, (0, r, 0, missing))  # Eq. 4
-    band = band.unflatten(1, (-1, r)).flatten(2)[..., :-r]
-    return band.unflatten(2, (r, width + r - 1)).transpose(0, 1)
+    return _Spread.apply(band, r, skip)
 
 
 def _empty(k: Tensor) -> tuple[Tensor, Tensor]:
