@@ -51,16 +51,16 @@ def recur(
     segments(g, G, 1)
     for part, u in enumerate(parts):
         segments(u, X[:, part], 0)
+    fades, sums = G.unbind(0), X.unbind(0)
     for i in range(1, length):
-        X[i].addcmul_(G[i], X[i - 1])
-        G[i].mul_(G[i - 1])
+        sums[i].addcmul_(fades[i], sums[i - 1])
+        fades[i].mul_(fades[i - 1])
     before = torch.empty_like(X[0])
     before[:, :, 0] = torch.stack(start)
-    for j in range(1, n):
-        previous = before[:, :, j - 1]
-        before[:, :, j] = torch.addcmul(
-            X[-1, :, :, j - 1], G[-1, :, j - 1], previous
-        )
+    joined = before.unbind(2)
+    ends = zip(sums[-1].unbind(2), fades[-1].unbind(1), strict=True)
+    for j, (end, fade) in zip(range(1, n), ends, strict=False):
+        torch.addcmul(end, fade, joined[j - 1], out=joined[j])
     X.addcmul_(G[:, None], before)
     X = X.permute(1, 2, 3, 0, 4).flatten(2, 3)
     return X[:, :, :time]
@@ -175,7 +175,7 @@ class _Simple(torch.autograd.Function):
 
 
 class _Means(torch.autograd.Function):
-    r"""(e1) for pieces of `[batch, pieces, steps, channels]`.
+    r"""(e1) for pieces of `steps` of the first `time` steps.
 
     With $p = e^{K - L}$, $dV = p\, dm$ and
     $dK = p\, \big(dL + (V - m)\, dm\big)$: (e4) for a single row.
@@ -183,11 +183,14 @@ class _Means(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, k: Tensor, v: Tensor
+        ctx: Any, k: Tensor, v: Tensor, steps: int, time: int
     ) -> tuple[Tensor, Tensor]:
-        top = k.amax(2, keepdim=True)
-        new = _share(k, top)
-        s, total = new.sum(2), (new * v).sum(2)
+        ctx.steps, ctx.time = steps, time
+        keys = _pieces(k, steps, time, -math.inf)
+        top = keys.amax(2, keepdim=True)
+        new = _share(keys, top)
+        s = new.sum(2)
+        total = new.mul_(_pieces(v, steps, time)).sum(2)
         L, m = top[:, :, 0] + s.log(), _quotient(total, s)
         ctx.save_for_backward(k, v, L, m)
         return L, m
@@ -196,27 +199,45 @@ class _Means(torch.autograd.Function):
     @autograd.backward_pass
     def backward(
         ctx: Any, dL: Tensor, dm: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor | None, ...]:
         k, v, L, m = ctx.saved_tensors
-        share = _share(k, L[:, :, None])
-        dv = share * dm[:, :, None]
-        b = (dL - m * dm)[:, :, None]
-        return torch.addcmul(share * b, dv, v), dv  # (e4)
+        keys = _pieces(k, ctx.steps, ctx.time, -math.inf)
+        values = _pieces(v, ctx.steps, ctx.time)
+        share = _share(keys, L[:, :, None])
+        # With the steps that the last piece lacks, if any.
+        size = len(k), max(k.shape[1], L.shape[1] * ctx.steps)
+        gradients = k.new_zeros(2, *size, k.shape[2])
+        dk, dv = (
+            _pieces(x, ctx.steps, L.shape[1] * ctx.steps)
+            for x in gradients
+        )
+        torch.mul(share, dm[:, :, None], out=dv)
+        torch.mul(share, (dL - m * dm)[:, :, None], out=dk)
+        dk.addcmul_(dv, values)  # (e4)
+        dk, dv = gradients[:, :, : k.shape[1]]
+        return dk, dv, None, None
 
 
-def means(k: Tensor, v: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+def _pieces(
+    x: Tensor, steps: int, time: int, fill: float = 0
+) -> Tensor:
+    """The first `time` steps, `[batch, pieces, steps, channels]`."""
+    x, missing = x[:, :time], -time % steps
+    if missing:
+        x = F.pad(x, (0, 0, 0, missing), value=fill)
+    return x.unflatten(1, (-1, steps))
+
+
+def means(
+    k: Tensor, v: Tensor, steps: int, time: int
+) -> tuple[Tensor, Tensor]:
     """(e1) for every `steps` steps: each piece acts as a single one.
 
-    - `k`, `v`: `[batch, time, channels]`. The last piece may be short.
+    - `k`, `v`: `[batch, keys, channels]`, of which the first `time`
+      count. The last piece may be short.
     - Returns `log_sum` and `mean`, `[batch, pieces, channels]`.
     """
-    n = chunks.count(k.shape[1], steps)
-    if missing := n * steps - k.shape[1]:
-        k = F.pad(k, (0, 0, 0, missing), value=-math.inf)
-        v = F.pad(v, (0, 0, 0, missing))
-    return _Means.apply(
-        k.unflatten(1, (n, steps)), v.unflatten(1, (n, steps))
-    )
+    return _Means.apply(k, v, steps, time)
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

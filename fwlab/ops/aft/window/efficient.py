@@ -2,7 +2,7 @@ r"""# AFT-local and AFT-conv in linear memory
 
 A tile of rows sees a span of keys as AFT-full sees all keys. All other
 keys act as one more key: their running mean, computed as in AFT-simple
-(e1).
+(e1). A sequence that is not much longer than a tile is computed as one.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def causal(
     r = _rows(time)
     n = chunks.count(time, r)
     # A tile's worth of keys leaves the window at a time.
-    gone = means(k[:, :time], v[:, :time], r)
+    gone = means(k, v, r, time)
     L, m = before_each(*gone, log_sum, mean)
     w = _spread(band.flip(-1), r)
     outside = L[:, :n], m[:, :n]
