@@ -19,6 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def _traced() -> bool:
+    """Whether a formula must be plain: for torch.func and torch.compile.
+
+    Otherwise autograd functions take its place, which need fewer passes.
+    """
+    # What an autograd function itself asks first.
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def divide(x: Tensor, total: Tensor) -> Tensor:
     """`x / total`, and 0 with gradient 0 wherever `total` is exactly 0.
 
@@ -84,13 +93,16 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 
 def _normalize(
-    by: type[torch.autograd.Function], x: Tensor, bounds: tuple[float, float]
+    by: "type[_BySum | _ByNorm]", x: Tensor, bounds: tuple[float, float]
 ) -> Tensor:
     """`x` divided by its sums or norms, as if by those of `unit_range`.
 
     A power of two changes no digit: it is not needed where all totals
     are between the bounds. (To ask a GPU would mean to wait for it.)
     """
+    if _traced():
+        x = unit_range(x)
+        return divide(x, by.total(x))
     if x.device.type == "cpu" and x.numel():
         y, total = by.apply(x)
         least, most = torch.aminmax(total.detach().abs())
@@ -108,8 +120,12 @@ class _BySum(torch.autograd.Function):
     """
 
     @staticmethod
+    def total(x: Tensor) -> Tensor:
+        return x.sum(-1, keepdim=True)
+
+    @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        total = x.sum(-1, keepdim=True)
+        total = _BySum.total(x)
         y = divide(x, total)
         ctx.save_for_backward(y, total)
         ctx.set_materialize_grads(False)
@@ -129,8 +145,12 @@ class _ByNorm(torch.autograd.Function):
     r"""The same with $n = |x|$: $dx = (dy - y\,(y \cdot dy)) / n$."""
 
     @staticmethod
+    def total(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+    @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm = _ByNorm.total(x)
         y = divide(x, norm)
         ctx.save_for_backward(y, norm)
         ctx.set_materialize_grads(False)
@@ -217,16 +237,20 @@ class ELU1(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns the same shape."""
-        return _ELU1.apply(x)
+        return _elu1(x) if _traced() else _ELU1.apply(x)
+
+
+def _elu1(x: Tensor) -> Tensor:
+    # Not elu(x) + 1: for x << 0, rounding would lose exp(x), and
+    # a feature of exactly 0 would have no gradient.
+    return x.clamp(max=0).exp() + F.relu(x)
 
 
 class _ELU1(torch.autograd.Function):
-    r"""$\phi(x) = e^{\min(x, 0)} + \max(x, 0)$: $\phi' = \min(\phi, 1)$."""
+    r"""The same in fewer passes: $\phi' = \min(\phi, 1)$."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        # Not elu(x) + 1: for x << 0, rounding would lose exp(x), and
-        # a feature of exactly 0 would have no gradient.
         phi = x.clamp(max=0).exp_().add_(x.clamp(min=0))
         ctx.save_for_backward(phi)
         return phi
@@ -275,7 +299,7 @@ class DPFP(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns `[..., 2 * d * nu]`."""
-        return _DPFP.apply(x, self.nu)
+        return _dpfp(x, self.nu) if _traced() else _DPFP.apply(x, self.nu)
 
     def extra_repr(self) -> str:
         return f"nu={self.nu}"
@@ -307,7 +331,7 @@ class _DPFP(torch.autograd.Function):
             phi = _dpfp(x, ctx.nu)
             return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None
         r, n = _rectified(x, ctx.nu), 2 * x.shape[-1]
-        dr = torch.zeros_like(r)
+        dr = d_phi.new_zeros(r.shape)
         for j, part in enumerate(d_phi.split(n, -1), 1):
             first, second = slice(n), slice(j % n, j % n + n)
             dr[..., first].addcmul_(part, r[..., second])
@@ -326,10 +350,10 @@ def _rectified(x: Tensor, nu: int) -> Tensor:
     a shift is a slice.
     """
     d = x.shape[-1]
-    more = min(nu, max(2 * d - 1, 0))
+    more = min(nu, 2 * d - 1)
     r = x.new_empty(*x.shape[:-1], 2 * d + more)
-    positive = torch.clamp(x, min=0, out=r[..., :d])
-    torch.sub(positive, x, out=r[..., d : 2 * d])
+    torch.clamp(x, min=0, out=r[..., :d])
+    torch.neg(x, out=r[..., d : 2 * d]).clamp_(min=0)
     r[..., 2 * d :] = r[..., :more]
     return r
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from fwlab.feature_maps import (
     DPFP,
@@ -23,6 +23,128 @@ from fwlab.feature_maps import (
 def random(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+MAPS = {
+    "relu": ReLU(),
+    "elu1": ELU1(),
+    "dpfp": DPFP(),
+    "dpfp 7": DPFP(7),
+    "favor": FAVOR(3, 4, seed=0).double(),
+    "random fourier": RandomFourier(3, 4, seed=0).double(),
+    "sum": sum_normalize,
+    "l2": l2_normalize,
+}
+every_map = pytest.mark.parametrize("phi", MAPS.values(), ids=MAPS)
+
+
+@every_map
+def test_second_derivatives(phi):
+    assert gradgradcheck(phi, random(2, 3).requires_grad_())
+
+
+@every_map
+def test_maps_in_torch_func(phi):
+    """Plain formulas there, and the same numbers."""
+    x = random(4, 3)
+
+    def loss(x):
+        y = phi(x)
+        return (y.square() * torch.arange(1.0, y.shape[-1] + 1)).sum()
+
+    same = torch.testing.assert_close
+    same(torch.func.vmap(phi)(x), phi(x))
+    same(torch.func.vmap(phi, -1, -1)(x.mT), phi(x).mT)
+    (gradient,) = torch.autograd.grad(loss(leaf := x.clone().requires_grad_()), leaf)
+    same(torch.func.grad(loss)(x), gradient)
+    same(torch.func.vmap(torch.func.grad(loss))(x), gradient)
+    jacobian = torch.autograd.functional.jacobian(phi, x[0])
+    same(torch.func.jacrev(phi)(x[0]), jacobian)
+    same(torch.func.jacfwd(phi)(x[0]), jacobian)
+    together = torch.autograd.functional.jacobian(phi, x[0], vectorize=True)
+    same(together, jacobian)
+    hessian = torch.autograd.functional.hessian(loss, x[0])
+    same(torch.func.hessian(loss)(x[0]), hessian)
+
+
+@every_map
+def test_maps_compile_into_one_graph(phi):
+    torch.compiler.reset()
+    x = random(2, 3).requires_grad_()
+    y = torch.compile(phi, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(y, phi(x))
+    dy = random(*y.shape, seed=1)
+    (found,), (wanted,) = (torch.autograd.grad(z, x, dy) for z in (y, phi(x)))
+    torch.testing.assert_close(found, wanted)
+
+
+@every_map
+def test_maps_take_any_layout(phi):
+    """No rows, strides, gradients of stride 0, and a vector alone."""
+    assert phi(random(0, 3)).shape == (0, phi(random(3)).shape[0])
+    x, by_column = random(4, 3), random(3, 4).mT
+    by_column.copy_(x)
+    for z in (x, by_column):
+        z.requires_grad_()
+    assert torch.equal(phi(x), phi(by_column))
+    y = phi(x)
+    (wanted,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    (found,) = torch.autograd.grad(phi(by_column).sum(), by_column)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(phi(x[0]), y[0])
+
+
+@every_map
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_maps_in_half_precision(phi, dtype):
+    x = random(4, 3).to(dtype)
+    inputs = [x.requires_grad_(), x.detach().double().requires_grad_()]
+    outputs = [phi(z) for z in inputs]
+    assert outputs[0].dtype == dtype
+    dy = random(*outputs[0].shape, seed=1).to(dtype)
+    gradients = [
+        torch.autograd.grad(y, z, dy.to(y.dtype))[0]
+        for y, z in zip(outputs, inputs, strict=True)
+    ]
+    assert gradients[0].dtype == dtype
+    limit = 64 * torch.finfo(dtype).eps
+    for half, exact in (outputs, gradients):
+        torch.testing.assert_close(half.double(), exact, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("phi", [ELU1(), DPFP(), DPFP(5), ReLU()])
+def test_maps_at_infinity(phi):
+    """Also the plain formulas. Equal where neither is 0 times infinity."""
+    x = torch.tensor([[math.inf, 1, -2], [-math.inf, 3, 4], [math.nan, 1, 0]])
+    found = phi(x)
+    torch.testing.assert_close(found, torch.func.vmap(phi)(x), equal_nan=True)
+    assert found[2].isnan().any()
+
+
+def test_one_bad_row_leaves_the_others():
+    """A total out of bounds changes how all rows are computed, not what."""
+    good = random(3, 4).float()
+    for bad in (0.0, 1e-45, 1e-30, 1e30, 3e38, math.inf, math.nan):
+        x = torch.cat([good, torch.full((1, 4), bad)])
+        for normalize in (sum_normalize, l2_normalize):
+            torch.testing.assert_close(normalize(x)[:3], normalize(good))
+            if 0 < bad < math.inf:
+                row = normalize(x)[3]
+                assert row.tolist() == [0.25 if normalize is sum_normalize else 0.5] * 4
+
+
+@pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
+def test_normalize_has_no_gradient_at_a_total_of_zero(normalize):
+    x = torch.tensor([[3.0, -1, -2], [0, 0, 0], [1, 2, 5]], dtype=torch.float64)
+    if normalize is l2_normalize:
+        x[0] = 0
+    x.requires_grad_()
+    y = normalize(x)
+    (dx,) = torch.autograd.grad(y.square().sum() + y.sum(), x, create_graph=True)
+    (ddx,) = torch.autograd.grad(dx.square().sum(), x)
+    for z in (y, dx, ddx):
+        assert not z[:2].any()
+        assert z[2].isfinite().all()
 
 
 @pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
