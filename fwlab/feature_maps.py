@@ -134,10 +134,10 @@ class _BySum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
         y, total = ctx.saved_tensors
-        dx = dn
+        dx = None if dn is None else dn.expand_as(y)
         if dy is not None:
-            dx = (dy - (dy * y).sum(-1, keepdim=True)).div_(_or_inf(total))
-            dx = dx if dn is None else dx + dn
+            dx_ = (dy - (dy * y).sum(-1, keepdim=True)).div_(_or_inf(total))
+            dx = dx_ if dx is None else dx + dx_
         return dx
 
 

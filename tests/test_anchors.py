@@ -16,6 +16,8 @@ from fwlab.feature_maps import (
     ELU1,
     FAVOR,
     RandomFourier,
+    _ByNorm,
+    _BySum,
     divide,
     l2_normalize,
     sum_normalize,
@@ -672,6 +674,27 @@ def test_normalize():
     same(sum_normalize(x), double(wanted))
     x = double([[3, -4], [0, 0], [5, 12]])
     same(l2_normalize(x), double([[3 / 5, -4 / 5], [0, 0], [5 / 13, 12 / 13]]))
+
+
+def test_normalize_gradient():
+    """Of the first share, and of the total, which second derivatives need."""
+    x = double([[[1, 3], [-5, 1]], [[0, 0], [2, -2]]]).requires_grad_()
+    share, total = _BySum.apply(x)
+    (dx,) = torch.autograd.grad(share[..., 0].sum(), x, retain_graph=True)
+    same(dx, double([[[3 / 16, -1 / 16], [1 / 16, 5 / 16]], [[0, 0], [0, 0]]]))
+    (dn,) = torch.autograd.grad(total.sum(), x, retain_graph=True)
+    same(dn, torch.ones_like(x))
+    (both,) = torch.autograd.grad((share[..., :1] + total).sum(), x)
+    same(both, dx + dn)
+    x = double([[[3, -4], [0, 0]], [[5, 12], [0, -2]]]).requires_grad_()
+    share, norm = _ByNorm.apply(x)
+    (dx,) = torch.autograd.grad(share[..., 0].sum(), x, retain_graph=True)
+    wanted = [[[16 / 125, 12 / 125], [0, 0]], [[144 / 2197, -60 / 2197], [1 / 2, 0]]]
+    same(dx, double(wanted))
+    (dn,) = torch.autograd.grad(norm.sum(), x, retain_graph=True)
+    same(dn, double([[[3 / 5, -4 / 5], [0, 0]], [[5 / 13, 12 / 13], [0, -1]]]))
+    (both,) = torch.autograd.grad((share[..., :1] + norm).sum(), x)
+    same(both, dx + dn)
 
 
 def test_elu1():
