@@ -34,7 +34,7 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     This is how fwlab treats every empty denominator: it adds no epsilon,
     so results do not depend on the scale of the features.
 
-    - `x`: any shape.
+    - `x`: any shape, finite.
     - `total`: a shape that broadcasts with that of `x`.
     - Returns the shape the two broadcast to.
     """
@@ -56,12 +56,15 @@ def unit_range(x: Tensor) -> Tensor:
 
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
-    if x.shape[-1] == 0:
-        return x
+    return x if x.shape[-1] == 0 else x / _power(x)
+
+
+def _power(x: Tensor) -> Tensor:
+    """The power of two that `unit_range` divides by, `[..., 1]`."""
     top = x.detach().abs().amax(-1, keepdim=True)
     wide = top.float() if top.dtype.itemsize < 4 else top
     exponent = torch.frexp(wide).exponent.to(wide.dtype)
-    return x / torch.exp2(exponent - 1).to(x.dtype)
+    return torch.exp2(exponent - 1).to(x.dtype)
 
 
 def sum_normalize(x: Tensor) -> Tensor:
@@ -75,7 +78,7 @@ def sum_normalize(x: Tensor) -> Tensor:
     - Returns the same shape. A vector whose sum is 0 gives 0, with
       gradient 0.
     """
-    return _normalize(_BySum, x, (0, torch.finfo(x.dtype).max))
+    return _normalize(_BySum, x)
 
 
 def l2_normalize(x: Tensor) -> Tensor:
@@ -87,28 +90,15 @@ def l2_normalize(x: Tensor) -> Tensor:
     - `x`: features, `[..., width]`.
     - Returns the same shape. The zero vector gives 0, with gradient 0.
     """
-    # Between these bounds, squares neither overflow nor vanish.
-    limits = torch.finfo(x.dtype)
-    return _normalize(_ByNorm, x, (limits.tiny**0.4, limits.max**0.4))
+    return _normalize(_ByNorm, x)
 
 
-def _normalize(
-    by: "type[_BySum | _ByNorm]", x: Tensor, bounds: tuple[float, float]
-) -> Tensor:
-    """`x` divided by its sums or norms, as if by those of `unit_range`.
-
-    A power of two changes no digit: it is not needed where all totals
-    are between the bounds. (To ask a GPU would mean to wait for it.)
-    """
+def _normalize(by: "type[_BySum | _ByNorm]", x: Tensor) -> Tensor:
+    """`x` divided by its sums or norms: those of `unit_range`, in effect."""
     if _traced():
         x = unit_range(x)
         return divide(x, by.total(x))
-    if x.device.type == "cpu" and x.numel():
-        y, total = by.apply(x)
-        least, most = torch.aminmax(total.detach().abs())
-        if least >= bounds[0] and most <= bounds[1]:
-            return y
-    return by.apply(unit_range(x))[0]
+    return by.apply(x)[0]
 
 
 class _BySum(torch.autograd.Function):
@@ -124,12 +114,12 @@ class _BySum(torch.autograd.Function):
         return x.sum(-1, keepdim=True)
 
     @staticmethod
+    def bounds(dtype: torch.dtype) -> tuple[float, float]:
+        return 0, torch.finfo(dtype).max
+
+    @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        total = _BySum.total(x)
-        y = divide(x, total)
-        ctx.save_for_backward(y, total)
-        ctx.set_materialize_grads(False)
-        return y, total
+        return _divided(_BySum, ctx, x)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
@@ -149,12 +139,14 @@ class _ByNorm(torch.autograd.Function):
         return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
     @staticmethod
+    def bounds(dtype: torch.dtype) -> tuple[float, float]:
+        """Between them, squares neither overflow nor vanish."""
+        limits = torch.finfo(dtype)
+        return limits.tiny**0.4, limits.max**0.4
+
+    @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        norm = _ByNorm.total(x)
-        y = divide(x, norm)
-        ctx.save_for_backward(y, norm)
-        ctx.set_materialize_grads(False)
-        return y, norm
+        return _divided(_ByNorm, ctx, x)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
@@ -165,6 +157,41 @@ class _ByNorm(torch.autograd.Function):
             dx_ = torch.addcmul(dy, y, along, value=-1).div_(_or_inf(norm))
             dx = dx_ if dx is None else dx + dx_
         return dx
+
+
+def _divided(
+    by: type[_BySum] | type[_ByNorm], ctx: Any, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The forward pass of both.
+
+    A power of two changes no digit, so only vectors whose total is out of
+    bounds need `unit_range`. A GPU would have to wait for this check; there
+    all vectors get it.
+    """
+    everywhere = x.device.type != "cpu"
+    y, total = _by_power(by, x) if everywhere else _plainly(by, x)
+    if not everywhere:
+        minimum, maximum = by.bounds(x.dtype)
+        size = total.abs()
+        extreme = ~((size >= minimum) & (size <= maximum))[..., 0]  # or NaN
+        if extreme.any():
+            y[extreme], total[extreme] = _by_power(by, x[extreme])
+    ctx.save_for_backward(y, total)
+    ctx.set_materialize_grads(False)
+    return y, total
+
+
+def _plainly(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
+    total = by.total(x)
+    return divide(x, total), total
+
+
+def _by_power(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.shape[-1] == 0:
+        return _plainly(by, x)
+    power = _power(x)
+    y, total = _plainly(by, x / power)
+    return y, total * power
 
 
 class FeatureMap(nn.Module):
@@ -251,7 +278,7 @@ class _ELU1(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        phi = x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        phi = x.clamp(max=0).exp().add_(x.clamp(min=0))
         ctx.save_for_backward(phi)
         return phi
 

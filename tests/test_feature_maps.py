@@ -393,3 +393,17 @@ def test_why_favor_has_a_stabiliser():
     features, scale = FAVOR(64, 64, seed=0).scaled(1e3 * x)
     assert torch.isfinite(scale).all()
     assert (features.amax(-1) == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
+def test_no_vector_changes_another(normalize, dtype):
+    """Not even in the last bit, whatever the last one is."""
+    x = random(32, 64)
+    # Long vectors with entries that are subnormal in half precision.
+    x[:, ::2], x[:, 1::2] = 7 + x[:, ::2], 1e-5 * x[:, 1::2].abs()
+    x = x.to(dtype)
+    others = normalize(x)[:-1]
+    for last in (0.0, torch.finfo(dtype).tiny, torch.finfo(dtype).max):
+        x[-1] = last
+        assert torch.equal(normalize(x)[:-1], others)

@@ -50,13 +50,6 @@ def shift_rows(scores: Tensor) -> Tensor:
     return wide[..., L:].unflatten(-1, (L, K))
 
 
-def _joined(old: Tensor, new: Tensor) -> Tensor:
-    """One after the other in time; without a copy if one is empty."""
-    if old.shape[1] == 0:
-        return new
-    return torch.cat([old, new], 1) if new.shape[1] else old
-
-
 class RelativeAttention(Causal):
     r"""Causal attention to a segment and to the segment memory before it.
 
@@ -125,10 +118,8 @@ class RelativeAttention(Causal):
         # What a later segment sees of a token: the same keys and values,
         # with gradients to the projections but not to the token itself.
         stopped, later = segment.detach(), new
-        full = (segment.shape[1] + time - 1) // self.segment * self.segment
-        earlier = full - segment.shape[1]  # tokens before the last segment
-        if torch.is_grad_enabled() and earlier > 0:
-            later = self._keys_and_values(x[:, :earlier].detach())
+        if torch.is_grad_enabled() and segment.shape[1] + time > self.segment:
+            later = self._keys_and_values(x.detach())
         if key_mask is not None or mask is not None:
             past = memory.shape[1] + segment.shape[1]
             parts = ((mask, past), (key_mask, time))
@@ -138,13 +129,13 @@ class RelativeAttention(Causal):
         y, start = [], 0
         while start < time:
             if segment.shape[1] == self.segment:
-                memory = _joined(memory, stopped)
+                memory = torch.cat([memory, stopped], 1)
                 memory = memory[:, max(memory.shape[1] - self.memory, 0) :]
                 segment = stopped = empty
             stop = min(start + self.segment - segment.shape[1], time)
-            segment = _joined(segment, new[:, start:stop])
-            stopped = _joined(stopped, later[:, start:stop])
-            visible = _joined(memory, segment)
+            segment = torch.cat([segment, new[:, start:stop]], 1)
+            stopped = torch.cat([stopped, later[:, start:stop]], 1)
+            visible = torch.cat([memory, segment], 1)
             real = None
             if mask is not None:
                 end = mask.shape[1] - time + stop
@@ -156,8 +147,6 @@ class RelativeAttention(Causal):
         out = self.to_out(torch.cat(y, 1).flatten(-2)) if y else x * 0
         if key_mask is not None:
             out = torch.where(key_mask[..., None], out, 0)
-        if time > 1:  # a part of a longer tensor would keep it all in memory
-            memory, segment = memory.clone(), segment.clone()
         return out, SegmentState(memory, segment, mask)
 
     def _check_state(self, state: SegmentState, like: Tensor) -> None:
@@ -192,9 +181,8 @@ class RelativeAttention(Causal):
             # A masked query still sees itself, so that no row is empty.
             itself = visible & ~visible.tril(count - time - 1)
             visible = ((visible & real[:, None]) | itself)[:, None]
-        # A sum with -inf takes less time than `masked_fill`.
-        hidden = scores.new_zeros(visible.shape).masked_fill(~visible, -torch.inf)
-        weights = torch.add(hidden, scores, alpha=q.shape[-1] ** -0.5).softmax(-1)
+        scores = scores * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         return torch.einsum("bhij,bjhd->bihd", weights, v)
 
     def _by_distance(self, q: Tensor, count: int) -> Tensor:
