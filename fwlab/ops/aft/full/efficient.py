@@ -82,7 +82,7 @@ class Tiles(torch.autograd.Function):
         count: int = 1,
         keep: bool = True,
     ) -> Tensor:
-        given: tuple[Tensor | None, ...] = k, v, w, L, m
+        given: tuple[Tensor | None, ...] = k, v, L, m
         ctx.shapes = [None if x is None else x.shape for x in given]
         ctx.tiles, ctx.count = tiles, count
         pairs, kept = _seen(k, v, w, L, m, count), []
@@ -113,11 +113,12 @@ class Tiles(torch.autograd.Function):
                 _rows(x[:, tile.rows], w, count) for x in (gate, y)
             )
             torch.mul(gate_t, mean, out=y_t)  # Eq. 2
-            kept += [E, total, indices]
-        if keep and all(x is None for x in kept[2::3]):
-            given = (None,) * 5
+            kept += [total, indices]
+        # Only single rows need the inputs as well.
+        if keep and all(x is None for x in kept[1::2]):
+            given = (None,) * 4
         factors = (X, XV) if keep else (None, None)
-        ctx.save_for_backward(gate, y, *factors, *given, *kept)
+        ctx.save_for_backward(gate, y, w, *factors, *given, *kept)
         return y
 
     @staticmethod
@@ -137,23 +138,21 @@ class Tiles(torch.autograd.Function):
         The gate is part of both factors: $dm = \sigma(q)\, dy$, and
         $y = \sigma(q)\, m$.
         """
-        gate, y, X, XV, *kept = ctx.saved_tensors
-        (k, v, w, L, m), kept = kept[:5], kept[5:]
+        gate, y, w, X, XV, k, v, L, m, *kept = ctx.saved_tensors
         pairs: Pairs = []
         if k is not None:
             pairs = _seen(k, v, w, L, m, ctx.count)
         if X is None:
             X, XV, _ = _keys(pairs, ctx.tiles[0].reach)
-        dw = gate.new_zeros(ctx.shapes[2])
-        more = X.shape[2] - dw.shape[3]
+        dw, more = torch.zeros_like(w), X.shape[2] - w.shape[3]
         # $E^\top G$ and $E^\top (G m)$, and gradients by single rows.
         products: list[Tensor] = []
         single: list[Tensor] = []
         # The last tile sees all keys.
         for tile in reversed(ctx.tiles):
-            *kept, E, total, indices = kept
+            *kept, total, indices = kept
             gate_t, y_t, dy_t = (
-                _rows(x[:, tile.rows], dw, ctx.count)
+                _rows(x[:, tile.rows], w, ctx.count)
                 for x in (gate, y, dy)
             )
             G, Gm = torch.empty_like(total), torch.empty_like(total)
@@ -163,6 +162,9 @@ class Tiles(torch.autograd.Function):
             torch.mul(G, y_t, out=Gm)
             G.mul_(gate_t)
             G, Gm = G.flatten(3), Gm.flatten(3)
+            E = _biases(w, tile, more)
+            if indices is not None:
+                E.masked_fill_(_wide(E), 0)
             x, xv = (_until(E, z) for z in (X, XV))
             dE = torch.matmul(G, xv.mT).sub_(torch.matmul(Gm, x.mT))
             dE.mul_(E)  # (e8)
@@ -177,8 +179,8 @@ class Tiles(torch.autograd.Function):
                 single = single or [torch.zeros_like(x) for x in (X, X)]
                 weights, values = _softmax(pairs, w, tile, at)
                 mean = (weights * values).sum(-1, keepdim=True)
-                dm = gate_t[tuple(at.T)] * dy_t[tuple(at.T)]
-                dV = weights * dm[:, None]
+                slope = gate_t[tuple(at.T)] * dy_t[tuple(at.T)]
+                dV = weights * slope[:, None]
                 dK = dV * (values - mean)
                 number, group, row, *column = at.T
                 key = number, group, *column
@@ -188,22 +190,21 @@ class Tiles(torch.autograd.Function):
                 dE.index_put_((number, group, row), dK, accumulate=True)
             dw_t = dw[:, :, tile.rows, : tile.end]
             dw_t.copy_(dE[..., more:].sum_to_size(dw_t.shape))
-        given: list[Any] = [
-            None if shape is None else gate.new_zeros(shape)
-            for shape in (*ctx.shapes[:2], *ctx.shapes[3:])
-        ]
-        given.insert(2, dw)
         R, Rm = (x.view(X.shape) for x in products)
-        dk, dv, _, dL, dm = given
-        for here, dK, dV in _places(dk, dv, dw, dL, dm, ctx.count):
+        gradients: list[Any] = [
+            None if shape is None else gate.new_zeros(shape)
+            for shape in ctx.shapes
+        ]
+        dk, dv, dL, dm = gradients
+        for here, *add in _places(dk, dv, w, dL, dm, ctx.count):
             x, xv, r, rm = (z[:, :, here] for z in (X, XV, R, Rm))
-            dV.addcmul_(x, r)  # (e6)
-            dK.addcmul_(xv, r).addcmul_(x, rm, value=-1)  # (e7)
-            for sums, part in zip((dK, dV), single, strict=False):
+            add[0].addcmul_(xv, r).addcmul_(x, rm, value=-1)  # (e7)
+            add[1].addcmul_(x, r)  # (e6)
+            for sums, part in zip(add, single, strict=False):
                 sums.add_(part[:, :, here])
         dq = dy * y
         dq.addcmul_(dq, gate, value=-1)
-        return dq, *given, None, None, None
+        return dq, dk, dv, dw, dL, dm, None, None, None
 
 
 def _keys(
@@ -258,7 +259,7 @@ def _unsafe(
     E: Tensor, bad: Tensor | None, tile: Tile, more: int
 ) -> Tensor:
     """Whether a row sees a factor beyond the bound; in `E` it is 0."""
-    wide = ~(E <= MAX_FACTOR)
+    wide = _wide(E)
     E.masked_fill_(wide, 0)
     wrong = wide.any(-1, keepdim=True)
     if bad is None:
@@ -269,6 +270,11 @@ def _unsafe(
     return wrong | (
         torch.matmul(visible, _until(E, bad).to(E.dtype)) > 0
     )
+
+
+def _wide(E: Tensor) -> Tensor:
+    """Where `E` is beyond the bound, or NaN."""
+    return ~(E <= MAX_FACTOR)
 
 
 def _pieces(indices: Tensor | None, E: Tensor) -> tuple[Tensor, ...]:
