@@ -144,6 +144,8 @@ class Tiles(torch.autograd.Function):
             pairs = _seen(k, v, w, L, m, ctx.count)
         if X is None:
             X, XV, _ = _keys(pairs, ctx.tiles[0].reach)
+        dq = dy * y
+        dq.addcmul_(dq, gate, value=-1)
         dw, more = torch.zeros_like(w), X.shape[2] - w.shape[3]
         # $E^\top G$ and $E^\top (G m)$, and gradients by single rows.
         products: list[Tensor] = []
@@ -190,6 +192,7 @@ class Tiles(torch.autograd.Function):
                 dE.index_put_((number, group, row), dK, accumulate=True)
             dw_t = dw[:, :, tile.rows, : tile.end]
             dw_t.copy_(dE[..., more:].sum_to_size(dw_t.shape))
+            del E, dE
         R, Rm = (x.view(X.shape) for x in products)
         gradients: list[Any] = [
             None if shape is None else gate.new_zeros(shape)
@@ -202,8 +205,6 @@ class Tiles(torch.autograd.Function):
             add[1].addcmul_(x, r)  # (e6)
             for sums, part in zip(add, single, strict=False):
                 sums.add_(part[:, :, here])
-        dq = dy * y
-        dq.addcmul_(dq, gate, value=-1)
         return dq, dk, dv, dw, dL, dm, None, None, None
 
 
