@@ -378,7 +378,7 @@ def _steps(x: Tensor, size: int, every: int, groups: int) -> Tensor:
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Row $t$ sees past and present; called as the naive version."""
-    past, means = k.shape[1] - q.shape[1], []
+    past, y = k.shape[1] - q.shape[1], []
     runs = _runs(k, past)
     for start, stop in runs:
         rows, end = slice(start, stop), past + stop
@@ -393,8 +393,8 @@ def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
         given = (x[:, :end] for x in (k, v))
         bias = w[None, None, rows, :end]
         more = None, None, tiles, 1, len(runs) == 1
-        means.append(Tiles.apply(q[:, rows], *given, bias, *more))
-    return means[0] if len(runs) == 1 else torch.cat(means, 1)
+        y.append(Tiles.apply(q[:, rows], *given, bias, *more))
+    return y[0] if len(y) == 1 else torch.cat(y, 1)
 
 
 def _runs(k: Tensor, past: int) -> list[tuple[int, int]]:
