@@ -3,9 +3,9 @@
 import os
 import sys
 
-# Threads that have nothing to do sleep. If they tried again and again, as is
-# usual, one other busy program would slow down every parallel operation many
-# times. PyTorch reads this once, when it is loaded: import fwlab first.
+# Threads that have nothing to do sleep. If they were spinning, as is usual,
+# one other busy program would slow down every parallel operation many times.
+# PyTorch reads this once, when it is loaded: import fwlab first.
 if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -205,6 +205,18 @@ def test_nowhere(machine):
     )
 
 
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_waiting_threads_sleep(machine, given):
+    """Unless you decide yourself; torch is loaded later."""
+    env = {"OMP_WAIT_POLICY": given} if given else {}
+    (machine.above / "fwlab").mkdir()
+    (machine.above / "fwlab" / "__init__.py").touch()
+    policy = "import os; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    done = machine.run(RUN + policy, **env, text=SETUP)
+    assert done.stderr == "went on\n", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == f"{given or 'PASSIVE'} False"
+
+
 def test_pip_that_fails(machine):
     said = machine.stop(FWLAB_SOURCE=NOWHERE)
     assert said.startswith(f"UsageError: pip could not install fwlab from {NOWHERE}: ")
