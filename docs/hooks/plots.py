@@ -67,7 +67,7 @@ def losses(runs: list[dict], published: dict[str, float]) -> str:
         final.setdefault(run["config"]["mixer"], []).append(run["validation_loss"])
     mean = {mixer: sum(all_) / len(all_) for mixer, all_ in final.items()}
     order = sorted(mean, key=lambda mixer: (mean[mixer], mixer))
-    with _styled():
+    with styled():
         figure, ax = _new(0.25 * len(order) + 1)
         for place, mixer in enumerate(order):
             color, marker, *_ = _look(mixer)
@@ -109,7 +109,7 @@ def losses(runs: list[dict], published: dict[str, float]) -> str:
         theirs = "".join(
             f"; published for {mixer}: {loss}" for mixer, loss in published.items()
         )
-        return _drawn(
+        return drawn(
             figure,
             "losses",
             f"Validation loss of each mixer, best first: {every}{theirs}.",
@@ -121,7 +121,7 @@ def curves(runs: list[dict]) -> str:
     first: dict[str, dict] = {}
     for run in runs:
         first.setdefault(run["config"]["mixer"], run)
-    with _styled():
+    with styled():
         figure, ax = _new(4)
         ends = []
         for mixer, run in first.items():
@@ -145,7 +145,7 @@ def curves(runs: list[dict]) -> str:
             )
         seeds = {run["config"]["seed"] for run in first.values()}
         seed = f" with seed {seeds.pop()}" if len(seeds) == 1 else ""
-        return _drawn(
+        return drawn(
             figure,
             "curves",
             f"Validation loss of {len(first)} mixers{seed}: {'; '.join(parts)}.",
@@ -182,7 +182,7 @@ def ratios(run: dict) -> list[tuple[str, float, float | None]]:
 def operations(run: dict) -> str:
     """How much more time and memory the naive form of each operation needs."""
     rows = ratios(run)
-    with _styled():
+    with styled():
         figure, ax = _new(0.25 * len(rows) + 1.15)
         for place, (_, time, memory) in enumerate(rows):
             if memory:
@@ -220,7 +220,7 @@ def operations(run: dict) -> str:
             f"{name}: time {time:.1f}" + (f", memory {memory:.1f}" if memory else "")
             for name, time, memory in rows
         )
-        return _drawn(
+        return drawn(
             figure,
             "operations",
             f"What the naive form needs, in multiples of the efficient one: {every}.",
@@ -234,7 +234,7 @@ def decoding(run: dict) -> str:
         for row in run["decoding"]
     }
     last = max(at for times in layers.values() for at in times)
-    with _styled():
+    with styled():
         figure, ax = _new(3.6)
         ends = []
         for layer, times in layers.items():
@@ -276,7 +276,7 @@ def decoding(run: dict) -> str:
             for layer, times in layers.items()
         )
         start = min(at for times in layers.values() for at in times)
-        return _drawn(
+        return drawn(
             figure,
             "decoding",
             f"Microseconds per step, starting at {start:,} tokens read: {every}.",
@@ -288,7 +288,7 @@ def lengths(run: dict) -> str:
     crossings = {line["op"]: line for line in by_length.crossings(run["lengths"])}
     times = by_length.times(run["lengths"], "T")
     batch = run["lengths"][0]["batch"]
-    with _styled():
+    with styled():
         figure, axes = _panels(times)
         for op, ax in axes.items():
             for name, at, place, side in (
@@ -323,7 +323,7 @@ def lengths(run: dict) -> str:
             if op in axes
         )
         softmax = _range(times[by_length.SOFTMAX], "T")
-        return _drawn(
+        return drawn(
             figure,
             "lengths",
             f"Milliseconds by sequence length, batch {batch}: {every}; "
@@ -342,14 +342,14 @@ def batches(run: dict) -> str:
         for op, forms in times.items()
     }
     length = run["batches"][0]["T"]
-    with _styled():
+    with styled():
         figure, axes = _panels(each)
         sizes = sorted({row["batch"] for row in run["batches"]})
         _scales(figure, axes, "batch", sizes, "ms per sequence")
         every = "; ".join(
             f"{op}, {_range(forms, 'batch')}" for op, forms in each.items()
         )
-        return _drawn(
+        return drawn(
             figure,
             "batches",
             f"Milliseconds per sequence by batch, T {length}: {every}.",
@@ -405,14 +405,14 @@ def _scales(figure, axes: dict, name: str, places: list[int], unit: str) -> None
 
 
 def _range(forms: dict, axis: str) -> str:
-    """The time at the least and at the greatest length or batch."""
+    """The time at the minimum and at the maximum length or batch."""
     line = forms[by_length.FWLAB]
     first, last = min(line), max(line)
     return f"{line[first]:,.2f} at {axis} {first:,} and {line[last]:,.0f} at {last:,}"
 
 
 @contextmanager
-def _styled():
+def styled():
     """The house style, for as long as a plot is drawn."""
     with mpl.rc_context():
         style()
@@ -490,7 +490,8 @@ def spread(wanted: list[float], gap: float) -> list[float]:
     return [min(max(m, 0.0), room) + number * gap for number, m in enumerate(means)]
 
 
-def _drawn(figure: Figure, name: str, label: str) -> str:
+def drawn(figure: Figure, name: str, label: str) -> str:
+    """A figure as part of a page; `name` and `label` as for `inline`."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     # A hundredth of a point is finer than any screen.

@@ -62,9 +62,9 @@ def _result(experiment: Experiment, version: str) -> str:
 
 
 def _figure(experiment: Experiment, version: str, results: dict, claims) -> str:
-    with plots._styled():
+    with plots.styled():
         said = "; ".join(f"{claim.text}: {claim.found}" for claim in claims)
-        return plots._drawn(
+        return plots.drawn(
             experiment.draw(results["points"]),
             f"{experiment.name}-{version}",
             f"{experiment.title}: {said}.".replace("$", ""),

@@ -19,7 +19,7 @@ MIXERS = ("softmax", "sum", "delta")
 #: How to run it: environment variables.
 SETTINGS: dict[str, dict[str, str]] = {
     "default": {},
-    "threads that keep trying": {"OMP_WAIT_POLICY": "ACTIVE"},
+    "spinning threads": {"OMP_WAIT_POLICY": "ACTIVE"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 SECONDS = 3.0

@@ -115,13 +115,13 @@ def claims(points: list[Point]) -> list[Claim]:
     both = [S for S in delta if S in add]
     gaps = {S: add[S] - delta[S] for S in both}
     wanted = _SIZES if full else (8, 16)
-    least = min(gaps, key=lambda S: gaps[S], default=None)
+    smallest = min(gaps, key=lambda S: gaps[S], default=None)
     below = Claim(
         "DPFP-1: delta below sum at every S",
-        "0.0531 below at least (S = 200)" if full else "by at least 0.05 at S = 200",
+        f"minimum gap 0.0531 (S = 200{'' if full else ', full grid'})",
         "–"
-        if least is None
-        else f"{gaps[least]:.4f} below at least (S = {least}), up to S = {max(both)}",
+        if smallest is None
+        else f"minimum gap {gaps[smallest]:.4f} (S = {smallest}), up to S = {max(both)}",
         False
         if any(gap <= 0 for gap in gaps.values())
         else (True if len(both) == len(wanted) else None),

@@ -240,8 +240,8 @@ def train(
     - `budget`: maximum number of optimiser steps.
     - Returns the loss of the last evaluation, the lowest of all, the
       number of optimiser steps, the time in seconds (on the clock, and of
-      the processor), and what ended the training: "solved", "no progress", "diverged" (the loss is None) or
-      "budget".
+      the processor), and what ended the training: "solved",
+      "no progress", "diverged" (the loss is None) or "budget".
     """
     start, start_cpu = time.perf_counter(), time.process_time()
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)

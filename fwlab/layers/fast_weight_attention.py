@@ -193,10 +193,10 @@ class FastWeightAttention(Causal):
             self.to_gate = nn.Linear(d_model, heads * value, bias=False)
 
     def state_size(self, time: int = 0) -> int:
-        """Numbers in the state of one sequence, however long it was.
+        """Number of scalars in the state of one sequence of any length.
 
-        - `time`: tokens so far; makes no difference.
-        - Returns the count, over all heads.
+        - `time`: tokens so far; has no effect.
+        - Returns the total over all heads.
         """
         heads, value, key = self.state_shape
         per_head = value * key + (key if self.normalize else 0)

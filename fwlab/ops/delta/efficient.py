@@ -8,9 +8,9 @@ $L = \mathrm{stril}(\bar K K^\top) \odot \Gamma$:
 
 $$(I + L \beta)\, E = V - \gamma \bar K W^\top \tag{d4}$$
 
-where $\beta$ scales columns. The rows $\bar K$, which ask for what the
-memory holds, are the keys. With attention normalisation, Eq. 27 divides
-what is retrieved by $z_{i-1} \cdot \phi(k_i)$. That is to ask with
+where $\beta$ scales columns. The rows $\bar K$, by which the memory is
+queried, are the keys. With attention normalisation, Eq. 27 divides what
+is retrieved by $z_{i-1} \cdot \phi(k_i)$. That is to query with
 $\bar k_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$, and to write with
 $\phi(k_i)$ as before.
 """
@@ -147,7 +147,7 @@ def normalized_error_correcting(
         y, W, z = (x.to(W.dtype) for x in outputs)
         return y, W, z
     # With divided keys, the rest is a delta rule without a normaliser.
-    ask = divide(ask, held)  # an empty memory: ask nothing, get 0
+    ask = divide(ask, held)  # an empty memory: query with 0, get 0
     y, _, W = remember(
         q, k, v, decay, strength, W, ask=ask, Kind=Errors
     )

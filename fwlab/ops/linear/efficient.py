@@ -13,10 +13,10 @@ $$Y = \gamma\, Q W^\top + P\, U, \quad
   P = \mathrm{tril}(Q K^\top) \odot \Gamma \tag{c1}$$
 $$W' = \gamma_C W + U^\top (\Gamma_C K) \tag{c2}$$
 
-Some rules read twice in a step. The delta rules ask with their keys
-what the memory held *before* the write. Such rows $\bar K$ stand below
+Some rules read twice in a step. The delta rules use their keys to query
+the memory as it was *before* the write. These rows $\bar K$ are below
 $Q$ in one matrix $R$, and $\mathrm{stril}(\bar K K^\top) \odot \Gamma$
-stands below in $P$: products with both cost one call.
+is below in $P$: products with both cost one call.
 
 All chunks are computed together but for what (c2) carries from one to
 the next. `fade` knows all about decays and costs nothing where there
@@ -51,7 +51,7 @@ class Group:
         (self.steps, self.places), self.kind = place, (chunk, dtype)
         self.n, self.C = self.places.stop - self.places.start, chunk
         q, k, v, decay, strength, ask = inputs
-        # The delta rules ask with the keys, unless told otherwise.
+        # The delta rules query by key, unless told otherwise.
         self.by_key = self.corrects and ask is None
         self.R = self.cut(q, k if self.by_key else ask)
         self.K = self.R[:, chunk:] if self.by_key else self.cut(k)
