@@ -53,7 +53,7 @@ class Errors(Group):
         r"""$U = \beta E$ and the state, one chunk after the other."""
         rest, U = self.V, torch.empty_like(self.V)
         parts = self.each(
-            rest, self.K_bar, self.bX, U, self.left(self.K)
+            rest, self.K_bar, self.bX, U, self.fade.at_end(self.K)
         )
         for i, (rest_i, K_bar_i, bX_i, U_i, left_i) in enumerate(parts):
             rest_i.baddbmm_(K_bar_i, S[i].mT, alpha=-1)
@@ -89,7 +89,7 @@ class Errors(Group):
 
         $$dU \leftarrow dU - L^\top dV \tag{d7}$$
         """
-        dV, left = torch.empty_like(dU), self.left(self.K)
+        dV, left = torch.empty_like(dU), self.fade.at_end(self.K)
         own = self.old[:, : self.C]
         torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
         parts = self.each(dU, left, dV, self.bX, self.K_bar)

@@ -48,6 +48,9 @@ class Group:
     def __init__(
         self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
     ):
+        """Some chunks of `inputs`, the first six of `Memory.forward`;
+        `place` is an item of `chunks.groups`.
+        """
         (self.steps, self.places), self.kind = place, (chunk, dtype)
         self.n, self.C = self.places.stop - self.places.start, chunk
         q, k, v, decay, strength, ask = inputs
@@ -75,10 +78,6 @@ class Group:
         """Rows times their strength."""
         return x if self.s is None else self.s * x
 
-    def left(self, x: Tensor) -> Tensor:
-        r"""Rows as the state after the chunk has them, $\Gamma_C K$."""
-        return self.fade.at_end(x)
-
     def each(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
         """Views of tensors, one chunk after the other."""
         return list(chunks.each(self.n, *tensors))
@@ -88,7 +87,7 @@ class Group:
 
         - Returns what is written, `U`.
         """
-        U, left = self.strong(self.V), self.left(self.K)
+        U, left = self.strong(self.V), self.fade.at_end(self.K)
         torch.bmm(U.mT, left, out=S[1:].flatten(0, 1))
         for i in range(self.n):
             self.fade.carry(S[i], S[i + 1], i)  # (c2)
@@ -121,7 +120,8 @@ class Group:
         torch.bmm(G.mT, self.old, out=D[:-1].flatten(0, 1))
         for i in reversed(range(self.n)):
             self.fade.carry(D[i + 1], D[i], i)  # (c6)
-        dU.baddbmm_(self.left(self.K), D[1:].flatten(0, 1).mT)  # (c5)
+        left, after = self.fade.at_end(self.K), D[1:].flatten(0, 1)
+        dU.baddbmm_(left, after.mT)  # (c5)
         return G, self.strong(dU)
 
 
