@@ -63,7 +63,7 @@ class Tiles(torch.autograd.Function):
     - `L`, `m`: more keys and values of each tile, with bias 0, that all
       of its rows see: `[batch, tiles * more, channels]`, or None.
     - `tiles`: one below the other, with the same $c$.
-    - `count`: instead, cut the only tile into so many, side by side.
+    - `count`: instead, cut the only tile into this many, side by side.
       Each sees as many keys as `w` has columns, and begins as many keys
       after the one before it as `w` has rows.
     - `keep`: keep `X` and `XV` for the backward pass, not `k` and `v`.
