@@ -25,6 +25,7 @@ from fwlab.layers import (
     TransformerXL,
 )
 from fwlab.layers.fast_weight_attention import RULES
+from fwlab.layers.short_convolution import ShortConvolution
 from problems import error, parts
 
 
@@ -365,14 +366,33 @@ def test_one_key_is_overwritten():
         (lambda: FastWeightAttention(12, 4, expand_v="2"), "expand_v to be a number, got '2'"),
         (lambda: FastWeightAttention(12, 4, conv_size=-1), "conv_size to be an integer, 0 or more, got -1"),
         (lambda: FastWeightAttention(12, 4, conv_size=True), "conv_size .*got True"),
+        (lambda: FastWeightAttention(12, 4).prefill(torch.zeros(2, 5, 12), ops.ConvState(None, None)), r"^FastWeightAttention: .*without convolutions for conv_size=0, got a ConvState \(memory, inputs\)"),
+        (lambda: FastWeightAttention(12, 4, FAVOR(3, 6), "sum").prefill(torch.zeros(2, 5, 12), ops.ConvState(None, None)), "got a ConvState"),
         (lambda: FastWeightAttention(12, 4, conv_size=4).prefill(torch.zeros(2, 5, 12), torch.zeros(2, 4, 3, 6)), "state to be a ConvState"),
-        (lambda: FastWeightAttention(12, 4, conv_size=4).prefill(torch.zeros(2, 5, 12), ops.ConvState(None, torch.zeros(2, 2, 36))), r"state.inputs of shape \[2, 3, 36\], got \[2, 2, 36\]"),
+        (lambda: FastWeightAttention(12, 4, conv_size=4).prefill(torch.zeros(2, 5, 12), ops.ConvState(None, torch.zeros(2, 2, 36))), r"^FastWeightAttention: expected state.inputs of shape \[2, 3, 36\], got \[2, 2, 36\]"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(call, message):
     with pytest.raises((ValueError, TypeError), match=message) as info:
         call()
     assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"conv_size": "4"},
+        {"conv_size": 2.0},
+        {"conv_size": True},
+        {"out_norm": "no"},
+        {"out_gate": 1},
+    ],
+    ids=str,
+)
+def test_a_wrong_type_is_a_type_error(options):
+    ((name, value),) = options.items()
+    with pytest.raises(TypeError, match=f"expected {name} to be .*got {value!r}$"):
+        FastWeightAttention(12, 4, **options)
 
 
 optional = pytest.mark.parametrize("make", OPTIONAL.values(), ids=OPTIONAL)
@@ -485,6 +505,34 @@ def test_norm_has_full_precision_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         layer(x)
     assert [y.dtype for y in given] == [torch.float32]
+
+
+@pytest.mark.parametrize("keep", [None, torch.arange(40).expand(2, 40) % 7 != 3])
+@pytest.mark.parametrize("name", ["delta-conv", "favor-all"])
+def test_convolutions_keep_their_inputs_in_full_precision(name, keep):
+    """So the next tokens may come in another precision."""
+    layer, x = setup(OPTIONAL[name], torch.float32)
+    _, exact = layer.prefill(x, None, keep)
+    wanted, _ = layer.step(x[:, 0], exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, state = layer.prefill(x, None, keep)
+        y, _ = layer.step(x[:, 0], exact)
+        assert error(y, wanted) < 0.1
+    assert {part.dtype for part in parts(state)} == {torch.float32}
+    y, _ = layer.step(x[:, 0], state)
+    assert y.dtype == torch.float32 and error(y, wanted) < 0.1
+    half, x = layer.bfloat16(), x.bfloat16()
+    _, state = half.prefill(x, None, keep)
+    assert {part.dtype for part in parts(state)} == {torch.float32}
+    y, _ = half.step(x[:, 0], state)
+    assert y.dtype == torch.bfloat16 and error(y, wanted) < 0.1
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_initial_values_of_convolutions(size):
+    """Uniform in the interval of `torch.nn.Conv1d`."""
+    largest = ShortConvolution(1000, size).weight.abs().max()
+    assert 0.95 * size**-0.5 < largest <= size**-0.5
 
 
 def test_gradients_with_all_options():

@@ -118,10 +118,16 @@ class FastWeightAttention(Causal):
         value = _value_width(width, expand_v)
         whole = isinstance(conv_size, int) and not isinstance(conv_size, bool)
         if not whole or conv_size < 0:
-            raise ValueError(
+            raise (ValueError if whole else TypeError)(
                 "FastWeightAttention: expected conv_size to be an integer, 0 or "
                 f"more, got {conv_size!r}"
             )
+        for name, flag in {"out_norm": out_norm, "out_gate": out_gate}.items():
+            if not isinstance(flag, bool):
+                raise TypeError(
+                    f"FastWeightAttention: expected {name} to be True or False, "
+                    f"got {flag!r}"
+                )
         if rule not in RULES:
             names = ", ".join(map(repr, RULES))
             raise ValueError(
@@ -239,6 +245,11 @@ class FastWeightAttention(Causal):
         check_input("FastWeightAttention", "x", x, dims, self.to_q.weight)
         x = real_tokens("FastWeightAttention", x, dims, key_mask)
         inputs = None
+        if self.conv is None and isinstance(state, ops.ConvState):
+            raise TypeError(
+                "FastWeightAttention: expected a state without convolutions for "
+                "conv_size=0, got a ConvState (memory, inputs)"
+            )
         if self.conv is not None and state is not None:
             checks.state_kind("FastWeightAttention", state, ops.ConvState)
             state, inputs = state

@@ -42,31 +42,32 @@ class ShortConvolution(nn.Module):
 
         - `x`: `[batch, time, channels]`.
         - `before`: `[batch, size - 1, channels]`, the inputs of the last
-          real tokens; None = 0.
+          real tokens, in float32 for half precision; None = 0.
         - `key_mask`: `bool [batch, time]`, True = real token.
         - Returns the output, anything at masked tokens, and the inputs
-          of the last real tokens.
+          of the last real tokens, as `before`.
         """
+        layer = "FastWeightAttention"  # the one that has convolutions
+        dtype = checks.compute_dtype(layer, x=x)
         batch, time, _ = x.shape
         shape = (batch, self.size - 1, self.channels)
         if before is None:
-            before = x.new_zeros(shape)
-        part = ("ShortConvolution", "state.inputs", before)
-        checks.state_part(*part, shape, x.dtype, x)
+            before = x.new_zeros(shape, dtype=dtype)
+        checks.state_part(layer, "state.inputs", before, shape, dtype, x)
         if time == 0:
             return x, before
         if key_mask is not None:  # real tokens first, in their order
             order = (~key_mask).int().argsort(dim=1, stable=True)[..., None]
             x = x.take_along_dim(order, 1)
-        x = torch.cat([before, x], 1)
+        x = torch.cat([before.to(x.dtype), x], 1)
         y = F.conv1d(x.mT, self.weight[:, None], groups=self.channels).mT
         if key_mask is None:
             # A copy: a view would keep the whole sequence in memory.
-            return F.silu(y), x[:, time:].clone()
+            return F.silu(y), x[:, time:].to(dtype, copy=True)
         last = torch.arange(self.size - 1, device=x.device)
         last = key_mask.sum(1, keepdim=True) + last
         y = y.take_along_dim(order.argsort(1), 1)
-        return F.silu(y), x.take_along_dim(last[..., None], 1)
+        return F.silu(y), x.take_along_dim(last[..., None], 1).to(dtype)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.size}"

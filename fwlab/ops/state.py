@@ -33,7 +33,8 @@ class ConvState(NamedTuple):
 
     - `memory`: the state of the layer without them.
     - `inputs`: `[batch, size - 1, channels]`, what the convolutions
-      still see: the projections of the last tokens, 0 before the first.
+      still see: the projections of the last tokens, 0 before the first;
+      in float32 if the layer computes in half precision.
     """
 
     memory: Tensor | NormalizedState | ScaledState
