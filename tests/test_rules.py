@@ -8,7 +8,7 @@ import torch
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize, sum_normalize
 from fwlab.ops import chunks
-from problems import ROWS, error, parts, problem, rules, weighted
+from problems import ROWS, error, parts, problem, rebuild, rules, weighted
 
 both = pytest.mark.parametrize("implementation", ["naive", "chunked", "efficient"])
 
@@ -128,6 +128,37 @@ def test_grouped_heads(name, time, implementation):
     for a, b in zip([y, *parts(after)], found, strict=False):
         assert error(a, b) < 1e-12
         assert a.untyped_storage().nbytes() == a.nbytes
+
+
+@both
+@pytest.mark.parametrize("time", [1, 70])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", rules.ROWS)
+def test_states_own_their_memory(name, size, time, implementation):
+    """A view would keep all that it is a view of. Only the gradients of W
+    and z may be parts of one tensor, which has nothing else.
+    """
+    row = rules.ROWS[name]
+    (q, *rest), state = problem(row, time)
+    q, *rest = (x[:size, :, :size].detach() for x in (q, *rest))
+    state = rebuild(state, lambda x: x[:size, :size].detach().requires_grad_())
+    for queries in (q, q.repeat_interleave(2, 2)):
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients):
+                y, after = row(
+                    queries,
+                    *rest,
+                    state=state,
+                    return_state=True,
+                    implementation=implementation,
+                )
+            for part in parts(after):
+                assert part.untyped_storage().nbytes() == part.nbytes
+        loss = weighted(y, *parts(after))
+        found = torch.autograd.grad(loss, parts(state))
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in found}
+        held = sum(storage.nbytes() for storage in storages.values())
+        assert held == sum(x.nbytes for x in found)
 
 
 @both

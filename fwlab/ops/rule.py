@@ -210,7 +210,7 @@ def grouped(compute: Callable[..., Any], group: int) -> Callable:
             for name, x in given.items()
         }
         y, *after = compute(q=q, **copies)
-        return y, *(x[:, ::group].contiguous() for x in after)
+        return y, *(x[:, ::group].clone() for x in after)
 
     return run
 

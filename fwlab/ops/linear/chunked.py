@@ -134,4 +134,4 @@ def additive(
     if z is None:
         return Y, W
     Y = divide(Y[..., :-1], Y[..., -1:])  # Eq. 19
-    return Y, W[..., :-1, :], W[..., -1, :]
+    return Y, W[..., :-1, :].clone(), W[..., -1, :].clone()

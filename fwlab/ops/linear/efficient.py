@@ -210,7 +210,8 @@ class Memory(torch.autograd.Function):
             for part, whole in zip(parts, gradients, strict=True):
                 group.put(part, whole)
         shape = k.shape[0], k.shape[2], *dS.shape[1:]
-        return *gradients, dS.view(shape), None, None
+        # A copy: a view would keep the states of a whole group in memory.
+        return *gradients, dS.clone().view(shape), None, None
 
 
 def _backward(
@@ -334,4 +335,4 @@ def additive(
     W = torch.cat([W, z[:, :, None]], -2)
     y, _, W = remember(q, k, v, decay, strength, W)
     y = divide(y[..., :-1], y[..., -1:])  # Eq. 19
-    return y, W[..., :-1, :].contiguous(), W[..., -1, :].contiguous()
+    return y, W[..., :-1, :].clone(), W[..., -1, :].clone()
