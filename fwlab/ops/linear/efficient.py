@@ -210,7 +210,7 @@ class Memory(torch.autograd.Function):
             for part, whole in zip(parts, gradients, strict=True):
                 group.put(part, whole)
         shape = k.shape[0], k.shape[2], *dS.shape[1:]
-        # A copy: a view would keep the states of a whole group in memory.
+        # A copy: a view would keep the states of a whole group.
         return *gradients, dS.clone().view(shape), None, None
 
 
