@@ -285,7 +285,7 @@ def held(experiment, points) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["capacity", "overwrite", "reversal"])
+@pytest.mark.parametrize("name", ["capacity", "overwrite", "reversal", "aft-stability"])
 def test_quick_version(name, tmp_path):
     runs = Runs(EXPERIMENTS[name], True, tmp_path)
     for _ in runs.run_all(os.cpu_count() or 1):
@@ -345,3 +345,21 @@ def test_an_inverted_update_gives_its_increment():
     increment = beta * (v - W @ k)
     after = W + torch.outer(increment, k)
     assert torch.allclose(reversal.recovered(after, k, v, beta), increment)
+
+
+def test_every_way_to_compute_aft_is_right_for_small_keys():
+    k, v, w = (torch.randn(20, width).double() for width in (3, 3, 20))
+    seen = torch.ones(20, 20, dtype=torch.bool).tril()
+    exact = aft_stability.softmax(k, v, w, seen)
+    for name, way in aft_stability.WAYS.items():
+        y = way(k, v, torch.where(seen, w, -torch.inf))
+        assert torch.allclose(y, exact, atol=1e-5 if name == "epsilon" else 1e-12), name
+
+
+def test_only_fwlab_survives_large_keys():
+    """`aft-stability` at the largest scale of its quick version."""
+    for point in aft_stability.points(True):
+        if (point["scale"], point["dtype"], point["seed"]) == (100, "float32", 1):
+            found = aft_stability.run(point)
+            bad = {name: share for name, share in found.items() if share}
+            assert bad.keys() == (set() if point["way"] == "fwlab" else found.keys())
