@@ -17,6 +17,7 @@ from fwlab.data import retrieval
 from fwlab.experiments import (
     EXPERIMENTS,
     Runs,
+    aft_stability,
     capacity,
     favor_underflow,
     reversal,
