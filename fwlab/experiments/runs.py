@@ -68,8 +68,8 @@ class Runs:
         point = self.points[index]
         start, start_cpu = time.perf_counter(), time.process_time()
         point = {**point, **self.experiment.run(point)}
-        point["seconds"] = round(time.perf_counter() - start, 2)
-        point["cpu_seconds"] = round(time.process_time() - start_cpu, 2)
+        point["seconds"] = round(time.perf_counter() - start, 3)
+        point["cpu_seconds"] = round(time.process_time() - start_cpu, 3)
         write_json(self._path(index), {"point": point, "run": made_by})
         return point
 
