@@ -175,6 +175,7 @@ def draw(points: list[Point]) -> Figure:
         ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
         ax.set_title(f"{METHODS[method]}, {norm} normalisation")
         ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
+        ax.minorticks_off()
     for ax in axes[::2]:
         ax.set_ylabel("error")
     for ax in axes[-2:]:
