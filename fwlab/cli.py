@@ -255,6 +255,11 @@ def reproduce(
         return
     if not collect:
         total = len(runs.points)
+        varied = [
+            name
+            for name, value in runs.points[0].items()
+            if any(point[name] != value for point in runs.points)
+        ]
         with (
             closing(runs.run_all(jobs or os.cpu_count() or 1)) as new,
             tqdm(
@@ -262,7 +267,7 @@ def reproduce(
             ) as bar,
         ):
             for each in new:
-                bar.set_postfix_str(_values(each, "map", "S", "loss"), refresh=False)
+                bar.set_postfix_str(_values(each, *varied), refresh=False)
                 bar.update()
     results = runs.collect()
     for claim in experiment.claims(results["points"]):

@@ -43,12 +43,13 @@ def series(
     line: str,
     label: str | None = None,
     y: str = "loss",
+    x: str = "S",
 ) -> None:
     """Each seed as a mark, and a line through the medians."""
     if not points:
         return
     ax.plot(
-        [p["S"] for p in points],
+        [p[x] for p in points],
         [nan if p[y] is None else p[y] for p in points],
         linestyle="none",
         marker=marker,
@@ -57,7 +58,7 @@ def series(
         alpha=0.6,
         markeredgewidth=0,
     )
-    middle = medians(points, "S", y)
+    middle = medians(points, x, y)
     ax.plot(
         list(middle),
         list(middle.values()),
@@ -102,8 +103,8 @@ def key(figure: Figure, entries: list[tuple[str, Any, str]]) -> None:
     figure.legend(handles=handles, loc="outside upper left", ncols=len(entries))
 
 
-def listed(found: Mapping[Any, float], spec: str) -> str:
-    """Numbers by S, as text."""
+def listed(found: Mapping[Any, float], spec: str, x: str = "S") -> str:
+    """Numbers by `x`, as text."""
     if not found:
         return "–"
-    return ", ".join(f"{value:{spec}} (S = {S})" for S, value in found.items())
+    return ", ".join(f"{value:{spec}} ({x} = {at})" for at, value in found.items())

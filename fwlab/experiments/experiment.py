@@ -67,15 +67,18 @@ def select(points: Iterable[Point], **wanted: Any) -> list[Point]:
     return [p for p in points if all(p[k] == v for k, v in wanted.items())]
 
 
-def medians(points: Iterable[Point], x: str, y: str) -> dict[Any, float]:
+def medians(
+    points: Iterable[Point], x: str, y: str, finite: bool = True
+) -> dict[Any, float]:
     """The median of `y` over seeds, for each `x` in order.
 
-    A seed that diverged has no `y` and counts as infinite; where the
-    median is infinite there is none.
+    A seed that diverged has no `y`, and counts as infinite.
+
+    - `finite`: leave out infinite medians.
     """
     groups: dict[Any, list[float]] = {}
     for point in points:
         value = inf if point[y] is None else point[y]
         groups.setdefault(point[x], []).append(value)
     middle = {at: median(groups[at]) for at in sorted(groups)}
-    return {at: value for at, value in middle.items() if isfinite(value)}
+    return {at: value for at, value in middle.items() if isfinite(value) or not finite}

@@ -5,7 +5,6 @@ projection of the embedded key and of the value, and a query is a
 projection of the embedded key alone.
 """
 
-import time
 from math import isfinite
 from typing import Any
 
@@ -239,11 +238,9 @@ def train(
       have one step per symbol, as in the authors' code.
     - `budget`: maximum number of optimiser steps.
     - Returns the loss of the last evaluation, the lowest of all, the
-      number of optimiser steps, the time in seconds (on the clock, and of
-      the processor), and what ended the training: "solved",
+      number of optimiser steps, and what ended the training: "solved",
       "no progress", "diverged" (the loss is None) or "budget".
     """
-    start, start_cpu = time.perf_counter(), time.process_time()
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     best, since, ended = float("inf"), 0, "budget"
     last, step = best, 0
@@ -272,8 +269,6 @@ def train(
         "best": round(best, 5) if isfinite(best) else None,
         "steps": step,
         "ended": ended,
-        "seconds": round(time.perf_counter() - start, 1),
-        "cpu_seconds": round(time.process_time() - start_cpu, 1),
     }
 
 

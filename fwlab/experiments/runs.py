@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Generator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -54,6 +55,8 @@ class Runs:
         """Run a point and save it, in one thread.
 
         - `made_by`: its provenance; None = find it out.
+        - Returns it with what running it has found, and its time in seconds:
+          on the clock, and of the processor.
         """
         if not 0 <= index < len(self.points):
             raise ValueError(
@@ -63,7 +66,10 @@ class Runs:
         # Before the point runs: the source may change while it does.
         made_by = made_by or self._provenance()
         point = self.points[index]
+        start, start_cpu = time.perf_counter(), time.process_time()
         point = {**point, **self.experiment.run(point)}
+        point["seconds"] = round(time.perf_counter() - start, 3)
+        point["cpu_seconds"] = round(time.process_time() - start_cpu, 3)
         write_json(self._path(index), {"point": point, "run": made_by})
         return point
 
