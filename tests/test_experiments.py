@@ -21,6 +21,7 @@ from fwlab.experiments import (
     capacity,
     favor_underflow,
     reversal,
+    state_tracking,
     verdict,
 )
 from fwlab.experiments.experiment import Claim, medians
@@ -291,7 +292,7 @@ def held(experiment, points) -> None:
         "aft-stability",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("capacity", "overwrite", "reversal")
+            for name in ("capacity", "overwrite", "reversal", "state-tracking")
         ),
     ],
 )
@@ -363,3 +364,40 @@ def test_every_way_to_compute_aft_is_right_for_small_keys():
     for name, way in aft_stability.WAYS.items():
         y = way(k, v, torch.where(seen, w, -torch.inf))
         assert torch.allclose(y, exact, atol=1e-5 if name == "epsilon" else 1e-12), name
+
+
+def test_compositions_are_products_of_matrices():
+    every = state_tracking.permutations(3)
+    table = state_tracking.compositions(3)
+    matrices = [state_tracking.matrix(each) for each in every]
+    for i, a in enumerate(matrices):
+        for j, b in enumerate(matrices):
+            assert torch.equal(a @ b, matrices[table[i, j]])
+
+
+def test_an_update_with_beta_2_swaps_two_items():
+    """Weights by hand make no error, also where a token has 3 updates."""
+    torch.manual_seed(0)
+    model = state_tracking.Composer(4, steps=3, limit=2)
+    model.by_hand()
+    assert state_tracking.score(model, 40) == 1
+    for token, permutation in enumerate(state_tracking.permutations(4)):
+        turned = torch.eye(4)
+        for i, j in state_tracking.swaps(permutation):
+            k = (torch.eye(4)[i] - torch.eye(4)[j]) / 2**0.5
+            turned = turned @ (torch.eye(4) - 2 * torch.outer(k, k))
+        wanted = state_tracking.matrix(permutation)
+        assert torch.allclose(turned, wanted, atol=1e-6), token
+
+
+def test_what_was_erased_does_not_interfere():
+    torch.manual_seed(0)
+    loss = {
+        (topics, forget): state_tracking.recall(topics, forget)
+        for topics in (1, 4)
+        for forget in ("no decay", "erase at a new topic", "0.9 per step")
+    }
+    alone = loss[1, "no decay"]
+    assert abs(loss[4, "erase at a new topic"] - alone) < 0.1 * alone
+    assert loss[4, "no decay"] > 1.1 * alone
+    assert loss[1, "0.9 per step"] > 1.1 * alone

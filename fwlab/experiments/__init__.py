@@ -6,6 +6,7 @@ from fwlab.experiments import (
     favor_underflow,
     overwrite,
     reversal,
+    state_tracking,
 )
 from fwlab.experiments.experiment import Claim, Experiment, Point, verdict
 from fwlab.experiments.runs import Runs
@@ -13,7 +14,14 @@ from fwlab.experiments.runs import Runs
 #: All experiments by name.
 EXPERIMENTS = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (capacity, overwrite, favor_underflow, reversal, aft_stability)
+    for module in (
+        capacity,
+        overwrite,
+        favor_underflow,
+        reversal,
+        aft_stability,
+        state_tracking,
+    )
 }
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment", "Point", "Runs", "verdict"]

@@ -173,7 +173,7 @@ def draw(points: list[Point]) -> Figure:
             some = select(mine, dtype=dtype)
             charts.series(ax, some, color, marker, line, dtype, "error", "length")
         ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
-        ax.set_title(f"{METHODS[method]}, {norm} normalisation")
+        ax.set_title(f"{METHODS[method]}, {norm.replace('l2', 'L2')} normalisation")
         ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
         ax.minorticks_off()
     for ax in axes[::2]:
@@ -188,7 +188,7 @@ EXPERIMENT = Experiment(
     name="reversal",
     title="How far back updates can be undone",
     source="Schlag et al. 2021, appendix F",
-    cost="quick: half a minute of one core; full: 5 minutes",
+    cost="quick: half a minute of one core; full: 2 minutes",
     points=points,
     run=run,
     claims=claims,
