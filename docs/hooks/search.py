@@ -47,10 +47,22 @@ def on_post_build(config):
         for entry in index["docs"]
         if not AGAIN.match(entry["location"])
     ]
+    _once(index["docs"])
     text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
     (folder / "search_index.json").write_text(text, "utf-8")
     # For pages opened from disk.
     (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")
+
+
+def _once(entries):
+    """Leave a text to the first entry that has it, as of a method that
+    several classes have; the others are found by their titles.
+    """
+    seen = set()
+    for entry in entries:
+        if entry["text"] in seen:
+            entry["text"] = ""
+        seen.add(entry["text"])
 
 
 def _mend_lunr(folder: Path) -> None:

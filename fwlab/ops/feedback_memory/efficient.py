@@ -334,7 +334,8 @@ class Backward:
             self.dx[1:], self.dh, self.d_middle, self.dx[:-1],
             self.attended.view(by_head),
             self.dz.transpose(1, 2).unsqueeze(3),
-            self.d_qu.flatten(3), self.d_qu.view(layers, time, rows, -1),
+            self.d_qu.flatten(3),
+            self.d_qu.view(layers, time, rows, -1),
         )  # fmt: skip
         self.parts = [_each(*part) for part in _each(*parts)]
         norms = (*self.middle_norm, *self.x_norm)

@@ -66,7 +66,7 @@ def _states(
 
 
 def _columns(a: Tensor) -> tuple[Tensor, ...]:
-    r"""One column per step: its product with a row is $a \\otimes b$."""
+    r"""One column per step: times a row it is $a \otimes b$."""
     return a[..., :, None].unbind()
 
 

@@ -33,8 +33,8 @@ class Tile(NamedTuple):
 
     - `rows`: their indices.
     - `end`: the number of keys that any of them sees; None: all.
-    - `reach`: row `r` of the tile sees the keys up to `r + reach`; None:
-      all keys.
+    - `reach`: row `r` of the tile sees the keys up to `r + reach`;
+      None: all keys.
     """
 
     rows: slice
