@@ -54,7 +54,13 @@ class Block(Causal):
     ) -> Tensor:
         """Process a whole sequence in parallel; no state is computed.
 
-        Arguments and errors as in `prefill`.
+        The input and output of a masked step are 0.
+
+        - `x`: `[batch, time, d_model]`.
+        - `key_mask`: `bool [batch, time]`, True = real token.
+        - `implementation`: as for the operations of `fwlab.ops`.
+        - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         x = self._checked(x, key_mask)
         y = self.mixer(self.norm_mixer(x), key_mask, implementation)

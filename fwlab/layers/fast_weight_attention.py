@@ -116,12 +116,11 @@ class FastWeightAttention(Causal):
         width = head_width("FastWeightAttention", d_model, heads)
         self.kv_heads = memories = shared_heads("FastWeightAttention", heads, kv_heads)
         value = _value_width(width, expand_v)
-        whole = isinstance(conv_size, int) and not isinstance(conv_size, bool)
-        if not whole or conv_size < 0:
-            raise (ValueError if whole else TypeError)(
-                "FastWeightAttention: expected conv_size to be an integer, 0 or "
-                f"more, got {conv_size!r}"
-            )
+        text = "FastWeightAttention: expected conv_size to be an integer, 0 or more"
+        if isinstance(conv_size, bool) or not isinstance(conv_size, int):
+            raise TypeError(f"{text}, got {conv_size!r}")
+        if conv_size < 0:
+            raise ValueError(f"{text}, got {conv_size!r}")
         for name, flag in {"out_norm": out_norm, "out_gate": out_gate}.items():
             if not isinstance(flag, bool):
                 raise TypeError(
@@ -240,6 +239,8 @@ class FastWeightAttention(Causal):
           weights `[batch, kv_heads, value, key]` (with `normalize`, a
           `NormalizedState`; with a running scale, a `ScaledState`; with
           convolutions, a `ConvState` of that).
+        - Raises `ValueError` or `TypeError` for an invalid `x`, or the
+          state of another layer.
         """
         dims = "batch time d_model"
         check_input("FastWeightAttention", "x", x, dims, self.to_q.weight)
