@@ -8,7 +8,7 @@ import warnings
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tqdm import tqdm
@@ -190,6 +190,55 @@ def bench(
 
     chosen = others if peers else by_length if lengths else operations
     benchmark.main(chosen.measure, out, _command())
+
+
+@app.command
+def exercises(
+    action: Positional[Literal["list", "export", "grade"]],
+    paths: Positional[tuple[Path, ...]] = (),
+    /,
+    out: Path | None = None,
+    seconds: float = 300,
+    cell_seconds: float = 60,
+    gib: float = 4,
+) -> None:
+    """For teachers: list all exercises, export them as notebooks, grade answers.
+
+    Each notebook is graded in a process of its own, without network.
+
+    Args:
+        action: list; export FOLDER; grade NOTEBOOK [NOTEBOOK ...].
+        paths: A folder for the notebooks of students, or what they hand in.
+        out: File for the grades, as JSON.
+        seconds: Time limit for a notebook.
+        cell_seconds: Time limit for a cell, and for checking an answer.
+        gib: Memory limit for a notebook, where the system can set one.
+    """
+    from fwlab.exercises import EXERCISES, TOPICS, grading
+
+    if action == "list":
+        for topic, found in TOPICS.items():
+            print(topic)
+            for name, each in found.items():
+                counts = f"{len(each.properties)} properties, {len(each.hints)} hints"
+                print(f"  {name:<20} {counts}")
+    elif action == "export":
+        if len(paths) != 1:
+            raise ValueError(f"expected one folder, got {len(paths)}")
+        for topic, found in TOPICS.items():
+            path = paths[0] / f"{topic.lower().replace(' ', '_')}.ipynb"
+            write_json(path, grading.student_notebook(topic, found.values()))
+            print(f"{path}: {', '.join(found)}")
+    else:
+        if not paths:
+            raise ValueError(f"expected a notebook to grade ({', '.join(EXERCISES)})")
+        grades = []
+        for path in paths:
+            grades.append(grading.grade(path, seconds, cell_seconds, gib))
+            print(grading.report(grades[-1]))
+        if out:
+            write_json(out, grades)
+            print(out)
 
 
 @app.command

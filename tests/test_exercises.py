@@ -2,11 +2,26 @@
 
 import contextlib
 import io
+import re
+import threading
+import time
 
 import pytest
 import torch
 
-from fwlab.exercises import EXERCISES, assert_correct, check, hint, solution
+from fwlab.exercises import (
+    EXERCISES,
+    QUESTIONS,
+    assert_correct,
+    check,
+    checker,
+    hint,
+    predict,
+    reveal,
+    show,
+    solution,
+)
+from fwlab.exercises.predicting import is_right
 from fwlab.ops.feedback_memory.naive import sinusoids
 
 
@@ -88,6 +103,39 @@ def step_of_sums(log_sum, mean, k, v):
     return (old + new).log(), (old * mean + new * v) / (old + new)
 
 
+def only_zero_keys(x):
+    """Forgets that [1, -1] also has sum 0."""
+    zero = (x == 0).all(-1, keepdim=True)
+    return torch.where(zero, 0, x / torch.where(zero, 1, x.sum(-1, keepdim=True)))
+
+
+def one_bad_key_spoils_all(x):
+    total = x.sum(-1, keepdim=True)
+    return 0 * x if (total == 0).any() else x / total
+
+
+def by_largest_sum(x):
+    """Right for keys of similar size: the rest falls below a threshold."""
+    total = x.sum(-1, keepdim=True)
+    small = total.abs() < 1e-40 * total.abs().max()
+    return torch.where(small, 0 * x, x / torch.where(small, 1, total))
+
+
+def skip_all(log_sum, mean, k, v):
+    """Skips every channel if any key is masked."""
+    if (k == -torch.inf).any():
+        return log_sum, mean
+    return EXERCISES["running_step"].reference(log_sum, mean, k, v)
+
+
+def step_replaced_afterwards(log_sum, mean, k, v):
+    """Right numbers, and NaN in the gradient."""
+    total = torch.logaddexp(log_sum, k)
+    old = (log_sum - total).exp().nan_to_num()
+    new = (k - total).exp().nan_to_num()
+    return total, old * mean + new * v
+
+
 SHAPE = "returns a tensor of the shape of"
 WRONG = {
     "write": [
@@ -111,15 +159,18 @@ WRONG = {
         (lambda x: x / (x.sum(-1, keepdim=True) + 1e-6), "sum to one"),
         (lambda x: x / x.sum(-1, keepdim=True).clamp(min=1e-6), "does not depend on"),
         (lambda x: x / x.abs().sum(-1, keepdim=True), "features of either sign"),
-        (lambda x: x / x.sum(-1, keepdim=True), "gives zero for a zero key"),
+        (lambda x: x / x.sum(-1, keepdim=True), "gives zero where"),
         (
             lambda x: torch.nan_to_num(x / x.sum(-1, keepdim=True)),
-            "gives zero for a zero key",
+            "gives zero where",
         ),
         (
             lambda x: EXERCISES["sum_normalize"].reference(x.detach()),
-            "gives zero for a zero key",
+            "gives zero where",
         ),
+        (only_zero_keys, "gives zero where"),
+        (one_bad_key_spoils_all, "gives zero where"),
+        (lambda x: by_largest_sum(x), "every key by itself"),
     ],
     "delta_step": [
         (lambda W, k, v, beta: W + b(beta)[..., None] * outer(v, k), "replaces what"),
@@ -196,11 +247,13 @@ WRONG |= {
         ),
         (step_of_sums, "does not overflow"),
         (step_by_old_sum, "lets a far larger key"),
-        (plain_step, "for a key of -inf"),
+        (plain_step, "where the key is -inf"),
         (
             lambda *given: [x.nan_to_num() for x in plain_step(*given)],
-            "for a key of -inf",
+            "where the key is -inf",
         ),
+        (skip_all, "where the key is -inf"),
+        (step_replaced_afterwards, "gradients without NaN"),
     ],
     "merge_memory": [
         (lambda states, w: states[0], "the plain mean"),
@@ -266,9 +319,14 @@ for answers in WRONG.values():
         (lambda: None, SHAPE),
         (leave, SHAPE),
     ]
+GRADIENT = {
+    "sum_normalize": "gives zero where the sum is zero, and a gradient",
+    "running_step": "lets gradients through",
+}
 for name in WRONG:
     reference = EXERCISES[name].reference
-    last = EXERCISES[name].properties[-1].__doc__ or ""
+    # Gradients come last, but for those of special cases.
+    last = GRADIENT.get(name) or EXERCISES[name].properties[-1].__doc__
     WRONG[name] += [
         (torch.no_grad()(reference), last),
         # Only one argument is cut off.
@@ -299,6 +357,112 @@ def test_messages_carry_numbers_and_causes():
     assert "raised ZeroDivisionError: division by zero" in text
     _, text = verdict(lambda x: x / 2, "sum_normalize")
     assert "expected 1, got" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "misconception"),
+    [(name, each) for name, e in EXERCISES.items() for each in e.misconceptions],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_misconceptions_are_named(name, misconception):
+    """What it says is its docstring, also if written in another way."""
+    said = " ".join(misconception.__doc__.split())
+    assert said.endswith(".") and len(said) < 160
+
+    def other(*arguments):
+        result = misconception(*(x + 0 for x in arguments))
+        pair = isinstance(result, tuple)
+        return tuple(x * 1 for x in result) if pair else result * 1
+
+    for answer in (misconception, other):
+        right, text = verdict(answer, name)
+        assert not right and said in text
+        with pytest.raises(AssertionError, match=re.escape(said[:40])):
+            assert_correct(answer, name)
+
+
+def test_a_mistake_that_nobody_makes_has_no_name():
+    _, text = verdict(lambda W, k, v, beta: W + 3 * outer(v, k), "delta_step")
+    assert not any(
+        " ".join(m.__doc__.split()) in text
+        for m in EXERCISES["delta_step"].misconceptions
+    )
+
+
+def test_the_line_that_raised_is_shown():
+    def delta_step(W, k, v, beta):
+        old = W @ k
+        return W + torch.outer(old, missing)  # noqa: F821
+
+    line = delta_step.__code__.co_firstlineno + 2
+    _, text = verdict(delta_step)
+    assert f"line {line}, `return W + torch.outer(old, missing)" in text
+    assert "raised NameError: name 'missing' is not defined" in text
+
+
+def test_float32_inside_is_said_as_such():
+    def write(W, k, v):
+        return (W.float() + outer(v, k).float()).double()
+
+    _, text = verdict(write)
+    assert "few digits of float32" in text
+    _, text = verdict(lambda W, k, v: (W + outer(v, k)).float(), "write")
+    assert "float64 like the arguments, got float32" in text
+    _, text = verdict(lambda W, k, v: (W + outer(v, k)) * (1 + 1e-7), "write")
+    assert "float32" not in text
+    expected, got = re.search(r"expected (\S+), got (\S+) ", text).groups()
+    assert expected != got
+
+
+def test_an_endless_loop_is_stopped(monkeypatch):
+    monkeypatch.setattr(checker, "SECONDS", 0.5)
+
+    def write(W, k, v):
+        while True:
+            with contextlib.suppress(Exception):
+                v = v + 0
+
+    before = threading.active_count()
+    _, text = verdict(write)
+    assert "took more than 0.5 seconds, and was stopped at line" in text
+    assert "Is there a loop that never ends?" in text
+    assert threading.active_count() == before
+    # A call that Python cannot interrupt is left alone.
+    start = time.monotonic()
+    assert not verdict(lambda W, k, v: time.sleep(4), "write")[0]
+    assert time.monotonic() - start < 3
+
+
+def test_modes_of_the_caller_do_not_matter():
+    with torch.no_grad():
+        assert verdict(EXERCISES["write"].reference)[0]
+    with torch.inference_mode():
+        assert verdict(EXERCISES["write"].reference)[0]
+    with torch.autocast("cpu"):
+        assert verdict(EXERCISES["delta_step"].reference)[0]
+    with torch.device("meta"):
+        assert verdict(EXERCISES["sum_normalize"].reference)[0]
+
+
+def test_modes_that_an_answer_leaves_behind_do_not_matter():
+    def write(W, k, v):
+        torch.set_grad_enabled(False)
+        return W + outer(v, k)
+
+    right, text = verdict(write)
+    assert not right and "no gradient" in text
+    assert torch.is_grad_enabled()
+
+
+def test_show(capsys):
+    for name, exercise in EXERCISES.items():
+        figure = show(exercise.reference, name)
+        titles = {ax.get_title() for ax in figure.axes}
+        assert titles == {"yours", "target", "difference"}
+        assert show(lambda *given: None, name) is None
+        assert show(lambda *given: torch.zeros(7, 7), name) is None
+        assert show(lambda *given: 1 / 0, name) is None
+    assert "division by zero" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("thing", [None, 3, "delta_step", torch.zeros(2)])
@@ -340,5 +504,77 @@ def test_hints_and_solution(name, capsys):
     assert f"def {exercise.reference.__name__}(" in source
     # The solution is the package's function, to the letter.
     assert exercise.reference.__module__.startswith("fwlab.")
-    solution(exercise.reference)
+    answer = {"__name__": name}
+    exec(f"def {name}(): ...", answer)
+    solution(answer[name])
     assert capsys.readouterr().out == source
+
+
+# --- Predictions ---------------------------------------------------------
+
+
+def test_a_prediction_is_noted_and_answered(capsys):
+    predict("same_key", "b")
+    assert "Your prediction: v2. Run on to see." in capsys.readouterr().out
+    reveal("same_key", "v1 + v2")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The answer: v1 + v2." in said and "You predicted v2. That is what" in said
+    predict("same_key", "v1 + v2")
+    reveal("same_key")
+    assert "You predicted v1 + v2: right." in capsys.readouterr().out
+
+    predict("crosstalk", 0)
+    reveal("crosstalk", 0.88)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "You predicted 0, off by 0.875. A matrix of width 8" in said
+    predict("crosstalk", 0.9)
+    reveal("crosstalk")
+    assert "You predicted 0.9: right." in capsys.readouterr().out
+    predict("crosstalk", 7)
+    reveal("crosstalk")
+    assert capsys.readouterr().out.endswith("You predicted 7, off by 6.12.\n")
+
+
+def test_without_a_prediction_the_question_is_asked(capsys):
+    predict("same_key", "a")
+    predict("same_key", ...)
+    said = capsys.readouterr().out
+    assert "  c) v1 + v2\n" in said
+    assert QUESTIONS["same_key"].text in " ".join(said.split())
+    reveal("same_key")
+    assert "You predicted" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said"),
+    [
+        ("same_key", "z", "expected one of a, b, c, d, got 'z'"),
+        ("same_key", 3, "expected one of a, b, c, d, got 3"),
+        ("crosstalk", "a", "expected a number, got 'a'"),
+        ("crosstalk", True, "expected a number, got True"),
+        ("nothing", 1, "no question named 'nothing'"),
+    ],
+)
+def test_answers_that_are_none(name, answer, said, capsys):
+    predict(name, answer)
+    assert said in capsys.readouterr().out
+
+
+def test_a_notebook_that_finds_something_else_fails():
+    with pytest.raises(AssertionError, match=r"expected to find 0\.875, got 0\.5"):
+        reveal("crosstalk", 0.5)
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=list(QUESTIONS))
+def test_questions(question):
+    assert question.text.endswith("?") and question.because.endswith(".")
+    assert is_right(question, question.truth)
+    assert question.tempting
+    for wrong in question.tempting:
+        assert not is_right(question, wrong)
+        assert not question.tempting[wrong].endswith(".")
+    if question.choices:
+        assert question.truth in question.choices
+        assert question.tempting.keys() == set(question.choices) - {question.truth}
+    else:
+        assert question.tolerance > 0

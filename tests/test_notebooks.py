@@ -8,7 +8,7 @@ import address
 import nbformat
 import pytest
 
-from fwlab.exercises import EXERCISES
+from fwlab.exercises import EXERCISES, QUESTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -85,6 +85,8 @@ def test_exercises_exist(notebook):
     for cell in code(notebook):
         for name in re.findall(r"\b(?:check|hint|solution)\(\"?(\w+)", cell.source):
             assert name in EXERCISES
+        for name in re.findall(r"\b(?:predict|reveal)\(\"(\w+)", cell.source):
+            assert name in QUESTIONS
 
 
 def test_three_exercises_after_the_delta_rule():

@@ -247,6 +247,8 @@ def _exercises() -> str:
                     "name": name,
                     "entry": course[places[name]["file"]],
                     "place": places[name],
+                    "task": exercise.task,
+                    "signature": exercise.signature,
                     "level": levels[name],
                     "hints": len(exercise.hints),
                     "properties": [_sentence(holds) for holds in exercise.properties],
@@ -262,28 +264,21 @@ def _sentence(holds) -> str:
 
 
 def _places() -> dict[str, dict[str, str]]:
-    """Where the notebooks ask for each exercise: file, section with its anchor,
-    task and signature. The task is the text above the cell, after its number.
-    """
+    """Where the notebooks ask for each exercise: file, section, its anchor."""
     places: dict[str, dict[str, str]] = {}
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
-        section = text = ""
+        section = ""
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             source = "".join(cell["source"])
             if cell["cell_type"] == "markdown":
-                text = source
                 section = ([section, *re.findall(r"^## (.+)$", source, re.M)])[-1]
             elif check := re.search(r"\bcheck\((\w+)", source):
                 name = check[1]
                 if name in places:
                     continue
-                asked = re.search(r"^\*\*\d+\. (.*)", text, re.DOTALL | re.MULTILINE)
-                signature = re.search(rf"^def {name}\(.*\):", source, re.MULTILINE)
                 places[name] = {
                     "file": path.stem,
                     "section": section,
                     "anchor": slugify(section, "-"),
-                    "task": f"**{asked[1].strip()}" if asked else "",
-                    "signature": f"{signature[0]} ..." if signature else name,
                 }
     return places

@@ -1,25 +1,51 @@
 """Exercises that check your answers.
 
 ```python
-from fwlab.exercises import check, hint, solution
+from fwlab.exercises import check, hint, show, solution
 
 def delta_step(W, k, v, beta):
     ...
 
 check(delta_step)      # True or False, and prints why
+show(delta_step)       # draws your result, the target, and the difference
 hint("delta_step")     # a nudge; hint("delta_step", 2) reveals more
 solution("delta_step") # the source of fwlab's own function
 ```
 """
 
 from fwlab.exercises import aft, fast_weights, feedback
-from fwlab.exercises.checker import Exercise, assert_correct, check, hint, solution
+from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
+from fwlab.exercises.checker import assert_correct, check, hint, show, solution
+from fwlab.exercises.exercise import Exercise, Question
+from fwlab.exercises.predicting import predict, reveal
+from fwlab.exercises.questions import QUESTIONS
+
+#: Exercises by topic, which is a notebook of its own for students.
+TOPICS = {
+    "Fast weights": fast_weights.EXERCISES,
+    "Attention Free Transformer": aft.EXERCISES,
+    "Feedback Transformer": feedback.EXERCISES,
+}
 
 EXERCISES: dict[str, Exercise] = {
-    **fast_weights.EXERCISES,
-    **aft.EXERCISES,
-    **feedback.EXERCISES,
+    name: exercise for topic in TOPICS.values() for name, exercise in topic.items()
 }
 """Every exercise by name."""
 
-__all__ = ["EXERCISES", "Exercise", "assert_correct", "check", "hint", "solution"]
+__all__ = [
+    "EXERCISES",
+    "QUESTIONS",
+    "Exercise",
+    "Question",
+    "Wrong",
+    "ask",
+    "assert_correct",
+    "check",
+    "compare",
+    "compare_gradients",
+    "hint",
+    "predict",
+    "reveal",
+    "show",
+    "solution",
+]

@@ -1,19 +1,17 @@
 """Two exercises: one stable row of AFT, and a stable running mean."""
 
-from typing import Any
-
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.checker import (
+from fwlab.exercises.asking import (
     CUT,
     Answer,
-    Exercise,
     Wrong,
     ask,
     compare,
     compare_gradients,
 )
+from fwlab.exercises.exercise import Exercise
 from fwlab.ops.aft.full.naive import mean_of
 from fwlab.ops.aft.simple.naive import running_step
 
@@ -126,45 +124,71 @@ def _mean_takes_one_maximum(
 def _mean_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
     """returns 0 where no key is visible, with a gradient of 0"""
     row = _row(generator)
-    row["k"][0] = -torch.inf
+    row["k"][0, :, 0] = -torch.inf
+    row["k"][1, ::2, 1] = -torch.inf
     expected = reference(**row)
-    because = "All keys of the first sequence were -inf, which means masked: 0/0."
+    because = "In one channel all keys were -inf, which means masked: 0 / 0."
     compare(ask(answer, expected, **row), expected, because)
     because = "A NaN that you replace only afterwards comes back in the backward pass."
     compare_gradients(answer, reference, generator, because, **row)
+
+
+def _mean_of_channels(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """This is a softmax over channels. The weights of a channel sum to one
+    over the keys: dimension 1 of k.
+    """
+    return (torch.softmax(k + w, -1) * v).sum(1)
+
+
+def _plain_mean(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """This is the plain mean of the values: keys and biases do not count."""
+    return v.mean(1)
+
+
+def _no_biases(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """This leaves out the biases w."""
+    return _softmax_mean(k, v, 0 * w)
+
+
+def _biases_twice(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """This has exp(w) only above the fraction bar; it belongs below, too."""
+    return (torch.softmax(k, 1) * w.exp() * v).sum(1)
+
+
+def _no_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """This is Eq. 2 to the letter: exp of a large exponent overflows."""
+    return _quotient((k + w).exp(), v)
+
+
+def _one_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """This subtracts one maximum for everything. Each channel of each sequence
+    needs its own.
+    """
+    return _quotient((k + w - (k + w).max()).exp(), v)
+
+
+def _two_maxima(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """This subtracts the maximum of k and that of w separately."""
+    return _quotient((k - k.amax(1, True)).exp() * (w - w.amax(0)).exp(), v)
+
+
+def _softmax_mean(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """A softmax over nothing but -inf is NaN."""
+    return (torch.softmax(k + w, 1) * v).sum(1)
+
+
+def _quotient(e: Tensor, v: Tensor) -> Tensor:
+    return (e * v).sum(1) / e.sum(1)
 
 
 # --- running_step ----------------------------------------------------
 
 
 def _ask_step(answer: Answer, **given: Tensor) -> tuple[Tensor, Tensor]:
-    """Like `ask`, for an answer that is a pair of tensors."""
-    like = torch.stack([given["log_sum"], given["mean"]])
-    complaint = ""
-
-    def stacked(*arguments: Tensor) -> Any:
-        nonlocal complaint
-        pair = answer(*arguments)
-        complaint = "" if pair is None else _no_pair(pair, list(like.shape[1:]))
-        return like if complaint else pair and torch.stack(list(pair))
-
-    log_sum, mean = ask(stacked, like, **given)
-    if complaint:
-        raise Wrong(complaint)
-    return log_sum, mean
-
-
-def _no_pair(pair: Any, shape: list[int]) -> str:
-    """What is wrong with a result that should be (log_sum, mean)."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        kind = type(pair).__name__
-        return f"Expected a pair, (log_sum, mean), got a {kind}."
-    for name, part in zip(("log_sum", "mean"), pair, strict=True):
-        if not isinstance(part, Tensor):
-            return f"Expected {name} to be a tensor, got a {type(part).__name__}."
-        if list(part.shape) != shape:
-            return f"Expected {name} of shape {shape}, got {list(part.shape)}."
-    return ""
+    pair: tuple[Tensor, Tensor] = ask(
+        answer, {"log_sum": given["log_sum"], "mean": given["mean"]}, **given
+    )
+    return pair
 
 
 def _step(generator: Generator, *shape: int) -> dict[str, Tensor]:
@@ -240,30 +264,95 @@ def _step_from_nothing(answer: Answer, reference: Answer, generator: Generator) 
 
 
 def _step_skips_masked(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """changes nothing for a key of -inf, even if there was no key before"""
-    given = _step(generator)
-    given["k"] = torch.full_like(given["k"], -torch.inf)
-    log_sum, mean = _ask_step(answer, **given)
-    compare(log_sum, given["log_sum"], "k was -inf: a masked step.")
-    compare(mean, given["mean"], "k was -inf: a masked step.")
-    given["log_sum"], given["mean"] = given["k"].clone(), torch.zeros_like(given["v"])
-    log_sum, mean = _ask_step(answer, **given)
-    compare(mean, given["mean"], "log_sum and k were both -inf: is there inf - inf?")
-    if not (log_sum == -torch.inf).all():
-        raise Wrong(
-            "log_sum and k were both -inf: expected log_sum to stay -inf, got "
-            f"{log_sum.flatten()[0]:.4g}."
-        )
+    """changes nothing where the key is -inf, even if there was no key before"""
+    for row in (0, 1):  # row 1: there was a key before
+        given = _step(generator, 2, 4)
+        given["k"][:, ::2] = -torch.inf
+        given["log_sum"][0], given["mean"][0] = -torch.inf, 0
+        log_sum, mean = _ask_step(answer, **given)
+        wanted = reference(*given.values())
+        because = "Channels 0 and 2 of k were -inf: masked."
+        if row == 0:
+            because += " So was log_sum: is there inf - inf?"
+        real = wanted[0][row] > -torch.inf
+        compare(mean[row], wanted[1][row], because)
+        compare(log_sum[row][real], wanted[0][row][real], because)
+        if not (log_sum[row][~real] == -torch.inf).all():
+            raise Wrong(
+                "log_sum and k were both -inf: expected log_sum to stay -inf, got "
+                f"{log_sum[row][~real][0]:.4g}."
+            )
+
+
+def _step_has_masked_gradient(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """has gradients without NaN where keys are -inf"""
+    given = _step(generator, 2, 4)
+    given["k"][:, ::2] = -torch.inf
+    given["log_sum"][0], given["mean"][0] = -torch.inf, 0
+
+    def mean(step: Answer) -> Answer:
+        return lambda *arguments: step(*arguments)[1]
+
+    because = "A NaN that you replace only afterwards comes back in the backward pass."
+    compare_gradients(mean(answer), mean(reference), generator, because, **given)
 
 
 def _step_has_gradient(answer: Answer, reference: Answer, generator: Generator) -> None:
     """lets gradients through to log_sum, mean, k and v"""
+    compare_gradients(answer, reference, generator, CUT, **_step(generator))
 
-    def stacked(step: Answer) -> Answer:
-        return lambda *given: torch.stack(list(step(*given)))
 
-    given = _step(generator)
-    compare_gradients(stacked(answer), stacked(reference), generator, CUT, **given)
+def _plain_sum(
+    log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """This adds logarithms, which multiplies: log_sum is the logarithm of a sum
+    of exponentials.
+    """
+    return log_sum + k, mean + v
+
+
+def _halfway(
+    log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Here the mean always moves halfway to v. How far depends on the weight of
+    the new key among all keys.
+    """
+    return torch.logaddexp(log_sum, k), (mean + v) / 2
+
+
+def _weighted_sum(
+    log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """This adds exp(k) v to the mean without dividing by the sum."""
+    return torch.logaddexp(log_sum, k), mean + k.exp() * v
+
+
+def _of_sums(
+    log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """This forms exp(log_sum) and exp(k), which overflow or vanish."""
+    old, new = log_sum.exp(), k.exp()
+    return (old + new).log(), (old * mean + new * v) / (old + new)
+
+
+def _by_the_old(
+    log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """This divides by the old sum: exp(k - log_sum) overflows if the new key is
+    far larger. Subtract the larger of the two.
+    """
+    new = (k - log_sum).exp()
+    return log_sum + torch.log1p(new), (mean + new * v) / (1 + new)
+
+
+def _from_infinity(
+    log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """This is right for finite numbers; -inf - -inf is NaN."""
+    total = torch.logaddexp(log_sum, k)
+    return total, (log_sum - total).exp() * mean + (k - total).exp() * v
 
 
 EXERCISES: dict[str, Exercise] = {
@@ -271,6 +360,13 @@ EXERCISES: dict[str, Exercise] = {
     for exercise in (
         Exercise(
             "mean_of",
+            (
+                "**One row that does not break** (Eq. 2 without its gate). "
+                r"Return the mean of the values `v` with weights $\exp(K + w)$, "
+                "for `k`, `v` `[batch, keys, channels]` and `w` `[keys, 1]`. "
+                r"Any input with finite $K + w$. A key of $-\infty$ is not seen, "
+                "and a row that sees nothing gives 0."
+            ),
             (mean_of,),
             (
                 _mean_has_shape,
@@ -291,10 +387,27 @@ EXERCISES: dict[str, Exercise] = {
                 "torch.where, replace their exponents by 0 before the softmax, "
                 "and their mean by 0 after it.",
             ),
+            _row,
+            (
+                _mean_of_channels,
+                _plain_mean,
+                _no_biases,
+                _biases_twice,
+                _no_maximum,
+                _one_maximum,
+                _two_maxima,
+                _softmax_mean,
+            ),
         ),
         Exercise(
             "running_step",
-            (running_step,),  # type: ignore[arg-type]
+            (
+                "**The running log-sum-exp** (section 4). Take one more key and "
+                "value into `(log_sum, mean)` and return both, all of one "
+                r"shape. It starts from $(-\infty, 0)$, and a key of $-\infty$ "
+                "changes nothing."
+            ),
+            (running_step,),
             (
                 _step_has_shape,
                 _step_counts,
@@ -304,6 +417,7 @@ EXERCISES: dict[str, Exercise] = {
                 _step_from_nothing,
                 _step_skips_masked,
                 _step_has_gradient,
+                _step_has_masked_gradient,
             ),
             (
                 "The old sum is exp(log_sum), the old weighted sum exp(log_sum) mean. "
@@ -312,6 +426,15 @@ EXERCISES: dict[str, Exercise] = {
                 "from both first, and add it to the logarithm at the end.",
                 "Where both are -inf, subtract 0 instead; the sum is then 0, and "
                 "torch.where must replace it before the division.",
+            ),
+            _step,
+            (
+                _plain_sum,
+                _halfway,
+                _weighted_sum,
+                _of_sums,
+                _by_the_old,
+                _from_infinity,
             ),
         ),
     )

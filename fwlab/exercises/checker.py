@@ -1,47 +1,24 @@
 """Checking an answer: properties in order, up to the first that fails."""
 
+import ctypes
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from matplotlib.figure import Figure
+from torch import Generator, Tensor
 
-Answer = Callable[..., Tensor]
-#: Takes the answer, fwlab's own function and a seeded generator; its
-#: docstring says what the answer does if the property holds. Otherwise it
-#: raises `Wrong`.
-Property = Callable[[Answer, Answer, torch.Generator], None]
+from fwlab import plots
+from fwlab.exercises.asking import Answer, Call, Wrong, calls, where
+from fwlab.exercises.exercise import Exercise
 
-
-#: Why a gradient may be wrong although the result is right.
-CUT = "Is there a detach() or a no_grad() on its way to the result?"
-
-
-class Wrong(Exception):
-    """Why an answer is not right yet, in a sentence for the learner."""
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """A function to write.
-
-    - `name`: the name of the learner's function.
-    - `solution`: fwlab's own function, and those that it calls.
-    - `properties`: what must hold, easiest first.
-    - `hints`: each reveals more than the one before.
-    """
-
-    name: str
-    solution: tuple[Answer, ...]
-    properties: tuple[Property, ...]
-    hints: tuple[str, ...]
-
-    @property
-    def reference(self) -> Answer:
-        """What answers are compared with."""
-        return self.solution[0]
+#: How long an answer may take to check one property.
+SECONDS = 10.0
 
 
 def check(answer: Any, name: str | None = None) -> bool:
@@ -57,10 +34,10 @@ def check(answer: Any, name: str | None = None) -> bool:
         print(complaint)
         return False
     right = True
-    for sentence, wrong in _verdicts(exercise, answer):
-        print(f"{'✗' if wrong else '✓'} {sentence}")
-        if wrong:
-            print(f"  {wrong}")
+    for verdict in _verdicts(exercise, answer):
+        print(f"{'✗' if verdict.wrong else '✓'} {verdict.sentence}")
+        for line in filter(None, (verdict.misconception, verdict.wrong)):
+            print(f"  {line}")
             right = False
     print(
         f"{exercise.name}: "
@@ -78,9 +55,10 @@ def assert_correct(answer: Any, name: str | None = None) -> None:
     exercise, complaint = _find(answer if name is None else name, callable(answer))
     if exercise is None:
         raise AssertionError(complaint)
-    for sentence, wrong in _verdicts(exercise, answer):
-        if wrong:
-            raise AssertionError(f"{exercise.name} is wrong: {sentence}? {wrong}")
+    for verdict in _verdicts(exercise, answer):
+        if verdict.wrong:
+            why = " ".join(filter(None, (verdict.misconception, verdict.wrong)))
+            raise AssertionError(f"{exercise.name} is wrong: {verdict.sentence}? {why}")
 
 
 def hint(name: Any, number: int = 1) -> None:
@@ -117,108 +95,185 @@ def solution(name: Any) -> None:
         print(inspect.getsource(function).rstrip(), end="\n\n")
 
 
-def ask(answer: Answer, like: Tensor, **arguments: Tensor) -> Tensor:
-    """Call an answer, and turn any failure into `Wrong`.
+def show(answer: Any, name: str | None = None) -> Figure | None:
+    """Draw the result of an answer, the target, and their difference.
 
-    - `like`: a tensor with the expected shape and dtype.
-    - `arguments`: the arguments in order; the answer gets copies, through
-      which gradients flow.
+    - `answer`, `name`: as for `check`.
+    - Returns the figure, which a notebook displays. If there is nothing to
+      draw, prints why and returns None.
     """
-    given = ", ".join(f"{n} {list(a.shape)}" for n, a in arguments.items())
-    copies = [a.clone() for a in arguments.values()]
-    try:
-        result = answer(*copies)
-    except (Exception, SystemExit) as error:
-        reason = str(error).strip().splitlines() or ["no message"]
-        raise Wrong(
-            f"With {given} your function raised {type(error).__name__}: {reason[0]}"
-        ) from None
-    if result is None:
-        raise Wrong("Your function returned None. Does it end in a `return`?")
-    if not isinstance(result, Tensor):
-        kind = type(result).__name__
-        raise Wrong(f"Your function should return a tensor; it returned a {kind}.")
-    if result.shape != like.shape:
-        raise Wrong(
-            f"With {given}: expected a result of shape {list(like.shape)}, "
-            f"got {list(result.shape)}."
-        )
-    if result.dtype != like.dtype:
-        raise Wrong(f"Expected a result of dtype {like.dtype}, got {result.dtype}.")
-    for (name, before), after in zip(arguments.items(), copies, strict=True):
-        if not torch.equal(before, after):
-            raise Wrong(
-                f"Your function changed its argument {name} in place; "
-                "make a new tensor instead."
-            )
-    return result
+    exercise, complaint = _find(answer if name is None else name, callable(answer))
+    if exercise is None or exercise.example is None:
+        print(complaint or f"{name} has no example to draw.")
+        return None
+    arguments = exercise.example(Generator().manual_seed(0))
+    targets = _outcome(exercise.reference, arguments)
+    assert targets is not None
+
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        """returns something"""
+        found.append(_outcome(answer, arguments, catch=False))
+
+    found: list[Any] = []
+    drawn = Exercise(exercise.name, "", exercise.solution, (holds,), ())
+    (verdict,) = _verdicts(drawn, answer)
+    if verdict.wrong or found[0] is None:
+        print(verdict.wrong or "Your function did not return tensors.")
+        return None
+    figure = Figure(figsize=(6.4, 2.2 * len(targets)), layout="constrained")
+    rows = figure.subplots(len(targets), 3, squeeze=False)
+    for row, mine, target in zip(rows, found[0], targets, strict=False):
+        if mine.shape != target.shape:
+            print(f"Yours is {list(mine.shape)}, the target {list(target.shape)}.")
+            return None
+        limit = max(target.abs().max().item(), 1e-3)
+        parts = {"yours": mine, "target": target, "difference": mine - target}
+        for ax, (title, values) in zip(row, parts.items(), strict=True):
+            plots.matrix(ax, _as_matrix(values), title, limit)
+    return figure
 
 
-def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
-    """Raise `Wrong`, with numbers, unless two tensors agree to rounding."""
-    if not torch.isfinite(found).all():
-        bad = int((~torch.isfinite(found)).sum())
-        raise Wrong(
-            f"{bad} of {found.numel()} numbers are NaN or infinite. {because}".strip()
-        )
-    difference = (found - expected).abs()
-    outside = difference > 1e-8 * (1 + expected.abs())
-    if outside.any():
-        worst = int(difference.argmax())
-        raise Wrong(
-            f"{int(outside.sum())} of {found.numel()} numbers differ; for the worst, "
-            f"expected {expected.flatten()[worst]:.4g}, got "
-            f"{found.flatten()[worst]:.4g} (off by "
-            f"{difference.flatten()[worst]:.2g}). {because}".strip()
-        )
-
-
-def compare_gradients(
-    answer: Answer,
-    reference: Answer,
-    generator: torch.Generator,
-    because: str,
-    **arguments: Tensor,
-) -> None:
-    """Raise `Wrong` unless every argument gets the right gradient."""
-    expected = reference(*arguments.values())
-    weights = torch.randn(expected.shape, generator=generator, dtype=expected.dtype)
-    gradients = []
-    for function in (answer, reference):
-        given = {n: x.clone().requires_grad_() for n, x in arguments.items()}
-        result = ask(function, expected, **given)
-        if not result.requires_grad:
-            raise Wrong(
-                "The result has no gradient. Is there a detach() or a no_grad()?"
-            )
-        gradients.append(
-            torch.autograd.grad(
-                (result * weights).sum(),
-                list(given.values()),
-                materialize_grads=True,
-            )
-        )
-    for name, found, truth in zip(arguments, *gradients, strict=True):
-        compare(found, truth, f"This is the gradient of {name}. {because}")
-
-
-def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[tuple[str, str]]:
-    """Each property's sentence, and what is wrong ("" = nothing), in
-    order, up to the first property that fails.
+class _Verdict(NamedTuple):
+    """What a property says, what is wrong ("" = nothing), and the name of
+    the mistake if it is a well-known one.
     """
-    for number, holds in enumerate(exercise.properties):
-        generator = torch.Generator().manual_seed(number)
-        sentence = (holds.__doc__ or holds.__name__).strip()
+
+    sentence: str
+    wrong: str
+    misconception: str = ""
+
+
+def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
+    """The verdict on each property, in order, up to the first that fails.
+
+    The answer runs in a thread of its own: there it cannot hang the caller,
+    whose modes (no_grad, autocast, default device) do not matter either.
+    """
+    said: queue.Queue[_Verdict] = queue.Queue()
+
+    def work() -> None:
+        calls.set([])
+        for number, holds in enumerate(exercise.properties):
+            generator = Generator().manual_seed(number)
+            try:
+                verdict = _verdict(exercise, holds, answer, generator)
+            except BaseException as error:  # the answer was stopped
+                verdict = _Verdict("", f"It ended with {type(error).__name__}.")
+            said.put(verdict)
+            if verdict.wrong:
+                return
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    for holds in exercise.properties:
         try:
-            holds(answer, exercise.reference, generator)
-        except Wrong as wrong:
-            yield sentence, str(wrong)
+            verdict = said.get(timeout=None if _debugged() else SECONDS)
+        except queue.Empty:
+            place = _stop(thread, answer)
+            yield _Verdict(
+                _sentence(holds),
+                f"This took more than {SECONDS:g} seconds, and was stopped"
+                f"{f' at {place}' if place else ''}. Is there a loop that never ends?",
+            )
             return
-        except Exception as error:  # an answer that we did not foresee
-            reason = str(error).strip().splitlines() or ["no message"]
-            yield sentence, f"Your result led to {type(error).__name__}: {reason[0]}"
+        except BaseException:
+            _stop(thread, answer)
+            raise
+        yield verdict
+        if verdict.wrong:
             return
-        yield sentence, ""
+
+
+def _verdict(
+    exercise: Exercise, holds: Any, answer: Answer, generator: Generator
+) -> _Verdict:
+    try:
+        holds(answer, exercise.reference, generator)
+        return _Verdict(_sentence(holds), "")
+    except Wrong as wrong:
+        why = str(wrong)
+    except Exception as error:  # an answer that we did not foresee
+        reason = str(error).strip().splitlines() or ["no message"]
+        why = f"Your result led to {type(error).__name__}: {reason[0]}"
+    return _Verdict(_sentence(holds), why, _recognise(exercise, answer))
+
+
+def _recognise(exercise: Exercise, answer: Answer) -> str:
+    """The misconception that gives the same results as an answer, if any:
+    in all calls so far, and on examples.
+    """
+    asked = list(calls.get() or ())
+    if exercise.example:
+        for seed in range(3):
+            arguments = exercise.example(Generator().manual_seed(seed))
+            asked.append(Call(arguments, _outcome(answer, arguments)))
+    if all(call.result is None for call in asked):
+        return ""
+    for misconception in exercise.misconceptions:
+        if all(_same(_outcome(misconception, c.arguments), c.result) for c in asked):
+            return " ".join((misconception.__doc__ or "").split())
+    return ""
+
+
+def _outcome(
+    function: Answer, arguments: dict[str, Tensor], catch: bool = True
+) -> tuple[Tensor, ...] | None:
+    """The tensors that a function returns; None = none, or an error."""
+    try:
+        with torch.no_grad():
+            result = function(*(x.clone() for x in arguments.values()))
+    except BaseException:
+        if catch:
+            return None
+        raise
+    parts = (result,) if isinstance(result, Tensor) else result
+    if not isinstance(parts, tuple | list):
+        return None
+    return tuple(parts) if all(isinstance(x, Tensor) for x in parts) else None
+
+
+def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return len(a) == len(b) and all(
+        x.shape == y.shape
+        and torch.allclose(x.double(), y.double(), 1e-9, 1e-9, equal_nan=True)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _sentence(holds: Any) -> str:
+    return (holds.__doc__ or holds.__name__).strip()
+
+
+def _stop(thread: threading.Thread, answer: Answer) -> str:
+    """End a thread, as far as Python can; returns where it was."""
+    frames, frame = [], sys._current_frames().get(thread.ident or 0)
+    while frame:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_globals))
+        frame = frame.f_back
+    place = where(answer, frames[::-1])
+    end = time.monotonic() + 1
+    # An answer may catch it, so ask more than once.
+    while thread.is_alive() and time.monotonic() < end:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+        )
+        thread.join(0.02)
+    return place
+
+
+def _debugged() -> bool:
+    """Whether somebody may stand at a breakpoint."""
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    return sys.gettrace() is not None or bool(
+        monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
+    )
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    """The first matrix of a batch; a vector is a matrix of one row."""
+    return x.reshape(-1, *x.shape[-2:])[0] if x.dim() > 1 else x.reshape(1, -1)
 
 
 def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:

@@ -1,16 +1,16 @@
-"""Three exercises: writing, normalising, correcting."""
+"""Four exercises: reading, writing, normalising, correcting."""
 
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.checker import (
+from fwlab.exercises.asking import (
     CUT,
     Answer,
-    Exercise,
     ask,
     compare,
     compare_gradients,
 )
+from fwlab.exercises.exercise import Exercise
 from fwlab.feature_maps import divide, sum_normalize, unit_range
 from fwlab.ops.delta.naive import delta_step
 from fwlab.ops.linear.naive import read, write
@@ -23,6 +23,78 @@ def _random(generator: Generator, *shape: int) -> Tensor:
 def _orthonormal(generator: Generator, width: int) -> Tensor:
     """Orthogonal rows of length 1."""
     return torch.linalg.qr(_random(generator, width, width)).Q
+
+
+# --- read_memory -----------------------------------------------------
+
+
+def _read_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """returns a tensor of the shape of a value"""
+    for value, key in ((3, 5), (5, 3), (1, 1)):
+        W = _random(generator, value, key)
+        ask(answer, W[:, 0], W=W, q=_random(generator, key))
+
+
+def _read_finds_columns(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """with a one-hot query, returns a column of W"""
+    W = _random(generator, 4, 4)
+    for place, q in enumerate(torch.eye(4, dtype=torch.float64)):
+        compare(
+            ask(answer, W[:, place], W=W, q=q),
+            W[:, place],
+            f"The query was one-hot, with its 1 at place {place}: column {place} of W.",
+        )
+
+
+def _read_adds(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """with any query, returns the sum of the columns times its entries"""
+    for value, key in ((4, 4), (3, 5)):
+        W, q = _random(generator, value, key), _random(generator, key)
+        expected = sum((q[i] * W[:, i] for i in range(key)), torch.zeros(value))
+        compare(ask(answer, W[:, 0], W=W, q=q), expected, "This is W q.")
+
+
+def _read_takes_heads(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """works on any leading dimensions, such as [batch, heads]"""
+    for lead in ((2,), (2, 3), (4, 4)):
+        W, q = _random(generator, *lead, 4, 4), _random(generator, *lead, 4)
+        expected = reference(W, q)
+        found = ask(answer, expected, W=W, q=q)
+        compare(found, expected, f"The leading dimensions were {list(lead)}.")
+
+
+def _read_has_gradient(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """lets gradients through to W and q"""
+    W, q = _random(generator, 2, 4, 5), _random(generator, 2, 5)
+    compare_gradients(answer, reference, generator, CUT, W=W, q=q)
+
+
+def _square(generator: Generator) -> dict[str, Tensor]:
+    return {"W": _random(generator, 4, 4), "q": _random(generator, 4)}
+
+
+def _read_rows(W: Tensor, q: Tensor) -> Tensor:
+    """This is q W, not W q: the query meets the columns of W, its last dimension."""
+    return read(W.mT, q)
+
+
+def _read_best(W: Tensor, q: Tensor) -> Tensor:
+    """This takes the column of the largest entry of the query alone. All columns
+    count, each times its entry.
+    """
+    return torch.take_along_dim(W, q.argmax(-1)[..., None, None], -1)[..., 0]
+
+
+def _read_mean(W: Tensor, q: Tensor) -> Tensor:
+    """This takes the mean over the columns, and has to take the sum."""
+    return read(W, q) / q.shape[-1]
+
+
+def _read_softmax(W: Tensor, q: Tensor) -> Tensor:
+    """This takes a softmax of the query first. Fast weights need none."""
+    return read(W, torch.softmax(q, -1))
 
 
 # --- write -----------------------------------------------------------
@@ -94,6 +166,27 @@ def _write_has_gradient(
     compare_gradients(answer, reference, generator, CUT, **_pair(generator))
 
 
+def _outer(v: Tensor, k: Tensor) -> Tensor:
+    return v[..., :, None] * k[..., None, :]
+
+
+def _only_new(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This is the new pair alone: what W held is lost."""
+    return _outer(v, k)
+
+
+def _write_minus(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This subtracts the pair: W - v ⊗ k in place of W + v ⊗ k."""
+    return W - _outer(v, k)
+
+
+def _write_difference(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This is the delta rule already: it removes what the key held. Here a
+    write only adds.
+    """
+    return delta_step(W, k, v, torch.ones_like(k[..., 0]))
+
+
 # --- sum_normalize ---------------------------------------------------
 
 
@@ -146,13 +239,65 @@ def _sum_takes_signs(answer: Answer, reference: Answer, generator: Generator) ->
     compare(ask(answer, x, x=x), reference(x), f"The features were {x.tolist()}.")
 
 
+def _sum_keeps_apart(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """treats every key by itself, whatever the others are"""
+    x = _random(generator, 6, 4).abs()
+    x[1::2] *= torch.tensor([1e-30, 1e30, 0.0], dtype=torch.float64)[:, None]
+    compare(
+        ask(answer, x, x=x),
+        reference(x),
+        "The sums of these keys differ by 60 orders of magnitude, and one is 0.",
+    )
+
+
 def _sum_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """gives zero for a zero key, and a gradient of zero"""
-    x = torch.zeros(2, 3, dtype=torch.float64)
-    x[0] = torch.tensor([1.0, 2.0, 1.0])
-    compare(ask(answer, x, x=x), reference(x), "The second key was all zeros: 0 / 0.")
+    """gives zero where the sum is zero, and a gradient of zero"""
+    x = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [1.0, -3.0, 2.0]]).double()
+    compare(
+        ask(answer, x, x=x),
+        reference(x),
+        "The second key was all zeros, and the third was (1, -3, 2): both sums are 0.",
+    )
     because = "A NaN that you replace only afterwards comes back in the backward pass."
     compare_gradients(answer, reference, generator, because, x=x)
+
+
+def _keys(generator: Generator) -> dict[str, Tensor]:
+    return {"x": _random(generator, 3, 5).abs()}
+
+
+def _over_everything(x: Tensor) -> Tensor:
+    """This divides by the sum over all keys together. Each key has its own."""
+    return x / x.sum()
+
+
+def _by_length(x: Tensor) -> Tensor:
+    """This divides by the Euclidean length (l2_normalize), not by the sum."""
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def _by_maximum(x: Tensor) -> Tensor:
+    """This divides by the largest feature, not by the sum."""
+    return x / x.amax(-1, keepdim=True)
+
+
+def _by_softmax(x: Tensor) -> Tensor:
+    """This is a softmax: it takes exp of the features first. They only need
+    a division.
+    """
+    return torch.softmax(x, -1)
+
+
+def _by_absolute_sum(x: Tensor) -> Tensor:
+    """This divides by the sum of absolute values. Eq. 29 takes the plain sum,
+    which can be negative.
+    """
+    return x / x.abs().sum(-1, keepdim=True)
+
+
+def _undefined(x: Tensor) -> Tensor:
+    """This is Eq. 29 as it stands, and 0 / 0 is NaN."""
+    return x / x.sum(-1, keepdim=True)
 
 
 # --- delta_step ------------------------------------------------------
@@ -246,11 +391,88 @@ def _delta_has_gradient(
     compare_gradients(answer, reference, generator, CUT, **given)
 
 
+def _delta_example(generator: Generator) -> dict[str, Tensor]:
+    beta = 0.2 + 0.6 * torch.rand((), generator=generator, dtype=torch.float64)
+    W, k, v = (_random(generator, *shape) for shape in ((3, 4), (4,), (3,)))
+    return {"W": W, "k": k, "v": v, "beta": beta}
+
+
+def _no_removal(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This is the sum rule: what the key held is not removed (Eq. 23)."""
+    return W + _outer(beta[..., None] * v, k)
+
+
+def _wrong_sign(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """The sign is wrong: this moves away from v, since it adds W k - v."""
+    return delta_step(W, k, v, -beta)
+
+
+def _always_one(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This ignores beta: it always replaces the whole value."""
+    return delta_step(W, k, v, torch.ones_like(beta))
+
+
+def _fades(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This is the gated rule (Eq. 52): it fades what all keys hold, not only
+    what this key holds.
+    """
+    beta = beta[..., None]
+    return (1 - beta[..., None]) * W + _outer(beta * v, k)
+
+
+def _removes_all(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This multiplies only the new value by beta. What is removed has to be
+    multiplied, too: beta (v - W k).
+    """
+    return W + _outer(beta[..., None] * v - read(W, k), k)
+
+
+def _squashed(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This applies a sigmoid to beta, which is between 0 and 1 already."""
+    return delta_step(W, k, v, torch.sigmoid(beta))
+
+
+def _unit_keys(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This divides by the squared length of the key. The rule itself does not
+    normalise keys.
+    """
+    return delta_step(W, k, v, beta / (k * k).sum(-1))
+
+
 EXERCISES: dict[str, Exercise] = {
     exercise.name: exercise
     for exercise in (
         Exercise(
+            "read_memory",
+            (
+                "**Read a memory.** Return $W q$: what the memory `W` "
+                "`[..., value, key]` holds for the query `q` `[..., key]`. The dots "
+                "are any leading dimensions, such as batch and heads."
+            ),
+            (read,),
+            (
+                _read_has_shape,
+                _read_finds_columns,
+                _read_adds,
+                _read_takes_heads,
+                _read_has_gradient,
+            ),
+            (
+                "It is a matrix times a vector. Which dimension of W does the query meet?",
+                "The last dimension of W is that of keys and queries; sum over it.",
+                'torch.einsum("...vk,...k->...v", W, q). For plain matrices, W @ q.',
+            ),
+            _square,
+            (_read_rows, _read_best, _read_mean, _read_softmax),
+        ),
+        Exercise(
             "write",
+            (
+                r"**The outer-product write** (Eq. 17). Return $W + v \otimes "
+                "k$, for `W` `[..., value, key]`, `k` `[..., key]` and `v` "
+                "`[..., value]`. The dots are any leading dimensions, such as "
+                "batch and heads."
+            ),
             (write,),
             (
                 _write_has_shape,
@@ -267,9 +489,16 @@ EXERCISES: dict[str, Exercise] = {
                 "v[..., :, None] has shape [..., value, 1], and k[..., None, :] "
                 'has [..., 1, key]. In einsum: "...v,...k->...vk".',
             ),
+            _pair,
+            (_only_new, _write_minus, _write_difference),
         ),
         Exercise(
             "sum_normalize",
+            (
+                "**Sum normalisation** (Eq. 29). Divide the features of each "
+                "key, the last dimension of `x`, by their sum. A key whose sum "
+                "is 0 gives 0, with gradient 0; no epsilon."
+            ),
             (sum_normalize, unit_range, divide),
             (
                 _sum_has_shape,
@@ -278,6 +507,7 @@ EXERCISES: dict[str, Exercise] = {
                 _sum_ignores_scale,
                 _sum_takes_signs,
                 _sum_of_nothing,
+                _sum_keeps_apart,
             ),
             (
                 "Eq. 29 divides each key by the sum of its own features: "
@@ -288,9 +518,23 @@ EXERCISES: dict[str, Exercise] = {
                 "divide by 1 instead. A NaN that torch.where discards "
                 "still reaches the gradient.",
             ),
+            _keys,
+            (
+                _over_everything,
+                _by_length,
+                _by_maximum,
+                _by_softmax,
+                _by_absolute_sum,
+                _undefined,
+            ),
         ),
         Exercise(
             "delta_step",
+            (
+                "**The delta step** (Eqs. 20 and 24). Return the memory after "
+                "one step, for `W` `[..., value, key]`, `k` `[..., key]`, `v` "
+                "`[..., value]` and `beta` `[...]`."
+            ),
             (delta_step, read, write),
             (
                 _delta_has_shape,
@@ -308,6 +552,16 @@ EXERCISES: dict[str, Exercise] = {
                 "times beta, under the same key: Eq. 24.",
                 'old = torch.einsum("...vk,...k->...v", W, k), and beta[..., None] '
                 "broadcasts with values.",
+            ),
+            _delta_example,
+            (
+                _no_removal,
+                _wrong_sign,
+                _always_one,
+                _fades,
+                _removes_all,
+                _squashed,
+                _unit_keys,
             ),
         ),
     )

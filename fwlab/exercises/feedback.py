@@ -3,14 +3,14 @@
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.checker import (
+from fwlab.exercises.asking import (
     CUT,
     Answer,
-    Exercise,
     ask,
     compare,
     compare_gradients,
 )
+from fwlab.exercises.exercise import Exercise
 from fwlab.ops.feedback_memory.naive import (
     feedback_attention,
     merge_memory,
@@ -99,6 +99,46 @@ def _merge_has_gradient(
     """lets gradients through to states and w"""
     given = {"states": _random(generator, 4, 2, 5), "w": _random(generator, 4)}
     compare_gradients(answer, reference, generator, CUT, **given)
+
+
+def _states(generator: Generator) -> dict[str, Tensor]:
+    return {"states": _random(generator, 4, 2, 5), "w": _random(generator, 4)}
+
+
+def _weighted(weights: Tensor, states: Tensor) -> Tensor:
+    return torch.einsum("l,l...->...", weights, states)
+
+
+def _logits_as_weights(states: Tensor, w: Tensor) -> Tensor:
+    """This uses the logits as weights, without the softmax."""
+    return _weighted(w, states)
+
+
+def _plain_mean(states: Tensor, w: Tensor) -> Tensor:
+    """This is the plain mean: the logits do not count."""
+    return states.mean(0)
+
+
+def _top_only(states: Tensor, w: Tensor) -> Tensor:
+    """This is the top state alone."""
+    return states[-1]
+
+
+def _without_input(states: Tensor, w: Tensor) -> Tensor:
+    """This leaves out state 0, the input of the stack, which counts, too."""
+    return _weighted(torch.softmax(w[1:], 0), states[1:])
+
+
+def _upside_down(states: Tensor, w: Tensor) -> Tensor:
+    """Logits and states are in opposite order here."""
+    return _weighted(torch.softmax(w.flip(0), 0), states)
+
+
+def _overflows(states: Tensor, w: Tensor) -> Tensor:
+    """This takes exp of the logits themselves, which overflows. Subtract the
+    largest first, or use torch.softmax.
+    """
+    return _weighted(w.exp() / w.exp().sum(), states)
 
 
 # --- feedback_attention ----------------------------------------------
@@ -203,11 +243,89 @@ def _attention_has_gradient(
     compare_gradients(answer, reference, generator, CUT, **given)
 
 
+def _attention_is_general(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """works for any sizes, longer pasts, and large scores"""
+    for past, batch, heads, key in ((40, 1, 1, 2), (17, 3, 4, 6), (2, 2, 2, 2)):
+        given = _problem(generator, past, batch, heads, key)
+        expected = reference(*given.values())
+        sizes = f"batch {batch}, past {past}, heads {heads}, width {key}."
+        compare(ask(answer, expected, **given), expected, f"The sizes were {sizes}")
+        given["q"] = given["q"] * 1000
+        compare(
+            ask(answer, expected, **given),
+            reference(*given.values()),
+            "The query was multiplied by 1000. Does your softmax overflow?",
+        )
+
+
+def _example(generator: Generator) -> dict[str, Tensor]:
+    return _problem(generator, 5)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    distances: Tensor,
+    positions: Tensor,
+    scale: float | None = None,
+    dim: int = 2,
+) -> Tensor:
+    r = sinusoids(distances.double(), positions.shape[1]) @ positions.T
+    a = torch.einsum("bhd,bjhd->bhj", q, k) + torch.einsum("bhd,jd->bhj", q, r)
+    a = torch.softmax(a / (scale or q.shape[-1] ** 0.5), dim)
+    return torch.einsum("bhj,bjhd->bhd", a, v)
+
+
+def _back(k: Tensor) -> Tensor:
+    return torch.arange(k.shape[1], 0, -1)
+
+
+def _no_scale(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """The scores are not divided by sqrt(key) here."""
+    return _attend(q, k, v, _back(k), positions, scale=1)
+
+
+def _by_width(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """This divides the scores by key, not by its square root."""
+    return _attend(q, k, v, _back(k), positions, scale=q.shape[-1])
+
+
+def _over_heads(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """This softmax is over the heads. The weights of a head sum to one over
+    the memories.
+    """
+    return _attend(q, k, v, _back(k), positions, dim=1)
+
+
+def _no_positions(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """This leaves out positions: near and far memories count the same."""
+    return _attend(q, k, v, _back(k), 0 * positions)
+
+
+def _from_zero(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """The last memory has distance 0 here. It is 1 step back: the step itself
+    is not among the memories.
+    """
+    return _attend(q, k, v, _back(k) - 1, positions)
+
+
+def _forwards(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """The distances run the wrong way here: the first memory is the oldest."""
+    return _attend(q, k, v, _back(k).flip(0), positions)
+
+
 EXERCISES: dict[str, Exercise] = {
     exercise.name: exercise
     for exercise in (
         Exercise(
             "merge_memory",
+            (
+                "**One memory of many layers** (Eq. f1). `states` is `[L + 1, "
+                "..., d]`, `w` is `[L + 1]`. Return `[..., d]`."
+            ),
             (merge_memory,),
             (
                 _merge_has_shape,
@@ -225,9 +343,26 @@ EXERCISES: dict[str, Exercise] = {
                 "dimension of states.",
                 'weights = torch.softmax(w, dim=0), and in einsum: "l,l...d->...d".',
             ),
+            _states,
+            (
+                _logits_as_weights,
+                _plain_mean,
+                _top_only,
+                _without_input,
+                _upside_down,
+                _overflows,
+            ),
         ),
         Exercise(
             "feedback_attention",
+            (
+                "**Attend to the past** (Eqs. f4 and f5). `q` is `[batch, "
+                "heads, key]`; `k` and `v` are `[batch, past, heads, key]`, "
+                "oldest first, the last one being 1 step back; `positions` is "
+                "$P$, `[key, features]`. `naive.sinusoids(distances, features)` "
+                "gives $s$ of Eq. f3 as `[past, features]`. With `past = 0` the "
+                "result is 0."
+            ),
             (feedback_attention, softmax, sinusoids),
             (
                 _attention_has_shape,
@@ -237,6 +372,7 @@ EXERCISES: dict[str, Exercise] = {
                 _attention_knows_distances,
                 _attention_does_both,
                 _attention_of_nothing,
+                _attention_is_general,
                 _attention_has_gradient,
             ),
             (
@@ -248,6 +384,15 @@ EXERCISES: dict[str, Exercise] = {
                 'content = torch.einsum("bhd,bjhd->bhj", q, k) and position = '
                 'torch.einsum("bhd,jd->bhj", q, r). A softmax over nothing is empty, '
                 "and an empty sum is 0: no special case.",
+            ),
+            _example,
+            (
+                _no_scale,
+                _by_width,
+                _over_heads,
+                _no_positions,
+                _from_zero,
+                _forwards,
             ),
         ),
     )

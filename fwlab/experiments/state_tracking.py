@@ -20,7 +20,7 @@ from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.feature_maps import l2_normalize
 from fwlab.plots import SERIES
 
-#: Train on sequences of up to so many tokens, evaluate at these lengths.
+#: Train on sequences of up to this many tokens, evaluate at these lengths.
 NEAR, FAR = 32, 256
 #: Width of keys and values of the permutations.
 WIDTH = 8

@@ -1,0 +1,233 @@
+"""Asking an answer: one call, and everything that can be wrong with it."""
+
+import inspect
+import linecache
+import traceback
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+Answer = Callable[..., Any]
+#: Why a gradient may be wrong although the result is right.
+CUT = "Is there a detach() or a no_grad() on its way to the result?"
+
+
+class Wrong(Exception):
+    """Why an answer is not right yet, in a sentence for the learner."""
+
+
+@dataclass
+class Call:
+    """What an answer was given, and what came out.
+
+    - `arguments`: by name, in order.
+    - `result`: its tensors; None = it raised an error, or returned
+      something else.
+    """
+
+    arguments: dict[str, Tensor]
+    result: tuple[Tensor, ...] | None
+
+
+#: All calls of an answer while it is checked.
+calls: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
+
+
+def ask(answer: Answer, like: Tensor | Mapping[str, Tensor], **arguments: Any) -> Any:
+    """Call an answer, and turn any failure into `Wrong`.
+
+    - `answer`: a function, or a module.
+    - `like`: a tensor of the expected shape and dtype; or several, by name:
+      then the answer has to return as many, in this order.
+    - `arguments`: the arguments in order. The answer gets copies of
+      tensors, through which gradients flow.
+    - Returns the tensor, or a tuple of tensors.
+    - Raises `Wrong`, which says what is wrong.
+    """
+    copies = {n: a.clone() if _is(a) else a for n, a in arguments.items()}
+    call = Call({n: a.detach() for n, a in arguments.items() if _is(a)}, None)
+    if (recorded := calls.get()) is not None:
+        recorded.append(call)
+    given = "With " + ", ".join(
+        f"{n} {list(a.shape)}" if _is(a) else f"{n} = {a!r}"
+        for n, a in arguments.items()
+    )
+    try:
+        with torch.enable_grad():  # whatever mode an answer leaves behind
+            result = answer(*copies.values())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise Wrong(f"{given}: {_raised(answer, error)}") from None
+    one = isinstance(like, Tensor)
+    wanted = {"your result": like} if isinstance(like, Tensor) else dict(like)
+    parts = result if isinstance(result, tuple | list) else (result,)
+    if all(map(_is, parts)):
+        call.result = tuple(part.detach() for part in parts)
+    found = _parts(result, wanted, one)
+    for (name, target), part in zip(wanted.items(), found, strict=True):
+        _check(name, part, target, given, one)
+    for name, copy in copies.items():
+        if _is(copy) and not torch.equal(arguments[name], copy):
+            raise Wrong(
+                f"Your function changed its argument {name} in place; "
+                "make a new tensor instead."
+            )
+    return found[0] if one else found
+
+
+def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
+    """Raise `Wrong`, with numbers, unless two tensors agree to rounding.
+
+    - `found`: of the answer, any shape.
+    - `expected`: the same shape, float64.
+    - `because`: a sentence on the likely cause.
+    """
+    if not torch.isfinite(found).all():
+        bad = int((~torch.isfinite(found)).sum())
+        raise Wrong(
+            f"{bad} of {found.numel()} numbers are NaN or infinite. {because}".strip()
+        )
+    difference = (found - expected).abs()
+    outside = difference > 1e-8 * (1 + expected.abs())
+    if not outside.any():
+        return
+    worst = int(difference.argmax())
+    target, number = (x.flatten()[worst].item() for x in (expected, found))
+    short, long = next(
+        pair
+        for digits in range(4, 18)
+        if len(set(pair := (f"{target:.{digits}g}", f"{number:.{digits}g}"))) == 2
+    )
+    rounded = found.detach().float().to(found.dtype)
+    if torch.equal(rounded, found) and (difference < 1e-5 * (1 + expected.abs())).all():
+        because = (
+            "All your numbers have the few digits of float32. Is there a .float(), "
+            "or a tensor made without dtype=?"
+        )
+    raise Wrong(
+        f"{int(outside.sum())} of {found.numel()} numbers differ; for the worst, "
+        f"expected {short}, got {long} (off by {difference.flatten()[worst]:.2g}). "
+        f"{because}".strip()
+    )
+
+
+def compare_gradients(
+    answer: Answer,
+    reference: Answer,
+    generator: Generator,
+    because: str,
+    **arguments: Tensor,
+) -> None:
+    """Raise `Wrong` unless every argument gets the right gradient.
+
+    - `reference`: returns a tensor, or a tuple of tensors.
+    - `generator`: draws the gradient of the result.
+    - `because`: a sentence on the likely cause.
+    """
+    given = {n: x.clone().requires_grad_() for n, x in arguments.items()}
+    expected = reference(*given.values())
+    one = isinstance(expected, Tensor)
+    like = expected if one else {f"result {i}": x for i, x in enumerate(expected)}
+    weights = [
+        torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        for x in ([expected] if one else expected)
+    ]
+
+    def gradients(result: Any) -> tuple[Tensor, ...]:
+        pairs = zip([result] if one else result, weights, strict=True)
+        terms = [(x * w).sum() for x, w in pairs if x.requires_grad]
+        if not terms:
+            raise Wrong(
+                "The result has no gradient. Is there a detach() or a no_grad()?"
+            )
+        total = torch.stack(terms).sum()
+        inputs = list(given.values())
+        return torch.autograd.grad(total, inputs, materialize_grads=True)
+
+    truths = gradients(expected)
+    found = gradients(ask(answer, like, **given))
+    for name, gradient, truth in zip(arguments, found, truths, strict=True):
+        compare(gradient, truth, f"This is the gradient of {name}. {because}")
+
+
+def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> str:
+    """The learner's own line: `line 3, "return W"`, or nothing.
+
+    - `frames`: file, line and globals of each frame, the innermost last.
+    """
+    own = _globals(answer)
+    for file, line, names in reversed(frames):
+        if names is own:
+            text = linecache.getline(file, line).strip()
+            return f"line {line}, `{text}`" if text else f"line {line}"
+    return ""
+
+
+def _raised(answer: Answer, error: BaseException) -> str:
+    """What an answer raised, and where."""
+    frames = [
+        (frame.f_code.co_filename, line, frame.f_globals)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    place = where(answer, frames)
+    reason = str(error).strip().splitlines() or ["no message"]
+    said = f"{type(error).__name__}: {reason[0]}"
+    return f"{place} raised {said}" if place else f"your function raised {said}"
+
+
+def _globals(answer: Answer) -> Any:
+    """Those of the file or notebook that an answer was written in."""
+    if isinstance(answer, nn.Module):
+        answer = type(answer).forward
+    return getattr(inspect.unwrap(answer), "__globals__", None)
+
+
+def _is(thing: Any) -> bool:
+    return isinstance(thing, Tensor)
+
+
+def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]:
+    if result is None:
+        raise Wrong("Your function returned None. Does it end in a `return`?")
+    if one:
+        return (result,)
+    names = f"({', '.join(wanted)})"
+    if not isinstance(result, tuple | list):
+        kind = type(result).__name__
+        raise Wrong(f"Your function should return {names}; it returned a {kind}.")
+    if len(result) != len(wanted):
+        raise Wrong(
+            f"Your function should return {names}; it returned {len(result)} things."
+        )
+    return tuple(result)
+
+
+def _check(name: str, part: Any, target: Tensor, given: str, one: bool) -> None:
+    if not isinstance(part, Tensor):
+        kind = type(part).__name__
+        raise Wrong(
+            f"Your function should return a tensor; it returned a {kind}."
+            if one
+            else f"Expected {name} to be a tensor, got a {kind}."
+        )
+    if part.shape != target.shape:
+        what = "a result" if one else name
+        raise Wrong(
+            f"{given}: expected {what} of shape {list(target.shape)}, "
+            f"got {list(part.shape)}."
+        )
+    if part.dtype != target.dtype:
+        raise Wrong(
+            f"Expected {name} to be {_short(target)} like the arguments, got "
+            f"{_short(part)}. A tensor that you make yourself needs dtype=, and "
+            "needs no .float()."
+        )
+
+
+def _short(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

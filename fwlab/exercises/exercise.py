@@ -1,0 +1,74 @@
+"""What an exercise is: a function to write, or a question to answer."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Generator, Tensor
+
+from fwlab.exercises.asking import Answer
+
+#: Takes the answer, fwlab's own function and a seeded generator; its
+#: docstring says what the answer does if the property holds. Otherwise it
+#: raises `Wrong`.
+Property = Callable[[Answer, Answer, Generator], None]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function to write.
+
+    - `name`: the name of the learner's function.
+    - `task`: what to write, in Markdown: a title, then arguments and result.
+    - `solution`: fwlab's own function, and those that it calls.
+    - `properties`: what must hold, easiest first.
+    - `hints`: each reveals more than the one before.
+    - `example`: draws arguments, by name and in order; for `show`, and to
+      recognise misconceptions.
+    - `misconceptions`: functions that many write instead. The docstring of
+      each says what is wrong with it.
+    """
+
+    name: str
+    task: str
+    solution: tuple[Answer, ...]
+    properties: tuple[Property, ...]
+    hints: tuple[str, ...]
+    example: Callable[[Generator], dict[str, Tensor]] | None = None
+    misconceptions: tuple[Answer, ...] = ()
+
+    @property
+    def signature(self) -> str:
+        """The line that a learner starts from."""
+        names = inspect.signature(self.reference).parameters.values()
+        given = ", ".join(p.name for p in names if p.default is p.empty)
+        return f"def {self.name}({given}): ..."
+
+    @property
+    def reference(self) -> Answer:
+        """What answers are compared with."""
+        return self.solution[0]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something to predict: a number, or one of several choices.
+
+    - `name`: what `predict` is called with.
+    - `text`: the question.
+    - `truth`: the right number, or the right choice.
+    - `because`: why.
+    - `choices`: all choices, the right one among them; none = a number.
+    - `tempting`: wrong choices or numbers, and why each is wrong, without a full
+      stop at the end.
+    - `tolerance`: a number that is off by less is right.
+    """
+
+    name: str
+    text: str
+    truth: float | str
+    because: str
+    choices: tuple[str, ...] = ()
+    tempting: dict[Any, str] = field(default_factory=dict)
+    tolerance: float = 0.0

@@ -1,0 +1,116 @@
+"""Notebooks for students, and grades for what comes back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fwlab.exercises import EXERCISES, TOPICS
+from fwlab.exercises.grading import asked, grade, report, student_notebook
+
+ROOT = Path(__file__).parent.parent
+RIGHT = """
+def write(W, k, v):
+    return W + v[..., :, None] * k[..., None, :]
+"""
+WRONG = """
+def sum_normalize(x):
+    return x / x.sum()
+"""
+#: Cells that must not disturb the rest.
+MISUSE = {
+    "loop": "while True: pass",
+    "syntax": "def broken(:",
+    "network": "import urllib.request as u; u.urlopen('http://127.0.0.1:9', timeout=1)",
+    "program": "import subprocess; subprocess.run(['true'])",
+    "memory": "x = bytearray(2**40)",
+}
+
+
+def notebook(folder: Path, *cells: str) -> Path:
+    path = folder / "answers.ipynb"
+    made = student_notebook("Answers", TOPICS["Fast weights"].values())
+    code = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    made["cells"] += [{**code, "id": f"x{i}", "source": s} for i, s in enumerate(cells)]
+    path.write_text(json.dumps(made), encoding="utf-8")
+    return path
+
+
+def test_notebooks_for_students(tmp_path):
+    command = [sys.executable, "-m", "fwlab", "exercises", "export", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    found = []
+    for path in tmp_path.glob("*.ipynb"):
+        found += asked(path)
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+        for name in asked(path):
+            assert EXERCISES[name].task in text and f"def {name}(" in text
+    assert sorted(found) == sorted(EXERCISES)
+    nbformat = pytest.importorskip("nbformat")
+    for path in tmp_path.glob("*.ipynb"):
+        nbformat.validate(nbformat.read(path, as_version=4))
+
+
+def test_grades(tmp_path):
+    path = notebook(tmp_path, RIGHT, WRONG, *MISUSE.values())
+    graded = grade(path, cell_seconds=4)
+    assert graded["ended"] == "finished"
+    by = {each["name"]: each for each in graded["exercises"]}
+    assert {name for name, each in by.items() if each["right"]} == {"write"}
+    assert "Each key has its own" in by["sum_normalize"]["why"]
+    assert "returned None" in by["delta_step"]["why"]
+    errors = [each["error"] for each in graded["errors"]]
+    assert len(errors) == len(MISUSE)
+    for error, said in zip(
+        errors,
+        ("more than 4 seconds", "SyntaxError", "no network", "no other", "MemoryError"),
+        strict=True,
+    ):
+        assert said in error
+    text = report(graded)
+    assert text.startswith("answers.ipynb: 1 of 4 right\n✗ read_memory\n")
+
+
+def test_a_notebook_that_cannot_be_stopped(tmp_path):
+    stubborn = "while True:\n    try:\n        while True: pass\n"
+    stubborn += "    except BaseException: pass"
+    graded = grade(notebook(tmp_path, RIGHT, stubborn), seconds=8)
+    assert graded["ended"] == "the time limit, 8 seconds"
+    assert not any(each["right"] for each in graded["exercises"])
+    assert "not checked: the time limit" in report(graded)
+
+
+def test_the_command(tmp_path):
+    path, out = notebook(tmp_path, RIGHT), tmp_path / "grades.json"
+    run = [sys.executable, "-m", "fwlab", "exercises"]
+    done = subprocess.run(
+        [*run, "grade", str(path), "--out", str(out)],
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert "1 of 4 right" in done.stdout
+    assert json.loads(out.read_text("utf-8"))[0]["exercises"][1]["right"]
+    listed = subprocess.run([*run, "list"], capture_output=True, encoding="utf-8")
+    assert all(name in listed.stdout for name in EXERCISES)
+    path.write_text("{}", encoding="utf-8")
+    for arguments in (["grade"], ["export"], ["grade", str(path)]):
+        done = subprocess.run([*run, *arguments], capture_output=True, encoding="utf-8")
+        assert done.returncode == 2 and "expected" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_tasks_are_those_of_the_notebooks(name):
+    """And the line to start from, too."""
+    cells = [
+        "".join(cell["source"])
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        for cell in json.loads(path.read_text("utf-8"))["cells"]
+    ]
+    plain = [" ".join(cell.split()) for cell in cells]
+    task = EXERCISES[name].task.removeprefix("**")
+    assert sum(task in cell for cell in plain) == 1
+    assert sum(EXERCISES[name].signature in cell for cell in cells) == 1
