@@ -17,6 +17,7 @@ from fwlab.exercises import (
     checker,
     hint,
     predict,
+    quiz,
     reveal,
     show,
     solution,
@@ -134,6 +135,15 @@ def step_replaced_afterwards(log_sum, mean, k, v):
     old = (log_sum - total).exp().nan_to_num()
     new = (k - total).exp().nan_to_num()
     return total, old * mean + new * v
+
+
+def r_of(x):
+    return torch.cat([x, -x], -1).relu()
+
+
+def products(x, shifts, times=torch.mul):
+    r = r_of(x)
+    return torch.cat([times(r, r.roll(-j, -1)) for j in shifts], -1)
 
 
 SHAPE = "returns a tensor of the shape of"
@@ -310,20 +320,61 @@ WRONG |= {
         ),
     ],
 }
-for answers in WRONG.values():
+WRONG |= {
+    "read_memory": [
+        (lambda W, q: W[:, 0], "returns a column of W"),
+        (lambda W, q: W @ q / q.sum(), "the sum of the columns times its entries"),
+        (lambda W, q: W @ q.abs(), "the sum of the columns times its entries"),
+        (lambda W, q: W @ q + 1e-3, "returns a column of W"),
+        (lambda W, q: torch.mv(W, q), "works on any leading dimensions"),
+        (lambda W, q: W @ q, "works on any leading dimensions"),
+        (lambda W, q: torch.einsum("...vk,...v->...k", W, q), SHAPE),
+    ],
+    "dpfp": [
+        (lambda x, nu: r_of(x).repeat_interleave(nu, -1), "in the plane, has one"),
+        (lambda x, nu: products(x, range(1, nu + 1), torch.minimum), "in the plane"),
+        (
+            lambda x, nu: products(x, range(1, nu + 1)).sort(-1).values,
+            "in any order",
+        ),
+        (lambda x, nu: products(x, [1] * nu), "in any order"),
+        (lambda x, nu: products(x, range(1, nu + 1)) ** 2 / 6, "in any order"),
+        (lambda x, nu: products(x, range(1, nu + 1)).cumsum(-1), "in the plane"),
+    ],
+    "useful_nu": [
+        (lambda d: float(d - 1), "returns an integer"),
+        (lambda d: str(d), "returns an integer"),
+        (lambda d: d // 2, "for any width"),
+        (lambda d: 1, "for any width"),
+        (lambda d: d * (d - 1) // 2, "for any width"),
+        (lambda d: max(d - 1, 1), "for any width"),
+    ],
+    "dot_capacity": [
+        (lambda d, nu: 2 * d * nu / 1, "returns an integer"),
+        (lambda d, nu: d * nu, "counts one dimension for each feature"),
+        (lambda d, nu: (2 * d) ** nu, "counts one dimension for each feature"),
+        (lambda d, nu: 2 * d * min(nu, d), "stops growing"),
+        (lambda d, nu: 2 * d * min(nu, 2 * d - 1), "stops growing"),
+        (lambda d, nu: 2 * d * max(min(nu, d - 1), 1), "stops growing"),
+    ],
+}
+#: Answers that are numbers have no gradients.
+NUMBERS = ("useful_nu", "dot_capacity")
+for name, answers in WRONG.items():
+    first = EXERCISES[name].properties[0].__doc__
     answers += [
-        (lambda *arguments: None, SHAPE),
-        (lambda *arguments: 3.0, SHAPE),
-        (lambda *arguments: 1 / 0, SHAPE),
-        (lambda *arguments: torch.tensor(1.0), SHAPE),
-        (lambda: None, SHAPE),
-        (leave, SHAPE),
+        (lambda *arguments: None, first),
+        (lambda *arguments: 3.0, first),
+        (lambda *arguments: 1 / 0, first),
+        (lambda *arguments: torch.tensor(1.0), first),
+        (lambda: None, first),
+        (leave, first),
     ]
 GRADIENT = {
     "sum_normalize": "gives zero where the sum is zero, and a gradient",
     "running_step": "lets gradients through",
 }
-for name in WRONG:
+for name in WRONG.keys() - NUMBERS:
     reference = EXERCISES[name].reference
     # Gradients come last, but for those of special cases.
     last = GRADIENT.get(name) or EXERCISES[name].properties[-1].__doc__
@@ -475,6 +526,10 @@ def test_check_of_something_else(thing):
     assert "your function itself" in text
 
 
+def test_every_exercise_has_wrong_answers():
+    assert WRONG.keys() == EXERCISES.keys()
+
+
 def test_unknown_names():
     def delta(W, k, v, beta):
         return W
@@ -515,7 +570,7 @@ def test_hints_and_solution(name, capsys):
 
 def test_a_prediction_is_noted_and_answered(capsys):
     predict("same_key", "b")
-    assert "Your prediction: v2. Run on to see." in capsys.readouterr().out
+    assert "Your prediction: v2." in capsys.readouterr().out
     reveal("same_key", "v1 + v2")
     said = " ".join(capsys.readouterr().out.split())
     assert "The answer: v1 + v2." in said and "You predicted v2. That is what" in said
@@ -578,3 +633,12 @@ def test_questions(question):
         assert question.tempting.keys() == set(question.choices) - {question.truth}
     else:
         assert question.tolerance > 0
+
+
+def test_a_quiz_answers_at_once(capsys):
+    quiz("same_key", ...)
+    assert "The answer" not in capsys.readouterr().out
+    quiz("same_key", "z")
+    assert "The answer" not in capsys.readouterr().out
+    quiz("same_key", "c")
+    assert "You predicted v1 + v2: right." in capsys.readouterr().out

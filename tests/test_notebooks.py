@@ -85,7 +85,7 @@ def test_exercises_exist(notebook):
     for cell in code(notebook):
         for name in re.findall(r"\b(?:check|hint|solution)\(\"?(\w+)", cell.source):
             assert name in EXERCISES
-        for name in re.findall(r"\b(?:predict|reveal)\(\"(\w+)", cell.source):
+        for name in re.findall(r"\b(?:predict|quiz|reveal)\(\"(\w+)", cell.source):
             assert name in QUESTIONS
 
 

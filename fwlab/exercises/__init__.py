@@ -13,16 +13,17 @@ solution("delta_step") # the source of fwlab's own function
 ```
 """
 
-from fwlab.exercises import aft, fast_weights, feedback
+from fwlab.exercises import aft, dpfp, fast_weights, feedback
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
 from fwlab.exercises.checker import assert_correct, check, hint, show, solution
 from fwlab.exercises.exercise import Exercise, Question
-from fwlab.exercises.predicting import predict, reveal
+from fwlab.exercises.predicting import predict, quiz, reveal
 from fwlab.exercises.questions import QUESTIONS
 
 #: Exercises by topic, which is a notebook of its own for students.
 TOPICS = {
     "Fast weights": fast_weights.EXERCISES,
+    "DPFP": dpfp.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,
 }
@@ -45,6 +46,7 @@ __all__ = [
     "compare_gradients",
     "hint",
     "predict",
+    "quiz",
     "reveal",
     "show",
     "solution",

@@ -25,11 +25,11 @@ class Call:
     """What an answer was given, and what came out.
 
     - `arguments`: by name, in order.
-    - `result`: its tensors; None = it raised an error, or returned
-      something else.
+    - `result`: its tensors, or its number as one; None = it raised an
+      error, or returned something else.
     """
 
-    arguments: dict[str, Tensor]
+    arguments: dict[str, Any]
     result: tuple[Tensor, ...] | None
 
 
@@ -37,19 +37,23 @@ class Call:
 calls: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
 
 
-def ask(answer: Answer, like: Tensor | Mapping[str, Tensor], **arguments: Any) -> Any:
+def ask(
+    answer: Answer,
+    like: Tensor | Mapping[str, Tensor] | type[int] | type[float],
+    **arguments: Any,
+) -> Any:
     """Call an answer, and turn any failure into `Wrong`.
 
     - `answer`: a function, or a module.
     - `like`: a tensor of the expected shape and dtype; or several, by name:
-      then the answer has to return as many, in this order.
+      then the answer has to return as many, in this order; or int or float.
     - `arguments`: the arguments in order. The answer gets copies of
       tensors, through which gradients flow.
-    - Returns the tensor, or a tuple of tensors.
+    - Returns the tensor, a tuple of tensors, or the number.
     - Raises `Wrong`, which says what is wrong.
     """
-    copies = {n: a.clone() if _is(a) else a for n, a in arguments.items()}
-    call = Call({n: a.detach() for n, a in arguments.items() if _is(a)}, None)
+    copies = copied(arguments)
+    call = Call({n: a.detach() if _is(a) else a for n, a in arguments.items()}, None)
     if (recorded := calls.get()) is not None:
         recorded.append(call)
     given = "With " + ", ".join(
@@ -63,11 +67,11 @@ def ask(answer: Answer, like: Tensor | Mapping[str, Tensor], **arguments: Any) -
         raise
     except BaseException as error:
         raise Wrong(f"{given}: {_raised(answer, error)}") from None
+    call.result = tensors(result)
+    if isinstance(like, type):
+        return _number(result, like, given)
     one = isinstance(like, Tensor)
     wanted = {"your result": like} if isinstance(like, Tensor) else dict(like)
-    parts = result if isinstance(result, tuple | list) else (result,)
-    if all(map(_is, parts)):
-        call.result = tuple(part.detach() for part in parts)
     found = _parts(result, wanted, one)
     for (name, target), part in zip(wanted.items(), found, strict=True):
         _check(name, part, target, given, one)
@@ -78,6 +82,19 @@ def ask(answer: Answer, like: Tensor | Mapping[str, Tensor], **arguments: Any) -
                 "make a new tensor instead."
             )
     return found[0] if one else found
+
+
+def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of tensors, and everything else as it is."""
+    return {n: a.clone() if _is(a) else a for n, a in arguments.items()}
+
+
+def tensors(result: Any) -> tuple[Tensor, ...] | None:
+    """What an answer returned, as tensors; None = it is nothing of the kind."""
+    if isinstance(result, int | float):
+        result = torch.tensor(result, dtype=torch.float64)
+    parts = tuple(result) if isinstance(result, tuple | list) else (result,)
+    return tuple(part.detach() for part in parts) if all(map(_is, parts)) else None
 
 
 def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
@@ -205,6 +222,16 @@ def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]
             f"Your function should return {names}; it returned {len(result)} things."
         )
     return tuple(result)
+
+
+def _number(result: Any, kind: type[int] | type[float], given: str) -> int | float:
+    if result is None:
+        raise Wrong("Your function returned None. Does it end in a `return`?")
+    wanted = int | float if kind is float else int
+    if isinstance(result, bool) or not isinstance(result, wanted):
+        what = "a number" if kind is float else "an integer"
+        raise Wrong(f"{given}: expected {what}, got {result!r}.")
+    return result
 
 
 def _check(name: str, part: Any, target: Tensor, given: str, one: bool) -> None:

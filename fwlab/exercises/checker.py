@@ -14,7 +14,15 @@ from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
 from fwlab import plots
-from fwlab.exercises.asking import Answer, Call, Wrong, calls, where
+from fwlab.exercises.asking import (
+    Answer,
+    Call,
+    Wrong,
+    calls,
+    copied,
+    tensors,
+    where,
+)
 from fwlab.exercises.exercise import Exercise
 
 #: How long an answer may take to check one property.
@@ -118,7 +126,7 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
     drawn = Exercise(exercise.name, "", exercise.solution, (holds,), ())
     (verdict,) = _verdicts(drawn, answer)
     if verdict.wrong or found[0] is None:
-        print(verdict.wrong or "Your function did not return tensors.")
+        print(verdict.wrong or "Your function returned nothing that can be drawn.")
         return None
     figure = Figure(figsize=(6.4, 2.2 * len(targets)), layout="constrained")
     rows = figure.subplots(len(targets), 3, squeeze=False)
@@ -216,20 +224,16 @@ def _recognise(exercise: Exercise, answer: Answer) -> str:
 
 
 def _outcome(
-    function: Answer, arguments: dict[str, Tensor], catch: bool = True
+    function: Answer, arguments: dict[str, Any], catch: bool = True
 ) -> tuple[Tensor, ...] | None:
     """The tensors that a function returns; None = none, or an error."""
     try:
         with torch.no_grad():
-            result = function(*(x.clone() for x in arguments.values()))
+            return tensors(function(*copied(arguments).values()))
     except BaseException:
         if catch:
             return None
         raise
-    parts = (result,) if isinstance(result, Tensor) else result
-    if not isinstance(parts, tuple | list):
-        return None
-    return tuple(parts) if all(isinstance(x, Tensor) for x in parts) else None
 
 
 def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Generator, Tensor
+from torch import Generator
 
 from fwlab.exercises.asking import Answer
 
@@ -35,7 +35,7 @@ class Exercise:
     solution: tuple[Answer, ...]
     properties: tuple[Property, ...]
     hints: tuple[str, ...]
-    example: Callable[[Generator], dict[str, Tensor]] | None = None
+    example: Callable[[Generator], dict[str, Any]] | None = None
     misconceptions: tuple[Answer, ...] = ()
 
     @property

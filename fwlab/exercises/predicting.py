@@ -25,14 +25,14 @@ def predict(name: str, answer: float | str | EllipsisType = ...) -> None:
         for letter, choice in _letters(question).items():
             print(f"  {letter}) {choice}")
         kind = "a letter" if question.choices else "a number"
-        print(f'Put {kind} in place of the dots: predict("{name}", ...)')
+        print(f'Put {kind} in place of the dots after "{name}".')
         return
     try:
         _predicted[name] = _read(question, answer)
     except ValueError as error:
         print(error)
     else:
-        print(f"Your prediction: {_predicted[name]}. Run on to see.")
+        print(f"Your prediction: {_predicted[name]}.")
 
 
 def reveal(name: str, found: float | str | None = None) -> None:
@@ -47,7 +47,8 @@ def reveal(name: str, found: float | str | None = None) -> None:
         return
     if found is not None and not is_right(question, found):
         raise AssertionError(f"{name}: expected to find {question.truth}, got {found}")
-    _say(f"The answer: {question.truth}. {question.because}")
+    truth = question.truth if question.choices else f"{question.truth:g}"
+    _say(f"The answer: {truth}. {question.because}")
     if name not in _predicted:
         return
     answer = _predicted[name]
@@ -63,6 +64,16 @@ def reveal(name: str, found: float | str | None = None) -> None:
         if _near(question, answer, wrong)
     ]
     _say(". ".join(said + why[:1]) + ".")
+
+
+def quiz(name: str, answer: float | str | EllipsisType = ...) -> None:
+    """Ask a question on what you have read before, and answer it at once.
+
+    - `name`, `answer`: as for `predict`.
+    """
+    predict(name, answer)
+    if name in _predicted:
+        reveal(name)
 
 
 def is_right(question: Question, answer: float | str) -> bool:

@@ -47,6 +47,79 @@ QUESTIONS = {
                 "the mean of v1 and v2": "There is no division in W + v k^T",
             },
         ),
+        Question(
+            name="recall_overlap",
+            text="Two pairs are written under keys with k1 · k2 = 0.5, both of length "
+            "1. How much of v2 do you get, when you read k1 from their sum?",
+            truth=0.5,
+            tolerance=0.01,
+            because="W k1 = v1 + v2 (k2 · k1).",
+            tempting={
+                0.0: "That would need orthogonal keys",
+                1.0: "v2 is weighted by k2 · k1",
+            },
+        ),
+        Question(
+            name="recall_delta",
+            text="The delta rule with beta = 1 writes v under a key of length 1. What "
+            "does reading that key return?",
+            choices=("v", "the old value + v", "the mean of both"),
+            truth="v",
+            because="It adds v - W k under k, and W k + (v - W k) = v.",
+            tempting={
+                "the old value + v": "That is the sum rule. The delta rule removes "
+                "what the key returned before",
+                "the mean of both": "That would be beta = 1/2",
+            },
+        ),
+        Question(
+            name="recall_room",
+            text="How many keys of width 8 can be orthogonal to each other?",
+            truth=8.0,
+            tolerance=0.1,
+            because="As many as there are dimensions.",
+            tempting={16.0: "k and -k lie on one line: they are not orthogonal"},
+        ),
+        Question(
+            name="dpfp_plane",
+            text="A key of width 2 has the four features r(x) r(y), r(y) r(-x), "
+            "r(-x) r(-y) and r(-y) r(x), with r = ReLU. How many of them are above 0 "
+            "for a random key?",
+            truth=1.0,
+            tolerance=0.01,
+            because="One of x and -x is negative, and one of y and -y: the quadrant of "
+            "the key decides which product is left.",
+            tempting={
+                2.0: "Half of the entries of r are above 0, but a product needs two",
+                4.0: "r is 0 for one of x and -x, and for one of y and -y",
+            },
+        ),
+        Question(
+            name="dpfp_share",
+            text="For random keys of a large width d, which share of the 2 d features "
+            "of DPFP with nu = 1 is above 0?",
+            truth=0.25,
+            tolerance=0.02,
+            because="A product needs both of its factors: one half times one half.",
+            tempting={
+                0.5: "Half of r is above 0, but every feature is a product of two of "
+                "its entries",
+            },
+        ),
+        Question(
+            name="dpfp_rank",
+            text="For d = 8, the paper allows nu up to 2 d - 1 = 15, which makes 240 "
+            "features. What is the rank of the features of many random keys?",
+            truth=112.0,
+            tolerance=0.5,
+            because="Only the shifts 1 to 7 bring new products: 2 * 8 * 7.",
+            tempting={
+                240.0: "That is their number. But shift 8 is always 0, and the shifts "
+                "above it repeat those below",
+                120.0: "Shift 8 counts here, but it multiplies r(k_i) by r(-k_i), one "
+                "of which is 0",
+            },
+        ),
     )
 }
 """Every question by name."""
