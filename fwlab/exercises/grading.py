@@ -205,7 +205,7 @@ def _run(notebook: Path, log: Path, seconds: float, gib: float) -> None:
 
 
 class _alarm:
-    """Raise `TimeoutError` after so many seconds, where signals can."""
+    """Raise `TimeoutError` after this many seconds, where signals can."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
