@@ -137,6 +137,26 @@ def step_replaced_afterwards(log_sum, mean, k, v):
     return total, old * mean + new * v
 
 
+def attention(q, k, v, epsilon=0.0):
+    """Normalised; -1 leaves out the key of the step itself."""
+    weights = (q @ k.mT).tril(-1 if epsilon == -1 else 0)
+    return weights @ v / (weights.sum(-1, keepdim=True) + max(epsilon, 0))
+
+
+def random_features(x, R):
+    return EXERCISES["positive_features"].reference(x, R)
+
+
+def favor_of(q, k, R, of_q, of_k):
+    """Maxima over these dimensions; 1: the mean in place of a maximum."""
+    found = []
+    for x, dims in ((q, of_q), (k, of_k)):
+        e = torch.cat([x @ R.mT, -x @ R.mT], -1) - (x * x).sum(-1, True) / 2
+        top = e.mean(-2, keepdim=True) if dims == 1 else e.amax(dims, keepdim=True)
+        found.append((e - top).exp())
+    return tuple(found)
+
+
 def r_of(x):
     return torch.cat([x, -x], -1).relu()
 
@@ -356,6 +376,34 @@ WRONG |= {
         (lambda d, nu: 2 * d * min(nu, d), "stops growing"),
         (lambda d, nu: 2 * d * min(nu, 2 * d - 1), "stops growing"),
         (lambda d, nu: 2 * d * max(min(nu, d - 1), 1), "stops growing"),
+    ],
+}
+WRONG |= {
+    "normaliser": [
+        (lambda q, k, v: attention(q, k, v) * 2, "the first value"),
+        (lambda q, k, v: v, "follows Eq. 19"),
+        (lambda q, k, v: v.cumsum(-2) / 2, "the first value"),
+        (lambda q, k, v: attention(q.flip(-1), k, v), "follows Eq. 19"),
+        (lambda q, k, v: attention(k, q, v), "follows Eq. 19"),
+        (lambda q, k, v: attention(q, k, v, 1e-6), "the first value"),
+        (lambda q, k, v: attention(q, k, v, -1), "the first value"),
+    ],
+    "positive_features": [
+        (lambda x, R: random_features(x, R) * 2, "whose squares sum to 1"),
+        (lambda x, R: random_features(x, R).log(), "only positive features"),
+        (lambda x, R: random_features(x, 2 * R), "estimates exp"),
+        (lambda x, R: random_features(x, R + 1), "estimates exp"),
+        (lambda x, R: random_features(x, R).sort(-1).values, "estimates exp"),
+        (lambda x, R: random_features(x.abs(), R), "estimates exp"),
+        (lambda x, R: random_features(x, R).clamp(max=5), "follows Eqs. 31"),
+    ],
+    "favor": [
+        (lambda q, k, R: favor_of(q, k, R, 1, (-2, -1)), "changes no weight"),
+        (lambda q, k, R: favor_of(q, k, 2 * R, -1, (-2, -1)), "changes no weight"),
+        (lambda q, k, R: favor_of(k, q, R, -1, (-2, -1)), "changes no weight"),
+        (lambda q, k, R: favor_of(q, k, R, -1, -2), "changes no weight"),
+        (lambda q, k, R: favor_of(q, k, R, -1, (-2, -1))[::-1], "changes no weight"),
+        (lambda q, k, R: favor_of(q, k, R, (-2, -1), (-2, -1)), "neither overflows"),
     ],
 }
 #: Answers that are numbers have no gradients.

@@ -13,7 +13,7 @@ solution("delta_step") # the source of fwlab's own function
 ```
 """
 
-from fwlab.exercises import aft, dpfp, fast_weights, feedback
+from fwlab.exercises import aft, dpfp, fast_weights, feature_maps, feedback
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
 from fwlab.exercises.checker import assert_correct, check, hint, show, solution
 from fwlab.exercises.exercise import Exercise, Question
@@ -23,6 +23,7 @@ from fwlab.exercises.questions import QUESTIONS
 #: Exercises by topic, which is a notebook of its own for students.
 TOPICS = {
     "Fast weights": fast_weights.EXERCISES,
+    "Feature maps": feature_maps.EXERCISES,
     "DPFP": dpfp.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,

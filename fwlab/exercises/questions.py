@@ -48,6 +48,83 @@ QUESTIONS = {
             },
         ),
         Question(
+            name="recall_state",
+            text="A fast weight memory with keys and values of width 64 has read 1000 "
+            "tokens. How many numbers does W hold?",
+            truth=4096.0,
+            tolerance=0.5,
+            because="W is 64 times 64, however many tokens it has read.",
+            tempting={
+                128000.0: "That is the cache of softmax attention: a key and a value "
+                "for every token",
+            },
+        ),
+        Question(
+            name="recall_z",
+            text="What does z add up in linear attention?",
+            choices=(
+                "the features of the keys",
+                "the values",
+                "the features of the queries",
+            ),
+            truth="the features of the keys",
+            because="z · phi(q) is then the sum of all weights, which divides (Eq. 19).",
+            tempting={
+                "the values": "They are in W. z needs no values: it only counts weights",
+                "the features of the queries": "A query reads, and leaves nothing behind",
+            },
+        ),
+        Question(
+            name="recall_room_of_keys",
+            text="17 pairs are stored under random keys of length 1 and width 16. What "
+            "is the expected squared error of reading, relative to the values?",
+            truth=1.0,
+            tolerance=0.05,
+            because="(S - 1) / d.",
+            tempting={0.0: "Random keys overlap, even two of them"},
+        ),
+        Question(
+            name="exact_features",
+            text="How many features does an exact phi with phi(q) · phi(k) = exp(q · k) "
+            "need, for keys of width d?",
+            choices=("d", "d²", "infinitely many"),
+            truth="infinitely many",
+            because="exp is a power series, and every power of q · k needs features of "
+            "its own.",
+            tempting={
+                "d": "Those give q · k itself, which is not exp(q · k)",
+                "d²": "Those give (q · k)², the second term of the series of exp",
+            },
+        ),
+        Question(
+            name="four_times_the_features",
+            text="Random features estimate exp(q · k) by a mean. You take four times as "
+            "many. By which factor does the typical error change?",
+            truth=0.5,
+            tolerance=0.1,
+            because="The error of a mean falls with the square root of its number of "
+            "terms.",
+            tempting={
+                0.25: "That would be so if errors added up without cancelling and "
+                "without chance; the mean of n random terms is off by 1 / sqrt(n)",
+            },
+        ),
+        Question(
+            name="shared_maximum",
+            text="To keep features in range, a maximum is subtracted from their "
+            "exponents. Which maximum may each key have of its own?",
+            choices=("none: all keys share one", "its own", "one for each feature"),
+            truth="none: all keys share one",
+            because="Dividing by the sum of the weights cancels only what all keys of "
+            "that sum share.",
+            tempting={
+                "its own": "That changes the weight of a key against the others. For "
+                "queries it would be right: a query's factor cancels",
+                "one for each feature": "That weights the features anew: the sum over "
+                "features would no longer be the same kernel",
+            },
+        ),
+        Question(
             name="recall_overlap",
             text="Two pairs are written under keys with k1 · k2 = 0.5, both of length "
             "1. How much of v2 do you get, when you read k1 from their sum?",
