@@ -389,7 +389,7 @@ def _per_key(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 
 def _per_feature(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """Every feature has its own maximum over the keys here. That weights the
-    features anew.
+    features again.
     """
     exponent_q, exponent_k = _exponents(q, k, R)
     return (

@@ -120,7 +120,7 @@ QUESTIONS = {
             tempting={
                 "its own": "That changes the weight of a key against the others. For "
                 "queries it would be right: a query's factor cancels",
-                "one for each feature": "That weights the features anew: the sum over "
+                "one for each feature": "That weights the features again: the sum over "
                 "features would no longer be the same kernel",
             },
         ),
