@@ -21,6 +21,8 @@ AGAIN = re.compile(
     r"|annotated/kimi\.html#(chunked|efficient)"
     r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
 )
+#: Pages that are found by their headings alone.
+HEADINGS = re.compile(r"(contribute|tested|changelog|kernels/\w+)\.html")
 #: Tags, and TeX, which search would show as it is written.
 MARKUP = re.compile(
     r"<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL
@@ -47,6 +49,9 @@ def on_post_build(config):
         for entry in index["docs"]
         if not AGAIN.match(entry["location"])
     ]
+    for entry in index["docs"]:
+        if HEADINGS.match(entry["location"]):
+            entry["text"] = ""
     _once(index["docs"])
     text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
     (folder / "search_index.json").write_text(text, "utf-8")
