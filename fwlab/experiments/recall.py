@@ -65,7 +65,7 @@ QUICK = Grid(
     names=(SOFTMAX, DELTA, SUM, ("gated", "own"), ("gated-delta", "own")),
 )
 FULL = Grid(
-    *(2, 256, 2000, (5e-3, 2e-2), (4, 8, 16, 32), (2, 1, 4, 8), 16, (4, 8)),
+    *(2, 128, 1000, (5e-3, 2e-2), (4, 8, 16, 32), (2, 1, 4, 8), 16, (4, 16)),
     names=(
         *RULES,
         *((mixer, "own") for mixer in MIXERS if (mixer, "own") not in RULES),
@@ -360,7 +360,8 @@ def claims(points: list[Point]) -> list[Claim]:
                 *(_usual(returns, SUM, grid), 0.0, 0.55),
             )
         )
-    return [*found, _gap(returns)]
+    # A second layer of the sum rule can find out that a key was there.
+    return [*found, _gap(returns, 0.05 if grid is FULL else 0.3)]
 
 
 def _usual(points: list[Point], name: Name, grid: Grid) -> dict[Any, float]:
@@ -377,7 +378,7 @@ def _within(
     return Claim(text, source, charts.listed(found, ".3f", "keys"), holds)
 
 
-def _gap(points: list[Point], least: float = 0.3) -> Claim:
+def _gap(points: list[Point], least: float) -> Claim:
     """Delta against sum where keys return, at every size."""
     gaps: dict[tuple[int, int], float] = {}
     for pairs, heads in {(p["pairs"], p["heads"]) for p in points}:
@@ -392,7 +393,7 @@ def _gap(points: list[Point], least: float = 0.3) -> Claim:
         pairs, heads = min(gaps, key=lambda size: gaps[size])
         text = f"{gaps[pairs, heads]:.3f} at least ({pairs} keys, {heads} heads)"
     return Claim(
-        f"{TASKS[2]}: delta {least} or more above sum at every size",
+        f"{TASKS[2]}: delta above sum at every size, by {least} or more",
         f"{least} (ours)",
         text,
         all(gap >= least for gap in gaps.values()) if gaps else None,
@@ -403,7 +404,7 @@ EXPERIMENT = Experiment(
     name="recall",
     title="What the delta rule is for: recall when keys return",
     source="ours, after Arora et al. 2023",
-    cost="quick: 4 min of one core; full: about 10 hours (estimated)",
+    cost="quick: 4 min of one core; full: about 7 hours (estimated)",
     points=points,
     run=run,
     claims=claims,
