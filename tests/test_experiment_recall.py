@@ -98,3 +98,9 @@ def test_two_keys_that_return_once():
         recall.run({**point, "mixer": mixer})["accuracy"] for mixer in ("delta", "sum")
     )
     assert delta > 0.9 and add < 0.75, (delta, add)
+
+
+def test_a_claim_waits_for_all_its_sizes():
+    assert recall._all([True, True], 2) is True
+    assert recall._all([True], 2) is None and recall._all([], 2) is None
+    assert recall._all([False], 2) is False

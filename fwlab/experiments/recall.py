@@ -325,17 +325,18 @@ def _line(ax: Axes, points: list[Point], look: Look, x: str) -> None:
 def claims(points: list[Point]) -> list[Claim]:
     grid, chosen = _grid(points), best(points)
     once, returns = (select(chosen, shows=shows) for shows in TASKS)
+    count = len(grid.pairs)
     if grid is FULL:
         found = [
             _within(
                 "each key once, softmax: 0.99 or more",
                 "solved at every width (Arora et al., figure)",
-                *(_usual(once, SOFTMAX, grid), 0.99, 1.0),
+                *(_usual(once, SOFTMAX, grid), count, 0.99, 1.0),
             ),
             _within(
                 "each key once, delta: 0.99 or more",
                 "perfect with 64 keys (Yang et al., figure)",
-                *(_usual(once, DELTA, grid), 0.99, 1.0),
+                *(_usual(once, DELTA, grid), count, 0.99, 1.0),
             ),
         ]
     else:
@@ -343,7 +344,7 @@ def claims(points: list[Point]) -> list[Claim]:
             _within(
                 f"{TASKS[shows]}, {label}: 0.9 or more",
                 "0.9 (ours)",
-                *(_usual(select(chosen, shows=shows), name, grid), 0.9, 1.0),
+                *(_usual(select(chosen, shows=shows), name, grid), count, 0.9, 1.0),
             )
             for shows, name, label in (
                 (1, SOFTMAX, "softmax"),
@@ -357,11 +358,11 @@ def claims(points: list[Point]) -> list[Claim]:
             _within(
                 f"{TASKS[2]}, sum: right about half of the time, 0.55 at most",
                 "one of two values (ours)",
-                *(_usual(returns, SUM, grid), 0.0, 0.55),
+                *(_usual(returns, SUM, grid), count, 0.0, 0.55),
             )
         )
     # A second layer of the sum rule can find out that a key was there.
-    return [*found, _gap(returns, 0.05 if grid is FULL else 0.3)]
+    return [*found, _gap(returns, grid, 0.05 if grid is FULL else 0.3)]
 
 
 def _usual(points: list[Point], name: Name, grid: Grid) -> dict[Any, float]:
@@ -371,14 +372,26 @@ def _usual(points: list[Point], name: Name, grid: Grid) -> dict[Any, float]:
 
 
 def _within(
-    text: str, source: str, found: dict[Any, float], low: float, high: float
+    text: str,
+    source: str,
+    found: dict[Any, float],
+    wanted: int,
+    low: float,
+    high: float,
 ) -> Claim:
-    """A claim that all medians are in a range."""
-    holds = all(low <= x <= high for x in found.values()) if found else None
+    """A claim that the medians at all sizes are in a range."""
+    holds = _all([low <= x <= high for x in found.values()], wanted)
     return Claim(text, source, charts.listed(found, ".3f", "keys"), holds)
 
 
-def _gap(points: list[Point], least: float) -> Claim:
+def _all(good: list[bool], wanted: int) -> bool | None:
+    """None if some of so many are missing, and the rest is good."""
+    if not all(good):
+        return False
+    return True if len(good) == wanted else None
+
+
+def _gap(points: list[Point], grid: Grid, least: float) -> Claim:
     """Delta against sum where keys return, at every size."""
     gaps: dict[tuple[int, int], float] = {}
     for pairs, heads in {(p["pairs"], p["heads"]) for p in points}:
@@ -396,7 +409,10 @@ def _gap(points: list[Point], least: float) -> Claim:
         f"{TASKS[2]}: delta above sum at every size, by {least} or more",
         f"{least} (ours)",
         text,
-        all(gap >= least for gap in gaps.values()) if gaps else None,
+        _all(
+            [gap >= least for gap in gaps.values()],
+            len(grid.pairs) + len(grid.heads) - 1,
+        ),
     )
 
 
