@@ -385,7 +385,7 @@ def _within(
 
 
 def _all(good: list[bool], wanted: int) -> bool | None:
-    """None if some of so many are missing, and the rest is good."""
+    """None if fewer than `wanted` are there, and all of them are good."""
     if not all(good):
         return False
     return True if len(good) == wanted else None
