@@ -5,6 +5,7 @@ from fwlab.experiments import (
     capacity,
     favor_underflow,
     overwrite,
+    recall,
     reversal,
     state_tracking,
 )
@@ -21,6 +22,7 @@ EXPERIMENTS = {
         reversal,
         aft_stability,
         state_tracking,
+        recall,
     )
 }
 

@@ -1,0 +1,428 @@
+"""What the delta rule is for: multi-query associative recall.
+
+After Arora et al. 2023: a sequence shows pairs of tokens, a key and a
+value, and then asks for the value of every key. In a second task keys
+return with new values, and the most recent one counts.
+"""
+
+from collections.abc import Iterable
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab.data import retrieval
+from fwlab.experiments import charts
+from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.feature_maps import DPFP
+from fwlab.layers import FastWeightAttention
+from fwlab.models import MIXERS, LanguageModel
+from fwlab.plots import FAST, FEATURES, OTHER, SERIES, TRAINED, WRONG
+
+#: A mixer, and its features: "own", or "dpfp-1" instead.
+Name = tuple[str, str]
+DELTA, SUM, SOFTMAX = ("delta", "own"), ("sum", "dpfp-1"), ("softmax", "own")
+#: The target of a token that is not a query.
+UNASKED = -100
+D_MODEL, BATCH = 32, 32
+#: Evaluate after each of this many optimiser steps, on this many
+#: sequences, and stop at this accuracy.
+EVERY, SEQUENCES, SOLVED = 100, 128, 0.999
+
+
+class Grid(NamedTuple):
+    """Sizes of one version.
+
+    - `layers`, `symbols`, `budget`, `rates`: of all its points.
+    - `pairs`: numbers of keys, with `heads[0]` heads.
+    - `heads`: numbers of heads with `middle` keys. More heads are
+      narrower, so the fast weights are smaller.
+    - `slow`: numbers of keys for mixers that compute token by token.
+    """
+
+    layers: int
+    symbols: int
+    budget: int
+    rates: tuple[float, ...]
+    pairs: tuple[int, ...]
+    heads: tuple[int, ...]
+    middle: int
+    slow: tuple[int, ...]
+    names: tuple[Name, ...]
+
+
+RULES: tuple[Name, ...] = (
+    *(DELTA, SUM, ("sum", "own"), ("gated", "own")),
+    *(("gated-delta", "own"), ("kimi-delta", "own")),
+)
+STEPWISE = ("fwp", "feedback", "feedback-shared")
+QUICK = Grid(
+    *(1, 32, 300, (2e-2,), (4, 8), (2, 4), 8, ()),
+    names=(SOFTMAX, DELTA, SUM, ("gated", "own"), ("gated-delta", "own")),
+)
+FULL = Grid(
+    *(2, 128, 1000, (5e-3, 2e-2), (4, 8, 16, 32), (2, 1, 4, 8), 16, (4, 16)),
+    names=(
+        *RULES,
+        *((mixer, "own") for mixer in MIXERS if (mixer, "own") not in RULES),
+    ),
+)
+
+
+def points(quick: bool) -> list[Point]:
+    """By number of keys, so that a stopped run has all mixers up to some."""
+    grid = QUICK if quick else FULL
+    found = []
+    for mixer, features in grid.names:
+        pairs = grid.slow if mixer in STEPWISE else grid.pairs
+        sizes = [(count, grid.heads[0]) for count in pairs]
+        if (mixer, features) in RULES:
+            sizes += [(grid.middle, heads) for heads in grid.heads[1:]]
+        found += [
+            {
+                "mixer": mixer,
+                "map": features,
+                "shows": shows,
+                "pairs": count,
+                "heads": heads,
+                "layers": grid.layers,
+                "symbols": grid.symbols,
+                "lr": lr,
+                "seed": seed,
+                "budget": grid.budget,
+            }
+            for count, heads in sizes
+            for shows in (1, 2)
+            for lr in grid.rates
+            for seed in (1, 2, 3)
+        ]
+    return sorted(found, key=lambda point: point["pairs"])
+
+
+def run(point: Point) -> Point:
+    torch.manual_seed(point["seed"])
+    pairs, symbols, shows = point["pairs"], point["symbols"], point["shows"]
+    time = (2 * shows + 1) * pairs
+    model = Recaller(
+        *(point["mixer"], point["map"], symbols),
+        *(point["layers"], point["heads"], time),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=point["lr"])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, point["lr"], point["budget"], pct_start=0.1, cycle_momentum=False
+    )
+    accuracy, step = 0.0, 0
+    for step in range(1, point["budget"] + 1):
+        # Two pairs are soon learned, and help with more.
+        count = min(pairs, 2 + 2 * pairs * step // point["budget"])
+        tokens, wanted = sequences(BATCH, count, symbols, shows)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % EVERY == 0 or step == point["budget"]:
+            accuracy = evaluate(model, pairs, symbols, shows)
+            if accuracy >= SOLVED:
+                break
+    return {
+        "parameters": model.num_parameters(),
+        "state": model.state_size(time),
+        "accuracy": round(accuracy, 4),
+        "steps": step,
+    }
+
+
+def sequences(
+    batch: int, pairs: int, symbols: int, shows: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Pairs of a key and a value in random order, then every key once.
+
+    - `pairs`: number of keys in a sequence.
+    - `symbols`: number of keys there are, tokens from 0, and of values,
+      tokens from `symbols`; at least `shows * pairs`.
+    - `shows`: how often each key is shown, each time with another value.
+    - Returns the tokens and what to answer after each, `[batch, time]`:
+      the most recent value of a queried key, elsewhere `UNASKED`.
+    """
+    writes = shows * pairs
+    drawn = retrieval(batch, symbols, writes)  # no key and no value twice
+    known, values = drawn.keys[:, :pairs], drawn.values + symbols
+    which = torch.rand(batch, writes).argsort(-1) % pairs
+    step = torch.arange(writes).expand(batch, -1)
+    last = torch.zeros_like(known).scatter_reduce(1, which, step, "amax")
+    shown = torch.stack([known.gather(1, which), values], -1).flatten(1)
+    order = torch.rand(batch, pairs).argsort(-1)
+    answers = values.gather(1, last).gather(1, order)
+    tokens = torch.cat([shown, known.gather(1, order)], 1)
+    return tokens, torch.cat([torch.full_like(shown, UNASKED), answers], 1)
+
+
+class Recaller(LanguageModel):
+    """A language model whose embeddings contain the token before, too.
+
+    A value then arrives together with its key, as after the short
+    convolution of today's models: no mixer has to find out which key came
+    before a value. It takes whole sequences, without `prefill` or `step`.
+
+    - `mixer`, `layers`, `heads`, `max_len`: as for `LanguageModel`.
+    - `features`: "own" for those of the mixer, or "dpfp-1" instead.
+    """
+
+    def __init__(
+        self,
+        mixer: str,
+        features: str,
+        symbols: int,
+        layers: int,
+        heads: int,
+        max_len: int,
+    ):
+        vocab = 2 * symbols
+        super().__init__(vocab, mixer, layers, heads, D_MODEL, max_len, 2 * D_MODEL)
+        self.before = nn.Embedding(vocab, D_MODEL)
+        # Larger than those of a language model, which suit larger widths.
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
+        if features == "own":
+            return
+        for block in self.blocks:
+            own = block.mixer
+            block.mixer = FastWeightAttention(D_MODEL, heads, DPFP(nu=1), own.rule)
+            block.mixer.load_state_dict(own.state_dict())  # features have no weights
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        before = F.pad(self.before(tokens[:, :-1]), (0, 0, 1, 0))
+        x = self._embed(tokens, 0) + before
+        for block in self.blocks:
+            x = block(x)
+        return self._logits(x)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, pairs: int, symbols: int, shows: int) -> float:
+    """The share of queries in new sequences that get the right value."""
+    tokens, wanted = sequences(SEQUENCES, pairs, symbols, shows)
+    asked = wanted != UNASKED
+    return (model(tokens)[asked].argmax(-1) == wanted[asked]).double().mean().item()
+
+
+# --- What came out ------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """How a mixer is drawn."""
+
+    label: str
+    color: str
+    marker: str
+    line: Any
+
+
+#: By family, which has a part of the figure; softmax is in all of them.
+LOOKS: tuple[dict[Name, Look], ...] = (
+    {
+        DELTA: Look("delta, DPFP-1", FAST, "o", "-"),
+        SUM: Look("sum, DPFP-1", WRONG, "D", "-."),
+        ("sum", "own"): Look("sum, ELU + 1", WRONG, "X", ":"),
+        ("gated", "own"): Look("gated, ELU + 1", SERIES[1], "v", "--"),
+        ("gated-delta", "own"): Look("gated delta", SERIES[0], "s", "-"),
+        ("kimi-delta", "own"): Look("Kimi delta", SERIES[2], "P", "--"),
+        ("fwp", "own"): Look("fwp (1991)", TRAINED, "p", ":"),
+    },
+    {
+        ("transformer-xl", "own"): Look("Transformer-XL", SERIES[1], "v", "--"),
+        ("feedback", "own"): Look("Feedback", FEATURES, "s", "-."),
+        ("feedback-shared", "own"): Look("Feedback, shared", TRAINED, "D", ":"),
+    },
+    {
+        ("aft-simple", "own"): Look("AFT-simple", SERIES[0], "o", "-"),
+        ("aft-full", "own"): Look("AFT-full", SERIES[1], "v", "--"),
+        ("aft-local", "own"): Look("AFT-local", SERIES[2], "P", "-."),
+        ("aft-conv", "own"): Look("AFT-conv", FEATURES, "X", ":"),
+    },
+)
+TASKS = {1: "each key once", 2: "keys return with new values"}
+
+
+def best(points: list[Point]) -> list[Point]:
+    """The points of the best learning rate, for each mixer and size."""
+    groups: dict[tuple[Any, ...], dict[float, list[Point]]] = {}
+    for p in points:
+        size = tuple(p[key] for key in ("mixer", "map", "shows", "pairs", "heads"))
+        groups.setdefault(size, {}).setdefault(p["lr"], []).append(p)
+    found = []
+    for rates in groups.values():
+        found += max(rates.values(), key=lambda mine: median(accuracies(mine)))
+    return found
+
+
+def accuracies(points: Iterable[Point]) -> list[float]:
+    return [p["accuracy"] for p in points]
+
+
+def _grid(points: list[Point]) -> Grid:
+    return QUICK if points[0]["budget"] == QUICK.budget else FULL
+
+
+def _of(points: list[Point], name: Name, **wanted: Any) -> list[Point]:
+    return select(points, mixer=name[0], map=name[1], **wanted)
+
+
+def draw(points: list[Point]) -> Figure:
+    grid, chosen = _grid(points), best(points)
+    rows = [row for row in LOOKS if any(_of(chosen, name) for name in row)]
+    figure = Figure(figsize=(6.4, 4.6 * len(rows)), layout="constrained")
+    for part, looks in zip(_parts(figure, len(rows)), rows, strict=True):
+        _family(part, chosen, grid, looks)
+    return figure
+
+
+def _parts(figure: Figure, count: int) -> list[SubFigure]:
+    return list(figure.subfigures(count, 1, squeeze=False)[:, 0])
+
+
+def _family(
+    part: SubFigure, points: list[Point], grid: Grid, looks: dict[Name, Look]
+) -> None:
+    """Accuracy by number of keys (above) and by size of the state."""
+    axes = part.subplots(2, 2, sharey=True, sharex="row")
+    every = {**looks, SOFTMAX: Look("softmax", OTHER, "^", "-")}
+    for column, (shows, title) in enumerate(TASKS.items()):
+        by_pairs, by_state = axes[0, column], axes[1, column]
+        by_pairs.set(title=title, xlabel="keys")
+        by_state.set(xlabel=f"scalars in the state, {grid.middle} keys")
+        for name, look in every.items():
+            mine = _of(points, name, shows=shows)
+            usual = select(mine, heads=grid.heads[0])
+            middle = select(mine, pairs=grid.middle)
+            _line(by_pairs, usual, look, "pairs")
+            _line(by_state, middle, look, "state")
+        counts = sorted({p["pairs"] for p in points})
+        by_pairs.set_xscale("log", base=2)
+        by_pairs.set_xticks(counts, [str(count) for count in counts])
+        by_state.set_xscale("log", base=2)
+        by_state.xaxis.set_major_formatter("{x:.0f}")
+    for ax in axes[:, 0]:
+        ax.set(ylabel="accuracy", ylim=(-0.04, 1.04), yticks=[0, 0.5, 1])
+    part.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=3
+    )
+
+
+def _line(ax: Axes, points: list[Point], look: Look, x: str) -> None:
+    charts.series(
+        ax, points, look.color, look.marker, look.line, look.label, "accuracy", x
+    )
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    grid, chosen = _grid(points), best(points)
+    once, returns = (select(chosen, shows=shows) for shows in TASKS)
+    count = len(grid.pairs)
+    if grid is FULL:
+        found = [
+            _within(
+                "each key once, softmax: 0.99 or more",
+                "solved at every width (Arora et al., figure)",
+                *(_usual(once, SOFTMAX, grid), count, 0.99, 1.0),
+            ),
+            _within(
+                "each key once, delta: 0.99 or more",
+                "perfect with 64 keys (Yang et al., figure)",
+                *(_usual(once, DELTA, grid), count, 0.99, 1.0),
+            ),
+        ]
+    else:
+        found = [
+            _within(
+                f"{TASKS[shows]}, {label}: 0.9 or more",
+                "0.9 (ours)",
+                *(_usual(select(chosen, shows=shows), name, grid), count, 0.9, 1.0),
+            )
+            for shows, name, label in (
+                (1, SOFTMAX, "softmax"),
+                (1, DELTA, "delta"),
+                (1, SUM, "sum"),
+                (2, SOFTMAX, "softmax"),
+                (2, DELTA, "delta"),
+            )
+        ]
+        found.append(
+            _within(
+                f"{TASKS[2]}, sum: right about half of the time, 0.55 at most",
+                "one of two values (ours)",
+                *(_usual(returns, SUM, grid), count, 0.0, 0.55),
+            )
+        )
+    # A second layer of the sum rule can find out that a key was there.
+    return [*found, _gap(returns, grid, 0.05 if grid is FULL else 0.3)]
+
+
+def _usual(points: list[Point], name: Name, grid: Grid) -> dict[Any, float]:
+    """Median accuracy by number of keys."""
+    mine = _of(points, name, heads=grid.heads[0])
+    return medians(mine, "pairs", "accuracy")
+
+
+def _within(
+    text: str,
+    source: str,
+    found: dict[Any, float],
+    wanted: int,
+    low: float,
+    high: float,
+) -> Claim:
+    """A claim that the medians at all sizes are in a range."""
+    holds = _all([low <= x <= high for x in found.values()], wanted)
+    return Claim(text, source, charts.listed(found, ".3f", "keys"), holds)
+
+
+def _all(good: list[bool], wanted: int) -> bool | None:
+    """None if fewer than `wanted` are there, and all of them are good."""
+    if not all(good):
+        return False
+    return True if len(good) == wanted else None
+
+
+def _gap(points: list[Point], grid: Grid, least: float) -> Claim:
+    """Delta against sum where keys return, at every size."""
+    gaps: dict[tuple[int, int], float] = {}
+    for pairs, heads in {(p["pairs"], p["heads"]) for p in points}:
+        mine, theirs = (
+            accuracies(_of(points, name, pairs=pairs, heads=heads))
+            for name in (DELTA, SUM)
+        )
+        if mine and theirs:
+            gaps[pairs, heads] = median(mine) - median(theirs)
+    text = "–"
+    if gaps:
+        pairs, heads = min(gaps, key=lambda size: gaps[size])
+        text = f"{gaps[pairs, heads]:.3f} at least ({pairs} keys, {heads} heads)"
+    return Claim(
+        f"{TASKS[2]}: delta above sum at every size, by {least} or more",
+        f"{least} (ours)",
+        text,
+        _all(
+            [gap >= least for gap in gaps.values()],
+            len(grid.pairs) + len(grid.heads) - 1,
+        ),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="recall",
+    title="What the delta rule is for: recall when keys return",
+    source="ours, after Arora et al. 2023",
+    cost="quick: 4 min of one core; full: about 7 hours (estimated)",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+)

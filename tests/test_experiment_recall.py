@@ -1,0 +1,106 @@
+"""`recall`: the task, the model, and what separates the rules."""
+
+import pytest
+import torch
+
+from fwlab import ops
+from fwlab.experiments import recall
+from fwlab.experiments.recall import UNASKED, Recaller, sequences
+from fwlab.models import MIXERS
+
+
+@pytest.mark.parametrize("shows", [1, 2, 3])
+def test_every_key_is_asked_once_for_its_most_recent_value(shows):
+    pairs, symbols = 4, 12
+    tokens, wanted = sequences(30, pairs, symbols, shows)
+    end = 2 * shows * pairs
+    assert tokens.shape == wanted.shape == (30, end + pairs)
+    for row, answers in zip(tokens.tolist(), wanted.tolist(), strict=True):
+        keys, values = row[:end:2], row[1:end:2]
+        assert max(keys) < symbols <= min(values) and max(values) < 2 * symbols
+        assert {keys.count(key) for key in keys} == {shows}
+        assert len(set(values)) == shows * pairs
+        memory = dict(zip(keys, values, strict=True))  # the last one wins
+        assert sorted(row[end:]) == sorted(memory)
+        assert answers[end:] == [memory[key] for key in row[end:]]
+        assert set(answers[:end]) == {UNASKED}
+
+
+def test_order_of_pairs_and_of_queries_is_random():
+    tokens, wanted = sequences(3000, 3, 6, 2)
+    newest = (tokens[:, 11] == wanted[:, 12]).double().mean()
+    assert abs(newest - 1 / 3) < 0.05
+    again = (tokens[:, 0] == tokens[:, 2]).double().mean()
+    assert abs(again - 1 / 5) < 0.05
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_no_mixer_sees_what_comes(mixer):
+    torch.manual_seed(0)
+    model = Recaller(mixer, "own", 8, 1, 2, 20).double()
+    tokens, _ = sequences(2, 4, 8, 2)
+    changed = tokens.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 16
+    one, other = model(tokens), model(changed)
+    assert one.shape == (2, 20, 16)
+    assert torch.allclose(one[:, :9], other[:, :9], atol=1e-12)
+    assert not torch.allclose(one[:, 9], other[:, 9])
+
+
+def test_embeddings_contain_the_token_before():
+    model = Recaller("delta", "own", 8, 1, 2, 20)
+    model.blocks = torch.nn.ModuleList()
+    tokens, _ = sequences(3, 4, 8)
+    x = model.embedding(tokens)
+    x[:, 1:] += model.before(tokens[:, :-1])
+    assert torch.equal(model(tokens), model._logits(x))
+
+
+def test_other_features_keep_the_weights():
+    models = []
+    for features in ("own", "dpfp-1"):
+        torch.manual_seed(3)
+        models.append(Recaller("sum", features, 8, 2, 4, 20))
+    one, other = (model.state_dict() for model in models)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    # Layers, heads, values of width 8 and the denominator, features.
+    assert models[0].state_size(20) == 2 * 4 * (8 + 1) * 8
+    assert models[1].state_size(20) == 2 * 4 * (8 + 1) * 16
+
+
+def test_a_returning_key_is_the_difference_between_the_rules():
+    """Without training: orthogonal keys, each written twice."""
+    k = torch.eye(4).repeat(2, 1)[None, :, None]
+    v = torch.eye(8)[None, :, None]
+    ones = torch.ones(1, 8, 1)
+    old, new = torch.eye(8).split(4)
+    added = ops.sum_rule(k, k, v, normalize=True)
+    assert torch.allclose(added[0, 4:, 0], (old + new) / 2)
+    assert torch.allclose(ops.delta_rule(k, k, v, ones)[0, 4:, 0], new)
+
+
+def test_the_best_learning_rate_is_that_of_the_highest_median():
+    size = {"mixer": "sum", "map": "own", "shows": 1, "pairs": 4, "heads": 2}
+    points = [
+        {**size, "lr": lr, "accuracy": accuracy}
+        for lr, row in ((0.1, (0.9, 0.1, 0.2)), (0.2, (0.5, 0.6, 0.3)))
+        for accuracy in row
+    ]
+    assert {p["lr"] for p in recall.best(points)} == {0.2}
+
+
+def test_two_keys_that_return_once():
+    """The smallest version: what delta learns and sum cannot."""
+    point = {"map": "own", "shows": 2, "pairs": 2, "heads": 2, "layers": 1}
+    point |= {"symbols": 4, "lr": 2e-2, "seed": 1, "budget": 100}
+    delta, add = (
+        recall.run({**point, "mixer": mixer})["accuracy"] for mixer in ("delta", "sum")
+    )
+    assert delta > 0.9 and add < 0.75, (delta, add)
+
+
+def test_a_claim_waits_for_all_its_sizes():
+    assert recall._all([True, True], 2) is True
+    assert recall._all([True], 2) is None and recall._all([], 2) is None
+    assert recall._all([False], 2) is False
