@@ -7,6 +7,7 @@ from fwlab.experiments import (
     overwrite,
     reversal,
     state_tracking,
+    translation,
 )
 from fwlab.experiments.experiment import Claim, Experiment, Point, verdict
 from fwlab.experiments.runs import Runs
@@ -21,6 +22,7 @@ EXPERIMENTS = {
         reversal,
         aft_stability,
         state_tracking,
+        translation,
     )
 }
 

@@ -1,0 +1,57 @@
+"""Numbers in words, in English and in German."""
+
+_ENGLISH = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen "
+    "fourteen fifteen sixteen seventeen eighteen nineteen"
+).split(), "twenty thirty forty fifty sixty seventy eighty ninety".split()
+
+_GERMAN = (
+    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn "
+    "vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
+).split(), "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+
+
+def number_words(number: int, language: str = "english") -> str:
+    """A number in words: a sentence, and its translation.
+
+    German says the ones before the tens, and writes one long word: 421
+    is "four hundred twenty-one" and "vierhunderteinundzwanzig".
+
+    - `number`: from 0 to 999,999.
+    - `language`: "english" or "german".
+    - Returns the words.
+    - Raises `ValueError` for other numbers and languages.
+    """
+    if not 0 <= number < 1_000_000:
+        raise ValueError(f"expected number to be from 0 to 999,999, got {number}")
+    if language == "english":
+        return _english(number)
+    if language == "german":
+        # "ein" is said before another word, "eins" alone and at the end.
+        return _german(number) + ("s" if number % 100 == 1 else "")
+    raise ValueError(f"expected language to be 'english' or 'german', got {language!r}")
+
+
+def _english(number: int) -> str:
+    small, tens = _ENGLISH
+    for unit, word in ((1000, "thousand"), (100, "hundred")):
+        count, rest = divmod(number, unit)
+        if count:
+            words = f"{_english(count)} {word}"
+            return f"{words} {_english(rest)}" if rest else words
+    if number < 20:
+        return small[number]
+    ten, one = divmod(number, 10)
+    return f"{tens[ten - 2]}-{small[one]}" if one else tens[ten - 2]
+
+
+def _german(number: int) -> str:
+    small, tens = _GERMAN
+    for unit, word in ((1000, "tausend"), (100, "hundert")):
+        count, rest = divmod(number, unit)
+        if count:
+            return _german(count) + word + (_german(rest) if rest else "")
+    if number < 20:
+        return small[number]
+    ten, one = divmod(number, 10)
+    return (f"{small[one]}und" if one else "") + tens[ten - 2]

@@ -1,0 +1,277 @@
+"""Translation without softmax: Tables 1 and 6 of Schlag et al. 2021.
+
+Number words stand in for their corpus: English to German, where the ones
+come before the tens. Models read and write single characters.
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import OneCycleLR
+
+from fwlab.data import Characters, number_words
+from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.retrieval import d_dot, feature_map
+from fwlab.feature_maps import FAVOR
+from fwlab.models import EncoderDecoder
+from fwlab.plots import FEATURES, INK, OTHER
+
+#: Feature map, and features per entry of a key (0: softmax has none), with
+#: the published BLEU on WMT14's test set. Table 1 has no DPFP-3.
+Model = tuple[str, int]
+PUBLISHED: dict[Model, float | None] = {
+    ("softmax", 0): 27.7,
+    ("linear", 1): 26.8,
+    ("favor", 1): 24.4,
+    ("favor", 4): 25.3,
+    ("favor", 8): 27.7,
+    ("dpfp", 4): 26.9,
+    ("dpfp", 6): None,
+    ("dpfp", 8): 27.1,
+}
+#: Table 6: features of a key of width 64, by features per entry of the key.
+TABLE_6 = {4: 256, 6: 384, 8: 512}
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+ENGLISH = Characters(f"{LETTERS} -")
+#: "<" is written before a number, ">" after it.
+GERMAN = Characters(f"{LETTERS}äöüß<>")
+START, END = GERMAN.encode("<>").tolist()
+
+HEADS, BATCH, RATE = 4, 64, 5e-3
+#: Numbers that are held out of training.
+TEST = 500
+
+
+def points(quick: bool) -> list[Point]:
+    """By seed, so that a run that is stopped has all models."""
+    sizes = (
+        {"d_key": 8, "layers": 1, "limit": 1000, "train": 500, "budget": 500}
+        if quick
+        else {
+            "d_key": 16,
+            "layers": 2,
+            "limit": 1_000_000,
+            "train": 10_000,
+            "budget": 5000,
+        }
+    )
+    return [
+        {"map": kind, "ratio": ratio, **sizes, "seed": seed}
+        for seed in (1, 2, 3)
+        for kind, ratio in PUBLISHED
+    ]
+
+
+def map_name(kind: str, ratio: int, d_key: int) -> str:
+    """The feature map that makes `ratio * d_key` features of a key."""
+    if kind == "favor":  # two features per direction
+        return f"favor-{ratio * d_key // 2}-stable"
+    return f"dpfp-{ratio // 2}" if kind == "dpfp" else kind
+
+
+def run(point: Point) -> Point:
+    metric = character_bleu()  # if it is missing, not only after training
+    torch.manual_seed(point["seed"])
+    count, d_key = point["train"], point["d_key"]
+    numbers = torch.randperm(point["limit"])[: count + TEST].tolist()
+    name = map_name(point["map"], point["ratio"], d_key)
+    model = EncoderDecoder(
+        len(ENGLISH),
+        len(GERMAN),
+        point["layers"],
+        HEADS,
+        HEADS * d_key,
+        attention=feature_map(name, d_key) or "softmax",
+        rule="sum",
+    )
+    train(model, Pairs.of(numbers[:count]), point["budget"])
+    unseen = numbers[count:]
+    found = translate(model, Pairs.of(unseen))
+    wanted = [number_words(number, "german") for number in unseen]
+    exact = sum(a == b for a, b in zip(found, wanted, strict=True)) / len(unseen)
+    return {
+        "d_dot": d_dot(name, d_key),
+        "bleu": round(metric.corpus_score(found, [wanted]).score, 2),
+        "exact": round(exact, 4),
+    }
+
+
+# --- The task -----------------------------------------------------------
+
+
+class Pairs(NamedTuple):
+    """Numbers in both languages.
+
+    - `source`: English characters, `[numbers, source]`.
+    - `mask`: which of them are real, not padding.
+    - `target`: German characters, between `START` and `END`, and padded
+      with `END`, `[numbers, time]`.
+    """
+
+    source: Tensor
+    mask: Tensor
+    target: Tensor
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> "Pairs":
+        words = [(number_words(n), number_words(n, "german")) for n in numbers]
+        source = pad_sequence(
+            [ENGLISH.encode(english) for english, _ in words], True, padding_value=-1
+        )
+        target = pad_sequence(
+            [GERMAN.encode(f"<{german}>") for _, german in words], True, END
+        )
+        return cls(source.clamp(min=0), source >= 0, target)
+
+    def rows(self, rows: Tensor) -> "Pairs":
+        return Pairs(self.source[rows], self.mask[rows], self.target[rows])
+
+
+def train(model: EncoderDecoder, pairs: Pairs, budget: int) -> None:
+    """Train on random batches, with a rate that rises and then falls to 0."""
+    optimizer = torch.optim.Adam(model.parameters())
+    schedule = OneCycleLR(optimizer, RATE, budget, cycle_momentum=False)
+    maps = [part for part in model.modules() if isinstance(part, FAVOR)]
+    for _ in range(budget):
+        for phi in maps:
+            phi.redraw()  # and not after training, as in the paper
+        source, mask, target = pairs.rows(torch.randint(len(pairs.mask), (BATCH,)))
+        before, wanted = target[:, :-1], target[:, 1:]
+        real = before != END
+        loss = F.cross_entropy(model(source, before, mask)[real], wanted[real])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+def translate(model: EncoderDecoder, pairs: Pairs) -> list[str]:
+    """What a model writes, at most as much as the maximum that is right."""
+    most = pairs.target.shape[1] - 1
+    tokens = model.generate(pairs.source, most, START, END, pairs.mask)
+    return [GERMAN.decode(row).partition(">")[0] for row in tokens]
+
+
+def character_bleu() -> Any:
+    """sacrebleu's BLEU, of characters: a German number is one word."""
+    # Not at the top of the file: listing experiments does not need it.
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError:
+        raise ValueError(
+            "cannot compute BLEU: sacrebleu is not installed; run "
+            'pip install "fwlab[train]"'
+        ) from None
+    return BLEU(tokenize="char")
+
+
+# --- What came out ------------------------------------------------------
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    linear, standard = ("linear", 1), ("softmax", 0)
+    performer = [("favor", ratio) for ratio in (1, 4, 8)]
+    dpfp = [("dpfp", ratio) for ratio in (4, 6, 8)]
+    return [
+        _table_6(),
+        _order("standard attention is better than Linear", points, standard, linear),
+        *(
+            _order(f"{label(model)} is better than Linear", points, model, linear)
+            for model in dpfp
+        ),
+        _order("Linear is better than Performer-1x", points, linear, performer[0]),
+        _order("Performer gets better with its width", points, *performer[::-1]),
+        _order("DPFP-4x is better than Performer-4x", points, dpfp[0], performer[1]),
+        _order("Performer-8x is better than DPFP-8x", points, performer[2], dpfp[2]),
+    ]
+
+
+def _table_6() -> Claim:
+    """The feature maps themselves say how wide they are."""
+    found = {
+        (kind, ratio): d_dot(map_name(kind, ratio, 64), 64)
+        for kind in ("favor", "dpfp")
+        for ratio in TABLE_6
+    }
+    return Claim(
+        "features of Performer (m = 128, 192, 256) and DPFP (ν = 2, 3, 4), keys of width 64",
+        ", ".join(map(str, TABLE_6.values())),
+        ", ".join(
+            " and ".join(str(found[kind, ratio]) for kind in ("favor", "dpfp"))
+            for ratio in TABLE_6
+        ),
+        all(d == TABLE_6[ratio] for (_, ratio), d in found.items()),
+    )
+
+
+def _order(text: str, points: list[Point], *models: Model) -> Claim:
+    """Every model has a larger BLEU than the next: medians over seeds."""
+    known = [PUBLISHED[model] for model in models]
+    found = [
+        median(p["bleu"] for p in mine)
+        for kind, ratio in models
+        if (mine := select(points, map=kind, ratio=ratio))
+    ]
+    return Claim(
+        f"BLEU: {text}",
+        " against ".join("–" if x is None else f"{x:.1f}" for x in known),
+        " against ".join(f"{x:.1f}" for x in found) or "–",
+        all(a > b for a, b in pairwise(found)) if len(found) == len(models) else None,
+    )
+
+
+def label(model: Model) -> str:
+    kind, ratio = model
+    if kind == "softmax":
+        return "standard"
+    name = {"linear": "Linear", "favor": "Performer", "dpfp": "DPFP"}[kind]
+    return name if kind == "linear" else f"{name}-{ratio}x"
+
+
+def draw(points: list[Point]) -> Figure:
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    ours, theirs = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    for y, color, marker, name in (
+        ("bleu", FEATURES, "o", "BLEU"),
+        ("exact", OTHER, "s", "exact match, %"),
+    ):
+        scale = 100 if y == "exact" else 1
+        for row, (kind, ratio) in enumerate(PUBLISHED):
+            found = [p[y] * scale for p in select(points, map=kind, ratio=ratio)]
+            look = {"marker": marker, "color": color, "markeredgewidth": 0}
+            first = name if row == 0 else None
+            ours.plot(found, [row] * len(found), ls="none", ms=4.5, alpha=0.5, **look)
+            if found:
+                ours.plot(median(found), row, ms=8, ls="none", label=first, **look)
+    known = {row: x for row, x in enumerate(PUBLISHED.values()) if x is not None}
+    theirs.plot(
+        list(known.values()), list(known), ls="none", marker="x", ms=7, mew=1.6, color=INK
+    )
+    ours.set_yticks(range(len(PUBLISHED)), [label(model) for model in PUBLISHED])
+    ours.set_ylim(len(PUBLISHED) - 0.5, -0.5)
+    ours.set(xlabel="ours", xlim=(-3, 103))
+    theirs.set(xlabel="published BLEU", xlim=(24, 28))
+    ours.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="translation",
+    title="Translation without softmax, and how wide its features are",
+    source="Schlag et al. 2021, Tables 1 and 6",
+    cost="quick: 4 min of one core; full: about 5 hours (estimated)",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+)
