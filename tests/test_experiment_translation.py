@@ -146,7 +146,7 @@ def test_features_of_the_performer_change_while_it_learns_only():
     )
     phi = model.encoder[0].mixer.feature_map
     drawn = phi.omega.clone()
-    translation.train(model, pairs, 1)
+    translation.train(model, pairs, 1, 4, 1e-2)
     learned = phi.omega.clone()
     assert not torch.equal(drawn, learned)
     translation.translate(model, pairs)
@@ -158,7 +158,7 @@ def test_a_model_learns_the_words_it_has_seen():
     torch.manual_seed(0)
     pairs = Pairs.of(range(12))
     model = EncoderDecoder(len(translation.ENGLISH), len(GERMAN), 1, 2, 16)
-    translation.train(model, pairs, 150)
+    translation.train(model, pairs, 150, 12, 1e-2)
     wanted = [number_words(n, "german") for n in range(12)]
     assert translation.translate(model, pairs) == wanted
 

@@ -1,14 +1,16 @@
 """Numbers in words, in English and in German."""
 
+#: From 0 to 19, then 20, 30 and so on.
 _ENGLISH = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen "
-    "fourteen fifteen sixteen seventeen eighteen nineteen"
-).split(), "twenty thirty forty fifty sixty seventy eighty ninety".split()
-
+    "fourteen fifteen sixteen seventeen eighteen nineteen "
+    "twenty thirty forty fifty sixty seventy eighty ninety"
+)
 _GERMAN = (
     "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn "
-    "vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
-).split(), "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+    "vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn "
+    "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig"
+)
 
 
 def number_words(number: int, language: str = "english") -> str:
@@ -33,25 +35,28 @@ def number_words(number: int, language: str = "english") -> str:
 
 
 def _english(number: int) -> str:
-    small, tens = _ENGLISH
     for unit, word in ((1000, "thousand"), (100, "hundred")):
         count, rest = divmod(number, unit)
         if count:
             words = f"{_english(count)} {word}"
             return f"{words} {_english(rest)}" if rest else words
-    if number < 20:
-        return small[number]
-    ten, one = divmod(number, 10)
-    return f"{tens[ten - 2]}-{small[one]}" if one else tens[ten - 2]
+    tens, ones = _below_100(number, _ENGLISH)
+    return f"{tens}-{ones}" if tens and ones else tens or ones
 
 
 def _german(number: int) -> str:
-    small, tens = _GERMAN
     for unit, word in ((1000, "tausend"), (100, "hundert")):
         count, rest = divmod(number, unit)
         if count:
             return _german(count) + word + (_german(rest) if rest else "")
+    tens, ones = _below_100(number, _GERMAN)
+    return f"{ones}und{tens}" if tens and ones else tens or ones
+
+
+def _below_100(number: int, words: str) -> tuple[str, str]:
+    """The words for the tens and for the rest; "" for what is not said."""
+    known = words.split()
     if number < 20:
-        return small[number]
-    ten, one = divmod(number, 10)
-    return (f"{small[one]}und" if one else "") + tens[ten - 2]
+        return "", known[number]
+    tens, ones = divmod(number, 10)
+    return known[18 + tens], known[ones] if ones else ""
