@@ -197,11 +197,17 @@ def claims(points: list[Point]) -> list[Claim]:
     found = [
         _table_6(),
         _order("Linear is better than Performer-1x", points, linear, performer[0]),
-        _order("Performer gets better with its width", points, *performer[::-1]),
+        _order(
+            "Performer-8x is better than Performer-1x",
+            points,
+            performer[2],
+            performer[0],
+        ),
         _order("DPFP-4x is better than Performer-4x", points, dpfp[0], performer[1]),
     ]
     if points and points[0]["limit"] == QUICK["limit"]:
-        return found  # the rest is closer than its seeds are
+        return found  # for the rest, one seed says this and another that
+    found.append(_order("Performer improves at 4x and at 8x", points, *performer[::-1]))
     for model in dpfp:
         text = f"{label(model)} is better than Linear"
         found.append(_order(text, points, model, linear))
