@@ -1,6 +1,6 @@
 """Translation without softmax: Tables 1 and 6 of Schlag et al. 2021.
 
-Number words stand in for their corpus: English to German, where the ones
+The text is number words instead of news: English to German, where the ones
 come before the tens. Models read and write single characters.
 """
 
