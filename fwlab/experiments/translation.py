@@ -61,7 +61,7 @@ QUICK = {
     "lr": 1e-2,
     "budget": 400,
 }
-FULL = QUICK | {"limit": 1_000_000, "train": 3000, "lr": 5e-3, "budget": 4000}
+FULL = QUICK | {"limit": 1_000_000, "train": 3000, "budget": 10_000}
 
 
 def points(quick: bool) -> list[Point]:
@@ -306,7 +306,7 @@ EXPERIMENT = Experiment(
     name="translation",
     title="Translation without softmax, and how wide its features are",
     source="Schlag et al. 2021, Tables 1 and 6",
-    cost="quick: 3 min of one core; full: about 1 hour (estimated)",
+    cost="quick: 3 min of one core; full: about 3 hours (estimated)",
     points=points,
     run=run,
     claims=claims,
