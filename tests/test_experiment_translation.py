@@ -162,7 +162,7 @@ def test_a_model_learns_the_words_it_has_seen():
     pairs = Pairs.of(range(12))
     model = EncoderDecoder(len(translation.ENGLISH), len(GERMAN), 1, 2, 16)
     translation.train(
-        model, pairs, {"map": "softmax", "budget": 150, "batch": 12, "lr": 1e-2}
+        model, pairs, {"map": "softmax", "budget": 100, "batch": 12, "lr": 2e-2}
     )
     wanted = [number_words(n, "german") for n in range(12)]
     assert translation.translate(model, pairs) == wanted
