@@ -298,6 +298,7 @@ def held(experiment, points) -> None:
                 "reversal",
                 "state-tracking",
                 "recall",
+                "translation",
             )
         ),
     ],

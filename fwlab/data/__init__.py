@@ -2,6 +2,7 @@
 
 from fwlab.data.characters import Characters
 from fwlab.data.corpus import CORPORA, CorpusError, corpus
+from fwlab.data.numbers import number_words
 from fwlab.data.retrieval import Retrieval, retrieval
 
 __all__ = [
@@ -10,5 +11,6 @@ __all__ = [
     "CorpusError",
     "Retrieval",
     "corpus",
+    "number_words",
     "retrieval",
 ]

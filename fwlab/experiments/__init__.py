@@ -8,6 +8,7 @@ from fwlab.experiments import (
     recall,
     reversal,
     state_tracking,
+    translation,
 )
 from fwlab.experiments.experiment import Claim, Experiment, Point, verdict
 from fwlab.experiments.runs import Runs
@@ -23,6 +24,7 @@ EXPERIMENTS = {
         aft_stability,
         state_tracking,
         recall,
+        translation,
     )
 }
 
