@@ -1,6 +1,7 @@
 """Published results, each reproduced by `fwlab reproduce NAME`."""
 
 from fwlab.experiments import (
+    aft,
     aft_stability,
     capacity,
     favor_underflow,
@@ -21,6 +22,7 @@ EXPERIMENTS = {
         reversal,
         aft_stability,
         state_tracking,
+        aft,
     )
 }
 
