@@ -26,7 +26,7 @@ from fwlab.layers import AFTConv, AFTFull, AFTLocal, AFTSimple, SoftmaxAttention
 from fwlab.models import LanguageModel
 from fwlab.plots import INK, OTHER, SERIES, WRONG
 
-#: An image has so many rows and columns; a pixel is a grey from 0 to 16.
+#: Rows and columns of an image; a pixel is a grey from 0 to 16.
 SIDE, GREYS = 8, 17
 PIXELS = SIDE * SIDE
 #: Window of AFT-local and AFT-conv, and d' of factorised biases (Eq. 7).
@@ -34,7 +34,7 @@ WINDOW, FACTOR = 32, 16
 HEADS = 4
 #: Tokens per optimiser step.
 TOKENS = 1024
-#: Optimiser steps between evaluations; training ends after so many of
+#: Optimiser steps between evaluations; training ends after this many of
 #: them without a better one.
 EVERY, PATIENCE = 100, 5
 #: Sequences and width of the layer that is measured alone.
@@ -337,6 +337,7 @@ def claims(points: list[Point]) -> list[Claim]:
         texts = select(points, task="text")
         longest = _losses(select(texts, T=512))
         found += [
+            _below("digits", images, SOFTMAX, "aft-simple"),
             _below("text", longest, SOFTMAX, "aft-local"),
             _below("text", longest, "aft-local", "aft-simple"),
             _longer(select(texts, mixer="aft-local")),
