@@ -320,7 +320,7 @@ NAMES = {
     "aft-full": "AFT-full",
     "aft-local": "AFT-local",
     "aft-conv": "AFT-conv",
-    "aft-conv-2d": "AFT-conv, rows and columns",
+    "aft-conv-2d": "AFT-conv 2-D",
 }
 #: In the figure of one layer, and in its claims.
 ALONE = {**NAMES, SOFTMAX: "fused softmax", DENSE: "dense softmax"}
@@ -358,7 +358,7 @@ def _below(task: str, losses: dict[str, float], better: str, worse: str) -> Clai
     both = [x for x in pair if x is not None]
     return Claim(
         f"{task}: {NAMES[better]} below {NAMES[worse]}",
-        f"{known[better]:.3f} against {known[worse]:.3f}"
+        f"{known[better]:g} against {known[worse]:g}"
         if better in known
         else "lower (ours)",
         " against ".join(f"{x:.3f}" for x in both) + " bits" if both else "–",
@@ -421,11 +421,11 @@ def draw(points: list[Point]) -> Figure:
     ]
     panels = [
         (alone, "mib", "memory, MiB"),
-        (alone, "share", "time, fused softmax = 1"),
+        (alone, "share", "time / fused softmax"),
     ]
     if texts:
         panels.insert(0, (texts, "loss", "bits per character"))
-    figure = Figure(figsize=(6.4, 2.4 + 2.5 * len(panels)), layout="constrained")
+    figure = Figure(figsize=(6.4, 2.6 + 2.8 * len(panels)), layout="constrained")
     upper, *others = figure.subplots(len(panels) + 1, 1)
     _difference(upper, select(points, task="digits"))
     for ax, (mine, y, label) in zip(others, panels, strict=True):
@@ -475,7 +475,7 @@ EXPERIMENT = Experiment(
     name="aft",
     title="AFT against a transformer of equal size",
     source="Zhai et al. 2021, Tables 1, 2, 4 and 6",
-    cost="quick: 3 min of one core; full: about 4 hours (estimated)",
+    cost="quick: 4 min of one core; full: about 4 hours (estimated)",
     points=points,
     run=run,
     claims=claims,
