@@ -300,6 +300,7 @@ def held(experiment, points) -> None:
                 "recall",
                 "translation",
             )
+            for name in ("capacity", "overwrite", "reversal", "state-tracking", "aft")
         ),
     ],
 )

@@ -22,10 +22,10 @@ ORDER = [
     "provenance",
     "training",
     "plots",
+    "bench",
     "experiments",
     "exercises",
     "info",
-    "bench",
     "cli",
     "__main__",
 ]

@@ -1,6 +1,7 @@
 """Published results, each reproduced by `fwlab reproduce NAME`."""
 
 from fwlab.experiments import (
+    aft,
     aft_stability,
     capacity,
     favor_underflow,
@@ -25,6 +26,7 @@ EXPERIMENTS = {
         state_tracking,
         recall,
         translation,
+        aft,
     )
 }
 

@@ -176,7 +176,7 @@ def character_bleu() -> Any:
     except ImportError:
         raise ValueError(
             "cannot compute BLEU: sacrebleu is not installed; run "
-            'pip install "fwlab[train]"'
+            'pip install "fwlab[reproduce]"'
         ) from None
     return BLEU(tokenize="char")
 

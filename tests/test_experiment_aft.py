@@ -1,0 +1,113 @@
+"""`fwlab reproduce aft`: the data, the models, and what is measured."""
+
+import sys
+
+import pytest
+import torch
+
+from fwlab import ops
+from fwlab.data import CorpusError
+from fwlab.experiments import aft
+
+
+def test_digits_are_split_without_overlap():
+    data = aft.digits()
+    parts = [data.draw(500).unique(dim=0), data.check, data.test]
+    assert [len(part) for part in parts[1:]] == [200, 300]
+    every = torch.cat(parts)
+    assert every.shape[1:] == (65,) and len(every.unique(dim=0)) == len(every)
+    assert (every[:, 0] == 17).all()
+    assert every[:, 1:].min() == 0 and every[:, 1:].max() == 16 < data.symbols - 1
+
+
+def test_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    aft.digits.cache_clear()
+    with pytest.raises(CorpusError, match=r"fwlab\[reproduce\]"):
+        aft.digits()
+
+
+def test_windows_of_text_are_the_same_characters_for_every_length(monkeypatch):
+    monkeypatch.setattr(aft, "_characters", lambda: (7, torch.arange(400_000)))
+    for T in (32, 256):
+        data = aft.text(T)
+        drawn = data.draw(50)
+        assert drawn.shape == (50, T + 1) and drawn.max() < 360_000
+        for part, first in ((data.check, 360_000), (data.test, 380_000)):
+            wanted = torch.arange(first + 1, first + 16385)
+            assert torch.equal(part[:, 1:].flatten(), wanted)
+
+
+@pytest.mark.parametrize("T", [64, 256])
+def test_models_are_equally_large_and_start_alike(T):
+    sizes = {}
+    for name in aft.OF_IMAGES if T == 64 else aft.OF_TEXT:
+        model = aft.build(name, 18, T, 32, 2)
+        sizes[name] = sum(p.numel() for p in model.parameters())
+        assert 0.015 < model.blocks[0].mixer.to_q.weight.std() < 0.025
+    assert max(sizes.values()) - min(sizes.values()) < 0.01 * max(sizes.values()), sizes
+
+
+def image_layer(gamma: float) -> aft.AFTConvImage:
+    torch.manual_seed(0)
+    layer = aft.AFTConvImage(8, 2).double()
+    torch.nn.init.constant_(layer.kernel.gamma, gamma)
+    return layer
+
+
+def test_biases_by_rows_and_columns():
+    """Against a loop over pixels; and no pixel sees a later one."""
+    layer, x = image_layer(1.0), torch.randn(2, 64, 8).double()
+    kernel = layer.kernel().view(2, 9, 15)
+    w = torch.zeros(2, 64, 64).double()
+    for t in range(64):
+        for j in range(t + 1):
+            row, column = divmod(j - 1, 8)  # the start token: row -1, column 7
+            w[:, t, j] = kernel[:, t // 8 - row, t % 8 - column + 7]
+    y = [
+        ops.aft_full(
+            *(f(x)[..., head] for f in (layer.to_q, layer.to_k, layer.to_v)), b
+        )
+        for head, b in zip((slice(4), slice(4, 8)), w, strict=True)
+    ]
+    wanted = layer.to_out(torch.cat(y, -1))
+    assert torch.allclose(layer(x), wanted, atol=1e-12)
+    assert torch.allclose(layer(x[:, :30]), wanted[:, :30], atol=1e-12)
+    before, x[:, 40] = layer(x), 0
+    assert torch.equal(layer(x)[:, :40], before[:, :40])
+
+
+def test_without_biases_it_is_aft_simple():
+    layer, x = image_layer(0.0), torch.randn(2, 64, 8).double()
+    y = ops.aft_simple(*(f(x) for f in (layer.to_q, layer.to_k, layer.to_v)))
+    assert torch.allclose(layer(x), layer.to_out(y), atol=1e-12)
+
+
+def test_dense_attention_is_attention():
+    torch.manual_seed(0)
+    dense, fused = (aft.LAYERS[name](16, 20) for name in (aft.DENSE, aft.SOFTMAX))
+    fused.load_state_dict(dense.state_dict())
+    x = torch.randn(2, 20, 16)
+    assert torch.allclose(dense(x), fused(x), atol=1e-6)
+
+
+def test_memory_of_pairs_and_of_windows():
+    """Dense attention is quadratic in time, AFT-local is linear."""
+    mib = {
+        (name, T): aft.peak_mib(aft._pass(name, T, 32))
+        for name in (aft.DENSE, "aft-local")
+        for T in (256, 512)
+    }
+    assert mib[aft.DENSE, 512] > 3 * mib[aft.DENSE, 256]
+    assert mib["aft-local", 512] < 2.2 * mib["aft-local", 256]
+
+
+def test_one_bias_reads_the_pixel_above():
+    """With a large bias for it, all other pixels do not count."""
+    layer, x = image_layer(1.0), torch.randn(1, 64, 8).double()
+    with torch.no_grad():
+        layer.kernel.gamma.fill_(10)
+        layer.kernel.raw.zero_().view(2, 9, 15)[:, 1, 7] = 1  # 1 up, 0 across
+        y = torch.sigmoid(layer.to_q(x)) * layer.to_v(x).roll(7, 1)
+        wanted = layer.to_out(y)
+        assert torch.allclose(layer(x)[:, 8:], wanted[:, 8:], atol=1e-6)
