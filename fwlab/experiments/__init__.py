@@ -1,11 +1,14 @@
 """Published results, each reproduced by `fwlab reproduce NAME`."""
 
 from fwlab.experiments import (
+    ablation,
     aft_stability,
     capacity,
     favor_underflow,
+    language_model,
     overwrite,
     reversal,
+    state_size,
     state_tracking,
 )
 from fwlab.experiments.experiment import Claim, Experiment, Point, verdict
@@ -21,6 +24,9 @@ EXPERIMENTS = {
         reversal,
         aft_stability,
         state_tracking,
+        language_model,
+        ablation,
+        state_size,
     )
 }
 
