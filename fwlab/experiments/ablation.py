@@ -31,7 +31,7 @@ NAMES = {
 CORPORA = {
     "shakespeare": "Tiny Shakespeare",
     "wikitext-2-test": "WikiText-2",
-    "any": "Tiny Shakespeare",
+    "any": "Beginning of the text",
 }
 #: Feature maps: the paper's Delta Network has ELU + 1.
 MAPS = {"linear": "ELU + 1", "dpfp": "DPFP"}
