@@ -231,19 +231,16 @@ def equal_d_ff(mixer: Mixer, config: Config) -> int:
     """The MLP width, a multiple of 32, at which a model has as many
     parameters as that with softmax attention, within 2 %.
     """
+    c, usual = config, 4 * config.d_model
 
-    def size(mixer: Mixer, d_ff: int) -> int:
-        c = config
+    def size(mixer: Mixer) -> int:
+        sizes = c.layers, c.heads, c.d_model, c.block, usual
         with torch.device("meta"):
-            model = LanguageModel(
-                64, mixer, c.layers, c.heads, c.d_model, c.block, d_ff
-            )
-        return model.num_parameters()
+            return LanguageModel(64, mixer, *sizes).num_parameters()
 
-    usual = 4 * config.d_model
-    missing = size(MIXERS["softmax"], usual) - size(mixer, usual)
-    more = size(mixer, usual + 32) - size(mixer, usual)
-    return usual + 32 * round(missing / more)
+    missing = size(MIXERS["softmax"]) - size(mixer)
+    # Two matrices of an MLP in every layer.
+    return usual + 32 * round(missing / (32 * 2 * c.d_model * c.layers))
 
 
 def rows(
