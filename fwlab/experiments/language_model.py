@@ -20,7 +20,7 @@ from fwlab.training import Config
 #: Validation perplexity per word on WikiText-103, sum and delta: ELU + 1 in
 #: Table 2, the others in Table 5, small models.
 PUBLISHED = {"linear": (37.1, 34.1), "favor": (38.0, 36.0), "dpfp": (37.7, 33.9)}
-MAPS = {"linear": "ELU + 1", "favor": "FAVOR+", "dpfp": "DPFP", "identity": "keys"}
+MAPS = {"linear": "ELU + 1", "favor": "FAVOR+", "dpfp": "DPFP", "identity": "unit keys"}
 #: For softmax attention, in nats per character.
 NANOGPT = 1.88
 #: The feature maps of the fast weight rules in `MIXERS`.
@@ -84,12 +84,12 @@ def model(point: Point) -> tuple[Config, Mixer]:
 def claims(points: list[Point]) -> list[Claim]:
     usual = as_usual(points)
     found = [_delta_below_sum(usual, name) for name in PUBLISHED]
-    for text, mixer, map in (
+    for what, mixer, map in (
         ("a decay, the same DPFP: gated delta ends below delta", "gated-delta", "dpfp"),
         ("keys of length 1 in place of DPFP: delta ends lower", "delta", "identity"),
     ):
         before = select(usual, mixer="delta", map="dpfp")
-        found.append(_falls(text, before, select(usual, mixer=mixer, map=map)))
+        found.append(_falls(what, before, select(usual, mixer=mixer, map=map)))
     if points[0]["size"] == "nanogpt":
         found += [_softmax(usual), *_why(points)]
     return found
@@ -102,13 +102,13 @@ def as_usual(points: list[Point]) -> list[Point]:
 
 
 def _delta_below_sum(usual: list[Point], name: str) -> Claim:
-    both = [select(usual, mixer=rule, map=name) for rule in ("sum", "delta")]
+    before, after = (select(usual, mixer=rule, map=name) for rule in ("sum", "delta"))
     published = "perplexity per word {} → {}".format(*PUBLISHED[name])
-    return _falls(f"{MAPS[name]}: delta ends below sum", *both, published)
+    return _falls(f"{MAPS[name]}: delta ends below sum", before, after, published)
 
 
 def _falls(
-    text: str,
+    what: str,
     before: list[Point],
     after: list[Point],
     published: str = "not published",
@@ -117,7 +117,7 @@ def _falls(
     some = (median_loss(before), median_loss(after))
     losses = [loss for loss in some if loss is not None]
     return Claim(
-        text,
+        what,
         published,
         " → ".join(f"{loss:.3f}" for loss in losses) or "–",
         losses[1] < losses[0] if len(losses) == 2 else None,

@@ -94,9 +94,10 @@ def claims(points: list[Point]) -> list[Claim]:
     ]
     if points[0]["size"] == "nanogpt":
         bare = select(points, model="sum", normalize=0)
-        text = "perplexity per word 27.8, above 260"
         found += [
-            _below("delta: below sum", text, delta, sums),
+            _below(
+                "delta: below sum", "perplexity per word 27.8, above 260", delta, sums
+            ),
             _below(
                 "sum: below sum without attention normalisation",
                 "perplexity per word above 260, above 1600",
@@ -123,11 +124,11 @@ def _fails(points: list[Point], sums: list[Point]) -> Claim:
     )
 
 
-def _below(text: str, source: str, one: list[Point], other: list[Point]) -> Claim:
+def _below(what: str, source: str, one: list[Point], other: list[Point]) -> Claim:
     """Whether the median loss of `one` is below that of `other`."""
     a, b = median_loss(one), median_loss(other)
     holds = None if a is None or b is None else a < b
-    return Claim(text, source, f"{_nats(a)} against {_nats(b)}", holds)
+    return Claim(what, source, f"{_nats(a)} against {_nats(b)}", holds)
 
 
 def _equal_state(points: list[Point], delta: list[Point]) -> Claim:
