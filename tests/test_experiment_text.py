@@ -49,7 +49,7 @@ def test_carried_windows_follow_one_another():
     """Until the text ends; then it begins again, with an empty state."""
     run = small(carry=True)
     rows = text.in_rows(run.train_tokens, 3)
-    windows = (rows.shape[1] - 1) // 8
+    windows, logits = (rows.shape[1] - 1) // 8, []
     for step in range(windows + 1):
         run.step = step
         inputs, targets = run._batch()
@@ -57,7 +57,9 @@ def test_carried_windows_follow_one_another():
         assert torch.equal(inputs, rows[:, start : start + 8])
         assert torch.equal(targets, rows[:, start + 1 : start + 9])
         assert (run.state is None) == (start == 0)
-        run._logits(inputs)
+        logits.append(run._logits(inputs))
+    whole = run.model(rows[:, :16])
+    assert torch.allclose(torch.cat(logits[:2], 1), whole, atol=1e-5)
     past, W = run.state
     assert past == 8 and not W.requires_grad
 

@@ -70,7 +70,6 @@ def model(point: Point) -> tuple[Config, Mixer]:
 
 def claims(points: list[Point]) -> list[Claim]:
     found = []
-    full = points[0]["size"] == "nanogpt"
     for corpus, map in _tables(points):
         losses = {
             each: loss
@@ -84,21 +83,19 @@ def claims(points: list[Point]) -> list[Claim]:
             Claim(
                 f"{where}: normalisation costs, with and without positions",
                 "perplexity per word 30.4, 29.2 against 29.7, 28.1",
-                listed or "–",
+                listed,
                 all(losses[p, 1] > losses[p, 0] for p in (0, 1)) if complete else None,
             )
         )
-        if full:
-            found.append(
-                Claim(
-                    f"{where}: lowest with neither",
-                    "perplexity per word 28.1 against 29.2 to 30.4",
-                    listed or "–",
-                    min(losses, key=lambda each: losses[each]) == (0, 0)
-                    if complete
-                    else None,
-                )
+        lowest = min(losses, key=lambda each: losses[each])
+        found.append(
+            Claim(
+                f"{where}: lowest with neither",
+                "perplexity per word 28.1 against 29.2 to 30.4",
+                listed,
+                lowest == (0, 0) if complete else None,
             )
+        )
     return found
 
 
