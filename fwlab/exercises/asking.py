@@ -142,9 +142,11 @@ def compare_gradients(
 ) -> None:
     """Raise `Wrong` unless every argument gets the right gradient.
 
+    - `answer`: a function, or a module.
     - `reference`: returns a tensor, or a tuple of tensors.
     - `generator`: draws the gradient of the result.
     - `because`: a sentence on the likely cause.
+    - `arguments`: float64 tensors, by name and in order.
     """
     given = {n: x.clone().requires_grad_() for n, x in arguments.items()}
     expected = reference(*given.values())

@@ -1,13 +1,16 @@
 """Published results, each reproduced by `fwlab reproduce NAME`."""
 
 from fwlab.experiments import (
+    ablation,
     aft,
     aft_stability,
     capacity,
     favor_underflow,
+    language_model,
     overwrite,
     recall,
     reversal,
+    state_size,
     state_tracking,
     translation,
 )
@@ -27,6 +30,9 @@ EXPERIMENTS = {
         recall,
         translation,
         aft,
+        language_model,
+        ablation,
+        state_size,
     )
 }
 

@@ -1,6 +1,6 @@
 """Models built of layers: a language model and an encoder-decoder."""
 
 from fwlab.models.encoder_decoder import EncoderDecoder
-from fwlab.models.language_model import MIXERS, LanguageModel
+from fwlab.models.language_model import MIXERS, LanguageModel, Mixer
 
-__all__ = ["MIXERS", "LanguageModel", "EncoderDecoder"]
+__all__ = ["MIXERS", "Mixer", "LanguageModel", "EncoderDecoder"]

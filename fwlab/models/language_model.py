@@ -36,6 +36,9 @@ class Size(NamedTuple):
 class Mixer(NamedTuple):
     """How information passes from token to token.
 
+    `Mixer(lambda s: FastWeightAttention(s.d_model, s.heads, DPFP(2)))` in
+    place of a name makes a `LanguageModel` with a layer of your own.
+
     - `make`: makes the layer that mixes in each block, at the given size;
       if `whole`, the whole stack, whose layers depend on each other.
     - `positions`: add a table of learned positions to the embeddings.
@@ -92,7 +95,7 @@ class LanguageModel(nn.Module):
     r"""Pre-norm blocks between tied embeddings (the form of GPT-2).
 
     - `vocab_size`: number of tokens in the vocabulary, at least 1.
-    - `mixer`: a name in `MIXERS`.
+    - `mixer`: a name in `MIXERS`, or a `Mixer` of your own.
     - `layers`, `heads`, `d_model`: depth, heads per layer, width. (Of the
       AFT mixers, only aft-conv has heads.)
     - `max_len`: maximum sequence length, for mixers with position tables
@@ -112,7 +115,7 @@ class LanguageModel(nn.Module):
     def __init__(
         self,
         vocab_size: int,
-        mixer: str = "delta",
+        mixer: str | Mixer = "delta",
         layers: int = 4,
         heads: int = 4,
         d_model: int = 128,
@@ -120,7 +123,8 @@ class LanguageModel(nn.Module):
         d_ff: int | None = None,
     ):
         super().__init__()
-        if mixer not in MIXERS:
+        chosen = mixer if isinstance(mixer, Mixer) else MIXERS.get(mixer)
+        if chosen is None:
             known = ", ".join(map(repr, MIXERS))
             raise ValueError(
                 f"LanguageModel: expected mixer to be one of {known}, got {mixer!r}"
@@ -133,7 +137,7 @@ class LanguageModel(nn.Module):
                     f"LanguageModel: expected {name} to be at least 1, got {value}"
                 )
         size = Size(heads=heads, d_model=d_model, **sizes)
-        make, whole, positions = MIXERS[mixer]
+        make, whole, positions = chosen
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_len, d_model) if positions else None

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fwlab.data import Characters, CorpusError, corpus
+from fwlab.models import LanguageModel
 from fwlab.training import checkpoint as checkpoints
 from fwlab.training.checkpoint import Checkpoint, CheckpointError
 from fwlab.training.config import Config
@@ -55,7 +56,7 @@ class Trainer:
         self.config = config
         self.device = _device(config.device)
         with torch.device("meta"):
-            checkpoints.new_model(config, 2)  # invalid sizes raise here
+            self._new_model(2)  # invalid sizes raise here
         text = corpus(config.corpus) if text is None else text
         #: SHA-256 of the text, so that results identify their training text.
         self.corpus_sha256 = hashlib.sha256(text.encode()).hexdigest()
@@ -74,7 +75,7 @@ class Trainer:
         if resume is None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
-                self.model = checkpoints.new_model(config, len(self.characters))
+                self.model = self._new_model(len(self.characters))
             self.step = 0
         else:
             if resume.corpus_sha256 != self.corpus_sha256:
@@ -118,7 +119,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr_at(self.step)
         self.model.train()
-        loss = _loss(self.model(inputs), targets)
+        loss = _loss(self._logits(inputs), targets)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
@@ -128,6 +129,12 @@ class Trainer:
             )
         self.optimizer.step()
         return loss.item()
+
+    def _new_model(self, vocab_size: int) -> LanguageModel:
+        return checkpoints.new_model(self.config, vocab_size)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs)
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         # Seeded per step, so that a resumed run gets the same batches.

@@ -1,0 +1,204 @@
+"""Loss against the size of the state, without truncated context.
+
+Table 4 of Schlag et al. 2021, at a size that a processor can train.
+"""
+
+from itertools import pairwise
+from math import inf, log
+
+from matplotlib.figure import Figure
+
+from fwlab.experiments import charts, text
+from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.text import LR, median_loss
+from fwlab.layers import TransformerXL
+from fwlab.models import Mixer
+from fwlab.plots import FAST, OTHER, SERIES, TRAINED
+from fwlab.training import Config
+
+#: State in scalars, and validation perplexity per word on WikiText-103 of
+#: the medium model; the Linear Transformer's is above 260.
+PUBLISHED = {
+    "delta": {131_072: 27.8},
+    "transformer-xl": {
+        131_072: 65.7,
+        1_048_576: 29.3,
+        2_097_152: 26.4,
+        6_291_456: 24.6,
+    },
+}
+#: Tokens of segment memory, and of a segment.
+MEMORIES = {"nanogpt": (8, 16, 32, 64, 128), "small": (4, 16, 64)}
+
+
+def points(quick: bool) -> list[Point]:
+    size = "small" if quick else "nanogpt"
+    found = [("delta", "linear", 0, 0), ("sum", "linear", 1, 0)]
+    found += [("gated-delta", "identity", 0, 0)]
+    if not quick:
+        found += [("delta", "dpfp", 0, 0), ("sum", "linear", 0, 0)]
+    found += [("transformer-xl", "", 0, memory) for memory in MEMORIES[size]]
+    names = ("model", "map", "normalize", "memory")
+    return [
+        {
+            **dict(zip(names, each, strict=True)),
+            "size": size,
+            "corpus": "any" if quick else "shakespeare",
+            "lr": LR[size],
+            "seed": seed,
+        }
+        for each in found
+        for seed in (1, 2, 3)
+    ]
+
+
+def run(point: Point) -> Point:
+    # A step for each segment takes long, so quick versions read as many
+    # sequences at once as in training, instead of one.
+    config, mixer = model(point)
+    rows = config.batch if point["size"] == "small" else 1
+    corpus = text.load(point["corpus"])
+    run = text.Run(config, mixer, corpus, carry=True, rows=rows)
+    found = text.train(run)
+    found["state_size"] = run.model.state_size(10**9)  # at its largest
+    found["windows_loss"] = text.finite(run.evaluate_windows())
+    return found
+
+
+def model(point: Point) -> tuple[Config, Mixer]:
+    """The configuration of a point, and how its model mixes."""
+    if memory := point["memory"]:
+        mixer = Mixer(
+            lambda s: TransformerXL(
+                s.d_model, s.heads, s.layers, s.d_ff, memory, segment=memory
+            ),
+            whole=True,
+        )
+    else:
+        normalize = bool(point["normalize"])
+        mixer = text.fast_weights(point["model"], point["map"], normalize)
+    return text.config(point, mixer), mixer
+
+
+# --- What came out ------------------------------------------------------
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    delta = select(points, model="delta", map="linear")
+    sums = select(points, model="sum", normalize=1)
+    gated = select(points, model="gated-delta")
+    published = "perplexity per word 27.8, above 260"
+    found = [
+        _fails(points, sums),
+        _below("delta: below sum", published, delta, sums),
+        _equal_state(points, delta),
+        _grows(points),
+        _below("gated delta: below delta", "not published", gated, delta),
+    ]
+    if points[0]["size"] == "nanogpt":
+        bare = select(points, model="sum", normalize=0)
+        what = "sum: below sum without attention normalisation"
+        published = "perplexity per word above 260, above 1600"
+        found.append(_below(what, published, sums, bare))
+    return found
+
+
+def _fails(points: list[Point], sums: list[Point]) -> Claim:
+    xl = select(points, model="transformer-xl")
+    losses = [
+        loss for m in _memories(xl) if (loss := median_loss(select(xl, memory=m)))
+    ]
+    ours = median_loss(sums)
+    return Claim(
+        "sum: above Transformer-XL with every memory",
+        "perplexity per word above 260, 65.7 to 24.6",
+        f"{_nats(ours)} against {', '.join(map(_nats, losses)) or '–'}",
+        ours > max(losses) if ours and losses else None,
+    )
+
+
+def _below(what: str, source: str, one: list[Point], other: list[Point]) -> Claim:
+    """Whether the median loss of `one` is below that of `other`."""
+    a, b = median_loss(one), median_loss(other)
+    holds = None if a is None or b is None else a < b
+    return Claim(what, source, f"{_nats(a)} against {_nats(b)}", holds)
+
+
+def _equal_state(points: list[Point], delta: list[Point]) -> Claim:
+    size = delta[0]["state_size"] if delta else None
+    return _below(
+        "delta: below Transformer-XL with an equal state",
+        "perplexity per word 27.8, 65.7",
+        delta,
+        select(points, model="transformer-xl", state_size=size),
+    )
+
+
+def _grows(points: list[Point]) -> Claim:
+    xl = select(points, model="transformer-xl")
+    losses = [median_loss(select(xl, memory=m)) for m in _memories(xl)]
+    known = [inf if loss is None else loss for loss in losses]
+    return Claim(
+        "Transformer-XL: the larger the memory, the lower the loss",
+        "perplexity per word 65.7, 29.3, 26.4, 24.6",
+        ", ".join(map(_nats, losses)) or "–",
+        all(a > b for a, b in pairwise(known)) if len(known) > 1 else None,
+    )
+
+
+def _memories(points: list[Point]) -> list[int]:
+    return sorted({p["memory"] for p in points})
+
+
+def _nats(loss: float | None) -> str:
+    return "–" if loss is None else f"{loss:.3f}"
+
+
+def draw(points: list[Point]) -> Figure:
+    """In units of the delta rule's state and loss, ours and the published."""
+    figure, ax = charts.new(4.2)
+    delta = select(points, model="delta", map="linear")
+    loss = median_loss(delta) or inf
+    state = delta[0]["state_size"] if delta else 1
+
+    def relative(some: list[Point]) -> list[Point]:
+        return [
+            {
+                "state": p["state_size"] / state,
+                "loss": None if p["loss"] is None else 100 * (p["loss"] / loss - 1),
+            }
+            for p in some
+        ]
+
+    series = {
+        "delta": (FAST, "o", select(points, model="delta")),
+        "sum": (TRAINED, "s", select(points, model="sum", normalize=1)),
+        "Transformer-XL": (OTHER, "D", select(points, model="transformer-xl")),
+        "gated delta": (SERIES[0], "^", select(points, model="gated-delta")),
+    }
+    for name, (color, marker, some) in series.items():
+        charts.series(ax, relative(some), color, marker, "-", name, "loss", "state")
+    (unit, one), *_ = PUBLISHED["delta"].items()
+    theirs = {
+        size / unit: 100 * (log(perplexity) / log(one) - 1)
+        for size, perplexity in PUBLISHED["transformer-xl"].items()
+    }
+    charts.published(ax, theirs, OTHER, "Transformer-XL, published")
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ax.set_xlabel("state, in multiples of the delta rule's")
+    ax.set_ylabel("loss above the delta rule's, %")
+    charts.legend(figure, ax, 2)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="state-size",
+    title="Loss against the size of the state, with no truncated context",
+    source="Schlag et al. 2021, Table 4",
+    cost="quick: 3 min of one core; full: about 1.3 hours (estimated)",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+)

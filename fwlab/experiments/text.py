@@ -1,0 +1,271 @@
+"""Language models on text: what several experiments share."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from math import inf, nan
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+from torch.nn import functional as F
+
+from fwlab import detach
+from fwlab.data import corpus
+from fwlab.experiments.experiment import Point
+from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, Identity
+from fwlab.layers import FastWeightAttention
+from fwlab.models import MIXERS, LanguageModel, Mixer
+from fwlab.training import Config, Trainer
+
+#: Sizes of models and runs: nanoGPT's for a CPU, and that of quick versions,
+#: whose heads are as wide as those of the paper's small models.
+SIZES: dict[str, dict[str, Any]] = {
+    "nanogpt": {"layers": 4, "d_model": 128, "batch": 12, "steps": 2000},
+    "small": {"layers": 2, "d_model": 64, "batch": 6, "steps": 400, "warmup": 25},
+}
+#: Learning rates at which the losses are compared.
+LR = {"nanogpt": 1e-3, "small": 4e-3}
+#: Feature maps by name: of keys of width `d`, without trained parameters.
+#: DPFP and FAVOR+ have the same number of features, twice that of ELU + 1.
+MAPS: dict[str, Callable[[int], FeatureMap]] = {
+    "linear": lambda d: ELU1(),
+    "favor": lambda d: FAVOR(d, directions=d),
+    "dpfp": lambda d: DPFP(nu=1),
+    "identity": lambda d: Identity(),
+}
+
+
+def fast_weights(
+    rule: str, name: str, normalize: bool | None = None, positions: bool = False
+) -> Mixer:
+    """A rule with a feature map of choice.
+
+    - `rule`: as in `FastWeightAttention`, "gated-delta" for "gated_delta".
+    - `name`: of the feature map. For rules with normalised keys, features
+      are divided by their sum, except the keys themselves ("identity"),
+      whose sum may be 0: they are divided by their length.
+    - `normalize`, `positions`: as in `FastWeightAttention` and `Mixer`.
+    """
+    rule = rule.replace("-", "_")
+    key_norm = None
+    if "delta" in rule:
+        key_norm = "l2" if name == "identity" else "sum"
+    return Mixer(
+        lambda s: FastWeightAttention(
+            s.d_model,
+            s.heads,
+            MAPS[name](s.d_model // s.heads),
+            rule,
+            key_norm,
+            normalize,
+        ),
+        positions=positions,
+    )
+
+
+def config(point: Point, mixer: Mixer, block: int = 64) -> Config:
+    """The run of a point, with as many parameters as softmax attention has.
+
+    - `block`: characters per window; every optimiser step has as many
+      characters as with windows of 64.
+    """
+    size = SIZES[point["size"]]
+    found = Config(
+        **{**size, "batch": size["batch"] * 64 // block},
+        block=block,
+        lr=point["lr"],
+        min_lr=point["lr"] / 10,
+        seed=point["seed"],
+        eval_every=10**6,  # only at the end
+        device="cpu",
+    )
+    return replace(found, d_ff=equal_d_ff(mixer, found))
+
+
+@cache
+def load(name: str) -> str:
+    """The text of a corpus.
+
+    - `name`: as in `fwlab.data.corpus`; "any", for quick versions, is the
+      beginning of Shakespeare, or of Python if Shakespeare is not available.
+    """
+    return corpus(None)[:300_000] if name == "any" else corpus(name)
+
+
+class Run(Trainer):
+    """The training of `fwlab train`, of any mixer, and with carried state.
+
+    - `config`: the run; `config.mixer` has no effect.
+    - `mixer`: how the model mixes.
+    - `text`: all text; the last tenth is for validation.
+    - `carry`: read the text in order, and let each window begin with the
+      state in which the one before it has ended. Gradients still end at
+      the start of a window. The validation text is then one long sequence.
+    - `rows`: number of such sequences that it is cut into.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mixer: Mixer,
+        text: str,
+        carry: bool = False,
+        rows: int = 1,
+    ):
+        self.mixer, self.carry, self.rows = mixer, carry, rows
+        self.state: Any = None
+        super().__init__(config, text)
+
+    def _new_model(self, vocab_size: int) -> LanguageModel:
+        c = self.config
+        sizes = c.layers, c.heads, c.d_model, c.block, c.d_ff
+        return LanguageModel(vocab_size, self.mixer, *sizes)
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        if not self.carry:
+            return super()._batch()
+        rows = in_rows(self.train_tokens, self.config.batch)
+        block = self.config.block
+        start = self.step % ((rows.shape[1] - 1) // block) * block
+        if start == 0:  # the text begins again
+            self.state = None
+        window = rows[:, start : start + block + 1].to(self.device)
+        return window[:, :-1], window[:, 1:]
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        if not self.carry:
+            return super()._logits(inputs)
+        logits, state = self.model.prefill(inputs, self.state)
+        self.state = detach(state)
+        return logits
+
+    @torch.no_grad()
+    def evaluate(self, windows: int | None = None) -> float:
+        """Validation loss in nats per character.
+
+        - `windows`: as in `Trainer`; has no effect with carried state.
+        """
+        if not self.carry:
+            return super().evaluate(windows)
+        self.model.eval()
+        rows = in_rows(self.val_tokens, self.rows).to(self.device)
+        total, state = 0.0, None
+        # The length of these parts changes no result.
+        ends = [*range(0, rows.shape[1] - 1, 1024), rows.shape[1] - 1]
+        for start, end in pairwise(ends):
+            logits, state = self.model.prefill(rows[:, start:end], state)
+            targets = rows[:, start + 1 : end + 1]
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            total += loss.item() * (end - start)
+        return total / ends[-1]
+
+    def evaluate_windows(self) -> float:
+        """Validation loss of windows that start with an empty state."""
+        return super().evaluate()
+
+    def saved_mib(self) -> float:
+        """MiB of all that a training step saves for its backward pass.
+
+        Trained weights, which are there anyway, do not count. Unlike the
+        memory of the process, this is the same number in every run.
+        """
+        sizes: dict[int, int] = {}
+
+        def save(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        c = self.config
+        inputs = self.train_tokens[: c.batch * c.block].view(c.batch, c.block)
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            loss = self.model(inputs.to(self.device)).logsumexp(-1).sum()
+        for p in self.model.parameters():
+            sizes.pop(p.untyped_storage().data_ptr(), None)
+        del loss  # until here, what is saved was alive: no address came twice
+        return round(sum(sizes.values()) / 2**20, 2)
+
+
+def in_rows(tokens: Tensor, count: int) -> Tensor:
+    """Cut `tokens [time]` into `[count, time // count]`, without the rest."""
+    return tokens[: len(tokens) // count * count].view(count, -1)
+
+
+def train(run: Run) -> Point:
+    """Train to the end, and say what came out; no loss if it diverged."""
+    c, seconds, loss = run.config, 0.0, None
+    found: Point = {
+        "corpus_sha256": run.corpus_sha256[:12],
+        "parameters": run.model.num_parameters(),
+        "state_size": run.model.state_size(c.block),
+        "saved_mib": run.saved_mib(),
+    }
+    try:
+        for progress in run.run():
+            seconds = progress.seconds
+        loss = finite(run.curve[-1][-1])
+    except FloatingPointError:
+        pass
+    speed = round(run.step * c.batch * c.block / seconds) if seconds else None
+    bits = None if loss is None else round(loss / math.log(2), 4)
+    return {"loss": loss, "bits": bits, **found, "tokens_per_second": speed}
+
+
+def finite(loss: float) -> float | None:
+    """The loss to four decimals; None if it is not finite."""
+    return round(loss, 4) if math.isfinite(loss) else None
+
+
+def median_loss(points: list[Point], y: str = "loss") -> float | None:
+    """The median over seeds, without a loss = infinite; None = no points."""
+    losses = [inf if p[y] is None else p[y] for p in points]
+    return median(losses) if losses else None
+
+
+def equal_d_ff(mixer: Mixer, config: Config) -> int:
+    """The MLP width, a multiple of 32, at which a model has as many
+    parameters as that with softmax attention, within 2 %.
+    """
+    c, usual = config, 4 * config.d_model
+
+    def size(mixer: Mixer) -> int:
+        sizes = c.layers, c.heads, c.d_model, c.block, usual
+        with torch.device("meta"):
+            return LanguageModel(64, mixer, *sizes).num_parameters()
+
+    missing = size(MIXERS["softmax"]) - size(mixer)
+    # Two matrices of an MLP in every layer.
+    return usual + 32 * round(missing / (32 * 2 * c.d_model * c.layers))
+
+
+def rows(
+    ax: Axes,
+    named: Mapping[str, Sequence[float | None]],
+    color: str,
+    marker: str,
+    label: str | None = None,
+) -> None:
+    """Each number as a mark in the row of its name; None has no mark."""
+    marks = [
+        (nan if x is None else x, row)
+        for row, numbers in enumerate(named.values())
+        for x in numbers
+    ]
+    ax.plot(
+        [x for x, _ in marks],
+        [row for _, row in marks],
+        linestyle="none",
+        marker=marker,
+        markersize=6,
+        markeredgewidth=1.4 if marker in "x+" else 0,
+        alpha=1 if marker in "x+" else 0.7,
+        color=color,
+        label=label,
+    )
+    ax.set_yticks(range(len(named)), list(named))
+    ax.set_ylim(len(named) - 0.5, -0.5)
