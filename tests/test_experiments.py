@@ -292,7 +292,13 @@ def held(experiment, points) -> None:
         "aft-stability",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("capacity", "overwrite", "reversal", "state-tracking")
+            for name in (
+                "capacity",
+                "overwrite",
+                "reversal",
+                "state-tracking",
+                "feedback-variables",
+            )
         ),
     ],
 )

@@ -2,13 +2,16 @@
 
 from fwlab.data.characters import Characters
 from fwlab.data.corpus import CORPORA, CorpusError, corpus
+from fwlab.data.programs import Programs, programs
 from fwlab.data.retrieval import Retrieval, retrieval
 
 __all__ = [
     "CORPORA",
     "Characters",
     "CorpusError",
+    "Programs",
     "Retrieval",
     "corpus",
+    "programs",
     "retrieval",
 ]

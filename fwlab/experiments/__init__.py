@@ -4,6 +4,7 @@ from fwlab.experiments import (
     aft_stability,
     capacity,
     favor_underflow,
+    feedback_variables,
     overwrite,
     reversal,
     state_tracking,
@@ -21,6 +22,7 @@ EXPERIMENTS = {
         reversal,
         aft_stability,
         state_tracking,
+        feedback_variables,
     )
 }
 
