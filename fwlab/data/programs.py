@@ -33,14 +33,12 @@ CLAUSES = (
 #: Kinds of statements, each as likely as the others; those after an `if`.
 KINDS = ("assign", "increment", "decrement", "print", "if")
 INNER = ("assign", "increment", "decrement")
-
-
 #: A program in words, with its labels and values as numbers.
 Made = tuple[list[str], list[int | None], list[int | None]]
 
 
 class Programs(NamedTuple):
-    """Programs of about the same length.
+    """A batch of programs.
 
     - `tokens`: numbers in `TOKENS`, or in `CLAUSES`, `[batch, time]`; a
       program ends with END, which also fills the shorter rows.
@@ -118,8 +116,9 @@ def program(statements: int, variables: int, rng: random.Random) -> Made:
     after: list[int | None] = []
     for _ in range(statements):
         statement = _statement(KINDS, NAMES[:variables], values, rng)
+        at = {"print": 1, "if": 5}.get(statement[0], 0)  # its variable
+        value = values.get(statement[at])
         nothing = [None] * (len(statement) - 1)
-        value = values.get(statement[{"print": 1, "if": 5}.get(statement[0], 0)])
         tokens += statement
         labels += [*nothing, value if statement[0] == "print" else None]
         after += [*nothing, value]
@@ -213,6 +212,6 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
         if change == "=":
             values[name] = int(value[0])
         elif name in values:
-            value = values[name] + (1 if change == "++" else -1)
-            values[name] = min(max(value, VALUES[0]), VALUES[-1])
+            after = values[name] + (1 if change == "++" else -1)
+            values[name] = min(max(after, VALUES[0]), VALUES[-1])
     return labels
