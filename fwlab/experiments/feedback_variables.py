@@ -178,7 +178,11 @@ def claims(points: list[Point]) -> list[Claim]:
         said = " against ".join(f"{x} %" for x in PUBLISHED[variables].values())
         task = f"{variables} variables: feedback at least {MARGIN} points above"
         for text, source, other in (
-            (f"{task} a transformer of equal size", "far above (no number)", equal),
+            (
+                f"{task} a transformer of equal size",
+                "higher (no number published)",
+                equal,
+            ),
             (f"{task} one with twice as many layers", said, deeper),
             (f"{task} the best rule ({best})", "above (ours)", best),
         ):
