@@ -313,6 +313,7 @@ def held(experiment, points) -> None:
                 "language-model",
                 "ablation",
                 "state-size",
+                "feedback-variables",
             )
         ),
     ],

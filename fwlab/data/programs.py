@@ -1,0 +1,217 @@
+"""Programs that set, change and print variables."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Names of variables; a task with fewer takes the first ones.
+NAMES = ("x", "y", "z", "p", "r")
+VALUES = range(1, 11)
+#: The vocabulary, by token number.
+TOKENS = (
+    *NAMES,
+    *map(str, VALUES),
+    *("=", "++", "--", "print", "if", "<", ">", ":", ";", "END"),
+)
+#: The vocabulary with one token per clause: a statement, or a condition.
+CLAUSES = (
+    *map(str, VALUES),
+    *(f"{name} = {value} ;" for name in NAMES for value in VALUES),
+    *(f"{name} {step} ;" for name in NAMES for step in ("++", "--")),
+    *(f"print {name} ;" for name in NAMES),
+    *(
+        f"if {name} {sign} {limit} :"
+        for name in NAMES
+        for sign in "<>"
+        for limit in (*NAMES, *VALUES)
+    ),
+    "END",
+)
+#: Kinds of statements, each as likely as the others; those after an `if`.
+KINDS = ("assign", "increment", "decrement", "print", "if")
+INNER = ("assign", "increment", "decrement")
+#: A program in words, with its labels and values as numbers.
+Made = tuple[list[str], list[int | None], list[int | None]]
+
+
+class Programs(NamedTuple):
+    """A batch of programs.
+
+    - `tokens`: numbers in `TOKENS`, or in `CLAUSES`, `[batch, time]`; a
+      program ends with END, which also fills the shorter rows.
+    - `labels`: at the `;` of a print, the token of the printed value;
+      -1 elsewhere. `[batch, time]`.
+    - `values`: at every `;`, the token of the value that the variable of
+      the statement has after it; -1 elsewhere, and for a variable that is
+      not set. `[batch, time]`.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    values: Tensor
+
+
+def programs(
+    batch: int,
+    statements: int,
+    variables: int,
+    rng: random.Random,
+    clauses: bool = False,
+) -> Programs:
+    """The algorithmic task of Fan et al. 2020: what is printed?
+
+    A variable is set once, to a value from 1 to 10, and then goes up and
+    down by 1 within this range. A statement may have a condition, which
+    compares a variable with another one or with a constant.
+
+    - `batch`: number of programs, at least 1.
+    - `statements`: number of statements per program, at least 1; 100 in
+      the paper.
+    - `variables`: number of variables, 1 to 5; 3 or 5 in the paper.
+    - `rng`: where the random numbers come from.
+    - `clauses`: one token per statement or condition, which makes the
+      sequences shorter; False = one per word, as in the paper.
+    - Returns a `Programs`.
+    - Raises `ValueError` for a number out of range.
+
+    Source: Fan et al. 2020 (arXiv:2002.09402), the authors' generator.
+    """
+    for name, size, most in (
+        ("batch", batch, None),
+        ("statements", statements, None),
+        ("variables", variables, len(NAMES)),
+    ):
+        if size < 1 or (most is not None and size > most):
+            wanted = f"from 1 to {most}" if most else "at least 1"
+            raise ValueError(f"expected {name} to be {wanted}, got {size}")
+    made = [program(statements, variables, rng) for _ in range(batch)]
+    if clauses:
+        made = [_joined(*parts) for parts in made]
+    numbers = {word: i for i, word in enumerate(CLAUSES if clauses else TOKENS)}
+    time = max(len(tokens) for tokens, *_ in made)
+
+    def rows(part: int, rest: int) -> Tensor:
+        found = []
+        for each in made:
+            row = [-1 if x is None else numbers[str(x)] for x in each[part]]
+            found.append(row + [rest] * (time - len(row)))
+        return torch.tensor(found)
+
+    return Programs(rows(0, numbers["END"]), rows(1, -1), rows(2, -1))
+
+
+def program(statements: int, variables: int, rng: random.Random) -> Made:
+    """One program.
+
+    - `statements`, `variables`, `rng`: as for `programs`.
+    - Returns `(tokens, labels, values)`: words, and numbers from 1 to 10
+      or None, each of the length of the program.
+    """
+    values: dict[str, int] = {}
+    tokens: list[str] = []
+    labels: list[int | None] = []
+    after: list[int | None] = []
+    for _ in range(statements):
+        statement = _statement(KINDS, NAMES[:variables], values, rng)
+        at = {"print": 1, "if": 5}.get(statement[0], 0)  # its variable
+        value = values.get(statement[at])
+        nothing = [None] * (len(statement) - 1)
+        tokens += statement
+        labels += [*nothing, value if statement[0] == "print" else None]
+        after += [*nothing, value]
+    return [*tokens, "END"], [*labels, None], [*after, None]
+
+
+def _joined(
+    tokens: list[str], labels: list[int | None], values: list[int | None]
+) -> Made:
+    """The same program with one token per clause."""
+    ends = [at for at, token in enumerate(tokens) if token in (":", ";", "END")]
+    starts = [0, *(end + 1 for end in ends)]
+    clauses = [" ".join(tokens[i : j + 1]) for i, j in zip(starts, ends, strict=False)]
+    return clauses, [labels[end] for end in ends], [values[end] for end in ends]
+
+
+def _statement(
+    kinds: Sequence[str],
+    names: Sequence[str],
+    values: dict[str, int],
+    rng: random.Random,
+) -> list[str]:
+    """Draw a statement of a kind that is possible, and execute it."""
+    while True:
+        kind = rng.choice(kinds)
+        if kind == "assign":
+            unset = [name for name in names if name not in values]
+            if unset:
+                name = rng.choice(unset)
+                values[name] = rng.choice(VALUES)
+                return [name, "=", str(values[name]), ";"]
+        elif values:
+            name = rng.choice(list(values))
+            if kind == "print":
+                return ["print", name, ";"]
+            if kind == "if":
+                return _if(name, names, values, rng)
+            step = 1 if kind == "increment" else -1
+            if values[name] + step in VALUES:
+                values[name] += step
+                return [name, "++" if step == 1 else "--", ";"]
+
+
+def _if(
+    name: str, names: Sequence[str], values: dict[str, int], rng: random.Random
+) -> list[str]:
+    """If the condition is false, the inner statement is only legal."""
+    sign = rng.choice("<>")
+    others = [other for other in values if other != name]
+    limit: str | int
+    limit = rng.choice(others) if others and rng.random() < 0.5 else rng.choice(VALUES)
+    if not _holds(values, name, sign, str(limit)):
+        values = dict(values)
+    inner = _statement(INNER, names, values, rng)
+    return ["if", name, sign, str(limit), ":", *inner]
+
+
+def _holds(values: dict[str, int], name: str, sign: str, limit: str) -> bool:
+    """A name that was never set makes a comparison false."""
+    if name not in values or (limit in NAMES and limit not in values):
+        return False
+    other = values[limit] if limit in NAMES else int(limit)
+    return values[name] < other if sign == "<" else values[name] > other
+
+
+def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int | None]:
+    """Execute a program, rightly or by a rule that saves work.
+
+    - `tokens`: as from `program`.
+    - `conditions`: None = as they are; True or False = take every
+      condition for true, or for false.
+    - Returns a label for each token, as `program` does. A variable that
+      was never set prints None, and a value stays in its range.
+    """
+    values: dict[str, int] = {}
+    labels: list[int | None] = [None] * len(tokens)
+    start = 0
+    for end, token in enumerate(tokens):
+        if token != ";":
+            continue
+        statement, start = tokens[start:end], end + 1
+        if statement[0] == "print":
+            labels[end] = values.get(statement[1])
+            continue
+        if statement[0] == "if":
+            _, name, sign, limit, _, *statement = statement
+            known = conditions is not None
+            if not (conditions if known else _holds(values, name, sign, limit)):
+                continue
+        name, change, *value = statement
+        if change == "=":
+            values[name] = int(value[0])
+        elif name in values:
+            after = values[name] + (1 if change == "++" else -1)
+            values[name] = min(max(after, VALUES[0]), VALUES[-1])
+    return labels

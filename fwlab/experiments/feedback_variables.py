@@ -1,0 +1,257 @@
+"""Programs whose variables a model has to follow: Fan et al. 2020.
+
+A layer of a transformer sees what the layers below it made of the past.
+With feedback, every layer sees what all layers made of it, so that each
+statement can build on the result of the one before.
+"""
+
+import random
+from collections import Counter
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from fwlab.data import programs
+from fwlab.data.programs import CLAUSES, TOKENS, execute, program
+from fwlab.experiments import charts, feedback
+from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.models import LanguageModel
+from fwlab.plots import FAST, INK, OTHER
+
+#: Accuracy in percent, by variables and model (the authors' repository).
+PUBLISHED = {
+    3: {"feedback, 4 layers": 99.1, "transformer, 8 layers": 33.7},
+    5: {"feedback, 4 layers": 92.6, "transformer, 8 layers": 37.5},
+}
+MIXERS = {"feedback": "feedback", "transformer": "softmax"}
+#: What gets some answers right without executing everything.
+RULES = ("most frequent value", "last print", "skip every if", "every if is true")
+COLORS = {"feedback": FAST, "transformer": OTHER}
+#: What counts as clearly above, in points.
+MARGIN = 10
+#: Programs for the accuracy.
+TEST = 500
+
+
+def points(quick: bool) -> list[Point]:
+    """Every seed with all models, so that a stopped run can be compared."""
+    size = {
+        "tokens": "clauses" if quick else "words",
+        "statements": 30 if quick else 100,
+        "width": 64,
+        "batch": 48 if quick else 32,
+        "steps": 1000 if quick else 4000,
+        "rate": 4e-3 if quick else 1e-3,
+    }
+    deep = 1 if quick else 4
+    models = [
+        ("feedback", deep),
+        ("transformer", deep),
+        ("transformer", 2 * deep),
+        *((rule, 0) for rule in RULES),
+    ]
+    return [
+        {"variables": variables, "model": model, "layers": layers, **size, "seed": seed}
+        for variables in ((3,) if quick else (3, 5))
+        for seed in (1, 2, 3)
+        for model, layers in models
+    ]
+
+
+def run(point: Point) -> Point:
+    size, seed = (point["statements"], point["variables"]), point["seed"]
+    if point["model"] in RULES:
+        right = rule_accuracy(point["model"], *size, test_rng(seed))
+        return {"accuracy": right, "loss": None, "parameters": 0}
+    clauses = point["tokens"] == "clauses"
+    torch.manual_seed(seed)
+    model = LanguageModel(
+        len(CLAUSES if clauses else TOKENS),
+        MIXERS[point["model"]],
+        layers=point["layers"],
+        d_model=point["width"],
+        # A condition with an assignment is the longest statement.
+        max_len=(2 if clauses else 9) * point["statements"] + 1,
+    )
+    rng = random.Random(seed)
+
+    def draw(step: int) -> feedback.Batch:
+        """Programs get longer during four fifths of the training."""
+        grown = min(1, (step + 1) / (0.8 * point["steps"]))
+        statements = 3 + round((point["statements"] - 3) * grown)
+        made = programs(point["batch"], statements, point["variables"], rng, clauses)
+        return made.tokens, made.values
+
+    for _ in feedback.train(model, draw, point["steps"], rate=point["rate"]):
+        pass
+    test = programs(TEST, *size, test_rng(seed), clauses)
+    score = feedback.score(model, (test.tokens, test.labels))
+    return {**score._asdict(), "parameters": model.num_parameters()}
+
+
+def test_rng(seed: int) -> random.Random:
+    """Of the programs for the accuracy, which no training sees.
+
+    A negative seed would not do: Python takes its absolute value.
+    """
+    return random.Random(1000 + seed)
+
+
+# --- Rules ----------------------------------------------------------------
+
+
+def rule_accuracy(
+    rule: str, statements: int, variables: int, rng: random.Random
+) -> float:
+    """Right answers of a rule in percent, for the programs of a test."""
+    answers: list[tuple[Any, Any]] = []
+    for _ in range(TEST):
+        tokens, labels, _ = program(statements, variables, rng)
+        guesses = guess(rule, tokens, labels)
+        answers += [
+            (label, said)
+            for label, said in zip(labels, guesses, strict=True)
+            if label is not None
+        ]
+    if rule == "most frequent value":
+        right = max(Counter(label for label, _ in answers).values())
+    else:
+        right = sum(label == said for label, said in answers)
+    return round(100 * right / len(answers), 2)
+
+
+def guess(rule: str, tokens: list[str], labels: list[int | None]) -> list[int | None]:
+    """What a rule says at each print; None = nothing."""
+    if rule == "skip every if":
+        return execute(tokens, conditions=False)
+    if rule == "every if is true":
+        return execute(tokens, conditions=True)
+    guesses: list[int | None] = [None] * len(tokens)
+    if rule == "last print":
+        known: dict[str, int | None] = {}
+        for at, label in enumerate(labels):
+            if label is not None:  # "print", the variable, ";"
+                name = tokens[at - 1]
+                guesses[at], known[name] = known.get(name), label
+    return guesses
+
+
+# --- What came out --------------------------------------------------------
+
+
+def name_of(point: Point) -> str:
+    if point["model"] in RULES:
+        return point["model"]
+    plural = "s" if point["layers"] > 1 else ""
+    return f"{point['model']}, {point['layers']} layer{plural}"
+
+
+def by_name(points: list[Point]) -> dict[str, list[Point]]:
+    """Points of models and of rules, in their order."""
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        found.setdefault(name_of(point), []).append(point)
+    return found
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    full = points[0]["statements"] == 100
+    found = []
+    for variables in (3, 5) if full else (3,):
+        rows = {
+            name: median(p["accuracy"] for p in mine)
+            for name, mine in by_name(select(points, variables=variables)).items()
+        }
+        deep = 4 if full else 1
+        ours, equal, deeper = (
+            name_of({"model": model, "layers": layers})
+            for model, layers in (
+                ("feedback", deep),
+                ("transformer", deep),
+                ("transformer", 2 * deep),
+            )
+        )
+        rules = {name: rows[name] for name in RULES if name in rows}
+        best = max(rules, key=rules.__getitem__, default=RULES[2])
+        said = " against ".join(f"{x} %" for x in PUBLISHED[variables].values())
+        task = f"{variables} variables: feedback at least {MARGIN} points above"
+        for text, source, other in (
+            (
+                f"{task} a transformer of equal size",
+                "higher (no number published)",
+                equal,
+            ),
+            (f"{task} one with twice as many layers", said, deeper),
+            (f"{task} the best rule ({best})", "above (ours)", best),
+        ):
+            found.append(_above(text, source, rows.get(ours), rows.get(other)))
+        if full:
+            found.append(_solved(variables, rows.get(ours)))
+    return found
+
+
+def _solved(variables: int, ours: float | None) -> Claim:
+    return Claim(
+        f"{variables} variables: feedback gets 90 % or more right",
+        f"{PUBLISHED[variables]['feedback, 4 layers']} %",
+        "–" if ours is None else f"{ours:.1f} %",
+        None if ours is None else ours >= 90,
+    )
+
+
+def _above(text: str, source: str, ours: float | None, other: float | None) -> Claim:
+    if ours is None or other is None:
+        return Claim(text, source, "–", None)
+    holds = ours >= other + MARGIN
+    return Claim(text, source, f"{ours:.1f} % against {other:.1f} %", holds)
+
+
+def draw(points: list[Point]) -> Figure:
+    tasks = dict.fromkeys(p["variables"] for p in points)
+    full = points[0]["statements"] == 100
+    rows = by_name(points)
+    height = 1 + (0.5 + 0.3 * len(rows)) * len(tasks)
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.subplots(len(tasks), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, variables in zip(axes, tasks, strict=True):
+        mine = by_name(select(points, variables=variables))
+        for row, name in enumerate(rows):
+            color = next((c for key, c in COLORS.items() if name.startswith(key)), INK)
+            found = [p["accuracy"] for p in mine.get(name, [])]
+            rule = name in RULES
+            ax.plot(
+                found,
+                [row] * len(found),
+                linestyle="none",
+                marker="s" if rule else "o",
+                markersize=5.5,
+                markeredgewidth=0,
+                alpha=0.7,
+                color=color,
+            )
+            if full and name in PUBLISHED[variables]:
+                charts.published(ax, {PUBLISHED[variables][name]: row}, color)
+        ax.set_title(f"{variables} variables")
+        ax.set_yticks(range(len(rows)), list(rows))
+        ax.set_ylim(len(rows) - 0.5, -0.5)
+        ax.set_xlim(0, 102)
+    axes[-1].set_xlabel("right answers in percent")
+    entries = [("o", "none", "trained models"), ("s", "none", "rules")]
+    if full:
+        entries.append(("x", "none", "published"))
+    charts.key(figure, entries)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="feedback-variables",
+    title="Programs: following variables through conditions",
+    source="Fan et al. 2020, the algorithmic task",
+    cost="quick: 5 min of one core; full: about 18 hours (estimated)",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+)

@@ -1,0 +1,211 @@
+"""The algorithmic task of the Feedback Transformer, and its experiment."""
+
+import random
+import re
+
+import pytest
+
+from fwlab.data import programs
+from fwlab.data.programs import CLAUSES, TOKENS, execute, program
+from fwlab.experiments import feedback_variables
+
+
+def in_python(tokens):
+    """What a program prints, when Python executes it."""
+    text = " ".join(tokens[:-1]).replace("++", "+= 1").replace("--", "-= 1")
+    text = re.sub(r"print (\w)", r"printed.append(\1)", text)
+    names = {"printed": []}
+    for line in text.split(";"):
+        exec(line.strip(), {}, names)
+        assert all(1 <= names[name] <= 10 for name in names.keys() - {"printed"})
+    return names["printed"]
+
+
+def said(labels):
+    return [label for label in labels if label is not None]
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("x = 3 ; x ++ ; print x ; END", 4),
+        ("x = 3 ; y = 5 ; if x > y : x -- ; print x ; END", 3),
+        ("x = 3 ; y = 5 ; if x < y : x -- ; print x ; END", 2),
+    ],
+)
+def test_examples(text, printed):
+    tokens = text.split()
+    labels = execute(tokens)
+    assert said(labels) == in_python(tokens) == [printed]
+    assert labels.index(printed) == len(tokens) - 2  # the `;` of the print
+
+
+@pytest.mark.parametrize("variables", [1, 3, 5])
+def test_labels_are_what_python_prints(variables):
+    rng = random.Random(variables)
+    for _ in range(30):
+        tokens, labels, _ = program(40, variables, rng)
+        assert said(labels) == in_python(tokens)
+        assert execute(tokens) == labels
+        asked = [i for i, label in enumerate(labels) if label is not None]
+        assert all(tokens[i - 2] == "print" and tokens[i] == ";" for i in asked)
+        assert len(asked) == tokens.count("print") and tokens.count("END") == 1
+
+
+def statements(tokens):
+    return [text.split() for text in " ".join(tokens[:-1]).split(" ;") if text]
+
+
+def test_skipped_statements_are_legal_too():
+    """Each inner statement can be executed, also if its condition is false."""
+    rng = random.Random(0)
+    for _ in range(20):
+        tokens, *_ = program(60, 3, rng)
+        before = {}
+        for statement in statements(tokens):
+            if statement[0] == "if":
+                inner = statement[5:]
+                assert inner[0] not in ("if", "print")
+                values = dict(before)
+                exec(
+                    " ".join(inner).replace("++", "+= 1").replace("--", "-= 1"),
+                    {},
+                    values,
+                )
+                assert all(1 <= value <= 10 for value in values.values())
+                assert inner[1] != "=" or inner[0] not in before  # set once
+            source = " ".join(statement).replace("++", "+= 1").replace("--", "-= 1")
+            if statement[0] != "print":
+                exec(source, {}, before)
+
+
+@pytest.mark.parametrize(("variables", "assigned"), [(3, 2.8), (5, 4.5)])
+def test_statistics(variables, assigned):
+    """Those of 2000 programs of another implementation of this grammar."""
+    rng = random.Random(0)
+    made = [program(100, variables, rng) for _ in range(150)]
+    kinds = dict.fromkeys(("=", "++", "--", "if", "print"), 0)
+    for tokens, *_ in made:
+        for statement in statements(tokens):
+            first = statement[0]
+            kinds[first if first in kinds else statement[1]] += 1
+    mean = {kind: count / len(made) for kind, count in kinds.items()}
+    assert sum(kinds.values()) == 100 * len(made)
+    assert abs(mean["="] - assigned) < 0.15
+    for kind, wanted in {"++": 23, "--": 23, "if": 25, "print": 25.5}.items():
+        assert abs(mean[kind] - wanted) < 1.2, (kind, mean)
+    lengths = [len(tokens) for tokens, *_ in made]
+    assert abs(sum(lengths) / len(made) - 430) < 5 and max(lengths) < 530
+
+
+def test_values_are_those_of_a_print_after_the_statement():
+    rng = random.Random(3)
+    tokens, _, values = program(30, 3, rng)
+    for end, token in enumerate(tokens):
+        if token != ";":
+            assert values[end] is None
+            continue
+        start = max((i for i in range(end) if tokens[i] == ";"), default=-1) + 1
+        name = [word for word in tokens[start:end] if word in "xyz"]
+        name = name[-1] if "if" in tokens[start:end] else name[0]
+        before = [*tokens[: end + 1], *f"print {name} ;".split()]
+        assert execute(before)[-1] == values[end]
+
+
+def test_batches():
+    made = programs(5, 8, 3, random.Random(0))
+    rng = random.Random(0)
+    for row, *numbers in zip(*made, strict=True):
+        tokens, *wanted = program(8, 3, rng)
+        words = [TOKENS[number] for number in row]
+        assert words[: len(tokens)] == tokens and set(words[len(tokens) :]) <= {"END"}
+        for found, said in zip(numbers, wanted, strict=True):
+            values = [None if x < 0 else int(TOKENS[x]) for x in found]
+            assert values == said + [None] * (len(row) - len(said))
+    assert len({part.shape for part in made}) == 1 and len(set(TOKENS)) == len(TOKENS)
+
+
+def test_rules_that_save_work():
+    tokens = "x = 3 ; if x > 5 : x ++ ; if x < 5 : y = 1 ; print x ; print y ; END"
+    tokens = tokens.split()
+    assert said(execute(tokens)) == [3, 1]
+    assert said(execute(tokens, conditions=True)) == [4, 1]
+    assert said(execute(tokens, conditions=False)) == [3]  # y was never set
+
+
+@pytest.mark.parametrize(
+    ("sizes", "what"),
+    [
+        ((0, 1, 1), "batch to be at least 1, got 0"),
+        ((1, 0, 1), "statements to be at least 1, got 0"),
+        ((1, 1, 6), "variables to be from 1 to 5, got 6"),
+    ],
+)
+def test_sizes_of_programs(sizes, what):
+    with pytest.raises(ValueError, match=what):
+        programs(*sizes, random.Random(0))
+
+
+def test_clauses_are_the_same_programs():
+    words, clauses = (
+        programs(6, 9, 3, random.Random(0), clauses=c) for c in (False, True)
+    )
+    for row in range(6):
+        text = " ".join(TOKENS[i] for i in words.tokens[row])
+        joined = " ".join(CLAUSES[i] for i in clauses.tokens[row])
+        assert joined.rstrip(" END") == text.rstrip(" END")
+        for one, other in ((1, words), (2, words)):
+            said = [TOKENS[i] for i in other[one][row] if i >= 0]
+            assert said == [CLAUSES[i] for i in clauses[one][row] if i >= 0]
+    assert len(set(CLAUSES)) == len(CLAUSES)
+
+
+# --- feedback-variables -------------------------------------------------
+
+
+def test_guesses():
+    tokens = "x = 3 ; print x ; x ++ ; print x ; if x > 9 : x -- ; print x ; END"
+    tokens = tokens.split()
+    labels = execute(tokens)
+    guesses = {
+        rule: said(feedback_variables.guess(rule, tokens, labels))
+        for rule in feedback_variables.RULES[1:]
+    }
+    assert said(labels) == [3, 4, 4]
+    assert guesses == {
+        "last print": [3, 4],  # nothing at the first print
+        "skip every if": [3, 4, 4],
+        "every if is true": [3, 4, 3],
+    }
+
+
+def test_the_published_transformer_is_worse_than_simple_rules(monkeypatch):
+    monkeypatch.setattr(feedback_variables, "TEST", 60)
+    found = {
+        (rule, variables): feedback_variables.rule_accuracy(
+            rule, 100, variables, random.Random(0)
+        )
+        for rule in feedback_variables.RULES
+        for variables in (3, 5)
+    }
+    for variables in (3, 5):
+        published = feedback_variables.PUBLISHED[variables]["transformer, 8 layers"]
+        for rule in feedback_variables.RULES[2:]:
+            assert published + 2 < found[rule, variables] < 60
+        assert found["most frequent value", variables] < 17
+
+
+def test_models_of_equal_size():
+    """A feedback model and a transformer of as many layers."""
+    found = {
+        (p["model"], p["layers"]): feedback_variables.run(
+            {**p, "steps": 1, "batch": 2, "statements": 4}
+        )
+        for p in feedback_variables.points(True)
+        if p["seed"] == 1
+    }
+    sizes = [
+        found[name]["parameters"] for name in (("feedback", 1), ("transformer", 1))
+    ]
+    assert abs(sizes[0] - sizes[1]) < 0.02 * sizes[1]
+    assert all(0 <= point["accuracy"] <= 100 for point in found.values())
