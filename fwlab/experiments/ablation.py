@@ -7,7 +7,7 @@ from math import inf, log
 
 from matplotlib.figure import Figure
 
-from fwlab.experiments import text
+from fwlab.experiments import charts, text
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.models import Mixer
@@ -129,13 +129,13 @@ def draw(points: list[Point]) -> Figure:
             )
             for each, name in NAMES.items()
         }
-        text.rows(ax, ours, FAST, "o", "ours")
+        charts.rows(ax, ours, FAST, "o", "ours")
         for i, (marker, split) in enumerate((("x", "valid"), ("+", "test"))):
             theirs = {
                 name: above([log(PUBLISHED[each][i])], log(PUBLISHED[0, 0][i]))
                 for each, name in NAMES.items()
             }
-            text.rows(ax, theirs, INK, marker, f"published, {split}")
+            charts.rows(ax, theirs, INK, marker, f"published, {split}")
         ax.set_title(f"{CORPORA[corpus]}, {MAPS[map]}")
     axes[-1].set_xlabel("loss above that with neither, %")
     handles = axes[0].get_legend_handles_labels()

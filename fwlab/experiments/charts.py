@@ -1,6 +1,6 @@
 """What the figures of experiments share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
@@ -11,7 +11,17 @@ from matplotlib.lines import Line2D
 from fwlab.experiments.experiment import Point, medians
 from fwlab.plots import INK
 
-__all__ = ["INK", "grid", "key", "legend", "listed", "new", "published", "series"]
+__all__ = [
+    "INK",
+    "grid",
+    "key",
+    "legend",
+    "listed",
+    "new",
+    "published",
+    "rows",
+    "series",
+]
 
 
 def new(height: float) -> tuple[Figure, Axes]:
@@ -85,6 +95,34 @@ def published(
         color=color,
         label=label,
     )
+
+
+def rows(
+    ax: Axes,
+    named: Mapping[str, Sequence[float | None]],
+    color: str,
+    marker: str,
+    label: str | None = None,
+) -> None:
+    """Each number as a mark in the row of its name; None has no mark."""
+    marks = [
+        (nan if x is None else x, row)
+        for row, numbers in enumerate(named.values())
+        for x in numbers
+    ]
+    ax.plot(
+        [x for x, _ in marks],
+        [row for _, row in marks],
+        linestyle="none",
+        marker=marker,
+        markersize=6,
+        markeredgewidth=1.4 if marker in "x+" else 0,
+        alpha=1 if marker in "x+" else 0.7,
+        color=color,
+        label=label,
+    )
+    ax.set_yticks(range(len(named)), list(named))
+    ax.set_ylim(len(named) - 0.5, -0.5)
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fwlab.experiments import text
+from fwlab.experiments import charts, text
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.models import MIXERS, Mixer
@@ -227,15 +227,15 @@ def draw(points: list[Point]) -> Figure:
             ]
             for name, mine in best_first.items()
         }
-        text.rows(axes[0], shown, color, marker, rule or "others")
+        charts.rows(axes[0], shown, color, marker, rule or "others")
     if full:
         axes[0].axvline(NANOGPT, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
     axes[0].set_xlabel("validation loss, nats per character")
 
     ours = {MAPS[name]: saved(usual, name) for name in PUBLISHED}
     theirs = {MAPS[name]: [published_saving(name)] for name in PUBLISHED}
-    text.rows(axes[1], ours, FAST, "o", "ours")
-    text.rows(axes[1], theirs, INK, "x", "published")
+    charts.rows(axes[1], ours, FAST, "o", "ours")
+    charts.rows(axes[1], theirs, INK, "x", "published")
     axes[1].set_xlabel("% of the sum rule's loss that the delta rule saves")
     axes[1].set_xlim(0, None)
 
@@ -245,7 +245,7 @@ def draw(points: list[Point]) -> Figure:
             comparisons(points).items(), looks, strict=True
         ):
             shown = {m: [p["loss"] for p in select(some, mixer=m)] for m in COMPARED}
-            text.rows(axes[2], shown, color, marker, name)
+            charts.rows(axes[2], shown, color, marker, name)
         axes[2].set_xlabel("validation loss, nats per character")
     for ax in axes:
         ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)

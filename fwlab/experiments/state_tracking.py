@@ -10,12 +10,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import ops
+from fwlab.experiments import charts
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.feature_maps import l2_normalize
 from fwlab.plots import SERIES
@@ -317,8 +317,9 @@ def draw(points: list[Point]) -> Figure:
     figure = Figure(figsize=(6.4, 2.8 + 0.3 * len(compose)), layout="constrained")
     heights = [len(compose) + 1, len(FORGET) + 1]
     upper, lower = figure.subplots(2, 1, height_ratios=heights)
-    _rows(upper, compose, "near", SERIES[0], "^", f"{NEAR} tokens, as in training")
-    _rows(upper, compose, "far", SERIES[1], "o", f"{FAR} tokens")
+    near, far = (_numbers(compose, y) for y in ("near", "far"))
+    charts.rows(upper, near, SERIES[0], "^", f"{NEAR} tokens, as in training")
+    charts.rows(upper, far, SERIES[1], "o", f"{FAR} tokens")
     upper.set(xlabel="scaled accuracy", xlim=(-0.1, 1.05))
     forget = {name: select(points, forget=name) for name in FORGET}
     for task, color, marker in (
@@ -327,36 +328,15 @@ def draw(points: list[Point]) -> Figure:
     ):
         label = task if task == "one topic" else f"last of {TOPICS} topics"
         mine = {name: select(some, task=task) for name, some in forget.items()}
-        _rows(lower, mine, "loss", color, marker, label)
+        charts.rows(lower, _numbers(mine, "loss"), color, marker, label)
     lower.set(xlabel="loss", xlim=(0, None))
     for ax in (upper, lower):
         ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return figure
 
 
-def _rows(
-    ax: Axes,
-    rows: dict[str, list[Point]],
-    y: str,
-    color: str,
-    marker: str,
-    label: str,
-) -> None:
-    """Each seed as a mark in the row of its name."""
-    marks = [(p[y], row) for row, mine in enumerate(rows.values()) for p in mine]
-    ax.plot(
-        [x for x, _ in marks],
-        [row for _, row in marks],
-        linestyle="none",
-        marker=marker,
-        markersize=5.5,
-        markeredgewidth=0,
-        alpha=0.7,
-        color=color,
-        label=label,
-    )
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.set_ylim(len(rows) - 0.5, -0.5)
+def _numbers(rows: dict[str, list[Point]], y: str) -> dict[str, list[float]]:
+    return {name: [p[y] for p in mine] for name, mine in rows.items()}
 
 
 EXPERIMENT = Experiment(

@@ -1,16 +1,15 @@
 """Language models on text: what several experiments share."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from math import inf, nan
+from math import inf
 from statistics import median
 from typing import Any
 
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -241,31 +240,3 @@ def equal_d_ff(mixer: Mixer, config: Config) -> int:
     missing = size(MIXERS["softmax"]) - size(mixer)
     # Two matrices of an MLP in every layer.
     return usual + 32 * round(missing / (32 * 2 * c.d_model * c.layers))
-
-
-def rows(
-    ax: Axes,
-    named: Mapping[str, Sequence[float | None]],
-    color: str,
-    marker: str,
-    label: str | None = None,
-) -> None:
-    """Each number as a mark in the row of its name; None has no mark."""
-    marks = [
-        (nan if x is None else x, row)
-        for row, numbers in enumerate(named.values())
-        for x in numbers
-    ]
-    ax.plot(
-        [x for x, _ in marks],
-        [row for _, row in marks],
-        linestyle="none",
-        marker=marker,
-        markersize=6,
-        markeredgewidth=1.4 if marker in "x+" else 0,
-        alpha=1 if marker in "x+" else 0.7,
-        color=color,
-        label=label,
-    )
-    ax.set_yticks(range(len(named)), list(named))
-    ax.set_ylim(len(named) - 0.5, -0.5)

@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import OneCycleLR
 
 from fwlab.data import Characters, number_words
+from fwlab.experiments import charts
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.retrieval import d_dot, feature_map
 from fwlab.feature_maps import FAVOR
@@ -264,9 +264,8 @@ def label(model: Model) -> str:
 def draw(points: list[Point]) -> Figure:
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     ours, theirs = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    _rows(ours, points, "bleu", SERIES[0], "o", "BLEU")
-    _rows(ours, points, "exact", SERIES[1], "s", "exact match")
-    models = [*PUBLISHED, *FIXED]
+    charts.rows(ours, _numbers(points, "bleu"), SERIES[0], "o", "BLEU")
+    charts.rows(ours, _numbers(points, "exact"), SERIES[1], "s", "exact match")
     known = {row: x for row, x in enumerate(PUBLISHED.values()) if x is not None}
     theirs.plot(
         list(known.values()),
@@ -277,29 +276,18 @@ def draw(points: list[Point]) -> Figure:
         markeredgewidth=1.6,
         color=INK,
     )
-    ours.set_yticks(range(len(models)), [label(model) for model in models])
-    ours.set_ylim(len(models) - 0.5, -0.5)
     ours.set(xlabel="ours, %", xlim=(-3, 103))
     theirs.set(xlabel="published BLEU, %", xlim=(24, 28))
     ours.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return figure
 
 
-def _rows(
-    ax: Axes, points: list[Point], y: str, color: str, marker: str, name: str
-) -> None:
-    """Each seed as a mark in the row of its model, the median larger."""
-    rows = {
-        row: [p[y] for p in mine]
-        for row, (kind, ratio) in enumerate([*PUBLISHED, *FIXED])
-        if (mine := select(points, map=kind, ratio=ratio))
+def _numbers(points: list[Point], y: str) -> dict[str, list[float]]:
+    """By name of the model, in the order of the paper."""
+    return {
+        label(model): [p[y] for p in select(points, map=model[0], ratio=model[1])]
+        for model in [*PUBLISHED, *FIXED]
     }
-    look: dict[str, Any] = {"linestyle": "none", "marker": marker, "color": color}
-    look["markeredgewidth"] = 0
-    for row, found in rows.items():
-        ax.plot(found, [row] * len(found), markersize=4.5, alpha=0.6, **look)
-    middle = [median(found) for found in rows.values()]
-    ax.plot(middle, list(rows), markersize=8, label=name, **look)
 
 
 EXPERIMENT = Experiment(
