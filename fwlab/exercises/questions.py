@@ -197,6 +197,49 @@ QUESTIONS = {
                 "of which is 0",
             },
         ),
+        Question(
+            name="stable_limit",
+            text="The error about a key that is written again and again is multiplied "
+            "by 1 - beta |phi|² each time. From which value of beta |phi|² on does it "
+            "no longer die out?",
+            truth=2.0,
+            tolerance=0.01,
+            because="Beyond 2 the factor is below -1: the error changes its sign and "
+            "grows.",
+            tempting={
+                1.0: "There the error is gone after one write. Between 1 and 2 it "
+                "changes its sign each time, but still shrinks",
+            },
+        ),
+        Question(
+            name="stored_share",
+            text="A key has DPFP features that sum to 1, from a key of width 64. Which "
+            "share of v does one write with beta = 1 store, in an empty memory?",
+            truth=0.07,
+            tolerance=0.02,
+            because="Reading returns |phi|² v, and features that sum to 1 are short if "
+            "there are many of them.",
+            tempting={
+                1.0: "That holds for features whose squares sum to 1, not the features "
+                "themselves",
+            },
+        ),
+        Question(
+            name="delta_at_half",
+            text="Eight orthonormal keys, overwritten at random, and beta = 1/2 for both "
+            "rules. The gated rule ends with a relative squared error of 0.8. With "
+            "which does the delta rule?",
+            truth=0.32,
+            tolerance=0.06,
+            because="Half of the old value is left after a write, so a quarter of its "
+            "square, and keys that were written often have less. Other keys are not "
+            "touched.",
+            tempting={
+                0.0: "Only with beta = 1: here half of the old value stays",
+                0.8: "The gated rule halves all other keys with every write, too; the "
+                "delta rule leaves them alone",
+            },
+        ),
     )
 }
 """Every question by name."""
