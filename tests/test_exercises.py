@@ -395,7 +395,7 @@ WRONG |= {
         (lambda x, R: random_features(x, R + 1), "estimates exp"),
         (lambda x, R: random_features(x, R).sort(-1).values, "estimates exp"),
         (lambda x, R: random_features(x.abs(), R), "estimates exp"),
-        (lambda x, R: random_features(x, R).clamp(max=5), "follows Eqs. 31"),
+        (lambda x, R: random_features(x, R).clamp(max=1), "follows Eqs. 31"),
     ],
     "favor": [
         (lambda q, k, R: favor_of(q, k, R, 1, (-2, -1)), "changes no weight"),

@@ -87,6 +87,8 @@ def hint(name: Any, number: int = 1) -> None:
         )
         return
     print(f"Hint {number} of {count}: {exercise.hints[number - 1]}")
+    if number < count:
+        print(f'More: hint("{exercise.name}", {number + 1})')
 
 
 def solution(name: Any) -> None:

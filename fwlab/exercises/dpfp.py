@@ -82,7 +82,7 @@ def _dpfp_has_gradient(answer: Answer, reference: Answer, generator: Generator) 
 
 
 def _key(generator: Generator) -> dict[str, object]:
-    return {"x": _random(generator, 1, 4), "nu": 2}
+    return {"x": _random(generator, 3, 4), "nu": 2}
 
 
 def _r(x: Tensor) -> Tensor:
@@ -124,6 +124,14 @@ def _only_one_shift(x: Tensor, nu: int) -> Tensor:
     """
     r = _r(x)
     return r * r.roll(-nu, -1)
+
+
+def _rolled_over_keys(x: Tensor, nu: int) -> Tensor:
+    """roll without a dimension rolls from one key into the next: use
+    roll(-j, -1).
+    """
+    r = _r(x)
+    return torch.cat([r * r.roll(-j) for j in range(1, nu + 1)], -1)
 
 
 def _summed(x: Tensor, nu: int) -> Tensor:
@@ -285,6 +293,7 @@ EXERCISES: dict[str, Exercise] = {
                 _relu_of_products,
                 _from_shift_zero,
                 _only_one_shift,
+                _rolled_over_keys,
                 _summed,
             ),
         ),

@@ -47,7 +47,8 @@ def _normaliser_of_one(answer: Answer, reference: Answer, generator: Generator) 
     compare(
         ask(answer, given["v"], **given)[0],
         given["v"][0],
-        "There is one key, so its weight is 1: z is that key's feature.",
+        "There is one key, so its weight is 1: z is that key's feature. Does step i "
+        "read its own key, too?",
     )
 
 
@@ -123,6 +124,14 @@ def _by_the_number_of_keys(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
     weights = (phi_q @ phi_k.mT).tril()
     count = torch.arange(1.0, len(weights[0]) + 1, dtype=v.dtype)
     return weights @ v / count[:, None]
+
+
+def _with_epsilon(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
+    """An epsilon was added to the denominator. Here z . phi(q) is never 0, and
+    needs none.
+    """
+    weights = (phi_q @ phi_k.mT).tril()
+    return weights @ v / (weights.sum(-1, keepdim=True) + 1e-6)
 
 
 def _softmax(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
@@ -407,6 +416,26 @@ def _for_the_batch(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def _one_for_all_queries(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """All queries share one maximum: shorter or longer ones vanish. Subtract one
+    for each query.
+    """
+    exponent_q, exponent_k = _exponents(q, k, R)
+    return (
+        (exponent_q - exponent_q.amax((-2, -1), True)).exp(),
+        (exponent_k - exponent_k.amax((-2, -1), True)).exp(),
+    )
+
+
+def _without_square(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """The exponents lack -|x|² / 2. For the keys it cannot be left out."""
+    exponent_q, exponent_k = (torch.cat([x @ R.mT, -x @ R.mT], -1) for x in (q, k))
+    return (
+        (exponent_q - exponent_q.amax(-1, True)).exp(),
+        (exponent_k - exponent_k.amax((-2, -1), True)).exp(),
+    )
+
+
 def _after_exp(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """This divides by the largest feature after exp: what has vanished does not
     come back.
@@ -446,6 +475,7 @@ EXERCISES: dict[str, Exercise] = {
                 _sees_the_future,
                 _all_of_z,
                 _by_the_number_of_keys,
+                _with_epsilon,
                 _softmax,
             ),
         ),
@@ -508,7 +538,15 @@ EXERCISES: dict[str, Exercise] = {
                 "over dimensions -2 and -1.",
             ),
             _attention,
-            (_plain, _per_key, _per_feature, _for_the_batch, _after_exp),
+            (
+                _plain,
+                _per_key,
+                _per_feature,
+                _for_the_batch,
+                _one_for_all_queries,
+                _without_square,
+                _after_exp,
+            ),
         ),
     )
 }

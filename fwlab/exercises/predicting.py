@@ -93,7 +93,7 @@ def _read(question: Question, answer: Any) -> float | str:
         if isinstance(answer, bool) or not isinstance(answer, int | float):
             raise ValueError(f"expected a number, got {answer!r}")
         return float(answer)
-    choice = letters.get(answer, answer) if isinstance(answer, str) else answer
+    choice = letters.get(answer.lower(), answer) if isinstance(answer, str) else answer
     if choice not in question.choices:
         raise ValueError(f"expected one of {', '.join(letters)}, got {answer!r}")
     return str(choice)

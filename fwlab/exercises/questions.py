@@ -55,6 +55,7 @@ QUESTIONS = {
             tolerance=0.5,
             because="W is 64 times 64, however many tokens it has read.",
             tempting={
+                64000.0: "That would be one vector for every token",
                 128000.0: "That is the cache of softmax attention: a key and a value "
                 "for every token",
             },
@@ -80,7 +81,8 @@ QUESTIONS = {
             "is the expected squared error of reading, relative to the values?",
             truth=1.0,
             tolerance=0.05,
-            because="(S - 1) / d.",
+            because="Each of the 16 other values comes in with the weight (k_j · k)², "
+            "which is 1/16 on average: (S - 1) / d with S pairs of width d.",
             tempting={0.0: "Random keys overlap, even two of them"},
         ),
         Question(
@@ -93,13 +95,13 @@ QUESTIONS = {
             "its own.",
             tempting={
                 "d": "Those give q · k itself, which is not exp(q · k)",
-                "d²": "Those give (q · k)², the second term of the series of exp",
+                "d²": "Those give (q · k)², the quadratic term of the series of exp",
             },
         ),
         Question(
             name="four_times_the_features",
             text="Random features estimate exp(q · k) by a mean. You take four times as "
-            "many. By which factor does the typical error change?",
+            "many. What is the new typical error, as a fraction of the old one?",
             truth=0.5,
             tolerance=0.1,
             because="The error of a mean falls with the square root of its number of "
@@ -107,18 +109,19 @@ QUESTIONS = {
             tempting={
                 0.25: "That would be so if errors added up without cancelling and "
                 "without chance; the mean of n random terms is off by 1 / sqrt(n)",
+                2.0: "It halves: as a fraction of the old one, that is 0.5",
             },
         ),
         Question(
             name="shared_maximum",
-            text="To keep features in range, a maximum is subtracted from their "
-            "exponents. Which maximum may each key have of its own?",
-            choices=("none: all keys share one", "its own", "one for each feature"),
-            truth="none: all keys share one",
+            text="To keep the features of the keys in range, you subtract a maximum "
+            "from their exponents. Which one leaves attention as it is?",
+            choices=("one for all keys", "one for each key", "one for each feature"),
+            truth="one for all keys",
             because="Dividing by the sum of the weights cancels only what all keys of "
             "that sum share.",
             tempting={
-                "its own": "That changes the weight of a key against the others. For "
+                "one for each key": "That changes the weight of a key against the others. For "
                 "queries it would be right: a query's factor cancels",
                 "one for each feature": "That weights the features again: the sum over "
                 "features would no longer be the same kernel",
@@ -181,6 +184,7 @@ QUESTIONS = {
             tempting={
                 0.5: "Half of r is above 0, but every feature is a product of two of "
                 "its entries",
+                25.0: "As a share between 0 and 1, that is 0.25",
             },
         ),
         Question(
@@ -193,7 +197,7 @@ QUESTIONS = {
             tempting={
                 240.0: "That is their number. But shift 8 is always 0, and the shifts "
                 "above it repeat those below",
-                120.0: "Shift 8 counts here, but it multiplies r(k_i) by r(-k_i), one "
+                128.0: "Shift 8 counts here, but it multiplies r(k_i) by r(-k_i), one "
                 "of which is 0",
             },
         ),

@@ -173,7 +173,9 @@ def test_course_page_has_all_that_is_known(site):
 @pytest.mark.parametrize("name", EXERCISES)
 def test_exercise_is_listed_as_it_is_checked(site, name):
     html = article(site, "exercises.html")
-    part = re.search(f'<h3 id="{name}">.*?(?=<h[23] |</article>)', html, re.DOTALL)[0]
+    part = re.search(f'<h3[^>]* id="{name}".*?(?=<h[23] |</article>)', html, re.DOTALL)[
+        0
+    ]
     lines = [text(item) for item in re.findall("<ol>(.*?)</ol>", part, re.DOTALL)]
     properties = [" ".join(p.__doc__.split()) for p in EXERCISES[name].properties]
     assert lines == [" ".join(properties)]
