@@ -74,6 +74,44 @@ def test_grades(tmp_path):
     assert text.startswith("answers.ipynb: 1 of 4 right\n✗ read_memory\n")
 
 
+MINE = RIGHT.replace("write", "mine")
+
+
+def small(folder: Path, *cells: str) -> Path:
+    path = folder / "answers.ipynb"
+    made = [{"cell_type": "code", "source": source} for source in cells]
+    path.write_text(json.dumps({"cells": made}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cell", "answer"),
+    [
+        ("check(mine, 'write')", "mine"),
+        ("check(mine, name='write')", "mine"),
+        ("check(mine)\ncheck()", None),
+        ("%matplotlib inline\n_ = check(write)", "write"),
+        ("import fwlab.exercises\nfwlab.exercises.check(write)", "write"),
+        ("def write(W, k, v):\n    return (\n\n_ = check(write)", "write"),
+    ],
+)
+def test_every_exercise_that_is_asked_for_is_found(tmp_path, cell, answer):
+    assert asked(small(tmp_path, cell)) == ({"write": answer} if answer else {})
+
+
+def test_an_answer_of_another_name_after_a_magic_command(tmp_path):
+    start = "%matplotlib inline\nfrom fwlab.exercises import check"
+    graded = grade(small(tmp_path, start, MINE + "check(mine, 'write')"))
+    assert graded["exercises"] == [{"name": "write", "right": True, "why": ""}]
+    assert not graded["errors"]
+
+
+def test_a_notebook_that_leaves(tmp_path):
+    graded = grade(small(tmp_path, "check(write)", "import os\nos._exit(0)"))
+    assert "left Python" in graded["ended"]
+    assert "left Python" in graded["exercises"][0]["why"]
+
+
 def test_a_notebook_that_cannot_be_stopped(tmp_path):
     stubborn = "while True:\n    try:\n        while True: pass\n"
     stubborn += "    except BaseException: pass"

@@ -64,15 +64,18 @@ def grade(
         ended = "finished"
         try:
             if code := process.wait(seconds):
-                ended = f"stopped with code {code}: perhaps the memory limit"
+                ended = f"an error (code {code}): perhaps the memory limit"
         except subprocess.TimeoutExpired:
             ended = f"the time limit, {seconds:g} seconds"
+        finally:  # also if somebody interrupts this
             process.kill()
             process.wait()
         lines = log.read_text("utf-8").splitlines() if log.exists() else []
     said = [json.loads(line) for line in lines]
     errors = [each for each in said if "cell" in each]
     known = {each["name"]: each for each in said if "name" in each}
+    if ended == "finished" and len(known) < len(names):
+        ended = "the notebook itself, which left Python"
     missing = {"right": False, "why": f"not checked: {ended}"}
     return {
         "notebook": notebook.name,
@@ -128,20 +131,23 @@ def report(graded: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def asked(notebook: Path) -> list[str]:
-    """The exercises that the cells of a notebook check, in order.
+def asked(notebook: Path) -> dict[str, str]:
+    """The exercises that the cells of a notebook check, in order, and what
+    they check: the name of a function, or an expression.
 
     - Raises `ValueError` if the file is no notebook.
     """
     from fwlab.exercises import EXERCISES
 
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for source in _cells(notebook):
-        for node in _calls(source):
-            values = [getattr(a, "value", getattr(a, "id", None)) for a in node.args]
-            if values and values[-1] in EXERCISES:
-                found[values[-1]] = None
-    return list(found)
+        for call in _calls(source):
+            named = [k.value for k in call.keywords if k.arg == "name"]
+            for part in [*call.args, *named][-1:]:
+                name = getattr(part, "value", getattr(part, "id", None))
+                if name in EXERCISES:
+                    found[name] = ast.unparse(call.args[0])
+    return found
 
 
 def _cells(notebook: Path) -> list[str]:
@@ -154,13 +160,21 @@ def _cells(notebook: Path) -> list[str]:
 
 
 def _calls(source: str) -> list[ast.Call]:
-    """Calls of `check`; none if the cell does not parse."""
+    """Calls of `check`. If the cell does not parse, because of a mistake or a
+    magic command, in those lines that do.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return []
+        lines = source.strip().splitlines()
+        return [c for line in lines if line != source for c in _calls(line.strip())]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [c for c in calls if getattr(c.func, "id", None) == "check"]
+    names = ("id", "attr")  # check, or exercises.check
+    return [
+        c
+        for c in calls
+        if c.args and "check" in [getattr(c.func, n, "") for n in names]
+    ]
 
 
 def _path() -> str:
@@ -177,8 +191,12 @@ def _run(notebook: Path, log: Path, seconds: float, gib: float) -> None:
 
     from fwlab.exercises import assert_correct
 
+    class Shell(InteractiveShell):
+        def enable_gui(self, gui: Any = None) -> None:
+            """%matplotlib calls this; there is no window to open."""
+
     cells, names = _cells(notebook), asked(notebook)
-    shell = InteractiveShell.instance(history_length=0)
+    shell = Shell.instance(history_length=0)
     _limit_memory(gib)
     sys.addaudithook(_forbid)
     with log.open("w", encoding="utf-8") as out:
@@ -191,13 +209,12 @@ def _run(notebook: Path, log: Path, seconds: float, gib: float) -> None:
                 done = shell.run_cell(source)
             if error := done.error_before_exec or done.error_in_exec:
                 say(cell=number, error=f"{type(error).__name__}: {error}")
-        for name in names:
-            if name not in shell.user_ns:
-                say(name=name, right=False, why="there is no function of this name")
-                continue
+        for name, answer in names.items():
             try:
                 with _alarm(seconds):
-                    assert_correct(shell.user_ns[name], name)
+                    assert_correct(eval(answer, shell.user_ns), name)
+            except NameError:
+                say(name=name, right=False, why="there is no function of this name")
             except BaseException as error:
                 say(name=name, right=False, why=str(error) or type(error).__name__)
             else:
