@@ -1,11 +1,13 @@
 """Right answers pass; wrong ones fail where they should, kindly."""
 
 import contextlib
+import functools
 import io
 import re
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -497,6 +499,50 @@ def test_the_line_that_raised_is_shown():
     _, text = verdict(delta_step)
     assert f"line {line}, `return W + torch.outer(old, missing)" in text
     assert "raised NameError: name 'missing' is not defined" in text
+
+
+def numpy_features(x, R):
+    return torch.from_numpy(random_features(x, R).numpy())
+
+
+def numpy_products(x, nu):
+    return torch.from_numpy(products(x, range(1, nu + 1)).numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("positive_features", numpy_features),
+        ("dpfp", numpy_products),
+        ("dpfp", functools.partial(numpy_products)),
+    ],
+)
+def test_the_line_that_raised_is_that_of_the_learner(name, answer):
+    text = verdict(answer, name)[1]
+    assert ".numpy())` raised RuntimeError: Can't call numpy()" in text
+    assert "lets gradients through" in text
+
+
+def step_that_keeps_the_mean(log_sum, mean, k, v):
+    """Where both are -inf, returns the mean, whose gradient is 1 there."""
+    nothing = (log_sum == -torch.inf) & (k == -torch.inf)
+    log_sum, k = log_sum.masked_fill(nothing, 0), k.masked_fill(nothing, 0)
+    moved = mean + torch.sigmoid(k - log_sum) * (v - mean)
+    total = torch.logaddexp(log_sum, k).masked_fill(nothing, -torch.inf)
+    return total, torch.where(nothing, mean, moved)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("running_step", step_that_keeps_the_mean),
+        ("useful_nu", lambda d: np.int64(d - 1)),
+        ("dot_capacity", lambda d, nu: 2 * d * np.minimum(nu, d - 1)),
+        ("merge_memory", lambda states, w: torch.tensordot(w.softmax(0), states, 1)),
+    ],
+)
+def test_unusual_right_answers(name, answer):
+    assert_correct(answer, name)
 
 
 def test_float32_inside_is_said_as_such():

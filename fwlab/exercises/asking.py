@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -91,8 +93,8 @@ def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def tensors(result: Any) -> tuple[Tensor, ...] | None:
     """What an answer returned, as tensors; None = it is nothing of the kind."""
-    if isinstance(result, int | float):
-        result = torch.tensor(result, dtype=torch.float64)
+    if isinstance(result, Real):  # also those of NumPy
+        result = torch.tensor(float(result), dtype=torch.float64)
     parts = tuple(result) if isinstance(result, tuple | list) else (result,)
     return tuple(part.detach() for part in parts) if all(map(_is, parts)) else None
 
@@ -138,20 +140,25 @@ def compare_gradients(
     reference: Answer,
     generator: Generator,
     because: str,
-    **arguments: Tensor,
+    of: Callable[[Any], Any] = lambda result: result,
+    /,
+    **arguments: Any,
 ) -> None:
-    """Raise `Wrong` unless every argument gets the right gradient.
+    """Raise `Wrong` unless every tensor among the arguments gets the right gradient.
 
     - `answer`: a function, or a module.
     - `reference`: returns a tensor, or a tuple of tensors.
     - `generator`: draws the gradient of the result.
     - `because`: a sentence on the likely cause.
-    - `arguments`: float64 tensors, by name and in order.
+    - `of`: what to differentiate, as a function of the result.
+    - `arguments`: by name and in order; tensors are float64.
     """
-    given = {n: x.clone().requires_grad_() for n, x in arguments.items()}
-    expected = reference(*given.values())
-    one = isinstance(expected, Tensor)
-    like = expected if one else {f"result {i}": x for i, x in enumerate(expected)}
+    inputs = {n: x.clone().requires_grad_() for n, x in arguments.items() if _is(x)}
+    given = {**arguments, **inputs}
+    right = reference(*given.values())
+    like = right if _is(right) else {f"result {i}": x for i, x in enumerate(right)}
+    expected = of(right)
+    one = _is(expected)
     weights = [
         torch.randn(x.shape, generator=generator, dtype=x.dtype)
         for x in ([expected] if one else expected)
@@ -165,12 +172,12 @@ def compare_gradients(
                 "The result has no gradient. Is there a detach() or a no_grad()?"
             )
         total = torch.stack(terms).sum()
-        inputs = list(given.values())
-        return torch.autograd.grad(total, inputs, materialize_grads=True)
+        leaves = list(inputs.values())
+        return torch.autograd.grad(total, leaves, materialize_grads=True)
 
     truths = gradients(expected)
-    found = gradients(ask(answer, like, **given))
-    for name, gradient, truth in zip(arguments, found, truths, strict=True):
+    found = gradients(of(ask(answer, like, **given)))
+    for name, gradient, truth in zip(inputs, found, truths, strict=True):
         compare(gradient, truth, f"This is the gradient of {name}. {because}")
 
 
@@ -201,6 +208,8 @@ def _raised(answer: Answer, error: BaseException) -> str:
 
 def _globals(answer: Answer) -> Any:
     """Those of the file or notebook that an answer was written in."""
+    while isinstance(answer, partial):
+        answer = answer.func
     if isinstance(answer, nn.Module):
         answer = type(answer).forward
     return getattr(inspect.unwrap(answer), "__globals__", None)
@@ -229,11 +238,11 @@ def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]
 def _number(result: Any, kind: type[int] | type[float], given: str) -> int | float:
     if result is None:
         raise Wrong("Your function returned None. Does it end in a `return`?")
-    wanted = int | float if kind is float else int
+    wanted = Real if kind is float else Integral
     if isinstance(result, bool) or not isinstance(result, wanted):
         what = "a number" if kind is float else "an integer"
         raise Wrong(f"{given}: expected {what}, got {result!r}.")
-    return result
+    return kind(result)
 
 
 def _check(name: str, part: Any, target: Tensor, given: str, one: bool) -> None:

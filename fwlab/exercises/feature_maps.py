@@ -222,11 +222,11 @@ def _positive_have_gradient(
 ) -> None:
     """lets gradients through to x and R"""
 
-    def kernel(f: Answer) -> Answer:
-        return lambda x, R: f(x, R) @ f(x, R).mT
+    def kernel(phi: Tensor) -> Tensor:
+        return phi @ phi.mT
 
     given = _keys(generator)
-    compare_gradients(kernel(answer), kernel(reference), generator, CUT, **given)
+    compare_gradients(answer, reference, generator, CUT, kernel, **given)
 
 
 def _along(x: Tensor, R: Tensor, h: Tensor, scale: float) -> Tensor:
@@ -364,11 +364,11 @@ def _favor_has_gradient(
 ) -> None:
     """lets gradients through to q and k"""
 
-    def weights(f: Answer) -> Answer:
-        return lambda *given: _weights(*f(*given))
+    def weights(features: tuple[Tensor, Tensor]) -> Tensor:
+        return _weights(*features)
 
     given = _attention(generator)
-    compare_gradients(weights(answer), weights(reference), generator, CUT, **given)
+    compare_gradients(answer, reference, generator, CUT, weights, **given)
 
 
 def _exponents(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
