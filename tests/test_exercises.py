@@ -124,6 +124,26 @@ def by_largest_sum(x):
     return torch.where(small, 0 * x, x / torch.where(small, 1, total))
 
 
+def by_own_size(x):
+    """Takes a sum for 0 that is small next to its terms."""
+    total = x.sum(-1, keepdim=True)
+    small = total.abs() < 1e-2 * x.abs().sum(-1, keepdim=True)
+    return torch.where(small, 0 * x, x / torch.where(small, 1, total))
+
+
+def mask_by_number(k, v, w):
+    """The mask is a large negative number, not -inf."""
+    masked = k == -torch.inf
+    mean = softmax_mean(k.masked_fill(masked, -1e9), v, w)
+    return torch.where(masked.all(1), 0, mean)
+
+
+def step_by_number(log_sum, mean, k, v):
+    nothing = (log_sum == -torch.inf) & (k == -torch.inf)
+    total, moved = plain_step(log_sum.clamp(min=-1e9), mean, k.clamp(min=-1e9), v)
+    return total.masked_fill(nothing, -torch.inf), torch.where(nothing, mean, moved)
+
+
 def skip_all(log_sum, mean, k, v):
     """Skips every channel if any key is masked."""
     if (k == -torch.inf).any():
@@ -201,6 +221,7 @@ WRONG = {
             "gives zero where",
         ),
         (only_zero_keys, "gives zero where"),
+        (by_own_size, "features of either sign"),
         (one_bad_key_spoils_all, "gives zero where"),
         (lambda x: by_largest_sum(x), "every key by itself"),
     ],
@@ -258,6 +279,7 @@ WRONG |= {
             "keeps channels and sequences",
         ),
         (two_maxima, "the maximum of k + w, not"),
+        (mask_by_number, "leaves out keys of -inf"),
         (softmax_mean, "where no key is visible"),
         (lambda k, v, w: torch.nan_to_num(softmax_mean(k, v, w)), "no key is visible"),
         (
@@ -278,6 +300,7 @@ WRONG |= {
             "the softmax mean of all keys",
         ),
         (step_of_sums, "does not overflow"),
+        (step_by_number, "starts from nothing"),
         (step_by_old_sum, "lets a far larger key"),
         (plain_step, "where the key is -inf"),
         (
@@ -300,6 +323,7 @@ WRONG |= {
         (lambda states, w: weigh(w.flip(0).softmax(0), states), "that state"),
         (lambda states, w: weigh((w / 2).softmax(0), states), "softmax of the logits"),
         (lambda states, w: weigh(w.exp() / w.exp().sum(), states), "not overflow"),
+        (lambda states, w: weigh(w.softmax(0)[:4], states[:4]), "softmax of the"),
         (
             lambda states, w: (
                 (w.softmax(0) * states.movedim(0, -1)).sum(-1)
@@ -389,6 +413,7 @@ WRONG |= {
         (lambda q, k, v: attention(k, q, v), "follows Eq. 19"),
         (lambda q, k, v: attention(q, k, v, 1e-6), "the first value"),
         (lambda q, k, v: attention(q, k, v, -1), "the first value"),
+        (lambda q, k, v: attention(q, k, v, 1e-10), "the scale of the features"),
     ],
     "positive_features": [
         (lambda x, R: random_features(x, R) * 2, "whose squares sum to 1"),
@@ -406,6 +431,14 @@ WRONG |= {
         (lambda q, k, R: favor_of(q, k, R, -1, -2), "changes no weight"),
         (lambda q, k, R: favor_of(q, k, R, -1, (-2, -1))[::-1], "changes no weight"),
         (lambda q, k, R: favor_of(q, k, R, (-2, -1), (-2, -1)), "neither overflows"),
+        (
+            lambda q, k, R: (
+                favor_of(q, k, R, -1, tuple(range(1 - q.dim(), 0))[-3:])
+                if q.dim() == 4
+                else favor_of(q, k, R, -1, (-2, -1))
+            ),
+            "of its own for each sequence",
+        ),
     ],
 }
 #: Answers that are numbers have no gradients.
@@ -523,6 +556,14 @@ def test_the_line_that_raised_is_that_of_the_learner(name, answer):
     assert "lets gradients through" in text
 
 
+def mean_step_by_step(k, v, w):
+    log_sum, mean = torch.full_like(k[:, 0], -torch.inf), torch.zeros_like(v[:, 0])
+    for i, bias in enumerate(w):
+        step = EXERCISES["running_step"].reference
+        log_sum, mean = step(log_sum, mean, k[:, i] + bias, v[:, i])
+    return mean
+
+
 def step_that_keeps_the_mean(log_sum, mean, k, v):
     """Where both are -inf, returns the mean, whose gradient is 1 there."""
     nothing = (log_sum == -torch.inf) & (k == -torch.inf)
@@ -536,6 +577,7 @@ def step_that_keeps_the_mean(log_sum, mean, k, v):
     ("name", "answer"),
     [
         ("running_step", step_that_keeps_the_mean),
+        ("mean_of", mean_step_by_step),
         ("useful_nu", lambda d: np.int64(d - 1)),
         ("dot_capacity", lambda d, nu: 2 * d * np.minimum(nu, d - 1)),
         ("merge_memory", lambda states, w: torch.tensordot(w.softmax(0), states, 1)),

@@ -121,6 +121,21 @@ def _mean_takes_one_maximum(
     )
 
 
+def _mean_leaves_out_masked(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """leaves out keys of -inf, however small the others are"""
+    row = _row(generator, keys=2)
+    row["k"] = torch.full_like(row["k"], -1e30)
+    row["k"][:, 0], row["w"] = -torch.inf, torch.zeros_like(row["w"])
+    compare(
+        ask(answer, row["v"][:, 0], **row),
+        row["v"][:, 1],
+        "The first key was -inf, the second -1e30: only the second value counts. "
+        "Is -inf replaced by a finite number?",
+    )
+
+
 def _mean_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
     """returns 0 where no key is visible, with a gradient of 0"""
     row = _row(generator)
@@ -254,13 +269,15 @@ def _step_keeps_or_forgets(
 
 def _step_from_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
     """starts from nothing, (-inf, 0)"""
-    given = _step(generator)
-    given["log_sum"] = torch.full_like(given["k"], -torch.inf)
-    given["mean"] = torch.zeros_like(given["v"])
-    log_sum, mean = _ask_step(answer, **given)
     because = "log_sum was -inf: there was no key before, so only the new one counts."
-    compare(log_sum, given["k"], because)
-    compare(mean, given["v"], because)
+    for shift in (0.0, -1e30):
+        given = _step(generator)
+        given["k"] = given["k"] + shift
+        given["log_sum"] = torch.full_like(given["k"], -torch.inf)
+        given["mean"] = torch.zeros_like(given["v"])
+        log_sum, mean = _ask_step(answer, **given)
+        compare(log_sum, given["k"], because)
+        compare(mean, given["v"], because)
 
 
 def _step_skips_masked(answer: Answer, reference: Answer, generator: Generator) -> None:
@@ -378,6 +395,7 @@ EXERCISES: dict[str, Exercise] = {
                 _mean_of_large_keys,
                 _mean_keeps_channels,
                 _mean_takes_one_maximum,
+                _mean_leaves_out_masked,
                 _mean_of_nothing,
             ),
             (

@@ -238,11 +238,13 @@ def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]
 def _number(result: Any, kind: type[int] | type[float], given: str) -> int | float:
     if result is None:
         raise Wrong("Your function returned None. Does it end in a `return`?")
-    wanted = Real if kind is float else Integral
-    if isinstance(result, bool) or not isinstance(result, wanted):
-        what = "a number" if kind is float else "an integer"
-        raise Wrong(f"{given}: expected {what}, got {result!r}.")
-    return kind(result)
+    if not isinstance(result, bool):  # others include those of NumPy
+        if kind is float and isinstance(result, Real):
+            return float(result)
+        if kind is int and isinstance(result, Integral):
+            return int(result)
+    what = "a number" if kind is float else "an integer"
+    raise Wrong(f"{given}: expected {what}, got {result!r}.")
 
 
 def _check(name: str, part: Any, target: Tensor, given: str, one: bool) -> None:

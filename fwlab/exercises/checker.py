@@ -243,7 +243,7 @@ def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
         return a is b
     return len(a) == len(b) and all(
         x.shape == y.shape
-        and torch.allclose(x.double(), y.double(), 1e-9, 1e-9, equal_nan=True)
+        and torch.allclose(x.double(), y.double(), 1e-9, 1e-12, equal_nan=True)
         for x, y in zip(a, b, strict=True)
     )
 

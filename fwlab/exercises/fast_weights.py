@@ -235,7 +235,7 @@ def _sum_ignores_scale(answer: Answer, reference: Answer, generator: Generator) 
 
 def _sum_takes_signs(answer: Answer, reference: Answer, generator: Generator) -> None:
     """takes features of either sign"""
-    x = torch.tensor([[3.0, -1.0], [-2.0, -2.0]], dtype=torch.float64)
+    x = torch.tensor([[3.0, -1.0], [-2.0, -2.0], [1.0, -0.9990234375]]).double()
     compare(ask(answer, x, x=x), reference(x), f"The features were {x.tolist()}.")
 
 

@@ -91,6 +91,22 @@ def _normaliser_is_right(
         compare(ask(answer, expected, **given), expected, because)
 
 
+def _normaliser_ignores_scale(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """does not depend on the scale of the features"""
+    given = _features(generator)
+    expected = reference(**given)
+    for scale in (1e-50, 1e-9, 1e9):
+        scaled = {**given, "phi_k": given["phi_k"] * scale}
+        compare(
+            ask(answer, expected, **scaled),
+            expected,
+            f"All features of the keys were multiplied by {scale:g}. Is an epsilon "
+            "added to z . phi_q, or a limit set to it?",
+        )
+
+
 def _normaliser_has_gradient(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
@@ -349,14 +365,16 @@ def _favor_keeps_sequences_apart(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
     """has a maximum of its own for each sequence of a batch"""
-    given = _attention(generator, (2,))
-    given["k"][1] *= 80
-    given["q"][1] /= 40
-    compare(
-        _ask_favor(answer, **given),
-        _weights(*reference(**given)),
-        "The keys of the second sequence were 80 times as long.",
-    )
+    for lead in ((2,), (2, 2)):
+        given = _attention(generator, lead)
+        given["k"][..., 1, :, :] *= 80
+        given["q"][..., 1, :, :] /= 40
+        compare(
+            _ask_favor(answer, **given),
+            _weights(*reference(**given)),
+            f"The leading dimensions were {list(lead)}; at place 1 of the last of "
+            "them, the keys were 80 times as long.",
+        )
 
 
 def _favor_has_gradient(
@@ -461,6 +479,7 @@ EXERCISES: dict[str, Exercise] = {
                 _normaliser_takes_means,
                 _normaliser_is_causal,
                 _normaliser_is_right,
+                _normaliser_ignores_scale,
                 _normaliser_has_gradient,
             ),
             (

@@ -63,12 +63,14 @@ def _merge_selects(answer: Answer, reference: Answer, generator: Generator) -> N
 
 def _merge_is_softmax(answer: Answer, reference: Answer, generator: Generator) -> None:
     """weights states by the softmax of the logits"""
-    states, w = _random(generator, 4, 2, 5), _random(generator, 4)
-    compare(
-        ask(answer, states[0], states=states, w=w),
-        reference(states, w),
-        "Eq. f1: the weights are exp(w_l) / sum of exp(w).",
-    )
+    for count, shape in ((4, (2, 5)), (2, (3,)), (6, (2, 3, 4))):
+        states, w = _random(generator, count, *shape), _random(generator, count)
+        compare(
+            ask(answer, states[0], states=states, w=w),
+            reference(states, w),
+            "Eq. f1: the weights are exp(w_l) / sum of exp(w). There were "
+            f"{count} states of shape {list(shape)}.",
+        )
 
 
 def _merge_is_stable(answer: Answer, reference: Answer, generator: Generator) -> None:
