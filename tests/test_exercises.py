@@ -652,6 +652,18 @@ def test_show(capsys):
     assert "division by zero" in capsys.readouterr().out
 
 
+def test_results_of_other_kinds(capsys):
+    def kind(change):
+        return lambda W, q: change((W @ q[..., None])[..., 0])
+
+    assert show(kind(lambda x: x > 0), "read_memory")
+    assert show(kind(lambda x: x + 0j), "read_memory") is None
+    assert "complex" in capsys.readouterr().out
+    for change in (torch.Tensor.to_sparse, lambda x: x.to("meta")):
+        text = verdict(kind(change), "read_memory")[1]
+        assert "✗ with a one-hot query" in text and "Your result led to" in text
+
+
 @pytest.mark.parametrize("thing", [None, 3, "delta_step", torch.zeros(2)])
 def test_check_of_something_else(thing):
     right, text = verdict(thing)

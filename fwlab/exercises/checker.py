@@ -133,11 +133,14 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
     figure = Figure(figsize=(6.4, 2.2 * len(targets)), layout="constrained")
     rows = figure.subplots(len(targets), 3, squeeze=False)
     for row, mine, target in zip(rows, found[0], targets, strict=False):
+        if mine.is_complex():
+            print("Your result has complex numbers.")
+            return None
         if mine.shape != target.shape:
             print(f"Yours is {list(mine.shape)}, the target {list(target.shape)}.")
             return None
         limit = max(target.abs().max().item(), 1e-3)
-        parts = {"yours": mine, "target": target, "difference": mine - target}
+        parts = {"yours": mine, "target": target, "difference": mine.double() - target}
         for ax, (title, values) in zip(row, parts.items(), strict=True):
             plots.matrix(ax, _as_matrix(values), title, limit)
     return figure
@@ -168,7 +171,9 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
             try:
                 verdict = _verdict(exercise, holds, answer, generator)
             except BaseException as error:  # the answer was stopped
-                verdict = _Verdict("", f"It ended with {type(error).__name__}.")
+                verdict = _Verdict(
+                    _sentence(holds), f"It ended with {type(error).__name__}."
+                )
             said.put(verdict)
             if verdict.wrong:
                 return
@@ -242,8 +247,8 @@ def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
     if a is None or b is None:
         return a is b
     return len(a) == len(b) and all(
-        x.shape == y.shape
-        and torch.allclose(x.double(), y.double(), 1e-9, 1e-12, equal_nan=True)
+        (x.shape, x.dtype, x.layout, x.device) == (y.shape, y.dtype, y.layout, y.device)
+        and torch.allclose(x, y, 1e-9, 1e-12, equal_nan=True)
         for x, y in zip(a, b, strict=True)
     )
 
