@@ -659,6 +659,10 @@ def test_results_of_other_kinds(capsys):
     assert show(kind(lambda x: x > 0), "read_memory")
     assert show(kind(lambda x: x + 0j), "read_memory") is None
     assert "complex" in capsys.readouterr().out
+    assert show(kind(lambda x: x.nonsense), "read_memory") is None
+    assert re.match("Line .* raised AttributeError", capsys.readouterr().out)
+    predict("crosstalk", np.float32(0.5))
+    assert capsys.readouterr().out == "Your prediction: 0.5.\n"
     for change in (torch.Tensor.to_sparse, lambda x: x.to("meta")):
         text = verdict(kind(change), "read_memory")[1]
         assert "✗ with a one-hot query" in text and "Your result led to" in text

@@ -68,7 +68,7 @@ def ask(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise Wrong(f"{given}: {_raised(answer, error)}") from None
+        raise Wrong(f"{given}: {raised(answer, error)}") from None
     call.result = tensors(result)
     if isinstance(like, type):
         return _number(result, like, given)
@@ -194,7 +194,7 @@ def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> st
     return ""
 
 
-def _raised(answer: Answer, error: BaseException) -> str:
+def raised(answer: Answer, error: BaseException) -> str:
     """What an answer raised, and where."""
     frames = [
         (frame.f_code.co_filename, line, frame.f_globals)

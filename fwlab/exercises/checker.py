@@ -20,6 +20,7 @@ from fwlab.exercises.asking import (
     Wrong,
     calls,
     copied,
+    raised,
     tensors,
     where,
 )
@@ -122,7 +123,11 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
 
     def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
         """returns something"""
-        found.append(_outcome(answer, arguments, catch=False))
+        try:
+            found.append(_outcome(answer, arguments, catch=False))
+        except BaseException as error:
+            said = raised(answer, error)
+            raise Wrong(said[0].upper() + said[1:]) from None
 
     found: list[Any] = []
     drawn = Exercise(exercise.name, "", exercise.solution, (holds,), ())

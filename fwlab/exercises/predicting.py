@@ -1,6 +1,7 @@
 """Predicting a result before it is seen."""
 
 import textwrap
+from numbers import Real
 from types import EllipsisType
 from typing import Any
 
@@ -90,7 +91,7 @@ def _near(question: Question, answer: Any, other: Any) -> bool:
 def _read(question: Question, answer: Any) -> float | str:
     letters = _letters(question)
     if not letters:
-        if isinstance(answer, bool) or not isinstance(answer, int | float):
+        if isinstance(answer, bool) or not isinstance(answer, Real):
             raise ValueError(f"expected a number, got {answer!r}")
         return float(answer)
     choice = letters.get(answer.lower(), answer) if isinstance(answer, str) else answer
