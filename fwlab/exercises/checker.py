@@ -123,11 +123,7 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
 
     def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
         """returns something"""
-        try:
-            found.append(_outcome(answer, arguments, catch=False))
-        except BaseException as error:
-            said = raised(answer, error)
-            raise Wrong(said[0].upper() + said[1:]) from None
+        found.append(_explained(answer, arguments))
 
     found: list[Any] = []
     drawn = Exercise(exercise.name, "", exercise.solution, (holds,), ())
@@ -246,6 +242,15 @@ def _outcome(
         if catch:
             return None
         raise
+
+
+def _explained(answer: Answer, arguments: dict[str, Any]) -> Any:
+    """The same, but an error raises `Wrong`, which says where it came from."""
+    try:
+        return _outcome(answer, arguments, catch=False)
+    except BaseException as error:
+        said = raised(answer, error)
+        raise Wrong(said[0].upper() + said[1:]) from None
 
 
 def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
