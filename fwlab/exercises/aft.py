@@ -308,7 +308,7 @@ def _step_has_masked_gradient(
     given = _step(generator, 2, 4)
     given["k"][:, ::2] = -torch.inf
     given["log_sum"][0], given["mean"][0] = -torch.inf, 0
-    # Where both are -inf, a mean of 0 may be kept, or be made anew.
+    # Where both are -inf, a mean of 0 may be kept, or be made again.
     seen = (given["k"] > -torch.inf) | (given["log_sum"] > -torch.inf)
 
     def mean(result: tuple[Tensor, Tensor]) -> Tensor:
