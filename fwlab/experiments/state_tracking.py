@@ -331,7 +331,7 @@ def draw(points: list[Point]) -> Figure:
         charts.rows(lower, _numbers(mine, "loss"), color, marker, label)
     lower.set(xlabel="loss", xlim=(0, None))
     for ax in (upper, lower):
-        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1))
     return figure
 
 
