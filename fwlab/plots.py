@@ -34,6 +34,9 @@ SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
 )
 """For signed numbers: positive in `FAST`, transparent at zero, negative
 in the second of `SERIES`."""
+PAPER, DIGITS = "#eef0f4", "#08090c"
+"""Under the cells that hold digits, and these digits: a contrast of at least
+4.5 to 1 on every colour of `SIGNED`, whatever the page looks like."""
 
 
 def style() -> None:
@@ -95,7 +98,9 @@ def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
         for column, value in enumerate(line):
             # + 0 turns -0.0 into 0.0
             text = f"{round(float(value), 2) + 0:g}"
-            ax.text(column, row, text, ha="center", va="center", fontsize=8)
+            place = {"ha": "center", "va": "center", "fontsize": 8}
+            ax.text(column, row, text, color=DIGITS, **place)
+    ax.set_facecolor(PAPER)
     ax.set(title=title, xticks=[], yticks=[])
     ax.grid(False)
     for spine in ax.spines.values():

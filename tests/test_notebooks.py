@@ -29,7 +29,7 @@ def code(book):
 
 
 def test_there_are_notebooks():
-    assert {"01_fast_weights", "04_delta_rule", "08_fast_weight_transformer"} <= {
+    assert {"01_fast_weights", "04_delta_rule", "07_transformer"} <= {
         p.stem for p in PATHS
     }
 

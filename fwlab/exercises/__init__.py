@@ -13,7 +13,15 @@ solution("delta_step") # the source of fwlab's own function
 ```
 """
 
-from fwlab.exercises import aft, dpfp, fast_weights, feature_maps, feedback
+from fwlab.exercises import (
+    aft,
+    delta_rule,
+    dpfp,
+    fast_weights,
+    feature_maps,
+    feedback,
+    normalisation,
+)
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
 from fwlab.exercises.checker import assert_correct, check, hint, show, solution
 from fwlab.exercises.exercise import Exercise, Question
@@ -25,6 +33,8 @@ TOPICS = {
     "Fast weights": fast_weights.EXERCISES,
     "Feature maps": feature_maps.EXERCISES,
     "DPFP": dpfp.EXERCISES,
+    "The delta rule": delta_rule.EXERCISES,
+    "Normalisation": normalisation.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,
 }

@@ -10,15 +10,11 @@ from fwlab.exercises.asking import (
     ask,
     compare,
     compare_gradients,
+    normal,
 )
 from fwlab.exercises.exercise import Exercise
 from fwlab.ops.aft.full.naive import mean_of
 from fwlab.ops.aft.simple.naive import running_step
-
-
-def _random(generator: Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
 
 # --- mean_of ---------------------------------------------------------
 
@@ -27,9 +23,9 @@ def _row(
     generator: Generator, keys: int = 5, batch: int = 2, channels: int = 3
 ) -> dict[str, Tensor]:
     return {
-        "k": _random(generator, batch, keys, channels),
-        "v": _random(generator, batch, keys, channels),
-        "w": _random(generator, keys, 1),
+        "k": normal(generator, batch, keys, channels),
+        "v": normal(generator, batch, keys, channels),
+        "w": normal(generator, keys, 1),
     }
 
 
@@ -208,7 +204,7 @@ def _ask_step(answer: Answer, **given: Tensor) -> tuple[Tensor, Tensor]:
 
 def _step(generator: Generator, *shape: int) -> dict[str, Tensor]:
     names = ("log_sum", "mean", "k", "v")
-    return {name: _random(generator, *(shape or (2, 3))) for name in names}
+    return {name: normal(generator, *(shape or (2, 3))) for name in names}
 
 
 def _step_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
@@ -233,7 +229,7 @@ def _step_counts(answer: Answer, reference: Answer, generator: Generator) -> Non
 
 def _step_is_a_softmax(answer: Answer, reference: Answer, generator: Generator) -> None:
     """step by step, gives the softmax mean of all keys"""
-    k, v = _random(generator, 6, 2, 3), _random(generator, 6, 2, 3)
+    k, v = normal(generator, 6, 2, 3), normal(generator, 6, 2, 3)
     log_sum, mean = k[0], v[0]
     for k_t, v_t in zip(k[1:], v[1:], strict=True):
         log_sum, mean = _ask_step(answer, log_sum=log_sum, mean=mean, k=k_t, v=v_t)

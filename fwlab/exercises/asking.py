@@ -86,6 +86,16 @@ def ask(
     return found[0] if one else found
 
 
+def normal(generator: Generator, *shape: int) -> Tensor:
+    """Standard normal numbers in float64, for arguments."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def orthonormal(generator: Generator, width: int) -> Tensor:
+    """A random square matrix whose rows are orthogonal and of length 1."""
+    return torch.linalg.qr(normal(generator, width, width)).Q
+
+
 def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of tensors, and everything else as it is."""
     return {n: a.clone() if _is(a) else a for n, a in arguments.items()}

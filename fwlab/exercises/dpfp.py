@@ -11,14 +11,10 @@ from fwlab.exercises.asking import (
     ask,
     compare,
     compare_gradients,
+    normal,
 )
 from fwlab.exercises.exercise import Exercise
 from fwlab.feature_maps import _dpfp
-
-
-def _random(generator: Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
 
 # --- dpfp --------------------------------------------------------------
 
@@ -26,13 +22,13 @@ def _random(generator: Generator, *shape: int) -> Tensor:
 def _dpfp_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
     """returns 2 d nu features, [..., 2 * d * nu]"""
     for shape, nu in (((4,), 1), ((3, 5), 2), ((2, 3, 3), 2)):
-        x = _random(generator, *shape)
+        x = normal(generator, *shape)
         ask(answer, x.new_zeros(*shape[:-1], 2 * shape[-1] * nu), x=x, nu=nu)
 
 
 def _dpfp_is_positive(answer: Answer, reference: Answer, generator: Generator) -> None:
     """has no negative features"""
-    x = _random(generator, 6, 4)
+    x = normal(generator, 6, 4)
     phi = ask(answer, x.new_zeros(6, 16), x=x, nu=2)
     if (phi < 0).any():
         raise Wrong(
@@ -55,7 +51,7 @@ def _dpfp_of_the_plane(answer: Answer, reference: Answer, generator: Generator) 
 def _dpfp_has_products(answer: Answer, reference: Answer, generator: Generator) -> None:
     """multiplies entries at distances 1 to nu, in any order"""
     for d, nu in ((3, 1), (4, 2), (5, 4), (3, 6)):
-        x = _random(generator, 7, d)
+        x = normal(generator, 7, d)
         expected = reference(x, nu)
         found = ask(answer, expected, x=x, nu=nu)
         compare(
@@ -77,12 +73,12 @@ def _dpfp_has_gradient(answer: Answer, reference: Answer, generator: Generator) 
     def lengths(phi: Tensor) -> Tensor:
         return phi.square().sum(-1)
 
-    x = _random(generator, 3, 4)
+    x = normal(generator, 3, 4)
     compare_gradients(answer, reference, generator, CUT, lengths, x=x, nu=2)
 
 
 def _key(generator: Generator) -> dict[str, object]:
-    return {"x": _random(generator, 3, 4), "nu": 2}
+    return {"x": normal(generator, 3, 4), "nu": 2}
 
 
 def _r(x: Tensor) -> Tensor:

@@ -5,13 +5,16 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.asking import CUT, Answer, Wrong, ask, compare, compare_gradients
+from fwlab.exercises.asking import (
+    CUT,
+    Answer,
+    Wrong,
+    ask,
+    compare,
+    compare_gradients,
+    normal,
+)
 from fwlab.exercises.exercise import Exercise
-
-
-def _random(generator: Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
 
 # --- normaliser ----------------------------------------------------------
 
@@ -26,9 +29,9 @@ def _features(
     generator: Generator, lead: tuple[int, ...] = (), time: int = 5
 ) -> dict[str, Tensor]:
     return {
-        "phi_q": _random(generator, *lead, time, 4).abs(),
-        "phi_k": _random(generator, *lead, time, 4).abs(),
-        "v": _random(generator, *lead, time, 3),
+        "phi_q": normal(generator, *lead, time, 4).abs(),
+        "phi_k": normal(generator, *lead, time, 4).abs(),
+        "v": normal(generator, *lead, time, 3),
     }
 
 
@@ -171,8 +174,8 @@ def positive_features(x: Tensor, R: Tensor) -> Tensor:
 
 
 def _keys(generator: Generator, *shape: int, m: int = 3) -> dict[str, Tensor]:
-    x = _random(generator, *(shape or (2, 4)))
-    return {"x": x, "R": _random(generator, m, x.shape[-1])}
+    x = normal(generator, *(shape or (2, 4)))
+    return {"x": x, "R": normal(generator, m, x.shape[-1])}
 
 
 def _positive_have_shape(
@@ -207,8 +210,8 @@ def _positive_of_zero(answer: Answer, reference: Answer, generator: Generator) -
 
 def _positive_estimate(answer: Answer, reference: Answer, generator: Generator) -> None:
     """estimates exp(q . k), on average over directions"""
-    q, k = 0.7 * _random(generator, 2, 3)
-    R = _random(generator, 20_000, 3)
+    q, k = 0.7 * normal(generator, 2, 3)
+    R = normal(generator, 20_000, 3)
     like = q.new_zeros(len(R) * 2)
     found = ask(answer, like, x=q, R=R) @ ask(answer, like, x=k, R=R)
     truth = (q @ k).exp()
@@ -310,8 +313,8 @@ def favor(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 def _attention(
     generator: Generator, lead: tuple[int, ...] = (), length: float = 1.0
 ) -> dict[str, Tensor]:
-    q, k = length * _random(generator, 2, *lead, 5, 4) / 2
-    return {"q": q, "k": k, "R": _random(generator, 6, 4)}
+    q, k = length * normal(generator, 2, *lead, 5, 4) / 2
+    return {"q": q, "k": k, "R": normal(generator, 6, 4)}
 
 
 def _ask_favor(answer: Answer, **given: Tensor) -> Tensor:

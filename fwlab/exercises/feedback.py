@@ -9,6 +9,7 @@ from fwlab.exercises.asking import (
     ask,
     compare,
     compare_gradients,
+    normal,
 )
 from fwlab.exercises.exercise import Exercise
 from fwlab.ops.feedback_memory.naive import (
@@ -18,26 +19,21 @@ from fwlab.ops.feedback_memory.naive import (
     softmax,
 )
 
-
-def _random(generator: Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 # --- merge_memory ----------------------------------------------------
 
 
 def _merge_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
     """returns a tensor of the shape of one state"""
     for layers, shape in ((3, (2, 5)), (2, (4,)), (5, (2, 3, 4))):
-        states = _random(generator, layers + 1, *shape)
-        ask(answer, states[0], states=states, w=_random(generator, layers + 1))
+        states = normal(generator, layers + 1, *shape)
+        ask(answer, states[0], states=states, w=normal(generator, layers + 1))
 
 
 def _merge_starts_as_mean(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
     """with equal logits, takes the plain mean of all states"""
-    states = _random(generator, 4, 2, 5)
+    states = normal(generator, 4, 2, 5)
     for logit in (0.0, 2.5):
         w = torch.full((4,), logit, dtype=torch.float64)
         compare(
@@ -49,7 +45,7 @@ def _merge_starts_as_mean(
 
 def _merge_selects(answer: Answer, reference: Answer, generator: Generator) -> None:
     """with all the weight on one state, returns that state"""
-    states = _random(generator, 4, 2, 5)
+    states = normal(generator, 4, 2, 5)
     for layer in range(4):
         w = torch.full((4,), -1000.0, dtype=torch.float64)
         w[layer] = 0
@@ -64,7 +60,7 @@ def _merge_selects(answer: Answer, reference: Answer, generator: Generator) -> N
 def _merge_is_softmax(answer: Answer, reference: Answer, generator: Generator) -> None:
     """weights states by the softmax of the logits"""
     for count, shape in ((4, (2, 5)), (2, (3,)), (6, (2, 3, 4))):
-        states, w = _random(generator, count, *shape), _random(generator, count)
+        states, w = normal(generator, count, *shape), normal(generator, count)
         compare(
             ask(answer, states[0], states=states, w=w),
             reference(states, w),
@@ -75,7 +71,7 @@ def _merge_is_softmax(answer: Answer, reference: Answer, generator: Generator) -
 
 def _merge_is_stable(answer: Answer, reference: Answer, generator: Generator) -> None:
     """does not overflow for large logits"""
-    states, w = _random(generator, 3, 2, 4), _random(generator, 3)
+    states, w = normal(generator, 3, 2, 4), normal(generator, 3)
     compare(
         ask(answer, states[0], states=states, w=w + 1000),
         reference(states, w),
@@ -87,7 +83,7 @@ def _merge_takes_square(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
     """weights layers, even if other dimensions have the same size"""
-    states, w = _random(generator, 4, 4, 4), _random(generator, 4)
+    states, w = normal(generator, 4, 4, 4), normal(generator, 4)
     compare(
         ask(answer, states[0], states=states, w=w),
         reference(states, w),
@@ -99,12 +95,12 @@ def _merge_has_gradient(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
     """lets gradients through to states and w"""
-    given = {"states": _random(generator, 4, 2, 5), "w": _random(generator, 4)}
+    given = {"states": normal(generator, 4, 2, 5), "w": normal(generator, 4)}
     compare_gradients(answer, reference, generator, CUT, **given)
 
 
 def _states(generator: Generator) -> dict[str, Tensor]:
-    return {"states": _random(generator, 4, 2, 5), "w": _random(generator, 4)}
+    return {"states": normal(generator, 4, 2, 5), "w": normal(generator, 4)}
 
 
 def _weighted(weights: Tensor, states: Tensor) -> Tensor:
@@ -150,10 +146,10 @@ def _problem(
     generator: Generator, past: int, batch: int = 2, heads: int = 3, key: int = 4
 ) -> dict[str, Tensor]:
     return {
-        "q": _random(generator, batch, heads, key),
-        "k": _random(generator, batch, past, heads, key),
-        "v": _random(generator, batch, past, heads, key),
-        "positions": _random(generator, key, 6),
+        "q": normal(generator, batch, heads, key),
+        "k": normal(generator, batch, past, heads, key),
+        "v": normal(generator, batch, past, heads, key),
+        "positions": normal(generator, key, 6),
     }
 
 
