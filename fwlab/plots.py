@@ -98,8 +98,8 @@ def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
         for column, value in enumerate(line):
             # + 0 turns -0.0 into 0.0
             text = f"{round(float(value), 2) + 0:g}"
-            place = {"ha": "center", "va": "center", "fontsize": 8}
-            ax.text(column, row, text, color=DIGITS, **place)
+            middle = dict.fromkeys(("ha", "va"), "center")
+            ax.text(column, row, text, middle, color=DIGITS, fontsize=8)
     ax.set_facecolor(PAPER)
     ax.set(title=title, xticks=[], yticks=[])
     ax.grid(False)

@@ -27,6 +27,7 @@ from fwlab.exercises.checker import assert_correct, check, hint, show, solution
 from fwlab.exercises.exercise import Exercise, Question
 from fwlab.exercises.predicting import predict, quiz, reveal
 from fwlab.exercises.questions import QUESTIONS
+from fwlab.exercises.scoreboard import eight_pairs, score, scoreboard
 
 #: Exercises by topic, which is a notebook of its own for students.
 TOPICS = {
@@ -55,10 +56,13 @@ __all__ = [
     "check",
     "compare",
     "compare_gradients",
+    "eight_pairs",
     "hint",
     "predict",
     "quiz",
     "reveal",
+    "score",
+    "scoreboard",
     "show",
     "solution",
 ]

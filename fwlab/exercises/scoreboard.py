@@ -1,0 +1,133 @@
+"""One memory all the way: eight pairs, scored anew after every idea.
+
+Every notebook about memories ends with the same table, and adds to it. Its
+rows are ways to remember eight pairs whose random keys of width 8 overlap.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize, sum_normalize
+from fwlab.ops.delta.naive import delta_step
+from fwlab.ops.linear.naive import read, write
+
+#: Takes queries `[queries, 8]`, and keys and values `[time, 8]` in the order
+#: in which they are written; returns what reading gives, `[queries, 8]`.
+Memory = Callable[[Tensor, Tensor, Tensor], Tensor]
+Features = Callable[[Tensor], Tensor]
+
+
+def eight_pairs() -> tuple[Tensor, Tensor]:
+    """The same pairs every time.
+
+    - Returns keys of length 1 and values, both `[8, 8]`, in float64.
+    """
+    generator = torch.Generator().manual_seed(8)
+    keys, values = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
+    return l2_normalize(keys), values
+
+
+def score(memory: Memory) -> tuple[float, float]:
+    """How well a memory holds the eight pairs.
+
+    - `memory`: takes queries `[queries, 8]`, and keys and values `[time, 8]`
+      in the order in which they are written; returns what reading gives.
+    - Returns two squared errors, relative to the values: after eight writes,
+      and after the first four keys got new values. 0 is perfect; 1 is what a
+      memory that returns zeros has.
+    """
+    keys, values = eight_pairs()
+    new = values.flip(0)[:4]
+    errors = []
+    for k, v, wanted in (
+        (keys, values, values),
+        (
+            torch.cat([keys, keys[:4]]),
+            torch.cat([values, new]),
+            torch.cat([new, values[4:]]),
+        ),
+    ):
+        found = memory(keys, k, v)
+        errors.append(float((found - wanted).square().sum() / wanted.square().sum()))
+    return errors[0], errors[1]
+
+
+def scoreboard(notebook: int, memories: Mapping[str, Memory]) -> None:
+    """Print the table: rows of the notebooks before this one, then yours.
+
+    - `notebook`: the number of this notebook.
+    - `memories`: what this notebook adds, by name; see `score`.
+    """
+    rows = [
+        (f"{number:02}", name, memory)
+        for number, known in MEMORIES.items()
+        if number < notebook
+        for name, memory in known.items()
+    ]
+    rows += [("new", name, memory) for name, memory in memories.items()]
+    width = max(len(name) for _, name, _ in rows)
+    print(f"{'':4} {'error of reading':{width}}   eight pairs   four replaced")
+    for where, name, memory in rows:
+        first, second = score(memory)
+        print(f"{where:4} {name:{width}} {first:13.3f} {second:15.3f}")
+
+
+def summed(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """W = sum of v k^T (Eq. 17 without features)."""
+    W = queries.new_zeros(values.shape[-1], keys.shape[-1])
+    for k, v in zip(keys, values, strict=True):
+        W = write(W, k, v)
+    return read(W, queries)
+
+
+def softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """A list of all pairs; the factor makes softmax pick one of them."""
+    return torch.softmax(10 * queries @ keys.mT, -1) @ values
+
+
+def attention(phi: Features) -> Memory:
+    """Linear attention (Eqs. 17-19) with these features."""
+
+    def memory(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        weights = phi(queries) @ phi(keys).mT
+        return weights @ values / weights.sum(-1, keepdim=True)
+
+    return memory
+
+
+def delta(phi: Features, beta: float = 1.0) -> Memory:
+    """The delta rule (Eqs. 20 to 25) with these features."""
+
+    def memory(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        features = phi(keys)
+        W = features.new_zeros(values.shape[-1], features.shape[-1])
+        for k, v in zip(features, values, strict=True):
+            W = delta_step(W, k, v, features.new_tensor(beta))
+        return read(W, phi(queries))
+
+    return memory
+
+
+def dpfp(normalize: Features) -> Features:
+    return lambda x: normalize(DPFP(nu=3)(x))
+
+
+MEMORIES: dict[int, dict[str, Memory]] = {
+    1: {"sum": summed, "softmax attention": softmax},
+    2: {"linear attention, ELU + 1": attention(ELU1())},
+    3: {
+        "linear attention, DPFP, nu = 1": attention(DPFP(nu=1)),
+        "linear attention, DPFP, nu = 3": attention(DPFP(nu=3)),
+    },
+    4: {
+        "delta rule, beta = 1": delta(Identity()),
+        "delta rule, beta = 1/2": delta(Identity(), 0.5),
+    },
+    5: {
+        "delta rule, DPFP, sum norm": delta(dpfp(sum_normalize)),
+        "delta rule, DPFP, L2 norm": delta(dpfp(l2_normalize)),
+    },
+}
+"""Rows of the table by the notebook that adds them."""

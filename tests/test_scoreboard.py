@@ -1,0 +1,71 @@
+"""The table of the eight pairs."""
+
+import pytest
+import torch
+
+from fwlab import ops
+from fwlab.exercises import eight_pairs, score, scoreboard
+from fwlab.exercises.scoreboard import MEMORIES
+from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize
+
+
+def test_the_pairs_are_the_same_every_time():
+    keys, values = eight_pairs()
+    assert keys.shape == values.shape == (8, 8)
+    assert torch.allclose(keys.norm(dim=1), torch.ones(8, dtype=torch.float64))
+    torch.randn(3)
+    for first, again in zip((keys, values), eight_pairs(), strict=True):
+        assert torch.equal(first, again)
+
+
+def test_scores_of_what_is_known():
+    keys, values = eight_pairs()
+    assert score(lambda q, k, v: torch.zeros_like(q)) == (1, 1)
+    overlap = keys @ keys.T - torch.eye(8)
+    first, _ = score(MEMORIES[1]["sum"])
+    assert first == pytest.approx(
+        float((overlap @ values).square().sum() / values.square().sum())
+    )
+
+    def last_of_each(queries, keys, values):
+        same = (queries @ keys.T > 1 - 1e-9) * torch.arange(1, len(keys) + 1)
+        return values[same.argmax(1)]
+
+    assert score(last_of_each) == (0, 0)
+
+
+def heads(x):
+    return x[None, :, None]
+
+
+@pytest.mark.parametrize(
+    ("notebook", "name", "phi", "beta"),
+    [
+        (2, "linear attention, ELU + 1", ELU1(), None),
+        (3, "linear attention, DPFP, nu = 1", DPFP(nu=1), None),
+        (4, "delta rule, beta = 1/2", Identity(), 0.5),
+        (5, "delta rule, DPFP, L2 norm", lambda x: l2_normalize(DPFP(nu=3)(x)), 1.0),
+    ],
+)
+def test_the_rows_are_what_the_operations_compute(notebook, name, phi, beta):
+    def memory(queries, keys, values):
+        k, v, q = heads(phi(keys)), heads(values), phi(queries)
+        if beta is None:
+            _, (W, z) = ops.sum_rule(k, k, v, return_state=True)
+            return q @ W[0, 0].T / (q @ z[0, 0])[:, None]
+        strength = torch.full((1, len(keys), 1), beta, dtype=k.dtype)
+        _, W = ops.delta_rule(k, k, v, strength, return_state=True)
+        return q @ W[0, 0].T
+
+    assert score(MEMORIES[notebook][name]) == pytest.approx(score(memory))
+
+
+def test_only_earlier_notebooks_are_in_the_table(capsys):
+    scoreboard(3, {"mine": lambda q, k, v: v[:8]})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:4].strip() for line in lines] == ["", "01", "01", "02", "new"]
+    assert lines[-1].split()[1:] == [
+        "mine",
+        "0.000",
+        f"{score(lambda q, k, v: v[:8])[1]:.3f}",
+    ]
