@@ -56,6 +56,10 @@ def b(beta):
     return beta[..., None]
 
 
+def gated(W, k, v, beta):
+    return (1 - b(beta)[..., None]) * W + outer(b(beta) * v, k)
+
+
 def write_in_place(W, k, v):
     W += outer(v, k)
     return W
@@ -441,6 +445,62 @@ WRONG |= {
         ),
     ],
 }
+WRONG |= {
+    "gradient_step": [
+        (lambda W, k, v, beta: W - outer(k, v - held(W, k)), SHAPE),
+        (lambda W, k, v, beta: W + outer(b(beta) * v, k), "changes nothing"),
+        (lambda W, k, v, beta: (1 - b(beta)[..., None]) * W, "changes nothing"),
+        (lambda W, k, v, beta: W, "makes the loss smaller"),
+        (lambda W, k, v, beta: W + outer(held(W, k) - v, k), "the loss smaller"),
+        (lambda W, k, v, beta: W + outer(v - held(W, k), k), "moves by beta times"),
+        (
+            lambda W, k, v, beta: W + outer(b(beta) * (v - held(W, k)), k.sign()),
+            "moves by beta times",
+        ),
+        (
+            lambda W, k, v, beta: W + torch.outer(beta * (v - W @ k), k),
+            "in each memory",
+        ),
+        (  # One step for the mean over all memories.
+            lambda W, k, v, beta: (
+                W + outer(b(beta) * (v - held(W, k)), k) / beta.numel()
+            ),
+            "in each memory",
+        ),
+    ],
+    "gated_step": [
+        (lambda W, k, v, beta: (1 - b(beta)[..., None]) * W, "in an empty memory"),
+        (lambda W, k, v, beta: gated(W, k, v, beta**2), "in an empty memory"),
+        (
+            lambda W, k, v, beta: gated(W, k, v, torch.sigmoid(beta)),
+            "in an empty memory",
+        ),
+        (lambda W, k, v, beta: outer(b(beta) * v, k), "mixes the old value"),
+        (
+            lambda W, k, v, beta: (
+                gated(W, k, v, beta) - outer(held(W, k), k) * b(beta)[..., None] / 9
+            ),
+            "mixes the old value",
+        ),
+        (  # Fades the columns of this key only: right for one-hot keys.
+            lambda W, k, v, beta: (
+                W * (1 - b(beta)[..., None] * (k.abs() > 0)[..., None, :])
+                + outer(b(beta) * v, k)
+                - W * 0.01
+                + outer(held(W, k), k) * 0.01
+            ),
+            "fades the values of all other keys",
+        ),
+        (
+            lambda W, k, v, beta: gated(W, k / k.norm(dim=-1, keepdim=True), v, beta),
+            "keys of any length",
+        ),
+        (
+            lambda W, k, v, beta: (1 - beta) * W + beta * outer(v, k),
+            "works on any leading dimensions",
+        ),
+    ],
+}
 #: Answers that are numbers have no gradients.
 NUMBERS = ("useful_nu", "dot_capacity")
 for name, answers in WRONG.items():
@@ -457,7 +517,9 @@ GRADIENT = {
     "sum_normalize": "gives zero where the sum is zero, and a gradient",
     "running_step": "lets gradients through",
 }
-for name in WRONG.keys() - NUMBERS:
+#: These answers take gradients, but need not have any.
+STEPS = ("gradient_step",)
+for name in WRONG.keys() - {*NUMBERS, *STEPS}:
     reference = EXERCISES[name].reference
     # Gradients come last, but for those of special cases.
     last = GRADIENT.get(name) or EXERCISES[name].properties[-1].__doc__

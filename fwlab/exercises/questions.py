@@ -244,6 +244,84 @@ QUESTIONS = {
                 "delta rule leaves them alone",
             },
         ),
+        # --- Notebook 4 ---
+        Question(
+            name="recall_dpfp_width",
+            text="How many features does DPFP with nu = 2 make of a key of width 16?",
+            truth=64.0,
+            tolerance=0.5,
+            because="k and -k have 32 entries together, and each shift multiplies all "
+            "of them: 2 d nu.",
+            tempting={
+                32.0: "That is for one shift; nu = 2 has two",
+                256.0: "That would be all products of two entries. DPFP takes only "
+                "those at a distance of 1 or 2",
+            },
+        ),
+        Question(
+            name="half_thrice",
+            text="A key of length 1 holds a value. The delta rule with beta = 1/2 "
+            "writes a new value under it, three times. Which share of the old value is "
+            "left?",
+            truth=0.125,
+            tolerance=0.01,
+            because="Each write replaces half of what is still wrong: 1/2 times 1/2 "
+            "times 1/2.",
+            tempting={
+                0.0: "Two writes of one half each do not replace the whole: the second "
+                "replaces half of the half that is left",
+                -0.5: "A write takes half of what is left, not half of what was there "
+                "at first",
+                0.5: "That is after the first write",
+            },
+        ),
+        Question(
+            name="one_gradient_step",
+            text="One step of gradient descent on E(W) = ½ |W k - v|² with learning "
+            "rate beta: what is it?",
+            choices=("the sum rule", "the delta rule", "none of these"),
+            truth="the delta rule",
+            because="The gradient is (W k - v) ⊗ k, and minus beta times that is what "
+            "Eq. 24 adds.",
+            tempting={
+                "the sum rule": "It adds beta v ⊗ k, which is a gradient step only "
+                "where W k is 0, as in an empty memory. Where W already returns v, the "
+                "gradient is 0, but the sum adds v once more",
+                "none of these": "The derivative by entry (i, j) of W is the error of "
+                "value i times k_j: an outer product, as in Eq. 24",
+            },
+        ),
+        Question(
+            name="gated_eight",
+            text="A pair is stored. Then the gated rule with beta = 1/2 writes eight "
+            "other pairs, all under a key that is orthogonal to the first. Which share "
+            "of the first value is left?",
+            truth=1 / 256,
+            tolerance=0.0005,
+            because="Each write multiplies all of W by 1/2: (1/2)^8 = 1/256 = 0.0039.",
+            tempting={
+                1.0: "So it would be with the delta rule, which takes only from the "
+                "key that it writes",
+                0.5: "That is after the first of the eight writes",
+                0.0: "Very nearly, but a factor of 1/2 leaves something each time",
+            },
+        ),
+        Question(
+            name="delta_overlap",
+            text="16 pairs are written once each under random keys of width 16 and "
+            "length 1. The sum has an error of 0.94. Which has the delta rule with beta "
+            "= 1?",
+            truth=0.58,
+            tolerance=0.05,
+            because="Each write makes its own pair perfect, and disturbs those before "
+            "it: about a tenth each time, up to 15 times.",
+            tempting={
+                0.0: "Only the pair written last is perfect: the keys overlap, so later "
+                "writes change what earlier keys return",
+                0.94: "The delta rule does not escape the overlap, but what a write "
+                "adds takes into account what the key already returns",
+            },
+        ),
     )
 }
 """Every question by name."""
