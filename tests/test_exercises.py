@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fwlab.exercises import (
     EXERCISES,
@@ -54,6 +55,14 @@ def held(W, k):
 
 def b(beta):
     return beta[..., None]
+
+
+def delta(W, k, v, beta):
+    return W + outer(b(beta) * (v - held(W, k)), k)
+
+
+def unit(k):
+    return k / k.norm(dim=-1, keepdim=True)
 
 
 def gated(W, k, v, beta):
@@ -501,6 +510,88 @@ WRONG |= {
         ),
     ],
 }
+WRONG |= {
+    "stable_beta": [
+        (lambda phi: 2 / phi.square().sum(-1, keepdim=True), "one number for each"),
+        (lambda phi: 2 / phi.square().sum(), "one number for each"),
+        (lambda phi: -2 / phi.square().sum(-1), "keys of length 1"),
+        (lambda phi: 2 - phi.square().sum(-1), "keys of length 1"),
+        (lambda phi: 2 / phi.square().mean(-1), "keys of length 1"),
+        (lambda phi: 2 / phi.square().amax(-1), "keys of length 1"),
+        (lambda phi: 0 * phi[..., 0] + 2, "begin to blow up"),
+        (lambda phi: 2 * phi.square().sum(-1), "begin to blow up"),
+        (lambda phi: 2 / (phi.square().sum(-1) + 1e-12), "each key its own"),
+        (
+            lambda phi: (
+                2 / phi.square().sum(-1).amax(0, keepdim=True).expand(phi.shape[:-1])
+            ),
+            "each key its own",
+        ),
+        (
+            lambda phi: (2 / phi.square().sum(-1)).nan_to_num(posinf=0),
+            "a key of zeros",
+        ),
+        (
+            lambda phi: torch.where((phi == 0).all(-1), 2, 2 / phi.square().sum(-1)),
+            "a key of zeros",
+        ),
+        (
+            lambda phi: (
+                2 / phi.square().sum(-1)
+                if (phi != 0).any(-1).all()
+                else 0 * phi.sum(-1) + torch.inf
+            ),
+            "a key of zeros",
+        ),
+    ],
+    "l2_write": [
+        (lambda W, k, v, beta: outer(v, unit(k)), "mixes the old value"),
+        (
+            lambda W, k, v, beta: delta(W, k / k.abs().amax(-1, True), v, beta),
+            "stores all of v",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, unit(k) / k.shape[-1] ** 0.5, v, beta),
+            "stores all of v",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, unit(k), v, beta / beta),
+            "mixes the old value",
+        ),
+        (
+            lambda W, k, v, beta: (
+                (1 - b(beta)[..., None]) * W + outer(b(beta) * v, unit(k))
+            ),
+            "leaves the values of orthogonal keys alone",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, k / (k.norm() + 1e-12), v, beta),
+            "the scale of the key",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, F.normalize(k, dim=-1), v, beta),
+            "the scale of the key",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, k / k.norm(), v, beta),
+            "works on any leading dimensions",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, unit(k).nan_to_num(), v, beta),
+            "changes nothing for a key of zeros",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, torch.where(k == 0, 0, unit(k)), v, beta),
+            "changes nothing for a key of zeros",
+        ),
+        (
+            lambda W, k, v, beta: (
+                W if (k == 0).all(-1).any() else delta(W, unit(k), v, beta)
+            ),
+            "changes nothing for a key of zeros",
+        ),
+    ],
+}
 #: Answers that are numbers have no gradients.
 NUMBERS = ("useful_nu", "dot_capacity")
 for name, answers in WRONG.items():
@@ -517,8 +608,8 @@ GRADIENT = {
     "sum_normalize": "gives zero where the sum is zero, and a gradient",
     "running_step": "lets gradients through",
 }
-#: These answers take gradients, but need not have any.
-STEPS = ("gradient_step",)
+#: These answers need no gradient.
+STEPS = ("gradient_step", "stable_beta")
 for name in WRONG.keys() - {*NUMBERS, *STEPS}:
     reference = EXERCISES[name].reference
     # Gradients come last, but for those of special cases.

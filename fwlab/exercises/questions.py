@@ -322,6 +322,79 @@ QUESTIONS = {
                 "adds takes into account what the key already returns",
             },
         ),
+        # --- Notebook 5 ---
+        Question(
+            name="recall_other_key",
+            text="The delta rule with beta = 1/2 writes a pair under k. What does a key "
+            "that is orthogonal to k return afterwards?",
+            choices=("what it returned before", "half of that", "0"),
+            truth="what it returned before",
+            because="The write adds something times k · q to what q returns, and k · q "
+            "is 0.",
+            tempting={
+                "half of that": "That is the gated rule, which fades everything",
+                "0": "That is the gated rule with beta = 1. The delta rule takes only "
+                "from keys that overlap with k",
+            },
+        ),
+        Question(
+            name="recall_long_key",
+            text="A pair is added to an empty memory, under a key of length 2. You read "
+            "with the same key. How many times v do you get?",
+            truth=4.0,
+            tolerance=0.01,
+            because="W k = v (k · k), and k · k = |k|² = 4.",
+            tempting={
+                2.0: "The length counts twice: the key is in the write, and in the "
+                "reading",
+                1.0: "That holds for keys of length 1",
+            },
+        ),
+        Question(
+            name="raw_features",
+            text="64 pairs with values of size 1 are written once each, with beta = 1, "
+            "under DPFP features as they are. Their |phi|² is 8 on average. How large is "
+            "the largest entry of W at the end?",
+            choices=("about 2", "about 100", "more than 10,000"),
+            truth="more than 10,000",
+            because="Most keys have beta |phi|² above 2. Each of them enlarges what "
+            "points along it, and that is one of the next keys' problems.",
+            tempting={
+                "about 2": "So it is if beta |phi|² stays at 1: the delta rule writes "
+                "what is missing, which is about 1",
+                "about 100": "64 pairs would add up to less than that under the sum "
+                "rule. But here every overshoot is corrected by a larger one",
+            },
+        ),
+        Question(
+            name="denominator",
+            text="The delta rule with the normaliser of Eqs. 26-28 and beta = 1 writes "
+            "v1 under a key, then v2 under the same key. Which share of v2 does reading "
+            "return?",
+            truth=0.5,
+            tolerance=0.01,
+            because="W holds v2, as it should, but z has counted the key twice: the "
+            "reading is v2 / 2.",
+            tempting={
+                1.0: "W holds v2 all right, but the reading is divided by z · phi, "
+                "which is 2 by now",
+            },
+        ),
+        Question(
+            name="balance_of_length",
+            text="A key has the four features 0.5, 0.5, 0.5, 0.5, so its length is 1. "
+            "For each unit of weight that enters a column, how much leaves it?",
+            truth=2.0,
+            tolerance=0.01,
+            because="k_i enters, and k_i times the sum of all features leaves: the sum "
+            "is 2.",
+            tempting={
+                1.0: "That would be so if the features summed to 1; here their squares "
+                "do",
+                0.5: "That is the weight that enters: k_i. Out of the column goes k_i "
+                "times the sum of all four",
+            },
+        ),
     )
 }
 """Every question by name."""
