@@ -131,7 +131,8 @@ def traces(ax: Axes, values: Any, marks: Any, title: str, limit: float = 1.0) ->
             ax.stairs(top, edges, baseline=base, fill=True, color=color, linewidth=0)
         ax.plot(steps[mark], np.full(mark.sum(), base), ".", color=INK, markersize=5)
     ax.set(title=title, xlim=(0.5, len(steps) + 0.5), ylim=(0.4, len(values) + 0.6))
-    ax.set_yticks(range(1, len(values) + 1), range(len(values), 0, -1))
+    rows = [*range(1, len(values) + 1)]
+    ax.set_yticks(rows, [str(row) for row in reversed(rows)])
     ax.grid(False)
 
 

@@ -676,6 +676,26 @@ def test_a_mistake_that_nobody_makes_has_no_name():
     )
 
 
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda e: e.square().sum() / 2, "all right"),
+        (lambda e: e.square().sum(), "twice as large"),
+        (lambda e: (e * e).mean(-1).sum(), "gradient of mse_loss"),
+        (lambda e: -e.square().sum() / 2, "moves up the gradient"),
+    ],
+)
+def test_answers_may_take_gradients(loss, said):
+    def gradient_step(W, k, v, beta):
+        W = W.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(held(W, k) - v), W)
+        return W - b(beta)[..., None] * gradient
+
+    _, text = verdict(gradient_step)
+    assert said in text
+    assert show(gradient_step) is not None
+
+
 def test_the_line_that_raised_is_shown():
     def delta_step(W, k, v, beta):
         old = W @ k

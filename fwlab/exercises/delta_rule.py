@@ -252,6 +252,11 @@ def _mean_squared(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     return gradient_step(W, k, v, 2 * beta / v.shape[-1])
 
 
+def _half_mean(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """The loss here is a mean over the values. It should be their sum."""
+    return gradient_step(W, k, v, beta / v.shape[-1])
+
+
 def _without_square(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     """This is the gradient of |W k - v|, without the square, so its length does
     not depend on the error.
@@ -452,6 +457,7 @@ EXERCISES: dict[str, Exercise] = {
                 _without_half,
                 _half_twice,
                 _mean_squared,
+                _half_mean,
                 _without_square,
                 _to_the_bottom,
                 _unit_gradient,

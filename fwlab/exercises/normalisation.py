@@ -341,7 +341,8 @@ def _l2_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> N
     because = "The second of three keys was all zeros."
     compare(ask(answer, expected, **given), expected, because)
     because += (
-        " A NaN that you replace only afterwards comes back in the backward pass."
+        " It should have no gradient: neither that of a division by 1, nor a NaN that "
+        "you replace only afterwards."
     )
     compare_gradients(answer, reference, generator, because, **given)
 
@@ -502,9 +503,9 @@ EXERCISES: dict[str, Exercise] = {
                 "Divide the key by its Euclidean length: the square root of the sum "
                 "of its squares. Then it is the delta step of notebook 4.",
                 "Use the key of length 1 twice: to read what is there, and to write.",
-                "Where the length is 0, divide by 1 instead: take the squares first, "
-                "choose with torch.where, and only then the root. The root of 0 has "
-                "an infinite derivative.",
+                "Choose twice with torch.where. Before the root: where the sum of "
+                "squares is 0, put 1, since the root of 0 has an infinite "
+                "derivative. After the division: there, put 0 for the key.",
             ),
             _l2_example,
             (
