@@ -88,6 +88,21 @@ def attend(q, k, v, P, dim=2, scale=None, last=1, reverse=False):
     return torch.einsum("bhj,bjhd->bhd", a, v)
 
 
+def half_square(found, wanted):
+    return (found - torch.eye(found.shape[-1]).double()[wanted]).square() / 2
+
+
+SHAPE_OF_BATCH = "returns integers"
+
+
+def held_last(keys, values, symbols):
+    """Step by step, as a learner would."""
+    held = torch.full((len(keys), symbols), -1)
+    for t in range(keys.shape[1]):
+        held[torch.arange(len(keys)), keys[:, t]] = values[:, t]
+    return held
+
+
 def leave(*arguments):
     raise SystemExit("bye")
 
@@ -659,6 +674,81 @@ WRONG |= {
 }
 #: Answers that are numbers have no gradients.
 NUMBERS = ("useful_nu", "dot_capacity", "predict_error")
+    "retrieval_loss": [
+        (lambda found, wanted: half_square(found, wanted).sum(-1), "one number"),
+        (lambda found, wanted: half_square(found, wanted).sum(-1).mean().item(), "one"),
+        (lambda found, wanted: half_square(found, wanted).sum(-1).amax(), "the mean"),
+        (lambda found, wanted: half_square(found, wanted).amax(-1).mean(), "is 1 if"),
+        (lambda found, wanted: half_square(found, wanted).sum((0, -1)).mean(), "is ½"),
+        (lambda found, wanted: (found.argmax(-1) != wanted).double().mean(), "is ½"),
+        (
+            lambda found, wanted: (
+                (1 - found.gather(-1, wanted[..., None])).square().mean() / 2
+            ),
+            "is 1 if reading returns another value",
+        ),
+        (
+            lambda found, wanted: half_square(found.softmax(-1), wanted).sum(-1).mean(),
+            "is 0 if",
+        ),
+        (
+            lambda found, wanted: half_square(found, wanted).sum(-1).mean(0).sum(),
+            "is ½",
+        ),
+        (
+            lambda found, wanted: half_square(found, wanted).sum(-1).median(),
+            "is the mean over queries",
+        ),
+    ],
+    "capacity": [
+        (lambda S, features: str(features), "returns a number from 0"),
+        (lambda S, features: 1 - 0.5 * features / S, "returns a number from 0"),
+        (lambda S, features: 0.5, "is 0 up to capacity"),
+        (lambda S, features: 0.0, "is a quarter"),
+        (lambda S, features: 0.5 * max(0, 1 - (features / S) ** 2), "is a quarter"),
+        (lambda S, features: 0.25 * (features < S), "follows the law"),
+        (lambda S, features: max(0, 1 - features / S) ** 2, "returns a number"),
+        (lambda S, features: min(0.25, max(0, 0.5 - features / S / 2)), "the law"),
+        (lambda S, features: 0.5 * max(0, 1 - (features + 1) / S), "is a quarter"),
+    ],
+    "make_batch": [
+        (lambda keys, values, symbols: values, SHAPE_OF_BATCH),
+        (lambda *given: held_last(*given).double(), SHAPE_OF_BATCH),
+        (lambda *given: held_last(*given).tolist(), SHAPE_OF_BATCH),
+        (
+            lambda keys, values, symbols: held_last(
+                keys[:, :-1], values[:, :-1], symbols
+            ),
+            "if each came once",
+        ),
+        (
+            lambda keys, values, symbols: held_last(values, keys, symbols),
+            "if each came once",
+        ),
+        (
+            lambda keys, values, symbols: torch.zeros(len(keys), symbols).long(),
+            "if each came once",
+        ),
+        (
+            lambda *given: torch.where(held_last(*given) > 0, held_last(*given), -1),
+            "if each came once",
+        ),
+        (
+            lambda keys, values, symbols: held_last(
+                keys.flip(1), values.flip(1), symbols
+            ),
+            "the last value of a key that came back",
+        ),
+        (
+            lambda keys, values, symbols: held_last(
+                keys[:1].expand_as(keys), values[:1].expand_as(keys), symbols
+            ),
+            "keeps sequences of any length apart",
+        ),
+    ],
+}
+#: Answers that are numbers or indices have no gradients.
+NUMBERS = ("useful_nu", "dot_capacity", "capacity", "make_batch")
 for name, answers in WRONG.items():
     first = EXERCISES[name].properties[0].__doc__
     answers += [
@@ -831,6 +921,16 @@ def attention_in_a_loop(q, k, v):
         (
             "predict_error",
             lambda S, d: np.float32(0) if S == 1 else np.true_divide(S - 1, d),
+        ),
+        ("make_batch", held_last),
+        (
+            "retrieval_loss",
+            lambda found, wanted: half_square(found, wanted).sum(-1).mean(),
+        ),
+        ("capacity", lambda S, features: max(0, S - features) / (2 * S)),
+        (
+            "capacity",
+            lambda S, features: np.float64(features < S) * (1 - features / S) / 2,
         ),
     ],
 )

@@ -499,6 +499,124 @@ QUESTIONS = {
                 "times the sum of all four",
             },
         ),
+        # --- Notebook 6 ---
+        Question(
+            name="recall_shifts",
+            text="How many features does DPFP with nu = 2 make of a key of width 16?",
+            truth=64.0,
+            tolerance=0.5,
+            because="2 d for each shift: 2 * 16 * 2.",
+            tempting={
+                32.0: "That is nu = 1: every further shift adds 2 d features",
+                16.0: "That is the width of the key",
+            },
+        ),
+        Question(
+            name="recall_thrice",
+            text="Linear attention with its z has written one key three times, with "
+            "v1, v2 and v3. The features of all other keys are orthogonal to it. What "
+            "does reading it return?",
+            choices=("v3", "v1 + v2 + v3", "the mean of v1, v2 and v3"),
+            truth="the mean of v1, v2 and v3",
+            because="W phi is the sum of the three, times |phi|², and z . phi is "
+            "3 |phi|².",
+            tempting={
+                "v3": "A sum removes nothing, so the older values are still there",
+                "v1 + v2 + v3": "That is W phi alone. The normaliser divides by the sum "
+                "of the weights",
+            },
+        ),
+        Question(
+            name="recall_half",
+            text="A key of length 1 holds v1. The delta rule writes v2 under it, with "
+            "beta = 1/2. What does reading it return?",
+            choices=("v2", "v1 + v2 / 2", "(v1 + v2) / 2"),
+            truth="(v1 + v2) / 2",
+            because="It holds (1 - beta) of the old value and beta of the new one.",
+            tempting={
+                "v2": "That would be beta = 1",
+                "v1 + v2 / 2": "The delta rule also removes: beta times the old value",
+            },
+        ),
+        Question(
+            name="best_guess",
+            text="You know nothing about the query, but must answer. The loss is "
+            "half of the squared error, against one of 24 one-hot values. Which answer "
+            "has the smallest loss on average?",
+            choices=("zeros", "one of the values at random", "the mean of all values"),
+            truth="the mean of all values",
+            because="The mean has the smallest squared error: (1 - 1/24) / 2. Zeros "
+            "cost 1/2.",
+            tempting={
+                "zeros": "They cost exactly 1/2. The mean of all values is a little "
+                "better, since it always contains 1/24 of the right one",
+                "one of the values at random": "It is right once in 24 times, but a "
+                "wrong value costs 1, twice as much as no value at all",
+            },
+        ),
+        Question(
+            name="forget_or_share",
+            text="24 pairs, 16 orthogonal features. Plan A stores 16 pairs exactly and "
+            "forgets 8. Plan B gives 8 features to two keys each, so that these 16 keys "
+            "return the mean of two values; the other 8 are exact. Which plan has the "
+            "smaller loss?",
+            choices=("plan A: forget 8", "plan B: share 8 features", "both the same"),
+            truth="both the same",
+            because="8 forgotten pairs cost 1/2 each; 16 keys that share cost 1/4 each.",
+            tempting={
+                "plan A: forget 8": "Fewer keys are wrong, but what is forgotten costs "
+                "1/2, and half of two values costs 1/4",
+                "plan B: share 8 features": "Each wrong key costs only 1/4 there, but "
+                "there are 16 of them",
+            },
+        ),
+        Question(
+            name="loss_beyond",
+            text="Linear attention with 16 features (ELU + 1, keys of width 16) is "
+            "trained to store 24 pairs. Which loss will it reach?",
+            truth=1 / 6,
+            tolerance=0.015,
+            because="Training finds keys that reach the bound, (1 - 16/24) / 2.",
+            tempting={
+                0.0: "24 directions do not fit into 16",
+                1 / 3: "A third of the directions is lost, but the loss has a half in "
+                "front of the square",
+                0.5: "That is a memory that returns zeros: this one keeps 16 directions",
+            },
+        ),
+        Question(
+            name="sum_of_returns",
+            text="Eight keys, 16 pairs: every key comes twice on average, each time with "
+            "a new value. Linear attention has 64 features, more than enough room. After "
+            "training, which loss will it have for the last values?",
+            truth=0.185,
+            tolerance=0.04,
+            because="It returns the mean of all values that the key had, and only one "
+            "of them counts.",
+            tempting={
+                0.0: "There is room for the keys. But adding cannot tell the last value "
+                "of a key from those before",
+                0.5: "That is what zeros cost. Many keys came only once, and the others "
+                "return the right value among others",
+                0.25: "That is the loss of the mean of two values. Some keys came only "
+                "once, and have no loss",
+            },
+        ),
+        Question(
+            name="without_gate",
+            text="The delta rule learns this task. Now beta is fixed to 1, and cannot be "
+            "trained. What happens?",
+            choices=("it learns the task, too", "it keeps a mixture", "it diverges"),
+            truth="it learns the task, too",
+            because="Every new value has to replace the old one completely: that is "
+            "beta = 1.",
+            tempting={
+                "it keeps a mixture": "A mixture is left when too little is removed: at "
+                "beta = 1 the old value goes completely, if the features have length 1",
+                "it diverges": "The features sum to 1, so their length is at most 1, and "
+                "beta |phi|² stays below 2",
+            },
+        ),
     )
 }
 """Every question by name."""
