@@ -672,8 +672,7 @@ WRONG |= {
         ),
     ],
 }
-#: Answers that are numbers have no gradients.
-NUMBERS = ("useful_nu", "dot_capacity", "predict_error")
+WRONG |= {
     "retrieval_loss": [
         (lambda found, wanted: half_square(found, wanted).sum(-1), "one number"),
         (lambda found, wanted: half_square(found, wanted).sum(-1).mean().item(), "one"),
@@ -748,7 +747,7 @@ NUMBERS = ("useful_nu", "dot_capacity", "predict_error")
     ],
 }
 #: Answers that are numbers or indices have no gradients.
-NUMBERS = ("useful_nu", "dot_capacity", "capacity", "make_batch")
+NUMBERS = ("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch")
 for name, answers in WRONG.items():
     first = EXERCISES[name].properties[0].__doc__
     answers += [
