@@ -307,7 +307,7 @@ QUESTIONS = {
         Question(
             name="mean_square",
             text="Two random keys of length 1 have the width d = 16. What is the mean "
-            "of (k1 · k2)²?",
+            "square of k1 · k2?",
             truth=0.0625,
             tolerance=0.006,
             because="It is 1/d.",
@@ -321,8 +321,8 @@ QUESTIONS = {
         ),
         Question(
             name="same_values",
-            text="All pairs now store the same value. Their keys are random as before. "
-            "What happens to the relative error of reading?",
+            text="All pairs store the same value, in place of random ones. Their keys "
+            "are random as before. What happens to the relative error of reading?",
             choices=("it shrinks", "it stays the same", "it grows"),
             truth="it stays the same",
             because="The weights c of the other pairs are as often negative as positive, "
