@@ -461,8 +461,8 @@ QUESTIONS = {
             "the largest entry of W at the end?",
             choices=("about 2", "about 100", "more than 10,000"),
             truth="more than 10,000",
-            because="Most keys have beta |phi|² above 2. Each of them enlarges what "
-            "points along it, and that is one of the next keys' problems.",
+            because="Most keys have beta |phi|² above 2. Such a write enlarges what "
+            "points along its key, and later keys overlap with that.",
             tempting={
                 "about 2": "So it is if beta |phi|² stays at 1: the delta rule writes "
                 "what is missing, which is about 1",
