@@ -21,6 +21,7 @@ from fwlab.exercises import (
     feature_maps,
     feedback,
     normalisation,
+    transformer,
 )
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
 from fwlab.exercises.checker import assert_correct, check, hint, show, solution
@@ -36,6 +37,7 @@ TOPICS = {
     "DPFP": dpfp.EXERCISES,
     "The delta rule": delta_rule.EXERCISES,
     "Normalisation": normalisation.EXERCISES,
+    "A transformer": transformer.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,
 }
