@@ -362,14 +362,14 @@ QUESTIONS = {
         Question(
             name="lm_reach",
             text="How many of the last characters are enough, to predict the next one "
-            "nearly as well as with all 128?",
-            choices=("one or two", "about ten", "almost all 128"),
+            "nearly as well as with all 64?",
+            choices=("one or two", "about ten", "almost all 64"),
             truth="about ten",
             because="After so little training it knows words and their ends, not what "
             "was said before.",
             tempting={
                 "one or two": "The pairs have one, and are beaten clearly",
-                "almost all 128": "The memory has room for more, but room is not use",
+                "almost all 64": "The memory has room for more, but room is not use",
             },
         ),
         Question(
