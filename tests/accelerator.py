@@ -49,7 +49,7 @@ class There(torch.Tensor):
     def numpy(self, **options):
         raise TypeError("copy this tensor to the CPU first: it is on the accelerator")
 
-    def __array__(self, dtype=None):
+    def __array__(self, dtype=None, copy=None):
         return self.numpy()
 
     def __format__(self, form):

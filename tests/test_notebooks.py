@@ -101,18 +101,14 @@ def test_three_exercises_after_the_delta_rule():
     assert asked == ["write", "sum_normalize", "delta_step"]
 
 
-def uses_trainer(path):
-    return "Trainer(" in path.read_text("utf-8")
-
-
 @pytest.fixture
 def briefly(monkeypatch):
-    """On a GPU runtime, with a short text and two steps of each training."""
+    """On a GPU runtime, with a short text, two layers and two steps of training."""
     made = []
 
     class Brief(training.Trainer):
         def __init__(self, config, text=None, resume=None):
-            config = replace(config, steps=2, eval_every=2)
+            config = replace(config, steps=2, eval_every=2, layers=2)
             super().__init__(config, text, resume)
             made.append(self)
 
@@ -120,7 +116,7 @@ def briefly(monkeypatch):
     text = "It is To be A a" + "".join(x for x in text if x.isascii())
     monkeypatch.setattr(training, "Trainer", Brief)
     monkeypatch.setattr(training.loop, "_device", lambda name: DEVICE)
-    monkeypatch.setattr(data, "corpus", lambda name=None: text[:9000])
+    monkeypatch.setattr(data, "corpus", lambda name=None: text[:12_000])
     for name in ("check", "predict", "quiz", "reveal", "scoreboard"):
         monkeypatch.setattr(exercises, name, lambda *given: None)
     return made
@@ -133,9 +129,10 @@ class WithoutVerdict(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(node.test), node)
 
 
-@pytest.mark.parametrize(
-    "path", filter(uses_trainer, PATHS), ids=lambda path: path.stem
-)
+TRAINING = [path for path in PATHS if "Trainer(" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
 def test_training_runs_on_an_accelerator(path, briefly):
     """`Trainer` moves the model there; all else has to follow."""
     names = {}
