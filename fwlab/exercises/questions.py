@@ -353,8 +353,7 @@ QUESTIONS = {
             "learned.",
             tempting={
                 "almost nothing": "That would be so if only the size of the strengths "
-                "counted. But with a constant one, every space and comma is written "
-                "over what a key held",
+                "counted, and not which character gets which",
                 "all of it": "The memory still writes and corrects; only the choice is "
                 "gone",
             },
@@ -362,14 +361,14 @@ QUESTIONS = {
         Question(
             name="lm_reach",
             text="How many of the last characters are enough, to predict the next one "
-            "nearly as well as with all 64?",
-            choices=("one or two", "about ten", "almost all 64"),
+            "nearly as well as with all 32?",
+            choices=("one or two", "about ten", "almost all 32"),
             truth="about ten",
             because="After so little training it knows words and their ends, not what "
             "was said before.",
             tempting={
                 "one or two": "The pairs have one, and are beaten clearly",
-                "almost all 64": "The memory has room for more, but room is not use",
+                "almost all 32": "The memory has room for more, but room is not use",
             },
         ),
         Question(
