@@ -20,6 +20,7 @@ from fwlab.exercises import (
     fast_weights,
     feature_maps,
     feedback,
+    memory,
     normalisation,
 )
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
@@ -36,6 +37,7 @@ TOPICS = {
     "DPFP": dpfp.EXERCISES,
     "The delta rule": delta_rule.EXERCISES,
     "Normalisation": normalisation.EXERCISES,
+    "Memory": memory.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,
 }
