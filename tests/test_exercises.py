@@ -209,7 +209,7 @@ def increments(k, v, beta, power=1, last=None):
     """The triangular system, with a choice of mistakes."""
     b = beta[..., None]
     A = (b * (k @ k.mT) ** power).tril(-1)
-    if last is not None:  # only so many steps back
+    if last is not None:  # only the last few steps
         A = A.triu(-last)
     return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
 

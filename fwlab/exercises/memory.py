@@ -219,7 +219,8 @@ def _whole_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> Tensor:
     whole = q.shape[-2] // chunk * chunk
     if not whole:
         return v[..., :0, :]
-    return chunked_sum(*(x[..., :whole, :] for x in (q, k, v)), chunk)
+    q, k, v = (x[..., :whole, :] for x in (q, k, v))
+    return chunked_sum(q, k, v, chunk)
 
 
 # --- triangular ----------------------------------------------------------
