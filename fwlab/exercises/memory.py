@@ -473,7 +473,8 @@ def _backward_carries(answer: Answer, reference: Answer, generator: Generator) -
             _gradients(answer, **given)["dv"],
             _expected(reference, **given)["dv"],
             "This is dv, which needs no W. dW gains dy_i q_i^T at each step, and loses "
-            "beta_i du_i k_i^T on its way to the step before.",
+            "beta_i du_i k_i^T on its way to the step before. Are the rows of the result "
+            "in the order of the steps?",
         )
 
 
@@ -548,6 +549,7 @@ def _mistaken(
     carried: float = 1.0,
     removed: float = 1.0,
     twice: float = 1.0,
+    own: float = 1.0,
 ) -> Gradients:
     """The solution, with a choice of mistakes; `undo`: what it subtracts."""
     U = triangular(k, v, beta)
@@ -557,7 +559,7 @@ def _mistaken(
     for t in reversed(range(len(q))):
         dW = carried * dW + torch.outer(dy[t], q[t])
         after, W = W, W - torch.outer(undo[t], k[t])
-        du = dW @ k[t]
+        du = (dW - (1 - own) * torch.outer(dy[t], q[t])) @ k[t]
         dq[t] = dy[t] @ (W if query_before else after)
         dk[t] = undo[t] @ dW - twice * beta[t] * du @ (after if key_after else W)
         dv[t] = beta[t] * du
@@ -605,6 +607,15 @@ def _query_before(
 ) -> Gradients:
     """dq uses W before the step. The query reads the memory after the write."""
     return _mistaken(q, k, v, beta, dy, query_before=True)
+
+
+def _own_step_late(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dy: Tensor
+) -> Gradients:
+    """du lacks the step's own query, which reads W_i, too: first add dy_i q_i^T to
+    dW, then take du_i.
+    """
+    return _mistaken(q, k, v, beta, dy, own=0.0)
 
 
 def _not_carried(
@@ -664,6 +675,7 @@ EXERCISES: dict[str, Exercise] = {
                 _divides,
                 _key_after,
                 _query_before,
+                _own_step_late,
                 _not_carried,
                 _carried_whole,
                 _key_once,
