@@ -294,6 +294,37 @@ def reference_backward(*given):
     return EXERCISES["recomputing_backward"].reference(*given)
 
 
+def weighted(q, k, v):
+    return (q @ k.mT).tril() @ v
+
+
+def last_pairs(q, k, v):
+    """Forgets what is more than three steps back."""
+    return (q @ k.mT).tril().triu(-3) @ v
+
+
+def fading(q, k, v):
+    steps = torch.arange(q.shape[-2]).double()
+    return ((q @ k.mT) * 0.9 ** (steps[:, None] - steps).clamp(min=0)).tril() @ v
+
+
+def corrected(q, k, v):
+    """The delta rule."""
+    W, read = torch.zeros(v.shape[-1], k.shape[-1]).double(), []
+    for q_i, k_i, v_i in zip(q, k, v, strict=True):
+        W = W + outer(v_i - W @ k_i, k_i)
+        read.append(W @ q_i)
+    return torch.stack(read)
+
+
+def loop_over_the_first_dimension(q, k, v):
+    W, read = 0, []
+    for q_i, k_i, v_i in zip(q, k, v, strict=True):
+        W = W + outer(v_i, k_i)
+        read.append(held(W, q_i))
+    return torch.stack(read)
+
+
 SHAPE = "returns a tensor of the shape of"
 WRONG = {
     "write": [
@@ -306,6 +337,7 @@ WRONG = {
         (lambda W, k, v: W + outer(v - held(W, k), k), "keeps what is already there"),
         (lambda W, k, v: (W + outer(v, k)).float(), SHAPE),
         (write_in_place, SHAPE),
+        (lambda W, k, v: (W + outer(v, k)) / 2, "stores a value in an empty memory"),
     ],
     "sum_normalize": [
         (lambda x: x, "sum to one"),
@@ -625,9 +657,42 @@ WRONG |= {
             "dq is right",
         ),
     ],
+    "linear_attention": [
+        (lambda q, k, v: v, "the first value, weighted by"),
+        (lambda q, k, v: 2 * weighted(q, k, v), "the first value, weighted by"),
+        (lambda q, k, v: weighted(q, k, v.flip(0)), "does not look at later"),
+        (lambda q, k, v: (q @ k.mT).triu() @ v, "does not look at later steps"),
+        (lambda q, k, v: weighted(q, k - k.mean(-2, True), v), "not look at later"),
+        (lambda q, k, v: weighted(q, k, v).cumsum(-2), "still reads the first value"),
+        (last_pairs, "still reads the first value"),
+        (lambda q, k, v: weighted(q, k, v).relu(), "the first value"),
+        (fading, "still reads the first value"),
+        (lambda q, k, v: (q @ k.mT).tril().abs() @ v, "weighted by"),
+        (corrected, "weights the value of each step"),
+        (
+            lambda q, k, v: (q @ k.transpose(0, 1)).tril() @ v,
+            "on any leading dimensions",
+        ),
+        (
+            lambda q, k, v: torch.einsum("td,sd->ts", q, k).tril() @ v,
+            "on any leading dimensions",
+        ),
+        (loop_over_the_first_dimension, "on any leading dimensions"),
+    ],
+    "predict_error": [
+        (lambda S, d: 0.0, "agrees with memories"),
+        (lambda S, d: (S - 1) // d, "agrees with memories"),
+        (lambda S, d: 1 - 1 / S, "agrees with memories"),
+        (lambda S, d: min(1, (S - 1) / d), "agrees with memories"),
+        (lambda S, d: (S - 1) / (d + 1e-3), "for any S and d"),
+        (lambda S, d: (S - 1) * S / 2 / d, "agrees with memories"),
+        (lambda S, d: S / (d + 1), "for one pair"),
+        (lambda S, d: 2 * (S - 1) / d, "agrees with memories"),
+        (lambda S, d: float("nan"), "agrees with memories"),
+    ],
 }
 #: Answers that are numbers have no gradients.
-NUMBERS = ("useful_nu", "dot_capacity")
+NUMBERS = ("useful_nu", "dot_capacity", "predict_error")
 for name, answers in WRONG.items():
     first = EXERCISES[name].properties[0].__doc__
     answers += [
@@ -769,6 +834,14 @@ def increments_one_by_one(k, v, beta):
     return torch.stack(rows, -2)
 
 
+def attention_in_a_loop(q, k, v):
+    W, read = torch.zeros_like(outer(v[..., 0, :], k[..., 0, :])), []
+    for i in range(q.shape[-2]):
+        W = W + outer(v[..., i, :], k[..., i, :])
+        read.append(held(W, q[..., i, :]))
+    return torch.stack(read, -2)
+
+
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
@@ -781,6 +854,11 @@ def increments_one_by_one(k, v, beta):
         ("recomputing_backward", from_three_passes),
         ("chunked_sum", lambda q, k, v, chunk: blocks(q, k, v, min(chunk, 3))),
         ("triangular", increments_one_by_one),
+        ("linear_attention", attention_in_a_loop),
+        (
+            "predict_error",
+            lambda S, d: np.float32(0) if S == 1 else np.true_divide(S - 1, d),
+        ),
     ],
 )
 def test_unusual_right_answers(name, answer):

@@ -1,7 +1,7 @@
 """Fills in what docs/course.toml says about the notebooks.
 
-The marks `<!-- course: map -->`, `<!-- course: notebooks -->` and
-`<!-- exercises -->` of a page are replaced, and notebooks.py takes the head
+The marks `<!-- course: map -->`, `<!-- course: notebooks -->`,
+`<!-- exercises -->` and `<!-- scoreboard -->` of a page are replaced, and notebooks.py takes the head
 and foot of a notebook's page from here. The task, signature and place of an
 exercise come from its notebook, and what is checked from the registry of
 fwlab.exercises.
@@ -18,11 +18,15 @@ from markdown.extensions.toc import slugify
 from repository import ROOT
 from templates import render
 
+from fwlab.exercises import score
+from fwlab.exercises.scoreboard import MEMORIES
+
 log = logging.getLogger("mkdocs.hooks.course")
 
 FILE = "docs/course.toml"
 MAP = "<!-- course: map -->"
 NOTEBOOKS = "<!-- course: notebooks -->"
+SCOREBOARD = "<!-- scoreboard -->"
 EXERCISES = "<!-- exercises -->"
 LEVELS = {1: "a line or two", 2: "one idea to find", 3: "edge cases"}
 #: Kinds of pages that go with a notebook: their label and their place.
@@ -49,6 +53,8 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     if NOTEBOOKS in markdown:
         markdown = markdown.replace(NOTEBOOKS, _notebooks(files))
+    if SCOREBOARD in markdown:
+        markdown = markdown.replace(SCOREBOARD, _scoreboard())
     if EXERCISES in markdown:
         markdown = markdown.replace(EXERCISES, _exercises())
     return markdown
@@ -135,6 +141,15 @@ def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
         "course": address("course.md"),
         "all_exercises": address("exercises.md"),
     }
+
+
+def _scoreboard() -> str:
+    """Rows of the cheat sheet: the table that grows in the notebooks."""
+    return "\n".join(
+        f"| {name} | {first:.3f} | {second:.3f} |"
+        for known in MEMORIES.values()
+        for name, (first, second) in ((n, score(m)) for n, m in known.items())
+    )
 
 
 # --- The course page ---------------------------------------------------

@@ -24,10 +24,14 @@ from mkdocs.structure.toc import get_toc
 from repository import ROOT, colab, source
 from templates import render
 
+from fwlab.exercises import QUESTIONS, Question
+
 log = logging.getLogger("mkdocs.hooks.notebooks")
 
 FOLDER = "notebooks"
 CELL = re.compile("^cell-id=")
+#: A cell that only asks, as in `predict("crosstalk", ...)`.
+ASKS = re.compile(r'((predict|quiz)\("\w+", \.\.\.\)\s*)+')
 SVG = "data:image/svg+xml;base64,"
 
 
@@ -87,8 +91,11 @@ def _parsed(template: str, **values) -> BeautifulSoup:
 def _cell(cell) -> dict:
     """The parts of a cell: its text, or its code and outputs."""
     if text := cell.select_one(".jp-RenderedMarkdown"):
-        return {"text": Markup(text.decode_contents())}
+        return {"text": Markup(text.decode_contents()), "questions": []}
     code, outputs = cell.select_one(".jp-InputArea pre"), []
+    if code and ASKS.fullmatch(code.get_text()):
+        names = re.findall('"(\\w+)"', code.get_text())
+        return {"text": "", "questions": [_question(QUESTIONS[n]) for n in names]}
     for output in cell.select(".jp-OutputArea-output"):
         # Long output scrolls, so it must be reachable by keyboard.
         for pre in output.find_all("pre"):
@@ -97,9 +104,25 @@ def _cell(cell) -> dict:
         outputs.append({"kind": kind, "html": Markup(output.decode_contents())})
     return {
         "text": "",
+        "questions": [],
         "code": Markup(code or ""),
         "setup": code and code.get_text().startswith("# @title Setup"),
         "outputs": outputs,
+    }
+
+
+def _question(question: Question) -> dict:
+    """What the page needs in order to ask it, and to judge an answer."""
+    number = isinstance(question.truth, float | int)
+    return {
+        "name": question.name,
+        "text": question.text,
+        "choices": question.choices,
+        "truth": question.truth,
+        "answer": f"{question.truth:g}" if number else question.truth,
+        "because": question.because,
+        "tempting": list(question.tempting.items()),
+        "tolerance": question.tolerance,
     }
 
 

@@ -22,7 +22,10 @@ AGAIN = re.compile(
     r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
 )
 #: Pages that are found by their headings alone.
-HEADINGS = re.compile(r"(contribute|tested|changelog|kernels/\w+)\.html")
+HEADINGS = re.compile(
+    r"(contribute|tested|changelog|kernels/\w+|annotated/source/ops/\w+"
+    r"|api/exercises)\.html"
+)
 #: Tags, and TeX, which search would show as it is written.
 MARKUP = re.compile(
     r"<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL

@@ -1,4 +1,6 @@
-"""Reading a memory, and writing into it."""
+"""Reading a memory, writing into it, attention of writes and reads, and how well it
+reads.
+"""
 
 import torch
 from torch import Generator, Tensor
@@ -6,6 +8,7 @@ from torch import Generator, Tensor
 from fwlab.exercises.asking import (
     CUT,
     Answer,
+    Wrong,
     ask,
     compare,
     compare_gradients,
@@ -13,6 +16,7 @@ from fwlab.exercises.asking import (
     orthonormal,
 )
 from fwlab.exercises.exercise import Exercise
+from fwlab.feature_maps import l2_normalize
 from fwlab.ops.delta.naive import delta_step
 from fwlab.ops.linear.naive import read, write
 
@@ -161,6 +165,14 @@ def _outer(v: Tensor, k: Tensor) -> Tensor:
     return v[..., :, None] * k[..., None, :]
 
 
+def _square_pair(generator: Generator) -> dict[str, Tensor]:
+    return {
+        "W": normal(generator, 4, 4),
+        "k": normal(generator, 4),
+        "v": normal(generator, 4),
+    }
+
+
 def _only_new(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """This is the new pair alone: what W held is lost."""
     return _outer(v, k)
@@ -176,6 +188,275 @@ def _write_difference(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
     write only adds.
     """
     return delta_step(W, k, v, torch.ones_like(k[..., 0]))
+
+
+def _write_transposed(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This adds k ⊗ v, with keys along the rows. Values go along the rows, and keys
+    along the columns, so that W k is a value.
+    """
+    return W + _outer(k, v)
+
+
+def _write_entry_by_entry(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This multiplies entry by entry, v * k. In v ⊗ k every entry of v meets every
+    entry of k.
+    """
+    return W + v * k
+
+
+# --- linear_attention -----------------------------------------------
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Eqs. 8 to 11, all steps at once."""
+    return (q @ k.mT).tril() @ v
+
+
+def _sequence(
+    generator: Generator,
+    lead: tuple[int, ...] = (),
+    time: int = 5,
+    key: int = 4,
+    value: int = 4,
+) -> dict[str, Tensor]:
+    return {
+        "q": normal(generator, *lead, time, key),
+        "k": normal(generator, *lead, time, key),
+        "v": normal(generator, *lead, time, value),
+    }
+
+
+def _attention_has_shape(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """returns a tensor of the shape of v"""
+    for time, key, value in ((5, 4, 3), (1, 2, 6), (3, 5, 5)):
+        given = _sequence(generator, (), time, key, value)
+        ask(answer, given["v"], **given)
+
+
+def _attention_is_causal(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """does not look at later steps"""
+    given = _sequence(generator)
+    later = {name: x.clone() for name, x in given.items()}
+    for x in later.values():
+        x[3:] = x[3:] * 2 + 1
+    compare(
+        ask(answer, given["v"], **later)[:3],
+        ask(answer, given["v"], **given)[:3],
+        "Only steps 3 and 4 were changed, and steps 0 to 2 changed with them.",
+    )
+
+
+def _attention_of_one(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """at the first step, returns the first value, weighted by k · q"""
+    for time in (1, 5):
+        given = _sequence(generator, time=time)
+        compare(
+            ask(answer, given["v"], **given)[0],
+            given["v"][0] * (given["k"][0] @ given["q"][0]),
+            "Step 0 reads a memory that holds one pair, its own.",
+        )
+
+
+def _attention_keeps_all(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """at the last step, still reads the first value"""
+    given = _sequence(generator, time=7)
+    given["k"], given["v"] = (0 * given[name] for name in "kv")
+    given["k"][0] = given["v"][0] = 1.0
+    compare(
+        ask(answer, given["v"], **given)[-1],
+        given["q"][-1].sum() * given["v"][0],
+        "Only the first pair was not 0. Nothing takes it out of the memory, and "
+        "nothing divides the sum.",
+    )
+
+
+def _attention_is_right(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """weights the value of each step j up to i by k_j · q_i"""
+    for time, key, value in ((6, 4, 3), (6, 6, 6), (40, 3, 5)):
+        given = _sequence(generator, (), time, key, value)
+        expected = reference(**given)
+        because = f"There were {time} steps, keys of width {key}, values of {value}."
+        compare(ask(answer, expected, **given), expected, because)
+
+
+def _attention_takes_heads(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """works on any leading dimensions, such as [batch, heads]"""
+    for lead, time in (((2,), 4), ((2, 3), 5), ((4, 4), 4)):
+        given = _sequence(generator, lead, time)
+        expected = reference(**given)
+        found = ask(answer, expected, **given)
+        compare(found, expected, f"The leading dimensions were {list(lead)}.")
+
+
+def _attention_has_gradient(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """lets gradients through to q, k and v"""
+    compare_gradients(answer, reference, generator, CUT, **_sequence(generator, (2,)))
+
+
+def _sees_the_future(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This sees the future: step i reads all pairs, later ones included. It may read
+    those up to i.
+    """
+    return q @ k.mT @ v
+
+
+def _reads_before_writing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This leaves out the pair of the step itself. Write first, then read: j goes up to
+    i, and includes it.
+    """
+    return (q @ k.mT).tril(-1) @ v
+
+
+def _forgets_the_rest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This reads the pair of the step alone: W was replaced, in place of added to."""
+    return (q * k).sum(-1, keepdim=True) * v
+
+
+def _mean_of_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This divides by the number of pairs. A memory is a sum: nothing divides it."""
+    count = torch.arange(1, q.shape[-2] + 1, dtype=v.dtype)
+    return linear_attention(q, k, v) / count[:, None]
+
+
+def _by_sum_of_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This divides by the sum of the weights, as softmax does. Here nothing divides:
+    weights may be negative, and may sum to 0.
+    """
+    return linear_attention(q, k, v) / linear_attention(q, k, torch.ones_like(v))
+
+
+def _with_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """There is still a softmax here, so no matrix can take the place of the list."""
+    future = torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool()
+    return (q @ k.mT).masked_fill(future, -torch.inf).softmax(-1) @ v
+
+
+def _scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """This divides by sqrt(d), a factor that the paper leaves out (Eq. 7)."""
+    return linear_attention(q, k, v) / q.shape[-1] ** 0.5
+
+
+def _keys_ask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keys and queries are swapped: this weights v_j by k_i · q_j, in place of
+    k_j · q_i.
+    """
+    return linear_attention(k, q, v)
+
+
+def _values_ask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Here W is the sum of k ⊗ v, so it answers with keys. Values belong to the rows
+    of W: v ⊗ k.
+    """
+    return linear_attention(q, v, k)
+
+
+# --- predict_error --------------------------------------------------
+
+
+def predict_error(S: int, d: int) -> float:
+    """S - 1 other values, each with a weight whose square is 1 / d on average."""
+    return (S - 1) / d
+
+
+def _error_of_one(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """is 0 for one pair, which nothing disturbs"""
+    for d in (1, 8, 64):
+        if abs(found := ask(answer, float, S=1, d=d)) > 1e-12:
+            raise Wrong(
+                f"S = 1, d = {d}: expected 0, got {found:g}. W k is v (k · k), and k "
+                "has length 1."
+            )
+
+
+def _error_is_as_measured(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """agrees with memories that were filled and read, to within 10 %"""
+    for S, d in ((2, 8), (9, 8), (33, 16), (5, 64)):
+        k = l2_normalize(normal(generator, 2000, S, d))
+        v = normal(generator, 2000, S, 4)
+        error = k @ (k.mT @ v) - v
+        measured = (error.square().sum() / v.square().sum()).item()
+        if not abs((found := ask(answer, float, S=S, d=d)) / measured - 1) < 0.1:
+            raise Wrong(
+                f"S = {S}, d = {d}: 2000 memories had an error of {measured:.3g}, you "
+                f"predict {found:.3g}."
+            )
+
+
+def _error_is_exact(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """is right for any S and d, large ones too"""
+    for S, d in ((2, 1), (8, 8), (100, 64), (10_001, 10), (3, 4096)):
+        found, expected = ask(answer, float, S=S, d=d), reference(S, d)
+        if not abs(found - expected) <= 1e-9 * expected:
+            raise Wrong(f"S = {S}, d = {d}: expected {expected:g}, got {found:g}.")
+
+
+def _size(generator: Generator) -> dict[str, object]:
+    S, d = torch.randint(5, 40, (2,), generator=generator).tolist()
+    return {"S": S, "d": d}
+
+
+def _own_pair_too(S: int, d: int) -> float:
+    """This counts the pair itself, too, which is read without an error: only the S - 1
+    others disturb it.
+    """
+    return S / d
+
+
+def _by_square_of_width(S: int, d: int) -> float:
+    """This divides by d². The mean of (k_j · k_i)² is 1/d: the square is in it already."""
+    return (S - 1) / d**2
+
+
+def _without_square(S: int, d: int) -> float:
+    """This is the length of the error, the root of what is asked: take its square."""
+    return ((S - 1) / d) ** 0.5
+
+
+def _by_root_of_width(S: int, d: int) -> float:
+    """1/sqrt(d) is the typical size of k_j · k_i. The error has its square."""
+    return (S - 1) / d**0.5
+
+
+def _nothing_cancels(S: int, d: int) -> float:
+    """This would be right if all S - 1 terms pointed the same way. The cross terms
+    vanish, so squares add up, not lengths.
+    """
+    return (S - 1) ** 2 / d
+
+
+def _share_that_is_lost(S: int, d: int) -> float:
+    """This is what the best keys lose: d of them have room. Random keys disturb each
+    other long before, and beyond 1.
+    """
+    return max(0.0, 1 - d / S)
+
+
+def _room_for_d(S: int, d: int) -> float:
+    """This takes the first d pairs to be free. That holds for orthogonal keys; random
+    ones overlap, even two of them.
+    """
+    return max(0.0, (S - d) / d)
+
+
+def _not_divided(S: int, d: int) -> float:
+    """This weights every other value by 1, but its weight is k_j · k_i: small in a wide
+    memory.
+    """
+    return S - 1
 
 
 EXERCISES: dict[str, Exercise] = {
@@ -228,8 +509,83 @@ EXERCISES: dict[str, Exercise] = {
                 "v[..., :, None] has shape [..., value, 1], and k[..., None, :] "
                 'has [..., 1, key]. In einsum: "...v,...k->...vk".',
             ),
-            _pair,
-            (_only_new, _write_minus, _write_difference),
+            _square_pair,
+            (
+                _only_new,
+                _write_minus,
+                _write_difference,
+                _write_transposed,
+                _write_entry_by_entry,
+            ),
+        ),
+        Exercise(
+            "linear_attention",
+            (
+                "**Attention without softmax** (Eqs. 8-11). From queries `q`, keys `k` "
+                "`[..., time, key]` and values `v` `[..., time, value]`, return "
+                "$y_i = \\sum_{j \\le i} v_j\\, (k_j \\cdot q_i)$ for every step $i$, "
+                "`[..., time, value]`: in a loop that writes and reads, or all steps at "
+                "once."
+            ),
+            (linear_attention,),
+            (
+                _attention_has_shape,
+                _attention_is_causal,
+                _attention_of_one,
+                _attention_keeps_all,
+                _attention_is_right,
+                _attention_takes_heads,
+                _attention_has_gradient,
+            ),
+            (
+                "As a loop: start with W = 0. At each step add v ⊗ k to W, then "
+                "append W q to a list. torch.stack(list, -2) makes a tensor of it.",
+                "All at once: q @ k.mT has the weight k_j · q_i in row i and column "
+                "j. Later steps must not count.",
+                ".tril() keeps the columns up to i of each row i. Multiply what is "
+                "left by v.",
+            ),
+            _sequence,
+            (
+                _sees_the_future,
+                _reads_before_writing,
+                _forgets_the_rest,
+                _mean_of_pairs,
+                _by_sum_of_weights,
+                _with_softmax,
+                _scaled,
+                _keys_ask,
+                _values_ask,
+            ),
+        ),
+        Exercise(
+            "predict_error",
+            (
+                "**Predict the error.** `S` pairs are written under random keys of "
+                "length 1 and width `d`, and all are read. Return the expected squared "
+                "error of a value that is read, relative to the squared length of a "
+                "value."
+            ),
+            (predict_error,),
+            (_error_of_one, _error_is_as_measured, _error_is_exact),
+            (
+                "How many other values come in, when you read one?",
+                "Each of them comes in with the weight k_j · k_i. What is the mean of "
+                "its square?",
+                "The squares add up, the cross terms vanish: (number of other values) "
+                "times (mean of the squared weight).",
+            ),
+            _size,
+            (
+                _own_pair_too,
+                _by_square_of_width,
+                _without_square,
+                _by_root_of_width,
+                _nothing_cancels,
+                _share_that_is_lost,
+                _room_for_d,
+                _not_divided,
+            ),
         ),
     )
 }

@@ -244,6 +244,110 @@ QUESTIONS = {
                 "delta rule leaves them alone",
             },
         ),
+        # --- Notebook 1 ---
+        Question(
+            name="recall_length",
+            text="A memory holds one pair, W = v k^T, and its key has length 2. What "
+            "does W k return?",
+            choices=("v", "2 v", "4 v"),
+            truth="4 v",
+            because="W k = v (k · k), and k · k is the square of the length.",
+            tempting={
+                "v": "That is so for keys of length 1. The product k · k is in the way",
+                "2 v": "k · k is the square of the length, not the length",
+            },
+        ),
+        Question(
+            name="recall_mixture",
+            text="Two pairs are stored under orthogonal keys of length 1. You read with "
+            "the query k1 + k2. What comes back?",
+            choices=("v1 + v2", "the mean of v1 and v2", "0, since no key is k1 + k2"),
+            truth="v1 + v2",
+            because="Reading is a product with a matrix: W (k1 + k2) = W k1 + W k2.",
+            tempting={
+                "the mean of v1 and v2": "Nothing divides by two. The query has length "
+                "1.4, and fits each key as well as the key itself does",
+                "0, since no key is k1 + k2": "A matrix does not look keys up. It "
+                "returns every value, weighted by k · q",
+            },
+        ),
+        Question(
+            name="recall_replace",
+            text="Training has made all keys orthogonal. What can a memory that only "
+            "adds still not do?",
+            choices=(
+                "read one of two values exactly",
+                "replace a value",
+                "hold as many pairs as its keys have entries",
+            ),
+            truth="replace a value",
+            because="A key that is written twice returns the sum of both values, "
+            "whatever the other keys are.",
+            tempting={
+                "read one of two values exactly": "Orthogonal keys do just that: the "
+                "other value comes in with the weight 0",
+                "hold as many pairs as its keys have entries": "That many keys can be "
+                "orthogonal, and all of them are read exactly",
+            },
+        ),
+        Question(
+            name="break_even",
+            text="A head has keys and values of width 64. After how many tokens are its "
+            "lists of keys and values as large as the matrix W?",
+            truth=32.0,
+            tolerance=0.5,
+            because="W has 64 times 64 numbers, and each token adds 2 times 64 to the "
+            "lists.",
+            tempting={
+                64.0: "That would be so if a token added one vector. It adds two, a key "
+                "and a value",
+                4096.0: "That is the size of W. A token adds 128 numbers, not one",
+            },
+        ),
+        Question(
+            name="mean_square",
+            text="Two random keys of length 1 have the width d = 16. What is the mean "
+            "of (k1 · k2)²?",
+            truth=0.0625,
+            tolerance=0.006,
+            because="It is 1/d.",
+            tempting={
+                0.0: "That is the mean of k1 · k2 itself, which is as often negative as "
+                "positive. Its square never is",
+                0.25: "1/sqrt(d) is the typical size of k1 · k2. You are asked for the "
+                "square",
+                1.0: "That is k1 · k1: a key fits itself",
+            },
+        ),
+        Question(
+            name="same_values",
+            text="All pairs now store the same value. Their keys are random as before. "
+            "What happens to the relative error of reading?",
+            choices=("it shrinks", "it stays the same", "it grows"),
+            truth="it stays the same",
+            because="The weights c of the other pairs are as often negative as positive, "
+            "so the cross terms vanish without the help of the values.",
+            tempting={
+                "it shrinks": "You might expect to read the one value that is there. But "
+                "its copies come in with random weights, which add up to a random "
+                "number, not to 1",
+                "it grows": "Equal values would add up if their weights had the same "
+                "sign. Those of random keys do not",
+            },
+        ),
+        Question(
+            name="softmax_replaced",
+            text="Softmax attention reads a key that is in its list twice, with an old "
+            "and a new value. What comes back?",
+            choices=("the new value", "the old value", "the mean of both"),
+            truth="the mean of both",
+            because="Equal keys get equal weights, and the weights sum to one.",
+            tempting={
+                "the new value": "That would need a weight that depends on the "
+                "position. The keys are the same, so their weights are",
+                "the old value": "Nothing protects it: equal keys get equal weights",
+            },
+        ),
         # --- Notebook 8 ---
         Question(
             name="recall_increment",

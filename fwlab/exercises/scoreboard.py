@@ -1,4 +1,4 @@
-"""One memory all the way: eight pairs, scored anew after every idea.
+"""One memory all the way: eight pairs, scored again after every idea.
 
 Every notebook about memories ends with the same table, and adds to it. Its
 rows are ways to remember eight pairs whose random keys of width 8 overlap.

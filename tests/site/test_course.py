@@ -16,7 +16,8 @@ import pytest
 from address import current
 from built import ROOT
 
-from fwlab.exercises import EXERCISES, assert_correct
+from fwlab.exercises import EXERCISES, assert_correct, score
+from fwlab.exercises.scoreboard import MEMORIES
 
 with open(ROOT / "docs" / "course.toml", "rb") as file:
     TABLE = tomllib.load(file)
@@ -239,3 +240,27 @@ def test_the_test_for_a_class(tmp_path):
     assert "2 failed, 1 passed" in done.stdout, done.stdout
     assert "write is wrong: stores a value in an empty memory" in done.stdout
     assert "test_answer[sum_normalize]" in done.stdout
+
+
+def test_the_cheat_sheet_prints_on_one_page(look):
+    printed = look("cheatsheet.html").pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+
+
+def test_the_cheat_sheet_scores_what_the_notebooks_score(site):
+    html = article(site, "cheatsheet.html")
+    for known in MEMORIES.values():
+        for name, memory in known.items():
+            first, second = score(memory)
+            row = (
+                rf"<td>{re.escape(name)}</td>\s*<td>{first:.3f}</td>\s*<td>{second:.3f}"
+            )
+            assert re.search(row, html), name
+
+
+def test_the_code_of_the_cheat_sheet_runs():
+    page = (ROOT / "docs" / "cheatsheet.md").read_text("utf-8")
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(code, names)
+    assert names["y"].shape == (2, 128, 64)
