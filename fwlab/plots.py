@@ -107,6 +107,35 @@ def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
         spine.set_visible(True)
 
 
+def traces(ax: Axes, values: Any, marks: Any, title: str, limit: float = 1.0) -> None:
+    """Draw one signed curve for each row, the first at the top.
+
+    - `ax`: where to draw; its ticks on the left are replaced.
+    - `values`: `[rows, steps]`, a tensor or an array; NaN = nothing yet.
+      Positive numbers rise above the line of their row, in `FAST`; negative
+      ones fall below it.
+    - `marks`: `[rows, steps]`, true where a dot goes on that line.
+    - `title`: the title of the axes.
+    - `limit`: the size that fills half of a row, above 0; larger numbers
+      are cut off.
+    """
+    values, marks = np.asarray(values), np.asarray(marks)
+    steps = np.arange(1, values.shape[1] + 1)
+    heights = 0.48 * np.clip(values / limit, -1, 1)
+    for row, (height, mark) in enumerate(zip(heights, marks, strict=True)):
+        base = len(values) - row
+        ax.axhline(base, color=INK, linewidth=0.5, alpha=0.6)
+        for part, color in ((height > 0, FAST), (height < 0, SERIES[1])):
+            top = base + np.where(part, height, np.nan)
+            edges = np.arange(len(steps) + 1) + 0.5
+            ax.stairs(top, edges, baseline=base, fill=True, color=color, linewidth=0)
+        ax.plot(steps[mark], np.full(mark.sum(), base), ".", color=INK, markersize=5)
+    ax.set(title=title, xlim=(0.5, len(steps) + 0.5), ylim=(0.4, len(values) + 0.6))
+    rows = [*range(1, len(values) + 1)]
+    ax.set_yticks(rows, [str(row) for row in reversed(rows)])
+    ax.grid(False)
+
+
 def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
     """`plt.subplots` in the usual width.
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fwlab.exercises import (
     EXERCISES,
@@ -56,6 +57,18 @@ def b(beta):
     return beta[..., None]
 
 
+def delta(W, k, v, beta):
+    return W + outer(b(beta) * (v - held(W, k)), k)
+
+
+def unit(k):
+    return k / k.norm(dim=-1, keepdim=True)
+
+
+def gated(W, k, v, beta):
+    return (1 - b(beta)[..., None]) * W + outer(b(beta) * v, k)
+
+
 def write_in_place(W, k, v):
     W += outer(v, k)
     return W
@@ -73,6 +86,21 @@ def attend(q, k, v, P, dim=2, scale=None, last=1, reverse=False):
     a = torch.einsum("bhd,bjhd->bhj", q, k) + torch.einsum("bhd,jd->bhj", q, r)
     a = torch.softmax(a / (key**0.5 if scale is None else scale), dim)
     return torch.einsum("bhj,bjhd->bhd", a, v)
+
+
+def half_square(found, wanted):
+    return (found - torch.eye(found.shape[-1]).double()[wanted]).square() / 2
+
+
+SHAPE_OF_BATCH = "returns integers"
+
+
+def held_last(keys, values, symbols):
+    """Step by step, as a learner would."""
+    held = torch.full((len(keys), symbols), -1)
+    for t in range(keys.shape[1]):
+        held[torch.arange(len(keys)), keys[:, t]] = values[:, t]
+    return held
 
 
 def leave(*arguments):
@@ -690,9 +718,219 @@ WRONG |= {
         (lambda S, d: 2 * (S - 1) / d, "agrees with memories"),
         (lambda S, d: float("nan"), "agrees with memories"),
     ],
+    "gradient_step": [
+        (lambda W, k, v, beta: W - outer(k, v - held(W, k)), SHAPE),
+        (lambda W, k, v, beta: W + outer(b(beta) * v, k), "changes nothing"),
+        (lambda W, k, v, beta: (1 - b(beta)[..., None]) * W, "changes nothing"),
+        (lambda W, k, v, beta: W, "makes the loss smaller"),
+        (lambda W, k, v, beta: W + outer(held(W, k) - v, k), "the loss smaller"),
+        (lambda W, k, v, beta: W + outer(v - held(W, k), k), "moves by beta times"),
+        (
+            lambda W, k, v, beta: W + outer(b(beta) * (v - held(W, k)), k.sign()),
+            "moves by beta times",
+        ),
+        (
+            lambda W, k, v, beta: W + torch.outer(beta * (v - W @ k), k),
+            "in each memory",
+        ),
+        (  # One step for the mean over all memories.
+            lambda W, k, v, beta: (
+                W + outer(b(beta) * (v - held(W, k)), k) / beta.numel()
+            ),
+            "in each memory",
+        ),
+    ],
+    "gated_step": [
+        (lambda W, k, v, beta: (1 - b(beta)[..., None]) * W, "in an empty memory"),
+        (lambda W, k, v, beta: gated(W, k, v, beta**2), "in an empty memory"),
+        (
+            lambda W, k, v, beta: gated(W, k, v, torch.sigmoid(beta)),
+            "in an empty memory",
+        ),
+        (lambda W, k, v, beta: outer(b(beta) * v, k), "mixes the old value"),
+        (
+            lambda W, k, v, beta: (
+                gated(W, k, v, beta) - outer(held(W, k), k) * b(beta)[..., None] / 9
+            ),
+            "mixes the old value",
+        ),
+        (  # Fades the columns of this key only: right for one-hot keys.
+            lambda W, k, v, beta: (
+                W * (1 - b(beta)[..., None] * (k.abs() > 0)[..., None, :])
+                + outer(b(beta) * v, k)
+                - W * 0.01
+                + outer(held(W, k), k) * 0.01
+            ),
+            "fades the values of all other keys",
+        ),
+        (
+            lambda W, k, v, beta: gated(W, k / k.norm(dim=-1, keepdim=True), v, beta),
+            "keys of any length",
+        ),
+        (
+            lambda W, k, v, beta: (1 - beta) * W + beta * outer(v, k),
+            "works on any leading dimensions",
+        ),
+    ],
 }
-#: Answers that are numbers have no gradients.
-NUMBERS = ("useful_nu", "dot_capacity", "predict_error")
+WRONG |= {
+    "stable_beta": [
+        (lambda phi: 2 / phi.square().sum(-1, keepdim=True), "one number for each"),
+        (lambda phi: 2 / phi.square().sum(), "one number for each"),
+        (lambda phi: -2 / phi.square().sum(-1), "keys of length 1"),
+        (lambda phi: 2 - phi.square().sum(-1), "keys of length 1"),
+        (lambda phi: 2 / phi.square().mean(-1), "keys of length 1"),
+        (lambda phi: 2 / phi.square().amax(-1), "keys of length 1"),
+        (lambda phi: 0 * phi[..., 0] + 2, "begin to blow up"),
+        (lambda phi: 2 * phi.square().sum(-1), "begin to blow up"),
+        (lambda phi: 2 / (phi.square().sum(-1) + 1e-12), "each key its own"),
+        (
+            lambda phi: (
+                2 / phi.square().sum(-1).amax(0, keepdim=True).expand(phi.shape[:-1])
+            ),
+            "each key its own",
+        ),
+        (
+            lambda phi: (2 / phi.square().sum(-1)).nan_to_num(posinf=0),
+            "a key of zeros",
+        ),
+        (
+            lambda phi: torch.where((phi == 0).all(-1), 2, 2 / phi.square().sum(-1)),
+            "a key of zeros",
+        ),
+        (
+            lambda phi: (
+                2 / phi.square().sum(-1)
+                if (phi != 0).any(-1).all()
+                else 0 * phi.sum(-1) + torch.inf
+            ),
+            "a key of zeros",
+        ),
+    ],
+    "l2_write": [
+        (lambda W, k, v, beta: outer(v, unit(k)), "mixes the old value"),
+        (
+            lambda W, k, v, beta: delta(W, k / k.abs().amax(-1, True), v, beta),
+            "stores all of v",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, unit(k) / k.shape[-1] ** 0.5, v, beta),
+            "stores all of v",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, unit(k), v, beta / beta),
+            "mixes the old value",
+        ),
+        (
+            lambda W, k, v, beta: (
+                (1 - b(beta)[..., None]) * W + outer(b(beta) * v, unit(k))
+            ),
+            "leaves the values of orthogonal keys alone",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, k / (k.norm() + 1e-12), v, beta),
+            "the scale of the key",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, F.normalize(k, dim=-1), v, beta),
+            "the scale of the key",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, k / k.norm(), v, beta),
+            "works on any leading dimensions",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, unit(k).nan_to_num(), v, beta),
+            "changes nothing for a key of zeros",
+        ),
+        (
+            lambda W, k, v, beta: delta(W, torch.where(k == 0, 0, unit(k)), v, beta),
+            "changes nothing for a key of zeros",
+        ),
+        (
+            lambda W, k, v, beta: (
+                W if (k == 0).all(-1).any() else delta(W, unit(k), v, beta)
+            ),
+            "changes nothing for a key of zeros",
+        ),
+    ],
+}
+WRONG |= {
+    "retrieval_loss": [
+        (lambda found, wanted: half_square(found, wanted).sum(-1), "one number"),
+        (lambda found, wanted: half_square(found, wanted).sum(-1).mean().item(), "one"),
+        (lambda found, wanted: half_square(found, wanted).sum(-1).amax(), "the mean"),
+        (lambda found, wanted: half_square(found, wanted).amax(-1).mean(), "is 1 if"),
+        (lambda found, wanted: half_square(found, wanted).sum((0, -1)).mean(), "is ½"),
+        (lambda found, wanted: (found.argmax(-1) != wanted).double().mean(), "is ½"),
+        (
+            lambda found, wanted: (
+                (1 - found.gather(-1, wanted[..., None])).square().mean() / 2
+            ),
+            "is 1 if reading returns another value",
+        ),
+        (
+            lambda found, wanted: half_square(found.softmax(-1), wanted).sum(-1).mean(),
+            "is 0 if",
+        ),
+        (
+            lambda found, wanted: half_square(found, wanted).sum(-1).mean(0).sum(),
+            "is ½",
+        ),
+        (
+            lambda found, wanted: half_square(found, wanted).sum(-1).median(),
+            "is the mean over queries",
+        ),
+    ],
+    "capacity": [
+        (lambda S, features: str(features), "returns a number from 0"),
+        (lambda S, features: 1 - 0.5 * features / S, "returns a number from 0"),
+        (lambda S, features: 0.5, "is 0 up to capacity"),
+        (lambda S, features: 0.0, "is a quarter"),
+        (lambda S, features: 0.5 * max(0, 1 - (features / S) ** 2), "is a quarter"),
+        (lambda S, features: 0.25 * (features < S), "follows the law"),
+        (lambda S, features: max(0, 1 - features / S) ** 2, "returns a number"),
+        (lambda S, features: min(0.25, max(0, 0.5 - features / S / 2)), "the law"),
+        (lambda S, features: 0.5 * max(0, 1 - (features + 1) / S), "is a quarter"),
+    ],
+    "make_batch": [
+        (lambda keys, values, symbols: values, SHAPE_OF_BATCH),
+        (lambda *given: held_last(*given).double(), SHAPE_OF_BATCH),
+        (lambda *given: held_last(*given).tolist(), SHAPE_OF_BATCH),
+        (
+            lambda keys, values, symbols: held_last(
+                keys[:, :-1], values[:, :-1], symbols
+            ),
+            "if each came once",
+        ),
+        (
+            lambda keys, values, symbols: held_last(values, keys, symbols),
+            "if each came once",
+        ),
+        (
+            lambda keys, values, symbols: torch.zeros(len(keys), symbols).long(),
+            "if each came once",
+        ),
+        (
+            lambda *given: torch.where(held_last(*given) > 0, held_last(*given), -1),
+            "if each came once",
+        ),
+        (
+            lambda keys, values, symbols: held_last(
+                keys.flip(1), values.flip(1), symbols
+            ),
+            "the last value of a key that came back",
+        ),
+        (
+            lambda keys, values, symbols: held_last(
+                keys[:1].expand_as(keys), values[:1].expand_as(keys), symbols
+            ),
+            "keeps sequences of any length apart",
+        ),
+    ],
+}
+#: Answers that are numbers or indices have no gradients.
+NUMBERS = ("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch")
 for name, answers in WRONG.items():
     first = EXERCISES[name].properties[0].__doc__
     answers += [
@@ -707,8 +945,9 @@ GRADIENT = {
     "sum_normalize": "gives zero where the sum is zero, and a gradient",
     "running_step": "lets gradients through",
 }
-#: Nor have answers that are gradients.
-for name in WRONG.keys() - {*NUMBERS, "recomputing_backward"}:
+#: These answers need no gradient.
+STEPS = ("gradient_step", "stable_beta", "recomputing_backward")
+for name in WRONG.keys() - {*NUMBERS, *STEPS}:
     reference = EXERCISES[name].reference
     # Gradients come last, but for those of special cases.
     last = GRADIENT.get(name) or EXERCISES[name].properties[-1].__doc__
@@ -772,6 +1011,26 @@ def test_a_mistake_that_nobody_makes_has_no_name():
         " ".join(m.__doc__.split()) in text
         for m in EXERCISES["delta_step"].misconceptions
     )
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda e: e.square().sum() / 2, "all right"),
+        (lambda e: e.square().sum(), "twice as large"),
+        (lambda e: (e * e).mean(-1).sum(), "gradient of mse_loss"),
+        (lambda e: -e.square().sum() / 2, "moves up the gradient"),
+    ],
+)
+def test_answers_may_take_gradients(loss, said):
+    def gradient_step(W, k, v, beta):
+        W = W.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(held(W, k) - v), W)
+        return W - b(beta)[..., None] * gradient
+
+    _, text = verdict(gradient_step)
+    assert said in text
+    assert show(gradient_step) is not None
 
 
 def test_the_line_that_raised_is_shown():
@@ -858,6 +1117,16 @@ def attention_in_a_loop(q, k, v):
         (
             "predict_error",
             lambda S, d: np.float32(0) if S == 1 else np.true_divide(S - 1, d),
+        ),
+        ("make_batch", held_last),
+        (
+            "retrieval_loss",
+            lambda found, wanted: half_square(found, wanted).sum(-1).mean(),
+        ),
+        ("capacity", lambda S, features: max(0, S - features) / (2 * S)),
+        (
+            "capacity",
+            lambda S, features: np.float64(features < S) * (1 - features / S) / 2,
         ),
     ],
 )

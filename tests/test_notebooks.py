@@ -89,9 +89,28 @@ def test_exercises_exist(notebook):
             assert name in QUESTIONS
 
 
-def test_three_exercises_after_the_delta_rule():
-    book = nbformat.read(ROOT / "notebooks/04_delta_rule.ipynb", as_version=4)
+@pytest.mark.parametrize(
+    ("name", "exercises"),
+    [
+        ("04_delta_rule", ["delta_step", "gradient_step", "gated_step"]),
+        ("05_normalisation", ["stable_beta", "sum_normalize", "l2_write"]),
+    ],
+)
+def test_exercises_stand_beside_their_idea(name, exercises):
+    """In this order, each with its task above it, and before any code that is
+    its answer."""
+    book = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
+    cells = {cell.id: cell.source for cell in book.cells}
+    order = list(cells)
     asked = re.findall(
         r"^_ = check\((\w+)", "\n".join(c.source for c in code(book)), re.MULTILINE
     )
-    assert asked == ["write", "sum_normalize", "delta_step"]
+    assert asked == exercises
+    for number, exercise in enumerate(asked, start=1):
+        here = order.index("check-" + exercise.replace("_", "-"))
+        task = EXERCISES[exercise].task.replace("**", f"**{number}. ", 1)
+        assert " ".join(cells[order[here - 1]].split()) == " ".join(task.split())
+        before = [cells[x] for x in order[:here] if x in {c.id for c in code(book)}]
+        functions = {exercise, EXERCISES[exercise].reference.__name__}
+        words = set(re.findall(r"\w+", "\n".join(before)))
+        assert not functions & words, exercise

@@ -5,7 +5,7 @@ import torch
 
 from fwlab import ops
 from fwlab.exercises import eight_pairs, score, scoreboard
-from fwlab.exercises.scoreboard import MEMORIES
+from fwlab.exercises.scoreboard import MEMORIES, trained
 from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize
 
 
@@ -45,6 +45,8 @@ def heads(x):
         (3, "linear attention, DPFP, nu = 1", DPFP(nu=1), None),
         (4, "delta rule, beta = 1/2", Identity(), 0.5),
         (5, "delta rule, DPFP, L2 norm", lambda x: l2_normalize(DPFP(nu=3)(x)), 1.0),
+        (6, "delta rule, trained keys", trained, 1.0),
+        (6, "linear attention, trained keys", trained, None),
     ],
 )
 def test_the_rows_are_what_the_operations_compute(notebook, name, phi, beta):
@@ -58,6 +60,15 @@ def test_the_rows_are_what_the_operations_compute(notebook, name, phi, beta):
         return q @ W[0, 0].T
 
     assert score(MEMORIES[notebook][name]) == pytest.approx(score(memory))
+
+
+def test_trained_keys_are_orthogonal_to_any_digit_that_is_shown():
+    """It does not depend on the machine, nor on the mode of the caller."""
+    with torch.no_grad():
+        phi = trained(eight_pairs()[0])
+    assert torch.allclose(phi @ phi.T, torch.eye(8).double(), atol=1e-4)
+    first, replaced = score(MEMORIES[6]["delta rule, trained keys"])
+    assert max(first, replaced) < 1e-6
 
 
 def test_only_earlier_notebooks_are_in_the_table(capsys):

@@ -56,7 +56,14 @@ def retrieval(
         keys, values = torch.randint(symbols, shape, generator=generator)
     else:
         keys, values = torch.rand(shape, generator=generator).argsort(-1)[..., :length]
-    step = torch.arange(length).expand(batch, -1)
-    last = torch.full((batch, symbols), -1).scatter_reduce(1, keys, step, "amax")
-    answers = values.gather(1, last.clamp(min=0)) if length else last
-    return Retrieval(keys, values, answers.masked_fill(last < 0, -1))
+    return Retrieval(keys, values, _last_values(keys, values, symbols))
+
+
+def _last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
+    """The most recent value of each key, -1 for a key that does not occur."""
+    step = torch.arange(keys.shape[1]).expand_as(keys)
+    never = torch.full((len(keys), symbols), -1)
+    last = never.scatter_reduce(1, keys, step, "amax")
+    if not keys.shape[1]:
+        return never
+    return values.gather(1, last.clamp(min=0)).masked_fill(last < 0, -1)

@@ -22,6 +22,7 @@ from fwlab.exercises import (
     feedback,
     memory,
     normalisation,
+    retrieval,
 )
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
 from fwlab.exercises.checker import assert_correct, check, hint, show, solution
@@ -37,6 +38,7 @@ TOPICS = {
     "DPFP": dpfp.EXERCISES,
     "The delta rule": delta_rule.EXERCISES,
     "Normalisation": normalisation.EXERCISES,
+    "Retrieval": retrieval.EXERCISES,
     "Memory": memory.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,

@@ -161,9 +161,14 @@ def compare_gradients(
     - `generator`: draws the gradient of the result.
     - `because`: a sentence on the likely cause.
     - `of`: what to differentiate, as a function of the result.
-    - `arguments`: by name and in order; tensors are float64.
+    - `arguments`: by name and in order; tensors are float64, or indices, which
+      have no gradient.
     """
-    inputs = {n: x.clone().requires_grad_() for n, x in arguments.items() if _is(x)}
+    inputs = {
+        n: x.clone().requires_grad_()
+        for n, x in arguments.items()
+        if _is(x) and x.is_floating_point()
+    }
     given = {**arguments, **inputs}
     right = reference(*given.values())
     like = right if _is(right) else {f"result {i}": x for i, x in enumerate(right)}

@@ -236,7 +236,7 @@ def _outcome(
 ) -> tuple[Tensor, ...] | None:
     """The tensors that a function returns; None = none, or an error."""
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # it may take a gradient itself
             return tensors(function(*copied(arguments).values()))
     except BaseException:
         if catch:

@@ -538,8 +538,9 @@ EXERCISES: dict[str, Exercise] = {
                 _attention_has_gradient,
             ),
             (
-                "As a loop: start with W = 0. At each step add v ⊗ k to W, then "
-                "append W q to a list. torch.stack(list, -2) makes a tensor of it.",
+                "As a loop: start with W = 0. At each step, k[..., i, :] is the key of all "
+                "leading dimensions: add v ⊗ k to W, as in write, then append W q to a "
+                "list. torch.stack(list, -2) makes a tensor of it.",
                 "All at once: q @ k.mT has the weight k_j · q_i in row i and column "
                 "j. Later steps must not count.",
                 ".tril() keeps the columns up to i of each row i. Multiply what is "

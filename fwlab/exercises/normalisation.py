@@ -1,11 +1,141 @@
-"""Features that sum to 1."""
+"""Features that keep the delta rule stable."""
 
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.asking import Answer, ask, compare, compare_gradients, normal
+from fwlab.exercises.asking import (
+    Answer,
+    Wrong,
+    ask,
+    compare,
+    compare_gradients,
+    normal,
+    orthonormal,
+)
 from fwlab.exercises.exercise import Exercise
-from fwlab.feature_maps import divide, sum_normalize, unit_range
+from fwlab.feature_maps import divide, l2_normalize, sum_normalize, unit_range
+from fwlab.ops.delta.naive import correct, delta_step, read
+from fwlab.ops.linear.naive import write
+
+# --- stable_beta ----------------------------------------------------
+
+
+def stable_beta(phi: Tensor) -> Tensor:
+    """The factor 1 - beta |phi|² along the key must not fall below -1.
+
+    - `phi`: `[..., key]`. Returns `[...]`; 2 / 0 is infinite.
+    """
+    return 2 / phi.square().sum(-1)
+
+
+def _stable_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """returns one number for each key"""
+    for shape in ((4,), (3, 5), (2, 3, 4, 6)):
+        phi = normal(generator, *shape)
+        ask(answer, phi[..., 0], phi=phi)
+
+
+def _stable_of_unit_keys(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """gives 2 for keys of length 1"""
+    for phi in (torch.eye(3, dtype=torch.float64), orthonormal(generator, 4)):
+        found = ask(answer, phi[:, 0], phi=phi)
+        compare(
+            found,
+            torch.full_like(found, 2),
+            "The error along a key of length 1 is multiplied by 1 - beta with each "
+            "write. Down to which factor does it not grow?",
+        )
+
+
+def _stable_at_the_edge(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """lies where repeated writes begin to blow up"""
+    for length in (0.5, 3.0):
+        phi = length * orthonormal(generator, 4)[0]
+        beta = ask(answer, phi[0], phi=phi).item()
+        factor = 1 - beta * length**2
+        if not abs(factor + 1) < 1e-8:
+            raise Wrong(
+                f"The key had length {length:g}. With your beta, {beta:.4g}, each "
+                f"write multiplies the error by {factor:.4g}; at the edge it is -1."
+            )
+
+
+def _stable_by_key(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """gives each key its own, whatever the sizes and signs of its features"""
+    for shape in ((6, 4), (2, 3, 5)):
+        phi = normal(generator, *shape)
+        for scale in (1e-50, 1.0, 1e50):
+            size = scale * torch.tensor([1e-3, 1.0, 1e3]).double()
+            size = size.repeat(shape[-2] // 3)
+            found = ask(answer, phi[..., 0], phi=phi * size[:, None])
+            compare(
+                found * size**2,
+                reference(phi),
+                f"The keys had different lengths, around {scale:g}. These are your "
+                "numbers times the squares of these lengths.",
+            )
+
+
+def _stable_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """is infinite for a key of zeros"""
+    phi = normal(generator, 4, 3)
+    phi[1] = 0
+    found = ask(answer, phi[:, 0], phi=phi)
+    if found[1] != torch.inf:
+        raise Wrong(
+            f"A key of zeros got {found[1].item():g}. It changes nothing, so that no "
+            "beta blows up."
+        )
+    rest = torch.arange(4) != 1
+    compare(found[rest], reference(phi)[rest], "These keys stood beside one of zeros.")
+
+
+def _features(generator: Generator) -> dict[str, Tensor]:
+    return {"phi": normal(generator, 3, 5).abs()}
+
+
+def _gone_at_once(phi: Tensor) -> Tensor:
+    """This is the beta with which the error is gone after one write. Up to twice
+    as much, it still does not grow.
+    """
+    return 1 / phi.square().sum(-1)
+
+
+def _without_a_square(phi: Tensor) -> Tensor:
+    """This divides by the length of the key. The factor has its square: the key
+    is in the write and in the reading.
+    """
+    return 2 / phi.norm(dim=-1)
+
+
+def _from_the_sum(phi: Tensor) -> Tensor:
+    """This divides by the sum of the features. The factor along the key has the
+    sum of their squares.
+    """
+    return 2 / phi.sum(-1)
+
+
+def _from_the_squared_sum(phi: Tensor) -> Tensor:
+    """This squares the sum of the features. The sum of their squares counts."""
+    return 2 / phi.sum(-1).square()
+
+
+def _one_for_all(phi: Tensor) -> Tensor:
+    """This is one beta for all keys. Each key has a limit of its own."""
+    beta = 2 / phi.square().sum(-1)
+    return beta.amin().expand_as(beta)
+
+
+def _at_most_one(phi: Tensor) -> Tensor:
+    """This stops at 1. The sigmoid of Eq. 21 does, but the step itself is stable
+    beyond.
+    """
+    return (2 / phi.square().sum(-1)).clamp(max=1)
+
 
 # --- sum_normalize --------------------------------------------------
 
@@ -120,9 +250,199 @@ def _undefined(x: Tensor) -> Tensor:
     return x / x.sum(-1, keepdim=True)
 
 
+# --- l2_write -------------------------------------------------------
+
+
+def l2_write(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """A step of the delta rule whose key has length 1."""
+    return delta_step(W, l2_normalize(k), v, beta)
+
+
+def _number(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64)
+
+
+def _l2_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """returns a tensor of the shape of W"""
+    for value, key in ((3, 5), (4, 2), (1, 1)):
+        W, k = normal(generator, value, key), normal(generator, key)
+        ask(answer, W, W=W, k=k, v=normal(generator, value), beta=_number(0.5))
+
+
+def _l2_stores_all(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """with beta = 1, stores all of v, whatever the length of the key"""
+    W, v = normal(generator, 3, 4), normal(generator, 3)
+    unit = orthonormal(generator, 4)[0]
+    for length in (1.0, 0.1, 7.0):
+        written = ask(answer, W, W=W, k=length * unit, v=v, beta=_number(1.0))
+        compare(
+            read(written, unit),
+            v,
+            f"The key had length {length:g}. Read with the key of length 1, the "
+            "memory should return v.",
+        )
+
+
+def _l2_mixes(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """with a smaller beta, mixes the old value and the new one"""
+    W, v = normal(generator, 3, 4), normal(generator, 3)
+    unit = orthonormal(generator, 4)[0]
+    for beta in (0.0, 0.25, 0.5):
+        written = ask(answer, W, W=W, k=3 * unit, v=v, beta=_number(beta))
+        compare(
+            read(written, unit),
+            (1 - beta) * read(W, unit) + beta * v,
+            f"With beta = {beta}, the key should hold (1 - beta) old + beta new.",
+        )
+
+
+def _l2_spares_others(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """leaves the values of orthogonal keys alone"""
+    W, v = normal(generator, 3, 4), normal(generator, 3)
+    keys = orthonormal(generator, 4)
+    written = ask(answer, W, W=W, k=3 * keys[0], v=v, beta=_number(0.7))
+    for key in keys[1:]:
+        compare(read(written, key), read(W, key), "This key was orthogonal to k.")
+
+
+def _l2_ignores_scale(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """does not depend on the scale of the key"""
+    W, k = normal(generator, 3, 4), normal(generator, 4)
+    v = normal(generator, 3)
+    for scale in (1e-100, 1e-9, 1e9, 1e100):
+        compare(
+            ask(answer, W, W=W, k=scale * k, v=v, beta=_number(0.5)),
+            reference(W, k, v, _number(0.5)),
+            f"The key was multiplied by {scale:g}. Is an epsilon added to its length?",
+        )
+
+
+def _l2_takes_heads(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """works on any leading dimensions, such as [batch, heads]"""
+    for lead in ((2,), (2, 3), (4, 4)):
+        W = normal(generator, *lead, 4, 5)
+        k, v = normal(generator, *lead, 5), normal(generator, *lead, 4)
+        beta = torch.rand(lead, generator=generator, dtype=torch.float64)
+        expected = reference(W, k, v, beta)
+        found = ask(answer, expected, W=W, k=k, v=v, beta=beta)
+        compare(found, expected, f"The leading dimensions were {list(lead)}.")
+
+
+def _l2_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """changes nothing for a key of zeros, and has gradients without NaN"""
+    given = {
+        "W": normal(generator, 3, 3, 4),
+        "k": normal(generator, 3, 4),
+        "v": normal(generator, 3, 3),
+        "beta": torch.rand(3, generator=generator, dtype=torch.float64),
+    }
+    given["k"][1] = 0
+    expected = reference(*given.values())
+    because = "The second of three keys was all zeros."
+    compare(ask(answer, expected, **given), expected, because)
+    because += (
+        " It should have no gradient: neither that of a division by 1, nor a NaN that "
+        "you replace only afterwards."
+    )
+    compare_gradients(answer, reference, generator, because, **given)
+
+
+def _l2_example(generator: Generator) -> dict[str, Tensor]:
+    beta = 0.2 + 0.6 * torch.rand((), generator=generator, dtype=torch.float64)
+    W, v = normal(generator, 3, 4), normal(generator, 3)
+    return {"W": W, "k": normal(generator, 4).abs(), "v": v, "beta": beta}
+
+
+def _unit(k: Tensor) -> Tensor:
+    return k / k.norm(dim=-1, keepdim=True)
+
+
+def _unit_sum(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """Here the features of the key sum to 1 (Eq. 29). For reading to return v,
+    their squares have to.
+    """
+    return delta_step(W, sum_normalize(k), v, beta)
+
+
+def _any_length(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This is the plain delta step: the key keeps its length."""
+    return delta_step(W, k, v, beta)
+
+
+def _by_squared_length(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This divides the key by its squared length, so it has length 1 only if it
+    had before.
+    """
+    return delta_step(W, k / k.square().sum(-1, keepdim=True), v, beta)
+
+
+def _reads_without(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This reads the old value with the key as it came. Reading and writing need
+    the same key of length 1.
+    """
+    return correct(W, _unit(k), v, read(W, k), beta)
+
+
+def _writes_without(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This writes under the key as it came. Reading and writing need the same
+    key of length 1.
+    """
+    return correct(W, k, v, read(W, _unit(k)), beta)
+
+
+def _scales_beta(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This divides beta by |k|²: then reading with k returns v, but reading with
+    the key of length 1 does not.
+    """
+    return delta_step(W, k, v, beta / k.square().sum(-1))
+
+
+def _adds_unit(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This only adds: what the key held before is not removed."""
+    return write(W, _unit(k), beta[..., None] * v)
+
+
+def _nothing_over_nothing(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """A key of zeros is divided by its length here, and 0 / 0 is NaN."""
+    return delta_step(W, _unit(k), v, beta)
+
+
 EXERCISES: dict[str, Exercise] = {
     exercise.name: exercise
     for exercise in (
+        Exercise(
+            "stable_beta",
+            (
+                "**The largest stable beta.** For features `phi` `[..., key]`, return "
+                "`[...]`: for each key, the largest write strength with which the "
+                "error along this key does not grow, however often it is written. "
+                "For a key of zeros, it is infinite."
+            ),
+            (stable_beta,),
+            (
+                _stable_has_shape,
+                _stable_of_unit_keys,
+                _stable_at_the_edge,
+                _stable_by_key,
+                _stable_of_nothing,
+            ),
+            (
+                "With each write, the error is multiplied by 1 - beta |phi|². Which "
+                "factors make it grow?",
+                "It grows if the factor is below -1. Solve 1 - beta |phi|² = -1.",
+                "In PyTorch, a number divided by 0 is infinite already. Sum over the "
+                "last dimension only.",
+            ),
+            _features,
+            (
+                _gone_at_once,
+                _without_a_square,
+                _from_the_sum,
+                _from_the_squared_sum,
+                _one_for_all,
+                _at_most_one,
+            ),
+        ),
         Exercise(
             "sum_normalize",
             (
@@ -157,6 +477,46 @@ EXERCISES: dict[str, Exercise] = {
                 _by_softmax,
                 _by_absolute_sum,
                 _undefined,
+            ),
+        ),
+        Exercise(
+            "l2_write",
+            (
+                "**A write that stores everything.** Return the memory after one "
+                "step of the delta rule under the key `k` scaled to length 1, so "
+                "that reading with that key returns `v` at `beta` = 1; for `W` "
+                "`[..., value, key]`, `k` `[..., key]`, `v` `[..., value]` and "
+                "`beta` `[...]`. A key of zeros changes nothing, with gradient 0; "
+                "no epsilon."
+            ),
+            (l2_write, l2_normalize, delta_step),
+            (
+                _l2_has_shape,
+                _l2_stores_all,
+                _l2_mixes,
+                _l2_spares_others,
+                _l2_ignores_scale,
+                _l2_takes_heads,
+                _l2_of_nothing,
+            ),
+            (
+                "Divide the key by its Euclidean length: the square root of the sum "
+                "of its squares. Then it is the delta step of notebook 4.",
+                "Use the key of length 1 twice: to read what is there, and to write.",
+                "Choose twice with torch.where. Before the root: where the sum of "
+                "squares is 0, put 1, since the root of 0 has an infinite "
+                "derivative. After the division: there, put 0 for the key.",
+            ),
+            _l2_example,
+            (
+                _unit_sum,
+                _any_length,
+                _by_squared_length,
+                _reads_without,
+                _writes_without,
+                _scales_beta,
+                _adds_unit,
+                _nothing_over_nothing,
             ),
         ),
     )

@@ -348,6 +348,275 @@ QUESTIONS = {
                 "the old value": "Nothing protects it: equal keys get equal weights",
             },
         ),
+        # --- Notebook 4 ---
+        Question(
+            name="recall_dpfp_width",
+            text="How many features does DPFP with nu = 2 make of a key of width 16?",
+            truth=64.0,
+            tolerance=0.5,
+            because="k and -k have 32 entries together, and each shift multiplies all "
+            "of them: 2 d nu.",
+            tempting={
+                32.0: "That is for one shift; nu = 2 has two",
+                256.0: "That would be all products of two entries. DPFP takes only "
+                "those at a distance of 1 or 2",
+            },
+        ),
+        Question(
+            name="half_thrice",
+            text="A key of length 1 holds a value. The delta rule with beta = 1/2 "
+            "writes a new value under it, three times. Which share of the old value is "
+            "left?",
+            truth=0.125,
+            tolerance=0.01,
+            because="Each write replaces half of what is still wrong: 1/2 times 1/2 "
+            "times 1/2.",
+            tempting={
+                0.0: "Two writes of one half each do not replace the whole: the second "
+                "replaces half of the half that is left",
+                -0.5: "A write takes half of what is left, not half of what was there "
+                "at first",
+                0.5: "That is after the first write",
+            },
+        ),
+        Question(
+            name="one_gradient_step",
+            text="One step of gradient descent on E(W) = ½ |W k - v|² with learning "
+            "rate beta: what is it?",
+            choices=("the sum rule", "the delta rule", "none of these"),
+            truth="the delta rule",
+            because="The gradient is (W k - v) ⊗ k, and minus beta times that is what "
+            "Eq. 24 adds.",
+            tempting={
+                "the sum rule": "It adds beta v ⊗ k, which is a gradient step only "
+                "where W k is 0, as in an empty memory. Where W already returns v, the "
+                "gradient is 0, but the sum adds v once more",
+                "none of these": "The derivative by entry (i, j) of W is the error of "
+                "value i times k_j: an outer product, as in Eq. 24",
+            },
+        ),
+        Question(
+            name="gated_eight",
+            text="A pair is stored. Then the gated rule with beta = 1/2 writes eight "
+            "other pairs, all under a key that is orthogonal to the first. Which share "
+            "of the first value is left?",
+            truth=1 / 256,
+            tolerance=0.0005,
+            because="Each write multiplies all of W by 1/2: (1/2)^8 = 1/256 = 0.0039.",
+            tempting={
+                1.0: "So it would be with the delta rule, which takes only from the "
+                "key that it writes",
+                0.5: "That is after the first of the eight writes",
+                0.0: "Very nearly, but a factor of 1/2 leaves something each time",
+            },
+        ),
+        Question(
+            name="delta_overlap",
+            text="16 pairs are written once each under random keys of width 16 and "
+            "length 1. The sum has an error of 0.94. Which has the delta rule with beta "
+            "= 1?",
+            truth=0.58,
+            tolerance=0.05,
+            because="Each write makes its own pair perfect, and disturbs those before "
+            "it: about a tenth each time, up to 15 times.",
+            tempting={
+                0.0: "Only the pair written last is perfect: the keys overlap, so later "
+                "writes change what earlier keys return",
+                0.94: "The delta rule does not escape the overlap, but what a write "
+                "adds takes into account what the key already returns",
+            },
+        ),
+        # --- Notebook 5 ---
+        Question(
+            name="recall_other_key",
+            text="The delta rule with beta = 1/2 writes a pair under k. What does a key "
+            "that is orthogonal to k return afterwards?",
+            choices=("what it returned before", "half of that", "0"),
+            truth="what it returned before",
+            because="The write adds something times k · q to what q returns, and k · q "
+            "is 0.",
+            tempting={
+                "half of that": "That is the gated rule, which fades everything",
+                "0": "That is the gated rule with beta = 1. The delta rule takes only "
+                "from keys that overlap with k",
+            },
+        ),
+        Question(
+            name="recall_long_key",
+            text="A pair is added to an empty memory, under a key of length 2. You read "
+            "with the same key. How many times v do you get?",
+            truth=4.0,
+            tolerance=0.01,
+            because="W k = v (k · k), and k · k = |k|² = 4.",
+            tempting={
+                2.0: "The length counts twice: the key is in the write, and in the "
+                "reading",
+                1.0: "That holds for keys of length 1",
+            },
+        ),
+        Question(
+            name="raw_features",
+            text="64 pairs with values of size 1 are written once each, with beta = 1, "
+            "under DPFP features as they are. Their |phi|² is 8 on average. How large is "
+            "the largest entry of W at the end?",
+            choices=("about 2", "about 100", "more than 10,000"),
+            truth="more than 10,000",
+            because="Most keys have beta |phi|² above 2. Each of them enlarges what "
+            "points along it, and that is one of the next keys' problems.",
+            tempting={
+                "about 2": "So it is if beta |phi|² stays at 1: the delta rule writes "
+                "what is missing, which is about 1",
+                "about 100": "64 pairs would add up to less than that under the sum "
+                "rule. But here every overshoot is corrected by a larger one",
+            },
+        ),
+        Question(
+            name="denominator",
+            text="The delta rule with the normaliser of Eqs. 26-28 and beta = 1 writes "
+            "v1 under a key, then v2 under the same key. Which share of v2 does reading "
+            "return?",
+            truth=0.5,
+            tolerance=0.01,
+            because="W holds v2, as it should, but z has counted the key twice: the "
+            "reading is v2 / 2.",
+            tempting={
+                1.0: "W holds v2 all right, but the reading is divided by z · phi, "
+                "which is 2 by now",
+            },
+        ),
+        Question(
+            name="balance_of_length",
+            text="A key has the four features 0.5, 0.5, 0.5, 0.5, so its length is 1. "
+            "For each unit of weight that enters a column, how much leaves it?",
+            truth=2.0,
+            tolerance=0.01,
+            because="k_i enters, and k_i times the sum of all features leaves: the sum "
+            "is 2.",
+            tempting={
+                1.0: "That would be so if the features summed to 1; here their squares "
+                "do",
+                0.5: "That is the weight that enters: k_i. Out of the column goes k_i "
+                "times the sum of all four",
+            },
+        ),
+        # --- Notebook 6 ---
+        Question(
+            name="recall_shifts",
+            text="How many features does DPFP with nu = 2 make of a key of width 16?",
+            truth=64.0,
+            tolerance=0.5,
+            because="2 d for each shift: 2 * 16 * 2.",
+            tempting={
+                32.0: "That is nu = 1: every further shift adds 2 d features",
+                16.0: "That is the width of the key",
+            },
+        ),
+        Question(
+            name="recall_thrice",
+            text="Linear attention with its z has written one key three times, with "
+            "v1, v2 and v3. The features of all other keys are orthogonal to it. What "
+            "does reading it return?",
+            choices=("v3", "v1 + v2 + v3", "the mean of v1, v2 and v3"),
+            truth="the mean of v1, v2 and v3",
+            because="W phi is the sum of the three, times |phi|², and z . phi is "
+            "3 |phi|².",
+            tempting={
+                "v3": "A sum removes nothing, so the older values are still there",
+                "v1 + v2 + v3": "That is W phi alone. The normaliser divides by the sum "
+                "of the weights",
+            },
+        ),
+        Question(
+            name="recall_half",
+            text="A key of length 1 holds v1. The delta rule writes v2 under it, with "
+            "beta = 1/2. What does reading it return?",
+            choices=("v2", "v1 + v2 / 2", "(v1 + v2) / 2"),
+            truth="(v1 + v2) / 2",
+            because="It holds (1 - beta) of the old value and beta of the new one.",
+            tempting={
+                "v2": "That would be beta = 1",
+                "v1 + v2 / 2": "The delta rule also removes: beta times the old value",
+            },
+        ),
+        Question(
+            name="best_guess",
+            text="You know nothing about the query, but must answer. The loss is "
+            "half of the squared error, against one of 24 one-hot values. Which answer "
+            "has the smallest loss on average?",
+            choices=("zeros", "one of the values at random", "the mean of all values"),
+            truth="the mean of all values",
+            because="The mean has the smallest squared error: (1 - 1/24) / 2. Zeros "
+            "cost 1/2.",
+            tempting={
+                "zeros": "They cost exactly 1/2. The mean of all values is a little "
+                "better, since it always contains 1/24 of the right one",
+                "one of the values at random": "It is right once in 24 times, but a "
+                "wrong value costs 1, twice as much as no value at all",
+            },
+        ),
+        Question(
+            name="forget_or_share",
+            text="24 pairs, 16 orthogonal features. Plan A stores 16 pairs exactly and "
+            "forgets 8. Plan B gives 8 features to two keys each, so that these 16 keys "
+            "return the mean of two values; the other 8 are exact. Which plan has the "
+            "smaller loss?",
+            choices=("plan A: forget 8", "plan B: share 8 features", "both the same"),
+            truth="both the same",
+            because="8 forgotten pairs cost 1/2 each; 16 keys that share cost 1/4 each.",
+            tempting={
+                "plan A: forget 8": "Fewer keys are wrong, but what is forgotten costs "
+                "1/2, and half of two values costs 1/4",
+                "plan B: share 8 features": "Each wrong key costs only 1/4 there, but "
+                "there are 16 of them",
+            },
+        ),
+        Question(
+            name="loss_beyond",
+            text="Linear attention with 16 features (ELU + 1, keys of width 16) is "
+            "trained to store 24 pairs. Which loss will it reach?",
+            truth=1 / 6,
+            tolerance=0.015,
+            because="Training finds keys that reach the bound, (1 - 16/24) / 2.",
+            tempting={
+                0.0: "24 directions do not fit into 16",
+                1 / 3: "A third of the directions is lost, but the loss has a half in "
+                "front of the square",
+                0.5: "That is a memory that returns zeros: this one keeps 16 directions",
+            },
+        ),
+        Question(
+            name="sum_of_returns",
+            text="Eight keys, 16 pairs: every key comes twice on average, each time with "
+            "a new value. Linear attention has 64 features, more than enough room. After "
+            "training, which loss will it have for the last values?",
+            truth=0.185,
+            tolerance=0.04,
+            because="It returns the mean of all values that the key had, and only one "
+            "of them counts.",
+            tempting={
+                0.0: "There is room for the keys. But adding cannot tell the last value "
+                "of a key from those before",
+                0.5: "That is what zeros cost. Many keys came only once, and the others "
+                "return the right value among others",
+                0.25: "That is the loss of the mean of two values. Some keys came only "
+                "once, and have no loss",
+            },
+        ),
+        Question(
+            name="without_gate",
+            text="The delta rule learns this task. Now beta is fixed to 1, and cannot be "
+            "trained. What happens?",
+            choices=("it learns the task, too", "it keeps a mixture", "it diverges"),
+            truth="it learns the task, too",
+            because="Every new value has to replace the old one completely: that is "
+            "beta = 1.",
+            tempting={
+                "it keeps a mixture": "A mixture is left when too little is removed: at "
+                "beta = 1 the old value goes completely, if the features have length 1",
+                "it diverges": "The features sum to 1, so their length is at most 1, and "
+                "beta |phi|² stays below 2",
+            },
+        ),
         # --- Notebook 8 ---
         Question(
             name="recall_increment",

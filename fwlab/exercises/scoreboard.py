@@ -5,10 +5,12 @@ rows are ways to remember eight pairs whose random keys of width 8 overlap.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from fwlab import ops
 from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize, sum_normalize
 from fwlab.ops.delta.naive import delta_step
 from fwlab.ops.linear.naive import read, write
@@ -110,6 +112,40 @@ def delta(phi: Features, beta: float = 1.0) -> Memory:
     return memory
 
 
+@cache
+def trained_projection() -> Tensor:
+    """A projection of the eight keys, trained for the delta rule with DPFP.
+
+    It sees streams of these keys with random values, as a trained layer knows
+    its symbols; it never sees the values that are scored.
+    """
+    generator = torch.Generator().manual_seed(6)
+    keys, _ = eight_pairs()
+    P = torch.eye(8, dtype=keys.dtype, requires_grad=True)
+    optimizer = torch.optim.Adam([P], lr=0.1)
+    with torch.enable_grad():
+        for _ in range(150):
+            which = torch.randint(8, (8, 16), generator=generator)
+            v = torch.randn(8, 16, 1, 8, generator=generator, dtype=keys.dtype)
+            phi = sum_normalize(DPFP(nu=1)(keys @ P))
+            k, beta = phi[which][:, :, None], torch.ones_like(v[..., 0])
+            _, W = ops.delta_rule(k, k, v, beta, return_state=True)
+            assert isinstance(W, Tensor)
+            came = (which[..., None] == torch.arange(8)) * torch.arange(1, 17)[:, None]
+            step, last = came.max(1)
+            wanted = v[torch.arange(8)[:, None], last, 0]
+            errors = (phi @ W[:, 0].mT - wanted)[step > 0]
+            optimizer.zero_grad()
+            errors.square().sum(-1).mean().backward()
+            optimizer.step()
+    return P.detach()
+
+
+def trained(x: Tensor) -> Tensor:
+    """DPFP of trained keys (the projection is trained when it is first used)."""
+    return sum_normalize(DPFP(nu=1)(x @ trained_projection()))
+
+
 def dpfp(normalize: Features) -> Features:
     return lambda x: normalize(DPFP(nu=3)(x))
 
@@ -128,6 +164,10 @@ MEMORIES: dict[int, dict[str, Memory]] = {
     5: {
         "delta rule, DPFP, sum norm": delta(dpfp(sum_normalize)),
         "delta rule, DPFP, L2 norm": delta(dpfp(l2_normalize)),
+    },
+    6: {
+        "linear attention, trained keys": attention(trained),
+        "delta rule, trained keys": delta(trained),
     },
 }
 """Rows of the table by the notebook that adds them."""
