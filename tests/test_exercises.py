@@ -218,6 +218,112 @@ def products(x, shifts, times=torch.mul):
     return torch.cat([times(r, r.roll(-j, -1)) for j in shifts], -1)
 
 
+def blocks(q, k, v, chunk, diagonal=0, decay=1.0, take=None):
+    """The sum rule in chunks, with a choice of mistakes."""
+    W = v.new_zeros(*v.shape[:-2], v.shape[-1], k.shape[-1])
+    y = []
+    for Q, K, V in zip(*(x.split(chunk, -2) for x in (q, k, v)), strict=True):
+        y.append(Q @ W.mT + (Q @ K.mT).tril(diagonal) @ V)
+        W = decay * W + (
+            V.mT @ K if take is None else V[..., take, :].mT @ K[..., take, :]
+        )
+    return torch.cat(y, -2)
+
+
+def all_pairs(q, k, v, chunk):
+    """Right, from the matrix of all pairs of steps."""
+    return (q @ k.mT).tril() @ v
+
+
+def increments(k, v, beta, power=1, last=None):
+    """The triangular system, with a choice of mistakes."""
+    b = beta[..., None]
+    A = (b * (k @ k.mT) ** power).tril(-1)
+    if last is not None:  # only the last few steps
+        A = A.triu(-last)
+    return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
+
+
+def states(k, v, beta, every=1):
+    """W before each `every`-th step."""
+    W, found = v.new_zeros(v.shape[1], k.shape[1]), []
+    for t in range(len(k)):
+        if t % every == 0:
+            found.append(W)
+        W = W + outer(beta[t] * (v[t] - held(W, k[t])), k[t])
+    return found
+
+
+def back(q, k, v, beta, dy, before, after=None):
+    """The backward pass of the delta rule from W before and after each step."""
+    dW = 0 * before(len(q) - 1)
+    found = [torch.empty_like(x) for x in (q, k, v, beta)]
+    for t in reversed(range(len(q))):
+        old = before(t)
+        u = beta[t] * (v[t] - old @ k[t])
+        dW = dW + outer(dy[t], q[t])
+        du = dW @ k[t]
+        new = old + outer(u, k[t]) if after is None else after(t)
+        found[0][t], found[1][t] = dy[t] @ new, u @ dW - beta[t] * du @ old
+        found[2][t], found[3][t] = beta[t] * du, du @ (v[t] - old @ k[t])
+        dW = dW - beta[t] * outer(du, k[t])
+    return tuple(found)
+
+
+def from_kept_states(q, k, v, beta, dy):
+    """Right, with W of every step."""
+    kept = states(k, v, beta)
+    return back(q, k, v, beta, dy, kept.__getitem__)
+
+
+def from_some_states(q, k, v, beta, dy, every=8):
+    """Right: a state every few steps, and forward again from there."""
+    kept = states(k, v, beta, every)
+
+    def before(t):
+        W, first = kept[t // every], t // every * every
+        for i in range(first, t):
+            W = W + outer(beta[i] * (v[i] - held(W, k[i])), k[i])
+        return W
+
+    return back(q, k, v, beta, dy, before)
+
+
+def from_three_passes(q, k, v, beta, dy):
+    """Right: only vectors are kept, u and du."""
+    W, dW = torch.zeros(2, v.shape[1], k.shape[1], dtype=v.dtype)
+    u, du, dq, dk, dbeta = (torch.empty_like(x) for x in (v, v, q, k, beta))
+    for t in range(len(q)):
+        u[t] = beta[t] * (v[t] - W @ k[t])
+        W = W + outer(u[t], k[t])
+    for t in reversed(range(len(q))):
+        dW = dW + outer(dy[t], q[t])
+        du[t], dk[t] = dW @ k[t], u[t] @ dW
+        dW = dW - beta[t] * outer(du[t], k[t])
+    W = torch.zeros_like(dW)
+    for t in range(len(q)):
+        dk[t] -= beta[t] * du[t] @ W
+        dbeta[t] = du[t] @ (v[t] - W @ k[t])
+        W = W + outer(u[t], k[t])
+        dq[t] = dy[t] @ W
+    return dq, dk, beta[:, None] * du, dbeta
+
+
+def from_autograd(q, k, v, beta, dy):
+    """Right, but autograd keeps W of every step."""
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, beta)]
+    a, b, c, d = leaves
+    W, y = v.new_zeros(v.shape[1], k.shape[1]), []
+    for t in range(len(q)):
+        W = W + outer(d[t] * (c[t] - held(W, b[t])), b[t])
+        y.append(held(W, a[t]))
+    return torch.autograd.grad((torch.stack(y) * dy).sum(), leaves)
+
+
+def reference_backward(*given):
+    return EXERCISES["recomputing_backward"].reference(*given)
+
+
 def weighted(q, k, v):
     return (q @ k.mT).tril() @ v
 
@@ -504,6 +610,83 @@ WRONG |= {
     ],
 }
 WRONG |= {
+    "chunked_sum": [
+        (all_pairs, "never has the matrix of all pairs"),
+        (lambda q, k, v, chunk: blocks(k, q, v, chunk), "with one chunk for all"),
+        (lambda q, k, v, chunk: blocks(q, k, v, chunk, 1), "at the first step"),
+        (lambda q, k, v, chunk: blocks(q, k, v, chunk, decay=0.5), "earlier chunks"),
+        (
+            lambda q, k, v, chunk: blocks(q, k, v, chunk, take=slice(-1, None)),
+            "earlier chunks",
+        ),
+        (lambda q, k, v, chunk: blocks(q, k, v, 1) / 2, "at the first step"),
+        (
+            lambda q, k, v, chunk: blocks(q, k, v, chunk if len(q) % chunk == 0 else 0),
+            "takes a shorter last chunk",
+        ),
+        (
+            lambda q, k, v, chunk: torch.cat(
+                [
+                    q[i : i + chunk] @ torch.einsum("tk,tv->kv", k[:i], v[:i])
+                    + (q[i : i + chunk] @ k[i : i + chunk].mT).tril() @ v[i : i + chunk]
+                    for i in range(0, len(q), chunk)
+                ]
+            ),
+            "works on any leading dimensions",
+        ),
+    ],
+    "triangular": [
+        (lambda k, v, beta: v, "at the first step"),
+        (lambda k, v, beta: b(beta) * v, "the second removes"),
+        (lambda k, v, beta: increments(k, v, beta, 2), "step-by-step"),
+        (lambda k, v, beta: increments(k, v, beta, last=1), "step-by-step"),
+        (lambda k, v, beta: increments(k, v, beta**2), "at the first step"),
+        (lambda k, v, beta: increments(k, v, beta.clamp(min=1e-3)), "where beta is 0"),
+        (
+            lambda k, v, beta: torch.linalg.solve(
+                torch.eye(len(k)).double() + (beta[:, None] * (k @ k.mT)).tril(-1),
+                beta[:, None] * v,
+            ),
+            "works on any leading dimensions",
+        ),
+    ],
+    "recomputing_backward": [
+        (from_kept_states, "does not keep W for every step"),
+        (from_autograd, "does not keep W for every step"),
+        (lambda q, k, v, beta, dy: (q, k, v), "returns dq, dk, dv and dbeta"),
+        (
+            lambda q, k, v, beta, dy: reference_backward(q, k, v, beta, -dy),
+            "a single step",
+        ),
+        (
+            lambda q, k, v, beta, dy: (
+                *reference_backward(q, k, v, beta, dy)[:2],
+                b(beta) * dy,
+                beta,
+            ),
+            "a single step",
+        ),
+        (  # the first W for all steps
+            lambda q, k, v, beta, dy: back(
+                q, k, v, beta, dy, lambda t: 0 * outer(v[0], k[0])
+            ),
+            "dq is right",
+        ),
+        (  # the last W for all queries
+            lambda q, k, v, beta, dy: back(
+                q,
+                k,
+                v,
+                beta,
+                dy,
+                states(k, v, beta).__getitem__,
+                lambda t: states(
+                    *(torch.cat([x, x[:1]]) for x in (k, v, beta)), len(k)
+                )[1],
+            ),
+            "dq is right",
+        ),
+    ],
     "linear_attention": [
         (lambda q, k, v: v, "the first value, weighted by"),
         (lambda q, k, v: 2 * weighted(q, k, v), "the first value, weighted by"),
@@ -941,7 +1124,7 @@ GRADIENT = {
     "running_step": "lets gradients through",
 }
 #: These answers need no gradient.
-STEPS = {"gradient_step", "stable_beta"}
+STEPS = {"gradient_step", "stable_beta", "recomputing_backward"}
 for name in WRONG.keys() - NO_GRADIENT - STEPS:
     reference = EXERCISES[name].reference
     # Gradients come last, but for those of special cases.
@@ -1079,6 +1262,16 @@ def step_that_keeps_the_mean(log_sum, mean, k, v):
     return total, torch.where(nothing, mean, moved)
 
 
+def increments_one_by_one(k, v, beta):
+    """Forward substitution by hand."""
+    rows = []
+    for i in range(k.shape[-2]):
+        earlier = (k[..., j, :] * k[..., i, :] for j in range(i))
+        held = sum(u * x.sum(-1, True) for u, x in zip(rows, earlier, strict=True))
+        rows.append(beta[..., i, None] * (v[..., i, :] - held))
+    return torch.stack(rows, -2)
+
+
 def attention_in_a_loop(q, k, v):
     W, read = torch.zeros_like(outer(v[..., 0, :], k[..., 0, :])), []
     for i in range(q.shape[-2]):
@@ -1095,6 +1288,10 @@ def attention_in_a_loop(q, k, v):
         ("useful_nu", lambda d: np.int64(d - 1)),
         ("dot_capacity", lambda d, nu: 2 * d * np.minimum(nu, d - 1)),
         ("merge_memory", lambda states, w: torch.tensordot(w.softmax(0), states, 1)),
+        ("recomputing_backward", from_some_states),
+        ("recomputing_backward", from_three_passes),
+        ("chunked_sum", lambda q, k, v, chunk: blocks(q, k, v, min(chunk, 3))),
+        ("triangular", increments_one_by_one),
         ("linear_attention", attention_in_a_loop),
         (
             "predict_error",

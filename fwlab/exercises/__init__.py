@@ -20,6 +20,7 @@ from fwlab.exercises import (
     fast_weights,
     feature_maps,
     feedback,
+    memory,
     normalisation,
     retrieval,
     transformer,
@@ -40,6 +41,7 @@ TOPICS = {
     "Normalisation": normalisation.EXERCISES,
     "Retrieval": retrieval.EXERCISES,
     "A transformer": transformer.EXERCISES,
+    "Memory": memory.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,
 }

@@ -758,6 +758,106 @@ QUESTIONS = {
                 "only both together": "The delta rule is ahead with ELU + 1, too",
             },
         ),
+        # --- Notebook 8 ---
+        Question(
+            name="recall_increment",
+            text="The delta rule adds an outer product u k^T to W. What is u?",
+            choices=("beta v", "v - W k", "beta (v - W k)"),
+            truth="beta (v - W k)",
+            because="It is the difference between the new value and what the key "
+            "holds, times the write strength.",
+            tempting={
+                "beta v": "That is a sum rule with strengths: it removes nothing",
+                "v - W k": "That is the whole difference; beta says how much of it is "
+                "written",
+            },
+        ),
+        Question(
+            name="recall_generation",
+            text="A transformer with fast weights generates its 1000th token. What does "
+            "it need of the 999 before?",
+            choices=(
+                "their keys and values",
+                "one state per head",
+                "one state per token and head",
+            ),
+            truth="one state per head",
+            because="The state after token 999 holds all that the layer knows of them.",
+            tempting={
+                "their keys and values": "That is the cache of softmax attention",
+                "one state per token and head": "Only the last state is read and "
+                "written again; the others are needed for training, as you see below",
+            },
+        ),
+        Question(
+            name="loop_keeps",
+            text="One head of the delta rule with keys and values of width 64, written "
+            "as a loop. How many times as much as the inputs q, k, v and beta does "
+            "autograd keep for the backward pass?",
+            truth=22.6,
+            tolerance=2.0,
+            because="W of a step has 64 x 64 numbers, and the inputs of a step have 3 x "
+            "64 + 1.",
+            tempting={
+                1.0: "The inputs would be enough, if W were computed again. Autograd "
+                "keeps it",
+                64.0: "W is 64 times as large as one vector, but there are three "
+                "vectors per step",
+            },
+        ),
+        Question(
+            name="needs_w",
+            text="The sum rule writes v_i under k_i, and q_i reads W_i. Which gradient "
+            "needs W_i?",
+            choices=("that of q_i", "that of k_i", "that of v_i", "all three"),
+            truth="that of q_i",
+            because="W_i is a factor only of the product W_i q_i. The write adds v_i "
+            "k_i^T, whatever W holds.",
+            tempting={
+                "all three": "Key and value meet each other and the gradient of W, but "
+                "not W itself",
+                "that of k_i": "In the delta rule it does, since there the key reads, "
+                "too. Here it only writes",
+                "that of v_i": "The value is written under k_i, so its gradient is that "
+                "of W, times k_i",
+            },
+        ),
+        Question(
+            name="undo_2000",
+            text="In float32, 2000 steps of the delta rule are undone, from the last W "
+            "to the first. Which way still gives the right W?",
+            choices=(
+                "subtract the increments, which were kept",
+                "solve each update for W before it",
+                "both",
+                "neither",
+            ),
+            truth="subtract the increments, which were kept",
+            because="A subtraction adds a rounding error. Solving divides by 1 - beta "
+            "|k|², which multiplies all errors made so far, at every step.",
+            tempting={
+                "solve each update for W before it": "That divides by 1 - beta |k|² at "
+                "every step, and errors grow with every division",
+                "both": "Both are right in exact arithmetic. But 1 - beta |k|² is below "
+                "1, so dividing by it makes errors grow",
+                "neither": "Rounding errors of subtractions do not grow by themselves",
+            },
+        ),
+        Question(
+            name="best_segment",
+            text="A state is kept before every c-th step; the backward pass computes the "
+            "states of one such stretch again, c of them, and then goes on to the one "
+            "before. For 1024 steps, which c needs the least memory?",
+            truth=32.0,
+            tolerance=0.5,
+            because="1024 / c states are kept and c computed again: least where both "
+            "are equal, at the square root.",
+            tempting={
+                1.0: "Then every state is kept, as in the plain loop",
+                1024.0: "Then only one state is kept, but all 1024 come back at once in "
+                "the backward pass",
+            },
+        ),
     )
 }
 """Every question by name."""
