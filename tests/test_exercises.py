@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fwlab import ops
 from fwlab.exercises import (
     EXERCISES,
     QUESTIONS,
@@ -26,6 +27,7 @@ from fwlab.exercises import (
     solution,
 )
 from fwlab.exercises.predicting import is_right
+from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.ops.feedback_memory.naive import sinusoids
 
 
@@ -929,8 +931,184 @@ WRONG |= {
         ),
     ],
 }
-#: Answers that are numbers or indices have no gradients.
-NUMBERS = ("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch")
+
+
+def layer(x, W_q, W_k, W_v, W_beta, W_out, f=None, scale=1, nu=1, strength=None):
+    """The layer of notebook 7 with a choice of mistakes."""
+    f = f or sum_normalize
+    q, k = (f(DPFP(nu)(x @ W.mT))[:, :, None] for W in (W_q, W_k))
+    beta = (strength or torch.sigmoid)(x @ W_beta.mT)
+    y = ops.delta_rule(q, k, (x @ W_v.mT)[:, :, None], beta)[:, :, 0]
+    return x + scale * y @ W_out.mT
+
+
+def layer_of_one_sequence(x, *weights):
+    """All sequences share one memory."""
+    return layer(x.flatten(0, 1)[None], *weights).view_as(x)
+
+
+def layer_by_quotient(x, *weights):
+    """NaN where the sum is 0."""
+    return layer(x, *weights, f=lambda y: y / y.sum(-1, keepdim=True))
+
+
+def layer_with_softmax(x, W_q, W_k, W_v, W_beta, W_out):
+    scores = (x @ W_q.mT) @ (x @ W_k.mT).mT
+    future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    return x + weights @ x @ W_v.mT @ W_out.mT
+
+
+def continued(step, prompt, length, pick=torch.argmax, order=1, cost=1, fresh=False):
+    """Greedy tokens with a choice of mistakes."""
+    state, text = None, []
+    for token in prompt[::order] if order > 0 else prompt.flip(0):
+        for _ in range(cost):
+            logits, after = step(token, state)
+        state = after
+    for _ in range(length):
+        text.append(pick(logits))
+        logits, state = step(text[-1], None if fresh else state)
+    return torch.stack(text) if text else prompt[:0]
+
+
+def continued_by_reading_all(step, prompt, length):
+    """Right tokens, but all text is read again for each."""
+    text = prompt
+    for _ in range(length):
+        new = EXERCISES["generate"].reference(step, text, 1)
+        text = torch.cat([text, new])
+    return text[len(prompt) :]
+
+
+def ablated(model, tokens, loss, change, restore=True):
+    """`change(block)` returns hooks, which are removed unless they stay."""
+    losses = []
+    for block in model.blocks:
+        hooks = change(block)
+        losses.append(loss(model, tokens))
+        for hook in hooks if restore else ():
+            hook.remove()
+    return torch.stack(losses)
+
+
+def hook(module, output):
+    return [module.register_forward_hook(lambda m, given, y: output(y))]
+
+
+def silent(block):
+    """Right, too: what the layer adds to x is 0."""
+    return hook(block.mixer, torch.zeros_like)
+
+
+def off(block):
+    return hook(block.mixer.to_beta, lambda y: y - torch.inf)
+
+
+def last_stays_off(model, tokens, loss):
+    """Restores each layer only when the next one is tried."""
+    losses, hooks = [], []
+    for block in model.blocks:
+        for each in hooks:
+            each.remove()
+        hooks = off(block)
+        losses.append(loss(model, tokens))
+    return torch.stack(losses)
+
+
+def no_mlp(block):
+    return hook(block.contract, torch.zeros_like)
+
+
+def large_negative_weights(model, tokens, loss):
+    """Below 0 only where the sum of x is above 0."""
+    losses = []
+    for block in model.blocks:
+        weight = block.mixer.to_beta.weight
+        before = weight.detach().clone()
+        weight.data.fill_(-1e9)
+        losses.append(loss(model, tokens))
+        weight.data.copy_(before)
+    return torch.stack(losses)
+
+
+def cross_entropy(model, tokens):
+    logits = model(tokens[:, :-1])
+    return torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:])
+
+
+WRONG |= {
+    "fast_weight_layer": [
+        (lambda x, *w: x, "half of v"),
+        (lambda x, *w: layer(x, *w, scale=2), "half of v"),
+        (lambda x, *w: 2 * layer(x, *w), "adds what it reads"),
+        (lambda x, *w: layer(x, *w, strength=torch.exp), "half of v"),
+        (
+            lambda x, *w: layer(x, *w, strength=lambda b: b.clamp(0, 1)),
+            "half of v",
+        ),
+        (
+            lambda x, *w: layer(x, *w, strength=lambda b: 1 - torch.sigmoid(b)),
+            "writes with the strength",
+        ),
+        (lambda x, *w: layer(x, *w, f=l2_normalize), "half of v"),
+        (lambda x, *w: layer(x, *w, nu=2), "half of v"),
+        (lambda x, q, k, *w: layer(x, k, q, *w), "follows the delta rule"),
+        (layer_with_softmax, "does not depend on the lengths"),
+        (layer_of_one_sequence, "half of v"),
+        (layer_by_quotient, "writes nothing under a key without features"),
+    ],
+    "generate": [
+        (lambda *given: torch.stack([]), "returns the new tokens"),
+        (
+            lambda *given: EXERCISES["generate"].reference(*given).double(),
+            "returns the new tokens",
+        ),
+        (
+            lambda *given: continued(*given, pick=torch.argmin),
+            "begins with the most likely",
+        ),
+        (lambda *given: continued(*given, order=-1), "begins with the most likely"),
+        (lambda *given: continued(*given, order=2), "begins with the most likely"),
+        (lambda *given: continued(*given, fresh=True), "goes on from its own"),
+        (lambda *given: continued(*given, cost=2), "one step per token"),
+        (continued_by_reading_all, "one step per token"),
+        (
+            lambda step, prompt, length: continued(step, prompt, max(length, 1)),
+            "works for any lengths",
+        ),
+    ],
+    "ablate": [
+        (lambda model, tokens, loss: loss(model, tokens), "one loss per layer"),
+        (
+            lambda model, tokens, loss: torch.stack(
+                [loss(model, tokens) for _ in model.blocks]
+            ),
+            "of the only layer",
+        ),
+        (lambda *given: ablated(*given, no_mlp), "of the only layer"),
+        (
+            lambda *given: ablated(*given, lambda block: off(block) + no_mlp(block)),
+            "of the only layer",
+        ),
+        (large_negative_weights, "of the only layer"),
+        (lambda *given: ablated(*given, off).flip(0), "one layer at a time"),
+        (
+            lambda *given: ablated(*given, off).cumsum(0),
+            "one layer at a time",
+        ),
+        (last_stays_off, "leaves the model as it was"),
+        (
+            lambda model, tokens, loss: ablated(model, tokens, cross_entropy, off),
+            "measures the loss that it was given",
+        ),
+    ],
+}
+#: Answers that are numbers or tokens, or change a model, have no gradients.
+NO_GRADIENT = {
+    *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
+    *("generate", "ablate"),
+}
 for name, answers in WRONG.items():
     first = EXERCISES[name].properties[0].__doc__
     answers += [
@@ -946,8 +1124,8 @@ GRADIENT = {
     "running_step": "lets gradients through",
 }
 #: These answers need no gradient.
-STEPS = ("gradient_step", "stable_beta", "recomputing_backward")
-for name in WRONG.keys() - {*NUMBERS, *STEPS}:
+STEPS = {"gradient_step", "stable_beta", "recomputing_backward"}
+for name in WRONG.keys() - NO_GRADIENT - STEPS:
     reference = EXERCISES[name].reference
     # Gradients come last, but for those of special cases.
     last = GRADIENT.get(name) or EXERCISES[name].properties[-1].__doc__
@@ -994,7 +1172,8 @@ def test_misconceptions_are_named(name, misconception):
     assert said.endswith(".") and len(said) < 160
 
     def other(*arguments):
-        result = misconception(*(x + 0 for x in arguments))
+        given = (x + 0 if torch.is_tensor(x) else x for x in arguments)
+        result = misconception(*given)
         pair = isinstance(result, tuple)
         return tuple(x * 1 for x in result) if pair else result * 1
 
@@ -1128,6 +1307,9 @@ def attention_in_a_loop(q, k, v):
             "capacity",
             lambda S, features: np.float64(features < S) * (1 - features / S) / 2,
         ),
+        ("fast_weight_layer", layer),
+        ("generate", continued),
+        ("ablate", lambda *given: ablated(*given, silent)),
     ],
 )
 def test_unusual_right_answers(name, answer):

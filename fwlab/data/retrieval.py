@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Retrieval(NamedTuple):
@@ -67,3 +68,20 @@ def _last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
     if not keys.shape[1]:
         return never
     return values.gather(1, last.clamp(min=0)).masked_fill(last < 0, -1)
+
+
+def loss(found: Tensor, wanted: Tensor) -> Tensor:
+    """Half the squared error against one-hot values, mean over queries.
+
+    Finding nothing costs exactly 0.5.
+    """
+    return (found - F.one_hot(wanted, found.shape[-1])).square().sum(-1).mean() / 2
+
+
+def law(S: float, features: int) -> float:
+    """The smallest loss of a memory with this many features, after S pairs.
+
+    What is retrieved depends on the values by a matrix of that rank at most,
+    and every direction of the identity that it lacks costs 0.5.
+    """
+    return max(0.0, 0.5 * (1 - features / S))

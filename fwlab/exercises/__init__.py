@@ -23,6 +23,7 @@ from fwlab.exercises import (
     memory,
     normalisation,
     retrieval,
+    transformer,
 )
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
 from fwlab.exercises.checker import assert_correct, check, hint, show, solution
@@ -39,6 +40,7 @@ TOPICS = {
     "The delta rule": delta_rule.EXERCISES,
     "Normalisation": normalisation.EXERCISES,
     "Retrieval": retrieval.EXERCISES,
+    "A transformer": transformer.EXERCISES,
     "Memory": memory.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,

@@ -5,6 +5,7 @@ import linecache
 import traceback
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
@@ -49,8 +50,8 @@ def ask(
     - `answer`: a function, or a module.
     - `like`: a tensor of the expected shape and dtype; or several, by name:
       then the answer has to return as many, in this order; or int or float.
-    - `arguments`: the arguments in order. The answer gets copies of
-      tensors, through which gradients flow.
+    - `arguments`: the arguments in order. The answer gets copies of modules,
+      and of tensors, through which gradients flow.
     - Returns the tensor, a tuple of tensors, or the number.
     - Raises `Wrong`, which says what is wrong.
     """
@@ -58,10 +59,7 @@ def ask(
     call = Call({n: a.detach() if _is(a) else a for n, a in arguments.items()}, None)
     if (recorded := calls.get()) is not None:
         recorded.append(call)
-    given = "With " + ", ".join(
-        f"{n} {list(a.shape)}" if _is(a) else f"{n} = {a!r}"
-        for n, a in arguments.items()
-    )
+    given = "With " + ", ".join(_described(n, a) for n, a in arguments.items())
     try:
         with torch.enable_grad():  # whatever mode an answer leaves behind
             result = answer(*copies.values())
@@ -97,8 +95,14 @@ def orthonormal(generator: Generator, width: int) -> Tensor:
 
 
 def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of tensors, and everything else as it is."""
-    return {n: a.clone() if _is(a) else a for n, a in arguments.items()}
+    """Copies of tensors and modules, and everything else as it is."""
+    found = dict(arguments)
+    for name, thing in arguments.items():
+        if _is(thing):
+            found[name] = thing.clone()
+        elif isinstance(thing, nn.Module):
+            found[name] = deepcopy(thing)
+    return found
 
 
 def tensors(result: Any) -> tuple[Tensor, ...] | None:
@@ -232,6 +236,13 @@ def _globals(answer: Answer) -> Any:
 
 def _is(thing: Any) -> bool:
     return isinstance(thing, Tensor)
+
+
+def _described(name: str, thing: Any) -> str:
+    """An argument in a few words: a function or a module only by its name."""
+    if _is(thing):
+        return f"{name} {list(thing.shape)}"
+    return name if callable(thing) else f"{name} = {thing!r}"
 
 
 def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]:

@@ -307,7 +307,7 @@ QUESTIONS = {
         Question(
             name="mean_square",
             text="Two random keys of length 1 have the width d = 16. What is the mean "
-            "of (k1 · k2)²?",
+            "square of k1 · k2?",
             truth=0.0625,
             tolerance=0.006,
             because="It is 1/d.",
@@ -321,8 +321,8 @@ QUESTIONS = {
         ),
         Question(
             name="same_values",
-            text="All pairs now store the same value. Their keys are random as before. "
-            "What happens to the relative error of reading?",
+            text="All pairs store the same value, in place of random ones. Their keys "
+            "are random as before. What happens to the relative error of reading?",
             choices=("it shrinks", "it stays the same", "it grows"),
             truth="it stays the same",
             because="The weights c of the other pairs are as often negative as positive, "
@@ -461,8 +461,8 @@ QUESTIONS = {
             "the largest entry of W at the end?",
             choices=("about 2", "about 100", "more than 10,000"),
             truth="more than 10,000",
-            because="Most keys have beta |phi|² above 2. Each of them enlarges what "
-            "points along it, and that is one of the next keys' problems.",
+            because="Most keys have beta |phi|² above 2. Such a write enlarges what "
+            "points along its key, and later keys overlap with that.",
             tempting={
                 "about 2": "So it is if beta |phi|² stays at 1: the delta rule writes "
                 "what is missing, which is about 1",
@@ -615,6 +615,147 @@ QUESTIONS = {
                 "beta = 1 the old value goes completely, if the features have length 1",
                 "it diverges": "The features sum to 1, so their length is at most 1, and "
                 "beta |phi|² stays below 2",
+            },
+        ),
+        # --- Notebook 7 ---
+        Question(
+            name="recall_beta_zero",
+            text="The delta rule writes a pair with beta = 0. What happens to W?",
+            choices=(
+                "it stays as it is",
+                "it becomes 0",
+                "what the key holds is removed",
+            ),
+            truth="it stays as it is",
+            because="The whole change, beta (v - W k) k^T, is multiplied by beta.",
+            tempting={
+                "it becomes 0": "Nothing is removed where nothing is written: beta "
+                "multiplies the whole change",
+                "what the key holds is removed": "That would be v = 0 with beta = 1",
+            },
+        ),
+        Question(
+            name="recall_dpfp_state",
+            text="A head has keys and values of width 8, and DPFP features with nu = 1. "
+            "How many numbers does its W hold?",
+            truth=128.0,
+            tolerance=0.5,
+            because="W is value times features, 8 times 2 d nu = 16.",
+            tempting={
+                64.0: "W is read with features, not with keys: there are 16 of them",
+                256.0: "Values have no features: their width stays 8",
+            },
+        ),
+        Question(
+            name="recall_order_of_a_sum",
+            text="A memory that adds up pairs is written in another order. How does what "
+            "it returns change?",
+            choices=(
+                "not at all",
+                "the last pair counts more",
+                "the first pair counts more",
+            ),
+            truth="not at all",
+            because="A sum does not depend on the order of its terms. The delta rule does.",
+            tempting={
+                "the last pair counts more": "That holds for the delta rule, which "
+                "removes what was there before",
+                "the first pair counts more": "Nothing protects it",
+            },
+        ),
+        Question(
+            name="lm_memory_off",
+            text="The write strengths of all layers are set to 0 in the trained model. "
+            "Where does its loss go?",
+            choices=(
+                "it hardly changes",
+                "to that of the pairs",
+                "above that of the pairs",
+            ),
+            truth="above that of the pairs",
+            because="What is left was trained beside the memory, and relies on it.",
+            tempting={
+                "to that of the pairs": "It sees what the pairs see, the last character. "
+                "But nothing has trained its other parts to do with that alone",
+                "it hardly changes": "Then the memory would not be used, and a single "
+                "character would be enough to beat the pairs",
+            },
+        ),
+        Question(
+            name="lm_which_layer",
+            text="Which layer does the model miss most, if one of the six loses its "
+            "memory?",
+            choices=("the first", "the last", "none more than others"),
+            truth="the first",
+            because="It is the first that can see other characters; the layers above "
+            "work with what it has found.",
+            tempting={
+                "the last": "It is nearest to the answer, but without it the stream x "
+                "still has what five layers have added",
+                "none more than others": "The layers are alike before training, but "
+                "not where they stand: only the first one sees single characters",
+            },
+        ),
+        Question(
+            name="lm_trained_without",
+            text="The same model is trained as long, but without any memory from the "
+            "start. Where does its loss end?",
+            choices=(
+                "about where the model with memory ended",
+                "about that of the pairs",
+                "about where the removed memory left it",
+            ),
+            truth="about that of the pairs",
+            because="Every layer sees one character. The best it can do is what the pair "
+            "counts do.",
+            tempting={
+                "about where the model with memory ended": "No part of it can see an "
+                "earlier character, however long it is trained",
+                "about where the removed memory left it": "Those parts had been "
+                "trained to work with a memory. These learn to work without",
+            },
+        ),
+        Question(
+            name="lm_beta_mean",
+            text="Each head writes every character with its mean strength, instead of "
+            "one that it chooses. How much is lost of what the memory is worth to this "
+            "model?",
+            choices=("almost nothing", "about half", "all of it"),
+            truth="about half",
+            because="Which character is written how strongly is part of what was "
+            "learned.",
+            tempting={
+                "almost nothing": "That would be so if only the size of the strengths "
+                "counted, and not which character gets which",
+                "all of it": "The memory still writes and corrects; only the choice is "
+                "gone",
+            },
+        ),
+        Question(
+            name="lm_reach",
+            text="How many of the last characters are enough, to predict the next one "
+            "nearly as well as with all 32?",
+            choices=("one or two", "about ten", "almost all 32"),
+            truth="about ten",
+            because="After so little training it knows words and their ends, not what "
+            "was said before.",
+            tempting={
+                "one or two": "The pairs have one, and are beaten clearly",
+                "almost all 32": "The memory has room for more, but room is not use",
+            },
+        ),
+        Question(
+            name="rule_or_features",
+            text="The delta rule with DPFP ends lower than the sum with ELU + 1. What "
+            "makes the difference?",
+            choices=("the rule", "the features", "only both together"),
+            truth="the rule",
+            because="With the same features the delta rule ends lower, and with the same "
+            "rule the features change little.",
+            tempting={
+                "the features": "The sum ends at nearly the same loss with all three "
+                "feature maps",
+                "only both together": "The delta rule is ahead with ELU + 1, too",
             },
         ),
         # --- Notebook 8 ---

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab.data.retrieval import _last_values
+from fwlab.data.retrieval import _last_values, law, loss
 from fwlab.exercises.asking import (
     CUT,
     Answer,
@@ -17,8 +17,6 @@ from fwlab.exercises.asking import (
     normal,
 )
 from fwlab.exercises.exercise import Exercise
-from fwlab.experiments.capacity import law
-from fwlab.experiments.retrieval import loss
 
 # --- retrieval_loss ------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from fwlab.data.retrieval import law
 from fwlab.experiments import charts
 from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
 from fwlab.experiments.retrieval import EPSILON, SOLVED, Retriever, d_dot, train
@@ -115,11 +116,6 @@ def run(point: Point) -> Point:
     model = Retriever(S, d_key, point["rule"], name, epsilon)
     trained = train(model, S, repeat=False, budget=point["budget"])
     return {"d_dot": d_dot(name, d_key), **trained}
-
-
-def law(S: float, features: int) -> float:
-    """The loss that is left if a projection on `d_dot` directions is kept."""
-    return max(0.0, 0.5 * (1 - features / S))
 
 
 def claims(points: list[Point]) -> list[Claim]:

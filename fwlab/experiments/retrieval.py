@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.data import Retrieval, retrieval
+from fwlab.data.retrieval import loss
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, divide, sum_normalize
 
 #: The epsilon of the authors' denominators. fwlab itself has none.
@@ -201,14 +202,6 @@ class Retriever(nn.Module):
 
     def _one_hot(self, values: Tensor) -> Tensor:
         return F.one_hot(values, self.symbols).to(self.embedding.dtype)
-
-
-def loss(found: Tensor, wanted: Tensor) -> Tensor:
-    """Half the squared error against one-hot values, mean over queries.
-
-    Finding nothing costs exactly 0.5.
-    """
-    return (found - F.one_hot(wanted, found.shape[-1])).square().sum(-1).mean() / 2
 
 
 @torch.no_grad()
