@@ -148,10 +148,17 @@ class WithoutVerdict(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(node.test), node)
 
 
-TRAINING = [path for path in PATHS if "Trainer(" in path.read_text("utf-8")]
+#: Notebooks that train; the others compute for long before they do.
+TRAINING = [
+    pytest.param(
+        path, id=path.stem, marks=() if "07" in path.stem else pytest.mark.slow
+    )
+    for path in PATHS
+    if "Trainer(" in path.read_text("utf-8")
+]
 
 
-@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TRAINING)
 def test_training_runs_on_an_accelerator(path, briefly):
     """`Trainer` moves the model there; all else has to follow."""
     names = {}
