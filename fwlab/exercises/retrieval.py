@@ -113,6 +113,13 @@ def _sum_over_queries(found: Tensor, wanted: Tensor) -> Tensor:
     return _errors(found, wanted).square().sum() / 2
 
 
+def _without_one_hot(found: Tensor, wanted: Tensor) -> Tensor:
+    """This subtracts the number of the value from every entry. What is wanted is
+    its one-hot vector.
+    """
+    return (found - wanted[..., None]).square().sum(-1).mean() / 2
+
+
 def _cross_entropy(found: Tensor, wanted: Tensor) -> Tensor:
     """This is cross-entropy. What is read is compared as it is, without a softmax."""
     logits = found.flatten(0, -2) if found.dim() > 2 else found
@@ -211,6 +218,11 @@ def _upside_down(S: int, features: int) -> float:
 def _number_lost(S: int, features: int) -> float:
     """This counts what is lost in all. The loss is the mean over the S queries."""
     return max(0.0, 0.5 * (S - features))
+
+
+def _mean_over_features(S: int, features: int) -> float:
+    """This divides by the number of features. The loss is a mean over S queries."""
+    return max(0.0, 0.5 * (S - features) / features)
 
 
 def _all_or_nothing(S: int, features: int) -> float:
@@ -389,6 +401,7 @@ EXERCISES: dict[str, Exercise] = {
                 _without_half,
                 _mean_over_entries,
                 _sum_over_queries,
+                _without_one_hot,
                 _cross_entropy,
                 _absolute,
                 _not_squared,
@@ -419,6 +432,7 @@ EXERCISES: dict[str, Exercise] = {
                 _below_zero,
                 _upside_down,
                 _number_lost,
+                _mean_over_features,
                 _all_or_nothing,
             ),
         ),
