@@ -6,6 +6,7 @@ from fwlab.experiments import (
     aft_stability,
     capacity,
     favor_underflow,
+    feedback_depth,
     feedback_variables,
     language_model,
     overwrite,
@@ -33,6 +34,7 @@ EXPERIMENTS = {
         aft,
         aft_stability,
         feedback_variables,
+        feedback_depth,
         state_tracking,
         reversal,
     )
