@@ -314,6 +314,8 @@ def held(experiment, points) -> None:
                 "ablation",
                 "state-size",
                 "feedback-variables",
+                "feedback-depth",
+                "feedback-curriculum",
             )
         ),
     ],

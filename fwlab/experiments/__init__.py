@@ -6,6 +6,7 @@ from fwlab.experiments import (
     aft_stability,
     capacity,
     favor_underflow,
+    feedback_curriculum,
     feedback_depth,
     feedback_variables,
     language_model,
@@ -35,6 +36,7 @@ EXPERIMENTS = {
         aft_stability,
         feedback_variables,
         feedback_depth,
+        feedback_curriculum,
         state_tracking,
         reversal,
     )

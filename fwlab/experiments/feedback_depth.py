@@ -263,6 +263,7 @@ def draw(points: list[Point]) -> Figure:
     figure = Figure(figsize=(6.4, 6.2), layout="constrained")
     depth, size, speed = figure.subplots(3, 1, height_ratios=[3, 3, 2])
     sizes = sorted({p["memory"] for p in trained} - {ALL})
+    place = {memory: at for at, memory in enumerate([*sizes, ALL])}
     for model, (color, marker, line) in COLORS.items():
         look = color, marker, line
         mine = select(trained, model=model)
@@ -271,28 +272,24 @@ def draw(points: list[Point]) -> Figure:
         )
         if full:
             charts.published(depth, PUBLISHED[model], color)
-        # Everything is drawn to the right of the limited sizes.
-        deep = {p["layers"] for p in mine if p["memory"] != ALL}
-        placed = [
-            {
-                **p,
-                "at": sizes.index(p["memory"]) if p["memory"] in sizes else len(sizes),
-            }
-            for p in mine
-            if p["layers"] in deep
-        ]
-        charts.series(size, placed, *look, None, "accuracy", "at")
-    for ax in (depth, size):
+        limited = [p for p in mine if p["memory"] != ALL]
+        for layers in {p["layers"]: None for p in limited}:
+            placed = [
+                {**p, "at": place[p["memory"]]} for p in select(mine, layers=layers)
+            ]
+            label = _named(model, layers)
+            charts.series(size, placed, *look, label, "accuracy", "at")
+    for ax, label in ((depth, "best rule"), (size, None)):
         if rule is not None:
-            ax.axhline(rule, color=INK, linestyle=":", linewidth=1.2)
+            ax.axhline(rule, color=INK, linestyle=":", linewidth=1.2, label=label)
         ax.set_ylabel("right answers, %")
     depth.set_xscale("log", base=2)
-    layers = sorted({p["layers"] for p in trained})
-    depth.set_xticks(layers, list(map(str, layers)))
+    depths = sorted({p["layers"] for p in trained})
+    depth.set_xticks(depths, list(map(str, depths)))
     depth.minorticks_off()
     depth.set_xlabel("layers")
     ranges = [f"{s} to {2 * s - 1}" for s in sizes]
-    size.set_xticks(range(len(sizes) + 1), [*ranges, "all"])
+    size.set_xticks(range(len(place)), [*ranges, "all"])
     size.set_xlim(-0.3, len(sizes) + 0.3)
     size.set_xlabel("past tokens that a layer sees")
 
@@ -307,10 +304,10 @@ def draw(points: list[Point]) -> Figure:
         named = {name: [p[y] for p in each] for name, each in rows.items()}
         charts.rows(speed, named, color, marker, TIMES[y])
     speed.axvline(1, color=INK, linewidth=1)
-    speed.set_xscale("log")
+    speed.set_xlim(0, None)
     speed.set_xlabel("time / time of a transformer with as many layers")
-    for ax in (depth, speed):
-        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    for ax in (depth, size, speed):
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     return figure
 
 
