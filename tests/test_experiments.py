@@ -288,6 +288,8 @@ UNSURE = {
     "delta: below Transformer-XL with an equal state",
     "Transformer-XL: the larger the memory, the lower the loss",
     "Beginning of the text, ELU + 1: lowest with neither",
+    "feedback, 1 layer: above the best rule",
+    "from a transformer: shorter chain than from scratch, all stages counted",
 }
 
 
@@ -314,6 +316,8 @@ def held(experiment, points) -> None:
                 "ablation",
                 "state-size",
                 "feedback-variables",
+                "feedback-depth",
+                "feedback-curriculum",
             )
         ),
     ],

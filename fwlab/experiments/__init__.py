@@ -6,6 +6,8 @@ from fwlab.experiments import (
     aft_stability,
     capacity,
     favor_underflow,
+    feedback_curriculum,
+    feedback_depth,
     feedback_variables,
     language_model,
     overwrite,
@@ -33,6 +35,8 @@ EXPERIMENTS = {
         aft,
         aft_stability,
         feedback_variables,
+        feedback_depth,
+        feedback_curriculum,
         state_tracking,
         reversal,
     )

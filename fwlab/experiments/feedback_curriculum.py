@@ -1,0 +1,204 @@
+"""Three ways to train a Feedback Transformer, and what each costs.
+
+Training has to compute the steps of a sequence one after the other. Short
+sequences first, or a trained parallel transformer to start from, may save
+some of that.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from math import inf
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from fwlab.data import programs
+from fwlab.data.programs import CLAUSES
+from fwlab.experiments import charts, feedback
+from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments.feedback_variables import test_rng
+from fwlab.layers import FeedbackTransformer
+from fwlab.models import LanguageModel
+from fwlab.plots import FAST, INK, TRAINED
+
+VARIABLES, HEADS = 3, 2
+#: Programs for the loss, and optimiser steps between two evaluations.
+TEST, EVERY = 250, 25
+WAYS = ("from scratch", "growing length", "from a transformer")
+
+
+def points(quick: bool) -> list[Point]:
+    size = {
+        "statements": 16 if quick else 50,
+        "layers": 1 if quick else 2,
+        "width": 64 if quick else 128,
+        "batch": 32,
+        # Of training with feedback, and of the parallel transformer before.
+        "budget": 800 if quick else 4000,
+        "parallel": 200 if quick else 1000,
+        "rate": 2e-3 if quick else 1e-3,
+        # Loss of an answer in nats, at which training ends.
+        "target": 0.8,
+    }
+    return [{"way": way, **size, "seed": seed} for seed in (1, 2, 3) for way in WAYS]
+
+
+def run(point: Point) -> Point:
+    """Train until the loss is at the target, or the budget is spent.
+
+    - Returns what all stages together have cost: `steps` of the optimiser,
+      the longest `chain` of layers, and seconds of the processor (`cpu`),
+      without evaluation; None if the target was not reached. `lowest` is
+      the lowest loss.
+    """
+    torch.manual_seed(point["seed"])
+    test = programs(
+        TEST, point["statements"], VARIABLES, test_rng(point["seed"]), clauses=True
+    )
+    asked = (test.tokens, test.labels)
+    cost, lowest = Cost(), inf
+    model = build("feedback", point)
+    if point["way"] == "from a transformer":
+        parallel = build("softmax", point)
+        for _ in cost.of(parallel, point, point["parallel"]):
+            pass
+        warm_start(model, parallel)
+    for step in cost.of(model, point, point["budget"]):
+        if step % EVERY:
+            continue
+        lowest = min(lowest, feedback.score(model, asked).loss)
+        if lowest <= point["target"]:
+            return {**cost.found(), "lowest": lowest}
+    return {**dict.fromkeys(cost.found()), "lowest": lowest}
+
+
+def build(mixer: str, point: Point) -> LanguageModel:
+    return LanguageModel(
+        len(CLAUSES),
+        mixer,
+        layers=point["layers"],
+        heads=HEADS,
+        d_model=point["width"],
+        # A condition with its statement is two tokens, and then comes END.
+        max_len=2 * point["statements"] + 1,
+    )
+
+
+def warm_start(model: LanguageModel, parallel: LanguageModel) -> None:
+    """Take over embeddings, blocks and norm of a parallel transformer.
+
+    Its table of positions has no counterpart.
+    """
+    model.embedding.load_state_dict(parallel.embedding.state_dict())
+    model.norm.load_state_dict(parallel.norm.state_dict())
+    model.blocks[0] = FeedbackTransformer.from_transformer(parallel)
+
+
+def chain(model: LanguageModel, tokens: int) -> int:
+    """Layers that a sequence passes through one after the other.
+
+    A parallel transformer computes all tokens of a layer at once. This is
+    what training would take if everything else were free.
+    """
+    if isinstance(model.blocks[0], FeedbackTransformer):
+        return tokens * model.blocks[0].layers
+    return len(model.blocks)
+
+
+class Cost:
+    """What training takes, over all its stages."""
+
+    def __init__(self) -> None:
+        self.steps, self.chain, self.cpu = 0, 0, 0.0
+
+    def of(self, model: LanguageModel, point: Point, steps: int) -> Iterator[int]:
+        """Train, and count; an iterator over optimiser steps, from 1."""
+        rng, growing = random.Random(point["seed"]), point["way"] == "growing length"
+
+        def draw(step: int) -> feedback.Batch:
+            statements = point["statements"]
+            if growing:  # for half of the budget, from 4 statements on
+                grown = min(1, (step + 1) / (0.5 * steps))
+                statements = 4 + round((statements - 4) * grown)
+            made = programs(point["batch"], statements, VARIABLES, rng, clauses=True)
+            self.chain += chain(model, made.tokens.shape[1])
+            return made.tokens, made.values
+
+        start = time.process_time()
+        for step in feedback.train(model, draw, steps, point["rate"]):
+            self.cpu += time.process_time() - start
+            self.steps += 1
+            yield step
+            start = time.process_time()
+
+    def found(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "chain": self.chain,
+            "cpu": round(self.cpu, 2),
+        }
+
+
+# --- What came out --------------------------------------------------------
+
+COLORS = dict(zip(WAYS, (INK, TRAINED, FAST), strict=True))
+MARKS = dict(zip(WAYS, "Dso", strict=True))
+COSTS = {
+    "steps": "optimiser steps",
+    "chain": "chain: thousands of layers, one after the other",
+    "cpu": "seconds of the processor",
+}
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    chains = medians(points, "way", "chain", finite=False)
+    scratch, *others = WAYS
+    return [
+        _shorter(way, chains.get(way), scratch, chains.get(scratch)) for way in others
+    ]
+
+
+def _shorter(way: str, ours: float | None, than: str, theirs: float | None) -> Claim:
+    text = f"{way}: shorter chain than {than}, all stages counted"
+    source = "saves time (no number found)"
+    if ours is None or theirs is None:
+        return Claim(text, source, "–", None)
+    found = " against ".join(
+        f"{chain / 1000:.1f}" if chain < inf else "not reached"
+        for chain in (ours, theirs)
+    )
+    return Claim(text, source, f"{found} thousand layers", ours < theirs)
+
+
+def draw(points: list[Point]) -> Figure:
+    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+    axes = figure.subplots(3, 1)
+    for ax, (cost, label) in zip(axes, COSTS.items(), strict=True):
+        unit = 1000 if cost == "chain" else 1
+        for way, color in COLORS.items():
+            rows = {
+                name: [
+                    p[cost] / unit
+                    for p in select(points, way=name)
+                    if name == way and p[cost] is not None
+                ]
+                for name in WAYS
+            }
+            charts.rows(ax, rows, color, MARKS[way])
+        ax.set_xlim(0, 1.05 * max((p[cost] or 0) / unit for p in points) or 1)
+        ax.set_xlabel(label)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="feedback-curriculum",
+    title="Feedback: short sequences first, or a transformer first",
+    source="Fan et al. 2020, faster training",
+    cost="quick: 4 min of one core; full: up to 4 hours (estimated)",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+)

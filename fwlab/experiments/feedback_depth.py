@@ -1,0 +1,323 @@
+"""Depth, memory size and speed of the Feedback Transformer.
+
+A transformer follows as many statements of a program, one after the other,
+as it has layers. With feedback one layer can follow them all, even if it
+sees few memories, because each contains what came before. The price is a
+loop over time in training.
+"""
+
+import random
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.bench.measure import in_turns
+from fwlab.data import programs
+from fwlab.data.programs import CLAUSES
+from fwlab.experiments import charts, feedback
+from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments.feedback_variables import RULES, rule_accuracy, test_rng
+from fwlab.layers import FeedbackTransformer, SoftmaxAttention
+from fwlab.layers.heads import split_heads
+from fwlab.models import MIXERS, LanguageModel, Mixer
+from fwlab.models.language_model import Size
+from fwlab.plots import FAST, INK, OTHER
+
+#: Variables of a program, and statements of the first ones in training.
+VARIABLES, FIRST = 3, 10
+HEADS = 2
+#: A model that sees everything before a token.
+ALL = 0
+#: Programs for the accuracy.
+TEST = 500
+#: Sequences that are timed, and their tokens.
+TIMED = (16, 64)
+#: What is timed, and with which mixer.
+SPEEDS = {
+    "feedback": "feedback",
+    "feedback, shared": "feedback-shared",
+    "transformer": "softmax",
+}
+
+
+def points(quick: bool) -> list[Point]:
+    size = {
+        "statements": 16 if quick else 50,
+        "width": 64 if quick else 128,
+        "batch": 48,
+        "steps": 600 if quick else 2500,
+        "rate": 2e-3 if quick else 1e-3,
+    }
+    trained = [
+        *(("feedback", layers, ALL) for layers in ((1,) if quick else (1, 2, 4))),
+        *(("transformer", n, ALL) for n in ((1, 2) if quick else (1, 2, 4, 8))),
+    ]
+    for memory in (4,) if quick else (4, 16):
+        low = 1 if quick else 2
+        trained += [("feedback", low, memory), ("transformer", 2 * low, memory)]
+    timed = [
+        (n, layers, ALL) for layers in (2, 4) for n in SPEEDS if n != "transformer"
+    ]
+    kinds = [("rule", [("rule", 0, ALL)]), ("accuracy", trained), ("time", timed)]
+    return [
+        {"kind": kind, "model": model, "layers": layers, "memory": memory}
+        | size
+        | {"seed": seed}
+        for seed in (1, 2, 3)
+        for kind, each in kinds
+        for model, layers, memory in each
+    ]
+
+
+def run(point: Point) -> Point:
+    torch.manual_seed(point["seed"])
+    found: Point = dict.fromkeys(("accuracy", "loss", "parameters", "train", "predict"))
+    if point["kind"] == "time":
+        return found | measure(point)
+    size, seed = (point["statements"], VARIABLES), point["seed"]
+    if point["kind"] == "rule":
+        scores = [rule_accuracy(rule, *size, test_rng(seed)) for rule in RULES]
+        return found | {"accuracy": max(scores)}
+    model = build(mixer(point["model"], point["memory"]), point)
+    rng = random.Random(seed)
+
+    def draw(step: int) -> feedback.Batch:
+        """Programs get longer during four fifths of the training."""
+        grown = min(1, (step + 1) / (0.8 * point["steps"]))
+        statements = FIRST + round((point["statements"] - FIRST) * grown)
+        made = programs(point["batch"], statements, VARIABLES, rng, clauses=True)
+        return made.tokens, made.values
+
+    for _ in feedback.train(model, draw, point["steps"], point["rate"]):
+        pass
+    test = programs(TEST, *size, test_rng(seed), clauses=True)
+    score = feedback.score(model, (test.tokens, test.labels))
+    return found | score._asdict() | {"parameters": model.num_parameters()}
+
+
+def build(mix: Mixer | str, point: Point) -> LanguageModel:
+    # A condition with its statement is two tokens, and then comes END.
+    length = max(2 * point["statements"] + 1, TIMED[1] + 1)
+    sizes = {"layers": point["layers"], "heads": HEADS, "d_model": point["width"]}
+    return LanguageModel(len(CLAUSES), mix, max_len=length, **sizes)
+
+
+# --- A memory of few steps ------------------------------------------------
+
+
+def mixer(model: str, memory: int) -> Mixer:
+    """Of a `LanguageModel`.
+
+    - `model`: "feedback" or "transformer".
+    - `memory`: tokens per block; a token sees its own block and the one
+      before, which are `memory` to `2 * memory - 1` earlier tokens. `ALL`
+      = no limit.
+    """
+    if memory == ALL:
+        return MIXERS[SPEEDS[model]]
+    if model == "feedback":
+        return Mixer(lambda size: ShortFeedback(size, memory), whole=True)
+    return Mixer(lambda size: ShortAttention(size, memory), positions=True)
+
+
+class ShortFeedback(FeedbackTransformer):
+    """A Feedback Transformer that sees two blocks of memories at most."""
+
+    def __init__(self, size: Size, memory: int):
+        super().__init__(size.d_model, size.heads, size.layers, size.d_ff)
+        self.block = memory
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        weights, state, outputs = self.weights(), None, []
+        for block in x.split(self.block, dim=1):
+            y, (k, v, _) = ops.feedback(
+                block, weights, heads=self.heads, state=state, return_state=True
+            )
+            state = ops.FeedbackState(k[:, -self.block :], v[:, -self.block :], None)
+            outputs.append(y)
+        return torch.cat(outputs, dim=1)
+
+
+class ShortAttention(SoftmaxAttention):
+    """Softmax attention to two blocks of tokens at most, and to itself."""
+
+    def __init__(self, size: Size, memory: int):
+        super().__init__(size.d_model, size.heads)
+        self.block = memory
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+    ) -> Tensor:
+        q, k, v = (
+            split_heads(project(x), self.heads).transpose(1, 2)
+            for project in (self.to_q, self.to_k, self.to_v)
+        )
+        step = torch.arange(x.shape[1])
+        block = step // self.block
+        seen = (step <= step[:, None]) & (block >= block[:, None] - 1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.to_out(y.transpose(1, 2).flatten(-2))
+
+
+# --- Speed ----------------------------------------------------------------
+
+
+def measure(point: Point) -> Point:
+    """Time by that of a transformer of as many layers, in turns.
+
+    - Returns the ratios: `train` for the loss of a sequence and all its
+      gradients, `predict` for one more token after the sequence.
+    """
+    models = {
+        name: build(SPEEDS[name], point) for name in (point["model"], "transformer")
+    }
+    tokens = torch.randint(len(CLAUSES), TIMED)
+
+    def step(model: LanguageModel) -> Any:
+        return lambda: model(tokens).sum().backward()
+
+    def predict(model: LanguageModel) -> Any:
+        state = model.prefill(tokens)[1]
+        return lambda: model.step(tokens[:, 0], state)
+
+    def ratio(calls: dict[str, Any]) -> float:
+        ours, theirs = map(median, in_turns(calls, rounds=5, turn=0.02).values())
+        return round(ours / theirs, 3)
+
+    train = ratio({name: step(model) for name, model in models.items()})
+    with torch.no_grad():
+        after = ratio({name: predict(model) for name, model in models.items()})
+    return {"train": train, "predict": after}
+
+
+# --- What came out --------------------------------------------------------
+
+#: Accuracy in percent, three variables, by layers (the authors' repository).
+PUBLISHED = {"feedback": {4: 99.1}, "transformer": {8: 33.7}}
+TIMES = {"train": "training step", "predict": "next token"}
+COLORS = {"feedback": (FAST, "o", "-"), "transformer": (OTHER, "s", "--")}
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    full = points[0]["statements"] > 16
+    trained = select(points, kind="accuracy")
+    limited = [p for p in trained if p["memory"] != ALL]
+    ours, theirs = (
+        medians(select(trained, model=model, memory=ALL), "layers", "accuracy")
+        for model in COLORS
+    )
+    low = 4 if full else 1
+    rule = medians(select(points, kind="rule"), "model", "accuracy").get("rule")
+    named = _named("feedback", low)
+    found = [
+        _above(
+            f"{named}: above {_named('transformer', 2 * low)}",
+            "99.1 % against 33.7 % (4 and 8 layers)",
+            (ours.get(low), theirs.get(2 * low)),
+        ),
+        _above(
+            f"{named}: above {_named('transformer', low)}",
+            "higher (no number published)",
+            (ours.get(low), theirs.get(low)),
+        ),
+        _above(f"{named}: above the best rule", "above (ours)", (ours.get(low), rule)),
+    ]
+    for memory in (4, 16) if full else (4,):
+        pair = [
+            medians(select(limited, model=model, memory=memory), "model", "accuracy")
+            for model in COLORS
+        ]
+        found.append(
+            _above(
+                f"memory of {memory} to {2 * memory - 1} tokens: feedback above "
+                "a transformer with twice as many layers",
+                "higher (no number published)",
+                tuple(next(iter(each.values()), None) for each in pair),
+            )
+        )
+    return found
+
+
+def _named(model: str, layers: int) -> str:
+    return f"{model}, {layers} layer{'s' if layers > 1 else ''}"
+
+
+def _above(text: str, source: str, pair: tuple[float | None, ...]) -> Claim:
+    better, worse = pair
+    if better is None or worse is None:
+        return Claim(text, source, "–", None)
+    return Claim(text, source, f"{better:.1f} % against {worse:.1f} %", better > worse)
+
+
+def draw(points: list[Point]) -> Figure:
+    full = points[0]["statements"] > 16
+    trained = select(points, kind="accuracy")
+    rule = medians(select(points, kind="rule"), "model", "accuracy").get("rule")
+    figure = Figure(figsize=(6.4, 6.2), layout="constrained")
+    depth, size, speed = figure.subplots(3, 1, height_ratios=[3, 3, 2])
+    sizes = sorted({p["memory"] for p in trained} - {ALL})
+    place = {memory: at for at, memory in enumerate([*sizes, ALL])}
+    for model, (color, marker, line) in COLORS.items():
+        look = color, marker, line
+        mine = select(trained, model=model)
+        charts.series(
+            depth, select(mine, memory=ALL), *look, model, "accuracy", "layers"
+        )
+        if full:
+            charts.published(depth, PUBLISHED[model], color)
+        limited = [p for p in mine if p["memory"] != ALL]
+        for layers in {p["layers"]: None for p in limited}:
+            placed = [
+                {**p, "at": place[p["memory"]]} for p in select(mine, layers=layers)
+            ]
+            label = _named(model, layers)
+            charts.series(size, placed, *look, label, "accuracy", "at")
+    for ax, label in ((depth, "best rule"), (size, None)):
+        if rule is not None:
+            ax.axhline(rule, color=INK, linestyle=":", linewidth=1.2, label=label)
+        ax.set_ylabel("right answers, %")
+    depth.set_xscale("log", base=2)
+    depths = sorted({p["layers"] for p in trained})
+    depth.set_xticks(depths, list(map(str, depths)))
+    depth.minorticks_off()
+    depth.set_xlabel("layers")
+    ranges = [f"{s} to {2 * s - 1}" for s in sizes]
+    size.set_xticks(range(len(place)), [*ranges, "all"])
+    size.set_xlim(-0.3, len(sizes) + 0.3)
+    size.set_xlabel("past tokens that a layer sees")
+
+    timed = select(points, kind="time")
+    rows = {
+        f"{p['model']}, {p['layers']}": select(
+            timed, model=p["model"], layers=p["layers"]
+        )
+        for p in timed
+    }
+    for y, marker, color in (("train", "o", FAST), ("predict", "D", OTHER)):
+        named = {name: [p[y] for p in each] for name, each in rows.items()}
+        charts.rows(speed, named, color, marker, TIMES[y])
+    speed.axvline(1, color=INK, linewidth=1)
+    speed.set_xlim(0, None)
+    speed.set_xlabel("time / time of a transformer with as many layers")
+    for ax in (depth, size, speed):
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="feedback-depth",
+    title="Feedback: depth, memory size and speed",
+    source="Fan et al. 2020, claims on shallow models, memory and speed",
+    cost="quick: 6 min of one core; full: about 7 hours (estimated)",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+)

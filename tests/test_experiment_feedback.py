@@ -1,0 +1,111 @@
+"""`feedback-depth`, `feedback-curriculum`: what a short memory sees, and costs."""
+
+import pytest
+import torch
+
+from fwlab.experiments import feedback_curriculum as curriculum
+from fwlab.experiments import feedback_depth as depth
+from fwlab.experiments.experiment import verdict
+from fwlab.layers import FeedbackTransformer, SoftmaxAttention
+from fwlab.models.language_model import Size
+
+SIZE = Size(layers=2, heads=2, d_model=8, d_ff=16, max_len=12)
+
+
+def short(model: str, memory: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = depth.mixer(model, memory).make(SIZE).double()
+    if model == "feedback":  # memories are embeddings: only what is seen counts
+        layer.merge.data[1:] = -1000
+    return layer
+
+
+@pytest.mark.parametrize("model", ["feedback", "transformer"])
+def test_a_layer_sees_its_own_block_and_the_one_before(model):
+    layer, x = short(model, 3), torch.randn(1, 12, 8, dtype=torch.float64)
+    before = layer(x)
+    for changed in range(12):
+        other = x.clone()
+        other[0, changed] = torch.randn(8)
+        moved = (layer(other) - before).abs().amax((0, 2)) > 1e-9
+        seen = {t for t in range(changed, 12) if t // 3 - changed // 3 <= 1}
+        assert set(moved.nonzero()[:, 0].tolist()) == seen
+
+
+def test_feedback_carries_on_what_a_short_memory_does_not_see():
+    layer, x = short("feedback", 1), torch.randn(1, 12, 8, dtype=torch.float64)
+    layer.merge.data.zero_()
+    other = x.clone()
+    other[0, 0] = torch.randn(8)
+    moved = (layer(other) - layer(x)).abs().amax((0, 2))
+    assert (moved > 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "usual"),
+    [("feedback", FeedbackTransformer), ("transformer", SoftmaxAttention)],
+)
+def test_a_long_memory_is_no_limit(model, usual):
+    layer, x = short(model, 7), torch.randn(2, 12, 8, dtype=torch.float64)
+    if model == "feedback":
+        layer.merge.data.zero_()
+    own = list(layer.parameters())
+    r = torch.randn_like(x)
+    results = [
+        [y, *torch.autograd.grad((y * r).sum(), own)]
+        for y in (layer(x), usual.forward(layer, x))
+    ]
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_claims_of_depth():
+    points = depth.points(True)
+    found = {"rule": 70.0, ("feedback", 1): 80.0, ("feedback", 2): 90.0}
+    for point in points:
+        name = (point["model"], point["layers"])
+        point["accuracy"] = found.get(point["kind"], found.get(name, 60.0))
+    assert verdict(depth.claims(points)) == "reproduced"
+    assert depth.claims(points)[-1].found == "80.0 % against 60.0 %"
+    rest = [p for p in points if p["memory"] == depth.ALL]
+    assert depth.claims(rest)[-1].holds is None
+
+
+def point_of(way: str) -> dict:
+    found = next(p for p in curriculum.points(True) if p["way"] == way)
+    return {**found, "statements": 6, "width": 8, "batch": 2, "budget": 4}
+
+
+def test_cost_counts_all_stages():
+    """All programs here are as long: `x = 1 ;` has one token per clause."""
+    cost, point = curriculum.Cost(), point_of("from scratch")
+    parallel = curriculum.build("softmax", point)
+    assert list(cost.of(parallel, point, 3)) == [1, 2, 3]
+    assert (cost.steps, cost.chain) == (3, 3)  # one layer, all tokens at once
+    model = curriculum.build("feedback", point)
+    assert list(cost.of(model, point, 2)) == [1, 2]
+    assert cost.steps == 5 and 3 + 2 * 7 <= cost.chain <= 3 + 2 * 13
+
+
+def test_growing_programs_are_shorter():
+    chains = []
+    for way in ("growing length", "from scratch"):
+        cost, point = curriculum.Cost(), point_of(way) | {"statements": 16}
+        model = curriculum.build("feedback", point)
+        list(cost.of(model, point, 8))
+        chains.append(cost.chain)
+    assert chains[0] < 0.9 * chains[1]
+
+
+def test_a_warm_start_keeps_what_was_trained():
+    point = point_of("from a transformer")
+    parallel = curriculum.build("softmax", point)
+    list(curriculum.Cost().of(parallel, point, 2))
+    model = curriculum.build("feedback", point)
+    curriculum.warm_start(model, parallel)
+    assert torch.equal(model.embedding.weight, parallel.embedding.weight)
+    assert torch.equal(model.norm.weight, parallel.norm.weight)
+    trained = parallel.blocks[0].expand.weight
+    assert torch.equal(model.blocks[0].blocks[0].expand.weight, trained)
+    tokens = torch.randint(10, (1, 5))
+    assert model(tokens).shape == (1, 5, model.vocab_size)
