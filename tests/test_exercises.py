@@ -582,7 +582,7 @@ WRONG |= {
         ),
         (lambda *given: continued(*given, order=-1), "begins with the most likely"),
         (lambda *given: continued(*given, order=2), "begins with the most likely"),
-        (lambda *given: continued(*given, fresh=True), "goes on from its own"),
+        (lambda *given: continued(*given, fresh=True), "continues from its own"),
         (lambda *given: continued(*given, cost=2), "one step per token"),
         (continued_by_reading_all, "one step per token"),
         (

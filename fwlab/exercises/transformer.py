@@ -34,6 +34,7 @@ def fast_weight_layer(
     v, beta = x @ W_v.T, torch.sigmoid(x @ W_beta.T)  # Eq. 21
     # Eqs. 20, 24, 25, for one head.
     y = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
+    assert isinstance(y, Tensor)
     return x + y[:, :, 0] @ W_out.T
 
 
@@ -157,7 +158,9 @@ def _layer_has_gradient(
 
 def _read(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     q, k, v = (part[:, :, None] for part in (q, k, v))
-    return ops.delta_rule(q, k, v, beta)[:, :, 0]
+    y = ops.delta_rule(q, k, v, beta)
+    assert isinstance(y, Tensor)
+    return y[:, :, 0]
 
 
 def _features(x: Tensor) -> Tensor:
@@ -245,7 +248,7 @@ def generate(step: Step, prompt: Tensor, length: int) -> Tensor:
     state = None
     for token in prompt:
         logits, state = step(token, state)
-    text = []
+    text: list[Tensor] = []
     while len(text) < length:
         text.append(logits.argmax())
         if len(text) < length:
@@ -297,7 +300,7 @@ def _generates_first(answer: Answer, reference: Answer, generator: Generator) ->
 
 
 def _generates_on(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """goes on from its own tokens, and from the state"""
+    """continues from its own tokens, and from the state"""
     for _ in range(4):
         given = _text(generator, 3, 12)
         expected = reference(*given.values())
@@ -390,7 +393,7 @@ def _same_token(step: Step, prompt: Tensor, length: int) -> Tensor:
 
 
 def _frozen_state(step: Step, prompt: Tensor, length: int) -> Tensor:
-    """The state stays that of the prompt: each step has to go on from the
+    """The state stays that of the prompt: each step has to continue from the
     state that the last one has left.
     """
     found = [generate(step, prompt, 1)[0]]
