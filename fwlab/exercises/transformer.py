@@ -33,7 +33,8 @@ def fast_weight_layer(
     q, k = (sum_normalize(phi(x @ W.T)) for W in (W_q, W_k))  # Eqs. 37, 29
     v, beta = x @ W_v.T, torch.sigmoid(x @ W_beta.T)  # Eq. 21
     # Eqs. 20, 24, 25, for one head.
-    y: Any = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
+    y = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
+    assert isinstance(y, Tensor)
     return x + y[:, :, 0] @ W_out.T
 
 
@@ -157,7 +158,8 @@ def _layer_has_gradient(
 
 def _read(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     q, k, v = (part[:, :, None] for part in (q, k, v))
-    y: Any = ops.delta_rule(q, k, v, beta)
+    y = ops.delta_rule(q, k, v, beta)
+    assert isinstance(y, Tensor)
     return y[:, :, 0]
 
 
@@ -391,8 +393,8 @@ def _same_token(step: Step, prompt: Tensor, length: int) -> Tensor:
 
 
 def _frozen_state(step: Step, prompt: Tensor, length: int) -> Tensor:
-    """The state stays that of the prompt: each step has to continue
-    from the state that the last one has left.
+    """The state stays that of the prompt: each step has to continue from the
+    state that the last one has left.
     """
     found = [generate(step, prompt, 1)[0]]
     state = _state_after(step, prompt)
