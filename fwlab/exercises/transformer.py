@@ -33,8 +33,7 @@ def fast_weight_layer(
     q, k = (sum_normalize(phi(x @ W.T)) for W in (W_q, W_k))  # Eqs. 37, 29
     v, beta = x @ W_v.T, torch.sigmoid(x @ W_beta.T)  # Eq. 21
     # Eqs. 20, 24, 25, for one head.
-    y = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
-    assert isinstance(y, Tensor)
+    y: Any = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
     return x + y[:, :, 0] @ W_out.T
 
 
@@ -158,8 +157,7 @@ def _layer_has_gradient(
 
 def _read(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     q, k, v = (part[:, :, None] for part in (q, k, v))
-    y = ops.delta_rule(q, k, v, beta)
-    assert isinstance(y, Tensor)
+    y: Any = ops.delta_rule(q, k, v, beta)
     return y[:, :, 0]
 
 
