@@ -277,8 +277,8 @@ def draw(points: list[Point]) -> Figure:
             placed = [
                 {**p, "at": place[p["memory"]]} for p in select(mine, layers=layers)
             ]
-            named = _named(model, layers)
-            charts.series(size, placed, *look, named, "accuracy", "at")
+            title = _named(model, layers)
+            charts.series(size, placed, *look, title, "accuracy", "at")
     for ax, label in ((depth, "best rule"), (size, None)):
         if rule is not None:
             ax.axhline(rule, color=INK, linestyle=":", linewidth=1.2, label=label)
