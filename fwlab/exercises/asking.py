@@ -270,6 +270,8 @@ def _number(result: Any, kind: type[int] | type[float], given: str) -> int | flo
         if kind is int and isinstance(result, Integral):
             return int(result)
     what = "a number" if kind is float else "an integer"
+    if isinstance(result, Tensor):
+        raise Wrong(f"{given}: expected {what}, got a tensor. Try .item() at its end.")
     raise Wrong(f"{given}: expected {what}, got {result!r}.")
 
 

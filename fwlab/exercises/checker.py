@@ -225,6 +225,8 @@ def _recognise(exercise: Exercise, answer: Answer) -> str:
             asked.append(Call(arguments, _outcome(answer, arguments)))
     if all(call.result is None for call in asked):
         return ""
+    if all(_same(_outcome(exercise.reference, c.arguments), c.result) for c in asked):
+        return ""  # the numbers are right: something else is wrong
     for misconception in exercise.misconceptions:
         if all(_same(_outcome(misconception, c.arguments), c.result) for c in asked):
             return " ".join((misconception.__doc__ or "").split())

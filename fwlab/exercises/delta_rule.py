@@ -123,6 +123,26 @@ def _no_removal(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     return write(W, k, beta[..., None] * v)
 
 
+def _new_only(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This writes the mixture of the new and the old value, but the old value
+    stays there, too: it has to be removed (Eq. 23).
+    """
+    beta = beta[..., None]
+    return write(W, k, beta * v + (1 - beta) * read(W, k))
+
+
+def _beta_twice(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This multiplies by beta twice: the difference of the mixture and the old
+    value has a beta already (Eqs. 38-40).
+    """
+    return delta_step(W, k, v, beta * beta)
+
+
+def _update_only(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """This is only what is added in one step. The step returns the new memory."""
+    return delta_step(W, k, v, beta) - W
+
+
 def _wrong_sign(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     """The sign is wrong: this moves away from v, since it adds W k - v."""
     return delta_step(W, k, v, -beta)
@@ -419,6 +439,9 @@ EXERCISES: dict[str, Exercise] = {
             _delta_example,
             (
                 _no_removal,
+                _new_only,
+                _beta_twice,
+                _update_only,
                 _wrong_sign,
                 _always_one,
                 _fades,
