@@ -19,7 +19,7 @@ from repository import ROOT
 from templates import render
 
 from fwlab.exercises import score
-from fwlab.exercises.scoreboard import MEMORIES
+from fwlab.exercises.pairs import MEMORIES
 
 log = logging.getLogger("mkdocs.hooks.course")
 

@@ -23,8 +23,8 @@ AGAIN = re.compile(
 )
 #: Pages that are found by their headings alone.
 HEADINGS = re.compile(
-    r"(contribute|tested|changelog|kernels/\w+|annotated/source/ops/\w+"
-    r"|api/exercises)\.html"
+    r"(contribute|tested|changelog|kernels/\w+|annotated/source/[\w/]+"
+    r"|api/(exercises|training)|course)\.html"
 )
 #: Tags, and TeX, which search would show as it is written.
 MARKUP = re.compile(

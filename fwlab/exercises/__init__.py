@@ -28,9 +28,9 @@ from fwlab.exercises import (
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
 from fwlab.exercises.checker import assert_correct, check, hint, show, solution
 from fwlab.exercises.exercise import Exercise, Question
+from fwlab.exercises.pairs import eight_pairs, score, scoreboard
 from fwlab.exercises.predicting import predict, quiz, reveal
 from fwlab.exercises.questions import QUESTIONS
-from fwlab.exercises.scoreboard import eight_pairs, score, scoreboard
 
 #: Exercises by topic, which is a notebook of its own for students.
 TOPICS = {

@@ -17,7 +17,7 @@ from address import current
 from built import ROOT
 
 from fwlab.exercises import EXERCISES, assert_correct, score
-from fwlab.exercises.scoreboard import MEMORIES
+from fwlab.exercises.pairs import MEMORIES
 
 with open(ROOT / "docs" / "course.toml", "rb") as file:
     TABLE = tomllib.load(file)
