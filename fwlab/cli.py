@@ -1,4 +1,4 @@
-"""The command line: `fwlab info`, `train`, `generate`, `export-web`, `bench`, `reproduce`."""
+"""The command line: `fwlab info`, `train`, `train-pair`, `generate`, `export-web`, `bench`, `reproduce`."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from fwlab import training
 from fwlab.data import CorpusError
 from fwlab.files import check_writable, write_json
 from fwlab.provenance import provenance
+from fwlab.training.pair import PairConfig, pair_result
 
 if TYPE_CHECKING:
     from fwlab.experiments import Experiment
@@ -95,6 +96,26 @@ def train(
         f"validation loss {validation_loss:.4f} nats per character after "
         f"{trainer.step} steps, {seconds:.0f} s of training\n{path}"
     )
+
+
+@app.command
+def train_pair(
+    config: Annotated[PairConfig, arg(name="")], out: Path | None = None
+) -> None:
+    """Train one of the two models on the home page of the site.
+
+    They differ in nothing but the rule: sum or delta.
+
+    Args:
+        config: The run.
+        out: Folder for RULE.safetensors and result.json; default:
+            runs/pair-RULE.
+    """
+    out = out or Path("runs", f"pair-{config.rule}")
+    check_writable(out)
+    result = pair_result(config, out / f"{config.rule}.safetensors")
+    write_json(out / "result.json", result | provenance(_command()))
+    print(f"right: {result['right']}, {result['seconds']:.0f} s\n{out}")
 
 
 @app.command

@@ -107,6 +107,20 @@ def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
         spine.set_visible(True)
 
 
+def cells(ax: Axes, values: Any, title: str, **options: Any) -> None:
+    """Draw a matrix as coloured cells, without its numbers.
+
+    - `ax`: where to draw; its grid is removed.
+    - `values`: `[rows, columns]`, a tensor or an array: 1 is `FAST`, 0 is
+      `PAPER`, and -1 is the second of `SERIES`.
+    - `title`: the title of the axes.
+    - `options`: for `ax.imshow`, such as `aspect` and `extent`.
+    """
+    ax.imshow(np.asarray(values), cmap=SIGNED, vmin=-1, vmax=1, **options)
+    ax.set(title=title, facecolor=PAPER)
+    ax.grid(False)
+
+
 def traces(ax: Axes, values: Any, marks: Any, title: str, limit: float = 1.0) -> None:
     """Draw one signed curve for each row, the first at the top.
 

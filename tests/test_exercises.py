@@ -6,6 +6,7 @@ import io
 import re
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +104,24 @@ def held_last(keys, values, symbols):
     for t in range(keys.shape[1]):
         held[torch.arange(len(keys)), keys[:, t]] = values[:, t]
     return held
+
+
+def scattered(keys, values, symbols):
+    return torch.full((len(keys), symbols), -1).scatter_(1, keys, values)
+
+
+def assigned(keys, values, symbols):
+    held = torch.full((len(keys), symbols), -1)
+    held[torch.arange(len(keys))[:, None], keys] = values
+    return held
+
+
+def latest(keys, values, symbols):
+    """With a scatter in which the order does not matter."""
+    steps = torch.arange(keys.shape[1]).expand_as(keys)
+    last = torch.full((len(keys), symbols), -1)
+    last = last.scatter_reduce(1, keys, steps, "amax")
+    return torch.where(last < 0, -1, values.gather(1, last.clamp(min=0)))
 
 
 def leave(*arguments):
@@ -376,8 +395,11 @@ WRONG = {
         (lambda x: x / x.amax(-1, keepdim=True), "sum to one"),
         (lambda x: x / x.sum(-1), SHAPE),
         (lambda x: torch.softmax(x, -1), "keeps the ratios"),
-        (lambda x: x / (x.sum(-1, keepdim=True) + 1e-6), "sum to one"),
-        (lambda x: x / x.sum(-1, keepdim=True).clamp(min=1e-6), "does not depend on"),
+        (lambda x: x / (x.sum(-1, keepdim=True) + 3e-7), "sum to one"),
+        (lambda x: x / (x.sum(-1, keepdim=True).abs() + 1e-9), "does not depend on"),
+        (lambda x: x / x.sum(-1, keepdim=True).clamp(min=1e-5), "does not depend on"),
+        (lambda x: F.normalize(x, 1, -1), "does not depend on"),
+        (lambda x: x / x.sum(-1, keepdim=True).abs(), "features of either sign"),
         (lambda x: x / x.abs().sum(-1, keepdim=True), "features of either sign"),
         (lambda x: x / x.sum(-1, keepdim=True), "gives zero where"),
         (
@@ -549,10 +571,11 @@ WRONG |= {
         (lambda x, nu: products(x, range(1, nu + 1), torch.minimum), "in the plane"),
         (
             lambda x, nu: products(x, range(1, nu + 1)).sort(-1).values,
-            "in any order",
+            "in the order of Eq. 37",
         ),
-        (lambda x, nu: products(x, [1] * nu), "in any order"),
-        (lambda x, nu: products(x, range(1, nu + 1)) ** 2 / 6, "in any order"),
+        (lambda x, nu: products(x, range(nu, 0, -1)), "in the order of Eq. 37"),
+        (lambda x, nu: products(x, [1] * nu), "at distances 1 to nu"),
+        (lambda x, nu: products(x, range(1, nu + 1)) ** 2 / 6, "at distances 1 to nu"),
         (lambda x, nu: products(x, range(1, nu + 1)).cumsum(-1), "in the plane"),
     ],
     "useful_nu": [
@@ -929,6 +952,8 @@ WRONG |= {
             ),
             "keeps sequences of any length apart",
         ),
+        (scattered, "the order in which one call writes"),
+        (assigned, "the order in which one call writes"),
     ],
 }
 
@@ -1298,6 +1323,7 @@ def attention_in_a_loop(q, k, v):
             lambda S, d: np.float32(0) if S == 1 else np.true_divide(S - 1, d),
         ),
         ("make_batch", held_last),
+        ("make_batch", latest),
         (
             "retrieval_loss",
             lambda found, wanted: half_square(found, wanted).sum(-1).mean(),
@@ -1514,6 +1540,14 @@ def test_questions(question):
         assert question.tempting.keys() == set(question.choices) - {question.truth}
     else:
         assert question.tolerance > 0
+
+
+@pytest.mark.parametrize(
+    ("truth", "said"),
+    [(1 / 6, "0.167"), (1 / 256, "0.00391"), (0.875, "0.875"), (4096.0, "4096")],
+)
+def test_an_answer_has_at_most_three_digits_of_a_fraction(truth, said):
+    assert replace(QUESTIONS["crosstalk"], truth=truth).answer == said
 
 
 def test_a_quiz_answers_at_once(capsys):

@@ -85,6 +85,12 @@ def test_cells_are_short_and_ids_are_stable(notebook):
         ast.parse(cell.source)
 
 
+@pytest.mark.parametrize("path", PATHS[:9], ids=[path.stem for path in PATHS[:9]])
+def test_cells_fit_on_a_screen(notebook):
+    cells = {c.id: len(c.source.splitlines()) for c in code(notebook)}
+    assert {name: n for name, n in cells.items() if n > 15 and name != "setup"} == {}
+
+
 def test_exercises_exist(notebook):
     for cell in code(notebook):
         for name in re.findall(r"\b(?:check|hint|solution)\(\"?(\w+)", cell.source):

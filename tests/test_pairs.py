@@ -5,8 +5,8 @@ import torch
 
 from fwlab import ops
 from fwlab.exercises import eight_pairs, score, scoreboard
-from fwlab.exercises.pairs import MEMORIES, trained
-from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize
+from fwlab.exercises.pairs import MEMORIES, attention, favor, trained
+from fwlab.feature_maps import DPFP, ELU1, FAVOR, Identity, l2_normalize
 
 
 def test_the_pairs_are_the_same_every_time():
@@ -42,6 +42,7 @@ def heads(x):
     ("notebook", "name", "phi", "beta"),
     [
         (2, "linear attention, ELU + 1", ELU1(), None),
+        (2, "linear attention, FAVOR+, 128 features", favor, None),
         (3, "linear attention, DPFP, nu = 1", DPFP(nu=1), None),
         (4, "delta rule, beta = 1/2", Identity(), 0.5),
         (5, "delta rule, DPFP, L2 norm", lambda x: l2_normalize(DPFP(nu=3)(x)), 1.0),
@@ -62,6 +63,45 @@ def test_the_rows_are_what_the_operations_compute(notebook, name, phi, beta):
     assert score(MEMORIES[notebook][name]) == pytest.approx(score(memory))
 
 
+def test_the_row_with_the_denominators_is_what_the_operation_computes():
+    def memory(queries, keys, values):
+        k, one = heads(DPFP(nu=3)(keys)), torch.ones_like(keys[None, :, :1])
+        normalized = {"normalize": True, "return_state": True}
+        _, (W, z) = ops.delta_rule(k, k, heads(values), one, **normalized)
+        q = DPFP(nu=3)(queries)
+        return q @ W[0, 0].T / (q @ z[0, 0])[:, None]
+
+    row = MEMORIES[5]["delta rule, DPFP, attention norm"]
+    assert score(row) == pytest.approx(score(memory))
+
+
+def test_the_gated_row_is_what_the_operation_computes():
+    def memory(queries, keys, values):
+        k, v, beta = heads(keys), heads(values), torch.full((1, len(keys), 1), 0.5)
+        _, W = ops.gated_rule(k, k, v, beta.double(), return_state=True)
+        return queries @ W[0, 0].T
+
+    row = MEMORIES[4]["gated rule, beta = 1/2"]
+    assert score(row) == pytest.approx(score(memory))
+
+
+def test_random_features_are_those_that_layers_use():
+    """With a maximum taken out, and of directions that are neither good nor bad."""
+    stable = FAVOR(8, 64, seed=1).double()
+
+    def scaled(x):
+        features, top = stable.scaled(10**0.5 * 8**0.25 * x)
+        return features * (top - top.max()).exp()[:, None]
+
+    row = MEMORIES[2]["linear attention, FAVOR+, 128 features"]
+    assert score(row) == pytest.approx(score(attention(scaled)))
+    errors = []
+    for seed in range(21):
+        phi = FAVOR(8, 64, stabilize=False, seed=seed).double()
+        errors.append(score(attention(lambda x, phi=phi: phi(10**0.5 * x)))[0])
+    assert sorted(errors)[10] == score(row)[0]
+
+
 def test_trained_keys_are_orthogonal_to_any_digit_that_is_shown():
     """It does not depend on the machine, nor on the mode of the caller."""
     with torch.no_grad():
@@ -74,7 +114,7 @@ def test_trained_keys_are_orthogonal_to_any_digit_that_is_shown():
 def test_only_earlier_notebooks_are_in_the_table(capsys):
     scoreboard(3, {"mine": lambda q, k, v: v[:8]})
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:4].strip() for line in lines] == ["", "01", "01", "02", "new"]
+    assert [line[:4].strip() for line in lines] == ["", "01", "01", "02", "02", "new"]
     assert lines[-1].split()[1:] == [
         "mine",
         "0.000",

@@ -39,6 +39,16 @@ def test_digits_of_a_matrix_stand_out(page):
         assert contrast(cell, *digits) >= 4.5
 
 
+def test_cells_have_one_meaning_on_any_page():
+    ax = mpl.figure.Figure().subplots()
+    plots.cells(ax, torch.tensor([[-1.0, 0.0, 1.0]]), "from -1 to 1", aspect="auto")
+    negative, zero, positive = ax.images[0].to_rgba(ax.images[0].get_array())[0]
+    assert mpl.colors.to_hex(negative) == plots.SERIES[1]
+    assert mpl.colors.to_hex(positive) == plots.FAST
+    assert zero[3] < 0.01 and mpl.colors.to_hex(ax.get_facecolor()) == plots.PAPER
+    assert ax.get_title() == "from -1 to 1" and ax.get_aspect() == "auto"
+
+
 def test_traces_are_signed_and_start_where_something_is():
     ax = mpl.figure.Figure().subplots()
     values = torch.tensor([[torch.nan, 1.0, 9.0], [-2.0, 0.0, -1.0]])

@@ -10,25 +10,33 @@ fwlab.figure("aft", (figure) => {
   const KEYS = [-1.5, 0.5, 2, -0.5, 1, 0.5, 0, 1.5];
   const VALUES = [3, 1, 2.5, 1.5, 2, 4, 1, 3.5];
   const METHODS = {
-    none: { title: "c = 0: nothing is subtracted", short: "no maximum" },
+    none: {
+      title: "c = 0: nothing is subtracted",
+      short: "no maximum",
+      brief: "no maximum",
+    },
     global: {
       title: "c = largest key of all steps",
       short: "one maximum of all steps",
+      brief: "maximum of all steps",
     },
     tile: {
       title: "c = largest key up to the tile’s end",
       short: "one maximum per tile",
+      brief: "maximum per tile",
     },
     running: {
       title: "c = max(L, K): running log-sum-exp",
       short: "the running log-sum-exp",
+      brief: "running log-sum-exp",
     },
   };
+  const RANGE = [-20, 200]; // of the large key
   const f32 = Math.fround;
   let step = 6;
   let large = 103;
 
-  const keys = () => KEYS.map((key, i) => f32(i === step - 1 ? large : key));
+  const keys = (size) => KEYS.map((key, i) => f32(i === step - 1 ? size : key));
 
   // Every operation rounds to float32, as it does on the machines that fail.
   const exp = (x) => f32(Math.exp(f32(x)));
@@ -71,8 +79,8 @@ fwlab.figure("aft", (figure) => {
       return sum(weights.map((weight, j) => weight * VALUES[j])) / sum(weights);
     });
 
-  const compute = () => {
-    const k = keys();
+  const compute = (size) => {
+    const k = keys(size);
     const rows = [...Array(T).keys()];
     const truth = exact(k);
     const before = (end) => Math.max(...k.slice(0, end));
@@ -98,7 +106,7 @@ fwlab.figure("aft", (figure) => {
   // --- The picture ---------------------------------------------------------
   const TABLE = 26;
   const FIRST = 166;
-  const BLOCK = 101;
+  const BLOCK = 95;
   const WIDTH = LEFT + T * CELL + 4;
   const HEIGHT = FIRST + 4 * BLOCK + 22;
   const picture = figure.picture(
@@ -171,12 +179,12 @@ fwlab.figure("aft", (figure) => {
     const spans = shared[name].map(([first, last]) => {
       const x = left(first) + 3;
       const end = left(last + 1) - 3;
-      const label = text((x + end) / 2, y + 28, "", { class: "fw-cell-text" });
+      const label = text((x + end) / 2, y + 26, "", { class: "fw-cell-text" });
       group.append(label);
-      group.append(path({ d: `M${x} ${y + 41}v-4H${end}v4`, stroke: "currentcolor" }));
+      group.append(path({ d: `M${x} ${y + 37}v-4H${end}v4`, stroke: "currentcolor" }));
       return [first, label];
     });
-    group.append(text(0, y + 28, "c", { class: "fw-small", ...MIDDLE }));
+    group.append(text(0, y + 26, "c", { class: "fw-small", ...MIDDLE }));
     const shade = path({
       "data-part": "shade",
       fill: `color-mix(in srgb, ${WRONG} 14%, transparent)`,
@@ -188,9 +196,9 @@ fwlab.figure("aft", (figure) => {
       "stroke-width": 2,
       "stroke-dasharray": "5 3",
     });
-    group.append(shade, grid(y + 44, 42), crosses, dashes);
-    const outputs = row(group, y + 56, "y");
-    const errors = row(group, y + 75, "err.");
+    group.append(shade, grid(y + 40, 42), crosses, dashes);
+    const outputs = row(group, y + 52, "y");
+    const errors = row(group, y + 71, "err.");
     picture.append(group);
     return { name, y, group, verdict, spans, shade, crosses, dashes, outputs, errors };
   });
@@ -209,6 +217,104 @@ fwlab.figure("aft", (figure) => {
       ...MIDDLE,
     }),
   );
+
+  // --- The plot: the error of the worst row, against the size of the key ----
+  // As wide as the way of the slider's thumb above it: nothing is left of -20.
+  const PLOT = { width: 340, height: 190, top: 78, bottom: 170 };
+  const LOOKS = {
+    none: { stroke: "var(--fw-trained)", "stroke-dasharray": "7 3" },
+    global: { stroke: "var(--fw-other)", "stroke-dasharray": "2 2" },
+    tile: { stroke: "var(--fw-features)", "stroke-dasharray": "7 2 2 2" },
+    running: { stroke: "var(--fw-fast)" },
+  };
+  const plot = fwlab.picture(
+    PLOT.width,
+    PLOT.height,
+    "The largest relative error of the rows, against the size of the large key",
+  );
+  const across = (size) => ((size - RANGE[0]) / (RANGE[1] - RANGE[0])) * PLOT.width;
+  // 10⁻⁸ and less, up to 1.
+  const upwards = (error) => {
+    const exponent = Math.log10(Math.max(1e-8, Math.min(1, error)));
+    return PLOT.top + (exponent / -8) * (PLOT.bottom - PLOT.top);
+  };
+  const note = (x, y, content, attributes = {}) =>
+    text(x, y, content, { class: "fw-small", ...MIDDLE, ...attributes });
+  plot.append(
+    note(PLOT.width, 6, "lost: NaN or ∞", { "text-anchor": "end" }),
+    ...[1, BOUND, 1e-8].map((error) =>
+      path({
+        d: `M0 ${upwards(error)}H${PLOT.width}`,
+        stroke: "currentcolor",
+        "stroke-opacity": error === BOUND ? 0.6 : 0.25,
+      }),
+    ),
+    note(0, upwards(1) + 9, "relative error 1"),
+    note(0, upwards(BOUND) - 9, "0.001: wrong above"),
+    note(0, upwards(1e-7) - 14, "10⁻⁷: rounding"),
+    ...[0, 50, 100, 150].flatMap((size) => [
+      path({ d: `M${across(size)} ${PLOT.bottom}v4`, stroke: "currentcolor" }),
+      note(across(size), PLOT.bottom + 13, fwlab.number(size, 0), {
+        "text-anchor": "middle",
+      }),
+    ]),
+  );
+  const marker = path({
+    stroke: "var(--md-default-fg-color--light)",
+    "data-part": "marker",
+  });
+  plot.append(marker);
+  const curves = Object.keys(METHODS).map((name, lane) => {
+    const look = { ...LOOKS[name], "stroke-width": 2 };
+    const curve = path({ ...look, "data-curve": name });
+    const lost = path({ ...look, "stroke-width": 4, "data-lost": name });
+    const dot = fwlab.svg("circle", { r: 4, fill: LOOKS[name].stroke, "data-dot": name });
+    plot.append(curve, lost, dot);
+    // On the left, where no key is large enough, the name of the lane.
+    const y = 20 + 14 * lane;
+    plot.append(path({ ...look, d: `M0 ${y}h24` }), note(30, y, METHODS[name].brief));
+    return { name, y, curve, lost, dot };
+  });
+  const sizes = Array.from({ length: RANGE[1] - RANGE[0] + 1 }, (_, n) => RANGE[0] + n);
+  // The worst of the rows that are not lost; and whether one is.
+  const worst = ({ errors, lost }) => ({
+    error: Math.max(...errors.map((error, t) => (lost.includes(t) ? 0 : error))),
+    lost: lost.length > 0,
+  });
+  const curvesOf = () => {
+    const all = sizes.map((size) => compute(size).methods);
+    const entries = Object.keys(METHODS).map((name) => [
+      name,
+      all.map((methods) => worst(methods[name])),
+    ]);
+    return Object.fromEntries(entries);
+  };
+  const round = (x) => Math.round(10 * x) / 10;
+  let worsts;
+  const drawCurves = () => {
+    worsts = curvesOf();
+    for (const { name, y, curve, lost } of curves) {
+      const draw = (points) => {
+        let d = "";
+        sizes.forEach((size, n) => {
+          const height = points(worsts[name][n]);
+          const last = n > 0 && points(worsts[name][n - 1]) !== null;
+          if (height !== null) d += `${last ? "L" : "M"}${round(across(size))} ${round(height)}`;
+        });
+        return d;
+      };
+      curve.setAttribute("d", draw((one) => (one.lost ? null : upwards(one.error))));
+      lost.setAttribute("d", draw((one) => (one.lost ? y : null)));
+    }
+  };
+  const drawMarker = () => {
+    marker.setAttribute("d", `M${round(across(large))} 0V${PLOT.bottom}`);
+    for (const { name, y, dot } of curves) {
+      const { error, lost } = worsts[name][large - RANGE[0]];
+      dot.setAttribute("cx", round(across(large)));
+      dot.setAttribute("cy", round(lost ? y : upwards(error)));
+    }
+  };
 
   // --- Words ---------------------------------------------------------------
   const scientific = (x) => {
@@ -266,7 +372,7 @@ fwlab.figure("aft", (figure) => {
 
   let shown;
   const update = () => {
-    shown = compute();
+    shown = compute(large);
     chosen.setAttribute("x", left(step - 1));
     steps.forEach((cell, t) => {
       cell.style.fontWeight = t === step - 1 ? 700 : "";
@@ -284,9 +390,9 @@ fwlab.figure("aft", (figure) => {
     );
     for (const block of blocks) {
       const { maxima, outputs, errors, lost, wrong } = shown.methods[block.name];
-      const box = (t) => `M${left(t)} ${block.y + 44}h${CELL}v42h${-CELL}z`;
+      const box = (t) => `M${left(t)} ${block.y + 40}h${CELL}v42h${-CELL}z`;
       const inner = (t) =>
-        `M${left(t) + 2} ${block.y + 46}h${CELL - 4}v38h${4 - CELL}z`;
+        `M${left(t) + 2} ${block.y + 42}h${CELL - 4}v38h${4 - CELL}z`;
       const cross = (t) => `${inner(t)}l7 7m25 24l7 7m0-38l-7 7m-25 24l-7 7`;
       block.shade.setAttribute("d", [...lost, ...wrong].map(box).join(""));
       block.crosses.setAttribute("d", lost.map(cross).join(""));
@@ -310,12 +416,13 @@ fwlab.figure("aft", (figure) => {
         `${METHODS[block.name].title}: ${block.verdict.textContent}. Outputs ${said}.`,
       );
     }
+    drawMarker();
     figure.say(sentence(shown));
   };
 
   const slider = fwlab.slider(
     "Large key",
-    { min: -20, max: 200, step: 1, value: large, show: (x) => fwlab.number(x, 0) },
+    { min: RANGE[0], max: RANGE[1], step: 1, value: large, show: (x) => fwlab.number(x, 0) },
     (value) => {
       large = value;
       update();
@@ -324,9 +431,12 @@ fwlab.figure("aft", (figure) => {
   const places = Object.fromEntries([3, 4, 5, 6, 7, 8].map((t) => [t, String(t)]));
   const place = fwlab.choice("It is the key of step", places, step, (value) => {
     step = Number(value);
+    drawCurves();
     update();
   });
-  figure.root.append(fwlab.controls(slider), fwlab.controls(place));
+  slider.classList.add("fw-axis");
+  figure.beside(fwlab.html("div", {}, fwlab.controls(slider), plot), fwlab.controls(place));
+  drawCurves();
   update();
 
   // JSON has no NaN and no infinity.
@@ -338,6 +448,7 @@ fwlab.figure("aft", (figure) => {
       keys: shown.keys,
       values: VALUES,
       exact: shown.exact,
+      worst: worsts,
       methods: Object.fromEntries(
         Object.entries(shown.methods).map(([name, method]) => [
           name,

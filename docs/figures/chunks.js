@@ -449,8 +449,7 @@ fwlab.figure("chunks", (figure) => {
   const account = fwlab.html("table", {
     class: "fw-account",
     style:
-      "border-collapse: collapse; font-size: 0.65rem; margin-top: 0.8rem; " +
-      "max-width: 30rem; width: 100%",
+      "border-collapse: collapse; font-size: 0.65rem; max-width: 30rem; width: 100%",
   });
   const caption = fwlab.html("caption", {
     style: "text-align: left; padding-bottom: 0.2rem",
@@ -569,7 +568,7 @@ fwlab.figure("chunks", (figure) => {
       go(0);
     },
   );
-  figure.root.append(
+  figure.beside(
     fwlab.controls(back, next, position),
     fwlab.controls(size),
     account,

@@ -2,9 +2,11 @@
 //
 //   fwlab.figure("name", (figure) => { ...; return { state: () => ({...}) }; });
 //
-// and stands wherever a page says <!-- figure: name -->. Its drawing is one
-// SVG element, which `make figures` keeps as the picture for pages without
-// scripts; `state` returns what the figure shows, as plain numbers.
+// and is wherever a page says <!-- figure: name -->. It has a picture, and
+// beside it, or below it on a phone, its controls and what else it draws, so
+// that a control and what it changes are seen together. `make figures` keeps
+// all but the controls, for pages without scripts; `state` returns what the
+// figure shows, as plain numbers.
 const fwlab = {};
 
 fwlab.svg = (name, attributes = {}, ...children) => {
@@ -14,6 +16,15 @@ fwlab.svg = (name, attributes = {}, ...children) => {
 
 fwlab.html = (name, attributes = {}, ...children) =>
   fwlab.fill(document.createElement(name), attributes, children);
+
+// A drawing. Its units are CSS pixels on a small screen.
+fwlab.picture = (width, height, label) =>
+  fwlab.svg("svg", {
+    viewBox: `0 0 ${width} ${height}`,
+    class: "fw-picture",
+    role: "group",
+    "aria-label": label,
+  });
 
 fwlab.fill = (element, attributes, children) => {
   for (const [key, value] of Object.entries(attributes))
@@ -37,18 +48,15 @@ fwlab.figure = (name, setup) => {
     const figure = {
       root,
       placeholder, // the picture that stood there
-      // The one SVG of the figure. Its units are CSS pixels on a small screen.
-      picture: (width, height, label) => {
-        const picture = fwlab.svg("svg", {
-          viewBox: `0 0 ${width} ${height}`,
-          class: "fw-picture",
-          role: "group",
-          "aria-label": label,
-          style: `max-width: ${1.25 * width}px`,
-        });
+      // What is looked at most.
+      picture: (...size) => {
+        const picture = fwlab.picture(...size);
         root.append(picture);
         return picture;
       },
+      // Controls, and what is read beside the picture.
+      beside: (...elements) =>
+        root.append(fwlab.html("div", { class: "fw-side" }, ...elements)),
       // Who listens hears it when nothing has changed for a moment, and
       // not how the figure begins.
       say: (text) => {
@@ -64,7 +72,7 @@ fwlab.figure = (name, setup) => {
   }
 };
 
-// A row of controls below or above the picture.
+// A row of controls.
 fwlab.controls = (...elements) =>
   fwlab.html("div", { class: "fw-controls" }, ...elements);
 
@@ -122,10 +130,27 @@ fwlab.checkbox = (label, value, changed) => {
   return fwlab.html("label", { class: "fw-checkbox" }, input, label);
 };
 
+// Where a handle can be taken: more than is seen of it, and on a phone as
+// much as a finger needs. Where these circles overlap, the nearest handle is
+// taken.
+fwlab.reach = (r) =>
+  fwlab.svg("circle", { r, class: "fw-reach", fill: "none", "pointer-events": "all" });
+
+const nearest = (own, event) => {
+  const distance = (handle) => {
+    const { e, f } = handle.getScreenCTM();
+    return Math.hypot(event.clientX - e, event.clientY - f);
+  };
+  const all = [...own.ownerSVGElement.querySelectorAll(".fw-handle")];
+  const seen = all.filter((handle) => handle.style.display !== "none");
+  return seen.reduce((a, b) => (distance(b) < distance(a) ? b : a), own);
+};
+
 // Let a handle of the picture be moved, by pointer (`move` gets a point in
 // the units of the picture) and by arrow keys (`nudge` gets -1, 0 or 1 in
-// each direction, up being positive). The handle becomes a slider for who
-// does not see it: set `aria-valuenow` and `aria-valuetext` on it.
+// each direction, up being positive). The handle is a group, moved by its
+// `transform`, with a `reach`. It becomes a slider for anyone who does not
+// see it: set `aria-valuenow` and `aria-valuetext` on it.
 fwlab.drag = (handle, label, { move, nudge }) => {
   const attributes = {
     tabindex: 0,
@@ -142,14 +167,15 @@ fwlab.drag = (handle, label, { move, nudge }) => {
   handle.addEventListener("pointerdown", (event) => {
     if (event.button) return;
     event.preventDefault();
-    handle.focus();
-    handle.setPointerCapture(event.pointerId);
-    handle.addEventListener("pointermove", place);
-    handle.addEventListener(
-      "lostpointercapture",
-      () => handle.removeEventListener("pointermove", place),
-      { once: true },
-    );
+    const taken = nearest(handle, event);
+    taken.focus({ preventScroll: true });
+    taken.setPointerCapture(event.pointerId);
+  });
+  // So that a finger moves the handle and not the page: `touch-action` has no
+  // effect on the shapes and groups of a drawing.
+  handle.addEventListener("touchstart", (event) => event.preventDefault());
+  handle.addEventListener("pointermove", (event) => {
+    if (handle.hasPointerCapture(event.pointerId)) place(event);
   });
   const arrows = {
     ArrowLeft: [-1, 0],

@@ -14,10 +14,19 @@ fwlab.figure("dpfp", (figure) => {
   ];
 
   let nu = 1;
+  let coloured = "after"; // by the overlap before or after DPFP
   const keys = [
     [0.6, 1.2],
     [-0.4, 1.4],
   ];
+
+  // Of 5°, so that none lies on two sides of an axis.
+  const SLICE = Math.PI / 36;
+  const SLICES = Array.from({ length: 72 }, (_, n) => ({
+    from: n * SLICE,
+    middle: (n + 0.5) * SLICE,
+    to: (n + 1) * SLICE,
+  }));
 
   const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
   // 0/0 is 0: an empty vector is at right angles to everything.
@@ -37,8 +46,16 @@ fwlab.figure("dpfp", (figure) => {
       const sum = phi.reduce((a, b) => a + b, 0);
       return phi.map((x) => divide(x, sum));
     });
+    // A cosine depends on the direction alone: one for each slice of the plane.
+    const directions = SLICES.map(({ middle }) => [Math.cos(middle), Math.sin(middle)]);
+    const overlaps = {
+      before: directions.map((key) => cosine(key, keys[0])),
+      after: directions.map((key) => cosine(project(rectify(key)), features[0])),
+    };
     return {
       nu,
+      coloured,
+      overlaps,
       keys: keys.map((key) => [...key]),
       r,
       features,
@@ -56,7 +73,7 @@ fwlab.figure("dpfp", (figure) => {
   const WIDTH = 388;
   const SCALE = 45;
   const CENTRE = [104, 120];
-  const FEATURES = 256;
+  const FEATURES = 30;
   const BLOCK = 92;
   const CELL = { x: 26, width: 90, height: 24 };
 
@@ -98,34 +115,58 @@ fwlab.figure("dpfp", (figure) => {
       update();
     },
   );
-  // Above the picture, whose height depends on it.
-  const controls = fwlab.controls(choice);
-  controls.style.margin = "0 0 0.6rem";
-  figure.root.append(controls);
-  const picture = figure.picture(
+  const colour = fwlab.choice(
+    "Colour",
+    { before: "before DPFP", after: "after DPFP" },
+    coloured,
+    (value) => {
+      coloured = value;
+      update();
+    },
+  );
+  const picture = figure.picture(WIDTH, 244, "Two keys in a plane, and their overlap");
+  const features = fwlab.picture(
     WIDTH,
     FEATURES + BLOCK,
-    "Two keys in a plane, the features of DPFP that fire for them, and their overlap",
+    "The features of DPFP that fire for each key",
   );
+  figure.beside(fwlab.controls(colour), fwlab.controls(choice), features);
 
-  // The plane. A quadrant is the region of one product.
+  // The plane, from its centre to the edge. A quadrant is the region of one
+  // product.
+  const [left, top] = at([-LIMIT, LIMIT]);
   const side = LIMIT * SCALE;
+  const slices = SLICES.map(({ from, to }) => {
+    const edge = [from, to].map((angle) => {
+      const [x, y] = [Math.cos(angle), Math.sin(angle)];
+      const far = LIMIT / Math.max(Math.abs(x), Math.abs(y));
+      return `L${at([far * x, far * y]).join(" ")}`;
+    });
+    // Between two slices, no line.
+    const attributes = { stroke: "none", "shape-rendering": "crispEdges" };
+    return path({ d: `M${CENTRE.join(" ")}${edge.join("")}Z`, ...attributes });
+  });
+  const plane = group({ "data-part": "plane" });
+  plane.append(...slices);
+  picture.append(plane);
   const quadrants = QUADRANTS.map(([x, y], n) => {
-    const place = [
-      CENTRE[0] + Math.min(x, 0) * side,
-      CENTRE[1] - Math.max(y, 0) * side,
-    ];
-    const region = box(...place, side, side, { "data-quadrant": named(n) });
     const label = small(
       CENTRE[0] + x * (side - 6),
       CENTRE[1] - y * (side - 10),
       named(n),
-      { ...MIDDLE, "text-anchor": x > 0 ? "end" : "start" },
+      { ...MIDDLE, "text-anchor": x > 0 ? "end" : "start", "data-quadrant": named(n) },
     );
-    picture.append(region, label);
-    return { region, label };
+    picture.append(label);
+    return label;
   });
-  const [left, top] = at([-LIMIT, LIMIT]);
+  const shade = (overlap) => fwlab.signed(0.45 * overlap); // letters lie on it
+  const scale = small(left, 236, "");
+  picture.append(scale, small(214, 236, "−1"), small(388, 236, "1", END));
+  for (let n = 0; n < 14; n++) {
+    const cell = box(238 + 10 * n, 226, 10, 12, { "shape-rendering": "crispEdges" });
+    cell.style.fill = shade((n - 6.5) / 6.5);
+    picture.append(cell);
+  }
   picture.append(
     text(0, 14, "Keys: drag them", BOLD),
     box(left, top, 2 * side, 2 * side, { class: "fw-cell" }),
@@ -156,7 +197,7 @@ fwlab.figure("dpfp", (figure) => {
     };
     const element = group({ "data-key": NAMES[j] });
     element.append(
-      fwlab.svg("circle", { r: j ? 14.5 : 18, fill: "none", "pointer-events": "all" }),
+      fwlab.reach(j ? 14.5 : 18),
       j ? box(-10, -10, 20, 20, paint) : fwlab.svg("circle", { r: 14, ...paint }),
       text(0, 0, NAMES[j], { class: "fw-cell-text", ...BOLD }),
     );
@@ -222,7 +263,7 @@ fwlab.figure("dpfp", (figure) => {
   ];
   const title = text(0, FEATURES - 16, "", BOLD);
   const legend = small(WIDTH, FEATURES - 16, "feature → divided by the sum", END);
-  picture.append(title, legend);
+  features.append(title, legend);
   const blocks = NOTES.map((note, s) => {
     const top = FEATURES + BLOCK * s;
     const block = group({ role: "img", "data-shift": s + 1 });
@@ -262,14 +303,14 @@ fwlab.figure("dpfp", (figure) => {
 
   // --- Words ---------------------------------------------------------------
   const vector = (key) => `(${key.map((x) => fwlab.number(x, 1)).join(", ")})`;
-  const where = ([x, y]) => {
+  const position = ([x, y]) => {
     if (x === 0 && y === 0) return "is 0";
     if (x === 0 || y === 0) return "lies on an axis";
     return `has x ${x > 0 ? ">" : "<"} 0, y ${y > 0 ? ">" : "<"} 0`;
   };
   const sentence = ({ fires, features, normalised, ...shown }) => {
     const parts = NAMES.map((name, j) => {
-      const start = `${name} = ${vector(keys[j])} ${where(keys[j])}: `;
+      const start = `${name} = ${vector(keys[j])} ${position(keys[j])}: `;
       if (!fires[j].length)
         return `${start}no feature fires, and the sum-normalised features are 0.`;
       const first = fires[j][0];
@@ -285,8 +326,14 @@ fwlab.figure("dpfp", (figure) => {
         ? ": the same product fires, and only its size tells the two apart."
         : ": different products fire, and the keys are told apart."
       : ", as 0/0 counts as 0: nothing can be stored under a key without features.";
+    const where = {
+      before: "Before DPFP, k overlaps with all keys less than 90° away (blue).",
+      after: fires[0].length
+        ? "After DPFP, k overlaps with the keys of its own quadrant (blue) and no others."
+        : "After DPFP, k overlaps with no key.",
+    };
     const count = `DPFP with ν = ${nu} has ${4 * nu} features. `;
-    return `${count}${parts.join(" ")} ${before}${after}${verdict}`;
+    return `${count}${parts.join(" ")} ${before}${after}${verdict} ${where[coloured]}`;
   };
 
   // --- Showing -------------------------------------------------------------
@@ -294,7 +341,7 @@ fwlab.figure("dpfp", (figure) => {
   const update = () => {
     shown = compute();
     const height = FEATURES + BLOCK * nu - 10;
-    picture.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
+    features.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
     keys.forEach((key, j) => {
       const [x, y] = at(key);
       handles[j].setAttribute("transform", `translate(${x} ${y})`);
@@ -307,12 +354,14 @@ fwlab.figure("dpfp", (figure) => {
         bars[i][j].number.textContent = fwlab.number(number, 1);
       });
     });
-    // A region is bright when its product fires for a key.
-    quadrants.forEach(({ region, label }, n) => {
+    slices.forEach((slice, n) => {
+      slice.style.fill = shade(shown.overlaps[coloured][n]);
+    });
+    scale.textContent = `Colour: cosine with ${coloured === "after" ? "φ(k)" : "k"}`;
+    // A product is bold when it fires for a key.
+    quadrants.forEach((label, n) => {
       const of = [0, 1].filter((j) => shown.fires[j].includes(n));
-      const colours = of.map((j) => tint(COLOURS[j], 28));
-      region.style.fill = colours[0] ?? "none";
-      region.dataset.active = of.map((j) => NAMES[j]).join(" ");
+      label.dataset.active = of.map((j) => NAMES[j]).join(" ");
       label.setAttribute("font-weight", of.length ? 700 : 400);
     });
     const said = NAMES.map((name, j) => {
@@ -336,7 +385,7 @@ fwlab.figure("dpfp", (figure) => {
     title.textContent = `${4 * nu} features φ = rᵢ rⱼ`;
     blocks.forEach(({ block, cells }, s) => {
       if (s >= nu) return block.remove();
-      picture.append(block);
+      features.append(block);
       const lines = cells.map((row, j) => {
         const numbers = row.map(({ frame, number }, i) => {
           const n = 4 * s + i;

@@ -47,10 +47,11 @@ fwlab.figure("feedback", (figure) => {
   const top = (l) => 88 + (L - l) * H;
   const memoryY = 52;
   const picture = figure.picture(
-    400,
-    440,
+    382,
+    350,
     "States of a stack: layers upwards, steps to the right",
   );
+  const price = fwlab.picture(388, 76, "Layers one after the other");
   const text = (x, y, content, attributes = {}) => {
     const element = fwlab.svg("text", { x, y, ...attributes }, content);
     picture.append(element);
@@ -131,9 +132,17 @@ fwlab.figure("feedback", (figure) => {
       "g",
       {
         role: "button",
-        class: "fw-handle",
-        style: "cursor: pointer; touch-action: auto",
+        class: "fw-tap",
       },
+      // A finger finds the whole field of the cell.
+      fwlab.svg("rect", {
+        x: left(t) - (W - wide) / 2,
+        y: top(l) - (H - high) / 2,
+        width: W,
+        height: H,
+        fill: "none",
+        "pointer-events": "all",
+      }),
       box,
       label,
     );
@@ -172,19 +181,23 @@ fwlab.figure("feedback", (figure) => {
     picture.append(box);
     text(x + 20, legendY, name);
   }
-  text(4, legendY + 34, "Layers one after the other, whole sequence", {
-    "font-weight": 600,
-  });
+  price.append(
+    fwlab.svg(
+      "text",
+      { x: 4, y: 14, "font-weight": 600 },
+      "Layers one after the other, whole sequence",
+    ),
+  );
   const bars = Object.keys(names).map((kind, row) => {
-    const y = legendY + 58 + 24 * row;
+    const y = 40 + 24 * row;
     const { sequential } = graphs[kind];
-    text(4, y, `${kind}: ${sequential}`);
+    price.append(fwlab.svg("text", { x: 4, y }, `${kind}: ${sequential}`));
     const bar = fwlab.svg("g", { "aria-hidden": "true" });
     for (const i of span(0, sequential - 1))
       bar.append(
         fwlab.svg("rect", { x: 112 + i * 15.5, y: y - 12, width: 12, height: 14 }),
       );
-    picture.append(bar);
+    price.append(bar);
     return [kind, bar];
   });
 
@@ -235,7 +248,7 @@ fwlab.figure("feedback", (figure) => {
     const { nodes } = graphs[model];
     const { direct, reachable } = nodes[key(chosen)];
     const near = new Set(direct.map(key));
-    title.textContent = `${names[model]}: in a cell, its longest path`;
+    title.textContent = `${names[model]}: longest path to a state`;
     for (const state of all) {
       const name = key(state);
       const { cell, box, label } = cells[name];
@@ -282,13 +295,14 @@ fwlab.figure("feedback", (figure) => {
     cells[key(state)].cell.focus();
   };
 
-  figure.root.append(
+  figure.beside(
     fwlab.controls(
       fwlab.choice("Model", names, model, (kind) => {
         model = kind;
         update();
       }),
     ),
+    price,
   );
   update();
 

@@ -1,450 +1,303 @@
-// A language model that runs in the page: its text, the fast weights of
-// every head after each character, and what they still hold.
+// Two language models side by side that differ only in their rule. Both read
+// the same facts; then each is asked where everybody is.
 {
   const folder = new URL("live/", document.currentScript.src);
-  const LONGEST = 240;
-  const FIRST =
-    "MENENIUS:\nWhat is the city?\n\nSICINIUS:\nThe people are the city.\n\nMENENIUS:\nThe pe";
-  const RULES = { delta: "delta rule", sum: "sum rule" };
+  const RULES = { sum: "Sum rule", delta: "Delta rule" };
+  const MOST = 24; // sentences, as long as the texts of the training
+  const FIRST = [
+    ["Ada", "Rome"],
+    ["Ben", "Oslo"],
+    ["Cleo", "Cairo"],
+    ["Dan", "Delhi"],
+    ["Eve", "Kyoto"],
+    ["Ada", "Lima"],
+    ["Ben", "Paris"],
+  ];
+  // Changes that are one press away. The sum rule keeps guessing the old place
+  // after each of the first three; about half of all changes it guesses right.
+  const EXAMPLES = [
+    ["Eve", "Tunis"],
+    ["Cleo", "Zagreb"],
+    ["Dan", "Bern"],
+    ["Ada", "Quito"],
+    ["Ben", "Sofia"],
+    ["Eve", "Rome"],
+    ["Cleo", "Hanoi"],
+    ["Dan", "Accra"],
+  ];
+  const STATEMENT = /(\p{L}+)\s+is\s+in\s+(\p{L}+)/giu;
 
-  const shown = (character) => ({ "\n": "↵", " ": "␣" })[character] ?? character;
   const percent = (share) => `${Math.round(100 * share)} %`;
-  const cosine = (a, b) => {
-    const length = Math.sqrt(fwlab.dot(a, a) * fwlab.dot(b, b));
-    return length === 0 ? 0 : fwlab.dot(a, b) / length;
+  const statement = ([name, place]) => `${name} is in ${place}.`;
+  const list = (names) =>
+    names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
+
+  // Where everybody is, and whether they have moved, in the order of telling.
+  const people = (facts) => {
+    const found = new Map();
+    for (const [name, place] of facts) {
+      const before = found.get(name);
+      const moved = before ? before.moved + (before.place !== place) : 0;
+      found.set(name, { name, place, moved });
+    }
+    return [...found.values()];
   };
 
   fwlab.figure("live", (figure) => {
-    const models = {}; // by rule, as they are asked for
-    const runs = {}; // by rule: text, and what the model made of it
-    let rule = "delta";
-    let position = 0; // how many characters were read
-    let head = [0, 2]; // layer and head, from 0
-    let onlyLast = false;
-    let speed = null; // characters per second of the last run
-    let timer = null;
+    const models = {};
+    let facts = [...FIRST];
+    const kept = figure.placeholder ?? fwlab.html("div");
 
-    // What stands on the page
-
-    const text = fwlab.html("textarea", {
-      class: "fw-text",
-      maxlength: LONGEST,
-      rows: 4,
-      spellcheck: "false",
-    });
-    text.value = FIRST;
-    const label = fwlab.html("label", { class: "fw-wide" }, "Text to read", text);
-    // Letter by letter it would be noise to listen to; the words say the same.
-    const strip = fwlab.html("div", { class: "fw-strip", "aria-hidden": true });
-    const guesses = fwlab.html("div", { class: "fw-guesses" });
-    const heads = fwlab.html("div", { class: "fw-heads" });
-    const picture = fwlab.html("div", { class: "fw-picture" }, strip, guesses, heads);
-    const model = () => models[rule];
-    const run = () => runs[rule];
-
-    // The model
-
-    const fetchModel = async (name) => {
-      if (models[name]) return;
-      if (location.protocol === "file:")
-        throw new Error(
-          "A browser does not let a page that was opened from disk read the weights. " +
-            "Serve the folder of the site, for instance with python -m http.server.",
-        );
-      figure.say(`Fetching the weights of the ${RULES[name]} (460 kB) …`);
-      models[name] = await fwlab.loadModel(new URL(`${name}.safetensors`, folder));
-      runs[name] = { text: "", steps: [], skipped: "" };
-    };
-
-    const copy = (state) =>
-      state.map((layer) =>
-        layer.map(({ W, z }) => ({ W: W.slice(), z: z && z.slice() })),
-      );
-
-    // Read what is new of the text; what did not change is kept.
-    const read = () => {
-      const known = model().alphabet;
-      const all = [...text.value];
-      const wanted = all.filter((c) => known.includes(c)).join("");
-      const made = run();
-      made.skipped = [...new Set(all.filter((c) => !known.includes(c)))].join(" ");
-      let same = 0;
-      while (same < wanted.length && wanted[same] === made.text[same]) same++;
-      made.steps.length = Math.min(made.steps.length, same);
-      const state = same ? copy(made.steps[same - 1].state) : model().start();
-      const begin = performance.now();
-      for (const character of wanted.slice(same)) {
-        const token = known.indexOf(character);
-        const before = made.steps.at(-1)?.probabilities;
-        const { logits, trace } = model().step(token, state);
-        made.steps.push({
-          logits,
-          trace,
-          state: copy(state),
-          probabilities: fwlab.softmax(logits),
-          bits: before ? -Math.log2(before[token]) : null,
-        });
-      }
-      if (wanted.length > same)
-        speed = (1000 * (wanted.length - same)) / (performance.now() - begin);
-      made.text = wanted;
-    };
-
-    // Ask a memory for every key that was written so far. Of all values
-    // written, which one is its answer most like? Returns their places.
-    const answers = (name, [layer, number]) => {
-      const { steps } = runs[name];
-      if (!position) return [];
-      const memory = steps[position - 1].state[layer][number];
-      const written = steps.slice(0, position).map(({ trace }) => trace[layer][number]);
-      return written.map(({ key }) => {
-        const answer = models[name].read(memory, key);
-        const likeness = written.map(({ value }) => cosine(answer, value));
-        return likeness.indexOf(Math.max(...likeness));
+    // What each model makes of the facts: for every person, how likely it
+    // takes each place to be after "Where is … ?". A question leaves no trace:
+    // it is asked of a copy.
+    const ask = (model) => {
+      const read = (words, state) => {
+        let logits;
+        for (const word of words)
+          logits = model.step(model.words.indexOf(word), state).logits;
+        return logits;
+      };
+      const state = model.start();
+      for (const [name, place] of facts) read([name, "is", "in", place, "."], state);
+      return people(facts).map(({ name, place, moved }) => {
+        const logits = read(["Where", "is", name, "?"], model.copy(state));
+        const shares = fwlab.softmax(logits);
+        const said = model.words[shares.indexOf(Math.max(...shares))];
+        const chance = (word) => shares[model.words.indexOf(word)];
+        return {
+          name,
+          place,
+          moved,
+          said,
+          right: said === place,
+          share: chance(said),
+          truth: chance(place),
+          logits: Array.from(logits),
+        };
       });
     };
+    const answers = () =>
+      models.delta &&
+      Object.fromEntries(Object.keys(RULES).map((rule) => [rule, ask(models[rule])]));
 
-    // How many of them are values of the same character.
-    const right = (name, places) => {
-      const read = runs[name].text;
-      return places.filter((place, i) => read[place] === read[i]).length;
+    const score = (asked, group) => {
+      const of = asked.filter(group ?? (() => true));
+      return [of.filter(({ right }) => right).length, of.length];
     };
-
-    const share = (name) => {
-      const { layers, heads } = models[name];
-      let found = 0;
-      for (let layer = 0; layer < layers; layer++)
-        for (let number = 0; number < heads; number++)
-          found += right(name, answers(name, [layer, number]));
-      return found / (layers * heads * position);
-    };
-
-    // Mean of all characters so far but the first, in bits.
-    const surprise = ({ steps }) => {
-      const bits = steps.slice(1, position).map((step) => step.bits);
-      return bits.length ? bits.reduce((a, b) => a + b) / bits.length : null;
-    };
-
-    // The score of always guessing the most frequent character.
-    const commonest = () => {
-      const read = [...run().text.slice(0, position)];
-      const counts = read.map((a) => read.filter((b) => a === b).length);
-      return Math.max(...counts) / position;
-    };
+    const given = ({ moved }) => !moved;
+    const changed = ({ moved }) => moved;
+    const outOf = ([right, all]) => (all ? `${right} of ${all}` : "–");
 
     // Drawing
 
-    const drawStrip = (places) => {
-      const { text: characters, steps } = run();
-      const boxes = [...characters].map((character, i) => {
-        const letter = fwlab.html("b", {}, shown(character));
-        const red = Math.min((steps[i].bits ?? 0) / 8, 1) * 35;
-        letter.style.background = `color-mix(in srgb, var(--fw-wrong) ${red}%, transparent)`;
-        const answer = characters[places[i]];
-        const same = answer === character;
-        const below = fwlab.html(
-          "i",
-          { class: same && "fw-same" },
-          answer ? shown(answer) : "\u00a0",
-        );
-        const box = fwlab.html("span", {}, letter, below);
-        if (i === position - 1) box.className = "fw-now";
-        if (i >= position) box.className = "fw-later";
-        return box;
-      });
-      const lines = [[]];
-      boxes.forEach((box, i) => {
-        lines.at(-1).push(box);
-        if (characters[i] === "\n") lines.push([]);
-      });
-      strip.replaceChildren(
-        ...lines.map((line) => fwlab.html("div", {}, ...line)),
+    const cell = ({ said, right, share }) => {
+      const mark = fwlab.html(
+        "b",
+        { role: "img", "aria-label": right ? "correct:" : "wrong:" },
+        right ? "✓" : "✗",
+      );
+      const bar = fwlab.html("i", { style: `--share: ${(100 * share).toFixed(0)}%` });
+      return fwlab.html(
+        "td",
+        { class: right ? "fw-right" : "fw-wrong" },
+        mark,
+        ` ${said} `,
+        fwlab.html("em", {}, percent(share)),
+        bar,
       );
     };
 
-    const likeliest = () => {
-      if (!position) return [];
-      const { probabilities } = run().steps[position - 1];
-      return probabilities
-        .map((share, token) => [model().alphabet[token], share])
-        .sort(([, a], [, b]) => b - a)
-        .slice(0, 5);
-    };
-
-    const drawGuesses = () => {
-      const next = run().text[position];
-      guesses.replaceChildren(
-        fwlab.html("strong", {}, "Next character"),
-        ...likeliest().map(([character, share]) => {
-          const bar = fwlab.html("i", {});
-          bar.style.width = `${(100 * share).toFixed(1)}%`;
-          return fwlab.html(
-            "div",
-            { class: character === next && "fw-now" },
-            fwlab.html("b", {}, shown(character)),
-            fwlab.html("span", {}, bar),
-            fwlab.html("em", {}, percent(share)),
-          );
-        }),
-      );
-    };
-
-    const colours = () => {
-      const style = getComputedStyle(figure.root);
-      const canvas = Object.assign(document.createElement("canvas"), { width: 1 });
-      const context = canvas.getContext("2d", { willReadFrequently: true });
-      return ["--fw-positive", "--fw-negative"].map((name) => {
-        context.fillStyle = style.getPropertyValue(name);
-        context.fillRect(0, 0, 1, 1);
-        return context.getImageData(0, 0, 1, 1).data;
-      });
-    };
-
-    // The numbers of a head, or what the last character changed of them.
-    const numbers = (layer, number) => {
-      const { steps } = run();
-      if (!position) return new Float32Array(model().width * model().features);
-      const after = steps[position - 1].state[layer][number].W;
-      if (!onlyLast || position === 1) return after;
-      const before = steps[position - 2].state[layer][number].W;
-      return after.map((a, i) => a - before[i]);
-    };
-
-    const canvases = new Map();
-    const makeHeads = () => {
-      canvases.clear();
-      heads.replaceChildren();
-      for (let layer = 0; layer < model().layers; layer++)
-        for (let number = 0; number < model().heads; number++) {
-          const canvas = fwlab.html("canvas", {
-            width: model().features,
-            height: model().width,
-            "aria-hidden": true,
-          });
-          const name = `layer ${layer + 1}, head ${number + 1}`;
-          const button = fwlab.html("button", { type: "button" }, canvas, name);
-          button.addEventListener("click", () => {
-            head = [layer, number];
-            draw();
-          });
-          canvases.set(`${layer} ${number}`, [button, canvas]);
-          heads.append(button);
-        }
-    };
-
-    const drawHeads = () => {
-      const [positive, negative] = colours();
-      for (const [name, [button, canvas]] of canvases) {
-        const [layer, number] = name.split(" ").map(Number);
-        const W = numbers(layer, number);
-        const limit = W.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
-        const context = canvas.getContext("2d");
-        const image = context.createImageData(canvas.width, canvas.height);
-        W.forEach((a, i) => {
-          const [r, g, b] = a < 0 ? negative : positive;
-          image.data.set([r, g, b, (255 * Math.abs(a)) / limit], 4 * i);
-        });
-        context.putImageData(image, 0, 0);
-        button.setAttribute(
-          "aria-pressed",
-          layer === head[0] && number === head[1],
-        );
-      }
-    };
-
-    const sentence = (places) => {
-      const made = run();
-      const parts = [];
-      if (position) {
-        const [[character, chance]] = likeliest();
-        parts.push(
-          `After ${position} characters, the ${RULES[rule]} expects “${shown(character)}” ` +
-            `with ${percent(chance)}. Queried with every key so far, layer ${head[0] + 1}, ` +
-            `head ${head[1] + 1} recalls ${right(rule, places)} of ${position} characters ` +
-            "correctly.",
-        );
-      } else
-        parts.push(
-          `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
-        );
-      const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
-      for (const name of position ? read : [])
-        parts.push(
-          `All heads of the ${RULES[name]}: ${percent(share(name))}; its surprise: ` +
-            `${fwlab.number(surprise(runs[name]) ?? 0)} bits per character.`,
-        );
-      if (position)
-        parts.push(
-          `Always guessing the most frequent character scores ${percent(commonest())}.`,
-        );
-      if (text.value.length >= LONGEST)
-        parts.push(`It reads ${LONGEST} characters at most.`);
-      if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}.`);
-      return parts.join(" ");
-    };
-
+    const picture = fwlab.html("div", { class: "fw-picture fw-pair" });
     const draw = () => {
-      const places = answers(rule, head);
-      drawStrip(places);
-      drawGuesses();
-      drawHeads();
-      scrub.limit(run().text.length);
-      scrub.value = position;
-      const full = text.value.length >= LONGEST;
-      if (full && document.activeElement === more) clear.focus();
-      more.disabled = full;
-      figure.say(sentence(places));
+      const all = answers();
+      const known = people(facts);
+      const latest = new Map(facts.map(([name], i) => [name, i]));
+      const story = fwlab.html("p", {});
+      facts.forEach((fact, i) => {
+        const old = latest.get(fact[0]) !== i;
+        const news = known.find(({ name }) => name === fact[0]).moved && !old;
+        const tag = old ? "s" : news ? "strong" : "span";
+        story.append(fwlab.html(tag, {}, statement(fact)), " ");
+      });
+      const rules = Object.entries(RULES);
+      const row = (head, cells) =>
+        fwlab.html("tr", {}, fwlab.html("th", { scope: "row" }, ...head), ...cells);
+      const count = (head, group) =>
+        row(
+          [head],
+          rules.map(([rule]) => fwlab.html("td", {}, outOf(score(all[rule], group)))),
+        );
+      const table = fwlab.html(
+        "table",
+        { class: "fw-answers" },
+        fwlab.html(
+          "thead",
+          {},
+          fwlab.html(
+            "tr",
+            {},
+            fwlab.html("th", { scope: "col" }, "Where is …"),
+            ...rules.map(([rule, name]) =>
+              fwlab.html(
+                "th",
+                { scope: "col" },
+                `${name} `,
+                fwlab.html("strong", {}, outOf(score(all[rule]))),
+              ),
+            ),
+          ),
+        ),
+        fwlab.html(
+          "tbody",
+          {},
+          ...known.map(({ name, moved }, i) =>
+            row(
+              [`${name}? `, ...(moved ? [fwlab.html("small", {}, "moved")] : [])],
+              rules.map(([rule]) => cell(all[rule][i])),
+            ),
+          ),
+        ),
+        fwlab.html(
+          "tfoot",
+          {},
+          count("Given once:", given),
+          count("Changed:", changed),
+        ),
+      );
+      picture.replaceChildren(story, table);
+      offer();
+      figure.say(sentence(all, known));
     };
 
-    const stop = () => {
-      clearInterval(timer);
-      timer = null;
-      replay.textContent = "Replay";
+    const sentence = ({ sum, delta }, known) => {
+      if (!known.length) return "Both memories are empty. Tell them where somebody is.";
+      const moved = known.filter(changed).map(({ name }) => name);
+      const both = (group) => `${outOf(score(sum, group))} and ${outOf(score(delta, group))}`;
+      const told = `Given once: ${both(given)} correct.`;
+      if (!moved.length)
+        return `Nobody has moved yet, and the sum rule remembers as well as the delta rule. ${told}`;
+      return (
+        `${list(moved)} moved. The sum rule adds the new place to the old one and can only ` +
+        `guess between them; the delta rule replaces it. Changed: ${both(changed)} correct. ` +
+        (moved.length < known.length ? told : "")
+      ).trim();
     };
 
-    // Controls
+    // Telling
 
-    const toEnd = () => {
-      stop();
-      const chosen = rule;
-      for (rule of Object.keys(runs)) read(); // the twin, too
-      rule = chosen;
-      position = run().text.length;
-      draw();
+    // Once, also for who presses twice while they come; again after a failure.
+    let loading;
+    const load = () => {
+      loading ??= fetchBoth().catch((error) => {
+        loading = undefined;
+        throw error;
+      });
+      return loading;
+    };
+    const fetchBoth = async () => {
+      figure.say("Fetching the weights (43 kB) …");
+      const [sum, delta] = await Promise.all(
+        Object.keys(RULES).map((rule) =>
+          fwlab.loadModel(new URL(`${rule}.safetensors`, folder)),
+        ),
+      );
+      Object.assign(models, { sum, delta });
     };
 
-    // Between asking for a model and having it, the reader may ask for the
-    // other one: the last word counts.
-    let asked = null;
-    const use = async (name) => {
-      stop();
-      asked = name;
-      const first = !model();
+    // Only who uses the figure fetches the weights; until then the kept
+    // picture is shown. Returns whether it worked.
+    const change = async (edit) => {
       try {
-        await fetchModel(name);
+        await load();
       } catch (error) {
-        which.querySelector(`input[value=${rule}]`).checked = true;
-        figure.say(`The weights of the ${RULES[name]} did not come. ${error.message}`);
+        figure.say(`The weights could not be fetched. ${error.message}`);
         return false;
       }
-      if (asked !== name) return true;
-      rule = name;
-      makeHeads();
-      read();
-      position = first ? run().text.length : Math.min(position, run().text.length);
+      if (!picture.isConnected) kept.replaceWith(picture);
+      facts = edit(facts);
       draw();
       return true;
     };
 
-    const scrub = fwlab.slider(
-      "Characters read",
-      { min: 0, max: LONGEST, step: 1, value: 0 },
-      (value) => {
-        stop();
-        position = value;
-        draw();
-      },
+    // A change that is one press away.
+    const next = () => {
+      const told = facts.map(statement);
+      const left = EXAMPLES.filter((fact) => !told.includes(statement(fact)));
+      return left[0] ?? EXAMPLES[facts.length % EXAMPLES.length];
+    };
+    const example = fwlab.button("", () =>
+      change((facts) => (facts.length < MOST ? [...facts, next()] : facts)),
     );
-    scrub.limit = (most) => {
-      scrub.querySelector("input").max = most;
+    example.id = "live-example";
+    example.setAttribute("aria-labelledby", "live-tell live-example");
+    const offer = () => {
+      const full = facts.length >= MOST;
+      const left = [example, send].includes(document.activeElement);
+      example.textContent = full ? `${MOST} sentences: full` : statement(next());
+      example.disabled = send.disabled = full;
+      if (full && left) again.focus();
     };
-    const replay = fwlab.button("Replay", () => {
-      if (timer) return stop();
-      if (!run().text) return;
-      position = 0;
-      replay.textContent = "Stop";
-      timer = setInterval(() => {
-        position += 1;
-        draw();
-        if (position >= run().text.length) stop();
-      }, 120);
-    });
-    const more = fwlab.button("Let it write 40 characters", () => {
-      stop();
-      for (let i = 0; i < 40 && text.value.length < LONGEST; i++) {
-        read();
-        const last = run().steps.at(-1);
-        const p = last ? last.probabilities : [];
-        text.value += last ? model().alphabet[p.indexOf(Math.max(...p))] : "\n";
-      }
-      toEnd();
-    });
-    const clear = fwlab.button("Empty", () => {
-      text.value = "";
-      toEnd();
-      text.focus();
-    });
-    text.addEventListener("input", toEnd);
 
-    const which = fwlab.choice("Memory", RULES, rule, use);
-    const last = fwlab.checkbox("only what the last character changed", onlyLast, (on) => {
-      onlyLast = on;
-      draw();
+    const again = fwlab.button("Start again", () => change(() => [...FIRST]));
+    const empty = fwlab.button("Empty", async () => {
+      if (await change(() => [])) input.focus();
     });
-
-    let starting = false;
-    const begin = fwlab.button("Start the model (460 kB)", async () => {
-      if (starting) return;
-      starting = true;
-      const started = await use("delta");
-      starting = false;
-      if (!started) return;
-      const here = [begin, document.body].includes(document.activeElement);
-      figure.root.replaceChildren(
-        fwlab.controls(which),
-        fwlab.controls(label),
-        picture,
-        fwlab.controls(scrub, replay, more, clear, last),
+    const input = fwlab.html("input", {
+      type: "text",
+      class: "fw-text",
+      placeholder: "Dan is in Rome.",
+      autocomplete: "off",
+      spellcheck: "false",
+    });
+    const send = fwlab.html("button", { type: "submit", class: "fw-button" }, "Tell");
+    const form = fwlab.html(
+      "form",
+      { class: "fw-controls" },
+      fwlab.html("label", { class: "fw-wide" }, "Or type: ", input),
+      send,
+      again,
+      empty,
+    );
+    const proper = (word) => word[0].toUpperCase() + word.slice(1).toLowerCase();
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const news = [...input.value.matchAll(STATEMENT)].map(([, name, place]) => [
+        proper(name),
+        proper(place),
+      ]);
+      if (!(await change((facts) => facts))) return;
+      const { names, places } = models.delta;
+      const known = news.filter(
+        ([name, place]) => names.includes(name) && places.includes(place),
       );
-      // Not if the reader has gone elsewhere meanwhile.
-      if (here) text.focus({ preventScroll: true });
-    });
-    figure.root.append(fwlab.controls(begin), ...[figure.placeholder].filter(Boolean));
-
-    // Seven shades are enough for the copy, and a third of the bytes.
-    const coarse = (canvas) => {
-      const context = canvas.getContext("2d");
-      const image = context.getImageData(0, 0, canvas.width, canvas.height);
-      const ends = colours();
-      for (let i = 0; i < image.data.length; i += 4) {
-        const shade = Math.round(image.data[i + 3] / 42.5);
-        const end = ends.find(([r]) => Math.abs(r - image.data[i]) < 40) ?? ends[0];
-        image.data.set(shade ? [...end.slice(0, 3), shade * 42.5] : [0, 0, 0, 0], i);
-      }
-      context.putImageData(image, 0, 0);
-    };
-
-    // A copy of the picture that needs no script.
-    const still = () => {
-      const twin = picture.cloneNode(true);
-      const drawn = picture.querySelectorAll("canvas");
-      for (const canvas of drawn) coarse(canvas);
-      twin.querySelectorAll("canvas").forEach((canvas, i) => {
-        canvas.replaceWith(
-          fwlab.html("img", { alt: "", src: drawn[i].toDataURL("image/png") }),
+      const room = MOST - facts.length;
+      if (known.length > room)
+        figure.say(`They read ${MOST} sentences at most: ${room} more, not ${known.length}.`);
+      else if (known.length && known.length === news.length) {
+        await change((facts) => [...facts, ...known]);
+        input.value = "";
+      } else
+        figure.say(
+          "Write “Dan is in Rome.”, with a name and a place that they know. " +
+            `Names: ${names.join(", ")}. Places: ${places.join(", ")}.`,
         );
-      });
-      for (const button of twin.querySelectorAll("button"))
-        button.replaceWith(fwlab.html("div", {}, ...button.childNodes));
-      draw();
-      return twin.outerHTML;
-    };
+    });
+
+    offer();
+    figure.root.append(
+      fwlab.controls(fwlab.html("span", { id: "live-tell" }, "Tell both:"), example),
+      kept,
+      form,
+    );
 
     return {
-      still,
-      state: () => ({
-        rule,
-        text: run()?.text ?? null,
-        position,
-        head,
-        speed,
-        bits: run()?.steps.map((step) => step.bits) ?? null,
-        logits: position ? Array.from(run().steps[position - 1].logits) : null,
-        W: model() ? Array.from(numbers(...head)) : null,
-        answers: model() ? answers(rule, head) : null,
-        share: position ? share(rule) : null,
-        likeliest: model() ? likeliest() : null,
-      }),
+      // How the figure begins, for readers without scripts.
+      still: async () => {
+        await change(() => [...FIRST]);
+        return picture.outerHTML;
+      },
+      state: () => ({ facts, answers: answers() ?? null }),
     };
   });
 }

@@ -5,13 +5,6 @@ fwlab.figure("memory", (figure) => {
   const RULES = { sum: "Sum rule", gated: "Gated rule", delta: "Delta rule" };
   const LIMIT = 1.5;
   // [degrees, value] of the pairs that are written, and of the one that is not.
-  const START = {
-    pairs: [
-      [20, [0.9, 0.8]],
-      [80, [-1, 0.5]],
-    ],
-    next: [140, [0.6, -1]],
-  };
   const PRESETS = {
     "Two orthogonal keys": {
       pairs: [
@@ -71,25 +64,34 @@ fwlab.figure("memory", (figure) => {
       [0, 0],
       [0, 0],
     ];
-    for (const one of pairs) W = write(W, unit(one), one.value);
+    let before = W; // the last write
+    for (const one of pairs) {
+      before = W;
+      W = write(W, unit(one), one.value);
+    }
     const answer = (one) => {
       const readback = read(W, unit(one));
-      return { readback, error: distance(readback, one.value) };
+      return {
+        readback,
+        error: distance(readback, one.value),
+        before: read(before, unit(one)),
+      };
     };
     // A key that came again is no longer asked for its old value.
     const replaced = pairs.map(({ degrees }, j) => {
       const last = pairs.findLastIndex((other) => other.degrees === degrees);
       return last > j ? last : null;
     });
-    return { W, answers: pairs.map(answer), next: answer(next), replaced };
+    return { W, before, answers: pairs.map(answer), next: answer(next), replaced };
   };
 
   // --- The picture ---------------------------------------------------------
   const picture = figure.picture(
     388,
-    426,
-    "Keys on a circle, values in a plane, and the memory between them",
+    281,
+    "Keys on a circle, values in a plane: the new pair, the written ones, and what is read",
   );
+  const numbers = fwlab.picture(388, 134, "The memory and its pairs as numbers");
   const CENTRE = [101, 124];
   const RADIUS = 62;
   const RING = 86;
@@ -193,7 +195,11 @@ fwlab.figure("memory", (figure) => {
         update();
       },
       nudge: (right, up) => {
-        which().degrees = snap(turned(which().degrees + 5 * (right + up)));
+        // The key turns to where the arrow points, and stays there.
+        const aim = right ? 90 - 90 * right : 180 - 90 * up;
+        const turn = ((aim - which().degrees + 540) % 360) - 180;
+        const most = Math.max(-5, Math.min(5, turn));
+        which().degrees = snap(turned(which().degrees + most));
         update();
       },
     });
@@ -207,12 +213,11 @@ fwlab.figure("memory", (figure) => {
     "stroke-dasharray": "4 3",
   });
   picture.append(newArrow, ...keyArrows);
-  const hit = () => circle({ r: 15, stroke: "none", "pointer-events": "all" });
   const keyHandles = NAMES.map((name, j) => {
     const handle = group({ "data-key": name });
     const body = path({ d: SHAPES[j](11), fill: PAPER, "stroke-width": 1.5 });
     const label = text(0, 0.5, name, { class: "fw-cell-text", "font-weight": 600 });
-    handle.append(hit(), body, label);
+    handle.append(fwlab.reach(18), body, label);
     turnable(
       handle,
       `Key ${name}`,
@@ -223,7 +228,7 @@ fwlab.figure("memory", (figure) => {
     return handle;
   });
   const newMark = () => [
-    hit(),
+    fwlab.reach(18),
     circle({ r: 12, stroke: NEW, "stroke-width": 2, "stroke-dasharray": "4 2.3" }),
   ];
   const newKey = group({ "data-key": "new" });
@@ -268,11 +273,13 @@ fwlab.figure("memory", (figure) => {
     const found = path({ d: SHAPES[j](5), fill: FAST, stroke: FAST });
     found.dataset.read = name;
     target.dataset.value = name;
+    const ghost = path({ d: SHAPES[j](4), stroke: FAST, "data-before": name });
+    const trail = path({ stroke: FAST, "stroke-dasharray": "1 3" });
     const label = small(0, 0, name, { ...BOLD, "text-anchor": "middle", ...MIDDLE });
     const all = group();
-    all.append(target, error, found, label);
+    all.append(target, error, trail, ghost, found, label);
     picture.append(all);
-    return { all, target, error, found, label };
+    return { all, target, error, found, ghost, trail, label };
   });
   const newValue = group({ "data-value": "new" });
   newValue.append(...newMark());
@@ -295,8 +302,8 @@ fwlab.figure("memory", (figure) => {
   let range = 2;
   let scale = 0;
   const at = ([x, y]) => [ORIGIN[0] + scale * x, ORIGIN[1] - scale * y];
-  const rescale = (W) => {
-    const reach = Math.max(...W.map((row) => Math.hypot(...row)));
+  const rescale = (...memories) => {
+    const reach = Math.max(...memories.flat().map((row) => Math.hypot(...row)));
     range = [2, 3, 4, 6, 8].find((size) => reach <= 0.95 * size) ?? 8;
     scale = BOX.size / 2 / range;
     const step = range > 3 ? 2 : 1;
@@ -335,10 +342,13 @@ fwlab.figure("memory", (figure) => {
     small(347, LEGEND, "error", MIDDLE),
     path({ d: `M203 ${LEGEND + 17}h14`, stroke: FAST }),
     small(221, LEGEND + 17, "all that can be read", MIDDLE),
+    path({ d: `M211 ${LEGEND + 34}h8`, stroke: FAST, "stroke-dasharray": "1 3" }),
+    circle({ cx: 207, cy: LEGEND + 34, r: 4, stroke: FAST }),
+    small(221, LEGEND + 34, "read before the last write", MIDDLE),
   );
 
   // Numbers: the memory, and a row per pair.
-  const TABLE = 286;
+  const TABLE = 14;
   const ROW = 21;
   const memory = group({ role: "img", "data-part": "memory" });
   const matrix = fwlab.matrix(2, 2, {
@@ -375,11 +385,21 @@ fwlab.figure("memory", (figure) => {
     table.append(row);
     return { row, cells };
   });
-  picture.append(memory, table);
+  numbers.append(memory, table);
 
   // --- Words ---------------------------------------------------------------
   const bare = (v, digits) => v.map((x) => fwlab.number(x, digits)).join(", ");
   const vector = (v) => `(${bare(v, 2)})`;
+  // What the last write did to the others.
+  const moved = (answers, replaced) => {
+    const last = answers.length - 1;
+    const others = answers.slice(0, last).flatMap(({ before, readback }, j) => {
+      const same = distance(before, readback) < 0.005 || replaced[j] !== null;
+      return same ? [] : [`${NAMES[j]} read ${vector(before)}`];
+    });
+    if (!others.length) return "";
+    return ` Before ${NAMES[last]} was written, ${others.join(", ")}.`;
+  };
   const sentence = ({ answers, replaced, next: held }) => {
     const strength = rule === "sum" ? "" : `, β = ${fwlab.number(beta)}`;
     const start = `${RULES[rule]}${strength}. `;
@@ -405,7 +425,7 @@ fwlab.figure("memory", (figure) => {
       pairs.length === NAMES.length
         ? ` No more than ${NAMES.length} pairs are drawn: undo one to write another.`
         : "";
-    return `${start}${parts.join("; ")}.${angle} ${before}${full}`;
+    return `${start}${parts.join("; ")}.${moved(answers, replaced)}${angle} ${before}${full}`;
   };
 
   // --- Showing -------------------------------------------------------------
@@ -417,7 +437,7 @@ fwlab.figure("memory", (figure) => {
   const update = () => {
     shown = compute();
     const { W, answers, replaced } = shown;
-    rescale(W);
+    rescale(W, shown.before);
     matrix.update(W);
     // Half the colour at most: the numbers must be legible on it.
     matrix.element.querySelectorAll("rect").forEach((cell, n) => {
@@ -431,7 +451,7 @@ fwlab.figure("memory", (figure) => {
     const levels = [];
     NAMES.forEach((name, j) => {
       const there = j < pairs.length;
-      const { all, target, error, found, label } = marks[j];
+      const { all, target, error, found, ghost, trail, label } = marks[j];
       for (const element of [all, keyHandles[j], keyArrows[j]]) show(element, there);
       if (!there) return;
       const { degrees, value } = pairs[j];
@@ -447,17 +467,24 @@ fwlab.figure("memory", (figure) => {
       put(target, at(value));
       put(found, at(answers[j].readback));
       line(error, at(value), at(answers[j].readback));
-      show(found, !old);
-      show(error, !old);
+      put(ghost, at(answers[j].before));
+      line(trail, at(answers[j].before), at(answers[j].readback));
+      for (const element of [found, error, ghost, trail]) show(element, !old);
       target.setAttribute("stroke-dasharray", old ? "2 2" : "none");
       const [x, y] = at(value);
-      const side = answers[j].readback[0] > value[0] ? -1 : 1;
-      label.setAttribute("x", round(x + 17 * side));
       // Pairs with one value have their letters below each other.
       const same = pairs
         .slice(0, j)
         .filter((other) => distance(other.value, value) === 0);
-      label.setAttribute("y", round(y - 8 + 14 * same.length));
+      const row = y - 8 + 14 * same.length;
+      // On the right, unless something that is read lies there.
+      const free = (side) =>
+        Math.min(
+          ...answers.map(({ readback }) => distance(at(readback), [x + 17 * side, row])),
+        );
+      const side = free(1) >= Math.min(16, free(-1)) ? 1 : -1;
+      label.setAttribute("x", round(x + 17 * side));
+      label.setAttribute("y", round(row));
     });
     put(newKey, onRing(next.degrees, RING));
     line(newArrow, CENTRE, onRing(next.degrees, RING - 12));
@@ -551,20 +578,22 @@ fwlab.figure("memory", (figure) => {
       update();
     }),
   );
-  figure.root.append(
+  figure.beside(
     fwlab.controls(writeButton, undoButton, clear),
     fwlab.controls(rules, strength),
     fwlab.controls(...presets),
+    numbers,
   );
-  set(START);
+  set(PRESETS["Two close keys"]);
   update();
 
-  const plain = (one, { readback, error }) => ({
+  const plain = (one, { readback, error, before }) => ({
     degrees: one.degrees,
     key: unit(one),
     value: [...one.value],
     readback,
     error,
+    before,
   });
   return {
     state: () => ({

@@ -1,17 +1,30 @@
 // A language model of fwlab in plain JavaScript: what models.LanguageModel
 // does in `step`, for the delta rule and the sum rule. Its weights come
-// from `fwlab export-web`, as a safetensors file.
+// from `fwlab export-web` or `fwlab train-pair`, as a safetensors file.
+// A page that was opened from disk may not read one.
 fwlab.loadModel = async (url) => {
+  if (location.protocol === "file:")
+    throw new Error(
+      "A browser does not let a page that was opened from disk read the weights. " +
+        "Serve the folder of the site, for instance with python -m http.server.",
+    );
   const answer = await fetch(url);
   if (!answer.ok) throw new Error(`${url}: ${answer.status}`);
   return new fwlab.LanguageModel(await answer.arrayBuffer());
+};
+
+// What each rule has in its own paper, unless the file says otherwise.
+fwlab.usual = {
+  delta: { feature_map: "dpfp", strength: true, normalize: false, conv_size: 0 },
+  sum: { feature_map: "elu1", strength: false, normalize: true, conv_size: 0 },
 };
 
 fwlab.LanguageModel = class {
   constructor(buffer) {
     const length = Number(new DataView(buffer).getBigUint64(0, true));
     const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-    Object.assign(this, JSON.parse(header.__metadata__.model));
+    const about = JSON.parse(header.__metadata__.model);
+    Object.assign(this, fwlab.usual[about.mixer], about);
     const weight = (name) => {
       const [start, end] = header[name].data_offsets;
       return fwlab.float16(new Uint16Array(buffer, 8 + length + start, (end - start) / 2));
@@ -25,7 +38,8 @@ fwlab.LanguageModel = class {
         to_q: of("mixer.to_q"),
         to_k: of("mixer.to_k"),
         to_v: of("mixer.to_v"),
-        to_beta: this.mixer === "delta" ? of("mixer.to_beta") : null,
+        conv: this.conv_size ? of("mixer.conv") : null,
+        to_beta: this.strength ? of("mixer.to_beta") : null,
         to_out: of("mixer.to_out"),
         norm_mlp: of("norm_mlp"),
         expand: of("expand"),
@@ -33,17 +47,25 @@ fwlab.LanguageModel = class {
       };
     });
     this.width = this.d_model / this.heads; // of keys and values per head
-    this.features = this.mixer === "delta" ? 2 * this.width : this.width;
+    this.features = (this.feature_map === "dpfp" ? 2 : 1) * this.width;
   }
 
   // The memory before any token: per layer and head the fast weights W,
-  // `width` rows of `features` numbers, and for the sum rule z.
+  // `width` rows of `features` numbers, with a normaliser z, and the past
+  // inputs of a short convolution.
   start() {
     return this.blocks.map(() =>
       Array.from({ length: this.heads }, () => ({
         W: new Float32Array(this.width * this.features),
-        z: this.mixer === "sum" ? new Float32Array(this.features) : null,
+        z: this.normalize ? new Float32Array(this.features) : null,
+        past: [],
       })),
+    );
+  }
+
+  copy(state) {
+    return state.map((layer) =>
+      layer.map(({ W, z, past }) => ({ W: W.slice(), z: z && z.slice(), past })),
     );
   }
 
@@ -60,20 +82,20 @@ fwlab.LanguageModel = class {
       const beta = block.to_beta && fwlab.multiply(block.to_beta, h);
       const y = new Float32Array(d);
       const heads = state[layer].map((memory, head) => {
-        const part = (all) => all.subarray(head * width, (head + 1) * width);
-        const [phiQ, phiK] = [part(q), part(k)].map((a) => this.phi(a));
-        const value = part(v);
-        const written = new Float32Array(width);
-        if (beta) {
-          // Eqs. 20, 24 and 25.
-          const strength = 1 / (1 + Math.exp(-beta[head]));
+        let parts = [q, k, v].map((all) =>
+          all.subarray(head * width, (head + 1) * width),
+        );
+        if (block.conv) parts = this.convolve(block.conv, parts, memory, head);
+        const [phiQ, phiK] = parts.slice(0, 2).map((a) => this.phi(a));
+        const value = parts[2];
+        const strength = beta ? 1 / (1 + Math.exp(-beta[head])) : 1;
+        const written = value.map((a) => strength * a);
+        if (this.mixer === "delta") {
+          // Eqs. 20, 24 and 25; the sum rule is Eq. 17.
           const held = fwlab.multiply(memory.W, phiK);
-          for (let i = 0; i < width; i++) written[i] = strength * (value[i] - held[i]);
-        } else {
-          // Eqs. 17 and 18.
-          written.set(value);
-          for (let j = 0; j < features; j++) memory.z[j] += phiK[j];
+          for (let i = 0; i < width; i++) written[i] -= strength * held[i];
         }
+        if (memory.z) for (let j = 0; j < features; j++) memory.z[j] += phiK[j]; // Eq. 18
         for (let i = 0; i < width; i++)
           for (let j = 0; j < features; j++)
             memory.W[i * features + j] += written[i] * phiK[j];
@@ -88,6 +110,24 @@ fwlab.LanguageModel = class {
     return { logits: fwlab.multiply(embedding, fwlab.layerNorm(x, this.norm)), trace };
   }
 
+  // A short convolution: each channel of query, key and value is a weighted
+  // sum of its last inputs, then SiLU.
+  convolve(weight, parts, memory, head) {
+    const { conv_size: size, d_model: d, width } = this;
+    memory.past = [...memory.past, parts].slice(-size);
+    return parts.map((part, n) =>
+      part.map((_, i) => {
+        const channel = n * d + head * width + i;
+        let sum = 0;
+        memory.past.forEach((inputs, j) => {
+          const age = memory.past.length - 1 - j;
+          sum += weight[(channel + 1) * size - 1 - age] * inputs[n][i];
+        });
+        return sum / (1 + Math.exp(-sum));
+      }),
+    );
+  }
+
   // What a memory answers: Eq. 25, with a normaliser Eq. 19.
   read({ W, z }, phi) {
     const y = fwlab.multiply(W, phi);
@@ -96,10 +136,14 @@ fwlab.LanguageModel = class {
     return y.map((a) => (total === 0 ? 0 : a / total));
   }
 
-  // Sum-normalised DPFP (Eqs. 37 and 29) for the delta rule, ELU + 1 (Eq. 30)
-  // for the sum rule.
+  // Sum-normalised DPFP (Eqs. 37 and 29), ELU + 1 (Eq. 30), or the vector
+  // itself with length 1.
   phi(x) {
-    if (this.mixer === "sum") return x.map((a) => (a > 0 ? a + 1 : Math.exp(a)));
+    if (this.feature_map === "elu1") return x.map((a) => (a > 0 ? a + 1 : Math.exp(a)));
+    if (this.feature_map === "unit") {
+      const length = Math.sqrt(fwlab.dot(x, x));
+      return x.map((a) => (length === 0 ? 0 : a / length));
+    }
     const r = new Float32Array(2 * x.length);
     x.forEach((a, i) => {
       r[i] = Math.max(a, 0);

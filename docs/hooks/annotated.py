@@ -4,14 +4,19 @@ Every file of fwlab/ops and fwlab/layers, and feature_maps.py, has a page with
 notes on the left and code on the right. Every operation has a page with
 naive.py beside one of the other versions. The mark `<!-- versions: delta -->`
 of a page is replaced by kernels.py beside one of them.
+
+Where versions are side by side, each row of one knows the row of the other
+that computes the same equations; scripts/annotated.js keeps the two in line.
 """
 
 import inspect
+import json
 import re
 from typing import Any
 
 import equations
-from literate import Source, linked, note
+import stepped
+from literate import TAG, Source, linked, named, note
 from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
 from templates import render
@@ -91,7 +96,11 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    return MARK.sub(lambda mark: _versions(mark[1], config), markdown)
+    markdown = MARK.sub(lambda mark: _versions(mark[1], config), markdown)
+    if '<div class="annotated' in markdown:
+        page.meta.setdefault("scripts", []).append("scripts/annotated.js")
+        page.meta.setdefault("styles", []).append("styles/annotated.css")
+    return markdown
 
 
 def page_of(path: str) -> tuple[str, str] | None:
@@ -164,30 +173,84 @@ def _columns(operation: str, stays: str, config) -> dict:
     files = versions_of(operation)
     titles = {name: title for name, title in VERSIONS.items() if name in files}
     paths = {name: files[name] for name in titles}
-    tabs = [name for name in titles if name != stays]
+    versions = [*titles]
     if "kernels" in titles:
         for name, (title, path) in SHARED.get(operation, {}).items():
             titles[name], paths[name] = title, f"fwlab/ops/{path}"
-    rows = _Rows({name: Source(path, name) for name, path in paths.items()})
+    sources = {name: Source(path, name) for name, path in paths.items()}
+    rows = _Rows(sources)
+    version = {name: name if name in VERSIONS else "kernels" for name in paths}
+    # On the left is what scrolls by itself, and follows the page on the right.
+    left = [name for name in versions if (name == stays) == (stays == "naive")]
     columns = [
         {
             "name": name,
-            "with": name if name in VERSIONS else "kernels",
-            # What stays in view while the longer column beside it scrolls.
-            "left": name in tabs if stays == "kernels" else name == stays,
+            "version": version[name],
+            "left": name in left,
             "title": titles[name],
             "path": path,
             "source": source(config.repo_url, path),
-            "rows": rows.of(name),
+            "rows": [
+                row | {"beside": name not in left and beside}
+                for row, beside in zip(
+                    rows.of(name),
+                    _beside_rows(operation, sources[name], [sources[n] for n in left]),
+                    strict=True,
+                )
+            ],
         }
         for name, path in paths.items()
     ]
+    steps = {}
+    if stays == "naive" and "chunked" in sources:
+        steps = stepped.record(operation, sources["naive"], sources["chunked"])
     return {
         "stays": stays,
-        "tabs": tabs if len(tabs) > 1 else [],
-        "chosen": next(name for name in tabs if name != "naive"),
+        "versions": versions,
+        "chosen": next(n for n in versions if n not in ("naive", stays)),
         "columns": columns,
+        "runs": [*steps],
+        "steps": json.dumps(steps, ensure_ascii=False, separators=(",", ":")),
     }
+
+
+def _beside_rows(operation: str, file: Source, left: list[Source]) -> list[str]:
+    """For each row of a file, the first rows of the functions on the left that
+    compute most of the same equations, such as "naive-4". The first row of a
+    file is what it says of itself.
+    """
+
+    def functions(source: Source) -> dict[int, set[str]]:
+        """The index of the first row of each function, and its equations."""
+        found: dict[int, set[str]] = {}
+        for index, row in enumerate(source.rows):
+            if row.name or not index:
+                first = index
+            lines = {*row.lines}
+            tags = {tag for tag, at in source.computed.items() if lines & {*at}}
+            found.setdefault(first, set()).update(tags, TAG.findall(row.note))
+        for index, tags in found.items():
+            if not tags:
+                tags.update(named(source.rows[index].note))
+        return {i: equations.by_steps(operation, tags) for i, tags in found.items()}
+
+    def best(source: Source, tags: set[str]) -> int | None:
+        shared = {
+            index: len(tags & others) / len(tags | others)
+            for index, others in functions(source).items()
+            if index and tags & others
+        }
+        return max(shared, key=shared.__getitem__) if shared else None
+
+    pairs = {
+        index: " ".join(
+            f"{s.prefix}{i}"
+            for s in left
+            if (i := best(s, tags) if index else 0) is not None
+        )
+        for index, tags in functions(file).items()
+    }
+    return [pairs.get(index, "") for index in range(len(file.rows))]
 
 
 def _file(path: str, config) -> str:
@@ -237,8 +300,9 @@ class _Rows:
 
         return {
             "name": row.name,
-            # Markdown would make __init__ bold, also in the fragment.
-            "fragment": file.prefix + row.name.replace(".", "-").replace("__", ""),
+            # Markdown would make __init__ bold, and a_ a mark, also in here.
+            "fragment": file.prefix
+            + row.name.replace(".", "-").replace("__", "").rstrip("_"),
             "note": note(row.note, level, address, equation),
             "code": file.blocks(row.lines, lambda text: linked(text, address)),
         }

@@ -30,6 +30,12 @@ def paper(path: str) -> str | None:
     return counts_by[max(known, key=len)] if known else None
 
 
+def by_steps(folder: str, tags: set[str]) -> set[str]:
+    """The equations of single steps that these compute, and those themselves."""
+    known = listed()["by_steps"].get(folder, {})
+    return tags.union(*(known.get(tag, ()) for tag in tags))
+
+
 @cache
 def sources() -> dict[str, Source]:
     """The files of the package, each specification before its other forms."""

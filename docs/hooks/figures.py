@@ -1,12 +1,18 @@
-"""Puts an interactive figure in place of `<!-- figure: NAME -->`.
+"""Puts an interactive figure in place of `<!-- figure: NAME -->`, and pictures
+of all figures in place of `<!-- gallery -->`.
 
 A figure is docs/figures/NAME.js. Next to it are NAME.html, the picture it
 starts with, and NAME.txt, a description of that picture; both are written by
 docs/tools/keep_figures.py, for readers without scripts and for print.
 docs/templates/theme/main.html loads the scripts that a page's figures need.
+Drawings are kept out of search; they are in sections, as the search plugin
+takes the end of the first nested element of a name for that of the outer one.
+The gallery has every page of docs/figures, in the order of the navigation,
+with the `description` of its front matter.
 """
 
 import re
+from pathlib import Path
 
 from markupsafe import Markup
 from repository import ROOT
@@ -14,16 +20,59 @@ from templates import render
 
 MARK = re.compile(r"<!-- figure: (\w+) -->")
 FOLDER = ROOT / "docs" / "figures"
+GALLERY = "<!-- gallery -->"
+#: What makes a control of a drawing, and has no place in a picture of it.
+CONTROL = re.compile(r' (tabindex|role|aria-[\w-]+)="[^"]*"')
+#: Figures of other pages: page, title, description.
+ELSEWHERE = {
+    "live": (
+        "index.md",
+        "Two models, one text",
+        "People move, and two trained models that differ only in their rule are "
+        "asked where they are: one mixes up the old place and the new one.",
+    )
+}
 #: Scripts that a figure needs besides its own.
-NEEDS = {"live": ["model"]}
+NEEDS = {"live": ["model"], "shakespeare": ["model"]}
 
 
 def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
     if names := MARK.findall(html):
         scripts = [script for name in names for script in (*NEEDS.get(name, []), name)]
-        page.meta["scripts"] = list(dict.fromkeys(["common", *scripts]))
+        paths = [f"figures/{script}.js" for script in ["common", *scripts]]
+        page.meta["scripts"] = list(
+            dict.fromkeys([*page.meta.get("scripts", []), *paths])
+        )
     return MARK.sub(lambda mark: _figure(mark[1]), html)
+
+
+def on_env(env, config, files):
+    """Once all pages have been read, and before search reads them."""
+    for file in files.documentation_pages():
+        if GALLERY in (file.page.content or ""):
+            cards = render("gallery.html", cards=list(_cards(file, config, files)))
+            file.page.content = file.page.content.replace(GALLERY, cards)
+
+
+def _cards(gallery, config, files):
+    def card(name: str, file, title: str, about: str, anchor: str = "") -> dict:
+        return {
+            "url": file.url_relative_to(gallery) + anchor,
+            "title": title,
+            "about": about,
+            "picture": Markup(CONTROL.sub("", _text(f"{name}.html"))),
+        }
+
+    for name, (path, title, about) in ELSEWHERE.items():
+        file = files.get_file_from_path(path)
+        yield card(name, file, title, about, f"#figure-{name}")
+    # Pages of the navigation are linked to each other in its order.
+    page = gallery.page.next_page
+    while page and page.file.src_uri.startswith("figures/"):
+        about = Markup(page.meta["description"])
+        yield card(Path(page.file.src_uri).stem, page.file, page.title, about)
+        page = page.next_page
 
 
 def _figure(name: str) -> str:

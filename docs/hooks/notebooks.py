@@ -32,6 +32,8 @@ FOLDER = "notebooks"
 CELL = re.compile("^cell-id=")
 #: A cell that only asks, as in `predict("crosstalk", ...)`.
 ASKS = re.compile(r'((predict|quiz)\("\w+", \.\.\.\)\s*)+')
+#: The first line of a cell that does not teach: it prepares or draws.
+FOLDED = re.compile(r"# (?:@title )?(Setup|Draws [^\n]+)")
 SVG = "data:image/svg+xml;base64,"
 
 
@@ -102,24 +104,24 @@ def _cell(cell) -> dict:
             pre["tabindex"] = "0"
         kind = output.get("data-mime-type", "").rpartition("/")[2].rpartition(".")[2]
         outputs.append({"kind": kind, "html": Markup(output.decode_contents())})
+    found = FOLDED.match(code.get_text()) if code else None
     return {
         "text": "",
         "questions": [],
         "code": Markup(code or ""),
-        "setup": code and code.get_text().startswith("# @title Setup"),
+        "folded": found and found[1].rstrip("."),
         "outputs": outputs,
     }
 
 
 def _question(question: Question) -> dict:
     """What the page needs in order to ask it, and to judge an answer."""
-    number = isinstance(question.truth, float | int)
     return {
         "name": question.name,
         "text": question.text,
         "choices": question.choices,
         "truth": question.truth,
-        "answer": f"{question.truth:g}" if number else question.truth,
+        "answer": question.answer,
         "because": question.because,
         "tempting": list(question.tempting.items()),
         "tolerance": question.tolerance,
@@ -161,7 +163,9 @@ def _headings(body, page) -> None:
         (open_[-1]["children"] if open_ else root).append(token)
         open_.append(token)
     if root and root[0]["level"] == 1:
-        page.title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
+        number = posixpath.basename(page.file.src_uri)[:2]
+        title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
+        page.title = f"{number} {title}"
     page.toc = get_toc(root)
 
 

@@ -52,7 +52,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_template(output, template_name, config):
-    # A sitemap needs whole addresses. The links of a 404 page begin at the
-    # root of a host, so they fit only one address; hosts have their own page.
+    # A sitemap needs whole addresses. The links of the theme's 404 page begin
+    # at the root of a host; docs/404.html fits a site in any folder.
     wanted = {"sitemap.xml": bool(config.site_url), "404.html": False}
     return output if wanted.get(template_name, True) else ""

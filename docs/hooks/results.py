@@ -73,6 +73,7 @@ def _comparison() -> dict | None:
                 "speed": {name: speed.get(mixer, {}).get(name) for name in SPEED},
             }
         )
+    rows.sort(key=lambda row: row["loss"])
     run = bench if speed else None
     return {"rows": rows, "file": BENCH, "run": run} if rows else None
 

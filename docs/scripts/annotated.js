@@ -1,6 +1,7 @@
 // Annotated source. The equation or line that the address names, and all
 // lines that carry the same number, light up together; and so do all uses of
-// a symbol that is clicked, in formulas and in code.
+// a symbol that is clicked, in formulas and in code. Versions beside each
+// other are kept in line; a recorded run lights up the lines that compute.
 document.addEventListener("DOMContentLoaded", () => {
   const page = document.querySelector(".annotated");
   if (!page) return;
@@ -20,18 +21,167 @@ document.addEventListener("DOMContentLoaded", () => {
       );
   };
 
-  // The browser's own jump into a column that stays in view would move
-  // the other column, too.
-  const show = (target) => {
+  // Versions: on a wide screen one beside the one that stays, else one alone.
+
+  const wide = matchMedia("(min-width: 80em)");
+  const columns = [...page.querySelectorAll(".column")];
+  const rows = new Map(columns.map((c) => [c, [...c.querySelectorAll(".row")]]));
+  const list = page.querySelector(".tabs");
+  const tabs = [...(list?.children ?? [])];
+  const { stays } = page.dataset;
+  let beside = list?.querySelector(".chosen").textContent;
+  let alone = stays;
+
+  const arrange = () => {
+    const shown = wide.matches ? [stays, beside] : [alone];
+    for (const part of page.querySelectorAll("[data-version]"))
+      part.classList.toggle("away", !shown.includes(part.dataset.version));
+    for (const tab of tabs) {
+      const selected = shown.at(-1) === tab.textContent;
+      tab.setAttribute("aria-selected", selected);
+      tab.tabIndex = selected ? 0 : -1;
+    }
+    for (const column of columns) {
+      const fixed = wide.matches && column.dataset.version === stays;
+      column.setAttribute("role", fixed ? "region" : "tabpanel");
+    }
+    follow();
+    tell();
+  };
+
+  const bring = (version) => {
+    alone = version;
+    if (version !== stays) beside = version;
+    arrange();
+  };
+
+  if (list) {
+    list.setAttribute("role", "tablist");
+    list.setAttribute("aria-label", "Version");
+    for (const tab of tabs) {
+      tab.setAttribute("role", "tab");
+      const panels = columns.filter((c) => c.dataset.version === tab.textContent);
+      tab.setAttribute("aria-controls", panels.map((c) => c.id).join(" "));
+    }
+    list.addEventListener("click", (event) => {
+      const tab = event.target.closest("a");
+      if (!tab || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      event.stopPropagation(); // it is no link to an equation
+      bring(tab.textContent);
+      if (!wide.matches && page.getBoundingClientRect().top < 0) page.scrollIntoView();
+    });
+    list.addEventListener("keydown", (event) => {
+      const all = tabs.filter((tab) => tab.checkVisibility());
+      const at = all.indexOf(event.target);
+      const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 };
+      if (event.key in next) {
+        all.at(next[event.key] % all.length).focus();
+        bring(document.activeElement.textContent);
+      } else if (event.key === " ") event.target.click();
+      else return;
+      event.preventDefault();
+    });
+  }
+
+  // The left column scrolls by itself, and follows: the function that computes
+  // the same equations stands beside the one that is read. Once it is moved by
+  // hand, it stays until the next function.
+
+  let held = null;
+  let running = null; // what "Step" shows, in place of what is read
+  const top = (element) => element.getBoundingClientRect().top;
+  const shown = (left) =>
+    columns.filter((c) => c.checkVisibility() && c.matches(".left") === left);
+  // The reading line is a third down the window, at the end of the page lower.
+  const passed = (row) => {
+    const rest = document.documentElement.scrollHeight - innerHeight - scrollY;
+    return top(row) <= Math.max(innerHeight / 3, innerHeight - rest);
+  };
+  const twin = (row, column) => {
+    const name = `${column.id.replace("column-", "")}-`;
+    const [place] = row.dataset.beside?.match(`${name}\\d+`) ?? [];
+    return place && rows.get(column)[place.replace(name, "")];
+  };
+
+  // What is read on the right, and its twin on the left.
+  const pair = () => {
+    const [column] = shown(true);
+    const all = shown(false).flatMap((c) => rows.get(c));
+    const paired = column ? all.filter((row) => twin(row, column)) : [];
+    const row = paired.findLast(passed) ?? paired[0];
+    if (!row) return {};
+    const same = twin(row, column);
+    // Of neighbours with the same twin, the first.
+    const until = paired.indexOf(row);
+    const other = paired.findLastIndex((r, i) => i < until && twin(r, column) !== same);
+    return { column, row: paired[other + 1], same };
+  };
+
+  const follow = () => {
+    const { column, row, same } = wide.matches ? (running ?? pair()) : {};
+    for (const lit of page.querySelectorAll(".pair")) lit.classList.remove("pair");
+    for (const lit of [row, same]) lit?.classList.add("pair");
+    if (row && held !== row) {
+      held = null;
+      const header = document.querySelector(".md-header").offsetHeight;
+      column.scrollTop += top(same) - Math.max(top(row), top(column), header);
+    }
+    for (const link of page.querySelectorAll(".map [aria-current]"))
+      link.removeAttribute("aria-current");
+    const others = columns.filter((c) => c.checkVisibility() && c !== column);
+    for (const c of [column, others.findLast(passed) ?? others[0]]) {
+      if (!c) continue;
+      const headings = [...c.querySelectorAll("h2, h3")];
+      const read = headings.findLast(passed) ?? headings[0];
+      const { id } = (c === column && same.querySelector("h3")) || read;
+      const link = page.querySelector(`.functions a[href="#${CSS.escape(id)}"]`);
+      link?.setAttribute("aria-current", "true");
+      if (link) keep(link);
+    }
+  };
+
+  // The list is a column that may be too long, or a line that is.
+  const keep = (link) => {
+    const box = link.getBoundingClientRect();
+    for (const part of [link.closest(".map"), link.parentElement]) {
+      const { top, bottom, left, right } = part.getBoundingClientRect();
+      part.scrollTop += Math.min(box.top - top, 0) + Math.max(box.bottom - bottom, 0);
+      part.scrollLeft += Math.min(box.left - left, 0) + Math.max(box.right - right, 0);
+    }
+  };
+
+  const hold = () => (held = (running ?? pair()).row);
+  for (const column of columns)
+    if (column.matches(".left"))
+      for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"])
+        column.addEventListener(kind, hold, { passive: true });
+
+  let frame;
+  const later = () => {
+    frame ??= requestAnimationFrame(() => {
+      frame = null;
+      follow();
+    });
+  };
+
+  // The browser's own jump into a column that scrolls by itself would move
+  // the page, too.
+  const reveal = (target) => {
     const column = target.closest(".column");
-    const shown = column?.className.match(/with-(\w+)/)[1];
-    const tab = document.getElementById(`show-${shown}`);
-    if (tab) tab.checked = true;
     if (column && getComputedStyle(column).position === "sticky") {
       const [box, place] = [column, target].map((e) => e.getBoundingClientRect());
       if (place.top < box.top || place.bottom > box.bottom)
         column.scrollTop += place.top - box.top - box.height / 3;
-    } else target.scrollIntoView({ block: "center" });
+    } else
+      target.scrollIntoView({ block: target.matches("h2, h3") ? "start" : "center" });
+  };
+
+  const show = (target) => {
+    const away = target.closest(".away");
+    if (away) bring(away.dataset.version);
+    reveal(target);
+    hold();
     if (!target.hasAttribute("tabindex")) target.tabIndex = -1;
     target.focus({ preventScroll: true });
   };
@@ -207,12 +357,83 @@ document.addEventListener("DOMContentLoaded", () => {
       const symbol = formula ? ofFormula(formula) : wordAt(event);
       if (symbol) choose(symbol);
     });
-    // Another version is shown.
-    document.addEventListener("change", (event) => {
-      if (event.target.matches("input[type=radio]")) tell();
-    });
     addEventListener("keydown", (event) => {
       if (event.key === "Escape" && chosen) choose(chosen);
     });
   });
+
+  // A recorded run, step by step.
+
+  const panel = document.querySelector(".steps");
+  if (panel) {
+    const runs = JSON.parse(document.querySelector(".recorded").textContent);
+    const [name, status] = [panel.querySelector("select"), panel.querySelector("p")];
+    const { textContent: invitation } = status;
+    let at = -1;
+
+    const goTo = (number) => {
+      const steps = runs[name.value];
+      if (number >= steps.length) {
+        status.textContent = "That was the last step. Go back, or stop.";
+        return;
+      }
+      at = number;
+      for (const line of page.querySelectorAll(".line.now")) {
+        line.classList.remove("now");
+        line.querySelector(".values").remove();
+      }
+      panel.classList.toggle("running", at >= 0);
+      running = null;
+      status.textContent = invitation;
+      if (at < 0) return follow();
+      const { token, equations, lines } = steps[at];
+      for (const [id, values] of Object.entries(lines)) {
+        const line = document.getElementById(id);
+        const note = document.createElement("span");
+        note.className = "values";
+        note.textContent = values;
+        line.classList.add("now");
+        line.append(note);
+      }
+      const numbers = equations.map((n) => (/^\d/.test(n) ? `Eq. ${n}` : `(${n})`));
+      const last = ["naive", "chunked"].map((version) =>
+        Object.keys(lines).findLast((id) => id.startsWith(version)),
+      );
+      const said = last.map((id) => `${id.split("-")[0]}: ${lines[id]}`);
+      status.textContent = [
+        `Step ${at + 1} of ${steps.length}, token ${token} of ${steps.at(-1).token}: ` +
+          (numbers.join(", ") || "the result"),
+        ...said,
+      ].join("\n");
+      if (wide.matches) {
+        if (beside !== "chunked") bring("chunked");
+      } else if (!["naive", "chunked"].includes(alone)) bring("naive");
+      const [ours, theirs] = last.map((id) => document.getElementById(id));
+      if (wide.matches) {
+        const column = ours.closest(".column");
+        const [same, row] = [ours, theirs].map((line) => line.closest(".row"));
+        theirs.scrollIntoView({ block: "center" });
+        column.scrollTop += top(ours) - top(theirs);
+        running = { column, row, same };
+        held = row;
+        follow();
+      } else (alone === "naive" ? ours : theirs).scrollIntoView({ block: "center" });
+    };
+
+    panel.addEventListener("click", (event) => {
+      const by = event.target.closest("button")?.value;
+      if (by) goTo(by === "0" ? -1 : Math.max(at + Number(by), -1));
+    });
+    name.addEventListener("change", () => goTo(at < 0 ? -1 : 0));
+    panel.hidden = false;
+  }
+
+  if (list) {
+    page.classList.add("ready");
+    arrange();
+    wide.addEventListener("change", arrange);
+    addEventListener("scroll", later, { passive: true });
+    addEventListener("resize", later);
+    addEventListener("load", follow); // formulas are set
+  }
 });

@@ -18,7 +18,10 @@ FIGURES = Path(__file__).resolve().parents[1] / "figures"
 PAGES = {"live": "index.html"}
 STILL = """(name) => {
   const root = document.querySelector(`#figure-${name}`);
-  return root.figure.still?.() ?? root.querySelector(".fw-picture").outerHTML;
+  if (root.figure.still) return root.figure.still();
+  const stage = root.querySelector(".fw-stage").cloneNode(true);
+  for (const controls of stage.querySelectorAll(".fw-controls")) controls.remove();
+  return stage.innerHTML;
 }"""
 
 
@@ -35,11 +38,12 @@ def begin(tab: Page, base: str, name: str) -> tuple[str, str]:
     """The picture and the words of a figure in its first state."""
     tab.goto(base + PAGES.get(name, f"figures/{name}.html"), wait_until="load")
     figure = tab.locator(f"#figure-{name}")
-    if name == "live":
+    if name == "shakespeare":
         figure.get_by_role("button", name="Start the model").click()
         figure.get_by_label("Text to read").wait_for()
-    words = figure.locator(".fw-words").inner_text()
-    return tab.evaluate(STILL, name), words
+    # The picture first: to make it may take what a reader gets on first use.
+    picture = tab.evaluate(STILL, name)
+    return picture, figure.locator(".fw-words").inner_text()
 
 
 def main() -> None:

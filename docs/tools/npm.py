@@ -1,8 +1,8 @@
 """Download what the site needs from npm into .cache/npm, once.
 
-KaTeX typesets the formulas; a small shim makes search work on pages opened
-from disk; axe-core finds barriers for readers, in the tests. Versions and
-hashes are in docs/package.json and docs/package-lock.json. If Node is not
+The typefaces come from there; KaTeX typesets the formulas; a small shim makes
+search work on pages opened from disk; axe-core finds barriers for readers, in
+the tests. Versions and hashes are in docs/package.json and docs/package-lock.json. If Node is not
 installed, it comes from a Python wheel.
 """
 

@@ -25,6 +25,7 @@ TYPES = [
     "annotated/source/feature_maps.html",
     "kernels/index.html",
     "kernels/delta.html",
+    "figures/index.html",
     "figures/memory.html",
     "figures/dpfp.html",
     "figures/aft.html",

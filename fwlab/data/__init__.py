@@ -2,6 +2,7 @@
 
 from fwlab.data.characters import Characters
 from fwlab.data.corpus import CORPORA, CorpusError, corpus
+from fwlab.data.moves import Moves, moves
 from fwlab.data.numbers import number_words
 from fwlab.data.programs import Programs, programs
 from fwlab.data.retrieval import Retrieval, retrieval
@@ -10,9 +11,11 @@ __all__ = [
     "CORPORA",
     "Characters",
     "CorpusError",
+    "Moves",
     "Programs",
     "Retrieval",
     "corpus",
+    "moves",
     "number_words",
     "programs",
     "retrieval",

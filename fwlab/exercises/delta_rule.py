@@ -4,59 +4,39 @@ import torch
 from torch import Generator, Tensor
 
 from fwlab.exercises.asking import (
-    CUT,
     Answer,
     Wrong,
     ask,
     compare,
-    compare_gradients,
     normal,
     orthonormal,
 )
 from fwlab.exercises.exercise import Exercise
+from fwlab.exercises.steps import (
+    step_has_gradient,
+    step_has_shape,
+    step_mixes,
+    step_takes_heads,
+    strength,
+)
 from fwlab.ops.delta.naive import delta_step
 from fwlab.ops.linear.naive import read, write
 
 # --- delta_step -----------------------------------------------------
 
 
-def _delta_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """returns a tensor of the shape of W"""
-    for value, key in ((3, 5), (4, 2), (1, 1)):
-        W, beta = normal(generator, value, key), torch.rand((), generator=generator)
-        k, v = normal(generator, key), normal(generator, value)
-        ask(answer, W, W=W, k=k, v=v, beta=beta.double())
-
-
-def _strength(number: float) -> Tensor:
-    return torch.tensor(number, dtype=torch.float64)
-
-
 def _delta_replaces(answer: Answer, reference: Answer, generator: Generator) -> None:
     """with beta = 1 and a key of length 1, replaces what the key held"""
     W, v = normal(generator, 3, 4), normal(generator, 3)
     k = orthonormal(generator, 4)[0]
-    written = ask(answer, W, W=W, k=k, v=v, beta=_strength(1.0))
+    written = ask(answer, W, W=W, k=k, v=v, beta=strength(1.0))
     compare(read(written, k), v, "Reading the key back should give exactly v.")
 
 
 def _delta_keeps(answer: Answer, reference: Answer, generator: Generator) -> None:
     """with beta = 0, changes nothing"""
     W, k, v = (normal(generator, *s) for s in ((3, 4), (4,), (3,)))
-    compare(ask(answer, W, W=W, k=k, v=v, beta=_strength(0.0)), W)
-
-
-def _delta_mixes(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """with beta between 0 and 1, mixes the old value and the new one"""
-    W, v = normal(generator, 3, 4), normal(generator, 3)
-    k = orthonormal(generator, 4)[0]
-    for beta in (0.25, 0.5):
-        written = ask(answer, W, W=W, k=k, v=v, beta=_strength(beta))
-        compare(
-            read(written, k),
-            (1 - beta) * read(W, k) + beta * v,
-            f"With beta = {beta}, the key should hold (1 - beta) old + beta new.",
-        )
+    compare(ask(answer, W, W=W, k=k, v=v, beta=strength(0.0)), W)
 
 
 def _delta_spares_others(
@@ -68,7 +48,7 @@ def _delta_spares_others(
         normal(generator, 3),
         orthonormal(generator, 4),
     )
-    written = ask(answer, W, W=W, k=keys[0], v=v, beta=_strength(0.7))
+    written = ask(answer, W, W=W, k=keys[0], v=v, beta=strength(0.7))
     for key in keys[1:]:
         compare(
             read(written, key),
@@ -82,34 +62,10 @@ def _delta_any_length(answer: Answer, reference: Answer, generator: Generator) -
     W, v = normal(generator, 3, 4), normal(generator, 3)
     k = 0.5 * orthonormal(generator, 4)[0]
     compare(
-        ask(answer, W, W=W, k=k, v=v, beta=_strength(1.0)),
-        reference(W, k, v, _strength(1.0)),
+        ask(answer, W, W=W, k=k, v=v, beta=strength(1.0)),
+        reference(W, k, v, strength(1.0)),
         "The key had length 0.5; the rule itself does not normalise it.",
     )
-
-
-def _delta_takes_heads(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """works on any leading dimensions, such as [batch, heads]"""
-    for lead in ((2,), (2, 3), (4, 4)):
-        W = normal(generator, *lead, 4, 5)
-        k, v = normal(generator, *lead, 5), normal(generator, *lead, 4)
-        beta = torch.rand(lead, generator=generator, dtype=torch.float64)
-        expected = reference(W, k, v, beta)
-        found = ask(answer, expected, W=W, k=k, v=v, beta=beta)
-        compare(found, expected, f"The leading dimensions were {list(lead)}.")
-
-
-def _delta_has_gradient(
-    answer: Answer, reference: Answer, generator: Generator
-) -> None:
-    """lets gradients through to W, k, v and beta"""
-    given = {
-        "W": normal(generator, 2, 3, 4),
-        "k": normal(generator, 2, 4),
-        "v": normal(generator, 2, 3),
-        "beta": torch.rand(2, generator=generator, dtype=torch.float64),
-    }
-    compare_gradients(answer, reference, generator, CUT, **given)
 
 
 def _delta_example(generator: Generator) -> dict[str, Tensor]:
@@ -196,17 +152,10 @@ def _loss(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (read(W, k) - v).square().sum(-1) / 2
 
 
-def _gradient_has_shape(
-    answer: Answer, reference: Answer, generator: Generator
-) -> None:
-    """returns a tensor of the shape of W"""
-    _delta_has_shape(answer, reference, generator)
-
-
 def _gradient_stays(answer: Answer, reference: Answer, generator: Generator) -> None:
     """where the memory already returns v, changes nothing"""
     W, k = normal(generator, 3, 4), normal(generator, 4)
-    found = ask(answer, W, W=W, k=k, v=read(W, k), beta=_strength(0.5))
+    found = ask(answer, W, W=W, k=k, v=read(W, k), beta=strength(0.5))
     compare(found, W, "The loss is 0 here, and so is its gradient.")
 
 
@@ -214,7 +163,7 @@ def _gradient_descends(answer: Answer, reference: Answer, generator: Generator) 
     """makes the loss smaller"""
     W, v = normal(generator, 3, 4), normal(generator, 3)
     k = orthonormal(generator, 4)[0]
-    stepped = ask(answer, W, W=W, k=k, v=v, beta=_strength(0.1))
+    stepped = ask(answer, W, W=W, k=k, v=v, beta=strength(0.1))
     before, after = _loss(W, k, v).item(), _loss(stepped, k, v).item()
     if not after < before:
         raise Wrong(
@@ -230,8 +179,8 @@ def _gradient_follows(answer: Answer, reference: Answer, generator: Generator) -
         v = normal(generator, value)
         for beta in (0.0, 0.25, 0.5, 1.0):
             compare(
-                ask(answer, W, W=W, k=k, v=v, beta=_strength(beta)),
-                reference(W, k, v, _strength(beta)),
+                ask(answer, W, W=W, k=k, v=v, beta=strength(beta)),
+                reference(W, k, v, strength(beta)),
                 f"beta was {beta}. Is your loss ½ |W k - v|²: summed over the "
                 "values, with the factor ½?",
             )
@@ -241,7 +190,7 @@ def _gradient_takes_heads(
     answer: Answer, reference: Answer, generator: Generator
 ) -> None:
     """takes a step of its own in each memory, with any leading dimensions"""
-    _delta_takes_heads(answer, reference, generator)
+    step_takes_heads(answer, reference, generator)
 
 
 def _ascends(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
@@ -305,31 +254,13 @@ def gated_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     return write((1 - beta[..., None, None]) * W, k, beta[..., None] * v)
 
 
-def _gated_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """returns a tensor of the shape of W"""
-    _delta_has_shape(answer, reference, generator)
-
-
 def _gated_stores(answer: Answer, reference: Answer, generator: Generator) -> None:
     """in an empty memory, stores beta times the value"""
     v, k = normal(generator, 3), orthonormal(generator, 4)[0]
     empty = torch.zeros(3, 4, dtype=torch.float64)
     for beta in (0.25, 0.5, 1.0):
-        written = ask(answer, empty, W=empty, k=k, v=v, beta=_strength(beta))
+        written = ask(answer, empty, W=empty, k=k, v=v, beta=strength(beta))
         compare(read(written, k), beta * v, f"beta was {beta}.")
-
-
-def _gated_mixes(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """mixes the old value of the key and the new one"""
-    W, v = normal(generator, 3, 4), normal(generator, 3)
-    k = orthonormal(generator, 4)[0]
-    for beta in (0.0, 0.25, 0.5, 1.0):
-        written = ask(answer, W, W=W, k=k, v=v, beta=_strength(beta))
-        compare(
-            read(written, k),
-            (1 - beta) * read(W, k) + beta * v,
-            f"With beta = {beta}, the key should hold (1 - beta) old + beta new.",
-        )
 
 
 def _gated_fades_others(
@@ -338,7 +269,7 @@ def _gated_fades_others(
     """fades the values of all other keys by 1 - beta"""
     W, v = normal(generator, 3, 4), normal(generator, 3)
     keys = orthonormal(generator, 4)
-    written = ask(answer, W, W=W, k=keys[0], v=v, beta=_strength(0.75))
+    written = ask(answer, W, W=W, k=keys[0], v=v, beta=strength(0.75))
     for key in keys[1:]:
         compare(
             read(written, key),
@@ -354,22 +285,10 @@ def _gated_any_length(answer: Answer, reference: Answer, generator: Generator) -
     for length in (0.5, 3.0):
         k = length * orthonormal(generator, 4)[0]
         compare(
-            ask(answer, W, W=W, k=k, v=v, beta=_strength(0.5)),
-            reference(W, k, v, _strength(0.5)),
+            ask(answer, W, W=W, k=k, v=v, beta=strength(0.5)),
+            reference(W, k, v, strength(0.5)),
             f"The key had length {length:g}; Eq. 52 does not normalise it.",
         )
-
-
-def _gated_takes_heads(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """works on any leading dimensions, such as [batch, heads]"""
-    _delta_takes_heads(answer, reference, generator)
-
-
-def _gated_has_gradient(
-    answer: Answer, reference: Answer, generator: Generator
-) -> None:
-    """lets gradients through to W, k, v and beta"""
-    _delta_has_gradient(answer, reference, generator)
 
 
 def _fades_nothing(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
@@ -420,14 +339,14 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (delta_step, read, write),
             (
-                _delta_has_shape,
+                step_has_shape,
                 _delta_replaces,
                 _delta_keeps,
-                _delta_mixes,
+                step_mixes,
                 _delta_spares_others,
                 _delta_any_length,
-                _delta_takes_heads,
-                _delta_has_gradient,
+                step_takes_heads,
+                step_has_gradient,
             ),
             (
                 "First ask the memory what the key holds now: Eq. 20.",
@@ -460,7 +379,7 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (gradient_step, read),
             (
-                _gradient_has_shape,
+                step_has_shape,
                 _gradient_stays,
                 _gradient_descends,
                 _gradient_follows,
@@ -494,13 +413,13 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (gated_step, write),
             (
-                _gated_has_shape,
+                step_has_shape,
                 _gated_stores,
-                _gated_mixes,
+                step_mixes,
                 _gated_fades_others,
                 _gated_any_length,
-                _gated_takes_heads,
-                _gated_has_gradient,
+                step_takes_heads,
+                step_has_gradient,
             ),
             (
                 "Eq. 52 has two terms: one is W, made smaller, and the other is "

@@ -49,7 +49,7 @@ def _dpfp_of_the_plane(answer: Answer, reference: Answer, generator: Generator) 
 
 
 def _dpfp_has_products(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """multiplies entries at distances 1 to nu, in any order"""
+    """multiplies entries at distances 1 to nu"""
     for d, nu in ((3, 1), (4, 2), (5, 4), (3, 6)):
         x = normal(generator, 7, d)
         expected = reference(x, nu)
@@ -59,22 +59,22 @@ def _dpfp_has_products(answer: Answer, reference: Answer, generator: Generator) 
             expected.sort(-1).values,
             f"d = {d}, nu = {nu}; the features of each key are sorted here.",
         )
-        compare(
-            found @ found.mT,
-            expected @ expected.mT,
-            f"d = {d}, nu = {nu}. These are dot products of the features of two keys: "
-            "is the order the same for all keys?",
-        )
+
+
+def _dpfp_is_in_order(answer: Answer, reference: Answer, generator: Generator) -> None:
+    """has them in the order of Eq. 37, one shift after the other"""
+    for d, nu in ((4, 1), (3, 2), (5, 4)):
+        x = normal(generator, 7, d)
+        expected = reference(x, nu)
+        because = f"d = {d}, nu = {nu}: the right products, in another order."
+        compare(ask(answer, expected, x=x, nu=nu), expected, because)
 
 
 def _dpfp_has_gradient(answer: Answer, reference: Answer, generator: Generator) -> None:
     """lets gradients through to x"""
 
-    def lengths(phi: Tensor) -> Tensor:
-        return phi.square().sum(-1)
-
     x = normal(generator, 3, 4)
-    compare_gradients(answer, reference, generator, CUT, lengths, x=x, nu=2)
+    compare_gradients(answer, reference, generator, CUT, x=x, nu=2)
 
 
 def _key(generator: Generator) -> dict[str, object]:
@@ -120,6 +120,22 @@ def _only_one_shift(x: Tensor, nu: int) -> Tensor:
     """
     r = _r(x)
     return r * r.roll(-nu, -1)
+
+
+def _rolled_the_other_way(x: Tensor, nu: int) -> Tensor:
+    """This rolls the other way: roll(j) brings entry i - j to place i. These are
+    the same products in another order; Eq. 37 takes entry i + j.
+    """
+    r = _r(x)
+    return torch.cat([r * r.roll(j, -1) for j in range(1, nu + 1)], -1)
+
+
+def _entry_by_entry(x: Tensor, nu: int) -> Tensor:
+    """This has all shifts of the first entry, then all of the second. Put whole
+    shifts side by side, as torch.cat does.
+    """
+    r = _r(x)
+    return torch.stack([r * r.roll(-j, -1) for j in range(1, nu + 1)], -1).flatten(-2)
 
 
 def _rolled_over_keys(x: Tensor, nu: int) -> Tensor:
@@ -264,8 +280,8 @@ EXERCISES: dict[str, Exercise] = {
             (
                 "**The features** (Eq. 37). For keys `x` `[..., d]`, return the "
                 "`[..., 2 * d * nu]` products $r_i\\, r_{i+j}$ with "
-                "$r = \\mathrm{ReLU}([x; -x])$, for all $i$ and for "
-                "$j = 1 \\dots \\nu$, in any order. The index wraps around."
+                "$r = \\mathrm{ReLU}([x; -x])$: those of all $i$ for $j = 1$, then "
+                "for $j = 2$, and so on up to $\\nu$. The index wraps around."
             ),
             (_dpfp,),
             (
@@ -273,12 +289,13 @@ EXERCISES: dict[str, Exercise] = {
                 _dpfp_is_positive,
                 _dpfp_of_the_plane,
                 _dpfp_has_products,
+                _dpfp_is_in_order,
                 _dpfp_has_gradient,
             ),
             (
                 "Build r first: x and -x side by side, then a ReLU. It is 2 d wide.",
-                "torch.roll shifts a vector around: r times r.roll(1, -1) has all "
-                "products at distance 1.",
+                "torch.roll shifts a vector around. Which way has entry i + 1 at "
+                "place i: r.roll(1, -1) or r.roll(-1, -1)?",
                 "Do that for every shift from 1 to nu, and put the results side by "
                 "side with torch.cat.",
             ),
@@ -289,6 +306,8 @@ EXERCISES: dict[str, Exercise] = {
                 _relu_of_products,
                 _from_shift_zero,
                 _only_one_shift,
+                _rolled_the_other_way,
+                _entry_by_entry,
                 _rolled_over_keys,
                 _summed,
             ),

@@ -1,6 +1,7 @@
 """What an exercise is: a function to write, or a question to answer."""
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,3 +73,11 @@ class Question:
     choices: tuple[str, ...] = ()
     tempting: dict[Any, str] = field(default_factory=dict)
     tolerance: float = 0.0
+
+    @property
+    def answer(self) -> str:
+        """The truth as a reader sees it: three digits of a fraction."""
+        if isinstance(self.truth, str):
+            return self.truth
+        whole = math.isfinite(self.truth) and self.truth == round(self.truth)
+        return f"{self.truth:.0f}" if whole else f"{self.truth:.3g}"

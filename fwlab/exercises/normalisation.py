@@ -13,6 +13,7 @@ from fwlab.exercises.asking import (
     orthonormal,
 )
 from fwlab.exercises.exercise import Exercise
+from fwlab.exercises.steps import step_has_shape, step_takes_heads, strength
 from fwlab.feature_maps import divide, l2_normalize, sum_normalize, unit_range
 from fwlab.ops.delta.naive import correct, delta_step, read
 from fwlab.ops.linear.naive import write
@@ -174,7 +175,7 @@ def _sum_keeps_ratios(answer: Answer, reference: Answer, generator: Generator) -
 def _sum_ignores_scale(answer: Answer, reference: Answer, generator: Generator) -> None:
     """does not depend on the scale of the key"""
     x = normal(generator, 4, 6).abs()
-    for scale in (1e-100, 1e-9, 1e9, 1e100):
+    for scale in (1e-9, 1e9, 1e-100, 1e100):
         compare(
             ask(answer, x, x=x * scale),
             reference(x),
@@ -245,6 +246,41 @@ def _by_absolute_sum(x: Tensor) -> Tensor:
     return x / x.abs().sum(-1, keepdim=True)
 
 
+def _with_epsilon(epsilon: float) -> Answer:
+    def with_epsilon(x: Tensor) -> Tensor:
+        """An epsilon is added to the sum. Small keys then sum to less than one, and
+        a small negative sum may even become 0.
+        """
+        return x / (x.sum(-1, keepdim=True) + epsilon)
+
+    return with_epsilon
+
+
+def _at_least(epsilon: float) -> Answer:
+    def at_least(x: Tensor) -> Tensor:
+        """The sum is not let below a small number. That replaces smaller sums, and
+        all negative ones.
+        """
+        return x / x.sum(-1, keepdim=True).clamp(min=epsilon)
+
+    return at_least
+
+
+def _only_zero_keys(x: Tensor) -> Tensor:
+    """This spares keys of zeros only. The features 1 and -1 have the sum 0, too."""
+    total = x.sum(-1, keepdim=True)
+    zero = (x == 0).all(-1, keepdim=True)
+    return torch.where(zero, 0, x / torch.where(zero, 1, total))
+
+
+def _only_positive_sums(x: Tensor) -> Tensor:
+    """This takes a negative sum for 0. It divides as any other number does; only a
+    sum of exactly 0 gives 0.
+    """
+    total = x.sum(-1, keepdim=True)
+    return torch.where(total > 0, x / torch.where(total > 0, total, 1), 0)
+
+
 def _undefined(x: Tensor) -> Tensor:
     """This is Eq. 29 as it stands, and 0 / 0 is NaN."""
     return x / x.sum(-1, keepdim=True)
@@ -258,23 +294,12 @@ def l2_write(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     return delta_step(W, l2_normalize(k), v, beta)
 
 
-def _number(number: float) -> Tensor:
-    return torch.tensor(number, dtype=torch.float64)
-
-
-def _l2_has_shape(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """returns a tensor of the shape of W"""
-    for value, key in ((3, 5), (4, 2), (1, 1)):
-        W, k = normal(generator, value, key), normal(generator, key)
-        ask(answer, W, W=W, k=k, v=normal(generator, value), beta=_number(0.5))
-
-
 def _l2_stores_all(answer: Answer, reference: Answer, generator: Generator) -> None:
     """with beta = 1, stores all of v, whatever the length of the key"""
     W, v = normal(generator, 3, 4), normal(generator, 3)
     unit = orthonormal(generator, 4)[0]
     for length in (1.0, 0.1, 7.0):
-        written = ask(answer, W, W=W, k=length * unit, v=v, beta=_number(1.0))
+        written = ask(answer, W, W=W, k=length * unit, v=v, beta=strength(1.0))
         compare(
             read(written, unit),
             v,
@@ -288,7 +313,7 @@ def _l2_mixes(answer: Answer, reference: Answer, generator: Generator) -> None:
     W, v = normal(generator, 3, 4), normal(generator, 3)
     unit = orthonormal(generator, 4)[0]
     for beta in (0.0, 0.25, 0.5):
-        written = ask(answer, W, W=W, k=3 * unit, v=v, beta=_number(beta))
+        written = ask(answer, W, W=W, k=3 * unit, v=v, beta=strength(beta))
         compare(
             read(written, unit),
             (1 - beta) * read(W, unit) + beta * v,
@@ -300,7 +325,7 @@ def _l2_spares_others(answer: Answer, reference: Answer, generator: Generator) -
     """leaves the values of orthogonal keys alone"""
     W, v = normal(generator, 3, 4), normal(generator, 3)
     keys = orthonormal(generator, 4)
-    written = ask(answer, W, W=W, k=3 * keys[0], v=v, beta=_number(0.7))
+    written = ask(answer, W, W=W, k=3 * keys[0], v=v, beta=strength(0.7))
     for key in keys[1:]:
         compare(read(written, key), read(W, key), "This key was orthogonal to k.")
 
@@ -311,21 +336,10 @@ def _l2_ignores_scale(answer: Answer, reference: Answer, generator: Generator) -
     v = normal(generator, 3)
     for scale in (1e-100, 1e-9, 1e9, 1e100):
         compare(
-            ask(answer, W, W=W, k=scale * k, v=v, beta=_number(0.5)),
-            reference(W, k, v, _number(0.5)),
+            ask(answer, W, W=W, k=scale * k, v=v, beta=strength(0.5)),
+            reference(W, k, v, strength(0.5)),
             f"The key was multiplied by {scale:g}. Is an epsilon added to its length?",
         )
-
-
-def _l2_takes_heads(answer: Answer, reference: Answer, generator: Generator) -> None:
-    """works on any leading dimensions, such as [batch, heads]"""
-    for lead in ((2,), (2, 3), (4, 4)):
-        W = normal(generator, *lead, 4, 5)
-        k, v = normal(generator, *lead, 5), normal(generator, *lead, 4)
-        beta = torch.rand(lead, generator=generator, dtype=torch.float64)
-        expected = reference(W, k, v, beta)
-        found = ask(answer, expected, W=W, k=k, v=v, beta=beta)
-        compare(found, expected, f"The leading dimensions were {list(lead)}.")
 
 
 def _l2_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
@@ -476,6 +490,10 @@ EXERCISES: dict[str, Exercise] = {
                 _by_maximum,
                 _by_softmax,
                 _by_absolute_sum,
+                *map(_with_epsilon, (1e-5, 1e-6, 1e-8, 1e-12)),
+                *map(_at_least, (1e-6, 1e-12)),
+                _only_positive_sums,
+                _only_zero_keys,
                 _undefined,
             ),
         ),
@@ -491,12 +509,12 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (l2_write, l2_normalize, delta_step),
             (
-                _l2_has_shape,
+                step_has_shape,
                 _l2_stores_all,
                 _l2_mixes,
                 _l2_spares_others,
                 _l2_ignores_scale,
-                _l2_takes_heads,
+                step_takes_heads,
                 _l2_of_nothing,
             ),
             (

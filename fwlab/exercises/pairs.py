@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from fwlab import ops
-from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize, sum_normalize
-from fwlab.ops.delta.naive import delta_step
+from fwlab.feature_maps import (
+    DPFP,
+    ELU1,
+    FAVOR,
+    Identity,
+    l2_normalize,
+    sum_normalize,
+)
+from fwlab.ops.delta.naive import correct, delta_step, normalized_read
 from fwlab.ops.linear.naive import read, write
 
 #: Takes queries `[queries, 8]`, and keys and values `[time, 8]` in the order
@@ -112,6 +119,48 @@ def delta(phi: Features, beta: float = 1.0) -> Memory:
     return memory
 
 
+def delta_attention(phi: Features) -> Memory:
+    """The delta rule with the denominators of attention (Eqs. 24 and 26-28)."""
+
+    def memory(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        features = phi(keys)
+        z = torch.zeros_like(features[0])
+        W = features.new_zeros(values.shape[-1], len(z))
+        for k, v in zip(features, values, strict=True):
+            W = correct(W, k, v, normalized_read(W, z, k), features.new_tensor(1.0))
+            z = z + k
+        return normalized_read(W, z, phi(queries))
+
+    return memory
+
+
+def gated(beta: float) -> Memory:
+    """Everything fades with each write (Eq. 52), keys as they are."""
+
+    def memory(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        W = queries.new_zeros(values.shape[-1], keys.shape[-1])
+        for k, v in zip(keys, values, strict=True):
+            W = write((1 - beta) * W, k, beta * v)
+        return read(W, queries)
+
+    return memory
+
+
+@cache
+def directions() -> FAVOR:
+    """Of the directions of the seeds 0 to 20, those with the median error."""
+    return FAVOR(8, 64, stabilize=False, seed=1).double()
+
+
+def favor(x: Tensor) -> Tensor:
+    """Random features of exp(10 q . k), the kernel of the row of softmax.
+
+    In float64, keys of this length need no maximum.
+    """
+    features: Tensor = directions()(10**0.5 * x)
+    return features
+
+
 @cache
 def trained_projection() -> Tensor:
     """A projection of the eight keys, trained for the delta rule with DPFP.
@@ -152,7 +201,10 @@ def dpfp(normalize: Features) -> Features:
 
 MEMORIES: dict[int, dict[str, Memory]] = {
     1: {"sum": summed, "softmax attention": softmax},
-    2: {"linear attention, ELU + 1": attention(ELU1())},
+    2: {
+        "linear attention, ELU + 1": attention(ELU1()),
+        "linear attention, FAVOR+, 128 features": attention(favor),
+    },
     3: {
         "linear attention, DPFP, nu = 1": attention(DPFP(nu=1)),
         "linear attention, DPFP, nu = 3": attention(DPFP(nu=3)),
@@ -160,8 +212,10 @@ MEMORIES: dict[int, dict[str, Memory]] = {
     4: {
         "delta rule, beta = 1": delta(Identity()),
         "delta rule, beta = 1/2": delta(Identity(), 0.5),
+        "gated rule, beta = 1/2": gated(0.5),
     },
     5: {
+        "delta rule, DPFP, attention norm": delta_attention(DPFP(nu=3)),
         "delta rule, DPFP, sum norm": delta(dpfp(sum_normalize)),
         "delta rule, DPFP, L2 norm": delta(dpfp(l2_normalize)),
     },

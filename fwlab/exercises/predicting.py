@@ -48,8 +48,7 @@ def reveal(name: str, found: float | str | None = None) -> None:
         return
     if found is not None and not is_right(question, found):
         raise AssertionError(f"{name}: expected to find {question.truth}, got {found}")
-    truth = question.truth if question.choices else f"{question.truth:g}"
-    _say(f"The answer: {truth}. {question.because}")
+    _say(f"The answer: {question.answer}. {question.because}")
     if name not in _predicted:
         return
     answer = _predicted[name]

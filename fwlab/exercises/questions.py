@@ -128,6 +128,24 @@ QUESTIONS = {
             },
         ),
         Question(
+            name="elu_memory",
+            text="Eight pairs are added up under random keys of width 8. The keys "
+            "themselves, scaled to length 1, give a relative squared error of 0.9; a "
+            "memory that returns zeros has 1. What about the features ELU + 1 of these "
+            "keys, also scaled to length 1?",
+            choices=("less than 0.9", "from 0.9 to 1", "far more than 1"),
+            truth="far more than 1",
+            because="All these features are positive, and two keys have a cosine of "
+            "about 0.7. So each of the 7 other values comes in with 0.7² of its squared "
+            "length, which is a half.",
+            tempting={
+                "less than 0.9": "The features of linear attention were chosen to be "
+                "positive, not to keep keys apart",
+                "from 0.9 to 1": "An empty memory has the error 1. This one is not "
+                "empty: it returns 0.7 of every other value",
+            },
+        ),
+        Question(
             name="recall_overlap",
             text="Two pairs are written under keys with k1 · k2 = 0.5, both of length "
             "1. How much of v2 do you get, when you read k1 from their sum?",
@@ -137,19 +155,6 @@ QUESTIONS = {
             tempting={
                 0.0: "That would need orthogonal keys",
                 1.0: "v2 is weighted by k2 · k1",
-            },
-        ),
-        Question(
-            name="recall_delta",
-            text="The delta rule with beta = 1 writes v under a key of length 1. What "
-            "does reading that key return?",
-            choices=("v", "the old value + v", "the mean of both"),
-            truth="v",
-            because="It adds v - W k under k, and W k + (v - W k) = v.",
-            tempting={
-                "the old value + v": "That is the sum rule. The delta rule removes "
-                "what the key returned before",
-                "the mean of both": "That would be beta = 1/2",
             },
         ),
         Question(
@@ -350,7 +355,37 @@ QUESTIONS = {
                 "the old value": "Nothing protects it: equal keys get equal weights",
             },
         ),
+        # --- Notebook 3 ---
+        Question(
+            name="recall_random",
+            text="For which keys and queries do 64 random features estimate exp(q · k) "
+            "worst?",
+            choices=("short ones", "long ones", "their length does not matter"),
+            truth="long ones",
+            because="There the mean is made of a few rare directions, those that lie "
+            "along q + k.",
+            tempting={
+                "short ones": "For these every direction gives nearly the same, and a "
+                "few of them have the right mean",
+                "their length does not matter": "The exponent of a feature grows with "
+                "the length, and with it the spread of the features",
+            },
+        ),
         # --- Notebook 4 ---
+        Question(
+            name="recall_scale",
+            text="Linear attention divides by z · phi(q). The features of all keys are "
+            "multiplied by 2. What happens to the result?",
+            choices=("nothing", "it doubles", "it becomes 4 times as large"),
+            truth="nothing",
+            because="W and z both double, and the quotient of the two stays.",
+            tempting={
+                "it doubles": "W phi(q) doubles. But z adds up the same features, so "
+                "the denominator doubles, too",
+                "it becomes 4 times as large": "Each feature of a key is once in W and "
+                "once in z, which divides",
+            },
+        ),
         Question(
             name="recall_dpfp_width",
             text="How many features does DPFP with nu = 2 make of a key of width 16?",
@@ -429,6 +464,20 @@ QUESTIONS = {
             },
         ),
         # --- Notebook 5 ---
+        Question(
+            name="recall_no_features",
+            text="A key of width 4 is (0, 2, 0, 0). How many of its features are above "
+            "0 in DPFP with nu = 3?",
+            truth=0.0,
+            tolerance=0.01,
+            because="A feature multiplies two entries of r([k; -k]), and only one of "
+            "them is above 0. So the sum of the features is 0, too.",
+            tempting={
+                1.0: "One entry of r([k; -k]) is above 0, but every feature needs two",
+                3.0: "Each of the three shifts multiplies that entry by another one, "
+                "which is 0",
+            },
+        ),
         Question(
             name="recall_other_key",
             text="The delta rule with beta = 1/2 writes a pair under k. What does a key "
@@ -737,8 +786,8 @@ QUESTIONS = {
             name="lm_reach",
             text="How many of the last characters are enough, to predict the next one "
             "nearly as well as with all 32?",
-            choices=("one or two", "about ten", "almost all 32"),
-            truth="about ten",
+            choices=("one or two", "four to ten", "almost all 32"),
+            truth="four to ten",
             because="After so little training it knows words and their ends, not what "
             "was said before.",
             tempting={
@@ -761,6 +810,20 @@ QUESTIONS = {
             },
         ),
         # --- Notebook 8 ---
+        Question(
+            name="recall_bound",
+            text="Linear attention has 16 features, and trained keys. It stores 32 "
+            "pairs with one-hot values. Which loss, half of the squared error, can it "
+            "reach at best?",
+            truth=0.25,
+            tolerance=0.01,
+            because="16 of the 32 directions are lost: (1 - 16/32) / 2.",
+            tempting={
+                0.0: "32 values do not fit into 16 directions",
+                0.5: "That is a memory that returns zeros. This one keeps 16 of 32 "
+                "directions",
+            },
+        ),
         Question(
             name="recall_increment",
             text="The delta rule adds an outer product u k^T to W. What is u?",

@@ -1,10 +1,12 @@
 """Three exercises: the loss of retrieval, its bound, and what a key holds last."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fwlab.data.retrieval import _last_values, law, loss
 from fwlab.exercises.asking import (
@@ -306,6 +308,50 @@ def _batch_of_long_sequences(
         _compare_batch(answer, reference, because, **given)
 
 
+class _Backwards(TorchDispatchMode):
+    """Where many values are written at once, the last one goes first.
+
+    PyTorch promises no order, if a place comes twice.
+    """
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if function in (torch.ops.aten.scatter.src, torch.ops.aten.scatter_.src):
+            x, dim, index, source = args
+            source = source[tuple(slice(size) for size in index.shape)]
+            args = (x, dim, index.flip(dim), source.flip(dim))
+        elif function is torch.ops.aten.index_put_.default and not any(args[3:]):
+            x, indices, source = args[:3]
+            if len(indices) == x.dim() and all(
+                isinstance(i, Tensor) and i.dtype == torch.int64 for i in indices
+            ):
+                indices = torch.broadcast_tensors(*indices)
+                source, every = source.expand_as(indices[0]), [*range(indices[0].dim())]
+                args = (x, [i.flip(every) for i in indices], source.flip(every))
+        return function(*args, **(kwargs or {}))
+
+
+def _batch_in_any_order(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """does not depend on the order in which one call writes its values"""
+    given = _pairs(generator, 3, 12, 4)
+    expected = reference(**given)
+    with _Backwards():
+        found = ask(answer, expected, **given)
+    compare(
+        found.double(),
+        expected.double(),
+        "When one scatter or one assignment writes several values to the same place, "
+        "PyTorch does not promise which one stays. Here it was not the last.",
+    )
+
+
 def _batch_example(generator: Generator) -> dict[str, object]:
     return _pairs(generator, 2)
 
@@ -452,6 +498,7 @@ EXERCISES: dict[str, Exercise] = {
                 _batch_of_missing_keys,
                 _batch_of_returns,
                 _batch_of_long_sequences,
+                _batch_in_any_order,
             ),
             (
                 "Start from a tensor full of -1, and go through the steps in order.",

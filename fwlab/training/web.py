@@ -1,27 +1,29 @@
-"""Export of a trained model for the live figure of the site.
+"""Export of trained models for the live figures of the site.
 
 One safetensors file: the weights in float16, and the rest of what the
-figure needs in the header. The figure, docs/figures/model.js, implements
-the blocks of `models.LanguageModel` with the delta rule and the sum rule.
+figures need in the header. docs/figures/model.js implements the blocks of
+`models.LanguageModel` with the delta rule and the sum rule.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from fwlab.files import replacing
+from fwlab.models import LanguageModel
 from fwlab.training.checkpoint import Checkpoint, CheckpointError
 
 FORMAT = "1"
 WEB_MIXERS = ("delta", "sum")
-"""The mixers that the live figure can run."""
+"""The mixers that the figure of Shakespeare can run."""
 
 
 def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
-    """Write the weights for the live figure, completely or not at all.
+    """Write the weights for the figure of Shakespeare, completely or not at all.
 
     - `path`: of the file to write.
     - `checkpoint`: what `load` returned, of a model with one of the
@@ -40,29 +42,34 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
             f"expected the mixer of the model to be {known} for the live figure, "
             f"got {config.mixer}"
         )
+    about = {
+        "mixer": config.mixer,
+        "layers": config.layers,
+        "heads": config.heads,
+        "d_model": config.d_model,
+        "alphabet": checkpoint.characters.alphabet,
+        "steps": checkpoint.step,
+        "validation_loss": checkpoint.curve[-1][-1] if checkpoint.curve else None,
+    }
+    return write_web(path, checkpoint.model, about)
+
+
+def write_web(path: str | Path, model: LanguageModel, about: dict[str, Any]) -> int:
+    """Write weights in float16, and what the figure needs to know of them.
+
+    - `path`: of the file to write.
+    - `model`: with the trained weights.
+    - `about`: plain values for the header.
+    - Returns and raises as `export_web`.
+    """
     tensors = {
         name: weight.detach().cpu().half().contiguous()
-        for name, weight in checkpoint.model.state_dict().items()
+        for name, weight in model.state_dict().items()
     }
     for name, weight in tensors.items():
         if not torch.isfinite(weight).all():
             raise CheckpointError(f"weight {name} is too large for float16")
-    header = {
-        "fwlab-web": FORMAT,
-        "model": json.dumps(
-            {
-                "mixer": config.mixer,
-                "layers": config.layers,
-                "heads": config.heads,
-                "d_model": config.d_model,
-                "alphabet": checkpoint.characters.alphabet,
-                "steps": checkpoint.step,
-                "validation_loss": checkpoint.curve[-1][-1]
-                if checkpoint.curve
-                else None,
-            }
-        ),
-    }
+    header = {"fwlab-web": FORMAT, "model": json.dumps(about)}
     try:
         with replacing(Path(path)) as part:
             save_file(tensors, part, header)

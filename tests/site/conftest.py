@@ -58,9 +58,11 @@ def _children() -> float:
 
 @pytest.fixture(scope="session")
 def pages(site) -> dict[str, Page]:
+    """All but 404.html, which stands alone."""
     return {
         path.relative_to(site).as_posix(): Page(path)
         for path in sorted(site.rglob("*.html"))
+        if path.name != "404.html"
     }
 
 

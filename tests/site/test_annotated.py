@@ -1,5 +1,6 @@
 """Annotated source: nothing lost, everything linked, symbols light up."""
 
+import json
 import re
 import sys
 from html import unescape
@@ -7,13 +8,16 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
+import torch
 from built import ROOT
 from test_build import MODULES, PACKAGE
 from test_pages import RAW, RED, WIDTH
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+import equations
+import stepped
 from annotated import versions_of
-from literate import Source
+from literate import TAG, Source, named
 
 
 def folders(file: str) -> dict[str, Path]:
@@ -164,28 +168,344 @@ def below(tab, names: list[str]) -> bool:
     return all(a["y"] + a["height"] <= b["y"] for a, b in pairwise(found))
 
 
+def tab_of(tab, name: str):
+    return tab.get_by_role("tab", name=name, exact=True)
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_one_version_beside_naive(look, operation):
-    """The tabs choose which, without a script, too; on a phone all are there."""
+    """Links choose which, without a script, too."""
     halves = HALVES[f"annotated/{operation}"]
     others = [name for name in VERSIONS[1:] if name in halves]
     shared = [name for name in halves if name not in VERSIONS]
     tab = look(f"annotated/{operation}.html", java_script_enabled=False)
-    tabs = tab.locator(".tabs").get_by_role("radio")
-    assert tabs.count() == (len(others) if len(others) > 1 else 0)
     for index, name in enumerate(others):
         if index:  # the first is there
-            tab.get_by_role("radio", name=name, exact=True).check()
-        assert shown(tab) == ["naive", name, *(shared if name == "kernels" else [])]
+            tab.locator(".tabs").get_by_role("link", name=name, exact=True).click()
+        assert shown(tab)[:2] == ["naive", name]
         naive, other = boxes(tab, "naive", name)
-        assert naive["y"] == other["y"]
         assert naive["x"] + naive["width"] <= other["x"]
         assert tab.evaluate(CUT) == []
     tab.set_viewport_size({"width": 390, "height": 844})
     assert shown(tab) == [*halves]
     assert below(tab, [*halves])
-    tab = look(f"annotated/{operation}.html", width=390)  # formulas are set
-    assert shown(tab) == [*halves] and tab.evaluate(WIDTH) <= 390
+    tab = look(f"annotated/{operation}.html")
+    for name in others:
+        if len(others) > 1:
+            tab_of(tab, name).click()
+        also = shared if name == "kernels" else []
+        assert shown(tab) == ["naive", name, *also]
+        naive, other = boxes(tab, "naive", name)
+        assert naive["x"] + naive["width"] <= other["x"]
+        assert tab.evaluate(CUT) == []
+
+
+#: A phone, and a desk at 200 %.
+SMALL = [(390, 844), (640, 400)]
+
+
+@pytest.mark.parametrize(("width", "height"), SMALL)
+@pytest.mark.parametrize("page", HALVES)
+def test_tabs_on_a_small_screen(look, page, width, height):
+    """One version at a time, by the pattern of ARIA for tabs."""
+    halves = HALVES[page]
+    names = [name for name in VERSIONS if name in halves]
+    tab = look(f"{page}.html", width=width)
+    tab.set_viewport_size({"width": width, "height": height})
+    tabs = tab.get_by_role("tablist", name="Version").get_by_role("tab")
+    assert tabs.all_inner_texts() == names
+    stays = "kernels" if page.startswith("kernels/") else "naive"
+    tab_of(tab, stays).focus()
+    for key in ["Home", *["ArrowRight"] * (len(names) - 1), "ArrowRight"]:
+        tab.keyboard.press(key)
+        chosen = tab.locator("[role=tab][aria-selected=true]")
+        (name,) = chosen.all_inner_texts()
+        # The focus is on what is chosen, and Tab finds only that.
+        assert tab.evaluate("document.activeElement.textContent") == name
+        assert tab.locator("[role=tab][tabindex='0']").all_inner_texts() == [name]
+        also = [n for n in halves if n not in VERSIONS] if name == "kernels" else []
+        assert shown(tab) == [name, *also]
+        panels = tab.locator("[role=tabpanel]:visible")
+        ids = panels.evaluate_all("all => all.map((e) => e.id)")
+        assert chosen.get_attribute("aria-controls") == " ".join(ids)
+        assert tab.evaluate(WIDTH) <= width
+    assert name == names[0]  # round and round
+    tab_of(tab, names[-1]).focus()
+    tab.keyboard.press("Home")
+    assert shown(tab) == [names[0]]
+
+
+def test_a_small_screen_is_not_endless(look):
+    """All versions below each other were 39,000 px high. The tabs stay in view."""
+    tab = look("annotated/delta.html", width=390)
+    assert tab.evaluate("document.documentElement.scrollHeight") < 8000
+    tab.evaluate("scrollTo(0, 3000)")
+    tab_of(tab, "kernels").click()
+    assert shown(tab) == ["kernels", "chunks"]
+    # What was chosen begins here.
+    box = tab.locator(".column-kernels").bounding_box()
+    assert 0 <= box["y"] < 300
+    assert 0 <= tab_of(tab, "naive").bounding_box()["y"] < 100
+    # The functions of this version are in a line.
+    links = tab.locator(".functions:visible a:visible")
+    tops = links.evaluate_all("all => all.map((e) => e.parentElement.offsetHeight)")
+    assert len(tops) > 10 and max(tops) < 60
+    # A link into another version shows it.
+    tab.evaluate("location.hash = '#efficient-L40'")
+    tab.locator("#efficient-L40").wait_for()
+    assert shown(tab) == ["efficient"]
+
+
+def functions(path: Path) -> list[str]:
+    return [
+        row.name for row in Source(path.relative_to(ROOT).as_posix()).rows if row.name
+    ]
+
+
+@pytest.mark.parametrize("page", HALVES)
+def test_a_list_of_functions_stands_beside(look, page):
+    """Of the versions that are shown, in view wherever the reader is."""
+    halves = HALVES[page]
+    tab = look(f"{page}.html", width=1280)
+    lists = tab.locator(".functions:visible")
+    assert lists.count() == len(shown(tab))
+    for name in shown(tab):
+        names = tab.get_by_role(
+            "navigation", name=f"Functions of {halves[name].relative_to(ROOT)}"
+        )
+        assert names.get_by_role("link").all_inner_texts() == [
+            name,
+            *functions(halves[name]),
+        ]
+    last = names.get_by_role("link").last
+    last.click()
+    heading = tab.locator(f"[id='{last.get_attribute('href')[1:]}']")
+    box, place = heading.bounding_box(), lists.first.bounding_box()
+    assert 40 <= box["y"] < 900
+    assert place["x"] + place["width"] <= boxes(tab, shown(tab)[0])[0]["x"]
+    tab.wait_for_function(
+        """(name) => [...document.querySelectorAll(".map [aria-current]")]
+          .some((e) => e.textContent === name)""",
+        arg=last.inner_text(),
+    )
+    current = lists.last.locator("[aria-current]").bounding_box()
+    assert 0 <= current["y"] < 900
+    assert tab.evaluate(WIDTH) <= 1280
+
+
+def tags(source: Source, index: int) -> set[str]:
+    """The equations of the function whose first row this is."""
+    found: set[str] = set()
+    for row in source.rows[index:]:
+        if row.name and row is not source.rows[index]:
+            break
+        lines = {*row.lines}
+        found |= {tag for tag, at in source.computed.items() if lines & {*at}}
+        found |= {*TAG.findall(row.note)}
+    return found or named(source.rows[index].note)
+
+
+#: What must stand beside what.
+BESIDE = [
+    ("delta", "chunked", "error_correcting", "delta_rule"),
+    ("delta", "chunked", "normalized_error_correcting", "normalized_delta_rule"),
+    ("delta", "efficient", "Errors", "delta_step"),
+    ("kimi", "chunked", "error_correcting", "kimi_delta_rule"),
+    ("linear", "efficient", "Group-read", "read"),
+    ("linear", "kernels", "forward", "normalized_sum_rule"),
+    ("feedback_memory", "efficient", "Forward-attend", "feedback_attention"),
+    ("feedback_memory", "kernels", "attend", "feedback_attention"),
+    ("aft-full", "efficient", "Tiles", "causal"),
+    ("programmer", "efficient", "_Segment-forward", "apply"),
+]
+#: Where rows are, in the window.
+TOP = "id => document.getElementById(id).closest('.row').getBoundingClientRect().top"
+
+
+@pytest.mark.parametrize(("operation", "version", "name", "twin"), BESIDE)
+def test_columns_are_aligned_by_equation(look, operation, version, name, twin):
+    """What computes the same equation stands beside what is read."""
+    folder = operation.replace("-", "/")
+    sources = {v: Source(path, v) for v, path in versions_of(folder).items()}
+    indices = {
+        v: next(i for i, row in enumerate(sources[v].rows) if row.name == n)
+        for v, n in ((version, name.replace("-", ".")), ("naive", twin))
+    }
+    ours, theirs = (
+        equations.by_steps(folder, tags(sources[v], i)) for v, i in indices.items()
+    )
+    assert ours & theirs
+    tab = look(f"annotated/{operation}.html", width=1280)
+    tab.set_viewport_size({"width": 1280, "height": 800})
+    if tab_of(tab, version).count():
+        tab_of(tab, version).click()
+    tab.evaluate(
+        """([right, left]) => {
+          const row = (id) => document.getElementById(id).closest(".row");
+          scrollBy(0, row(right).getBoundingClientRect().top - 200);
+        }""",
+        [f"{version}-{name}", f"naive-{twin}"],
+    )
+    # Exactly, where the left column is long enough.
+    tab.wait_for_function(
+        f"""([right, left]) => {{
+          const top = {TOP};
+          const row = document.getElementById(right).closest(".row");
+          return Math.abs(top(right) - top(left)) < 2
+            && row.classList.contains("pair");
+        }}""",
+        arg=[f"{version}-{name}", f"naive-{twin}"],
+    )
+    (link,) = tab.locator(".functions[data-version=naive] [aria-current]").all()
+    assert link.inner_text() == twin
+
+
+def test_the_left_column_can_be_moved(look):
+    """Until the next function is read."""
+    tab = look("annotated/delta.html", width=1280)
+    tab.locator("#chunked-error_correcting").evaluate("e => e.scrollIntoView()")
+    place = "() => document.querySelector('.column-naive').scrollTop"
+    tab.wait_for_function(f"({place})() > 500")
+    tab.locator(".column-naive").hover()
+    before = tab.evaluate(place)
+    tab.mouse.wheel(0, -300)
+    tab.wait_for_function(f"(before) => ({place})() < before", arg=before)
+    moved, y = tab.evaluate(place), tab.evaluate("scrollY")
+    tab.evaluate("scrollBy(0, 20)")
+    tab.wait_for_function("(y) => scrollY === y + 20", arg=y)
+    tab.evaluate("new Promise(requestAnimationFrame)")
+    assert tab.evaluate(place) <= moved
+    tab.locator("#chunked-normalized_error_correcting").evaluate(
+        "e => e.scrollIntoView()"
+    )
+    tab.wait_for_function(f"(before) => ({place})() > before", arg=before)
+
+
+@pytest.mark.parametrize("page", HALVES)
+def test_every_block_has_a_note(page):
+    for path in HALVES[page].values():
+        file = Source(path.relative_to(ROOT).as_posix())
+        lines = file.text.splitlines()
+        for row in file.rows:
+            code = any(lines[number - 1].strip() for number in row.lines)
+            assert row.note.strip() or not code, f"{path}:{row.lines[0]} {row.name}"
+
+
+# Step by step
+
+#: The pages where a toy sequence is run.
+RUNS = ("delta", "linear", "kimi")
+
+
+def recorded(site, page: str) -> dict:
+    html = (site / f"annotated/{page}.html").read_text("utf-8")
+    found = re.search(r'<script [^>]*class="recorded">(.*?)</script>', html, re.DOTALL)
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("page", RUNS)
+def test_the_trace_is_that_of_a_fresh_run(site, page):
+    paths = versions_of(page)
+    sources = (Source(paths[name], name) for name in ("naive", "chunked"))
+    steps = recorded(site, page)
+    assert steps == stepped.record(page, *sources)
+    for run in steps.values():
+        for step in run:
+            # Both compute each equation, and all lines stand on the page.
+            versions = {anchor.partition("-")[0] for anchor in step["lines"]}
+            assert versions == {"naive", "chunked"}
+        # Three tokens through both: the same result.
+        ends = {}
+        for anchor, values in run[-1]["lines"].items():
+            ends[anchor.partition("-")[0]] = values
+        assert ends["naive"] == ends["chunked"] and ends["naive"].startswith("→")
+
+
+def test_the_trace_is_the_delta_rule(site):
+    """Worked out once more, without fwlab."""
+    W, y, seen = torch.zeros(2, 2), [], iter(recorded(site, "delta")["delta_rule"])
+    lines = Source("fwlab/ops/delta/naive.py").text.splitlines()
+
+    def values(step: dict, code: str) -> str:
+        places = [n for n, line in enumerate(lines, 1) if line.strip() == code]
+        (found,) = {step["lines"].get(f"naive-L{n}") for n in places} - {None}
+        return found.rpartition(" = ")[2]
+
+    def close(text: str, expected: torch.Tensor) -> bool:
+        numbers = torch.tensor(json.loads(text.replace("−", "-"))).float()
+        return torch.allclose(numbers, expected, atol=0.0051)
+
+    beta = stepped.GATES["beta"]
+    for k, v, b in zip(stepped.KEYS, stepped.VALUES, beta, strict=True):
+        k, v = torch.tensor(k).float(), torch.tensor(v).float()
+        assert close(values(next(seen), "v_bar = read(W, k)  # Eq. 20"), W @ k)
+        W = W + b * torch.outer(v - W @ k, k)
+        text = values(next(seen), "W = delta_step(W, k_t, v_t, b_t)  # Eqs. 20, 24")
+        assert close(text, W)
+        y.append(W @ k)
+        assert close(values(next(seen), "y.append(read(W, q_t))  # Eq. 25"), y[-1])
+    assert not torch.equal(y[0], y[2])  # what the first key holds has changed
+
+
+NOW = """() => Object.fromEntries([...document.querySelectorAll(".line.now")]
+  .map((e) => [e.id, e.querySelector(".values").textContent]))"""
+
+
+@pytest.mark.parametrize("page", RUNS)
+def test_steps_light_up_lines_in_both_versions(look, site, page):
+    tab = look(f"annotated/{page}.html", width=1280)
+    tab.set_viewport_size({"width": 1280, "height": 800})
+    runs = recorded(site, page)
+    name = [*runs][-1]
+    tab.get_by_label("What is run").select_option(name)
+    if page == "delta":
+        tab_of(tab, "efficient").click()  # comes back by itself
+    button = tab.get_by_role("button", name="Step", exact=True)
+    button.focus()
+    said = tab.locator(".steps [role=status]")
+    for number, step in enumerate(runs[name], 1):
+        tab.keyboard.press("Enter")
+        assert tab.evaluate(NOW) == step["lines"]
+        words = said.inner_text()
+        assert (
+            f"Step {number} of {len(runs[name])}, token {step['token']} of 3" in words
+        )
+        last = {anchor.partition("-")[0]: anchor for anchor in step["lines"]}
+        for version, anchor in last.items():
+            assert f"{version}: {step['lines'][anchor]}" in words
+        # Both in view, side by side, above the bar.
+        bar = tab.locator(".steps .bar").bounding_box()
+        places = [tab.locator(f"#{anchor}").bounding_box() for anchor in last.values()]
+        for box in places:
+            assert box["y"] >= 48 and box["y"] + box["height"] <= bar["y"]
+        assert abs(places[0]["y"] - places[1]["y"]) < 2
+    tab.keyboard.press("Enter")  # the end stays
+    assert tab.evaluate(NOW) == step["lines"]
+    tab.get_by_role("button", name="Back", exact=True).click()
+    assert tab.evaluate(NOW) == runs[name][-2]["lines"]
+    tab.get_by_role("button", name="Stop", exact=True).click()
+    assert tab.evaluate(NOW) == {} and tab.locator(".values").count() == 0
+
+
+def test_steps_on_a_phone(look, site):
+    """One version is in view; the bar says what both compute."""
+    tab = look("annotated/delta.html", width=390)
+    tab.set_viewport_size({"width": 390, "height": 844})
+    steps = iter(recorded(site, "delta")["delta_rule"])
+    for version in ("naive", "chunked"):
+        tab_of(tab, version).click()
+        tab.get_by_role("button", name="Step", exact=True).click()
+        step = next(steps)
+        assert set(tab.evaluate(NOW)) == set(step["lines"])
+        last = [anchor for anchor in step["lines"] if anchor.startswith(version)][-1]
+        bar = tab.locator(".steps .bar").bounding_box()
+        box = tab.locator(f"#{last}").bounding_box()
+        assert box["y"] >= 100 and box["y"] + box["height"] <= bar["y"]
+        assert bar["y"] + bar["height"] <= 844
+        words = tab.locator(".steps [role=status]").inner_text()
+        assert "naive: " in words and "chunked: " in words
+        assert shown(tab) == [version]
+    assert tab.evaluate(WIDTH) <= 390
 
 
 #: Pages of files with equations of their own, and the others.
@@ -251,22 +571,20 @@ def test_one_version_beside_the_kernels(look, page):
     left, right = boxes(tab, first, "kernels")
     assert left["x"] + left["width"] <= right["x"]
     for name in others:
-        tab.get_by_role("radio", name=name, exact=True).check()
+        tab_of(tab, name).click()
         assert shown(tab) == [name, *kernels]
     # An address in a hidden version brings it forth.
-    tab.get_by_role("radio", name="naive", exact=True).check()
+    tab_of(tab, "naive").click()
     tab.evaluate("document.querySelector('.column-kernels').scrollIntoView()")
     line = tab.locator(".column-efficient .line .eq").first
     place = line.evaluate("e => e.closest('.line').id")
     tab.evaluate(f"location.hash = '#{place}'")
+    tab.locator(f"#{place}").wait_for()
     assert shown(tab) == ["efficient", *kernels]
     assert tab.evaluate("document.activeElement.id") == place
-    tab.get_by_role("radio", name="naive", exact=True).check()
+    tab_of(tab, "naive").click()
     tab.goto(f"{tab.url.split('#')[0]}?again#{place}")
     assert shown(tab) == ["efficient", *kernels]
-    tab.set_viewport_size({"width": 390, "height": 844})
-    assert shown(tab) == [*halves]
-    assert tab.evaluate(WIDTH) <= 390
 
 
 def test_a_link_shows_its_version_without_a_script(look):
@@ -277,7 +595,7 @@ def test_a_link_shows_its_version_without_a_script(look):
 def test_a_repeated_equation_is_in_view(look):
     """A comment leads to the equation of the same file, if that states it."""
     tab = look("annotated/linear.html")
-    tab.get_by_role("radio", name="efficient").check()
+    tab_of(tab, "efficient").click()
     tab.locator(".column-efficient .line .eq", has_text="(c1)").first.click()
     assert tab.url.endswith("#efficient-eq-c1")
     assert shown(tab) == ["naive", "efficient"]
@@ -437,7 +755,7 @@ def test_a_symbol_is_told_to_be_elsewhere(look):
     assert hidden in said.inner_text()
     both, code = map(int, re.findall(r"\d+", said.inner_text())[:2])
     assert f"{both + code} of them {hidden}" in said.inner_text()
-    tab.get_by_role("radio", name="kernels").check()
+    tab_of(tab, "kernels").click()
     assert f"{both + code} of them" not in said.inner_text()
     type_name(tab, "nosuch")
     assert said.inner_text() == "nosuch is not on this page"

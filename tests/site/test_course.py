@@ -16,7 +16,7 @@ import pytest
 from address import current
 from built import ROOT
 
-from fwlab.exercises import EXERCISES, assert_correct, score
+from fwlab.exercises import EXERCISES, QUESTIONS, assert_correct, score
 from fwlab.exercises.pairs import MEMORIES
 
 with open(ROOT / "docs" / "course.toml", "rb") as file:
@@ -142,6 +142,21 @@ def test_foot_of_a_notebook(site, name):
     assert all((site / target).is_file() for target in linked)
 
 
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_only_draws_is_folded(site, name):
+    """Under what it draws; what it has drawn stays to be seen."""
+    first = [source.splitlines()[0] for source in cells(name, "code")]
+    wanted = [line[2:].rstrip(".") for line in first if line.startswith("# Draws ")]
+    html = article(site, f"notebooks/{name}.html")
+    folded = re.findall(
+        r'<div class="nb-code">\s*<details[^>]*>(.*?)</details>', html, re.DOTALL
+    )
+    titles = [text(re.search("<summary>(.*?)</summary>", x)[0]) for x in folded]
+    assert titles == ["Setup", *wanted]
+    for fold, line in zip(folded[1:], wanted, strict=True):
+        assert line in text(fold.partition("</summary>")[2]) and "<svg" not in fold
+
+
 def test_map_of_the_course(site):
     """A box and a link for each notebook, an arrow for each need, in words
     as well.
@@ -205,6 +220,7 @@ def test_exercises_page_shows_no_solution(site):
 
 def test_examples_print_what_the_page_says(monkeypatch):
     monkeypatch.setattr("fwlab.exercises.EXERCISES", dict(EXERCISES))
+    monkeypatch.setattr("fwlab.exercises.QUESTIONS", dict(QUESTIONS))
     session: dict = {}
     compared = 0
     for code, said in EXAMPLES:
@@ -217,7 +233,7 @@ def test_examples_print_what_the_page_says(monkeypatch):
         if said:
             assert out.getvalue().rstrip() == said.rstrip()
             compared += 1
-    assert compared == 3
+    assert compared == 4
     # The example of a new exercise is one: it tells right from wrong.
     assert_correct(session["read"], "read")
     with pytest.raises(AssertionError, match="column 0 of W"):

@@ -135,6 +135,75 @@ def test_as_it_begins(tab):
     assert tab.evaluate("document.querySelector('.fw-picture').outerHTML.length") < 25e3
 
 
+def worst(keys: list[float], values: list[float]) -> dict:
+    """Of each method: the largest error of the rows that are not lost; and
+    whether one is lost."""
+    exact, _ = simple(keys, values, torch.float64)
+    outputs = {n: quotients(keys, values, c) for n, c in subtracted(keys).items()}
+    outputs["running"], _ = simple(keys, values, torch.float32)
+    found = {}
+    for name, ys in outputs.items():
+        pairs = [pair for pair in zip(ys, exact, strict=True) if math.isfinite(pair[0])]
+        error = max((abs(y / x - 1) for y, x in pairs), default=0)
+        found[name] = (error, len(pairs) < T)
+    return found
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_plot_of_the_error_against_the_size_of_the_key(tab, step):
+    """What is plotted for each size is what torch computes; so is its curve."""
+    tab.get_by_role("radio", name=str(step), exact=True).click()
+    shown = state(tab)
+    starts = {}
+    for n in range(0, 221, 5):
+        keys = list(shown["keys"])
+        keys[step - 1] = n - 20
+        for name, (error, lost) in worst(keys, shown["values"]).items():
+            plotted = shown["worst"][name][n]
+            assert plotted["lost"] == lost, (name, n)
+            if not lost:
+                # Of rounding, only its size is the same everywhere.
+                assert plotted["error"] == pytest.approx(error, rel=0.02, abs=5e-7)
+    for name in ("none", "global", "tile", "running"):
+        lines = {}
+        for kind in ("curve", "lost"):
+            d = tab.locator(f"#figure-aft [data-{kind}={name}]").get_attribute("d")
+            pairs = re.findall(r"[ML]([-\d.]+) ([-\d.]+)", d or "")
+            lines[kind] = [(float(x), float(y)) for x, y in pairs]
+        plotted = shown["worst"][name]
+        lost = [n for n, one in enumerate(plotted) if one["lost"]]
+        wanted = [n * 340 / 220 for n in lost]
+        assert [x for x, _ in lines["lost"]] == pytest.approx(wanted, abs=0.06)
+        kept = [n for n in range(221) if n not in lost]
+        assert len(lines["curve"]) == len(kept)
+        for n, (x, y) in zip(kept, lines["curve"], strict=True):
+            assert x == pytest.approx(n * 340 / 220, abs=0.06)
+            height = math.log10(min(1, max(1e-8, plotted[n]["error"])))
+            assert y == pytest.approx(78 - height * 92 / 8, abs=0.06)
+        starts[name] = lost[:1]
+    # The sum overflows from 88 or 89 on; it also has a factor V.
+    assert starts["none"] == [{4: 109, 6: 108}[step]] and starts["running"] == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_plot_lies_under_the_slider(look, width):
+    """The line of the plot is below the thumb, wherever that is."""
+    tab = look(PAGE, width=width)
+    slider = tab.get_by_role("slider", name="Large key")
+    for value in (-20, 60, 103, 200):
+        slider.fill(str(value))
+        box = slider.bounding_box()
+        thumb = box["x"] + 8 + (value + 20) / 220 * (box["width"] - 16)
+        line = tab.locator("#figure-aft [data-part=marker]").bounding_box()
+        assert line["x"] + line["width"] / 2 == pytest.approx(thumb, abs=2)
+        assert -2 <= line["y"] - box["y"] - box["height"] < 12
+        for name, method in state(tab)["methods"].items():
+            dot = tab.locator(f"#figure-aft [data-dot={name}]")
+            place = [float(dot.get_attribute(a)) for a in ("cx", "cy")]
+            assert place[0] == pytest.approx((value + 20) / 220 * 340, abs=0.06)
+            assert (place[1] < 70) == bool(method["lost"])
+
+
 def test_keyboard_moves_the_key(tab):
     for value in (-20, 88, 104, 200):
         before = tab.inner_text(".fw-words")
@@ -243,15 +312,17 @@ def test_nothing_overlaps(look, width):
         .filter((text) => text.textContent)
         .map((text) => {
           const box = text.getBBox();
-          const { x, width } = text.ownerSVGElement.viewBox.baseVal;
+          const svg = text.ownerSVGElement;
+          const { x, width } = svg.viewBox.baseVal;
           if (box.x < x - 0.5 || box.x + box.width > x + width + 0.5)
             throw new Error(`cut off: ${text.textContent}`);
-          return [text.textContent, box.x, box.y, box.width, box.height];
+          const number = [...document.querySelectorAll("svg")].indexOf(svg);
+          return [number, text.textContent, box.x, box.y, box.width, box.height];
         })"""
     )
-    for i, (a, x, y, w, h) in enumerate(boxes):
-        for b, x2, y2, w2, h2 in boxes[:i]:
-            apart = x + w <= x2 or x2 + w2 <= x
+    for i, (of, a, x, y, w, h) in enumerate(boxes):
+        for of2, b, x2, y2, w2, h2 in boxes[:i]:
+            apart = of != of2 or x + w <= x2 or x2 + w2 <= x
             # Lines of text lie close: a third of a line is its margin.
             assert apart or abs(y + h / 2 - y2 - h2 / 2) > 0.66 * min(h, h2), (a, b)
     scroll = (

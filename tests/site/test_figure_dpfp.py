@@ -135,21 +135,68 @@ def drawn(tab, nu, k, phi, share, fires) -> None:
         else:
             assert (cell["fill"], cell["text"]) == ("none", "0")
 
-    regions = tab.eval_on_selector_all(
-        "#figure-dpfp rect[data-quadrant]",
-        """(all) => all.map((e) => [
-          e.dataset.active, getComputedStyle(e).fill, e.dataset.quadrant,
-          e.x.baseVal.value + e.width.baseVal.value / 2,
-          e.y.baseVal.value + e.height.baseVal.value / 2])""",
+    quadrants = tab.eval_on_selector_all(
+        "#figure-dpfp [data-quadrant]",
+        """(all) => all.map((e) => {
+          const { x, y, width, height } = e.getBBox();
+          return [e.dataset.active, e.textContent, e.getAttribute("font-weight"),
+            x + width / 2, y + height / 2];
+        })""",
     )
-    assert len(regions) == 4
-    for active, fill, name, x, y in regions:
-        # The middle of a region has the one feature that names it.
+    assert len(quadrants) == 4
+    for active, name, weight, x, y in quadrants:
+        # Where a product is named, it is the one that fires.
         middle = torch.tensor([x - CENTRE[0], CENTRE[1] - y]).double()
         (n,) = (DPFP(1)(middle) > 0).nonzero().flatten().tolist()
         assert name == names(1)[n]
         assert active.split() == [NAMES[j] for j in range(2) if n in fires[j]]
-        assert (fill != "none") == bool(active)
+        assert (weight == "700") == bool(active)
+
+
+#: A colour as the browser computes it, as the sign and share of an overlap.
+PAINT = """(fill) => {
+  const context = new OffscreenCanvas(1, 1).getContext("2d");
+  context.fillStyle = fill;
+  context.fillRect(0, 0, 1, 1);
+  const [red, , blue, alpha] = context.getImageData(0, 0, 1, 1).data;
+  return (blue > red + 20 ? 1 : -1) * alpha / 255 / 0.45;
+}"""
+
+
+@pytest.mark.parametrize("nu", [1, 3])
+@pytest.mark.parametrize("coloured", ["before", "after"])
+def test_plane_is_coloured_by_overlap_with_the_key(tab, coloured, nu):
+    choose(tab, nu)
+    tab.get_by_role("radio", name=f"{coloured} DPFP").check()
+    for key in (START[0], [1.5, -0.4], [-1.1, -1.9], [0, 1.2]):
+        if key != START[0]:
+            drag(tab, 0, key)
+        shown = state(tab)
+        assert shown["keys"][0] == key
+        slices = tab.eval_on_selector_all(
+            "#figure-dpfp [data-part=plane] path",
+            f"""(all) => all.map((e) => {{
+              const numbers = e.getAttribute("d").match(/-?[\\d.]+/g).map(Number);
+              return [numbers, ({PAINT})(getComputedStyle(e).fill)];
+            }})""",
+        )
+        assert len(slices) == 72
+        seen = 0
+        for corners, painted in slices:
+            xs, ys = corners[0::2], corners[1::2]
+            there = torch.tensor(
+                [sum(xs) / 3 - CENTRE[0], CENTRE[1] - sum(ys) / 3]
+            ).double()
+            both = torch.stack([torch.tensor(key).double(), there])
+            if coloured == "after":
+                both = DPFP(nu)(both)
+            unit = l2_normalize(both)
+            overlap = (unit[0] @ unit[1]).item()
+            assert painted == pytest.approx(overlap, abs=0.03)
+            seen += abs(overlap) > 0.1
+        # All round before; one quadrant after; none for a key without features.
+        assert seen > 60 if coloured == "before" else seen == 18 * all(key)
+    assert ("After DPFP, k overlaps with no key" in words(tab)) == (coloured == "after")
 
 
 def drag(tab, j: int, key: list) -> None:

@@ -1,338 +1,359 @@
-"""The live model: what the page computes is what PyTorch computes."""
+"""The matched pair on the home page: only the rule differs, and the page
+computes what PyTorch computes.
+"""
 
 import json
+import random
+import re
 
 import pytest
 import torch
 from built import ROOT
 from safetensors import safe_open
-from torch.nn import functional as F
 
-from fwlab import training
+from fwlab.data import moves
+from fwlab.data.moves import NAMES, PLACES, WORDS
 from fwlab.models import LanguageModel
+from fwlab.training.pair import PairConfig, pair_model, score
 
 FOLDER = ROOT / "docs" / "figures" / "live"
+RULES = ("sum", "delta")
 STATE = "document.querySelector('#figure-live').figure.state()"
-TEXT = "KING:\nWhat say you, sir? The crown, the crown!\n\nQUEEN:\nWhat crown"
+WORDS_OF = "document.querySelector('#figure-live .fw-words').textContent"
 
 
-def model(rule: str) -> tuple[LanguageModel, str]:
-    """The weights of the page in PyTorch, and the alphabet."""
+def result(rule: str) -> dict:
+    path = ROOT / "docs" / "results" / f"live-{rule}.json"
+    return json.loads(path.read_text("utf-8"))
+
+
+def weights(rule: str) -> tuple[dict, dict]:
+    """The header of a weight file, and its tensors."""
     with safe_open(FOLDER / f"{rule}.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["model"])
-        weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    sizes = {name: about[name] for name in ("layers", "heads", "d_model")}
-    made = LanguageModel(len(about["alphabet"]), about["mixer"], **sizes)
-    made.load_state_dict(weights)
-    return made.eval(), about["alphabet"]
+        return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def model(rule: str) -> LanguageModel:
+    """The weights of the page in PyTorch."""
+    made = pair_model(PairConfig(**result(rule)["config"]))
+    made.load_state_dict({name: w.float() for name, w in weights(rule)[1].items()})
+    return made.eval()
+
+
+def words(facts: list[list[str]]) -> list[str]:
+    return [word for name, place in facts for word in (name, "is", "in", place, ".")]
+
+
+def logits_in_pytorch(rule: str, facts: list[list[str]], name: str) -> torch.Tensor:
+    text = [*words(facts), "Where", "is", name, "?"]
+    with torch.no_grad():
+        return model(rule)(torch.tensor([[WORDS.index(word) for word in text]]))[0, -1]
 
 
 @pytest.fixture
-def live(look):
-    """The home page with the model started."""
-    tab = look("index.html")
-    tab.get_by_role("button", name="Start the model").click()
-    tab.get_by_label("Text to read").wait_for()
-    return tab
+def home(look):
+    return look("index.html")
+
+
+def example(tab):
+    """The change that is one press away."""
+    return tab.locator("#figure-live button").first
+
+
+def press(tab):
+    before = tab.evaluate(STATE)["facts"]
+    example(tab).click()
+    tab.wait_for_function(f"{STATE}.facts.length === {len(before) + 1}")
+
+
+def scores(tab) -> dict[str, list[str]]:
+    """The table as it is on the page: sum, then delta."""
+    rows = tab.locator("#figure-live tfoot tr").all()
+    found = {
+        row.locator("th").inner_text(): row.locator("td").all_inner_texts()
+        for row in rows
+    }
+    found["all"] = tab.locator("#figure-live thead strong").all_inner_texts()
+    return found
+
+
+# The pair
+
+
+def test_only_the_rule_differs():
+    one, other = (result(rule) for rule in RULES)
+    assert one["config"] | {"rule": "delta"} == other["config"]
+    assert one["config"]["rule"] == "sum"
+    for name in ("feature_map", "key_norm", "normalize", "parameters", "shapes"):
+        assert one[name] == other[name], name
+    assert one["state_size"] == other["state_size"]
+    (about, tensors), (about_other, tensors_other) = map(weights, RULES)
+    assert about | {"mixer": "delta"} == about_other
+    shapes = {name: list(w.shape) for name, w in tensors.items()}
+    assert shapes == {name: list(w.shape) for name, w in tensors_other.items()}
+    assert shapes == one["shapes"]
+    assert sum(w.numel() for w in tensors.values()) == one["parameters"]
+    # They also began alike; training has moved them apart.
+    start, start_other = (
+        pair_model(PairConfig(**run["config"])).state_dict() for run in (one, other)
+    )
+    assert all(torch.equal(start[name], start_other[name]) for name in start)
+    assert not torch.equal(
+        tensors["embedding.weight"], tensors_other["embedding.weight"]
+    )
+
+
+def test_weights_are_light():
+    assert sum(p.stat().st_size for p in FOLDER.iterdir()) < 500_000
+    script = (FOLDER.parent / "live.js").read_text("utf-8")
+    kb = sum(p.stat().st_size for p in FOLDER.iterdir()) / 1000
+    assert f"({kb:.0f} kB)" in script
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_results_are_those_of_the_weights(rule):
+    run = result(rule)
+    config = PairConfig(**run["config"])
+    rng = random.Random(config.seed + 2)
+    texts = moves(config.eval_texts, config.sentences, config.people, rng)
+    given, changed = score(model(rule), texts)
+    assert given == pytest.approx(run["right"]["given once"], abs=2e-3)
+    assert changed == pytest.approx(run["right"]["changed"], abs=2e-3)
+    assert {"command", "date", "machine", "torch", "commit"} <= run.keys()
+    assert f"--rule {rule}" in run["command"]
+
+
+def test_only_delta_follows_a_change():
+    added, corrected = (result(rule)["right"] for rule in RULES)
+    assert min(added["given once"], corrected["given once"]) > 0.95
+    assert abs(added["given once"] - corrected["given once"]) < 0.02
+    assert corrected["changed"] > 0.95 and added["changed"] < 0.7
+
+
+def test_home_page_says_what_was_measured():
+    text = (ROOT / "docs" / "index.md").read_text("utf-8")
+    for rule in RULES:
+        for share in result(rule)["right"].values():
+            assert re.search(rf"\b{100 * share:.1f} %", text)
+    run = result("sum")
+    assert f"{run['parameters']:,} parameters" in text
+    assert f"{run['config']['eval_texts']:,} unseen texts" in text
+    assert f"{len(NAMES)} people and {len(PLACES)} places" in text
+
+
+# The first screen
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_first_screen_has_sentence_model_and_three_ways_on(look, width, height):
+    tab = look("index.html", "light", width)
+    tab.set_viewport_size({"width": width, "height": height})
+    tab.evaluate("window.scrollTo(0, 0)")
+    ways = tab.locator("article a.fw-way")
+    assert ways.all_inner_texts() == ["Start the course", "Play", "Read the code"]
+    shown = [
+        *[tab.locator("article h1"), tab.locator("article h1 + p")],
+        *ways.all(),
+        # The model: what was read, all answers, scores, and the change to press.
+        *[tab.locator(f"#figure-live {part}") for part in ("p", "table")],
+        example(tab),
+    ]
+    top = tab.locator("header.md-header").bounding_box()["height"]
+    for each in shown:
+        box = each.bounding_box()
+        assert box["y"] >= top - 1 and box["y"] + box["height"] <= height, each
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width, each
+    if width == 1280:  # and the sentence that says what to see
+        shown = tab.locator("#figure-live .fw-words").bounding_box()
+        assert shown["y"] + shown["height"] <= height
+    # Formulas come after.
+    formula = tab.locator("article .katex").first.bounding_box()
+    figure = tab.locator("#figure-live").bounding_box()
+    assert formula["y"] > figure["y"] + figure["height"]
+    # The press and what it changes are seen together.
+    press(tab)
+    assert tab.evaluate("window.scrollY") == 0
+    box = tab.locator("#figure-live table").bounding_box()
+    assert box["y"] + box["height"] <= height
+
+
+def test_ways_on_lead_there(home):
+    for name in ("Start the course", "Play", "Read the code"):
+        with home.context.expect_page() as opened:
+            home.locator("article a.fw-way", has_text=name).click(
+                modifiers=["ControlOrMeta"]
+            )
+        opened.value.locator("article h1").wait_for()
+        opened.value.close()
+
+
+# The model in the page
 
 
 def weights_asked_for(tab) -> list[str]:
     entries = "performance.getEntriesByType('resource').map((e) => e.name)"
-    return [n for n in tab.evaluate(entries) if n.endswith(".safetensors")]
+    names = [n.rpartition("/")[2] for n in tab.evaluate(entries)]
+    return sorted(n for n in names if n.endswith(".safetensors"))
 
 
-def test_weights_come_on_first_use(look):
-    tab = look("index.html")
-    assert weights_asked_for(tab) == []
+def test_weights_come_on_first_use(home):
+    assert weights_asked_for(home) == []
     # Until then the picture that needs no script is there.
-    assert tab.locator("#figure-live .fw-heads img").count() == 8
-    tab.get_by_role("button", name="Start the model").click()
-    tab.get_by_label("Text to read").wait_for()
-    assert [n.rpartition("/")[2] for n in weights_asked_for(tab)] == [
-        "delta.safetensors"
-    ]
-    tab.get_by_label("sum rule").check()
-    tab.wait_for_function(f"{STATE}.rule === 'sum'")
-    assert len(weights_asked_for(tab)) == 2
+    assert home.locator("#figure-live tbody tr").count() == 5
+    press(home)
+    assert weights_asked_for(home) == ["delta.safetensors", "sum.safetensors"]
+    press(home)
+    assert len(weights_asked_for(home)) == 2
 
 
-@pytest.mark.parametrize("rule", ["delta", "sum"])
-def test_files_are_small_and_of_trained_models(rule):
-    path = FOLDER / f"{rule}.safetensors"
-    assert path.stat().st_size < 500_000
-    run = json.loads(
-        (ROOT / "docs" / "results" / f"live-{rule}.json").read_text("utf-8")
-    )
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["model"])
-    assert about["mixer"] == rule == run["config"]["mixer"]
-    assert about["validation_loss"] == run["validation_loss"]
-    # What the home page says of it.
-    text = (ROOT / "docs" / "index.md").read_text("utf-8")
-    assert f"{run['validation_loss']:.2f}" in text
-
-
-@pytest.mark.parametrize("rule", ["delta", "sum"])
-def test_agrees_with_pytorch(live, rule):
-    """Losses after every character, logits and all fast weights at some,
-    of a text as long as fits: to 1e-4.
-    """
-    made, alphabet = model(rule)
-    text = (TEXT * 4)[:240]
-    if rule == "sum":
-        live.get_by_label("sum rule").check()
-        live.wait_for_function(f"{STATE}.rule === 'sum'")
-    live.get_by_label("Text to read").fill(text)
-    tokens = torch.tensor([[alphabet.index(c) for c in text]])
-    with torch.no_grad():
-        logits = made(tokens)[0]
-    losses = F.cross_entropy(logits[:-1], tokens[0, 1:], reduction="none")
-    found = live.evaluate(STATE)
-    assert found["text"] == text and found["position"] == len(text)
-    assert found["bits"][0] is None
-    bits = torch.tensor(found["bits"][1:])
-    wanted = losses / torch.log(torch.tensor(2.0))
-    torch.testing.assert_close(bits, wanted, atol=1e-4, rtol=0)
-
-    slider = live.locator("#figure-live input[type=range]")
-    for position in (1, 30, 119, len(text)):
-        slider.fill(str(position))
-        found = live.evaluate(STATE)
-        assert found["position"] == position
+@pytest.mark.parametrize("rule", RULES)
+def test_agrees_with_pytorch(home, rule):
+    """The logits of every answer, to 1e-4; and what the page makes of them."""
+    for _ in range(3):
+        press(home)
+    found = home.evaluate(STATE)
+    assert len(found["answers"][rule]) == 5
+    for answer in found["answers"][rule]:
+        wanted = logits_in_pytorch(rule, found["facts"], answer["name"])
         torch.testing.assert_close(
-            torch.tensor(found["logits"]), logits[position - 1], atol=1e-4, rtol=0
+            torch.tensor(answer["logits"]), wanted, atol=1e-4, rtol=0
         )
-        with torch.no_grad():
-            states = made.prefill(tokens[:, :position])[1][1:]
-        # The memory of each head, chosen by a click.
-        for layer, state in enumerate(states):
-            W = state if rule == "delta" else state.W
-            for head in range(W.shape[1]):
-                name = f"layer {layer + 1}, head {head + 1}"
-                live.get_by_role("button", name=name).click()
-                found = live.evaluate(STATE)
-                assert found["head"] == [layer, head]
-                # The sum rule's memory has entries of 30 by then.
-                torch.testing.assert_close(
-                    torch.tensor(found["W"]), W[0, head].flatten(), atol=1e-4, rtol=1e-5
-                )
+        assert answer["said"] == WORDS[int(wanted.argmax())]
+        at = dict(found["facts"])  # the most recent place
+        assert answer["place"] == at[answer["name"]]
+        assert answer["right"] == (answer["said"] == answer["place"])
+        told = [place for name, place in found["facts"] if name == answer["name"]]
+        assert answer["moved"] == len(told) - 1
+        share = torch.softmax(wanted, -1)
+        assert answer["truth"] == pytest.approx(
+            share[WORDS.index(answer["place"])].item(), abs=1e-4
+        )
 
 
-@pytest.mark.parametrize("rule", ["delta", "sum"])
-def test_answers_are_those_of_the_memory(live, rule):
-    """Each key so far is asked for; the value most like the answer."""
-    made, alphabet = model(rule)
-    live.get_by_label("Text to read").fill(TEXT)
-    if rule == "sum":
-        live.get_by_label("sum rule").check()
-        live.wait_for_function(f"{STATE}.rule === 'sum'")
-    found = live.evaluate(STATE)
-    layer, head = found["head"]
-    assert layer == 0
-    tokens = torch.tensor([[alphabet.index(c) for c in TEXT]])
-    mixer = made.blocks[0].mixer
-    with torch.no_grad():
-        x = made.blocks[0].norm_mixer(made.embedding(tokens))
-        key = mixer._features(mixer.to_k(x).unflatten(-1, (mixer.heads, -1)))[
-            0, :, head
-        ]
-        value = mixer.to_v(x).unflatten(-1, (mixer.heads, -1))[0, :, head]
-        state = mixer.prefill(x)[1]
-        W = (state if rule == "delta" else state.W)[0, head]
-        likeness = torch.cosine_similarity((key @ W.T)[:, None], value[None], dim=-1)
-    best = likeness.max(1).values
-    chosen = likeness[torch.arange(len(TEXT)), torch.tensor(found["answers"])]
-    torch.testing.assert_close(chosen, best, atol=1e-4, rtol=0)
-    # The letters below the text are theirs.
-    shown = {"\n": "↵", " ": "␣"}
-    letters = live.locator("#figure-live .fw-strip i").all_inner_texts()
-    assert letters == [shown.get(TEXT[i], TEXT[i]) for i in found["answers"]]
-    same = live.locator("#figure-live .fw-same").count()
-    assert same == sum(
-        TEXT[i] == c for i, c in zip(found["answers"], TEXT, strict=True)
-    )
-    words = live.locator("#figure-live .fw-words").inner_text()
-    assert f"recalls {same} of {len(TEXT)} characters" in words
+def test_agrees_with_pytorch_for_many_people(home):
+    facts = [[NAMES[i % 16], PLACES[5 * i % 16]] for i in range(20)]
+    home.get_by_role("button", name="Empty").click()
+    home.wait_for_function(f"{STATE}.answers !== null")
+    home.get_by_label("Or type:").fill(" ".join(words(facts)))
+    home.get_by_role("button", name="Tell", exact=True).click()
+    home.wait_for_function(f"{STATE}.facts.length === 20")
+    found = home.evaluate(STATE)
+    assert found["facts"] == facts
+    for rule in RULES:
+        for answer in found["answers"][rule][::5]:
+            wanted = logits_in_pytorch(rule, facts, answer["name"])
+            torch.testing.assert_close(
+                torch.tensor(answer["logits"]), wanted, atol=1e-4, rtol=0
+            )
 
 
-def test_writes_on_with_the_likeliest_characters(live):
-    made, alphabet = model("delta")
-    live.get_by_label("Text to read").fill("KING:\n")
-    live.get_by_role("button", name="Let it write").click()
-    text = live.evaluate(STATE)["text"]
-    tokens = torch.tensor([[alphabet.index(c) for c in "KING:\n"]])
-    wanted = made.generate(tokens, 40, temperature=0)[0]
-    assert text == "".join(alphabet[i] for i in wanted)
+def test_one_press_shows_the_difference(home):
+    """A change that the sum rule cannot follow; both keep the other facts."""
+    for _ in range(3):
+        sentence = example(home).inner_text()
+        assert re.fullmatch(r"\w+ is in \w+\.", sentence)
+        press(home)
+        name, _, _, place = sentence.rstrip(".").split()
+        assert home.evaluate(STATE)["facts"][-1] == [name, place]
+        answers = home.evaluate(STATE)["answers"]
+        added, corrected = (
+            next(a for a in answers[rule] if a["name"] == name) for rule in RULES
+        )
+        assert corrected["said"] == place and corrected["truth"] > 0.9
+        assert not added["right"] and added["truth"] < 0.6
+        assert all(a["right"] for a in answers["sum"] if not a["moved"])
+        assert all(a["right"] for a in answers["delta"])
 
 
-def test_a_full_text_is_said_to_be(live):
-    field = live.get_by_label("Text to read")
-    words = live.locator("#figure-live .fw-words")
-    more = live.get_by_role("button", name="Let it write")
-    field.fill("o" * 230)
-    assert "240 characters at most" not in words.inner_text()
-    more.focus()
-    more.press("Enter")
-    assert "240 characters at most" in words.inner_text()
-    assert more.is_disabled()
+def test_scores_count_the_answers(home):
+    for _ in range(3):
+        press(home)
+    found = home.evaluate(STATE)["answers"]
+    groups = ["Given once:", "Changed:"]
+    for kind in groups:
+        wanted = []
+        for rule in RULES:
+            of = [a for a in found[rule] if (a["moved"] > 0) == (kind == "Changed:")]
+            right = sum(a["right"] for a in of)
+            wanted.append(f"{right} of {len(of)}" if of else "–")
+        assert scores(home)[kind] == wanted
+    wanted = [f"{sum(a['right'] for a in found[r])} of 5" for r in RULES]
+    assert scores(home)["all"] == wanted
+    # Right and wrong have signs, not only colours.
+    marks = home.locator("#figure-live tbody [role=img]").all_inner_texts()
+    right = [a["right"] for pair in zip(*found.values(), strict=True) for a in pair]
+    assert marks == ["✓" if each else "✗" for each in right]
+    assert "The sum rule adds the new place" in home.evaluate(WORDS_OF)
+
+
+def test_changes_can_be_typed(home):
+    field = home.get_by_label("Or type:")
+    field.fill("but now eve  is in BERN. Dan is in Rome")
+    field.press("Enter")
+    home.wait_for_function(f"{STATE}.facts.length === 9")
+    assert home.evaluate(STATE)["facts"][-2:] == [["Eve", "Bern"], ["Dan", "Rome"]]
+    assert field.input_value() == ""
+    # What is no longer true is crossed out, what is new is strong.
+    crossed = home.locator("#figure-live s").all_inner_texts()
+    assert "Eve is in Kyoto." in crossed and "Dan is in Delhi." in crossed
+    assert "Eve is in Bern." in home.locator("#figure-live p strong").all_inner_texts()
+
+
+@pytest.mark.parametrize("text", ["Zoe is in Bern.", "Eve is in Berlin.", "Hello!"])
+def test_says_which_words_it_knows(home, text):
+    home.get_by_label("Or type:").fill(text)
+    home.get_by_role("button", name="Tell", exact=True).click()
+    home.wait_for_function(f"{WORDS_OF}.includes('Places:')")
+    said = home.evaluate(WORDS_OF)
+    assert ", ".join(NAMES) in said and ", ".join(PLACES) in said
+    assert len(home.evaluate(STATE)["facts"]) == 7
+    assert home.get_by_label("Or type:").input_value() == text
+
+
+def test_can_be_emptied_filled_and_begun_again(home):
+    begun = home.evaluate(STATE)["facts"]
+    home.get_by_role("button", name="Empty").click()
+    home.wait_for_function(f"{WORDS_OF}.includes('memories are empty')")
+    assert home.evaluate("document.activeElement.type") == "text"
+    button = example(home)
+    for _ in range(24):
+        button.press("Enter")
+        count = len(home.evaluate(STATE)["facts"])
+    assert count == 24 and button.is_disabled()
     # The keyboard is not left on a button that is off.
-    assert live.evaluate("document.activeElement.textContent") == "Empty"
-    live.keyboard.press("Enter")
-    assert more.is_enabled()
+    assert home.evaluate("document.activeElement.textContent") == "Start again"
+    home.keyboard.press("Enter")
+    assert home.evaluate(STATE)["facts"] == begun
+    assert button.is_enabled()
 
 
-def test_typing_continues_where_the_text_changed(live):
-    field = live.get_by_label("Text to read")
-    field.fill("To be")
-    first = live.evaluate(STATE)
-    field.press_sequentially(" or")
-    field.press("Backspace")
-    field.press("Backspace")
-    field.press("Backspace")
-    again = live.evaluate(STATE)
-    assert again["text"] == "To be" and again["logits"] == first["logits"]
-    field.fill("Größe")  # not in its alphabet
-    assert live.evaluate(STATE)["text"] == "Gre"
-    assert "left out: ö ß" in live.locator("#figure-live .fw-words").inner_text()
-    live.get_by_role("button", name="Empty").click()
-    assert live.evaluate(STATE)["text"] == ""
-    assert "memory is empty" in live.locator("#figure-live .fw-words").inner_text()
+def test_nobody_has_moved(home):
+    home.get_by_role("button", name="Empty").click()
+    field = home.get_by_label("Or type:")
+    field.fill("Ada is in Rome. Ben is in Oslo.")
+    field.press("Enter")
+    home.wait_for_function(f"{STATE}.facts.length === 2")
+    assert "Nobody has moved yet" in home.evaluate(WORDS_OF)
+    assert scores(home) == {
+        "all": ["2 of 2", "2 of 2"],
+        "Given once:": ["2 of 2", "2 of 2"],
+        "Changed:": ["–", "–"],
+    }
 
 
-def test_only_the_last_write_can_be_seen(live):
-    """It is an outer product: a matrix of rank one."""
-    live.get_by_label("only what the last character changed").check()
-    found = live.evaluate(STATE)
-    change = torch.tensor(found["W"], dtype=torch.float64).view(24, 48)
-    values = torch.linalg.svdvals(change)
-    assert values[0] > 1e-3 and values[1] < 1e-4 * values[0]
-
-
-@pytest.mark.speed
-def test_is_fast_enough_to_type_into(live):
-    """The limit is that of the page; the best of three, since the machine
-    may be doing other things.
-    """
-    speeds = []
-    for i in range(3):
-        live.get_by_label("Text to read").fill("AB C"[i] + TEXT * 3)
-        found = live.evaluate(STATE)
-        assert len(found["text"]) == len(TEXT * 3) + 1
-        speeds.append(found["speed"])
-    assert max(speeds) >= 200
-
-
-def test_replay_can_be_stopped(live):
-    live.get_by_role("button", name="Replay").click()
-    live.wait_for_function(f"{STATE}.position >= 3")
-    live.get_by_role("button", name="Stop").click()
-    before = live.evaluate(STATE)["position"]
-    live.wait_for_timeout(400)
-    assert live.evaluate(STATE)["position"] == before
-
-
-def test_replay_of_an_empty_text_does_nothing(live):
-    live.get_by_role("button", name="Empty").click()
-    live.get_by_role("button", name="Replay").click()
-    live.wait_for_timeout(400)
-    assert live.evaluate(STATE)["position"] == 0
-
-
-def test_the_last_choice_counts_while_weights_are_slow(live):
-    waiting = []
-    live.context.route("**/sum.safetensors", lambda route: waiting.append(route))
-    live.get_by_label("sum rule").check()
-    live.get_by_label("delta rule").check()
-    live.wait_for_function(f"{STATE}.rule === 'delta'")
-    assert len(waiting) == 1
-    with live.expect_response("**/sum.safetensors"):
-        waiting[0].continue_()
-    live.wait_for_timeout(300)
-    assert live.evaluate(STATE)["rule"] == "delta"
-    assert live.get_by_label("delta rule").is_checked()
-
-
-def test_weights_that_do_not_come_are_said_to(live):
-    live.context.route("**/sum.safetensors", lambda route: route.fulfill(status=204))
-    # Not check(): the choice may be back before it is looked at.
-    live.get_by_label("sum rule").click()
-    words = live.locator("#figure-live .fw-words")
-    live.wait_for_function(
-        "document.querySelector('#figure-live .fw-words').textContent.includes('did not come')"
-    )
-    assert "weights of the sum rule did not come" in words.inner_text()
-    # The choice is again what is shown; and can be made again.
-    assert live.get_by_label("delta rule").is_checked()
-    live.context.unroute("**/sum.safetensors")
-    live.get_by_label("sum rule").check()
-    live.wait_for_function(f"{STATE}.rule === 'sum'")
-
-
-def test_speaks_when_the_reader_pauses(live):
-    """What changes with every key is not announced with every key."""
-    live.evaluate(
-        """() => {
-          globalThis.said = [];
-          const status = document.querySelector("#figure-live .fw-status");
-          // One record per change, also of several changes at once.
-          new MutationObserver((changes) => {
-            for (const { addedNodes } of changes) said.push(addedNodes[0]?.textContent);
-          })
-            .observe(status, { childList: true });
-        }"""
-    )
-    # All in one turn of the browser: nobody can pause in between.
-    live.get_by_label("Text to read").evaluate(
-        """(box) => {
-          for (const letter of "to be") {
-            box.value += letter;
-            box.dispatchEvent(new Event("input", { bubbles: true }));
-          }
-        }"""
-    )
-    live.wait_for_function("said.length > 0")
-    live.wait_for_timeout(300)
-    words = live.locator("#figure-live .fw-words").inner_text()
-    assert live.evaluate("said") == [words]
+def test_weights_that_do_not_come_are_said_to(home):
+    home.context.route("**/sum.safetensors", lambda route: route.fulfill(status=204))
+    example(home).click()
+    home.wait_for_function(f"{WORDS_OF}.includes('could not be fetched')")
+    assert len(home.evaluate(STATE)["facts"]) == 7
+    home.context.unroute("**/sum.safetensors")
+    press(home)
+    assert home.evaluate(STATE)["answers"] is not None
 
 
 def test_says_why_it_does_not_run_from_disk(look, site):
     tab = look("index.html", base=f"{site.as_uri()}/")
-    tab.get_by_role("button", name="Start the model").click()
-    words = tab.locator("#figure-live .fw-words")
-    assert "python -m http.server" in words.inner_text()
-    assert tab.get_by_role("button", name="Start the model").is_enabled()
-
-
-# The command that makes the files
-
-
-def test_export_web(tmp_path):
-    from fwlab.cli import export_web
-
-    run = training.Config(
-        "delta", layers=1, heads=2, d_model=8, block=4, batch=2, steps=1, device="cpu"
-    )
-    trainer = training.Trainer(run, "the quick brown fox " * 20)
-    for _ in trainer.run():
-        pass
-    trainer.save(tmp_path / "checkpoint.safetensors")
-    export_web(tmp_path / "checkpoint.safetensors", tmp_path / "web.safetensors")
-    with safe_open(tmp_path / "web.safetensors", framework="pt") as file:
-        about = json.loads(file.metadata()["model"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert about["alphabet"] == trainer.characters.alphabet
-    for name, weight in trainer.model.state_dict().items():
-        assert torch.equal(tensors[name], weight.half())
-
-
-def test_export_web_refuses_other_mixers(tmp_path):
-    config = training.Config("softmax", layers=1, heads=1, d_model=4, block=4)
-    made = training.checkpoint.new_model(config, 3)
-    characters = training.checkpoint.Characters("abc")
-    checkpoint = training.Checkpoint(made, characters, config, 0, {}, [], "")
-    with pytest.raises(
-        training.CheckpointError, match="delta or sum for the live figure, got softmax"
-    ):
-        training.export_web(tmp_path / "web.safetensors", checkpoint)
-    assert list(tmp_path.iterdir()) == []
+    example(tab).click()
+    tab.wait_for_function(f"{WORDS_OF}.includes('python -m http.server')")
+    assert tab.locator("#figure-live tbody tr").count() == 5

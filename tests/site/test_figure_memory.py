@@ -6,6 +6,7 @@ fwlab for the memory and for what each key reads.
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ import torch
 from fwlab import ops
 
 PAGE = "figures/memory.html"
-A, B, NEW = (20, [0.9, 0.8]), (80, [-1, 0.5]), (140, [0.6, -1])
+A, B, NEW = (40, [0.9, 0.8]), (65, [-1, 0.5]), (140, [0.6, -1])
+APART = [(20, A[1]), (110, B[1])]
 PRESETS = {
-    "Two orthogonal keys": ([A, (110, B[1])], (155, NEW[1])),
-    "Two close keys": ([(40, A[1]), (65, B[1])], NEW),
-    "Overwrite a key": ([A, (110, B[1])], (20, NEW[1])),
+    "Two orthogonal keys": (APART, (155, NEW[1])),
+    "Two close keys": ([A, B], NEW),
+    "Overwrite a key": (APART, (20, NEW[1])),
 }
 #: Units of the picture.
 CENTRE, BOX, SIZE = (101, 124), (201, 28), 186
@@ -73,6 +75,8 @@ def compare(tab, rule: str, beta: float, pairs: list, new: tuple) -> dict:
         assert found["readback"] == pytest.approx(readback.tolist(), abs=1e-6)
         error = (readback - torch.tensor(value).double()).norm().item()
         assert found["error"] == pytest.approx(error, abs=1e-6)
+        _, before = memory(rule, beta, pairs[:-1], degrees)
+        assert found["before"] == pytest.approx(before.tolist(), abs=1e-6)
     for j, pair in enumerate(shown["pairs"]):
         later = [i for i in range(j + 1, len(pairs)) if pairs[i][0] == pairs[j][0]]
         assert pair["replacedBy"] == ("ABCDE"[later[-1]] if later else None)
@@ -144,7 +148,11 @@ def drawn(tab, shown: dict):
         ends = picture.locator(f"[data-error={name}]").get_attribute("d")
         ends = [float(x) for x in re.findall(r"[-\d.]+", ends)]
         assert ends == pytest.approx([*value, *readback], abs=0.01)
-        assert read.is_visible() == (one["replacedBy"] is None)
+        ghost = picture.locator(f"[data-before={name}]")
+        wanted = pytest.approx(at(one["before"]), abs=0.01)
+        assert place(tab, f"[data-before={name}]") == wanted
+        for mark in (read, ghost):
+            assert mark.is_visible() == (one["replacedBy"] is None)
     value = at(shown["next"]["value"])
     assert place(tab, "[data-value=new]") == pytest.approx(value, abs=0.01)
 
@@ -179,7 +187,7 @@ def set_beta(tab, beta: float):
 
 def drag(tab, name: str, x: float, y: float):
     """Move a handle to a point, in units of the picture, by mouse."""
-    tab.locator("#figure-memory svg").scroll_into_view_if_needed()
+    tab.locator("#figure-memory svg").first.scroll_into_view_if_needed()
     handle = tab.get_by_role("slider", name=name, exact=True).bounding_box()
     to = tab.evaluate(
         """([x, y]) => {
@@ -204,11 +212,13 @@ def turn(tab, name: str, degrees: int):
 
 def test_as_it_begins(tab):
     shown = compare(tab, "delta", 1, [A, B], NEW)
-    # Something to ask about: the last pair is right, the first is not.
+    # Something to ask about: the last pair is right, the first is no longer.
     assert shown["pairs"][0]["error"] > 0.5
+    assert shown["pairs"][0]["before"] == pytest.approx(A[1])
     assert shown["pairs"][1]["error"] < 1e-12
     assert "B reads (−1.00, 0.50), right" in words(tab)
-    assert "60° apart" in words(tab)
+    assert "Before B was written, A read (0.90, 0.80)." in words(tab)
+    assert "25° apart" in words(tab)
     assert tab.evaluate("document.querySelector('.fw-picture').outerHTML.length") < 25e3
 
 
@@ -235,13 +245,14 @@ def test_rules_and_strength(tab, beta):
 
 def test_mouse_turns_a_written_key(tab):
     before = words(tab)
-    turn(tab, "Key B", 110)
-    shown = compare(tab, "delta", 1, [A, (110, B[1])], NEW)
+    turn(tab, "Key B", 130)
+    shown = compare(tab, "delta", 1, [A, (130, B[1])], NEW)
     assert shown["pairs"][0]["error"] == pytest.approx(0, abs=1e-12)
+    assert "Before B was written" not in words(tab)  # it changed nothing else
     assert words(tab) != before
     assert "90° apart: k · k′ = 0.00" in words(tab)
     turn(tab, "Key A", 290)
-    compare(tab, "delta", 1, [(290, A[1]), (110, B[1])], NEW)
+    compare(tab, "delta", 1, [(290, A[1]), (130, B[1])], NEW)
     choose(tab, "sum")
     turn(tab, "Key B", 225)
     compare(tab, "sum", 1, [(290, A[1]), (225, B[1])], NEW)
@@ -252,15 +263,54 @@ def test_arrows_turn_a_written_key(tab):
     key.focus()
     before = words(tab)
     key.press("ArrowUp")
-    compare(tab, "delta", 1, [(25, A[1]), B], NEW)
+    compare(tab, "delta", 1, [(45, A[1]), B], NEW)
     assert words(tab) != before
-    for _ in range(6):
-        key.press("ArrowLeft")
-    compare(tab, "delta", 1, [(355, A[1]), B], NEW)
-    key.press("ArrowRight")
+    key.press("PageDown")
+    compare(tab, "delta", 1, [(20, A[1]), B], NEW)
+    for _ in range(5):
+        key.press("ArrowRight")
     compare(tab, "delta", 1, [(0, A[1]), B], NEW)
     key.press("ArrowDown")
     compare(tab, "delta", 1, [(355, A[1]), B], NEW)
+
+
+@pytest.mark.parametrize("name", ["Key A", "New key"])
+@pytest.mark.parametrize("arrow", ["Left", "Right", "Up", "Down"])
+def test_arrows_move_as_the_eye_expects(tab, name, arrow):
+    """All round, a key goes where the arrow points, and then stays."""
+    axis, sign = {"Left": (0, -1), "Right": (0, 1), "Up": (1, -1), "Down": (1, 1)}[
+        arrow
+    ]
+    which = {"Key A": "A", "New key": "new"}[name]
+    key = tab.get_by_role("slider", name=name, exact=True)
+    other = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}[arrow]
+    for _ in range(40):  # to the other side, wherever that is reached from
+        key.press(f"Arrow{other}")
+    places = [place(tab, f"[data-key={which}]")[axis]]
+    for _ in range(40):
+        key.press(f"Arrow{arrow}")
+        places.append(place(tab, f"[data-key={which}]")[axis])
+    moves = [sign * (b - a) for a, b in pairwise(places)]
+    assert min(moves) >= 0
+    assert sum(move > 0 for move in moves) >= 30
+    assert moves[-1] == 0
+    end = {"Left": 180, "Right": 0, "Up": 90, "Down": 270}[arrow]
+    assert key.get_attribute("aria-valuenow") == str(end)
+
+
+def test_ghost_of_the_value_before_a_write(tab):
+    """It stays when keys are turned, and goes on to the next write."""
+    press(tab, "Write")
+    shown = compare(tab, "delta", 1, [A, B, NEW], NEW)
+    assert "Before C was written, A read" in words(tab)
+    turn(tab, "Key A", 330)
+    shown = compare(tab, "delta", 1, [(330, A[1]), B, NEW], NEW)
+    held = shown["pairs"][0]["readback"]
+    press(tab, "Write")
+    shown = compare(tab, "delta", 1, [(330, A[1]), B, NEW, NEW], NEW)
+    assert shown["pairs"][0]["before"] == pytest.approx(held)
+    press(tab, "Undo")
+    compare(tab, "delta", 1, [(330, A[1]), B, NEW], NEW)
 
 
 def test_another_pair(tab):
@@ -323,10 +373,10 @@ def test_half_a_write_leaves_half(tab):
 
 
 def test_new_key_catches_on_a_written_one(tab):
-    turn(tab, "New key", 77)
-    compare(tab, "delta", 1, [A, B], (80, NEW[1]))
-    turn(tab, "New key", 75)
-    compare(tab, "delta", 1, [A, B], (75, NEW[1]))
+    turn(tab, "New key", 68)
+    compare(tab, "delta", 1, [A, B], (65, NEW[1]))
+    turn(tab, "New key", 70)
+    compare(tab, "delta", 1, [A, B], (70, NEW[1]))
 
 
 def test_undo_and_start_again_by_keyboard(tab):

@@ -1,5 +1,7 @@
 """What holds for every figure: it is there without scripts, and current."""
 
+import re
+
 import keep_figures as figures
 import pytest
 from test_pages import AXE, RULES
@@ -11,8 +13,9 @@ def page_of(name: str) -> str:
     return figures.PAGES.get(name, f"figures/{name}.html")
 
 
-def test_there_are_six():
-    assert {"aft", "chunks", "dpfp", "feedback", "live", "memory"} <= set(NAMES)
+def test_there_are_seven():
+    first = {"aft", "chunks", "dpfp", "feedback", "live", "memory", "shakespeare"}
+    assert first <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -31,7 +34,8 @@ def test_picture_without_scripts_is_how_the_figure_begins(look, address, name):
 def test_without_scripts(look, name):
     tab = look(page_of(name), java_script_enabled=False)
     figure = tab.locator(f"#figure-{name}")
-    assert figure.locator(".fw-picture").is_visible()
+    pictures = figure.locator(".fw-picture").all()
+    assert pictures and all(picture.is_visible() for picture in pictures)
     assert len(figure.locator(".fw-words").inner_text()) > 80
     # No control that does nothing.
     assert figure.locator("button, input").count() == 0
@@ -40,6 +44,11 @@ def test_without_scripts(look, name):
 def started(look, name: str, *options, **more):
     tab = look(page_of(name), *options, **more)
     if name == "live":
+        tab.locator("#figure-live button").first.click()
+        tab.wait_for_function(
+            "document.querySelector('#figure-live').figure.state().answers !== null"
+        )
+    if name == "shakespeare":
         tab.get_by_role("button", name="Start the model").click()
         tab.get_by_label("Text to read").wait_for()
     return tab
@@ -89,6 +98,108 @@ def test_figure_in_use_is_accessible(look, name, scheme, width):
     tab.evaluate(AXE.read_text("utf-8"))
     assert tab.evaluate(RULES) == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_gallery_shows_every_figure(look, width):
+    """A picture, a line, and a link that the whole card is."""
+    tab = look("figures/index.html", width=width)
+    cards = tab.get_by_role("listitem").filter(has=tab.locator(".fw-still"))
+    base = tab.url.removesuffix("figures/index.html")
+    found = {}
+    for card in cards.all():
+        link = card.get_by_role("link")
+        words = card.locator("p").last.inner_text()
+        assert 40 < len(words) < 200
+        assert card.locator(".fw-picture").first.is_visible()
+        picture = card.locator(".fw-still").bounding_box()
+        assert picture["height"] > 150
+        to = link.evaluate("(e) => e.href").removeprefix(base)
+        found[to.partition("#")[0]] = card
+    assert list(found) == ["index.html", *[p for p in found if p != "index.html"]]
+    assert {page_of(name) for name in NAMES} == set(found)
+    # Nothing in it looks like a control, and its picture leads to the figure.
+    assert (
+        tab.locator(".fw-gallery :is([tabindex], [role=slider], button)").count() == 0
+    )
+    picture = found["figures/memory.html"].locator(".fw-still")
+    picture.scroll_into_view_if_needed()
+    box = picture.bounding_box()
+    tab.mouse.click(box["x"] + 40, box["y"] + 40)
+    tab.wait_for_url("**/figures/memory.html")
+
+
+def test_gallery_is_the_first_of_the_figures(look):
+    tab = look("index.html")
+    tab.locator(".md-tabs__link", has_text="Figures").click()
+    tab.wait_for_url("**/figures/index.html")
+
+
+#: By figure, the controls that readers use most.
+MAIN = {
+    "memory": {
+        "slider": ["Key A", "Key B", "New key", "New value", "Write strength"],
+        "button": ["Write", "Undo"],
+        "radio": ["delta"],
+    },
+    "dpfp": {
+        "slider": ["Key k, the circle", "Key k′, the square"],
+        "radio": ["after DPFP", "ν = 3"],
+    },
+    "chunks": {"button": ["Next"], "slider": ["Step"]},
+    "aft": {"slider": ["Large key"]},
+    "feedback": {"button": ["Layer 3 at step 1"], "radio": ["Feedback transformer"]},
+}
+#: The part of the window below the header, and of the document, of elements.
+SPAN = """(all) => {
+  const boxes = all.map((e) => e.getBoundingClientRect());
+  const header = document.querySelector("header.md-header").getBoundingClientRect();
+  return {
+    window: [header.bottom, innerHeight],
+    needed: [Math.min(...boxes.map((b) => b.top)), Math.max(...boxes.map((b) => b.bottom))],
+  };
+}"""
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+@pytest.mark.parametrize("name", MAIN)
+def test_a_control_and_what_it_changes_are_seen_together(look, name, size):
+    """On a desk and on a phone: the whole drawing, in one window, and letters
+    that are not smaller for it."""
+    tab = look(page_of(name), width=size[0], has_touch=size[0] < 500)
+    tab.set_viewport_size({"width": size[0], "height": size[1]})
+    figure = tab.locator(f"#figure-{name}")
+    if name == "dpfp":
+        figure.get_by_role("radio", name="ν = 3").check()
+    labels = [(role, label) for role, all in MAIN[name].items() for label in all]
+    for role, label in labels:
+        control = figure.get_by_role(role, name=re.compile(f"^{label}"))
+        drawings = [one.element_handle() for one in figure.locator("svg").all()]
+        together = [control.element_handle(), *drawings]
+        top = tab.evaluate(SPAN, together)
+        # As someone who looks at the figure scrolls.
+        by = top["needed"][0] - top["window"][0] - 2
+        if top["needed"][1] > size[1] or by < 0:
+            tab.evaluate("(top) => scrollBy({ top, behavior: 'instant' })", by)
+        seen = tab.evaluate(SPAN, together)
+        assert seen["needed"][0] >= seen["window"][0], label
+        assert seen["needed"][1] <= seen["window"][1], label
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_the_picture_fills_its_card(look, name):
+    """With the controls beside it."""
+    tab = look(page_of(name), width=1280)
+    tab.set_viewport_size({"width": 1280, "height": 800})
+    card = tab.locator(f"#figure-{name}").bounding_box()
+    picture = tab.locator(f"#figure-{name} svg").first.bounding_box()
+    side = tab.locator(f"#figure-{name} .fw-side").bounding_box()
+    assert picture["width"] > card["width"] / 2
+    assert picture["width"] + side["width"] > 0.9 * card["width"]
+    assert abs(side["y"] - picture["y"]) < 2
+    # It begins before the fold, and so does its first control.
+    control = tab.locator(f"#figure-{name} .fw-controls").first.bounding_box()
+    assert control["y"] + control["height"] < 800
 
 
 #: Letters below 10 px, or with less than 4.5 : 1 against what lies below.

@@ -33,6 +33,30 @@ FIGURES = r"""() => [...document.querySelectorAll("article svg[role=img], articl
     || (e.getAttribute("src") ?? "").startsWith("data:image/svg")
     || (e.alt !== "" && (e.getAttribute("aria-label") ?? e.alt ?? "").length <= 8))
   .map((e) => e.outerHTML.slice(0, 150))"""
+#: Lines of text, as far as they are longer than is easy to read.
+LONG = r"""() => {
+  const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
+  const found = [];
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
+    if (block.querySelector(":is(p, li, table, .katex)")) continue;
+    const lines = new Map();
+    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    while (walk.nextNode()) {
+      const { parentElement, data } = walk.currentNode;
+      if (parentElement.closest(skip)) continue;
+      for (const { 0: word, index } of data.matchAll(/[^\s-]*(-|\s+|$)/g)) {
+        range.setStart(walk.currentNode, index);
+        range.setEnd(walk.currentNode, index + word.length);
+        const { width, y } = range.getBoundingClientRect();
+        const top = Math.round(y / 8);
+        if (width) lines.set(top, `${lines.get(top) ?? ""}${word}`);
+      }
+    }
+    found.push(...[...lines.values()].map((line) => line.trim()).filter((line) => line.length > 80));
+  }
+  return found;
+}"""
 WIDTH = "document.documentElement.scrollWidth"
 ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 #: What the colours of a theme can break.
@@ -56,7 +80,7 @@ def hand_written(pages) -> set[str]:
             "annotated/source/ops/delta/naive",
         ],
         "api": ["api/layers"],
-        "notebooks": ["notebooks/04_delta_rule"],
+        "notebooks": ["notebooks/04_delta_rule", "notebooks/06_retrieval"],
     }
     written = {p.relative_to(docs).with_suffix("") for p in docs.rglob("*.md")}
     names = {path.as_posix() for path in written if path.parts[0] not in kinds}
@@ -67,7 +91,8 @@ def hand_written(pages) -> set[str]:
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1440)])
 def test_every_page_is_whole(look, pages, scheme, width):
-    """Formulas set, figures in the colours of the page, nothing too wide:
+    """Formulas set, figures in the colours of the page, nothing too wide, no line
+    of more than 80 characters:
     notebooks and the API on a phone, and in both themes pages of text and one
     page of each other kind. On these, no serious or critical violation that
     axe-core knows; in the dark, of the rules about colours. (test_annotated.py
@@ -105,6 +130,7 @@ def walk(look, pages, scheme: str, width: int, rules, examined) -> None:
             elif not tab.evaluate("document.fonts.check('1em KaTeX_Main')"):
                 found.append("no font")
         found += ["error"] * tab.locator(".katex-error").count()
+        found += tab.evaluate(LONG)
         found += [f"{wide} px wide" for wide in [tab.evaluate(WIDTH)] if wide > width]
         if examined(page):
             tab.evaluate(axe)
@@ -214,6 +240,25 @@ def test_site_works_in_a_folder_of_a_host(look, site, tmp_path):
         tab.locator("input[name=query]").click()
         tab.keyboard.type("delta rule")
         tab.locator(".md-search-result__item").first.wait_for()
+
+
+def test_page_that_is_not_there(browser, site, tmp_path):
+    """A host shows it at any address; its links find the site above."""
+    shutil.copytree(site, tmp_path / "folder")
+    deep = tmp_path / "folder" / "notebooks" / "old"
+    deep.mkdir()
+    shutil.copy(site / "404.html", deep)
+    with served(tmp_path) as root:
+        tab = browser.new_page()
+        tab.goto(f"{root}folder/notebooks/old/404.html")
+        tab.wait_for_function("document.links[0].href.endsWith('/folder/index.html')")
+        tab.evaluate(AXE.read_text("utf-8"))
+        assert tab.evaluate(RULES, ALL) == []
+        links = tab.evaluate("[...document.links].map((link) => link.href)")
+        names = [link.removeprefix(f"{root}folder/") for link in links]
+        assert names == ["index.html", "course.html", "annotated/index.html"]
+        assert all((site / name).is_file() for name in names)
+        tab.close()
 
 
 def test_search_index_is_valid(site):

@@ -5,7 +5,9 @@ import gzip
 import json
 import re
 import sys
+from collections import defaultdict
 from itertools import pairwise
+from statistics import mean, median
 
 import pytest
 from built import ROOT
@@ -231,3 +233,36 @@ def test_narrow_page_does_not_scroll_sideways(look, scheme):
         })"""
     )
     assert tables and set(tables) <= {"auto", "scroll"}
+
+
+def test_findings_are_those_of_the_files():
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    adding, forgetting, speed = re.findall(r"^\d\. \*\*.*$", page, re.MULTILINE)
+    losses, small = defaultdict(list), defaultdict(list)
+    for run in runs():
+        losses[run["config"]["mixer"]].append(run["validation_loss"])
+    text = (RESULTS / "quick" / "language-model.json").read_text("utf-8")
+    for point in json.loads(text)["points"]:
+        small[point["mixer"], point["map"]].append(point["loss"])
+    loss = {name: f"{mean(found):.2f}" for name, found in losses.items()}
+    middle = {name: f"{median(found):.2f}" for name, found in small.items()}
+    assert f"at {loss['delta']} nats" in adding and f"at {loss['sum']} (" in adding
+    dpfp, plain = middle["delta", "dpfp"], middle["delta", "identity"]
+    assert f"{dpfp} against {middle['sum', 'dpfp']}" in adding
+    assert loss["gated"] == loss["fwp"]
+    assert f"both end at {loss['fwp']}" in forgetting
+    assert 0.05 < mean(losses["delta"]) - mean(losses["fwp"]) < 0.15
+    assert f"from {dpfp} to {middle['gated-delta', 'dpfp']}" in forgetting
+    assert f"features take it to {plain}" in forgetting
+    assert f"both it ends at {middle['gated-delta', 'identity']}" in forgetting
+    assert f"gated rule ({middle['gated', 'linear']})" in forgetting
+    assert f"`fwp` ({middle['fwp', '']})" in forgetting
+    rows = {
+        row["side"]: row
+        for row in bench()["rows"]
+        if (row["case"], row["shape"]["T"]) == ("delta_rule", 4096)
+    }
+    naive, efficient = rows["naive"], rows["efficient"]
+    assert round(naive["milliseconds"] / efficient["milliseconds"]) == 20
+    assert round(naive["peak_mib"] / efficient["peak_mib"]) == 10
+    assert "a twentieth of the time and a tenth of the memory" in speed

@@ -169,6 +169,7 @@ def solve(
 
 @triton.jit
 def _vector(x, row, first, width: tl.constexpr, B: tl.constexpr):
+    """Load one row, in float32."""
     column = first + tl.arange(0, B)
     value = tl.load(
         x + row * width + column, mask=column < width, other=0.0
@@ -178,6 +179,7 @@ def _vector(x, row, first, width: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _put(x, value, row, first, width: tl.constexpr, B: tl.constexpr):
+    """Store one row."""
     column = first + tl.arange(0, B)
     value = value.to(x.dtype.element_ty)
     tl.store(x + row * width + column, value, mask=column < width)
@@ -185,6 +187,7 @@ def _put(x, value, row, first, width: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _gate(x, row):
+    """Load one scalar; a gate that is missing is 1."""
     value = 1.0
     if x is not None:
         value = tl.load(x + row).to(tl.float32)
@@ -320,6 +323,7 @@ class _Steps(torch.autograd.Function):
         W: Tensor,
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
+        """For the backward pass, keep a state every few steps."""
         given = q, k, v, decay, beta, W
         q, k, v, decay, beta, W = contiguous(*given)
         batch, time, heads, K = q.shape
@@ -345,6 +349,9 @@ class _Steps(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor | None, dW_end: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        """Each program has some rows of $W$, and its own part of the
+        gradients of queries, keys and gates: they are added up.
+        """
         q, k, v, decay, beta, states = ctx.saved_tensors
         batch, time, heads, K = q.shape
         V, programs = v.shape[-1], batch * heads
@@ -377,6 +384,7 @@ def rows_of_W(K: int, V: int) -> int:
 
 
 def _sizes(K: int, V: int) -> dict[str, int]:
+    """What `steps` and `steps_backward` are compiled for."""
     BK = triton.next_power_of_2(K)
     return {
         "K": K,

@@ -65,6 +65,7 @@ def _norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
 
 
 def _norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
+    """The gradient of `x`, from what `_norm` returned."""
     return torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], *saved, None, None, [True, False, False]
     )[0]
@@ -203,6 +204,7 @@ class _Feedback(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor | None, dkv: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        """The backward loop does all of it."""
         return None, *ctx.backward_loop(ctx, dy, dkv).run()
 
 
@@ -324,6 +326,7 @@ class Backward:
         )
 
     def loop(self) -> None:
+        """Blocks of steps, the last one first."""
         layers, time = self.attended.shape[:2]
         self.weights = _each(
             self.contract, self.expand, self.to_out, self.to_qu

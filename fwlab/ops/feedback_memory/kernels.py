@@ -432,6 +432,7 @@ class Forward(efficient.Forward):
     """The step of the efficient form, in buffers of fixed address."""
 
     def run(self) -> Tensor:
+        """Record one step as a graph, and play it for all."""
         (batch, time, d), layers = self.x.shape, self.layers
         buffers = self.x.new_empty(2 * layers + 1, 1, batch, d)
         self.attended, self.states = buffers[:layers], buffers[layers:]
@@ -444,6 +445,7 @@ class Forward(efficient.Forward):
         )  # step and number of memories
 
         def step() -> None:
+            """Read the clock, compute, store, advance the clock."""
             t, n = self.clock[:1], self.clock[1:]
             torch.index_select(steps, 0, t, out=self.states[0])
             new = self.step(0)
@@ -456,6 +458,7 @@ class Forward(efficient.Forward):
         return saved[-1].transpose(0, 1).contiguous()
 
     def attend(self, l: int, q: Tensor, z: Tensor) -> None:
+        """One kernel in place of scores, softmax and mean."""
         K, V = self.kv[:, self.group_of[l]]
         rows, N, key = K.shape
         assert self.lse is not None
@@ -482,6 +485,7 @@ class Backward(efficient.Backward):
     """The same for the backward pass, with (k3) instead of blocks."""
 
     def loop(self) -> None:
+        """Record one step, and play it from last to first."""
         layers, time = self.attended.shape[:2]
         rows, N = self.kv.shape[2:4]
         self.r = self.back @ self.positions.T  # Eq. f4
@@ -492,6 +496,7 @@ class Backward(efficient.Backward):
         dy = self.dx[-1]
 
         def step() -> None:
+            """The memory of the step, then its layers."""
             t = self.clock[:1]
             dm = self.memory_at_clock()
             up = dy.index_select(0, t)[0] + self.alpha[-1] * dm

@@ -152,6 +152,7 @@ def feedback(
     w, layers, groups = weights, weights.to_q.shape[0], k.shape[2]
 
     def keys_and_values(m: Tensor, g: int) -> tuple[Tensor, Tensor]:
+        """(f2) of all memories: of earlier calls, then `m`."""
         scale = None if w.norm_memory is None else w.norm_memory[g]
         new_k = project_memory(m, w.to_k[g], scale, heads)
         new_v = project_memory(m, w.to_v[g], scale, heads)
@@ -160,6 +161,7 @@ def feedback(
             torch.cat([v[:, :, g], new_v], dim=1),
         )
 
+    # All layers of a step, from the bottom up; then its memory.
     m, y = x[:, :0], []  # no memories yet
     for x_t in x.unbind(1):
         states = [x_t]

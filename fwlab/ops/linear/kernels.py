@@ -636,6 +636,9 @@ class Chunked(torch.autograd.Function):
         nu: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`forward` carries the state from chunk to chunk. Where that
+        keeps too few programs busy, `read` computes the outputs.
+        """
         given = (q, k, v, decay, strength, W, z)
         q, k, v, decay, strength, W, z = contiguous(*given)
         batch, time, heads, V = v.shape
@@ -700,6 +703,9 @@ class Chunked(torch.autograd.Function):
         dW_end: Tensor | None,
         dz_end: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
+        """`backward_state` carries the gradient of the state back; then
+        `backward_inputs` computes all chunks at once.
+        """
         q, k, E, decay, strength, W, z, y, total, *saved = (
             ctx.saved_tensors
         )

@@ -71,10 +71,12 @@ def _columns(a: Tensor) -> tuple[Tensor, ...]:
 
 
 def _rows(b: Tensor) -> tuple[Tensor, ...]:
+    """One row per step."""
     return b[..., None, :].unbind()
 
 
 def _real(keep: Tensor, i: int) -> Tensor:
+    """Of each sequence, whether step i is a real one."""
     return keep[:, i, None, None, None]
 
 
@@ -100,6 +102,7 @@ class _Segment(torch.autograd.Function):
         W: Tensor,
         activation: Callable,
     ) -> tuple[Tensor, Tensor]:
+        """Keep the inputs, and no state but the first."""
         ctx.save_for_backward(a, b, x, keep, W)
         ctx.activation = activation
         a, b, x = (_by_time(part, W) for part in (a, b, x))
@@ -154,6 +157,7 @@ class _Segment(torch.autograd.Function):
 
 
 def _by_time(x: Tensor, W: Tensor) -> Tensor:
+    """Time first, in the dtype of the state."""
     return x.transpose(0, 1).to(W.dtype)
 
 
@@ -163,6 +167,7 @@ def _before(a: Tensor, b: Tensor, W: Tensor) -> Tensor:
 
 
 def _pull_back(activation: Callable, P: Tensor, dW: Tensor) -> Tensor:
+    """The gradient through any activation, by autograd."""
     P.requires_grad_()
     with torch.enable_grad():
         W = activation(P.clone())  # may change it in place

@@ -82,6 +82,7 @@ class Tiles(torch.autograd.Function):
         count: int = 1,
         keep: bool = True,
     ) -> Tensor:
+        """Weights, sums and outputs of one tile after the other."""
         given: tuple[Tensor | None, ...] = k, v, L, m
         ctx.shapes = [None if x is None else x.shape for x in given]
         ctx.tiles, ctx.count = tiles, count

@@ -39,7 +39,7 @@ def recur(
     n = chunks.count(time, length)
 
     def segments(x: Tensor, out: Tensor, fill: float) -> None:
-        # Step i of all segments is contiguous in memory.
+        """Copy `x` so that step i of all segments is contiguous."""
         whole = x[:, : (n - 1) * length].unflatten(1, (n - 1, length))
         out[:, :, :-1] = whole.permute(2, 0, 1, 3)
         ragged = time - (n - 1) * length
@@ -130,6 +130,7 @@ class _RunningMean(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep what came in and what came out."""
         after = _forward(*given)
         ctx.save_for_backward(*given, *after)
         return after
@@ -139,6 +140,7 @@ class _RunningMean(torch.autograd.Function):
     def backward(
         ctx: Any, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor, ...]:
+        """(e3) and (e4), from what was kept."""
         given, after = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
         return _backward(given, after, dL, dm)
 
@@ -154,6 +156,7 @@ class _Simple(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, *given: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Also returns the last running mean, as the state."""
         L, m = _forward(*given)
         ctx.save_for_backward(q, *given)
         ends = L[:, -1].clone(), m[:, -1].clone()
@@ -164,6 +167,7 @@ class _Simple(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor, dL_end: Tensor, dm_end: Tensor
     ) -> tuple[Tensor, ...]:
+        """The gate first, then the running means."""
         q, *given = ctx.saved_tensors
         after = _forward(*given)
         gate = torch.sigmoid(q)
@@ -185,6 +189,7 @@ class _Means(torch.autograd.Function):
     def forward(
         ctx: Any, k: Tensor, v: Tensor, steps: int, time: int
     ) -> tuple[Tensor, Tensor]:
+        """Subtract the largest key of each piece, then sum."""
         ctx.steps, ctx.time = steps, time
         keys = _pieces(k, steps, time, -math.inf)
         top = keys.amax(2, keepdim=True)
@@ -200,6 +205,7 @@ class _Means(torch.autograd.Function):
     def backward(
         ctx: Any, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor | None, ...]:
+        """The share of each step is computed again."""
         k, v, L, m = ctx.saved_tensors
         keys = _pieces(k, ctx.steps, ctx.time, -math.inf)
         values = _pieces(v, ctx.steps, ctx.time)

@@ -55,6 +55,7 @@ def _load(x, t, c, remaining, D, other):
 
 @triton.jit
 def _store(x, value, t, c, remaining, D):
+    """Store a tile `[R, BD]` of `[time, D]`."""
     inside = (t < remaining)[:, None] & (c < D)[None, :]
     at = t[:, None] * D + c[None, :]
     tl.store(x + at, value.to(x.dtype.element_ty), mask=inside)
@@ -69,6 +70,7 @@ def elements(x, u, w):
 
 @triton.jit
 def load_triple(top, s, a, at, inside):
+    """Load (k1); outside it is the empty triple."""
     return (
         tl.load(top + at, mask=inside, other=float("-inf")),
         tl.load(s + at, mask=inside, other=0.0),
@@ -78,6 +80,7 @@ def load_triple(top, s, a, at, inside):
 
 @triton.jit
 def _store_triple(top, s, a, at, inside, M, S, A):
+    """Store (k1), one number of each per channel."""
     tl.store(top + at, M, mask=inside)
     tl.store(s + at, S, mask=inside)
     tl.store(a + at, A, mask=inside)
@@ -85,6 +88,7 @@ def _store_triple(top, s, a, at, inside, M, S, A):
 
 @triton.jit
 def _reduced(x, u, w):
+    """One triple for all rows of a tile: (k1)."""
     M = tl.max(x, 0)
     e = tl.exp(x - tl.where(M > LOW, M, 0.0)[None, :])
     return M, tl.sum(e * u, 0), tl.sum(e * w, 0)
@@ -229,6 +233,7 @@ def channels(width: int, limit: int = NARROW) -> int:
 
 
 def _triples(like: Tensor, n: int) -> list[Tensor]:
+    """Empty tensors for one triple per segment."""
     batch, _, D = like.shape
     shape = (batch, n, D)
     return [
@@ -326,6 +331,7 @@ class _Simple(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, *state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """`summary` and `carry`, then all segments at once."""
         q, k, v = (x.contiguous() for x in (q, k, v))
         batch, time, D = k.shape
         triples = summary(k, None, v, time, SEGMENT, 1)
@@ -347,6 +353,9 @@ class _Simple(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor, ...]:
+        """Twice over the segments: their triples first, and then, with
+        what later segments carry back, the gradients.
+        """
         q, k, v, log_sum, mean, *saved = ctx.saved_tensors
         triples, end = saved[:3], saved[3:]
         batch, time, D = k.shape

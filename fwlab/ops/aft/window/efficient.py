@@ -122,6 +122,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, band: Tensor, r: int, skip: int) -> Tensor:
+        """Copy the band along the diagonals of the tiles."""
         ctx.sizes, ctx.r, ctx.skip = band.shape, r, skip
         w, inside = _skewed(band, band.shape, r, skip)
         inside.copy_(band)
@@ -129,6 +130,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
+        """Copy it back out of the tiles."""
         w, inside = _skewed(dw, ctx.sizes, ctx.r, ctx.skip)
         w.copy_(dw)
         return inside, None, None

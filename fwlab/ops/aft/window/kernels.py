@@ -297,6 +297,7 @@ class Window(torch.autograd.Function):
         reach: int | None,
         keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Older steps come as triples, from `summary`."""
         q, k, v, band = (x.contiguous() for x in (q, k, v, band))
         (batch, time, D), keys = q.shape, k.shape[1]
         groups, rows, W = band.shape
@@ -333,6 +334,9 @@ class Window(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor, dL: Tensor, dm_end: Tensor
     ) -> tuple[Tensor | None, ...]:
+        """Gradients of keys and values, then those of the band. Here
+        the triples run backward, and sum up later rows.
+        """
         q, k, v, band, log_sum, mean, L, m = ctx.saved_tensors
         (batch, time, D), keys = q.shape, k.shape[1]
         groups, rows, W = band.shape

@@ -16,6 +16,16 @@ ASSETS = {
             "fonts/*.woff2",
         ],
     ),
+    "assets/fonts": (
+        MODULES / "@fontsource",
+        [
+            "ibm-plex-sans/files/ibm-plex-sans-latin-400-*.woff2",
+            "ibm-plex-sans/files/ibm-plex-sans-latin-600-normal.woff2",
+            "ibm-plex-sans/files/ibm-plex-sans-greek-400-normal.woff2",
+            "ibm-plex-mono/files/ibm-plex-mono-latin-400-*.woff2",
+            "ibm-plex-mono/files/ibm-plex-mono-latin-600-normal.woff2",
+        ],
+    ),
     "assets/iframe-worker": (MODULES / "iframe-worker" / "shim", ["index.js"]),
 }
 

@@ -1,0 +1,99 @@
+"""Explains a term of the glossary where a page uses it first.
+
+The term becomes a link to its entry in docs/notation.md; the first sentences
+of the entry appear on hover and focus.
+"""
+
+import re
+from functools import cache
+from html import escape
+
+from mkdocs.plugins import event_priority
+from repository import ROOT
+
+GLOSSARY = "notation.md"
+ENTRY = re.compile(
+    r'^(?:<span id="[\w-]+"></span>)*<span id="(term-[\w-]+)"></span>'
+    r"(?:<span [^>]*></span>)*\*\*(.+?)\.\*\* (.+)$",
+    re.MULTILINE,
+)
+#: Words of the glossary that have another meaning, or none, on most pages.
+COMMON = {"capacity", "causal", "gate", "head", "key", "query", "value", "kernel"}
+COMMON |= {"step", "state", "naive", "efficient", "retrieval", "streaming"}
+#: TeX that explanations use, as plain text.
+PLAIN = {r"\\alpha": "α", r"\\beta": "β", r"\\phi": "φ", r"\\nu": "ν", r"\\sum": "Σ"}
+PLAIN |= {r" ?\\cdot ": " · ", r" ?\\otimes ": " ⊗ ", r"\\top": "ᵀ", r"\\log": "log"}
+PLAIN |= {r"\\mathrm\{(\w+)\}": r"\1", r"_\{\\text\{(\w+)\}\}": r"_\1"}
+PLAIN |= {r"\\,": " ", r"\\dots": "…"}
+PLAIN |= {r"\^\{?ᵀ\}?": "ᵀ", r"_\{([^}]*)\}": r"_\1", r"\^\{([^}]*)\}": r"^(\1)"}
+#: Characters of an explanation; what is longer is cut after a sentence.
+LONGEST = 240
+#: Where a link would be wrong, or too much.
+SKIPPED = "a|h[1-6]|code|pre|svg|script|style|summary|button|label|legend|form|t[dh]"
+SKIPPED = re.compile(rf"<(/?)({SKIPPED})\b")
+PARTS = re.compile(r"(<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$[^$]*\$)", re.DOTALL)
+
+
+@cache
+def terms() -> dict[str, tuple[str, str]]:
+    """The names of a term, in lower case: its anchor and its explanation."""
+    text = (ROOT / "docs" / GLOSSARY).read_text("utf-8")
+    found = {}
+    for anchor, title, explanation in ENTRY.findall(text):
+        said, *more = re.split(r"(?<=\.) (?=[A-Z])", plain(explanation))
+        while more and len(said) + len(more[0]) < LONGEST:
+            said += f" {more.pop(0)}"
+        for name in re.split(r", | \(|\)", title):
+            if name and name.lower() not in COMMON:
+                found[name.lower()] = (anchor, said)
+    return found
+
+
+def plain(markdown: str) -> str:
+    """Without the markup of links, code and formulas."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
+    text = re.sub(r"[`$*]", "", text)
+    for tex, letter in PLAIN.items():
+        text = re.sub(tex, letter, text)
+    return text
+
+
+@cache
+def names() -> re.Pattern:
+    """Any of the terms, the longest first, also in the plural."""
+    known = sorted(terms(), key=len, reverse=True)
+    each = "|".join(re.escape(name) for name in known)
+    return re.compile(rf"(?<![\w-])({each})(?=s?(?![\w-]))", re.IGNORECASE)
+
+
+@event_priority(-50)  # after the hooks that make the content
+def on_page_content(html, page, config, files):
+    if page.file.src_uri in (GLOSSARY, "changelog.md", "references.md"):
+        return html
+    there = files.get_file_from_path(GLOSSARY).url_relative_to(page.file)
+    return explained(html, there)
+
+
+def explained(html: str, there: str) -> str:
+    """`html` with each term linked once, where the text uses it first."""
+    seen: set[str] = set()
+
+    def link(match: re.Match) -> str:
+        anchor, said = terms()[match[1].lower()]
+        if anchor in seen:
+            return match[0]
+        seen.add(anchor)
+        title = escape(said, quote=True)
+        return (
+            f'<a class="fw-term" href="{there}#{anchor}" title="{title}">{match[0]}</a>'
+        )
+
+    parts, inside, skipped = PARTS.split(html), 0, 0
+    for i, part in enumerate(parts):
+        if tag := SKIPPED.match(part):
+            skipped += -1 if tag[1] else 1
+        elif re.match(r"</?(p|li)\b", part):
+            inside += -1 if part[1] == "/" else 1
+        elif inside and not skipped and not i % 2:
+            parts[i] = names().sub(link, part)
+    return "".join(parts)

@@ -1,0 +1,156 @@
+"""Figures under a finger: real touch events, through the browser's protocol."""
+
+from itertools import pairwise
+
+import pytest
+
+#: By figure, what of its state each handle moves.
+HANDLES = {
+    "memory": {
+        "Key A": "pairs[0].degrees",
+        "Key B": "pairs[1].degrees",
+        "New key": "next.degrees",
+        "New value": "next.value",
+    },
+    "dpfp": {"Key k, the circle": "keys[0]", "Key k′, the square": "keys[1]"},
+}
+ALL = [(figure, name) for figure, names in HANDLES.items() for name in names]
+MOVES = 6
+PHONE = {"width": 390, "has_touch": True, "is_mobile": True}
+
+
+def state(tab, figure: str, path: str):
+    return tab.evaluate(
+        f"document.querySelector('#figure-{figure}').figure.state().{path}"
+    )
+
+
+def slide(tab, *points: tuple) -> None:
+    """A finger goes down at the first point, through all others, and leaves."""
+    # The browser knows where a finger scrolls only once it has drawn the page.
+    tab.screenshot(clip={"x": 0, "y": 0, "width": 1, "height": 1})
+    finger = tab.context.new_cdp_session(tab)
+
+    def send(kind: str, *touches: tuple) -> None:
+        at = [{"x": x, "y": y} for x, y in touches]
+        finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
+
+    send("touchStart", points[0])
+    for (x, y), (to_x, to_y) in pairwise(points):
+        for n in range(1, MOVES + 1):
+            send("touchMove", (x + n / MOVES * (to_x - x), y + n / MOVES * (to_y - y)))
+    send("touchEnd")
+
+
+def middle(box: dict) -> tuple[float, float]:
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def phone(look, figure: str):
+    tab = look(f"figures/{figure}.html", **PHONE)
+    tab.evaluate(
+        """() => {
+          globalThis.cancelled = 0;
+          addEventListener("pointercancel", () => { cancelled += 1; }, true);
+        }"""
+    )
+    return tab
+
+
+def in_the_middle(tab, element) -> None:
+    """There, the page could scroll both ways."""
+    element.evaluate(
+        """(e) => scrollBy({
+          top: e.getBoundingClientRect().top - 250, behavior: "instant" })"""
+    )
+    assert tab.evaluate("scrollY > 50")
+
+
+@pytest.mark.parametrize(("figure", "name"), ALL)
+def test_handle_follows_a_finger(look, figure, name):
+    """Down and up, where the page would scroll, and across."""
+    tab = phone(look, figure)
+    handle = tab.get_by_role("slider", name=name, exact=True)
+    in_the_middle(tab, handle)
+    top = tab.evaluate("scrollY")
+    before = state(tab, figure, HANDLES[figure][name])
+    x, y = middle(handle.bounding_box())
+    end = x - 30, y - 20
+    # A finger rarely meets the middle. Next to A is B.
+    side = 1 if name == "Key A" else -1
+    slide(tab, (x + 12 * side, y + 15 * side), (x, y + 70), (x + 5, y - 60), end)
+    assert tab.evaluate("[cancelled, scrollY]") == [0, top]
+    assert state(tab, figure, HANDLES[figure][name]) != before
+    if "degrees" not in HANDLES[figure][name]:  # those stay on their circle
+        # It is where the finger has left it, within a tenth of the plane.
+        assert middle(handle.bounding_box()) == pytest.approx(end, abs=4)
+
+
+@pytest.mark.parametrize("figure", HANDLES)
+def test_beside_a_handle_the_page_scrolls(look, figure):
+    tab = phone(look, figure)
+    words = tab.locator(f"#figure-{figure} .fw-words")
+    in_the_middle(tab, words)
+    top = tab.evaluate("scrollY")
+    x, y = middle(words.bounding_box())
+    slide(tab, (x, y), (x, y - 200))
+    tab.wait_for_function("(top) => scrollY > top", arg=top)
+
+
+def test_the_nearest_handle_is_taken(look):
+    """Two keys closer together than a finger is wide."""
+    tab = phone(look, "memory")
+    keys = [tab.get_by_role("slider", name=f"Key {name}") for name in "AB"]
+    in_the_middle(tab, keys[0])
+    for key in keys:
+        key.focus()
+    places = [middle(key.bounding_box()) for key in keys]
+    assert max(abs(a - b) for a, b in zip(*places, strict=True)) < 44
+    for j, (x, y) in enumerate(places):
+        before = state(tab, "memory", f"pairs[{1 - j}].degrees")
+        mine = state(tab, "memory", f"pairs[{j}].degrees")
+        slide(tab, (x, y), (x - 20 + 60 * j, y + 60 - 100 * j))
+        assert state(tab, "memory", f"pairs[{1 - j}].degrees") == before
+        assert state(tab, "memory", f"pairs[{j}].degrees") != mine
+
+
+@pytest.mark.parametrize("figure", ["memory", "aft", "chunks"])
+def test_slider_follows_a_finger(look, figure):
+    tab = phone(look, figure)
+    slider = tab.locator(f"#figure-{figure} input[type=range]")
+    in_the_middle(tab, slider)
+    box = slider.bounding_box()
+    assert box["height"] >= 44
+    share = slider.evaluate("(e) => (e.value - e.min) / (e.max - e.min)")
+    x, y = box["x"] + 8 + share * (box["width"] - 16), middle(box)[1]
+    value = slider.input_value()
+    slide(tab, (x, y), (x + (-60 if share > 0.5 else 60), y + 3))
+    assert slider.input_value() != value
+    assert tab.evaluate("cancelled") == 0
+
+
+@pytest.mark.parametrize("figure", ["memory", "dpfp", "aft", "chunks", "feedback"])
+def test_fingers_have_room(look, figure):
+    """Handles, buttons and cells to tap: at least 44 px."""
+    tab = phone(look, figure)
+    controls = tab.locator(
+        f"#figure-{figure} :is(.fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range])"
+    )
+    seen = [control for control in controls.all() if control.is_visible()]
+    assert seen
+    for control in seen:
+        box = control.bounding_box()
+        assert min(box["width"], box["height"]) >= 44, control.text_content()
+
+
+def test_a_tap_chooses_a_state_and_a_swipe_scrolls(look):
+    tab = phone(look, "feedback")
+    cell = tab.locator("#figure-feedback [data-state='1,2']")
+    in_the_middle(tab, cell)
+    cell.tap()
+    assert state(tab, "feedback", "chosen") == [1, 2]
+    top = tab.evaluate("scrollY")
+    x, y = middle(cell.bounding_box())
+    slide(tab, (x, y), (x, y - 200))
+    tab.wait_for_function("(top) => scrollY > top", arg=top)
+    assert state(tab, "feedback", "chosen") == [1, 2]

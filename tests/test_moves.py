@@ -1,0 +1,127 @@
+"""Texts in which people move, and the pair of models that learn them."""
+
+import json
+import random
+import sys
+
+import pytest
+import torch
+
+from fwlab.data import moves
+from fwlab.data.moves import NAMES, PLACES, WORDS
+
+
+def questions(tokens):
+    """The questions of a text, answered by reading it: `?` to (place, moves)."""
+    words = [WORDS[token] for token in tokens.tolist()]
+    at, moved, found = {}, {}, {}
+    for i, word in enumerate(words):
+        if words[i + 1 : i + 3] == ["is", "in"]:
+            at[word] = words[i + 3]
+            moved[word] = moved.get(word, -1) + 1
+        if word == "?":
+            found[i] = (at[words[i - 1]], moved[words[i - 1]])
+    return found
+
+
+def test_labels_are_what_the_text_says():
+    texts = moves(40, 24, 8, random.Random(0))
+    every = set()
+    for tokens, labels, moved in zip(*texts, strict=True):
+        found = questions(tokens)
+        asked = (labels >= 0).nonzero()[:, 0].tolist()
+        assert asked == (moved >= 0).nonzero()[:, 0].tolist() == list(found)
+        for i, (place, times) in found.items():
+            assert WORDS[labels[i]] == place and moved[i] == times
+            assert tokens[i + 1] == labels[i]  # the text answers it
+            every.add(min(times, 2))
+    assert every == {0, 1, 2}
+
+
+def test_a_change_is_worded_like_a_first_fact():
+    """And it is a change: nobody moves to where they are."""
+    texts = moves(20, 24, 3, random.Random(1))
+    for tokens in texts.tokens:
+        words = [WORDS[token] for token in tokens.tolist()]
+        at = {}
+        for i, word in enumerate(words):
+            if words[i + 1 : i + 3] == ["is", "in"]:
+                assert words[i + 3] in PLACES and words[i + 4] == "."
+                assert at.get(word) != words[i + 3]
+                at[word] = words[i + 3]
+        assert len(at) <= 3 and set(at) <= set(NAMES)
+
+
+def test_texts_are_seeded():
+    one, again, other = (moves(3, 12, 4, random.Random(seed)) for seed in (5, 5, 6))
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not torch.equal(one.labels, other.labels)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((0, 4, 4), "expected batch to be at least 1, got 0"),
+        ((2, 0, 4), "expected sentences to be at least 1, got 0"),
+        ((2, 4, 17), "expected people to be from 1 to 16, got 17"),
+    ],
+)
+def test_numbers_out_of_range(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        moves(*arguments, random.Random(0))
+
+
+# The pair
+
+
+def test_pair_differs_only_in_what_a_write_corrects():
+    """With the first write both memories are the same; with the second, under
+    the same key, only one of them has lost the first value.
+    """
+    from fwlab.training.pair import PairConfig, pair_model
+
+    mixers = [pair_model(PairConfig(rule)).blocks[0].mixer for rule in ("sum", "delta")]
+    for mixer in mixers:
+        with torch.no_grad():
+            mixer.conv.weight.zero_()[:, -1] = 1  # each token for itself
+            mixer.to_beta.weight.mul_(100)
+    x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(0))
+    states = [mixer.prefill(x)[1].memory for mixer in mixers]
+    torch.testing.assert_close(*states)
+    twice = x.expand(1, 2, 32)
+    added, corrected = (mixer.prefill(twice)[1].memory for mixer in mixers)
+    beta = torch.sigmoid(mixers[0].to_beta(x)).item()
+    torch.testing.assert_close(added, 2 * states[0])
+    torch.testing.assert_close(corrected, (2 - beta) * states[0])
+
+
+def test_train_pair(tmp_path, monkeypatch, capsys):
+    """Command, weights and result, of a run that is too short to learn."""
+    pytest.importorskip("tyro")
+    from safetensors import safe_open
+
+    from fwlab.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    command = "train-pair --rule sum --steps 4 --eval-every 2 --eval-texts 10"
+    monkeypatch.setattr(sys, "argv", ["fwlab", *command.split()])
+    main()
+    folder = tmp_path / "runs" / "pair-sum"
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    assert result["command"] == f"fwlab {command}"
+    assert [row[0] for row in result["curve"]] == [2, 4]
+    assert len(result["curve"][0]) == len(result["columns"])
+    with safe_open(folder / "sum.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["model"])
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    assert about["mixer"] == "sum" and about["words"] == list(WORDS)
+    assert shapes == result["shapes"]
+
+
+def test_pair_learns():
+    """The loss of a model that never looks is about log 16 = 2.8."""
+    from fwlab.training.pair import PairConfig, pair_model, train_pair
+
+    config = PairConfig("delta", people=2, sentences=8, steps=60, batch=8)
+    losses = [loss for _, loss, _ in train_pair(config, pair_model(config))]
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
