@@ -1,4 +1,4 @@
-"""The cost of tests is measured, and exceeding the budget is a failure."""
+"""The cost of tests is measured and printed; no verdict depends on it."""
 
 import json
 import os
@@ -17,25 +17,27 @@ def record(seconds: float, slowness: float = 1.0, **tests: float) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("records", "failed"),
+    ("records", "said"),
     [
-        ({"site": record(9.0)}, False),
-        ({"site": record(11.0)}, True),
+        ({"site": record(9.0)}, "site: 9 of 10 s of processor time"),
+        ({"site": record(11.0)}, "make it quicker"),
         # A slower processor has more time.
-        ({"site": record(11.0, slowness=1.2)}, False),
+        ({"site": record(11.0, slowness=1.375)}, "site: 8 of 10 s"),
         # Parts of a group share its budget.
-        ({"site-a": record(6.0), "site-b": record(6.0)}, True),
-        ({"other": record(1.0)}, True),
+        ({"site-a": record(6.0), "site-b": record(6.0)}, "make it quicker"),
+        ({"other": record(1.0)}, "site: no record"),
     ],
 )
-def test_a_budget_is_held(records, failed, monkeypatch, tmp_path, capsys):
+def test_costs_are_printed(records, said, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(budget, "RECORDS", tmp_path)
     monkeypatch.setattr(budget, "BUDGETS", {"site": 10})
     for name, content in records.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content), "utf-8")
-    assert budget.main() == failed
-    assert ("!" in capsys.readouterr().out) == failed
-    assert budget.main(["test-all"]) == 0
+    # Too much time is no failure; a group that did not run is one.
+    assert budget.main() == (said == "site: no record")
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert ("make it quicker" in printed) == (said == "make it quicker")
 
 
 def test_the_slowest_come_first():
