@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 import fwlab
 from fwlab import ops
@@ -379,6 +380,21 @@ def test_autocast(row, time):
     for a, b in zip(
         gradients, torch.autograd.grad(weighted(row(*inputs)), inputs), strict=True
     ):
+        assert torch.equal(a, b)
+
+
+@every_row
+def test_activation_checkpointing(row):
+    """It computes everything again in the backward pass, and only once."""
+    inputs, state = problem(row, 20)
+
+    def compute(*inputs):
+        return weighted(row(*inputs, state=state))
+
+    found = torch.autograd.grad(
+        checkpoint(compute, *inputs, use_reentrant=False), inputs
+    )
+    for a, b in zip(found, torch.autograd.grad(compute(*inputs), inputs), strict=True):
         assert torch.equal(a, b)
 
 

@@ -43,7 +43,12 @@ def backward_pass(function: Callable) -> Callable:
                 "derivative; call the operation with "
                 "implementation='naive' for create_graph=True"
             )
-        with full_precision(ctx.saved_tensors[0]):
+        # Not from `ctx.saved_tensors`: under activation checkpointing
+        # they can be read only once.
+        given = next((g for g in gradients if g is not None), None)
+        if given is None:  # no gradient has come
+            return (None,) * len(ctx.needs_input_grad)
+        with full_precision(given):
             return function(ctx, *gradients)
 
     return run

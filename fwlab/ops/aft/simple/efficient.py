@@ -141,8 +141,8 @@ class _RunningMean(torch.autograd.Function):
         ctx: Any, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor, ...]:
         """(e3) and (e4), from what was kept."""
-        given, after = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
-        return _backward(given, after, dL, dm)
+        *given, L, m = ctx.saved_tensors
+        return _backward(tuple(given), (L, m), dL, dm)
 
 
 class _Simple(torch.autograd.Function):
