@@ -79,6 +79,22 @@ def test_carried_validation_is_that_of_one_long_sequence(mixer):
     assert run.evaluate() == pytest.approx(sum(halves) / 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("mixer", ["delta", "sum"])
+def test_loss_and_norm_by_position(mixer):
+    run = text.Run(SMALL, MIXERS[mixer], TEXT, carry=True, rows=2)
+    rows = state_size.by_position(run)
+    assert [end for end, _, _ in rows] == [8, 16, 32, 64]
+    tokens = text.in_rows(run.val_tokens, 2)
+    logits, (_, W) = run.model.prefill(tokens[:, :64])
+    loss = F.cross_entropy(logits[:, 32:].flatten(0, 1), tokens[:, 33:65].flatten())
+    assert rows[-1][1] == pytest.approx(loss.item(), abs=1e-4)
+    if mixer == "delta":
+        norm = W.pow(2).sum((2, 3)).sqrt().mean().item()
+        assert rows[-1][2] == pytest.approx(norm, abs=1e-4)
+    else:  # what it reads is divided by a sum of keys
+        assert rows[-1][2] is None
+
+
 def test_windows_start_with_an_empty_state():
     carried, plain = small(carry=True), small()
     assert carried.evaluate_windows() == plain.evaluate() != carried.evaluate()

@@ -6,7 +6,9 @@ Table 4 of Schlag et al. 2021, at a size that a processor can train.
 from itertools import pairwise
 from math import inf, log
 
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from fwlab.experiments import charts, text
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
@@ -62,7 +64,28 @@ def run(point: Point) -> Point:
     found = text.train(run)
     found["state_size"] = run.model.state_size(10**9)  # at its largest
     found["windows_loss"] = text.finite(run.evaluate_windows())
+    found["by_position"] = by_position(run)
     return found
+
+
+def by_position(run: text.Run) -> list[list[float | None]]:
+    """What carried state does to the loss, and how large it becomes.
+
+    Returns rows of the number of characters read, the loss since the row
+    before, and the norm of a head's fast weights, the mean over layers
+    and heads; None if the state is not fast weights alone.
+    """
+    length, ends = len(run.val_tokens) // run.rows, [run.config.block]
+    while 2 * ends[-1] < length:
+        ends.append(2 * ends[-1])
+    rows: list[list[float | None]] = []
+    for end, loss, (_, *layers) in run.read(ends):
+        norm = None
+        if all(isinstance(W, Tensor) for W in layers):
+            norms = torch.stack(layers).norm(dim=(-2, -1))
+            norm = text.finite(norms.mean().item())
+        rows.append([end, text.finite(loss), norm])
+    return rows
 
 
 def model(point: Point) -> tuple[Config, Mixer]:

@@ -1,7 +1,7 @@
 """Language models on text: what several experiments share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -151,17 +151,30 @@ class Run(Trainer):
         """
         if not self.carry:
             return super().evaluate(windows)
+        length = len(self.val_tokens) // self.rows
+        # The length of these parts changes no result.
+        ends = [*range(1024, length - 1, 1024), length - 1]
+        total, past = 0.0, 0
+        for end, loss, _ in self.read(ends):
+            total += loss * (end - past)
+            past = end
+        return total / past
+
+    @torch.no_grad()
+    def read(self, ends: Sequence[int]) -> Iterator[tuple[int, float, Any]]:
+        """Read the validation text in parts, with carried state.
+
+        - `ends`: where each part ends, in characters, increasing.
+        - Returns an iterator of `(end, loss of the part, state after it)`.
+        """
         self.model.eval()
         rows = in_rows(self.val_tokens, self.rows).to(self.device)
-        total, state = 0.0, None
-        # The length of these parts changes no result.
-        ends = [*range(0, rows.shape[1] - 1, 1024), rows.shape[1] - 1]
-        for start, end in pairwise(ends):
+        state = None
+        for start, end in pairwise([0, *ends]):
             logits, state = self.model.prefill(rows[:, start:end], state)
             targets = rows[:, start + 1 : end + 1]
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            total += loss.item() * (end - start)
-        return total / ends[-1]
+            yield end, loss.item(), state
 
     def evaluate_windows(self) -> float:
         """Validation loss of windows that start with an empty state."""
