@@ -467,7 +467,8 @@ def test_without_the_extra(monkeypatch, capsys):
 def test_extreme_temperatures(trained):
     trainer, _ = trained
     greedy = trainer.sample(length=20, temperature=0)
-    assert trainer.sample(length=20, temperature=1e-40) == greedy
+    for temperature in (1e-37, 1e-40, 1e-320, 5e-324):
+        assert trainer.sample(length=20, temperature=temperature) == greedy
 
 
 def test_unknown_options_exit_with_2(fwlab):

@@ -314,7 +314,7 @@ def _draw(
     generator: torch.Generator | None,
 ) -> Tensor:
     """Draw one token per row of logits: `[batch, vocab]` to `[batch]`."""
-    if temperature == 0:
+    if temperature < torch.finfo(logits.dtype).tiny:  # dividing by it is 0/0
         return logits.argmax(-1)
     # The largest logit becomes 0 first, so that no temperature overflows it.
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
