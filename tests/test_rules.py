@@ -232,7 +232,7 @@ def test_divergence_is_never_hidden(seed):
     bad = [~torch.isfinite(y).all(-1) for y in results]
     first = [int(b.nonzero()[0]) for b in bad]
     # One step of grace: rounding may carry either past the last number.
-    assert first[1] <= first[0] + 1
+    assert first[0] - 64 < first[1] <= first[0] + 1  # within a chunk
     assert bad[1][first[1] :].all()
     exact = ops.delta_rule(
         *(x.double() for x in (q, 3 * k, v, beta)), implementation="naive"

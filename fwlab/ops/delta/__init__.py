@@ -133,6 +133,9 @@ def delta_rule(
     and a normalisation of `fwlab.feature_maps`. The recurrence is
     stable while $\beta_t |k_t|^2 \le 2$. For `beta` in $[0, 1]$ and
     features that are not negative, either normalisation ensures this.
+    Where it diverges and overflows, a chunked implementation loses the
+    whole chunk: up to 63 outputs before the overflow are not finite,
+    either. "naive" keeps them.
 
     - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of
       these heads: consecutive ones then read one memory (grouped
