@@ -6,7 +6,7 @@ import shlex
 import sys
 import warnings
 from contextlib import closing
-from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,6 +19,7 @@ from fwlab.data import CorpusError
 from fwlab.files import check_writable, write_json
 from fwlab.provenance import provenance
 from fwlab.training.pair import PairConfig, pair_result
+from fwlab.training.session import run_in, silence
 
 if TYPE_CHECKING:
     from fwlab.experiments import Experiment
@@ -41,61 +42,8 @@ def train(
         resume: Continue from the checkpoint that the same command line
             has left in that folder.
     """
-    out = Path("runs", config.mixer) if out is None else out
-    path = out / "checkpoint.safetensors"
-    trainer = training.Trainer(config, resume=training.load(path) if resume else None)
-    check_writable(out)
-    print(
-        f"{config.mixer}: {trainer.model.num_parameters():,} parameters, "
-        f"{len(trainer.train_tokens):,} training characters, on {trainer.device}"
-    )
-    if trainer.step >= config.steps:
-        print(f"nothing to do: {path} already has {trainer.step} steps of training")
-        return
-    started, seconds = trainer.step, 0.0
-    memory, peak = training.PeakMemory(), None
-    with tqdm(
-        total=config.steps, initial=started, unit="step", dynamic_ncols=True
-    ) as bar:
-        for progress in trainer.run():
-            seconds = progress.seconds
-            # Validation has larger batches: measure before the first one.
-            if peak is None or not trainer.curve:
-                peak = memory.mib()
-            bar.update()
-            bar.set_postfix_str(f"loss {progress.loss:.3f}", refresh=False)
-            if progress.val_loss is not None:
-                trainer.save(path)
-                # A result of an earlier run does not belong to this checkpoint.
-                (out / "result.json").unlink(missing_ok=True)
-                line = " ".join(trainer.sample(length=72).split())
-                bar.write(
-                    f"step {progress.step}: validation loss {progress.val_loss:.4f}"
-                    f" | {line}"
-                )
-    characters = (trainer.step - started) * config.batch * config.block
-    validation_loss = trainer.curve[-1][-1]
-    result = {
-        "config": asdict(config),
-        "corpus_sha256": trainer.corpus_sha256,
-        "parameters": trainer.model.num_parameters(),
-        "state_size": trainer.model.state_size(config.block),
-        "columns": ["step", "training loss", "validation loss"],
-        "curve": trainer.curve,
-        "validation_loss": validation_loss,
-        "first_step": started,
-        "seconds": round(seconds, 1),
-        "characters_per_second": round(characters / seconds),
-        "peak_mib": peak,
-        "sample": trainer.sample(length=300),
-        **provenance(_command()),
-    }
-    write_json(out / "result.json", result)
-    print(f"\n{result['sample']}\n")
-    print(
-        f"validation loss {validation_loss:.4f} nats per character after "
-        f"{trainer.step} steps, {seconds:.0f} s of training\n{path}"
-    )
+    folder = Path("runs", config.mixer) if out is None else out
+    run_in(folder, config, resume, _command())
 
 
 @app.command
@@ -371,12 +319,18 @@ def _command() -> str:
 
 def main() -> None:
     """Run the command line. Invalid input: one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8
+            stream.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(message)
             app.cli(
                 prog="fwlab", description="Sequence layers beyond softmax attention."
             )
+    except BrokenPipeError:  # as with `fwlab reproduce | head -1`
+        silence(sys.stdout)
+        sys.exit(141)  # as a program that the signal SIGPIPE has ended
     except (
         CorpusError,
         training.CheckpointError,
@@ -394,8 +348,8 @@ def main() -> None:
             raise  # a bug in fwlab: the traceback shows where
         _complain("not enough memory for a model or batch of this size")
         sys.exit(2)
-    except KeyboardInterrupt:
-        _complain("stopped; checkpoints that were written are kept")
+    except KeyboardInterrupt as stop:
+        _complain(stop if stop.args else "stopped; what was written is kept")
         sys.exit(130)
 
 

@@ -4,6 +4,9 @@ import dataclasses
 import json
 import math
 import os
+import random
+import shlex
+import signal
 import subprocess
 import sys
 
@@ -118,6 +121,10 @@ def test_trainer_refuses(changes, message):
         ({"steps": 0}, "steps to be at least 1"),
         ({"lr": float("nan")}, "lr to be 0 or more"),
         ({"beta2": 1.0}, "beta2"),
+        ({"seed": 1.5}, "seed to be an integer, got 1.5"),
+        ({"layers": True}, "layers to be an integer, got True"),
+        ({"d_ff": "64"}, "d_ff to be an integer or None, got .64."),
+        ({"lr": "fast"}, "lr to be a number, got .fast."),
     ],
 )
 def test_config_refuses(changes, message):
@@ -134,7 +141,18 @@ def test_divergence_stops():
     trainer = Trainer(SMALL, TEXT)
     with torch.no_grad():
         trainer.model.embedding.weight.fill_(float("inf"))
-    with pytest.raises(FloatingPointError, match="gradient of step 1 is not finite"):
+    said = "loss of step 1 is not finite; the parameter embedding.weight is not"
+    with pytest.raises(FloatingPointError, match=said):
+        next(trainer.run())
+
+
+def test_divergence_names_the_layer_where_it_began():
+    trainer = Trainer(config(layers=3), TEXT)
+    with torch.no_grad():
+        trainer.model.blocks[1].mixer.to_v.weight.fill_(1e30)
+        trainer.model.blocks[1].mixer.to_out.weight.fill_(1e30)
+    said = r"first output that is not: blocks\.1\.mixer"
+    with pytest.raises(FloatingPointError, match=said):
         next(trainer.run())
 
 
@@ -160,12 +178,34 @@ def test_checkpoint_round_trip(trained):
 
 
 def test_checkpoints_of_the_first_version_load(trained):
-    """They had no d_ff."""
+    """They had no d_ff, and no checksum."""
     _, path = trained
     old = dataclasses.asdict(SMALL)
     del old["d_ff"]
-    rewrite(path, config=json.dumps(old))
+    rewrite(path, config=json.dumps(old), sha256="")
     assert load(path).config == SMALL
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flipped_bit_is_noticed(trained, seed):
+    _, path = trained
+    content = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")  # the tensors
+    place = random.Random(seed).randrange(start, len(content))
+    content[place] ^= 1 << seed % 8
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        load(path)
+    rewrite(path)  # the same contents, and a header of the same length
+    with pytest.raises(CheckpointError):
+        load(path)
+
+
+def test_a_changed_header_is_noticed(trained):
+    _, path = trained
+    rewrite(path, step="11")
+    with pytest.raises(CheckpointError, match="its checksum is wrong"):
+        load(path)
 
 
 def rewrite(path, tensors=None, **header):
@@ -233,6 +273,29 @@ DAMAGE = {
         "belongs to no weight",
     ),
     "bad step": (lambda p: rewrite(p, step="many"), "header of .* is damaged"),
+    "a billion layers": (
+        lambda p: rewrite(p, config=json.dumps(asdict(layers=10**9))),
+        "expected layers to be at most",
+    ),
+    "an endless width": (
+        lambda p: rewrite(
+            p,
+            config=json.dumps(asdict()).replace(
+                '"d_model": 16', f'"d_model": {"8" * 400}'
+            ),
+        ),
+        "header of .* is damaged",
+    ),
+    "an endless rate": (
+        lambda p: rewrite(
+            p, config=json.dumps(asdict()).replace('"lr": 0.01', f'"lr": {"8" * 400}')
+        ),
+        "header of .* is damaged",
+    ),
+    "half a seed": (
+        lambda p: rewrite(p, config=json.dumps(asdict()).replace("1337", "1.5")),
+        "expected seed to be an integer, got 1.5",
+    ),
 }
 
 
@@ -252,6 +315,8 @@ def test_resume_refuses_another_run(trained):
         Trainer(config(mixer="sum"), TEXT, resume=load(path))
     with pytest.raises(CheckpointError, match="trained on another text"):
         Trainer(SMALL, TEXT[::-1], resume=load(path))  # the same alphabet
+    # The same text by another name is the same run.
+    assert Trainer(config(corpus="moved.txt"), TEXT, resume=load(path)).step == 12
 
 
 def test_failed_save_keeps_the_old_file(trained, monkeypatch):
@@ -505,3 +570,111 @@ def test_waiting_threads_sleep(packages, given, policy):
     assert done.stdout.split()[-1] == policy
     if "GOMP_SPINCOUNT" in done.stderr:  # what GNU's OpenMP has understood
         assert ("GOMP_SPINCOUNT = '0'" in done.stderr) == (policy == "PASSIVE")
+
+
+# --- what people do to a run -------------------------------------------
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Run a line in a shell, where `fwlab` is the command: exit code, output."""
+    (tmp_path / "text.txt").write_text("žluťoučký kůň úpěl. " * 200, "utf-8")
+    command = shlex.join([sys.executable, "-m", "fwlab"])
+    options = shlex.join(["--corpus", "text.txt", "--out", "run", *FAST])
+
+    def run(line, **environment):
+        line = line.replace("TRAIN", f"{command} train {options}")
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line.replace("FWLAB", command)],
+            cwd=tmp_path,
+            env=os.environ | environment,
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("line", "environment"),
+    [
+        ("TRAIN | head -1", {}),
+        ("TRAIN 2>&-", {}),
+        pytest.param("TRAIN >&-", {}, marks=pytest.mark.slow),
+        ("TRAIN", {"PYTHONIOENCODING": "ascii"}),
+        pytest.param("TRAIN", {"LC_ALL": "C"}, marks=pytest.mark.slow),
+    ],
+)
+def test_no_terminal_ends_a_training(shell, tmp_path, line, environment):
+    code, out = shell(line, **environment)
+    assert code == 0, out
+    assert b"Traceback" not in out and b"rror" not in out
+    assert json.loads((tmp_path / "run/result.json").read_text("utf-8"))
+    assert load(tmp_path / "run/checkpoint.safetensors").step == 6
+
+
+def test_a_closed_pipe_ends_other_commands_silently(shell):
+    code, out = shell("FWLAB reproduce | head -1")
+    assert code == 141 and out.count(b"\n") == 1
+
+
+def test_a_log_file_has_lines_only(shell):
+    code, out = shell("TRAIN")
+    assert code == 0 and b"\r" not in out and b"characters/s" in out
+
+
+def test_a_lost_result_is_written(shell, tmp_path):
+    """As after a run that was killed between its last checkpoint and its end."""
+    assert shell("TRAIN")[0] == 0
+    result = tmp_path / "run/result.json"
+    whole = json.loads(result.read_text("utf-8"))
+    result.unlink()
+    assert shell("TRAIN --resume")[0] == 0
+    again = json.loads(result.read_text("utf-8"))
+    for name in ("config", "curve", "sample", "validation_loss", "corpus_sha256"):
+        assert again[name] == whole[name]
+    assert again["first_step"] == 6 and again["characters_per_second"] is None
+    assert b"nothing to do" in shell("TRAIN --resume")[1]
+
+
+def test_ctrl_c_saves_and_says_how_to_continue(fwlab, tmp_path, monkeypatch):
+    train = ["train", "--corpus", "text.txt", *FAST]
+    assert fwlab(*train, "--out", "whole")[0] == 0
+    step = Trainer._train_step
+
+    def interrupted(self):
+        if self.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)  # within the fourth step
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "_train_step", interrupted)
+    code, _, err = fwlab(*train, "--out", "cut")
+    assert code == 130
+    assert "stopped after step 4" in err and "--resume continues" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert load("cut/checkpoint.safetensors").step == 4
+    monkeypatch.setattr(sys, "argv", ["fwlab", *train, "--out", "cut", "--resume"])
+    cli.main()
+    one, other = (load(f"{name}/checkpoint.safetensors") for name in ("whole", "cut"))
+    for a, b in zip(
+        one.model.state_dict().values(), other.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b)
+    assert one.curve == other.curve
+
+
+def test_divergence_leaves_no_empty_folder(fwlab, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        Config, "lr_at", lambda self, step: 1e38 if step > 3 else 1e-3, raising=True
+    )
+    train = ["train", "--corpus", "text.txt", *FAST, "--eval-every", "100"]
+    code, _, err = fwlab(*train, "--out", "run")
+    assert code == 2 and "is not finite" in err and "no checkpoint yet" in err
+    assert not (tmp_path / "run").exists()
+    train[-1] = "2"
+    code, _, err = fwlab(*train, "--out", "run")
+    assert code == 2 and "checkpoint.safetensors has an earlier state" in err
+    assert load(tmp_path / "run/checkpoint.safetensors").step < 6

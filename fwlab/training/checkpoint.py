@@ -1,9 +1,11 @@
 """A trained model in one safetensors file.
 
 The tensors are the model's weights (`model.…`) and the optimiser's
-state (`adam.…`); configuration, alphabet and step are in the header.
+state (`adam.…`); configuration, alphabet, step and a checksum of all are
+in the header.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, fields
@@ -21,6 +23,8 @@ from fwlab.models import LanguageModel
 from fwlab.training.config import Config
 
 FORMAT = "1"
+#: The entry of the header; the first checkpoints had none.
+CHECKSUM = "sha256"
 
 
 class CheckpointError(Exception):
@@ -81,6 +85,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         "corpus_sha256": checkpoint.corpus_sha256,
     }
     data = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    header[CHECKSUM] = _checksum(header, data)
     try:
         with replacing(Path(path)) as part:
             save_file(data, part, header)
@@ -128,16 +133,35 @@ def load(path: str | Path) -> Checkpoint:
             raise ValueError("expected a curve with rows of three numbers")
         if step < 0:
             raise ValueError(f"expected step to be 0 or more, got {step}")
+        if config.layers > len(tensors):  # before as many are made
+            raise ValueError(
+                f"expected layers to be at most {len(tensors)}, the number of "
+                f"its tensors, got {config.layers}"
+            )
         with torch.device("meta"):  # the stored sizes may be huge
             expected = new_model(config, len(characters)).state_dict()
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"the header of {path} is damaged ({error})") from None
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"the header of {path} is damaged ({reason})") from None
 
     weights = _weights(path, config, expected, tensors)
     adam = _adam(path, weights, tensors)
+    if header.get(CHECKSUM, "") not in ("", _checksum(header, tensors)):
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
     model = new_model(config, len(characters))
     model.load_state_dict(weights)
     return Checkpoint(model, characters, config, step, adam, curve, corpus_sha256)
+
+
+def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of everything else in the file."""
+    digest = hashlib.sha256()
+    rest = {name: text for name, text in header.items() if name != CHECKSUM}
+    digest.update(json.dumps(rest, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _weights(

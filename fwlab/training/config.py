@@ -1,8 +1,8 @@
 """The configuration of a training run."""
 
 import math
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 from typing_extensions import Doc
 
@@ -16,6 +16,15 @@ MixerName = Annotated[
         f"or {[*MIXERS][-1]}."
     ),
 ]
+
+#: What a value of each annotated type must be.
+KINDS: dict[Any, tuple[str, Any]] = {
+    int: ("an integer", int),
+    int | None: ("an integer or None", int | None),
+    float: ("a number", int | float),
+    str: ("a string", str),
+    str | None: ("a string or None", str | None),
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,13 @@ class Config:
     """auto, cpu, cuda or mps; auto takes the best available one."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            kinds = KINDS.get(field.type)
+            value = getattr(self, field.name)
+            if kinds and (isinstance(value, bool) or not isinstance(value, kinds[1])):
+                raise ValueError(
+                    f"expected {field.name} to be {kinds[0]}, got {value!r}"
+                )
         for name in (
             "layers",
             "heads",

@@ -3,9 +3,9 @@
 import copy
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,7 +97,8 @@ class Trainer:
         windows, and after the last step on all of them.
 
         - Returns an iterator of `Progress`; each item trains one step.
-        - Raises `FloatingPointError` if a gradient is not finite.
+        - Raises `FloatingPointError` if the loss or a gradient is not finite;
+          it names the first layer whose output is not.
         """
         c, seconds = self.config, 0.0
         while self.step < c.steps:
@@ -123,9 +124,11 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        if not torch.isfinite(norm):
+        if not torch.isfinite(norm + loss):
+            what = "gradient" if torch.isfinite(loss) else "loss"
             raise FloatingPointError(
-                f"training diverged: the gradient of step {self.step + 1} is not finite"
+                f"training diverged: the {what} of step {self.step + 1} is not finite"
+                + _first_not_finite(self.model, inputs)
             )
         self.optimizer.step()
         return loss.item()
@@ -255,6 +258,29 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+@torch.no_grad()
+def _first_not_finite(model: torch.nn.Module, inputs: Tensor) -> str:
+    """Where it began, for an error: a parameter or a layer; "" = unknown."""
+    for name, p in model.named_parameters():
+        if not torch.isfinite(p).all():
+            return f"; the parameter {name} is not finite"
+    found: list[str] = []
+
+    def note(name: str) -> Callable:
+        def hook(module: torch.nn.Module, given: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and not torch.isfinite(output).all():
+                found.append(name)
+
+        return hook
+
+    # A layer ends after the layers inside it: the innermost comes first.
+    hooks = [m.register_forward_hook(note(n)) for n, m in model.named_modules() if n]
+    model(inputs)
+    for hook in hooks:
+        hook.remove()
+    return f"; the first output that is not: {found[0]}" if found else ""
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
@@ -273,7 +299,8 @@ def _device(name: str) -> torch.device:
 
 def _same_run(config: Config, saved: Config) -> None:
     for name in Config.__dataclass_fields__:
-        if name in ("steps", "device", "eval_every", "eval_windows"):
+        # The corpus is compared by its text.
+        if name in ("corpus", "steps", "device", "eval_every", "eval_windows"):
             continue
         expected, found = getattr(config, name), getattr(saved, name)
         if expected != found:
