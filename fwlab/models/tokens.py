@@ -15,8 +15,10 @@ def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> 
         raise TypeError(
             f"{model}: expected {argument} of dtype torch.int64, got {tokens.dtype}"
         )
-    # On an accelerator this check would wait for the device.
-    if tokens.device.type == "cpu" and tokens.numel():
+    # On an accelerator this check would wait for the device, and a traced call
+    # has no values.
+    traced = torch.compiler.is_compiling()
+    if not traced and tokens.device.type == "cpu" and tokens.numel():
         minimum, maximum = tokens.min().item(), tokens.max().item()
         if minimum < 0 or maximum >= vocab_size:
             raise ValueError(

@@ -10,6 +10,13 @@ from torch import Tensor
 from fwlab.ops import gpu
 
 
+class Shapes(str):
+    """The name of an implementation that is not to run.
+
+    A `Call` checks everything, and then returns tensors without data.
+    """
+
+
 def usable(implementations: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the implementations that run on this machine."""
     return tuple(

@@ -58,6 +58,11 @@ class _Recorder(NamedTuple):
 _recorder: _Recorder | None = None
 
 
+def is_recording() -> bool:
+    """Whether launches are collected, in `recording`."""
+    return _recorder is not None
+
+
 @contextmanager
 def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
     """Collect launches instead of running them.

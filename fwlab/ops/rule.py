@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fwlab.feature_maps import FeatureMap, Identity, unit_range
@@ -60,7 +59,6 @@ class Rule(Operation):
         """The gates that cannot be None."""
         return tuple(n for n in self.gates if n not in self.optional)
 
-    @torch.compiler.disable
     def __call__(
         self,
         q: Tensor,

@@ -13,6 +13,7 @@ from fwlab.ops.linear import too_wide
 from fwlab.ops.operation import Variants
 from fwlab.ops.rule import Rule, factor
 from fwlab.ops.state import NormalizedState
+from fwlab.ops.traced import operator
 
 #: Maximum number of steps where Triton uses no tensor cores.
 SHORT = 64
@@ -112,6 +113,7 @@ GATED_DELTA_RULE = Rule(
 )
 
 
+@operator
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -175,6 +177,7 @@ def delta_rule(
     )
 
 
+@operator
 def dpfp_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -222,6 +225,7 @@ def dpfp_delta_rule(
     )
 
 
+@operator
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,

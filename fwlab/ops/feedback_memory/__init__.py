@@ -1,5 +1,6 @@
 """Feedback memory: each layer attends to past results of all layers."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from fwlab.ops import autograd, checks, gpu
 from fwlab.ops.feedback_memory import efficient, naive
 from fwlab.ops.feedback_memory.weights import FeedbackWeights
 from fwlab.ops.operation import Call, Operation
+from fwlab.ops.traced import operator
 
 #: Maximum channels per head, and per token, in the kernels.
 MAX_KEY, MAX_WIDTH = 256, 8192
@@ -64,7 +66,21 @@ class FeedbackState(NamedTuple):
     mask: Tensor | None
 
 
-@torch.compiler.disable
+def _unknown(given: dict[str, Any]) -> str | None:
+    state = given["state"]
+    masked = given["key_mask"] is not None or (
+        state is not None and state[2] is not None
+    )
+    if masked and given["return_state"]:
+        return (
+            "with a mask, the number of memories in the state depends on "
+            "its values, which are not known where a call is only "
+            "traced; expected return_state=False, got True"
+        )
+    return None
+
+
+@partial(operator, unknown=_unknown)
 def feedback(
     x: Tensor,
     weights: FeedbackWeights,
@@ -131,7 +147,7 @@ def feedback(
             y = _take(y, order.argsort(1))
         return y, _pack(k, v, start.mask, key_mask)
 
-    return call.run(run, start, return_state)
+    return call.run(run, start, return_state, grows=True)
 
 
 def feedback_attention(

@@ -7,6 +7,7 @@ from fwlab.ops.delta import chunked, efficient
 from fwlab.ops.kimi import naive
 from fwlab.ops.operation import Variants
 from fwlab.ops.rule import Rule, factor
+from fwlab.ops.traced import operator
 
 KIMI_DELTA_RULE = Rule(
     name="kimi_delta_rule",
@@ -30,6 +31,7 @@ KIMI_DELTA_RULE = Rule(
 )
 
 
+@operator
 def kimi_delta_rule(
     q: Tensor,
     k: Tensor,

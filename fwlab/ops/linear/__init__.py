@@ -10,6 +10,7 @@ from fwlab.ops.linear import chunked, efficient, naive
 from fwlab.ops.operation import Variants
 from fwlab.ops.rule import Rule, factor
 from fwlab.ops.state import NormalizedState
+from fwlab.ops.traced import operator
 
 
 def too_wide(
@@ -93,6 +94,7 @@ def _decay_and_strength(
     return (1 - beta if decay is None else (1 - beta) * decay), beta
 
 
+@operator
 def sum_rule(
     q: Tensor,
     k: Tensor,
@@ -150,6 +152,7 @@ def sum_rule(
     )
 
 
+@operator
 def gated_rule(
     q: Tensor,
     k: Tensor,

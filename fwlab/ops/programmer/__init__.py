@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fwlab.ops.operation import Call, Operation, Variants
 from fwlab.ops.programmer import efficient, naive
+from fwlab.ops.traced import operator
 
 FWP = Operation(
     name="fwp",
@@ -18,7 +19,7 @@ FWP = Operation(
 )
 
 
-@torch.compiler.disable
+@operator
 def fwp(
     a: Tensor,
     b: Tensor,

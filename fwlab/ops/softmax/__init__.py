@@ -17,7 +17,8 @@ def _torch(
 ) -> Tensor:
     """PyTorch's own; `k` and `v` may have fewer heads than `q`."""
     # A whole sequence without masked keys does not need a mask.
-    causal = visible.dim() == 2 and visible.shape[0] == visible.shape[1]
+    rows, columns = visible.shape[-2:]
+    causal = visible.dim() == 2 and bool(rows == columns)
     return F.scaled_dot_product_attention(
         q,
         k,

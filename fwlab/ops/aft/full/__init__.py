@@ -9,6 +9,7 @@ from fwlab.ops import checks, gpu
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.full import efficient, naive
 from fwlab.ops.operation import Operation
+from fwlab.ops.traced import operator
 
 #: "auto" takes the last one. With a bias for every pair, a tile is a
 #: matrix product, for which the efficient form uses the GPU's library.
@@ -39,6 +40,7 @@ class KeysAndValues(NamedTuple):
     v: Tensor
 
 
+@operator
 def aft_full(
     q: Tensor,
     k: Tensor,
@@ -107,4 +109,4 @@ def aft_full(
         y = rows(call.q, *after, bias.to(call.dtype))
         return y, KeysAndValues(*(x.to(call.dtype) for x in after))
 
-    return call.run(run, start, return_state)
+    return call.run(run, start, return_state, grows=True)

@@ -8,6 +8,7 @@ from fwlab.ops import gpu
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.simple import efficient, naive
 from fwlab.ops.operation import Operation
+from fwlab.ops.traced import operator
 
 AFT_SIMPLE = Operation(
     name="aft_simple",
@@ -37,6 +38,7 @@ class RunningMean(NamedTuple):
     mean: Tensor
 
 
+@operator
 def aft_simple(
     q: Tensor,
     k: Tensor,

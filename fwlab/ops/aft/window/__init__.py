@@ -10,6 +10,7 @@ from fwlab.ops import checks, gpu
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.window import efficient, naive
 from fwlab.ops.operation import Operation
+from fwlab.ops.traced import operator
 
 AFT_LOCAL = Operation(
     name="aft_local",
@@ -47,6 +48,7 @@ class WindowState(NamedTuple):
     mean: Tensor
 
 
+@operator
 def aft_local(
     q: Tensor,
     k: Tensor,
@@ -93,6 +95,7 @@ def aft_local(
     return _window(call, band[None], state, return_state)
 
 
+@operator
 def aft_conv(
     q: Tensor,
     k: Tensor,
@@ -142,6 +145,7 @@ def aft_conv(
     return out.view(v.shape)
 
 
+@operator
 def aft_conv2d(
     q: Tensor,
     k: Tensor,
