@@ -210,21 +210,22 @@ fwlab.number = (x, digits = 2) => {
 // A matrix with its numbers in the cells: `matrix.element` goes into the
 // picture, `matrix.update(rows)` sets the numbers. `limit` is the number
 // that gets the strongest colour, on which letters are still legible.
-fwlab.matrix = (rows, columns, { x, y, cell = 34, limit = 1, digits = 1, text = true }) => {
+fwlab.matrix = (rows, columns, { x, y, cell = 34, limit = 1, text = true, ...options }) => {
+  const { height = cell, digits = 1, show = (n) => fwlab.number(n, digits) } = options;
   const cells = [];
   const element = fwlab.svg("g", { transform: `translate(${x} ${y})` });
   for (let i = 0; i < rows; i++)
     for (let j = 0; j < columns; j++) {
       const box = fwlab.svg("rect", {
         x: j * cell,
-        y: i * cell,
+        y: i * height,
         width: cell,
-        height: cell,
+        height,
         class: "fw-cell",
       });
       const label = fwlab.svg("text", {
         x: (j + 0.5) * cell,
-        y: (i + 0.5) * cell,
+        y: (i + 0.5) * height,
         class: "fw-cell-text",
       });
       element.append(box, label);
@@ -234,7 +235,7 @@ fwlab.matrix = (rows, columns, { x, y, cell = 34, limit = 1, digits = 1, text = 
     values.flat().forEach((value, n) => {
       const [box, label] = cells[n];
       box.style.fill = fwlab.signed(0.45 * Math.max(-1, Math.min(value / limit, 1)));
-      if (text) label.textContent = fwlab.number(value, digits);
+      if (text) label.textContent = show(value);
     });
   return { element, update };
 };

@@ -39,13 +39,9 @@ fwlab.figure("memory", (figure) => {
     next = pair(setting.next);
   };
 
-  const unit = ({ degrees }) => {
-    const angle = (degrees * Math.PI) / 180;
-    return [Math.cos(angle), Math.sin(angle)];
-  };
-  const dot = (a, b) => a[0] * b[0] + a[1] * b[1];
-  const read = (W, k) => W.map((row) => dot(row, k));
-  const distance = (a, b) => Math.hypot(a[0] - b[0], a[1] - b[1]);
+  const { FAST, WRONG, BOLD, MIDDLE, SHAPES } = fwlab.plane;
+  const { unit, dot, read, distance, round } = fwlab.plane;
+  const { text, small, path, circle, group, put, show, line } = fwlab.plane;
 
   // What a rule keeps of W, and what it adds under the key.
   const write = (W, k, v) => {
@@ -96,91 +92,13 @@ fwlab.figure("memory", (figure) => {
   const RADIUS = 62;
   const RING = 86;
   const BOX = { x: 201, y: 28, size: 186 };
-  const ORIGIN = [BOX.x + BOX.size / 2, BOX.y + BOX.size / 2];
   const NEW = "var(--fw-other)";
-  const FAST = "var(--fw-fast)";
-  const WRONG = "var(--fw-wrong)";
   const PAPER = "var(--md-default-bg-color)";
-  const BOLD = { "font-weight": 600 };
-  const MIDDLE = { "dominant-baseline": "central" };
-  const text = (x, y, content, attributes = {}) =>
-    fwlab.svg("text", { x, y, ...attributes }, content);
-  const small = (x, y, content, attributes = {}) =>
-    text(x, y, content, { class: "fw-small", ...attributes });
-  const path = (attributes) =>
-    fwlab.svg("path", { fill: "none", stroke: "currentcolor", ...attributes });
-  const circle = (attributes) =>
-    fwlab.svg("circle", { fill: "none", stroke: "currentcolor", ...attributes });
-  const group = (attributes = {}) => fwlab.svg("g", attributes);
-  const put = (element, [x, y]) =>
-    element.setAttribute("transform", `translate(${round(x)} ${round(y)})`);
-  const round = (x) => Math.round(100 * x) / 100;
-  const show = (element, visible) => {
-    element.style.display = visible ? "" : "none";
-  };
-  const line = (element, [x1, y1], [x2, y2]) =>
-    element.setAttribute("d", `M${round(x1)} ${round(y1)}L${round(x2)} ${round(y2)}`);
-
-  // One shape per pair, around 0, for those who see no letter or colour.
-  const polygon = (corners, size) => {
-    const points = corners.map(([x, y]) => `${round(x * size)} ${round(y * size)}`);
-    return `M${points.join("L")}Z`;
-  };
-  const SHAPES = [
-    (r) => `M${-r} 0a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0Z`,
-    (size) =>
-      polygon(
-        [
-          [-0.9, -0.9],
-          [0.9, -0.9],
-          [0.9, 0.9],
-          [-0.9, 0.9],
-        ],
-        size,
-      ),
-    (size) =>
-      polygon(
-        [
-          [-1.2, 0.75],
-          [0, -1.3],
-          [1.2, 0.75],
-        ],
-        size,
-      ),
-    (size) =>
-      polygon(
-        [
-          [-1.25, 0],
-          [0, -1.25],
-          [1.25, 0],
-          [0, 1.25],
-        ],
-        size,
-      ),
-    (size) =>
-      polygon(
-        [
-          [-1.2, -0.75],
-          [0, 1.3],
-          [1.2, -0.75],
-        ],
-        size,
-      ),
-  ];
 
   // Keys: arrows to the unit circle, with handles on it.
-  picture.append(
-    text(0, 14, "Keys, of length 1", BOLD),
-    circle({ cx: CENTRE[0], cy: CENTRE[1], r: RADIUS, "stroke-opacity": 0.6 }),
-    path({
-      d: `M${CENTRE[0] - 72} ${CENTRE[1]}h144M${CENTRE[0]} ${CENTRE[1] - 72}v144`,
-      "stroke-opacity": 0.3,
-    }),
-  );
-  const onRing = (degrees, radius) => {
-    const [x, y] = unit({ degrees });
-    return [CENTRE[0] + radius * x, CENTRE[1] - radius * y];
-  };
+  const [circleOfKeys, keyAt] = fwlab.plane.ring(CENTRE, RADIUS);
+  picture.append(text(0, 14, "Keys, of length 1", BOLD), ...circleOfKeys);
+  const onRing = (degrees, radius) => keyAt(unit({ degrees }), radius);
   const turned = (degrees) => ((Math.round(degrees) % 360) + 360) % 360;
   const angleAt = (x, y) =>
     turned((Math.atan2(CENTRE[1] - y, x - CENTRE[0]) * 180) / Math.PI);
@@ -247,46 +165,23 @@ fwlab.figure("memory", (figure) => {
   picture.append(newKey);
 
   // Values, what is read back, and all that can be read back.
-  const ticks = group();
-  picture.append(
-    text(BOX.x, 14, "Values, read back", BOLD),
-    fwlab.svg("rect", {
-      x: BOX.x,
-      y: BOX.y,
-      width: BOX.size,
-      height: BOX.size,
-      class: "fw-cell",
-    }),
-    path({
-      d: `M${BOX.x} ${ORIGIN[1]}h${BOX.size}M${ORIGIN[0]} ${BOX.y}v${BOX.size}`,
-      "stroke-opacity": 0.3,
-    }),
-    ticks,
-  );
+  const plane = fwlab.plane.values(BOX);
+  const { at } = plane;
+  picture.append(text(BOX.x, 14, "Values, read back", BOLD), ...plane.elements);
   const ellipse = path({ "data-part": "ellipse", stroke: FAST });
   const newLine = path({ "data-part": "new", stroke: NEW, "stroke-dasharray": "4 3" });
   const newFoot = circle({ r: 3, stroke: NEW, fill: NEW });
   picture.append(ellipse, newLine, newFoot);
   const marks = NAMES.map((name, j) => {
-    const target = path({ d: SHAPES[j](10), "stroke-width": 1.5 });
-    const error = path({ stroke: WRONG, "stroke-width": 2.5, "data-error": name });
-    const found = path({ d: SHAPES[j](5), fill: FAST, stroke: FAST });
-    found.dataset.read = name;
-    target.dataset.value = name;
-    const ghost = path({ d: SHAPES[j](4), stroke: FAST, "data-before": name });
-    const trail = path({ stroke: FAST, "stroke-dasharray": "1 3" });
-    const label = small(0, 0, name, { ...BOLD, "text-anchor": "middle", ...MIDDLE });
-    const all = group();
-    all.append(target, error, trail, ghost, found, label);
-    picture.append(all);
-    return { all, target, error, found, ghost, trail, label };
+    const mark = fwlab.plane.mark(name, j);
+    picture.append(mark.all);
+    return mark;
   });
   const newValue = group({ "data-value": "new" });
   newValue.append(...newMark());
   fwlab.drag(newValue, "New value", {
     move: (x, y) => {
-      const at = [(x - ORIGIN[0]) / scale, (ORIGIN[1] - y) / scale];
-      next.value = at.map(tenths);
+      next.value = plane.valueAt(x, y).map(tenths);
       update();
     },
     nudge: (right, up) => {
@@ -300,26 +195,10 @@ fwlab.figure("memory", (figure) => {
   const tenths = (x) => Math.round(10 * Math.max(-LIMIT, Math.min(LIMIT, x))) / 10 + 0;
 
   let range = 2;
-  let scale = 0;
-  const at = ([x, y]) => [ORIGIN[0] + scale * x, ORIGIN[1] - scale * y];
   const rescale = (...memories) => {
     const reach = Math.max(...memories.flat().map((row) => Math.hypot(...row)));
     range = [2, 3, 4, 6, 8].find((size) => reach <= 0.95 * size) ?? 8;
-    scale = BOX.size / 2 / range;
-    const step = range > 3 ? 2 : 1;
-    ticks.replaceChildren();
-    const [left, bottom] = [BOX.x, BOX.y + BOX.size];
-    for (let size = step; size < range; size += step)
-      for (const number of [-size, size]) {
-        const x = round(at([number, 0])[0]);
-        const y = round(at([0, number])[1]);
-        const label = fwlab.number(number, 0);
-        ticks.append(
-          path({ d: `M${x} ${bottom}v-5M${left} ${y}h5` }),
-          small(x, bottom - 9, label, { "text-anchor": "middle" }),
-          small(left + 8, y, label, MIDDLE),
-        );
-      }
+    plane.rescale(range);
   };
 
   const LEGEND = 236;
@@ -476,15 +355,8 @@ fwlab.figure("memory", (figure) => {
       const same = pairs
         .slice(0, j)
         .filter((other) => distance(other.value, value) === 0);
-      const row = y - 8 + 14 * same.length;
-      // On the right, unless something that is read lies there.
-      const free = (side) =>
-        Math.min(
-          ...answers.map(({ readback }) => distance(at(readback), [x + 17 * side, row])),
-        );
-      const side = free(1) >= Math.min(16, free(-1)) ? 1 : -1;
-      label.setAttribute("x", round(x + 17 * side));
-      label.setAttribute("y", round(row));
+      const readings = answers.map(({ readback }) => at(readback));
+      fwlab.plane.letter(label, [x, y - 8 + 14 * same.length], readings);
     });
     put(newKey, onRing(next.degrees, RING));
     line(newArrow, CENTRE, onRing(next.degrees, RING - 12));

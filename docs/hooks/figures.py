@@ -1,9 +1,11 @@
-"""Puts an interactive figure in place of `<!-- figure: NAME -->`, and pictures
-of all figures in place of `<!-- gallery -->`.
+"""Puts an interactive figure in place of `<!-- figure: NAME -->`, one picture of
+a figure in place of `<!-- still: NAME -->`, and pictures of all figures in
+place of `<!-- gallery -->`.
 
 A figure is docs/figures/NAME.js. Next to it are NAME.html, the picture it
 starts with, and NAME.txt, a description of that picture; both are written by
-docs/tools/keep_figures.py, for readers without scripts and for print.
+docs/tools/keep_figures.py, for readers without scripts and for print. A figure
+that changes with the text has a picture of each step, NAME-STEP.html.
 docs/templates/theme/main.html loads the scripts that a page's figures need.
 Drawings are kept out of search; they are in sections, as the search plugin
 takes the end of the first nested element of a name for that of the outer one.
@@ -19,21 +21,33 @@ from repository import ROOT
 from templates import render
 
 MARK = re.compile(r"<!-- figure: (\w+) -->")
+STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
 GALLERY = "<!-- gallery -->"
 #: What makes a control of a drawing, and has no place in a picture of it.
 CONTROL = re.compile(r' (tabindex|role|aria-[\w-]+)="[^"]*"')
 #: Figures of other pages: page, title, description.
 ELSEWHERE = {
+    "essay": (
+        "memory_essay.md",
+        "A memory that can be corrected",
+        "Scroll, and a matrix of four numbers learns where people are, mixes them "
+        "up, and is corrected: from the outer product to a chunk.",
+    ),
     "live": (
         "index.md",
         "Two models, one text",
         "People move, and two trained models that differ only in their rule are "
         "asked where they are: one mixes up the old place and the new one.",
-    )
+    ),
 }
 #: Scripts that a figure needs besides its own.
-NEEDS = {"live": ["model"], "shakespeare": ["model"]}
+NEEDS = {
+    "essay": ["plane"],
+    "live": ["model"],
+    "memory": ["plane"],
+    "shakespeare": ["model"],
+}
 
 
 def on_page_content(html, page, config, files):
@@ -44,7 +58,8 @@ def on_page_content(html, page, config, files):
         page.meta["scripts"] = list(
             dict.fromkeys([*page.meta.get("scripts", []), *paths])
         )
-    return MARK.sub(lambda mark: _figure(mark[1]), html)
+    html = STILL.sub(lambda mark: _figure(mark[1], "still.html"), html)
+    return MARK.sub(lambda mark: _figure(mark[1], "figure.html"), html)
 
 
 def on_env(env, config, files):
@@ -75,9 +90,9 @@ def _cards(gallery, config, files):
         page = page.next_page
 
 
-def _figure(name: str) -> str:
+def _figure(name: str, template: str) -> str:
     return render(
-        "figure.html",
+        template,
         name=name,
         picture=Markup(_text(f"{name}.html")),
         words=_text(f"{name}.txt"),

@@ -3,8 +3,9 @@
     python docs/tools/keep_figures.py SITE
 
 opens the figures of a built site in Chromium. For each, it writes the
-picture into docs/figures/NAME.html and its description into NAME.txt. Run
-it after a change to a figure; a test compares them.
+picture into docs/figures/NAME.html and its description into NAME.txt, and
+those of each step of a figure that has steps. Run it after a change to a
+figure; a test compares them.
 """
 
 import sys
@@ -15,7 +16,7 @@ from playwright.sync_api import Page, sync_playwright
 
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 #: The page of a figure without a page of its own.
-PAGES = {"live": "index.html"}
+PAGES = {"essay": "memory_essay.html", "live": "index.html"}
 STILL = """(name) => {
   const root = document.querySelector(`#figure-${name}`);
   if (root.figure.still) return root.figure.still();
@@ -46,6 +47,17 @@ def begin(tab: Page, base: str, name: str) -> tuple[str, str]:
     return picture, figure.locator(".fw-words").inner_text()
 
 
+def later_steps(tab: Page, name: str) -> dict[str, tuple[str, str]]:
+    """The same of a figure in its other steps, by name; it has begun in `tab`."""
+    element = f"document.querySelector('#figure-{name}').figure"
+    found = {}
+    for step in tab.evaluate(f"{element}.steps?.slice(1) ?? []"):
+        tab.evaluate(f"(step) => {element}.jump(step)", step)
+        words = tab.locator(f"#figure-{name} .fw-words").inner_text()
+        found[f"{name}-{step}"] = (tab.evaluate(STILL, name), words)
+    return found
+
+
 def main() -> None:
     site = Path(sys.argv[1] if len(sys.argv) > 1 else "site").resolve()
     path = chromium() or sys.exit("there is no Chromium here")
@@ -53,9 +65,10 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
         tab = browser.new_page(viewport={"width": 1440, "height": 900})
         for name in names():
-            picture, words = begin(tab, base, name)
-            (FIGURES / f"{name}.html").write_text(picture + "\n", "utf-8")
-            (FIGURES / f"{name}.txt").write_text(words + "\n", "utf-8")
+            kept = {name: begin(tab, base, name), **later_steps(tab, name)}
+            for still, (picture, words) in kept.items():
+                (FIGURES / f"{still}.html").write_text(picture + "\n", "utf-8")
+                (FIGURES / f"{still}.txt").write_text(words + "\n", "utf-8")
 
 
 if __name__ == "__main__":

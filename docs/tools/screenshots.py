@@ -16,6 +16,7 @@ from playwright.sync_api import sync_playwright
 #: One page of each type.
 TYPES = [
     "index.html",
+    "memory_essay.html",
     "course.html",
     "notebooks/04_delta_rule.html",
     "exercises.html",

@@ -1,0 +1,481 @@
+"""The essay: its picture follows the text, and both have fwlab's numbers."""
+
+import re
+from math import hypot
+
+import keep_figures as figures
+import pytest
+import torch
+from built import ROOT
+from test_course import article, targets
+from test_pages import ALL, AXE, RULES
+
+from fwlab import ops
+from fwlab.feature_maps import l2_normalize, sum_normalize
+
+PAGE = "memory_essay.html"
+TEXT = (ROOT / "docs" / "memory_essay.md").read_text("utf-8")
+SECTIONS = dict(
+    re.findall(r'<section data-step="(\w+)" markdown>(.*?)</section>', TEXT, re.DOTALL)
+)
+STEPS = list(SECTIONS)
+SIZES = [(1280, 800), (390, 844)]
+FIGURE = "document.querySelector('#figure-essay').figure"
+
+
+def vector(*entries: float) -> torch.Tensor:
+    return torch.tensor(entries, dtype=torch.float64)
+
+
+# What the essay tells: (who, key, place), in order.
+NORA, MAX, CLOSE, PIA = (0.8, 0.6), (-0.6, 0.8), (0.0, 1.0), (0.28, 0.96)
+LONG = (1.2, 0.9)
+HOME, MAX_AT, MOVED, PIA_AT = (1, 0.5), (-1, 1), (0.5, -1), (0.8, 0.3)
+FIRST = [("Nora", NORA, HOME), ("Max", MAX, MAX_AT)]
+AGAIN = [*FIRST, ("Nora", NORA, MOVED)]
+ALL_FOUR = [*AGAIN, ("Pia", PIA, PIA_AT)]
+#: By step: the rule, what is written, and the strength of the last write.
+STORY = {
+    "pair": ("sum", FIRST[:1], 1),
+    "read": ("sum", FIRST[:1], 1),
+    "second": ("sum", FIRST, 1),
+    "overlap": ("sum", [FIRST[0], ("Max", CLOSE, MAX_AT)], 1),
+    "moved": ("sum", AGAIN, 1),
+    "delta": ("delta", AGAIN, 1),
+    "strength": ("delta", AGAIN, 0.8),
+    "third": ("delta", ALL_FOUR, 1),
+    "long": ("delta", [("Nora", LONG, HOME)] * 4, 1),
+    "unit": ("delta", [("Nora", NORA, HOME)] * 4, 1),
+    "chunk": ("delta", ALL_FOUR, 1),
+}
+
+
+def memory(rule: str, facts: list, last: float = 1, **options) -> torch.Tensor:
+    """fwlab's W after all writes."""
+    if not facts:
+        return torch.zeros(2, 2).double()
+    k = torch.stack([vector(*key) for _, key, _ in facts])[None, :, None]
+    v = torch.stack([vector(*place) for *_, place in facts])[None, :, None]
+    if rule == "sum":
+        _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
+    else:
+        beta = torch.ones(k.shape[:3], dtype=torch.float64)
+        beta[0, -1] = last
+        _, W = ops.delta_rule(k, k, v, beta, return_state=True, **options)
+    return W[0, 0]
+
+
+def after(step: str, writes: int | None = None) -> torch.Tensor:
+    rule, facts, last = STORY[step]
+    whole = writes is None or writes == len(facts)
+    return memory(rule, facts[:writes], last if whole else 1)
+
+
+def reading(step: str, key, writes: int | None = None) -> list[float]:
+    return (after(step, writes) @ vector(*key)).tolist()
+
+
+def written(step: str) -> list[float]:
+    """What the last write added, as the value of an outer product."""
+    _, facts, _ = STORY[step]
+    key = vector(*facts[-1][1])
+    change = after(step) - after(step, len(facts) - 1)
+    return (change @ key / key.dot(key)).tolist()
+
+
+def product(a, b) -> float:
+    return vector(*a).dot(vector(*b)).item()
+
+
+def test_the_story_is_that_of_the_page():
+    assert list(STORY) == STEPS
+    assert [product(NORA, NORA), product(MAX, MAX), product(PIA, PIA)] == [
+        pytest.approx(1)
+    ] * 3
+
+
+# Numbers
+
+
+def numbers(text: str) -> list[float]:
+    found = re.findall(r"(?<![\w.])[−-]?\d+(?:\.\d+)?", text)
+    return [float(x.replace("−", "-")) for x in found]
+
+
+def said(step: str) -> list[float]:
+    """The numbers of a section of the text, without those of other places."""
+    other = r"<!--.*?-->|^## \d+\.|\\tag\{\w+\}|\]\([^)]*\)"
+    other += r"|\bEq\. \d+|\b[Nn]otebook \d+|\bstep \d+"
+    return numbers(re.sub(other, "", SECTIONS[step], flags=re.DOTALL | re.MULTILINE))
+
+
+def ratio(a, b) -> float:
+    """Of two vectors along one line."""
+    a, b = vector(*a), vector(*b)
+    factor = (a.dot(b) / b.dot(b)).item()
+    torch.testing.assert_close(a, factor * b)
+    return factor
+
+
+def error(step: str, key, writes: int) -> list[float]:
+    return [a - b for a, b in zip(reading(step, key, writes), HOME, strict=True)]
+
+
+def expected() -> dict[str, list[float]]:
+    """What each section must say, in the order in which it does."""
+    W = after("pair")
+    leak = product(NORA, CLOSE)
+    k, v = (vector(*x)[None, None, None].repeat(1, 3, 1, 1) for x in (NORA, MOVED))
+    k[0, 1, 0], v[0, 0, 0], v[0, 1, 0] = vector(*MAX), vector(*HOME), vector(*MAX_AT)
+    mean = ops.sum_rule(k, k, v, normalize=True)[0, -1, 0].tolist()
+    counted = ratio(reading("moved", NORA), mean)
+    old = HOME
+    way = [a - b for a, b in zip(reading("strength", NORA), old, strict=True)]
+    whole = [a - b for a, b in zip(MOVED, old, strict=True)]
+    square, square_of_unit = product(LONG, LONG), product(NORA, NORA)
+    factor = ratio(error("long", LONG, 2), error("long", LONG, 1))
+    at_limit = l2_normalize(vector(*LONG)) * 2**0.5
+    twice = [("Nora", at_limit.tolist(), HOME)] * 2
+    swings = ratio(
+        memory("delta", twice) @ at_limit - vector(*HOME),
+        memory("delta", twice[:1]) @ at_limit - vector(*HOME),
+    )
+    part = sum_normalize(vector(*LONG))
+    stored = memory("delta", [("Nora", part.tolist(), HOME)]) @ part
+    return {
+        "pair": [
+            *HOME,
+            *NORA,
+            product(NORA, NORA),
+            *(HOME[0], NORA[0], W[0, 0]),
+            *(HOME[1], NORA[0], W[1, 0]),
+        ],
+        "read": [
+            *(W[0, 0], NORA[0], W[0, 1], NORA[1], reading("read", NORA)[0]),
+            *(W[1, 0], NORA[0], W[1, 1], NORA[1], reading("read", NORA)[1]),
+            *(product(NORA, NORA) ** 0.5, product(NORA, NORA)),
+        ],
+        "second": [
+            *(*MAX_AT, *MAX, *reading("second", NORA)),
+            *(product(NORA, NORA), MAX[0], NORA[0], MAX[1], NORA[1]),
+            product(MAX, NORA),
+        ],
+        "overlap": [
+            *(*CLOSE, product(MAX, NORA), leak, leak, leak),
+            *(*HOME, leak, *MAX_AT, *reading("overlap", NORA)),
+            *(*reading("overlap", CLOSE), leak),
+        ],
+        "moved": [
+            *(*MOVED, *HOME, *MOVED, *reading("moved", NORA), counted, *mean),
+        ],
+        "delta": [
+            *(*reading("delta", NORA, 2), *MOVED, *written("delta")),
+            *reading("delta", NORA),
+        ],
+        "strength": [
+            *(0, 1, 0, 1, 0.8, *reading("strength", NORA), ratio(way, whole)),
+        ],
+        "third": [
+            *(1, *PIA_AT, *PIA, product(PIA, NORA), product(PIA, MAX)),
+            *(*reading("third", NORA), *reading("third", MAX)),
+        ],
+        "long": [
+            *(hypot(*NORA), *HOME, hypot(*LONG), *LONG, square),
+            *(ratio(reading("long", LONG, 1), HOME), 1, 1, square, factor),
+            *(2, swings),
+        ],
+        "unit": [
+            *(hypot(*NORA), square_of_unit, 1, square_of_unit),
+            *(ratio(error("unit", NORA, 1), HOME), ratio(stored, HOME)),
+        ],
+        "chunk": [
+            *(product(NORA, NORA), *MOVED, *HOME, *written("delta")),
+        ],
+    }
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_numbers_of_the_text(step):
+    assert said(step) == pytest.approx([float(x) for x in expected()[step]], abs=0.0051)
+
+
+def state(tab) -> dict:
+    return tab.evaluate(f"{FIGURE}.state()")
+
+
+def texts(tab, selector: str) -> list[float]:
+    cells = tab.locator(f"#figure-essay {selector}").all()
+    seen = [cell.text_content() for cell in cells if cell.is_visible()]
+    return [x for text in seen for x in numbers(text)]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_picture_computes_what_fwlab_does(look, step):
+    """The memory, all readings, and what is written: state, cells and words."""
+    tab = look(PAGE)
+    tab.evaluate(f"{FIGURE}.jump({step!r})")
+    shown = state(tab)
+    rule, facts, _ = STORY[step]
+    assert shown["rule"].startswith({"sum": "Sum", "delta": "Delta"}[rule])
+    W = after(step).tolist()
+    assert [*shown["W"][0], *shown["W"][1]] == pytest.approx([*W[0], *W[1]], abs=1e-9)
+    flat = [x for row in W for x in row]
+    assert texts(tab, "[data-vector=memory] text") == pytest.approx(flat, abs=0.0051)
+    words = tab.inner_text("#figure-essay .fw-words")
+    assert numbers(words)[-4:] == pytest.approx(flat, abs=0.0051)
+
+    now = {name: (key, place) for name, key, place in facts}
+    assert [one["name"] for one in shown["people"]] == list(now)
+    rows = []
+    for one in shown["people"]:
+        key, place = now[one["name"]]
+        found = reading(step, key)
+        assert one["key"] == pytest.approx(key, abs=1e-9)
+        assert one["place"] == list(place)
+        assert one["readback"] == pytest.approx(found, abs=1e-9)
+        off = hypot(*(a - b for a, b in zip(found, place, strict=True)))
+        assert one["error"] == pytest.approx(off, abs=1e-9)
+        rows += [*place, *([] if step == "pair" else found)]
+    if step in ("long", "unit"):
+        key = facts[0][1]
+        found = [reading(step, key, n) for n in (1, 2, 3, 4)]
+        assert shown["again"] == [pytest.approx(x, abs=1e-9) for x in found]
+        rows = [x for n in range(4) for x in (n + 1, *HOME, *found[n])]
+    assert texts(tab, "[data-part=table] text") == pytest.approx(rows, abs=0.0051)
+
+    cells = texts(tab, "[data-vector=written] text")
+    if step in ("pair", "second", "moved", "delta", "strength", "third"):
+        assert cells == pytest.approx(written(step), abs=0.0051)
+    else:
+        assert cells == []
+    overlaps = {
+        "overlap": [product(NORA, CLOSE)],
+        "third": [product(PIA, NORA), product(PIA, MAX)],
+    }
+    drawn = texts(tab, "[data-part=overlap] text")
+    assert drawn == pytest.approx(overlaps.get(step, []), abs=0.0051)
+
+
+def test_the_chunk_is_fwlabs(look):
+    """The triangular system, whose solution is what the steps have written."""
+    tab = look(PAGE)
+    tab.evaluate(f"{FIGURE}.jump('chunk')")
+    solved = {name: vector(*x) for name, x in state(tab)["solved"].items()}
+    K = torch.stack([vector(*key) for _, key, _ in ALL_FOUR])
+    V = torch.stack([vector(*place) for *_, place in ALL_FOUR])
+    torch.testing.assert_close(solved["A"], (K @ K.T).tril(-1))
+    torch.testing.assert_close(solved["V"], V)
+    system = torch.eye(4).double() + solved["A"]
+    torch.testing.assert_close(system @ solved["U"], V)
+    chunked = memory("delta", ALL_FOUR, implementation="chunked")
+    torch.testing.assert_close(solved["W"], chunked)
+    torch.testing.assert_close(solved["W"], after("third"))
+
+
+# Scrolling
+
+
+def settled(tab, step: str):
+    tab.wait_for_function(
+        f"(step) => {FIGURE}.state().step === step && !{FIGURE}.state().moving",
+        arg=step,
+    )
+
+
+def opened(look, size, **options):
+    tab = look(PAGE, width=size[0], has_touch=size[0] < 500, **options)
+    tab.set_viewport_size({"width": size[0], "height": size[1]})
+    return tab
+
+
+#: Whether the picture has ever been between two steps.
+WATCH = f"""() => {{
+  globalThis.moved = 0;
+  const watch = () => {{
+    if ({FIGURE}.state().moving) moved += 1;
+    requestAnimationFrame(watch);
+  }};
+  watch();
+}}"""
+PLACES = """(step) => {
+  const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
+  const section = document.querySelector(`[data-step=${step}]`);
+  return {
+    figure: box(document.querySelector("#figure-essay")),
+    picture: box(document.querySelector("#figure-essay svg")),
+    heading: box(section.querySelector("h2")),
+    text: box(section.querySelector("p")),
+    header: box(document.querySelector("header.md-header"))[3],
+  };
+}"""
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_picture_follows_the_text(look, size, motion):
+    """Down and up again. It stays in the window, beside the text or above it;
+    it moves only for those who have not asked for rest.
+    """
+    tab = opened(look, size, reduced_motion=motion)
+    settled(tab, STEPS[0])
+    tab.evaluate(WATCH)
+    for step in [*STEPS, *STEPS[-2::-1]]:
+        heading = tab.locator(f"[data-step={step}] h2")
+        heading.evaluate("(e) => e.scrollIntoView({ behavior: 'instant' })")
+        settled(tab, step)
+        if motion == "reduce":
+            assert tab.evaluate("document.getAnimations().length") == 0
+        at = tab.evaluate(PLACES, step)
+        left, top, right, bottom = at["figure"]
+        assert top >= at["header"] - 1 and at["picture"][3] <= size[1], step
+        assert left >= 0 and right <= size[0]
+        # Heading and beginning of the text are seen with it.
+        if size[0] < 500:
+            assert bottom - top <= 0.45 * size[1]
+            assert at["heading"][1] >= bottom - 1 and at["text"][3] <= size[1]
+        else:
+            assert at["heading"][2] <= left and at["heading"][1] >= at["header"]
+        assert at["text"][1] < size[1]
+        current = tab.locator(".fw-current").get_attribute("data-step")
+        assert current == step
+    assert (tab.evaluate("moved") == 0) == (motion == "reduce")
+
+
+def test_a_link_to_a_step_shows_it(look):
+    tab = look(f"{PAGE}#6-look-up-compare-write")
+    settled(tab, "delta")
+    tab.evaluate("location.hash = '#8-two-dimensions-two-keys'")
+    settled(tab, "third")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_by_keyboard(look, size):
+    """Two buttons lead through the steps, and the usual keys scroll."""
+    tab = opened(look, size)
+    following = tab.get_by_role("button", name="Next step")
+    previous = tab.get_by_role("button", name="Previous step")
+    assert previous.is_disabled()
+    for step in STEPS[1:]:
+        following.focus()
+        tab.keyboard.press("Enter")
+        settled(tab, step)
+        # The next press counts from here.
+        tab.wait_for_function(
+            "() => !globalThis.y || scrollY === y || (y = scrollY, 0)"
+        )
+    assert following.is_disabled()
+    previous.focus()
+    tab.keyboard.press("Space")
+    settled(tab, STEPS[-2])
+    previous.evaluate("(e) => e.blur()")
+    tab.keyboard.press("Home")
+    settled(tab, STEPS[0])
+    tab.keyboard.press("End")
+    settled(tab, STEPS[-1])
+
+
+def test_what_is_seen_is_said(look):
+    """Once the picture rests, and politely."""
+    tab = look(PAGE)
+    status = tab.locator("#figure-essay [role=status]")
+    assert status.text_content() == ""
+    tab.locator("[data-step=moved]").evaluate("(e) => e.scrollIntoView()")
+    status.filter(has_text="the memory says (1.5").wait_for(state="attached")
+    assert status.text_content() == tab.inner_text("#figure-essay .fw-words")
+
+
+# Without scripts, on paper, in a low window
+
+
+def pictures(tab) -> list[str]:
+    """By step, whether its own picture is there; and of the one that moves."""
+    seen = []
+    for step in STEPS:
+        still = tab.locator(f"[data-step={step}] .fw-step")
+        if (
+            still.locator("svg").is_visible()
+            and still.locator(".fw-words").is_visible()
+        ):
+            seen.append(step)
+    if tab.locator("#figure-essay svg").is_visible():
+        seen.append("moving")
+    return seen
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_without_scripts_each_step_has_a_picture(look, width):
+    tab = look(PAGE, width=width, java_script_enabled=False)
+    # The picture of the first step is that of the figure.
+    assert pictures(tab) == [*STEPS[1:], "moving"]
+    assert tab.locator(".fw-essay button").count() == 0
+    for step in STEPS[1:]:
+        words = tab.inner_text(f"[data-step={step}] .fw-words")
+        flat = [x for row in after(step).tolist() for x in row]
+        assert numbers(words)[-4:] == pytest.approx(flat, abs=0.0051)
+
+
+def test_on_paper_each_step_has_a_picture(look):
+    tab = look(PAGE)
+    assert pictures(tab) == ["moving"]
+    tab.emulate_media(media="print")
+    assert pictures(tab) == STEPS
+
+
+def test_in_a_low_window_each_step_has_a_picture(look):
+    """At 200 % zoom nothing may cover the text."""
+    tab = opened(look, (640, 400))
+    assert pictures(tab) == STEPS
+
+
+def test_kept_pictures_are_current(look, address):
+    """If not: make figures."""
+    tab = look("notation.html")
+    figures.begin(tab, address, "essay")
+    steps = figures.later_steps(tab, "essay")
+    assert [name.removeprefix("essay-") for name in steps] == STEPS[1:]
+    for name, (picture, words) in steps.items():
+        kept = [
+            (figures.FIGURES / f"{name}.{kind}").read_text("utf-8")
+            for kind in ("html", "txt")
+        ]
+        assert [kept[0].strip(), kept[1].strip()] == [picture.strip(), words.strip()]
+
+
+# The page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_step_is_accessible(look, size, scheme):
+    tab = opened(look, size, scheme=scheme, reduced_motion="reduce")
+    tab.evaluate(AXE.read_text("utf-8"))
+    for step in ("second", "overlap", "third", "long", "chunk"):
+        tab.locator(f"[data-step={step}]").evaluate("(e) => e.scrollIntoView()")
+        settled(tab, step)
+        assert tab.evaluate(RULES, ALL) == [], step
+        assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_each_step_is_short_and_has_a_heading():
+    for step, section in SECTIONS.items():
+        prose = re.sub(
+            r"<!--.*?-->|\$\$.*?\$\$|^##.*?$", "", section, flags=re.S | re.M
+        )
+        words = [word for word in prose.split() if re.search("[A-Za-z]", word)]
+        assert 40 <= len(words) <= 120, step
+        assert section.count("$$") <= 2
+    headings = re.findall(r"^## (\d+)\.", TEXT, re.MULTILINE)
+    assert headings == [str(n + 1) for n in range(len(STEPS))]
+
+
+def test_the_course_begins_with_it(look, site):
+    tab = look("index.html")
+    ways = tab.locator("article a.fw-way")
+    assert ways.first.get_attribute("href") == PAGE
+    tab.locator(".md-tabs__link", has_text="Course").click()
+    tab.wait_for_url(f"**/{PAGE}")
+    for page in ("course.html", "notebooks/00_start_here.html"):
+        assert PAGE in targets(article(site, page), page), page
+    end = article(site, PAGE).partition("</section>\n</div>")[2]
+    first = targets(end, PAGE)[0]
+    assert first == "notebooks/00_start_here.html"
