@@ -81,6 +81,7 @@ def on_page_content(html, page, config, files):
     head, title = _head(page, config, entry), body.find("h1")
     title.insert_after(head) if title else body.insert(0, head)
     if entry:
+        page.meta.setdefault("scripts", []).append(course.PROGRESS)
         body.append(_parsed("notebook/foot.html", entry=entry))
     # Drawings go in last: a parser of HTML would change them.
     return re.sub("\0(\\d+)\0", lambda match: svgs[int(match[1])], str(body))
