@@ -103,10 +103,13 @@ def on_page_markdown(markdown, page, config, files):
     return markdown
 
 
-def page_of(path: str) -> tuple[str, str] | None:
-    """Page and fragment where a file of the repository is shown."""
+def page_of(path: str, alone: bool = False) -> tuple[str, str] | None:
+    """Page and fragment where a file of the repository is shown.
+
+    - `alone`: the page of this file, not one of several versions.
+    """
     match = FILE.fullmatch(path)
-    if match and match[1] in OPERATIONS and match[2] in [*VERSIONS][:-1]:
+    if not alone and match and match[1] in OPERATIONS and match[2] in [*VERSIONS][:-1]:
         return _uri(match[1]), f"#{match[2]}"
     return (_uri_of(path), "") if path in _paths() else None
 

@@ -24,10 +24,12 @@ from fwlab.exercises.pairs import MEMORIES
 log = logging.getLogger("mkdocs.hooks.course")
 
 FILE = "docs/course.toml"
+PROGRESS = "scripts/progress.js"
 MAP = "<!-- course: map -->"
 NOTEBOOKS = "<!-- course: notebooks -->"
 SCOREBOARD = "<!-- scoreboard -->"
 EXERCISES = "<!-- exercises -->"
+QUESTION = re.compile(r'^(?:predict|quiz)\("(\w+)", \.\.\.\)$', re.MULTILINE)
 LEVELS = {1: "a line or two", 2: "one idea to find", 3: "edge cases"}
 #: Kinds of pages that go with a notebook: their label and their place.
 COMPANIONS = {
@@ -62,7 +64,10 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
-    return html.replace(MAP, _map(page, files)) if MAP in html else html
+    if MAP not in html:
+        return html
+    page.meta.setdefault("scripts", []).append(PROGRESS)
+    return html.replace(MAP, _map(page, files))
 
 
 def entry_of(page, files) -> dict | None:
@@ -168,8 +173,17 @@ def _notebooks(files) -> str:
                 stem,
                 len(asks),
             )
-        entries.append(_linked(entry, files, str) | {"asks": asks})
+        entries.append(
+            _linked(entry, files, str) | {"asks": asks, "questions": _questions(stem)}
+        )
     return render("course/notebooks.md.jinja", entries=entries)
+
+
+def _questions(stem: str) -> list[str]:
+    """The questions that a notebook asks, by name."""
+    cells = json.loads((ROOT / _uri(stem)).read_text("utf-8"))["cells"]
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    return QUESTION.findall(code)
 
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 118, 66, 10, 34
@@ -208,7 +222,8 @@ def _map(page, files) -> str:
             for before in all_before
         ],
         boxes=[
-            _box(entry, *places[stem]) | {"url": _url(entry["uri"], page, files)}
+            _box(entry, *places[stem])
+            | {"url": _url(entry["uri"], page, files), "file": stem}
             for stem, entry in course.items()
         ],
         first=[entry for entry in course.values() if not entry["after"]],

@@ -8,6 +8,7 @@ import re
 from functools import cache
 from html import escape
 
+import tex
 from mkdocs.plugins import event_priority
 from repository import ROOT
 
@@ -20,12 +21,6 @@ ENTRY = re.compile(
 #: Words of the glossary that have another meaning, or none, on most pages.
 COMMON = {"capacity", "causal", "gate", "head", "key", "query", "value", "kernel"}
 COMMON |= {"step", "state", "naive", "efficient", "retrieval", "streaming"}
-#: TeX that explanations use, as plain text.
-PLAIN = {r"\\alpha": "α", r"\\beta": "β", r"\\phi": "φ", r"\\nu": "ν", r"\\sum": "Σ"}
-PLAIN |= {r" ?\\cdot ": " · ", r" ?\\otimes ": " ⊗ ", r"\\top": "ᵀ", r"\\log": "log"}
-PLAIN |= {r"\\mathrm\{(\w+)\}": r"\1", r"_\{\\text\{(\w+)\}\}": r"_\1"}
-PLAIN |= {r"\\,": " ", r"\\dots": "…"}
-PLAIN |= {r"\^\{?ᵀ\}?": "ᵀ", r"_\{([^}]*)\}": r"_\1", r"\^\{([^}]*)\}": r"^(\1)"}
 #: Characters of an explanation; what is longer is cut after a sentence.
 LONGEST = 240
 #: Where a link would be wrong, or too much.
@@ -52,10 +47,8 @@ def terms() -> dict[str, tuple[str, str]]:
 def plain(markdown: str) -> str:
     """Without the markup of links, code and formulas."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
-    text = re.sub(r"[`$*]", "", text)
-    for tex, letter in PLAIN.items():
-        text = re.sub(tex, letter, text)
-    return text
+    text = re.sub(r"\$([^$]+)\$", lambda formula: tex.plain(formula[1]), text)
+    return re.sub(r"[`*]", "", text)
 
 
 @cache

@@ -76,11 +76,13 @@ def on_page_content(html, page, config, files):
         code.extend(list(pre.contents))
         pre.append(code)
     _headings(body, page)
+    _sections(body)
     _links(body, page, config, files)
     entry = course.entry_of(page, files)
     head, title = _head(page, config, entry), body.find("h1")
     title.insert_after(head) if title else body.insert(0, head)
     if entry:
+        page.meta.setdefault("scripts", []).append(course.PROGRESS)
         body.append(_parsed("notebook/foot.html", entry=entry))
     # Drawings go in last: a parser of HTML would change them.
     return re.sub("\0(\\d+)\0", lambda match: svgs[int(match[1])], str(body))
@@ -167,6 +169,25 @@ def _headings(body, page) -> None:
         title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
         page.title = f"{number} {title}"
     page.toc = get_toc(root)
+
+
+def _sections(body) -> None:
+    """Headings beside the text below them, not in a box with it: search takes
+    what follows such a box for the text of the page.
+    """
+    for box in body.select(".nb-text"):
+        part = box
+        for child in list(box.contents):
+            if child.name in ("h1", "h2", "h3", "h4", "h5", "h6"):
+                part.insert_after(child)
+                child["class"] = "nb-text"
+                part = body.new_tag("div", attrs={"class": "nb-text"})
+                child.insert_after(part)
+            elif part is not box:
+                part.append(child)
+    for box in body.select("div.nb-text"):
+        if not box.get_text(strip=True) and not box.find(True):
+            box.decompose()
 
 
 def _links(body, page, config, files) -> None:

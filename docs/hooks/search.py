@@ -5,8 +5,11 @@ Every page fetches the index, so it adds to the size of each.
 
 import json
 import re
+import textwrap
+from html import escape, unescape
 from pathlib import Path
 
+import tex
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
@@ -21,15 +24,20 @@ AGAIN = re.compile(
     r"|annotated/kimi\.html#(chunked|efficient)"
     r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
 )
-#: Pages that are found by their headings alone.
+#: Pages and parts of pages that are found by their headings alone.
 HEADINGS = re.compile(
     r"(contribute|tested|changelog|kernels/\w+|annotated/source/[\w/]+"
     r"|api/(exercises|training)|course)\.html"
+    r"|annotated/[\w-]+\.html#efficient"
 )
-#: Tags, and TeX, which search would show as it is written.
-MARKUP = re.compile(
-    r"<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL
+#: TeX, which search would show as it is written.
+FORMULA = re.compile(
+    r"\\\((.*?)\\\)|\\\[(.*?)\\\]|\$\$(.*?)\$\$|\$([^$\n]+)\$", re.DOTALL
 )
+#: Where a text is cut, so that search shows only what was found.
+BLOCK = re.compile(r"</?(?:p|li|ol|ul|pre)>")
+#: Characters of a piece of text that search shows.
+LONGEST = 200
 
 #: lunr, the theme's search, tells the nodes of its word tree apart by the
 #: letters and numbers of their edges, written without a gap. With digits as
@@ -48,7 +56,7 @@ def on_post_build(config):
     folder = Path(config.site_dir, "search")
     index = json.loads((folder / "search_index.json").read_text("utf-8"))
     index["docs"] = [
-        entry | {"text": " ".join(MARKUP.sub(" ", entry["text"]).split())}
+        entry | {"text": _pieces(entry["text"])}
         for entry in index["docs"]
         if not AGAIN.match(entry["location"])
     ]
@@ -60,6 +68,28 @@ def on_post_build(config):
     (folder / "search_index.json").write_text(text, "utf-8")
     # For pages opened from disk.
     (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")
+
+
+def _pieces(text: str) -> str:
+    """A text in pieces: of these, search shows the first two that match."""
+    text = FORMULA.sub(lambda match: _readable(match[match.lastindex]), text)
+    pieces = []
+    for block in BLOCK.split(text):
+        words = " ".join(re.sub("<[^>]*>", "", block).split())
+        piece = ""
+        for sentence in re.split(r"(?<=[.!?:]) (?=[A-Z(])", words):
+            if len(piece) + len(sentence) < LONGEST:
+                piece = f"{piece} {sentence}".strip()
+                continue
+            pieces.append(piece)
+            *whole, piece = textwrap.wrap(sentence, LONGEST, break_on_hyphens=False)
+            pieces += whole
+        pieces.append(piece)
+    return "".join(f"<p>{piece}</p>" for piece in pieces if piece)
+
+
+def _readable(formula: str) -> str:
+    return escape(tex.plain(unescape(formula)), quote=False)
 
 
 def _once(entries):

@@ -195,11 +195,9 @@ document.addEventListener("DOMContentLoaded", () => {
   page.addEventListener("click", (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     const link = event.target.closest("a[href^='#']");
-    const number = event.target.closest(".katex-tag");
-    const line = number?.closest(".equation")?.querySelector(".places a");
-    if (!link && !line) return;
+    if (!link) return;
     event.preventDefault();
-    go((link ?? line).hash);
+    go(link.hash);
   });
   addEventListener("popstate", () => {
     light();
@@ -351,7 +349,7 @@ document.addEventListener("DOMContentLoaded", () => {
     bar.append(field, names, count);
     page.before(bar);
     page.addEventListener("click", (event) => {
-      if (event.target.closest("a, .katex-tag, summary")) return;
+      if (event.target.closest("a, summary")) return;
       if (!getSelection().isCollapsed) return;
       const formula = event.target.closest(".mathnormal, .mathrm, .mathbf");
       const symbol = formula ? ofFormula(formula) : wordAt(event);
@@ -432,6 +430,8 @@ document.addEventListener("DOMContentLoaded", () => {
     page.classList.add("ready");
     arrange();
     wide.addEventListener("change", arrange);
+  }
+  if (page.querySelector(".map")) {
     addEventListener("scroll", later, { passive: true });
     addEventListener("resize", later);
     addEventListener("load", follow); // formulas are set

@@ -1,6 +1,6 @@
 // Questions of the course: say whether an answer is right, and why a tempting
 // one is wrong. The data are those of `predict` in the notebooks. Nothing that
-// a reader answers leaves the page.
+// a reader answers leaves the browser; progress.js keeps what was right.
 {
   const number = (text) => {
     const plain = text.trim().replace(/\s/g, "").replace("−", "-");
@@ -32,6 +32,7 @@
       const [right, words] = unread ? [false, "Write a number, such as 0.5."] : judge(question, answer);
       form.dataset.right = unread ? "" : right ? "yes" : "no";
       said.textContent = (unread ? "" : right ? "✓ " : "✗ ") + words;
+      if (right) form.dispatchEvent(new Event("fw-right", { bubbles: true }));
     });
     form.addEventListener("input", () => {
       form.dataset.right = said.textContent = "";

@@ -119,7 +119,9 @@ def above(losses: list[float | None], without: float) -> list[float | None]:
 
 def draw(points: list[Point]) -> Figure:
     tables = _tables(points)
-    figure = Figure(figsize=(6.4, 2.0 * len(tables) + 0.6), layout="constrained")
+    figure = Figure(
+        figsize=(charts.WIDTH, 2.0 * len(tables) + 0.6), layout="constrained"
+    )
     axes = figure.subplots(len(tables), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (corpus, map) in zip(axes, tables, strict=True):
         without = median_loss(_variant(points, corpus, map, (0, 0)))

@@ -425,7 +425,8 @@ def draw(points: list[Point]) -> Figure:
     ]
     if texts:
         panels.insert(0, (texts, "loss", "bits per character"))
-    figure = Figure(figsize=(6.4, 2.6 + 2.8 * len(panels)), layout="constrained")
+    height = 2.6 + 2.8 * len(panels)
+    figure = Figure(figsize=(charts.WIDTH, height), layout="constrained")
     upper, *others = figure.subplots(len(panels) + 1, 1)
     _difference(upper, select(points, task="digits"))
     for ax, (mine, y, label) in zip(others, panels, strict=True):
@@ -441,7 +442,7 @@ def draw(points: list[Point]) -> Figure:
         ax.set(xlabel="$T$", ylabel=label)
     handles = [*others[-1].get_lines(), *upper.get_lines()]
     named = [each for each in handles if not str(each.get_label()).startswith("_")]
-    figure.legend(handles=named, loc="outside upper left", ncols=3)
+    figure.legend(handles=named, loc="outside upper left", ncols=2)
     return figure
 
 
@@ -468,7 +469,7 @@ def _difference(ax: Axes, points: list[Point]) -> None:
     ax.axvline(0, color=INK, linewidth=1)
     ax.set_yticks(range(len(OF_IMAGES)), [NAMES[name] for name in OF_IMAGES])
     ax.set_ylim(len(OF_IMAGES) - 0.5, -0.5)
-    ax.set_xlabel("digits: bits per pixel more than the transformer")
+    ax.set_xlabel("digits: extra bits per pixel")
 
 
 EXPERIMENT = Experiment(

@@ -172,7 +172,7 @@ def draw(points: list[Point]) -> Figure:
     for ax in axes[::2]:
         ax.set_ylabel("share")
     for ax in axes[-2:]:
-        ax.set_xlabel(r"deviation $\sigma$ of keys and biases")
+        ax.set_xlabel(r"deviation $\sigma$")
     charts.legend(figure, axes[0], columns=3)
     return figure
 

@@ -13,6 +13,7 @@ from fwlab.plots import INK
 
 __all__ = [
     "INK",
+    "WIDTH",
     "grid",
     "key",
     "legend",
@@ -23,10 +24,14 @@ __all__ = [
     "series",
 ]
 
+WIDTH = 5.0
+"""Of every figure, in inches: about that of a phone, so that letters keep
+their size there."""
+
 
 def new(height: float) -> tuple[Figure, Axes]:
     """A figure with one set of axes, in the width of the site."""
-    figure = Figure(figsize=(6.4, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -35,7 +40,7 @@ def grid(
 ) -> tuple[Figure, list[Axes]]:
     """A figure with this many small axes that share their scales."""
     rows = -(-count // columns)
-    figure = Figure(figsize=(6.4, height * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     flat = list(axes.flat)
     for ax in flat[count:]:

@@ -147,7 +147,7 @@ COLORS = dict(zip(WAYS, (INK, TRAINED, FAST), strict=True))
 MARKS = dict(zip(WAYS, "Dso", strict=True))
 COSTS = {
     "steps": "optimiser steps",
-    "chain": "chain: thousands of layers, one after the other",
+    "chain": "chain, in thousands of layers",
     "cpu": "seconds of the processor",
 }
 
@@ -173,7 +173,7 @@ def _shorter(way: str, ours: float | None, than: str, theirs: float | None) -> C
 
 
 def draw(points: list[Point]) -> Figure:
-    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+    figure = Figure(figsize=(charts.WIDTH, 4.8), layout="constrained")
     axes = figure.subplots(3, 1)
     for ax, (cost, label) in zip(axes, COSTS.items(), strict=True):
         unit = 1000 if cost == "chain" else 1

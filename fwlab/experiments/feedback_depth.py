@@ -260,7 +260,7 @@ def draw(points: list[Point]) -> Figure:
     full = points[0]["statements"] > 16
     trained = select(points, kind="accuracy")
     rule = medians(select(points, kind="rule"), "model", "accuracy").get("rule")
-    figure = Figure(figsize=(6.4, 6.2), layout="constrained")
+    figure = Figure(figsize=(charts.WIDTH, 6.8), layout="constrained")
     depth, size, speed = figure.subplots(3, 1, height_ratios=[3, 3, 2])
     sizes = sorted({p["memory"] for p in trained} - {ALL})
     place = {memory: at for at, memory in enumerate([*sizes, ALL])}
@@ -305,10 +305,10 @@ def draw(points: list[Point]) -> Figure:
         charts.rows(speed, named, color, marker, TIMES[y])
     speed.axvline(1, color=INK, linewidth=1)
     speed.set_xlim(0, None)
-    speed.set_xlabel("time / time of a transformer with as many layers")
+    speed.set_xlabel("time, in multiples of a transformer's")
     for ax in (depth, size, speed):
         # The names in the lowest panel leave room to the left of all three.
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=3)
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.4, 1), ncols=2, columnspacing=1)
     return figure
 
 

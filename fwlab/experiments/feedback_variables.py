@@ -213,7 +213,7 @@ def draw(points: list[Point]) -> Figure:
     full = points[0]["statements"] == 100
     rows = by_name(points)
     height = 1 + (0.5 + 0.3 * len(rows)) * len(tasks)
-    figure = Figure(figsize=(6.4, height), layout="constrained")
+    figure = Figure(figsize=(charts.WIDTH, height), layout="constrained")
     axes = figure.subplots(len(tasks), 1, sharex=True, squeeze=False)[:, 0]
     for ax, variables in zip(axes, tasks, strict=True):
         mine = by_name(select(points, variables=variables))

@@ -205,7 +205,8 @@ def draw(points: list[Point]) -> Figure:
     full = points[0]["size"] == "nanogpt"
     panels = [len(named), len(PUBLISHED)] + [len(COMPARED)] * full
     figure = Figure(
-        figsize=(6.4, 0.26 * sum(panels) + 1.1 * len(panels)), layout="constrained"
+        figsize=(charts.WIDTH, 0.26 * sum(panels) + 1.1 * len(panels)),
+        layout="constrained",
     )
     axes = figure.subplots(
         len(panels), 1, height_ratios=[n + 1 for n in panels], squeeze=False
@@ -236,7 +237,7 @@ def draw(points: list[Point]) -> Figure:
     theirs = {MAPS[name]: [published_saving(name)] for name in PUBLISHED}
     charts.rows(axes[1], ours, FAST, "o", "ours")
     charts.rows(axes[1], theirs, INK, "x", "published")
-    axes[1].set_xlabel("% of the sum rule's loss that the delta rule saves")
+    axes[1].set_xlabel("% of the sum's loss that delta saves")
     axes[1].set_xlim(0, None)
 
     if full:
@@ -248,7 +249,7 @@ def draw(points: list[Point]) -> Figure:
             charts.rows(axes[2], shown, color, marker, name)
         axes[2].set_xlabel("validation loss, nats per character")
     for ax in axes:
-        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=3)
     return figure
 
 

@@ -256,7 +256,7 @@ def draw(points: list[Point]) -> Figure:
         ax.set_xlabel("number of keys $S$")
     if full:
         charts.published(left, {}, INK, "published")
-    charts.legend(figure, left, columns=3)
+    charts.legend(figure, left, columns=2)
     return figure
 
 

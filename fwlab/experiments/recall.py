@@ -278,7 +278,7 @@ def _of(points: list[Point], name: Name, **wanted: Any) -> list[Point]:
 def draw(points: list[Point]) -> Figure:
     grid, chosen = _grid(points), best(points)
     rows = [row for row in LOOKS if any(_of(chosen, name) for name in row)]
-    figure = Figure(figsize=(6.4, 4.6 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(charts.WIDTH, 4.6 * len(rows)), layout="constrained")
     for part, looks in zip(_parts(figure, len(rows)), rows, strict=True):
         _family(part, chosen, grid, looks)
     return figure
@@ -296,8 +296,8 @@ def _family(
     every = {**looks, SOFTMAX: Look("softmax", OTHER, "^", "-")}
     for column, (shows, title) in enumerate(TASKS.items()):
         by_pairs, by_state = axes[0, column], axes[1, column]
-        by_pairs.set(title=title, xlabel="keys")
-        by_state.set(xlabel=f"scalars in the state, {grid.middle} keys")
+        by_pairs.set(title=title.replace(" with", "\nwith"), xlabel="keys")
+        by_state.set(xlabel=f"scalars in the state,\n{grid.middle} keys")
         for name, look in every.items():
             mine = _of(points, name, shows=shows)
             usual = select(mine, heads=grid.heads[0])
@@ -312,7 +312,7 @@ def _family(
     for ax in axes[:, 0]:
         ax.set(ylabel="accuracy", ylim=(-0.04, 1.04), yticks=[0, 0.5, 1])
     part.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=3
+        *axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=2
     )
 
 

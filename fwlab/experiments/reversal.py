@@ -173,13 +173,13 @@ def draw(points: list[Point]) -> Figure:
             some = select(mine, dtype=dtype)
             charts.series(ax, some, color, marker, line, dtype, "error", "length")
         ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
-        ax.set_title(f"{METHODS[method]}, {norm.replace('l2', 'L2')} normalisation")
+        ax.set_title(f"{METHODS[method]},\n{norm.replace('l2', 'L2')} normalisation")
         ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
         ax.minorticks_off()
     for ax in axes[::2]:
         ax.set_ylabel("error")
     for ax in axes[-2:]:
-        ax.set_xlabel("number of steps undone")
+        ax.set_xlabel("steps undone")
     charts.legend(figure, axes[0], columns=3)
     return figure
 

@@ -314,7 +314,8 @@ def _by_name(points: list[Point]) -> dict[str, list[Point]]:
 
 def draw(points: list[Point]) -> Figure:
     compose = _by_name(select(points, task="compose"))
-    figure = Figure(figsize=(6.4, 2.8 + 0.3 * len(compose)), layout="constrained")
+    height = 2.8 + 0.3 * len(compose)
+    figure = Figure(figsize=(charts.WIDTH, height), layout="constrained")
     heights = [len(compose) + 1, len(FORGET) + 1]
     upper, lower = figure.subplots(2, 1, height_ratios=heights)
     near, far = (_numbers(compose, y) for y in ("near", "far"))
@@ -331,7 +332,7 @@ def draw(points: list[Point]) -> Figure:
         charts.rows(lower, _numbers(mine, "loss"), color, marker, label)
     lower.set(xlabel="loss", xlim=(0, None))
     for ax in (upper, lower):
-        ax.legend(loc="lower left", bbox_to_anchor=(0, 1))
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.6, 1))
     return figure
 
 

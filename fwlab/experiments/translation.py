@@ -262,8 +262,8 @@ def label(model: Model) -> str:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    ours, theirs = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    figure = Figure(figsize=(charts.WIDTH, 4.4), layout="constrained")
+    ours, theirs = figure.subplots(1, 2, sharey=True, width_ratios=[4, 3])
     charts.rows(ours, _numbers(points, "bleu"), SERIES[0], "o", "BLEU")
     charts.rows(ours, _numbers(points, "exact"), SERIES[1], "s", "exact match")
     known = {row: x for row, x in enumerate(PUBLISHED.values()) if x is not None}
@@ -276,9 +276,10 @@ def draw(points: list[Point]) -> Figure:
         markeredgewidth=1.6,
         color=INK,
     )
-    ours.set(xlabel="ours, %", xlim=(-3, 103))
-    theirs.set(xlabel="published BLEU, %", xlim=(24, 28))
-    ours.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    ours.set(xlabel="ours, %", xlim=(-3, 103), xticks=[0, 50, 100])
+    theirs.set_xlabel("published\nBLEU", loc="right")
+    theirs.set(xlim=(23.5, 28.5), xticks=[24, 26, 28])
+    charts.legend(figure, ours, columns=2)
     return figure
 
 

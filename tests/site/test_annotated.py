@@ -293,6 +293,44 @@ def test_a_list_of_functions_stands_beside(look, page):
     assert tab.evaluate(WIDTH) <= 1280
 
 
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("name", ["feature_maps", "layers/aft"])
+def test_a_file_alone_has_a_list_of_its_functions(look, name, width):
+    """In view wherever the reader is; it marks what is read."""
+    path = PACKAGE / f"{name}.py"
+    tab = look(f"{alone(path)}.html", width=width)
+    links = tab.get_by_role(
+        "navigation", name=f"Functions of {path.relative_to(ROOT)}"
+    ).get_by_role("link")
+    assert links.all_inner_texts() == functions(path)
+    for link in (links.last, links.nth(1)):
+        link.click()
+        heading = tab.locator(f"[id='{link.get_attribute('href')[1:]}']")
+        assert 40 <= heading.bounding_box()["y"] < 900
+        tab.wait_for_function(
+            "link => link.hasAttribute('aria-current')", arg=link.element_handle()
+        )
+        assert tab.locator(".map [aria-current]").count() == 1
+        place = link.bounding_box()
+        assert 40 <= place["y"] < 900 and 0 <= place["x"] < width
+        if width > 390:
+            assert place["x"] + place["width"] <= heading.bounding_box()["x"]
+    assert tab.evaluate(WIDTH) <= width
+
+
+def test_every_file_with_functions_has_their_list(site):
+    for page, files in SOURCES.items():
+        html = (site / f"{page}.html").read_text("utf-8")
+        listed = re.findall(r'<nav class="functions".*?</nav>', html, re.DOTALL)
+        names = functions(files[""])
+        if len(names) < 2:
+            assert listed == [], page
+            continue
+        links = re.findall(r'href="#([^"]+)">(.*?)</a>', listed[0])
+        assert [re.sub("<wbr>", "", name) for _, name in links] == names, page
+        assert all(f' id="{anchor}"' in html for anchor, _ in links), page
+
+
 def tags(source: Source, index: int) -> set[str]:
     """The equations of the function whose first row this is."""
     found: set[str] = set()
@@ -632,7 +670,7 @@ def test_equation_and_its_lines_light_up(look):
 
 def test_number_of_an_equation_leads_to_its_line_and_back(look):
     tab = look(NAIVE)
-    tab.locator("#eq-24 .katex-tag").click()
+    tab.locator("#eq-24 .fw-number").click()
     line = tab.url.partition("#")[2]
     assert "# Eq. 24" in tab.locator(f"#{line}").inner_text()
     assert tab.evaluate("document.activeElement.id") == line

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 from urllib.parse import urljoin, urlsplit
 
@@ -54,6 +55,32 @@ LONG = r"""() => {
       }
     }
     found.push(...[...lines.values()].map((line) => line.trim()).filter((line) => line.length > 80));
+  }
+  return found;
+}"""
+#: The same of text with formulas: wider than 80 letters of average width.
+WIDE = r"""() => {
+  const sample = "You write pairs into a matrix, read them back, and correct what it holds.";
+  const pen = document.createElement("canvas").getContext("2d");
+  const found = [];
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
+    if (block.querySelector(":is(p, li, table)") || !block.querySelector(".katex")) continue;
+    pen.font = getComputedStyle(block).font;
+    const [left, right] = [[], []];
+    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    while (walk.nextNode()) {
+      const skip = ".katex-display, .katex-mathml, .highlight, pre, svg, script, style";
+      if (walk.currentNode.parentElement.closest(skip)) continue;
+      range.selectNodeContents(walk.currentNode);
+      for (const box of range.getClientRects()) {
+        left.push(box.left);
+        right.push(box.right);
+      }
+    }
+    const letters = (Math.max(...right) - Math.min(...left)) /
+      (pen.measureText(sample).width / sample.length);
+    if (letters > 80) found.push(`${letters} letters: ${block.textContent.slice(0, 80)}`);
   }
   return found;
 }"""
@@ -130,7 +157,7 @@ def walk(look, pages, scheme: str, width: int, rules, examined) -> None:
             elif not tab.evaluate("document.fonts.check('1em KaTeX_Main')"):
                 found.append("no font")
         found += ["error"] * tab.locator(".katex-error").count()
-        found += tab.evaluate(LONG)
+        found += [*tab.evaluate(LONG), *tab.evaluate(WIDE)]
         found += [f"{wide} px wide" for wide in [tab.evaluate(WIDTH)] if wide > width]
         if examined(page):
             tab.evaluate(axe)
@@ -261,6 +288,84 @@ def test_page_that_is_not_there(browser, site, tmp_path):
         tab.close()
 
 
-def test_search_index_is_valid(site):
-    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
-    assert not any("Copied!" in doc["text"] for doc in index["docs"])
+def test_page_that_is_not_there_without_scripts(browser, site, address):
+    """At the root of the site: its own styles, and links that work."""
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(address + "404.html")
+    assert tab.locator("h1").inner_text() == "Page not found"
+    assert tab.locator("noscript").is_visible()
+    text = tab.locator("main").bounding_box()
+    assert text["x"] > 100 and text["width"] < 640  # styled: a column in the middle
+    links = [link.get_attribute("href") for link in tab.locator("a").all()]
+    assert links == ["index.html", "course.html", "annotated/index.html"]
+    for link in links:
+        assert tab.goto(address + link).ok
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def index(site) -> list[dict]:
+    """The entries of the search index."""
+    text = (site / "search" / "search_index.json").read_text("utf-8")
+    return json.loads(text)["docs"]
+
+
+def test_search_index_is_valid(index):
+    assert not any("Copied!" in doc["text"] for doc in index)
+
+
+def test_search_leads_to_sections(index):
+    """Text of a notebook belongs to the heading above it, not to the page."""
+    for entry in index:
+        if entry["location"].startswith("notebooks/") and "#" not in entry["location"]:
+            assert len(entry["text"]) < 700, entry  # what stands before a section
+    (found,) = (
+        entry["location"]
+        for entry in index
+        if "notebooks/" in entry["location"] and "One of x and −x" in entry["text"]
+    )
+    assert found == "notebooks/03_dpfp.html#1-in-the-plane"
+
+
+def test_formulas_of_the_search_index_are_readable(index):
+    """As text: neither dropped nor TeX."""
+    text = " ".join(entry["text"] for entry in index)
+    # A backslash, a brace or a dollar of code is not TeX.
+    assert not re.search(r"\\[a-zA-Z]{2,}\b|\\[\[(]|\$\$|[_^]\{|\\tag", text)
+    assert "W_t = W_(t−1) + " in text and "v ⊗ k" in text
+    assert not re.search(r"<p>(?:(?!</p>).){300,}</p>", text)  # in short pieces
+
+
+@pytest.mark.parametrize(
+    ("formula", "words"),
+    [
+        (r"\bar v_t = W_{t-1}\, \phi(k_t) \tag{20}", "v̄_t = W_(t−1) φ(k_t)"),
+        (r"\tfrac12 \lVert v - \hat v \rVert^2", "1/2‖v − v̂‖²"),
+        (r"\frac{h(x)}{\sqrt{2m}}", "(h(x))/(√2m)"),
+        (r"U = X^\top dY \odot \Gamma", "U = Xᵀ dY ⊙ Γ"),
+        (r"\mathrm{softmax}(w)_l \quad \text{if } l < L", "softmax(w)_l if l < L"),
+        (r"d_{\text{key}} \log d_{\text{key}}", "d_key log d_key"),
+        (r"e^{-\lambda} \to 0", "e^(−λ) → 0"),
+    ],
+)
+def test_formula_in_words(monkeypatch, formula, words):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    import tex
+
+    assert tex.plain(formula) == words
+
+
+@pytest.mark.parametrize("query", ["delta rule", "triangular system", "normaliser"])
+def test_search_shows_short_excerpts(look, query):
+    """At most two sentences, of those that match."""
+    tab = look("index.html", search=True)
+    tab.locator("input[name=query]").click()
+    tab.keyboard.type(query)
+    tab.locator(".md-search-result__item").first.wait_for()
+    results = tab.locator(".md-search-result__article:visible")
+    shown = [result.inner_text() for result in results.all()]
+    assert len(shown) > 5
+    assert [text for text in shown if len(text) > 600] == []
+    sections = tab.locator(".md-search-result__link:visible[href*='#']")
+    assert sections.count() > 0

@@ -266,3 +266,20 @@ def test_findings_are_those_of_the_files():
     assert round(naive["milliseconds"] / efficient["milliseconds"]) == 20
     assert round(naive["peak_mib"] / efficient["peak_mib"]) == 10
     assert "a twentieth of the time and a tenth of the memory" in speed
+
+
+KERNELS = sorted((ROOT / "docs" / "kernels").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_pages_of_kernels_say_that_nothing_was_measured(path):
+    """At their top; and of which GPU each rate and each time is."""
+    paragraphs = path.read_text("utf-8").partition("\n# ")[2].split("\n\n")
+    if path.stem == "index":
+        paragraphs = path.read_text("utf-8").split("\n\n")
+    assert paragraphs[1].startswith("**Counted, not measured.**")
+    for paragraph in paragraphs:
+        if re.search(r"\b(TB|GB|TFLOP)/s|\d ms\b|\d µs\b", paragraph):
+            assert "H200" in paragraph, paragraph
+    # Once a GPU was measured, these pages have more to say.
+    assert not list(RESULTS.glob("gpu-*.json"))

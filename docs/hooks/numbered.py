@@ -1,0 +1,66 @@
+"""Says whose number an equation has.
+
+scripts/math.js makes the number of a displayed equation a link to where it is
+listed (a paper's) or stated (our own), and explains it on hover and focus. Each
+page has what is to be said of its numbers, and where they lead.
+"""
+
+import re
+
+import equations
+from annotated import EQUATIONS, OPERATIONS, page_of
+from mkdocs.plugins import event_priority
+from templates import render
+
+#: Of an equation, or of several that belong together: "24", "8--11", "d1".
+TAG = re.compile(r"\\tag\{((\w+)(?:--\w+)?)\}")
+CODE = re.compile("<code.*?</code>", re.DOTALL)
+
+
+@event_priority(-50)  # after the hooks that make the content
+def on_page_content(html, page, config, files):
+    known = {}
+    for label, first in TAG.findall(CODE.sub("", html)):
+        said, uri, fragment = about(label, first, page.file.src_uri)
+        there = files.get_file_from_path(uri).url_relative_to(page.file)
+        known[label.replace("--", "–")] = [said, f"{there}#{fragment}"]
+    return html + render("numbered.html", numbers=known) if known else html
+
+
+def about(label: str, tag: str, uri: str) -> tuple[str, str, str]:
+    """What to say of a number on a page; page and anchor where it leads."""
+    path = _counts_as(uri)
+    if tag[0].isdigit():
+        exceptions = equations.listed()["exceptions"].get(path, {})
+        name = exceptions.get(tag) or equations.paper(path)
+        paper = equations.papers()[name]
+        words = re.sub(r" \(Eqs\. [\d-]+\)$", "", paper["equations"][tag])
+        whose = f"{paper['authors'].split(',')[0]} et al. {paper['year']}"
+        word = "Eqs." if "--" in label else "Eq."
+        said = f"{word} {label.replace('--', '–')} of {whose}"
+        return _sentence(said, words), EQUATIONS, f"{name}-{tag}"
+    families = equations.listed()["fwlab"]
+    having = [family for family in families if tag in families[family]]
+    # The same number may have another meaning in another family.
+    family = next((family for family in having if family in path), having[0])
+    stated = next(
+        path
+        for path, file in equations.sources().items()
+        if path.startswith(f"fwlab/ops/{family}/") and tag in file.tags
+    )
+    said = _sentence(f"({tag}) is our own number", families[family][tag])
+    return said, page_of(stated, alone=True)[0], f"eq-{tag}"
+
+
+def _counts_as(uri: str) -> str:
+    """The path by which docs/equations.toml knows whose numbers a page has."""
+    if uri.startswith("annotated/source/"):
+        return f"fwlab/{uri.removeprefix('annotated/source/').removesuffix('.md')}"
+    for operation in OPERATIONS:
+        if uri == f"annotated/{operation.replace('/', '-')}.md":
+            return f"fwlab/ops/{operation}"
+    return uri if uri.startswith("notebooks/") else f"docs/{uri}"
+
+
+def _sentence(said: str, words: str) -> str:
+    return f"{said}. {words[0].upper()}{words[1:]}."

@@ -1,0 +1,137 @@
+"""Formulas as plain text, for places that cannot typeset them."""
+
+import re
+import unicodedata
+
+SYMBOLS = {
+    "approx": "≈",
+    "cdot": "·",
+    "cdots": "…",
+    "dots": "…",
+    "ell": "ℓ",
+    "ge": "≥",
+    "geq": "≥",
+    "in": "∈",
+    "infty": "∞",
+    "int": "∫",
+    "ldots": "…",
+    "le": "≤",
+    "leftarrow": "←",
+    "leq": "≤",
+    "ll": "≪",
+    "gg": "≫",
+    "lambda": "λ",
+    "Lambda": "Λ",
+    "langle": "⟨",
+    "rangle": "⟩",
+    "lfloor": "⌊",
+    "rfloor": "⌋",
+    "lVert": "‖",
+    "rVert": "‖",
+    "lvert": "|",
+    "rvert": "|",
+    "mapsto": "↦",
+    "mid": "|",
+    "nabla": "∇",
+    "ne": "≠",
+    "neq": "≠",
+    "odot": "⊙",
+    "otimes": "⊗",
+    "partial": "∂",
+    "perp": "⊥",
+    "pm": "±",
+    "prod": "Π",
+    "propto": "∝",
+    "Rightarrow": "⇒",
+    "Longrightarrow": "⇒",
+    "rightarrow": "→",
+    "sim": "~",
+    "sum": "Σ",
+    "times": "×",
+    "to": "→",
+    "top": "ᵀ",
+    "varepsilon": "ε",
+    "varphi": "φ",
+}
+#: Put behind a letter.
+ACCENTS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303", "dot": "\u0307"}
+ACCENTS |= {"overline": "\u0304", "widehat": "\u0302", "widetilde": "\u0303"}
+GROUP = r"\s*(?:\{([^{}]*)\}|(\\?\w))"
+#: Commands that only change how their argument or what follows looks.
+LOOK = (
+    r"\\(?:text|texttt|textstyle|mathbb|phantom|mathrm|mathbf|mathit|mathsf|mathcal|operatorname|boldsymbol|left|right"
+    r"|bigg?|Bigg?|bigl|bigr|Bigl|Bigr|displaystyle|limits|underbrace|color\{\w+\})(?![a-zA-Z])"
+)
+
+
+def plain(tex: str) -> str:
+    r"""A formula in Unicode: `\bar v_t \otimes k` becomes "v̄_t ⊗ k"."""
+    text = re.sub(
+        r"\\tag\{[^}]*\}|\\(?:begin|end)\{\w+\*?\}(\{\w+\})?|\\label\{.*?\}", "", tex
+    )
+    text = re.sub(LOOK, "", text)
+    text = re.sub(r"\\\\(\[.*?\])?", "; ", text)
+    text = re.sub(r"\\[,;:! ]|~|\\q?quad(?![a-zA-Z])|&", " ", text)
+    text = re.sub(r"\\([%#_$|])", r"\1", text)
+    text = re.sub(r"\}\s+\{", "}{", text)
+    before = ""
+    while before != text:  # from the innermost braces to the outermost
+        before = text
+        text = re.sub(rf"\\[td]?frac{GROUP}{GROUP}", _fraction, text)
+        text = re.sub(rf"\\sqrt{GROUP}", _root, text)
+        text = re.sub(rf"\\({'|'.join(ACCENTS)})(?![a-z]){GROUP}", _accent, text)
+        text = re.sub(r"([_^])\s*\{([^{}]*)\}", _index, text)
+        text = re.sub(r"(?<![_^a-zA-Z}])\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\([a-zA-Z]+)( *)(?=([\w\\]?))", _name, text)
+    text = re.sub(r"[{}\\]", "", text)
+    text = re.sub(r"\s*\^\s*ᵀ", "ᵀ", text)
+    text = re.sub(r"\^2(?!\w)", "²", text)
+    text = re.sub(r"\s+", " ", text.replace("-", "−"))
+    text = re.sub(r"\s*([_^])\s*", r"\1", text)
+    text = re.sub(r"(?<=[(\[|‖√])\s+|\s+(?=[)\],.;|‖]|$)", "", text)
+    return text.strip()
+
+
+def _fraction(match: re.Match) -> str:
+    above, below = (a or b for a, b in (match.groups()[:2], match.groups()[2:]))
+    return "/".join(
+        p if re.fullmatch(r"\\?\w+", p) else f"({p})" for p in (above, below)
+    )
+
+
+def _root(match: re.Match) -> str:
+    inside = match[1] or match[2]
+    return f"√{inside}" if re.fullmatch(r"\\?\w+", inside) else f"√({inside})"
+
+
+def _accent(match: re.Match) -> str:
+    inside = (match[2] or match[3]).strip()
+    inside = _letter(inside[1:]) if inside.startswith("\\") else inside
+    return inside + ACCENTS[match[1]]
+
+
+def _index(match: re.Match) -> str:
+    inside = match[2].strip()
+    if re.fullmatch(r"\\?[^\W_]+|'+", inside):
+        return f"{match[1]}{inside}"
+    return f"{match[1]}({inside})"
+
+
+def _name(match: re.Match) -> str:
+    """A command: a letter stays where it is, an operator stands alone."""
+    found = _letter(match[1])
+    if found == match[1]:  # a word, such as log
+        return f" {found} " if match[3] else f" {found}"
+    if found == "·" or (unicodedata.category(found[0]) == "Sm" and found not in "√|"):
+        return f" {found} "
+    return found + match[2]
+
+
+def _letter(name: str) -> str:
+    if name in SYMBOLS:
+        return SYMBOLS[name]
+    size = "SMALL" if name[0].islower() else "CAPITAL"
+    try:
+        return unicodedata.lookup(f"GREEK {size} LETTER {name.upper()}")
+    except KeyError:
+        return name
