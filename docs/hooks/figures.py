@@ -33,7 +33,15 @@ ELSEWHERE = {
     )
 }
 #: Scripts that a figure needs besides its own.
-NEEDS = {"live": ["model"], "shakespeare": ["model"]}
+NEEDS = {
+    "capacity": ["algebra"],
+    "dpfp": ["algebra"],
+    "forgets": ["algebra"],
+    "live": ["algebra", "model"],
+    "memory": ["algebra"],
+    "shakespeare": ["algebra", "model"],
+    "strength": ["algebra", "model"],
+}
 
 
 def on_page_content(html, page, config, files):
