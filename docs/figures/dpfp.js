@@ -28,20 +28,13 @@ fwlab.figure("dpfp", (figure) => {
     to: (n + 1) * SLICE,
   }));
 
-  const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
   // 0/0 is 0: an empty vector is at right angles to everything.
   const divide = (a, b) => (b === 0 ? 0 : a / b);
-  const cosine = (a, b) => divide(dot(a, b), Math.sqrt(dot(a, a) * dot(b, b)));
+  const cosine = (a, b) => fwlab.dot(fwlab.unit(a), fwlab.unit(b));
   const rectify = (key) => [...key, ...key.map((x) => -x)].map((x) => (x > 0 ? x : 0));
-  // All 4 entries for one shift, then all for the next.
-  const project = (r) =>
-    Array.from({ length: 4 * nu }, (_, n) => {
-      const shift = Math.floor(n / 4) + 1;
-      return r[n % 4] * r[((n % 4) + shift) % 4];
-    });
   const compute = () => {
     const r = keys.map(rectify);
-    const features = r.map(project);
+    const features = keys.map((key) => fwlab.dpfp(key, nu));
     const normalised = features.map((phi) => {
       const sum = phi.reduce((a, b) => a + b, 0);
       return phi.map((x) => divide(x, sum));
@@ -50,7 +43,7 @@ fwlab.figure("dpfp", (figure) => {
     const directions = SLICES.map(({ middle }) => [Math.cos(middle), Math.sin(middle)]);
     const overlaps = {
       before: directions.map((key) => cosine(key, keys[0])),
-      after: directions.map((key) => cosine(project(rectify(key)), features[0])),
+      after: directions.map((key) => cosine(fwlab.dpfp(key, nu), features[0])),
     };
     return {
       nu,
@@ -61,10 +54,10 @@ fwlab.figure("dpfp", (figure) => {
       features,
       normalised,
       fires: features.map((phi) => phi.flatMap((x, n) => (x > 0 ? [n] : []))),
-      dot: dot(...features),
+      dot: fwlab.dot(...features),
       cosine: cosine(...features),
-      normalisedDot: dot(...normalised),
-      plainDot: dot(...keys),
+      normalisedDot: fwlab.dot(...normalised),
+      plainDot: fwlab.dot(...keys),
       plainCosine: cosine(...keys),
     };
   };

@@ -5,7 +5,8 @@
 // scripts are the pictures of all settings.
 fwlab.figure("essay", (figure) => {
   const { FAST, WRONG, BOLD, MIDDLE, SHAPES } = fwlab.plane;
-  const { unit, dot, read, distance, round } = fwlab.plane;
+  const { dot, read } = fwlab;
+  const { unit, distance, round } = fwlab.plane;
   const { text, small, path, group, put, show, line } = fwlab.plane;
 
   const PEOPLE = ["Nora", "Max", "Pia"];

@@ -40,19 +40,9 @@ fwlab.figure("memory", (figure) => {
   };
 
   const { FAST, WRONG, BOLD, MIDDLE, SHAPES } = fwlab.plane;
-  const { unit, dot, read, distance, round } = fwlab.plane;
+  const { unit, distance, round } = fwlab.plane;
   const { text, small, path, circle, group, put, show, line } = fwlab.plane;
-
-  // What a rule keeps of W, and what it adds under the key.
-  const write = (W, k, v) => {
-    const held = read(W, k);
-    const keep = rule === "gated" ? 1 - beta : 1;
-    const added = v.map((x, i) => {
-      if (rule === "sum") return x;
-      return beta * (rule === "delta" ? x - held[i] : x);
-    });
-    return W.map((row, i) => row.map((w, j) => keep * w + added[i] * k[j]));
-  };
+  const write = (W, k, v) => fwlab.write(W, k, v, fwlab.rules[rule](beta));
 
   // All writes once more, in their order, since any key may have moved.
   const compute = () => {
@@ -66,11 +56,11 @@ fwlab.figure("memory", (figure) => {
       W = write(W, unit(one), one.value);
     }
     const answer = (one) => {
-      const readback = read(W, unit(one));
+      const readback = fwlab.read(W, unit(one));
       return {
         readback,
         error: distance(readback, one.value),
-        before: read(before, unit(one)),
+        before: fwlab.read(before, unit(one)),
       };
     };
     // A key that came again is no longer asked for its old value.
@@ -296,7 +286,7 @@ fwlab.figure("memory", (figure) => {
     let angle = "";
     if (pairs.length === 2 && replaced[0] === null) {
       const [a, b] = pairs;
-      const product = dot(unit(a), unit(b));
+      const product = fwlab.dot(unit(a), unit(b));
       const apart = `${between(a.degrees, b.degrees)}° apart`;
       angle = ` The keys are ${apart}: k · k′ = ${fwlab.number(product)}.`;
     }
@@ -370,7 +360,7 @@ fwlab.figure("memory", (figure) => {
     const outline = [];
     for (let degrees = 0; degrees < 360; degrees += 6)
       outline.push(
-        at(read(W, unit({ degrees })))
+        at(fwlab.read(W, unit({ degrees })))
           .map(round)
           .join(" "),
       );

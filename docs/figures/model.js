@@ -70,7 +70,8 @@ fwlab.LanguageModel = class {
   }
 
   // One token. Changes `state`; returns the logits of the next token, and
-  // per layer and head the key's features, the value and what was written.
+  // per layer and head the key's features, the value, what was written and
+  // how strongly.
   step(token, state) {
     const { d_model: d, embedding, width, features } = this;
     const x = embedding.slice(token * d, (token + 1) * d);
@@ -100,7 +101,7 @@ fwlab.LanguageModel = class {
           for (let j = 0; j < features; j++)
             memory.W[i * features + j] += written[i] * phiK[j];
         y.set(this.read(memory, phiQ), head * width);
-        return { key: phiK, value: value.slice(), written };
+        return { key: phiK, value: value.slice(), written, strength };
       });
       fwlab.add(x, fwlab.multiply(block.to_out, y));
       const wide = fwlab.multiply(block.expand, fwlab.layerNorm(x, block.norm_mlp));
@@ -140,25 +141,11 @@ fwlab.LanguageModel = class {
   // itself with length 1.
   phi(x) {
     if (this.feature_map === "elu1") return x.map((a) => (a > 0 ? a + 1 : Math.exp(a)));
-    if (this.feature_map === "unit") {
-      const length = Math.sqrt(fwlab.dot(x, x));
-      return x.map((a) => (length === 0 ? 0 : a / length));
-    }
-    const r = new Float32Array(2 * x.length);
-    x.forEach((a, i) => {
-      r[i] = Math.max(a, 0);
-      r[i + x.length] = Math.max(-a, 0);
-    });
-    const phi = r.map((a, i) => a * r[(i + 1) % r.length]);
+    if (this.feature_map === "unit") return fwlab.unit(x);
+    const phi = Float32Array.from(fwlab.dpfp(x));
     const total = phi.reduce((sum, a) => sum + a, 0);
     return phi.map((a) => (total === 0 ? 0 : a / total));
   }
-};
-
-fwlab.dot = (a, b, start = 0) => {
-  let sum = 0;
-  for (let i = 0; i < b.length; i++) sum += a[start + i] * b[i];
-  return sum;
 };
 
 // A matrix, row after row, times a vector.

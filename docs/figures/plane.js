@@ -10,8 +10,6 @@ fwlab.plane = (() => {
     const angle = (degrees * Math.PI) / 180;
     return [Math.cos(angle), Math.sin(angle)];
   };
-  const dot = (a, b) => a[0] * b[0] + a[1] * b[1];
-  const read = (W, k) => W.map((row) => dot(row, k));
   const distance = (a, b) => Math.hypot(a[0] - b[0], a[1] - b[1]);
 
   const text = (x, y, content, attributes = {}) =>
@@ -123,7 +121,7 @@ fwlab.plane = (() => {
 
   return {
     ...{ FAST, WRONG, BOLD, MIDDLE, SHAPES },
-    ...{ unit, dot, read, distance, round },
+    ...{ unit, distance, round },
     ...{ text, small, path, circle, group, put, show, line },
     ...{ ring, values, mark, letter },
   };

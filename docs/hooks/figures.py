@@ -43,10 +43,14 @@ ELSEWHERE = {
 }
 #: Scripts that a figure needs besides its own.
 NEEDS = {
-    "essay": ["plane"],
-    "live": ["model"],
-    "memory": ["plane"],
-    "shakespeare": ["model"],
+    "capacity": ["algebra"],
+    "dpfp": ["algebra"],
+    "essay": ["algebra", "plane"],
+    "forgets": ["algebra"],
+    "live": ["algebra", "model"],
+    "memory": ["algebra", "plane"],
+    "shakespeare": ["algebra", "model"],
+    "strength": ["algebra", "model"],
 }
 
 

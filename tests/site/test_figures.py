@@ -13,9 +13,11 @@ def page_of(name: str) -> str:
     return figures.PAGES.get(name, f"figures/{name}.html")
 
 
-def test_there_are_seven():
-    first = {"aft", "chunks", "dpfp", "feedback", "live", "memory", "shakespeare"}
-    assert first <= set(NAMES)
+def test_there_are_ten():
+    assert {
+        *("aft", "capacity", "chunks", "dpfp", "feedback"),
+        *("forgets", "live", "memory", "shakespeare", "strength"),
+    } <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +50,7 @@ def started(look, name: str, *options, **more):
         tab.wait_for_function(
             "document.querySelector('#figure-live').figure.state().answers !== null"
         )
-    if name == "shakespeare":
+    if name in ("shakespeare", "strength"):
         tab.get_by_role("button", name="Start the model").click()
         tab.get_by_label("Text to read").wait_for()
     return tab
@@ -149,7 +151,20 @@ MAIN = {
     "chunks": {"button": ["Next"], "slider": ["Step"]},
     "aft": {"slider": ["Large key"]},
     "feedback": {"button": ["Layer 3 at step 1"], "radio": ["Feedback transformer"]},
+    "capacity": {
+        "slider": ["Pairs S", "Width of a key"],
+        "radio": ["as orthogonal", "ν = 3"],
+        "button": ["New draw"],
+    },
+    "forgets": {
+        "button": ["Keys change", "Room for all", "New draw"],
+        "textbox": ["Pairs"],
+        "slider": ["Write strength", "Decay", "Width"],
+    },
+    "strength": {"radio": ["people who move"], "textbox": ["Text to read"]},
 }
+#: Drawings, and the pictures of words.
+PICTURE = "svg, .fw-main"
 #: The part of the window below the header, and of the document, of elements.
 SPAN = """(all) => {
   const boxes = all.map((e) => e.getBoundingClientRect());
@@ -166,7 +181,7 @@ SPAN = """(all) => {
 def test_a_control_and_what_it_changes_are_seen_together(look, name, size):
     """On a desk and on a phone: the whole drawing, in one window, and letters
     that are not smaller for it."""
-    tab = look(page_of(name), width=size[0], has_touch=size[0] < 500)
+    tab = started(look, name, width=size[0], has_touch=size[0] < 500)
     tab.set_viewport_size({"width": size[0], "height": size[1]})
     figure = tab.locator(f"#figure-{name}")
     if name == "dpfp":
@@ -174,7 +189,7 @@ def test_a_control_and_what_it_changes_are_seen_together(look, name, size):
     labels = [(role, label) for role, all in MAIN[name].items() for label in all]
     for role, label in labels:
         control = figure.get_by_role(role, name=re.compile(f"^{label}"))
-        drawings = [one.element_handle() for one in figure.locator("svg").all()]
+        drawings = [one.element_handle() for one in figure.locator(PICTURE).all()]
         together = [control.element_handle(), *drawings]
         top = tab.evaluate(SPAN, together)
         # As someone who looks at the figure scrolls.
@@ -189,10 +204,10 @@ def test_a_control_and_what_it_changes_are_seen_together(look, name, size):
 @pytest.mark.parametrize("name", MAIN)
 def test_the_picture_fills_its_card(look, name):
     """With the controls beside it."""
-    tab = look(page_of(name), width=1280)
+    tab = started(look, name, width=1280)
     tab.set_viewport_size({"width": 1280, "height": 800})
     card = tab.locator(f"#figure-{name}").bounding_box()
-    picture = tab.locator(f"#figure-{name} svg").first.bounding_box()
+    picture = tab.locator(f"#figure-{name} :is({PICTURE})").first.bounding_box()
     side = tab.locator(f"#figure-{name} .fw-side").bounding_box()
     assert picture["width"] > card["width"] / 2
     assert picture["width"] + side["width"] > 0.9 * card["width"]

@@ -129,7 +129,9 @@ def test_slider_follows_a_finger(look, figure):
     assert tab.evaluate("cancelled") == 0
 
 
-@pytest.mark.parametrize("figure", ["memory", "dpfp", "aft", "chunks", "feedback"])
+@pytest.mark.parametrize(
+    "figure", ["memory", "dpfp", "aft", "chunks", "feedback", "capacity", "forgets"]
+)
 def test_fingers_have_room(look, figure):
     """Handles, buttons and cells to tap: at least 44 px."""
     tab = phone(look, figure)

@@ -1,0 +1,311 @@
+"""Who forgets: the five memories are fwlab's, the scores are counted from what
+they return, and the address of the page carries the setting.
+"""
+
+import re
+from urllib.parse import parse_qs, urlencode
+
+import pytest
+import torch
+
+from fwlab import ops
+
+PAGE = "figures/forgets.html"
+ROOT = "document.querySelector('#figure-forgets')"
+STATE = f"{ROOT}.figure.state()"
+NAMES = ("sum", "gated", "delta", "gated delta", "softmax")
+PRESETS = ("Keys change", "Many keys", "New topic", "A long text", "Room for all")
+
+
+@pytest.fixture
+def tab(look):
+    return look(PAGE)
+
+
+def state(tab) -> dict:
+    shown = tab.evaluate(STATE)
+    return shown | {name: dict(shown[name]) for name in ("keys", "values")}
+
+
+def words(tab) -> str:
+    return tab.inner_text("#figure-forgets .fw-words")
+
+
+def press(tab, name: str):
+    tab.get_by_role("button", name=name).click()
+
+
+def write(tab, text: str):
+    tab.get_by_label("Pairs, or a text").fill(text)
+
+
+def slide(tab, label: str, value: float):
+    tab.get_by_role("slider", name=label).fill(str(value))
+
+
+def reads(shown: dict, name: str) -> torch.Tensor:
+    """What fwlab's rule reads under each key that is asked for."""
+    double = torch.float64
+    k = torch.tensor([shown["keys"][key] for key, _ in shown["pairs"]], dtype=double)
+    v = torch.tensor([shown["values"][x] for _, x in shown["pairs"]], dtype=double)
+    q = [shown["keys"][one["key"]] for one in shown["asked"]]
+    q = torch.tensor(q, dtype=double)
+    # A batch for each query, which is that of the last step.
+    batch, time = len(q), len(k)
+    q = q[:, None, None].expand(-1, time, -1, -1)
+    k, v = (x[None, :, None].expand(batch, -1, -1, -1) for x in (k, v))
+    beta = torch.full((batch, time, 1), shown["beta"], dtype=double)
+    if name == "softmax":
+        root = shown["width"] ** 0.5
+        y = ops.softmax_attention(root * q, root * k, v)
+    elif name == "sum":
+        y = ops.sum_rule(q, k, v, normalize=False)
+    elif name == "gated delta":
+        decay = torch.full_like(beta, shown["decay"]).log()
+        y = ops.gated_delta_rule(q, k, v, beta, decay)
+    else:
+        y = {"gated": ops.gated_rule, "delta": ops.delta_rule}[name](q, k, v, beta)
+    return y[:, -1, 0]
+
+
+def compare(tab) -> dict:
+    """All of the state and of the table, against fwlab."""
+    shown = state(tab)
+    last = dict(shown["pairs"])
+    assert all(one["value"] == last[one["key"]] for one in shown["asked"])
+    for vector in [*shown["keys"].values(), *shown["values"].values()]:
+        assert len(vector) == shown["width"]
+        assert sum(x * x for x in vector) == pytest.approx(1)
+    values = list(shown["values"])
+    V = torch.tensor(list(shown["values"].values()), dtype=torch.float64)
+    heads = tab.locator("#figure-forgets thead th:has(strong)")
+    assert [h.text_content() for h in heads.locator("span").all()] == list(NAMES)
+    cells = tab.locator("#figure-forgets tbody td").all_inner_texts()
+    best = 0
+    for column, name in enumerate(NAMES):
+        found = shown["memories"][name]
+        wanted = reads(shown, name)
+        y = torch.tensor([one["y"] for one in found], dtype=torch.float64)
+        torch.testing.assert_close(y, wanted, atol=1e-10, rtol=0)
+        for row, (one, asked) in enumerate(zip(found, shown["asked"], strict=True)):
+            likeness = V @ y[row]
+            near = [
+                values[i] for i in (likeness > likeness.max() - 1e-9).nonzero()[:, 0]
+            ]
+            assert one["said"] == (near if y[row].any() else [])
+            assert one["right"] == (one["said"] == [asked["value"]])
+            mark = "✓" if one["right"] else "✗"
+            said = " = ".join(one["said"]) or "nothing"
+            assert cells[5 * row + column] == f"{mark} {said}"
+        right = sum(one["right"] for one in found)
+        best = max(best, right)
+        score = heads.nth(column).locator("strong").inner_text()
+        assert score == f"{right} of {len(found)}"
+        long = "softmax attention" if name == "softmax" else f"{name} rule"
+        assert re.search(rf"(: |, ){long} {right}[,.]", words(tab))
+    wins = [head.get_attribute("class") == "fw-wins" for head in heads.all()]
+    scores = [sum(one["right"] for one in shown["memories"][n]) for n in NAMES]
+    assert wins == [score == best for score in scores]
+    return shown
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_memories_are_those_of_fwlab(tab, preset):
+    press(tab, preset)
+    compare(tab)
+
+
+def test_sliders_reach_the_memories(tab):
+    for width, beta, decay in ((0, 0.35, 0.7), (4, 1, 0.5), (2, 0, 1)):
+        slide(tab, "Width", width)
+        slide(tab, "Write strength", beta)
+        slide(tab, "Decay", decay)
+        shown = compare(tab)
+        assert shown["width"] == (4, 8, 16, 32, 64)[width]
+        assert (shown["beta"], shown["decay"]) == (beta, decay)
+    # Nothing written, nothing returned.
+    assert shown["memories"]["delta"][0]["said"] == []
+
+
+def test_a_new_draw_has_new_vectors_and_a_word_keeps_its_own(tab):
+    first = state(tab)
+    write(tab, f"zoe=teal {first['text']}")
+    assert state(tab)["keys"]["bob"] == first["keys"]["bob"]
+    press(tab, "New draw")
+    assert state(tab)["draw"] == 2
+    assert state(tab)["keys"]["bob"] != first["keys"]["bob"]
+    # A word is another vector as a value.
+    write(tab, "bob=bob")
+    assert state(tab)["keys"]["bob"] != state(tab)["values"]["bob"]
+
+
+def test_mean_is_that_of_twenty_draws(tab):
+    press(tab, "Many keys")
+    means = state(tab)["means"]
+    totals = dict.fromkeys(NAMES, 0)
+    for _ in range(20):
+        shown = state(tab)
+        for name in NAMES:
+            totals[name] += sum(one["right"] for one in shown["memories"][name])
+        assert shown["means"] == means
+        press(tab, "New draw")
+    for name in NAMES:
+        assert means[name] == pytest.approx(totals[name] / 20 / 24)
+    found = tab.locator("#figure-forgets thead th:has(strong) small").all_inner_texts()
+    assert found == [f"{100 * means[name]:.0f} %" for name in NAMES]
+
+
+def test_presets_do_what_the_page_says(tab):
+    """By the means, so that it is no luck."""
+
+    def means(name: str) -> dict:
+        press(tab, name)
+        return state(tab)["means"]
+
+    change = means("Keys change")
+    assert change["delta"] > 1.1 * max(change["sum"], change["softmax"])
+    assert change["gated"] < 0.5 * change["sum"]
+    many = means("Many keys")
+    assert many["softmax"] > many["sum"] > 1.3 * many["delta"] > many["gated"]
+    slide(tab, "Write strength", 0.3)
+    assert state(tab)["means"]["delta"] > many["sum"]
+    topic = means("New topic")
+    assert min(topic["gated"], topic["gated delta"]) > topic["delta"] > topic["sum"]
+    assert topic["softmax"] < topic["sum"]
+    slide(tab, "Width", 2)
+    wide = state(tab)["means"]
+    assert wide["softmax"] == max(wide.values()) > topic["gated delta"]
+    assert max(means("A long text").values()) < 0.9
+    room = means("Room for all")
+    assert room.pop("gated") < 0.5 and min(room.values()) == 1
+    # Each memory but the sum is the best of one of them; each fails at another.
+    assert change["delta"] == max(change.values())
+    assert many["softmax"] == max(many.values())
+    assert topic["gated delta"] == max(topic.values())
+
+
+def test_a_text_is_read_word_by_word(tab):
+    write(tab, "The cat sat. The dog’s cat-flap shut!")
+    shown = compare(tab)
+    assert shown["pairs"] == [
+        *(["the", "cat"], ["cat", "sat"], ["sat", "the"]),
+        *(["the", "dog’s"], ["dog’s", "cat-flap"], ["cat-flap", "shut"]),
+    ]
+    assert [one["key"] for one in shown["asked"] if one["changed"]] == ["the"]
+    assert "changed" in tab.locator("#figure-forgets tbody th").first.inner_text()
+
+
+def test_only_the_last_topic_is_asked(tab):
+    write(tab, "a=1 b=2 c=3 | c=4 d=5")
+    shown = compare(tab)
+    assert len(shown["pairs"]) == 5
+    # That c had another value was in another topic.
+    assert [(x["key"], x["changed"]) for x in shown["asked"]] == [
+        ("c", False),
+        ("d", False),
+    ]
+
+
+def test_what_is_left_out_is_said(tab):
+    write(tab, " ".join(f"k{i}={i}" for i in range(130)))
+    assert len(state(tab)["pairs"]) == 100
+    assert "100 pairs at most: 30 are left out" in words(tab)
+    write(tab, "a=red and b=blue")
+    assert len(compare(tab)["pairs"]) == 2
+    assert "Words without “=” are left out" in words(tab)
+    for empty in ("", "word", "a= =b", "|"):
+        write(tab, empty)
+        assert state(tab)["pairs"] == []
+        assert "memories are empty" in words(tab)
+    assert "NaN" not in tab.inner_text("#figure-forgets")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<img/src=x> a=<b>bold</b> <script>alert(1)</script>=1",
+        "__proto__=1 constructor=2 toString=3 __proto__=4",
+    ],
+)
+def test_text_of_the_reader_is_only_text(tab, text):
+    write(tab, text)
+    shown = compare(tab)
+    assert [key for key, _ in shown["pairs"]] == re.findall(r"(\S+?)=", text)
+    assert tab.locator("#figure-forgets tbody :is(img, script, b b)").count() == 0
+    heads = tab.locator("#figure-forgets tbody th").all_inner_texts()
+    assert [head.split()[0] for head in heads] == [x["key"] for x in shown["asked"]]
+
+
+# The address
+
+
+def fragment(tab) -> dict:
+    return {k: v[0] for k, v in parse_qs(tab.url.partition("#")[2]).items()}
+
+
+def test_address_carries_the_setting(look, tab):
+    asked = []
+    tab.on("request", lambda request: asked.append(request.url))
+    assert "#" not in tab.url
+    text = "ä&b=c#d 100%=? ann=<red> ann=blue"
+    write(tab, text)
+    slide(tab, "Width", 1)
+    slide(tab, "Write strength", 0.35)
+    slide(tab, "Decay", 0.73)
+    press(tab, "New draw")
+    wanted = {
+        **{"text": text, "width": "8", "beta": "0.35"},
+        **{"decay": "0.73", "draw": "2"},
+    }
+    tab.wait_for_function("location.hash.endsWith('draw=2')")
+    assert fragment(tab) == wanted
+    assert asked == []  # of no server
+    before, table = state(tab), tab.inner_text("#figure-forgets")
+    other = look(PAGE + "#" + tab.url.partition("#")[2])
+    assert state(other) == before
+    assert other.inner_text("#figure-forgets") == table
+    assert other.get_by_label("Pairs, or a text").input_value() == text
+    tab.reload()
+    assert state(tab) == before
+
+
+def test_a_changed_address_is_followed(tab):
+    tab.evaluate(
+        "(to) => { location.hash = to; }", urlencode({"text": "a=b", "draw": 7})
+    )
+    tab.wait_for_function(f"{STATE}.draw === 7")
+    assert state(tab)["pairs"] == [["a", "b"]]
+    assert state(tab)["width"] == 16
+
+
+@pytest.mark.parametrize(
+    ("asks", "said"),
+    [
+        ("text=a%3Db&width=99", "width = 99"),
+        ("text=a%3Db&width=", "width = "),
+        ("text=a%3Db&beta=NaN&decay=-1", "beta = NaN and decay = -1"),
+        ("text=a%3Db&beta=0.333", "beta = 0.333"),
+        ("text=a%3Db&draw=1e99", "draw = 1e99"),
+        ("text=a%3Db&draw=%3Cimg%20src=x%3E", "draw = <img src"),
+        ("text=%E0%A4%A", "a text that is damaged"),
+        ("text=" + 2001 * "a", "a text of more than 2000 letters"),
+    ],
+)
+def test_a_wrong_address_is_ignored_in_plain_words(look, asks, said):
+    """`look` fails for every error of the page."""
+    tab = look(f"{PAGE}#{asks}")
+    assert words(tab).startswith(f"The address of this page asks for {said}")
+    assert "ignored" in words(tab)
+    shown = state(tab)
+    assert (shown["width"], shown["beta"], shown["draw"]) == (16, 0.8, 1)
+    assert len(shown["pairs"]) == (1 if "text=a%3Db" in asks else 11)
+    # It is said once.
+    press(tab, "Many keys")
+    assert "address" not in words(tab)
+
+
+@pytest.mark.parametrize("asks", ["what-to-try", "%", "=&=", 'x"]', "width=4"])
+def test_other_addresses_mean_nothing(look, tab, asks):
+    other = look(f"{PAGE}#{asks}")
+    assert state(other) == state(tab)
+    assert words(other) == words(tab)
