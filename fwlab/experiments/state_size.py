@@ -30,7 +30,7 @@ PUBLISHED = {
     },
 }
 #: Tokens of segment memory, and of a segment.
-MEMORIES = {"nanogpt": (8, 16, 32, 64, 128), "small": (4, 16, 64)}
+MEMORIES = {"nanogpt": (8, 32, 128), "small": (4, 16, 64)}
 
 
 def points(quick: bool) -> list[Point]:
