@@ -157,7 +157,7 @@ fwlab.figure("forgets", (figure) => {
   };
 
   // --- Drawing -------------------------------------------------------------
-  const percent = (share) => `${Math.round(100 * share)} %`;
+  const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
   const table = fwlab.html("table", { class: "fw-answers fw-arena" });
   const picture = fwlab.html(
     "div",
@@ -190,7 +190,7 @@ fwlab.figure("forgets", (figure) => {
         { scope: "col", class: wins && "fw-wins" },
         fwlab.html("span", {}, name),
         fwlab.html("strong", {}, `${right} of ${asked.length}`),
-        fwlab.html("i", { style: `--share: ${percent(share).replace(" ", "")}` }),
+        fwlab.html("i", { style: `--share: ${100 * share}%` }),
         fwlab.html("small", {}, asked.length ? percent(means[name]) : "–"),
       );
     });

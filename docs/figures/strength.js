@@ -186,6 +186,9 @@
       texts[name] = input.value;
       read();
       draw();
+      // What is typed at the end is at the end of the bars.
+      if (input.selectionStart === input.value.length)
+        picture.scrollTop = picture.scrollHeight;
     });
     const label = fwlab.html("label", { class: "fw-wide" }, "Text to read", input);
     const vocabulary = fwlab.html("p", { class: "fw-note" });

@@ -152,7 +152,7 @@ def test_mean_is_that_of_twenty_draws(tab):
     for name in NAMES:
         assert means[name] == pytest.approx(totals[name] / 20 / 24)
     found = tab.locator("#figure-forgets thead th:has(strong) small").all_inner_texts()
-    assert found == [f"{100 * means[name]:.0f} %" for name in NAMES]
+    assert found == [f"{100 * means[name]:.0f}\u00a0%" for name in NAMES]
 
 
 def test_presets_do_what_the_page_says(tab):
@@ -193,6 +193,15 @@ def test_a_text_is_read_word_by_word(tab):
     ]
     assert [one["key"] for one in shown["asked"] if one["changed"]] == ["the"]
     assert "changed" in tab.locator("#figure-forgets tbody th").first.inner_text()
+
+
+def test_equally_near_values_are_wrong(tab):
+    write(tab, "a=green a=red a=red a=green")
+    shown = compare(tab)
+    for name in ("sum", "softmax"):
+        assert shown["memories"][name][0]["said"] == ["green", "red"]
+        assert not shown["memories"][name][0]["right"]
+    assert tab.locator("#figure-forgets td").first.inner_text() == "✗ green = red"
 
 
 def test_only_the_last_topic_is_asked(tab):
