@@ -66,7 +66,7 @@ class Parameter(NamedTuple):
         if self.type.startswith("Tensor"):
             return isinstance(value, Tensor)
         if self.type == "str?":
-            return value in FUNCTIONS.values()
+            return any(value is f for f in FUNCTIONS.values())
         if self.type == "float?":
             return type(value) in (int, float)
         return (
@@ -99,7 +99,7 @@ def _parts(value: Any) -> list[Tensor]:
 def _whole(value: tuple) -> bool:
     """Whether nothing but the last parts is None."""
     return all(
-        isinstance(x, Tensor) for x in value[: len(_parts(value))]
+        isinstance(x, Tensor) for x in list(value)[: len(_parts(value))]
     )
 
 
@@ -172,12 +172,18 @@ class Operator:
 
     def trace(self, *args: Any, **given: Any) -> Any:
         """A call that becomes one node of a graph, if it can."""
-        values = self.defaults | dict(zip(self.names, args)) | given  # noqa: B905
+        # No `|` for dicts, and no union types here: torch 2.6 cannot
+        # trace them.
+        values = {**self.defaults, **given}
+        for name, value in zip(self.names, args):  # noqa: B905
+            values[name] = value
         described = (
             len(args) <= len(self.names)
             and len(values) == len(self.names)
             and all(p.name in values for p in self.parameters)
+            and not any(n in given for n in self.names[: len(args)])
             and all(p.fits(values[p.name]) for p in self.parameters)
+            and not torch._C._are_functorch_transforms_active()
         )
         reason = self.unknown(values) if described else None
         if reason and not torch.compiler.is_dynamo_compiling():
