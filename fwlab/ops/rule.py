@@ -75,7 +75,7 @@ class Rule(Operation):
         features: Callable[[Tensor], Tensor] | None = None,
         wider: int = 1,
         **options: Any,
-    ) -> Tensor | tuple[Tensor, State]:
+    ) -> Any:
         """Compute the rule; for the arguments see its public function.
 
         - `features`: maps `q` and `k` to features that are `wider`

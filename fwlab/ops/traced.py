@@ -197,7 +197,9 @@ class Operator:
             return y, _rebuilt(self.kinds, after)
         return y
 
-    def call(self, packed: tuple, **changes: Any) -> list[Tensor]:
+    def call(
+        self, packed: Iterable[Any], **changes: Any
+    ) -> list[Tensor]:
         """The results of the function as a list."""
         values = {
             p.name: p.unpack(x)
@@ -219,10 +221,7 @@ class Operator:
         found = self.call(packed, implementation=name)
         return [x.new_empty(x.shape) for x in found]
 
-    def backward(
-        self,
-        *packed: Any,
-    ) -> list[Tensor]:
+    def backward(self, *packed: Any) -> list[Tensor]:
         """The gradients of the tensors that need one.
 
         The last two arguments are the gradients of the results, and
@@ -291,13 +290,9 @@ def _no_data(args: tuple, given: dict[str, Any]) -> bool:
 
 def _untraced(function: Callable, args: tuple, given: dict) -> Any:
     if torch.compiler.is_dynamo_compiling():
-        return _disabled(function, args, given)
+        # Not at import: this loads the compiler.
+        function = torch.compiler.disable(function)
     return function(*args, **given)
-
-
-def _disabled(function: Callable, args: tuple, given: dict) -> Any:
-    # Not at import: this loads the compiler.
-    return torch.compiler.disable(function)(*args, **given)
 
 
 def _register(new: Operator) -> None:
@@ -392,7 +387,8 @@ def _no_second(ctx: Any, *gradients: Any) -> Any:
 
 def _split(inputs: Iterable[Any]) -> tuple[list[Tensor], list[Any]]:
     """The tensors of all arguments, and the arguments without them."""
-    tensors, rest = [], []
+    tensors: list[Tensor] = []
+    rest: list[Any] = []
     for value in inputs:
         if isinstance(value, Tensor):
             tensors.append(value)
