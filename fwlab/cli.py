@@ -124,6 +124,7 @@ def bench(
     out: Path | None = None,
     peers: bool = False,
     lengths: bool = False,
+    imports: bool = False,
     gpu: bool = False,
     quick: bool = False,
 ) -> None:
@@ -138,14 +139,18 @@ def bench(
             the usual forms.
         lengths: By sequence length and by batch, next to dense forms and
             softmax attention, on the CPU.
+        imports: The time to import fwlab and to show the help, next to
+            importing PyTorch.
         gpu: Check that the GPU kernels are correct, then measure them,
             within 8 minutes; exit code 1 if one of them is wrong.
         quick: With --gpu: a shorter run, within 4 minutes.
     """
     if quick and not gpu:
         raise ValueError("--quick needs --gpu")
-    if peers + lengths + gpu > 1:
-        raise ValueError("expected one of --peers, --lengths and --gpu, got several")
+    if peers + lengths + imports + gpu > 1:
+        raise ValueError(
+            "expected one of --peers, --lengths, --imports and --gpu, got several"
+        )
     if gpu:
         from fwlab.bench import gpu as gpu_benchmark
 
@@ -153,12 +158,14 @@ def bench(
             sys.exit(1)
         return
     from fwlab import bench as benchmark
+    from fwlab.bench import imports as importing
     from fwlab.bench import lengths as by_length
     from fwlab.bench import operations
     from fwlab.bench import peers as others
 
     chosen = others if peers else by_length if lengths else operations
-    benchmark.main(chosen.measure, out, _command())
+    measure = importing.measure if imports else chosen.measure
+    benchmark.main(measure, out, _command())
 
 
 @app.command

@@ -11,6 +11,7 @@ from fwlab.bench import (
     aft,
     busy,
     decoding,
+    imports,
     lengths,
     measure,
     mixers,
@@ -46,6 +47,16 @@ def test_the_result_is_printed_and_written(tmp_path, capsys):
 def test_one_benchmark_at_a_time():
     with pytest.raises(ValueError, match="expected one of --peers, --lengths"):
         cli.bench(peers=True, lengths=True)
+
+
+def test_imports_are_measured_side_by_side(monkeypatch):
+    assert {"torch", "fwlab", "fwlab --help"} <= set(imports.SIDES)
+    sides = {"torch": ("-c", ""), "fwlab": ("-c", "print()")}
+    monkeypatch.setattr(imports, "SIDES", sides)
+    rows = imports.run(rounds=1)
+    assert [r["import"] for r in rows] == list(sides)
+    assert rows[0]["times_torch"] == 1 and rows[1]["processor_seconds"] > 0
+    assert len(imports.table(rows)) == 3
 
 
 def test_names_are_unique():

@@ -87,6 +87,38 @@ def test_core_needs_only_the_core():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def loaded(code):
+    """The modules that some code leaves behind in a fresh process."""
+    code += "\nimport sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, encoding="utf-8"
+    )
+    return set(done.stdout.split())
+
+
+def test_import_loads_nothing_else():
+    """No compiler above all: with one it would take twice as long."""
+    before = "import torch, numpy, matplotlib"
+    new = loaded(f"{before}, fwlab") - loaded(before)
+    assert not {name for name in new if not name.startswith("fwlab")}
+
+
+def test_help_is_quick():
+    pytest.importorskip("tyro")
+    code = """
+import runpy, sys
+sys.argv = ["fwlab", "--help"]
+try:
+    runpy.run_module("fwlab", run_name="__main__")
+except SystemExit:
+    pass
+"""
+    found = loaded(code)
+    assert "fwlab.cli" in found
+    heavy = {"torch._dynamo", "torch._inductor", "matplotlib"}
+    assert not found & (heavy | {"fwlab.bench", "fwlab.experiments", "fwlab.exercises"})
+
+
 def test_versions_have_no_upper_bound_on_torch():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert sorted(re.split("[>=<]", d)[0] for d in project["dependencies"]) == [

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -398,32 +397,6 @@ def test_activation_checkpointing(row):
         assert torch.equal(a, b)
 
 
-#: Rows that share what is compiled with another.
-AGAIN = {n for n in ROWS if n.endswith("-normalized")} | {
-    "aft-conv",
-    "aft-conv-one-key",
-}
-COMPILED = [
-    pytest.param(row, id=name, marks=[pytest.mark.slow] * (name in AGAIN))
-    for name, row in ROWS.items()
-]
-
-
-@pytest.mark.parametrize("row", COMPILED)
-def test_torch_compile(row):
-    # What other rows have had compiled counts against a limit, above which
-    # nothing would be.
-    torch.compiler.reset()
-    inputs, _ = problem(row, 20, with_state=False)
-    graphs = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda *x: row.op(*x).sin().sum(), backend=graphs)
-    found = torch.autograd.grad(compiled(*inputs), inputs)
-    assert graphs.frame_count
-    wanted = torch.autograd.grad(row(*inputs).sin().sum(), inputs)
-    for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < 1e-10
-
-
 @streams
 @settings(max_examples=12)
 @given(data=st.data())
@@ -497,7 +470,11 @@ def bad(**changes):
         (bad(state=torch.zeros(2, 3, 4, 4), normalize=True), TypeError, "NormalizedState"),
         (bad(key_mask=torch.ones(2, 7)), TypeError, "expected key_mask to be a bool"),
         (bad(key_mask=torch.ones(2, 6).bool()), ValueError, r"expected key_mask of shape .*got \[2, 6\]"),
-        (bad(scale="a"), TypeError, "expected scale to be a number, got 'a'"),
+        (bad(scale="a"), TypeError, "expected scale to be a finite number, got 'a'"),
+        (bad(scale=True), TypeError, "expected scale to be a finite number, got True"),
+        (bad(scale=float("nan")), ValueError, "expected scale to be a finite number, got nan"),
+        (bad(scale=torch.ones(2)), ValueError, r"finite number or a tensor of one, got a tensor of shape \[2\] and float32"),
+        (bad(k=torch.zeros(2, 7, 3, 4).to(torch.float8_e4m3fn)), TypeError, "expected k in float16, bfloat16, float32 or float64, got float8_e4m3fn"),
         (bad(implementation="cuda"), ValueError, "'naive', 'chunked', 'efficient'.*got 'cuda'"),
     ],
 )  # fmt: skip
@@ -515,12 +492,18 @@ def test_errors_name_the_argument(call, error_type, message):
         ({"state": (torch.zeros(2, 3, 3, 4),) * 2 + (torch.ones(2, 3),)}, "bool"),
         ({"key_mask": torch.ones(2, 9)}, "expected key_mask to be a bool"),
         ({"implementation": "flash"}, "got 'flash'"),
+        ({"scale": "a"}, "expected scale to be a finite number, got 'a'"),
+        ({"scale": float("inf")}, "got inf"),
+        ({"scale": torch.ones(3)}, r"got a tensor of shape \[3\]"),
     ],
 )
 def test_softmax_errors(options, message):
     x = torch.zeros(2, 7, 3, 4)
     with pytest.raises((TypeError, ValueError), match=message):
         ops.softmax_attention(x, x, x, **options)
+    eight = x.to(torch.float8_e5m2)
+    with pytest.raises(TypeError, match=r"expected q in float16, .*got float8_e5m2"):
+        ops.softmax_attention(eight, eight, eight)
     mixed = ops.softmax_attention(x.bfloat16(), x, x)
     assert mixed.dtype == torch.float32
 

@@ -453,6 +453,7 @@ print(during, before.mib())
         (["train", "--d-ff", "0"], "d_ff to be at least 1, got 0"),
         (["train", "--resume", "--out", "x"], "no checkpoint file x/checkpoint"),
         (["train", "--device", "tpu"], "got 'tpu'"),
+        (["train", "--device", "meta"], "got 'meta'"),
         (["train", "--seed", "9" * 25], "seed from 0 to 2**32 - 1"),
         (["train", "--clip", "0"], "clip to be above 0"),
         (

@@ -4,6 +4,7 @@
 - `peers`: what you would use instead of fwlab.
 - `lengths`: by sequence length and by batch, next to dense forms and
   softmax attention.
+- `imports`: the time to import fwlab, next to PyTorch.
 """
 
 from collections.abc import Callable

@@ -15,9 +15,11 @@ def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> 
         raise TypeError(
             f"{model}: expected {argument} of dtype torch.int64, got {tokens.dtype}"
         )
-    # On an accelerator this check would wait for the device, and a traced call
-    # has no values.
-    traced = torch.compiler.is_compiling()
+    # On an accelerator this check would wait for the device. A call that is
+    # traced or transformed has no values.
+    traced = (
+        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    )
     if not traced and tokens.device.type == "cpu" and tokens.numel():
         minimum, maximum = tokens.min().item(), tokens.max().item()
         if minimum < 0 or maximum >= vocab_size:

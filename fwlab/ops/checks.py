@@ -1,11 +1,14 @@
 """What every operation checks before it does any work."""
 
-import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+#: The dtypes that the operations compute with.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def shapes(
@@ -29,7 +32,7 @@ def shapes(
             )
         if names is None:
             continue
-        dims, found = _words(names), tensor.shape
+        dims, found = names.split(), tensor.shape
         fits = len(dims) == len(found)
         for dim, size in zip(dims, found, strict=False):
             # What is not known yet is whatever it is.
@@ -45,11 +48,6 @@ def shapes(
             )
         sizes.update(zip(dims, found, strict=True))
     return sizes
-
-
-@functools.cache
-def _words(names: str) -> tuple[str, ...]:
-    return tuple(names.split())
 
 
 def group(op: str, q: Any, k: Any) -> int:
@@ -71,6 +69,21 @@ def group(op: str, q: Any, k: Any) -> int:
     return queries // keys
 
 
+def scale(op: str, value: Any) -> None:
+    """Check a factor: a finite number, or a tensor of one number."""
+    text = f"{op}: expected scale to be a finite number"
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise ValueError(
+                f"{text} or a tensor of one, got a tensor of shape "
+                f"{list(value.shape)} and {_name(value.dtype)}"
+            )
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{text}, got {value!r}")
+    elif not math.isfinite(value):
+        raise ValueError(f"{text}, got {value!r}")
+
+
 def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
     """The precision of states and sums: float64 for float64, else float32.
 
@@ -79,13 +92,19 @@ def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
     """
     first, lead = next(iter(tensors.items()))
     kinds = {(x.dtype, x.device) for x in tensors.values()}
-    if len(kinds) == 1 and lead.is_floating_point():
+    if len(kinds) == 1 and lead.dtype in DTYPES:
         tensors = {}  # nothing can be wrong
     for argument, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise TypeError(
                 f"{op}: expected {argument} to be a floating-point tensor, "
                 f"got {_name(tensor.dtype)}"
+            )
+        if tensor.dtype not in DTYPES:  # float8
+            *names, last = map(_name, DTYPES)
+            raise TypeError(
+                f"{op}: expected {argument} in {', '.join(names)} or "
+                f"{last}, got {_name(tensor.dtype)}"
             )
         if (tensor.dtype == torch.float64) != (
             lead.dtype == torch.float64

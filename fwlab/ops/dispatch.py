@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fwlab.ops import gpu
@@ -31,6 +32,7 @@ def choose(
     op: str,
     implementations: Mapping[str, Any],
     requested: str,
+    plain: tuple[str, ...],
     *tensors: Tensor,
     **sizes: Any,
 ) -> tuple[str, Any]:
@@ -38,10 +40,13 @@ def choose(
 
     - `requested`: a name, or "auto": the kernel where it can run, else
       the efficient form. On a GPU this warns, once for each reason.
+    - `plain`: those that `torch.func` can transform; within `vmap`,
+      `grad` or `jacrev`, "auto" takes the last of them.
     - `tensors`: those whose device and dtypes decide.
     - `sizes`: those of the problem, by the names in `refuses`.
-    - Raises `ValueError` for an unknown name, and for "triton" if there
-      is no kernel for these arguments, with the reason.
+    - Raises `ValueError` for an unknown name, for "triton" if there
+      is no kernel for these arguments, with the reason, and for what
+      `torch.func` cannot transform.
     """
     if requested not in ("auto", *implementations):
         names = ", ".join(map(repr, implementations))
@@ -51,6 +56,15 @@ def choose(
         )
     if not all(map(Tensor.numel, tensors)):
         return "naive", implementations["naive"]  # nothing to compute
+    if torch._C._are_functorch_transforms_active():
+        if requested not in ("auto", *plain):
+            raise ValueError(
+                f"{op}: implementation {requested!r} does not work with "
+                "torch.func (vmap, grad, jacrev and others); "
+                "implementation='naive' does"
+            )
+        if requested == "auto":
+            requested = [n for n in implementations if n in plain][-1]
     name = [*implementations][-1] if requested == "auto" else requested
     entry = implementations[name]
     if not isinstance(entry, gpu.Kernel):

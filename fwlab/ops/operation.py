@@ -28,11 +28,14 @@ class Operation:
       its page of annotated source.
     - `implementations`: name -> function or `gpu.Kernel`, simplest
       first. "auto" takes the last one that can run.
+    - `plain`: those made of PyTorch's own functions alone, which
+      `torch.func` can transform.
     """
 
     name: str
     folder: str
     implementations: Mapping[str, Any]
+    plain: tuple[str, ...] = ("naive", "chunked")
 
 
 class Variants:
@@ -95,8 +98,9 @@ class Call:
             self.name,
             self.op.implementations,
             implementation,
+            self.op.plain,
             *(self.given[name] for name in deciding),
-            **(self.sizes | sizes),
+            **{**self.sizes, **sizes},
         )
 
     def masked(self, x: Tensor, fill: float = 0) -> Tensor:

@@ -75,7 +75,7 @@ class Rule(Operation):
         features: Callable[[Tensor], Tensor] | None = None,
         wider: int = 1,
         **options: Any,
-    ) -> Tensor | tuple[Tensor, State]:
+    ) -> Any:
         """Compute the rule; for the arguments see its public function.
 
         - `features`: maps `q` and `k` to features that are `wider`
@@ -105,11 +105,8 @@ class Rule(Operation):
         if group > 1:
             compute = grouped(compute, group)
         start = self._start(call, state, normalize)
-        one = isinstance(scale, Tensor) and scale.numel() == 1
-        if not (one or scale is None or isinstance(scale, int | float)):
-            raise TypeError(
-                f"{self.name}: expected scale to be a number, got {scale!r}"
-            )
+        if scale is not None:
+            checks.scale(self.name, scale)
         by_kernel = name == "triton"
         # These convert one piece of half-precision inputs at a time.
         in_pieces = by_kernel or name == "efficient"

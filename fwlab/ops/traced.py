@@ -66,7 +66,7 @@ class Parameter(NamedTuple):
         if self.type.startswith("Tensor"):
             return isinstance(value, Tensor)
         if self.type == "str?":
-            return value in FUNCTIONS.values()
+            return any(value is f for f in FUNCTIONS.values())
         if self.type == "float?":
             return type(value) in (int, float)
         return (
@@ -99,7 +99,7 @@ def _parts(value: Any) -> list[Tensor]:
 def _whole(value: tuple) -> bool:
     """Whether nothing but the last parts is None."""
     return all(
-        isinstance(x, Tensor) for x in value[: len(_parts(value))]
+        isinstance(x, Tensor) for x in list(value)[: len(_parts(value))]
     )
 
 
@@ -172,12 +172,18 @@ class Operator:
 
     def trace(self, *args: Any, **given: Any) -> Any:
         """A call that becomes one node of a graph, if it can."""
-        values = self.defaults | dict(zip(self.names, args)) | given  # noqa: B905
+        # No `|` for dicts, and no union types here: torch 2.6 cannot
+        # trace them.
+        values = {**self.defaults, **given}
+        for name, value in zip(self.names, args):  # noqa: B905
+            values[name] = value
         described = (
             len(args) <= len(self.names)
             and len(values) == len(self.names)
             and all(p.name in values for p in self.parameters)
+            and not any(n in given for n in self.names[: len(args)])
             and all(p.fits(values[p.name]) for p in self.parameters)
+            and not torch._C._are_functorch_transforms_active()
         )
         reason = self.unknown(values) if described else None
         if reason and not torch.compiler.is_dynamo_compiling():
@@ -191,7 +197,9 @@ class Operator:
             return y, _rebuilt(self.kinds, after)
         return y
 
-    def call(self, packed: tuple, **changes: Any) -> list[Tensor]:
+    def call(
+        self, packed: Iterable[Any], **changes: Any
+    ) -> list[Tensor]:
         """The results of the function as a list."""
         values = {
             p.name: p.unpack(x)
@@ -213,10 +221,7 @@ class Operator:
         found = self.call(packed, implementation=name)
         return [x.new_empty(x.shape) for x in found]
 
-    def backward(
-        self,
-        *packed: Any,
-    ) -> list[Tensor]:
+    def backward(self, *packed: Any) -> list[Tensor]:
         """The gradients of the tensors that need one.
 
         The last two arguments are the gradients of the results, and
@@ -285,13 +290,9 @@ def _no_data(args: tuple, given: dict[str, Any]) -> bool:
 
 def _untraced(function: Callable, args: tuple, given: dict) -> Any:
     if torch.compiler.is_dynamo_compiling():
-        return _disabled(function, args, given)
+        # Not at import: this loads the compiler.
+        function = torch.compiler.disable(function)
     return function(*args, **given)
-
-
-def _disabled(function: Callable, args: tuple, given: dict) -> Any:
-    # Not at import: this loads the compiler.
-    return torch.compiler.disable(function)(*args, **given)
 
 
 def _register(new: Operator) -> None:
@@ -386,7 +387,8 @@ def _no_second(ctx: Any, *gradients: Any) -> Any:
 
 def _split(inputs: Iterable[Any]) -> tuple[list[Tensor], list[Any]]:
     """The tensors of all arguments, and the arguments without them."""
-    tensors, rest = [], []
+    tensors: list[Tensor] = []
+    rest: list[Any] = []
     for value in inputs:
         if isinstance(value, Tensor):
             tensors.append(value)

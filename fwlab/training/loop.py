@@ -288,7 +288,7 @@ def _device(name: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # "meta" has no values
     except (RuntimeError, AssertionError):
         raise ValueError(
             "expected device to be auto, cpu, cuda or mps, and available here, "

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from fwlab.ops import autograd
 from fwlab.ops.linear import efficient as linear
@@ -224,6 +223,9 @@ def fwp(
     if torch.is_grad_enabled() and _learns(activation, W):
         # Autograd also finds the activation's parameters, and it has
         # second derivatives.
+        # Not imported above: torch 2.6 loads half a compiler with it.
+        from torch.utils.checkpoint import checkpoint
+
         def run(*given: Any) -> tuple[Tensor, Tensor]:
             return checkpoint(_loop, *given, use_reentrant=False)
 

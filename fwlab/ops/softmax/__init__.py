@@ -37,6 +37,7 @@ SOFTMAX_ATTENTION = Operation(
         "naive": naive.softmax_attention,
         "efficient": _torch,
     },
+    plain=("naive", "efficient"),
 )
 
 
@@ -81,6 +82,8 @@ def softmax_attention(
         like="v",
         key_mask=key_mask,
     )
+    if scale is not None:
+        checks.scale(call.name, scale)
     wide = torch.promote_types(q.dtype, k.dtype)
     wide = torch.promote_types(wide, v.dtype)
     q, k, v = (call.masked(x.to(wide)) for x in (q, k, v))
@@ -102,7 +105,7 @@ def softmax_attention(
         visible = ((visible & real[:, None]) | itself)[:, None]
     if scale is None:
         scale = max(call.sizes["key"], 1) ** -0.5
-    if name == "efficient" and isinstance(scale, int | float):
+    if name == "efficient" and not isinstance(scale, Tensor):
         compute = partial(compute, scale=float(scale))
     else:
         q = q * scale
