@@ -14,9 +14,9 @@ QUESTIONS = {
             because="W k1 = v1 (k1 · k1) + v2 (k2 · k1), and k2 · k1 is 0.",
             tempting={
                 "v1 + v2": "Both values are in W, but each under its own key: k2 · k1 "
-                "is 0, so v2 does not answer",
+                "is 0, so v2 gets the weight 0",
                 "the mean of v1 and v2": "Nothing is averaged: each value is weighted "
-                "by the product of its key with k1, which is 1 and 0",
+                "by the product of its key with k1, which is 1 for v1 and 0 for v2",
             },
         ),
         Question(
@@ -41,7 +41,7 @@ QUESTIONS = {
             truth="v1 + v2",
             because="A sum forgets nothing, so the old value is still there.",
             tempting={
-                "v2": "That is what you would want from a memory. But adding a pair "
+                "v2": "That is what a good memory would return. But adding a pair "
                 "removes nothing",
                 "v1": "Nothing protects the first value: v2 is added to it",
                 "the mean of v1 and v2": "There is no division in W + v k^T",
@@ -69,10 +69,11 @@ QUESTIONS = {
                 "the features of the queries",
             ),
             truth="the features of the keys",
-            because="z · phi(q) is then the sum of all weights, which divides (Eq. 19).",
+            because="Then z · phi(q) is the sum of all weights, the divisor in Eq. 19.",
             tempting={
-                "the values": "They are in W. z needs no values: it only counts weights",
-                "the features of the queries": "A query reads, and leaves nothing behind",
+                "the values": "They are in W. z needs no values: it only sums up weights",
+                "the features of the queries": "A query only reads: it changes neither "
+                "W nor z",
             },
         ),
         Question(
@@ -107,9 +108,9 @@ QUESTIONS = {
             because="The error of a mean falls with the square root of its number of "
             "terms.",
             tempting={
-                0.25: "That would be so if errors added up without cancelling and "
-                "without chance; the mean of n random terms is off by 1 / sqrt(n)",
-                2.0: "It halves: as a fraction of the old one, that is 0.5",
+                0.25: "The error of a mean of n random terms falls as 1 / sqrt(n), not "
+                "as 1 / n",
+                2.0: "The error halves: as a fraction of the old one, that is 0.5",
             },
         ),
         Question(
@@ -121,10 +122,10 @@ QUESTIONS = {
             because="Dividing by the sum of the weights cancels only what all keys of "
             "that sum share.",
             tempting={
-                "one for each key": "That changes the weight of a key against the others. For "
-                "queries it would be right: a query's factor cancels",
-                "one for each feature": "That weights the features again: the sum over "
-                "features would no longer be the same kernel",
+                "one for each key": "That changes the weight of a key relative to the "
+                "others. It would be right for queries: a query's factor cancels",
+                "one for each feature": "That gives features different weights: the sum "
+                "over features would no longer be the same kernel",
             },
         ),
         Question(
@@ -142,7 +143,7 @@ QUESTIONS = {
                 "less than 0.9": "The features of linear attention were chosen to be "
                 "positive, not to keep keys apart",
                 "from 0.9 to 1": "An empty memory has the error 1. This one is not "
-                "empty: it returns 0.7 of every other value",
+                "empty: it adds 0.7 times every other value",
             },
         ),
         Question(
@@ -202,8 +203,8 @@ QUESTIONS = {
             tempting={
                 240.0: "That is their number. But shift 8 is always 0, and the shifts "
                 "above it repeat those below",
-                128.0: "Shift 8 counts here, but it multiplies r(k_i) by r(-k_i), one "
-                "of which is 0",
+                128.0: "This counts shift 8, which multiplies r(k_i) by r(-k_i); one of "
+                "them is always 0",
             },
         ),
         Question(
@@ -245,10 +246,10 @@ QUESTIONS = {
             "write of a key, and tends to 1/3. Other keys are not touched.",
             tempting={
                 0.0: "Only with beta = 1: here half of the difference stays",
-                0.25: "That is after the first write of a key. Later the key holds a "
-                "mixture of old values, which is wrong, too",
-                0.8: "The gated rule halves all other keys with every write, too; the "
-                "delta rule leaves them alone",
+                0.25: "That is after the first write of a key. Later the error also "
+                "contains a mixture of old values",
+                0.8: "The gated rule also halves the values of all other keys with every "
+                "write; the delta rule does not change them",
             },
         ),
         # --- Notebook 1 ---
@@ -260,7 +261,7 @@ QUESTIONS = {
             truth="4 v",
             because="W k = v (k · k), and k · k is the square of the length.",
             tempting={
-                "v": "That is so for keys of length 1. The product k · k is in the way",
+                "v": "That holds for keys of length 1. Here k · k is 4",
                 "2 v": "k · k is the square of the length, not the length",
             },
         ),
@@ -291,8 +292,8 @@ QUESTIONS = {
             because="A key that is written twice returns the sum of both values, "
             "whatever the other keys are.",
             tempting={
-                "read one of two values exactly": "Orthogonal keys do just that: the "
-                "other value comes in with the weight 0",
+                "read one of two values exactly": "Orthogonal keys make this possible: "
+                "the other value gets the weight 0",
                 "hold as many pairs as its keys have entries": "That many keys can be "
                 "orthogonal, and all of them are read exactly",
             },
@@ -306,8 +307,8 @@ QUESTIONS = {
             because="W has 64 times 64 numbers, and each token adds 2 times 64 to the "
             "lists.",
             tempting={
-                64.0: "That would be so if a token added one vector. It adds two, a key "
-                "and a value",
+                64.0: "That would be right if a token added one vector. It adds two, a "
+                "key and a value",
                 4096.0: "That is the size of W. A token adds 128 numbers, not one",
             },
         ),
@@ -320,10 +321,10 @@ QUESTIONS = {
             because="It is 1/d.",
             tempting={
                 0.0: "That is the mean of k1 · k2 itself, which is as often negative as "
-                "positive. Its square never is",
+                "positive. Its square is never negative",
                 0.25: "1/sqrt(d) is the typical size of k1 · k2. You are asked for the "
                 "square",
-                1.0: "That is k1 · k1: a key fits itself",
+                1.0: "That is k1 · k1: a key matches itself",
             },
         ),
         Question(
@@ -339,7 +340,7 @@ QUESTIONS = {
                 "its copies come in with random weights, which add up to a random "
                 "number, not to 1",
                 "it grows": "Equal values would add up if their weights had the same "
-                "sign. Those of random keys do not",
+                "sign. The weights of random keys do not",
             },
         ),
         Question(
@@ -351,8 +352,8 @@ QUESTIONS = {
             because="Equal keys get equal weights, and the weights sum to one.",
             tempting={
                 "the new value": "That would need a weight that depends on the "
-                "position. The keys are the same, so their weights are",
-                "the old value": "Nothing protects it: equal keys get equal weights",
+                "position. The keys are equal, so their weights are equal, too",
+                "the old value": "It has no advantage: equal keys get equal weights",
             },
         ),
         # --- Notebook 3 ---
@@ -362,11 +363,11 @@ QUESTIONS = {
             "worst?",
             choices=("short ones", "long ones", "their length does not matter"),
             truth="long ones",
-            because="There the mean is made of a few rare directions, those that lie "
-            "along q + k.",
+            because="For long ones, a few rare directions along q + k make up most of "
+            "the mean.",
             tempting={
-                "short ones": "For these every direction gives nearly the same, and a "
-                "few of them have the right mean",
+                "short ones": "For these all directions give nearly the same result, so "
+                "the mean of a few is already right",
                 "their length does not matter": "The exponent of a feature grows with "
                 "the length, and with it the spread of the features",
             },
@@ -378,12 +379,12 @@ QUESTIONS = {
             "multiplied by 2. What happens to the result?",
             choices=("nothing", "it doubles", "it becomes 4 times as large"),
             truth="nothing",
-            because="W and z both double, and the quotient of the two stays.",
+            because="W and z both double, so their quotient stays the same.",
             tempting={
                 "it doubles": "W phi(q) doubles. But z adds up the same features, so "
                 "the denominator doubles, too",
                 "it becomes 4 times as large": "Each feature of a key is once in W and "
-                "once in z, which divides",
+                "once in z, and the two are divided",
             },
         ),
         Question(
@@ -441,10 +442,10 @@ QUESTIONS = {
             tolerance=0.0005,
             because="Each write multiplies all of W by 1/2: (1/2)^8 = 1/256 = 0.0039.",
             tempting={
-                1.0: "So it would be with the delta rule, which takes only from the "
-                "key that it writes",
+                1.0: "That would be right for the delta rule, which only changes the "
+                "value of the key that it writes",
                 0.5: "That is after the first of the eight writes",
-                0.0: "Very nearly, but a factor of 1/2 leaves something each time",
+                0.0: "Nearly, but each factor of 1/2 leaves something",
             },
         ),
         Question(
@@ -459,8 +460,8 @@ QUESTIONS = {
             tempting={
                 0.0: "Only the pair written last is perfect: the keys overlap, so later "
                 "writes change what earlier keys return",
-                0.94: "The delta rule does not escape the overlap, but what a write "
-                "adds takes into account what the key already returns",
+                0.94: "The delta rule suffers from the overlap, too, but it writes only "
+                "the difference to what the key already returns",
             },
         ),
         # --- Notebook 5 ---
@@ -488,8 +489,8 @@ QUESTIONS = {
             "is 0.",
             tempting={
                 "half of that": "That is the gated rule, which fades everything",
-                "0": "That is the gated rule with beta = 1. The delta rule takes only "
-                "from keys that overlap with k",
+                "0": "That is the gated rule with beta = 1. The delta rule only changes "
+                "keys that overlap with k",
             },
         ),
         Question(
@@ -500,8 +501,7 @@ QUESTIONS = {
             tolerance=0.01,
             because="W k = v (k · k), and k · k = |k|² = 4.",
             tempting={
-                2.0: "The length counts twice: the key is in the write, and in the "
-                "reading",
+                2.0: "The length counts twice: the key is in the write and in the read",
                 1.0: "That holds for keys of length 1",
             },
         ),
@@ -515,10 +515,10 @@ QUESTIONS = {
             because="Most keys have beta |phi|² above 2. Such a write enlarges what "
             "points along its key, and later keys overlap with that.",
             tempting={
-                "about 2": "So it is if beta |phi|² stays at 1: the delta rule writes "
-                "what is missing, which is about 1",
+                "about 2": "That is right if beta |phi|² stays at 1: then the delta rule "
+                "writes the missing difference, which is about 1",
                 "about 100": "64 pairs would add up to less than that under the sum "
-                "rule. But here every overshoot is corrected by a larger one",
+                "rule. But here every overshoot causes a larger one",
             },
         ),
         Question(
@@ -531,8 +531,8 @@ QUESTIONS = {
             because="W holds v2, as it should, but z has counted the key twice: the "
             "reading is v2 / 2.",
             tempting={
-                1.0: "W holds v2 all right, but the reading is divided by z · phi, "
-                "which is 2 by now",
+                1.0: "W holds v2, but the reading is divided by z · phi, which is 2 "
+                "after two writes",
             },
         ),
         Question(
@@ -544,9 +544,9 @@ QUESTIONS = {
             because="k_i enters, and k_i times the sum of all features leaves: the sum "
             "is 2.",
             tempting={
-                1.0: "That would be so if the features summed to 1; here their squares "
-                "do",
-                0.5: "That is the weight that enters: k_i. Out of the column goes k_i "
+                1.0: "That would be right if the features summed to 1; here their "
+                "squares do",
+                0.5: "That is the weight k_i that enters. The weight that leaves is k_i "
                 "times the sum of all four",
             },
         ),
@@ -600,7 +600,7 @@ QUESTIONS = {
             "cost 1/2.",
             tempting={
                 "zeros": "They cost exactly 1/2. The mean of all values is a little "
-                "better, since it always contains 1/24 of the right one",
+                "better, since it always contains 1/24 of the right value",
                 "one of the values at random": "It is right once in 24 times, but a "
                 "wrong value costs 1, twice as much as no value at all",
             },
@@ -615,8 +615,8 @@ QUESTIONS = {
             truth="both the same",
             because="8 forgotten pairs cost 1/2 each; 16 keys that share cost 1/4 each.",
             tempting={
-                "plan A: forget 8": "Fewer keys are wrong, but what is forgotten costs "
-                "1/2, and half of two values costs 1/4",
+                "plan A: forget 8": "Fewer keys are wrong, but a forgotten value costs "
+                "1/2, and a mean of two values only 1/4",
                 "plan B: share 8 features": "Each wrong key costs only 1/4 there, but "
                 "there are 16 of them",
             },
@@ -645,10 +645,10 @@ QUESTIONS = {
             because="It returns the mean of all values that the key had, and only one "
             "of them counts.",
             tempting={
-                0.0: "There is room for the keys. But adding cannot tell the last value "
-                "of a key from those before",
-                0.5: "That is what zeros cost. Many keys came only once, and the others "
-                "return the right value among others",
+                0.0: "There is room for the keys. But a sum cannot distinguish the last "
+                "value of a key from earlier ones",
+                0.5: "That is the loss of zeros. Many keys came only once, and the "
+                "others return a mean that contains the right value",
                 0.25: "That is the loss of the mean of two values. Some keys came only "
                 "once, and have no loss",
             },
@@ -680,7 +680,7 @@ QUESTIONS = {
             truth="it stays as it is",
             because="The whole change, beta (v - W k) k^T, is multiplied by beta.",
             tempting={
-                "it becomes 0": "Nothing is removed where nothing is written: beta "
+                "it becomes 0": "If nothing is written, nothing is removed: beta "
                 "multiplies the whole change",
                 "what the key holds is removed": "That would be v = 0 with beta = 1",
             },
@@ -693,7 +693,7 @@ QUESTIONS = {
             tolerance=0.5,
             because="W is value times features, 8 times 2 d nu = 16.",
             tempting={
-                64.0: "W is read with features, not with keys: there are 16 of them",
+                64.0: "W has a column for each feature, and there are 16 of them",
                 256.0: "Values have no features: their width stays 8",
             },
         ),
@@ -726,10 +726,10 @@ QUESTIONS = {
             truth="above that of the pairs",
             because="What is left was trained beside the memory, and relies on it.",
             tempting={
-                "to that of the pairs": "It sees what the pairs see, the last character. "
-                "But nothing has trained its other parts to do with that alone",
+                "to that of the pairs": "Like the pair counts, it sees the last character. "
+                "But its other parts were never trained to work with that alone",
                 "it hardly changes": "Then the memory would not be used, and a single "
-                "character would be enough to beat the pairs",
+                "character would be enough to beat the pair counts",
             },
         ),
         Question(
@@ -741,10 +741,10 @@ QUESTIONS = {
             because="It is the first that can see other characters; the layers above "
             "work with what it has found.",
             tempting={
-                "the last": "It is nearest to the answer, but without it the stream x "
-                "still has what five layers have added",
-                "none more than others": "The layers are alike before training, but "
-                "not where they stand: only the first one sees single characters",
+                "the last": "It is closest to the output, but without it x still "
+                "contains the results of five layers",
+                "none more than others": "The layers are equal before training, but "
+                "their inputs are not: only the first one sees single characters",
             },
         ),
         Question(
@@ -762,8 +762,8 @@ QUESTIONS = {
             tempting={
                 "about where the model with memory ended": "No part of it can see an "
                 "earlier character, however long it is trained",
-                "about where the removed memory left it": "Those parts had been "
-                "trained to work with a memory. These learn to work without",
+                "about where the removed memory left it": "In that model, the other "
+                "parts were trained with a memory. Here they learn to work without one",
             },
         ),
         Question(
@@ -776,10 +776,10 @@ QUESTIONS = {
             because="Which character is written how strongly is part of what was "
             "learned.",
             tempting={
-                "almost nothing": "That would be so if only the size of the strengths "
-                "counted, and not which character gets which",
-                "all of it": "The memory still writes and corrects; only the choice is "
-                "gone",
+                "almost nothing": "That would be right if only the size of the strengths "
+                "mattered, and not which character gets which strength",
+                "all of it": "The memory still writes and corrects; it only loses the "
+                "choice of strengths",
             },
         ),
         Question(
@@ -791,8 +791,9 @@ QUESTIONS = {
             because="After so little training it knows words and their ends, not what "
             "was said before.",
             tempting={
-                "one or two": "The pairs have one, and are beaten clearly",
-                "almost all 32": "The memory has room for more, but room is not use",
+                "one or two": "The pair counts use one, and the model is clearly better",
+                "almost all 32": "The memory has room for more, but the model does not "
+                "use it",
             },
         ),
         Question(
@@ -806,7 +807,7 @@ QUESTIONS = {
             tempting={
                 "the features": "The sum ends at nearly the same loss with all three "
                 "feature maps",
-                "only both together": "The delta rule is ahead with ELU + 1, too",
+                "only both together": "The delta rule is better with ELU + 1, too",
             },
         ),
         # --- Notebook 8 ---
@@ -847,11 +848,12 @@ QUESTIONS = {
                 "one state per token and head",
             ),
             truth="one state per head",
-            because="The state after token 999 holds all that the layer knows of them.",
+            because="The state after token 999 holds everything that the layer knows "
+            "about them.",
             tempting={
                 "their keys and values": "That is the cache of softmax attention",
-                "one state per token and head": "Only the last state is read and "
-                "written again; the others are needed for training, as you see below",
+                "one state per token and head": "Only the most recent state is read and "
+                "changed; the others are needed for training, as you see below",
             },
         ),
         Question(
@@ -864,8 +866,8 @@ QUESTIONS = {
             because="W of a step has 64 x 64 numbers, and the inputs of a step have 3 x "
             "64 + 1.",
             tempting={
-                1.0: "The inputs would be enough, if W were computed again. Autograd "
-                "keeps it",
+                1.0: "The inputs would be enough if W were recomputed. But autograd "
+                "keeps every W",
                 64.0: "W is 64 times as large as one vector, but there are three "
                 "vectors per step",
             },
@@ -879,10 +881,10 @@ QUESTIONS = {
             because="W_i is a factor only of the product W_i q_i. The write adds v_i "
             "k_i^T, whatever W holds.",
             tempting={
-                "all three": "Key and value meet each other and the gradient of W, but "
-                "not W itself",
-                "that of k_i": "In the delta rule it does, since there the key reads, "
-                "too. Here it only writes",
+                "all three": "Key and value are multiplied with each other, so their "
+                "gradients need the gradient of W, but not W itself",
+                "that of k_i": "In the delta rule it does, since the key also reads "
+                "there. Here it only writes",
                 "that of v_i": "The value is written under k_i, so its gradient is that "
                 "of W, times k_i",
             },
@@ -919,8 +921,8 @@ QUESTIONS = {
             "are equal, at the square root.",
             tempting={
                 1.0: "Then every state is kept, as in the plain loop",
-                1024.0: "Then only one state is kept, but all 1024 come back at once in "
-                "the backward pass",
+                1024.0: "Then only one state is kept, but the backward pass recomputes "
+                "all 1024 at once",
             },
         ),
     )
