@@ -26,8 +26,8 @@ QUESTIONS = {
             "squared length of a value?",
             truth=0.875,
             tolerance=0.1,
-            because="Each of the 7 other values comes in with the weight (k_j · k)², "
-            "which is 1/8 on average.",
+            because="Each of the 7 other values adds (k_j · k)² times its squared "
+            "length, and (k_j · k)² is 1/8 on average.",
             tempting={
                 0.0: "A matrix of width 8 has room for eight pairs, but only if their "
                 "keys are orthogonal; random ones are not",
@@ -92,8 +92,8 @@ QUESTIONS = {
             "need, for keys of width d?",
             choices=("d", "d²", "infinitely many"),
             truth="infinitely many",
-            because="exp is a power series, and every power of q · k needs features of "
-            "its own.",
+            because="exp is a power series, and every power of q · k needs its own "
+            "features.",
             tempting={
                 "d": "Those give q · k itself, which is not exp(q · k)",
                 "d²": "Those give (q · k)², the quadratic term of the series of exp",
@@ -101,8 +101,8 @@ QUESTIONS = {
         ),
         Question(
             name="four_times_the_features",
-            text="Random features estimate exp(q · k) by a mean. You take four times as "
-            "many. What is the new typical error, as a fraction of the old one?",
+            text="Random features estimate exp(q · k) by a mean. If you take four times "
+            "as many, what is the new typical error, as a fraction of the old one?",
             truth=0.5,
             tolerance=0.1,
             because="The error of a mean falls with the square root of its number of "
@@ -116,11 +116,12 @@ QUESTIONS = {
         Question(
             name="shared_maximum",
             text="To keep the features of the keys in range, you subtract a maximum "
-            "from their exponents. Which one leaves attention as it is?",
+            "from their exponents. Which maximum does not change the result of "
+            "attention?",
             choices=("one for all keys", "one for each key", "one for each feature"),
             truth="one for all keys",
-            because="Dividing by the sum of the weights cancels only what all keys of "
-            "that sum share.",
+            because="Dividing by the sum of the weights cancels only a factor that all "
+            "keys in that sum share.",
             tempting={
                 "one for each key": "That changes the weight of a key relative to the "
                 "others. It would be right for queries: a query's factor cancels",
@@ -132,13 +133,13 @@ QUESTIONS = {
             name="elu_memory",
             text="Eight pairs are added up under random keys of width 8. The keys "
             "themselves, scaled to length 1, give a relative squared error of 0.9; a "
-            "memory that returns zeros has 1. What about the features ELU + 1 of these "
-            "keys, also scaled to length 1?",
+            "memory that returns zeros has 1. How large is the error with the features "
+            "ELU + 1 of these keys, also scaled to length 1?",
             choices=("less than 0.9", "from 0.9 to 1", "far more than 1"),
             truth="far more than 1",
             because="All these features are positive, and two keys have a cosine of "
-            "about 0.7. So each of the 7 other values comes in with 0.7² of its squared "
-            "length, which is a half.",
+            "about 0.7. So each of the 7 other values adds 0.7² of its squared length, "
+            "which is about a half.",
             tempting={
                 "less than 0.9": "The features of linear attention were chosen to be "
                 "positive, not to keep keys apart",
@@ -149,7 +150,7 @@ QUESTIONS = {
         Question(
             name="recall_overlap",
             text="Two pairs are written under keys with k1 · k2 = 0.5, both of length "
-            "1. How much of v2 do you get, when you read k1 from their sum?",
+            "1. How much of v2 do you get when you read k1 from their sum?",
             truth=0.5,
             tolerance=0.01,
             because="W k1 = v1 + v2 (k2 · k1).",
@@ -182,11 +183,11 @@ QUESTIONS = {
         ),
         Question(
             name="dpfp_share",
-            text="For random keys of a large width d, which share of the 2 d features "
+            text="For random keys of a large width d, what fraction of the 2 d features "
             "of DPFP with nu = 1 is above 0?",
             truth=0.25,
             tolerance=0.02,
-            because="A product needs both of its factors: one half times one half.",
+            because="Both factors of a product must be above 0: one half times one half.",
             tempting={
                 0.5: "Half of r is above 0, but every feature is a product of two of "
                 "its entries",
@@ -199,7 +200,7 @@ QUESTIONS = {
             "features. What is the rank of the features of many random keys?",
             truth=112.0,
             tolerance=0.5,
-            because="Only the shifts 1 to 7 bring new products: 2 * 8 * 7.",
+            because="Only the shifts 1 to 7 add new products: 2 * 8 * 7.",
             tempting={
                 240.0: "That is their number. But shift 8 is always 0, and the shifts "
                 "above it repeat those below",
@@ -209,9 +210,9 @@ QUESTIONS = {
         ),
         Question(
             name="stable_limit",
-            text="The error about a key that is written again and again is multiplied "
-            "by 1 - beta |phi|² each time. From which value of beta |phi|² on does it "
-            "no longer die out?",
+            text="If the same pair is written again and again, each write multiplies "
+            "the error of its key by 1 - beta |phi|². From which value of beta |phi|² "
+            "on does the error no longer shrink?",
             truth=2.0,
             tolerance=0.01,
             because="Beyond 2 the factor is below -1: the error changes its sign and "
@@ -223,8 +224,8 @@ QUESTIONS = {
         ),
         Question(
             name="stored_share",
-            text="A key has DPFP features that sum to 1, from a key of width 64. Which "
-            "share of v does one write with beta = 1 store, in an empty memory?",
+            text="A key of width 64 has DPFP features that sum to 1. What fraction of v "
+            "does one write with beta = 1 store in an empty memory?",
             truth=0.07,
             tolerance=0.02,
             because="Reading returns |phi|² v, and features that sum to 1 are short if "
@@ -237,8 +238,8 @@ QUESTIONS = {
         Question(
             name="delta_at_half",
             text="Eight orthonormal keys, overwritten at random, and beta = 1/2 for both "
-            "rules. The gated rule ends with a relative squared error of 0.8. With "
-            "which does the delta rule?",
+            "rules. The gated rule ends with a relative squared error of 0.8. What is "
+            "the error of the delta rule?",
             truth=0.33,
             tolerance=0.04,
             because="A write leaves half of the difference between the new value and "
@@ -329,12 +330,12 @@ QUESTIONS = {
         ),
         Question(
             name="same_values",
-            text="All pairs store the same value, in place of random ones. Their keys "
+            text="Now all pairs store the same value instead of random values. The keys "
             "are random as before. What happens to the relative error of reading?",
             choices=("it shrinks", "it stays the same", "it grows"),
             truth="it stays the same",
             because="The weights c of the other pairs are as often negative as positive, "
-            "so the cross terms vanish without the help of the values.",
+            "so the cross terms vanish, whatever the values are.",
             tempting={
                 "it shrinks": "You might expect to read the one value that is there. But "
                 "its copies come in with random weights, which add up to a random "
@@ -346,7 +347,7 @@ QUESTIONS = {
         Question(
             name="softmax_replaced",
             text="Softmax attention reads a key that is in its list twice, with an old "
-            "and a new value. What comes back?",
+            "and a new value. What does it return?",
             choices=("the new value", "the old value", "the mean of both"),
             truth="the mean of both",
             because="Equal keys get equal weights, and the weights sum to one.",
@@ -359,8 +360,8 @@ QUESTIONS = {
         # --- Notebook 3 ---
         Question(
             name="recall_random",
-            text="For which keys and queries do 64 random features estimate exp(q · k) "
-            "worst?",
+            text="For which keys and queries do 64 random features give the worst "
+            "estimate of exp(q · k)?",
             choices=("short ones", "long ones", "their length does not matter"),
             truth="long ones",
             because="For long ones, a few rare directions along q + k make up most of "
@@ -389,7 +390,7 @@ QUESTIONS = {
         ),
         Question(
             name="recall_dpfp_width",
-            text="How many features does DPFP with nu = 2 make of a key of width 16?",
+            text="How many features does DPFP with nu = 2 make from a key of width 16?",
             truth=64.0,
             tolerance=0.5,
             because="k and -k have 32 entries together, and each shift multiplies all "
@@ -403,11 +404,11 @@ QUESTIONS = {
         Question(
             name="half_thrice",
             text="A key of length 1 holds a value. The delta rule with beta = 1/2 "
-            "writes a new value under it, three times. Which share of the old value is "
-            "left?",
+            "writes a new value under it, three times. What fraction of the old value "
+            "is left?",
             truth=0.125,
             tolerance=0.01,
-            because="Each write replaces half of what is still wrong: 1/2 times 1/2 "
+            because="Each write halves what is left of the old value: 1/2 times 1/2 "
             "times 1/2.",
             tempting={
                 0.0: "Two writes of one half each do not replace the whole: the second "
@@ -419,12 +420,12 @@ QUESTIONS = {
         ),
         Question(
             name="one_gradient_step",
-            text="One step of gradient descent on E(W) = ½ |W k - v|² with learning "
-            "rate beta: what is it?",
+            text="Which rule is one step of gradient descent on E(W) = ½ |W k - v|² "
+            "with learning rate beta?",
             choices=("the sum rule", "the delta rule", "none of these"),
             truth="the delta rule",
-            because="The gradient is (W k - v) ⊗ k, and minus beta times that is what "
-            "Eq. 24 adds.",
+            because="The gradient is (W k - v) ⊗ k, and Eq. 24 adds minus beta times "
+            "this gradient.",
             tempting={
                 "the sum rule": "It adds beta v ⊗ k, which is a gradient step only "
                 "where W k is 0, as in an empty memory. Where W already returns v, the "
@@ -436,8 +437,8 @@ QUESTIONS = {
         Question(
             name="gated_eight",
             text="A pair is stored. Then the gated rule with beta = 1/2 writes eight "
-            "other pairs, all under a key that is orthogonal to the first. Which share "
-            "of the first value is left?",
+            "other pairs, all under a key that is orthogonal to the first. What "
+            "fraction of the first value is left?",
             truth=1 / 256,
             tolerance=0.0005,
             because="Each write multiplies all of W by 1/2: (1/2)^8 = 1/256 = 0.0039.",
@@ -451,12 +452,12 @@ QUESTIONS = {
         Question(
             name="delta_overlap",
             text="16 pairs are written once each under random keys of width 16 and "
-            "length 1. The sum has an error of 0.94. Which has the delta rule with beta "
-            "= 1?",
+            "length 1. The sum has an error of 0.94. What is the error of the delta "
+            "rule with beta = 1?",
             truth=0.59,
             tolerance=0.1,
-            because="Each write makes its own pair perfect, and disturbs those before "
-            "it: about a tenth each time, up to 15 times.",
+            because="Each write makes its own pair perfect and disturbs all earlier "
+            "pairs, which adds about a tenth to their errors, up to 15 times.",
             tempting={
                 0.0: "Only the pair written last is perfect: the keys overlap, so later "
                 "writes change what earlier keys return",
@@ -485,8 +486,8 @@ QUESTIONS = {
             "that is orthogonal to k return afterwards?",
             choices=("what it returned before", "half of that", "0"),
             truth="what it returned before",
-            because="The write adds something times k · q to what q returns, and k · q "
-            "is 0.",
+            because="The write changes the reading of a query q by a multiple of k · q, "
+            "and here k · q is 0.",
             tempting={
                 "half of that": "That is the gated rule, which fades everything",
                 "0": "That is the gated rule with beta = 1. The delta rule only changes "
@@ -512,8 +513,8 @@ QUESTIONS = {
             "the largest entry of W at the end?",
             choices=("about 2", "about 100", "more than 10,000"),
             truth="more than 10,000",
-            because="Most keys have beta |phi|² above 2. Such a write enlarges what "
-            "points along its key, and later keys overlap with that.",
+            because="Most keys have beta |phi|² above 2. Such a write enlarges whatever "
+            "the memory holds along its key, and later keys overlap with it.",
             tempting={
                 "about 2": "That is right if beta |phi|² stays at 1: then the delta rule "
                 "writes the missing difference, which is about 1",
@@ -524,12 +525,12 @@ QUESTIONS = {
         Question(
             name="denominator",
             text="The delta rule with the normaliser of Eqs. 26-28 and beta = 1 writes "
-            "v1 under a key, then v2 under the same key. Which share of v2 does reading "
-            "return?",
+            "v1 under a key, then v2 under the same key. What fraction of v2 does "
+            "reading return?",
             truth=0.5,
             tolerance=0.01,
-            because="W holds v2, as it should, but z has counted the key twice: the "
-            "reading is v2 / 2.",
+            because="W holds v2, as it should, but z has counted the key twice, so "
+            "reading returns v2 / 2.",
             tempting={
                 1.0: "W holds v2, but the reading is divided by z · phi, which is 2 "
                 "after two writes",
@@ -553,7 +554,7 @@ QUESTIONS = {
         # --- Notebook 6 ---
         Question(
             name="recall_shifts",
-            text="How many features does DPFP with nu = 3 make of a key of width 8?",
+            text="How many features does DPFP with nu = 3 make from a key of width 8?",
             truth=48.0,
             tolerance=0.5,
             because="2 d for each shift: 2 * 8 * 3.",
@@ -591,13 +592,12 @@ QUESTIONS = {
         ),
         Question(
             name="best_guess",
-            text="You know nothing about the query, but must answer. The loss is "
-            "half of the squared error, against one of 24 one-hot values. Which answer "
-            "has the smallest loss on average?",
+            text="You know nothing about the query, but must answer. The right answer "
+            "is one of 24 one-hot values, and the loss is half of the squared error. "
+            "Which answer has the smallest loss on average?",
             choices=("zeros", "one of the values at random", "the mean of all values"),
             truth="the mean of all values",
-            because="The mean has the smallest squared error: (1 - 1/24) / 2. Zeros "
-            "cost 1/2.",
+            because="The mean has the smallest loss: (1 - 1/24) / 2. Zeros cost 1/2.",
             tempting={
                 "zeros": "They cost exactly 1/2. The mean of all values is a little "
                 "better, since it always contains 1/24 of the right value",
@@ -607,13 +607,14 @@ QUESTIONS = {
         ),
         Question(
             name="forget_or_share",
-            text="24 pairs, 16 orthogonal features. Plan A stores 16 pairs exactly and "
+            text="There are 24 pairs and 16 orthogonal features. Plan A stores 16 pairs exactly and "
             "forgets 8. Plan B gives 8 features to two keys each, so that these 16 keys "
             "return the mean of two values; the other 8 are exact. Which plan has the "
             "smaller loss?",
             choices=("plan A: forget 8", "plan B: share 8 features", "both the same"),
             truth="both the same",
-            because="8 forgotten pairs cost 1/2 each; 16 keys that share cost 1/4 each.",
+            because="8 forgotten pairs cost 1/2 each, and 16 keys that share cost 1/4 "
+            "each.",
             tempting={
                 "plan A: forget 8": "Fewer keys are wrong, but a forgotten value costs "
                 "1/2, and a mean of two values only 1/4",
@@ -624,7 +625,7 @@ QUESTIONS = {
         Question(
             name="loss_beyond",
             text="Linear attention with 16 features (ELU + 1, keys of width 16) is "
-            "trained to store 24 pairs. Which loss will it reach?",
+            "trained to store 24 pairs. What loss will it reach?",
             truth=1 / 6,
             tolerance=0.015,
             because="Training finds keys that reach the bound, (1 - 16/24) / 2.",
@@ -637,13 +638,13 @@ QUESTIONS = {
         ),
         Question(
             name="sum_of_returns",
-            text="Eight keys, 16 pairs: every key comes twice on average, each time with "
-            "a new value. Linear attention has 64 features, more than enough room. After "
-            "training, which loss will it have for the last values?",
+            text="With eight keys and 16 pairs, every key comes twice on average, each "
+            "time with a new value. Linear attention has 64 features, which is more than "
+            "enough room. After training, what is its loss for the last values?",
             truth=0.185,
             tolerance=0.04,
-            because="It returns the mean of all values that the key had, and only one "
-            "of them counts.",
+            because="It returns the mean of all values that the key had, but only the "
+            "last of them is right.",
             tempting={
                 0.0: "There is room for the keys. But a sum cannot distinguish the last "
                 "value of a key from earlier ones",
@@ -659,7 +660,7 @@ QUESTIONS = {
             "trained. What happens?",
             choices=("it learns the task, too", "it keeps a mixture", "it diverges"),
             truth="it learns the task, too",
-            because="Every new value has to replace the old one completely: that is "
+            because="Every new value has to replace the old one completely, which is "
             "beta = 1.",
             tempting={
                 "it keeps a mixture": "A mixture is left when too little is removed: at "
@@ -699,8 +700,8 @@ QUESTIONS = {
         ),
         Question(
             name="recall_order_of_a_sum",
-            text="A memory that adds up pairs is written in another order. How does what "
-            "it returns change?",
+            text="The same pairs are written in a different order into a memory that "
+            "adds them up. How does its reading change?",
             choices=(
                 "not at all",
                 "the last pair counts more",
@@ -724,7 +725,8 @@ QUESTIONS = {
                 "above that of the pairs",
             ),
             truth="above that of the pairs",
-            because="What is left was trained beside the memory, and relies on it.",
+            because="The remaining parts were trained together with the memory, and "
+            "rely on it.",
             tempting={
                 "to that of the pairs": "Like the pair counts, it sees the last character. "
                 "But its other parts were never trained to work with that alone",
@@ -734,12 +736,12 @@ QUESTIONS = {
         ),
         Question(
             name="lm_which_layer",
-            text="Which layer does the model miss most, if one of the six loses its "
-            "memory?",
+            text="If one of the six layers loses its memory, which one increases the "
+            "loss most?",
             choices=("the first", "the last", "none more than others"),
             truth="the first",
-            because="It is the first that can see other characters; the layers above "
-            "work with what it has found.",
+            because="It is the first layer that can see other characters, and the "
+            "layers above build on its results.",
             tempting={
                 "the last": "It is closest to the output, but without it x still "
                 "contains the results of five layers",
@@ -749,7 +751,7 @@ QUESTIONS = {
         ),
         Question(
             name="lm_trained_without",
-            text="The same model is trained as long, but without any memory from the "
+            text="The same model is trained for as long, but without memory from the "
             "start. Where does its loss end?",
             choices=(
                 "about where the model with memory ended",
@@ -757,8 +759,8 @@ QUESTIONS = {
                 "about where the removed memory left it",
             ),
             truth="about that of the pairs",
-            because="Every layer sees one character. The best it can do is what the pair "
-            "counts do.",
+            because="Every layer sees one character. So at best the model is as good as "
+            "the pair counts.",
             tempting={
                 "about where the model with memory ended": "No part of it can see an "
                 "earlier character, however long it is trained",
@@ -769,12 +771,12 @@ QUESTIONS = {
         Question(
             name="lm_beta_mean",
             text="Each head writes every character with its mean strength, instead of "
-            "one that it chooses. How much is lost of what the memory is worth to this "
-            "model?",
+            "one that it chooses. How much of the benefit of the memory does this model "
+            "lose?",
             choices=("almost nothing", "about half", "all of it"),
             truth="about half",
-            because="Which character is written how strongly is part of what was "
-            "learned.",
+            because="The model has learned which characters to write strongly, and it "
+            "relies on this.",
             tempting={
                 "almost nothing": "That would be right if only the size of the strengths "
                 "mattered, and not which character gets which strength",
@@ -784,12 +786,12 @@ QUESTIONS = {
         ),
         Question(
             name="lm_reach",
-            text="How many of the last characters are enough, to predict the next one "
+            text="How many of the last characters are enough to predict the next one "
             "nearly as well as with all 32?",
             choices=("one or two", "four to ten", "almost all 32"),
             truth="four to ten",
-            because="After so little training it knows words and their ends, not what "
-            "was said before.",
+            because="After so little training, the model knows words and their endings, "
+            "but uses no wider context.",
             tempting={
                 "one or two": "The pair counts use one, and the model is clearly better",
                 "almost all 32": "The memory has room for more, but the model does not "
@@ -814,8 +816,8 @@ QUESTIONS = {
         Question(
             name="recall_bound",
             text="Linear attention has 16 features, and trained keys. It stores 32 "
-            "pairs with one-hot values. Which loss, half of the squared error, can it "
-            "reach at best?",
+            "pairs with one-hot values. What is the smallest loss (half of the squared "
+            "error) that it can reach?",
             truth=0.25,
             tolerance=0.01,
             because="16 of the 32 directions are lost: (1 - 16/32) / 2.",
@@ -841,7 +843,7 @@ QUESTIONS = {
         Question(
             name="recall_generation",
             text="A transformer with fast weights generates its 1000th token. What does "
-            "it need of the 999 before?",
+            "it need from the 999 tokens before?",
             choices=(
                 "their keys and values",
                 "one state per head",
@@ -858,9 +860,9 @@ QUESTIONS = {
         ),
         Question(
             name="loop_keeps",
-            text="One head of the delta rule with keys and values of width 64, written "
-            "as a loop. How many times as much as the inputs q, k, v and beta does "
-            "autograd keep for the backward pass?",
+            text="One head of the delta rule, with keys and values of width 64, is "
+            "computed in a loop. How many times the size of the inputs q, k, v and beta "
+            "does autograd keep for the backward pass?",
             truth=22.6,
             tolerance=2.0,
             because="W of a step has 64 x 64 numbers, and the inputs of a step have 3 x "
@@ -900,8 +902,8 @@ QUESTIONS = {
                 "neither",
             ),
             truth="subtract the increments, which were kept",
-            because="A subtraction adds a rounding error. Solving divides by 1 - beta "
-            "|k|², which multiplies all errors made so far, at every step.",
+            because="A subtraction only adds a rounding error. Solving divides by 1 - "
+            "beta |k|² at every step, which multiplies all past errors.",
             tempting={
                 "solve each update for W before it": "That divides by 1 - beta |k|² at "
                 "every step, and errors grow with every division",
@@ -912,13 +914,13 @@ QUESTIONS = {
         ),
         Question(
             name="best_segment",
-            text="A state is kept before every c-th step; the backward pass computes the "
-            "states of one such stretch again, c of them, and then goes on to the one "
-            "before. For 1024 steps, which c needs the least memory?",
+            text="The state before every stretch of c steps is kept. The backward pass "
+            "recomputes the c states of one stretch, and then continues with the "
+            "stretch before. For 1024 steps, which c needs the least memory?",
             truth=32.0,
             tolerance=0.5,
-            because="1024 / c states are kept and c computed again: least where both "
-            "are equal, at the square root.",
+            because="1024 / c states are kept and c are recomputed. The sum is smallest "
+            "where both are equal, at the square root of 1024.",
             tempting={
                 1.0: "Then every state is kept, as in the plain loop",
                 1024.0: "Then only one state is kept, but the backward pass recomputes "
