@@ -214,19 +214,19 @@ fwlab.figure("essay", (figure) => {
   }
   memory.element.dataset.vector = "memory";
   const END = { "text-anchor": "end", ...MIDDLE };
-  const first = small(188, TOP + 8, "", MIDDLE);
+  const first = small(180, TOP + 8, "", MIDDLE);
   const table = group({ "data-part": "table" });
   table.append(
     first,
-    small(264, TOP + 8, "is at", END),
+    small(255, TOP + 8, "is at", END),
     small(342, TOP + 8, "memory says", END),
-    path({ d: `M188 ${TOP + 19}h172`, "stroke-opacity": 0.5 }),
+    path({ d: `M180 ${TOP + 19}h180`, "stroke-opacity": 0.5 }),
   );
   const rows = [0, 1, 2, 3].map((i) => {
     const y = TOP + 34 + 22 * i;
     const cells = [
-      small(188, y, "", { ...MIDDLE, ...BOLD }),
-      small(264, y, "", END),
+      small(180, y, "", { ...MIDDLE, ...BOLD }),
+      small(255, y, "", END),
       small(342, y, "", END),
       small(354, y, "", { "text-anchor": "middle", ...MIDDLE }),
     ];

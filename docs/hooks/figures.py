@@ -28,17 +28,17 @@ GALLERY = "<!-- gallery -->"
 CONTROL = re.compile(r' (tabindex|role|aria-[\w-]+)="[^"]*"')
 #: Figures of other pages: page, title, description.
 ELSEWHERE = {
-    "essay": (
-        "memory_essay.md",
-        "A memory that can be corrected",
-        "Scroll, and a matrix of four numbers learns where people are, mixes them "
-        "up, and is corrected: from the outer product to a chunk.",
-    ),
     "live": (
         "index.md",
         "Two models, one text",
         "People move, and two trained models that differ only in their rule are "
         "asked where they are: one mixes up the old place and the new one.",
+    ),
+    "essay": (
+        "memory_essay.md",
+        "A memory that can be corrected",
+        "Scroll, and a matrix of four numbers learns where people are, mixes them "
+        "up, and is corrected: from the outer product to a chunk.",
     ),
 }
 #: Scripts that a figure needs besides its own.
