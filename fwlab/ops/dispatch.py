@@ -32,17 +32,17 @@ def choose(
     op: str,
     implementations: Mapping[str, Any],
     requested: str,
-    plain: tuple[str, ...],
     *tensors: Tensor,
+    plain: tuple[str, ...] = ("naive", "chunked"),
     **sizes: Any,
 ) -> tuple[str, Any]:
     """The implementation that computes `op`: its name, and itself.
 
     - `requested`: a name, or "auto": the kernel where it can run, else
       the efficient form. On a GPU this warns, once for each reason.
+    - `tensors`: those whose device and dtypes decide.
     - `plain`: those that `torch.func` can transform; within `vmap`,
       `grad` or `jacrev`, "auto" takes the last of them.
-    - `tensors`: those whose device and dtypes decide.
     - `sizes`: those of the problem, by the names in `refuses`.
     - Raises `ValueError` for an unknown name, for "triton" if there
       is no kernel for these arguments, with the reason, and for what

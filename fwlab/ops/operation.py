@@ -98,8 +98,8 @@ class Call:
             self.name,
             self.op.implementations,
             implementation,
-            self.op.plain,
             *(self.given[name] for name in deciding),
+            plain=self.op.plain,
             **{**self.sizes, **sizes},
         )
 
