@@ -118,6 +118,10 @@ document.addEventListener("DOMContentLoaded", () => {
     return { column, row: paired[other + 1], same };
   };
 
+  // Notes have headings, too, which the list does not have.
+  const listed = ({ id }) =>
+    page.querySelector(`.functions a[href="#${CSS.escape(id)}"]`);
+
   const follow = () => {
     const { column, row, same } = wide.matches ? (running ?? pair()) : {};
     for (const lit of page.querySelectorAll(".pair")) lit.classList.remove("pair");
@@ -132,10 +136,9 @@ document.addEventListener("DOMContentLoaded", () => {
     const others = columns.filter((c) => c.checkVisibility() && c !== column);
     for (const c of [column, others.findLast(passed) ?? others[0]]) {
       if (!c) continue;
-      const headings = [...c.querySelectorAll("h2, h3")];
+      const headings = [...c.querySelectorAll("h2, h3")].filter(listed);
       const read = headings.findLast(passed) ?? headings[0];
-      const { id } = (c === column && same.querySelector("h3")) || read;
-      const link = page.querySelector(`.functions a[href="#${CSS.escape(id)}"]`);
+      const link = listed((c === column && same.querySelector("h3")) || read);
       link?.setAttribute("aria-current", "true");
       if (link) keep(link);
     }

@@ -307,8 +307,11 @@ def test_a_file_alone_has_a_list_of_its_functions(look, name, width):
         link.click()
         heading = tab.locator(f"[id='{link.get_attribute('href')[1:]}']")
         assert 40 <= heading.bounding_box()["y"] < 900
+        # A short one is at the top of the window, and the next one is read.
         tab.wait_for_function(
-            "link => link.hasAttribute('aria-current')", arg=link.element_handle()
+            """link => [link, link.nextElementSibling]
+              .some((e) => e?.hasAttribute("aria-current"))""",
+            arg=link.element_handle(),
         )
         assert tab.locator(".map [aria-current]").count() == 1
         place = link.bounding_box()
@@ -321,7 +324,7 @@ def test_a_file_alone_has_a_list_of_its_functions(look, name, width):
 def test_every_file_with_functions_has_their_list(site):
     for page, files in SOURCES.items():
         html = (site / f"{page}.html").read_text("utf-8")
-        listed = re.findall(r'<nav class="functions".*?</nav>', html, re.DOTALL)
+        listed = re.findall(r'<nav [^>]*class="functions".*?</nav>', html, re.DOTALL)
         names = functions(files[""])
         if len(names) < 2:
             assert listed == [], page
