@@ -179,6 +179,26 @@ def test_what_pytorch_is_told(name, time):
     )
 
 
+def test_backward_knows_what_is_not_needed(monkeypatch):
+    """No zeros for a state that nobody differentiates, and no gradient for
+    an input that needs none.
+    """
+    ((name, arguments),) = calls_of("delta", 3)
+    arguments[0] = arguments[0].detach()
+    seen, compute = [], Operator.backward
+
+    def record(self, *packed):
+        seen.append(packed[-2:])
+        return compute(self, *packed)
+
+    monkeypatch.setattr(Operator, "backward", record)
+    y, _ = getattr(torch.ops.fwlab, name)(*arguments)
+    y.sum().backward()
+    ((gradients, needed),) = seen
+    assert [x is None for x in gradients] == [False, True]
+    assert needed == [False, True, True, True, True]
+
+
 def test_ordinary_calls_are_not_operators(monkeypatch):
     monkeypatch.delattr(Operator, "trace")
     inputs, _ = problem(ROWS["delta"], 3, with_state=False)

@@ -281,7 +281,7 @@ def operator(
 
 def _no_data(args: tuple, given: dict[str, Any]) -> bool:
     first = args[0] if args else next(iter(given.values()), None)
-    if type(first) is Tensor and first.device.type != "meta":
+    if type(first) is Tensor and not first.is_meta:
         return False
     fake = hasattr(first, "fake_mode")  # as those of torch.export
     meta = isinstance(first, Tensor) and first.is_meta
