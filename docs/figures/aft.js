@@ -113,6 +113,7 @@ fwlab.figure("aft", (figure) => {
     WIDTH,
     HEIGHT,
     "Keys, values and exact outputs of 8 steps, and four ways to compute the outputs",
+    FIRST + BLOCK - 10,
   );
   const MIDDLE = { "dominant-baseline": "central" };
   const left = (t) => LEFT + t * CELL;

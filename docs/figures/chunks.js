@@ -1,5 +1,6 @@
-// The delta rule in chunks, with its true numbers: which blocks of the
-// triangle of pairs are computed, what is kept, what is computed again.
+// The delta rule in chunks, with its true numbers, in a race with the loop: which
+// blocks of the triangle of pairs are computed, what is kept, what is computed
+// again.
 fwlab.figure("chunks", (figure) => {
   const T = 12;
   const D = 2;
@@ -102,6 +103,18 @@ fwlab.figure("chunks", (figure) => {
     return { chunks, states, gradients };
   };
 
+  // The same step by step: what each key holds before its write, what its
+  // query reads after it.
+  const loop = [];
+  keys.forEach((key, i) => {
+    const W = loop.at(-1)?.W ?? zeros();
+    const [held] = product([key], transpose(W));
+    const written = minus([VALUES[i]], [held]).map((row) => row.map((x) => BETAS[i] * x));
+    const after = plus(W, product(transpose(written), [key]));
+    const [y] = product([queries[i]], transpose(after));
+    loop.push({ held, W: after, y });
+  });
+
   // Numbers kept for the way back besides the inputs; multiplications of the
   // matrix products of the way forward; and how many must wait for another.
   const count = (time, d, C) => {
@@ -124,26 +137,65 @@ fwlab.figure("chunks", (figure) => {
     };
   };
 
+  // A tick of the race is one look-up or one write: of a step in the loop, of
+  // a chunk in the chunked form, which needs one more tick before its chunks
+  // and one after them. The way back follows when the loop is through.
+  const RACE = 2 * T;
   const stagesOf = (C) => {
-    const n = T / C;
-    const forward = [...Array(n).keys()];
-    return [
+    const forward = [...Array(T / C).keys()];
+    const chunked = [
+      { name: "start", chunk: 0 },
       { name: "inverse", chunk: 0 },
       ...forward.flatMap((chunk) => [
         { name: "errors", chunk },
         { name: "state", chunk },
       ]),
-      { name: "outputs", chunk: n - 1 },
-      { name: "recompute", chunk: n - 1 },
+      { name: "outputs", chunk: T / C - 1 },
+    ];
+    const last = chunked.length - 1;
+    const stages = Array.from({ length: RACE + 1 }, (_, t) => chunked[Math.min(t, last)]);
+    stages.push(
+      { name: "recompute", chunk: T / C - 1 },
       ...forward.reverse().map((chunk) => ({ name: "backward", chunk })),
       { name: "gradients", chunk: 0 },
-    ];
+    );
+    return { stages, arrival: last };
+  };
+  // What the race has cost so far. For the whole of it, these are the formulas
+  // of `count`.
+  const costs = () => {
+    const ticks = Math.min(at, RACE);
+    const through = Math.floor(ticks / 2);
+    const once = D * D; // a state and a key
+    const chunks = T / C;
+    const price = {
+      start: 0,
+      inverse: chunks * (C * C * D + (C * (C - 1) * (C - 2)) / 6),
+      errors: C * once + C * C * D,
+      state: C * once,
+      outputs: chunks * (2 * C * C * D + C * once),
+    };
+    const past = stages.slice(0, Math.min(ticks, arrival) + 1).map(({ name }) => name);
+    const written = past.filter((name) => name === "state").length;
+    return {
+      naive: {
+        kept: through * once,
+        multiplications: (3 * through + (ticks % 2)) * once,
+        order: through,
+      },
+      chunked: {
+        kept: Math.min(written + (past.length > 1), chunks) * once,
+        multiplications: past.reduce((sum, name) => sum + price[name], 0),
+        order: written,
+      },
+    };
   };
 
   let C = 4;
   let at = 0;
-  let stages = stagesOf(C);
+  let { stages, arrival } = stagesOf(C);
   let shown = compute(C);
+  const gather = (name) => shown.chunks.flatMap((chunk) => chunk[name]);
 
   // What exists at a stage: the chunks whose rows are there, and which
   // blocks of the triangle take part. `c` is a chunk, from 0.
@@ -157,6 +209,7 @@ fwlab.figure("chunks", (figure) => {
     const everywhere = ["outputs", "recompute", "gradients"].includes(name);
     const left = everywhere ? all.slice(1) : [];
     const done = {
+      start: 0,
       inverse: 0,
       errors: chunk + 1,
       state: chunk + 1,
@@ -167,10 +220,14 @@ fwlab.figure("chunks", (figure) => {
       chunk,
       direction: goingBack ? "backward" : "forward",
       diagonal:
-        everywhere || name === "inverse" ? all : name === "state" ? [] : [chunk],
+        everywhere || name === "inverse"
+          ? all
+          : ["start", "state"].includes(name)
+            ? []
+            : [chunk],
       left: name === "errors" && chunk > 0 ? [chunk] : left,
       below: ["state", "backward"].includes(name) && chunk < n - 1 ? [chunk] : [],
-      inverses: all,
+      inverses: name !== "start",
       P: later,
       U: later ? all : upTo(done[name]),
       Y: later ? all : [],
@@ -178,7 +235,9 @@ fwlab.figure("chunks", (figure) => {
       // W before chunk c, for c = 0 to n; W after the last is returned.
       states: [...all, n].slice(
         0,
-        later ? n + 1 : { inverse: 1, errors: chunk + 1, state: chunk + 2 }[name],
+        later
+          ? n + 1
+          : { start: 0, inverse: 1, errors: chunk + 1, state: chunk + 2 }[name],
       ),
       dW: goingBack ? [...all, n].slice(gone) : [],
     };
@@ -186,25 +245,36 @@ fwlab.figure("chunks", (figure) => {
 
   // --- The picture ---------------------------------------------------------
   const CELL = 16;
-  const [LEFT, TOP] = [20, 44];
+  const [LEFT, TOP] = [20, 196];
   const SIZE = T * CELL;
   const WIDE = 42;
   const COLUMNS = { U: 222, Y: 314, dV: 314 };
   const TAGS = { U: "d1", Y: "d2", dV: "d5" };
   // Cells of the small matrices.
   const [ACROSS, DOWN] = [36, 22];
-  const BLOCKS = 492;
+  // The lanes of the race: the top of their numbers, and the size of these.
+  const LANES = { loop: 39, chunks: 101 };
+  const [LANE_WIDTH, LANE_HEIGHT] = [33, 17];
+  const BLOCKS = 200;
   const LEGIBLE = "font-size: 13px"; // also where the picture is small
   const DIAGONAL = "var(--fw-features)";
   const STATE = "var(--fw-fast)";
   const GRADIENT = "var(--fw-other)";
   const picture = figure.picture(
     400,
-    BLOCKS + C * DOWN + 4,
-    "Pairs of steps in blocks, and the numbers of each chunk",
+    TOP + SIZE + 34,
+    "The loop and the chunks in a race, and pairs of steps in blocks",
+    138,
   );
+  const race = fwlab.svg("g", { role: "img" });
   const drawing = fwlab.svg("g", { role: "img" });
-  picture.append(drawing);
+  picture.append(race, drawing);
+  const blocks = fwlab.picture(400, 1, "The numbers of each chunk");
+  const blocksDrawing = fwlab.svg("g", {
+    role: "img",
+    "aria-label": "States, their gradients and the blocks of a chunk, as numbers",
+  });
+  blocks.append(blocksDrawing);
 
   const text = (x, y, content, attributes = {}) =>
     fwlab.svg("text", { x, y, ...attributes }, content);
@@ -323,11 +393,94 @@ fwlab.figure("chunks", (figure) => {
   };
 
   const legend = ({ name }) => [
-    box(114, 4, 11, 11, DIAGONAL),
-    small(130, 14, "in the chunk"),
-    box(114, 22, 11, 11, name === "backward" ? GRADIENT : STATE, "3 2"),
-    small(130, 32, `through ${name === "backward" ? "dW" : "W"}`),
+    box(114, TOP - 40, 11, 11, DIAGONAL),
+    small(130, TOP - 30, "in the chunk"),
+    box(114, TOP - 22, 11, 11, name === "backward" ? GRADIENT : STATE, "3 2"),
+    small(130, TOP - 12, `through ${name === "backward" ? "dW" : "W"}`),
   ];
+
+  // The race: in each lane the outputs of all steps, as soon as they are there.
+  const COSTS = [
+    ["order", "in order", 206],
+    ["multiplications", "multiplications", 312],
+    ["kept", "kept", 398],
+  ];
+  const titles = () => ({ naive: "Step by step", chunked: `Chunks of ${C}` });
+  const ends = () => ({ naive: RACE, chunked: arrival });
+  const header = () => [
+    small(0, 13, at > RACE ? "Forward, finished" : `Forward, tick ${at}`),
+    ...COSTS.map(([, label, x]) => small(x, 13, label, { "text-anchor": "end" })),
+  ];
+  const lane = (name, kind, { length, written, pending, ready, there, outputs }) => {
+    const top = LANES[name];
+    const width = length * LANE_WIDTH;
+    const elements = [];
+    for (let i = 0; i < T / length; i++) {
+      const place = [i * width + 2, top, width - 2, 2 * LANE_HEIGHT];
+      if (i < written) elements.push(box(...place, STATE));
+      else if (i === pending) elements.push(box(...place, STATE, "5 3"));
+      else if (ready) elements.push(box(...place, DIAGONAL));
+    }
+    let cuts = "";
+    for (let i = 0; i <= T; i += length)
+      cuts += `M${i * LANE_WIDTH + 1} ${top}v${2 * LANE_HEIGHT}`;
+    elements.push(
+      grid(1, T, 1, top, LANE_WIDTH, 2 * LANE_HEIGHT),
+      lines(cuts, { "stroke-opacity": 0.8 }),
+    );
+    outputs.forEach((row, i) => {
+      const x = i * LANE_WIDTH + 1;
+      const output = row.map((number) => [number]);
+      if (i < there)
+        elements.push(...numbers(output, x, top, LANE_WIDTH, LANE_HEIGHT));
+      else
+        elements.push(
+          small(x + LANE_WIDTH / 2, top + LANE_HEIGHT, i + 1, {
+            "text-anchor": "middle",
+            "dominant-baseline": "central",
+          }),
+        );
+    });
+    const [so, all] = [costs()[kind], count(T, D, C)[kind]];
+    const finished = there === T;
+    elements.push(
+      title(0, top - 8, `${titles()[kind]}${finished ? ` ✓ tick ${ends()[kind]}` : ""}`),
+      ...COSTS.map(([what, , x]) =>
+        small(x, top - 8, `${whole(so[what])} of ${whole(all[what])}`, {
+          "text-anchor": "end",
+          "font-weight": finished ? 600 : undefined,
+        }),
+      ),
+    );
+    return part(name, elements);
+  };
+  const lanes = ({ name, chunk }) => {
+    const { naive, chunked } = costs();
+    return [
+      lane("loop", "naive", {
+        length: 1,
+        written: naive.order,
+        pending: at < RACE && at % 2 ? naive.order : null,
+        there: naive.order,
+        outputs: loop.map(({ y }) => y),
+      }),
+      lane("chunks", "chunked", {
+        length: C,
+        written: chunked.order,
+        pending: name === "errors" ? chunk : null,
+        ready: name === "inverse",
+        there: at >= arrival ? T : 0,
+        outputs: gather("Y"),
+      }),
+    ];
+  };
+  const account = (kind) => {
+    const { order, multiplications, kept } = costs()[kind];
+    return (
+      `${titles()[kind]}: ${order} in order, ${whole(multiplications)} multiplications, ` +
+      `${kept} scalars kept`
+    );
+  };
 
   const rows = (now) =>
     ["U", now.name === "backward" || now.name === "gradients" ? "dV" : "Y"].map(
@@ -408,7 +561,17 @@ fwlab.figure("chunks", (figure) => {
     const last = chunk * C + C;
     const W = `W${subscript(chunk)}`;
     const after = `W${subscript(c)}`;
-    return {
+    if (at === RACE)
+      return (
+        `Both have finished, with the same outputs. ${account("naive")}. ${account("chunked")}: ` +
+        "more arithmetic, but it waits less often and keeps less."
+      );
+    if (at > arrival && at < RACE)
+      return `The chunks finished at tick ${arrival}. ${inLoop()}`;
+    const words = {
+      start:
+        `The same 12 steps, computed twice. With each tick the loop looks up or writes for one ` +
+        `step, the chunked form for ${C} steps.`,
       inverse:
         `Forward, all ${n} chunks at once: (I + A)⁻¹ of every diagonal block. It depends on ` +
         `keys and β only, not on W. Last row in chunk 1: ${vector(X.at(-1))}.`,
@@ -442,11 +605,24 @@ fwlab.figure("chunks", (figure) => {
         `Backward, all chunks at once: the gradients of queries (c3), keys (c4) and (d8), and β (d7), ` +
         `from what is already computed. Those of the values are known: of step ${last} ${vector(dV.at(-1))}.`,
     }[name];
+    return at && at <= arrival ? `${words} ${inLoop()}` : words;
   };
+  const inLoop = () => {
+    const step = Math.ceil(at / 2);
+    const { held, y } = loop[step - 1];
+    return at % 2
+      ? `Step by step: step ${step} of ${T} looks up ${vector(held)}.`
+      : `Step by step: step ${step} of ${T} has written, and reads ${vector(y)}.`;
+  };
+  const RUNNING =
+    "With each tick, the loop looks up or writes for one step, and the chunked form for a whole " +
+    "chunk. The chunked form also has a first tick, for the inverses of all chunks, and a last " +
+    "one, for all outputs.";
+
 
   // --- Account -------------------------------------------------------------
   const whole = (x) => Math.round(x).toLocaleString("en");
-  const account = fwlab.html("table", {
+  const table = fwlab.html("table", {
     class: "fw-account",
     style:
       "border-collapse: collapse; font-size: 0.65rem; max-width: 30rem; width: 100%",
@@ -475,7 +651,7 @@ fwlab.figure("chunks", (figure) => {
       full: "full triangle",
       chunked: `chunks of ${C}`,
     };
-    account.replaceChildren(
+    table.replaceChildren(
       caption,
       fwlab.html(
         "tr",
@@ -508,26 +684,30 @@ fwlab.figure("chunks", (figure) => {
       { errors: [chunk], state: [chunk + 1], inverse: [], backward: [] }[name] ?? kept;
     const markedGradients =
       { backward: [chunk], gradients: kept.map((c) => c + 1) }[name] ?? [];
-    picture.setAttribute("viewBox", `0 0 400 ${BLOCKS + C * DOWN + 4}`);
+    race.replaceChildren(...header(), ...lanes(now));
+    race.setAttribute("aria-label", `${account("naive")}. ${account("chunked")}.`);
     drawing.replaceChildren(
-      title(0, 14, "Pairs of steps"),
+      title(0, TOP - 30, "Pairs of steps"),
       small(0, TOP + SIZE + 28, "Each row reads what the columns wrote."),
       ...legend(now),
-      title(222, 14, "Per step"),
+      title(222, TOP - 30, "Per step"),
       triangle(now),
       ...rows(now),
-      title(0, 294, "State W between the chunks (d3)"),
-      memories(now, "W", 302, now.states, shown.states, marked),
-      title(0, 386, "Its gradient dW, from right to left (d6)"),
-      memories(now, "dW", 394, now.dW, shown.gradients, markedGradients),
+    );
+    blocks.setAttribute("viewBox", `0 0 400 ${BLOCKS + C * DOWN + 2}`);
+    blocksDrawing.replaceChildren(
+      title(0, 14, "State W between the chunks (d3)"),
+      memories(now, "W", 22, now.states, shown.states, marked),
+      title(0, 102, "Its gradient dW, from right to left (d6)"),
+      memories(now, "dW", 110, now.dW, shown.gradients, markedGradients),
       title(0, BLOCKS - 8, `(I + A)⁻¹ of chunk ${chunk + 1}`),
-      blockOf("inverse", 0, one.X, true),
+      blockOf("inverse", 0, one.X, now.inverses),
       title(204, BLOCKS - 8, `tril(QKᵀ) of chunk ${chunk + 1}`),
       blockOf("reads", 204, one.P, now.P),
     );
     const words = sentence(stages[at]);
-    drawing.setAttribute("aria-label", `Step ${at + 1} of ${stages.length}. ${words}`);
-    position.value = at + 1;
+    drawing.setAttribute("aria-label", `Tick ${at} of ${stages.length - 1}. ${words}`);
+    position.value = at;
     const enable = (button, other, enabled) => {
       const focused = document.activeElement === button;
       button.disabled = !enabled;
@@ -536,24 +716,42 @@ fwlab.figure("chunks", (figure) => {
     back.disabled = next.disabled = false;
     enable(back, next, at > 0);
     enable(next, back, at < stages.length - 1);
-    figure.say(words);
+    figure.say(player.running() ? RUNNING : words);
   };
-  const go = (stage) => {
-    at = Math.max(0, Math.min(stages.length - 1, stage));
+  const go = (tick) => {
+    player.stop();
+    at = tick;
     update();
   };
-  const back = fwlab.button("Back", () => go(at - 1));
-  const next = fwlab.button("Next", () => go(at + 1));
-  const position = fwlab.slider(
-    "Step",
-    {
-      min: 1,
-      max: stages.length,
-      step: 1,
-      value: 1,
-      show: (x) => `${x} of ${stages.length}`,
+  const player = fwlab.player({
+    every: 300,
+    begin: () => {
+      if (at >= RACE) at = 0;
+      update();
     },
-    (value) => go(value - 1),
+    step: () => {
+      at += 1;
+      update();
+      return at < RACE;
+    },
+    end: () => update(),
+  });
+  // Where only the loop goes on, one press takes it to its end, or back.
+  const alone = () => at >= arrival && at <= RACE;
+  const back = fwlab.button("Back", () =>
+    go(alone() && at > arrival ? arrival : at - 1),
+  );
+  const next = fwlab.button("Next", () => go(alone() && at < RACE ? RACE : at + 1));
+  const position = fwlab.slider(
+    "Tick",
+    {
+      min: 0,
+      max: stages.length - 1,
+      step: 1,
+      value: 0,
+      show: (x) => `${x} of ${stages.length - 1}`,
+    },
+    go,
   );
   const size = fwlab.choice(
     "Steps per chunk",
@@ -561,30 +759,37 @@ fwlab.figure("chunks", (figure) => {
     C,
     (value) => {
       C = Number(value);
-      stages = stagesOf(C);
+      ({ stages, arrival } = stagesOf(C));
       shown = compute(C);
-      position.querySelector("input").max = stages.length;
+      position.querySelector("input").max = stages.length - 1;
       showAccount();
       go(0);
     },
   );
   figure.beside(
-    fwlab.controls(back, next, position),
+    fwlab.controls(player.button, back, next, position),
     fwlab.controls(size),
-    account,
+    blocks,
+    table,
   );
   showAccount();
   update();
+  player.whenSeen(picture);
 
-  const gather = (name) => shown.chunks.flatMap((chunk) => chunk[name]);
   return {
+    // The chunks have finished, the loop has not.
+    still: () => go(arrival),
     state: () => {
       const now = view();
       return {
         ...now,
         chunk: now.chunk + 1,
-        step: at + 1,
-        steps: stages.length,
+        tick: at,
+        ticks: stages.length - 1,
+        arrival,
+        running: player.running(),
+        loop,
+        costs: costs(),
         C,
         keys,
         values: VALUES,

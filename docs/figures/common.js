@@ -48,9 +48,11 @@ fwlab.figure = (name, setup) => {
     const figure = {
       root,
       placeholder, // the picture that stood there
-      // What is looked at most.
-      picture: (...size) => {
-        const picture = fwlab.picture(...size);
+      // What is looked at most. The gallery shows its upper part, as high
+      // as `card` says, or all of it.
+      picture: (width, height, label, card) => {
+        const picture = fwlab.picture(width, height, label);
+        fwlab.fill(picture, { "data-card": card }, []);
         root.append(picture);
         return picture;
       },
@@ -80,6 +82,41 @@ fwlab.button = (label, press) => {
   const button = fwlab.html("button", { type: "button", class: "fw-button" }, label);
   button.addEventListener("click", press);
   return button;
+};
+
+// Nothing moves where readers ask for less motion, and nothing offers to.
+fwlab.calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+// A button that plays, and stops what it plays: after `begin` it calls `step`
+// every so many milliseconds until that returns false; then comes `end`.
+// `whenSeen` starts it once an element is in view, unless the reader has used
+// it by then.
+fwlab.player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Pause"] }) => {
+  let timer = null;
+  let observer;
+  const turn = (on) => {
+    const ran = timer !== null;
+    observer?.disconnect();
+    clearInterval(timer);
+    timer = on ? setInterval(() => step() || turn(false), every) : null;
+    button.textContent = on ? pause : play;
+    if (on) begin();
+    else if (ran) end?.();
+  };
+  const button = fwlab.button(play, () => turn(timer === null));
+  button.hidden = fwlab.calm;
+  return {
+    button,
+    running: () => timer !== null,
+    start: () => turn(!fwlab.calm),
+    stop: () => turn(false),
+    whenSeen: (element) => {
+      if (fwlab.calm) return;
+      const seen = ([{ isIntersecting }]) => isIntersecting && turn(true);
+      observer = new IntersectionObserver(seen, { threshold: 0.5 });
+      observer.observe(element);
+    },
+  };
 };
 
 // A slider with its value beside it; `element.value` can be read and set.

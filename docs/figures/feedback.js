@@ -1,12 +1,12 @@
-// Which states of a stack a state can see: a transformer, or the feedback
-// transformer of fwlab.ops.feedback_memory. Only `reads` knows a model; all that is
-// shown follows from it.
+// Which states of a stack a state can see, in a transformer and in the feedback
+// transformer of fwlab.ops.feedback_memory, and the longest path that ends there.
+// Only `reads` knows a model; all that is shown follows from it.
 fwlab.figure("feedback", (figure) => {
   const L = 3;
   const T = 6;
-  const names = { transformer: "Transformer", feedback: "Feedback transformer" };
-  let model = "feedback";
+  const NAMES = { transformer: "Transformer", feedback: "Feedback transformer" };
   let chosen = [2, 4];
+  let drawn = 0; // layers of the longest path
 
   const span = (from, to) =>
     Array.from({ length: Math.max(0, to - from + 1) }, (_, i) => from + i);
@@ -21,88 +21,53 @@ fwlab.figure("feedback", (figure) => {
     return [...mixed, [l - 1, t]];
   };
 
-  // Time by time and upwards: whatever a state reads comes before it.
-  const graphs = {};
-  for (const kind of Object.keys(names)) {
+  // Time by time and upwards: whatever a state reads comes before it. Of
+  // several longest paths, the one that is longest in the past.
+  const graph = (kind) => {
     const nodes = {};
     for (const state of all) {
       const direct = reads(kind, state);
       const reachable = new Set(direct.map(key));
-      let longest = 0;
+      let before = [];
       for (const other of direct) {
         for (const name of nodes[key(other)].reachable) reachable.add(name);
-        longest = Math.max(longest, 1 + nodes[key(other)].longest);
+        const { path } = nodes[key(other)];
+        if (path.length > before.length) before = path;
       }
-      nodes[key(state)] = { direct, reachable, longest };
+      nodes[key(state)] = { direct, reachable, path: [...before, state] };
     }
-    const sequential = Math.max(...Object.values(nodes).map((node) => node.longest));
-    graphs[kind] = { nodes, sequential };
-  }
+    const layers = (state) => nodes[key(state)].path.length - 1;
+    return { nodes, layers, sequential: Math.max(...all.map(layers)) };
+  };
 
   const W = 52;
-  const H = 58;
+  const H = 52;
   const wide = 40;
   const high = 34;
-  const left = (t) => 72 + (t - 1) * W;
-  const top = (l) => 88 + (L - l) * H;
-  const memoryY = 52;
-  const picture = figure.picture(
-    382,
-    350,
-    "States of a stack: layers upwards, steps to the right",
-  );
-  const price = fwlab.picture(388, 76, "Layers one after the other");
-  const text = (x, y, content, attributes = {}) => {
-    const element = fwlab.svg("text", { x, y, ...attributes }, content);
-    picture.append(element);
-    return element;
-  };
-  const title = text(4, 18, "", { "font-weight": 600 });
-  const lines = fwlab.svg("g", {
-    fill: "none",
-    stroke: "var(--fw-fast)",
-    "stroke-width": 2,
-    "aria-hidden": "true",
-  });
-  picture.append(lines);
-  const memoryLabel = text(4, memoryY + 5, "memory");
-  const circles = span(1, T).map((t) => {
-    const circle = fwlab.svg("circle", {
-      cx: left(t) + wide / 2,
-      cy: memoryY,
-      r: 13,
-      stroke: "currentcolor",
-    });
-    const label = fwlab.svg(
-      "text",
-      { x: left(t) + wide / 2, y: memoryY + 5, "text-anchor": "middle" },
-      "m",
-    );
-    const group = fwlab.svg("g", { "aria-hidden": "true" }, circle, label);
-    picture.append(group);
-    return { group, circle, label };
-  });
-  for (const l of span(0, L))
-    text(4, top(l) + high / 2 + 5, l ? `layer ${l}` : "input 0");
-  const axisY = top(0) + high + 18;
-  text(4, axisY, "step");
-  for (const t of span(1, T))
-    text(left(t) + wide / 2, axisY, String(t), { "text-anchor": "middle" });
+  const left = (t) => 70 + (t - 1) * W;
+  const centre = (t) => left(t) + wide / 2;
+  const top = (l) => 66 + (L - l) * H;
+  const memoryY = 40;
+  const axisY = top(0) + high + 15;
+  const PATH = "var(--fw-other)";
+  const PAPER = "var(--md-default-bg-color)";
 
   const looks = {
     chosen: { fill: "var(--fw-trained)", stroke: "currentcolor", width: 3 },
     direct: { fill: "var(--fw-fast)", stroke: "var(--fw-fast)", width: 1.5 },
     reachable: {
-      fill: "color-mix(in srgb, var(--fw-fast) 20%, var(--md-default-bg-color))",
+      fill: `color-mix(in srgb, var(--fw-fast) 20%, ${PAPER})`,
       stroke: "var(--fw-fast)",
       width: 1.5,
       dash: "5 3",
     },
-    none: {
-      fill: "var(--md-default-bg-color)",
-      stroke: "var(--md-default-fg-color--light)",
-      width: 1,
-    },
+    none: { fill: PAPER, stroke: "var(--md-default-fg-color--light)", width: 1 },
+  };
+  const SAID = {
+    chosen: "chosen",
+    direct: "read directly",
+    reachable: "reached through others",
+    none: "hidden",
   };
   const paint = (shape, label, look) => {
     const { fill, stroke, width, dash } = looks[look];
@@ -110,216 +75,290 @@ fwlab.figure("feedback", (figure) => {
     shape.setAttribute("stroke-width", width);
     shape.setAttribute("stroke-dasharray", dash ?? "none");
     const inverse = look === "chosen" || look === "direct";
-    label.setAttribute("fill", inverse ? "var(--md-default-bg-color)" : "currentcolor");
+    label.setAttribute("fill", inverse ? PAPER : "currentcolor");
   };
+  const layersInWords = (n) => `${n} layer${n === 1 ? "" : "s"}`;
+  const steps = (from, to) => (from === to ? `step ${from}` : `steps ${from} to ${to}`);
+  const place = ([l, t]) => `${l ? `Layer ${l}` : "Input 0"} at step ${t}`;
 
-  const cells = {};
-  for (const state of all) {
-    const [l, t] = state;
-    const box = fwlab.svg("rect", {
-      x: left(t),
-      y: top(l),
-      width: wide,
-      height: high,
-      rx: 4,
+  // One model: its drawing, and what of it changes with the choice.
+  const draw = (kind) => {
+    const { nodes, layers, sequential } = graph(kind);
+    const picture = figure.picture(
+      382,
+      axisY + 56,
+      `${NAMES[kind]}: layers upwards, steps to the right`,
+    );
+    const text = (x, y, content, attributes = {}) => {
+      const element = fwlab.svg("text", { x, y, ...attributes }, content);
+      picture.append(element);
+      return element;
+    };
+    const group = (attributes) => {
+      const element = fwlab.svg("g", {
+        fill: "none",
+        "aria-hidden": "true",
+        ...attributes,
+      });
+      picture.append(element);
+      return element;
+    };
+    text(4, 14, NAMES[kind], { "font-weight": 600 });
+    const lines = group({ stroke: "var(--fw-fast)", "stroke-width": 2 });
+    const way = group({ "data-part": "path", stroke: PATH, "stroke-width": 5, "stroke-linejoin": "round" });
+    const line = (d) => fwlab.svg("path", { d });
+
+    for (const l of span(0, L))
+      text(4, top(l) + high / 2 + 5, l ? `layer ${l}` : "input 0");
+    text(4, axisY, "step");
+    for (const t of span(1, T)) text(centre(t), axisY, t, { "text-anchor": "middle" });
+
+    const circles = (kind === "feedback" ? span(1, T) : []).map((t) => {
+      const circle = fwlab.svg("circle", { cx: centre(t), cy: memoryY, r: 12 });
+      const label = fwlab.svg(
+        "text",
+        { x: centre(t), y: memoryY + 5, "text-anchor": "middle" },
+        "m",
+      );
+      picture.append(fwlab.svg("g", { "aria-hidden": "true" }, circle, label));
+      return [circle, label];
     });
-    const label = fwlab.svg("text", {
-      x: left(t) + wide / 2,
-      y: top(l) + high / 2 + 5,
-      "text-anchor": "middle",
-    });
-    const cell = fwlab.svg(
-      "g",
-      {
-        role: "button",
-        class: "fw-tap",
-      },
+    if (kind === "feedback") text(4, memoryY + 5, "memory");
+    else {
+      // A transformer has no memories: here is room for the legend.
+      for (const [look, name, x] of [
+        ["direct", "read directly", 4],
+        ["reachable", "through others", 108],
+        ["none", "hidden", 216],
+      ]) {
+        const box = fwlab.svg("rect", { x, y: 33, width: 13, height: 13, rx: 2 });
+        paint(box, fwlab.svg("text"), look);
+        picture.append(box);
+        text(x + 18, 45, name, { class: "fw-small" });
+      }
+      const sample = line("M280 40h16");
+      sample.setAttribute("style", `stroke: ${PATH}; stroke-width: 5`);
+      picture.append(sample);
+      text(301, 45, "longest path", { class: "fw-small" });
+    }
+
+    const cells = {};
+    for (const state of all) {
+      const [l, t] = state;
+      const box = fwlab.svg("rect", {
+        x: left(t),
+        y: top(l),
+        width: wide,
+        height: high,
+        rx: 4,
+      });
+      const label = fwlab.svg(
+        "text",
+        { x: centre(t), y: top(l) + high / 2 + 5, "text-anchor": "middle" },
+        layers(state),
+      );
       // A finger finds the whole field of the cell.
-      fwlab.svg("rect", {
+      const field = fwlab.svg("rect", {
         x: left(t) - (W - wide) / 2,
         y: top(l) - (H - high) / 2,
         width: W,
         height: H,
         fill: "none",
         "pointer-events": "all",
-      }),
-      box,
-      label,
-    );
-    cell.dataset.state = key(state);
-    cell.addEventListener("click", () => choose(state));
-    cell.addEventListener("keydown", (event) => {
-      const moves = {
-        ArrowLeft: [0, -1],
-        ArrowRight: [0, 1],
-        ArrowUp: [1, 0],
-        ArrowDown: [-1, 0],
+      });
+      const cell = fwlab.svg(
+        "g",
+        { role: "button", class: "fw-tap", "data-state": key(state) },
+        field,
+        box,
+        label,
+      );
+      const take = (to) => {
+        choose(to);
+        cells[key(to)].cell.focus();
       };
-      if (event.key === "Enter" || event.key === " ") {
+      cell.addEventListener("click", () => take(state));
+      cell.addEventListener("keydown", (event) => {
+        const moves = {
+          ArrowLeft: [0, -1],
+          ArrowRight: [0, 1],
+          ArrowUp: [1, 0],
+          ArrowDown: [-1, 0],
+          Enter: [0, 0],
+          " ": [0, 0],
+        };
+        if (!(event.key in moves)) return;
         event.preventDefault();
-        choose(state);
-      }
-      if (!(event.key in moves)) return;
-      event.preventDefault();
-      const [up, right] = moves[event.key];
-      const to = [l + up, t + right];
-      if (key(to) in cells) choose(to);
-    });
-    picture.append(cell);
-    cells[key(state)] = { cell, box, label };
-  }
+        const [up, right] = moves[event.key];
+        const to = [l + up, t + right];
+        if (key(to) in cells) take(to);
+      });
+      picture.append(cell);
+      cells[key(state)] = { cell, box, label };
+    }
 
-  const legendY = axisY + 28;
-  const legend = [
-    ["direct", "read directly", 4],
-    ["reachable", "through others", 134],
-    ["none", "hidden", 270],
-  ];
-  for (const [look, name, x] of legend) {
-    const box = fwlab.svg("rect", { x, y: legendY - 12, width: 14, height: 14, rx: 2 });
-    paint(box, fwlab.svg("text"), look);
-    picture.append(box);
-    text(x + 20, legendY, name);
-  }
-  price.append(
-    fwlab.svg(
-      "text",
-      { x: 4, y: 14, "font-weight": 600 },
-      "Layers one after the other, whole sequence",
-    ),
-  );
-  const bars = Object.keys(names).map((kind, row) => {
-    const y = 40 + 24 * row;
-    const { sequential } = graphs[kind];
-    price.append(fwlab.svg("text", { x: 4, y }, `${kind}: ${sequential}`));
-    const bar = fwlab.svg("g", { "aria-hidden": "true" });
+    // A box per layer of the whole sequence; those of the path are filled.
+    const counter = text(4, axisY + 26, "", { "data-part": "counter" });
+    const bar = group({ "data-part": "bar", stroke: PATH });
     for (const i of span(0, sequential - 1))
       bar.append(
-        fwlab.svg("rect", { x: 112 + i * 15.5, y: y - 12, width: 12, height: 14 }),
+        fwlab.svg("rect", { x: 5 + i * 20.6, y: axisY + 36, width: 16, height: 13 }),
       );
-    price.append(bar);
-    return [kind, bar];
-  });
 
-  const steps = (from, to) => (from === to ? `step ${from}` : `steps ${from} to ${to}`);
-  const place = ([l, t]) => `${l ? `Layer ${l}` : "The input (layer 0)"} at step ${t}`;
-  const sentence = () => {
-    const [l, t] = chosen;
-    const { reachable, longest } = graphs[model].nodes[key(chosen)];
-    const { sequential } = graphs[model];
-    const total = `The whole sequence takes ${sequential} layers one after the other.`;
-    const start = `${names[model]}. ${place(chosen)}`;
-    if (l === 0) return `${start} reads no other state. ${total}`;
-    let read = `reads layer ${l - 1} at ${steps(1, t)}`;
-    if (model === "feedback") {
-      const m = t === 2 ? "the memory" : "the memories";
-      read = `reads layer ${l - 1} at step ${t}`;
-      read +=
-        t === 1
-          ? " and no memory, because none comes before it"
-          : ` and ${m} of ${steps(1, t - 1)}; ` +
-            `a memory mixes all ${L + 1} states of its step`;
-    }
-    const others = `${reachable.size} of the other ${all.length - 1} states`;
-    const count = `It can depend on ${others}.`;
-    const way = `The longest path to it has ${longest} layer${longest > 1 ? "s" : ""}.`;
-    return `${start} ${read}. ${count} ${way} ${total}`;
-  };
-
-  const path = (d, attributes = {}) =>
-    lines.append(fwlab.svg("path", { d, ...attributes }));
-  const drawLines = () => {
-    lines.replaceChildren();
-    const [l, t] = chosen;
-    const centre = (step) => left(step) + wide / 2;
-    if (l > 0)
-      for (const j of model === "transformer" ? span(1, t) : [t])
-        path(`M${centre(j)} ${top(l - 1)}L${centre(t)} ${top(l) + high}`);
-    const read = memories(model, chosen);
-    for (const j of read) path(`M${centre(j)} ${top(0)}V${memoryY}`);
-    if (read.length) {
+    // From a memory, and from all below it, to the left of a cell.
+    const fromMemory = (j, [l, t]) => {
       const gap = left(t) - (W - wide) / 2;
-      const y = top(l) + high / 2;
-      path(`M${centre(1)} ${memoryY}H${gap}V${y}H${left(t)}`);
-    }
+      return `M${centre(j)} ${memoryY}H${gap}V${top(l) + high / 2}H${left(t)}`;
+    };
+    const upwards = (j, [l, t]) =>
+      `M${centre(j)} ${top(l - 1)}L${centre(t)} ${top(l) + high}`;
+    // One layer of the longest path: from the layer below, or from the top of
+    // an earlier step through its memory.
+    const hop = ([k, j], state) =>
+      kind === "transformer" || j === state[1]
+        ? upwards(j, state)
+        : `M${centre(j)} ${top(k)}V${memoryY}${fromMemory(j, state)}`;
+
+    const update = () => {
+      const { direct, reachable, path } = nodes[key(chosen)];
+      const read = memories(kind, chosen);
+      const count = Math.min(drawn, path.length - 1);
+      const near = new Set(direct.map(key));
+      const passed = new Set(path.slice(0, count + 1).map(key));
+      for (const state of all) {
+        const name = key(state);
+        const { cell, box, label } = cells[name];
+        const own = name === key(chosen);
+        const look = own
+          ? "chosen"
+          : near.has(name)
+            ? "direct"
+            : reachable.has(name)
+              ? "reachable"
+              : "none";
+        paint(box, label, look);
+        if (count && passed.has(name) && !own) {
+          box.style.stroke = PATH;
+          box.setAttribute("stroke-width", 5);
+          box.setAttribute("stroke-dasharray", "none");
+        }
+        cell.dataset.look = look;
+        cell.setAttribute("tabindex", own ? 0 : -1);
+        cell.setAttribute("aria-pressed", own);
+        const length = `longest path ${layers(state)}`;
+        cell.setAttribute(
+          "aria-label",
+          `${NAMES[kind]}, ${place(state).toLowerCase()}: ${SAID[look]}, ${length}`,
+        );
+      }
+      circles.forEach((circle, i) =>
+        paint(...circle, read.includes(i + 1) ? "direct" : "none"),
+      );
+      const below = kind === "transformer" || !direct.length ? direct : [direct.at(-1)];
+      lines.replaceChildren(
+        ...below.map(([, j]) => line(upwards(j, chosen))),
+        ...read.map((j) => line(`M${centre(j)} ${top(0)}V${memoryY}`)),
+        ...(read.length ? [line(fromMemory(1, chosen))] : []),
+      );
+      way.replaceChildren(
+        ...path.slice(1, count + 1).map((state, i) => line(hop(path[i], state))),
+      );
+      const length = path.length - 1;
+      counter.textContent =
+        (length ? `longest path: ${count} of ${layersInWords(length)}` : "no path: an input") +
+        `; whole sequence: ${sequential}`;
+      [...bar.children].forEach((one, i) =>
+        one.setAttribute("fill", i < count ? PATH : "none"),
+      );
+    };
+
+    const sentence = () => {
+      const [l, t] = chosen;
+      const { reachable, path } = nodes[key(chosen)];
+      let read = `reads layer ${l - 1} at ${steps(1, t)}`;
+      if (kind === "feedback")
+        read =
+          `reads layer ${l - 1} at step ${t} and ` +
+          (t === 1
+            ? "no memory, because none comes before it"
+            : `the ${t === 2 ? "memory" : "memories"} of ${steps(1, t - 1)}, each a mix of ` +
+              `all ${L + 1} states of its step`);
+      return (
+        `${NAMES[kind]}: it ${read}. It can depend on ${reachable.size} of the other ` +
+        `${all.length - 1} states; the longest path to it has ` +
+        `${layersInWords(path.length - 1)}. ${total()}`
+      );
+    };
+    const total = () =>
+      `The whole sequence takes ${layersInWords(sequential)}, one after the other.`;
+
+    return {
+      update,
+      sentence,
+      layers,
+      state: () => {
+        const { direct, reachable, path } = nodes[key(chosen)];
+        return {
+          direct,
+          reachable: all.filter((state) => reachable.has(key(state))),
+          memories: memories(kind, chosen),
+          path,
+          drawn: Math.min(drawn, path.length - 1),
+          longest: layers(chosen),
+          sequential,
+        };
+      },
+    };
   };
 
+  const longest = () => Math.max(...Object.values(models).map((m) => m.layers(chosen)));
   const update = () => {
-    const { nodes } = graphs[model];
-    const { direct, reachable } = nodes[key(chosen)];
-    const near = new Set(direct.map(key));
-    title.textContent = `${names[model]}: longest path to a state`;
-    for (const state of all) {
-      const name = key(state);
-      const { cell, box, label } = cells[name];
-      const own = name === key(chosen);
-      const look = own
-        ? "chosen"
-        : near.has(name)
-          ? "direct"
-          : reachable.has(name)
-            ? "reachable"
-            : "none";
-      paint(box, label, look);
-      label.textContent = nodes[name].longest;
-      cell.dataset.look = look;
-      cell.setAttribute("tabindex", own ? 0 : -1);
-      cell.setAttribute("aria-pressed", own);
-      const said = {
-        chosen: "chosen",
-        direct: "read directly",
-        reachable: "reached through others",
-        none: "hidden",
-      }[look];
-      const length = `longest path ${nodes[name].longest}`;
-      cell.setAttribute("aria-label", `${place(state)}: ${said}, ${length}`);
-    }
-    const read = memories(model, chosen);
-    const shown = model === "feedback" ? "visible" : "hidden";
-    memoryLabel.setAttribute("visibility", shown);
-    circles.forEach(({ group, circle, label }, i) => {
-      group.setAttribute("visibility", shown);
-      paint(circle, label, read.includes(i + 1) ? "direct" : "none");
-    });
-    for (const [kind, bar] of bars) {
-      bar.setAttribute("fill", kind === model ? "var(--fw-fast)" : "none");
-      bar.setAttribute("stroke", "var(--fw-fast)");
-    }
-    drawLines();
-    figure.say(sentence());
+    for (const model of Object.values(models)) model.update();
+    const both = Object.values(models).map((model) => model.sentence());
+    const what = chosen[0]
+      ? `${place(chosen)}. ${both.join(" ")}`
+      : `${place(chosen)} reads no other state, in either model.`;
+    figure.say(what);
   };
-
+  const player = fwlab.player({
+    every: 350,
+    begin: () => {
+      drawn = drawn < longest() ? drawn : 0;
+      update();
+    },
+    step: () => {
+      drawn += 1;
+      update();
+      return drawn < longest();
+    },
+  });
   const choose = (state) => {
     chosen = state;
+    drawn = fwlab.calm ? longest() : 0;
     update();
-    cells[key(state)].cell.focus();
+    if (longest()) player.start();
+    else player.stop();
   };
 
-  figure.beside(
-    fwlab.controls(
-      fwlab.choice("Model", names, model, (kind) => {
-        model = kind;
-        update();
-      }),
-    ),
-    price,
+  figure.root.append(
+    fwlab.controls(player.button, "Choose a state in either model."),
   );
+  const models = Object.fromEntries(
+    Object.keys(NAMES).map((kind) => [kind, draw(kind)]),
+  );
+  drawn = fwlab.calm ? longest() : 0;
   update();
+  player.whenSeen(figure.root);
 
   return {
-    state: () => {
-      const { direct, reachable, longest } = graphs[model].nodes[key(chosen)];
-      return {
-        model,
-        layers: L,
-        steps: T,
-        chosen,
-        direct,
-        reachable: all.filter((state) => reachable.has(key(state))),
-        memories: memories(model, chosen),
-        longest,
-        sequential: graphs[model].sequential,
-      };
-    },
+    state: () => ({
+      layers: L,
+      steps: T,
+      chosen,
+      running: player.running(),
+      models: Object.fromEntries(
+        Object.entries(models).map(([kind, model]) => [kind, model.state()]),
+      ),
+    }),
   };
 });

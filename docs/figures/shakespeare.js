@@ -22,7 +22,6 @@
     let head = [0, 2]; // layer and head, from 0
     let onlyLast = false;
     let speed = null; // characters per second of the last run
-    let timer = null;
 
     // What stands on the page
 
@@ -286,16 +285,10 @@
       figure.say(sentence(places));
     };
 
-    const stop = () => {
-      clearInterval(timer);
-      timer = null;
-      replay.textContent = "Replay";
-    };
-
     // Controls
 
     const toEnd = () => {
-      stop();
+      replay.stop();
       const chosen = rule;
       for (rule of Object.keys(runs)) read(); // the twin, too
       rule = chosen;
@@ -307,7 +300,7 @@
     // other one: the last word counts.
     let asked = null;
     const use = async (name) => {
-      stop();
+      replay.stop();
       asked = name;
       const first = !model();
       try {
@@ -330,7 +323,7 @@
       "Characters read",
       { min: 0, max: LONGEST, step: 1, value: 0 },
       (value) => {
-        stop();
+        replay.stop();
         position = value;
         draw();
       },
@@ -338,19 +331,18 @@
     scrub.limit = (most) => {
       scrub.querySelector("input").max = most;
     };
-    const replay = fwlab.button("Replay", () => {
-      if (timer) return stop();
-      if (!run().text) return;
-      position = 0;
-      replay.textContent = "Stop";
-      timer = setInterval(() => {
-        position += 1;
+    const replay = fwlab.player({
+      names: ["Replay", "Stop"],
+      every: 120,
+      begin: () => (position = 0),
+      step: () => {
+        position = Math.min(position + 1, run().text.length);
         draw();
-        if (position >= run().text.length) stop();
-      }, 120);
+        return position < run().text.length;
+      },
     });
     const more = fwlab.button("Let it write 40 characters", () => {
-      stop();
+      replay.stop();
       for (let i = 0; i < 40 && text.value.length < LONGEST; i++) {
         read();
         const last = run().steps.at(-1);
@@ -384,7 +376,7 @@
         fwlab.controls(which),
         fwlab.controls(label),
         picture,
-        fwlab.controls(scrub, replay, more, clear, last),
+        fwlab.controls(scrub, replay.button, more, clear, last),
       );
       // Not if the reader has gone elsewhere meanwhile.
       if (here) text.focus({ preventScroll: true });

@@ -26,6 +26,8 @@ FOLDER = ROOT / "docs" / "figures"
 GALLERY = "<!-- gallery -->"
 #: What makes a control of a drawing, and has no place in a picture of it.
 CONTROL = re.compile(r' (tabindex|role|aria-[\w-]+)="[^"]*"')
+#: A drawing of which the gallery shows the upper part.
+CARD = re.compile(r'viewBox="0 0 (\d+) \d+"([^>]*) data-card="(\d+)"')
 #: Figures of other pages: page, title, description.
 ELSEWHERE = {
     "live": (
@@ -76,11 +78,12 @@ def on_env(env, config, files):
 
 def _cards(gallery, config, files):
     def card(name: str, file, title: str, about: str, anchor: str = "") -> dict:
+        picture = CARD.sub(r'viewBox="0 0 \1 \3"\2', _text(f"{name}.html"))
         return {
             "url": file.url_relative_to(gallery) + anchor,
             "title": title,
             "about": about,
-            "picture": Markup(CONTROL.sub("", _text(f"{name}.html"))),
+            "picture": Markup(CONTROL.sub("", picture)),
         }
 
     for name, (path, title, about) in ELSEWHERE.items():

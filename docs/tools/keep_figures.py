@@ -17,9 +17,12 @@ from playwright.sync_api import Page, sync_playwright
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 #: The page of a figure without a page of its own.
 PAGES = {"essay": "memory_essay.html", "live": "index.html"}
-STILL = """(name) => {
+#: A figure that does not begin with what is worth keeping has `still`: it
+#: goes there, or makes the picture itself.
+STILL = """async (name) => {
   const root = document.querySelector(`#figure-${name}`);
-  if (root.figure.still) return root.figure.still();
+  const made = await root.figure.still?.();
+  if (made) return made;
   const stage = root.querySelector(".fw-stage").cloneNode(true);
   for (const controls of stage.querySelectorAll(".fw-controls")) controls.remove();
   return stage.innerHTML;
@@ -63,7 +66,9 @@ def main() -> None:
     path = chromium() or sys.exit("there is no Chromium here")
     with served(site) as base, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
-        tab = browser.new_page(viewport={"width": 1440, "height": 900})
+        tab = browser.new_page(
+            viewport={"width": 1440, "height": 900}, reduced_motion="reduce"
+        )
         for name in names():
             kept = {name: begin(tab, base, name), **later_steps(tab, name)}
             for still, (picture, words) in kept.items():

@@ -1,4 +1,4 @@
-"""Chunks computed by the figure are those of fwlab, forward and backward.
+"""Loop and chunks computed by the figure are those of fwlab, forward and backward.
 
 fwlab's naive version goes through the same sequence chunk by chunk, and
 autograd back; what the efficient version saves is counted, not assumed.
@@ -18,16 +18,36 @@ FIGURE = "#figure-chunks"
 T, D = 12, 2
 SIZES = (3, 4, 6)
 #: Units of the picture: a pair, and where the first is.
-CELL, LEFT, TOP = 16, 20, 44
+CELL, LEFT, TOP = 16, 20, 196
+#: Ticks of the loop: a look-up and a write per step.
+RACE = 2 * T
+#: Milliseconds of a tick.
+TICK = 300
+STATE = f"document.querySelector('{FIGURE}').figure.state()"
 
 
 @pytest.fixture
 def tab(look):
-    return look(PAGE)
+    """Where nothing moves by itself."""
+    return look(PAGE, reduced_motion="reduce")
+
+
+@pytest.fixture
+def race(look):
+    """It has begun by itself; from its start, in a time that the tests advance."""
+    tab = look(PAGE)
+    tab.clock.install()
+    tab.reload()
+    tab.wait_for_function(f"{STATE}.running")
+    tab.clock.pause_at("2100-01-01")
+    press(tab, "Pause")
+    tab.locator(f"{FIGURE} input[type=range]").press("Home")
+    press(tab, "Play")
+    return tab
 
 
 def state(tab) -> dict:
-    return tab.evaluate(f"document.querySelector('{FIGURE}').figure.state()")
+    return tab.evaluate(STATE)
 
 
 def words(tab) -> str:
@@ -105,6 +125,10 @@ def test_numbers(tab, size):
             )
     y, E = torch.cat(outputs, 1), torch.cat(errors)
     rows = shown["rows"]
+    # The loop of the figure goes through the steps by itself.
+    for name, wanted in (("y", y[0, :, 0]), ("held", v[0, :, 0] - E)):
+        close([step[name] for step in shown["loop"]], wanted)
+    close(shown["loop"][-1]["W"], W[0, 0])
     close(rows["Y"], y[0, :, 0])
     close(rows["E"], E)
     close(rows["U"], beta[0, :] * E)
@@ -210,15 +234,17 @@ def test_account(tab, size, monkeypatch):
 
 
 def expected(size: int) -> list[tuple[str, int, set[str]]]:
-    """Of each stage its name, its chunk, and the blocks that are lit."""
+    """Of each tick the name of its stage, its chunk, and the blocks that are lit."""
     n = T // size
     every = {f"diagonal {c}" for c in range(1, n + 1)}
     before = {f"left {c}" for c in range(2, n + 1)}
-    out = [("inverse", 1, every)]
+    out = [("start", 1, set()), ("inverse", 1, every)]
     for c in range(1, n + 1):
         left, below = {f"left {c}"} & before, {f"below {c}"} if c < n else set()
         out += [("errors", c, {f"diagonal {c}"} | left), ("state", c, below)]
-    out += [("outputs", n, every | before), ("recompute", n, every | before)]
+    # The chunks wait for the loop.
+    out += [("outputs", n, every | before)] * (RACE + 1 - len(out))
+    out.append(("recompute", n, every | before))
     for c in range(n, 0, -1):
         below = {f"below {c}"} if c < n else set()
         out.append(("backward", c, {f"diagonal {c}"} | below))
@@ -237,23 +263,80 @@ def cells(size: int, block: str) -> tuple[int, int, int, int]:
     }[kind]
 
 
+def costs(size: int, tick: int) -> dict[str, dict[str, int]]:
+    """What the race has cost after a tick: matrix products by their shapes, (rows,
+    terms of a sum, columns), and states that are kept."""
+    n = T // size
+    solve = sum((i - 1) * (size - i) for i in range(1, size))
+    chunked = {
+        "start": [],
+        "inverse": n * [(size, D, size), (1, 1, solve)],
+        "errors": [(size, D, D), (size, size, D)],
+        "state": [(D, size, D)],
+        "outputs": n * [(size, D, size), (size, D, D), (size, size, D)],
+    }
+    names = [name for name, *_ in expected(size)[: RACE + 1]]
+    past = names[: min(tick, names.index("outputs")) + 1]
+    written = past.count("state")
+    ticks = min(tick, RACE)
+    # A step looks up; then it writes, and reads.
+    products = [(1, D, D), (D, 1, D), (1, D, D)] * (ticks // 2) + [(1, D, D)] * (
+        ticks % 2
+    )
+    total = {
+        "naive": products,
+        "chunked": [one for name in past for one in chunked[name]],
+    }
+    kept = {"naive": ticks // 2, "chunked": min(written + (len(past) > 1), n)}
+    order = {"naive": ticks // 2, "chunked": written}
+    return {
+        way: {
+            "kept": kept[way] * D * D,
+            "multiplications": sum(a * b * c for a, b, c in total[way]),
+            "order": order[way],
+        }
+        for way in total
+    }
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_costs_of_the_whole_race_are_the_formulas(size):
+    for way, (kept, multiplications, order) in {
+        "naive": (T * D * D, 3 * T * D * D, T),
+        "chunked": (
+            T * D * D // size,
+            T * (4 * size * D + 3 * D * D)
+            + T // size * size * (size - 1) * (size - 2) // 6,
+            T // size,
+        ),
+    }.items():
+        assert costs(size, RACE)[way] == {
+            "kept": kept,
+            "multiplications": multiplications,
+            "order": order,
+        }
+
+
 def number(text: str) -> float:
     return float(text.replace("−", "-"))
 
 
-def check_drawing(tab, size: int, step: int):
-    """What the picture shows at a stage, from 0."""
-    name, chunk, lit = expected(size)[step]
+def check_drawing(tab, size: int, tick: int):
+    """What the pictures show after a tick."""
+    name, chunk, lit = expected(size)[tick]
     shown, n = state(tab), T // size
-    found = (shown["step"], shown["name"], shown["chunk"], shown["C"])
-    assert found == (step + 1, name, chunk, size)
+    found = (shown["tick"], shown["name"], shown["chunk"], shown["C"])
+    assert found == (tick, name, chunk, size)
     drawn = tab.evaluate(
         """figure => {
-            const svg = document.querySelector(figure + " svg");
-            const parts = {}, blocks = {}, states = {};
+            const svg = document.querySelector(figure);
+            const parts = {}, blocks = {}, states = {}, lanes = {};
             for (const part of svg.querySelectorAll("[data-part]"))
                 parts[part.dataset.part] = [...part.querySelectorAll(
                     ".fw-cell-text")].map((text) => text.textContent);
+            for (const lane of ["loop", "chunks"])
+                lanes[lane] = [...svg.querySelectorAll(`[data-part=${lane}] text`)].map(
+                    (text) => text.textContent).filter((text) => /^[0-9]+ of/.test(text));
             for (const block of svg.querySelectorAll("[data-block]")) {
                 const { x, y, width, height } = block.querySelector("rect").attributes;
                 blocks[block.dataset.block] =
@@ -262,7 +345,7 @@ def check_drawing(tab, size: int, step: int):
             for (const one of svg.querySelectorAll("[data-state]"))
                 states[one.parentNode.dataset.part + one.dataset.state] =
                     one.querySelectorAll(".fw-cell-text").length;
-            return { parts, blocks, states };
+            return { parts, blocks, states, lanes };
         }""",
         FIGURE,
     )
@@ -272,9 +355,12 @@ def check_drawing(tab, size: int, step: int):
         assert at == cells(size, block)
 
     stages = [stage[0] for stage in expected(size)]
-    outputs = stages.index("outputs")
-    written = size * min(step // 2 + step % 2, n) if step < outputs else T
-    back = max(step - outputs - 1, 0) if step > outputs else 0
+    arrival = stages.index("outputs")
+    finished = tick >= arrival
+    step = min(tick, arrival) - 1  # from the inverses on
+    written = T if finished else size * min(step // 2 + step % 2, n)
+    going_back = tick > RACE
+    back = max(tick - RACE - 1, 0)
     asked = size * min(back, n)
     backward = name in ("backward", "gradients")
     other = "dV" if backward else "Y"
@@ -282,18 +368,21 @@ def check_drawing(tab, size: int, step: int):
         "U": shown["rows"]["U"][:written],
         other: shown["rows"]["dV"][T - asked :]
         if backward
-        else shown["rows"]["Y"][: T if step >= outputs else 0],
+        else shown["rows"]["Y"][: T if finished else 0],
     }
-    made = min(step // 2, n) if step < outputs else n
+    made = n if finished else min(step // 2, n)
     held = [shown["dStates"][c] for c in range(n - min(back, n), n + 1)]
     blocks = {
-        "inverse": shown["inverseOf"][chunk - 1],
-        "reads": shown["scores"][chunk - 1] if step >= outputs else [],
+        "inverse": shown["inverseOf"][chunk - 1] if tick else [],
+        "reads": shown["scores"][chunk - 1] if finished else [],
     }
     wanted = {
         **per_step,
         "states W": list(chain(*shown["W"][: made + 1])),
-        "states dW": list(chain(*held)) if step > outputs else [],
+        "states dW": list(chain(*held)) if going_back else [],
+        # The race: outputs as soon as they are there.
+        "loop": [one["y"] for one in shown["loop"][: tick // 2]],
+        "chunks": shown["rows"]["Y"] if finished else [],
         **{key: [row[: i + 1] for i, row in enumerate(M)] for key, M in blocks.items()},
     }
     for part, rows in wanted.items():
@@ -302,37 +391,141 @@ def check_drawing(tab, size: int, step: int):
         assert got == pytest.approx(flat, abs=0.0501), part
     filled = {key for key, count in drawn["states"].items() if count}
     assert filled == {f"states W{c}" for c in range(made + 1)} | {
-        f"states dW{c}" for c in range(n - min(back, n), n + 1) if step > outputs
+        f"states dW{c}" for c in range(n - min(back, n), n + 1) if going_back
     }
-    said = words(tab)
-    assert said.startswith("Backward" if step > outputs else "Forward")
-    if name in ("errors", "state", "backward"):
-        assert f"chunk {chunk} of {n}" in said
-    else:
-        assert "all" in said and "chunks at once" in said
-    label = tab.locator(f"{FIGURE} svg [role=img]").get_attribute("aria-label")
-    assert label == f"Step {step + 1} of {len(stages)}. {said}"
+
+    assert shown["costs"] == costs(size, tick)
+    labels = tab.locator(f"{FIGURE} svg [role=img]")
+    race, said = labels.nth(0).get_attribute("aria-label"), words(tab)
+    for lane, way, title in (
+        ("loop", "naive", "Step by step"),
+        ("chunks", "chunked", f"Chunks of {size}"),
+    ):
+        so_far, whole_race = costs(size, tick)[way], costs(size, RACE)[way]
+        assert drawn["lanes"][lane] == [
+            f"{so_far[what]} of {whole_race[what]}"
+            for what in ("order", "multiplications", "kept")
+        ]
+        account = (
+            f"{title}: {so_far['order']} in order, {so_far['multiplications']} "
+            f"multiplications, {so_far['kept']} scalars kept"
+        )
+        assert account in race
+        if tick == RACE:
+            assert account in said
+
+    if going_back or 0 < tick <= arrival:
+        assert said.startswith("Backward" if going_back else "Forward")
+        if name in ("errors", "state", "backward"):
+            assert f"chunk {chunk} of {n}" in said
+        else:
+            assert "all" in said and "chunks at once" in said
+    if 0 < tick < RACE:
+        assert f"Step by step: step {(tick + 1) // 2} of {T} " in said
+    if arrival < tick < RACE:
+        assert f"finished at tick {arrival}." in said
+    if tick == RACE:
+        assert said.startswith("Both have finished, with the same outputs.")
+    label = labels.nth(1).get_attribute("aria-label")
+    assert label == f"Tick {tick} of {len(stages) - 1}. {said}"
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_all_stages_by_buttons(tab, size):
     choose(tab, size)
-    stages, said = expected(size), set()
-    for step in range(len(stages)):
-        check_drawing(tab, size, step)
+    arrival = [stage[0] for stage in expected(size)].index("outputs")
+    # Where only the loop goes on, one press takes it to its end.
+    ticks = [*range(arrival + 1), *range(RACE, len(expected(size)))]
+    said = set()
+    for tick in ticks:
+        check_drawing(tab, size, tick)
         said.add(words(tab))
-        if step + 1 < len(stages):
+        if tick != ticks[-1]:
             press(tab, "Next")
-    assert len(said) == len(stages)
+    assert len(said) == len(ticks)
     next_, back = (
         tab.locator(FIGURE).get_by_role("button", name=name)
         for name in ("Next", "Back")
     )
     assert next_.is_disabled()
-    for step in reversed(range(len(stages) - 1)):
+    for tick in reversed(ticks[:-1]):
         press(tab, "Back")
-        assert state(tab)["step"] == step + 1
+        assert state(tab)["tick"] == tick
     assert back.is_disabled() and next_.is_enabled()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_tick_by_the_slider(tab, size):
+    choose(tab, size)
+    slider = tab.locator(f"{FIGURE} input[type=range]")
+    for tick in range(len(expected(size))):
+        check_drawing(tab, size, tick)
+        slider.press("ArrowRight")
+
+
+def test_the_loop_is_far_from_its_end_when_the_chunks_finish(tab):
+    for size in SIZES:
+        choose(tab, size)
+        shown = state(tab)
+        assert shown["arrival"] == 2 * T // size + 2 < RACE / 2
+    page = tab.inner_text(".md-content")
+    assert "Chunks of 4 need 8 ticks" in page
+    assert "needs 24, has finished 4 of its 12 steps" in page
+
+
+def test_the_race_plays_by_itself_and_ends(race):
+    """The first tick is at the top of it; both lanes are drawn after every tick."""
+    for tick in range(1, RACE + 1):
+        assert state(race)["running"]
+        assert "With each tick" in words(race)  # the same all the time
+        race.clock.run_for(TICK)
+        assert state(race)["tick"] == tick
+    check_drawing(race, 4, RACE)
+    assert not state(race)["running"]
+    race.clock.run_for(20 * TICK)
+    assert state(race)["tick"] == RACE
+    press(race, "Play")  # from the beginning
+    race.clock.run_for(2 * TICK)
+    assert state(race)["tick"] == 2
+
+
+def test_the_race_can_be_paused(race):
+    race.clock.run_for(5 * TICK)
+    button = race.locator(FIGURE).get_by_role("button", name="Pause")
+    button.press("Enter")
+    race.clock.run_for(10 * TICK)
+    check_drawing(race, 4, 5)
+    press(race, "Play")
+    race.clock.run_for(2 * TICK)
+    assert state(race)["tick"] == 7
+    # Who uses another control pauses it, too.
+    press(race, "Next")
+    race.clock.run_for(10 * TICK)
+    check_drawing(race, 4, 8)
+    assert race.locator(FIGURE).get_by_role("button", name="Play").is_visible()
+
+
+def test_the_race_waits_until_it_is_seen(look):
+    tab = look(PAGE)
+    tab.set_viewport_size({"width": 1280, "height": 300})
+    tab.clock.install()
+    tab.reload()
+    tab.clock.run_for(10 * TICK)
+    check_drawing(tab, 4, 0)
+    tab.set_viewport_size({"width": 1280, "height": 800})
+    tab.wait_for_function(f"{STATE}.running")
+
+
+def test_nothing_moves_where_that_is_asked_for(tab):
+    tab.clock.install()
+    tab.reload()
+    tab.clock.run_for(30 * TICK)
+    check_drawing(tab, 4, 0)
+    assert tab.evaluate("document.getAnimations().length") == 0
+    assert tab.locator(FIGURE).get_by_role("button").all_inner_texts() == [
+        "Back",
+        "Next",
+    ]
 
 
 def test_by_keyboard(tab):
@@ -352,19 +545,20 @@ def test_by_keyboard(tab):
     tab.keyboard.press("Tab")
     assert tab.evaluate(f"{focused}.type") == "range"
     tab.keyboard.press("End")
-    check_drawing(tab, 4, 12)
+    check_drawing(tab, 4, 29)
     tab.keyboard.press("ArrowLeft")
-    check_drawing(tab, 4, 11)
-    assert tab.evaluate(f"{focused}.getAttribute('aria-valuetext')") == "12 of 13"
+    check_drawing(tab, 4, 28)
+    assert tab.evaluate(f"{focused}.getAttribute('aria-valuetext')") == "28 of 29"
     tab.keyboard.press("Tab")
     tab.keyboard.press("ArrowRight")
     check_drawing(tab, 6, 0)
-    assert tab.locator(f"{FIGURE} input[type=range]").get_attribute("max") == "10"
+    assert tab.locator(f"{FIGURE} input[type=range]").get_attribute("max") == "28"
 
 
 def test_slider_by_mouse(tab):
+    choose(tab, 6)
     tab.locator(f"{FIGURE} input[type=range]").click()  # in the middle
-    check_drawing(tab, 4, 6)
+    check_drawing(tab, 6, 14)
 
 
 def test_small_screen(look):
@@ -372,11 +566,9 @@ def test_small_screen(look):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     smallest = tab.evaluate(
         """figure => {
-            const svg = document.querySelector(figure + " svg");
-            const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
-            const sizes = [...svg.querySelectorAll("text")].map(
-                (text) => parseFloat(getComputedStyle(text).fontSize));
-            return scale * Math.min(...sizes);
+            const texts = [...document.querySelectorAll(figure + " svg text")];
+            return Math.min(...texts.map((text) =>
+                text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize)));
         }""",
         FIGURE,
     )

@@ -6,6 +6,7 @@ another where the gradient from one to the other is not exactly 0.
 
 import functools
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -146,26 +147,30 @@ def longest(graph: dict, state: tuple) -> int:
 
 @pytest.fixture
 def tab(look):
-    return look(PAGE)
+    """Where nothing moves by itself."""
+    return look(PAGE, reduced_motion="reduce")
+
+
+STATE = "document.querySelector('#figure-feedback').figure.state()"
 
 
 def state(tab) -> dict:
-    return tab.evaluate("document.querySelector('#figure-feedback').figure.state()")
+    return tab.evaluate(STATE)
 
 
-def cell(tab, l: int, t: int):
-    return tab.locator(f"#figure-feedback [data-state='{l},{t}']")
+def drawing(tab, model: str):
+    return tab.locator("#figure-feedback svg").nth(list(MODELS).index(model))
 
 
-def choose_model(tab, model: str):
-    tab.get_by_role("radio", name=MODELS[model], exact=True).check()
+def cell(tab, model: str, l: int, t: int):
+    return drawing(tab, model).locator(f"[data-state='{l},{t}']")
 
 
-def go(tab, goal: tuple):
+def go(tab, model: str, goal: tuple):
     """To a state by arrow keys, from wherever the figure is."""
     l, t = state(tab)["chosen"]
     up, right = goal[0] - l, goal[1] - t
-    cell(tab, l, t).focus()
+    cell(tab, model, l, t).focus()
     for key, times in (
         ("ArrowUp", up),
         ("ArrowDown", -up),
@@ -176,19 +181,56 @@ def go(tab, goal: tuple):
             tab.keyboard.press(key)  # to whatever has the focus by now
 
 
-def check(tab, model: str, chosen: tuple, truth: dict):
+def check(tab, chosen: tuple, truth: dict, drawn: int | None = None):
+    """What both models show; `drawn` layers of the longest path, or all of it."""
     now = state(tab)
-    graph = truth[model]
+    assert tuple(now["chosen"]) == chosen
+    words = tab.inner_text("#figure-feedback .fw-words")
+    for model in MODELS:
+        check_model(tab, now["models"][model], model, chosen, truth[model], drawn)
+        if not chosen[0]:
+            continue
+        said = words[words.index(MODELS[model] + ": it reads") :]
+        length = longest(truth[model], chosen)
+        assert f"depend on {len(truth[model][chosen][1])} of the other 23 " in said
+        assert re.search(r"path to it has (\d+) layers?\.", said)[1] == str(length)
+        whole = max(longest(truth[model], other) for other in ALL)
+        assert re.search(r"takes (\d+) layers, one after", said)[1] == str(whole)
+    if chosen[0]:
+        assert words.startswith(f"Layer {chosen[0]} at step {chosen[1]}. ")
+    else:
+        assert "reads no other state, in either model" in words
+
+
+def check_model(tab, now: dict, model: str, chosen: tuple, graph: dict, drawn):
     direct, reachable = graph[chosen]
-    assert (now["model"], tuple(now["chosen"])) == (model, chosen)
     for name, expected in (("direct", direct), ("reachable", reachable)):
         shown = [tuple(other) for other in now[name]]
         assert set(shown) == expected, name
         assert len(shown) == len(expected), name
     top = {j for k, j in direct if k == L}
     assert set(now["memories"]) == (top if model == "feedback" else set())
-    assert now["longest"] == longest(graph, chosen)
+    length = longest(graph, chosen)
+    assert now["longest"] == length
     assert now["sequential"] == max(longest(graph, other) for other in ALL)
+
+    # A path along what is read, and as long as any.
+    path = [tuple(step) for step in now["path"]]
+    assert path[-1] == chosen and len(path) == length + 1
+    assert all(low in graph[high][0] for low, high in pairwise(path))
+    count = length if drawn is None else min(drawn, length)
+    assert now["drawn"] == count
+    shown = drawing(tab, model).evaluate(SHOWN)
+    # Each line begins and ends in the cells that it connects.
+    assert [[tuple(end) for end in hop] for hop in shown["hops"]] == [
+        list(hop) for hop in pairwise(path[: count + 1])
+    ]
+    assert shown["bar"] == [i < count for i in range(now["sequential"])]
+    if length:
+        layers = "layer" if length == 1 else "layers"
+        start = f"longest path: {count} of {length} {layers};"
+        assert shown["counter"].startswith(start)
+    assert shown["counter"].endswith(f"whole sequence: {now['sequential']}")
 
     for other in ALL:
         look = (
@@ -200,54 +242,138 @@ def check(tab, model: str, chosen: tuple, truth: dict):
             if other in reachable
             else "none"
         )
-        box = cell(tab, *other)
-        assert box.get_attribute("data-look") == look, other
-        assert box.text_content() == str(longest(graph, other)), other
-        assert box.get_attribute("tabindex") == ("0" if look == "chosen" else "-1")
-        assert box.get_attribute("aria-pressed") == str(look == "chosen").lower()
-    words = tab.inner_text("#figure-feedback .fw-words")
-    assert words.startswith(MODELS[model] + ".")
-    assert f"takes {now['sequential']} layers one after the other" in words
-    if chosen[0]:
-        assert f"Layer {chosen[0]} at step {chosen[1]} " in words
-        assert f"depend on {len(reachable)} of the other {len(ALL) - 1} " in words
-        assert re.search(rf"path to it has {now['longest']} layers?\.", words)
-    else:
-        assert "reads no other state" in words
+        own = look == "chosen"
+        assert shown["cells"]["{},{}".format(*other)] == {
+            "look": look,
+            "text": str(longest(graph, other)),
+            "tab": 0 if own else -1,
+            "pressed": str(own).lower(),
+        }
+
+
+#: What a drawing shows; of the lines of the path, the states at both ends.
+SHOWN = """(svg) => {
+  const cells = [...svg.querySelectorAll("[data-state]")];
+  const at = ({ x, y }) => {
+    const near = cells.filter((cell) => {
+      const b = cell.querySelectorAll("rect")[1].getBBox();
+      return x >= b.x && x <= b.x + b.width && y >= b.y && y <= b.y + b.height;
+    });
+    return near.map((cell) => cell.dataset.state.split(",").map(Number))[0];
+  };
+  const ends = (line) => [0, line.getTotalLength()].map((s) => at(line.getPointAtLength(s)));
+  const part = (name, tag) => [...svg.querySelectorAll(`[data-part=${name}] ${tag}`)];
+  return {
+    hops: part("path", "path").map(ends),
+    bar: part("bar", "rect").map((one) => one.getAttribute("fill") !== "none"),
+    counter: svg.querySelector("[data-part=counter]").textContent,
+    cells: Object.fromEntries(cells.map((cell) => [cell.dataset.state, {
+      look: cell.dataset.look,
+      text: cell.textContent,
+      tab: cell.tabIndex,
+      pressed: cell.ariaPressed,
+    }])),
+  };
+}"""
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_taps(tab, model, truth):
-    choose_model(tab, model)
+    """In either model: both show it."""
     for chosen in CHOSEN:
-        cell(tab, *chosen).click()
-        check(tab, model, chosen, truth)
+        cell(tab, model, *chosen).click()
+        check(tab, chosen, truth)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_arrow_keys(tab, model, truth):
-    choose_model(tab, model)
     for chosen in CHOSEN:
-        go(tab, chosen)
-        check(tab, model, chosen, truth)
+        go(tab, model, chosen)
+        check(tab, chosen, truth)
 
 
-def test_edges_of_the_grid(tab):
-    go(tab, (L, T))
+@pytest.mark.parametrize("model", MODELS)
+def test_edges_of_the_grid(tab, model):
+    go(tab, model, (L, T))
     for key in ("ArrowUp", "ArrowRight"):
         tab.keyboard.press(key)
         assert state(tab)["chosen"] == [L, T]
-    go(tab, (0, 1))
+    go(tab, model, (0, 1))
     for key in ("ArrowDown", "ArrowLeft"):
         tab.keyboard.press(key)
         assert state(tab)["chosen"] == [0, 1]
 
 
-def test_the_model_by_keyboard(tab, truth):
-    chosen = tuple(state(tab)["chosen"])
-    check(tab, "feedback", chosen, truth)
-    tab.get_by_role("radio", name=MODELS["feedback"], exact=True).press("ArrowLeft")
-    check(tab, "transformer", chosen, truth)
+def test_both_paths_begin_at_the_same_input(tab):
+    """As the page says; the transformer has others that are as long."""
+    for chosen in CHOSEN:
+        cell(tab, "feedback", *chosen).click()
+        begin = {tuple(model["path"][0]) for model in state(tab)["models"].values()}
+        assert begin == ({(0, 1)} if chosen[0] else {chosen})
+
+
+#: Milliseconds of a layer of the path.
+TICK = 350
+
+
+@pytest.fixture
+def moving(look):
+    """Which has begun by itself; the tests advance its time."""
+    tab = look(PAGE)
+    tab.clock.install()
+    tab.reload()
+    tab.wait_for_function(f"{STATE}.running")
+    tab.clock.pause_at("2100-01-01")
+    return tab
+
+
+def test_the_path_is_drawn_layer_by_layer(moving, truth):
+    for chosen in ((3, 2), (1, 3), (2, 1)):
+        cell(moving, "transformer", *chosen).click()
+        length = longest(truth["feedback"], chosen)
+        for drawn in range(length):
+            check(moving, chosen, truth, drawn)
+            assert state(moving)["running"]
+            moving.clock.run_for(TICK)
+        check(moving, chosen, truth)
+        assert not state(moving)["running"]
+        moving.clock.run_for(10 * TICK)
+        check(moving, chosen, truth)
+
+
+def test_play_replays_and_pauses(moving, truth):
+    cell(moving, "feedback", 1, 3).click()
+    moving.clock.run_for(7 * TICK)
+    check(moving, (1, 3), truth)
+    play, pause = (
+        moving.get_by_role("button", name=name, exact=True)
+        for name in ("Play", "Pause")
+    )
+    play.press("Enter")
+    check(moving, (1, 3), truth, 0)
+    moving.clock.run_for(3 * TICK)
+    pause.press("Enter")
+    moving.clock.run_for(10 * TICK)
+    check(moving, (1, 3), truth, 3)
+    play.click()
+    moving.clock.run_for(2 * TICK)
+    check(moving, (1, 3), truth, 5)
+    # An input has no path.
+    cell(moving, "feedback", 0, 3).click()
+    assert not state(moving)["running"]
+    check(moving, (0, 3), truth)
+
+
+def test_nothing_moves_where_that_is_asked_for(tab, truth):
+    tab.clock.install()
+    tab.reload()
+    check(tab, (2, 4), truth)  # the whole path at once
+    cell(tab, "feedback", 3, 6).click()
+    check(tab, (3, 6), truth)
+    tab.clock.run_for(20 * TICK)
+    check(tab, (3, 6), truth)
+    assert tab.evaluate("document.getAnimations().length") == 0
+    assert tab.get_by_role("button", name="Play").count() == 0
 
 
 def test_depth(truth):
@@ -259,10 +385,11 @@ def test_depth(truth):
 
 
 def test_on_a_phone(look, truth):
-    tab = look(PAGE, width=390, has_touch=True)
-    for other in ALL:
-        box = cell(tab, *other).bounding_box()
-        assert min(box["width"], box["height"]) >= 24
-    cell(tab, 2, 5).tap()
-    check(tab, "feedback", (2, 5), truth)
+    tab = look(PAGE, width=390, has_touch=True, reduced_motion="reduce")
+    for model in MODELS:
+        for other in ALL:
+            box = cell(tab, model, *other).bounding_box()
+            assert min(box["width"], box["height"]) >= 44
+    cell(tab, "feedback", 2, 5).tap()
+    check(tab, (2, 5), truth)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390

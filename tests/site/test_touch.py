@@ -46,8 +46,8 @@ def middle(box: dict) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-def phone(look, figure: str):
-    tab = look(f"figures/{figure}.html", **PHONE)
+def phone(look, figure: str, **more):
+    tab = look(f"figures/{figure}.html", **PHONE, **more)
     tab.evaluate(
         """() => {
           globalThis.cancelled = 0;
@@ -116,7 +116,7 @@ def test_the_nearest_handle_is_taken(look):
 
 @pytest.mark.parametrize("figure", ["memory", "aft", "chunks"])
 def test_slider_follows_a_finger(look, figure):
-    tab = phone(look, figure)
+    tab = phone(look, figure, reduced_motion="reduce")
     slider = tab.locator(f"#figure-{figure} input[type=range]")
     in_the_middle(tab, slider)
     box = slider.bounding_box()
@@ -147,7 +147,7 @@ def test_fingers_have_room(look, figure):
 
 def test_a_tap_chooses_a_state_and_a_swipe_scrolls(look):
     tab = phone(look, "feedback")
-    cell = tab.locator("#figure-feedback [data-state='1,2']")
+    cell = tab.locator("#figure-feedback [data-state='1,2']").last
     in_the_middle(tab, cell)
     cell.tap()
     assert state(tab, "feedback", "chosen") == [1, 2]
