@@ -444,6 +444,10 @@ fwlab.figure("essay", (figure) => {
     frame = null;
     const to = settings[step];
     const from = numbers;
+    caption.textContent = rule(to);
+    count.textContent = `${step + 1} of ${settings.length}`;
+    previous.disabled = step === 0;
+    following.disabled = step === settings.length - 1;
     if (jump || still.matches || to.chunk || from.chunk) {
       numbers = to;
       draw(to);
@@ -460,13 +464,8 @@ fwlab.figure("essay", (figure) => {
     };
     frame = requestAnimationFrame(advance);
   };
-  const tell = () => {
-    caption.textContent = rule(settings[step]);
-    count.textContent = `${step + 1} of ${settings.length}`;
-    previous.disabled = step === 0;
-    following.disabled = step === settings.length - 1;
-    figure.say(sentence(settings[step]));
-  };
+  // Words once the picture is as they say.
+  const tell = () => figure.say(sentence(settings[step]));
 
   const sections = NAMES.map((name) => document.querySelector(`[data-step="${name}"]`));
   const turn = (by) => () => {
