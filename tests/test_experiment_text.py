@@ -93,6 +93,13 @@ def test_loss_and_norm_by_position(mixer):
         assert rows[-1][2] == pytest.approx(norm, abs=1e-4)
     else:  # what it reads is divided by a sum of keys
         assert rows[-1][2] is None
+    found = state_size.summary([[8, 3.0, 1.5], [16, 2.0, None], [32, None, 4.5]])
+    assert [found["first_norm"], found["last_norm"]] == [1.5, 4.5]
+    assert [found["lowest_loss"], found["lowest_at"], found["last_loss"]] == [
+        2.0,
+        16,
+        None,
+    ]
 
 
 def test_windows_start_with_an_empty_state():

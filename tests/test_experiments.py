@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from fwlab import ops
 from fwlab.data import retrieval
@@ -169,6 +171,26 @@ def test_points_are_saved_one_by_one_and_not_run_again(tmp_path):
     assert Runs(TINY, False, tmp_path).read(2) is None  # of the full version
     with pytest.raises(ValueError, match="a point from 0 to 3, got 4"):
         runs.run(4)
+
+
+def test_a_grid_can_be_run_in_parts(tmp_path):
+    """Also where the finished points of an earlier part are gone."""
+    drawn = replace(TINY, draw=lambda points: Figure())
+    runs = Runs(drawn, True, tmp_path)
+    one, two = runs.run(3), runs.run(2)
+    assert [p["S"] for p in runs.collect()["points"]] == [two["S"], one["S"]]
+    shutil.rmtree(runs.folder)
+    with pytest.raises(ValueError, match="nothing to collect"):
+        runs.collect()
+    first = runs.run(0)
+    again = runs.collect()
+    points = [{n: v for n, v in p.items() if n != "run"} for p in again["points"]]
+    assert points == [first, two, one]
+    assert json.loads((tmp_path / "tiny.json").read_text("utf-8")) == again
+    # Points with other settings do not stay.
+    changed = replace(drawn, points=lambda quick: [{**p, "S": 5} for p in tiny(quick)])
+    Runs(changed, True, tmp_path).run(1)
+    assert len(Runs(changed, True, tmp_path).collect()["points"]) == 1
 
 
 def test_the_same_seed_gives_the_same_point():

@@ -47,9 +47,7 @@ class Runs:
             saved = json.loads(self._path(index).read_text("utf-8"))
         except FileNotFoundError:
             return None
-        point = self.points[index]
-        same = all(saved["point"].get(key) == value for key, value in point.items())
-        return saved if same else None
+        return saved if self._is(index, saved["point"]) else None
 
     def run(self, index: int, made_by: dict[str, Any] | None = None) -> Point:
         """Run a point and save it, in one thread.
@@ -95,10 +93,16 @@ class Runs:
     def collect(self) -> dict[str, Any]:
         """Write the results and the figure of all finished points.
 
+        Points that are not finished here keep what an earlier results file
+        in the folder says of them, so that a grid can be run in parts.
+
         - Returns the results.
         - Raises `ValueError` if no point is finished.
         """
-        saved = [s for i in range(len(self.points)) if (s := self.read(i))]
+        finished = {i: s for i in range(len(self.points)) if (s := self.read(i))}
+        if finished:
+            finished = self._earlier() | finished
+        saved = [each for _, each in sorted(finished.items())]
         if not saved:
             raise ValueError(
                 f"nothing to collect: no point of {self.experiment.name} is "
@@ -126,6 +130,24 @@ class Runs:
             figure = self.experiment.draw(points)
             figure.savefig(part, format="svg", metadata={"Date": None})
         return results
+
+    def _earlier(self) -> dict[int, dict[str, Any]]:
+        """Points of an earlier results file, as `read` returns them."""
+        path = self.out / f"{self.experiment.name}.json"
+        if not path.exists():
+            return {}
+        results = json.loads(path.read_text("utf-8"))
+        found = {}
+        for point in results["points"]:
+            run = results["runs"][point.pop("run")]
+            for index in range(len(self.points)):
+                if self._is(index, point):
+                    found[index] = {"point": point, "run": run}
+        return found
+
+    def _is(self, index: int, point: Point) -> bool:
+        settings = self.points[index].items()
+        return all(point.get(key) == value for key, value in settings)
 
     def _provenance(self) -> dict[str, Any]:
         """What is the same for every point."""

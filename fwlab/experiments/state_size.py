@@ -66,7 +66,7 @@ def run(point: Point) -> Point:
     found["state_size"] = run.model.state_size(10**9)  # at its largest
     found["windows_loss"] = text.finite(run.evaluate_windows())
     if not point["memory"]:
-        found["by_position"] = by_position(run)
+        found |= summary(by_position(run))
     return found
 
 
@@ -88,6 +88,19 @@ def by_position(run: text.Run) -> list[list[float | None]]:
             norm = text.finite(norms.mean().item())
         rows.append([end, text.finite(loss), norm])
     return rows
+
+
+def summary(rows: list[list[float | None]]) -> Point:
+    """Of `by_position`: the first and last norm, the lowest and last loss."""
+    (_, _, first), (_, loss, last) = rows[0], rows[-1]
+    lowest = min(rows, key=lambda row: inf if row[1] is None else row[1])
+    return {
+        "first_norm": first,
+        "last_norm": last,
+        "lowest_loss": lowest[1],
+        "lowest_at": lowest[0],
+        "last_loss": loss,
+    }
 
 
 def model(point: Point) -> tuple[Config, Mixer]:
@@ -175,9 +188,9 @@ def _grows(points: list[Point]) -> Claim:
 def _kept(delta: list[Point], gated: list[Point]) -> Claim:
     """Norms after the first window and at the last position, medians."""
     found = [
-        [median(p["by_position"][row][2] or inf for p in some) for row in (0, -1)]
+        [median(p[name] or inf for p in some) for name in ("first_norm", "last_norm")]
         for some in (delta, gated)
-        if some and all("by_position" in p for p in some)
+        if some and all("first_norm" in p for p in some)
     ]
     grown = [last / first for first, last in found]
     return Claim(
