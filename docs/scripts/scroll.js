@@ -25,7 +25,7 @@
   const reflow = (table) => {
     delete table.dataset.rows;
     const box = table.closest(".md-typeset__scrollwrap");
-    if (!box || box.scrollWidth <= box.clientWidth) return;
+    if (!box || box.scrollWidth <= box.clientWidth + 1) return;
     label(table);
     table.dataset.rows = "";
   };

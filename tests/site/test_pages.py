@@ -65,7 +65,8 @@ WIDE = r"""() => {
   const found = [];
   for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
     if (block.querySelector(":is(p, li, table)") || !block.querySelector(".katex")) continue;
-    pen.font = getComputedStyle(block).font;
+    const { fontFamily, fontSize } = getComputedStyle(block);
+    pen.font = `${fontSize} ${fontFamily}`;
     const [left, right] = [[], []];
     const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
     const range = document.createRange();
