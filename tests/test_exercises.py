@@ -1455,7 +1455,7 @@ def test_hints_and_solution(name, capsys):
     for number, text in enumerate(exercise.hints, start=1):
         hint(name, number)
         assert text in capsys.readouterr().out
-    for number in (0, len(exercise.hints) + 1, "x", 1.0):
+    for number in (0, len(exercise.hints) + 1, "x", 1.0, True):
         hint(name, number)
         assert f"{len(exercise.hints)} hints" in capsys.readouterr().out
     hint("nothing")

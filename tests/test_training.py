@@ -667,15 +667,65 @@ def test_ctrl_c_saves_and_says_how_to_continue(fwlab, tmp_path, monkeypatch):
     assert one.curve == other.curve
 
 
-def test_divergence_leaves_no_empty_folder(fwlab, tmp_path, monkeypatch):
+def diverge(monkeypatch):
+    """From the fourth step on."""
     monkeypatch.setattr(
-        Config, "lr_at", lambda self, step: 1e38 if step > 3 else 1e-3, raising=True
+        Config, "lr_at", lambda self, step: 1e38 if step > 2 else 1e-3, raising=True
     )
+
+
+def test_divergence_leaves_no_empty_folder(fwlab, tmp_path, monkeypatch):
+    diverge(monkeypatch)
     train = ["train", "--corpus", "text.txt", *FAST, "--eval-every", "100"]
-    code, _, err = fwlab(*train, "--out", "run")
+    code, _, err = fwlab(*train, "--out", "new/run")
     assert code == 2 and "is not finite" in err and "no checkpoint yet" in err
-    assert not (tmp_path / "run").exists()
-    train[-1] = "2"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_divergence_keeps_the_last_good_checkpoint(fwlab, monkeypatch, every):
+    """Whether the loss of a step or that of a validation shows it first."""
+    diverge(monkeypatch)
+    train = ["train", "--corpus", "text.txt", *FAST, "--eval-every", str(every)]
     code, _, err = fwlab(*train, "--out", "run")
-    assert code == 2 and "checkpoint.safetensors has an earlier state" in err
-    assert load(tmp_path / "run/checkpoint.safetensors").step < 6
+    assert code == 2 and "is not finite" in err and err.count("\n") == 1
+    assert "checkpoint.safetensors has an earlier state" in err
+    assert load("run/checkpoint.safetensors").step in (2, 3)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    trainer = Trainer(SMALL, TEXT)
+    with torch.no_grad():
+        trainer.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=r"parameter norm\.weight"):
+        trainer.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_fewer_steps_than_a_checkpoint_has(fwlab):
+    train = ["train", "--corpus", "text.txt", *FAST]
+    assert fwlab(*train)[0] == 0
+    train[train.index("--steps") + 1] = "4"
+    code, _, err = fwlab(*train, "--resume")
+    assert code == 2 and "expected steps to be at least 6" in err
+
+
+def test_a_run_that_was_cut_between_validations_can_end_there(fwlab, monkeypatch):
+    train = ["train", "--corpus", "text.txt", *FAST]
+    step = Trainer._train_step
+
+    def interrupted(self):
+        if self.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_step", interrupted)
+        assert fwlab(*train)[0] == 130
+    train[train.index("--steps") + 1] = "4"
+    assert fwlab(*train, "--resume")[0] == 0
+    with open("runs/delta/result.json", encoding="utf-8") as file:
+        result = json.load(file)
+    loaded = load("runs/delta/checkpoint.safetensors")
+    resumed = Trainer(loaded.config, TEXT, resume=loaded)
+    assert result["validation_loss"] == pytest.approx(resumed.evaluate(), abs=1e-4)

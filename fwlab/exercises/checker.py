@@ -81,7 +81,7 @@ def hint(name: Any, number: int = 1) -> None:
         print(complaint)
         return
     count = len(exercise.hints)
-    if not isinstance(number, int) or number not in range(1, count + 1):
+    if type(number) is not int or number not in range(1, count + 1):
         print(
             f"{exercise.name} has {count} hints, 1 to {count}; after that, "
             f'use solution("{exercise.name}").'

@@ -1,6 +1,6 @@
 """What every operation checks before it does any work."""
 
-import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,7 +80,7 @@ def scale(op: str, value: Any) -> None:
             )
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{text}, got {value!r}")
-    elif not math.isfinite(value):
+    elif not -sys.float_info.max <= value <= sys.float_info.max:
         raise ValueError(f"{text}, got {value!r}")
 
 

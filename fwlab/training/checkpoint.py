@@ -8,6 +8,7 @@ in the header.
 import hashlib
 import json
 import math
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -160,7 +161,10 @@ def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
     digest.update(json.dumps(rest, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        content = tensor.reshape(-1).view(torch.uint8)
+        if sys.byteorder == "big":  # the file is in little-endian order
+            content = content.view(-1, tensor.element_size()).flip(1).reshape(-1)
+        digest.update(content.numpy().data)
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,6 +113,8 @@ class Trainer:
             elif self.step % c.eval_every == 0:
                 val_loss = self.evaluate(c.eval_windows)
             if val_loss is not None:
+                if not math.isfinite(val_loss):
+                    raise self._diverged("validation loss", self._batch()[0])
                 self.curve.append([self.step, round(loss, 4), round(val_loss, 4)])
             yield Progress(self.step, loss, val_loss, seconds)
 
@@ -125,13 +128,17 @@ class Trainer:
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         if not torch.isfinite(norm + loss):
+            self.step += 1
             what = "gradient" if torch.isfinite(loss) else "loss"
-            raise FloatingPointError(
-                f"training diverged: the {what} of step {self.step + 1} is not finite"
-                + _first_not_finite(self.model, inputs)
-            )
+            raise self._diverged(what, inputs)
         self.optimizer.step()
         return loss.item()
+
+    def _diverged(self, what: str, inputs: Tensor) -> FloatingPointError:
+        return FloatingPointError(
+            f"training diverged: the {what} of step {self.step} is not finite"
+            + _first_not_finite(self.model, inputs)
+        )
 
     def _new_model(self, vocab_size: int) -> LanguageModel:
         return checkpoints.new_model(self.config, vocab_size)
@@ -207,8 +214,11 @@ class Trainer:
         """Write a checkpoint for `generate` and `resume`.
 
         - `path`: of the file; an existing file is replaced.
-        - Raises `CheckpointError` if the file cannot be written.
+        - Raises `CheckpointError` if the file cannot be written, and
+          `FloatingPointError` for weights that are not finite.
         """
+        if not all(torch.isfinite(p).all() for p in self.model.parameters()):
+            raise self._diverged("result", self._batch()[0])
         adam = {
             name: self.optimizer.state[p]
             for name, p in self.model.named_parameters()
@@ -275,9 +285,11 @@ def _first_not_finite(model: torch.nn.Module, inputs: Tensor) -> str:
 
     # A layer ends after the layers inside it: the innermost comes first.
     hooks = [m.register_forward_hook(note(n)) for n, m in model.named_modules() if n]
-    model(inputs)
-    for hook in hooks:
-        hook.remove()
+    try:
+        model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return f"; the first output that is not: {found[0]}" if found else ""
 
 

@@ -1,5 +1,6 @@
 """A training run in a folder, with progress on the terminal."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -33,24 +34,35 @@ def run_in(folder: Path, config: Config, resume: bool, command: str) -> None:
     - Raises `FloatingPointError` if training diverges, and what `Trainer`
       raises.
     """
-    path, found = folder / CHECKPOINT, folder / RESULT
+    path = folder / CHECKPOINT
     trainer = Trainer(config, resume=load(path) if resume else None)
-    new = not folder.exists()
+    if trainer.step > config.steps:
+        raise ValueError(
+            f"expected steps to be at least {trainer.step}, which {path} already "
+            f"has, got {config.steps}"
+        )
+    with _no_empty_folders(folder):
+        _run_in(folder, trainer, command)
+
+
+def _run_in(folder: Path, trainer: Trainer, command: str) -> None:
+    path, found, config = folder / CHECKPOINT, folder / RESULT, trainer.config
     check_writable(folder)
     _say(
         f"{config.mixer}: {trainer.model.num_parameters():,} parameters, "
         f"{len(trainer.train_tokens):,} training characters, on {trainer.device}"
     )
-    if trainer.step >= config.steps and found.exists():
+    if trainer.step == config.steps and found.exists():
         _say(f"nothing to do: {path} already has {trainer.step} steps of training")
         return
     try:
         spent = _train(trainer, path)
     except FloatingPointError as error:
         kept = f"{path} has an earlier state" if path.exists() else "no checkpoint yet"
-        if new and not path.exists():
-            folder.rmdir()
         raise FloatingPointError(f"{error} ({kept})") from None
+    # A run that was interrupted at its last step has not been validated there.
+    validated = [loss for step, _, loss in trainer.curve if step == trainer.step]
+    validation_loss = validated[-1] if validated else round(trainer.evaluate(), 4)
     result = {
         "config": asdict(config),
         "corpus_sha256": trainer.corpus_sha256,
@@ -58,7 +70,7 @@ def run_in(folder: Path, config: Config, resume: bool, command: str) -> None:
         "state_size": trainer.model.state_size(config.block),
         "columns": ["step", "training loss", "validation loss"],
         "curve": trainer.curve,
-        "validation_loss": trainer.curve[-1][-1],
+        "validation_loss": validation_loss,
         **spent,
         "sample": trainer.sample(length=300),
         **provenance(command),
@@ -66,7 +78,7 @@ def run_in(folder: Path, config: Config, resume: bool, command: str) -> None:
     write_json(found, result)
     _say(f"\n{result['sample']}\n")
     _say(
-        f"validation loss {result['validation_loss']:.4f} nats per character after "
+        f"validation loss {validation_loss:.4f} nats per character after "
         f"{trainer.step} steps, {spent['seconds']:.0f} s of training\n{path}"
     )
 
@@ -137,6 +149,19 @@ def silence(stream: TextIO) -> None:
 def _status(trainer: Trainer, progress: Progress, speed: float) -> str:
     rate = trainer.config.lr_at(trainer.step - 1)
     return f"loss {progress.loss:.3f}, lr {rate:.2g}, {speed:,.0f} characters/s"
+
+
+@contextmanager
+def _no_empty_folders(folder: Path) -> Iterator[None]:
+    """After an error, remove the folders that were made and are empty."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for each in made:
+                each.rmdir()
+        raise
 
 
 @contextmanager
