@@ -67,7 +67,7 @@ fwlab.figure("feedback", (figure) => {
     chosen: "chosen",
     direct: "read directly",
     reachable: "reached through others",
-    none: "hidden",
+    none: "not seen",
   };
   const paint = (shape, label, look) => {
     const { fill, stroke, width, dash } = looks[look];
@@ -129,7 +129,7 @@ fwlab.figure("feedback", (figure) => {
       for (const [look, name, x] of [
         ["direct", "read directly", 4],
         ["reachable", "through others", 108],
-        ["none", "hidden", 216],
+        ["none", "not seen", 216],
       ]) {
         const box = fwlab.svg("rect", { x, y: 33, width: 13, height: 13, rx: 2 });
         paint(box, fwlab.svg("text"), look);

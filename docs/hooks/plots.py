@@ -495,8 +495,13 @@ def drawn(figure: Figure, name: str, label: str) -> str:
     figure.get_layout_engine().set(w_pad=0.07)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
-    # A hundredth of a point is finer than any screen.
-    svg = re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}", file.getvalue())
+    # A hundredth of a point is finer than any screen; but letters are drawn
+    # large, and scaled.
+    svg = re.sub(
+        r"scale\([^)]*\)|\d+\.\d{3,}",
+        lambda m: m[0] if m[0].startswith("scale") else f"{float(m[0]):.2f}",
+        file.getvalue(),
+    )
     svg = re.sub(r"\s+", " ", re.sub(r">\s+<", "><", svg))
     svg = inline(svg, f"plot-{name}", escape(label))
     return f'<div class="nb-output nb-svg+xml" data-search-exclude>{svg}</div>'
