@@ -196,7 +196,7 @@ def _kept(delta: list[Point], gated: list[Point]) -> Claim:
     return Claim(
         "delta: fast weights grow with the text, more than with a decay",
         "not published",
-        ", ".join(f"norm {first:.3g} to {last:.3g}" for first, last in found) or "–",
+        ", ".join(f"norm {first:,.1f} to {last:,.1f}" for first, last in found) or "–",
         grown[0] > grown[1] if len(grown) == 2 else None,
     )
 
