@@ -30,6 +30,8 @@ HEADINGS = re.compile(
     r"|api/(exercises|training)|course)\.html"
     r"|annotated/[\w-]+\.html#efficient"
 )
+#: Pages of which search has the first sentences only: they list arguments.
+SUMMARY = re.compile(r"api/\w+\.html")
 #: TeX, which search would show as it is written.
 FORMULA = re.compile(
     r"\\\((.*?)\\\)|\\\[(.*?)\\\]|\$\$(.*?)\$\$|\$([^$\n]+)\$", re.DOTALL
@@ -56,13 +58,10 @@ def on_post_build(config):
     folder = Path(config.site_dir, "search")
     index = json.loads((folder / "search_index.json").read_text("utf-8"))
     index["docs"] = [
-        entry | {"text": _pieces(entry["text"])}
+        entry | {"text": _found(entry)}
         for entry in index["docs"]
         if not AGAIN.match(entry["location"])
     ]
-    for entry in index["docs"]:
-        if HEADINGS.match(entry["location"]):
-            entry["text"] = ""
     _once(index["docs"])
     text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
     (folder / "search_index.json").write_text(text, "utf-8")
@@ -70,7 +69,17 @@ def on_post_build(config):
     (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")
 
 
-def _pieces(text: str) -> str:
+def _found(entry: dict[str, str]) -> str:
+    """What search has of a section besides its heading."""
+    if HEADINGS.match(entry["location"]):
+        return ""
+    pieces = _pieces(entry["text"])
+    if SUMMARY.match(entry["location"]):
+        pieces = pieces[:2]
+    return "".join(f"<p>{piece}</p>" for piece in pieces)
+
+
+def _pieces(text: str) -> list[str]:
     """A text in pieces: of these, search shows the first two that match."""
     text = FORMULA.sub(lambda match: _readable(match[match.lastindex]), text)
     pieces = []
@@ -85,7 +94,7 @@ def _pieces(text: str) -> str:
             *whole, piece = textwrap.wrap(sentence, LONGEST, break_on_hyphens=False)
             pieces += whole
         pieces.append(piece)
-    return "".join(f"<p>{piece}</p>" for piece in pieces if piece)
+    return [piece for piece in pieces if piece]
 
 
 def _readable(formula: str) -> str:

@@ -257,7 +257,7 @@ def test_findings_are_those_of_the_files():
     assert 0.05 < mean(losses["delta"]) - mean(losses["fwp"]) < 0.15
     assert f"from {dpfp} to {middle['gated-delta', 'dpfp']}" in forgetting
     assert f"features take it to {plain}" in forgetting
-    assert f"both it ends at {middle['gated-delta', 'identity']}" in forgetting
+    assert f"both, it ends at {middle['gated-delta', 'identity']}" in forgetting
     assert f"gated rule ({middle['gated', 'linear']})" in forgetting
     assert f"`fwp` ({middle['fwp', '']})" in forgetting
     rows = {

@@ -23,6 +23,7 @@ is the sum rule without a normaliser, and is computed in chunks.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -226,8 +227,7 @@ def fwp(
         # Not imported above: torch 2.6 loads half a compiler with it.
         from torch.utils.checkpoint import checkpoint
 
-        def run(*given: Any) -> tuple[Tensor, Tensor]:
-            return checkpoint(_loop, *given, use_reentrant=False)
+        run = partial(checkpoint, _loop, use_reentrant=False)
 
     outputs = []
     for a_s, b_s, x_s, real_s in zip(*cuts, masks, strict=True):
