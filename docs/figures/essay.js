@@ -120,10 +120,10 @@ fwlab.figure("essay", (figure) => {
   const { at } = values;
   const corner = path({ "stroke-opacity": 0.6, "data-part": "right angle" });
   plane.append(
-    text(0, 12, "Keys: who", BOLD),
+    text(0, 16, "Keys: who", BOLD),
     ...circle,
     corner,
-    text(BOX.x, 12, "Values: where", BOLD),
+    text(BOX.x, 16, "Values: where", BOLD),
     ...values.elements,
   );
   // The product of two keys of length 1: how far one reaches along the other.
