@@ -54,7 +54,8 @@ def started(look, name: str, *options, **more):
         tab.get_by_role("button", name="Start the model").click()
         tab.get_by_label("Text to read").wait_for()
     if name == "chunks":
-        tab.get_by_role("button", name="Pause").click()
+        # The slider stops it, whether it runs already or not.
+        tab.get_by_role("slider", name="Tick").press("ArrowRight")
     return tab
 
 
