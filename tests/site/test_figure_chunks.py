@@ -33,12 +33,9 @@ def tab(look):
 
 
 @pytest.fixture
-def race(look):
+def race(timed):
     """From its start, in a time that the tests advance."""
-    tab = look(PAGE)
-    tab.clock.install()
-    tab.reload()
-    tab.clock.pause_at("2100-01-01")
+    tab = timed(PAGE)
     # Whether it has begun by itself, or not yet: the slider stops it.
     slider = tab.locator(f"{FIGURE} input[type=range]")
     slider.press("End")
@@ -519,21 +516,16 @@ def test_the_race_stops_when_less_motion_is_asked_for(race):
     assert state(race)["tick"] == 7
 
 
-def test_the_race_waits_until_it_is_seen(look):
-    tab = look(PAGE)
-    tab.set_viewport_size({"width": 1280, "height": 300})
-    tab.clock.install()
-    tab.reload()
+def test_the_race_waits_until_it_is_seen(timed):
+    tab = timed(PAGE, height=300)
     tab.clock.run_for(10 * TICK)
     check_drawing(tab, 4, 0)
     tab.set_viewport_size({"width": 1280, "height": 800})
-    # It may have ended before this test looks.
-    tab.wait_for_function(f"{STATE}.running || {STATE}.tick > 0")
+    tab.wait_for_function(f"{STATE}.running")
 
 
-def test_nothing_moves_where_that_is_asked_for(tab):
-    tab.clock.install()
-    tab.reload()
+def test_nothing_moves_where_that_is_asked_for(timed):
+    tab = timed(PAGE, reduced_motion="reduce")
     tab.clock.run_for(30 * TICK)
     check_drawing(tab, 4, 0)
     assert tab.evaluate("document.getAnimations().length") == 0

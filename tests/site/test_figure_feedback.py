@@ -317,13 +317,9 @@ TICK = 350
 
 
 @pytest.fixture
-def moving(look):
+def moving(timed):
     """In a time that the tests advance; a click on a cell begins it anew."""
-    tab = look(PAGE)
-    tab.clock.install()
-    tab.reload()
-    tab.clock.pause_at("2100-01-01")
-    return tab
+    return timed(PAGE)
 
 
 def test_the_path_is_drawn_by_itself(look):
@@ -371,9 +367,8 @@ def test_play_replays_and_pauses(moving, truth):
     check(moving, (0, 3), truth)
 
 
-def test_nothing_moves_where_that_is_asked_for(tab, truth):
-    tab.clock.install()
-    tab.reload()
+def test_nothing_moves_where_that_is_asked_for(timed, truth):
+    tab = timed(PAGE, reduced_motion="reduce")
     check(tab, (2, 4), truth)  # the whole path at once
     cell(tab, "feedback", 3, 6).click()
     check(tab, (3, 6), truth)
