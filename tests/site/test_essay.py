@@ -382,7 +382,7 @@ def test_quick_presses_add_up(look, motion):
     press = "(e) => { for (let i = 0; i < 3; i++) e.click(); }"
     tab.get_by_role("button", name="Previous step").evaluate(press)
     settled(tab, STEPS[1])
-    # Who scrolls goes on from there.
+    # After a scroll, presses count from there.
     tab.wait_for_function(f"{FIGURE}.state().goal === null")
     tab.keyboard.press("End")
     settled(tab, STEPS[-1])

@@ -318,7 +318,7 @@ TICK = 350
 
 @pytest.fixture
 def moving(timed):
-    """In a time that the tests advance; a click on a cell begins it anew."""
+    """In a time that the tests advance; a click on a cell starts it again."""
     return timed(PAGE)
 
 
