@@ -84,8 +84,10 @@ fwlab.button = (label, press) => {
   return button;
 };
 
-// Nothing moves where readers ask for less motion, and nothing offers to.
-fwlab.calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+// Nothing moves where readers ask for less motion, and nothing offers to. They
+// may ask at any time.
+fwlab.motion = matchMedia("(prefers-reduced-motion: reduce)");
+Object.defineProperty(fwlab, "calm", { get: () => fwlab.motion.matches });
 
 // A button that plays, and stops what it plays: after `begin` it calls `step`
 // every so many milliseconds until that returns false; then comes `end`.
@@ -105,6 +107,10 @@ fwlab.player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Paus
   };
   const button = fwlab.button(play, () => turn(timer === null));
   button.hidden = fwlab.calm;
+  fwlab.motion.addEventListener("change", () => {
+    button.hidden = fwlab.calm;
+    if (fwlab.calm) turn(false);
+  });
   return {
     button,
     running: () => timer !== null,

@@ -426,7 +426,6 @@ fwlab.figure("essay", (figure) => {
   };
 
   // --- From section to section -------------------------------------------------
-  const still = matchMedia("(prefers-reduced-motion: reduce)");
   let step = -1;
   let numbers; // as drawn now, somewhere between two settings
   let frame = null;
@@ -448,7 +447,7 @@ fwlab.figure("essay", (figure) => {
     count.textContent = `${step + 1} of ${settings.length}`;
     previous.disabled = step === 0;
     following.disabled = step === settings.length - 1;
-    if (jump || still.matches || to.chunk || from.chunk) {
+    if (jump || fwlab.calm || to.chunk || from.chunk) {
       numbers = to;
       draw(to);
       tell();
@@ -456,7 +455,7 @@ fwlab.figure("essay", (figure) => {
     }
     const begun = performance.now();
     const advance = (now) => {
-      const time = Math.min(1, Math.max(0, (now - begun) / 700));
+      const time = fwlab.calm ? 1 : Math.min(1, Math.max(0, (now - begun) / 700));
       numbers = time < 1 ? mixed(from, to, time * time * (3 - 2 * time)) : to;
       draw(numbers);
       frame = time < 1 ? requestAnimationFrame(advance) : null;
@@ -468,12 +467,13 @@ fwlab.figure("essay", (figure) => {
   const tell = () => figure.say(sentence(settings[step]));
 
   const sections = NAMES.map((name) => document.querySelector(`[data-step="${name}"]`));
+  let goal = null; // the step that the page scrolls to, so that presses add up
   const turn = (by) => () => {
-    const behavior = still.matches ? "instant" : "smooth";
-    sections[step + by].scrollIntoView({ behavior });
+    goal = Math.max(0, Math.min((goal ?? step) + by, sections.length - 1));
+    sections[goal].scrollIntoView({ behavior: fwlab.calm ? "instant" : "smooth" });
   };
   const caption = fwlab.html("strong", {});
-  const count = fwlab.html("span", { class: "fw-count" });
+  const count = fwlab.html("span", {});
   const [previous, following] = [
     ["‹", "Previous step", -1],
     ["›", "Next step", 1],
@@ -504,6 +504,17 @@ fwlab.figure("essay", (figure) => {
   };
   addEventListener("scroll", later, { passive: true });
   addEventListener("resize", later);
+  // There, or the reader scrolls.
+  addEventListener("scrollend", () => {
+    follow();
+    goal = null;
+  });
+  const leave = ({ target, key }) => {
+    const pressed = controls.contains(target) && [" ", "Enter"].includes(key);
+    if (!pressed) goal = null;
+  };
+  for (const name of ["wheel", "touchmove", "keydown"])
+    addEventListener(name, leave, { passive: true });
   numbers = settings[0];
   go(0, true);
   later();
@@ -522,6 +533,7 @@ fwlab.figure("essay", (figure) => {
     state: () => ({
       step: NAMES[step],
       moving: frame !== null,
+      goal,
       rule: rule(settings[step]),
       ...shown,
     }),

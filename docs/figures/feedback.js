@@ -331,6 +331,10 @@ fwlab.figure("feedback", (figure) => {
       update();
       return drawn < longest();
     },
+    end: () => {
+      if (fwlab.calm) drawn = longest();
+      update();
+    },
   });
   const choose = (state) => {
     chosen = state;

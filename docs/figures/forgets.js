@@ -145,15 +145,18 @@ fwlab.figure("forgets", (figure) => {
   const count = (answers) => answers.filter(({ right }) => right).length;
   const compute = () => {
     const told = parse(setting.text);
-    const now = recall(told, setting.draw);
     const sums = Object.fromEntries(MEMORIES.map((name) => [name, 0]));
-    if (told.asked.length)
-      for (let draw = 1; draw <= DRAWS; draw++) {
-        const { found } = draw === setting.draw ? now : recall(told, draw);
-        for (const name of MEMORIES) sums[name] += count(found[name]);
-      }
-    const means = MEMORIES.map((name) => [name, sums[name] / DRAWS / told.asked.length]);
-    return { ...told, ...now, means: Object.fromEntries(means) };
+    return { ...told, ...recall(told, setting.draw), sums, means: {}, draws: 0 };
+  };
+  const complete = () => shown.draws === DRAWS;
+  // One more draw of which the mean is taken.
+  const add = () => {
+    shown.draws += 1;
+    const { found } = shown.draws === setting.draw ? shown : recall(shown, shown.draws);
+    for (const name of MEMORIES) {
+      shown.sums[name] += count(found[name]);
+      shown.means[name] = shown.sums[name] / shown.draws / shown.asked.length;
+    }
   };
 
   // --- Drawing -------------------------------------------------------------
@@ -180,6 +183,7 @@ fwlab.figure("forgets", (figure) => {
     return fwlab.html("td", { class: right ? "fw-right" : "fw-wrong" }, mark, ` ${words}`);
   };
   const drawTable = ({ asked, found, means }) => {
+    const mean = (name) => (complete() ? percent(means[name]) : "…");
     const best = Math.max(...MEMORIES.map((name) => count(found[name])));
     const head = MEMORIES.map((name) => {
       const right = count(found[name]);
@@ -191,7 +195,7 @@ fwlab.figure("forgets", (figure) => {
         fwlab.html("span", {}, name),
         fwlab.html("strong", {}, `${right} of ${asked.length}`),
         fwlab.html("i", { style: `--share: ${100 * share}%` }),
-        fwlab.html("small", {}, asked.length ? percent(means[name]) : "–"),
+        fwlab.html("small", {}, asked.length ? mean(name) : "–"),
       );
     });
     const first = fwlab.html(
@@ -244,10 +248,9 @@ fwlab.figure("forgets", (figure) => {
       }
       const top = Math.max(...Object.values(means));
       const best = MEMORIES.filter((name) => means[name] > top - 0.005);
-      parts.push(
-        `Best over ${DRAWS} draws of random vectors, with ${percent(top)}: ` +
-          `${list(best.map((name) => NAMES[name]))}.`,
-      );
+      const of = list(best.map((name) => NAMES[name]));
+      const over = `Best over ${DRAWS} draws of random vectors`;
+      parts.push(complete() ? `${over}, with ${percent(top)}: ${of}.` : `${over}: ….`);
     }
     if (dropped) parts.push(`The memories read ${MOST} pairs at most: ${dropped} are left out.`);
     if (ignored) parts.push("Words without “=” are left out.");
@@ -255,10 +258,23 @@ fwlab.figure("forgets", (figure) => {
   };
 
   let shown;
-  const update = () => {
-    shown = compute();
+  let rest;
+  const tell = () => {
     drawTable(shown);
     figure.say(sentence(shown));
+  };
+  // The mean follows, once nothing has changed for a moment, and draw by
+  // draw, so that the page goes on: long texts at width 64 take a second.
+  const follow = () => {
+    add();
+    if (complete()) tell();
+    else rest = setTimeout(follow);
+  };
+  const update = () => {
+    clearTimeout(rest);
+    shown = compute();
+    tell();
+    rest = setTimeout(follow, 150);
   };
 
   // --- The address ---------------------------------------------------------
@@ -350,9 +366,13 @@ fwlab.figure("forgets", (figure) => {
     fwlab.controls(beta, decay, width),
   );
   const begin = () => {
+    clearTimeout(timer); // what was to become the address
+    clearTimeout(rest);
     fromAddress();
     show();
-    update();
+    shown = compute();
+    while (!complete()) add();
+    tell();
   };
   addEventListener("hashchange", begin);
   begin();
@@ -366,6 +386,7 @@ fwlab.figure("forgets", (figure) => {
       values: [...shown.values],
       memories: shown.found,
       means: shown.means,
+      complete: complete(),
     }),
   };
 });

@@ -12,6 +12,7 @@
     ...marked,
   ];
   const render = (selector, delimiters) => {
+    if (!globalThis.renderMathInElement) return; // KaTeX has not come
     for (const element of document.querySelectorAll(selector))
       renderMathInElement(element, { delimiters });
   };

@@ -99,6 +99,7 @@ def look(browser, address, site):
         page: str,
         scheme: str = "light",
         width: int = 1440,
+        height: int = 900,
         base: str = address,
         search: bool = False,
         **options,
@@ -109,7 +110,7 @@ def look(browser, address, site):
           what it costs to open one.
         """
         context = browser.new_context(
-            color_scheme=scheme, viewport={"width": width, "height": 900}, **options
+            color_scheme=scheme, viewport={"width": width, "height": height}, **options
         )
         contexts.append(context)
         context.set_default_timeout(PATIENCE)
@@ -132,3 +133,19 @@ def look(browser, address, site):
     for context in contexts:
         context.close()
     assert seen == []
+
+
+@pytest.fixture
+def timed(look):
+    """Opens pages whose time stands still, until a test advances it."""
+
+    def timed(page: str, **options):
+        tab = look(page, **options)
+        # In such a time, timers of the theme fail.
+        tab.route("**/bundle.*.min.js", lambda route: route.fulfill(body=""))
+        tab.clock.install()
+        tab.reload()
+        tab.clock.pause_at("2100-01-01")
+        return tab
+
+    return timed

@@ -359,19 +359,36 @@ def test_by_keyboard(look, size):
         following.focus()
         tab.keyboard.press("Enter")
         settled(tab, step)
-        # The next press counts from here.
-        tab.wait_for_function(
-            "() => !globalThis.y || scrollY === y || (y = scrollY, 0)"
-        )
     assert following.is_disabled()
     previous.focus()
     tab.keyboard.press("Space")
     settled(tab, STEPS[-2])
+    tab.wait_for_function(f"{FIGURE}.state().goal === null")
     previous.evaluate("(e) => e.blur()")
     tab.keyboard.press("Home")
     settled(tab, STEPS[0])
     tab.keyboard.press("End")
     settled(tab, STEPS[-1])
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_quick_presses_add_up(look, motion):
+    """However far the page has scrolled in between."""
+    tab = opened(look, SIZES[0], reduced_motion=motion)
+    tab.get_by_role("button", name="Next step").focus()
+    for _ in range(4):
+        tab.keyboard.press("Enter")
+    settled(tab, STEPS[4])
+    press = "(e) => { for (let i = 0; i < 3; i++) e.click(); }"
+    tab.get_by_role("button", name="Previous step").evaluate(press)
+    settled(tab, STEPS[1])
+    # After a scroll, presses count from there.
+    tab.wait_for_function(f"{FIGURE}.state().goal === null")
+    tab.keyboard.press("End")
+    settled(tab, STEPS[-1])
+    tab.wait_for_function(f"{FIGURE}.state().goal === null")
+    tab.get_by_role("button", name="Previous step").evaluate(press)
+    settled(tab, STEPS[-4])
 
 
 def test_what_is_seen_is_said(look):

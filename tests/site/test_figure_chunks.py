@@ -33,15 +33,13 @@ def tab(look):
 
 
 @pytest.fixture
-def race(look):
-    """It has begun by itself; from its start, in a time that the tests advance."""
-    tab = look(PAGE)
-    tab.clock.install()
-    tab.reload()
-    tab.wait_for_function(f"{STATE}.running")
-    tab.clock.pause_at("2100-01-01")
-    press(tab, "Pause")
-    tab.locator(f"{FIGURE} input[type=range]").press("Home")
+def race(timed):
+    """From its start, in a time that the tests advance."""
+    tab = timed(PAGE)
+    # Whether it has begun by itself, or not yet: the slider stops it.
+    slider = tab.locator(f"{FIGURE} input[type=range]")
+    slider.press("End")
+    slider.press("Home")
     press(tab, "Play")
     return tab
 
@@ -473,7 +471,7 @@ def test_the_loop_is_far_from_its_end_when_the_chunks_finish(tab):
     assert "needs 24, has finished 4 of its 12 steps" in page
 
 
-def test_the_race_plays_by_itself_and_ends(race):
+def test_the_race_plays_and_ends(race):
     """The first tick is at the top of it; both lanes are drawn after every tick."""
     for tick in range(1, RACE + 1):
         assert state(race)["running"]
@@ -505,20 +503,29 @@ def test_the_race_can_be_paused(race):
     assert race.locator(FIGURE).get_by_role("button", name="Play").is_visible()
 
 
-def test_the_race_waits_until_it_is_seen(look):
-    tab = look(PAGE)
-    tab.set_viewport_size({"width": 1280, "height": 300})
-    tab.clock.install()
-    tab.reload()
+def test_the_race_stops_when_less_motion_is_asked_for(race):
+    race.clock.run_for(5 * TICK)
+    button = race.locator(FIGURE).get_by_role("button", name=re.compile("Play|Pause"))
+    race.emulate_media(reduced_motion="reduce")
+    button.wait_for(state="hidden")
+    race.clock.run_for(10 * TICK)
+    check_drawing(race, 4, 5)
+    race.emulate_media(reduced_motion="no-preference")
+    button.click()
+    race.clock.run_for(2 * TICK)
+    assert state(race)["tick"] == 7
+
+
+def test_the_race_waits_until_it_is_seen(timed):
+    tab = timed(PAGE, height=300)
     tab.clock.run_for(10 * TICK)
     check_drawing(tab, 4, 0)
     tab.set_viewport_size({"width": 1280, "height": 800})
     tab.wait_for_function(f"{STATE}.running")
 
 
-def test_nothing_moves_where_that_is_asked_for(tab):
-    tab.clock.install()
-    tab.reload()
+def test_nothing_moves_where_that_is_asked_for(timed):
+    tab = timed(PAGE, reduced_motion="reduce")
     tab.clock.run_for(30 * TICK)
     check_drawing(tab, 4, 0)
     assert tab.evaluate("document.getAnimations().length") == 0

@@ -317,14 +317,17 @@ TICK = 350
 
 
 @pytest.fixture
-def moving(look):
-    """Which has begun by itself; the tests advance its time."""
+def moving(timed):
+    """In a time that the tests advance; a click on a cell starts it again."""
+    return timed(PAGE)
+
+
+def test_the_path_is_drawn_by_itself(look):
+    """It may have ended before this test looks."""
     tab = look(PAGE)
-    tab.clock.install()
-    tab.reload()
-    tab.wait_for_function(f"{STATE}.running")
-    tab.clock.pause_at("2100-01-01")
-    return tab
+    tab.wait_for_function(
+        f"{STATE}.running || Object.values({STATE}.models).some((one) => one.drawn)"
+    )
 
 
 def test_the_path_is_drawn_layer_by_layer(moving, truth):
@@ -364,9 +367,8 @@ def test_play_replays_and_pauses(moving, truth):
     check(moving, (0, 3), truth)
 
 
-def test_nothing_moves_where_that_is_asked_for(tab, truth):
-    tab.clock.install()
-    tab.reload()
+def test_nothing_moves_where_that_is_asked_for(timed, truth):
+    tab = timed(PAGE, reduced_motion="reduce")
     check(tab, (2, 4), truth)  # the whole path at once
     cell(tab, "feedback", 3, 6).click()
     check(tab, (3, 6), truth)

@@ -23,6 +23,8 @@ def tab(look):
 
 
 def state(tab) -> dict:
+    """With the means, which come last."""
+    tab.wait_for_function(f"{STATE}.complete")
     shown = tab.evaluate(STATE)
     return shown | {name: dict(shown[name]) for name in ("keys", "values")}
 
@@ -151,8 +153,27 @@ def test_mean_is_that_of_twenty_draws(tab):
         press(tab, "New draw")
     for name in NAMES:
         assert means[name] == pytest.approx(totals[name] / 20 / 24)
+    state(tab)
     found = tab.locator("#figure-forgets thead th:has(strong) small").all_inner_texts()
     assert found == [f"{100 * means[name]:.0f}\u00a0%" for name in NAMES]
+
+
+def test_the_mean_follows(tab):
+    """100 pairs at width 64: what was drawn is there at once."""
+    slide(tab, "Width", 4)
+    state(tab)
+    seen = tab.get_by_label("Pairs, or a text").evaluate(
+        f"""(element) => {{
+          element.value = [...Array(100).keys()].map((i) => `k${{i}}=${{i}}`).join(" ");
+          element.dispatchEvent(new Event("input"));
+          return [{STATE}.complete, {ROOT}.innerText];
+        }}"""
+    )
+    assert seen[0] is False
+    assert "After 100 pairs, 100 keys are asked for" in seen[1]
+    assert "draws of random vectors: …." in seen[1] and "%" not in seen[1]
+    compare(tab)  # which waits
+    assert "…" not in tab.inner_text("#figure-forgets")
 
 
 def test_presets_do_what_the_page_says(tab):
@@ -285,6 +306,21 @@ def test_a_changed_address_is_followed(tab):
     tab.wait_for_function(f"{STATE}.draw === 7")
     assert state(tab)["pairs"] == [["a", "b"]]
     assert state(tab)["width"] == 16
+
+
+def test_a_changed_address_stays(tab):
+    """Just after a change, which would have become the address."""
+    to = urlencode({"text": "a=b", "draw": 7})
+    tab.get_by_role("button", name="New draw").evaluate(
+        """(button, to) => {
+          button.click();
+          location.hash = to;
+          return new Promise((done) => setTimeout(done, 500));
+        }""",
+        to,
+    )
+    assert state(tab)["draw"] == 7
+    assert tab.url.partition("#")[2] == to
 
 
 @pytest.mark.parametrize(

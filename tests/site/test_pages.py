@@ -241,6 +241,16 @@ def test_search_finds(look, query, wanted):
     link.wait_for(state="attached")
 
 
+def test_without_katex_the_rest_works(look):
+    """Formulas stay as they are written; `look` fails for every error."""
+    tab = look("index.html")
+    tab.route("**/katex/**/*.js", lambda route: route.fulfill(body=""))
+    tab.route("**/katex/*.js", lambda route: route.fulfill(body=""))
+    tab.goto(tab.url.replace("index.html", "notation.html"), wait_until="load")
+    assert tab.locator(".katex").count() == 0
+    assert "\\(" in tab.locator("article .arithmatex").first.inner_text()
+
+
 def test_site_opens_from_disk(look, site):
     """Formulas, links and search, without any server."""
     tab = look("index.html", base=f"{site.as_uri()}/")

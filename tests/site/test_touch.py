@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from test_figures import NAMES, started
 
 #: By figure, what of its state each handle moves.
 HANDLES = {
@@ -129,12 +130,10 @@ def test_slider_follows_a_finger(look, figure):
     assert tab.evaluate("cancelled") == 0
 
 
-@pytest.mark.parametrize(
-    "figure", ["memory", "dpfp", "aft", "chunks", "feedback", "capacity", "forgets"]
-)
+@pytest.mark.parametrize("figure", NAMES)
 def test_fingers_have_room(look, figure):
     """Handles, buttons and cells to tap: at least 44 px."""
-    tab = phone(look, figure)
+    tab = started(look, figure, **PHONE)
     controls = tab.locator(
         f"#figure-{figure} :is(.fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range])"
     )
