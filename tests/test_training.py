@@ -639,7 +639,27 @@ def test_a_lost_result_is_written(shell, tmp_path):
     assert b"nothing to do" in shell("TRAIN --resume")[1]
 
 
-def test_ctrl_c_saves_and_says_how_to_continue(fwlab, tmp_path, monkeypatch):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C has its usual effect, even where all of pytest ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored(fwlab, ctrl_c, monkeypatch):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    step = Trainer._train_step
+
+    def interrupted(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "_train_step", interrupted)
+    assert fwlab("train", "--corpus", "text.txt", *FAST)[0] == 0
+
+
+def test_ctrl_c_saves_and_says_how_to_continue(fwlab, ctrl_c, tmp_path, monkeypatch):
     train = ["train", "--corpus", "text.txt", *FAST]
     assert fwlab(*train, "--out", "whole")[0] == 0
     step = Trainer._train_step
@@ -710,7 +730,9 @@ def test_fewer_steps_than_a_checkpoint_has(fwlab):
     assert code == 2 and "expected steps to be at least 6" in err
 
 
-def test_a_run_that_was_cut_between_validations_can_end_there(fwlab, monkeypatch):
+def test_a_run_that_was_cut_between_validations_can_end_there(
+    fwlab, ctrl_c, monkeypatch
+):
     train = ["train", "--corpus", "text.txt", *FAST]
     step = Trainer._train_step
 

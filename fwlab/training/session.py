@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -168,8 +169,9 @@ def _no_empty_folders(folder: Path) -> Iterator[None]:
 def _interrupts() -> Iterator[list[int]]:
     """Yield a list that Ctrl-C fills, so that no step is cut in two.
 
-    A second Ctrl-C stops at once. Outside the main thread, where Python
-    has no signals, nothing changes.
+    A second Ctrl-C stops at once. Nothing changes outside the main thread,
+    where Python has no signals, and for a process that ignores them, as
+    one in the background of a shell may do.
     """
     seen: list[int] = []
 
@@ -178,11 +180,13 @@ def _interrupts() -> Iterator[list[int]]:
         if len(seen) > 1:
             raise KeyboardInterrupt("stopped; checkpoints that were written are kept")
 
-    try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):
         yield seen
         return
+    before = signal.signal(signal.SIGINT, note)
     try:
         yield seen
     finally:
