@@ -114,7 +114,9 @@ class Trainer:
                 val_loss = self.evaluate(c.eval_windows)
             if val_loss is not None:
                 if not math.isfinite(val_loss):
-                    raise self._diverged("validation loss", self._batch()[0])
+                    raise FloatingPointError(
+                        self._diverged("validation loss", self._batch()[0])
+                    )
                 self.curve.append([self.step, round(loss, 4), round(val_loss, 4)])
             yield Progress(self.step, loss, val_loss, seconds)
 
@@ -130,15 +132,13 @@ class Trainer:
         if not torch.isfinite(norm + loss):
             self.step += 1
             what = "gradient" if torch.isfinite(loss) else "loss"
-            raise self._diverged(what, inputs)
+            raise FloatingPointError(self._diverged(what, inputs))
         self.optimizer.step()
         return loss.item()
 
-    def _diverged(self, what: str, inputs: Tensor) -> FloatingPointError:
-        return FloatingPointError(
-            f"training diverged: the {what} of step {self.step} is not finite"
-            + _first_not_finite(self.model, inputs)
-        )
+    def _diverged(self, what: str, inputs: Tensor) -> str:
+        begin = f"training diverged: the {what} of step {self.step} is not finite"
+        return begin + _first_not_finite(self.model, inputs)
 
     def _new_model(self, vocab_size: int) -> LanguageModel:
         return checkpoints.new_model(self.config, vocab_size)
@@ -218,7 +218,7 @@ class Trainer:
           `FloatingPointError` for weights that are not finite.
         """
         if not all(torch.isfinite(p).all() for p in self.model.parameters()):
-            raise self._diverged("result", self._batch()[0])
+            raise FloatingPointError(self._diverged("result", self._batch()[0]))
         adam = {
             name: self.optimizer.state[p]
             for name, p in self.model.named_parameters()
