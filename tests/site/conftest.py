@@ -141,10 +141,13 @@ def timed(look):
 
     def timed(page: str, **options):
         tab = look(page, **options)
-        # In such a time, timers of the theme fail.
+        # In such a time, timers of the theme fail: also those of the page
+        # that is there when it begins.
         tab.route("**/bundle.*.min.js", lambda route: route.fulfill(body=""))
+        url = tab.url
+        tab.goto("about:blank")
         tab.clock.install()
-        tab.reload()
+        tab.goto(url, wait_until="load")
         tab.clock.pause_at("2100-01-01")
         return tab
 

@@ -173,7 +173,7 @@ def test_the_mean_follows(tab):
     assert "After 100 pairs, 100 keys are asked for" in seen[1]
     assert "draws of random vectors: …." in seen[1] and "%" not in seen[1]
     compare(tab)  # which waits
-    assert "…" not in tab.inner_text("#figure-forgets")
+    tab.wait_for_function(f"!{ROOT}.innerText.includes('…')")
 
 
 def test_presets_do_what_the_page_says(tab):
