@@ -306,7 +306,11 @@ def test_a_file_alone_has_a_list_of_its_functions(look, name, width):
     for link in (links.last, links.nth(1)):
         link.click()
         heading = tab.locator(f"[id='{link.get_attribute('href')[1:]}']")
-        assert 40 <= heading.bounding_box()["y"] < 900
+        tab.wait_for_function(
+            """(e) => e.getBoundingClientRect().y >= 40
+              && e.getBoundingClientRect().y < 900""",
+            arg=heading.element_handle(),
+        )
         # A short one is at the top of the window, and the next one is read.
         tab.wait_for_function(
             """link => [link, link.nextElementSibling]
