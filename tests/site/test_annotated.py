@@ -278,7 +278,7 @@ def test_a_list_of_functions_stands_beside(look, page):
             *functions(halves[name]),
         ]
     last = names.get_by_role("link").last
-    last.click()
+    last.press("Enter")
     heading = tab.locator(f"[id='{last.get_attribute('href')[1:]}']")
     box, place = heading.bounding_box(), lists.first.bounding_box()
     assert 40 <= box["y"] < 900
