@@ -32,18 +32,24 @@ def train(
     config: Annotated[training.Config, arg(name="")],
     out: Path | None = None,
     resume: bool = False,
+    track: Literal["tensorboard", "wandb"] | None = None,
 ) -> None:
-    """Train a character language model, and save it as a checkpoint.
+    """Train a character language model in a folder of its own.
+
+    With torchrun -m fwlab train or accelerate launch -m fwlab train, several
+    processes train one model.
 
     Args:
         config: The run.
-        out: Folder for checkpoint.safetensors and result.json; default:
-            runs/MIXER.
-        resume: Continue from the checkpoint that the same command line
+        out: Folder for config.json, metrics.jsonl, the checkpoints last and
+            best, and result.json; default: runs/MIXER.
+        resume: Continue from the last checkpoint that the same command line
             has left in that folder.
+        track: Also send the metrics to TensorBoard (in that folder) or to
+            Weights & Biases.
     """
     folder = Path("runs", config.mixer) if out is None else out
-    run_in(folder, config, resume, _command())
+    run_in(folder, config, resume, _command(), track)
 
 
 @app.command
@@ -79,7 +85,7 @@ def generate(
     """Continue a prompt with a trained model.
 
     Args:
-        checkpoint: A file that fwlab train has written.
+        checkpoint: A folder or a file that fwlab train has written.
         prompt: Text to continue; default: the start of a line.
         length: Number of characters to add.
         temperature: Divides the logits; 0 takes the most likely character.
@@ -103,8 +109,8 @@ def export_web(checkpoint: Positional[Path], out: Positional[Path], /) -> None:
     """Export a trained model for the live figure of the site.
 
     Args:
-        checkpoint: A file that fwlab train has written, with mixer delta
-            or sum.
+        checkpoint: A folder or a file that fwlab train has written, with
+            mixer delta or sum.
         out: The file to write.
     """
     size = training.export_web(out, training.load(checkpoint))

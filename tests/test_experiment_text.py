@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fwlab.experiments import language_model, state_size, text
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.training import Config, Trainer
+from fwlab.training.batches import in_rows
 
 TEXT = "to be, or not to be, that is the question. " * 40
 SMALL = Config(
@@ -48,7 +49,7 @@ def test_the_same_seed_gives_the_same_result():
 def test_carried_windows_follow_one_another():
     """Until the text ends; then it begins again, with an empty state."""
     run = small(carry=True)
-    rows = text.in_rows(run.train_tokens, 3)
+    rows = in_rows(run.train_tokens, 3)
     windows, logits = (rows.shape[1] - 1) // 8, []
     for step in range(windows + 1):
         run.step = step
@@ -57,7 +58,9 @@ def test_carried_windows_follow_one_another():
         assert torch.equal(inputs, rows[:, start : start + 8])
         assert torch.equal(targets, rows[:, start + 1 : start + 9])
         assert (run.state is None) == (start == 0)
-        logits.append(run._logits(inputs))
+        with torch.no_grad():
+            logits.append(run.model.prefill(inputs, run.state)[0])
+        run._backward(inputs, targets)
     whole = run.model(rows[:, :16])
     assert torch.allclose(torch.cat(logits[:2], 1), whole, atol=1e-5)
     past, W = run.state
@@ -72,9 +75,9 @@ def test_carried_validation_is_that_of_one_long_sequence(mixer):
     logits = run.model(tokens[:, :-1])
     whole = F.cross_entropy(logits[0], tokens[0, 1:]).item()
     assert run.evaluate() == pytest.approx(whole, rel=1e-5)
-    run.rows = 2
+    run.eval_rows = 2
     halves = []
-    for row in text.in_rows(run.val_tokens, 2):
+    for row in in_rows(run.val_tokens, 2):
         halves.append(F.cross_entropy(run.model(row[None, :-1])[0], row[1:]).item())
     assert run.evaluate() == pytest.approx(sum(halves) / 2, rel=1e-5)
 
@@ -84,7 +87,7 @@ def test_loss_and_norm_by_position(mixer):
     run = text.Run(SMALL, MIXERS[mixer], TEXT, carry=True, rows=2)
     rows = state_size.by_position(run)
     assert [end for end, _, _ in rows] == [8, 16, 32, 64]
-    tokens = text.in_rows(run.val_tokens, 2)
+    tokens = in_rows(run.val_tokens, 2)
     logits, (_, W) = run.model.prefill(tokens[:, :64])
     loss = F.cross_entropy(logits[:, 32:].flatten(0, 1), tokens[:, 33:65].flatten())
     assert rows[-1][1] == pytest.approx(loss.item(), abs=1e-4)

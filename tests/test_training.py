@@ -82,8 +82,85 @@ def test_resume_is_as_if_never_stopped(tmp_path):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("mixer", ["delta", "sum", "transformer-xl", "feedback"])
+def test_carried_state_survives_a_stop(tmp_path, mixer):
+    c = config(mixer=mixer, carry=True)
+    whole = Trainer(c, TEXT)
+    losses = [p.loss for p in whole.run()]
+    first = Trainer(c, TEXT)
+    for progress in first.run():
+        if progress.step == 5:
+            break
+    first.save(tmp_path / "half")
+    second = Trainer(c, TEXT, resume=load(tmp_path / "half"))
+    assert [p.loss for p in second.run()] == losses[5:]
+    damaged = load(tmp_path / "half")._replace(state=())
+    if mixer != "feedback":
+        assert [p.loss for p in Trainer(c, TEXT, resume=damaged).run()] != losses[5:]
+    with pytest.raises(CheckpointError, match="carried state"):
+        one = load(tmp_path / "half").state[:1]
+        Trainer(c, TEXT, resume=damaged._replace(state=[*one] * 99))
+
+
+def test_growing_windows():
+    c = config(first_block=4, grow_steps=6)
+    trainer = Trainer(c, TEXT)
+    lengths = [trainer._batch()[0].shape[1]]
+    for progress in trainer.run():
+        trainer.step = progress.step
+        lengths.append(trainer._batch()[0].shape[1])
+    assert lengths == [4, 6, 8, 10, 12, 14] + [16] * 7
+    assert progress.characters == 4 * (4 + 6 + 8 + 10 + 12 + 14 + 6 * 16)
+
+
+@pytest.mark.parametrize("way", ["accumulate", "checkpointing"])
+def test_less_memory_same_training(way):
+    usual = Trainer(config(mixer="delta", layers=2), TEXT)
+    saving = Trainer(
+        config(mixer="delta", layers=2, **{way: 2 if way == "accumulate" else True}),
+        TEXT,
+    )
+    kept = []
+    for trainer in (usual, saving):
+        count = 0
+
+        def save(x):
+            nonlocal count
+            count += x.numel()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+            trainer._loss(*trainer._batch())[0].backward()
+        kept.append(count)
+        trainer.optimizer.zero_grad()
+    a, b = ([p.loss for p in t.run()] for t in (usual, saving))
+    assert a == pytest.approx(b, abs=1e-5)
+    if way == "checkpointing":
+        assert a == b and kept[1] < kept[0] / 2
+
+
+def test_bf16_and_compile(monkeypatch):
+    full = [p.loss for p in Trainer(SMALL, TEXT).run()]
+    half = Trainer(config(precision="bf16"), TEXT)
+    seen = []
+    half.model.blocks[0].mixer.to_q.register_forward_hook(
+        lambda module, given, y: seen.append(y.dtype)
+    )
+    losses = [p.loss for p in half.run()]
+    assert torch.bfloat16 in seen
+    assert losses != full and losses == pytest.approx(full, abs=0.05)
+    assert next(half.model.parameters()).dtype == torch.float32
+    monkeypatch.setattr("fwlab.training.engine._compiler", lambda: "g++")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
+    compiled = Trainer(config(compile=True, steps=2), TEXT)
+    assert [p.loss for p in compiled.run()] == pytest.approx(full[:2], abs=1e-5)
+
+
 def test_learning_rate():
     c = Config()
+    noam = Config(schedule="noam")
+    assert noam.lr_at(99) == c.lr_at(99) and noam.lr_at(100) == pytest.approx(1e-3)
+    assert noam.lr_at(403) == pytest.approx(0.5e-3)  # four times as many steps
     assert c.lr_at(0) == pytest.approx(1e-3 / 101)
     assert c.lr_at(100) == pytest.approx(1e-3)
     assert c.lr_at(1050) == pytest.approx(5.5e-4)
@@ -108,6 +185,9 @@ def test_evaluation_is_the_mean_over_the_validation_text():
         ({"heads": 3}, "d_model=16 and heads=3"),
         ({"mixer": "dleta"}, "mixer to be one of .* got 'dleta'"),
         ({"device": "gpu"}, "device to be .* got 'gpu'"),
+        ({"precision": "fp16"}, "float32 or bf16 on a CPU"),
+        ({"accumulate": 3}, "batch to be a multiple of 3 .* got 4"),
+        ({"mixer": "softmax", "carry": True}, "'softmax', which ends after 16"),
     ],
 )
 def test_trainer_refuses(changes, message):
@@ -125,6 +205,11 @@ def test_trainer_refuses(changes, message):
         ({"layers": True}, "layers to be an integer, got True"),
         ({"d_ff": "64"}, "d_ff to be an integer or None, got .64."),
         ({"lr": "fast"}, "lr to be a number, got .fast."),
+        ({"compile": 1}, "compile to be True or False, got 1"),
+        ({"schedule": "linear"}, "schedule to be one of cosine, noam, got 'linear'"),
+        ({"first_block": 17}, "first_block from 1 to block = 16, got 17"),
+        ({"carry": True, "first_block": 2}, "first_block or carry, got both"),
+        ({"dropout": 1.0}, "dropout from 0 to 1"),
     ],
 )
 def test_config_refuses(changes, message):
@@ -228,7 +313,7 @@ DAMAGE = {
     "header cut": (lambda p: p.write_bytes(p.read_bytes()[:20]), "is damaged"),
     "empty": (lambda p: p.write_bytes(b""), "is damaged"),
     "text": (lambda p: p.write_text("hello"), "is damaged"),
-    "missing": (lambda p: p.unlink(), "there is no checkpoint file"),
+    "missing": (lambda p: p.unlink(), "there is no checkpoint"),
     "foreign": (
         lambda p: save_file({"x": torch.zeros(2)}, p),
         "not a checkpoint of fwlab train",
@@ -386,7 +471,7 @@ def test_train_and_generate(fwlab, tmp_path):
     assert result["state_size"] == 2 * 8 * 16  # per head [value, DPFP features]
     assert result["peak_mib"] is None or 0 <= result["peak_mib"] < 2000
 
-    path = "runs/delta/checkpoint.safetensors"
+    path = "runs/delta"
     arguments = ("generate", path, "--prompt", "the q", "--length", "20", "--seed", "1")
     code, out, _ = fwlab(*arguments)
     assert code == 0
@@ -399,7 +484,7 @@ def test_train_and_generate(fwlab, tmp_path):
     assert "already has 6 steps" in fwlab(*again)[1]
     again[again.index("6")] = "9"
     assert fwlab(*again)[0] == 0
-    assert load(path).step == 9
+    assert load(f"{path}/last").step == 9
     result = json.loads((tmp_path / "runs/delta/result.json").read_text("utf-8"))
     assert [row[0] for row in result["curve"]] == [3, 6, 9]
 
@@ -410,7 +495,7 @@ def test_every_mixer_trains_and_generates(fwlab, tmp_path, mixer):
     assert fwlab("train", *options, *FAST)[0] == 0
     result = json.loads((tmp_path / f"runs/{mixer}/result.json").read_text("utf-8"))
     assert math.isfinite(result["validation_loss"])
-    path = tmp_path / f"runs/{mixer}/checkpoint.safetensors"
+    path = tmp_path / f"runs/{mixer}/last"
     model = load(path).model
     assert result["state_size"] == model.state_size(16)
     assert result["parameters"] == model.num_parameters()
@@ -451,7 +536,7 @@ print(during, before.mib())
         (["train", "--corpus", "empty.txt"], "empty.txt is empty"),
         (["train", "--steps", "0"], "steps to be at least 1, got 0"),
         (["train", "--d-ff", "0"], "d_ff to be at least 1, got 0"),
-        (["train", "--resume", "--out", "x"], "no checkpoint file x/checkpoint"),
+        (["train", "--resume", "--out", "x"], "there is no checkpoint x"),
         (["train", "--device", "tpu"], "got 'tpu'"),
         (["train", "--device", "meta"], "got 'meta'"),
         (["train", "--seed", "9" * 25], "seed from 0 to 2**32 - 1"),
@@ -462,7 +547,7 @@ print(during, before.mib())
         ),
         (["train", "--d-model", "2000000000"], "not enough memory"),
         (["bench", "--out", "text.txt/x.json"], "text.txt"),
-        (["generate", "none"], "there is no checkpoint file none"),
+        (["generate", "none"], "there is no checkpoint none"),
         (["generate", "text.txt"], "text.txt is damaged or not a safetensors file"),
     ],
 )
@@ -484,7 +569,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
 
 def test_generate_refuses(fwlab):
     fwlab("train", "--corpus", "text.txt", *FAST)
-    path = "runs/delta/checkpoint.safetensors"
+    path = "runs/delta"
     for arguments, message in (
         (["--prompt", "Ä"], "'Ä'"),
         (["--prompt", ""], "expected a prompt of at least one character"),
@@ -612,7 +697,7 @@ def test_no_terminal_ends_a_training(shell, tmp_path, line, environment):
     assert code == 0, out
     assert b"Traceback" not in out and b"rror" not in out
     assert json.loads((tmp_path / "run/result.json").read_text("utf-8"))
-    assert load(tmp_path / "run/checkpoint.safetensors").step == 6
+    assert load(tmp_path / "run").step == 6
 
 
 def test_a_closed_pipe_ends_other_commands_silently():
@@ -628,6 +713,55 @@ def test_a_closed_pipe_ends_other_commands_silently():
 def test_a_log_file_has_lines_only(shell):
     code, out = shell("TRAIN")
     assert code == 0 and b"\r" not in out and b"characters/s" in out
+
+
+def test_the_files_of_a_run(fwlab, tmp_path, monkeypatch):
+    """Also after a stop between two checkpoints: lines that come again are new."""
+    folder = tmp_path / "run"
+    train = ["train", "--corpus", "text.txt", *FAST, "--out", "run", "--log-every", "2"]
+    assert fwlab(*train)[0] == 0
+    about = json.loads((folder / "config.json").read_text("utf-8"))
+    assert about["config"]["steps"] == 6 and {"torch", "corpus_sha256"} <= {*about}
+    losses = rows(folder, "loss")
+    assert [*losses] == [2, 3, 4, 6] and [*rows(folder, "validation_loss")] == [3, 6]
+    trainer = Trainer(load(folder / "last").config, TEXT)
+    for progress in trainer.run():
+        if progress.step in losses:
+            assert losses[progress.step] == pytest.approx(progress.loss, abs=1e-6)
+    curve = load(folder / "last").curve
+    best = min((loss, -step) for step, _, loss in curve)
+    assert load(folder / "best").step == -best[1] == load(folder).step
+
+    # As if killed after the fifth step: the checkpoint has three.
+    monkeypatch.setattr(Trainer, "any", lambda self, _: False)
+    step = Trainer._train_step
+
+    def killed(self):
+        if self.step == 5:
+            raise MemoryError
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_step", killed)
+        assert fwlab(*train, "--out", "cut")[0] == 2
+    cut = tmp_path / "cut"
+    with open(cut / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 5, "lo')
+    assert [*rows(cut, "loss")] == [2, 3, 4]
+    assert fwlab(*train, "--out", "cut", "--resume")[0] == 0
+    assert rows(cut, "loss") == losses
+
+
+def rows(folder, name):
+    """A column of metrics.jsonl, by step; what is not a whole line is left out."""
+    found = {}
+    for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
+        if line.endswith("}"):
+            row = json.loads(line)
+            if name in row:
+                assert row["step"] not in found
+                found[row["step"]] = row[name]
+    return found
 
 
 def test_a_lost_result_is_written(shell, tmp_path):
@@ -681,10 +815,10 @@ def test_ctrl_c_saves_and_says_how_to_continue(fwlab, ctrl_c, tmp_path, monkeypa
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    assert load("cut/checkpoint.safetensors").step == 4
+    assert load("cut/last").step == 4
     monkeypatch.setattr(sys, "argv", ["fwlab", *train, "--out", "cut", "--resume"])
     cli.main()
-    one, other = (load(f"{name}/checkpoint.safetensors") for name in ("whole", "cut"))
+    one, other = (load(f"{name}/last") for name in ("whole", "cut"))
     for a, b in zip(
         one.model.state_dict().values(), other.model.state_dict().values(), strict=True
     ):
@@ -699,11 +833,23 @@ def diverge(monkeypatch):
     )
 
 
-def test_divergence_leaves_no_empty_folder(fwlab, tmp_path, monkeypatch):
+def test_divergence_before_the_first_checkpoint(fwlab, tmp_path, monkeypatch):
     diverge(monkeypatch)
     train = ["train", "--corpus", "text.txt", *FAST, "--eval-every", "100"]
-    code, _, err = fwlab(*train, "--out", "new/run")
+    code, _, err = fwlab(*train, "--log-every", "1", "--out", "new/run")
     assert code == 2 and "is not finite" in err and "no checkpoint yet" in err
+    left = sorted(path.name for path in (tmp_path / "new/run").iterdir())
+    assert left == ["config.json", "metrics.jsonl"]  # what led to it
+
+
+def test_no_empty_folder_is_left(fwlab, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("fwlab.training.session.write_json", fail)
+    train = ["train", "--corpus", "text.txt", *FAST]
+    code, _, err = fwlab(*train, "--out", "new/run")
+    assert code == 2 and "disk full" in err
     assert not (tmp_path / "new").exists()
 
 
@@ -714,8 +860,8 @@ def test_divergence_keeps_the_last_good_checkpoint(fwlab, monkeypatch, every):
     train = ["train", "--corpus", "text.txt", *FAST, "--eval-every", str(every)]
     code, _, err = fwlab(*train, "--out", "run")
     assert code == 2 and "is not finite" in err and err.count("\n") == 1
-    assert "checkpoint.safetensors has an earlier state" in err
-    assert load("run/checkpoint.safetensors").step in (2, 3)
+    assert "run/last has an earlier state" in err
+    assert load("run/last").step in (2, 3)
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
@@ -753,6 +899,6 @@ def test_a_run_that_was_cut_between_validations_can_end_there(
     assert fwlab(*train, "--resume")[0] == 0
     with open("runs/delta/result.json", encoding="utf-8") as file:
         result = json.load(file)
-    loaded = load("runs/delta/checkpoint.safetensors")
+    loaded = load("runs/delta/last")
     resumed = Trainer(loaded.config, TEXT, resume=loaded)
     assert result["validation_loss"] == pytest.approx(resumed.evaluate(), abs=1e-4)

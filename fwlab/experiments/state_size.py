@@ -77,7 +77,7 @@ def by_position(run: text.Run) -> list[list[float | None]]:
     before, and the norm of a head's fast weights, the mean over layers
     and heads; None if the state is not fast weights alone.
     """
-    length, ends = len(run.val_tokens) // run.rows, [run.config.block]
+    length, ends = len(run.val_tokens) // run.eval_rows, [run.config.block]
     while 2 * ends[-1] < length:
         ends.append(2 * ends[-1])
     rows: list[list[float | None]] = []

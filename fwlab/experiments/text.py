@@ -1,19 +1,16 @@
 """Language models on text: what several experiments share."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from math import inf
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fwlab import detach
 from fwlab.data import corpus
 from fwlab.experiments.experiment import Point
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, Identity
@@ -102,9 +99,7 @@ class Run(Trainer):
     - `config`: the run; `config.mixer` has no effect.
     - `mixer`: how the model mixes.
     - `text`: all text; the last tenth is for validation.
-    - `carry`: read the text in order, and let each window begin with the
-      state in which the one before it has ended. Gradients still end at
-      the start of a window. The validation text is then one long sequence.
+    - `carry`: as in `Config`. The validation text is then one long sequence.
     - `rows`: number of such sequences that it is cut into.
     """
 
@@ -116,69 +111,17 @@ class Run(Trainer):
         carry: bool = False,
         rows: int = 1,
     ):
-        self.mixer, self.carry, self.rows = mixer, carry, rows
-        self.state: Any = None
-        super().__init__(config, text)
+        self.mixer, self.eval_rows = mixer, rows
+        super().__init__(replace(config, carry=carry), text)
 
     def _new_model(self, vocab_size: int) -> LanguageModel:
         c = self.config
         sizes = c.layers, c.heads, c.d_model, c.block, c.d_ff
         return LanguageModel(vocab_size, self.mixer, *sizes)
 
-    def _batch(self) -> tuple[Tensor, Tensor]:
-        if not self.carry:
-            return super()._batch()
-        rows = in_rows(self.train_tokens, self.config.batch)
-        block = self.config.block
-        start = self.step % ((rows.shape[1] - 1) // block) * block
-        if start == 0:  # the text begins again
-            self.state = None
-        window = rows[:, start : start + block + 1].to(self.device)
-        return window[:, :-1], window[:, 1:]
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        if not self.carry:
-            return super()._logits(inputs)
-        logits, state = self.model.prefill(inputs, self.state)
-        self.state = detach(state)
-        return logits
-
-    @torch.no_grad()
-    def evaluate(self, windows: int | None = None) -> float:
-        """Validation loss in nats per character.
-
-        - `windows`: as in `Trainer`; has no effect with carried state.
-        """
-        if not self.carry:
-            return super().evaluate(windows)
-        length = len(self.val_tokens) // self.rows
-        # The length of these parts changes no result.
-        ends = [*range(1024, length - 1, 1024), length - 1]
-        total, past = 0.0, 0
-        for end, loss, _ in self.read(ends):
-            total += loss * (end - past)
-            past = end
-        return total / past
-
-    @torch.no_grad()
-    def read(self, ends: Sequence[int]) -> Iterator[tuple[int, float, Any]]:
-        """Read the validation text in parts, with carried state.
-
-        - `ends`: where each part ends, in characters, increasing.
-        - Returns an iterator of `(end, loss of the part, state after it)`.
-        """
-        self.model.eval()
-        rows = in_rows(self.val_tokens, self.rows).to(self.device)
-        state = None
-        for start, end in pairwise([0, *ends]):
-            logits, state = self.model.prefill(rows[:, start:end], state)
-            targets = rows[:, start + 1 : end + 1]
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            yield end, loss.item(), state
-
     def evaluate_windows(self) -> float:
         """Validation loss of windows that start with an empty state."""
-        return super().evaluate()
+        return self._evaluate_windows()
 
     def saved_mib(self) -> float:
         """MiB of all that a training step saves for its backward pass.
@@ -201,11 +144,6 @@ class Run(Trainer):
             sizes.pop(p.untyped_storage().data_ptr(), None)
         del loss  # until here, what is saved was alive: no address came twice
         return round(sum(sizes.values()) / 2**20, 2)
-
-
-def in_rows(tokens: Tensor, count: int) -> Tensor:
-    """Cut `tokens [time]` into `[count, time // count]`, without the rest."""
-    return tokens[: len(tokens) // count * count].view(count, -1)
 
 
 def train(run: Run) -> Point:

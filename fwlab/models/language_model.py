@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fwlab.layers import (
     AFTConv,
@@ -153,6 +154,9 @@ class LanguageModel(nn.Module):
             getattr(block, "max_len", None) is not None for block in blocks
         )
         self.max_len = max_len if limited else None
+        #: Set this to save memory in training: only the inputs of each block
+        #: are kept for the backward pass, which computes the rest again.
+        self.checkpointing = False
 
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -189,7 +193,7 @@ class LanguageModel(nn.Module):
         """
         x = self._embed(tokens, 0)
         for block in self.blocks:
-            x = block(x)
+            x = self._through(block, x)
         return self._logits(x)
 
     def prefill(self, tokens: Tensor, state: list | None = None) -> tuple[Tensor, list]:
@@ -205,9 +209,15 @@ class LanguageModel(nn.Module):
         x = self._embed(tokens, past)
         after: list = [past + tokens.shape[1]]
         for block, part in zip(self.blocks, parts, strict=True):
-            x, part = block.prefill(x, part)
+            x, part = self._through(block.prefill, x, part)
             after.append(part)
         return self._logits(x), after
+
+    def _through(self, block: Callable[..., Any], *inputs: Any) -> Any:
+        """What a block computes, without keeping it if `checkpointing` is set."""
+        if self.checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
     def step(self, tokens: Tensor, state: list | None = None) -> tuple[Tensor, list]:
         """Process one token of each sequence.

@@ -1,17 +1,19 @@
 """A trained model in one safetensors file.
 
-The tensors are the model's weights (`model.…`) and the optimiser's
-state (`adam.…`); configuration, alphabet, step and a checksum of all are
-in the header.
+The tensors are the model's weights (`model.…`), the optimiser's state
+(`adam.…`) and the carried state (`state.…`). Configuration, alphabet, step
+and a checksum of all are in the header. Batches, learning rate and dropout
+follow from seed and step, so this is all that a run needs to go on.
 """
 
 import hashlib
 import json
 import math
 import sys
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import Field, asdict, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +26,8 @@ from fwlab.models import LanguageModel
 from fwlab.training.config import Config
 
 FORMAT = "1"
+#: The name of the file, in the folder of its own.
+FILE = "checkpoint.safetensors"
 #: The entry of the header; the first checkpoints had none.
 CHECKSUM = "sha256"
 
@@ -43,6 +47,8 @@ class Checkpoint(NamedTuple):
     - `curve`: `[step, training loss, validation loss]` of every
       validation so far.
     - `corpus_sha256`: SHA-256 of the text it was trained on.
+    - `state`: with `config.carry`, the parts of the state that the next
+      windows begin with.
     """
 
     model: LanguageModel
@@ -52,6 +58,7 @@ class Checkpoint(NamedTuple):
     adam: dict[str, dict[str, Tensor]]
     curve: list[list[float]]
     corpus_sha256: str
+    state: Sequence[Tensor] = ()
 
 
 def new_model(config: Config, vocab_size: int) -> LanguageModel:
@@ -64,6 +71,7 @@ def new_model(config: Config, vocab_size: int) -> LanguageModel:
         d_model=config.d_model,
         max_len=config.block,
         d_ff=config.d_ff,
+        **({"dropout": config.dropout} if config.dropout else {}),
     )
 
 
@@ -77,6 +85,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
     tensors = {f"model.{name}": p for name, p in checkpoint.model.state_dict().items()}
     for name, state in checkpoint.adam.items():
         tensors |= {f"adam.{key}.{name}": part for key, part in state.items()}
+    tensors |= {f"state.{i}": part for i, part in enumerate(checkpoint.state)}
     header = {
         "fwlab": FORMAT,
         "config": json.dumps(asdict(checkpoint.config)),
@@ -97,14 +106,13 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
 def load(path: str | Path) -> Checkpoint:
     """Load a checkpoint that `save` wrote.
 
-    - `path`: of the file.
+    - `path`: of the file, of its folder, or of a run, whose best checkpoint
+      is loaded.
     - Returns a `Checkpoint`, all of it on the CPU.
     - Raises `CheckpointError` if the file is missing, damaged or not
       fwlab's, or if its tensors do not match its configuration.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint file {path}")
+    path = _file(Path(path))
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -122,14 +130,16 @@ def load(path: str | Path) -> Checkpoint:
             f"{path}: expected checkpoint format {FORMAT}, got {header['fwlab']}"
         )
     try:
-        # The first checkpoints had no d_ff.
-        stored = {"d_ff": None, **json.loads(header["config"])}
-        config = Config(**{f.name: stored[f.name] for f in fields(Config)})
+        stored = json.loads(header["config"])
+        config = Config(
+            **{f.name: stored[f.name] for f in fields(Config) if _known(f, stored)}
+        )
         characters, step = (
             Characters(json.loads(header["alphabet"])),
             int(header["step"]),
         )
         curve, corpus_sha256 = json.loads(header["curve"]), header["corpus_sha256"]
+        state = _state(tensors)
         if not all(len(row) == 3 and all(map(math.isfinite, row)) for row in curve):
             raise ValueError("expected a curve with rows of three numbers")
         if step < 0:
@@ -151,7 +161,56 @@ def load(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"{path} is damaged: its checksum is wrong")
     model = new_model(config, len(characters))
     model.load_state_dict(weights)
-    return Checkpoint(model, characters, config, step, adam, curve, corpus_sha256)
+    return Checkpoint(
+        model, characters, config, step, adam, curve, corpus_sha256, state
+    )
+
+
+#: What the first checkpoints had in their configurations.
+FIRST = {
+    *[
+        "corpus",
+        "mixer",
+        "layers",
+        "heads",
+        "d_model",
+        "block",
+        "batch",
+        "steps",
+        "lr",
+        "min_lr",
+    ]
+} | {
+    *[
+        "warmup",
+        "beta2",
+        "weight_decay",
+        "clip",
+        "eval_every",
+        "eval_windows",
+        "seed",
+        "device",
+    ]
+}
+
+
+def _known(field: Field, stored: dict[str, Any]) -> bool:
+    """Whether to read a field; what came later has its default in old files."""
+    return field.name in FIRST or field.name in stored
+
+
+def _state(tensors: dict[str, Tensor]) -> list[Tensor]:
+    """The parts of the carried state, in order."""
+    count = sum(name.startswith("state.") for name in tensors)
+    return [tensors[f"state.{i}"] for i in range(count)]
+
+
+def _file(path: Path) -> Path:
+    places = (path, path / FILE, path / "best" / FILE, path / "last" / FILE)
+    for place in places:
+        if place.is_file():
+            return place
+    raise CheckpointError(f"there is no checkpoint {path}")
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:

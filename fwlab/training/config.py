@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from typing_extensions import Doc
 
@@ -19,12 +19,42 @@ MixerName = Annotated[
 
 #: What a value of each annotated type must be.
 KINDS: dict[Any, tuple[str, Any]] = {
+    bool: ("True or False", bool),
     int: ("an integer", int),
     int | None: ("an integer or None", int | None),
     float: ("a number", int | float),
     str: ("a string", str),
+    MixerName: ("a string", str),
     str | None: ("a string or None", str | None),
 }
+
+AT_LEAST_1 = (
+    "layers",
+    "heads",
+    "d_model",
+    "block",
+    "batch",
+    "accumulate",
+    "steps",
+    "eval_every",
+    "eval_windows",
+    "log_every",
+)
+#: How a run is computed and watched, and for how long, not what it trains:
+#: it may change when a run is resumed. The corpus is compared by its text.
+FREE = (
+    "corpus",
+    "steps",
+    "device",
+    "eval_every",
+    "eval_windows",
+    "log_every",
+    "accumulate",
+    "precision",
+    "compile",
+    "checkpointing",
+    "shard",
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +78,31 @@ class Config:
     """Width of the model."""
     d_ff: int | None = None
     """Width inside the MLPs; default: 4 * d_model."""
+    dropout: float = 0.0
+    """Share of embeddings and of what each layer adds that is set to 0 in
+    training."""
     block: int = 64
     """Characters per training window."""
+    first_block: int | None = None
+    """Characters per window at the first step, which then grow to block;
+    default: block."""
+    grow_steps: int = 0
+    """Steps over which windows grow from first_block to block."""
+    carry: bool = False
+    """Read the text in order, and let each window begin with the state in
+    which the one before it has ended (truncated backpropagation)."""
     batch: int = 12
-    """Windows per step."""
+    """Windows per step, of all processes together."""
+    accumulate: int = 1
+    """Parts of a batch that are computed one after the other, which takes
+    less memory."""
     steps: int = 2000
     """Total number of optimiser steps."""
     lr: float = 1e-3
     """Learning rate after the warm-up."""
+    schedule: Literal["cosine", "noam"] = "cosine"
+    """How the learning rate falls: along half a cosine to min_lr, or with
+    one over the square root of the step."""
     min_lr: float = 1e-4
     """Learning rate at the end of the cosine decay."""
     warmup: int = 100
@@ -70,36 +117,58 @@ class Config:
     """Steps between validations, samples and checkpoints."""
     eval_windows: int = 240
     """Validation windows during training; the final validation uses all."""
+    log_every: int = 10
+    """Steps between two lines of metrics.jsonl."""
     seed: int = 1337
     """Seed of the initial weights, the batches and the samples."""
     device: str = "auto"
     """auto, cpu, cuda or mps; auto takes the best available one."""
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """Of matrix products; weights and states of fast weights stay float32."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    checkpointing: bool = False
+    """Keep only the inputs of each block for the backward pass, and compute
+    the rest again."""
+    shard: bool = False
+    """Divide weights and the optimiser's state among the processes (FSDP)
+    instead of copying them."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            kinds = KINDS.get(field.type)
-            value = getattr(self, field.name)
-            if kinds and (isinstance(value, bool) or not isinstance(value, kinds[1])):
-                raise ValueError(
-                    f"expected {field.name} to be {kinds[0]}, got {value!r}"
+            value, names = getattr(self, field.name), get_args(field.type)
+            if field.type in KINDS:
+                kind, types = KINDS[field.type]
+                # Python counts True as an integer.
+                fits = isinstance(value, types) and (
+                    isinstance(value, bool) == (field.type is bool)
                 )
-        for name in (
-            "layers",
-            "heads",
-            "d_model",
-            "block",
-            "batch",
-            "steps",
-            "eval_every",
-            "eval_windows",
-        ):
+            else:
+                kind, fits = f"one of {', '.join(names)}", value in names
+            if not fits:
+                raise ValueError(f"expected {field.name} to be {kind}, got {value!r}")
+        for name in AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"expected {name} to be at least 1, got {getattr(self, name)}"
                 )
         if self.d_ff is not None and self.d_ff < 1:
             raise ValueError(f"expected d_ff to be at least 1, got {self.d_ff}")
-        for name in ("lr", "min_lr", "weight_decay", "warmup"):
+        if self.first_block is not None and not 1 <= self.first_block <= self.block:
+            raise ValueError(
+                f"expected first_block from 1 to block = {self.block}, "
+                f"got {self.first_block}"
+            )
+        if self.carry and self.first_block is not None:
+            raise ValueError(
+                "expected first_block or carry, got both: text that is read in order "
+                "has windows of one length"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"expected dropout from 0 to 1, excluding 1, got {self.dropout}"
+            )
+        for name in ("lr", "min_lr", "weight_decay", "warmup", "grow_steps"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(
                     f"expected {name} to be 0 or more, got {getattr(self, name)}"
@@ -114,14 +183,31 @@ class Config:
             )
 
     def lr_at(self, step: int) -> float:
-        """Warm-up, then half a cosine from `lr` to `min_lr`.
+        r"""The learning rate of a step, which is `lr` after the warm-up.
+
+        It rises in equal steps. Then it falls along half a cosine to
+        `min_lr`, or ("noam") with $1/\sqrt{\text{step}}$, as in Vaswani et
+        al. 2017, section 5.3.
 
         - `step`: number of optimiser steps so far, from 0.
         - Returns the learning rate of the next step.
         """
         if step < self.warmup:
             return self.lr * (step + 1) / (self.warmup + 1)
+        if self.schedule == "noam":
+            return self.lr * math.sqrt((self.warmup + 1) / (step + 1))
         done = (step - self.warmup) / max(self.steps - self.warmup, 1)
         return self.min_lr + (self.lr - self.min_lr) * 0.5 * (
             1 + math.cos(math.pi * min(done, 1.0))
         )
+
+    def block_at(self, step: int) -> int:
+        """Characters per window at a step.
+
+        - `step`: number of optimiser steps so far, from 0.
+        - Returns the length, from `first_block` to `block`.
+        """
+        if self.first_block is None or step >= self.grow_steps:
+            return self.block
+        more = (self.block - self.first_block) * step // self.grow_steps
+        return self.first_block + more

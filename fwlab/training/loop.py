@@ -4,19 +4,25 @@ import copy
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fwlab.data import Characters, CorpusError, corpus
 from fwlab.models import LanguageModel
+from fwlab.ops import detach
 from fwlab.training import checkpoint as checkpoints
+from fwlab.training import engine
+from fwlab.training.batches import batch, in_rows
 from fwlab.training.checkpoint import Checkpoint, CheckpointError
-from fwlab.training.config import Config
+from fwlab.training.config import FREE, Config
 
 
 class Progress(NamedTuple):
@@ -26,12 +32,15 @@ class Progress(NamedTuple):
     - `loss`: training loss of its batch, nats per character.
     - `val_loss`: validation loss after it, if it was measured.
     - `seconds`: time spent training so far, validation not counted.
+    - `characters`: read in training so far, by all processes. Both count
+      from the start or the last resume.
     """
 
     step: int
     loss: float
     val_loss: float | None
     seconds: float
+    characters: int
 
 
 class Trainer:
@@ -41,8 +50,12 @@ class Trainer:
     - `text`: train on this instead of `config.corpus`.
     - `resume`: continue from this checkpoint, which must be of the same
       run.
+    - `options`: more arguments of Accelerate's `Accelerator`.
     - Raises `ValueError`, `CorpusError` or `CheckpointError` for what
       does not fit, before any training.
+
+    Started by `torchrun` or `accelerate launch`, all processes train one
+    model: see `engine.py`. `main` is True in the one that prints and writes.
 
     ```python
     trainer = Trainer(Config(mixer="delta", steps=100))
@@ -51,13 +64,33 @@ class Trainer:
     ```
     """
 
+    #: With `carry`: the number of pieces of the validation text that are read
+    #: side by side.
+    eval_rows = 1
+
     def __init__(
-        self, config: Config, text: str | None = None, resume: Checkpoint | None = None
+        self,
+        config: Config,
+        text: str | None = None,
+        resume: Checkpoint | None = None,
+        **options: Any,
     ):
         self.config = config
-        self.device = _device(config.device)
         with torch.device("meta"):
-            self._new_model(2)  # invalid sizes raise here
+            small = self._new_model(2)  # invalid sizes raise here
+        if config.carry and small.max_len is not None:
+            raise ValueError(
+                f"expected a mixer without a maximum length for carry, got "
+                f"{config.mixer!r}, which ends after {small.max_len} characters"
+            )
+        self.engine = engine.accelerator(config, small, **options)
+        self.main = self.engine.is_main_process
+        parts = self.engine.num_processes * config.accumulate
+        if config.batch % parts:
+            raise ValueError(
+                f"expected batch to be a multiple of {parts} (processes times "
+                f"accumulate), got {config.batch}"
+            )
         text = corpus(config.corpus) if text is None else text
         #: SHA-256 of the text, so that results identify their training text.
         self.corpus_sha256 = hashlib.sha256(text.encode()).hexdigest()
@@ -86,10 +119,41 @@ class Trainer:
                 )
             self.model, self.step = copy.deepcopy(resume.model), resume.step
             self.curve = [list(row) for row in resume.curve]
-        self.model.to(self.device)
         tokens = self.characters.encode(text)
         self.train_tokens, self.val_tokens = tokens[:split], tokens[split:]
-        self.optimizer = self._new_optimizer(resume.adam if resume else {})
+        self._prepare(resume.adam if resume else {})
+        #: With `carry`: what the next window of each row begins with.
+        self.state: Any = None
+        if resume is not None and resume.state:
+            self.state = self._restored(resume.state)
+
+    def _prepare(self, adam: dict[str, dict[str, Tensor]]) -> None:
+        """Move the model to its devices, and make the optimiser."""
+        several = self.engine.num_processes > 1
+        self.device = (
+            self.engine.device if several else engine.device(self.config.device)
+        )
+        self.model.checkpointing = self.config.checkpointing
+        self.model.to(self.device)
+        loss, self.optimizer = self.engine.prepare(
+            engine.Loss(self.model),
+            self._new_optimizer(),
+            device_placement=[False, False],
+        )
+        self._loss = loss
+        #: Whether each process has a part of the weights only.
+        self.divided = any(hasattr(p, "full_tensor") for p in self.model.parameters())
+        if self.divided and self.config.carry:
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
+            for block in self.model.blocks:
+                register_fsdp_forward_method(block, "prefill")
+        named = dict(self.model.named_parameters())
+        for name, state in adam.items():
+            self.optimizer.state[named[name]] = {
+                key: engine.divided(part.clone(), named[name])
+                for key, part in state.items()
+            }
 
     def run(self) -> Iterator[Progress]:
         """Train up to `config.steps`, one optimiser step per item.
@@ -101,9 +165,10 @@ class Trainer:
         - Raises `FloatingPointError` if the loss or a gradient is not finite;
           it names the first layer whose output is not.
         """
-        c, seconds = self.config, 0.0
+        c, seconds, characters = self.config, 0.0, 0
         while self.step < c.steps:
             start = time.perf_counter()
+            characters += c.batch * c.block_at(self.step)
             loss = self._train_step()
             seconds += time.perf_counter() - start
             self.step += 1
@@ -115,50 +180,94 @@ class Trainer:
             if val_loss is not None:
                 if not math.isfinite(val_loss):
                     raise FloatingPointError(
-                        self._diverged("validation loss", self._batch()[0])
+                        self._diverged("validation loss", *self._batch())
                     )
                 self.curve.append([self.step, round(loss, 4), round(val_loss, 4)])
-            yield Progress(self.step, loss, val_loss, seconds)
+            yield Progress(self.step, loss, val_loss, seconds, characters)
 
     def _train_step(self) -> float:
         inputs, targets = self._batch()
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr_at(self.step)
-        self.model.train()
-        loss = _loss(self._logits(inputs), targets)
+        self._loss.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        if not torch.isfinite(norm + loss):
+        with self._seeded():
+            loss = self._backward(inputs, targets)
+        norm = self.engine.clip_grad_norm_(self._loss.parameters(), self.config.clip)
+        # Too large a gradient in float16 is skipped, and the next one is scaled
+        # less.
+        finite = torch.isfinite(loss if self.engine.scaler else norm + loss)
+        if not finite:
             self.step += 1
             what = "gradient" if torch.isfinite(loss) else "loss"
-            raise FloatingPointError(self._diverged(what, inputs))
+            raise FloatingPointError(self._diverged(what, inputs, targets))
         self.optimizer.step()
         return loss.item()
 
-    def _diverged(self, what: str, inputs: Tensor) -> str:
+    def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a batch over all processes, and its gradients."""
+        parts, total, states = self.config.accumulate, torch.zeros(()), []
+        total = total.to(self.device)
+        rows = len(inputs) // parts
+        for part in range(parts):
+            cut = slice(part * rows, (part + 1) * rows)
+            last = part == parts - 1
+            waiting = nullcontext() if last else self.engine.no_sync(self._loss)
+            with waiting:
+                loss, state = self._loss(
+                    inputs[cut],
+                    targets[cut],
+                    tree_map(partial(_rows, cut), self.state),
+                    self.config.carry,
+                )
+                self.engine.backward(loss / parts)
+            total += loss.detach() / parts
+            states.append(detach(state))
+        if self.config.carry:
+            self.state = _joined(states)
+        if self.engine.num_processes > 1:
+            total = self.engine.reduce(total, "mean")
+        return total
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Draw the same dropout when a step is trained again after a stop."""
+        if not self.config.dropout:
+            yield
+            return
+        c, rank = self.config, self.engine.process_index
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(c.seed + 1_000_003 * self.step + 7919 * (rank + 1))
+            yield
+
+    def _diverged(self, what: str, inputs: Tensor, targets: Tensor) -> str:
         begin = f"training diverged: the {what} of step {self.step} is not finite"
-        return begin + _first_not_finite(self.model, inputs)
+        found = _first_not_finite(self.model, lambda: self._loss(inputs, targets))
+        return begin + found
 
     def _new_model(self, vocab_size: int) -> LanguageModel:
         return checkpoints.new_model(self.config, vocab_size)
 
-    def _logits(self, inputs: Tensor) -> Tensor:
-        return self.model(inputs)
-
     def _batch(self) -> tuple[Tensor, Tensor]:
-        # Seeded per step, so that a resumed run gets the same batches.
-        generator = torch.Generator().manual_seed(
-            self.config.seed + 1_000_003 * self.step
-        )
-        block = self.config.block
-        starts = torch.randint(
-            len(self.train_tokens) - block, (self.config.batch,), generator=generator
-        )
-        windows = self.train_tokens[starts[:, None] + torch.arange(block + 1)].to(
-            self.device
-        )
-        return windows[:, :-1], windows[:, 1:]
+        """This process's share of the windows of the next step."""
+        inputs, targets, begins = batch(self.train_tokens, self.config, self.step)
+        if begins:
+            self.state = None
+        here = self._share(len(inputs))
+        return inputs[here].to(self.device), targets[here].to(self.device)
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is True in one of the processes."""
+        if self.engine.num_processes == 1:
+            return flag
+        return bool(self.engine.reduce(torch.tensor(flag, device=self.device).int()))
+
+    def _share(self, rows: int) -> slice:
+        """Which rows of a batch are this process's."""
+        here = rows // self.engine.num_processes
+        start = here * self.engine.process_index
+        return slice(start, start + here)
 
     @torch.no_grad()
     def evaluate(self, windows: int | None = None) -> float:
@@ -169,20 +278,62 @@ class Trainer:
           overlap.
         - Returns the mean over these windows.
         """
+        if self.config.carry:
+            return self._evaluate_in_order(windows)
+        return self._evaluate_windows(windows)
+
+    @torch.no_grad()
+    def _evaluate_windows(self, windows: int | None = None) -> float:
+        self._loss.eval()
         block = self.config.block
         count = (len(self.val_tokens) - 1) // block
         if windows is not None and windows < count:
             starts = torch.linspace(0, count - 1, windows).long() * block
         else:
             starts = torch.arange(count) * block
-        self.model.eval()
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64)
         for part in starts.split(128):
-            cut = self.val_tokens[part[:, None] + torch.arange(block + 1)].to(
-                self.device
-            )
-            total += _loss(self.model(cut[:, :-1]), cut[:, 1:]).item() * len(part)
-        return total / len(starts)
+            cut = self.val_tokens[part[:, None] + torch.arange(block + 1)].long()
+            total += self._mean(cut.to(self.device)) * len(part)
+        return total.item() / len(starts)
+
+    def _mean(self, windows: Tensor) -> float:
+        """The mean loss of windows, of which each process computes a share."""
+        count, rank = self.engine.num_processes, self.engine.process_index
+        if count == 1:
+            return self._loss(windows[:, :-1], windows[:, 1:])[0].item()
+        # All take part, also those that nothing is left for.
+        share = windows[rank::count]
+        weight, share = len(share), share if len(share) else windows[:1]
+        loss = self._loss(share[:, :-1], share[:, 1:])[0] * weight
+        return self.engine.reduce(loss, "sum").item() / len(windows)
+
+    def _evaluate_in_order(self, windows: int | None) -> float:
+        length = len(self.val_tokens) // self.eval_rows
+        if windows is not None:
+            length = min(length, windows * self.config.block + 1)
+        # The length of these parts changes no result.
+        ends = [*range(1024, length - 1, 1024), length - 1]
+        total, past = 0.0, 0
+        for end, loss, _ in self.read(ends):
+            total += loss * (end - past)
+            past = end
+        return total / past
+
+    @torch.no_grad()
+    def read(self, ends: Sequence[int]) -> Iterator[tuple[int, float, Any]]:
+        """Read the validation text in parts, with carried state.
+
+        - `ends`: where each part ends, in characters, increasing.
+        - Returns an iterator of `(end, loss of the part, state after it)`.
+        """
+        self._loss.eval()
+        tokens = in_rows(self.val_tokens, self.eval_rows).long().to(self.device)
+        state = None
+        for start, end in pairwise([0, *ends]):
+            part = tokens[:, start : end + 1]
+            loss, state = self._loss(part[:, :-1], part[:, 1:], state, carry=True)
+            yield end, loss.item(), state
 
     def sample(
         self, prompt: str | None = None, length: int = 200, temperature: float = 0.8
@@ -201,75 +352,116 @@ class Trainer:
         known = self.characters.encode(
             self.characters.start if prompt is None else prompt
         )
-        self.model.eval()
-        tokens = self.model.generate(
-            known[None].to(self.device),
+        model = self.trained().eval()
+        tokens = model.generate(
+            known[None].to(next(model.parameters()).device),
             length,
             temperature=temperature,
             seed=self.config.seed,
         )
         return self.characters.decode(tokens[0, len(known) :])
 
-    def save(self, path: str | Path) -> None:
+    def trained(self) -> LanguageModel:
+        """The model with all its weights; all processes must call this."""
+        if not self.divided:
+            return self.model
+        model = self._new_model(len(self.characters))
+        weights = {n: engine.whole(x) for n, x in self.model.state_dict().items()}
+        model.load_state_dict(weights)
+        return model
+
+    def save(self, *paths: str | Path) -> None:
         """Write a checkpoint for `generate` and `resume`.
 
-        - `path`: of the file; an existing file is replaced.
-        - Raises `CheckpointError` if the file cannot be written, and
+        All processes must call this; one of them writes.
+
+        - `paths`: of the files; existing files are replaced.
+        - Raises `CheckpointError` if a file cannot be written, and
           `FloatingPointError` for weights that are not finite.
         """
-        if not all(torch.isfinite(p).all() for p in self.model.parameters()):
-            raise FloatingPointError(self._diverged("result", self._batch()[0]))
+        model = self.trained()
+        if not all(torch.isfinite(p).all() for p in model.parameters()):
+            raise FloatingPointError(self._diverged("result", *self._batch()))
         adam = {
-            name: self.optimizer.state[p]
+            name: {k: engine.whole(x) for k, x in self.optimizer.state[p].items()}
             for name, p in self.model.named_parameters()
             if p in self.optimizer.state
         }
-        checkpoints.save(
-            path,
-            Checkpoint(
-                self.model,
-                self.characters,
-                self.config,
-                self.step,
-                adam,
-                self.curve,
-                self.corpus_sha256,
-            ),
+        saved = Checkpoint(
+            model,
+            self.characters,
+            self.config,
+            self.step,
+            adam,
+            self.curve,
+            self.corpus_sha256,
+            self._gathered(),
         )
+        if self.main:
+            for path in paths:
+                checkpoints.save(path, saved)
 
-    def _new_optimizer(
-        self, adam: dict[str, dict[str, Tensor]]
-    ) -> torch.optim.Optimizer:
-        c = self.config
-        named = dict(self.model.named_parameters())
-        optimizer = torch.optim.AdamW(
+    def _gathered(self) -> list[Tensor]:
+        """The parts of the carried state, with the rows of all processes."""
+        if self.state is None:
+            return []
+        parts = [torch.as_tensor(x) for x in tree_leaves(self.state) if x is not None]
+        if self.engine.num_processes == 1:
+            return parts
+        return [self.engine.gather(x.contiguous()) if x.dim() else x for x in parts]
+
+    def _restored(self, parts: Sequence[Tensor]) -> Any:
+        """The inverse of `_gathered`."""
+        inputs, _ = self._batch()
+        with torch.no_grad():  # only for the form of a state
+            _, example = self._loss(inputs[:, :1], inputs[:, :1], carry=True)
+        state, form = tree_flatten(example)
+        if len(parts) != sum(x is not None for x in state):
+            raise CheckpointError(
+                f"expected a carried state of {len(state)} parts in the checkpoint, "
+                f"got {len(parts)}"
+            )
+        given, here = iter(parts), self._share(self.config.batch)
+        found: list[Any] = []
+        for old in state:
+            if isinstance(old, Tensor):
+                found.append(_rows(here, next(given)).to(self.device))
+            else:
+                found.append(old if old is None else int(next(given)))
+        return tree_unflatten(found, form)
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        c, named = self.config, [*self.model.parameters()]
+        return torch.optim.AdamW(
             [
                 {
-                    "params": [p for p in named.values() if p.dim() >= 2],
+                    "params": [p for p in named if p.dim() >= 2],
                     "weight_decay": c.weight_decay,
                 },
-                {
-                    "params": [p for p in named.values() if p.dim() < 2],
-                    "weight_decay": 0.0,
-                },
+                {"params": [p for p in named if p.dim() < 2], "weight_decay": 0.0},
             ],
             lr=c.lr,
             betas=(0.9, c.beta2),
         )
-        for name, state in adam.items():
-            optimizer.state[named[name]] = {
-                key: part.clone() if key == "step" else part.to(self.device)
-                for key, part in state.items()
-            }
-        return optimizer
 
 
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def _rows(cut: slice, part: Any) -> Any:
+    """Some sequences of a part of a state."""
+    return part[cut] if isinstance(part, Tensor) and part.dim() else part
+
+
+def _joined(states: list[Any]) -> Any:
+    """The state of all sequences of a batch, from those of its parts."""
+    if len(states) == 1:
+        return states[0]
+    return tree_map(
+        lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0],
+        *states,
+    )
 
 
 @torch.no_grad()
-def _first_not_finite(model: torch.nn.Module, inputs: Tensor) -> str:
+def _first_not_finite(model: torch.nn.Module, run: Callable[[], Any]) -> str:
     """Where it began, for an error: a parameter or a layer; "" = unknown."""
     for name, p in model.named_parameters():
         if not torch.isfinite(p).all():
@@ -286,33 +478,16 @@ def _first_not_finite(model: torch.nn.Module, inputs: Tensor) -> str:
     # A layer ends after the layers inside it: the innermost comes first.
     hooks = [m.register_forward_hook(note(n)) for n, m in model.named_modules() if n]
     try:
-        model(inputs)
+        run()
     finally:
         for hook in hooks:
             hook.remove()
     return f"; the first output that is not: {found[0]}" if found else ""
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # "meta" has no values
-    except (RuntimeError, AssertionError):
-        raise ValueError(
-            "expected device to be auto, cpu, cuda or mps, and available here, "
-            f"got {name!r}"
-        ) from None
-    return device
-
-
 def _same_run(config: Config, saved: Config) -> None:
     for name in Config.__dataclass_fields__:
-        # The corpus is compared by its text.
-        if name in ("corpus", "steps", "device", "eval_every", "eval_windows"):
+        if name in FREE:
             continue
         expected, found = getattr(config, name), getattr(saved, name)
         if expected != found:

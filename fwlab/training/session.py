@@ -1,6 +1,15 @@
-"""A training run in a folder, with progress on the terminal."""
+"""A training run in a folder, with progress on the terminal.
+
+- `config.json`: the configuration, with versions and the SHA-256 of the
+  text;
+- `metrics.jsonl`: a line for every few steps, and for every validation;
+- `last/`, `best/`: the latest checkpoint, and the one with the lowest
+  validation loss;
+- `result.json`: at the end.
+"""
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -13,123 +22,219 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from fwlab.files import check_writable, write_json
+from fwlab.files import check_writable, replacing, write_json
 from fwlab.provenance import provenance
-from fwlab.training.checkpoint import load
+from fwlab.training.checkpoint import FILE, load
 from fwlab.training.config import Config
 from fwlab.training.loop import Progress, Trainer
 from fwlab.training.memory import PeakMemory
 
-CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"
+CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 
 
-def run_in(folder: Path, config: Config, resume: bool, command: str) -> None:
-    """Train with checkpoints and a result in a folder.
+def run_in(
+    folder: Path, config: Config, resume: bool, command: str, track: str | None = None
+) -> None:
+    """Train with checkpoints, metrics and a result in a folder.
 
-    - `folder`: for `checkpoint.safetensors` and `result.json`.
+    - `folder`: of the run.
     - `config`: the run.
-    - `resume`: continue from the checkpoint in the folder.
+    - `resume`: continue from the last checkpoint in the folder.
     - `command`: what the result says of how it was made.
-    - Raises `KeyboardInterrupt` after Ctrl-C; the checkpoint then has all
-      steps so far.
+    - `track`: also send metrics to this tracker, "tensorboard" or "wandb".
+    - Raises `KeyboardInterrupt` after Ctrl-C or SIGTERM; the checkpoint then
+      has all steps so far.
     - Raises `FloatingPointError` if training diverges, and what `Trainer`
       raises.
     """
-    path = folder / CHECKPOINT
-    trainer = Trainer(config, resume=load(path) if resume else None)
+    found = None
+    if resume:
+        # The first runs had their only checkpoint in the folder itself.
+        last = folder / "last"
+        found = load(last if last.exists() else folder)
+    options: dict[str, Any] = (
+        {} if track is None else {"log_with": track, "project_dir": folder}
+    )
+    trainer = Trainer(config, resume=found, **options)
     if trainer.step > config.steps:
         raise ValueError(
-            f"expected steps to be at least {trainer.step}, which {path} already "
+            f"expected steps to be at least {trainer.step}, which {folder} already "
             f"has, got {config.steps}"
         )
+    if track is not None and not trainer.engine.log_with:
+        raise ValueError(f"expected {track} to be installed: pip install {track}")
     with _no_empty_folders(folder):
-        _run_in(folder, trainer, command)
+        Run(folder, trainer).train(command, track)
+    trainer.engine.end_training()
 
 
-def _run_in(folder: Path, trainer: Trainer, command: str) -> None:
-    path, found, config = folder / CHECKPOINT, folder / RESULT, trainer.config
-    check_writable(folder)
-    _say(
-        f"{config.mixer}: {trainer.model.num_parameters():,} parameters, "
-        f"{len(trainer.train_tokens):,} training characters, on {trainer.device}"
-    )
-    if trainer.step == config.steps and found.exists():
-        _say(f"nothing to do: {path} already has {trainer.step} steps of training")
-        return
-    try:
-        spent = _train(trainer, path)
-    except FloatingPointError as error:
-        kept = f"{path} has an earlier state" if path.exists() else "no checkpoint yet"
-        raise FloatingPointError(f"{error} ({kept})") from None
-    # A run that was interrupted at its last step has not been validated there.
-    validated = [loss for step, _, loss in trainer.curve if step == trainer.step]
-    validation_loss = validated[-1] if validated else round(trainer.evaluate(), 4)
-    result = {
-        "config": asdict(config),
-        "corpus_sha256": trainer.corpus_sha256,
-        "parameters": trainer.model.num_parameters(),
-        "state_size": trainer.model.state_size(config.block),
-        "columns": ["step", "training loss", "validation loss"],
-        "curve": trainer.curve,
-        "validation_loss": validation_loss,
-        **spent,
-        "sample": trainer.sample(length=300),
-        **provenance(command),
-    }
-    write_json(found, result)
-    _say(f"\n{result['sample']}\n")
-    _say(
-        f"validation loss {validation_loss:.4f} nats per character after "
-        f"{trainer.step} steps, {spent['seconds']:.0f} s of training\n{path}"
-    )
+class Run:
+    """What a training prints and writes; only the main process does.
 
+    - `folder`: of the run.
+    - `trainer`: at its start, or where it was stopped.
+    """
 
-def _train(trainer: Trainer, path: Path) -> dict[str, Any]:
-    """Train to the end; returns what it took."""
-    c, started, seconds = trainer.config, trainer.step, 0.0
-    memory, peak = PeakMemory(), None
-    with (
-        _interrupts() as interrupted,
-        tqdm(
-            total=c.steps,
-            initial=started,
-            unit="step",
-            dynamic_ncols=True,
-            # A file gets lines, but no bar; without stderr there is neither.
-            disable=sys.stderr is None or not sys.stderr.isatty(),
-        ) as bar,
-    ):
-        for progress in trainer.run():
-            seconds = progress.seconds
-            # Validation has larger batches: measure before the first one.
-            if peak is None or not trainer.curve:
-                peak = memory.mib()
-            speed = (trainer.step - started) * c.batch * c.block / seconds
-            bar.set_postfix_str(_status(trainer, progress, speed), refresh=False)
-            bar.update()
-            if progress.val_loss is not None or interrupted:
-                trainer.save(path)
-                # A result of an earlier run does not belong to this checkpoint.
-                (path.parent / RESULT).unlink(missing_ok=True)
-            if progress.val_loss is not None:
-                bar.clear()
-                line = " ".join(trainer.sample(length=72).split())
-                _say(
-                    f"step {progress.step}: validation loss {progress.val_loss:.4f}"
-                    f", {speed:,.0f} characters/s | {line}"
-                )
-            if interrupted and trainer.step < c.steps:
-                raise KeyboardInterrupt(
-                    f"stopped after step {trainer.step}, saved in {path}; the same "
-                    "command with --resume continues"
-                )
-    characters = (trainer.step - started) * c.batch * c.block
-    return {
-        "first_step": started,
-        "seconds": round(seconds, 1),
-        "characters_per_second": round(characters / seconds) if seconds else None,
-        "peak_mib": peak,
-    }
+    def __init__(self, folder: Path, trainer: Trainer):
+        self.folder, self.trainer = folder, trainer
+        self.started = trainer.step
+        self.peak: float | None = None
+        check_writable(folder)
+
+    def train(self, command: str, track: str | None) -> None:
+        """Train to the end, and write the result."""
+        trainer, config = self.trainer, self.trainer.config
+        processes = trainer.engine.num_processes
+        self.say(
+            f"{config.mixer}: {trainer.model.num_parameters():,} parameters, "
+            f"{len(trainer.train_tokens):,} training characters, on {trainer.device}"
+            + (f", {processes} processes" if processes > 1 else "")
+        )
+        if trainer.step == config.steps and (self.folder / RESULT).exists():
+            self.say(
+                f"nothing to do: {self.folder} already has {trainer.step} steps of "
+                "training"
+            )
+            return
+        about = {
+            "config": asdict(config),
+            "corpus_sha256": trainer.corpus_sha256,
+            "parameters": trainer.model.num_parameters(),
+            "state_size": trainer.model.state_size(config.block),
+        }
+        if trainer.main:
+            write_json(self.folder / CONFIG, about | provenance(command))
+            self._cut_metrics()
+        if track is not None:
+            trainer.engine.init_trackers("fwlab", config=asdict(config))
+        try:
+            spent = self._steps()
+        except FloatingPointError as error:
+            last = self.folder / "last"
+            kept = f"{last} has an earlier state"
+            if not last.exists():
+                kept = "no checkpoint yet"
+            raise FloatingPointError(f"{error} ({kept})") from None
+        # A run that was interrupted at its last step has not been validated there.
+        validated = [loss for step, _, loss in trainer.curve if step == trainer.step]
+        validation_loss = validated[-1] if validated else round(trainer.evaluate(), 4)
+        result = {
+            **about,
+            "columns": ["step", "training loss", "validation loss"],
+            "curve": trainer.curve,
+            "validation_loss": validation_loss,
+            **spent,
+            "sample": trainer.sample(length=300),
+            **provenance(command),
+        }
+        if trainer.main:
+            write_json(self.folder / RESULT, result)
+        self.say(f"\n{result['sample']}\n")
+        self.say(
+            f"validation loss {validation_loss:.4f} nats per character after "
+            f"{trainer.step} steps, {spent['seconds']:.0f} s of training\n"
+            f"{self.folder}"
+        )
+
+    def _steps(self) -> dict[str, Any]:
+        """Train to the end; returns what it took."""
+        trainer, c = self.trainer, self.trainer.config
+        memory, seconds, characters = PeakMemory(), 0.0, 0
+        with (
+            _interrupts() as interrupted,
+            tqdm(
+                total=c.steps,
+                initial=self.started,
+                unit="step",
+                dynamic_ncols=True,
+                # A file gets lines, but no bar; without stderr there is neither.
+                disable=not trainer.main
+                or sys.stderr is None
+                or not sys.stderr.isatty(),
+            ) as bar,
+            # A line at once, so that a killed run has written what it knew.
+            open(
+                self.folder / METRICS if trainer.main else os.devnull,
+                "a",
+                buffering=1,
+                encoding="utf-8",
+            ) as lines,
+        ):
+            for progress in trainer.run():
+                seconds, characters = progress.seconds, progress.characters
+                # Validation has larger batches: measure before the first one.
+                if self.peak is None or not trainer.curve:
+                    self.peak = memory.mib()
+                found = self._metrics(progress)
+                bar.set_postfix_str(_status(found), refresh=False)
+                bar.update()
+                validated = progress.val_loss is not None
+                if validated or progress.step % c.log_every == 0:
+                    lines.write(json.dumps(found) + "\n")
+                    trainer.engine.log(
+                        {k: x for k, x in found.items() if k != "step"}, progress.step
+                    )
+                stop = trainer.any(bool(interrupted))
+                if validated or stop:
+                    self._save(validated)
+                if validated:
+                    bar.clear()
+                    text = " ".join(trainer.sample(length=72).split())
+                    left = (c.steps - trainer.step) / (trainer.step - self.started)
+                    self.say(
+                        f"step {progress.step}: validation loss "
+                        f"{progress.val_loss:.4f}, "
+                        f"{found['characters_per_second']:,} characters/s"
+                        f"{_left(left * seconds)} | {text}"
+                    )
+                if stop and trainer.step < c.steps:
+                    raise KeyboardInterrupt(
+                        f"stopped after step {trainer.step}, saved in "
+                        f"{self.folder / 'last'}; the same command with --resume "
+                        "continues"
+                    )
+        return {
+            "first_step": self.started,
+            "seconds": round(seconds, 1),
+            "characters_per_second": round(characters / seconds) if seconds else None,
+            "peak_mib": self.peak,
+        }
+
+    def _metrics(self, progress: Progress) -> dict[str, Any]:
+        found = {
+            "step": progress.step,
+            "loss": round(progress.loss, 6),
+            "lr": self.trainer.config.lr_at(progress.step - 1),
+            "characters_per_second": round(progress.characters / progress.seconds),
+            "seconds": round(progress.seconds, 2),
+        }
+        if progress.val_loss is not None:
+            found["validation_loss"] = round(progress.val_loss, 6)
+        return found
+
+    def _cut_metrics(self) -> None:
+        """Forget the lines of steps that the checkpoint does not have."""
+        path, kept = self.folder / METRICS, []
+        if self.started and path.exists():
+            for line in path.read_text("utf-8").splitlines(keepends=True):
+                with contextlib.suppress(ValueError):  # cut while it was written
+                    if json.loads(line)["step"] <= self.started:
+                        kept.append(line)
+        with replacing(path) as part:
+            part.write_text("".join(kept), encoding="utf-8")
+
+    def _save(self, validated: bool) -> None:
+        losses = [loss for _, _, loss in self.trainer.curve]
+        best = validated and losses[-1] <= min(losses)
+        folders = ["best", "last"] if best else ["last"]
+        self.trainer.save(*(self.folder / each / FILE for each in folders))
+        # A result of an earlier run does not belong to this checkpoint.
+        if self.trainer.main:
+            (self.folder / RESULT).unlink(missing_ok=True)
+
+    def say(self, text: str) -> None:
+        if self.trainer.main:
+            _say(text)
 
 
 def _say(text: str) -> None:
@@ -147,9 +252,20 @@ def silence(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def _status(trainer: Trainer, progress: Progress, speed: float) -> str:
-    rate = trainer.config.lr_at(trainer.step - 1)
-    return f"loss {progress.loss:.3f}, lr {rate:.2g}, {speed:,.0f} characters/s"
+def _status(found: dict[str, Any]) -> str:
+    return (
+        f"loss {found['loss']:.3f}, lr {found['lr']:.2g}, "
+        f"{found['characters_per_second']:,} characters/s"
+    )
+
+
+def _left(seconds: float) -> str:
+    """How long it will still take, if that is worth saying."""
+    if seconds < 60:
+        return ""
+    minutes = round(seconds / 60)
+    hours = f"{minutes // 60} h " if minutes >= 60 else ""
+    return f", {hours}{minutes % 60} min left"
 
 
 @contextmanager
@@ -167,11 +283,12 @@ def _no_empty_folders(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that Ctrl-C fills, so that no step is cut in two.
+    """Yield a list that Ctrl-C and SIGTERM fill, so that no step is cut in two.
 
-    A second Ctrl-C stops at once. Nothing changes outside the main thread,
+    A second one stops at once. Nothing changes outside the main thread,
     where Python has no signals, and for a process that ignores them, as
-    one in the background of a shell may do.
+    one in the background of a shell may do. Batch systems announce the end
+    of a job with SIGTERM.
     """
     seen: list[int] = []
 
@@ -180,14 +297,16 @@ def _interrupts() -> Iterator[list[int]]:
         if len(seen) > 1:
             raise KeyboardInterrupt("stopped; checkpoints that were written are kept")
 
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):
+    if threading.current_thread() is not threading.main_thread():
         yield seen
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = {
+        number: signal.signal(number, note)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

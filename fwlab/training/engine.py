@@ -1,0 +1,148 @@
+"""Hugging Face Accelerate: devices, processes, precision, sharding.
+
+`accelerate launch -m fwlab train ...` and `torchrun -m fwlab train ...` start
+several processes. Each computes its share of every batch, and they add up
+their gradients.
+"""
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fwlab.models import LanguageModel
+from fwlab.training.config import Config
+
+if TYPE_CHECKING:  # importing it takes as long as importing PyTorch
+    from accelerate import Accelerator
+
+PRECISIONS = {"float32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accelerator":
+    """The engine of a run.
+
+    - `config`: the run.
+    - `model`: what will be trained.
+    - `options`: more arguments of `Accelerator`.
+    - Raises `ValueError` for what this machine cannot do.
+    """
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState, DistributedType
+        from accelerate.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugin
+    except ImportError:
+        raise ValueError(
+            "training needs the package accelerate: pip install 'fwlab[train]'"
+        ) from None
+
+    at = device(config.device)
+    if config.precision == "fp16" and at.type == "cpu":
+        raise ValueError(
+            "expected precision float32 or bf16 on a CPU, got fp16: its gradients "
+            "would be too small"
+        )
+    if config.compile and at.type == "cpu" and not _compiler():
+        raise ValueError(
+            "expected a C++ compiler for compile on a CPU (g++ or clang++), found none"
+        )
+    # Accelerate keeps one state for a process, which may train several models.
+    AcceleratorState._reset_state(reset_partial_state=not _several())
+    shard = config.shard or os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if shard:
+        options["fsdp_plugin"] = plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=[type(model.blocks[0]).__name__],
+        )
+    if config.compile:
+        backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor")
+        options["dynamo_plugin"] = TorchDynamoPlugin(backend=backend)
+    found = Accelerator(
+        cpu=at.type == "cpu",
+        mixed_precision=PRECISIONS[config.precision],
+        step_scheduler_with_optimizer=False,
+        **options,
+    )
+    if shard and _several() and at.type == "cpu":
+        # Accelerate shards on accelerators only, PyTorch also on CPUs.
+        found.state.distributed_type = DistributedType.FSDP
+        found.state.fsdp_plugin = plugin
+    return found
+
+
+def _several() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _compiler() -> str | None:
+    names = (os.environ.get("CXX"), "g++", "clang++", "c++")
+    return next((found for n in names if n and (found := shutil.which(n))), None)
+
+
+def device(name: str) -> torch.device:
+    """The device of a configuration, if it can compute here."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+        torch.zeros(1, device=found).item()  # "meta" has no values
+    except (RuntimeError, AssertionError):
+        raise ValueError(
+            "expected device to be auto, cpu, cuda or mps, and available here, "
+            f"got {name!r}"
+        ) from None
+    return found
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be divided among processes, in one piece.
+
+    All processes must call this.
+    """
+    full = getattr(tensor, "full_tensor", None)
+    return tensor.detach() if full is None else full().detach()
+
+
+def divided(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor, divided among processes as another one is."""
+    if tensor.dim() == 0:
+        return tensor
+    if not hasattr(like, "full_tensor"):
+        return tensor.to(like.device)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+
+
+class Loss(nn.Module):
+    """A model with its loss: what is compiled, copied or divided.
+
+    A wrapper of several processes works through `forward`, so this is the
+    only way in.
+    """
+
+    def __init__(self, model: LanguageModel):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, inputs: Tensor, targets: Tensor, state: Any = None, carry: bool = False
+    ) -> Any:
+        """Mean loss in nats per token, and the state after the inputs.
+
+        - `inputs`, `targets`: `int64 [batch, time]`.
+        - `state`: as in `LanguageModel.prefill`.
+        - `carry`: return the state, too; None otherwise.
+        """
+        if carry:
+            logits, state = self.model.prefill(inputs, state)
+        else:
+            logits, state = self.model(inputs), None
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return loss, state
