@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 
 from fwlab import training
 from fwlab.data import CorpusError
-from fwlab.files import check_writable, write_json
+from fwlab.files import check_writable, replacing, write_json
 from fwlab.provenance import provenance
 from fwlab.training.pair import PairConfig, pair_result
 from fwlab.training.session import run_in, silence
@@ -70,6 +70,25 @@ def train_pair(
     result = pair_result(config, out / f"{config.rule}.safetensors")
     write_json(out / "result.json", result | provenance(_command()))
     print(f"right: {result['right']}, {result['seconds']:.0f} s\n{out}")
+
+
+@app.command
+def plot(runs: Positional[tuple[Path, ...]], /, out: Path = Path("curves.svg")) -> None:
+    """Draw the losses of runs, while they train or afterwards.
+
+    Args:
+        runs: Folders that fwlab train has written.
+        out: The file to write; its ending decides its format.
+    """
+    from fwlab.plots import learning_curves
+    from fwlab.training.session import metrics
+
+    if not runs:
+        raise ValueError("expected a run to plot, got none")
+    figure = learning_curves({str(run): metrics(run) for run in runs})
+    with replacing(out) as part:
+        figure.savefig(part, format=out.suffix[1:] or "svg")
+    print(out)
 
 
 @app.command

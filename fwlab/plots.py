@@ -6,6 +6,7 @@ and letters) is a mid grey, which the site replaces by the colour of its
 own text; backgrounds are transparent.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -13,6 +14,7 @@ import numpy as np
 from cycler import cycler
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 TRAINED = "#c96a1b"
 """Slow weights: what gradient descent trains."""
@@ -161,3 +163,37 @@ def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
     """
     options.setdefault("figsize", (6.4, 3.0 * rows))
     return plt.subplots(rows, columns, **options)
+
+
+def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """Training and validation loss of several runs.
+
+    - `runs`: by name, the rows of `metrics.jsonl`: `step`, `seconds`, `loss`,
+      and `validation_loss` where it was measured.
+    - Returns the figure: losses by steps, and by minutes of training.
+    """
+    style()
+    figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.4), sharey=True)
+    for name, rows in runs.items():
+        validated = [row for row in rows if "validation_loss" in row]
+        for ax, by, unit in zip(axes, ("step", "seconds"), (1, 60), strict=True):
+            (line,) = ax.plot(
+                [row[by] / unit for row in validated],
+                [row["validation_loss"] for row in validated],
+                marker="o",
+                markersize=4,
+                label=name,
+            )
+            ax.plot(
+                [row[by] / unit for row in rows],
+                [row["loss"] for row in rows],
+                color=line.get_color(),
+                linestyle="-",
+                linewidth=0.8,
+                alpha=0.6,
+                zorder=1,
+            )
+    axes[0].set(xlabel="steps", ylabel="loss in nats per token")
+    axes[1].set(xlabel="minutes of training")
+    axes[0].legend(title="validation (thin: training)", title_fontsize="small")
+    return figure

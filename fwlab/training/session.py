@@ -68,6 +68,23 @@ def run_in(
     trainer.engine.end_training()
 
 
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl` of a run.
+
+    - Raises `ValueError` if the folder has none.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        raise ValueError(
+            f"expected a run of fwlab train in {folder}: it has no {METRICS}"
+        )
+    rows = []
+    for line in path.read_text("utf-8").splitlines():
+        with contextlib.suppress(ValueError):  # cut while it was written
+            rows.append(json.loads(line))
+    return rows
+
+
 class Run:
     """What a training prints and writes; only the main process does.
 
@@ -214,14 +231,11 @@ class Run:
 
     def _cut_metrics(self) -> None:
         """Forget the lines of steps that the checkpoint does not have."""
-        path, kept = self.folder / METRICS, []
-        if self.started and path.exists():
-            for line in path.read_text("utf-8").splitlines(keepends=True):
-                with contextlib.suppress(ValueError):  # cut while it was written
-                    if json.loads(line)["step"] <= self.started:
-                        kept.append(line)
+        path = self.folder / METRICS
+        rows = metrics(self.folder) if self.started and path.exists() else []
+        kept = [json.dumps(row) for row in rows if row["step"] <= self.started]
         with replacing(path) as part:
-            part.write_text("".join(kept), encoding="utf-8")
+            part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def _save(self, validated: bool) -> None:
         losses = [loss for _, _, loss in self.trainer.curve]
