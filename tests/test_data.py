@@ -205,6 +205,7 @@ def test_folder(tmp_path, capsys):
         "b.txt": "bé\n",
         "a/z.txt": "z" * 20,
         "a/empty.txt": "",
+        "blank.txt": " \n",
         "a.txt": "first\n",
         ".git/config": "hidden",
         "a/.hidden": "hidden",
@@ -218,7 +219,7 @@ def test_folder(tmp_path, capsys):
     (tmp_path / "zeros").write_bytes(bytes(9))
     train, valid, test = splits(str(tmp_path))
     assert capsys.readouterr().err == (
-        f"fwlab: left out 2 of 6 files in {tmp_path} that are not UTF-8 text\n"
+        f"fwlab: left out 2 of 7 files in {tmp_path} that are not UTF-8 text\n"
     )
     documents = ["".join(document) for document in train.documents()]
     assert documents == ["z" * 20, "first\n"]
@@ -226,7 +227,7 @@ def test_folder(tmp_path, capsys):
     assert test is None
     for file in ("a/z.txt", "a.txt", "b.txt"):
         (tmp_path / file).unlink()
-    with pytest.raises(CorpusError, match="got none of 3 files"):
+    with pytest.raises(CorpusError, match="got none of 4 files"):
         corpus(str(tmp_path))
 
 
@@ -234,6 +235,9 @@ def test_own_file(tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("schön\n", encoding="utf-8")
     assert corpus(str(path)) == "schön\n"
+    path.write_bytes(b" \n")
+    with pytest.raises(CorpusError, match="is empty"):
+        corpus(str(path))
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CorpusError, match="not UTF-8"):
         corpus(str(path))
