@@ -4,12 +4,14 @@ import contextlib
 import hashlib
 import http.server
 import importlib
+import io
 import threading
+import zipfile
 
 import pytest
 import torch
 
-from fwlab.data import CORPORA, Characters, CorpusError, corpus
+from fwlab.data import CORPORA, Characters, CorpusError, corpus, splits
 
 module = importlib.import_module("fwlab.data.corpus")
 TEXT = b"To be, or not to be, that is the question.\n" * 40
@@ -17,11 +19,14 @@ TEXT = b"To be, or not to be, that is the question.\n" * 40
 
 @contextlib.contextmanager
 def server(body, status=200):
-    """A web server on this machine that answers everything with `body`."""
+    """A web server on this machine that answers everything with `body`.
+
+    Like that of WikiText, it answers no library by its own name.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(status)
+            self.send_response(status if self.headers["User-Agent"] == "fwlab" else 403)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -47,7 +52,8 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache")
 
     def at(url):
-        source = module._Source("tiny.txt", url, hashlib.sha256(TEXT).hexdigest())
+        digest = hashlib.sha256(TEXT).hexdigest()
+        source = module._Source("tiny.txt", url, f"sha256:{digest}")
         monkeypatch.setitem(CORPORA, "shakespeare", source)
         return tmp_path / "cache"
 
@@ -114,15 +120,132 @@ def test_folder_wins(small, monkeypatch, tmp_path):
     assert corpus().encode() == TEXT
 
 
+def test_archive(small, monkeypatch, capsys):
+    """A text in a ZIP archive is unpacked, and checked like any other."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("wikitext-2/wiki.train.tokens", TEXT)
+        archive.writestr("wikitext-2/wiki.test.tokens", TEXT * 2)
+    real = CORPORA["wikitext-2-train"]
+    with server(packed.getvalue()) as url:
+        cache = small(url)
+        source = real._replace(
+            url=f"{url}/some.zip",
+            hash=f"sha1:{hashlib.sha1(TEXT).hexdigest()}",
+            archive_hash=f"sha256:{hashlib.sha256(packed.getvalue()).hexdigest()}",
+        )
+        monkeypatch.setitem(CORPORA, "wikitext-2-train", source)
+        assert corpus("wikitext-2-train").encode() == TEXT
+    assert capsys.readouterr().err == f"fwlab: downloading {url}/some.zip\n"
+    assert corpus("wikitext-2-train").encode() == TEXT  # the server is gone
+    assert capsys.readouterr().err == ""
+    (unpacked,) = (path for path in cache.rglob("*.tokens") if path.is_file())
+    unpacked.write_bytes(TEXT[:-1])
+    with pytest.raises(CorpusError, match=r"is not the corpus .*expected SHA-1 "):
+        corpus("wikitext-2-train")
+    (cache / "some.zip").unlink()
+    wanted = "put wikitext-2/wiki.train.tokens of .*zip as wikitext-2/train.txt into"
+    with pytest.raises(CorpusError, match=wanted):
+        corpus("wikitext-2-train")
+
+
+def test_addresses():
+    """Every file has its own place, and every hash the right length."""
+    assert len({source.file for source in CORPORA.values()}) == len(CORPORA)
+    digits = {"sha256": 64, "sha1": 40}
+    for source in CORPORA.values():
+        for hash in filter(None, (source.hash, source.archive_hash)):
+            kind, _, digest = hash.partition(":")
+            assert len(bytes.fromhex(digest)) * 2 == digits[kind]
+        assert source.url.startswith("https://")
+        assert bool(source.member) == bool(source.archive_hash)
+        # An archive is checked before anything in it is trusted.
+        assert (source.archive_hash or source.hash).startswith("sha256:")
+
+
+def test_own_splits(monkeypatch, tmp_path):
+    monkeypatch.setenv("FWLAB_DATA", str(tmp_path))
+    (tmp_path / "wikitext-103").mkdir()
+    for split in ("train", "valid", "test"):
+        text = f" \n = {split} = \n \n a b \n".encode()
+        (tmp_path / "wikitext-103" / f"{split}.txt").write_bytes(text)
+        name = f"wikitext-103-{split}"
+        hash = f"sha1:{hashlib.sha1(text).hexdigest()}"
+        monkeypatch.setitem(CORPORA, name, CORPORA[name]._replace(hash=hash))
+    found = splits("wikitext-103")
+    assert found._fields == ("train", "valid", "test")
+    for split, text in found._asdict().items():
+        assert text.articles
+        assert "".join(text.pieces()) == corpus(f"wikitext-103-{split}")
+        assert f"= {split} =" in corpus(f"wikitext-103-{split}")
+    whole = corpus("wikitext-103")
+    assert whole == "".join(corpus(f"wikitext-103-{split}") for split in found._fields)
+    assert found.sha256() == hashlib.sha256(whole.encode()).hexdigest()
+    (tmp_path / "wikitext-103" / "valid.txt").write_bytes(b"another\n")
+    with pytest.raises(CorpusError, match="is not the corpus 'wikitext-103-valid'"):
+        splits("wikitext-103")
+
+
+@pytest.mark.parametrize("name", ["python", "file"])
+def test_other_texts_are_cut(tmp_path, name):
+    if name == "file":
+        name = str(tmp_path / "own.txt")
+        (tmp_path / "own.txt").write_text("schöne Grüße\n" * 9, encoding="utf-8")
+    whole = corpus(name)
+    cut = int(0.9 * len(whole))
+    train, valid, test = splits(name)
+    assert "".join(train.pieces()) == whole[:cut]
+    assert "".join(valid.pieces()) == whole[cut:]
+    assert test is None
+
+
+def test_folder(tmp_path, capsys):
+    """Its text files in the order of their paths, each a document."""
+    for file, text in {
+        "b.txt": "bé\n",
+        "a/z.txt": "z" * 20,
+        "a/empty.txt": "",
+        "blank.txt": " \n",
+        "a.txt": "first\n",
+        ".git/config": "hidden",
+        "a/.hidden": "hidden",
+    }.items():
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert corpus(str(tmp_path)) == "z" * 20 + "first\nbé\n"
+    assert capsys.readouterr().err == ""
+    (tmp_path / "latin.txt").write_bytes("schön".encode("latin-1"))
+    (tmp_path / "zeros").write_bytes(bytes(9))
+    train, valid, test = splits(str(tmp_path))
+    assert capsys.readouterr().err == (
+        f"fwlab: left out 2 of 7 files in {tmp_path} that are not UTF-8 text\n"
+    )
+    documents = ["".join(document) for document in train.documents()]
+    assert documents == ["z" * 20, "first\n"]
+    assert ["".join(document) for document in valid.documents()] == ["bé\n"]
+    assert test is None
+    for file in ("a/z.txt", "a.txt", "b.txt"):
+        (tmp_path / file).unlink()
+    with pytest.raises(CorpusError, match="got none of 4 files"):
+        corpus(str(tmp_path))
+
+
 def test_own_file(tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("schön\n", encoding="utf-8")
     assert corpus(str(path)) == "schön\n"
+    path.write_bytes(b" \n")
+    with pytest.raises(CorpusError, match="is empty"):
+        corpus(str(path))
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CorpusError, match="not UTF-8"):
         corpus(str(path))
+    path.write_bytes(b"schoen\0")
+    with pytest.raises(CorpusError, match="not UTF-8"):
+        corpus(str(path))
     with pytest.raises(CorpusError, match="cannot read"):
-        corpus(str(tmp_path))
+        corpus(str(tmp_path / "other.txt"))
     with pytest.raises(CorpusError, match=r"'shakespeare'.* got 'shakespear'"):
         corpus("shakespear")
 
@@ -143,3 +266,6 @@ def test_characters():
     assert characters.encode("").shape == (0,)
     with pytest.raises(ValueError, match="got 'z'"):
         characters.encode("zoo")
+    assert characters.vocabulary == ["e", "h", "l", "o"]
+    for same in (Characters(characters.vocabulary), Characters.of(["he", "llo"])):
+        assert same.alphabet == characters.alphabet

@@ -1,22 +1,36 @@
-"""Text corpora, their characters as tokens, and synthetic tasks."""
+"""Text corpora, their characters or words as tokens, and synthetic tasks."""
 
 from fwlab.data.characters import Characters
-from fwlab.data.corpus import CORPORA, CorpusError, corpus
+from fwlab.data.corpus import CORPORA, CorpusError, corpus, splits
 from fwlab.data.moves import Moves, moves
 from fwlab.data.numbers import number_words
+from fwlab.data.packing import Packed, packed, packed_rows
 from fwlab.data.programs import Programs, programs
 from fwlab.data.retrieval import Retrieval, retrieval
+from fwlab.data.texts import Part, Splits, Text
+from fwlab.data.tokens import Tokens, token_file
+from fwlab.data.words import Words
 
 __all__ = [
     "CORPORA",
     "Characters",
     "CorpusError",
     "Moves",
+    "Packed",
+    "Part",
     "Programs",
     "Retrieval",
+    "Splits",
+    "Text",
+    "Tokens",
+    "Words",
     "corpus",
     "moves",
     "number_words",
+    "packed",
+    "packed_rows",
     "programs",
     "retrieval",
+    "splits",
+    "token_file",
 ]

@@ -1,5 +1,7 @@
 """Text as tokens: one per character."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -7,15 +9,30 @@ from torch import Tensor
 class Characters:
     """The distinct characters of a text, in code point order.
 
-    - `alphabet`: the characters; duplicates and order do not matter.
+    - `alphabet`: the characters; duplicates and order do not matter. A
+      string, or a list of single characters.
     """
 
-    def __init__(self, alphabet: str):
+    def __init__(self, alphabet: Iterable[str]):
         self.alphabet = "".join(sorted(set(alphabet)))
         self._index = {c: i for i, c in enumerate(self.alphabet)}
 
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Characters":
+        """The characters of a text.
+
+        - `texts`: the text in pieces.
+        - Returns the vocabulary.
+        """
+        return cls(set().union(*texts))
+
     def __len__(self) -> int:
         return len(self.alphabet)
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The characters by token number."""
+        return list(self.alphabet)
 
     @property
     def start(self) -> str:

@@ -7,6 +7,8 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
+from fwlab.data.texts import Part, Splits, Text
+
 
 class CorpusError(Exception):
     """The text is missing, empty, or not the expected one."""
@@ -15,28 +17,59 @@ class CorpusError(Exception):
 class _Source(NamedTuple):
     file: str  # below $FWLAB_DATA, and in the download cache
     url: str
-    sha256: str
+    hash: str  # of the file, as "sha256:..." or "sha1:..."
+    # If the file is in a ZIP archive:
+    member: str = ""
+    archive_hash: str = ""
 
+
+def _wikitext(name: str, split: str, hash: str) -> _Source:
+    # The copy of one of WikiText's authors; the first address is gone. The
+    # hashes of the archives are those in Hugging Face's datasets library,
+    # those of the files are GluonNLP's.
+    archive = f"https://wikitext.smerity.com/{name}-v1.zip"
+    archive_hash = {
+        "wikitext-2": "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+        "wikitext-103": "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    }[name]
+    member = f"{name}/wiki.{split}.tokens"
+    return _Source(f"{name}/{split}.txt", archive, hash, member, archive_hash)
+
+
+WIKITEXT = ("wikitext-2", "wikitext-103")
+"""The corpora with splits of their own."""
 
 CORPORA = {
     "shakespeare": _Source(
         "tinyshakespeare.txt",
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    ),
+    "wikitext-2-train": _wikitext(
+        "wikitext-2", "train", "sha1:863f29c46ef9d167fff4940ec821195882fe29d1"
     ),
     "wikitext-2-valid": _Source(
         "wikitext-2/valid.txt",
         "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/valid.txt",
-        "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+        "sha256:f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
     ),
     "wikitext-2-test": _Source(
         "wikitext-2/test.txt",
         "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/test.txt",
-        "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+        "sha256:d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+    ),
+    "wikitext-103-train": _wikitext(
+        "wikitext-103", "train", "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211"
+    ),
+    "wikitext-103-valid": _wikitext(
+        "wikitext-103", "valid", "sha1:c326ac59dc587676d58c422eb8a03e119582f92b"
+    ),
+    "wikitext-103-test": _wikitext(
+        "wikitext-103", "test", "sha1:8a5befc548865cec54ed4273cf87dbbad60d1e47"
     ),
 }
 """The corpora that can be downloaded, by name: the name of the file, its
-address and its SHA-256."""
+address and its hash; for an archive, also the name in it, and its hash."""
 
 
 def corpus(name: str | None = None) -> str:
@@ -44,31 +77,66 @@ def corpus(name: str | None = None) -> str:
 
     - `name`: "shakespeare" (Tiny Shakespeare, 1.1 million characters),
       "python" (the standard library of this interpreter, always
-      available), "wikitext-2-valid", "wikitext-2-test", or the path of a
-      UTF-8 text file. None = Shakespeare, or Python if Shakespeare is not
-      available; one line on stderr then says so.
-    - Returns the text.
+      available), "wikitext-2" (2.5 million words), "wikitext-103" (103
+      million words), a part of these, as in "wikitext-2-valid", or the
+      path of a UTF-8 text file or of a folder. None = Shakespeare, or
+      Python if Shakespeare is not available; one line on stderr then says
+      so.
+    - Returns the text. That of a folder is the text of its files in the
+      order of their paths; files whose names begin with a dot are left
+      out, and files that are not UTF-8 text, which one line on stderr
+      counts.
     - Raises `CorpusError` if the text is not available, is empty, or is
-      not the expected one (SHA-256).
+      not the expected one (its hash).
 
-    If `$FWLAB_DATA` is set, a corpus is loaded from that folder;
-    otherwise it is downloaded once into the user's cache.
+    If `$FWLAB_DATA` is set, a corpus is loaded from that folder
+    (`tinyshakespeare.txt`, `wikitext-2/train.txt` and so on); otherwise it
+    is downloaded once into the user's cache. The archives of WikiText are
+    from https://wikitext.smerity.com; this download is tested with a
+    server of our own only.
     """
+    return "".join(_text(name).pieces())
+
+
+def splits(name: str | None = None) -> Splits:
+    """A corpus as texts for training, validation and test.
+
+    WikiText has its own splits. Every other corpus is cut: the last tenth
+    of its characters is for validation, and there is no test text.
+
+    - `name`: as for `corpus`.
+    - Returns a `Splits`. A document is an article of WikiText, a file of a
+      folder, or the whole text of any other corpus.
+    - Raises `CorpusError` as `corpus` does.
+    """
+    if name in WIKITEXT:
+        return Splits(*(_text(f"{name}-{split}") for split in Splits._fields))
+    return Splits.of(_text(name))
+
+
+def _text(name: str | None) -> Text:
     if name == "python":
-        return _standard_library()
+        return Text((_standard_library(),))
     if name is None:
         try:
-            return corpus("shakespeare")
+            return _text("shakespeare")
         except _Unreachable as error:
             print(f"fwlab: {error}; using the 'python' corpus", file=sys.stderr)
-            return _standard_library()
+            return _text("python")
     if name in CORPORA:
         return _known(name, CORPORA[name])
-    if "/" in name or "\\" in name or Path(name).suffix or Path(name).exists():
-        return _read(Path(name))
-    known = ", ".join(map(repr, ["python", *CORPORA]))
+    if name in WIKITEXT:
+        texts = [_text(f"{name}-{split}") for split in Splits._fields]
+        return Text(tuple(part for text in texts for part in text.parts), articles=True)
+    path = Path(name)
+    if path.is_dir():
+        return _folder(path)
+    if "/" in name or "\\" in name or path.suffix or path.exists():
+        return Text((_file(path),))
+    known = ", ".join(map(repr, ["shakespeare", "python", *WIKITEXT]))
     raise CorpusError(
-        f"expected corpus to be {known} or the path of a text file, got {name!r}"
+        f"expected corpus to be {known} or the path of a text file or a folder, "
+        f"got {name!r}"
     )
 
 
@@ -76,40 +144,52 @@ class _Unreachable(CorpusError):
     """No network, or no library to download with: another text will do."""
 
 
-def _known(name: str, source: _Source) -> str:
+def _known(name: str, source: _Source) -> Text:
     folder = os.environ.get("FWLAB_DATA")
     path = Path(folder, source.file) if folder else _fetch(name, source)
-    text = _read(path)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    if digest != source.sha256:
+    part = _file(path)
+    kind, _, expected = source.hash.partition(":")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, kind).hexdigest()
+    if digest != expected:
         raise CorpusError(
-            f"{path} is not the corpus {name!r}: expected SHA-256 "
-            f"{source.sha256[:12]}…, got {digest[:12]}…; delete or replace the file"
+            f"{path} is not the corpus {name!r}: expected SHA-{kind[3:]} "
+            f"{expected[:12]}…, got {digest[:12]}…; delete or replace the file"
         )
-    return text
+    return Text((part,), articles=name.startswith(WIKITEXT))
 
 
 def _fetch(name: str, source: _Source) -> Path:
+    what = source.file
+    if source.member:
+        what = f"{source.member} of {source.url} as {source.file}"
+    by_hand = f"put {what} into a folder and set FWLAB_DATA to that folder"
     try:
         import pooch
     except ImportError:
         raise _Unreachable(
             f"cannot download the corpus {name!r}: pooch is not installed; run "
-            f"pip install pooch, or put {source.file} into a folder and set "
-            "FWLAB_DATA to that folder"
+            f"pip install pooch, or {by_hand}"
         ) from None
+    kept = source.url.rpartition("/")[2]
+    if not source.member:
+        kept = source.file.replace("/", "-")
+    if source.member and not Path(pooch.os_cache("fwlab"), kept).exists():
+        print(f"fwlab: downloading {source.url}", file=sys.stderr)
     # pooch writes to a temporary file, checks it, and then renames it.
     logger = pooch.get_logger()
     disabled, logger.disabled = logger.disabled, True
     try:
-        return Path(
-            pooch.retrieve(
-                source.url,
-                known_hash=f"sha256:{source.sha256}",
-                fname=source.file.replace("/", "-"),
-                path=pooch.os_cache("fwlab"),
-            )
+        found = pooch.retrieve(
+            source.url,
+            known_hash=source.archive_hash or source.hash,
+            fname=kept,
+            path=pooch.os_cache("fwlab"),
+            processor=pooch.Unzip([source.member]) if source.member else None,
+            # WikiText's server refuses the usual names of Python's libraries.
+            downloader=pooch.HTTPDownloader(headers={"User-Agent": "fwlab"}),
         )
+        return Path(found[0] if source.member else found)
     except ValueError:
         raise CorpusError(
             f"{source.url} did not send the corpus {name!r}: its SHA-256 differs, so "
@@ -118,24 +198,63 @@ def _fetch(name: str, source: _Source) -> Path:
     except OSError as error:
         raise _Unreachable(
             f"cannot download the corpus {name!r} ({type(error).__name__}); connect to "
-            f"the network, or put {source.file} into a folder and set FWLAB_DATA to "
-            "that folder"
+            f"the network, or {by_hand}"
         ) from None
     finally:
         logger.disabled = disabled
 
 
-def _read(path: Path) -> str:
+def _file(path: Path) -> Part:
+    """A file that is text, and not empty."""
+    part, kind = _part(path)
+    if kind == "binary":
+        raise CorpusError(f"the corpus file {path} is not UTF-8 text")
+    if kind == "blank":
+        raise CorpusError(f"the corpus file {path} is empty")
+    return part
+
+
+def _folder(folder: Path) -> Text:
+    """The files of a folder and of those inside it, each a document."""
+    # A name with a dot hides what is not text, such as the files of git.
+    names = (path.relative_to(folder).parts for path in folder.rglob("*"))
+    shown = sorted(
+        parts for parts in names if not any(p.startswith(".") for p in parts)
+    )
+    files = [path for parts in shown if (path := folder.joinpath(*parts)).is_file()]
+    found = [_part(path) for path in files]
+    binary = sum(kind == "binary" for _, kind in found)
+    texts = tuple(part for part, kind in found if kind == "text")
+    if not texts:
+        raise CorpusError(
+            f"expected UTF-8 text files in the folder {folder}, got none of "
+            f"{len(files)} files"
+        )
+    if binary:
+        print(
+            f"fwlab: left out {binary} of {len(files)} files in {folder} that are not "
+            "UTF-8 text",
+            file=sys.stderr,
+        )
+    return Text(texts)
+
+
+def _part(path: Path) -> tuple[Part, str]:
+    """A whole file, and whether it is "text", "blank" or "binary"."""
+    kind = "blank"
     try:
-        text = path.read_bytes().decode("utf-8")
+        part = Part(path, 0, path.stat().st_size)
+        for piece in Text((part,)).pieces():
+            if "\0" in piece:
+                return part, "binary"
+            if kind == "blank" and piece.strip():
+                kind = "text"
     except OSError as error:
         why = (error.strerror or type(error).__name__).lower()
         raise CorpusError(f"cannot read the corpus file {path}: {why}") from None
     except UnicodeDecodeError:
-        raise CorpusError(f"the corpus file {path} is not UTF-8 text") from None
-    if not text.strip():
-        raise CorpusError(f"the corpus file {path} is empty")
-    return text
+        return part, "binary"
+    return part, kind
 
 
 def _standard_library() -> str:

@@ -1,0 +1,95 @@
+"""Text as tokens: one per word."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: The end of a line, and any word that is not in the vocabulary.
+END, UNKNOWN = "<eos>", "<unk>"
+
+
+class Words:
+    """Words between blanks, and ends of lines, as in the papers.
+
+    - `vocabulary`: the words by token number, each once: `<eos>`, the end
+      of a line, among them, and `<unk>` if there are to be unknown words.
+    - Raises `ValueError` for words that are missing or given twice.
+
+    WikiText is made for these tokens: its words, and signs such as commas,
+    are between blanks, and its rare words are `<unk>` already.
+    """
+
+    def __init__(self, vocabulary: Sequence[str]):
+        self.vocabulary = list(vocabulary)
+        self._index = {word: i for i, word in enumerate(self.vocabulary)}
+        if len(self._index) < len(self.vocabulary):
+            twice, _ = Counter(self.vocabulary).most_common(1)[0]
+            raise ValueError(
+                f"expected vocabulary without duplicates, got {twice!r} twice"
+            )
+        if END not in self._index:
+            raise ValueError(f"expected vocabulary to have {END!r}, got none")
+
+    @classmethod
+    def of(cls, texts: Iterable[str], minimum: int = 1) -> "Words":
+        """The words of a text.
+
+        - `texts`: the text in pieces, none of which ends within a word.
+        - `minimum`: how often a word must occur, at least 1; all others
+          are unknown.
+        - Returns the vocabulary: `<eos>`, `<unk>`, and then the words, the
+          most frequent first, and the first of equally frequent ones.
+        - Raises `ValueError` if `minimum` is out of range.
+        """
+        if minimum < 1:
+            raise ValueError(f"expected minimum to be at least 1, got {minimum}")
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(text.split())
+        for special in (END, UNKNOWN):
+            counts.pop(special, None)
+        words = (word for word, count in counts.most_common() if count >= minimum)
+        return cls([END, UNKNOWN, *words])
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    @property
+    def start(self) -> str:
+        """The default prompt: the end of a line."""
+        return "\n"
+
+    def encode(self, text: str) -> Tensor:
+        """Turn text into tokens.
+
+        - `text`: any number of words and lines.
+        - Returns `int64 [words]`, indices into the vocabulary, from 0; the
+          end of a line counts as a word.
+        - Raises `ValueError` for an unknown word, naming it, if the
+          vocabulary has no `<unk>`.
+        """
+        words = text.replace("\n", f" {END} ").split()
+        tokens = list(map(self._index.get, words, repeat(self._index.get(UNKNOWN))))
+        if None in tokens:
+            raise ValueError(
+                f"expected only the {len(self)} words that this model knows, "
+                f"got {words[tokens.index(None)]!r}"
+            )
+        return torch.from_numpy(np.array(tokens, dtype=np.int64))
+
+    def decode(self, tokens: Tensor) -> str:
+        """Turn tokens back into text.
+
+        - `tokens`: `int64 [words]`, from 0 to the size of the vocabulary
+          minus 1.
+        - Returns the text, with one blank between words and none at the
+          beginning and end of lines.
+        """
+        words = [self.vocabulary[i] for i in tokens.tolist()]
+        lines = " ".join("\n" if word == END else word for word in words)
+        return re.sub(" ?\n ?", "\n", lines)

@@ -1,0 +1,346 @@
+"""Words, documents, files of tokens, and rows that are packed with documents."""
+
+import hashlib
+import importlib
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from fwlab.data import (
+    Characters,
+    CorpusError,
+    Part,
+    Splits,
+    Text,
+    Words,
+    corpus,
+    packed,
+    packed_rows,
+    token_file,
+)
+
+texts = importlib.import_module("fwlab.data.texts")
+#: As in WikiText: the third title has a section, and a formula in its text.
+ARTICLES = [
+    " \n = A long title = \n \n one two \n \n three \n \n",
+    " = B = \n \n",
+    " = C = \n \n = = Part = = \n \n x \n = 1 + 2 = \n y \n é \n",
+]
+
+
+def test_words():
+    words = Words(["the", "<eos>", "<unk>", "cat"])
+    assert len(words) == 4
+    tokens = words.encode("the  cat\n\n the dog")
+    assert tokens.dtype == torch.int64
+    assert tokens.tolist() == [0, 3, 1, 1, 0, 2]
+    assert words.decode(tokens) == "the cat\n\nthe <unk>"
+    assert words.encode(" the cat \n").tolist() == [0, 3, 1]  # no blank word
+    assert words.encode("").shape == (0,)
+    assert words.decode(words.encode("")) == ""
+    assert words.encode(words.start).tolist() == [1]
+    strict = Words(["the", "<eos>"])
+    with pytest.raises(ValueError, match="got 'dog'"):
+        strict.encode("the dog\n")
+    with pytest.raises(ValueError, match="got 'the' twice"):
+        Words(["<eos>", "the", "<unk>", "the"])
+    with pytest.raises(ValueError, match="to have '<eos>'"):
+        Words(["the"])
+
+
+def test_most_frequent_words_come_first():
+    text = "c b b a a <unk> d\n<unk> d d\n"
+    for pieces in ([text], text.splitlines(keepends=True), iter([text])):
+        found = Words.of(pieces).vocabulary
+        assert found == ["<eos>", "<unk>", "d", "b", "a", "c"]
+    assert Words.of([text], minimum=2).vocabulary == ["<eos>", "<unk>", "d", "b", "a"]
+    assert Words.of([]).vocabulary == ["<eos>", "<unk>"]
+    with pytest.raises(ValueError, match="minimum to be at least 1, got 0"):
+        Words.of([text], minimum=0)
+
+
+@given(st.text(alphabet="ab \n\t\r\x85é", max_size=30))
+def test_words_survive(text):
+    words = Words.of([text])
+    tokens = words.encode(text)
+    assert (tokens != 1).all()  # nothing is unknown
+    assert words.encode(words.decode(tokens)).equal(tokens)
+    assert tokens.eq(0).sum() == text.count("\n")
+
+
+@pytest.fixture(params=[1, 7, 1 << 20], ids="{} bytes".format)
+def on_disk(request, monkeypatch, tmp_path):
+    """The articles as a file that is loaded a few bytes at a time."""
+    monkeypatch.setattr(texts, "PIECE", request.param)
+    path = tmp_path / "articles.txt"
+    path.write_bytes("".join(ARTICLES).encode())
+    return Text((Part(path, 0, path.stat().st_size),), articles=True)
+
+
+def test_documents(on_disk):
+    whole = "".join(ARTICLES)
+    pieces = list(on_disk.pieces())
+    assert "".join(pieces) == whole
+    assert all(piece.endswith("\n") for piece in pieces)
+    assert ["".join(document) for document in on_disk.documents()] == ARTICLES
+    assert ["".join(document) for document in on_disk.documents()] == ARTICLES  # again
+    (one,) = Text(on_disk.parts).documents()
+    assert "".join(one) == whole
+    assert on_disk.sha256() == hashlib.sha256(whole.encode()).hexdigest()
+    in_memory = Text((whole,), articles=True)
+    assert ["".join(document) for document in in_memory.documents()] == ARTICLES
+
+
+@pytest.mark.parametrize("before", [0, 1, 5, 17])
+def test_cut(on_disk, before):
+    """Wherever the cut is, also inside a line."""
+    first = "é" * before
+    for part in (on_disk.parts[0], "".join(ARTICLES)):
+        whole = first + "".join(ARTICLES)
+        cut = int(0.9 * len(whole))
+        found = Splits.of(Text((first, part) if first else (part,), articles=True))
+        assert "".join(found.train.pieces()) == whole[:cut]
+        assert "".join(found.valid.pieces()) == whole[cut:]
+        assert found.train.articles
+        assert found.valid.articles
+        assert found.sha256() == hashlib.sha256(whole.encode()).hexdigest()
+
+
+def test_cut_between_documents():
+    """Of ten equal documents, the last is for validation."""
+    found = Splits.of(Text(tuple("abcdefghij")))
+    assert found.train.parts == tuple("abcdefghi")
+    assert found.valid.parts == ("j",)
+    assert Splits.of("0123456789").valid.parts == ("9",)
+
+
+def words_of(text):
+    return Words.of(text.pieces())
+
+
+def test_token_file(on_disk, tmp_path, monkeypatch):
+    words = words_of(on_disk)
+    path = tmp_path / "made" / "words.tokens"
+    tokens, borders = token_file(on_disk, words, path)
+    whole = words.encode("".join(ARTICLES))
+    assert tokens.long().equal(whole)
+    lengths = [len(words.encode(article)) for article in ARTICLES]
+    assert borders.diff().tolist() == lengths
+    assert borders[0] == 0
+    index = torch.tensor([0, 5])[:, None] + torch.arange(4)
+    assert tokens[index].long().equal(whole[index])
+    assert [p.name for p in path.parent.iterdir()] == ["words.tokens"]
+    kept = token_file(on_disk, words, None)
+    assert kept.tokens.equal(tokens)
+    assert kept.borders.equal(borders)
+    # The second time, nothing is made, and the file is what is read.
+    monkeypatch.setattr(Words, "encode", None)
+    before = path.read_bytes()
+    again = token_file(on_disk, words, str(path))
+    assert again.tokens.equal(tokens)
+    assert again.borders.equal(borders)
+    again.tokens[0] += 1
+    again.borders[0] += 1
+    assert path.read_bytes() == before
+    assert not again.tokens.equal(token_file(on_disk, words, path).tokens)
+
+
+def test_little_is_in_memory(on_disk, tmp_path, monkeypatch):
+    """No piece is longer than what is loaded at a time, and a line."""
+    words, longest, encode = words_of(on_disk), 0, Words.encode
+
+    def watched(self, text):
+        nonlocal longest
+        longest = max(longest, len(text.encode()))
+        return encode(self, text)
+
+    monkeypatch.setattr(Words, "encode", watched)
+    token_file(Text(on_disk.parts), words, tmp_path / "words.tokens")
+    lines = "".join(ARTICLES).splitlines(keepends=True)
+    assert longest < texts.PIECE + max(len(line.encode()) for line in lines)
+
+
+@pytest.mark.parametrize(("entries", "dtype"), [(32768, "int16"), (32769, "int32")])
+def test_every_token_fits(tmp_path, entries, dtype):
+    words = Words(["<eos>", *map(str, range(entries - 1))])
+    text = Text((f"0 1\n{entries - 2}\n",))
+    for path in (tmp_path / "tokens", None):
+        tokens, borders = token_file(text, words, path)
+        assert tokens.dtype == getattr(torch, dtype)
+        assert tokens.tolist() == [1, 2, 0, entries - 1, 0]
+        assert borders.tolist() == [0, 5]
+        assert borders.dtype == torch.int64
+
+
+def test_other_files_are_never_taken(tmp_path):
+    """Each differs from the previous one in one respect."""
+    path = tmp_path / "tokens"
+    a, b = "a b\n", "b a\n"
+    ab = Words(["<eos>", "a", "b"])
+    for text, vocabulary, expected in [
+        (Text((a,)), ab, ([1, 2, 0], [0, 3])),
+        (Text((b,)), ab, ([2, 1, 0], [0, 3])),  # a text
+        (Text((b,)), Words(["a", "<eos>", "b"]), ([2, 0, 1], [0, 3])),  # an order
+        (Text((b + a,)), ab, ([2, 1, 0, 1, 2, 0], [0, 6])),
+        (Text((b, a)), ab, ([2, 1, 0, 1, 2, 0], [0, 3, 6])),  # documents
+        (Text(("a",)), Words(["<eos>", "a"]), ([1], [0, 1])),
+        (Text(("a",)), Characters("a"), ([0], [0, 1])),
+    ]:
+        for _ in range(2):
+            found = token_file(text, vocabulary, path)
+            assert (found.tokens.tolist(), found.borders.tolist()) == expected
+    whole = "".join(ARTICLES)
+    vocabulary = Words.of([whole])
+    for articles in (False, True):
+        found = token_file(Text((whole,), articles), vocabulary, path)
+        assert len(found.borders) == (4 if articles else 2)
+
+
+def test_kinds_of_vocabulary_differ(tmp_path):
+    """The same list, the same text, and yet other tokens."""
+    path, entries = tmp_path / "tokens", ["<eos>", "a"]
+    assert token_file(Text(("a",)), Words(entries), path).tokens.tolist() == [1]
+
+    class Backwards(Words):
+        def encode(self, text):
+            return 1 - super().encode(text)
+
+    assert token_file(Text(("a",)), Backwards(entries), path).tokens.tolist() == [0]
+
+
+def test_truncated_file(tmp_path):
+    path, text = tmp_path / "tokens", Text(("a b\n", "a"))
+    words = words_of(text)
+    tokens, borders = token_file(text, words, path)
+    whole = path.read_bytes()
+    for wrong in (b"", whole[:20], whole[:-1], whole + b"\0", b"\0" + whole[1:]):
+        path.unlink()  # what is mapped stays
+        path.write_bytes(wrong)
+        found = token_file(text, words, path)
+        assert found.tokens.equal(tokens)
+        assert found.borders.equal(borders)
+        assert path.read_bytes() == whole
+
+
+def test_nothing_is_left_behind(tmp_path):
+    path = tmp_path / "tokens"
+    with pytest.raises(ValueError, match="got 'b'"):
+        token_file(Text(("a\n", "b\n")), Words(["<eos>", "a"]), path)
+    for where in (path, None):
+        with pytest.raises(CorpusError, match="at least one token"):
+            token_file(Text(("", " ")), Words(["<eos>", "a"]), where)
+    assert not list(tmp_path.iterdir())
+    for wrong in (tmp_path, tmp_path / "file" / "tokens"):
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(CorpusError, match=r"cannot (read|write) the token file"):
+            token_file(Text(("a",)), Words(["<eos>", "a"]), wrong)
+
+
+def test_empty_documents_have_no_borders():
+    text = Text(("", "a b", " ", "a", ""))
+    assert token_file(text, words_of(text), None).borders.tolist() == [0, 2, 3]
+
+
+def documents(sizes):
+    """Tokens that tell where they are: document * 100 + index."""
+    tokens = [100 * d + i for d, size in enumerate(sizes) for i in range(size)]
+    return torch.tensor(tokens, dtype=torch.int16), torch.tensor([0, *sizes]).cumsum(0)
+
+
+def test_packed_by_hand():
+    tokens, borders = documents([3, 1, 4])
+    assert packed_rows(borders, 5) == 2
+    inputs, targets, cu_seqlens = packed(tokens, borders, 5, 0)
+    assert inputs.tolist() == [[0, 1, 2, 100, 200]]
+    assert targets.tolist() == [[1, 2, -100, -100, 201]]
+    assert cu_seqlens.tolist() == [0, 3, 4, 5]
+    inputs, targets, cu_seqlens = packed(tokens, borders, 5, 1)
+    assert inputs.tolist() == [[201, 202, 203, 0, 0]]
+    assert targets.tolist() == [[202, 203, -100, -100, -100]]
+    assert cu_seqlens.tolist() == [0, 3, 5]
+    assert (inputs.dtype, targets.dtype) == (torch.int64, torch.int64)
+    assert cu_seqlens.dtype == torch.int32
+    assert F.cross_entropy(torch.zeros(5, 300), targets[0]) > 0  # skips the rest
+
+
+SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
+
+
+@given(SIZES, st.integers(1, 12), st.none() | st.integers(0, 5))
+def test_every_token_once_per_epoch(sizes, length, seed):
+    tokens, borders = documents(sizes)
+    rows, count = packed_rows(borders, length), len(tokens)
+    for epoch in range(2):
+        found = [
+            packed(tokens, borders, length, row, seed)
+            for row in range(epoch * rows, (epoch + 1) * rows)
+        ]
+        assert {each.inputs.shape for each in found} == {(1, length)}
+        inputs, filled = torch.cat([each.inputs[0] for each in found]).split(
+            [count, rows * length - count]
+        )
+        targets, without = torch.cat([each.targets[0] for each in found]).split(
+            [count, rows * length - count]
+        )
+        assert inputs.sort().values.equal(tokens.long())
+        ends = torch.tensor([100 * d + size - 1 for d, size in enumerate(sizes)])
+        last = torch.isin(inputs, ends)
+        assert targets.equal((inputs + 1).masked_fill(last, -100))
+        assert (filled == 0).all()
+        assert (without == -100).all()
+        # A document begins with its first token, in each row, and where
+        # the tokens end.
+        step = torch.arange(rows * length)
+        begins = (step % length == 0) | (step == count)
+        begins[:count] |= inputs % 100 == 0
+        cu = [each.cu_seqlens + row * length for row, each in enumerate(found)]
+        assert (
+            torch.cat([each[:-1] for each in cu]).tolist()
+            == begins.nonzero()[:, 0].tolist()
+        )
+        assert all(each.cu_seqlens[-1] == length for each in found)
+
+
+def test_order_of_documents():
+    """It depends on the seed and the epoch, and on nothing else."""
+    tokens, borders = documents([2] * 30)
+    rows = packed_rows(borders, 60)
+    assert rows == 1
+
+    def order(row, seed):
+        return packed(tokens, borders, 60, row, seed).inputs.tolist()
+
+    assert order(0, None) == order(1, None) == [tokens.tolist()]
+    assert order(0, 1) == order(0, 1)
+    different = [order(row, seed) for row in (0, 1) for seed in (None, 1, 2)]
+    assert len({str(each) for each in different}) == 5
+
+
+def test_packed_refuses():
+    tokens, borders = documents([3, 4])
+    for wrong in (borders[:-1], borders + 1, borders[1:]):
+        with pytest.raises(ValueError, match="borders from 0 to 7"):
+            packed(tokens, wrong, 4, 0)
+    with pytest.raises(ValueError, match="row to be at least 0, got -1"):
+        packed(tokens, borders, 4, -1)
+    with pytest.raises(ValueError, match="length to be at least 1, got 0"):
+        packed(tokens, borders, 0, 0)
+    with pytest.raises(ValueError, match="at least 1 token"):
+        packed(tokens[:0], borders[:1], 4, 0)
+
+
+@pytest.mark.skipif("FWLAB_DATA" not in os.environ, reason="needs WikiText-2")
+@pytest.mark.parametrize(("split", "words"), [("valid", 217_646), ("test", 245_569)])
+def test_wikitext(split, words, tmp_path):
+    """The sizes that its authors give: words with ends of lines, articles."""
+    name = f"wikitext-2-{split}"
+    whole = Text((corpus(name),), articles=True)
+    vocabulary = Words.of(whole.pieces())
+    tokens, borders = token_file(whole, vocabulary, tmp_path / "tokens")
+    assert len(tokens) == words
+    assert len(borders) == 61
+    assert vocabulary.encode(vocabulary.decode(tokens)).equal(tokens.long())
