@@ -141,6 +141,9 @@ def test_where_in_feedback():
     [(x, factors)] = dropped(stack, random(40, 20, 6))["dropout"]
     assert x.shape == (40, 20, 2, 2 * 6 + 10)
     assert_dropped(x, factors)
+    # Without dropout there are no factors, so that the kernels can run.
+    assert not dropped(stack.eval(), random(2, 5, 6))
+    assert not dropped(FeedbackTransformer(6, 2, 2).double(), random(2, 5, 6))
 
     x, w = random(1, 5, 6), stack.weights()
     without = {
