@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, real_tokens
+from fwlab.ops import checks
 
 
 class Block(Causal):
@@ -16,22 +17,35 @@ class Block(Causal):
       that keeps the shape `[batch, time, d_model]`.
     - `d_model`: width of the input.
     - `d_ff`: width inside the MLP; None = `4 * d_model`.
-    - Raises `ValueError` for a `d_ff` below 1.
+    - `dropout`: probability of dropout in training, from 0 to below 1: of
+      what the mixer and the MLP add to their input, and inside the MLP
+      after the activation. Dropout of attention weights is the mixer's:
+      see `SoftmaxAttention`. Fast weights and AFT compute none.
+    - Raises `ValueError` for a `d_ff` below 1 or a probability out of
+      range, and `TypeError` for one that is not a number.
 
     No norm and no linear layer has a bias. A block has the methods of
     its mixer, and the mixer's state is its state.
     """
 
-    def __init__(self, mixer: nn.Module, d_model: int, d_ff: int | None = None):
+    def __init__(
+        self,
+        mixer: nn.Module,
+        d_model: int,
+        d_ff: int | None = None,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         d_ff = 4 * d_model if d_ff is None else d_ff
         if d_ff < 1:
             raise ValueError(f"Block: expected d_ff to be at least 1, got {d_ff}")
+        checks.dropout("Block", dropout)
         self.norm_mixer = nn.LayerNorm(d_model, bias=False)
         self.mixer: Any = mixer
         self.norm_mlp = nn.LayerNorm(d_model, bias=False)
         self.expand = nn.Linear(d_model, d_ff, bias=False)
         self.contract = nn.Linear(d_ff, d_model, bias=False)
+        self.dropout = nn.Dropout(dropout)
 
     @property
     def max_len(self) -> int | None:
@@ -64,7 +78,7 @@ class Block(Causal):
         """
         x = self._checked(x, key_mask)
         y = self.mixer(self.norm_mixer(x), key_mask, implementation)
-        return self._mlp(x + y)
+        return self._mlp(x + self.dropout(y))
 
     def prefill(
         self,
@@ -86,7 +100,7 @@ class Block(Causal):
         y, state = self.mixer.prefill(
             self.norm_mixer(x), state, key_mask, implementation
         )
-        return self._mlp(x + y), state
+        return self._mlp(x + self.dropout(y)), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Process one token.
@@ -97,7 +111,7 @@ class Block(Causal):
         """
         check_input("Block", "x", x, "batch d_model", self.expand.weight)
         y, state = self.mixer.step(self.norm_mixer(x), state)
-        return self._mlp(x + y), state
+        return self._mlp(x + self.dropout(y)), state
 
     def _checked(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
         dims = "batch time d_model"
@@ -105,4 +119,5 @@ class Block(Causal):
         return real_tokens("Block", x, dims, key_mask)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        return x + self.contract(F.gelu(self.expand(self.norm_mlp(x))))
+        h = self.dropout(F.gelu(self.expand(self.norm_mlp(x))))
+        return x + self.dropout(self.contract(h))

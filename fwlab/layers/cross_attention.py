@@ -14,6 +14,7 @@ from fwlab import ops
 from fwlab.feature_maps import FeatureMap, divide, unit_range
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.ops import checks
+from fwlab.ops.softmax import attention_with_dropout
 
 State = ops.NormalizedState | ops.KeyValueCache
 
@@ -31,13 +32,23 @@ class CrossAttention(nn.Module):
     - `d_model`: width of both sequences; a multiple of `heads`.
     - `heads`: number of heads, each with a state of its own.
     - `feature_map`: a `FeatureMap`; None = softmax attention.
+    - `attention_dropout`: probability of dropout of the attention
+      weights in training, from 0 to below 1; softmax only, because
+      linear attention computes no attention weights. Above 0, training
+      keeps `time` x `source` weights per head in memory.
     - Raises `ValueError` or `TypeError` for invalid arguments.
 
     No projection has a bias. If the whole source is masked, the output
     is 0.
     """
 
-    def __init__(self, d_model: int, heads: int, feature_map: FeatureMap | None = None):
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        feature_map: FeatureMap | None = None,
+        attention_dropout: float = 0.0,
+    ):
         super().__init__()
         width = head_width("CrossAttention", d_model, heads)
         if feature_map is not None and not isinstance(feature_map, FeatureMap):
@@ -45,6 +56,13 @@ class CrossAttention(nn.Module):
                 "CrossAttention: expected feature_map to be a FeatureMap, such as "
                 f"ELU1(), or None for softmax, got {feature_map!r}"
             )
+        checks.dropout("CrossAttention", attention_dropout, "attention_dropout")
+        if attention_dropout and feature_map is not None:
+            raise ValueError(
+                "CrossAttention: expected attention_dropout=0 with a feature map, "
+                f"which has no attention weights, got {attention_dropout}"
+            )
+        self.attention_dropout = attention_dropout
         self.d_model, self.heads = d_model, heads
         self.feature_map = feature_map
         #: `[heads, value, key]`, the shape of the fast weights of one source.
@@ -126,7 +144,9 @@ class CrossAttention(nn.Module):
         q = split_heads(self.to_q(x), self.heads)
         parts = self._checked(state, q)
         if self.feature_map is None:
-            return self.to_out(_softmax(q, *parts).flatten(-2))
+            dropout = self.attention_dropout if self.training else 0.0
+            k, v, mask = parts
+            return self.to_out(_softmax(q, k, v, mask, dropout).flatten(-2))
         W, z = parts
         q = unit_range(self.feature_map.scaled(q)[0])  # its length cancels
         with torch.autocast(q.device.type, enabled=False):
@@ -155,14 +175,20 @@ class CrossAttention(nn.Module):
         return state
 
 
-def _softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _softmax(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
+) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if k.shape[2] == 0:
         return torch.zeros_like(q).transpose(1, 2)
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-    # A row that may see nothing would be 0/0: it sees the masked tokens,
-    # whose values are 0.
-    visible = mask | ~mask.any(1, keepdim=True)
-    y = F.scaled_dot_product_attention(q, k, v, visible[:, None, None])
+    visible = None
+    if mask is not None:
+        # A row that may see nothing would be 0/0: it sees the masked
+        # tokens, whose values are 0.
+        visible = (mask | ~mask.any(1, keepdim=True))[:, None, None]
+    if dropout:
+        q = q * q.shape[-1] ** -0.5
+        y = attention_with_dropout(q, k, v, visible, dropout)
+    else:
+        y = F.scaled_dot_product_attention(q, k, v, visible)
     return y.transpose(1, 2)

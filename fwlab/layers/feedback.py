@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fwlab import ops
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width
+from fwlab.ops import checks
 
 #: Weights that every layer has of its own, in both forms.
 _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
@@ -55,6 +56,10 @@ class FeedbackTransformer(Causal):
       of one per layer: the state is smaller by a factor of `layers`.
     - `normalize_memory`: a layer norm between a memory and its
       projections.
+    - `dropout`: probability of dropout in training, from 0 to below 1, as
+      in `Block`: of what the attention and the MLP of each layer add to
+      their input, and inside the MLP. Attention weights have none, and
+      neither have the GPU kernels.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     There is no maximum sequence length. Steps are computed one after the
@@ -86,8 +91,10 @@ class FeedbackTransformer(Causal):
         d_ff: int | None = None,
         shared: bool = False,
         normalize_memory: bool = True,
+        dropout: float = 0.0,
     ):
         super().__init__()
+        checks.dropout("FeedbackTransformer", dropout)
         width = head_width("FeedbackTransformer", d_model, heads)
         d_ff = 4 * d_model if d_ff is None else d_ff
         for name, size in (("layers", layers), ("d_ff", d_ff)):
@@ -102,6 +109,7 @@ class FeedbackTransformer(Causal):
                 )
         self.d_model, self.heads, self.layers = d_model, heads, layers
         self.shared = shared
+        self.dropout = nn.Dropout(dropout)
         self.blocks: Any = nn.ModuleList(
             FeedbackBlock(d_model, d_ff) for _ in range(layers)
         )
@@ -116,7 +124,11 @@ class FeedbackTransformer(Causal):
 
     @classmethod
     def from_transformer(
-        cls, source: Any, shared: bool = False, normalize_memory: bool = True
+        cls,
+        source: Any,
+        shared: bool = False,
+        normalize_memory: bool = True,
+        dropout: float = 0.0,
     ) -> "FeedbackTransformer":
         """Start from a trained parallel transformer.
 
@@ -124,7 +136,7 @@ class FeedbackTransformer(Causal):
           Each has `norm_mixer`, `mixer` (with `to_q`, `to_k`, `to_v`,
           `to_out` and `heads`), `norm_mlp`, `expand` and `contract`, as
           `layers.Block` with `SoftmaxAttention`, and no biases.
-        - `shared`, `normalize_memory`: as for the class.
+        - `shared`, `normalize_memory`, `dropout`: as for the class.
         - Returns a new stack; the source keeps its own weights.
         - Raises `TypeError` or `ValueError` for an invalid source, saying
           what is missing.
@@ -152,7 +164,8 @@ class FeedbackTransformer(Causal):
         heads = blocks[0].mixer.heads
         d_ff, d_model = parts[0]["expand"].shape
         like = parts[0]["expand"]
-        stack = cls(d_model, heads, len(blocks), d_ff, shared, normalize_memory)
+        options = (shared, normalize_memory, dropout)
+        stack = cls(d_model, heads, len(blocks), d_ff, *options)
         stack = stack.to(device=like.device, dtype=like.dtype)
         with torch.no_grad():
             stack.positions.zero_()
@@ -242,10 +255,17 @@ class FeedbackTransformer(Causal):
         return_state: bool,
     ) -> Any:
         check_input("FeedbackTransformer", "x", x, "batch time d_model", self._like())
+        weights, factors = self.weights(), None
+        if self.training and self.dropout.p:
+            d_ff, d_model = weights.expand.shape[1:]
+            count = 2 * d_model + d_ff
+            ones = x.new_ones(*x.shape[:2], self.layers, count)
+            factors = self.dropout(ones)
         return ops.feedback(
             x,
-            self.weights(),
+            weights,
             heads=self.heads,
+            factors=factors,
             key_mask=key_mask,
             state=state,
             return_state=return_state,

@@ -11,6 +11,7 @@ from fwlab.layers.heads import (
     shared_heads,
     split_heads,
 )
+from fwlab.ops import checks
 
 
 class SoftmaxAttention(Causal):
@@ -21,21 +22,32 @@ class SoftmaxAttention(Causal):
     - `kv_heads`: number of heads of keys and values; None = `heads`.
       Fewer are grouped-query attention (Ainslie et al. 2023): each is
       shared by `heads / kv_heads` consecutive heads of queries.
+    - `attention_dropout`: probability of dropout of the attention
+      weights in training, from 0 to below 1. Above 0, training keeps
+      `time` x `time` weights per head in memory.
     - Raises `ValueError` if `heads` does not divide `d_model`, or
-      `kv_heads` does not divide `heads`, and `TypeError` if one of them
-      is not an integer.
+      `kv_heads` does not divide `heads`, or for a probability out of
+      range, and `TypeError` for an argument of the wrong type.
 
     Its state, a `KeyValueCache`, grows with every token.
     """
 
     one_token = "auto"
 
-    def __init__(self, d_model: int, heads: int, kv_heads: int | None = None):
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        kv_heads: int | None = None,
+        attention_dropout: float = 0.0,
+    ):
         super().__init__()
         width = head_width("SoftmaxAttention", d_model, heads)
         self.d_model, self.heads = d_model, heads
         self.kv_heads = shared_heads("SoftmaxAttention", heads, kv_heads)
         self.kv_width = self.kv_heads * width
+        checks.dropout("SoftmaxAttention", attention_dropout, "attention_dropout")
+        self.attention_dropout = attention_dropout
         self.to_q = nn.Linear(d_model, d_model, bias=False)
         self.to_k = nn.Linear(d_model, self.kv_width, bias=False)
         self.to_v = nn.Linear(d_model, self.kv_width, bias=False)
@@ -75,6 +87,7 @@ class SoftmaxAttention(Causal):
             q,
             k,
             v,
+            dropout=self.attention_dropout if self.training else 0.0,
             key_mask=key_mask,
             state=state,
             return_state=True,

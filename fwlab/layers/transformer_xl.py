@@ -66,7 +66,14 @@ class RelativeAttention(Causal):
 
     codes: Tensor
 
-    def __init__(self, d_model: int, heads: int, memory: int = 64, segment: int = 64):
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        memory: int = 64,
+        segment: int = 64,
+        attention_dropout: float = 0.0,
+    ):
         super().__init__()
         width = head_width("TransformerXL", d_model, heads)
         for name, size, minimum in (("memory", memory, 0), ("segment", segment, 1)):
@@ -75,6 +82,8 @@ class RelativeAttention(Causal):
                     f"TransformerXL: expected {name} to be an integer of at least "
                     f"{minimum}, got {size!r}"
                 )
+        checks.dropout("TransformerXL", attention_dropout, "attention_dropout")
+        self.attention_dropout = attention_dropout
         self.d_model, self.heads = d_model, heads
         self.memory, self.segment = memory, segment
         self.to_q = nn.Linear(d_model, d_model, bias=False)
@@ -183,6 +192,7 @@ class RelativeAttention(Causal):
             visible = ((visible & real[:, None]) | itself)[:, None]
         scores = scores * q.shape[-1] ** -0.5
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        weights = F.dropout(weights, self.attention_dropout, self.training)
         return torch.einsum("bhij,bjhd->bihd", weights, v)
 
     def _by_distance(self, q: Tensor, count: int) -> Tensor:
@@ -212,6 +222,9 @@ class TransformerXL(Causal):
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
     - `memory`: tokens of segment memory, 0 or more.
     - `segment`: tokens per segment, at least 1.
+    - `dropout`: as for `Block`.
+    - `attention_dropout`: probability of dropout of the attention
+      weights in training, from 0 to below 1.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Blocks are pre-norm, each with a `RelativeAttention` and its own
@@ -231,6 +244,8 @@ class TransformerXL(Causal):
         d_ff: int | None = None,
         memory: int = 64,
         segment: int = 64,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
     ):
         super().__init__()
         if layers < 1:
@@ -238,7 +253,12 @@ class TransformerXL(Causal):
                 f"TransformerXL: expected layers to be at least 1, got {layers}"
             )
         self.blocks: Any = nn.ModuleList(
-            Block(RelativeAttention(d_model, heads, memory, segment), d_model, d_ff)
+            Block(
+                RelativeAttention(d_model, heads, memory, segment, attention_dropout),
+                d_model,
+                d_ff,
+                dropout,
+            )
             for _ in range(layers)
         )
 

@@ -10,6 +10,7 @@ from fwlab.feature_maps import FeatureMap
 from fwlab.layers import Block, CrossAttention, FastWeightAttention, SoftmaxAttention
 from fwlab.layers.positions import sinusoids
 from fwlab.models.tokens import check_tokens
+from fwlab.ops import checks
 
 
 class DecoderState(NamedTuple):
@@ -30,16 +31,21 @@ class EncoderBlock(Block):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         h = self.norm_mixer(x)
-        return self._mlp(x + self.mixer(h, h, key_mask))
+        return self._mlp(x + self.dropout(self.mixer(h, h, key_mask)))
 
 
 class DecoderBlock(Block):
     """A block with cross-attention to the source before its MLP."""
 
     def __init__(
-        self, mixer: nn.Module, cross: CrossAttention, d_model: int, d_ff: int | None
+        self,
+        mixer: nn.Module,
+        cross: CrossAttention,
+        d_model: int,
+        d_ff: int | None,
+        dropout: float,
     ):
-        super().__init__(mixer, d_model, d_ff)
+        super().__init__(mixer, d_model, d_ff, dropout)
         self.norm_cross = nn.LayerNorm(d_model, bias=False)
         self.cross = cross
 
@@ -47,14 +53,15 @@ class DecoderBlock(Block):
         self, x: Tensor, source: Any, state: Any, key_mask: Tensor | None
     ) -> tuple[Tensor, Any]:
         y, state = self.mixer.prefill(self.norm_mixer(x), state, key_mask)
-        x = x + y
-        x = x + self.cross.read(self.norm_cross(x), source)
+        x = x + self.dropout(y)
+        x = x + self.dropout(self.cross.read(self.norm_cross(x), source))
         return self._mlp(x), state
 
     def read_one(self, x: Tensor, source: Any, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mixer.step(self.norm_mixer(x), state)
-        x = x + y
-        x = x + self.cross.read(self.norm_cross(x)[:, None], source)[:, 0]
+        x = x + self.dropout(y)
+        y = self.cross.read(self.norm_cross(x)[:, None], source)[:, 0]
+        x = x + self.dropout(y)
         return self._mlp(x), state
 
 
@@ -76,6 +83,10 @@ class EncoderDecoder(nn.Module):
     - `rule`: the decoder's fast weight rule, one that
       `FastWeightAttention` takes; softmax has none.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
+    - `dropout`: probability of dropout in training, from 0 to below 1: of
+      embeddings with positions, of what every attention and MLP adds to
+      its input, and inside the MLPs.
+    - `attention_dropout`: the same, of attention weights; softmax only.
     - Raises `ValueError` or `TypeError` for invalid arguments.
 
     Positions are sinusoids, added to the embeddings on both sides: there
@@ -96,8 +107,12 @@ class EncoderDecoder(nn.Module):
         attention: str | FeatureMap = "softmax",
         rule: str = "sum",
         d_ff: int | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
     ):
         super().__init__()
+        checks.dropout("EncoderDecoder", dropout)
+        checks.dropout("EncoderDecoder", attention_dropout, "attention_dropout")
         sizes = {
             "source_vocab": source_vocab,
             "target_vocab": target_vocab,
@@ -113,8 +128,14 @@ class EncoderDecoder(nn.Module):
                 "EncoderDecoder: expected attention to be 'softmax' or a FeatureMap, "
                 f"such as ELU1(), got {attention!r}"
             )
+        if attention_dropout and attention != "softmax":
+            raise ValueError(
+                "EncoderDecoder: expected attention_dropout=0 with a feature map, "
+                f"which has no attention weights, got {attention_dropout}"
+            )
         self.source_vocab, self.target_vocab = source_vocab, target_vocab
         self.d_model = d_model
+        self.dropout = nn.Dropout(dropout)
 
         def own() -> FeatureMap | None:
             return (
@@ -124,17 +145,21 @@ class EncoderDecoder(nn.Module):
         def causal() -> nn.Module:
             phi = own()
             if phi is None:
-                return SoftmaxAttention(d_model, heads)
+                return SoftmaxAttention(
+                    d_model, heads, attention_dropout=attention_dropout
+                )
             return FastWeightAttention(d_model, heads, phi, rule)
+
+        def seeing_all() -> CrossAttention:
+            return CrossAttention(d_model, heads, own(), attention_dropout)
 
         self.source_embedding = nn.Embedding(source_vocab, d_model)
         self.target_embedding = nn.Embedding(target_vocab, d_model)
         self.encoder: Any = nn.ModuleList(
-            EncoderBlock(CrossAttention(d_model, heads, own()), d_model, d_ff)
-            for _ in range(layers)
+            EncoderBlock(seeing_all(), d_model, d_ff, dropout) for _ in range(layers)
         )
         self.decoder: Any = nn.ModuleList(
-            DecoderBlock(causal(), CrossAttention(d_model, heads, own()), d_model, d_ff)
+            DecoderBlock(causal(), seeing_all(), d_model, d_ff, dropout)
             for _ in range(layers)
         )
         self.norm_source = nn.LayerNorm(d_model, bias=False)
@@ -243,7 +268,8 @@ class EncoderDecoder(nn.Module):
     def _positioned(self, x: Tensor, past: int) -> Tensor:
         # On the CPU: the sinusoids need float64, which some devices lack.
         positions = torch.arange(past, past + x.shape[1], device="cpu")
-        return x * self.d_model**0.5 + sinusoids(positions, self.d_model).to(x)
+        x = x * self.d_model**0.5 + sinusoids(positions, self.d_model).to(x)
+        return self.dropout(x)
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.norm(x) @ self.target_embedding.weight.T  # tied
@@ -258,6 +284,8 @@ class EncoderDecoder(nn.Module):
         source_mask: Tensor | None = None,
     ) -> Tensor:
         """Translate, always taking the most likely next token.
+
+        In training mode dropout acts here, too: call `eval()` first.
 
         - `source`, `source_mask`: as in `forward`.
         - `max_new_tokens`: maximum number of tokens, 0 or more.

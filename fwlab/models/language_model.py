@@ -22,6 +22,7 @@ from fwlab.layers import (
 )
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.models.tokens import check_tokens
+from fwlab.ops import checks
 
 
 class Size(NamedTuple):
@@ -32,6 +33,8 @@ class Size(NamedTuple):
     d_model: int
     d_ff: int
     max_len: int
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
 
 
 class Mixer(NamedTuple):
@@ -61,13 +64,20 @@ def _fast_weights(rule: str) -> Mixer:
 
 def _feedback(shared: bool) -> Mixer:
     return Mixer(
-        lambda s: FeedbackTransformer(s.d_model, s.heads, s.layers, s.d_ff, shared),
+        lambda s: FeedbackTransformer(
+            s.d_model, s.heads, s.layers, s.d_ff, shared, dropout=s.dropout
+        ),
         whole=True,
     )
 
 
 MIXERS: dict[str, Mixer] = {
-    "softmax": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads), positions=True),
+    "softmax": Mixer(
+        lambda s: SoftmaxAttention(
+            s.d_model, s.heads, attention_dropout=s.attention_dropout
+        ),
+        positions=True,
+    ),
     "transformer-xl": Mixer(
         lambda s: TransformerXL(
             s.d_model,
@@ -77,6 +87,8 @@ MIXERS: dict[str, Mixer] = {
             # Half and half: a training window holds a segment with memory.
             memory=s.max_len // 2,
             segment=(s.max_len + 1) // 2,
+            dropout=s.dropout,
+            attention_dropout=s.attention_dropout,
         ),
         whole=True,
     ),
@@ -103,6 +115,12 @@ class LanguageModel(nn.Module):
       (softmax, aft-simple, aft-full, aft-local); the others have none.
       transformer-xl takes segments of half this length.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
+    - `dropout`: probability of dropout in training, from 0 to below 1: of
+      embeddings with positions, of what every mixer and MLP adds to its
+      input, and inside the MLPs.
+    - `attention_dropout`: the same, of attention weights. Only softmax
+      and transformer-xl have it: AFT and fast weights compute no
+      attention weights, and feedback does not drop them.
     - Raises `ValueError` or `TypeError` for invalid sizes or names.
 
     No linear layer or norm has a bias. **Initial weights**: embeddings
@@ -122,8 +140,12 @@ class LanguageModel(nn.Module):
         d_model: int = 128,
         max_len: int = 64,
         d_ff: int | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
     ):
         super().__init__()
+        checks.dropout("LanguageModel", dropout)
+        checks.dropout("LanguageModel", attention_dropout, "attention_dropout")
         chosen = mixer if isinstance(mixer, Mixer) else MIXERS.get(mixer)
         if chosen is None:
             known = ", ".join(map(repr, MIXERS))
@@ -137,7 +159,7 @@ class LanguageModel(nn.Module):
                 raise ValueError(
                     f"LanguageModel: expected {name} to be at least 1, got {value}"
                 )
-        size = Size(heads=heads, d_model=d_model, **sizes)
+        size = Size(layers, heads, d_model, d_ff, max_len, dropout, attention_dropout)
         make, whole, positions = chosen
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)
@@ -145,11 +167,21 @@ class LanguageModel(nn.Module):
         blocks = (
             [make(size)]
             if whole
-            else [Block(make(size), d_model, d_ff) for _ in range(layers)]
+            else [Block(make(size), d_model, d_ff, dropout) for _ in range(layers)]
         )
+        if attention_dropout and not any(
+            getattr(module, "attention_dropout", 0)
+            for block in blocks
+            for module in block.modules()
+        ):
+            raise ValueError(
+                "LanguageModel: expected attention_dropout=0 for a mixer that drops "
+                f"no attention weights, got {attention_dropout}"
+            )
         # A whole stack is a chain of one block.
         self.blocks: Any = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(d_model, bias=False)
+        self.dropout = nn.Dropout(dropout)
         limited = positions or any(
             getattr(block, "max_len", None) is not None for block in blocks
         )
@@ -245,7 +277,9 @@ class LanguageModel(nn.Module):
                 f"LanguageModel: expected at most max_len={self.max_len} tokens, the "
                 f"length of the position table, got {end}"
             )
-        return x if self.positions is None else x + self.positions.weight[past:end]
+        if self.positions is not None:
+            x = x + self.positions.weight[past:end]
+        return self.dropout(x)
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.norm(x) @ self.embedding.weight.T  # tied
@@ -272,7 +306,8 @@ class LanguageModel(nn.Module):
 
         Fast weight models need constant memory. When the text becomes
         longer than `max_len`, a model that has one continues from the
-        last `max_len` tokens, and warns once.
+        last `max_len` tokens, and warns once. In training mode dropout
+        acts here, too: call `eval()` first.
         """
         if prompt.dim() != 2 or prompt.shape[1] == 0:
             raise ValueError(

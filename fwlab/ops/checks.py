@@ -84,6 +84,15 @@ def scale(op: str, value: Any) -> None:
         raise ValueError(f"{text}, got {value!r}")
 
 
+def dropout(op: str, value: Any, argument: str = "dropout") -> None:
+    """Check a probability with which dropout sets entries to 0."""
+    text = f"{op}: expected {argument} to be at least 0 and below 1"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{text}, got {value!r}")
+    if not 0 <= value < 1:
+        raise ValueError(f"{text}, got {value!r}")
+
+
 def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
     """The precision of states and sums: float64 for float64, else float32.
 

@@ -21,8 +21,11 @@ def _refuses(
     d: int = 0,
     key: int = 0,
     features: int = 0,
+    dropout: bool = False,
     **others: Any,
 ) -> str | None:
+    if dropout:
+        return "the kernels have no dropout"
     for name, size, maximum in (
         ("d", d, MAX_WIDTH),
         ("key", key, MAX_KEY),
@@ -86,6 +89,7 @@ def feedback(
     weights: FeedbackWeights,
     *,
     heads: int,
+    factors: Tensor | None = None,
     key_mask: Tensor | None = None,
     state: FeedbackState | None = None,
     return_state: bool = False,
@@ -102,6 +106,11 @@ def feedback(
     - `weights`: a `FeedbackWeights`. Its shapes determine the number of
       layers, and whether they share the projections of the memory.
     - `heads`: heads per layer; divides `d`.
+    - `factors`: for dropout, `[batch, time, layers, 2 * d + d_ff]`, each
+      entry 0 or 1 / (1 - the probability of 0). The first `d` multiply
+      what the attention of a layer adds to its input, the next `d_ff`
+      the result of GELU, and the last `d` what the MLP adds. They are
+      constants: no gradient flows to them. None = no dropout.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       do not count: they make no memory, distances skip them, and they
       return 0.
@@ -120,14 +129,17 @@ def feedback(
 
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
-    call = Call(
-        FEEDBACK,
-        {"x": (x, "batch time d"), **_named(weights)},
-        like="x",
-        key_mask=key_mask,
-    )
+    arguments = {"x": (x, "batch time d"), **_named(weights)}
+    if factors is not None:
+        arguments["factors"] = (factors, "batch time layers factors")
+    call = Call(FEEDBACK, arguments, like="x", key_mask=key_mask)
     _check_layers(call.name, heads, call.sizes)
-    _, compute = call.choose(implementation, "x")
+    dropout = factors is not None
+    name, compute = call.choose(implementation, "x", dropout=dropout)
+    if not x.numel():
+        factors = None  # nothing to drop
+    elif dropout and name == "naive":
+        compute = _one_by_one
     given = weights._replace(
         **{
             name: w.to(call.dtype)
@@ -139,15 +151,52 @@ def feedback(
 
     def run() -> tuple[Tensor, FeedbackState]:
         wide, order = call.masked(x.to(call.dtype)), None
+        by_step = []
+        if factors is not None:
+            by_step.append(factors.detach().to(call.dtype))
         if key_mask is not None:  # real tokens first, in their order
             order = torch.argsort(~key_mask, dim=1, stable=True)
-            wide = _take(wide, order)
-        y, k, v = compute(wide, given, heads, *start)
+            wide, *by_step = (_take(s, order) for s in (wide, *by_step))
+        y, k, v = compute(wide, given, heads, *start, *by_step)
         if order is not None:
             y = _take(y, order.argsort(1))
         return y, _pack(k, v, start.mask, key_mask)
 
     return call.run(run, start, return_state, grows=True)
+
+
+def _one_by_one(
+    x: Tensor,
+    weights: FeedbackWeights,
+    heads: int,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    factors: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The naive version, with other weights for every single step.
+
+    A factor multiplies a row of the matrix before it, or a column of
+    the matrix after it: the specification itself needs no dropout.
+    """
+    d, d_ff = weights.contract.shape[1:]
+    sequences = []
+    for b, steps in enumerate(x.split(1)):
+        now_k, now_v, y = k[b : b + 1], v[b : b + 1], []
+        real = None if mask is None else mask[b : b + 1]
+        for t, x_t in enumerate(steps.split(1, 1)):
+            f_z, f_h, f_y = factors[b, t].split([d, d_ff, d], -1)
+            contract = weights.contract * f_h[:, None] * f_y[..., None]
+            to_out = weights.to_out * f_z[..., None]
+            w = weights._replace(to_out=to_out, contract=contract)
+            y_t, now_k, now_v = naive.feedback(
+                x_t, w, heads, now_k, now_v, real
+            )
+            y.append(y_t)
+        sequences.append((torch.cat(y, 1), now_k, now_v))
+    parts = zip(*sequences, strict=True)
+    whole, k, v = (torch.cat(part) for part in parts)
+    return whole, k, v
 
 
 def feedback_attention(
@@ -223,6 +272,14 @@ def _check_layers(op: str, heads: int, sizes: dict[str, int]) -> None:
         raise ValueError(
             f"{op}: expected weights.merge of shape [{layers + 1}] "
             f"([layers + 1]), got [{sizes['states']}]"
+        )
+    factors = 2 * d + sizes["d_ff"]
+    start = f"{sizes['batch']}, {sizes['time']}, {layers}"
+    if sizes.get("factors", factors) != factors:
+        raise ValueError(
+            f"{op}: expected factors of shape [{start}, {factors}] "
+            "([batch, time, layers, 2 * d + d_ff]), "
+            f"got [{start}, {sizes['factors']}]"
         )
     if isinstance(heads, bool) or not isinstance(heads, int):
         raise TypeError(

@@ -30,6 +30,10 @@ $R_t$ is symmetric and its own inverse: $R_t R_t = I$.
 **Weights.** The scales of the norms, the factor
 $1/\sqrt{d_{\text{key}}}$ and $P$ are multiplied into the adjacent
 matrices before the loop starts.
+
+**Dropout.** Its factors multiply what the attention adds to a state,
+the result of GELU, and what the MLP adds. Both passes get the same
+ones.
 """
 
 from typing import Any
@@ -95,6 +99,7 @@ class Forward:
         contract: Tensor,
         normalize: bool,
         keep: bool,
+        factors: Tensor | None,
     ):
         r"""
         - `x`: `[batch, time, d]`.
@@ -104,11 +109,13 @@ class Forward:
         - `to_q`: `[layers, heads, key, d]`.
         - `to_kv`: `[2 * groups * d, d]`.
         - `keep`: whether a backward pass may follow.
+        - `factors`: `[layers, time, batch, 2 * d + d_ff]`; None = 1.
         """
         _, groups, batch, heads, self.past, key = past.shape
         rows, n = batch * heads, self.past + x.shape[1]
         self.x, self.layers, self.normalize = x, len(to_out), normalize
         self.keep, self.alpha = keep, alpha
+        self.factors = _split(factors, contract)
         many = x.shape[1] > MANY
         self.to_kv = _right(to_kv, many)
         parts = (to_q.flatten(1, 2), to_out, expand, contract)
@@ -136,6 +143,7 @@ class Forward:
             index, n = t if self.keep else 0, self.past + t
             self.now = _each(*self.kv[..., :n, :])
             self.r_now = self.r[len(self.r) - n :].T
+            self.t = t
             self.states[0, index] = x_t
             new = self.step(index)
             y_t.copy_(self.states[-1, index])
@@ -153,10 +161,14 @@ class Forward:
         for l, (x_l, above, z) in enumerate(layers):
             to_q, to_out, expand, contract = self.weights[l]
             self.attend(l, torch.mm(_norm(x_l)[0], to_q), z)
-            x_l = torch.addmm(x_l, z, to_out)  # Eq. f6
+            f_z = f_h = f_y = None
+            if self.factors is not None:
+                f_z, f_h, f_y = (f[l, self.t] for f in self.factors)
+            x_l = _add(x_l, z, to_out, f_z)  # Eq. f6
             h = torch.mm(_norm(x_l)[0], expand)
             h = torch.nn.functional.gelu(h)
-            torch.addmm(x_l, h, contract, out=above)  # Eq. f7
+            h = h if f_h is None else h * f_h
+            _add(x_l, h, contract, f_y, out=above)  # Eq. f7
         m = torch.mv(states.flatten(1).T, self.alpha)  # Eq. f1
         m = m.view(x_l.shape)
         m = _norm(m)[0] if self.normalize else m
@@ -190,10 +202,10 @@ class _Feedback(torch.autograd.Function):
         f = forward(*inputs)
         y = f.run()
         (_, _, _, alpha, to_q, positions, to_kv, to_out, expand,
-         contract, ctx.normalize, _) = inputs  # fmt: skip
+         contract, ctx.normalize, _, factors) = inputs  # fmt: skip
         ctx.save_for_backward(
             f.states, f.attended, f.kv, f.lse, f.hidden, alpha, to_q,
-            positions, to_kv, to_out, expand, contract,
+            positions, to_kv, to_out, expand, contract, factors,
         )  # fmt: skip
         ctx.past = f.past
         ctx.set_materialize_grads(False)
@@ -230,8 +242,8 @@ class Backward:
     def __init__(self, ctx: Any, dy: Tensor | None, dkv: Tensor | None):
         """Recompute what was not saved, for all steps at once."""
         (states, attended, kv, self.lse, self.hidden, alpha, to_q,
-         positions, to_kv, to_out, expand,
-         contract) = ctx.saved_tensors  # fmt: skip
+         positions, to_kv, to_out, expand, contract,
+         factors) = ctx.saved_tensors  # fmt: skip
         self.states, self.attended, self.kv = states, attended, kv
         self.to_kv, self.to_out = to_kv, to_out
         self.expand, self.contract = expand, contract
@@ -252,10 +264,14 @@ class Backward:
             self.normed.view(self.flat), to_q.flatten(1, 2).mT
         )
         q = q.view(layers, time, batch, heads, key)
-        middle = torch.baddbmm(
-            x.reshape(self.flat), attended.view(self.flat), to_out.mT
-        )
-        middle = middle.view(attended.shape)
+        self.factors = _split(factors, contract)
+        added = (attended.view(self.flat), to_out.mT)
+        if self.factors is None:
+            middle = torch.baddbmm(x.reshape(self.flat), *added)
+            middle = middle.view(attended.shape)
+        else:
+            middle = torch.bmm(*added).view(attended.shape)
+            middle = torch.addcmul(x, self.factors[0], middle)
         self.normed_mlp, self.middle_norm = _norm(middle)
         h = torch.bmm(self.normed_mlp.view(self.flat), expand.mT)
         self.h = torch.nn.functional.gelu(h)
@@ -279,6 +295,9 @@ class Backward:
             self.dx[-1] = dy.transpose(0, 1)
         self.d_middle = torch.empty_like(middle)
         self.dh = _gelu_slope_(h).view(layers, time, batch, -1)
+        if self.factors is not None:
+            self.h *= self.factors[1].reshape(self.h.shape)
+            self.dh *= self.factors[1]
         self.d_qu = q.new_zeros(*q.shape[:-1], key + positions.shape[1])
         self.d_m = torch.empty_like(m)
         self.d_new = m.new_empty(time, batch, 2, groups, heads, key)
@@ -315,15 +334,25 @@ class Backward:
             torch.einsum("lhkd,lhfd->kf", self.to_q, d_to_u),
             d_to_kv,
             torch.bmm(
-                self.d_middle.view(flat).mT, self.attended.view(flat)
+                self.dropped(0, self.d_middle).reshape(flat).mT,
+                self.attended.view(flat),
             ),
             torch.bmm(
                 self.dh.view(flat).mT, self.normed_mlp.view(flat)
             ),
-            torch.bmm(self.dx[1:].reshape(flat).mT, self.h),
+            torch.bmm(
+                self.dropped(2, self.dx[1:]).reshape(flat).mT, self.h
+            ),
+            None,
             None,
             None,
         )
+
+    def dropped(self, which: int, dx: Tensor, *at: int) -> Tensor:
+        """A gradient times the factors of dropout, if there are any."""
+        if self.factors is None:
+            return dx
+        return dx * self.factors[which][at]
 
     def loop(self) -> None:
         """Blocks of steps, the last one first."""
@@ -408,11 +437,12 @@ class Backward:
         contract, expand, to_out, to_qu = self.weights[l]
         up, dh, below, dx, z, dz_t, d_qu, d_heads = self.parts[l][t]
         norms = self.norms[l][t]
-        dh.mul_(torch.mm(up, contract))
+        dh.mul_(torch.mm(self.dropped(2, up, l, t), contract))
         dn = torch.mm(dh, expand)
         torch.add(up, _norm_backward(dn, *norms[:3]), out=below)
         dx.add_(below)
-        dz = torch.mm(below, to_out).view(z.shape)
+        dz = torch.mm(self.dropped(0, below, l, t), to_out)
+        dz = dz.view(z.shape)
         dz_t.copy_(dz)
 
         (K, V), (da, p) = self.now[self.group_of[l]], self.pairs[l]
@@ -453,6 +483,29 @@ class Backward:
                 d_part[group, :, :old] += torch.bmm(
                     pairs[..., :old].mT, vectors[:, steps]
                 )  # (g4)
+
+
+def _split(
+    factors: Tensor | None, contract: Tensor
+) -> tuple[Tensor, ...] | None:
+    """Factors for the attention, inside the MLP, and for the MLP."""
+    if factors is None:
+        return None
+    d, d_ff = contract.shape[1:]
+    return factors.split([d, d_ff, d], -1)
+
+
+def _add(
+    x: Tensor,
+    part: Tensor,
+    W: Tensor,
+    factors: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`x + factors * (part @ W)`; None = 1."""
+    if factors is None:
+        return torch.addmm(x, part, W, out=out)
+    return torch.addcmul(x, factors, torch.mm(part, W), out=out)
 
 
 def _table(steps: Tensor, positions: Tensor) -> Tensor:
@@ -526,9 +579,13 @@ def feedback(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
+    factors: Tensor | None = None,
     loops: tuple[Any, Any] = (Forward, Backward),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments and results of the naive version."""
+    """Arguments and results of the naive version, and dropout.
+
+    - `factors`: `[batch, time, layers, 2 * d + d_ff]`; None = 1.
+    """
     w, d = weights, weights.to_q.shape[-1]
     # Scales of norms and 1 / sqrt(key) go into the matrices.
     to_q = w.to_q * w.norm_mixer[:, None] / (d // heads) ** 0.5
@@ -549,6 +606,7 @@ def feedback(
         w.contract,
         w.norm_memory is not None,
         autograd.will_go_back(x, k, v, *w),
+        None if factors is None else factors.permute(2, 1, 0, 3),
     )
     kv = kv.unflatten(2, (-1, heads)).permute(0, 2, 4, 1, 3, 5)
     return y, kv[0], kv[1]

@@ -668,5 +668,5 @@ def feedback(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments and results of the naive version."""
     return efficient.feedback(
-        x, weights, heads, k, v, mask, (Forward, Backward)
+        x, weights, heads, k, v, mask, loops=(Forward, Backward)
     )

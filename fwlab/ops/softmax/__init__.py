@@ -30,6 +30,32 @@ def _torch(
     )
 
 
+def attention_with_dropout(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """Softmax attention that drops some of the attention weights.
+
+    Unlike PyTorch's own attention, it draws the same weights wherever
+    it is computed. They are kept for the backward pass, so memory is
+    quadratic.
+
+    - `q`: `[batch, heads, queries, key]`, already scaled;
+      `k`, `v`: `[batch, heads, keys, key or value]`.
+    - `visible`: `bool`, broadcast to `[batch, heads, queries, keys]`;
+      None = all.
+    - `dropout`: the probability that a weight becomes 0. The others are
+      divided by `1 - dropout`, so that the mean stays the same.
+    """
+    scores = q @ k.mT
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return F.dropout(torch.softmax(scores, -1), dropout) @ v
+
+
 SOFTMAX_ATTENTION = Operation(
     name="softmax_attention",
     folder="softmax",
@@ -47,6 +73,7 @@ def softmax_attention(
     v: Tensor,
     *,
     scale: float | None = None,
+    dropout: float = 0.0,
     key_mask: Tensor | None = None,
     state: KeyValueCache | None = None,
     return_state: bool = False,
@@ -59,6 +86,10 @@ def softmax_attention(
     - `v`: `[batch, time, heads, value]`.
     - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, the
       usual choice (the equation omits it: `scale=1.0`).
+    - `dropout`: the probability that an attention weight becomes 0,
+      from 0 to below 1; the others are divided by `1 - dropout`. All
+      implementations draw the same weights from PyTorch's generator,
+      and need memory for `time` x `time` weights.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       are hidden from all queries and return 0.
     - `state`: the `KeyValueCache` of an earlier call; None = empty.
@@ -84,10 +115,14 @@ def softmax_attention(
     )
     if scale is not None:
         checks.scale(call.name, scale)
+    checks.dropout(call.name, dropout)
     wide = torch.promote_types(q.dtype, k.dtype)
     wide = torch.promote_types(wide, v.dtype)
     q, k, v = (call.masked(x.to(wide)) for x in (q, k, v))
     name, compute = call.choose(implementation, "q")
+    if dropout:  # one way for all, so that they draw the same
+        name = "naive"
+        compute = partial(attention_with_dropout, dropout=dropout)
     time, real = call.sizes["time"], key_mask
     if state is not None:
         k, v, real = _append(call.name, state, k, v, key_mask)
