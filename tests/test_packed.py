@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
-from fwlab import ops
+from fwlab import feature_maps, ops
+from fwlab.layers import AFTSimple, Block, FastWeightAttention, FastWeightProgrammer
+from fwlab.models import MIXERS, LanguageModel
 from fwlab.ops import packed
 from fwlab.ops.rule import Rule
 from problems import (
@@ -166,7 +168,7 @@ def test_activation_checkpointing():
     agree(with_gradients(again, leaves), with_gradients(run(*inputs), leaves))
 
 
-@given(st.lists(st.integers(0, 5000), max_size=60))
+@given(st.lists(st.integers(0, 9) | st.integers(0, 5000), max_size=60))
 def test_padding_is_bounded(lengths):
     """Every document is in one batch, less than half of which is padding."""
     found = packed.batches(lengths)
@@ -285,3 +287,126 @@ def test_errors(call, error_type, message):
     with pytest.raises(error_type, match=message) as info:
         call()
     assert "\n" not in str(info.value)
+
+
+LAYERS = {
+    "delta": lambda: FastWeightAttention(12, 3),
+    "delta-conv": lambda: FastWeightAttention(12, 3, conv_size=4, kv_heads=1),
+    "favor": lambda: FastWeightAttention(
+        12, 3, feature_maps.FAVOR(4, 8, seed=0), "sum", conv_size=2
+    ),
+    "fwp": lambda: FastWeightProgrammer(12, 3),
+    "aft-simple": lambda: AFTSimple(12),
+    "block": lambda: Block(FastWeightAttention(12, 3, conv_size=1), 12),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_layers(make, masked):
+    """Also convolutions and running maxima begin again; in two calls."""
+    torch.manual_seed(0)
+    layer, lengths = make().double(), [5, 0, 1, 14, 2]
+    cut = borders(lengths).tolist()
+    x = torch.randn(1, 22, 12, dtype=torch.float64, requires_grad=True)
+    keep = torch.rand(1, 22) < 0.6 if masked else None
+    leaves = [x, *layer.parameters()]
+
+    def separate():
+        y, after = [], []
+        for i, state in enumerate(states):
+            part = slice(cut[i], cut[i + 1])
+            mask = keep[:, part] if masked else None
+            y_i, after_i = layer.prefill(x[:, part], state, mask)
+            y.append(y_i)
+            after.append(after_i)
+        return torch.cat(y, 1), after
+
+    states = [None] * 5
+    y, after = separate()
+    found = layer(x, keep, cu_seqlens=borders(lengths))
+    agree(with_gradients([found], leaves), with_gradients([y], leaves))
+    if isinstance(layer, Block):
+        return  # has no state of its own
+    states = ops.detach(after)
+    y, after = separate()
+    joined = map(torch.cat, zip(*map(parts, after), strict=True))
+    _, middle = layer.prefill(x, None, keep, cu_seqlens=borders(lengths))
+    middle = ops.detach(middle)
+    found, after = layer.prefill(x, middle, keep, cu_seqlens=borders(lengths))
+    agree(
+        with_gradients([found, *parts(after)], leaves),
+        with_gradients([y, *joined], leaves),
+    )
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_layers_without_steps(make):
+    layer = make()
+    assert layer(torch.zeros(1, 0, 12), cu_seqlens=ints(0, 0, 0)).shape == (1, 0, 12)
+
+
+def model(mixer):
+    torch.manual_seed(0)
+    made = LanguageModel(11, mixer, layers=2, heads=2, d_model=8, max_len=16).double()
+    # Positions are drawn as small as all else, and would hardly be noticed.
+    if made.positions is not None:
+        torch.nn.init.normal_(made.positions.weight)
+    return made
+
+
+CAN_PACK = [*(op.mixer for op in ops.TABLE.values() if getattr(op, "mixer", None)), "fwp", "aft-simple"]  # fmt: skip
+
+
+@pytest.mark.parametrize("mixer", CAN_PACK)
+def test_models(mixer):
+    made, lengths = model(mixer), [5, 0, 16, 1]
+    tokens = torch.randint(11, (1, 22), generator=torch.Generator().manual_seed(0))
+    found = made(tokens, borders(lengths))
+    wanted = torch.cat([made(part) for part in tokens.split(lengths, 1)], 1)
+    leaves = [*made.parameters()]
+    agree(with_gradients([found], leaves), with_gradients([wanted], leaves))
+
+
+@pytest.mark.parametrize("mixer", sorted({*MIXERS} - {*CAN_PACK}))
+def test_models_that_cannot_pack(mixer):
+    made = model(mixer)
+    block = made.blocks[0]
+    name = type(getattr(block, "mixer", block)).__name__
+    with pytest.raises(ValueError, match=f"with cu_seqlens .*got {name}$") as info:
+        made(torch.zeros(1, 3).long(), ints(0, 1, 3))
+    assert "\n" not in str(info.value)
+
+
+def test_errors_of_layers_and_models():
+    tokens = torch.zeros(1, 20).long()
+    with pytest.raises(ValueError, match=r"at most max_len=16 tokens.*got 17"):
+        model("aft-simple")(tokens, ints(0, 3, 20))
+    with pytest.raises(ValueError, match=r"LanguageModel: .*end with .*20, got 21"):
+        model("aft-simple")(tokens, ints(0, 21))
+    with pytest.raises(ValueError, match="LanguageModel: expected a batch of 1"):
+        model("delta")(tokens.expand(2, -1), ints(0, 20))
+    layer, x = LAYERS["delta-conv"]().double(), torch.zeros(1, 20, 12).double()
+    with pytest.raises(ValueError, match="expected a batch of 1"):
+        layer(x.expand(2, -1, -1), cu_seqlens=ints(0, 20))
+    with pytest.raises(
+        ValueError, match=r"FastWeightAttention: .*end with .*20, got 1"
+    ):
+        layer(x, cu_seqlens=ints(0, 1))
+    _, state = layer.prefill(x)
+    with pytest.raises(
+        ValueError, match=r"expected state.inputs of shape \[2, 3, 20\]"
+    ):
+        layer.prefill(x, state, cu_seqlens=ints(0, 3, 20))
+
+
+def test_a_packed_layer_is_one_graph():
+    """Documents of other lengths need no other graph."""
+    layer, x = LAYERS["delta"](), torch.randn(1, 9, 12)
+    torch.compiler.reset()
+    whole = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for lengths in ([4, 0, 5], [7, 1, 1]):
+        cu_seqlens = borders(lengths)
+        with torch.no_grad():  # halves the time
+            found = whole(x, cu_seqlens=cu_seqlens)
+        agree([found], [layer(x, cu_seqlens=cu_seqlens)], 1e-6)
