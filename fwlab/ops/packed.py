@@ -93,27 +93,36 @@ def by_document(
     groups = batches(lengths) or [every]
     idle = sorted({*every}.difference(*groups))  # empty documents
     by_group = torch.tensor([i for g in [*groups, idle] for i in g])
-    sizes = [[lengths[i] for i in group] for group in groups]
-    steps = torch.arange(sum(lengths)).split(list(lengths))
-    by_step = torch.cat([steps[i] for i in by_group])
+    shapes = [(len(g), max(lengths[i] for i in g)) for g in groups]
+    # The rows of all groups are one after another.
+    row, total = [0] * len(lengths), 0
+    for group, (_, longest) in zip(groups, shapes, strict=True):
+        for i in group:
+            row[i], total = total, total + longest
+    by_step = torch.cat(
+        [
+            torch.arange(start, start + length)
+            for start, length in zip(row, lengths, strict=True)
+        ]
+    )
 
     def run(**given: Any) -> tuple[Tensor, ...]:
         device = next(iter(given.values())).device
-        order, time = by_group.to(device), by_step.to(device)
-        places = [_places(size).to(device) for size in sizes]
+        order, place = by_group.to(device), by_step.to(device)
         parts: dict[str, Sequence[Tensor]] = {}
         for name, x in given.items():
             if name in states:
                 x = x.index_select(0, order)
                 parts[name] = x.split([*map(len, groups), len(idle)])
             elif isinstance(x, Tensor):
-                x = x.flatten(0, 1).index_select(0, time)
+                rows = x.new_full(
+                    (total, *x.shape[2:]), fills.get(name, 0)
+                ).index_copy(0, place, x.flatten(0, 1))
                 parts[name] = [
-                    _rows(part, place, size, fills.get(name, 0))
-                    for part, place, size in zip(
-                        x.split([*map(sum, sizes)]),
-                        places,
-                        sizes,
+                    part.unflatten(0, shape)
+                    for part, shape in zip(
+                        rows.split([*map(math.prod, shapes)]),
+                        shapes,
                         strict=True,
                     )
                 ]
@@ -121,12 +130,7 @@ def by_document(
             compute(**given | {n: part[i] for n, part in parts.items()})
             for i in range(len(groups))
         ]
-        y = torch.cat(
-            [
-                rows.flatten(0, 1).index_select(0, place)
-                for (rows, *_), place in zip(found, places, strict=True)
-            ]
-        ).index_select(0, time.argsort())
+        y = torch.cat([rows.flatten(0, 1) for rows, *_ in found])
         unchanged = [parts[n][-1] for n in states if n in parts]
         after = (
             torch.cat(each).index_select(0, order.argsort())
@@ -134,22 +138,6 @@ def by_document(
                 *(after for _, *after in found), unchanged, strict=True
             )
         )
-        return y[None], *after
+        return y.index_select(0, place)[None], *after
 
     return run
-
-
-def _places(lengths: list[int]) -> Tensor:
-    """Where the real steps are in padded rows, one row after another."""
-    steps = torch.arange(max(lengths))
-    real = steps < torch.tensor(lengths)[:, None]
-    return real.flatten().nonzero()[:, 0]
-
-
-def _rows(
-    x: Tensor, place: Tensor, lengths: list[int], fill: float
-) -> Tensor:
-    """`[steps, ...]` as padded rows `[documents, longest, ...]`."""
-    shape = (len(lengths), max(lengths))
-    padded = x.new_full((math.prod(shape), *x.shape[1:]), fill)
-    return padded.index_copy(0, place, x).unflatten(0, shape)
