@@ -152,8 +152,9 @@ class AFTSimple(_AFT):
         - `x`: `[batch, time, d_model]`.
         - `key_mask`: `bool [batch, time]`, True = real token.
         - `implementation`: as for the operations of `fwlab.ops`.
-        - `cu_seqlens`: borders of packed documents, as for
-          `FastWeightAttention`.
+        - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the
+          borders of packed documents: none of them sees another one. The
+          batch is then 1.
         - Returns `[batch, time, d_model]`.
         - Raises `ValueError` or `TypeError` for an invalid `x` or
           `cu_seqlens`.

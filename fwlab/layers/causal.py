@@ -80,9 +80,10 @@ class Packing(Causal):
     ) -> tuple[Tensor, Any]:
         """Process part of a sequence, and return the state after it.
 
-        - `x`, `state`, `key_mask`, `implementation`: as for `Causal`.
-        - `cu_seqlens`: as in `forward`. The state has one entry for each
-          document, in place of `batch`.
+        - `x`: `[batch, time, d_model]`.
+        - `state`: what an earlier call returned; None = start of sequence.
+          With `cu_seqlens` it has one entry for each document.
+        - `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
         - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
         """
         raise NotImplementedError
