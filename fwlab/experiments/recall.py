@@ -197,7 +197,7 @@ class Recaller(LanguageModel):
             block.mixer = FastWeightAttention(D_MODEL, heads, DPFP(nu=1), own.rule)
             block.mixer.load_state_dict(own.state_dict())  # features have no weights
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         before = F.pad(self.before(tokens[:, :-1]), (0, 0, 1, 0))
         x = self._embed(tokens, 0) + before
         for block in self.blocks:

@@ -51,12 +51,11 @@ class _AFT(Causal):
         - Returns `[batch, time, d_model]`.
         - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
+        return self._whole(x, key_mask=key_mask, implementation=implementation)
+
+    def _whole(self, x: Tensor, *, key_mask: Tensor | None, **options: Any) -> Tensor:
         q, k, v = self._project(x, "batch time d_model", key_mask)
-        options = {
-            "causal": self.causal,
-            "key_mask": key_mask,
-            "implementation": implementation,
-        }
+        options |= {"causal": self.causal, "key_mask": key_mask}
         return self.to_out(self._mix(q, k, v, 0, **options))
 
     def prefill(
@@ -74,6 +73,11 @@ class _AFT(Causal):
         - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
         - Raises `ValueError` if the layer is not causal.
         """
+        return self._part(x, state, key_mask=key_mask, implementation=implementation)
+
+    def _part(
+        self, x: Tensor, state: Any, *, key_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Any]:
         if not self.causal:
             raise ValueError(
                 f"{type(self).__name__}: prefill and step need causal=True; for a "
@@ -90,7 +94,7 @@ class _AFT(Causal):
             key_mask=key_mask,
             state=memory,
             return_state=True,
-            implementation=implementation,
+            **options,
         )
         return self.to_out(y), self._pack(past + x.shape[1], memory)
 
@@ -131,8 +135,52 @@ class AFTSimple(_AFT):
     causality, it does not depend on the order of the tokens.
     """
 
+    packs = True
+
     def __init__(self, d_model: int, causal: bool = True):
         super().__init__(d_model, causal)
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Process a whole sequence in parallel.
+
+        - `x`: `[batch, time, d_model]`.
+        - `key_mask`: `bool [batch, time]`, True = real token.
+        - `implementation`: as for the operations of `fwlab.ops`.
+        - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the
+          borders of packed documents: none of them sees another one. The
+          batch is then 1.
+        - Returns `[batch, time, d_model]`.
+        - Raises `ValueError` or `TypeError` for an invalid `x` or
+          `cu_seqlens`.
+        """
+        options = {"implementation": implementation, "cu_seqlens": cu_seqlens}
+        return self._whole(x, key_mask=key_mask, **options)
+
+    def prefill(
+        self,
+        x: Tensor,
+        state: ops.RunningMean | None = None,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, ops.RunningMean]:
+        """Process part of a sequence, and return the state after it.
+
+        - `x`: `[batch, time, d_model]`.
+        - `state`: what an earlier call returned; None = start of sequence.
+        - `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
+        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`; with
+          `cu_seqlens`, the state has one entry for each document.
+        - Raises `ValueError` if the layer is not causal.
+        """
+        options = {"implementation": implementation, "cu_seqlens": cu_seqlens}
+        return self._part(x, state, key_mask=key_mask, **options)
 
     def state_size(self, time: int = 0) -> int:
         """Number of scalars in the state of one sequence.

@@ -63,8 +63,17 @@ class Block(Causal):
         """
         return self.mixer.state_size(time)
 
+    @property
+    def packs(self) -> bool:  # type: ignore[override]
+        """Whether the mixer takes `cu_seqlens`."""
+        return getattr(self.mixer, "packs", False)
+
     def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Process a whole sequence in parallel; no state is computed.
 
@@ -73,11 +82,14 @@ class Block(Causal):
         - `x`: `[batch, time, d_model]`.
         - `key_mask`: `bool [batch, time]`, True = real token.
         - `implementation`: as for the operations of `fwlab.ops`.
+        - `cu_seqlens`: borders of packed documents, for a mixer that
+          takes them.
         - Returns `[batch, time, d_model]`.
         - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
         x = self._checked(x, key_mask)
-        y = self.mixer(self.norm_mixer(x), key_mask, implementation)
+        packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
+        y = self.mixer(self.norm_mixer(x), key_mask, implementation, **packed)
         return self._mlp(x + self.dropout(y))
 
     def prefill(

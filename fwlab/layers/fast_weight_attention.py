@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap
-from fwlab.layers.causal import Causal
+from fwlab.layers.causal import Packing
 from fwlab.layers.heads import (
     check_input,
     head_width,
@@ -23,7 +23,7 @@ from fwlab.layers.heads import (
     split_heads,
 )
 from fwlab.layers.short_convolution import ShortConvolution
-from fwlab.ops import checks
+from fwlab.ops import checks, packed
 from fwlab.ops.rule import Rule
 
 State = Tensor | ops.NormalizedState | ops.ScaledState | ops.ConvState
@@ -37,7 +37,7 @@ RULES = {
 }
 
 
-class FastWeightAttention(Causal):
+class FastWeightAttention(Packing):
     r"""Multi-head fast weight memory.
 
     $q, k, v = W_q x, W_k x, W_v x$ per head, features $\phi(q), \phi(k)$,
@@ -229,16 +229,18 @@ class FastWeightAttention(Causal):
         state: State | None = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """A stretch of the sequence at once, and the state after it.
 
         - `x`: `[batch, time, d_model]`.
         - `state`: the state before it; None = empty memory.
-        - `key_mask`, `implementation`: as in `forward`.
+        - `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
         - Returns `(y, state)`: `[batch, time, d_model]`, and the fast
           weights `[batch, kv_heads, value, key]` (with `normalize`, a
           `NormalizedState`; with a running scale, a `ScaledState`; with
-          convolutions, a `ConvState` of that).
+          convolutions, a `ConvState` of that), with `cu_seqlens` those
+          after each document.
         - Raises `ValueError` or `TypeError` for an invalid `x`, or the
           state of another layer.
         """
@@ -254,7 +256,11 @@ class FastWeightAttention(Causal):
         if self.conv is not None and state is not None:
             checks.state_kind("FastWeightAttention", state, ops.ConvState)
             state, inputs = state
-        q, k, v, inputs = self._qkv(x, inputs, key_mask)
+        lengths = None
+        if cu_seqlens is not None and (self.conv is not None or self._scales):
+            checks.documents("FastWeightAttention", cu_seqlens, len(x))
+            lengths = packed.lengths("FastWeightAttention", cu_seqlens, x.shape[1])
+        q, k, v, inputs = self._qkv(x, inputs, key_mask, lengths)
         gates, log_scale = self._gates(x), None
         record = RULES[self.rule]
         op = getattr(ops, record.name)
@@ -265,7 +271,9 @@ class FastWeightAttention(Causal):
             if state is not None:
                 checks.state_kind("FastWeightAttention", state, ops.ScaledState)
                 memory, before = state
-            q, k, fading, log_scale = self._scaled_features(q, k, before, key_mask)
+            q, k, fading, log_scale = self._scaled_features(
+                q, k, before, key_mask, lengths
+            )
             if "log_decay" in gates:
                 fading = fading + gates["log_decay"]
             gates["log_decay"] = fading
@@ -281,6 +289,7 @@ class FastWeightAttention(Causal):
             v,
             **gates,
             key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
             state=memory,
             return_state=True,
             implementation=implementation,
@@ -292,7 +301,11 @@ class FastWeightAttention(Causal):
         return self.to_out(self._finish(y, x)), memory
 
     def _qkv(
-        self, x: Tensor, inputs: Tensor | None, key_mask: Tensor | None
+        self,
+        x: Tensor,
+        inputs: Tensor | None,
+        key_mask: Tensor | None,
+        lengths: list[int] | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values per head, and what a later call needs
         of the inputs of the convolutions.
@@ -300,7 +313,8 @@ class FastWeightAttention(Causal):
         q, k, v = (project(x) for project in (self.to_q, self.to_k, self.to_v))
         if self.conv is not None:
             widths = [part.shape[-1] for part in (q, k, v)]
-            qkv, inputs = self.conv(torch.cat([q, k, v], -1), inputs, key_mask)
+            qkv = torch.cat([q, k, v], -1)
+            qkv, inputs = self.conv(qkv, inputs, key_mask, lengths)
             q, k, v = qkv.split(widths, -1)
         k, v = (split_heads(part, self.kv_heads) for part in (k, v))
         return split_heads(q, self.heads), k, v, inputs
@@ -334,7 +348,12 @@ class FastWeightAttention(Causal):
         return KEY_NORMS[self.key_norm](self.feature_map.scaled(x)[0])
 
     def _scaled_features(
-        self, q: Tensor, k: Tensor, before: Tensor | None, key_mask: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        before: Tensor | None,
+        key_mask: Tensor | None,
+        lengths: list[int] | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         r"""Features in units of the largest scale so far, $e^{M_t}$.
 
@@ -347,14 +366,19 @@ class FastWeightAttention(Causal):
         assert scale is not None
         if key_mask is not None:
             scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
-        shape = (scale.shape[0], self.kv_heads)
+        compute: packed.Compute = _running_maximum
+        if lengths is not None:
+            fills = {"scale": -torch.inf}
+            compute = packed.by_document(compute, lengths, ("before",), fills)
+        shape = (len(scale if lengths is None else lengths), self.kv_heads)
         if before is None:
             before = scale.new_full(shape, -torch.inf)
         part = ("FastWeightAttention", "state.log_scale", before)
         checks.state_part(*part, shape, scale.dtype, scale)
-        top = torch.cat([before[:, None], scale], 1).cummax(1).values
-        k = k * _difference(scale, top[:, 1:]).exp()[..., None].to(k.dtype)
-        return q, k, _difference(top[:, :-1], top[:, 1:]), top[:, -1]
+        both, after = compute(scale=scale, before=before)
+        earlier, now = both.unbind(-1)
+        k = k * _difference(scale, now).exp()[..., None].to(k.dtype)
+        return q, k, _difference(earlier, now), after
 
     def extra_repr(self) -> str:
         return (
@@ -377,6 +401,14 @@ def _value_width(width: int, expand_v: float) -> int:
             f"{width}, to be a positive integer, got expand_v={expand_v}"
         )
     return round(wide)
+
+
+def _running_maximum(scale: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum so far without and with each step, `[batch, time, heads, 2]`,
+    and with all of them, `[batch, heads]`.
+    """
+    top = torch.cat([before[:, None], scale], 1).cummax(1).values
+    return torch.stack([top[:, :-1], top[:, 1:]], -1), top[:, -1]
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from fwlab import ops
-from fwlab.layers.causal import Causal
+from fwlab.layers.causal import Packing
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 
 
-class FastWeightProgrammer(Causal):
+class FastWeightProgrammer(Packing):
     r"""One network writes the weights of another (Schmidhuber 1991).
 
     $a, b = W_a x, W_b x$ (Eq. 1); the outer product $a \otimes b$
@@ -61,14 +61,16 @@ class FastWeightProgrammer(Causal):
         state: Tensor | None = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Process part of a sequence, and return the state after it.
 
         - `x`: `[batch, time, d_model]`.
         - `state`: what an earlier call returned; None = zero fast weights.
-        - `key_mask`, `implementation`: as in `forward`.
+        - `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
         - Returns `(y, state)`: `y` of shape `[batch, time, d_model]`, and
-          the fast weights `[batch, heads, value, key]`.
+          the fast weights `[batch, heads, value, key]`, with `cu_seqlens`
+          those after each document.
         """
         dims = "batch time d_model"
         check_input("FastWeightProgrammer", "x", x, dims, self.to_a.weight)
@@ -82,6 +84,7 @@ class FastWeightProgrammer(Causal):
             x,
             self.activation,
             key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
             state=state,
             return_state=True,
             implementation=implementation,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab.ops import checks
+from fwlab.ops import checks, packed
 
 
 class ShortConvolution(nn.Module):
@@ -33,7 +33,11 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, size).uniform_(-bound, bound))
 
     def forward(
-        self, x: Tensor, before: Tensor | None, key_mask: Tensor | None
+        self,
+        x: Tensor,
+        before: Tensor | None,
+        key_mask: Tensor | None,
+        lengths: list[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Convolve part of a sequence.
 
@@ -44,18 +48,27 @@ class ShortConvolution(nn.Module):
         - `before`: `[batch, size - 1, channels]`, the inputs of the last
           real tokens, in float32 for half precision; None = 0.
         - `key_mask`: `bool [batch, time]`, True = real token.
+        - `lengths`: those of packed documents, which do not see each
+          other. `before` then has one entry for each.
         - Returns the output, anything at masked tokens, and the inputs
           of the last real tokens, as `before`.
         """
         layer = "FastWeightAttention"  # the one that has convolutions
         dtype = checks.compute_dtype(layer, x=x)
         batch, time, _ = x.shape
-        shape = (batch, self.size - 1, self.channels)
+        sequences = batch if lengths is None else len(lengths)
+        shape = (sequences, self.size - 1, self.channels)
         if before is None:
             before = x.new_zeros(shape, dtype=dtype)
         checks.state_part(layer, "state.inputs", before, shape, dtype, x)
         if time == 0:
             return x, before
+        if lengths is not None:
+            if key_mask is None:  # now rows are padded
+                key_mask = x.new_ones((batch, time), dtype=torch.bool)
+            run = packed.by_document(self.forward, lengths, ("before",), {})
+            y, before = run(x=x, before=before, key_mask=key_mask)
+            return y, before
         if key_mask is not None:  # real tokens first, in their order
             order = (~key_mask).int().argsort(dim=1, stable=True)[..., None]
             x = x.take_along_dim(order, 1)

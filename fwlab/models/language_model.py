@@ -22,7 +22,7 @@ from fwlab.layers import (
 )
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.models.tokens import check_tokens
-from fwlab.ops import checks
+from fwlab.ops import checks, packed
 
 
 class Size(NamedTuple):
@@ -216,16 +216,33 @@ class LanguageModel(nn.Module):
         """
         return sum(block.state_size(time) for block in self.blocks)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Logits of the next token at every position.
 
         - `tokens`: `int64 [batch, time]`, from 0 to `vocab_size - 1`.
+        - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the
+          borders of packed documents: none of them sees another one, and
+          positions begin again. The batch is then 1. The mixers with fast
+          weights and aft-simple take it.
         - Returns `[batch, time, vocab_size]`.
-        - Raises `ValueError` beyond `max_len`, if the model has one.
+        - Raises `ValueError` beyond `max_len`, if the model has one, and
+          for `cu_seqlens` with other mixers.
         """
-        x = self._embed(tokens, 0)
+        options = {}
+        if cu_seqlens is not None:
+            checks.documents("LanguageModel", cu_seqlens, len(tokens))
+            for block in self.blocks:
+                if not getattr(block, "packs", False):
+                    mixer = type(getattr(block, "mixer", block)).__name__
+                    raise ValueError(
+                        "LanguageModel: expected a mixer that can keep packed "
+                        "documents apart with cu_seqlens (fast weights or "
+                        f"aft-simple), got {mixer}"
+                    )
+            options = {"cu_seqlens": cu_seqlens}
+        x = self._embed(tokens, 0, **options)
         for block in self.blocks:
-            x = self._through(block, x)
+            x = self._through(block, x, **options)
         return self._logits(x)
 
     def prefill(self, tokens: Tensor, state: list | None = None) -> tuple[Tensor, list]:
@@ -245,11 +262,11 @@ class LanguageModel(nn.Module):
             after.append(part)
         return self._logits(x), after
 
-    def _through(self, block: Callable[..., Any], *inputs: Any) -> Any:
+    def _through(self, block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """What a block computes, without keeping it if `checkpointing` is set."""
         if self.checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(block, *inputs, use_reentrant=False)
-        return block(*inputs)
+            return checkpoint(block, *inputs, use_reentrant=False, **options)
+        return block(*inputs, **options)
 
     def step(self, tokens: Tensor, state: list | None = None) -> tuple[Tensor, list]:
         """Process one token of each sequence.
@@ -268,16 +285,24 @@ class LanguageModel(nn.Module):
             after.append(part)
         return self._logits(x), after
 
-    def _embed(self, tokens: Tensor, past: int) -> Tensor:
+    def _embed(
+        self, tokens: Tensor, past: int, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
         check_tokens("LanguageModel", "tokens", tokens, self.vocab_size)
         x = self.embedding(tokens)
-        end = past + tokens.shape[1]
+        end, lengths = past + tokens.shape[1], None
+        if cu_seqlens is not None and self.max_len is not None:
+            lengths = packed.lengths("LanguageModel", cu_seqlens, tokens.shape[1])
+            end = max(lengths)
         if self.max_len is not None and end > self.max_len:
             raise ValueError(
                 f"LanguageModel: expected at most max_len={self.max_len} tokens, the "
                 f"length of the position table, got {end}"
             )
-        if self.positions is not None:
+        if self.positions is not None and lengths is not None:
+            each = torch.cat([torch.arange(n) for n in lengths])
+            x = x + self.positions(each.to(x.device))
+        elif self.positions is not None:
             x = x + self.positions.weight[past:end]
         return self.dropout(x)
 

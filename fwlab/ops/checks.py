@@ -204,6 +204,34 @@ def mask(
     same_device(op, argument, tensor, "the inputs", like)
 
 
+def documents(op: str, cu_seqlens: Tensor, batch: int) -> int:
+    """Check the borders of documents, except for their values.
+
+    - Returns the number of documents.
+    """
+    if (
+        not isinstance(cu_seqlens, Tensor)
+        or cu_seqlens.is_floating_point()
+        or cu_seqlens.is_complex()
+        or cu_seqlens.dtype == torch.bool
+    ):
+        raise TypeError(
+            f"{op}: expected cu_seqlens to be a tensor of integers, "
+            f"got {_kind(cu_seqlens)}"
+        )
+    shape = list(cu_seqlens.shape)
+    if len(shape) != 1 or shape[0] < 2:
+        raise ValueError(
+            f"{op}: expected cu_seqlens of shape [documents + 1], for at "
+            f"least 1 document, got {shape}"
+        )
+    if batch != 1:
+        raise ValueError(
+            f"{op}: expected a batch of 1 with cu_seqlens, got {batch}"
+        )
+    return shape[0] - 1
+
+
 def _kind(x: Any) -> str:
     """How a message names something unexpected: its dtype or type."""
     if isinstance(x, Tensor):

@@ -3,19 +3,19 @@
 A record says once what the rest of fwlab needs to know about an
 operation: the lists of `fwlab.ops`, of layers, mixers, benchmarks,
 tests and pages come from it. A `Call` checks the arguments, chooses an
-implementation, masks steps, passes the state on, and handles empty
-sequences.
+implementation, masks steps, passes the state on, and handles empty and
+packed sequences.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, dispatch
+from fwlab.ops import checks, dispatch, packed
 from fwlab.ops.autograd import full_precision
 
 
@@ -61,6 +61,8 @@ class Call:
     - `arguments`: name -> (tensor, dimensions), as in `checks.shapes`;
       all are floating-point tensors.
     - `like`: the argument whose dtype and leading shape the result has.
+    - `cu_seqlens`: the borders of packed documents. There is then one
+      state for each document, and `sizes["batch"]` counts them.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Call:
         *,
         like: str,
         key_mask: Tensor | None,
+        cu_seqlens: Tensor | None = None,
     ):
         self.op, self.name, self.key_mask = op, op.name, key_mask
         #: Whether the call is only traced: see `traced.py`.
@@ -84,6 +87,13 @@ class Call:
             checks.mask(
                 op.name, "key_mask", key_mask, self.like, **shape
             )
+        self.cu_seqlens = cu_seqlens
+        #: Those of packed documents.
+        self.lengths: list[int] | None = None
+        if cu_seqlens is not None:
+            self.sizes["batch"] = checks.documents(
+                op.name, cu_seqlens, self.sizes["batch"]
+            )
 
     def choose(
         self, implementation: str, *deciding: str, **sizes: Any
@@ -94,6 +104,10 @@ class Call:
         - `sizes`: other arguments for `refuses` of a kernel.
         """
         self.only_shapes = isinstance(implementation, dispatch.Shapes)
+        if self.cu_seqlens is not None and not self.only_shapes:
+            self.lengths = packed.lengths(
+                self.name, self.cu_seqlens, self.sizes["time"]
+            )
         return dispatch.choose(
             self.name,
             self.op.implementations,
@@ -115,6 +129,20 @@ class Call:
         return torch.where(
             self.key_mask.unflatten(1, (-1, *more)), x, fill
         )
+
+    def by_document(
+        self,
+        compute: packed.Compute,
+        states: Collection[str],
+        **fills: float,
+    ) -> packed.Compute:
+        """The computation for each document, if the call is packed.
+
+        For the arguments see `packed.by_document`.
+        """
+        if self.lengths is None:
+            return compute
+        return packed.by_document(compute, self.lengths, states, fills)
 
     def start(
         self,

@@ -16,6 +16,8 @@ from fwlab.ops.operation import Call, Operation
 from fwlab.ops.state import NormalizedState
 
 State = Tensor | NormalizedState
+#: The states of a rule, by the names that its implementations use.
+MEMORIES = ("W", "z")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Rule(Operation):
         normalize: bool = False,
         scale: float | None = None,
         key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         state: State | None = None,
         return_state: bool = False,
         implementation: str = "auto",
@@ -95,7 +98,13 @@ class Rule(Operation):
         }
         for name, gate in given.items():
             arguments[name] = (gate, f"batch time {self.gates[name]}")
-        call = Call(self, arguments, like="v", key_mask=key_mask)
+        call = Call(
+            self,
+            arguments,
+            like="v",
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+        )
         call.sizes["key"] *= wider
         if group > 1:
             call.like = v[:, :, :1].expand(-1, -1, q.shape[2], -1)
@@ -104,6 +113,8 @@ class Rule(Operation):
         )
         if group > 1:
             compute = grouped(compute, group)
+        # As a masked step: all its inputs are 0, and it keeps the state.
+        compute = call.by_document(compute, MEMORIES, decay=1)
         start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
@@ -198,7 +209,7 @@ def grouped(compute: Callable[..., Any], group: int) -> Callable:
     def run(q: Tensor, **given: Any) -> tuple[Tensor, ...]:
         copies = {
             name: x.repeat_interleave(
-                group, 1 if name in ("W", "z") else 2
+                group, 1 if name in MEMORIES else 2
             )
             if isinstance(x, Tensor)
             else x

@@ -88,9 +88,9 @@ class StrengthSum(FastWeightAttention):
         self.to_beta = nn.Linear(d_model, heads, bias=False)
 
     def _qkv(
-        self, x: Tensor, inputs: Tensor | None, key_mask: Tensor | None
+        self, x: Tensor, *given: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        q, k, v, inputs = super()._qkv(x, inputs, key_mask)
+        q, k, v, inputs = super()._qkv(x, *given)
         return q, k, v * torch.sigmoid(self.to_beta(x))[..., None], inputs
 
 

@@ -6,7 +6,7 @@ import torch
 from fwlab import ops
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
-from problems import aft, error, outcome, problem, rebuild
+from problems import aft, borders, error, outcome, packed_problem, problem, rebuild
 from problems.row import Row
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -87,6 +87,16 @@ def test_masked(row, small):
     agrees(masked, inputs, state, 1e-5)
     inputs, _ = problem(row, 9, torch.float32, with_state=False)
     agrees(masked, inputs, None, 1e-5)
+
+
+def test_packed(small):
+    row, lengths = ROWS["aft-simple"], [3, 0, 5]
+    inputs, state = packed_problem(row, lengths, torch.float32)
+
+    def op(*given, **options):
+        return row(*given, cu_seqlens=borders(lengths), **options)
+
+    agrees(Row(op, row.make, row.large), inputs, state, 1e-5)
 
 
 @each_form

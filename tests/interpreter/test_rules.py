@@ -12,7 +12,17 @@ from fwlab.ops import gpu
 from fwlab.ops.delta import kernels as delta
 from fwlab.ops.linear import kernels as linear
 from fwlab.ops.rule import Rule
-from problems import error, outcome, parts, problem, rebuild, rules, weighted
+from problems import (
+    borders,
+    error,
+    outcome,
+    packed_problem,
+    parts,
+    problem,
+    rebuild,
+    rules,
+    weighted,
+)
 from problems.row import Row
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -216,6 +226,20 @@ def test_masks(name, time):
     )
     assert not y[~mask].any()
     for a, b in zip([y, *parts(after)], [wanted, *parts(end)], strict=True):
+        assert error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["dpfp-delta", "sum-decay-normalized", "gated-delta"])
+def test_packed(name):
+    """Padded steps have a decay of 1 and features of 0."""
+    lengths = [3, 0, 5]
+    inputs, state = packed_problem(ROWS[name], lengths, torch.float32)
+    op = partial(ROWS[name], cu_seqlens=borders(lengths))
+    found, wanted = (
+        outcome(op, inputs, state, implementation)
+        for implementation in ("triton", "naive")
+    )
+    for a, b in zip(found, wanted, strict=True):
         assert error(a, b) < 1e-5
 
 

@@ -28,6 +28,24 @@ def problem(
     return leaves, rebuild(state, lambda x: leaf(x, carried))
 
 
+def packed_problem(
+    row: Row, lengths: list[int], dtype: torch.dtype = torch.float64
+) -> tuple[Inputs, Any]:
+    """Inputs of documents in one row, and a state for each of them."""
+    inputs, state = problem(row, sum(lengths), dtype)
+    factors = torch.linspace(1, 0.1, len(lengths)).tolist()
+
+    def states(x: Tensor) -> Tensor:
+        return leaf(torch.cat([x[:1] * factor for factor in factors]), x.dtype)
+
+    return [leaf(x[:1], dtype) for x in inputs], rebuild(state, states)
+
+
+def borders(lengths: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
+    """Where these documents begin and end in one row."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+
+
 def leaf(x: Tensor, dtype: torch.dtype) -> Tensor:
     x = x.detach()
     return x.to(dtype).requires_grad_() if x.is_floating_point() else x

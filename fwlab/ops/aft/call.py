@@ -47,6 +47,7 @@ class AFTCall(Call):
         causal: bool,
         key_mask: Tensor | None,
         implementation: str,
+        cu_seqlens: Tensor | None = None,
         **weights: Tensor,
     ):
         dims = "batch time channels"
@@ -59,7 +60,11 @@ class AFTCall(Call):
             name: (weight, None) for name, weight in weights.items()
         }
         super().__init__(
-            op, arguments | more, like="v", key_mask=key_mask
+            op,
+            arguments | more,
+            like="v",
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
         )
         self.causal = causal
         name, self.form = self.choose(

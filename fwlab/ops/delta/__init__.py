@@ -123,6 +123,7 @@ def delta_rule(
     normalize: bool = False,
     scale: float | None = None,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     state: Tensor | NormalizedState | None = None,
     return_state: bool = False,
     implementation: str = "auto",
@@ -151,6 +152,12 @@ def delta_rule(
     - `scale`: a factor of `q`; None = 1.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave the state untouched and return 0.
+    - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`: where
+      documents that are packed one after another begin and end. The
+      batch is then 1, and every document has a state of its own:
+      `state` has `documents` in place of `batch`. The values are read
+      on the host, which waits for a GPU unless the tensor is on the
+      CPU.
     - `state`: the state that an earlier call returned; None = zeros. The
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
@@ -171,6 +178,7 @@ def delta_rule(
         normalize=normalize,
         scale=scale,
         key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
         state=state,
         return_state=return_state,
         implementation=implementation,
@@ -186,6 +194,7 @@ def dpfp_delta_rule(
     nu: int = 1,
     *,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     state: Tensor | None = None,
     return_state: bool = False,
     implementation: str = "auto",
@@ -202,7 +211,8 @@ def dpfp_delta_rule(
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength in $[0, 1]$.
     - `nu`: the number of shifts of `DPFP`, at least 1.
-    - `key_mask`, `return_state`, `implementation`: as for `delta_rule`.
+    - `key_mask`, `cu_seqlens`, `return_state`, `implementation`: as for
+      `delta_rule`.
     - `state`: `W` `[batch, heads, value, 2 * d * nu]`, or None.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -216,6 +226,7 @@ def dpfp_delta_rule(
         v,
         {"beta": beta},
         key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
         state=state,
         return_state=return_state,
         implementation=implementation,
@@ -236,6 +247,7 @@ def gated_delta_rule(
     normalize: bool = False,
     scale: float | None = None,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     state: Tensor | NormalizedState | None = None,
     return_state: bool = False,
     implementation: str = "auto",
@@ -258,8 +270,8 @@ def gated_delta_rule(
     - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$
       and $z \cdot q$ (Eqs. 26-28, with the same decay for $z$ as for
       $W$).
-    - `scale`, `key_mask`, `state`, `return_state`, `implementation`: as
-      for `delta_rule`.
+    - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`,
+      `implementation`: as for `delta_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
@@ -273,6 +285,7 @@ def gated_delta_rule(
         normalize=normalize,
         scale=scale,
         key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
         state=state,
         return_state=return_state,
         implementation=implementation,

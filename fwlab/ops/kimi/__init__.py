@@ -41,6 +41,7 @@ def kimi_delta_rule(
     *,
     scale: float | None = None,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     state: Tensor | None = None,
     return_state: bool = False,
     implementation: str = "auto",
@@ -64,6 +65,7 @@ def kimi_delta_rule(
     - `scale`: a factor of `q`; None = 1.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave the state untouched and return 0.
+    - `cu_seqlens`: borders of packed documents, as for `delta_rule`.
     - `state`: the tensor `W` `[batch, heads, value, key]` that an
       earlier call returned; None = zeros. float32 for half-precision
       inputs.
@@ -84,6 +86,7 @@ def kimi_delta_rule(
         {"beta": beta, "log_decay": log_decay},
         scale=scale,
         key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
         state=state,
         return_state=return_state,
         implementation=implementation,

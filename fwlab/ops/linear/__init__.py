@@ -104,6 +104,7 @@ def sum_rule(
     normalize: bool = True,
     scale: float | None = None,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     state: Tensor | NormalizedState | None = None,
     return_state: bool = False,
     implementation: str = "auto",
@@ -126,6 +127,12 @@ def sum_rule(
     - `scale`: a factor of `q`; None = 1.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave the state untouched and return 0.
+    - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`: where
+      documents that are packed one after another begin and end. The
+      batch is then 1, and every document has a state of its own:
+      `state` has `documents` in place of `batch`. The values are read
+      on the host, which waits for a GPU unless the tensor is on the
+      CPU.
     - `state`: the state that an earlier call returned; None = zeros. The
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
@@ -146,6 +153,7 @@ def sum_rule(
         normalize=normalize,
         scale=scale,
         key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
         state=state,
         return_state=return_state,
         implementation=implementation,
@@ -163,6 +171,7 @@ def gated_rule(
     normalize: bool = False,
     scale: float | None = None,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     state: Tensor | NormalizedState | None = None,
     return_state: bool = False,
     implementation: str = "auto",
@@ -179,8 +188,8 @@ def gated_rule(
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, usually in $[0, 1]$: 0 keeps the
       fast weights, 1 replaces all of them with this pair.
-    - `log_decay`, `normalize`, `scale`, `key_mask`, `state`,
-      `return_state`, `implementation`: as for `sum_rule`.
+    - `log_decay`, `normalize`, `scale`, `key_mask`, `cu_seqlens`,
+      `state`, `return_state`, `implementation`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
@@ -196,6 +205,7 @@ def gated_rule(
         normalize=normalize,
         scale=scale,
         key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
         state=state,
         return_state=return_state,
         implementation=implementation,

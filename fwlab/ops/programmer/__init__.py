@@ -27,6 +27,7 @@ def fwp(
     activation: Callable[[Tensor], Tensor] | None = torch.tanh,
     *,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     state: Tensor | None = None,
     return_state: bool = False,
     implementation: str = "auto",
@@ -45,6 +46,7 @@ def fwp(
       "efficient" calls it again in the backward pass.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave $W$ untouched ($\sigma$ included) and return 0.
+    - `cu_seqlens`: borders of packed documents, as for `delta_rule`.
     - `state`: the `W` `[batch, heads, value, key]` of an earlier call;
       None = zeros; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
@@ -64,8 +66,10 @@ def fwp(
         },
         like="a",
         key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
     )
     name, compute = call.choose(implementation, "a")
+    compute = call.by_document(compute, ("W",))
     if activation is not None and not callable(activation):
         raise TypeError(
             "fwp: expected activation to be a function or None, "
@@ -86,7 +90,10 @@ def fwp(
             inputs = {n: x.to(call.dtype) for n, x in inputs.items()}
         if key_mask is not None:
             inputs["real"] = key_mask
-        return compute(**inputs, W=start, activation=sigma)
+        elif cu_seqlens is not None:  # documents are padded
+            inputs["real"] = a.new_ones(a.shape[:2], dtype=torch.bool)
+        y, W = compute(**inputs, W=start, activation=sigma)
+        return y, W
 
     return call.run(run, start, return_state)
 

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fwlab.ops import gpu
@@ -46,6 +47,7 @@ def aft_simple(
     *,
     causal: bool = True,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     state: RunningMean | None = None,
     return_state: bool = False,
     implementation: str = "auto",
@@ -60,6 +62,7 @@ def aft_simple(
       sees all steps.
     - `key_mask`: `bool [batch, time]`, True = real token. No step
       sees a masked step, which returns 0.
+    - `cu_seqlens`: borders of packed documents, as for `delta_rule`.
     - `state`: the `RunningMean` of an earlier call (only `causal`);
       None = empty. float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
@@ -86,8 +89,9 @@ def aft_simple(
         causal,
         key_mask,
         implementation,
+        cu_seqlens,
     )
-    batch, _, channels = call.q.shape
+    batch, channels = call.sizes["batch"], call.sizes["channels"]
     names = RunningMean._fields
     start = call.before(
         RunningMean,
@@ -96,10 +100,17 @@ def aft_simple(
         dict.fromkeys(names, (batch, channels)),
     )
 
+    def in_both_directions(**inputs: Tensor) -> tuple[Tensor]:
+        return (call.form.not_causal(**inputs),)
+
     def run() -> tuple[Tensor, Any]:
+        inputs = {"q": call.q, "k": call.k, "v": call.v}
+        compute = call.form.causal if causal else in_both_directions
+        compute = call.by_document(compute, names, k=-torch.inf)
         if causal:
-            y, *after = call.form.causal(call.q, call.k, call.v, *start)
+            y, *after = compute(**inputs, **start._asdict())
             return y, RunningMean(*after)
-        return call.form.not_causal(call.q, call.k, call.v), None
+        (y,) = compute(**inputs)
+        return y, None
 
     return call.run(run, start, return_state)

@@ -1,0 +1,123 @@
+"""What a run will cost, before it starts: `fwlab train --dry-run`."""
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fwlab.training.checkpoint import new_model
+from fwlab.training.config import Config
+from fwlab.training.engine import Loss, device
+
+STEPS = 10
+#: Most logits of a measured step, about 2 GB with their gradients.
+LOGITS = 2**28
+
+
+class Plan(NamedTuple):
+    """The cost of a run.
+
+    - `vocabulary`: number of tokens.
+    - `parameters`: number of trained parameters.
+    - `state_size`: scalars that a sequence of `block` tokens carries.
+    - `fixed`: bytes for weights, gradients and Adam's two averages.
+    - `kept`: bytes that a step keeps for its backward pass.
+    - `operations`: floating-point operations of the matrix products of a step.
+    - `windows`: how many windows a measured step had.
+    - `device`: where it was measured.
+    - `seconds`: of a whole step, the median of ten, times `batch / windows`.
+    """
+
+    vocabulary: int
+    parameters: int
+    state_size: int
+    fixed: int
+    kept: int
+    operations: int
+    windows: int
+    device: str
+    seconds: float
+
+
+def plan(config: Config, vocabulary: int) -> Plan:
+    """Train ten steps on random tokens, and count.
+
+    - `config`: the run. It is measured in one process, without compilation
+      and in float32.
+    - `vocabulary`: number of tokens.
+    - Raises `ValueError` for sizes that do not fit.
+    """
+    at = device(config.device)
+    torch.manual_seed(config.seed)
+    model = new_model(config, vocabulary).to(at)
+    model.checkpointing = config.checkpointing
+    loss, optimizer = Loss(model), torch.optim.AdamW(model.parameters(), config.lr)
+    part = config.batch // config.accumulate
+    windows = min(part, max(1, LOGITS // (vocabulary * config.block)))
+    tokens = torch.randint(vocabulary, (windows, config.block + 1), device=at)
+
+    def forward() -> Tensor:
+        return loss(tokens[:, :-1], tokens[:, 1:])[0]
+
+    sizes: dict[int, int] = {
+        p.untyped_storage().data_ptr(): 0 for p in model.parameters()
+    }
+
+    def keep(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        sizes.setdefault(storage.data_ptr(), storage.nbytes())
+        return x
+
+    with FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            y = forward()
+        y.backward()
+    seconds = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        forward().backward()
+        optimizer.step()
+        if at.type != "cpu":
+            next(model.parameters()).sum().item()  # waits for the device
+        seconds.append(time.perf_counter() - start)
+    trained = sum(p.numel() for p in model.parameters())
+    return Plan(
+        vocabulary,
+        trained,
+        model.state_size(config.block),
+        16 * trained,
+        sum(sizes.values()) * part // windows,
+        counter.get_total_flops() * config.batch // windows,
+        windows,
+        str(at),
+        sorted(seconds)[STEPS // 2] * config.batch / windows,
+    )
+
+
+def describe(config: Config, found: Plan) -> str:
+    """A plan in words."""
+    gib = 2**30
+    return "\n".join(
+        [
+            f"{config.mixer}: {found.parameters / 1e6:.1f} million parameters, "
+            f"{found.vocabulary:,} different tokens",
+            f"state      {found.state_size:,} numbers per sequence of {config.block} tokens",
+            f"memory     at least {(found.fixed + found.kept) / gib:.1f} GiB: "
+            f"{found.fixed / gib:.2f} for weights, gradients and averages, "
+            f"{found.kept / gib:.2f} kept for the backward pass",
+            f"operations {found.operations:.2g} per step, in matrix products",
+            f"time       {found.seconds:.3g} s per step of {config.batch} windows, "
+            f"measured on {found.device} with {found.windows} at a time; "
+            f"{config.steps:,} steps take {_duration(found.seconds * config.steps)}",
+        ]
+    )
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
