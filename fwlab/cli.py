@@ -7,6 +7,7 @@ import sys
 import warnings
 from contextlib import closing
 from io import TextIOWrapper
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,37 +20,61 @@ from fwlab.data import CorpusError
 from fwlab.files import check_writable, replacing, write_json
 from fwlab.provenance import provenance
 from fwlab.training.pair import PairConfig, pair_result
+from fwlab.training.plan import describe, plan, vocabulary_size
+from fwlab.training.presets import PRESETS
 from fwlab.training.session import run_in, silence
 
 if TYPE_CHECKING:
     from fwlab.experiments import Experiment
 
 app = tyro.extras.SubcommandApp()
+PresetName = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
 
 
 @app.command
 def train(
-    config: Annotated[training.Config, arg(name="")],
+    config: Annotated[training.Config, arg(name="")] = training.Config(),  # noqa: B008
+    preset: PresetName | None = None,
     out: Path | None = None,
     resume: bool = False,
+    dry_run: bool = False,
     track: Literal["tensorboard", "wandb"] | None = None,
 ) -> None:
-    """Train a character language model in a folder of its own.
+    """Train a language model in a folder of its own.
 
     With torchrun -m fwlab train or accelerate launch -m fwlab train, several
     processes train one model.
 
     Args:
         config: The run.
+        preset: Start from this published configuration; other options change
+            it.
         out: Folder for config.json, metrics.jsonl, the checkpoints last and
-            best, and result.json; default: runs/MIXER.
+            best, and result.json; default: runs/MIXER, or runs/PRESET.
         resume: Continue from the last checkpoint that the same command line
             has left in that folder.
+        dry_run: Do not train; show the number of parameters, the memory, the
+            operations and the time of a step, which ten steps measure.
         track: Also send the metrics to TensorBoard (in that folder) or to
             Weights & Biases.
     """
-    folder = Path("runs", config.mixer) if out is None else out
+    if preset is not None:
+        print(f"{preset}: {PRESETS[preset].source}")
+    if dry_run:
+        print(describe(config, plan(config, vocabulary_size(config, preset))))
+        return
+    folder = Path("runs", preset or config.mixer) if out is None else out
     run_in(folder, config, resume, _command(), track)
+
+
+def _preset(arguments: list[str]) -> training.Config:
+    """The defaults of `fwlab train`, which a preset replaces."""
+    for before, name in pairwise(
+        [part for argument in arguments for part in argument.split("=", 1)]
+    ):
+        if before == "--preset" and name in PRESETS:
+            return PRESETS[name].config
+    return training.Config()
 
 
 @app.command
@@ -354,6 +379,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8
             stream.reconfigure(errors="backslashreplace")
+    train.__defaults__ = (_preset(sys.argv), *train.__defaults__[1:])
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(message)

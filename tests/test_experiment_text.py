@@ -53,17 +53,17 @@ def test_carried_windows_follow_one_another():
     windows, logits = (rows.shape[1] - 1) // 8, []
     for step in range(windows + 1):
         run.step = step
-        inputs, targets = run._batch()
-        start = step % windows * 8
-        assert torch.equal(inputs, rows[:, start : start + 8])
-        assert torch.equal(targets, rows[:, start + 1 : start + 9])
-        assert (run.state is None) == (start == 0)
+        given, start = run._batch(), step % windows * 8
+        assert torch.equal(given.inputs, rows[:, start : start + 8])
+        assert torch.equal(given.targets, rows[:, start + 1 : start + 9])
+        assert given.begins == (start == 0)
         with torch.no_grad():
-            logits.append(run.model.prefill(inputs, run.state)[0])
-        run._backward(inputs, targets)
+            state = None if given.begins else run.states[0]
+            logits.append(run.model.prefill(given.inputs, state)[0])
+        run._backward()
     whole = run.model(rows[:, :16])
     assert torch.allclose(torch.cat(logits[:2], 1), whole, atol=1e-5)
-    past, W = run.state
+    past, W = run.states[0]
     assert past == 8 and not W.requires_grad
 
 

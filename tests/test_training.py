@@ -105,10 +105,10 @@ def test_carried_state_survives_a_stop(tmp_path, mixer):
 def test_growing_windows():
     c = config(first_block=4, grow_steps=6)
     trainer = Trainer(c, TEXT)
-    lengths = [trainer._batch()[0].shape[1]]
+    lengths = [trainer._batch().inputs.shape[1]]
     for progress in trainer.run():
         trainer.step = progress.step
-        lengths.append(trainer._batch()[0].shape[1])
+        lengths.append(trainer._batch().inputs.shape[1])
     assert lengths == [4, 6, 8, 10, 12, 14] + [16] * 7
     assert progress.characters == 4 * (4 + 6 + 8 + 10 + 12 + 14 + 6 * 16)
 
@@ -130,7 +130,7 @@ def test_less_memory_same_training(way):
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
-            trainer._loss(*trainer._batch())[0].backward()
+            trainer._loss(*trainer._batch()[:2])[0].backward()
         kept.append(count)
         trainer.optimizer.zero_grad()
     a, b = ([p.loss for p in t.run()] for t in (usual, saving))
@@ -208,7 +208,7 @@ def test_trainer_refuses(changes, message):
         ({"compile": 1}, "compile to be True or False, got 1"),
         ({"schedule": "linear"}, "schedule to be one of cosine, noam, got 'linear'"),
         ({"first_block": 17}, "first_block from 1 to block = 16, got 17"),
-        ({"carry": True, "first_block": 2}, "first_block or carry, got both"),
+        ({"carry": True, "first_block": 2}, "at most, got first_block and carry"),
         ({"dropout": 1.0}, "dropout from 0 to 1"),
     ],
 )

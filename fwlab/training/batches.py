@@ -1,46 +1,60 @@
-"""Which part of a text each optimiser step reads."""
+"""Which part of a text each optimiser step reads.
+
+It follows from the configuration and the number of the step alone: a run
+that was stopped goes on where it was.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fwlab.data import Tokens, packed
 from fwlab.training.config import Config
 
 
 class Batch(NamedTuple):
-    """What one optimiser step reads.
+    """What is read at once.
 
-    - `inputs`, `targets`: `int64 [windows, time]`, the same window and the
-      one that begins a character later.
+    - `inputs`, `targets`: `int64 [windows, time]`: the tokens, and the one
+      after each of them; -100 = no target.
+    - `cu_seqlens`: the borders of packed documents, or None.
     - `begins`: whether these windows continue nothing that was read before.
     """
 
     inputs: Tensor
     targets: Tensor
+    cu_seqlens: Tensor | None
     begins: bool
 
 
-def batch(tokens: Tensor, config: Config, step: int) -> Batch:
-    """The windows of a step, of all processes together.
+def batch(text: Tokens, config: Config, step: int, part: int, parts: int) -> Batch:
+    """An equal share of the windows of a step.
 
-    They depend on nothing but the arguments: a run that was stopped goes on
-    where it was, whatever has happened since.
-
-    - `tokens`: the training text, `[characters]`.
+    - `text`: the training text.
     - `step`: number of optimiser steps so far, from 0.
+    - `part`: which share, from 0 to `parts - 1`; `config.batch` is a multiple
+      of `parts`.
     """
+    rows = config.batch // parts
+    if config.pack:
+        # A row for each share, so that every document is in one of them.
+        length, row = rows * config.block, step * parts + part
+        return Batch(*packed(*text, length, row, config.seed), begins=True)
+    here = slice(part * rows, (part + 1) * rows)
     if config.carry:
-        return _in_order(tokens, config, step)
+        return _in_order(text.tokens, config, step, here)
     length = config.block_at(step)
     generator = torch.Generator().manual_seed(config.seed + 1_000_003 * step)
-    starts = torch.randint(len(tokens) - length, (config.batch,), generator=generator)
-    return _cut(tokens[starts[:, None] + torch.arange(length + 1)], begins=True)
+    count = len(text.tokens) - length
+    starts = torch.randint(count, (config.batch,), generator=generator)[here]
+    windows = text.tokens[starts[:, None] + torch.arange(length + 1)]
+    return _cut(windows, begins=True)
 
 
-def _in_order(tokens: Tensor, config: Config, step: int) -> Batch:
+def _in_order(tokens: Tensor, config: Config, step: int, here: slice) -> Batch:
     """The next window of each row of the text, and again from the beginning."""
-    rows, length = in_rows(tokens, config.batch), config.block
+    rows, length = in_rows(tokens, config.batch)[here], config.block
     start = step % ((rows.shape[1] - 1) // length) * length
     return _cut(rows[:, start : start + length + 1], begins=start == 0)
 
@@ -48,8 +62,8 @@ def _in_order(tokens: Tensor, config: Config, step: int) -> Batch:
 def in_rows(tokens: Tensor, rows: int) -> Tensor:
     """A text cut into pieces of equal length; what is left over is dropped.
 
-    - `tokens`: `[characters]`.
-    - Returns `[rows, characters // rows]`.
+    - `tokens`: `[tokens]`.
+    - Returns `[rows, tokens // rows]`.
     """
     length = len(tokens) // rows
     return tokens[: rows * length].view(rows, length)
@@ -57,4 +71,4 @@ def in_rows(tokens: Tensor, rows: int) -> Tensor:
 
 def _cut(windows: Tensor, begins: bool) -> Batch:
     windows = windows.long()
-    return Batch(windows[:, :-1], windows[:, 1:], begins)
+    return Batch(windows[:, :-1], windows[:, 1:], None, begins)

@@ -1,7 +1,7 @@
 """A trained model in one safetensors file.
 
 The tensors are the model's weights (`model.…`), the optimiser's state
-(`adam.…`) and the carried state (`state.…`). Configuration, alphabet, step
+(`adam.…`) and the carried state (`state.…`). Configuration, vocabulary, step
 and a checksum of all are in the header. Batches, learning rate and dropout
 follow from seed and step, so this is all that a run needs to go on.
 """
@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fwlab.data import Characters
+from fwlab.data import Characters, Words
 from fwlab.files import replacing
 from fwlab.models import LanguageModel
 from fwlab.training.config import Config
@@ -40,7 +40,7 @@ class Checkpoint(NamedTuple):
     """The contents of a checkpoint file.
 
     - `model`: with its trained weights, on the CPU.
-    - `characters`: the alphabet it was trained on.
+    - `characters`: the vocabulary, of characters or words.
     - `config`: the run that produced it.
     - `step`: number of optimiser steps so far.
     - `adam`: the optimiser's state per parameter name.
@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
     """
 
     model: LanguageModel
-    characters: Characters
+    characters: Characters | Words
     config: Config
     step: int
     adam: dict[str, dict[str, Tensor]]
@@ -71,7 +71,8 @@ def new_model(config: Config, vocab_size: int) -> LanguageModel:
         d_model=config.d_model,
         max_len=config.block,
         d_ff=config.d_ff,
-        **({"dropout": config.dropout} if config.dropout else {}),
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
     )
 
 
@@ -89,7 +90,11 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
     header = {
         "fwlab": FORMAT,
         "config": json.dumps(asdict(checkpoint.config)),
-        "alphabet": json.dumps(checkpoint.characters.alphabet),
+        "alphabet": json.dumps(
+            checkpoint.characters.vocabulary
+            if isinstance(checkpoint.characters, Words)
+            else checkpoint.characters.alphabet
+        ),
         "step": str(checkpoint.step),
         "curve": json.dumps(checkpoint.curve),
         "corpus_sha256": checkpoint.corpus_sha256,
@@ -135,7 +140,9 @@ def load(path: str | Path) -> Checkpoint:
             **{f.name: stored[f.name] for f in fields(Config) if _known(f, stored)}
         )
         characters, step = (
-            Characters(json.loads(header["alphabet"])),
+            (Words if config.tokens == "words" else Characters)(
+                json.loads(header["alphabet"])
+            ),
             int(header["step"]),
         )
         curve, corpus_sha256 = json.loads(header["curve"]), header["corpus_sha256"]

@@ -12,7 +12,7 @@ from fwlab.models import MIXERS
 MixerName = Annotated[
     str,
     Doc(
-        f"How information passes between characters: {', '.join([*MIXERS][:-1])} "
+        f"How information passes between tokens: {', '.join([*MIXERS][:-1])} "
         f"or {[*MIXERS][-1]}."
     ),
 ]
@@ -65,11 +65,14 @@ class Config:
     """
 
     mixer: MixerName = "delta"
-    """How information passes between characters: a name in
+    """How information passes between tokens: a name in
     `fwlab.models.MIXERS`."""
     corpus: str | None = None
-    """shakespeare, python, wikitext-2-valid, wikitext-2-test, or a text
-    file; default: shakespeare, or python if that cannot be downloaded."""
+    """shakespeare, python, wikitext-2, wikitext-103, or a text file or a
+    folder of them; default: shakespeare, or python if that cannot be
+    downloaded."""
+    tokens: Literal["characters", "words"] = "characters"
+    """What a token is."""
     layers: int = 4
     """Number of blocks."""
     heads: int = 4
@@ -81,16 +84,21 @@ class Config:
     dropout: float = 0.0
     """Share of embeddings and of what each layer adds that is set to 0 in
     training."""
+    attention_dropout: float = 0.0
+    """The same of attention weights, for mixers that have any."""
     block: int = 64
-    """Characters per training window."""
+    """Tokens per training window."""
     first_block: int | None = None
-    """Characters per window at the first step, which then grow to block;
+    """Tokens per window at the first step, which then grow to block;
     default: block."""
     grow_steps: int = 0
     """Steps over which windows grow from first_block to block."""
     carry: bool = False
     """Read the text in order, and let each window begin with the state in
     which the one before it has ended (truncated backpropagation)."""
+    pack: bool = False
+    """Fill each batch with whole documents, whose states do not mix, instead
+    of windows."""
     batch: int = 12
     """Windows per step, of all processes together."""
     accumulate: int = 1
@@ -159,15 +167,22 @@ class Config:
                 f"expected first_block from 1 to block = {self.block}, "
                 f"got {self.first_block}"
             )
-        if self.carry and self.first_block is not None:
+        ways = {
+            "first_block": self.first_block is not None,
+            "carry": self.carry,
+            "pack": self.pack,
+        }
+        chosen = [name for name, given in ways.items() if given]
+        if len(chosen) > 1:
             raise ValueError(
-                "expected first_block or carry, got both: text that is read in order "
-                "has windows of one length"
+                f"expected one of {', '.join(ways)} at most, got {' and '.join(chosen)}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(
-                f"expected dropout from 0 to 1, excluding 1, got {self.dropout}"
-            )
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"expected {name} from 0 to 1, excluding 1, "
+                    f"got {getattr(self, name)}"
+                )
         for name in ("lr", "min_lr", "weight_decay", "warmup", "grow_steps"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(
@@ -202,7 +217,7 @@ class Config:
         )
 
     def block_at(self, step: int) -> int:
-        """Characters per window at a step.
+        """Tokens per window at a step.
 
         - `step`: number of optimiser steps so far, from 0.
         - Returns the length, from `first_block` to `block`.

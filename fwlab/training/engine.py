@@ -132,17 +132,23 @@ class Loss(nn.Module):
         self.model = model
 
     def forward(
-        self, inputs: Tensor, targets: Tensor, state: Any = None, carry: bool = False
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        state: Any = None,
+        carry: bool = False,
+        cu_seqlens: Tensor | None = None,
     ) -> Any:
         """Mean loss in nats per token, and the state after the inputs.
 
-        - `inputs`, `targets`: `int64 [batch, time]`.
+        - `inputs`, `targets`: `int64 [batch, time]`; -100 = no target.
         - `state`: as in `LanguageModel.prefill`.
         - `carry`: return the state, too; None otherwise.
+        - `cu_seqlens`: the borders of packed documents.
         """
         if carry:
             logits, state = self.model.prefill(inputs, state)
         else:
-            logits, state = self.model(inputs), None
+            logits, state = self.model(inputs, cu_seqlens=cu_seqlens), None
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return loss, state

@@ -1,28 +1,28 @@
 """The training loop of a character language model."""
 
 import copy
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from fwlab.data import Characters, CorpusError, corpus
+from fwlab.data import packed, packed_rows
+from fwlab.data.packing import NO_TARGET
 from fwlab.models import LanguageModel
 from fwlab.ops import detach
 from fwlab.training import checkpoint as checkpoints
 from fwlab.training import engine
-from fwlab.training.batches import batch, in_rows
+from fwlab.training.batches import Batch, batch, in_rows
 from fwlab.training.checkpoint import Checkpoint, CheckpointError
 from fwlab.training.config import FREE, Config
+from fwlab.training.texts import run_text
 
 
 class Progress(NamedTuple):
@@ -78,10 +78,10 @@ class Trainer:
         self.config = config
         with torch.device("meta"):
             small = self._new_model(2)  # invalid sizes raise here
-        if config.carry and small.max_len is not None:
+        if (config.carry or config.pack) and small.max_len is not None:
             raise ValueError(
-                f"expected a mixer without a maximum length for carry, got "
-                f"{config.mixer!r}, which ends after {small.max_len} characters"
+                "expected a mixer without a maximum length for carry and pack, got "
+                f"{config.mixer!r}, which ends after {small.max_len} tokens"
             )
         self.engine = engine.accelerator(config, small, **options)
         self.main = self.engine.is_main_process
@@ -91,19 +91,17 @@ class Trainer:
                 f"expected batch to be a multiple of {parts} (processes times "
                 f"accumulate), got {config.batch}"
             )
-        text = corpus(config.corpus) if text is None else text
-        #: SHA-256 of the text, so that results identify their training text.
-        self.corpus_sha256 = hashlib.sha256(text.encode()).hexdigest()
-        split = int(0.9 * len(text))
-        shortest = min(split, len(text) - split)
-        if shortest < config.block + 1:
-            raise CorpusError(
-                "expected a validation text (a tenth of the corpus) of at least block + 1 = "
-                f"{config.block + 1} characters, got a corpus of {len(text)} characters"
-            )
         if resume is not None:
             _same_run(config, resume.config)
-        self.characters = Characters(text)
+        known = resume.characters if resume else None
+        # On each machine, the first process writes the tokens of a large text.
+        with self.engine.local_main_process_first():
+            #: The text; `corpus_sha256` identifies it in results.
+            self.text = run_text(config, text, known)
+        #: The vocabulary, of characters or words.
+        self.characters, self.corpus_sha256 = self.text.vocabulary, self.text.sha256
+        self.train_tokens = self.text.train.tokens
+        self.val_tokens = self.text.valid.tokens
         #: `[step, training loss, validation loss]` of every validation.
         self.curve: list[list[float]] = []
         if resume is None:
@@ -119,13 +117,12 @@ class Trainer:
                 )
             self.model, self.step = copy.deepcopy(resume.model), resume.step
             self.curve = [list(row) for row in resume.curve]
-        tokens = self.characters.encode(text)
-        self.train_tokens, self.val_tokens = tokens[:split], tokens[split:]
         self._prepare(resume.adam if resume else {})
-        #: With `carry`: what the next window of each row begins with.
-        self.state: Any = None
+        #: With `carry`: what the next windows begin with, one state for each
+        #: part of a batch.
+        self.states: list[Any] = [None] * config.accumulate
         if resume is not None and resume.state:
-            self.state = self._restored(resume.state)
+            self.states = self._restored(resume.state)
 
     def _prepare(self, adam: dict[str, dict[str, Tensor]]) -> None:
         """Move the model to its devices, and make the optimiser."""
@@ -179,52 +176,45 @@ class Trainer:
                 val_loss = self.evaluate(c.eval_windows)
             if val_loss is not None:
                 if not math.isfinite(val_loss):
-                    raise FloatingPointError(
-                        self._diverged("validation loss", *self._batch())
-                    )
+                    raise FloatingPointError(self._diverged("validation loss"))
                 self.curve.append([self.step, round(loss, 4), round(val_loss, 4)])
             yield Progress(self.step, loss, val_loss, seconds, characters)
 
     def _train_step(self) -> float:
-        inputs, targets = self._batch()
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr_at(self.step)
         self._loss.train()
         self.optimizer.zero_grad(set_to_none=True)
         with self._seeded():
-            loss = self._backward(inputs, targets)
+            loss = self._backward()
         norm = self.engine.clip_grad_norm_(self._loss.parameters(), self.config.clip)
         # Too large a gradient in float16 is skipped, and the next one is scaled
         # less.
         finite = torch.isfinite(loss if self.engine.scaler else norm + loss)
         if not finite:
-            self.step += 1
             what = "gradient" if torch.isfinite(loss) else "loss"
-            raise FloatingPointError(self._diverged(what, inputs, targets))
+            raise FloatingPointError(self._diverged(what, self.step + 1))
         self.optimizer.step()
         return loss.item()
 
-    def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _backward(self) -> Tensor:
         """The loss of a batch over all processes, and its gradients."""
-        parts, total, states = self.config.accumulate, torch.zeros(()), []
-        total = total.to(self.device)
-        rows = len(inputs) // parts
+        parts, total = self.config.accumulate, torch.zeros((), device=self.device)
         for part in range(parts):
-            cut = slice(part * rows, (part + 1) * rows)
+            given = self._batch(part)
+            state = None if given.begins else self.states[part]
             last = part == parts - 1
-            waiting = nullcontext() if last else self.engine.no_sync(self._loss)
-            with waiting:
+            with nullcontext() if last else self.engine.no_sync(self._loss):
                 loss, state = self._loss(
-                    inputs[cut],
-                    targets[cut],
-                    tree_map(partial(_rows, cut), self.state),
+                    given.inputs,
+                    given.targets,
+                    state,
                     self.config.carry,
+                    given.cu_seqlens,
                 )
                 self.engine.backward(loss / parts)
             total += loss.detach() / parts
-            states.append(detach(state))
-        if self.config.carry:
-            self.state = _joined(states)
+            self.states[part] = detach(state)
         if self.engine.num_processes > 1:
             total = self.engine.reduce(total, "mean")
         return total
@@ -241,33 +231,42 @@ class Trainer:
             torch.manual_seed(c.seed + 1_000_003 * self.step + 7919 * (rank + 1))
             yield
 
-    def _diverged(self, what: str, inputs: Tensor, targets: Tensor) -> str:
-        begin = f"training diverged: the {what} of step {self.step} is not finite"
-        found = _first_not_finite(self.model, lambda: self._loss(inputs, targets))
-        return begin + found
+    def _diverged(self, what: str, step: int | None = None) -> str:
+        given = self._batch()
+        found = _first_not_finite(
+            self.model,
+            lambda: self._loss(
+                given.inputs, given.targets, cu_seqlens=given.cu_seqlens
+            ),
+        )
+        step = self.step if step is None else step
+        return f"training diverged: the {what} of step {step} is not finite{found}"
 
     def _new_model(self, vocab_size: int) -> LanguageModel:
         return checkpoints.new_model(self.config, vocab_size)
 
-    def _batch(self) -> tuple[Tensor, Tensor]:
-        """This process's share of the windows of the next step."""
-        inputs, targets, begins = batch(self.train_tokens, self.config, self.step)
-        if begins:
-            self.state = None
-        here = self._share(len(inputs))
-        return inputs[here].to(self.device), targets[here].to(self.device)
+    def _batch(self, part: int = 0) -> Batch:
+        """What this process reads next, in as many parts as it accumulates."""
+        parts = self.config.accumulate
+        given = batch(
+            self.text.train,
+            self.config,
+            self.step,
+            self.engine.process_index * parts + part,
+            self.engine.num_processes * parts,
+        )
+        inputs, targets, cu_seqlens, begins = given
+        if cu_seqlens is not None:
+            cu_seqlens = cu_seqlens.to(self.device)
+        return Batch(
+            inputs.to(self.device), targets.to(self.device), cu_seqlens, begins
+        )
 
     def any(self, flag: bool) -> bool:
         """Whether it is True in one of the processes."""
         if self.engine.num_processes == 1:
             return flag
         return bool(self.engine.reduce(torch.tensor(flag, device=self.device).int()))
-
-    def _share(self, rows: int) -> slice:
-        """Which rows of a batch are this process's."""
-        here = rows // self.engine.num_processes
-        start = here * self.engine.process_index
-        return slice(start, start + here)
 
     @torch.no_grad()
     def evaluate(self, windows: int | None = None) -> float:
@@ -280,6 +279,8 @@ class Trainer:
         """
         if self.config.carry:
             return self._evaluate_in_order(windows)
+        if self.config.pack:
+            return self._evaluate_packed(windows)
         return self._evaluate_windows(windows)
 
     @torch.no_grad()
@@ -307,6 +308,23 @@ class Trainer:
         weight, share = len(share), share if len(share) else windows[:1]
         loss = self._loss(share[:, :-1], share[:, 1:])[0] * weight
         return self.engine.reduce(loss, "sum").item() / len(windows)
+
+    def _evaluate_packed(self, windows: int | None) -> float:
+        self._loss.eval()
+        length = 128 * self.config.block
+        rows = packed_rows(self.text.valid.borders, length)
+        if windows is not None:
+            rows = min(rows, -(-windows // 128))
+        total, count = 0.0, 0
+        for row in range(rows):
+            inputs, targets, cu_seqlens = (
+                x.to(self.device) for x in packed(*self.text.valid, length, row)
+            )
+            known = int((targets != NO_TARGET).sum())
+            loss = self._loss(inputs, targets, cu_seqlens=cu_seqlens)[0]
+            total += loss.item() * known
+            count += known
+        return total / count
 
     def _evaluate_in_order(self, windows: int | None) -> float:
         length = len(self.val_tokens) // self.eval_rows
@@ -381,7 +399,7 @@ class Trainer:
         """
         model = self.trained()
         if not all(torch.isfinite(p).all() for p in model.parameters()):
-            raise FloatingPointError(self._diverged("result", *self._batch()))
+            raise FloatingPointError(self._diverged("result"))
         adam = {
             name: {k: engine.whole(x) for k, x in self.optimizer.state[p].items()}
             for name, p in self.model.named_parameters()
@@ -403,32 +421,41 @@ class Trainer:
 
     def _gathered(self) -> list[Tensor]:
         """The parts of the carried state, with the rows of all processes."""
-        if self.state is None:
+        if not self.config.carry or self.states[0] is None:
             return []
-        parts = [torch.as_tensor(x) for x in tree_leaves(self.state) if x is not None]
-        if self.engine.num_processes == 1:
-            return parts
-        return [self.engine.gather(x.contiguous()) if x.dim() else x for x in parts]
+        found = []
+        for parts in zip(*map(tree_leaves, self.states), strict=True):
+            if isinstance(parts[0], Tensor):
+                part = torch.cat(parts).contiguous()
+                if self.engine.num_processes > 1:
+                    part = self.engine.gather(part)
+                found.append(part)
+            elif parts[0] is not None:
+                found.append(torch.tensor(parts[0]))
+        return found
 
-    def _restored(self, parts: Sequence[Tensor]) -> Any:
+    def _restored(self, saved: Sequence[Tensor]) -> list[Any]:
         """The inverse of `_gathered`."""
-        inputs, _ = self._batch()
+        inputs = self._batch().inputs[:, :1]
         with torch.no_grad():  # only for the form of a state
-            _, example = self._loss(inputs[:, :1], inputs[:, :1], carry=True)
-        state, form = tree_flatten(example)
-        if len(parts) != sum(x is not None for x in state):
+            _, example = self._loss(inputs, inputs, carry=True)
+        leaves, form = tree_flatten(example)
+        if len(saved) != sum(x is not None for x in leaves):
             raise CheckpointError(
-                f"expected a carried state of {len(state)} parts in the checkpoint, "
-                f"got {len(parts)}"
+                f"expected a carried state of {len(leaves)} parts in the checkpoint, "
+                f"got {len(saved)}"
             )
-        given, here = iter(parts), self._share(self.config.batch)
-        found: list[Any] = []
-        for old in state:
-            if isinstance(old, Tensor):
-                found.append(_rows(here, next(given)).to(self.device))
-            else:
-                found.append(old if old is None else int(next(given)))
-        return tree_unflatten(found, form)
+        parts, first = self.config.accumulate, self.engine.process_index
+        rows, states = self.config.batch // (parts * self.engine.num_processes), []
+        for part in range(first * parts, (first + 1) * parts):
+            given, found = iter(saved), []
+            for old in leaves:
+                new: Any = old if old is None else next(given)
+                if isinstance(old, Tensor):
+                    new = new[part * rows : (part + 1) * rows].to(self.device)
+                found.append(int(new) if isinstance(old, int) else new)
+            states.append(tree_unflatten(found, form))
+        return states
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         c, named = self.config, [*self.model.parameters()]
@@ -443,21 +470,6 @@ class Trainer:
             lr=c.lr,
             betas=(0.9, c.beta2),
         )
-
-
-def _rows(cut: slice, part: Any) -> Any:
-    """Some sequences of a part of a state."""
-    return part[cut] if isinstance(part, Tensor) and part.dim() else part
-
-
-def _joined(states: list[Any]) -> Any:
-    """The state of all sequences of a batch, from those of its parts."""
-    if len(states) == 1:
-        return states[0]
-    return tree_map(
-        lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0],
-        *states,
-    )
 
 
 @torch.no_grad()

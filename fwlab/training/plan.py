@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fwlab.data import CorpusError
 from fwlab.training.checkpoint import new_model
 from fwlab.training.config import Config
 from fwlab.training.engine import Loss, device
+from fwlab.training.presets import PRESETS
+from fwlab.training.texts import run_text
 
 STEPS = 10
 #: Most logits of a measured step, about 2 GB with their gradients.
@@ -95,6 +98,20 @@ def plan(config: Config, vocabulary: int) -> Plan:
         str(at),
         sorted(seconds)[STEPS // 2] * config.batch / windows,
     )
+
+
+def vocabulary_size(config: Config, preset: str | None = None) -> int:
+    """The number of tokens that a run will have.
+
+    - `preset`: without its corpus, the published number counts.
+    - Raises `CorpusError` if the corpus is not there.
+    """
+    try:
+        return len(run_text(config, None).vocabulary)
+    except CorpusError:
+        if preset is None or config.corpus != PRESETS[preset].config.corpus:
+            raise
+        return PRESETS[preset].vocabulary
 
 
 def describe(config: Config, found: Plan) -> str:

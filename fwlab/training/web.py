@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from fwlab.data import Characters
 from fwlab.files import replacing
 from fwlab.models import LanguageModel
 from fwlab.training.checkpoint import Checkpoint, CheckpointError
@@ -42,12 +43,17 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
             f"expected the mixer of the model to be {known} for the live figure, "
             f"got {config.mixer}"
         )
+    characters = checkpoint.characters
+    if not isinstance(characters, Characters):
+        raise CheckpointError(
+            "expected a model of characters for the live figure, got one of words"
+        )
     about = {
         "mixer": config.mixer,
         "layers": config.layers,
         "heads": config.heads,
         "d_model": config.d_model,
-        "alphabet": checkpoint.characters.alphabet,
+        "alphabet": characters.alphabet,
         "steps": checkpoint.step,
         "validation_loss": checkpoint.curve[-1][-1] if checkpoint.curve else None,
     }

@@ -1,0 +1,84 @@
+"""The text of a run as tokens."""
+
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from fwlab.data import (
+    Characters,
+    CorpusError,
+    Splits,
+    Text,
+    Tokens,
+    Words,
+    splits,
+    token_file,
+)
+from fwlab.training.config import Config
+
+#: Tokens of a longer text, in bytes, are mapped into memory from a file.
+LARGE = 2**26
+
+
+class RunText(NamedTuple):
+    """What a run reads.
+
+    - `vocabulary`: the tokens by number.
+    - `train`, `valid`: for training, and for validation.
+    - `sha256`: of all text, so that results identify what they were
+      trained on.
+    """
+
+    vocabulary: Characters | Words
+    train: Tokens
+    valid: Tokens
+    sha256: str
+
+
+def run_text(
+    config: Config, text: str | None, vocabulary: Characters | Words | None = None
+) -> RunText:
+    """Load the text of a run.
+
+    - `text`: in place of `config.corpus`.
+    - `vocabulary`: of an earlier part of the run.
+    - Raises `CorpusError` if a split is shorter than a window.
+    """
+    found = splits(config.corpus) if text is None else Splits.of(text)
+    sha256 = found.sha256()
+    if vocabulary is None:
+        vocabulary = _vocabulary(config, found)
+    tokens = [_tokens(config, part, vocabulary, sha256) for part in found[:2]]
+    train, valid = tokens
+    shortest = min(len(train.tokens), len(valid.tokens))
+    if shortest < config.block + 1:
+        raise CorpusError(
+            f"expected {config.tokens} for training and for validation (a tenth of a "
+            f"corpus), each at least block + 1 = {config.block + 1}, got {shortest}"
+        )
+    return RunText(vocabulary, train, valid, sha256)
+
+
+def _vocabulary(config: Config, found: Splits) -> Characters | Words:
+    if config.tokens == "words":
+        return Words.of(found.train.pieces())
+    texts = (text.pieces() for text in found if text is not None)
+    return Characters.of(chain.from_iterable(texts))
+
+
+def _tokens(
+    config: Config, text: Text, vocabulary: Characters | Words, sha256: str
+) -> Tokens:
+    size = sum(
+        len(part) if isinstance(part, str) else part.stop - part.start
+        for part in text.parts
+    )
+    if size < LARGE:
+        tokens = token_file(text, vocabulary, None)
+        return tokens._replace(tokens=tokens.tokens.long())
+    import pooch
+
+    first = text.parts[0]
+    start = 0 if isinstance(first, str) else first.start
+    name = f"{sha256[:16]}-{config.tokens}-{len(text.parts)}-{start}-{size}"
+    return token_file(text, vocabulary, Path(pooch.os_cache("fwlab"), "tokens", name))
