@@ -55,8 +55,8 @@ class _AFT(Causal):
 
     def _whole(self, x: Tensor, *, key_mask: Tensor | None, **options: Any) -> Tensor:
         q, k, v = self._project(x, "batch time d_model", key_mask)
-        options |= {"causal": self.causal, "key_mask": key_mask}
-        return self.to_out(self._mix(q, k, v, 0, **options))
+        y = self._mix(q, k, v, 0, causal=self.causal, key_mask=key_mask, **options)
+        return self.to_out(y)
 
     def prefill(
         self,
