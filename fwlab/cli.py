@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tqdm import tqdm
+from typing_extensions import Doc
 from tyro.conf import Positional, arg
 
 from fwlab import training
@@ -28,13 +29,20 @@ if TYPE_CHECKING:
     from fwlab.experiments import Experiment
 
 app = tyro.extras.SubcommandApp()
-PresetName = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
+#: The text is what `fwlab train --help` shows.
+PresetName = Annotated[
+    str | None,
+    Doc(
+        f"Start from a published configuration ({', '.join(PRESETS)}); other options "
+        "change it."
+    ),
+]
 
 
 @app.command
 def train(
     config: Annotated[training.Config, arg(name="")] = training.Config(),  # noqa: B008
-    preset: PresetName | None = None,
+    preset: PresetName = None,
     out: Path | None = None,
     resume: bool = False,
     dry_run: bool = False,
@@ -47,8 +55,6 @@ def train(
 
     Args:
         config: The run.
-        preset: Start from this published configuration; other options change
-            it.
         out: Folder for config.json, metrics.jsonl, the checkpoints last and
             best, and result.json; default: runs/MIXER, or runs/PRESET.
         resume: Continue from the last checkpoint that the same command line
@@ -59,6 +65,10 @@ def train(
             Weights & Biases.
     """
     if preset is not None:
+        if preset not in PRESETS:
+            raise ValueError(
+                f"expected preset to be one of {', '.join(PRESETS)}, got {preset!r}"
+            )
         print(f"{preset}: {PRESETS[preset].source}")
     if dry_run:
         print(describe(config, plan(config, vocabulary_size(config, preset))))
@@ -379,7 +389,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8
             stream.reconfigure(errors="backslashreplace")
-    train.__defaults__ = (_preset(sys.argv), *train.__defaults__[1:])
+    train.__defaults__ = (_preset(sys.argv), *(train.__defaults__ or ())[1:])
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(message)

@@ -102,7 +102,7 @@ def test_a_warm_start_keeps_what_was_trained():
     parallel = curriculum.build("softmax", point)
     list(curriculum.Cost().of(parallel, point, 2))
     model = curriculum.build("feedback", point)
-    curriculum.warm_start(model, parallel)
+    model.start_from(parallel)
     assert torch.equal(model.embedding.weight, parallel.embedding.weight)
     assert torch.equal(model.norm.weight, parallel.norm.weight)
     trained = parallel.blocks[0].expand.weight

@@ -1,6 +1,7 @@
 """Training, checkpoints, and the command line around them."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from fwlab import cli
 from fwlab.data import CorpusError
 from fwlab.models import MIXERS
+from fwlab.plots import learning_curves
 from fwlab.training import (
     Checkpoint,
     CheckpointError,
@@ -26,6 +28,10 @@ from fwlab.training import (
     load,
     save,
 )
+from fwlab.training.checkpoint import new_model
+from fwlab.training.plan import plan
+from fwlab.training.presets import PRESETS
+from fwlab.training.session import metrics
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 SMALL = Config(
@@ -139,6 +145,149 @@ def test_less_memory_same_training(way):
         assert a == b and kept[1] < kept[0] / 2
 
 
+@pytest.mark.parametrize("mixer", ["feedback", "feedback-shared", "softmax"])
+def test_start_from_a_trained_transformer(tmp_path, mixer):
+    parallel = Trainer(config(mixer="softmax", steps=40), TEXT)
+    list(parallel.run())
+    parallel.save(tmp_path / "model")
+    c = config(mixer=mixer, start=str(tmp_path / "model"))
+    warm, cold = Trainer(c, TEXT), Trainer(config(mixer=mixer), TEXT)
+    weight = parallel.model.embedding.weight
+    assert torch.equal(warm.model.embedding.weight, weight)
+    assert warm.evaluate() < cold.evaluate() - 0.5
+    with pytest.raises(ValueError, match="the same mixer and sizes"):
+        Trainer(dataclasses.replace(c, mixer="delta"), TEXT)
+    with pytest.raises(CheckpointError, match="to have the same characters"):
+        Trainer(c, TEXT.upper())
+
+
+def test_words_and_packed_documents(tmp_path):
+    """A folder of documents, and a stop in between."""
+    (tmp_path / "texts").mkdir()
+    for i in range(12):
+        words = "a quick fox jumps over some lazy dogs " * (3 + i % 4)
+        (tmp_path / "texts" / f"{i:02}.txt").write_text(words + "\n")
+    c = config(corpus=str(tmp_path / "texts"), tokens="words", pack=True)
+    whole = Trainer(c)
+    assert len(whole.characters) == 10  # with <eos> and <unk>
+    given = whole._batch()
+    assert given.inputs.shape == (1, 4 * 16)
+    begins = given.cu_seqlens[:-1].long()
+    inside = (given.inputs[0, begins] == whole.characters.encode("a")).sum()
+    assert len(begins) > 1 and inside >= len(begins) - 1
+    losses = [p.loss for p in whole.run()]
+    assert losses[-1] < losses[0]
+    # As if each document stood alone.
+    text, alone = whole.text.valid, []
+    for start, end in itertools.pairwise(text.borders.tolist()):
+        tokens = text.tokens[None, start:end]
+        y = whole.model(tokens[:, :-1])[0]
+        alone.append(
+            torch.nn.functional.cross_entropy(y, tokens[0, 1:], reduction="none")
+        )
+    assert whole.evaluate() == pytest.approx(torch.cat(alone).mean().item(), rel=1e-5)
+    first = Trainer(c)
+    for progress in first.run():
+        if progress.step == 5:
+            break
+    first.save(tmp_path / "half")
+    second = Trainer(c, resume=load(tmp_path / "half"))
+    assert [p.loss for p in second.run()] == losses[5:]
+    assert second.sample(length=3).count(" ") <= 3
+
+
+#: What their papers and pages say, to the digits that they give.
+PUBLISHED = {"wt103-small": 40e6, "wt103-medium": 90e6, "transformer-xl": 90.9e6}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name):
+    preset = PRESETS[name]
+    with torch.device("meta"):
+        model = new_model(preset.config, preset.vocabulary)
+    count = sum(p.numel() for p in model.parameters())
+    if name in PUBLISHED:
+        assert count == pytest.approx(PUBLISHED[name], rel=0.1)
+    if name.startswith("labml"):
+        # Noam's factor 1 with 2000 steps of warm-up.
+        c, step = preset.config, 5000
+        published = c.d_model**-0.5 * step**-0.5
+        assert c.lr_at(step - 1) == pytest.approx(published, rel=1e-3)
+    assert preset.source and preset.config.batch % preset.config.accumulate == 0
+
+
+def test_dry_run(fwlab, tmp_path):
+    code, out, _ = fwlab("train", "--corpus", "text.txt", *FAST, "--dry-run")
+    assert code == 0 and "of 2 windows" in out and "6 steps take" in out
+    assert not (tmp_path / "runs").exists()
+    one, two = (plan(config(batch=n), 30) for n in (2, 4))
+    model = new_model(SMALL, 30)
+    assert one.parameters == sum(p.numel() for p in model.parameters())
+    assert two.operations == 2 * one.operations
+    # Forward, and twice as many backward: at least those of the weights.
+    assert one.operations >= 6 * 2 * 16 * sum(
+        p.numel() for p in model.parameters() if p.dim() == 2
+    )
+    assert one.kept < two.kept < 2.5 * one.kept
+    # A step of fewer windows counts for all.
+    assert plan(config(batch=4, accumulate=2), 30).operations == two.operations
+    assert fwlab("train", "--preset", "nix")[0] == 2
+
+
+def test_options_change_a_preset(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, "run_in", lambda folder, c, *_: seen.append((folder, c)))
+    for more in (
+        ["--preset", "nanogpt-gpu"],
+        ["--preset=nanogpt-gpu", "--lr", "1"],
+        [],
+    ):
+        monkeypatch.setattr(sys, "argv", ["fwlab", "train", *more])
+        cli.main()
+    (folder, first), (_, second), (_, third) = seen
+    assert folder.name == "nanogpt-gpu" and first == PRESETS["nanogpt-gpu"].config
+    assert second == dataclasses.replace(first, lr=1.0) and third == Config()
+
+
+def test_plot(fwlab, tmp_path):
+    assert fwlab("train", "--corpus", "text.txt", *FAST, "--out", "run")[0] == 0
+    code, out, _ = fwlab("plot", "run", "--out", "all.svg")
+    assert (code, out) == (0, "all.svg\n")
+    assert "<svg" in (tmp_path / "all.svg").read_text("utf-8")
+    rows = metrics(tmp_path / "run")
+    figure = learning_curves({"run": rows})
+    (validation, training), _ = (ax.lines for ax in figure.axes)
+    assert [*validation.get_xdata()] == [3, 6]
+    assert [*training.get_ydata()] == [row["loss"] for row in rows]
+    code, _, err = fwlab("plot", "nowhere")
+    assert code == 2 and "expected a run of fwlab train in nowhere" in err
+
+
+def test_metrics_go_to_a_tracker(fwlab, tmp_path, monkeypatch):
+    from accelerate import Accelerator
+
+    seen = []
+    monkeypatch.setattr(Accelerator, "init_trackers", lambda self, name, config: None)
+    monkeypatch.setattr(
+        Accelerator, "log", lambda self, values, step: seen.append((step, {*values}))
+    )
+    monkeypatch.setattr(
+        "accelerate.accelerator.filter_trackers", lambda with_, *_: with_
+    )
+    train = ["train", "--corpus", "text.txt", *FAST, "--out", "run"]
+    assert fwlab(*train, "--track", "tensorboard")[0] == 0
+    assert [step for step, _ in seen] == [3, 6]
+    assert {"loss", "validation_loss", "lr"} <= seen[0][1]
+
+
+def test_a_tracker_that_is_not_installed(fwlab, monkeypatch, tmp_path):
+    monkeypatch.setattr("accelerate.accelerator.filter_trackers", lambda *_: [])
+    train = ["train", "--corpus", "text.txt", *FAST, "--track", "wandb"]
+    code, _, err = fwlab(*train)
+    assert code == 2 and "expected wandb to be installed: pip install wandb" in err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_bf16_and_compile(monkeypatch):
     full = [p.loss for p in Trainer(SMALL, TEXT).run()]
     half = Trainer(config(precision="bf16"), TEXT)
@@ -218,7 +367,9 @@ def test_config_refuses(changes, message):
 
 
 def test_short_text():
-    with pytest.raises(CorpusError, match=r"block \+ 1 = 17 .*100 characters"):
+    with pytest.raises(
+        CorpusError, match=r"block \+ 1 = 17 characters .* got 90 and 10"
+    ):
         Trainer(SMALL, "x" * 100)
 
 

@@ -64,7 +64,7 @@ def run(point: Point) -> Point:
         parallel = build("softmax", point)
         for _ in cost.of(parallel, point, point["parallel"]):
             pass
-        warm_start(model, parallel)
+        model.start_from(parallel)
     for step in cost.of(model, point, point["budget"]):
         if step % EVERY:
             continue
@@ -84,16 +84,6 @@ def build(mixer: str, point: Point) -> LanguageModel:
         # A condition with its statement is two tokens, and then comes END.
         max_len=2 * point["statements"] + 1,
     )
-
-
-def warm_start(model: LanguageModel, parallel: LanguageModel) -> None:
-    """Take over embeddings, blocks and norm of a parallel transformer.
-
-    Its table of positions has no counterpart.
-    """
-    model.embedding.load_state_dict(parallel.embedding.state_dict())
-    model.norm.load_state_dict(parallel.norm.state_dict())
-    model.blocks[0] = FeedbackTransformer.from_transformer(parallel)
 
 
 def chain(model: LanguageModel, tokens: int) -> int:

@@ -196,6 +196,37 @@ class LanguageModel(nn.Module):
                 std = 0.02 / (2 * layers) ** 0.5 if residual else 0.02
                 nn.init.normal_(module.weight, std=std)
 
+    def start_from(self, trained: "LanguageModel") -> None:
+        """Take over the weights of a trained model, as a start for training.
+
+        - `trained`: a model of the same sizes, with the same mixer; for a
+          Feedback Transformer also one with softmax attention, as
+          `FeedbackTransformer.from_transformer` describes.
+        - Raises `ValueError` for another vocabulary, mixer or size.
+        """
+        if trained.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"start_from: expected {self.vocab_size} tokens, got a model of "
+                f"{trained.vocab_size}"
+            )
+        weights, stack = trained.state_dict(), self.blocks[0]
+        if isinstance(stack, FeedbackTransformer) and not isinstance(
+            trained.blocks[0], FeedbackTransformer
+        ):
+            begun = FeedbackTransformer.from_transformer(trained, stack.shared)
+            weights = {
+                name: weight
+                for name, weight in weights.items()
+                if not name.startswith(("blocks.", "positions."))
+            } | {f"blocks.0.{name}": x for name, x in begun.state_dict().items()}
+        try:
+            self.load_state_dict(weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split("\n")[1:2]).strip() or str(error)
+            raise ValueError(
+                f"start_from: expected a model of the same mixer and sizes ({reason})"
+            ) from None
+
     def num_parameters(self) -> int:
         """Number of parameters, without position tables (as in nanoGPT).
 

@@ -86,6 +86,9 @@ class Config:
     training."""
     attention_dropout: float = 0.0
     """The same of attention weights, for mixers that have any."""
+    start: str | None = None
+    """A run to take the first weights from: of the same model, or of softmax
+    attention for feedback."""
     block: int = 64
     """Tokens per training window."""
     first_block: int | None = None

@@ -108,6 +108,8 @@ class Trainer:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
                 self.model = self._new_model(len(self.characters))
+            if config.start is not None:
+                self._start_from(checkpoints.load(config.start))
             self.step = 0
         else:
             if resume.corpus_sha256 != self.corpus_sha256:
@@ -123,6 +125,14 @@ class Trainer:
         self.states: list[Any] = [None] * config.accumulate
         if resume is not None and resume.state:
             self.states = self._restored(resume.state)
+
+    def _start_from(self, trained: Checkpoint) -> None:
+        if trained.characters.vocabulary != self.characters.vocabulary:
+            raise CheckpointError(
+                f"expected {self.config.start} to have the same {self.config.tokens} "
+                "as the text: it was trained on another one"
+            )
+        self.model.start_from(trained.model)
 
     def _prepare(self, adam: dict[str, dict[str, Tensor]]) -> None:
         """Move the model to its devices, and make the optimiser."""

@@ -50,11 +50,12 @@ def run_text(
         vocabulary = _vocabulary(config, found)
     tokens = [_tokens(config, part, vocabulary, sha256) for part in found[:2]]
     train, valid = tokens
-    shortest = min(len(train.tokens), len(valid.tokens))
-    if shortest < config.block + 1:
+    sizes = len(train.tokens), len(valid.tokens)
+    if min(sizes) < config.block + 1:
         raise CorpusError(
-            f"expected {config.tokens} for training and for validation (a tenth of a "
-            f"corpus), each at least block + 1 = {config.block + 1}, got {shortest}"
+            f"expected at least block + 1 = {config.block + 1} {config.tokens} to train "
+            "on, and as many to validate on (a tenth of a text that is cut), got "
+            f"{sizes[0]} and {sizes[1]}"
         )
     return RunText(vocabulary, train, valid, sha256)
 
