@@ -15,8 +15,9 @@ from fwlab.training.presets import PRESETS
 from fwlab.training.texts import run_text
 
 STEPS = 10
-#: Most logits of a measured step, about 2 GB with their gradients.
-LOGITS = 2**28
+#: Of a measured step at most: logits, about 2 GB with their gradients, and
+#: operations, a few seconds on a CPU.
+LOGITS, OPERATIONS = 2**28, 2**38
 
 
 class Plan(NamedTuple):
@@ -58,7 +59,9 @@ def plan(config: Config, vocabulary: int) -> Plan:
     model.checkpointing = config.checkpointing
     loss, optimizer = Loss(model), torch.optim.AdamW(model.parameters(), config.lr)
     part = config.batch // config.accumulate
-    windows = min(part, max(1, LOGITS // (vocabulary * config.block)))
+    trained = sum(p.numel() for p in model.parameters())
+    most = min(LOGITS // vocabulary, OPERATIONS // (6 * trained)) // config.block
+    windows = min(part, max(1, most))
     tokens = torch.randint(vocabulary, (windows, config.block + 1), device=at)
 
     def forward() -> Tensor:
@@ -86,7 +89,6 @@ def plan(config: Config, vocabulary: int) -> Plan:
         if at.type != "cpu":
             next(model.parameters()).sum().item()  # waits for the device
         seconds.append(time.perf_counter() - start)
-    trained = sum(p.numel() for p in model.parameters())
     return Plan(
         vocabulary,
         trained,
