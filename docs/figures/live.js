@@ -27,10 +27,8 @@
   ];
   const STATEMENT = /(\p{L}+)\s+is\s+in\s+(\p{L}+)/giu;
 
-  const percent = (share) => `${Math.round(100 * share)} %`;
+  const { list, percent } = fwlab;
   const statement = ([name, place]) => `${name} is in ${place}.`;
-  const list = (names) =>
-    names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 
   // Where everybody is, and whether they have moved, in the order of telling.
   const people = (facts) => {

@@ -22,6 +22,7 @@ class Block(Causal):
     its mixer, and the mixer's state is its state.
     """
 
+    # Two norms: each part of a pre-norm block has one before it.
     def __init__(self, mixer: nn.Module, d_model: int, d_ff: int | None = None):
         super().__init__()
         d_ff = 4 * d_model if d_ff is None else d_ff
@@ -38,6 +39,7 @@ class Block(Causal):
         """Maximum sequence length, if the mixer has a position table."""
         return getattr(self.mixer, "max_len", None)
 
+    # The dtype and device that inputs are compared with.
     def _like(self) -> Tensor:
         return self.expand.weight
 
@@ -99,10 +101,12 @@ class Block(Causal):
         y, state = self.mixer.step(self.norm_mixer(x), state)
         return self._mlp(x + y), state
 
+    # Masked inputs are set to 0, so that no NaN of theirs can spread.
     def _checked(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
         dims = "batch time d_model"
         check_input("Block", "x", x, dims, self.expand.weight)
         return real_tokens("Block", x, dims, key_mask)
 
+    # The second half of the block, one token at a time.
     def _mlp(self, x: Tensor) -> Tensor:
         return x + self.contract(F.gelu(self.expand(self.norm_mlp(x))))

@@ -155,6 +155,7 @@ class CrossAttention(nn.Module):
         return state
 
 
+# PyTorch's own attention, which has heads before time.
 def _softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if k.shape[2] == 0:

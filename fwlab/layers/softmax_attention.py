@@ -30,6 +30,8 @@ class SoftmaxAttention(Causal):
 
     one_token = "auto"
 
+    # With fewer heads for keys and values than for queries, only their projections
+    # shrink.
     def __init__(self, d_model: int, heads: int, kv_heads: int | None = None):
         super().__init__()
         width = head_width("SoftmaxAttention", d_model, heads)

@@ -96,6 +96,7 @@ def aft_simple(
         dict.fromkeys(names, (batch, channels)),
     )
 
+    # Without causality there is nothing to stream, and no state.
     def run() -> tuple[Tensor, Any]:
         if causal:
             y, *after = call.form.causal(call.q, call.k, call.v, *start)
