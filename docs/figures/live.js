@@ -176,10 +176,12 @@
       if (!moved.length)
         return `Nobody has moved yet, and the sum rule remembers as well as the delta rule. ${told}`;
       return (
-        `${list(moved)} moved. The sum rule adds the new place to the old one and can only ` +
-        `guess between them; the delta rule replaces it. Changed: ${both(changed)} correct. ` +
-        (moved.length < known.length ? told : "")
-      ).trim();
+        `${list(moved)} moved; what is no longer true is crossed out. The sum rule adds the new ` +
+        `place to the old one and can only guess between them; the delta rule replaces it. ` +
+        `Changed: ${both(changed)} correct. ` +
+        (moved.length < known.length ? `${told} ` : "") +
+        "The percentages say how sure each model is."
+      );
     };
 
     // Telling
