@@ -42,6 +42,7 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     return x / _or_inf(total)
 
 
+# In place of an empty denominator, infinity: see `divide`.
 def _or_inf(total: Tensor) -> Tensor:
     return torch.where(total == 0, torch.inf, total)
 
@@ -109,10 +110,13 @@ class _BySum(torch.autograd.Function):
     derivatives.
     """
 
+    # $n$; where it is out of bounds, `_divided` scales `x` first.
     @staticmethod
     def total(x: Tensor) -> Tensor:
         return x.sum(-1, keepdim=True)
 
+    # A sum does not lose small terms as a sum of squares does: it only
+    # has to be finite.
     @staticmethod
     def bounds(dtype: torch.dtype) -> tuple[float, float]:
         return 0, torch.finfo(dtype).max
@@ -121,6 +125,8 @@ class _BySum(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         return _divided(_BySum, ctx, x)
 
+    # $dx = (dy - y \cdot dy) / n + dn$: a gradient that is None is 0,
+    # and costs nothing.
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
         y, total = ctx.saved_tensors
@@ -134,6 +140,8 @@ class _BySum(torch.autograd.Function):
 class _ByNorm(torch.autograd.Function):
     r"""The same with $n = |x|$: $dx = (dy - y\,(y \cdot dy)) / n$."""
 
+    # $n = |x|$; its square must neither overflow nor vanish: see
+    # `bounds`.
     @staticmethod
     def total(x: Tensor) -> Tensor:
         return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -148,6 +156,8 @@ class _ByNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         return _divided(_ByNorm, ctx, x)
 
+    # $dx = (dy - y\,(y \cdot dy)) / n + dn\, y$, since $y$ is the
+    # gradient of $|x|$.
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
         y, norm = ctx.saved_tensors
@@ -181,11 +191,14 @@ def _divided(
     return y, total
 
 
+# Quotient and total of vectors in range.
 def _plainly(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
     total = by.total(x)
     return divide(x, total), total
 
 
+# The same of any vectors: `unit_range` first, and the total back in
+# units of `x`.
 def _by_power(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape[-1] == 0:
         return _plainly(by, x)
@@ -228,6 +241,7 @@ class Identity(FeatureMap):
     - Input `[..., d]`, output `[..., d]`.
     """
 
+    # One feature for each entry of the key.
     def width(self, d: int) -> int:
         return d
 
@@ -242,6 +256,7 @@ class ReLU(FeatureMap):
     - Input `[..., d]`, output `[..., d]`.
     """
 
+    # One feature for each entry of the key.
     def width(self, d: int) -> int:
         return d
 
@@ -259,6 +274,7 @@ class ELU1(FeatureMap):
     - Input `[..., d]`, output `[..., d]`.
     """
 
+    # One feature for each entry of the key.
     def width(self, d: int) -> int:
         return d
 
@@ -267,6 +283,7 @@ class ELU1(FeatureMap):
         return _elu1(x) if _traced() else _ELU1.apply(x)
 
 
+# Eq. 30, for torch.func and torch.compile.
 def _elu1(x: Tensor) -> Tensor:
     # Not elu(x) + 1: for x << 0, rounding would lose exp(x), and
     # a feature of exactly 0 would have no gradient.
@@ -276,12 +293,14 @@ def _elu1(x: Tensor) -> Tensor:
 class _ELU1(torch.autograd.Function):
     r"""The same in fewer passes: $\phi' = \min(\phi, 1)$."""
 
+    # Only $\phi$ is kept: the gradient needs no `x`.
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         phi = x.clamp(max=0).exp().add_(x.clamp(min=0))
         ctx.save_for_backward(phi)
         return phi
 
+    # The slope is $e^x = \phi$ below 0, where $\phi < 1$, and 1 above.
     @staticmethod
     def backward(ctx: Any, d_phi: Tensor) -> Tensor:
         (phi,) = ctx.saved_tensors
@@ -315,12 +334,14 @@ class DPFP(FeatureMap):
     same set of products in another order.
     """
 
+    # A bool is an integer to Python, but not a number of shifts.
     def __init__(self, nu: int = 1):
         super().__init__()
         if isinstance(nu, bool) or not isinstance(nu, int) or nu < 1:
             raise ValueError(f"expected nu to be an integer of at least 1, got {nu!r}")
         self.nu = nu
 
+    # $2d$ products for each of the $\nu$ shifts.
     def width(self, d: int) -> int:
         return 2 * d * self.nu
 
@@ -341,6 +362,8 @@ def _dpfp(x: Tensor, nu: int) -> Tensor:
 class _DPFP(torch.autograd.Function):
     """The same in half the passes over the features. It keeps only `x`."""
 
+    # Each shift is written into its place in the result: there is
+    # nothing to concatenate.
     @staticmethod
     def forward(ctx: Any, x: Tensor, nu: int) -> Tensor:
         ctx.save_for_backward(x)
@@ -351,6 +374,9 @@ class _DPFP(torch.autograd.Function):
             torch.mul(r[..., :n], r[..., j % n :][..., :n], out=part)
         return phi
 
+    # Each product has two factors, and each factor gets the gradient of
+    # the product times the other one. $r$ is computed again, so that
+    # only `x` has to be kept.
     @staticmethod
     def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
@@ -400,6 +426,7 @@ class RandomFeatures(FeatureMap):
 
     omega: Tensor
 
+    # The first draw is one like any later `redraw`.
     def __init__(self, d: int, directions: int, orthogonal: bool, seed: int | None):
         super().__init__()
         for name, size in (("d", d), ("directions", directions)):
@@ -497,6 +524,7 @@ class FAVOR(RandomFeatures):
     hyperbolic form); equation numbers from Schlag et al. 2021.
     """
 
+    # Only the stabilised features need a scale.
     def __init__(
         self,
         d: int,
@@ -508,6 +536,8 @@ class FAVOR(RandomFeatures):
         super().__init__(d, directions, orthogonal, seed)
         self.stabilize = self.scales = stabilize
 
+    # Eq. 31 before the exponential: $\pm\omega x - |x|^2/2$, and the
+    # factor $1/\sqrt{2m}$ as a logarithm.
     def _exponents(self, x: Tensor) -> Tensor:
         if self.stabilize:
             x = x * self.d**-0.25
@@ -525,6 +555,9 @@ class FAVOR(RandomFeatures):
         with torch.autocast(x.device.type, enabled=False):
             return self._exponents(_at_least_float32(x)).exp().to(x.dtype)
 
+    # The scale is the largest exponent of a key, so that its largest
+    # feature is 1. This uses one key alone: nothing of it depends on
+    # another step.
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if not self.stabilize:
             return self(x), None
@@ -558,6 +591,7 @@ class RandomFourier(RandomFeatures):
     Source: Peng et al. 2021 (arXiv:2103.02143), section 3.1.
     """
 
+    # $\sigma$ starts equal in all entries, as one bandwidth.
     def __init__(
         self,
         d: int,
@@ -585,6 +619,7 @@ class RandomFourier(RandomFeatures):
             return (both * self.directions**-0.5).to(x.dtype)
 
 
+# Exponentials and sines in half precision lose too many digits.
 def _at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype.itemsize >= 4 else x.float()
 

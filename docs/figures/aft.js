@@ -115,25 +115,20 @@ fwlab.figure("aft", (figure) => {
     "Keys, values and exact outputs of 8 steps, and four ways to compute the outputs",
     FIRST + BLOCK - 10,
   );
-  const MIDDLE = { "dominant-baseline": "central" };
+  const { text, small, path, round, BOLD, MIDDLE, CENTRED, END, WRONG } = fwlab;
   const left = (t) => LEFT + t * CELL;
-  const text = (x, y, content, attributes = {}) =>
-    fwlab.svg("text", { x, y, ...attributes }, content);
   const cellText = (t, y) => text(left(t) + CELL / 2, y, "", { class: "fw-cell-text" });
   const row = (group, y, label) => {
     const cells = KEYS.map((_, t) => cellText(t, y));
-    group.append(text(0, y, label, { class: "fw-small", ...MIDDLE }), ...cells);
+    group.append(small(0, y, label, MIDDLE), ...cells);
     return cells;
   };
-  const BOLD = { "font-weight": 600 };
-  const WRONG = "var(--fw-wrong)";
-  const path = (attributes) => fwlab.svg("path", { fill: "none", ...attributes });
   const grid = (y, height) => {
     const lines = KEYS.map((_, t) => `M${left(t)} ${y}v${height}h${CELL}v${-height}z`);
     return path({ class: "fw-cell", d: lines.join("") });
   };
 
-  const table = fwlab.svg("g", { role: "img" });
+  const table = fwlab.group({ role: "img" });
   table.append(text(0, 14, "The sequence: keys, values, exact outputs", BOLD));
   const tableRows = [0, 1, 2, 3].map((i) => TABLE + 12 + 24 * i);
   const steps = row(table, tableRows[0], "step");
@@ -142,15 +137,10 @@ fwlab.figure("aft", (figure) => {
   );
   table.append(
     ...[1, 2, 3].map((i) => grid(tableRows[i] - 12, 24)),
-    path({ d: `M${left(TILE)} ${TABLE + 4}v92`, stroke: "currentcolor" }),
-    text(0, 144, "y = Σ exp(K − c) V ⁄ Σ exp(K − c), in float32:", {
-      class: "fw-small",
-    }),
+    path({ d: `M${left(TILE)} ${TABLE + 4}v92` }),
+    small(0, 144, "y = Σ exp(K − c) V ⁄ Σ exp(K − c), in float32:"),
   );
-  const chosen = fwlab.svg("rect", {
-    y: tableRows[1] - 12,
-    width: CELL,
-    height: 24,
+  const chosen = fwlab.box(0, tableRows[1] - 12, CELL, 24, {
     fill: "none",
     stroke: "var(--fw-other)",
     "stroke-width": 3,
@@ -170,25 +160,23 @@ fwlab.figure("aft", (figure) => {
 
   const blocks = Object.entries(METHODS).map(([name, { title }], i) => {
     const y = FIRST + i * BLOCK;
-    const group = fwlab.svg("g", { role: "img", "data-method": name });
+    const group = fwlab.group({ role: "img", "data-method": name });
     group.append(text(0, y + 12, title, BOLD));
-    const verdict = text(left(T), y + 12, "", {
-      class: "fw-small",
-      "text-anchor": "end",
-    });
+    const verdict = small(left(T), y + 12, "", END);
     group.append(verdict);
     const spans = shared[name].map(([first, last]) => {
       const x = left(first) + 3;
       const end = left(last + 1) - 3;
       const label = text((x + end) / 2, y + 26, "", { class: "fw-cell-text" });
       group.append(label);
-      group.append(path({ d: `M${x} ${y + 37}v-4H${end}v4`, stroke: "currentcolor" }));
+      group.append(path({ d: `M${x} ${y + 37}v-4H${end}v4` }));
       return [first, label];
     });
-    group.append(text(0, y + 26, "c", { class: "fw-small", ...MIDDLE }));
+    group.append(small(0, y + 26, "c", MIDDLE));
     const shade = path({
       "data-part": "shade",
-      fill: `color-mix(in srgb, ${WRONG} 14%, transparent)`,
+      fill: fwlab.tint(WRONG, 14),
+      stroke: "none",
     });
     const crosses = path({ "data-part": "lost", stroke: WRONG, "stroke-width": 1.5 });
     const dashes = path({
@@ -206,17 +194,14 @@ fwlab.figure("aft", (figure) => {
   const legend = HEIGHT - 14;
   picture.append(
     path({ d: `M1 ${legend - 6}h20v12h-20zl20 12m0-12l-20 12`, stroke: WRONG }),
-    text(27, legend, "lost: NaN or ∞", { class: "fw-small", ...MIDDLE }),
+    small(27, legend, "lost: NaN or ∞", MIDDLE),
     path({
       d: `M137 ${legend - 6}h20v12h-20z`,
       stroke: WRONG,
       "stroke-width": 2,
       "stroke-dasharray": "5 3",
     }),
-    text(163, legend, "wrong: relative error above 0.001", {
-      class: "fw-small",
-      ...MIDDLE,
-    }),
+    small(163, legend, "wrong: relative error above 0.001", MIDDLE),
   );
 
   // --- The plot: the error of the worst row, against the size of the key ----
@@ -240,13 +225,12 @@ fwlab.figure("aft", (figure) => {
     return PLOT.top + (exponent / -8) * (PLOT.bottom - PLOT.top);
   };
   const note = (x, y, content, attributes = {}) =>
-    text(x, y, content, { class: "fw-small", ...MIDDLE, ...attributes });
+    small(x, y, content, { ...MIDDLE, ...attributes });
   plot.append(
-    note(PLOT.width, 6, "lost: NaN or ∞", { "text-anchor": "end" }),
+    note(PLOT.width, 6, "lost: NaN or ∞", END),
     ...[1, BOUND, 1e-8].map((error) =>
       path({
         d: `M0 ${upwards(error)}H${PLOT.width}`,
-        stroke: "currentcolor",
         "stroke-opacity": error === BOUND ? 0.6 : 0.25,
       }),
     ),
@@ -254,10 +238,8 @@ fwlab.figure("aft", (figure) => {
     note(0, upwards(BOUND) - 9, "0.001: wrong above"),
     note(0, upwards(1e-7) - 14, "10⁻⁷: rounding"),
     ...[0, 50, 100, 150].flatMap((size) => [
-      path({ d: `M${across(size)} ${PLOT.bottom}v4`, stroke: "currentcolor" }),
-      note(across(size), PLOT.bottom + 13, fwlab.number(size, 0), {
-        "text-anchor": "middle",
-      }),
+      path({ d: `M${across(size)} ${PLOT.bottom}v4` }),
+      note(across(size), PLOT.bottom + 13, fwlab.number(size, 0), CENTRED),
     ]),
   );
   const marker = path({
@@ -269,7 +251,7 @@ fwlab.figure("aft", (figure) => {
     const look = { ...LOOKS[name], "stroke-width": 2 };
     const curve = path({ ...look, "data-curve": name });
     const lost = path({ ...look, "stroke-width": 4, "data-lost": name });
-    const dot = fwlab.svg("circle", { r: 4, fill: LOOKS[name].stroke, "data-dot": name });
+    const dot = fwlab.circle({ r: 4, fill: LOOKS[name].stroke, stroke: "none", "data-dot": name });
     plot.append(curve, lost, dot);
     // On the left, where no key is large enough, the name of the lane.
     const y = 20 + 14 * lane;
@@ -290,7 +272,6 @@ fwlab.figure("aft", (figure) => {
     ]);
     return Object.fromEntries(entries);
   };
-  const round = (x) => Math.round(10 * x) / 10;
   let worsts;
   const drawCurves = () => {
     worsts = curvesOf();

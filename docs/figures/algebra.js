@@ -13,6 +13,12 @@ fwlab.unit = (x) => {
   return x.map((a) => (length === 0 ? 0 : a / length));
 };
 
+// The vector of length 1 that points there.
+fwlab.towards = (degrees) => {
+  const angle = (degrees * Math.PI) / 180;
+  return [Math.cos(angle), Math.sin(angle)];
+};
+
 // Random numbers that are the same for the same seed, any text: `normal()`
 // returns the next one. The seed is hashed (FNV-1a), the hash is shifted and
 // added to itself (Marsaglia's xorshift), and two uniform numbers make a

@@ -118,21 +118,17 @@ fwlab.figure("capacity", (figure) => {
   // --- The picture ---------------------------------------------------------
   const WIDTH = 388;
   const PLOT = { left: 30, right: 384, top: 8, bottom: 216 };
-  const TABLE = 276;
+  const TABLE = 294;
   const ROW = 21;
   const picture = figure.picture(
     WIDTH,
     TABLE + 3 * ROW + 12,
     "Loss of three memories against the number of pairs, and the law",
   );
-  const INK = "currentcolor";
-  const MIDDLE = { "dominant-baseline": "central" };
-  const END = { "text-anchor": "end" };
-  const path = (attributes) =>
-    fwlab.svg("path", { fill: "none", "stroke-width": 2, ...attributes });
-  const small = (x, y, text, attributes = {}) =>
-    fwlab.svg("text", { x, y, class: "fw-small", ...MIDDLE, ...attributes }, text);
-  const round = (x) => Math.round(10 * x) / 10;
+  const { group, round, MIDDLE, CENTRED, END } = fwlab;
+  const path = (attributes) => fwlab.path({ "stroke-width": 2, ...attributes });
+  const small = (x, y, content, attributes = {}) =>
+    fwlab.small(x, y, content, { ...MIDDLE, ...attributes });
   const across = (S) => PLOT.left + (S / MOST) * (PLOT.right - PLOT.left);
   const upwards = (loss) => PLOT.bottom - (loss / TOP) * (PLOT.bottom - PLOT.top);
   const place = (S, loss) => `${round(across(S))} ${round(upwards(loss))}`;
@@ -142,7 +138,7 @@ fwlab.figure("capacity", (figure) => {
     delta: { stroke: "var(--fw-fast)" },
     dpfp: { stroke: "var(--fw-features)", "stroke-dasharray": "8 3" },
   };
-  const LAW = { stroke: INK, "stroke-width": 1.5, "stroke-dasharray": "1 3", "stroke-linecap": "round" };
+  const LAW = { "stroke-width": 1.5, "stroke-dasharray": "1 3", "stroke-linecap": "round" };
   const MARKS = {
     linear: "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
     dpfp: "m-5 0l5-5 5 5-5 5z",
@@ -154,7 +150,6 @@ fwlab.figure("capacity", (figure) => {
     ...[0, 0.5, 1].flatMap((loss) => [
       path({
         d: `M${PLOT.left} ${upwards(loss)}H${PLOT.right}`,
-        stroke: INK,
         "stroke-width": 1,
         "stroke-opacity": loss ? 0.2 : 0.6,
       }),
@@ -163,42 +158,47 @@ fwlab.figure("capacity", (figure) => {
     small(PLOT.right, upwards(0.5) - 9, "½: returns nothing", END),
     small(PLOT.left + 4, upwards(TOP) + 6, "loss"),
     ...[0, 32, 64, 96, 128].map((S) =>
-      small(across(S), PLOT.bottom + 12, S, {
-        "text-anchor": S === 128 ? "end" : "middle",
-      }),
+      small(across(S), PLOT.bottom + 12, S, S === 128 ? END : CENTRED),
     ),
-    small(across(80), PLOT.bottom + 12, "pairs S", { "text-anchor": "middle" }),
+    small(across(80), PLOT.bottom + 12, "pairs S", CENTRED),
   );
-  const marker = path({ stroke: INK, "stroke-width": 1, "data-part": "marker" });
-  const laws = { plain: path({ ...LAW, "data-law": "plain" }), dpfp: path({ ...LAW, "data-law": "dpfp" }) };
+  const marker = path({ "stroke-width": 1, "data-part": "marker" });
+  // The law of each number of features: plain keys, and DPFP in its colour.
+  const LAWS = { plain: LAW, dpfp: { ...LAW, stroke: LOOKS.dpfp.stroke } };
+  const laws = {
+    plain: path({ ...LAWS.plain, "data-law": "plain" }),
+    dpfp: path({ ...LAWS.dpfp, "data-law": "dpfp" }),
+  };
   const trained = { linear: mark("linear", ""), dpfp: mark("dpfp", "") };
   picture.append(marker, ...Object.values(laws));
   const curves = Object.entries(LOOKS).map(([name, look]) => {
     const curve = path({ ...look, "data-curve": name });
-    const dot = fwlab.svg("circle", { r: 4, fill: look.stroke, "data-dot": name });
+    const dot = fwlab.circle({ r: 4, fill: look.stroke, stroke: "none", "data-dot": name });
     picture.append(curve, dot);
     return { name, curve, dot };
   });
   picture.append(...Object.values(trained));
 
-  // What the marks are, then a row for each memory.
-  const legend = TABLE - 28;
-  const legendTrained = fwlab.svg("g", {});
+  // What the dotted lines and the marks are, then a row for each memory.
+  const [legendLaw, legend] = [TABLE - 46, TABLE - 28];
+  const legendTrained = group();
   legendTrained.append(
-    mark("", `M120 ${legend}${MARKS.linear}`),
-    small(129, legend, "trained, linear"),
+    mark("", `M13 ${legend}${MARKS.linear}`),
+    small(32, legend, "trained keys, ELU + 1"),
     mark("", `M229 ${legend}${MARKS.dpfp}`),
   );
-  const legendDpfp = small(239, legend, "");
+  const legendDpfp = small(248, legend, "");
   legendTrained.append(legendDpfp);
-  const legendNone = small(120, legend, "trained memories: at widths 16 and 64");
+  const legendNone = small(32, legend, "trained keys: only at widths 16 and 64");
+  const legendLaws = { plain: small(32, legendLaw, ""), dpfp: small(248, legendLaw, "") };
   picture.append(
-    path({ ...LAW, d: `M${PLOT.left} ${legend}h26` }),
-    small(PLOT.left + 32, legend, "the law"),
+    path({ ...LAWS.plain, d: `M0 ${legendLaw}h26` }),
+    path({ ...LAWS.dpfp, d: `M216 ${legendLaw}h26` }),
+    ...Object.values(legendLaws),
     legendTrained,
     legendNone,
   );
-  const table = fwlab.svg("g", { role: "img", "data-part": "table" });
+  const table = group({ role: "img", "data-part": "table" });
   const COLUMNS = [32, 206, 262, 318, WIDTH - 2];
   ["", "features", "loss", "law", "right"].forEach((head, i) =>
     table.append(small(COLUMNS[i], TABLE, head, i ? END : {})),
@@ -254,7 +254,9 @@ fwlab.figure("capacity", (figure) => {
     const any = points.linear.length > 0;
     legendTrained.style.display = any ? "" : "none";
     legendNone.style.display = any ? "none" : "";
-    legendDpfp.textContent = `trained, DPFP-${nu}`;
+    legendDpfp.textContent = `trained keys, DPFP-${nu}`;
+    legendLaws.plain.textContent = `law: the least for ${width} features`;
+    legendLaws.dpfp.textContent = `law for ${shown.dpfp.room} features`;
   };
 
   const sentence = () => {

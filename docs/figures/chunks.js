@@ -51,12 +51,8 @@ fwlab.figure("chunks", (figure) => {
     });
     return X;
   };
-  const unit = (degrees) => {
-    const angle = (degrees * Math.PI) / 180;
-    return [Math.cos(angle), Math.sin(angle)];
-  };
-  const keys = KEYS.map(unit);
-  const queries = QUERIES.map(unit);
+  const keys = KEYS.map(fwlab.towards);
+  const queries = QUERIES.map(fwlab.towards);
 
   const compute = (C) => {
     const chunks = [];
@@ -266,25 +262,22 @@ fwlab.figure("chunks", (figure) => {
     "The loop and the chunks in a race, and pairs of steps in blocks",
     138,
   );
-  const race = fwlab.svg("g", { role: "img" });
-  const drawing = fwlab.svg("g", { role: "img" });
+  const { text, path, group, vector, tint, BOLD, MIDDLE, CENTRED, END } = fwlab;
+  const race = group({ role: "img" });
+  const drawing = group({ role: "img" });
   picture.append(race, drawing);
   const blocks = fwlab.picture(400, 1, "The numbers of each chunk");
-  const blocksDrawing = fwlab.svg("g", {
+  const blocksDrawing = group({
     role: "img",
     "aria-label": "States, their gradients and the blocks of a chunk, as numbers",
   });
   blocks.append(blocksDrawing);
 
-  const text = (x, y, content, attributes = {}) =>
-    fwlab.svg("text", { x, y, ...attributes }, content);
   const small = (x, y, content, attributes = {}) =>
-    text(x, y, content, { class: "fw-small", style: LEGIBLE, ...attributes });
-  const title = (x, y, content) => text(x, y, content, { "font-weight": 600 });
-  const tint = (colour) => `color-mix(in srgb, ${colour} 28%, transparent)`;
+    fwlab.small(x, y, content, { style: LEGIBLE, ...attributes });
+  const title = (x, y, content) => text(x, y, content, BOLD);
   const subscript = (number) => [...String(number)].map((x) => "₀₁₂₃₄₅₆"[x]).join("");
-  const lines = (d, attributes = {}) =>
-    fwlab.svg("path", { d, fill: "none", stroke: "currentcolor", ...attributes });
+  const lines = (d, attributes = {}) => path({ d, ...attributes });
   const grid = (rows, columns, x, y, width, height) => {
     let d = "";
     for (let i = 0; i <= rows; i++) d += `M${x} ${y + i * height}h${columns * width}`;
@@ -303,16 +296,12 @@ fwlab.figure("chunks", (figure) => {
       ),
     );
   const part = (name, elements) => {
-    const group = fwlab.svg("g", { "data-part": name });
-    group.append(...elements);
-    return group;
+    const all = group({ "data-part": name });
+    all.append(...elements);
+    return all;
   };
   const box = (x, y, width, height, colour, dash) =>
-    fwlab.svg("rect", {
-      x,
-      y,
-      width,
-      height,
+    fwlab.box(x, y, width, height, {
       fill: tint(colour),
       stroke: colour,
       "stroke-width": 2,
@@ -336,18 +325,18 @@ fwlab.figure("chunks", (figure) => {
     }
     elements.push(lines(cuts, { "stroke-opacity": 0.8 }));
     const block = (kind, c, x, y, width, height, colour, label, dash) => {
-      const group = fwlab.svg("g", { "data-block": `${kind} ${c + 1}` });
-      group.append(box(x, y, width, height, colour, dash));
+      const all = group({ "data-block": `${kind} ${c + 1}` });
+      all.append(box(x, y, width, height, colour, dash));
       if (label)
-        group.append(
+        all.append(
           text(x + width / 2, y + height / 2 + 1, label, {
-            "text-anchor": "middle",
-            "dominant-baseline": "central",
+            ...CENTRED,
+            ...MIDDLE,
             // On the lines of the grid, not under them.
             style: "paint-order: stroke; stroke: var(--md-default-bg-color); stroke-width: 5px",
           }),
         );
-      elements.push(group);
+      elements.push(all);
     };
     const edge = C * CELL;
     for (const c of now.left)
@@ -379,14 +368,11 @@ fwlab.figure("chunks", (figure) => {
     for (let i = 0; i < T; i++) {
       const middle = (i + 0.5) * CELL;
       elements.push(
-        small(LEFT - 4, TOP + middle, i + 1, {
-          "text-anchor": "end",
-          "dominant-baseline": "central",
-        }),
+        small(LEFT - 4, TOP + middle, i + 1, { ...END, ...MIDDLE }),
       );
       if (i % 2)
         elements.push(
-          small(LEFT + middle, TOP + SIZE + 13, i + 1, { "text-anchor": "middle" }),
+          small(LEFT + middle, TOP + SIZE + 13, i + 1, CENTRED),
         );
     }
     return part("triangle", elements);
@@ -409,7 +395,7 @@ fwlab.figure("chunks", (figure) => {
   const ends = () => ({ naive: RACE, chunked: arrival });
   const header = () => [
     small(0, 13, at > RACE ? "Forward, finished" : `Forward, tick ${at}`),
-    ...COSTS.map(([, label, x]) => small(x, 13, label, { "text-anchor": "end" })),
+    ...COSTS.map(([, label, x]) => small(x, 13, label, END)),
   ];
   const lane = (name, kind, { length, written, pending, ready, there, outputs }) => {
     const top = LANES[name];
@@ -435,10 +421,7 @@ fwlab.figure("chunks", (figure) => {
         elements.push(...numbers(output, x, top, LANE_WIDTH, LANE_HEIGHT));
       else
         elements.push(
-          small(x + LANE_WIDTH / 2, top + LANE_HEIGHT, i + 1, {
-            "text-anchor": "middle",
-            "dominant-baseline": "central",
-          }),
+          small(x + LANE_WIDTH / 2, top + LANE_HEIGHT, i + 1, { ...CENTRED, ...MIDDLE }),
         );
     });
     const [so, all] = [costs()[kind], count(T, D, C)[kind]];
@@ -447,8 +430,8 @@ fwlab.figure("chunks", (figure) => {
       title(0, top - 8, `${titles()[kind]}${finished ? ` ✓ tick ${ends()[kind]}` : ""}`),
       ...COSTS.map(([what, , x]) =>
         small(x, top - 8, `${whole(so[what])} of ${whole(all[what])}`, {
-          "text-anchor": "end",
-          "font-weight": finished ? 600 : undefined,
+          ...END,
+          ...(finished ? BOLD : {}),
         }),
       ),
     );
@@ -490,10 +473,7 @@ fwlab.figure("chunks", (figure) => {
         const there = now[name];
         const elements = [
           grid(T, D, x, TOP, WIDE, CELL),
-          text(x + WIDE, TOP - 8, `${name} (${TAGS[name]})`, {
-            "text-anchor": "middle",
-            "font-weight": 600,
-          }),
+          text(x + WIDE, TOP - 8, `${name} (${TAGS[name]})`, { ...CENTRED, ...BOLD }),
           ...there.flatMap((c) =>
             numbers(shown.chunks[c][name], x, TOP + c * C * CELL, WIDE, CELL),
           ),
@@ -512,25 +492,23 @@ fwlab.figure("chunks", (figure) => {
       },
     );
 
-  const memories = (now, name, y, there, all, marked) => {
+  const memories = (now, name, y, there, states, marked) => {
     const n = T / C;
     const elements = [];
     const stride = 81;
     for (let c = 0; c <= n; c++) {
       const x = c * stride;
-      const group = fwlab.svg("g", { "data-state": c });
+      const all = group({ "data-state": c });
       if (marked.includes(c))
-        group.append(box(x, y, 2 * ACROSS, 2 * DOWN, name === "W" ? STATE : GRADIENT));
-      group.append(grid(2, 2, x, y, ACROSS, DOWN));
-      if (there.includes(c)) group.append(...numbers(all[c], x, y, ACROSS, DOWN));
+        all.append(box(x, y, 2 * ACROSS, 2 * DOWN, name === "W" ? STATE : GRADIENT));
+      all.append(grid(2, 2, x, y, ACROSS, DOWN));
+      if (there.includes(c)) all.append(...numbers(states[c], x, y, ACROSS, DOWN));
       const fate =
         name === "W" && there.includes(c) ? (c < n ? " kept" : " returned") : "";
-      group.append(
-        small(x + ACROSS, y + 2 * DOWN + 14, `${name}${subscript(c)}${fate}`, {
-          "text-anchor": "middle",
-        }),
+      all.append(
+        small(x + ACROSS, y + 2 * DOWN + 14, `${name}${subscript(c)}${fate}`, CENTRED),
       );
-      elements.push(group);
+      elements.push(all);
     }
     return part(`states ${name}`, elements);
   };
@@ -552,8 +530,7 @@ fwlab.figure("chunks", (figure) => {
   };
 
   // --- Words ---------------------------------------------------------------
-  const vector = (v) => `(${v.map((x) => fwlab.number(x)).join(", ")})`;
-  const matrix = (A) => `[${A.map(vector).join(", ")}]`;
+  const matrix = (A) => `[${A.map((row) => vector(row)).join(", ")}]`;
   const sentence = ({ name, chunk }) => {
     const n = T / C;
     const c = chunk + 1;

@@ -17,6 +17,25 @@ fwlab.svg = (name, attributes = {}, ...children) => {
 fwlab.html = (name, attributes = {}, ...children) =>
   fwlab.fill(document.createElement(name), attributes, children);
 
+// What drawings are made of: letters, small ones for notes and numbers of axes,
+// and shapes that are lines unless they are given a `fill`.
+fwlab.text = (x, y, content = "", attributes = {}) =>
+  fwlab.svg("text", { x, y, ...attributes }, content);
+fwlab.small = (x, y, content, attributes = {}) =>
+  fwlab.text(x, y, content, { class: "fw-small", ...attributes });
+fwlab.path = (attributes) =>
+  fwlab.svg("path", { fill: "none", stroke: "currentcolor", ...attributes });
+fwlab.circle = (attributes) =>
+  fwlab.svg("circle", { fill: "none", stroke: "currentcolor", ...attributes });
+fwlab.box = (x, y, width, height, attributes = {}) =>
+  fwlab.svg("rect", { x, y, width, height, ...attributes });
+fwlab.group = (attributes = {}) => fwlab.svg("g", attributes);
+fwlab.BOLD = { "font-weight": 600 };
+fwlab.MIDDLE = { "dominant-baseline": "central" }; // from top to bottom
+fwlab.CENTRED = { "text-anchor": "middle" }; // from left to right
+fwlab.END = { "text-anchor": "end" };
+fwlab.WRONG = "var(--fw-wrong)";
+
 // A drawing. Its units are CSS pixels on a small screen.
 fwlab.picture = (width, height, label) =>
   fwlab.svg("svg", {
@@ -243,12 +262,26 @@ fwlab.signed = (x) => {
   return `color-mix(in srgb, var(${end}) ${Number.isNaN(x) ? 0 : share}%, transparent)`;
 };
 
+// A colour that letters can be read on.
+fwlab.tint = (colour, share = 28) =>
+  `color-mix(in srgb, ${colour} ${share}%, transparent)`;
+
 // Numbers as readers want them: two decimals, and a true minus.
 fwlab.number = (x, digits = 2) => {
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "NaN" : x < 0 ? "−∞" : "∞";
   const text = x.toFixed(digits);
   return (Number(text) === 0 ? (0).toFixed(digits) : text).replace("-", "−");
 };
+
+fwlab.vector = (v, digits) => `(${v.map((x) => fwlab.number(x, digits)).join(", ")})`;
+fwlab.percent = (share) => `${Math.round(100 * share)}\u00a0%`;
+
+// A place in a drawing, without digits that nobody sees.
+fwlab.round = (x) => Math.round(100 * x) / 100;
+
+// Names as in a sentence: "a, b and c".
+fwlab.list = (names) =>
+  names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 
 // A matrix with its numbers in the cells: `matrix.element` goes into the
 // picture, `matrix.update(rows)` sets the numbers. `limit` is the number

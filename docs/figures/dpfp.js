@@ -70,21 +70,8 @@ fwlab.figure("dpfp", (figure) => {
   const BLOCK = 92;
   const CELL = { x: 26, width: 90, height: 24 };
 
-  const text = (x, y, content, attributes = {}) =>
-    fwlab.svg("text", { x, y, ...attributes }, content);
-  const small = (x, y, content, attributes = {}) =>
-    text(x, y, content, { class: "fw-small", ...attributes });
-  const path = (attributes) =>
-    fwlab.svg("path", { fill: "none", stroke: "currentcolor", ...attributes });
-  const box = (x, y, width, height, attributes = {}) =>
-    fwlab.svg("rect", { x, y, width, height, ...attributes });
-  const group = (attributes = {}) => fwlab.svg("g", attributes);
-  const BOLD = { "font-weight": 600 };
-  const END = { "text-anchor": "end" };
-  const CENTRED = { "text-anchor": "middle" };
-  const MIDDLE = { "dominant-baseline": "central" };
-  const tint = (colour, share) =>
-    `color-mix(in srgb, ${colour} ${share}%, transparent)`;
+  const { text, small, path, box, group, tint } = fwlab;
+  const { BOLD, END, CENTRED, MIDDLE } = fwlab;
   const at = ([x, y]) => [
     Math.round(CENTRE[0] + SCALE * x),
     Math.round(CENTRE[1] - SCALE * y),
@@ -295,7 +282,6 @@ fwlab.figure("dpfp", (figure) => {
   });
 
   // --- Words ---------------------------------------------------------------
-  const vector = (key) => `(${key.map((x) => fwlab.number(x, 1)).join(", ")})`;
   const position = ([x, y]) => {
     if (x === 0 && y === 0) return "is 0";
     if (x === 0 || y === 0) return "lies on an axis";
@@ -303,7 +289,7 @@ fwlab.figure("dpfp", (figure) => {
   };
   const sentence = ({ fires, features, normalised, ...shown }) => {
     const parts = NAMES.map((name, j) => {
-      const start = `${name} = ${vector(keys[j])} ${position(keys[j])}: `;
+      const start = `${name} = ${fwlab.vector(keys[j], 1)} ${position(keys[j])}: `;
       if (!fires[j].length)
         return `${start}no feature fires, and the sum-normalised features are 0.`;
       const first = fires[j][0];
@@ -386,7 +372,7 @@ fwlab.figure("dpfp", (figure) => {
           const share = fwlab.number(shown.normalised[j][n]);
           const fires = shown.features[j][n] > 0;
           frame.dataset.fires = fires;
-          if (s !== 1) frame.style.fill = fires ? tint(COLOURS[j], 28) : "none";
+          if (s !== 1) frame.style.fill = fires ? tint(COLOURS[j]) : "none";
           frame.style.stroke = fires ? COLOURS[j] : "";
           frame.style.strokeWidth = fires ? 2 : "";
           number.textContent = fires

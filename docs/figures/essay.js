@@ -4,10 +4,10 @@
 // picture is computed from them. Between the sections of a page without
 // scripts are the pictures of all settings.
 fwlab.figure("essay", (figure) => {
-  const { FAST, WRONG, BOLD, MIDDLE, SHAPES } = fwlab.plane;
+  const { FAST, SHAPES, distance, put, show, line } = fwlab.plane;
+  const { text, small, path, group, round } = fwlab;
+  const { BOLD, MIDDLE, CENTRED, WRONG } = fwlab;
   const { dot, read } = fwlab;
-  const { unit, distance, round } = fwlab.plane;
-  const { text, small, path, group, put, show, line } = fwlab.plane;
 
   const PEOPLE = ["Nora", "Max", "Pia"];
   // Who is where, in the order in which it is written. The same fact once
@@ -64,7 +64,7 @@ fwlab.figure("essay", (figure) => {
   // --- The arithmetic --------------------------------------------------------
   const compute = (setting) => {
     const { strengths, angle, length, corrects } = setting;
-    const keys = [NORA, angle, PIA].map((degrees) => unit({ degrees }));
+    const keys = [NORA, angle, PIA].map(fwlab.towards);
     keys[0] = keys[0].map((x) => length * x);
     let W = [
       [0, 0],
@@ -130,7 +130,7 @@ fwlab.figure("essay", (figure) => {
   const overlaps = [0, 1].map(() => {
     const drop = path({ stroke: WRONG, "stroke-dasharray": "3 2" });
     const along = path({ stroke: WRONG, "stroke-width": 8, "stroke-opacity": 0.6 });
-    const label = small(0, 0, "", { ...BOLD, "text-anchor": "middle", ...MIDDLE });
+    const label = small(0, 0, "", { ...BOLD, ...CENTRED, ...MIDDLE });
     label.style.fill = WRONG;
     const all = group({ "data-part": "overlap" });
     all.append(along, drop, label);
@@ -158,7 +158,7 @@ fwlab.figure("essay", (figure) => {
   const written = path({ stroke: WRITTEN, "stroke-width": 2 });
   const turns = [1, 2, 3, 4].map((number) => {
     const dot = path({ d: SHAPES[0](4), fill: FAST, stroke: FAST });
-    const label = small(0, -12, String(number), { "text-anchor": "middle", ...MIDDLE });
+    const label = small(0, -12, String(number), { ...CENTRED, ...MIDDLE });
     const all = group();
     all.append(dot, label);
     plane.append(all);
@@ -171,7 +171,7 @@ fwlab.figure("essay", (figure) => {
     const matrix = fwlab.matrix(rows, columns, { x, y: 42, cell: 32, limit: 1.5, show: bare });
     const width = 32 * columns;
     system.append(
-      text(x + width / 2, 32, title, { ...BOLD, "text-anchor": "middle" }),
+      text(x + width / 2, 32, title, { ...BOLD, ...CENTRED }),
       matrix.element,
     );
     return matrix;
@@ -182,8 +182,8 @@ fwlab.figure("essay", (figure) => {
     V: block(4, 2, 276, "V, places"),
   };
   system.append(
-    text(165, 106, "·", { "text-anchor": "middle", ...MIDDLE }),
-    text(257, 106, "=", { "text-anchor": "middle", ...MIDDLE }),
+    text(165, 106, "·", { ...CENTRED, ...MIDDLE }),
+    text(257, 106, "=", { ...CENTRED, ...MIDDLE }),
     ...FACTS.slice(0, 4).flatMap(({ who }, i) => {
       const y = 58 + 32 * i;
       const mark = path({ d: SHAPES[who](9), transform: `translate(13 ${y})` });
@@ -201,9 +201,9 @@ fwlab.figure("essay", (figure) => {
     read: fwlab.matrix(2, 1, { ...strip, x: 128, y: TOP + 26 }),
   };
   const under = (x, name, colour) =>
-    small(x, TOP + 101, name, { "text-anchor": "middle", style: `fill: ${colour}` });
+    small(x, TOP + 101, name, { ...CENTRED, style: `fill: ${colour}` });
   const names = {
-    key: small(40, TOP + 11, "key", { "text-anchor": "end", ...MIDDLE }),
+    key: small(40, TOP + 11, "key", { ...fwlab.END, ...MIDDLE }),
     written: under(21, "written", WRITTEN),
     read: under(147, "read", FAST),
   };
@@ -213,7 +213,7 @@ fwlab.figure("essay", (figure) => {
     picture.append(vectors[part].element, names[part]);
   }
   memory.element.dataset.vector = "memory";
-  const END = { "text-anchor": "end", ...MIDDLE };
+  const END = { ...fwlab.END, ...MIDDLE };
   const first = small(180, TOP + 8, "", MIDDLE);
   const table = group({ "data-part": "table" });
   table.append(
@@ -228,7 +228,7 @@ fwlab.figure("essay", (figure) => {
       small(180, y, "", { ...MIDDLE, ...BOLD }),
       small(255, y, "", END),
       small(342, y, "", END),
-      small(354, y, "", { "text-anchor": "middle", ...MIDDLE }),
+      small(354, y, "", { ...CENTRED, ...MIDDLE }),
     ];
     const row = group();
     row.append(...cells);

@@ -8,6 +8,7 @@ fwlab.figure("feedback", (figure) => {
   let chosen = [2, 4];
   let drawn = 0; // layers of the longest path
 
+  const { text, small, group, box, BOLD, CENTRED } = fwlab;
   const span = (from, to) =>
     Array.from({ length: Math.max(0, to - from + 1) }, (_, i) => from + i);
   const key = ([l, t]) => `${l},${t}`;
@@ -89,90 +90,62 @@ fwlab.figure("feedback", (figure) => {
       axisY + 56,
       `${NAMES[kind]}: layers upwards, steps to the right`,
     );
-    const text = (x, y, content, attributes = {}) => {
-      const element = fwlab.svg("text", { x, y, ...attributes }, content);
+    const add = (element) => {
       picture.append(element);
       return element;
     };
-    const group = (attributes) => {
-      const element = fwlab.svg("g", {
-        fill: "none",
-        "aria-hidden": "true",
-        ...attributes,
-      });
-      picture.append(element);
-      return element;
-    };
-    text(4, 14, NAMES[kind], { "font-weight": 600 });
-    const lines = group({ stroke: "var(--fw-fast)", "stroke-width": 2 });
-    const way = group({ "data-part": "path", stroke: PATH, "stroke-width": 5, "stroke-linejoin": "round" });
+    const hidden = (attributes) => add(group({ fill: "none", "aria-hidden": "true", ...attributes }));
+    add(text(4, 14, NAMES[kind], BOLD));
+    const lines = hidden({ stroke: "var(--fw-fast)", "stroke-width": 2 });
+    const way = hidden({
+      "data-part": "path",
+      stroke: PATH,
+      "stroke-width": 5,
+      "stroke-linejoin": "round",
+    });
+    // In the colour of its group.
     const line = (d) => fwlab.svg("path", { d });
 
     for (const l of span(0, L))
-      text(4, top(l) + high / 2 + 5, l ? `layer ${l}` : "input 0");
-    text(4, axisY, "step");
-    for (const t of span(1, T)) text(centre(t), axisY, t, { "text-anchor": "middle" });
+      add(text(4, top(l) + high / 2 + 5, l ? `layer ${l}` : "input 0"));
+    add(text(4, axisY, "step"));
+    for (const t of span(1, T)) add(text(centre(t), axisY, t, CENTRED));
 
     const circles = (kind === "feedback" ? span(1, T) : []).map((t) => {
-      const circle = fwlab.svg("circle", { cx: centre(t), cy: memoryY, r: 12 });
-      const label = fwlab.svg(
-        "text",
-        { x: centre(t), y: memoryY + 5, "text-anchor": "middle" },
-        "m",
-      );
-      picture.append(fwlab.svg("g", { "aria-hidden": "true" }, circle, label));
+      const circle = fwlab.circle({ cx: centre(t), cy: memoryY, r: 12 });
+      const label = text(centre(t), memoryY + 5, "m", CENTRED);
+      hidden().append(circle, label);
       return [circle, label];
     });
-    if (kind === "feedback") text(4, memoryY + 5, "memory");
+    if (kind === "feedback") add(text(4, memoryY + 5, "memory"));
     else {
       // A transformer has no memories: here is room for the legend.
       for (const [look, name, x] of [
         ["direct", "read directly", 4],
-        ["reachable", "through others", 108],
-        ["none", "not seen", 216],
+        ["reachable", "through others", 100],
+        ["none", "not seen", 202],
       ]) {
-        const box = fwlab.svg("rect", { x, y: 33, width: 13, height: 13, rx: 2 });
-        paint(box, fwlab.svg("text"), look);
-        picture.append(box);
-        text(x + 18, 45, name, { class: "fw-small" });
+        const sample = box(x, 33, 13, 13, { rx: 2 });
+        paint(sample, text(), look);
+        picture.append(sample, small(x + 18, 45, name));
       }
-      const sample = line("M280 40h16");
+      const sample = line("M281 40h16");
       sample.setAttribute("style", `stroke: ${PATH}; stroke-width: 5`);
-      picture.append(sample);
-      text(301, 45, "longest path", { class: "fw-small" });
+      picture.append(sample, small(302, 45, "longest path"));
     }
 
     const cells = {};
     for (const state of all) {
       const [l, t] = state;
-      const box = fwlab.svg("rect", {
-        x: left(t),
-        y: top(l),
-        width: wide,
-        height: high,
-        rx: 4,
-      });
-      const label = fwlab.svg(
-        "text",
-        { x: centre(t), y: top(l) + high / 2 + 5, "text-anchor": "middle" },
-        layers(state),
-      );
+      const shape = box(left(t), top(l), wide, high, { rx: 4 });
+      const label = text(centre(t), top(l) + high / 2 + 5, layers(state), CENTRED);
       // A finger finds the whole field of the cell.
-      const field = fwlab.svg("rect", {
-        x: left(t) - (W - wide) / 2,
-        y: top(l) - (H - high) / 2,
-        width: W,
-        height: H,
+      const field = box(left(t) - (W - wide) / 2, top(l) - (H - high) / 2, W, H, {
         fill: "none",
         "pointer-events": "all",
       });
-      const cell = fwlab.svg(
-        "g",
-        { role: "button", class: "fw-tap", "data-state": key(state) },
-        field,
-        box,
-        label,
-      );
+      const cell = group({ role: "button", class: "fw-tap", "data-state": key(state) });
+      cell.append(field, shape, label);
       const take = (to) => {
         choose(to);
         cells[key(to)].cell.focus();
@@ -194,16 +167,13 @@ fwlab.figure("feedback", (figure) => {
         if (key(to) in cells) take(to);
       });
       picture.append(cell);
-      cells[key(state)] = { cell, box, label };
+      cells[key(state)] = { cell, shape, label };
     }
 
     // A box per layer of the whole sequence; those of the path are filled.
-    const counter = text(4, axisY + 26, "", { "data-part": "counter" });
-    const bar = group({ "data-part": "bar", stroke: PATH });
-    for (const i of span(0, sequential - 1))
-      bar.append(
-        fwlab.svg("rect", { x: 5 + i * 20.6, y: axisY + 36, width: 16, height: 13 }),
-      );
+    const counter = add(text(4, axisY + 26, "", { "data-part": "counter" }));
+    const bar = hidden({ "data-part": "bar", stroke: PATH });
+    bar.append(...span(0, sequential - 1).map((i) => box(5 + i * 20.6, axisY + 36, 16, 13)));
 
     // From a memory, and from all below it, to the left of a cell.
     const fromMemory = (j, [l, t]) => {
@@ -227,7 +197,7 @@ fwlab.figure("feedback", (figure) => {
       const passed = new Set(path.slice(0, count + 1).map(key));
       for (const state of all) {
         const name = key(state);
-        const { cell, box, label } = cells[name];
+        const { cell, shape, label } = cells[name];
         const own = name === key(chosen);
         const look = own
           ? "chosen"
@@ -236,11 +206,11 @@ fwlab.figure("feedback", (figure) => {
             : reachable.has(name)
               ? "reachable"
               : "none";
-        paint(box, label, look);
+        paint(shape, label, look);
         if (count && passed.has(name) && !own) {
-          box.style.stroke = PATH;
-          box.setAttribute("stroke-width", 5);
-          box.setAttribute("stroke-dasharray", "none");
+          shape.style.stroke = PATH;
+          shape.setAttribute("stroke-width", 5);
+          shape.setAttribute("stroke-dasharray", "none");
         }
         cell.dataset.look = look;
         cell.setAttribute("tabindex", own ? 0 : -1);

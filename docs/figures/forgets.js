@@ -13,8 +13,7 @@ fwlab.figure("forgets", (figure) => {
     "gated delta": "gated delta rule",
     softmax: "softmax attention",
   };
-  const list = (names) =>
-    names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
+  const { list, percent } = fwlab;
   const PRESETS = {
     "Keys change": {
       text:
@@ -160,7 +159,6 @@ fwlab.figure("forgets", (figure) => {
   };
 
   // --- Drawing -------------------------------------------------------------
-  const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
   const table = fwlab.html("table", { class: "fw-answers fw-arena" });
   const picture = fwlab.html(
     "div",

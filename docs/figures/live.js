@@ -27,10 +27,8 @@
   ];
   const STATEMENT = /(\p{L}+)\s+is\s+in\s+(\p{L}+)/giu;
 
-  const percent = (share) => `${Math.round(100 * share)} %`;
+  const { list, percent } = fwlab;
   const statement = ([name, place]) => `${name} is in ${place}.`;
-  const list = (names) =>
-    names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 
   // Where everybody is, and whether they have moved, in the order of telling.
   const people = (facts) => {
@@ -178,10 +176,12 @@
       if (!moved.length)
         return `Nobody has moved yet, and the sum rule remembers as well as the delta rule. ${told}`;
       return (
-        `${list(moved)} moved. The sum rule adds the new place to the old one and can only ` +
-        `guess between them; the delta rule replaces it. Changed: ${both(changed)} correct. ` +
-        (moved.length < known.length ? told : "")
-      ).trim();
+        `${list(moved)} moved; what is no longer true is crossed out. The sum rule adds the new ` +
+        `place to the old one and can only guess between them; the delta rule replaces it. ` +
+        `Changed: ${both(changed)} correct. ` +
+        (moved.length < known.length ? `${told} ` : "") +
+        "The percentages say how sure each model is."
+      );
     };
 
     // Telling

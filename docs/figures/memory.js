@@ -39,9 +39,10 @@ fwlab.figure("memory", (figure) => {
     next = pair(setting.next);
   };
 
-  const { FAST, WRONG, BOLD, MIDDLE, SHAPES } = fwlab.plane;
-  const { unit, distance, round } = fwlab.plane;
-  const { text, small, path, circle, group, put, show, line } = fwlab.plane;
+  const { FAST, SHAPES, distance, put, show, line } = fwlab.plane;
+  const { text, small, path, circle, group, round, vector } = fwlab;
+  const { BOLD, MIDDLE, CENTRED, WRONG } = fwlab;
+  const unit = ({ degrees }) => fwlab.towards(degrees);
   const write = (W, k, v) => fwlab.write(W, k, v, fwlab.rules[rule](beta));
 
   // All writes once more, in their order, since any key may have moved.
@@ -88,7 +89,7 @@ fwlab.figure("memory", (figure) => {
   // Keys: arrows to the unit circle, with handles on it.
   const [circleOfKeys, keyAt] = fwlab.plane.ring(CENTRE, RADIUS);
   picture.append(text(0, 14, "Keys, of length 1", BOLD), ...circleOfKeys);
-  const onRing = (degrees, radius) => keyAt(unit({ degrees }), radius);
+  const onRing = (degrees, radius) => keyAt(fwlab.towards(degrees), radius);
   const turned = (degrees) => ((Math.round(degrees) % 360) + 360) % 360;
   const angleAt = (x, y) =>
     turned((Math.atan2(CENTRE[1] - y, x - CENTRE[0]) * 180) / Math.PI);
@@ -228,8 +229,8 @@ fwlab.figure("memory", (figure) => {
   });
   memory.append(
     text(0, TABLE, "Memory W", BOLD),
-    small(38, TABLE + 22, "k₁", { "text-anchor": "middle" }),
-    small(78, TABLE + 22, "k₂", { "text-anchor": "middle" }),
+    small(38, TABLE + 22, "k₁", CENTRED),
+    small(78, TABLE + 22, "k₂", CENTRED),
     small(0, TABLE + 48, "v₁", MIDDLE),
     small(0, TABLE + 88, "v₂", MIDDLE),
     matrix.element,
@@ -258,7 +259,6 @@ fwlab.figure("memory", (figure) => {
 
   // --- Words ---------------------------------------------------------------
   const bare = (v, digits) => v.map((x) => fwlab.number(x, digits)).join(", ");
-  const vector = (v) => `(${bare(v, 2)})`;
   // What the last write did to the others.
   const moved = (answers, replaced) => {
     const last = answers.length - 1;
@@ -360,7 +360,7 @@ fwlab.figure("memory", (figure) => {
     const outline = [];
     for (let degrees = 0; degrees < 360; degrees += 6)
       outline.push(
-        at(fwlab.read(W, unit({ degrees })))
+        at(fwlab.read(W, fwlab.towards(degrees)))
           .map(round)
           .join(" "),
       );

@@ -2,26 +2,11 @@
 // circle, values as points of a plane, and a mark for each pair.
 fwlab.plane = (() => {
   const FAST = "var(--fw-fast)";
-  const WRONG = "var(--fw-wrong)";
-  const BOLD = { "font-weight": 600 };
-  const MIDDLE = { "dominant-baseline": "central" };
+  const { text, small, path, circle, group, round } = fwlab;
+  const { BOLD, MIDDLE, CENTRED, WRONG } = fwlab;
 
-  const unit = ({ degrees }) => {
-    const angle = (degrees * Math.PI) / 180;
-    return [Math.cos(angle), Math.sin(angle)];
-  };
   const distance = (a, b) => Math.hypot(a[0] - b[0], a[1] - b[1]);
 
-  const text = (x, y, content, attributes = {}) =>
-    fwlab.svg("text", { x, y, ...attributes }, content);
-  const small = (x, y, content, attributes = {}) =>
-    text(x, y, content, { class: "fw-small", ...attributes });
-  const path = (attributes) =>
-    fwlab.svg("path", { fill: "none", stroke: "currentcolor", ...attributes });
-  const circle = (attributes) =>
-    fwlab.svg("circle", { fill: "none", stroke: "currentcolor", ...attributes });
-  const group = (attributes = {}) => fwlab.svg("g", attributes);
-  const round = (x) => Math.round(100 * x) / 100;
   const put = (element, [x, y]) =>
     element.setAttribute("transform", `translate(${round(x)} ${round(y)})`);
   const show = (element, visible) => {
@@ -77,14 +62,14 @@ fwlab.plane = (() => {
           const label = fwlab.number(number, 0);
           ticks.append(
             path({ d: `M${x} ${bottom}v-5M${left} ${y}h5` }),
-            small(x, bottom - 9, label, { "text-anchor": "middle" }),
+            small(x, bottom - 9, label, CENTRED),
             small(left + 8, y, label, MIDDLE),
           );
         }
     };
     const { x, y, size } = box;
     const elements = [
-      fwlab.svg("rect", { x, y, width: size, height: size, class: "fw-cell" }),
+      fwlab.box(x, y, size, size, { class: "fw-cell" }),
       path({
         d: `M${x} ${middle[1]}h${size}M${middle[0]} ${y}v${size}`,
         "stroke-opacity": 0.3,
@@ -105,7 +90,7 @@ fwlab.plane = (() => {
     target.dataset.value = name;
     const ghost = path({ d: SHAPES[j](4), stroke: FAST, "data-before": name });
     const trail = path({ stroke: FAST, "stroke-dasharray": "1 3" });
-    const label = small(0, 0, name, { ...BOLD, "text-anchor": "middle", ...MIDDLE });
+    const label = small(0, 0, name, { ...BOLD, ...CENTRED, ...MIDDLE });
     const all = group();
     all.append(target, error, trail, ghost, found, label);
     return { all, target, error, found, ghost, trail, label };
@@ -120,9 +105,7 @@ fwlab.plane = (() => {
   };
 
   return {
-    ...{ FAST, WRONG, BOLD, MIDDLE, SHAPES },
-    ...{ unit, distance, round },
-    ...{ text, small, path, circle, group, put, show, line },
+    ...{ FAST, SHAPES, distance, put, show, line },
     ...{ ring, values, mark, letter },
   };
 })();

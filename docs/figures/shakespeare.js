@@ -8,7 +8,7 @@
   const RULES = { delta: "delta rule", sum: "sum rule" };
 
   const shown = (character) => ({ "\n": "↵", " ": "␣" })[character] ?? character;
-  const percent = (share) => `${Math.round(100 * share)} %`;
+  const { percent } = fwlab;
   const cosine = (a, b) => {
     const length = Math.sqrt(fwlab.dot(a, a) * fwlab.dot(b, b));
     return length === 0 ? 0 : fwlab.dot(a, b) / length;

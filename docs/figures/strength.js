@@ -12,6 +12,7 @@
         "Ada is in Rome. Ben is in Oslo. Cleo is in Cairo. Ada is in Lima. " +
         "Where is Ada? Lima. Where is Ben?",
       unit: "word",
+      counted: (n) => (n === 1 ? "1 word or mark" : `${n} words and marks`),
       longest: 400,
       alphabet: (model) => model.words,
       // As the model knows them: "ada?" is "Ada" and "?".
@@ -33,6 +34,7 @@
       size: "460 kB",
       text: "MENENIUS:\nWhat is the city?\n\nSICINIUS:\nThe people are the city.\n",
       unit: "character",
+      counted: (n) => (n === 1 ? "1 character" : `${n} characters`),
       longest: 200,
       alphabet: (model) => [...model.alphabet],
       split: letters,
@@ -159,9 +161,8 @@
         };
         const where = name === "people" ? "" : ` in layer ${head[0] + 1}, head ${head[1] + 1}`;
         const list = all.map(({ kind, mean: each }) => `${kind} ${fwlab.number(each)}`);
-        const plural = units.length === 1 ? "" : "s";
         parts.push(
-          `${units.length} ${about().unit}${plural}. Mean write strength β${where}: ${list.join(", ")}. ` +
+          `${about().counted(units.length)}. Mean write strength β${where}: ${list.join(", ")}. ` +
             `The strongest write is ${extreme(Math.max)}, the weakest ${extreme(Math.min)}.`,
         );
       }

@@ -13,6 +13,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Callable
+from itertools import chain, count
 
 from markdown.extensions.toc import slugify
 from repository import ROOT
@@ -186,27 +187,18 @@ def _questions(stem: str) -> list[str]:
     return QUESTION.findall(code)
 
 
-WIDTH, HEIGHT, GAP_X, GAP_Y = 118, 66, 10, 34
+#: Three boxes beside each other can be read on a phone.
+COLUMNS, WIDTH, HEIGHT, GAP_X, GAP_Y = 3, 112, 66, 16, 34
 
 
 def _map(page, files) -> str:
-    """Which notebook builds on which: a row for each distance from the
-    first, an arrow from each notebook to those that build on it.
-    """
+    """Which notebook builds on which, an arrow for each need."""
     course = _course()
-    rows: dict[str, int] = {}
-    for stem, entry in course.items():  # in the order of the course
-        rows[stem] = 1 + max((rows[s] for s in entry["after"]), default=-1)
-    places: dict[str, tuple[float, float]] = {}
-    for number in range(max(rows.values()) + 1):
-        row = [stem for stem in course if rows[stem] == number]
-        for column, stem in enumerate(row):
-            # Alone in its row, a notebook goes straight below the one it needs.
-            x = column * (WIDTH + GAP_X) + 1
-            above = course[stem]["after"]
-            if len(row) == 1 and above:
-                x = places[above[0]][0]
-            places[stem] = (x, number * (HEIGHT + GAP_Y) + 1)
+    cells = _cells(course)
+    places = {
+        stem: (column * (WIDTH + GAP_X) + 1, row * (HEIGHT + GAP_Y) + 1)
+        for stem, (row, column) in cells.items()
+    }
     needs = [
         (entry, [course[stem] for stem in entry["after"]])
         for entry in course.values()
@@ -217,7 +209,7 @@ def _map(page, files) -> str:
         width=max(x for x, _ in places.values()) + WIDTH + 1,
         height=max(y for _, y in places.values()) + HEIGHT + 1,
         arrows=[
-            _arrow(places[before["file"]], places[entry["file"]])
+            _arrow(cells[before["file"]], cells[entry["file"]], {*cells.values()})
             for entry, all_before in needs
             for before in all_before
         ],
@@ -229,6 +221,25 @@ def _map(page, files) -> str:
         first=[entry for entry in course.values() if not entry["after"]],
         needs=needs,
     )
+
+
+def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
+    """The row and column of each notebook: a row for each distance from the
+    first. What has no room in its row goes into the last column, further down.
+    """
+    rows: dict[str, int] = {}
+    for stem, entry in course.items():  # in the order of the course
+        rows[stem] = 1 + max((rows[s] for s in entry["after"]), default=-1)
+    cells: dict[str, tuple[int, int]] = {}
+    for stem in sorted(rows, key=rows.__getitem__):
+        row, above = rows[stem], course[stem]["after"]
+        # Alone in its row, a notebook goes straight below the one it needs.
+        alone = above and [*rows.values()].count(row) == 1
+        beside = [cells[above[0]][1]] if alone else range(COLUMNS)
+        below = ((r, COLUMNS - 1) for r in count(row))
+        tried = chain(((row, column) for column in beside), below)
+        cells[stem] = next(cell for cell in tried if cell not in cells.values())
+    return cells
 
 
 def _box(entry: dict, x: float, y: float) -> dict:
@@ -245,15 +256,22 @@ def _box(entry: dict, x: float, y: float) -> dict:
     }
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float]) -> dict:
-    y = start[1] + HEIGHT
-    return {
-        "x": start[0] + WIDTH / 2,
-        "y": y,
-        "middle": y + GAP_Y / 2 - 2,
-        "to_x": end[0] + WIDTH / 2,
-        "to_y": end[1] - 2,
-    }
+def _arrow(start: tuple[int, int], end: tuple[int, int], boxes: set) -> str:
+    """From one cell down to another, around the boxes between them."""
+    (row, column), (to_row, to_column) = start, end
+    x, to_x = (c * (WIDTH + GAP_X) + 1 + WIDTH / 2 for c in (column, to_column))
+    y, to_y = ((r * (HEIGHT + GAP_Y) + 1) for r in (row, to_row))
+    between = range(row + 1, to_row)
+    below, above = y + HEIGHT + GAP_Y / 2 - 2, to_y - GAP_Y / 2 - 2
+    if not any((r, column) in boxes for r in between):
+        way = f"V{above:g}H{to_x:g}V{to_y - 2:g}"
+    elif not any((r, to_column) in boxes for r in between):
+        way = f"V{below:g}H{to_x:g}V{to_y - 2:g}"
+    else:  # between two columns, and in from the left
+        left = to_x - WIDTH / 2
+        way = f"V{below:g}H{left - GAP_X / 2:g}V{to_y + HEIGHT / 2:g}H{left - 1:g}"
+        return f"M{x:g} {y + HEIGHT:g}{way}m-5 -4l5 4l-5 4"
+    return f"M{x:g} {y + HEIGHT:g}{way}m-4 -6l4 6l4 -6"
 
 
 # --- The page of exercises ---------------------------------------------

@@ -46,6 +46,7 @@ ELSEWHERE = {
 #: Scripts that a figure needs besides its own.
 NEEDS = {
     "capacity": ["algebra"],
+    "chunks": ["algebra"],
     "dpfp": ["algebra"],
     "essay": ["algebra", "plane"],
     "forgets": ["algebra"],

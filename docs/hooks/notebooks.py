@@ -79,6 +79,8 @@ def on_page_content(html, page, config, files):
     _sections(body)
     _links(body, page, config, files)
     entry = course.entry_of(page, files)
+    if entry:
+        _drop_facts(body)
     head, title = _head(page, config, entry), body.find("h1")
     title.insert_after(head) if title else body.insert(0, head)
     if entry:
@@ -188,6 +190,18 @@ def _sections(body) -> None:
     for box in body.select("div.nb-text"):
         if not box.get_text(strip=True) and not box.find(True):
             box.decompose()
+
+
+def _drop_facts(body) -> None:
+    """What a notebook says of its time and needs: the page's head says it."""
+    for part in body.select("p > em"):
+        parts = re.split(r"(?<=\.)\s+(?=[A-Z])", part.decode_contents())
+        kept = [p for p in parts if not re.match("(Time|Needs|Next):", p)]
+        if len(kept) < len(parts) and kept:
+            part.clear()
+            part.append(BeautifulSoup(" ".join(kept), "html.parser"))
+        elif len(kept) < len(parts):
+            part.parent.decompose()
 
 
 def _links(body, page, config, files) -> None:

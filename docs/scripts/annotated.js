@@ -348,7 +348,7 @@ document.addEventListener("DOMContentLoaded", () => {
       if (field.value && !uses.has(field.value))
         count.textContent = `${field.value} is not on this page`;
     });
-    bar.prepend("Symbols");
+    bar.prepend("Highlight a symbol:");
     bar.append(field, names, count);
     page.before(bar);
     page.addEventListener("click", (event) => {

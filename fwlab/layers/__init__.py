@@ -10,8 +10,8 @@ from fwlab.layers.softmax_attention import SoftmaxAttention
 from fwlab.layers.transformer_xl import TransformerXL
 
 __all__ = [
-    "FastWeightProgrammer",
     "FastWeightAttention",
+    "FastWeightProgrammer",
     "SoftmaxAttention",
     "AFTSimple",
     "AFTFull",

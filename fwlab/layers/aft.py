@@ -31,6 +31,7 @@ class PositionedState(NamedTuple):
 class _AFT(Causal):
     """The base class of all forms; `_mix` is the operation."""
 
+    # Only projections: the gate is in the operation, and biases are in the forms.
     def __init__(self, d_model: int, causal: bool):
         super().__init__()
         head_width(type(self).__name__, d_model, 1)
@@ -107,6 +108,7 @@ class _AFT(Causal):
         """
         raise NotImplementedError
 
+    # $Q$, $K$ and $V$ of real tokens; a masked token counts as 0.
     def _project(
         self, x: Tensor, dims: str, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,12 +116,16 @@ class _AFT(Causal):
         x = real_tokens(type(self).__name__, x, dims, key_mask)
         return self.to_q(x), self.to_k(x), self.to_v(x)
 
+    # The operation of a form, for `past` tokens before these.
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
         raise NotImplementedError
 
+    # The number of tokens so far, and the state of the operation. A form without a
+    # position bias does not count tokens.
     def _unpack(self, state: Any) -> tuple[int, Any]:
         return 0, state
 
+    # The inverse of `_unpack`.
     def _pack(self, position: int, memory: Any) -> Any:
         return memory
 
@@ -190,6 +196,7 @@ class AFTSimple(_AFT):
         """
         return 2 * self.d_model
 
+    # Eq. 5 has no bias, so the position has no effect.
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
         return ops.aft_simple(q, k, v, **options)
 
@@ -197,6 +204,8 @@ class AFTSimple(_AFT):
 class _Positioned(_AFT):
     """Biases from tables of `max_len` positions."""
 
+    # $u$ and $v$ of Eq. 7 start small but not at 0: if both were 0, neither would get a
+    # gradient.
     def __init__(self, d_model: int, causal: bool, max_len: int, factor: int | None):
         super().__init__(d_model, causal)
         factors = {} if factor is None else {"factor": factor}
@@ -219,6 +228,7 @@ class _Positioned(_AFT):
         named = dict(self.named_parameters(recurse=False))
         return list(named.values())
 
+    # Past the end of the table there is no bias to take.
     def _end(self, past: int, time: int) -> int:
         end = past + time
         if end > self.max_len:
@@ -244,6 +254,7 @@ class AFTFull(_Positioned):
     Its state, `KeysAndValues`, grows with every token.
     """
 
+    # A whole table can start at 0, where its gradient is not 0.
     def __init__(
         self,
         d_model: int,
@@ -263,12 +274,14 @@ class AFTFull(_Positioned):
         """
         return 2 * time * self.d_model
 
+    # Its state has every past key, and so their number.
     def _unpack(self, state: Any) -> tuple[int, Any]:
         if state is None:
             return 0, None
         checks.state_kind("AFTFull", state, ops.KeysAndValues)
         return checks.time_of(state[0], 3), state
 
+    # Of the biases of Eq. 2: rows for these queries, columns for all keys so far.
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
         end = self._end(past, q.shape[1])
         if self.factor is None:
@@ -294,6 +307,7 @@ class AFTLocal(_Positioned):
     Its state, a `PositionedState`, has constant size.
     """
 
+    # A causal band has no columns for later tokens.
     def __init__(
         self,
         d_model: int,
@@ -317,6 +331,7 @@ class AFTLocal(_Positioned):
         """
         return 2 * self.window * self.d_model
 
+    # A window does not know how many tokens came before it, so the state counts them.
     def _unpack(self, state: Any) -> tuple[int, Any]:
         if state is None:
             return 0, None
@@ -332,6 +347,7 @@ class AFTLocal(_Positioned):
     def _pack(self, position: int, memory: Any) -> Any:
         return PositionedState(position, memory)
 
+    # Rows of the band for these queries: each token has its own biases (Eq. 4).
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
         end = self._end(past, q.shape[1])
         if self.factor is None:
@@ -365,12 +381,15 @@ class _Kernel(nn.Module):
     kernel becomes $\beta$.
     """
 
+    # $\gamma$ and $\beta$ of Eq. 8, one per head.
     def __init__(self, *shape: int):
         super().__init__()
         self.raw = nn.Parameter(torch.randn(shape))
         self.gamma = nn.Parameter(torch.zeros(shape[0]))
         self.beta = nn.Parameter(torch.zeros(shape[0]))
 
+    # Eq. 8. A vector of length 1, times $\sqrt n$, has standard deviation 1; and
+    # `l2_normalize` turns 0/0 into 0.
     def forward(self) -> Tensor:
         flat = self.raw.flatten(1)
         centred = flat - flat.mean(1, keepdim=True)
@@ -398,6 +417,7 @@ class AFTConv(_AFT):
     maximum sequence length.
     """
 
+    # `to_k` of the base class is replaced if all channels of a head share one key.
     def __init__(
         self,
         d_model: int,
@@ -422,6 +442,7 @@ class AFTConv(_AFT):
         """
         return 2 * self.window * self.d_model
 
+    # The kernel is the same at all positions (Eq. 6), so no count of tokens is needed.
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
         q, k, v = (split_heads(x, self.heads) for x in (q, k, v))
         out: Any = ops.aft_conv(q, k, v, self.kernel(), **options)
@@ -443,6 +464,7 @@ class AFTConv2d(_AFT):
     It has no state: `prefill`, `step` and `state_size` raise.
     """
 
+    # An even kernel would have no centre.
     def __init__(self, d_model: int, heads: int, size: int, shared_key: bool = False):
         super().__init__(d_model, causal=False)
         head_width("AFTConv2d", d_model, heads)
@@ -473,6 +495,7 @@ class AFTConv2d(_AFT):
         return self.to_out(y.flatten(-2))
 
 
+# A bool is an integer to Python, but not a width.
 def _check_window(layer: str, window: int, name: str = "window") -> None:
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(

@@ -28,6 +28,7 @@ class Block(Causal):
     its mixer, and the mixer's state is its state.
     """
 
+    # Two norms: each part of a pre-norm block has one before it.
     def __init__(
         self,
         mixer: nn.Module,
@@ -52,6 +53,7 @@ class Block(Causal):
         """Maximum sequence length, if the mixer has a position table."""
         return getattr(self.mixer, "max_len", None)
 
+    # The dtype and device that inputs are compared with.
     def _like(self) -> Tensor:
         return self.expand.weight
 
@@ -125,11 +127,13 @@ class Block(Causal):
         y, state = self.mixer.step(self.norm_mixer(x), state)
         return self._mlp(x + self.dropout(y)), state
 
+    # Masked inputs are set to 0, so that no NaN of theirs can spread.
     def _checked(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
         dims = "batch time d_model"
         check_input("Block", "x", x, dims, self.expand.weight)
         return real_tokens("Block", x, dims, key_mask)
 
+    # The second half of the block, one token at a time.
     def _mlp(self, x: Tensor) -> Tensor:
         h = self.dropout(F.gelu(self.expand(self.norm_mlp(x))))
         return x + self.dropout(self.contract(h))

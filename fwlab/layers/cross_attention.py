@@ -175,6 +175,7 @@ class CrossAttention(nn.Module):
         return state
 
 
+# PyTorch's own attention, which has heads before time.
 def _softmax(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
 ) -> Tensor:

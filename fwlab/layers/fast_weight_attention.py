@@ -341,6 +341,7 @@ class FastWeightAttention(Packing):
             gates["log_decay"] = -rate.view(-1, *[1] * (pace.dim() - 3)) * pace
         return gates
 
+    # $\phi$, then the normalisation that `key_norm` names.
     def _features(self, x: Tensor) -> Tensor:
         if self.key_norm is None:
             return self.feature_map(x)

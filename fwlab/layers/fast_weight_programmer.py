@@ -28,6 +28,8 @@ class FastWeightProgrammer(Packing):
     computes the same as one `forward` over the whole sequence.
     """
 
+    # The slow network has two outputs: $a$ is written under $b$. The input $x$ itself
+    # is the query, so there is no third projection.
     def __init__(
         self,
         d_model: int,
@@ -43,6 +45,7 @@ class FastWeightProgrammer(Packing):
         self.to_b = nn.Linear(d_model, d_model, bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
+    # The dtype and device that inputs are compared with.
     def _like(self) -> Tensor:
         return self.to_a.weight
 

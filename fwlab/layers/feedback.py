@@ -18,6 +18,7 @@ _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
 class FeedbackBlock(nn.Module):
     """The parameters of one layer; the stack computes with them."""
 
+    # No keys and values: those of all layers come from the memory.
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
         self.norm_mixer = nn.LayerNorm(d_model, bias=False)
@@ -31,6 +32,7 @@ class FeedbackBlock(nn.Module):
 class MemoryProjection(nn.Module):
     """Project feedback memories to keys and values."""
 
+    # A memory is a mean of states before any norm, so it may get one here.
     def __init__(self, d_model: int, normalize: bool):
         super().__init__()
         norm = nn.LayerNorm(d_model, bias=False) if normalize else None
@@ -83,6 +85,9 @@ class FeedbackTransformer(Causal):
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
 
+    # At the start every state has the same share in a memory: the logits in `merge` are
+    # 0. The entries of `positions` are scaled by their number, so that position keys
+    # start with variance 1.
     def __init__(
         self,
         d_model: int,
@@ -191,6 +196,7 @@ class FeedbackTransformer(Causal):
           to the parameters.
         """
 
+        # One tensor for all layers: the operation loops over it.
         def stacked(modules: Any, name: str) -> Tensor:
             return torch.stack([getattr(m, name).weight for m in modules])
 
@@ -227,6 +233,7 @@ class FeedbackTransformer(Causal):
         """
         return self._run(x, None, key_mask, implementation, return_state=False)
 
+    # The dtype and device that inputs are compared with.
     def _like(self) -> Tensor:
         return self.blocks[0].to_q.weight
 
@@ -246,6 +253,7 @@ class FeedbackTransformer(Causal):
         """
         return self._run(x, state, key_mask, implementation, return_state=True)
 
+    # The whole stack is one operation: a step needs all layers of the one before.
     def _run(
         self,
         x: Tensor,
@@ -300,6 +308,7 @@ def _parts(block: Any, number: int) -> dict[str, Tensor]:
     return found
 
 
+# Sizes can differ if the source is not uniform: the error names the weight.
 def _copy(name: str, module: Any, weight: Tensor) -> None:
     if module.weight.shape != weight.shape:
         raise ValueError(

@@ -26,6 +26,7 @@ class ShortConvolution(nn.Module):
     - `size`: $n$, the number of inputs that an output sees.
     """
 
+    # The initial range of `torch.nn.Conv1d` with one channel per group.
     def __init__(self, channels: int, size: int):
         super().__init__()
         self.channels, self.size = channels, size

@@ -34,6 +34,8 @@ class SoftmaxAttention(Causal):
 
     one_token = "auto"
 
+    # With fewer heads for keys and values than for queries, only their projections
+    # shrink.
     def __init__(
         self,
         d_model: int,

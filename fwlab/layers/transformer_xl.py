@@ -66,6 +66,8 @@ class RelativeAttention(Causal):
 
     codes: Tensor
 
+    # Encodings of all distances that can occur: memory and segment together. They
+    # follow from the sizes, so they are not saved.
     def __init__(
         self,
         d_model: int,
@@ -173,6 +175,7 @@ class RelativeAttention(Causal):
             past = memory.shape[1] + segment.shape[1]
             checks.mask(layer, "state.mask", mask, like, batch=batch, past=past)
 
+    # In one tensor, since memory, segment and mask treat them alike.
     def _keys_and_values(self, x: Tensor) -> Tensor:
         k, v = (
             split_heads(project(x), self.heads) for project in (self.to_k, self.to_v)
@@ -273,6 +276,7 @@ class TransformerXL(Causal):
         """
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
+    # The dtype and device that inputs are compared with.
     def _like(self) -> Tensor:
         return self.blocks[0].expand.weight
 

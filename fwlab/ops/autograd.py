@@ -35,6 +35,8 @@ def backward_pass(function: Callable) -> Callable:
     in a backward pass only if it will differentiate it again.
     """
 
+    # A gradient that has not come is 0: if none has, there is nothing
+    # to do.
     @functools.wraps(function)
     def run(ctx: Any, *gradients: Tensor | None) -> Any:
         if torch.is_grad_enabled():

@@ -239,5 +239,6 @@ def _kind(x: Any) -> str:
     return type(x).__name__
 
 
+# A dtype as people write it: "float32".
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

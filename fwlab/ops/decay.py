@@ -40,6 +40,7 @@ class NoDecay:
 
     forgets = False
 
+    # $P$, how much step $i$ reads of what step $j$ writes.
     def scores(self, R: Tensor, K: Tensor) -> "Scores":
         return Scores(R, K)
 
@@ -78,6 +79,8 @@ def halves(x: Tensor, like: Tensor) -> Tensor:
 class Scores:
     r"""$P = \mathrm{tril}(R K^\top)$ of chunks, and its gradient."""
 
+    # Both factors are kept: the gradient of each is a product with the
+    # other.
     def __init__(self, R: Tensor, K: Tensor):
         self.R, self.K = R, K
         self.P = lower(torch.bmm(R, K.mT))
@@ -107,17 +110,21 @@ class Decay(NoDecay):
         #: How much step i reads of what step j wrote: see `Scores`.
         self.between: Tensor | None = None
 
+    # $P \odot \Gamma$: reading across steps that forget.
     def scores(self, R: Tensor, K: Tensor) -> Scores:
         return _FadedScores(self, R, K)
 
+    # $\gamma R$, for one or two sets of rows at once.
     def of_state(self, R: Tensor) -> Tensor:
         return (halves(R, self.gamma) * self.gamma[:, None]).flatten(
             1, 2
         )
 
+    # $\Gamma_C K$: what step $j$ wrote has faded by the end.
     def at_end(self, K: Tensor) -> Tensor:
         return self.left * K
 
+    # $\gamma_C W$, with the decays of this chunk for all heads.
     def carry(self, before: Tensor, after: Tensor, index: int) -> None:
         heads = len(before)
         one = self.state_left[index * heads : (index + 1) * heads]
@@ -167,12 +174,16 @@ class Decay(NoDecay):
 class _FadedScores(Scores):
     r"""$P = \mathrm{tril}(R K^\top) \odot \Gamma$."""
 
+    # The product without decays is kept, too: the gradient of a decay
+    # needs it.
     def __init__(self, fade: Decay, R: Tensor, K: Tensor):
         super().__init__(R, K)
         self.fade, self.product = fade, self.P
         inside = fade.inside[:, None]
         self.P = (halves(self.P, fade.inside) * inside).flatten(1, 2)
 
+    # $P\, dP$ without decays goes to `Decay.gradient`; then the
+    # gradients pass through $\Gamma$ as those of a constant.
     def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
         fade = self.fade
         fade.between = self.product.mul_(lower(dP))
@@ -194,6 +205,7 @@ class ChannelDecay(NoDecay):
 
     forgets = True
 
+    # As in `Decay`, with one product of decays per key channel.
     def __init__(self, d: Tensor):
         self.d, C = d, d.shape[1]
         later = d.new_ones(C, C).triu(1)[..., None]
@@ -206,6 +218,7 @@ class ChannelDecay(NoDecay):
 
     of_state, at_end, carry = Decay.of_state, Decay.at_end, Decay.carry
 
+    # $P$ with the decays inside the products.
     def scores(self, R: Tensor, K: Tensor) -> Scores:
         return _ChannelScores(self, R, K)
 
@@ -236,6 +249,8 @@ class ChannelDecay(NoDecay):
 class _ChannelScores(Scores):
     r"""$P$ with a decay per key channel."""
 
+    # Step $i$ has its own keys, those of step $j$ faded until $i$, so
+    # $P$ is one small product per step.
     def __init__(self, fade: ChannelDecay, R: Tensor, K: Tensor):
         self.fade, self.K, C = fade, K, K.shape[1]
         #: Step i sees the faded keys `[n, i, j, key]`.
@@ -245,6 +260,9 @@ class _ChannelScores(Scores):
         P = (self.rows @ self.faded.mT).transpose(1, 2)
         self.P = lower(P.reshape(len(R), -1, C))
 
+    # The two products of the forward pass, each with one factor
+    # replaced by the gradient. `between` includes the decays: see
+    # `ChannelDecay.gradient`.
     def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
         dP = halves(lower(dP), self.K).transpose(1, 2)
         halves(dR, self.K).add_((dP @ self.faded).transpose(1, 2))

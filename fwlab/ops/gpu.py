@@ -50,6 +50,7 @@ class Launch(NamedTuple):
     stages: int
 
 
+# The GPU that `recording` pretends to have, and the launches so far.
 class _Recorder(NamedTuple):
     capability: tuple[int, int]
     launches: list[Launch]
@@ -141,6 +142,7 @@ class Kernel:
     minimum: tuple[int, int] = TENSOR_CORES
     refuses: Callable[..., str | None] | None = None
 
+    # Imported at the first call: fwlab works without Triton.
     def load(self) -> Any:
         module = importlib.import_module(self.module)
         return (
@@ -198,9 +200,11 @@ def why_not(kernel: Kernel) -> str | None:
     return kernel.refusal(torch.device(kind), {torch.float16})
 
 
+# As in an error: without the name of the library.
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+# A pair such as (8, 0) as "8.0".
 def _version(pair: tuple[int, int]) -> str:
     return ".".join(map(str, pair))

@@ -45,6 +45,7 @@ class Variants:
     of the arguments.
     """
 
+    # The names of the parameters say what a function computes.
     def __init__(self, *functions: Callable):
         self.by_names = {
             frozenset(inspect.signature(f).parameters): f

@@ -126,6 +126,8 @@ class Rule(Operation):
         # rounds it first; but features of its own lose the scale of `q`.
         scales_q = normalize or (by_kernel and not options)
 
+        # Naive takes the gates as the paper has them. All others take
+        # the decay and the strength of the recurrence: see `factors`.
         def run() -> tuple[Tensor, State]:
             inputs = self._inputs(
                 call,
@@ -206,6 +208,9 @@ def grouped(compute: Callable[..., Any], group: int) -> Callable:
     implementation, at the cost of as many memories as queries.
     """
 
+    # States have heads in dimension 1, all others in dimension 2.
+    # Copies of one memory stay equal, so the first is enough
+    # afterwards.
     def run(q: Tensor, **given: Any) -> tuple[Tensor, ...]:
         copies = {
             name: x.repeat_interleave(

@@ -90,6 +90,7 @@ class Parameter(NamedTuple):
         return FUNCTIONS.get(value) if self.type == "str?" else value
 
 
+# The tensors of a state: the tensor itself, or those of a named tuple.
 def _parts(value: Any) -> list[Tensor]:
     if value is None or isinstance(value, Tensor):
         return [] if value is None else [value]
@@ -123,6 +124,8 @@ def _kinds(types: tuple[Any, ...]) -> dict[int, Any]:
     return kinds
 
 
+# From an annotation to the language of schemas. A state is a list in
+# any case: how many tensors it has differs between calls.
 def _parameter(p: inspect.Parameter) -> Parameter:
     types = typing.get_args(p.annotation) or (p.annotation,)
     kinds = _kinds(types)
@@ -145,6 +148,8 @@ class Operator:
       values of its arguments, in words; None = they do not.
     """
 
+    # All of it follows from the signature, so an operation says it
+    # once.
     def __init__(
         self,
         function: Callable[..., Any],
@@ -268,6 +273,7 @@ def operator(
     """
     traced = Operator(function, unknown)
 
+    # A call with ordinary tensors is a call of the function itself.
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
         if torch.compiler.is_compiling() or _no_data(args, given):
@@ -279,6 +285,8 @@ def operator(
     return call
 
 
+# Whether the shapes are all that there is. The first argument decides;
+# `gpu.recording` works with such tensors itself.
 def _no_data(args: tuple, given: dict[str, Any]) -> bool:
     first = args[0] if args else next(iter(given.values()), None)
     if type(first) is Tensor and not first.is_meta:
@@ -288,6 +296,8 @@ def _no_data(args: tuple, given: dict[str, Any]) -> bool:
     return (fake or meta) and not gpu.is_recording()
 
 
+# A call that no schema describes: under `torch.compile`, it breaks the
+# graph.
 def _untraced(function: Callable, args: tuple, given: dict) -> Any:
     if torch.compiler.is_dynamo_compiling():
         # Not at import: this loads the compiler.
@@ -309,6 +319,7 @@ def _register(new: Operator) -> None:
     library, name = space.library, new.name
     module = new.function.__module__
 
+    # The function of the module as it is loaded now.
     def now() -> Operator:
         return getattr(sys.modules[module], name).operator
 
@@ -352,12 +363,15 @@ def _register(new: Operator) -> None:
     )
 
 
+# Only inputs are kept; `Operator.backward` computes all else again.
 def _save(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     tensors, ctx.rest = _split(inputs)
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
 
+# One flat list of tensors goes through the operator; the gradients come
+# back in the places of the inputs.
 def _backward(name: str, ctx: Any, gradients: list) -> tuple:
     inputs = _join(ctx.saved_tensors, ctx.rest)
     needed = [
@@ -377,6 +391,7 @@ def _backward(name: str, ctx: Any, gradients: list) -> tuple:
     )
 
 
+# `NAME_backward` has no gradients of its own, and says so.
 def _no_second(ctx: Any, *gradients: Any) -> Any:
     raise RuntimeError(
         "a traced operation has no second derivative; for "

@@ -64,9 +64,11 @@ def compare(tab, model, tokens: list[int]) -> dict:
     heights = figure.locator(".fw-betas i").evaluate_all(
         "(all) => all.map((e) => e.getBoundingClientRect().height)"
     )
-    full = figure.locator(".fw-betas").evaluate(
-        "(e) => 1.6 * parseFloat(getComputedStyle(document.documentElement).fontSize)"
-    )
+    # A strength of 1 is a twentieth of the window, within limits.
+    full = tab.evaluate("""() => {
+      const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+      return Math.min(Math.max(1.8 * rem, innerWidth / 20), 3.2 * rem);
+    }""")
     assert heights == pytest.approx([max(1, full * x) for x in found], abs=0.6)
     rows = figure.locator("tbody tr").all()
     assert len(rows) == len(shown["kinds"])

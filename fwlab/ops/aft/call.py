@@ -38,6 +38,7 @@ class AFTCall(Call):
 
     form: ModuleType
 
+    # The weights may have any shape here: each form checks its own.
     def __init__(
         self,
         op: Operation,

@@ -19,6 +19,7 @@ from fwlab.ops.traced import operator
 SHORT = 64
 
 
+# What the kernels of chunks and of steps cannot compute, in words.
 def _refuses(
     capability: tuple[int, int],
     normalize: bool = False,
@@ -44,6 +45,8 @@ def _refuses_dpfp(
     return _refuses(capability, full=full, maximum=maximum, **sizes)
 
 
+# Both kinds of kernels are behind one function, which chooses by
+# length.
 def _kernel(refuses: Callable) -> gpu.Kernel:
     return gpu.Kernel(
         "fwlab.ops.delta.kernels",

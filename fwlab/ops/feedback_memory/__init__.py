@@ -16,6 +16,8 @@ from fwlab.ops.traced import operator
 MAX_KEY, MAX_WIDTH = 256, 8192
 
 
+# A program of the kernels holds whole rows, so their widths are
+# limited.
 def _refuses(
     capability: tuple[int, int],
     d: int = 0,
@@ -69,6 +71,7 @@ class FeedbackState(NamedTuple):
     mask: Tensor | None
 
 
+# A state drops masked memories, so a mask decides its length.
 def _unknown(given: dict[str, Any]) -> str | None:
     state = given["state"]
     masked = given["key_mask"] is not None or (
@@ -149,6 +152,8 @@ def feedback(
     )
     start = _start(call, state, heads)
 
+    # Real tokens are moved to the front, so that all sequences of a
+    # batch have memories without gaps.
     def run() -> tuple[Tensor, FeedbackState]:
         wide, order = call.masked(x.to(call.dtype)), None
         by_step = []
@@ -300,6 +305,7 @@ def _check_layers(op: str, heads: int, sizes: dict[str, int]) -> None:
     _check_features(op, "weights.positions", sizes["features"])
 
 
+# Sines and cosines come in pairs.
 def _check_features(op: str, argument: str, features: int) -> None:
     if features < 2 or features % 2:
         raise ValueError(
@@ -335,6 +341,7 @@ def _start(
     return FeedbackState(k, v, mask)
 
 
+# What `Call.start` checks of a state: its mask is of another type.
 class _Memories(NamedTuple):
     k: Tensor
     v: Tensor

@@ -82,6 +82,7 @@ def fwp(
     if sigma is None and name == "naive":
         sigma = torch.positive  # the identity
 
+    # Naive gets its inputs in the precision of the state.
     def run() -> tuple[Tensor, Tensor]:
         inputs = {
             n: call.masked(part) for n, part in call.given.items()
@@ -103,6 +104,7 @@ def _same_shape(activation: Callable | None) -> Callable | None:
     if activation is None or activation is torch.tanh:
         return activation  # the default, which keeps both
 
+    # Checked at each step: the function may be anyone's.
     def checked(W: Tensor) -> Tensor:
         out = activation(W)
         if not (

@@ -154,6 +154,8 @@ def softmax_attention(
     return (y, KeyValueCache(k, v, real)) if return_state else y
 
 
+# Keys and values of earlier calls, then those of this one. A missing
+# mask means that all tokens are real.
 def _append(
     op: str,
     state: KeyValueCache,

@@ -98,6 +98,7 @@ def aft_full(
     )
     call.shape("bias", bias, [time, past + time], "time, past + time")
 
+    # Queries of this call, keys and values of all calls.
     def run() -> tuple[Tensor, Any]:
         after = KeysAndValues(call.k, call.v)
         if past or return_state:  # not the tensors of the caller

@@ -100,6 +100,7 @@ def aft_simple(
         dict.fromkeys(names, (batch, channels)),
     )
 
+    # Without causality there is nothing to stream, and no state.
     def in_both_directions(**inputs: Tensor) -> tuple[Tensor]:
         return (call.form.not_causal(**inputs),)
 

@@ -200,6 +200,7 @@ def aft_conv2d(
             f"{op}: expected kernel of odd size, got size {size}"
         )
 
+    # An image is whole: there is no state.
     def run() -> tuple[Tensor, Any]:
         w = kernel.to(call.dtype)
         return call.form.image(
@@ -209,6 +210,9 @@ def aft_conv2d(
     return call.run(run, None, False).view(v.shape)
 
 
+# `aft_local` and `aft_conv`: a band of biases, its first column that of
+# the step itself. Keys of the last steps are kept for their biases, and
+# older ones as a running mean.
 def _window(
     call: AFTCall,
     band: Tensor,
@@ -222,6 +226,7 @@ def _window(
     shape |= {"log_sum": running, "mean": running}
     start = call.before(WindowState, state, return_state, shape)
 
+    # A whole sequence without a state needs no copy of keys and values.
     def run() -> tuple[Tensor, Any]:
         w = band.to(call.dtype)
         if not call.causal:
