@@ -97,7 +97,7 @@ def test_two_processes_train_as_one(alone, tmp_path, shard, options):
 
 @pytest.mark.slow
 def test_two_processes_continue_what_one_began(alone, tmp_path):
-    """Sharded: weights and the optimiser's state are divided anew."""
+    """Sharded: weights and the optimiser's state are divided again."""
     # Neither rate nor validation depends on the number of steps.
     options = (*CARRY, "--min-lr", "1e-2", "--eval-windows", "1000")
     train(tmp_path, 1, "--out", "run", *options, "--steps", "2")

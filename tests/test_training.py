@@ -6,10 +6,12 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -1053,3 +1055,23 @@ def test_a_run_that_was_cut_between_validations_can_end_there(
     loaded = load("runs/delta/last")
     resumed = Trainer(loaded.config, TEXT, resume=loaded)
     assert result["validation_loss"] == pytest.approx(resumed.evaluate(), abs=1e-4)
+
+
+def test_the_table_of_presets():
+    page = (Path(cli.__file__).parents[1] / "docs/training.md").read_text("utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0].strip("|` "): row for row in rows if row[0].strip("|` ") in PRESETS}
+    assert [*told] == [*PRESETS]
+    for name, preset in PRESETS.items():
+        _, source, parameters, operations, steps, *times = told[name]
+        with torch.device("meta"):
+            model = new_model(preset.config, preset.vocabulary)
+        count = sum(p.numel() for p in model.parameters())
+        assert parameters == f"{count / 1e6:.1f} M"
+        assert source == preset.source and steps == f"{preset.config.steps:,}"
+        # Six operations for each weight and token, and those of the mixers.
+        factor, power = re.findall(r"[\d.]+", operations.replace("10^", ""))
+        least = 6 * count * preset.config.batch * preset.config.block
+        assert 0.7 * least < float(factor) * 10 ** int(power) < 3 * least, name
+        fits = [preset.config.batch % n == 0 for n in (1, 8, 64)]
+        assert ["–" not in each for each in times] == fits
