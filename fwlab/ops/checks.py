@@ -10,6 +10,9 @@ from torch import Tensor
 #: The dtypes that the operations compute with.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+#: A constant, since `torch.compile` in PyTorch 2.6 cannot look it up.
+LARGEST = sys.float_info.max
+
 
 def shapes(
     op: str, **expected: tuple[Tensor, str | None]
@@ -80,7 +83,7 @@ def scale(op: str, value: Any) -> None:
             )
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{text}, got {value!r}")
-    elif not -sys.float_info.max <= value <= sys.float_info.max:
+    elif not -LARGEST <= value <= LARGEST:
         raise ValueError(f"{text}, got {value!r}")
 
 

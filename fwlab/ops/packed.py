@@ -27,7 +27,8 @@ def lengths(op: str, cu_seqlens: Tensor, time: int) -> list[int]:
             f"{op}: expected cu_seqlens with values, got a tensor on "
             "the device 'meta'"
         )
-    borders = cu_seqlens.tolist()
+    # Not `tolist`, which `torch.func` cannot call in PyTorch 2.6.
+    borders = [int(border) for border in cu_seqlens.cpu()]
     if borders[0] != 0:
         raise ValueError(
             f"{op}: expected cu_seqlens to begin with 0, "

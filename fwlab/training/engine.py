@@ -52,6 +52,10 @@ def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accele
     AcceleratorState._reset_state(reset_partial_state=not _several())
     shard = config.shard or os.environ.get("ACCELERATE_USE_FSDP") == "true"
     if shard:
+        if at.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+            raise ValueError(
+                f"expected a newer PyTorch to shard on CPUs, got {torch.__version__}"
+            )
         options["fsdp_plugin"] = plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             auto_wrap_policy="transformer_based_wrap",

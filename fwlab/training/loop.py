@@ -273,7 +273,11 @@ class Trainer:
         )
 
     def any(self, flag: bool) -> bool:
-        """Whether it is True in one of the processes."""
+        """Ask all processes.
+
+        - `flag`: of this process.
+        - Returns whether it is True in one of them. All must call this.
+        """
         if self.engine.num_processes == 1:
             return flag
         return bool(self.engine.reduce(torch.tensor(flag, device=self.device).int()))
@@ -390,7 +394,11 @@ class Trainer:
         return self.characters.decode(tokens[0, len(known) :])
 
     def trained(self) -> LanguageModel:
-        """The model with all its weights; all processes must call this."""
+        """The model with all its weights; all processes must call this.
+
+        - Returns `model`, or a copy of it on the CPU if the weights are
+          divided among the processes.
+        """
         if not self.divided:
             return self.model
         model = self._new_model(len(self.characters))
