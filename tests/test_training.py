@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -903,6 +904,44 @@ def test_the_files_of_a_run(fwlab, tmp_path, monkeypatch):
     assert [*rows(cut, "loss")] == [2, 3, 4]
     assert fwlab(*train, "--out", "cut", "--resume")[0] == 0
     assert rows(cut, "loss") == losses
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 4, 5, 6, 11))],
+)
+def test_sigkill_changes_nothing(tmp_path, lines):
+    """Killed once so many steps are in the metrics; the checkpoints have 3, 6, 9."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    options = [*FAST, "--carry", "--dropout", "0.2", "--log-every", "1"]
+    options[options.index("--steps") + 1] = "12"
+    command = [sys.executable, "-m", "fwlab", "train", "--corpus", "text.txt", *options]
+
+    def train(out, *more):
+        return subprocess.Popen(
+            [*command, "--out", out, *more], cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
+
+    assert train("whole").wait() == 0
+    cut = train("cut")
+    metrics = tmp_path / "cut/metrics.jsonl"
+    while cut.poll() is None:
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
+            cut.kill()
+        time.sleep(0.01)
+    more = ["--resume"] if (tmp_path / "cut/last").exists() else []
+    assert train("cut", *more).wait() == 0
+    one, other = (load(tmp_path / name / "last") for name in ("whole", "cut"))
+    assert one.step == other.step == 12 and one.curve == other.curve
+    for name, weight in one.model.state_dict().items():
+        assert torch.equal(other.model.state_dict()[name], weight), name
+    for name in ("loss", "validation_loss"):
+        assert rows(tmp_path / "cut", name) == rows(tmp_path / "whole", name)
+    results = [
+        json.loads((tmp_path / name / "result.json").read_text("utf-8"))
+        for name in ("whole", "cut")
+    ]
+    assert results[0]["sample"] == results[1]["sample"]
 
 
 def rows(folder, name):
