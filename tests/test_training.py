@@ -911,7 +911,7 @@ def test_the_files_of_a_run(fwlab, tmp_path, monkeypatch):
     [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 4, 5, 6, 11))],
 )
 def test_sigkill_changes_nothing(tmp_path, lines):
-    """Killed once so many steps are in the metrics; the checkpoints have 3, 6, 9."""
+    """Killed once this many steps are in the metrics; the checkpoints have 3, 6, 9."""
     (tmp_path / "text.txt").write_text(TEXT)
     options = [*FAST, "--carry", "--dropout", "0.2", "--log-every", "1"]
     options[options.index("--steps") + 1] = "12"
