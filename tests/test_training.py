@@ -1098,11 +1098,13 @@ def test_a_run_that_was_cut_between_validations_can_end_there(
 
 def test_the_table_of_presets():
     page = (Path(cli.__file__).parents[1] / "docs/training.md").read_text("utf-8")
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    told = {row[0].strip("|` "): row for row in rows if row[0].strip("|` ") in PRESETS}
-    assert [*told] == [*PRESETS]
+    told: dict[str, list[str]] = {name: [] for name in PRESETS}
+    for line in page.splitlines():
+        name, *cells = (cell.strip("` ") for cell in line.strip("| ").split(" | "))
+        if line.startswith("| `") and name in told:
+            told[name] += cells
     for name, preset in PRESETS.items():
-        _, source, parameters, operations, steps, *times = told[name]
+        source, parameters, operations, steps, *times = told[name]
         with torch.device("meta"):
             model = new_model(preset.config, preset.vocabulary)
         count = sum(p.numel() for p in model.parameters())
