@@ -29,6 +29,7 @@ from fwlab.training import (
     Config,
     Trainer,
     load,
+    loop,
     save,
 )
 from fwlab.training.checkpoint import new_model
@@ -109,6 +110,46 @@ def test_carried_state_survives_a_stop(tmp_path, mixer):
     with pytest.raises(CheckpointError, match="carried state"):
         one = load(tmp_path / "half").state[:1]
         Trainer(c, TEXT, resume=damaged._replace(state=[*one] * 99))
+
+
+def test_dropout_survives_a_stop(tmp_path):
+    """Of attention weights, too; the generator has moved on in between."""
+    c = config(mixer="softmax", attention_dropout=0.3)
+    whole = [p.loss for p in Trainer(c, TEXT).run()]
+    first = Trainer(c, TEXT)
+    for progress in first.run():
+        if progress.step == 5:
+            break
+    first.save(tmp_path / "half")
+    second = Trainer(c, TEXT, resume=load(tmp_path / "half"))
+    torch.rand(1)
+    assert [p.loss for p in second.run()] == whole[5:]
+
+
+def test_rows_without_targets():
+    """One token is left for the last row of an epoch, and nothing follows it."""
+    trainer = Trainer(config(pack=True, steps=5), TEXT[:215])
+    assert len(trainer.train_tokens) == 3 * 4 * 16 + 1
+    losses = [p.loss for p in trainer.run()]
+    assert losses[3] == 0 and all(losses[:3]) and losses[4] > 0
+    # The same in validation.
+    trainer = Trainer(config(pack=True), (TEXT * 8)[: 10 * (128 * 16 + 1)])
+    assert len(trainer.val_tokens) == 128 * 16 + 1
+    assert trainer.evaluate() == trainer.evaluate(128) > 0
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_validation_of_many_words_takes_little_memory(monkeypatch, pack):
+    c = config(pack=pack)
+    expected = Trainer(c, TEXT).evaluate()
+    monkeypatch.setattr(loop, "LOGITS", 3 * 28 * 16)
+    trainer = Trainer(c, TEXT)
+    assert len(trainer.characters) == 28
+    seen = []
+    trainer.model.register_forward_hook(lambda *given: seen.append(given[2].numel()))
+    # Where a row ends, a document is cut.
+    assert trainer.evaluate() == pytest.approx(expected, abs=2e-3 if pack else 1e-6)
+    assert len(seen) > 1 and max(seen) <= loop.LOGITS
 
 
 def test_growing_windows():
@@ -338,11 +379,11 @@ def test_evaluation_is_the_mean_over_the_validation_text():
         ({"mixer": "dleta"}, "mixer to be one of .* got 'dleta'"),
         ({"device": "gpu"}, "device to be .* got 'gpu'"),
         ({"precision": "fp16"}, "float32 or bf16 on a CPU"),
-        ({"accumulate": 3}, "batch to be a multiple of 3 .* got 4"),
         ({"mixer": "softmax", "carry": True}, "'softmax', which ends after 16"),
     ],
 )
 def test_trainer_refuses(changes, message):
+        ({"mixer": "feedback", "pack": True}, "packed documents apart, got 'feedback'"),
     with pytest.raises(ValueError, match=message):
         Trainer(config(**changes), TEXT)
 
@@ -362,7 +403,10 @@ def test_trainer_refuses(changes, message):
         ({"first_block": 17}, "first_block from 1 to block = 16, got 17"),
         ({"carry": True, "first_block": 2}, "at most, got first_block and carry"),
         ({"dropout": 1.0}, "dropout from 0 to 1"),
+        ({"accumulate": 3}, "batch to be a multiple of accumulate = 3, got 4"),
     ],
+        ({"first_block": 2}, "first_block and grow_steps together, got .* = 0"),
+        ({"grow_steps": 2}, "first_block and grow_steps together, got .* None"),
 )
 def test_config_refuses(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -377,6 +421,11 @@ def test_short_text():
 
 
 def test_divergence_stops():
+    # A row of the text for each of the twelve windows.
+    with pytest.raises(
+        CorpusError, match=r"\* \(block \+ 1\) = 96 .* in order, got 90"
+    ):
+        Trainer(config(carry=True, block=7, batch=12), "x" * 100)
     trainer = Trainer(SMALL, TEXT)
     with torch.no_grad():
         trainer.model.embedding.weight.fill_(float("inf"))

@@ -170,6 +170,11 @@ class Config:
                 f"expected first_block from 1 to block = {self.block}, "
                 f"got {self.first_block}"
             )
+        if self.batch % self.accumulate:
+            raise ValueError(
+                f"expected batch to be a multiple of accumulate = {self.accumulate}, "
+                f"got {self.batch}"
+            )
         ways = {
             "first_block": self.first_block is not None,
             "carry": self.carry,
@@ -179,6 +184,11 @@ class Config:
         if len(chosen) > 1:
             raise ValueError(
                 f"expected one of {', '.join(ways)} at most, got {' and '.join(chosen)}"
+            )
+        if (self.first_block is None) != (self.grow_steps == 0):
+            raise ValueError(
+                "expected first_block and grow_steps together, got first_block = "
+                f"{self.first_block} and grow_steps = {self.grow_steps}"
             )
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:

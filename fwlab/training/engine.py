@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fwlab.data.packing import NO_TARGET
 from fwlab.models import LanguageModel
 from fwlab.training.config import Config
 
@@ -148,11 +149,16 @@ class Loss(nn.Module):
         - `inputs`, `targets`: `int64 [batch, time]`; -100 = no target.
         - `state`: as in `LanguageModel.prefill`.
         - `carry`: return the state, too; None otherwise.
-        - `cu_seqlens`: the borders of packed documents.
+        - `cu_seqlens`: the borders of packed documents. If none of their
+          tokens has a target, the loss is 0.
         """
         if carry:
             logits, state = self.model.prefill(inputs, state)
         else:
             logits, state = self.model(inputs, cu_seqlens=cu_seqlens), None
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return loss, state
+        scores, targets = logits.flatten(0, 1), targets.flatten()
+        if cu_seqlens is None:
+            return nn.functional.cross_entropy(scores, targets), state
+        # At the end of an epoch a row may have no target, and its mean is 0/0.
+        total = nn.functional.cross_entropy(scores, targets, reduction="sum")
+        return total / (targets != NO_TARGET).sum().clamp(min=1), state

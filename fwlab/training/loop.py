@@ -1,4 +1,4 @@
-"""The training loop of a character language model."""
+"""The training loop of a language model."""
 
 import copy
 import math
@@ -24,16 +24,19 @@ from fwlab.training.checkpoint import Checkpoint, CheckpointError
 from fwlab.training.config import FREE, Config
 from fwlab.training.texts import run_text
 
+#: Logits at most in validation: 1 GiB, as one for each word takes much memory.
+LOGITS = 2**28
+
 
 class Progress(NamedTuple):
     """The result of one optimiser step.
 
     - `step`: optimiser steps so far, including this one.
-    - `loss`: training loss of its batch, nats per character.
+    - `loss`: training loss of its batch, nats per token.
     - `val_loss`: validation loss after it, if it was measured.
     - `seconds`: time spent training so far, validation not counted.
-    - `characters`: read in training so far, by all processes. Both count
-      from the start or the last resume.
+    - `characters`: tokens read in training so far, by all processes. Both
+      count from the start or the last resume.
     """
 
     step: int
@@ -83,6 +86,11 @@ class Trainer:
                 "expected a mixer without a maximum length for carry and pack, got "
                 f"{config.mixer!r}, which ends after {small.max_len} tokens"
             )
+        if config.pack and not all(getattr(b, "packs", False) for b in small.blocks):
+            raise ValueError(
+                "expected a mixer that can keep packed documents apart, got "
+                f"{config.mixer!r}"
+            )
         self.engine = engine.accelerator(config, small, **options)
         self.main = self.engine.is_main_process
         parts = self.engine.num_processes * config.accumulate
@@ -102,6 +110,9 @@ class Trainer:
         self.characters, self.corpus_sha256 = self.text.vocabulary, self.text.sha256
         self.train_tokens = self.text.train.tokens
         self.val_tokens = self.text.valid.tokens
+        logits = len(self.characters) * config.block
+        #: Windows that are validated at once.
+        self.eval_batch = max(1, min(128, LOGITS // logits))
         #: `[step, training loss, validation loss]` of every validation.
         self.curve: list[list[float]] = []
         if resume is None:
@@ -232,10 +243,10 @@ class Trainer:
     @contextmanager
     def _seeded(self) -> Iterator[None]:
         """Draw the same dropout when a step is trained again after a stop."""
-        if not self.config.dropout:
+        c, rank = self.config, self.engine.process_index
+        if not (c.dropout or c.attention_dropout):
             yield
             return
-        c, rank = self.config, self.engine.process_index
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(c.seed + 1_000_003 * self.step + 7919 * (rank + 1))
@@ -284,11 +295,11 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, windows: int | None = None) -> float:
-        """Validation loss in nats per character.
+        """Validation loss in nats per token.
 
-        - `windows`: number of windows of `block` characters, spread
-          evenly over the validation text; None = all of them, without
-          overlap.
+        - `windows`: number of windows of `block` tokens, spread evenly over
+          the validation text, or from its beginning with `carry` and
+          `pack`; None = all of them, without overlap.
         - Returns the mean over these windows.
         """
         if self.config.carry:
@@ -307,7 +318,7 @@ class Trainer:
         else:
             starts = torch.arange(count) * block
         total = torch.zeros((), dtype=torch.float64)
-        for part in starts.split(128):
+        for part in starts.split(self.eval_batch):
             cut = self.val_tokens[part[:, None] + torch.arange(block + 1)].long()
             total += self._mean(cut.to(self.device)) * len(part)
         return total.item() / len(starts)
@@ -325,10 +336,10 @@ class Trainer:
 
     def _evaluate_packed(self, windows: int | None) -> float:
         self._loss.eval()
-        length = 128 * self.config.block
+        length = self.eval_batch * self.config.block
         rows = packed_rows(self.text.valid.borders, length)
         if windows is not None:
-            rows = min(rows, -(-windows // 128))
+            rows = min(rows, -(-windows // self.eval_batch))
         total, count = 0.0, 0
         for row in range(rows):
             inputs, targets, cu_seqlens = (
@@ -356,7 +367,7 @@ class Trainer:
     def read(self, ends: Sequence[int]) -> Iterator[tuple[int, float, Any]]:
         """Read the validation text in parts, with carried state.
 
-        - `ends`: where each part ends, in characters, increasing.
+        - `ends`: where each part ends, in tokens, increasing.
         - Returns an iterator of `(end, loss of the part, state after it)`.
         """
         self._loss.eval()

@@ -57,6 +57,12 @@ def run_text(
             "on, and as many to validate on (a tenth of a text that is cut), got "
             f"{sizes[0]} and {sizes[1]}"
         )
+    least = config.batch * (config.block + 1)
+    if config.carry and sizes[0] < least:
+        raise CorpusError(
+            f"expected at least batch * (block + 1) = {least} {config.tokens} to train "
+            f"on in order, got {sizes[0]}"
+        )
     return RunText(vocabulary, train, valid, sha256)
 
 
