@@ -303,6 +303,9 @@ def test_plot(fwlab, tmp_path):
     (validation, training), _ = (ax.lines for ax in figure.axes)
     assert [*validation.get_xdata()] == [3, 6]
     assert [*training.get_ydata()] == [row["loss"] for row in rows]
+    with open(tmp_path / "run/metrics.jsonl", "ab") as file:
+        file.write(b'null\n7\n{"step": 9}\n\xff\n')
+    assert metrics(tmp_path / "run") == rows
     code, _, err = fwlab("plot", "nowhere")
     assert code == 2 and "expected a run of fwlab train in nowhere" in err
 
@@ -380,10 +383,10 @@ def test_evaluation_is_the_mean_over_the_validation_text():
         ({"device": "gpu"}, "device to be .* got 'gpu'"),
         ({"precision": "fp16"}, "float32 or bf16 on a CPU"),
         ({"mixer": "softmax", "carry": True}, "'softmax', which ends after 16"),
+        ({"mixer": "feedback", "pack": True}, "packed documents apart, got 'feedback'"),
     ],
 )
 def test_trainer_refuses(changes, message):
-        ({"mixer": "feedback", "pack": True}, "packed documents apart, got 'feedback'"),
     with pytest.raises(ValueError, match=message):
         Trainer(config(**changes), TEXT)
 
@@ -400,13 +403,13 @@ def test_trainer_refuses(changes, message):
         ({"lr": "fast"}, "lr to be a number, got .fast."),
         ({"compile": 1}, "compile to be True or False, got 1"),
         ({"schedule": "linear"}, "schedule to be one of cosine, noam, got 'linear'"),
-        ({"first_block": 17}, "first_block from 1 to block = 16, got 17"),
-        ({"carry": True, "first_block": 2}, "at most, got first_block and carry"),
-        ({"dropout": 1.0}, "dropout from 0 to 1"),
         ({"accumulate": 3}, "batch to be a multiple of accumulate = 3, got 4"),
-    ],
+        ({"first_block": 17}, "first_block from 1 to block = 16, got 17"),
         ({"first_block": 2}, "first_block and grow_steps together, got .* = 0"),
         ({"grow_steps": 2}, "first_block and grow_steps together, got .* None"),
+        ({"carry": True, "first_block": 2}, "at most, got first_block and carry"),
+        ({"dropout": 1.0}, "dropout from 0 to 1"),
+    ],
 )
 def test_config_refuses(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -418,14 +421,14 @@ def test_short_text():
         CorpusError, match=r"block \+ 1 = 17 characters .* got 90 and 10"
     ):
         Trainer(SMALL, "x" * 100)
-
-
-def test_divergence_stops():
     # A row of the text for each of the twelve windows.
     with pytest.raises(
         CorpusError, match=r"\* \(block \+ 1\) = 96 .* in order, got 90"
     ):
         Trainer(config(carry=True, block=7, batch=12), "x" * 100)
+
+
+def test_divergence_stops():
     trainer = Trainer(SMALL, TEXT)
     with torch.no_grad():
         trainer.model.embedding.weight.fill_(float("inf"))
@@ -1017,6 +1020,33 @@ def test_a_lost_result_is_written(shell, tmp_path):
         assert again[name] == whole[name]
     assert again["first_step"] == 6 and again["characters_per_second"] is None
     assert b"nothing to do" in shell("TRAIN --resume")[1]
+
+
+def test_killed_while_the_first_checkpoint_was_written(fwlab, tmp_path):
+    """The best one was complete, and the last one was not."""
+    train = ["train", "--corpus", "text.txt", *FAST, "--out", "run"]
+    assert fwlab(*train)[0] == 0
+    (tmp_path / "run/last/checkpoint.safetensors").unlink()
+    (tmp_path / "run/last/.checkpoint.safetensors.x").touch()
+    assert fwlab(*train, "--resume")[0] == 0
+
+
+def test_time_goes_on_after_a_stop(fwlab, tmp_path):
+    train = ["train", "--corpus", "text.txt", *FAST, "--out", "run", "--log-every", "1"]
+    assert fwlab(*train)[0] == 0
+    path = tmp_path / "run/metrics.jsonl"
+    found = [{**row, "seconds": row["seconds"] + 100} for row in metrics(path.parent)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in found), "utf-8")
+    assert fwlab(*train, "--steps", "9", "--resume")[0] == 0
+    seconds = [row["seconds"] for row in metrics(path.parent)]
+    assert len(seconds) == 9 and seconds == sorted(seconds) and seconds[0] >= 100
+
+
+def test_words_are_not_called_characters(fwlab):
+    train = ["train", "--corpus", "text.txt", *FAST, "--tokens", "words"]
+    code, out, _ = fwlab(*train)
+    assert code == 0 and "characters" not in out
+    assert " training words" in out and "words/s" in out and "nats per word" in out
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ from fwlab.training.loop import Progress, Trainer
 from fwlab.training.memory import PeakMemory
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
+#: What every row of the metrics has.
+ROW = {"step", "loss", "seconds"}
 
 
 def run_in(
@@ -50,8 +52,9 @@ def run_in(
     found = None
     if resume:
         # The first runs had their only checkpoint in the folder itself.
+        # A run that was killed while it wrote its first one has only the best.
         last = folder / "last"
-        found = load(last if last.exists() else folder)
+        found = load(last if (last / FILE).exists() else folder)
     options: dict[str, Any] = (
         {} if track is None else {"log_with": track, "project_dir": folder}
     )
@@ -79,9 +82,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
             f"expected a run of fwlab train in {folder}: it has no {METRICS}"
         )
     rows = []
-    for line in path.read_text("utf-8").splitlines():
+    for line in path.read_text("utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):  # cut while it was written
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            if isinstance(row, dict) and {*row} >= ROW:
+                rows.append(row)
     return rows
 
 
@@ -96,6 +101,7 @@ class Run:
         self.folder, self.trainer = folder, trainer
         self.started = trainer.step
         self.peak: float | None = None
+        self.seconds_before = 0.0
         check_writable(folder)
 
     def train(self, command: str, track: str | None) -> None:
@@ -104,8 +110,8 @@ class Run:
         processes = trainer.engine.num_processes
         self.say(
             f"{config.mixer}: {trainer.model.num_parameters():,} parameters, "
-            f"{len(trainer.train_tokens):,} training characters, on {trainer.device}"
-            + (f", {processes} processes" if processes > 1 else "")
+            f"{len(trainer.train_tokens):,} training {config.tokens}, on "
+            f"{trainer.device}" + (f", {processes} processes" if processes > 1 else "")
         )
         if trainer.step == config.steps and (self.folder / RESULT).exists():
             self.say(
@@ -148,7 +154,7 @@ class Run:
             write_json(self.folder / RESULT, result)
         self.say(f"\n{result['sample']}\n")
         self.say(
-            f"validation loss {validation_loss:.4f} nats per character after "
+            f"validation loss {validation_loss:.4f} nats per {config.tokens[:-1]} after "
             f"{trainer.step} steps, {spent['seconds']:.0f} s of training\n"
             f"{self.folder}"
         )
@@ -183,7 +189,7 @@ class Run:
                 if self.peak is None or not trainer.curve:
                     self.peak = memory.mib()
                 found = self._metrics(progress)
-                bar.set_postfix_str(_status(found), refresh=False)
+                bar.set_postfix_str(_status(found, c.tokens), refresh=False)
                 bar.update()
                 validated = progress.val_loss is not None
                 if validated or progress.step % c.log_every == 0:
@@ -201,7 +207,7 @@ class Run:
                     self.say(
                         f"step {progress.step}: validation loss "
                         f"{progress.val_loss:.4f}, "
-                        f"{found['characters_per_second']:,} characters/s"
+                        f"{found['characters_per_second']:,} {c.tokens}/s"
                         f"{_left(left * seconds)} | {text}"
                     )
                 if stop and trainer.step < c.steps:
@@ -223,7 +229,7 @@ class Run:
             "loss": round(progress.loss, 6),
             "lr": self.trainer.config.lr_at(progress.step - 1),
             "characters_per_second": round(progress.characters / progress.seconds),
-            "seconds": round(progress.seconds, 2),
+            "seconds": round(self.seconds_before + progress.seconds, 2),
         }
         if progress.val_loss is not None:
             found["validation_loss"] = round(progress.val_loss, 6)
@@ -233,9 +239,13 @@ class Run:
         """Forget the lines of steps that the checkpoint does not have."""
         path = self.folder / METRICS
         rows = metrics(self.folder) if self.started and path.exists() else []
-        kept = [json.dumps(row) for row in rows if row["step"] <= self.started]
+        kept = [row for row in rows if row["step"] <= self.started]
+        if kept:
+            self.seconds_before = kept[-1]["seconds"]
         with replacing(path) as part:
-            part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            part.write_text(
+                "".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8"
+            )
 
     def _save(self, validated: bool) -> None:
         losses = [loss for _, _, loss in self.trainer.curve]
@@ -266,10 +276,10 @@ def silence(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def _status(found: dict[str, Any]) -> str:
+def _status(found: dict[str, Any], tokens: str) -> str:
     return (
         f"loss {found['loss']:.3f}, lr {found['lr']:.2g}, "
-        f"{found['characters_per_second']:,} characters/s"
+        f"{found['characters_per_second']:,} {tokens}/s"
     )
 
 
