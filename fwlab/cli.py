@@ -149,11 +149,12 @@ def generate(
     if length < 0:
         raise ValueError(f"expected length to be 0 or more, got {length}")
     loaded = training.load(checkpoint)
-    if prompt == "":
-        raise ValueError("expected a prompt of at least one character, got none")
     if prompt is None:
         prompt = loaded.characters.start
     tokens = loaded.characters.encode(prompt)[None]
+    if tokens.shape[1] == 0:
+        one = loaded.config.tokens[:-1]
+        raise ValueError(f"expected a prompt of at least one {one}, got {prompt!r}")
     text = loaded.model.eval().generate(tokens, length, temperature, top_k, seed)
     print(loaded.characters.decode(text[0]))
 

@@ -1028,7 +1028,10 @@ def test_killed_while_the_first_checkpoint_was_written(fwlab, tmp_path):
     assert fwlab(*train)[0] == 0
     (tmp_path / "run/last/checkpoint.safetensors").unlink()
     (tmp_path / "run/last/.checkpoint.safetensors.x").touch()
-    assert fwlab(*train, "--resume")[0] == 0
+    (tmp_path / "run/result.json").unlink()
+    assert fwlab(*train, "--resume", "--steps", "9")[0] == 0
+    assert load(tmp_path / "run/last").step == 9
+    assert not [*tmp_path.glob("run/*/.*")]  # what was half written
 
 
 def test_time_goes_on_after_a_stop(fwlab, tmp_path):
@@ -1047,6 +1050,8 @@ def test_words_are_not_called_characters(fwlab):
     code, out, _ = fwlab(*train)
     assert code == 0 and "characters" not in out
     assert " training words" in out and "words/s" in out and "nats per word" in out
+    code, _, err = fwlab("generate", "runs/delta", "--prompt", " ")
+    assert code == 2 and "a prompt of at least one word, got ' '" in err
 
 
 @pytest.fixture

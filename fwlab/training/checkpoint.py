@@ -174,31 +174,26 @@ def load(path: str | Path) -> Checkpoint:
 
 
 #: What the first checkpoints had in their configurations.
-FIRST = {
-    *[
-        "corpus",
-        "mixer",
-        "layers",
-        "heads",
-        "d_model",
-        "block",
-        "batch",
-        "steps",
-        "lr",
-        "min_lr",
-    ]
-} | {
-    *[
-        "warmup",
-        "beta2",
-        "weight_decay",
-        "clip",
-        "eval_every",
-        "eval_windows",
-        "seed",
-        "device",
-    ]
-}
+FIRST = [
+    "corpus",
+    "mixer",
+    "layers",
+    "heads",
+    "d_model",
+    "block",
+    "batch",
+    "steps",
+    "lr",
+    "min_lr",
+    "warmup",
+    "beta2",
+    "weight_decay",
+    "clip",
+    "eval_every",
+    "eval_windows",
+    "seed",
+    "device",
+]
 
 
 def _known(field: Field, stored: dict[str, Any]) -> bool:

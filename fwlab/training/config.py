@@ -100,8 +100,8 @@ class Config:
     """Read the text in order, and let each window begin with the state in
     which the one before it has ended (truncated backpropagation)."""
     pack: bool = False
-    """Fill each batch with whole documents, whose states do not mix, instead
-    of windows."""
+    """Fill each batch with documents, whose states do not mix, instead of
+    windows; a document that does not fit is cut."""
     batch: int = 12
     """Windows per step, of all processes together."""
     accumulate: int = 1

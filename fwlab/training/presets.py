@@ -28,7 +28,7 @@ def noam(d_model: int, warmup: int) -> float:
 
 
 def _labml(epochs: int, **options: int | float | str) -> Config:
-    """Whose epochs are as many windows as cover the training text once."""
+    """The common part of labml.ai; an epoch reads as many tokens as the text has."""
     d_model, warmup = int(options["d_model"]), 2000
     window = int(options["block"]) * int(options["batch"])
     return Config(

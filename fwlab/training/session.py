@@ -126,6 +126,8 @@ class Run:
             "state_size": trainer.model.state_size(config.block),
         }
         if trainer.main:
+            for part in self.folder.glob(f"*/.{FILE}.*"):  # of a killed run
+                part.unlink(missing_ok=True)
             write_json(self.folder / CONFIG, about | provenance(command))
             self._cut_metrics()
         if track is not None:
