@@ -186,6 +186,7 @@ def bench(
     peers: bool = False,
     lengths: bool = False,
     imports: bool = False,
+    training_loop: bool = False,
     gpu: bool = False,
     quick: bool = False,
 ) -> None:
@@ -202,15 +203,17 @@ def bench(
             softmax attention, on the CPU.
         imports: The time to import fwlab and to show the help, next to
             importing PyTorch.
+        training_loop: Tokens per second of fwlab train, next to a bare loop.
         gpu: Check that the GPU kernels are correct, then measure them,
             within 8 minutes; exit code 1 if one of them is wrong.
         quick: With --gpu: a shorter run, within 4 minutes.
     """
     if quick and not gpu:
         raise ValueError("--quick needs --gpu")
-    if peers + lengths + imports + gpu > 1:
+    if peers + lengths + imports + training_loop + gpu > 1:
         raise ValueError(
-            "expected one of --peers, --lengths, --imports and --gpu, got several"
+            "expected one of --peers, --lengths, --imports, --training-loop and "
+            "--gpu, got several"
         )
     if gpu:
         from fwlab.bench import gpu as gpu_benchmark
@@ -223,9 +226,15 @@ def bench(
     from fwlab.bench import lengths as by_length
     from fwlab.bench import operations
     from fwlab.bench import peers as others
+    from fwlab.bench import training as loops
 
-    chosen = others if peers else by_length if lengths else operations
-    measure = importing.measure if imports else chosen.measure
+    modules = (
+        (peers, others.measure),
+        (lengths, by_length.measure),
+        (imports, importing.measure),
+        (training_loop, loops.measure),
+    )
+    measure = next((each for chosen, each in modules if chosen), operations.measure)
     benchmark.main(measure, out, _command())
 
 

@@ -1,6 +1,7 @@
 """The benchmark measures what it claims; tests assert no times."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,9 +19,11 @@ from fwlab.bench import (
     operations,
     peers,
     rules,
+    training,
 )
 from fwlab.bench import case as cases
 from fwlab.models import MIXERS
+from fwlab.training import Config
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,16 @@ def test_the_result_is_printed_and_written(tmp_path, capsys):
 def test_one_benchmark_at_a_time():
     with pytest.raises(ValueError, match="expected one of --peers, --lengths"):
         cli.bench(peers=True, lengths=True)
+
+
+def test_the_training_loop_is_measured_beside_a_bare_one(monkeypatch):
+    monkeypatch.setattr(training, "STEPS", 2)
+    small = Config(layers=1, d_model=16, heads=2, block=16, batch=2, steps=9)
+    row = training.run("delta", replace(small, eval_every=9, device="cpu"), rounds=2)
+    ratio = row["tokens_per_second"] / row["bare_tokens_per_second"]
+    assert row["mixer"] == "delta" and row["times_bare"] == pytest.approx(
+        ratio, abs=2e-3
+    )
 
 
 def test_imports_are_measured_side_by_side(monkeypatch):

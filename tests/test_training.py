@@ -1008,6 +1008,19 @@ def rows(folder, name):
     return found
 
 
+def test_a_run_is_not_overwritten(fwlab, tmp_path):
+    train = ["train", "--corpus", "text.txt", *FAST, "--out", "run"]
+    # As a job that may be stopped at any time: --resume from the start.
+    assert fwlab(*train, "--resume")[0] == 2
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text("{}")
+    assert fwlab(*train, "--resume")[0] == 0
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    code, _, err = fwlab(*train)
+    assert code == 2 and "--resume continues it" in err and "--out" in err
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
 def test_a_lost_result_is_written(shell, tmp_path):
     """As after a run that was killed between its last checkpoint and its end."""
     assert shell("TRAIN")[0] == 0

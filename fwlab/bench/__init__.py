@@ -5,6 +5,7 @@
 - `lengths`: by sequence length and by batch, next to dense forms and
   softmax attention.
 - `imports`: the time to import fwlab, next to PyTorch.
+- `training`: the loop of `fwlab train`, next to a bare loop.
 """
 
 from collections.abc import Callable

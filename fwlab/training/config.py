@@ -49,7 +49,6 @@ FREE = (
     "eval_every",
     "eval_windows",
     "log_every",
-    "accumulate",
     "precision",
     "compile",
     "checkpointing",

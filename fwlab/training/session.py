@@ -41,7 +41,8 @@ def run_in(
 
     - `folder`: of the run.
     - `config`: the run.
-    - `resume`: continue from the last checkpoint in the folder.
+    - `resume`: continue from the last checkpoint in the folder; without one
+      the run begins again.
     - `command`: what the result says of how it was made.
     - `track`: also send metrics to this tracker, "tensorboard" or "wandb".
     - Raises `KeyboardInterrupt` after Ctrl-C or SIGTERM; the checkpoint then
@@ -50,7 +51,14 @@ def run_in(
       raises.
     """
     found = None
-    if resume:
+    begun = (folder / "last").exists() or (folder / "best").exists()
+    if begun and not resume:
+        raise ValueError(
+            f"expected a new folder, got {folder}, which has a run already: --resume "
+            "continues it, and --out chooses another folder"
+        )
+    # A job that may be stopped at any time can have --resume from the start.
+    if resume and (begun or not (folder / CONFIG).exists()):
         # The first runs had their only checkpoint in the folder itself.
         # A run that was killed while it wrote its first one has only the best.
         last = folder / "last"
