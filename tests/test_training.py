@@ -77,16 +77,21 @@ def test_same_seed_same_model():
     assert not torch.equal(models[0], models[2])
 
 
+def stopped(trainer, folder):
+    """Train five steps; returns the path of the checkpoint after them."""
+    for progress in trainer.run():
+        if progress.step == 5:
+            break
+    trainer.save(folder / "half")
+    return folder / "half"
+
+
 def test_resume_is_as_if_never_stopped(tmp_path):
     whole = Trainer(SMALL, TEXT)
     list(whole.run())
 
-    first = Trainer(SMALL, TEXT)
-    for progress in first.run():
-        if progress.step == 5:
-            break
-    first.save(tmp_path / "half")
-    second = Trainer(SMALL, TEXT, resume=load(tmp_path / "half"))
+    half = stopped(Trainer(SMALL, TEXT), tmp_path)
+    second = Trainer(SMALL, TEXT, resume=load(half))
     assert [p.step for p in second.run()] == list(range(6, 13))
     for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -97,18 +102,14 @@ def test_carried_state_survives_a_stop(tmp_path, mixer):
     c = config(mixer=mixer, carry=True)
     whole = Trainer(c, TEXT)
     losses = [p.loss for p in whole.run()]
-    first = Trainer(c, TEXT)
-    for progress in first.run():
-        if progress.step == 5:
-            break
-    first.save(tmp_path / "half")
-    second = Trainer(c, TEXT, resume=load(tmp_path / "half"))
+    half = stopped(Trainer(c, TEXT), tmp_path)
+    second = Trainer(c, TEXT, resume=load(half))
     assert [p.loss for p in second.run()] == losses[5:]
-    damaged = load(tmp_path / "half")._replace(state=())
+    damaged = load(half)._replace(state=())
     if mixer != "feedback":
         assert [p.loss for p in Trainer(c, TEXT, resume=damaged).run()] != losses[5:]
     with pytest.raises(CheckpointError, match="carried state"):
-        one = load(tmp_path / "half").state[:1]
+        one = load(half).state[:1]
         Trainer(c, TEXT, resume=damaged._replace(state=[*one] * 99))
 
 
@@ -116,12 +117,8 @@ def test_dropout_survives_a_stop(tmp_path):
     """Of attention weights, too; the generator has moved on in between."""
     c = config(mixer="softmax", attention_dropout=0.3)
     whole = [p.loss for p in Trainer(c, TEXT).run()]
-    first = Trainer(c, TEXT)
-    for progress in first.run():
-        if progress.step == 5:
-            break
-    first.save(tmp_path / "half")
-    second = Trainer(c, TEXT, resume=load(tmp_path / "half"))
+    half = stopped(Trainer(c, TEXT), tmp_path)
+    second = Trainer(c, TEXT, resume=load(half))
     torch.rand(1)
     assert [p.loss for p in second.run()] == whole[5:]
 
@@ -230,12 +227,8 @@ def test_words_and_packed_documents(tmp_path):
             torch.nn.functional.cross_entropy(y, tokens[0, 1:], reduction="none")
         )
     assert whole.evaluate() == pytest.approx(torch.cat(alone).mean().item(), rel=1e-5)
-    first = Trainer(c)
-    for progress in first.run():
-        if progress.step == 5:
-            break
-    first.save(tmp_path / "half")
-    second = Trainer(c, resume=load(tmp_path / "half"))
+    half = stopped(Trainer(c), tmp_path)
+    second = Trainer(c, resume=load(half))
     assert [p.loss for p in second.run()] == losses[5:]
     assert second.sample(length=3).count(" ") <= 3
 
