@@ -71,7 +71,7 @@ def choose(
         return name, entry
     device = tensors[0].device
     reason = entry.refusal(device, {x.dtype for x in tensors}, **sizes)
-    if reason is None and (requested != "auto" or not gpu.INTERPRETED):
+    if reason is None and (requested != "auto" or not gpu.takes("cpu")):
         return name, entry.load()
     fallback = [
         name

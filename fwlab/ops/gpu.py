@@ -41,27 +41,51 @@ def installed() -> bool:
 
 
 class Launch(NamedTuple):
-    """One launch of a kernel, which `recording` collects."""
+    """One launch of a kernel, as a `StandIn` gets it."""
 
     kernel: Any
+    grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
     warps: int
     stages: int
 
 
-# The GPU that `recording` pretends to have, and the launches so far.
-class _Recorder(NamedTuple):
+class StandIn(NamedTuple):
+    """What takes the place of a GPU on a machine without one.
+
+    - `capability`: the compute capability that it has.
+    - `device`: the type of device that its tensors are on. On "cpu",
+      "auto" does not choose kernels.
+    - `run`: does what a launch does.
+    - `dtypes`: those in which it computes.
+    """
+
     capability: tuple[int, int]
-    launches: list[Launch]
+    device: str
+    run: Callable[[Launch], None]
+    dtypes: tuple[torch.dtype, ...] = DTYPES
 
 
-_recorder: _Recorder | None = None
+# Without bfloat16, because Triton's interpreter lacks it.
+_stand_in = (
+    StandIn(
+        (9, 0), "cpu", lambda x: _run(x), (torch.float32, torch.float16)
+    )
+    if INTERPRETED
+    else None
+)
 
 
-def is_recording() -> bool:
-    """Whether launches are collected, in `recording`."""
-    return _recorder is not None
+@contextmanager
+def standing_in(other: StandIn | None) -> Iterator[None]:
+    """Let `other` run the kernels; None = the GPU of this machine."""
+    global _stand_in
+    before, _stand_in = _stand_in, other
+    try:
+        yield
+    finally:
+        _stand_in = before
 
 
 @contextmanager
@@ -71,12 +95,14 @@ def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
     Use tensors on the device "meta": a machine without a GPU can then
     compile what a GPU of this capability would run.
     """
-    global _recorder
-    before, _recorder = _recorder, _Recorder(capability, [])
-    try:
-        yield _recorder.launches
-    finally:
-        _recorder = before
+    launches: list[Launch] = []
+    with standing_in(StandIn(capability, "meta", launches.append)):
+        yield launches
+
+
+def takes(device: str) -> bool:
+    """Whether a stand-in runs kernels on tensors of this device."""
+    return _stand_in is not None and _stand_in.device == device
 
 
 def launch(
@@ -93,25 +119,30 @@ def launch(
       tensor, in the order of the kernel's parameters.
     - `constants`: its `constexpr` parameters.
     """
-    if _recorder is not None:
-        _recorder.launches.append(
-            Launch(kernel, arguments, constants, warps, stages)
-        )
+    given = Launch(kernel, grid, arguments, constants, warps, stages)
+    if _stand_in is not None:
+        _stand_in.run(given)
         return
     lead = next(x for x in arguments if isinstance(x, Tensor))
     # Triton launches on the current device, not on that of the tensors.
     with torch.cuda.device_of(lead):
-        kernel[grid](
-            *arguments, **constants, num_warps=warps, num_stages=stages
-        )
+        _run(given)
+
+
+def _run(given: Launch) -> None:
+    """Let Triton launch it."""
+    given.kernel[given.grid](
+        *given.arguments,
+        **given.constants,
+        num_warps=given.warps,
+        num_stages=given.stages,
+    )
 
 
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability, such as (9, 0); without a GPU (0, 0)."""
-    if _recorder is not None:
-        return _recorder.capability
-    if INTERPRETED:
-        return (9, 0)
+    if _stand_in is not None:
+        return _stand_in.capability
     if device.type != "cuda":
         return (0, 0)
     return torch.cuda.get_device_capability(device)
@@ -169,9 +200,10 @@ class Kernel:
         for dtype in dtypes:
             if dtype not in DTYPES:
                 return f"there is no kernel for {_name(dtype)}"
-            if INTERPRETED and dtype == torch.bfloat16:
+            if _stand_in is not None and dtype not in _stand_in.dtypes:
                 return (
-                    "Triton's interpreter does not compute in bfloat16"
+                    "Triton's interpreter does not compute in "
+                    f"{_name(dtype)}"
                 )
         have = capability(device)
         if have < self.minimum:
@@ -187,9 +219,7 @@ class Kernel:
 
 def _device() -> str:
     """The type of device that kernels run on now."""
-    if _recorder is not None:
-        return "meta"
-    return "cpu" if INTERPRETED else "cuda"
+    return "cuda" if _stand_in is None else _stand_in.device
 
 
 def why_not(kernel: Kernel) -> str | None:

@@ -293,7 +293,7 @@ def _no_data(args: tuple, given: dict[str, Any]) -> bool:
         return False
     fake = hasattr(first, "fake_mode")  # as those of torch.export
     meta = isinstance(first, Tensor) and first.is_meta
-    return (fake or meta) and not gpu.is_recording()
+    return (fake or meta) and not gpu.takes("meta")
 
 
 # A call that no schema describes: under `torch.compile`, it breaks the
