@@ -175,10 +175,7 @@ class Kernel:
 
     # Imported at the first call: fwlab works without Triton.
     def load(self) -> Any:
-        module = importlib.import_module(self.module)
-        return (
-            getattr(module, self.function) if self.function else module
-        )
+        return _imported(self.module, self.function)
 
     def refusal(
         self,
@@ -215,6 +212,13 @@ class Kernel:
             return None
         full = len(dtypes) > 1 or torch.float32 in dtypes
         return self.refuses(have, full=full, **sizes)
+
+
+@functools.cache  # even to look a module up takes a while
+def _imported(module: str, function: str | None) -> Any:
+    """A function of a module, or the module itself."""
+    found = importlib.import_module(module)
+    return getattr(found, function) if function else found
 
 
 def _device() -> str:

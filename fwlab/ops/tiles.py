@@ -213,7 +213,7 @@ def padded_width(width: int) -> int:
 
     Triton's matrix product needs such a width.
     """
-    return max(triton.next_power_of_2(width), 16)
+    return max(1 << (width - 1).bit_length(), 16)
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -237,7 +237,7 @@ def one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def per_head(gate: Tensor | None) -> Tensor | None:
     """`[batch, time, heads]` of a gate `[batch, time, heads, 1]`."""
-    return None if gate is None else gate[..., 0]
+    return None if gate is None else gate.squeeze(-1)
 
 
 def contiguous(*tensors: Tensor | None) -> Any:
