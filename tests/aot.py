@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -41,15 +41,21 @@ class Use(NamedTuple):
     stack: int
 
 
+def values(launch: Launch) -> dict[str, Any]:
+    """The arguments and constants of a launch, by name."""
+    return dict(zip(launch.kernel.arg_names, launch.arguments, strict=False)) | (
+        launch.constants
+    )
+
+
 def source(launch: Launch) -> ASTSource:
     """What Triton would compile for these arguments."""
     kernel = launch.kernel
     signature, constants, attributes = {}, {}, {}
-    values = dict(zip(kernel.arg_names, launch.arguments, strict=False))
-    values |= launch.constants
-    assert set(values) == set(kernel.arg_names), kernel.__name__
+    given = values(launch)
+    assert set(given) == set(kernel.arg_names), kernel.__name__
     for place, name in enumerate(kernel.arg_names):
-        value = values[name]
+        value = given[name]
         if value is None or kernel.params[place].is_constexpr:
             signature[name] = "constexpr"
             constants[(place,)] = value
@@ -65,16 +71,21 @@ def source(launch: Launch) -> ASTSource:
     )
 
 
-def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
-    """Compile for that compute capability, and return its resources."""
+def build(launch: Launch, capability: tuple[int, int]) -> Any:
+    """The kernel, compiled for that compute capability."""
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     result = triton.compile(source(launch), target=target, options=options)
     # Triton has no tensor cores before 8.0: products would fall apart.
     assert capability >= gpu.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
+    return result
+
+
+def use(kernel: Any) -> Use:
+    """The resources of a compiled kernel."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(result.asm["cubin"])
+        file.write(kernel.asm["cubin"])
         file.flush()
         text = subprocess.run(
             [tool, "-res-usage", file.name],
@@ -85,7 +96,7 @@ def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
     registers, stack = (
         int(re.search(rf"{word}:(\d+)", text)[1]) for word in ("REG", "STACK")
     )
-    return Use(result.metadata.shared, registers, stack)
+    return Use(kernel.metadata.shared, registers, stack)
 
 
 def launches(
@@ -93,8 +104,19 @@ def launches(
 ) -> list[Launch]:
     """The launches of forward and backward of `run` on such a GPU."""
     with gpu.recording(capability) as recorded:
-        run().sum().backward()
+        go_back(run())
     return list(recorded)
+
+
+def go_back(y: torch.Tensor) -> None:
+    """The gradients of all leaves, which are not added to anything."""
+    leaves, waiting = {}, [y.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            leaves[node.variable] = None
+        waiting += [following for following, _ in node.next_functions if following]
+    torch.autograd.grad(y, list(leaves), torch.empty_like(y), allow_unused=True)
 
 
 def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -258,9 +280,9 @@ def uses(name: str, capability: tuple[int, int]) -> dict[str, Use]:
     """Every kernel of a case on one GPU, compiled."""
     found: dict[str, Use] = {}
     for launch in launches(CASES[name][0], capability):
-        use, place = compiled(launch, capability), key(launch, capability)
+        one, place = use(build(launch, capability)), key(launch, capability)
         # A kernel may be compiled in more than one way: the worst.
-        found[place] = Use(*map(max, use, found.get(place, use)))
+        found[place] = Use(*map(max, one, found.get(place, one)))
     return found
 
 
