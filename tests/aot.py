@@ -1,6 +1,5 @@
 """Compile recorded launches for a GPU that this machine lacks."""
 
-import json
 import re
 import subprocess
 import tempfile
@@ -286,21 +285,16 @@ def uses(name: str, capability: tuple[int, int]) -> dict[str, Use]:
     return found
 
 
-def main() -> None:
-    """Compile everything, and write the table."""
-    rows = {
+def rows() -> dict[str, dict[str, dict[str, int]]]:
+    """Everything, compiled: case -> kernel and target -> resources."""
+    return {
         name: {
-            place: use._asdict()
+            place: found._asdict()
             for capability in capabilities
-            for place, use in uses(name, capability).items()
+            for place, found in uses(name, capability).items()
         }
         for name, (_, capabilities) in CASES.items()
     }
-    table = {"triton": triton.__version__, "kernels": rows}
-    TABLE.write_text(json.dumps(table, indent=1) + "\n")
 
 
 TABLE = Path(__file__).resolve().parents[1] / "docs/results/kernels.json"
-
-if __name__ == "__main__":
-    main()

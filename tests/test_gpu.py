@@ -57,7 +57,9 @@ def test_table_has_every_kernel(name):
         for capability in capabilities
         for launch in aot.launches(run, capability)
     }
-    assert keys == set(TABLE["kernels"][name]), "run python tests/aot.py"
+    assert keys == set(TABLE["kernels"][name]), (
+        "run PYTHONPATH=tests python -m cycles.table"
+    )
 
 
 def test_table_has_nothing_else():

@@ -1,7 +1,9 @@
 """Puts what compiled kernels need in place of `<!-- kernels: CASES -->`.
 
 `CASES` is a regular expression; cases whose name starts with a match are
-shown. tests/aot.py writes the numbers, and tests/test_gpu.py checks them.
+shown. Tables of the cycle model go in place of `<!-- model: TABLE -->`.
+tests/cycles/table.py writes the numbers; tests/test_gpu.py and
+tests/cycles/test_model.py check them.
 """
 
 import json
@@ -11,16 +13,24 @@ from repository import ROOT
 from templates import render
 
 MARK = re.compile(r"<!-- kernels: (.+?) -->")
+MODEL = re.compile(r"<!-- model: (\w+) -->")
 TARGETS = {"90": "Hopper", "80": "Ampere", "75": "Turing"}
 
 
 def on_page_markdown(markdown, page, config, files):
+    markdown = MODEL.sub(
+        lambda mark: render("model.html", what=mark[1], **_read()), markdown
+    )
     return MARK.sub(lambda mark: _table(mark[1]), markdown)
 
 
-def _table(pattern: str) -> str:
+def _read() -> dict:
     file = ROOT / "docs" / "results" / "kernels.json"
-    table = json.loads(file.read_text("utf-8"))
+    return json.loads(file.read_text("utf-8"))
+
+
+def _table(pattern: str) -> str:
+    table = _read()
     cases: dict[str, dict[str, dict[str, dict]]] = {}
     for case, uses in table["kernels"].items():
         if re.match(pattern, case):

@@ -1,5 +1,6 @@
 """What every operation checks before it does any work."""
 
+import functools
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -35,13 +36,14 @@ def shapes(
             )
         if names is None:
             continue
-        dims, found = names.split(), tensor.shape
+        dims, found = _dimensions(names), tensor.shape
+        before = sizes.copy()
         fits = len(dims) == len(found)
         for dim, size in zip(dims, found, strict=False):
             # What is not known yet is whatever it is.
-            fits = fits and sizes.get(dim, size) == size
+            fits = sizes.setdefault(dim, size) == size and fits
         if not fits:
-            known = [sizes.get(dim, dim) for dim in dims]
+            known = [before.get(dim, dim) for dim in dims]
             text = f"[{', '.join(map(str, known))}]"
             if any(isinstance(need, int) for need in known):
                 text += f" ([{', '.join(dims)}])"
@@ -49,8 +51,12 @@ def shapes(
                 f"{op}: expected {argument} of shape {text}, "
                 f"got {list(found)}"
             )
-        sizes.update(zip(dims, found, strict=True))
     return sizes
+
+
+@functools.cache  # a call of a short kernel waits for these checks
+def _dimensions(names: str) -> list[str]:
+    return names.split()
 
 
 def group(op: str, q: Any, k: Any) -> int:

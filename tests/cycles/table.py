@@ -1,10 +1,12 @@
-"""Rows of docs/results/kernels.json: what a launch is made of, and its modelled time.
+"""Writes docs/results/kernels.json: what the kernels need, and their modelled times.
 
-    python -m cycles.table      # from tests/; with flash-linear-attention installed
+    PYTHONPATH=tests python -m cycles.table [--fla]
 
-adds the rows of flash-linear-attention. `python tests/aot.py` writes all others.
+`--fla` also models flash-linear-attention, which must be installed; without it,
+the rows of an earlier run stay.
 """
 
+import argparse
 import importlib
 import json
 import math
@@ -17,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from cycles import model, peer, sass
+from cycles import host, model, peer, sass
 from cycles.launches import Others, size
 from cycles.rounds import RELOADS, rounds
 from fwlab.files import write_json
@@ -51,6 +53,13 @@ THEIRS = {
     "gated delta 64": Problem(GATED_DELTA, 2, 64),
     "gated delta 128": Problem(GATED_DELTA, 2, 128),
 }
+#: The cases that the model knows: those with kernels for chunks.
+MODELLED = [
+    *THEIRS,
+    "sum 64, normalized",
+    "sum 128",
+    "gated 64, normalized",
+]
 #: Bytes per second of an H200: 90 % of its data sheet.
 H200 = 4.3e12
 
@@ -236,19 +245,15 @@ def _rounded(found: dict[str, Any]) -> dict[str, Any]:
     return found | {"microseconds": round(found["microseconds"], 1)}
 
 
-def main() -> None:
-    """Model flash-linear-attention, and keep its rows in the table."""
-    table = json.loads(aot.TABLE.read_text("utf-8"))
+def peers() -> dict[str, Any]:
+    """The rows of flash-linear-attention, and the model beside measured times."""
     with peer.hopper():  # it looks at the GPU when it is imported
         importlib.import_module("fla.ops")
-    cases, published = {}, []
-    for case, problem in THEIRS.items():
-        cases[case] = theirs(problem)
-        print(case, cases[case]["microseconds"], flush=True)
+    cases = {case: theirs(problem) for case, problem in THEIRS.items()}
+    published = []
     for one in PUBLISHED:
         found = theirs(one.problem)
-        n = found["forward"]
-        forward = sum(x["microseconds"] for x in found["rows"][:n]) / 1e3
+        forward = found["rows"][: found["forward"]]
         published.append(
             {
                 "what": one.what,
@@ -257,18 +262,34 @@ def main() -> None:
                 "shape": [*one.problem.shape, one.problem.width],
                 "forward": one.forward,
                 "both": one.both,
-                "modelled_forward": round(forward, 2),
-                "modelled_both": round(found["microseconds"] / 1e3, 2),
+                "modelled_forward": sum(x["microseconds"] for x in forward) / 1e3,
+                "modelled_both": found["microseconds"] / 1e3,
             }
         )
-        print(published[-1], flush=True)
-    table["fla"] = {
+    return {
         "version": metadata.version("fla-core"),
-        **provenance("python -m cycles.table"),
+        **provenance("PYTHONPATH=tests python -m cycles.table --fla"),
         "cases": cases,
         "published": published,
     }
-    write_json(aot.TABLE, table)
+
+
+def main() -> None:
+    """Write the table."""
+    parser = argparse.ArgumentParser(prog="python -m cycles.table")
+    parser.add_argument("--fla", action="store_true")
+    with_fla = parser.parse_args().fla
+    old = json.loads(aot.TABLE.read_text("utf-8"))
+    new = {
+        "triton": triton.__version__,
+        **provenance("PYTHONPATH=tests python -m cycles.table"),
+        "kernels": aot.rows(),
+        "modelled": {case: ours(case) for case in MODELLED},
+        "host": host.rows(),
+        "before": old["before"],
+        "fla": peers() if with_fla else old["fla"],
+    }
+    write_json(aot.TABLE, new)
 
 
 if __name__ == "__main__":
