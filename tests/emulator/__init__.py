@@ -26,7 +26,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from emulator import matrix, scalar, transfer  # noqa: F401: the instructions
+from emulator import matrix, scalar, transfer  # noqa: F401 (the instructions)
 from emulator.block import run as run_program
 from emulator.memory import Fault, Tensors
 from emulator.text import Program, Unknown, parse

@@ -1,7 +1,7 @@
 """Blocks of threads that run a kernel in lockstep."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -185,7 +185,7 @@ def decodes(*roots: str):
     return mark
 
 
-@lru_cache(maxsize=None)
+@cache
 def action(instruction: Instruction) -> Action:
     """What the instruction does, decoded once."""
     decoder = DECODERS.get(instruction.parts[0])

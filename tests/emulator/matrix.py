@@ -1,7 +1,7 @@
 """Instructions of a warp, or of four, on tiles of matrices."""
 
 import re
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def order(row: np.ndarray, column: np.ndarray) -> np.ndarray:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def left(bits: int) -> np.ndarray:
     """A tile `[16, 256 / bits]` in four registers."""
     register, lane, part = np.ogrid[:4, :32, : 32 // bits]
@@ -35,7 +35,7 @@ def left(bits: int) -> np.ndarray:
     return order(row, per * (lane % 4) + part + 4 * per * (register // 2))
 
 
-@lru_cache(maxsize=None)
+@cache
 def right(bits: int) -> np.ndarray:
     """A tile `[256 / bits, 8]` in two registers."""
     register, lane, part = np.ogrid[:2, :32, : 32 // bits]
@@ -134,7 +134,7 @@ def matrix(i: Instruction) -> Action:
 SWIZZLES = {1: 128, 2: 64, 3: 32}
 
 
-@lru_cache(maxsize=None)
+@cache
 def places(
     descriptor: int, rows: int, columns: int, width: int, turned: bool
 ) -> np.ndarray:

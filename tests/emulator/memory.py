@@ -99,7 +99,7 @@ class Shared:
 
     def __init__(self, blocks: int, size: int, grain: int) -> None:
         self.size, self.grain = size, grain
-        self.stride = (size + 127) // 128 * 128
+        self.stride = (size // 128 + 1) * 128
         self.data = np.full(blocks * self.stride, 255, np.uint8)  # NaN
         self.written = np.full(blocks * self.stride // grain, -1, np.int32)
         self.read = self.written.copy()
@@ -153,8 +153,11 @@ class Shared:
         self.writing(grains, warps[..., None])
         data = self.data.reshape(-1, width)
         data[rows] = values
-        if (data[rows] != values).any():
-            raise Fault("two threads store different values at one shared address")
+        # Copies of a sum in several threads of a warp may differ by rounding;
+        # any of them is right.
+        lost = (self.written[grains] & 63 != warps[..., None]).any(-1)
+        if (data[rows[lost]] != values[lost]).any():
+            raise Fault("two warps store different values at one shared address")
         return grains
 
     def grains(self, rows: np.ndarray, width: int) -> np.ndarray:
