@@ -129,7 +129,7 @@ def test_wrong_triton(machine, version):
 
 
 def test_a_kernel_says_so(machine, monkeypatch):
-    """On a GPU; what stands in for one runs no machine code."""
+    """On a GPU; a stand-in for one runs no machine code."""
     import torch
 
     machine(triton="3.7.0", ptxas="13.4.1")

@@ -35,6 +35,13 @@ def installed() -> bool:
     return (compiler.triton() or ()) >= OLDEST
 
 
+class Limit(str):
+    """What a kernel does not compute by design, in words.
+
+    Its record says so: sizes, or GPUs that are too old.
+    """
+
+
 class Launch(NamedTuple):
     """One launch of a kernel, as a `StandIn` gets it."""
 
@@ -181,7 +188,10 @@ class Kernel:
         dtypes: set[torch.dtype],
         **sizes: Any,
     ) -> str | None:
-        """Why the kernel cannot compute this; None = it can."""
+        """Why the kernel cannot compute this; None = it can.
+
+        A `Limit` where nothing is missing on this machine.
+        """
         if not installed():
             return f"Triton {compiler.said(OLDEST)} or newer is not installed"
         if device.type != _device():
@@ -200,7 +210,7 @@ class Kernel:
                 )
         have = capability(device)
         if have < self.minimum:
-            return (
+            return Limit(
                 f"compute capability {compiler.said(have)} is below "
                 f"{compiler.said(self.minimum)}"
             )
@@ -210,7 +220,8 @@ class Kernel:
         if self.refuses is None:
             return None
         full = len(dtypes) > 1 or torch.float32 in dtypes
-        return self.refuses(have, full=full, **sizes)
+        why = self.refuses(have, full=full, **sizes)
+        return why and Limit(why)
 
 
 def _device() -> str:
