@@ -8,7 +8,7 @@ import torch
 
 import fwlab
 from fwlab import ops
-from fwlab.ops import gpu
+from fwlab.ops import compiler, gpu
 from fwlab.provenance import machine
 
 
@@ -19,6 +19,7 @@ def report() -> str:
         ("python", platform.python_version()),
         ("torch", torch.__version__),
         ("triton", _version("triton")),
+        ("ptxas", _assembler()),
         ("machine", machine()),
         ("threads", f"{torch.get_num_threads()}, {_waiting()}"),
         ("devices", ", ".join(_devices())),
@@ -33,6 +34,16 @@ def _waiting() -> str:
     """How threads wait for each other, as far as the environment says."""
     policy = os.environ.get("OMP_WAIT_POLICY", "").upper()
     return "asleep while they wait" if policy == "PASSIVE" else "awake while they wait"
+
+
+def _assembler() -> str:
+    """The ptxas that compiles kernels here, where it is, and why this one."""
+    here = torch.cuda.is_available()
+    capability = torch.cuda.get_device_capability() if here else (0, 0)
+    one, reason = compiler.assembler(capability)
+    if one is None:
+        return reason or "not installed"
+    return f"{one}, {one.path}" + (f"; not used: {reason}" if reason else "")
 
 
 def _usable(op: str) -> str:

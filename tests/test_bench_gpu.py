@@ -8,21 +8,25 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny_gpu_bench as tiny
 import torch
 
 from fwlab import cli
 from fwlab.bench import gpu
 from fwlab.bench.case import layout
 from fwlab.bench.gpu import cases, correctness, measure, problems, report, targets
+from fwlab.bench.gpu import dry as tiny
 from fwlab.bench.gpu.processes import Worker, do, do_all
+from fwlab.ops import compiler
+from fwlab.ops import gpu as kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import results as hook  # noqa: E402
 
 FREE = measure.free
-TINY = (sys.executable, tiny.__file__)
+#: The worker of a dry run, without the emulator: kernels are refused.
+CODE = "from fwlab.bench.gpu import dry, worker; dry.install(None); worker.main()"
+TINY = (sys.executable, "-c", CODE)
 CARD = {
     "name": "NVIDIA H200",
     "slug": "nvidia-h200",
@@ -61,6 +65,7 @@ def test_default_path(tmp_path, monkeypatch):
         (["--gpu"], "needs an Nvidia GPU"),
         (["--gpu", "--out", "new/here.json"], "needs an Nvidia GPU"),
         (["--quick"], "--quick needs --gpu"),
+        (["--dry-run"], "--dry-run needs --gpu"),
     ],
 )
 def test_refusal(tmp_path, monkeypatch, capsys, arguments, says):
@@ -146,6 +151,29 @@ def test_check_sees_what_is_wrong():
     row = wrong(lambda out: out | {"y": out["y"][:, 1:]})
     assert "ok" not in row and "shape" in row["reason"]
     json.dumps(row, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "row"),
+    [
+        (kernels.Limit("too wide"), {"refused": "too wide"}),
+        ("no GPU", {"reason": "ValueError: delta_rule: no GPU"}),
+    ],
+)
+def test_only_limits_are_refusals(monkeypatch, reason, row):
+    """What is missing on this machine has not been checked."""
+    problem = tiny.PROBLEMS["delta_rule"][0]
+
+    def refusal(*_, **__):
+        return reason
+
+    monkeypatch.setattr(kernels.Kernel, "refusal", refusal)
+    found = correctness.check(problem, "float32", "cpu", seed=3)
+    assert [*found] == [*row]
+    if "refused" in row:
+        assert found == row
+    else:
+        assert "cannot run here: no GPU" in found["reason"]
 
 
 def test_an_operation_without_a_kernel_is_not_right():
@@ -394,8 +422,8 @@ def test_what_has_no_figure_is_not_measured(ours, other):
 
 
 def test_errors_are_targets():
-    good = {"dtype": "float32", "errors": {"y": 2e-6}, "ok": True}
-    bad = {"dtype": "float32", "errors": {}, "ok": False}
+    good = checked(True)
+    bad = checked(False, errors={})
     assert verdicts([], [good])["float32: error"]["verdict"] == "reached"
     found = verdicts([], [good, bad])["float32: error"]
     assert (found["verdict"], found["measured"]) == ("missed", 2e-6)
@@ -526,22 +554,32 @@ def test_many_workers():
 # The whole run, on a CPU: there the kernels are refused, all else runs.
 
 
+def run(path, **more):
+    return gpu.Run(path, "fwlab bench --gpu", CARD, quick=True, **more)
+
+
+OTHER = compiler.Assembler("/elsewhere/ptxas", (13, 9, 1), "a test")
+
+
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     path = tmp_path_factory.mktemp("gpu") / "gpu-nvidia-h200.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu, "Worker", lambda **more: Worker(TINY, **more))
+        patch.setattr(gpu, "Worker", lambda command, **more: Worker(TINY, **more))
         patch.setattr(gpu, "MAX_WORKERS", 1)
         patch.setattr("tempfile.tempdir", str(path.parent))
-        for limit in ("WHOLE", "FIRST", "PART"):
+        for limit in ("FIRST", "SECOND", "PART", "AGAIN"):
             patch.setattr(gpu, limit, 2 * LONG)
         patch.setattr(gpu, "CASES", dict(list(tiny.CASES.items())[:2]))
         patch.setattr(gpu, "PROBLEMS", dict.fromkeys(["delta_rule", "feedback"]))
-        run = gpu.Run(path, "fwlab bench --gpu", CARD, quick=True, device="cpu")
-        run.sizes = {"copied": 2**20, "width": 64, "rounds": 2}
-        run.check()
-        run.measure()
-        run.finish()
+        one = run(path)
+        one.device, one.sizes = "cpu", tiny.SIZES
+        patch.setattr(one, "another", lambda: OTHER)
+        one.check()
+        one.check_again()
+        one.measure()
+        one.finish()
+        assert not one.right()
     return json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)
 
 
@@ -557,9 +595,14 @@ def test_result(whole_run):
     }
     for checked in run["correctness"]:
         assert set(checked) == {
-            *("op", "note", "dtype", "shape", "limit"),
-            *("errors", "efficient", "ok", "reason"),
+            *("problem", "op", "note", "dtype", "shape", "limit"),
+            *("errors", "efficient", "ok", "refused", "reason", "again"),
         }
+        # There is no GPU, whichever ptxas compiles.
+        assert "Triton needs a GPU" in checked["reason"] and not checked["refused"]
+        assert checked["again"]["ptxas"] == "13.9.1" and not checked["again"]["ok"]
+    assert run["ptxas"]["path"] and not run["dry_run"]
+    assert run["versions"]["ptxas"].count(".") == 2
     sides = {(r["case"], r["side"]) for r in run["rows"]}
     assert sides == {
         (key, side) for key in list(tiny.CASES)[:2] for side in tiny.CASES[key].sides
@@ -573,6 +616,9 @@ def test_tables(whole_run):
         assert len(lines) > 1 and len(set(map(len, lines))) == 1
     failed = [s for s in report.failures(whole_run) if s.startswith("failed")]
     assert any(cases.FLA in sentence for sentence in failed)
+    wrong = [s for s in report.failures(whole_run) if s.startswith("wrong")]
+    assert len(wrong) == 9
+    assert all(s.endswith("with ptxas 13.9.1 it is wrong too") for s in wrong)
 
 
 def test_page(whole_run, tmp_path, monkeypatch):
@@ -594,3 +640,157 @@ def test_page(whole_run, tmp_path, monkeypatch):
     assert "### NVIDIA H200" in text and "results/gpu-nvidia-h200.json" in text
     assert "delta 64: speed" in text and "not measured" in text
     assert "What could not be measured" in text
+
+
+def checked(ok, **more):
+    row = {"op": "delta_rule", "dtype": "float32", "problem": "delta_rule x"}
+    row |= {"note": "", "shape": {"T": 3}, "errors": {"y": 2e-6}, "limit": 1e-5}
+    row |= {"efficient": None, "refused": None, "reason": None, "again": None}
+    return row | {"ok": ok} | more
+
+
+@pytest.mark.parametrize(
+    ("rows", "gaps", "right"),
+    [
+        ([checked(True), checked(False, refused="too wide")], [], True),
+        ([checked(True), checked(False)], [], False),
+        # Nothing has been checked.
+        ([checked(False, refused="too wide")], [], False),
+        ([], [], False),
+        ([checked(True)], ["case x"], True),
+        ([checked(True)], ["correctness delta_rule float32"], False),
+    ],
+)
+def test_verdict(tmp_path, rows, gaps, right):
+    """What the kernels refuse is neither right nor wrong."""
+    one = run(tmp_path / "gpu.json")
+    one.result["correctness"] = rows
+    one.result["not_run"] = [{"task": gap, "reason": "out of time"} for gap in gaps]
+    assert one.right() == right
+
+
+def test_a_refusal_is_reported():
+    refused = checked(False, refused="the kernels take widths up to 256", errors={})
+    result = {"correctness": [checked(True), refused], "rows": [], "not_run": []}
+    assert report.correctness(result)[1][2] == "1 of 1 (1 refused)"
+    assert report.failures(result) == [
+        "refused: delta_rule float32, T 3: the kernels take widths up to 256"
+    ]
+    assert verdicts([], result["correctness"])["float32: error"]["verdict"] == "reached"
+
+
+def test_another_ptxas_is_in_the_row(tmp_path):
+    one = run(tmp_path / "gpu.json")
+    one.other = OTHER
+    one.result["correctness"] = [checked(False, errors={"y": 1.0}), checked(True)]
+    one.result["correctness"][1]["problem"] = "delta_rule y"
+    task = {"kind": "again", "op": "delta_rule", "dtype": "float32"}
+    one.finished(task, [checked(True)], None)
+    wrong, right = one.result["correctness"]
+    assert wrong["again"] == {
+        "ptxas": "13.9.1",
+        "errors": {"y": 2e-6},
+        "ok": True,
+        "reason": None,
+    }
+    assert not wrong["ok"] and right["again"] is None
+    assert report._why(wrong) == "y 1.0e+00; with ptxas 13.9.1 it is right"
+
+
+def test_the_other_ptxas(tmp_path, monkeypatch):
+    """The newest of another version that the driver takes."""
+    one = run(tmp_path / "gpu.json")
+    one.assembler = OTHER
+    versions = [(12, 8, 93), OTHER.version, (13, 0, 88), (14, 0, 1)]
+    found = [OTHER._replace(version=version) for version in versions]
+    monkeypatch.setattr(compiler, "assemblers", lambda: found)
+    monkeypatch.setattr(compiler, "driver", lambda: (13, 0))
+    assert one.another().version == (13, 0, 88)
+    monkeypatch.setattr(compiler, "driver", lambda: (11, 8))
+    assert one.another() is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "first"), [(64, 14, 100), (8, 6, 233), (2, 1, 1400)]
+)
+def test_fewer_cores_get_more_time(
+    tmp_path, monkeypatch, capsys, cores, workers, first
+):
+    monkeypatch.setattr(gpu, "cores", lambda: cores)
+    one = run(tmp_path / "gpu.json")
+    assert (one.workers, int(one.first)) == (workers, first)
+    monkeypatch.setattr(one, "do", lambda tasks, workers: None)
+    one.check()
+    assert f"{workers} processes and at most {first} s" in capsys.readouterr().out
+
+
+# A dry run.
+
+
+def test_a_dry_run_measures_nothing(tmp_path):
+    """Its file has no times, and is not among the results of the site."""
+    one = run(tmp_path / "gpu.json", dry_run=True)
+    key = targets._of("delta_rule")
+    one.result["rows"] = [row(key, cases.FWLAB, 1.0) | {"first_seconds": 2.0}]
+    one.result["rates"] = {"copy_gb_per_s": 5.0}
+    one.write()
+    kept = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
+    assert kept["dry_run"] and kept["rates"] == {"copy_gb_per_s": None}
+    assert set(kept["floors"].values()) == {None}
+    assert [t["name"] for t in kept["targets"]] == [
+        f"{d}: error" for d in problems.LIMITS
+    ]
+    (only,) = kept["rows"]
+    assert {n for n in only if only[n] is None} >= {
+        *("ms", "fastest", "wall_ms", "forward_ms", "first_seconds")
+    }
+    assert one.result["rows"][0]["ms"] == 1.0
+
+
+def test_a_dry_run_needs_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny.fwlab, "__file__", str(tmp_path / "fwlab/__init__.py"))
+    with pytest.raises(ValueError, match="tests/emulator of the repository"):
+        gpu.main(None, "", dry_run=True)
+
+
+def emulated():
+    """Go on only where the emulator can run."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    try:
+        tiny.stand_in()
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+def test_the_worker_of_a_dry_run():
+    """One problem in one precision."""
+    emulated()
+    task = {"kind": "correctness", "op": "dpfp_delta_rule", "dtype": "bfloat16"}
+    worker = Worker(tiny.COMMAND)
+    try:
+        task |= {"device": "cpu", "seed": 1, "quick": True}
+        rows, reason = do(worker, task, LONG, time.monotonic() + LONG)
+    finally:
+        worker.close()
+    assert reason is None
+    (only,) = rows
+    assert only["ok"], only
+
+
+@pytest.mark.slow
+def test_dry_run(tmp_path):
+    """The command from its beginning to its end."""
+    emulated()
+    path = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "fwlab", "bench", "--gpu", "--dry-run"]
+    done = subprocess.run(
+        [*command, "--out", str(path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)
+    assert result["complete"] and result["dry_run"] and not result["not_run"]
+    assert {r["op"] for r in result["correctness"]} == set(tiny.PROBLEMS)
+    assert all(r["ok"] for r in result["correctness"])
+    assert {r["case"] for r in result["rows"]} == set(tiny.CASES)
+    ours = [r for r in result["rows"] if r["side"] == cases.FWLAB]
+    assert not [r for r in ours if r["reason"]]

@@ -93,6 +93,28 @@ def test_why_there_is_no_kernel():
 
 
 @pytest.mark.parametrize(
+    ("dtype", "nu", "limit"),
+    [
+        (torch.float32, 2, None),
+        (torch.float32, 3, "widths up to 256 in float32, got 384 and 64"),
+        (torch.float16, 4, None),
+        (torch.float16, 5, "widths up to 512 in half precision, got 640 and 64"),
+    ],
+)
+def test_limit_of_features(dtype, nu, limit):
+    """The features count, not the scalars that they are made of."""
+    x = torch.zeros(1, 100, 1, 64, dtype=dtype, device="meta")
+    with gpu.recording((9, 0)) as launches:
+        if limit is None:
+            ops.dpfp_delta_rule(x, x, x, x[..., 0], nu, implementation="triton")
+            assert launches
+        else:
+            with pytest.raises(dispatch.Refused, match=limit) as error:
+                ops.dpfp_delta_rule(x, x, x, x[..., 0], nu, implementation="triton")
+            assert str(error.value.limit) in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("capability", "time", "kernel"),
     [((9, 0), 100, "forward"), ((9, 0), 1, "steps"), ((7, 5), 64, "steps")],
 )

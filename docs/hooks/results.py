@@ -159,6 +159,8 @@ def _gpu() -> dict:
     runs = []
     for path in sorted(RESULTS.glob("gpu-*.json")):
         run = _read(path.stem)
+        if run["dry_run"]:
+            continue
         runs.append(
             {
                 **run,
@@ -184,7 +186,8 @@ def _correctness(run: dict) -> list[dict]:
                 "op": op,
                 "dtype": dtype,
                 "right": sum(row["ok"] for row in rows),
-                "problems": len(rows),
+                "problems": sum(not row["refused"] for row in rows),
+                "refused": sum(bool(row["refused"]) for row in rows),
                 "error": max(errors, default=None),
                 "limit": rows[0]["limit"],
             }

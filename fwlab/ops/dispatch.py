@@ -18,6 +18,17 @@ class Shapes(str):
     """
 
 
+class Refused(ValueError):
+    """A kernel was asked for what is beyond its limits.
+
+    - `limit`: which one, in words.
+    """
+
+    def __init__(self, text: str, limit: gpu.Limit):
+        super().__init__(text)
+        self.limit = limit
+
+
 def usable(implementations: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the implementations that run on this machine."""
     return tuple(
@@ -45,8 +56,9 @@ def choose(
       `grad` or `jacrev`, "auto" takes the last of them.
     - `sizes`: those of the problem, by the names in `refuses`.
     - Raises `ValueError` for an unknown name, for "triton" if there
-      is no kernel for these arguments, with the reason, and for what
-      `torch.func` cannot transform.
+      is no kernel for these arguments, with the reason (`Refused` if
+      it is a limit of the kernel), and for what `torch.func` cannot
+      transform.
     """
     if requested not in ("auto", *implementations):
         names = ", ".join(map(repr, implementations))
@@ -79,10 +91,13 @@ def choose(
         if not isinstance(entry, gpu.Kernel)
     ][-1]
     if requested != "auto":
-        raise ValueError(
+        text = (
             f"{op}: implementation {requested!r} cannot run here: {reason}; "
             f"{fallback!r} can"
         )
+        if isinstance(reason, gpu.Limit):
+            raise Refused(text, reason)
+        raise ValueError(text)
     if device.type == "cuda":
         _warn(f"{op}: {reason}; {fallback!r} is used instead")
     return fallback, implementations[fallback]

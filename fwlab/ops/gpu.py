@@ -4,9 +4,7 @@ Triton is imported when a kernel is first used; everything else works
 without it.
 """
 
-import functools
 import importlib
-import importlib.metadata
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fwlab.ops import compiler
 
 #: Whether kernels run in Triton's interpreter, on the CPU, for tests.
 #: Triton itself looks this up once, when a kernel is defined.
@@ -30,14 +30,16 @@ TENSOR_CORES = (8, 0)
 """The minimum compute capability at which Triton uses tensor cores."""
 
 
-@functools.cache  # to look it up takes longer than a step of a rule
 def installed() -> bool:
     """Whether there is a Triton that is new enough for the kernels."""
-    try:
-        version = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return tuple(map(int, version.split(".")[:2])) >= OLDEST
+    return (compiler.triton() or ()) >= OLDEST
+
+
+class Limit(str):
+    """What a kernel does not compute by design, in words.
+
+    Its record says so: sizes, or GPUs that are too old.
+    """
 
 
 class Launch(NamedTuple):
@@ -183,11 +185,12 @@ class Kernel:
         dtypes: set[torch.dtype],
         **sizes: Any,
     ) -> str | None:
-        """Why the kernel cannot compute this; None = it can."""
+        """Why the kernel cannot compute this; None = it can.
+
+        A `Limit` where nothing is missing on this machine.
+        """
         if not installed():
-            return (
-                f"Triton {_version(OLDEST)} or newer is not installed"
-            )
+            return f"Triton {compiler.said(OLDEST)} or newer is not installed"
         if device.type != _device():
             return (
                 f"Triton needs a GPU, but the tensors are on {device}"
@@ -204,14 +207,18 @@ class Kernel:
                 )
         have = capability(device)
         if have < self.minimum:
-            return (
-                f"compute capability {_version(have)} is below "
-                f"{_version(self.minimum)}"
+            return Limit(
+                f"compute capability {compiler.said(have)} is below "
+                f"{compiler.said(self.minimum)}"
             )
+        # What a stand-in runs, no ptxas has compiled.
+        if _stand_in is None and (why := compiler.refusal(have)):
+            return why
         if self.refuses is None:
             return None
         full = len(dtypes) > 1 or torch.float32 in dtypes
-        return self.refuses(have, full=full, **sizes)
+        why = self.refuses(have, full=full, **sizes)
+        return why and Limit(why)
 
 
 @functools.cache  # even to look a module up takes a while
@@ -237,8 +244,3 @@ def why_not(kernel: Kernel) -> str | None:
 # As in an error: without the name of the library.
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-# A pair such as (8, 0) as "8.0".
-def _version(pair: tuple[int, int]) -> str:
-    return ".".join(map(str, pair))

@@ -4,7 +4,8 @@ First, every operation is compared with its naive form in float64. Then
 all implementations are measured: fwlab, flash-linear-attention, PyTorch's
 attention, the naive loops; and, to compare with, the peak rates of the
 GPU. The work runs in separate processes: many for correctness (most of
-that time is compilation), one for all measurements.
+that time is compilation), one for all measurements. What is wrong runs
+once more with another ptxas, which tells a compiler's error from ours.
 """
 
 import importlib.util
@@ -22,39 +23,54 @@ from typing import Any
 import torch
 
 from fwlab.bench.case import layout
-from fwlab.bench.gpu import report, targets
+from fwlab.bench.gpu import dry, report, targets
 from fwlab.bench.gpu.cases import CASES, FLA, QUICK
 from fwlab.bench.gpu.measure import ROUNDS
 from fwlab.bench.gpu.problems import LIMITS, PROBLEMS
-from fwlab.bench.gpu.processes import Row, Worker, do_all
+from fwlab.bench.gpu.processes import COMMAND, Row, Worker, do_all
 from fwlab.files import check_writable, write_json
+from fwlab.ops import compiler
 from fwlab.provenance import provenance
 
-#: Limits in seconds: of the whole run, of its first half, and of one part.
-WHOLE, FIRST, PART = 460.0, 200.0, 100.0
+#: Limits in seconds: of checking, of measuring, of one part, and of what
+#: runs once more. The first holds for `MAX_WORKERS` processes.
+FIRST, SECOND, PART, AGAIN = 200.0, 260.0, 100.0, 120.0
 #: A process that compiles needs a core, and takes some memory of the GPU.
 MAX_WORKERS = 14
+#: As `compiler.CHOICE`, where Triton uses another ptxas.
+BLACKWELL = "TRITON_PTXAS_BLACKWELL_PATH"
 
 
-def main(out: Path | None, command: str, *, quick: bool = False) -> bool:
+def main(
+    out: Path | None, command: str, *, quick: bool = False, dry_run: bool = False
+) -> bool:
     """Check, measure, print and write; return whether all is correct.
 
     - `out`: the JSON file; None = docs/results/gpu-CARD.json in the
-      repository, otherwise gpu-CARD.json in the current folder.
+      repository, otherwise gpu-CARD.json in the current folder; for a
+      dry run, a temporary file.
     - `quick`: fewer problems, the first cases, fewer rounds.
-    - Raises `ValueError` if there is no GPU or no Triton.
+    - `dry_run`: on a CPU, with an emulator: see `dry`.
+    - Raises `ValueError` if there is no GPU or no Triton, or for a dry
+      run no emulator.
     """
-    if not torch.cuda.is_available():
+    if not dry_run and not torch.cuda.is_available():
         raise ValueError(
             "bench --gpu needs an Nvidia GPU, but PyTorch finds none on this machine"
         )
     if importlib.util.find_spec("triton") is None:
         raise ValueError("bench --gpu needs Triton, which is not installed")
-    about = card()
+    if dry_run:
+        dry.stand_in()
+        dry.install()
+    about = dry.CARD if dry_run else card()
     path = default_path(about["slug"]) if out is None else out
+    if dry_run and out is None:
+        path = Path(tempfile.mkdtemp(prefix="fwlab-bench-")) / path.name
     check_writable(path.parent)
-    run = Run(path, command, about, quick)
+    run = Run(path, command, about, quick, dry_run)
     run.check()
+    run.check_again()
     run.measure()
     run.finish()
     return run.right()
@@ -103,6 +119,13 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def default_path(slug: str) -> Path:
     folder = Path("docs", "results")
     in_repository = folder.is_dir() and Path("fwlab", "bench").is_dir()
@@ -112,7 +135,7 @@ def default_path(slug: str) -> Path:
 class Run:
     """One run, and its result so far.
 
-    - `device`: where the work runs; "cpu" is for tests.
+    - `dry`: on the CPU, with the emulator. Times go to the screen only.
     """
 
     def __init__(
@@ -121,19 +144,37 @@ class Run:
         command: str,
         about: dict[str, Any],
         quick: bool,
-        device: str = "cuda",
+        dry_run: bool = False,
     ) -> None:
-        self.path, self.quick, self.device = path, quick, device
+        self.path, self.quick, self.dry = path, quick, dry_run
+        self.device = "cpu" if dry_run else "cuda"
+        self.command = dry.COMMAND if dry_run else COMMAND
+        self.workers = max(1, min(MAX_WORKERS, cores() - (0 if dry_run else 2)))
+        share = 0.5 if quick else 1.0
+        # Most of the first phase is compilation: fewer cores take longer.
+        self.first = share * FIRST * MAX_WORKERS / self.workers
+        self.second = share * SECOND
         self.start = time.monotonic()
+        self.end = self.start + self.first
+        self.assembler, self.untrusted = compiler.assembler(
+            tuple(about["capability"]),
+        )
         # Not next to the result, which is published.
         self.log = Path(tempfile.mkdtemp(prefix="fwlab-bench-")) / "log"
         self.result: dict[str, Any] = {
             "complete": False,
             "quick": quick,
+            "dry_run": dry_run,
             "seed": secrets.randbelow(2**31),
             "seconds": 0.0,
             "card": about,
-            "versions": versions(),
+            "versions": versions() | {"ptxas": self._ptxas(self.assembler)},
+            "ptxas": {
+                "path": self.assembler and self.assembler.path,
+                "why": self.assembler and self.assembler.why,
+                "not_used": self.untrusted,
+                compiler.CHOICE: os.environ.get(compiler.CHOICE),
+            },
             "rates": {},
             "correctness": [],
             "rows": [],
@@ -143,7 +184,11 @@ class Run:
             **provenance(command),
         }
         self.cases = list(CASES)[: QUICK if quick else None]
-        self.sizes: dict[str, int] = {}
+        self.sizes = dry.SIZES if dry_run else {}
+
+    @staticmethod
+    def _ptxas(one: compiler.Assembler | None) -> str | None:
+        return compiler.said(one.version) if one else None
 
     def task(self, kind: str, **more: Any) -> dict[str, Any]:
         seed = self.result["seed"]
@@ -153,27 +198,72 @@ class Run:
         """Check every operation in every precision; meanwhile, compile
         what will be measured.
         """
-        print(f"{self.result['card']['name']}: checking correctness, and compiling")
+        print(
+            f"{self.result['card']['name']}: checking correctness, and compiling, "
+            f"in {self.workers} processes and at most {self.first:.0f} s"
+        )
         warm = self.warm_up()
         tasks = [
             self.task("correctness", op=op, dtype=dtype, quick=self.quick)
             for op in PROBLEMS
             for dtype in LIMITS
         ]
-        cores = os.cpu_count() or 1
-        workers = [
+        # Slow tasks come first, but correctness must not wait for all of them.
+        early = 2 * self.workers // 3
+        self.do([*warm[:early], *tasks, *warm[early:]], self.several())
+
+    def several(self, **environment: str) -> list[Worker]:
+        """Processes that run side by side."""
+        return [
             Worker(
+                self.command,
                 log=self.log,
                 OMP_NUM_THREADS="1",
                 # Do not keep choices from timings under parallel load.
                 FLA_CACHE_RESULTS="0",
                 TRITON_CACHE_AUTOTUNING="0",
+                **environment,
             )
-            for _ in range(max(1, min(MAX_WORKERS, cores - 2)))
+            for _ in range(self.workers)
         ]
-        # Slow tasks come first, but correctness must not wait for all of them.
-        early = 2 * len(workers) // 3
-        self.do([*warm[:early], *tasks, *warm[early:]], workers, FIRST)
+
+    def check_again(self) -> None:
+        """Run what is wrong once more, compiled with another ptxas."""
+        wrong: dict[tuple[str, str], list[Row]] = {}
+        for row in self.result["correctness"]:
+            if not row["ok"] and not row["refused"]:
+                wrong.setdefault((row["op"], row["dtype"]), []).append(row)
+        self.other = self.another()
+        if not wrong or self.other is None:
+            return
+        print(f"\nwhat is wrong, once more with ptxas {self.other}")
+        tasks = [
+            self.task(
+                "again",
+                op=op,
+                dtype=dtype,
+                quick=self.quick,
+                only=[row["problem"] for row in rows],
+            )
+            for (op, dtype), rows in wrong.items()
+        ]
+        with tempfile.TemporaryDirectory(prefix="fwlab-bench-") as cache:
+            # What Triton has on disk is from the first one.
+            choice = {compiler.CHOICE: self.other.path, BLACKWELL: self.other.path}
+            workers = self.several(TRITON_CACHE_DIR=cache, **choice)
+            self.end = time.monotonic() + AGAIN
+            self.do(tasks, workers)
+
+    def another(self) -> compiler.Assembler | None:
+        """The newest ptxas of another version that the driver can take."""
+        have = compiler.driver()
+        others = [
+            one
+            for one in compiler.assemblers()
+            if (self.assembler is None or one.version != self.assembler.version)
+            and (have is None or one.version[0] <= have[0])
+        ]
+        return max(others, key=lambda one: one.version, default=None)
 
     def warm_up(self) -> list[dict[str, Any]]:
         """Tasks that compile, the slowest first."""
@@ -187,7 +277,11 @@ class Run:
                     share = (i, n) if n > 1 else None
                     found.append(
                         self.task(
-                            "warm-up", case=key, side=side, share=share, limit=FIRST
+                            "warm-up",
+                            case=key,
+                            side=side,
+                            share=share,
+                            limit=self.first,
                         )
                     )
         return sorted(found, key=lambda task: task["share"] is None)
@@ -195,18 +289,16 @@ class Run:
     def measure(self) -> None:
         """Measure the peak rates of the GPU, then the cases in sequence."""
         print("\nmeasuring rates and times")
-        rounds = 2 if self.quick else ROUNDS
+        rounds = 1 if self.dry else 2 if self.quick else ROUNDS
+        self.end = max(self.end, time.monotonic()) + self.second
         tasks = [
             self.task("rates", sizes=self.sizes),
             *(self.task("case", case=case, rounds=rounds) for case in self.cases),
         ]
-        self.do(tasks, [Worker(log=self.log)], WHOLE)
+        self.do(tasks, [Worker(self.command, log=self.log)])
 
-    def do(
-        self, tasks: list[dict[str, Any]], workers: list[Worker], seconds: float
-    ) -> None:
-        end = self.start + (seconds / 2 if self.quick else seconds)
-        do_all(tasks, workers, PART, end, self.finished)
+    def do(self, tasks: list[dict[str, Any]], workers: list[Worker]) -> None:
+        do_all(tasks, workers, PART, self.end, self.finished)
 
     def finished(
         self, task: dict[str, Any], rows: list[Row], reason: str | None
@@ -227,6 +319,8 @@ class Run:
                     result["not_run"].append({"task": name, "reason": why})
         elif kind == "correctness":
             result["correctness"] += rows
+        elif kind == "again":
+            self.compare(rows)
         elif kind == "case":
             result["rows"] += rows
         # What is not compiled in time will be compiled when it is measured.
@@ -236,16 +330,29 @@ class Run:
         print(report.line(seconds, kind, name, rows, reason), flush=True)
         self.write()
 
+    def compare(self, rows: list[Row]) -> None:
+        """Keep what another ptxas makes of wrong rows in these rows."""
+        keys = ("op", "dtype", "problem")
+        for again in rows:
+            for row in self.result["correctness"]:
+                if all(row[key] == again[key] for key in keys):
+                    kept = {name: again[name] for name in ("errors", "ok", "reason")}
+                    row["again"] = {"ptxas": self._ptxas(self.other), **kept}
+
     def right(self) -> bool:
-        """Whether everything was checked, and is correct."""
+        """Whether everything was checked, and is correct.
+
+        What is beyond the limits of the kernels does not count.
+        """
         gaps = (gap["task"].split()[0] for gap in self.result["not_run"])
-        return "correctness" not in gaps and all(
-            row["ok"] for row in self.result["correctness"]
-        )
+        ran = [row for row in self.result["correctness"] if not row["refused"]]
+        return bool(ran) and "correctness" not in gaps and all(r["ok"] for r in ran)
 
     def finish(self) -> None:
         self.result["complete"] = True
         self.write()
+        if self.dry:
+            print("\ntimes are those of an emulator on the CPU, not of a GPU")
         print("\n" + layout(report.correctness(self.result), left=2))
         print("\n" + layout(report.rows(self.result), left=3))
         print("\n" + layout(report.targets(self.result), left=1))
@@ -269,4 +376,15 @@ class Run:
             result["not_run"],
         )
         result["seconds"] = round(time.monotonic() - self.start, 1)
-        write_json(self.path, result)
+        write_json(self.path, without_times(result) if self.dry else result)
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    """A result of a dry run as it is written: it measures no GPU."""
+    times = ("ms", "fastest", "wall_ms", "forward_ms", "first_seconds")
+    return result | {
+        "rates": dict.fromkeys(result["rates"]),
+        "floors": dict.fromkeys(result["floors"]),
+        "rows": [row | dict.fromkeys(times) for row in result["rows"]],
+        "targets": [t for t in result["targets"] if t["name"].endswith(": error")],
+    }

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fwlab.bench.gpu import problems
 from fwlab.bench.gpu.problems import LIMITS, Problem, Tensors
+from fwlab.ops.dispatch import Refused
 
 #: A second run of the kernel finds errors that occur at random.
 RUNS = 2
@@ -28,14 +29,18 @@ def rows(
     seed: int,
     quick: bool = False,
     without: tuple[str, ...] = (),
+    only: list[str] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Messages for one operation in one precision: for each problem, a
     `part` with the start of its row, then the whole `row`.
+
+    - `without`, `only`: keys of problems; None = all.
     """
     for problem in problems.of(op, quick=quick):
-        if problem.key in without:
+        if problem.key in without or (only is not None and problem.key not in only):
             continue
         head = {
+            "problem": problem.key,
             "op": problem.op,
             "note": problem.note,
             "dtype": dtype,
@@ -44,14 +49,19 @@ def rows(
             "errors": {},
             "efficient": None,
             "ok": False,
+            "refused": None,
             "reason": None,
+            "again": None,
         }
         yield {"part": problem.key, "head": head}
         yield {"row": head | check(problem, dtype, device, seed)}
 
 
 def check(problem: Problem, dtype: str, device: str, seed: int) -> dict[str, Any]:
-    """Errors of all tensors, or the reason for their absence."""
+    """Errors of all tensors, or the reason for their absence.
+
+    What is beyond the limits of a kernel is neither right nor wrong.
+    """
     try:
         inputs, weights = _drawn(problem, dtype, device, seed)
         exact = compute(problem, "naive", _double(inputs), _double(weights))
@@ -61,6 +71,8 @@ def check(problem: Problem, dtype: str, device: str, seed: int) -> dict[str, Any
             found = compute(problem, "triton", inputs, weights)
             for name, error in relative(found, exact).items():
                 errors[name] = _worst(errors.get(name, 0.0), error)
+    except Refused as error:
+        return {"refused": str(error.limit)}
     except Exception as error:
         return {"reason": explain(error)}
     finite = all(map(math.isfinite, errors.values()))

@@ -12,9 +12,8 @@ def line(
 ) -> str:
     """The result of a finished task, in one line."""
     said = "done"
-    if kind == "correctness":
-        right = sum(r["ok"] for r in rows)
-        said = f"{right} of {len(rows)} correct, maximum error {_worst(rows)}"
+    if kind in ("correctness", "again"):
+        said = f"{_right(rows)} correct, maximum error {_worst(rows)}"
     elif kind == "case":
         times = (f"{r['side']} {_ms(r['ms'])} ms" for r in rows if r["ms"] is not None)
         said = ", ".join(times) or "no times"
@@ -40,7 +39,7 @@ def correctness(result: Row) -> list[list[str]]:
             [
                 op,
                 dtype,
-                f"{sum(r['ok'] for r in rows)} of {len(rows)}",
+                _right(rows),
                 _worst(rows),
                 f"{rows[0]['limit']:.0e}",
                 f"{max(others):.1e}" if others else "-",
@@ -50,11 +49,16 @@ def correctness(result: Row) -> list[list[str]]:
 
 
 def failures(result: Row) -> list[str]:
-    """A sentence for each wrong, failed or missing result."""
+    """A sentence for each wrong, refused, failed or missing result."""
     found = [
         f"wrong: {_named(r['op'], r['note'], r['dtype'])}, {_shape(r)}: {_why(r)}"
         for r in result["correctness"]
-        if not r["ok"]
+        if not r["ok"] and not r["refused"]
+    ]
+    found += [
+        f"refused: {_named(r['op'], r['note'], r['dtype'])}, {_shape(r)}: {r['refused']}"
+        for r in result["correctness"]
+        if r["refused"]
     ]
     found += [
         f"failed: {r['case']}, {r['side']}: {r['reason']}"
@@ -73,11 +77,20 @@ def _named(*words: str) -> str:
     return " ".join(filter(None, words))
 
 
+def _right(rows: list[Row]) -> str:
+    """How many rows are correct; those that were refused do not count."""
+    refused = sum(bool(r["refused"]) for r in rows)
+    said = f"{sum(r['ok'] for r in rows)} of {len(rows) - refused}"
+    return said + (f" ({refused} refused)" if refused else "")
+
+
 def _why(row: Row) -> str:
-    if row["reason"]:
-        return row["reason"]
-    beyond = {n: e for n, e in row["errors"].items() if e > row["limit"]}
-    return ", ".join(f"{n} {e:.1e}" for n, e in beyond.items())
+    beyond = {n: e for n, e in row["errors"].items() if e is None or e > row["limit"]}
+    said = row["reason"] or ", ".join(f"{n} {e:.1e}" for n, e in beyond.items())
+    if again := row["again"]:
+        verdict = "right" if again["ok"] else "wrong too"
+        said += f"; with ptxas {again['ptxas']} it is {verdict}"
+    return said
 
 
 def _worst(rows: list[Row]) -> str:

@@ -89,7 +89,9 @@ def evaluate(
         if gap["task"].startswith("correctness")
     }
     for dtype, limit in LIMITS.items():
-        ours = [row for row in correctness if row["dtype"] == dtype]
+        ours = [
+            row for row in correctness if row["dtype"] == dtype and not row["refused"]
+        ]
         errors = [e for row in ours for e in row["errors"].values()]
         known = [e for e in errors if e is not None]
         worst = max(known) if known else None

@@ -26,9 +26,9 @@ def run(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from measure.rates(**given, **task.get("sizes", {}))
         return
     given["seed"] = task["seed"]
-    if task["kind"] == "correctness":
-        quick = task["quick"]
-        yield from correctness.rows(task["op"], task["dtype"], quick=quick, **given)
+    if task["kind"] in ("correctness", "again"):
+        given["quick"], given["only"] = task["quick"], task.get("only")
+        yield from correctness.rows(task["op"], task["dtype"], **given)
     elif task["kind"] == "warm-up":
         case, share = CASES[task["case"]], task["share"]
         yield from measure.warm_up(case, task["side"], share, **given)

@@ -1,6 +1,5 @@
 """The delta rules: fast weights that correct what they retrieve."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,25 +36,6 @@ def _refuses(
     return too_wide(capability, **widths)
 
 
-def _refuses_dpfp(
-    capability: tuple[int, int], full: bool = False, **sizes: Any
-) -> str | None:
-    """DPFP features need shared memory too, twice as much in float32."""
-    maximum = 256 if full else 512
-    return _refuses(capability, full=full, maximum=maximum, **sizes)
-
-
-# Both kinds of kernels are behind one function, which chooses by
-# length.
-def _kernel(refuses: Callable) -> gpu.Kernel:
-    return gpu.Kernel(
-        "fwlab.ops.delta.kernels",
-        "error_correcting",
-        minimum=(7, 5),
-        refuses=refuses,
-    )
-
-
 RECURRENCE: dict[str, Any] = {
     "chunked": Variants(
         chunked.error_correcting, chunked.normalized_error_correcting
@@ -63,6 +43,14 @@ RECURRENCE: dict[str, Any] = {
     "efficient": Variants(
         efficient.error_correcting,
         efficient.normalized_error_correcting,
+    ),
+    # Both kinds of kernels are behind one function, which chooses by
+    # length.
+    "triton": gpu.Kernel(
+        "fwlab.ops.delta.kernels",
+        "error_correcting",
+        minimum=(7, 5),
+        refuses=_refuses,
     ),
 }
 LOOPS = Variants(naive.delta_rule, naive.normalized_delta_rule)
@@ -72,7 +60,6 @@ DELTA_RULE = Rule(
     implementations={
         "naive": LOOPS,
         **RECURRENCE,
-        "triton": _kernel(_refuses),
     },
     gates={"beta": "heads"},
     factors=lambda beta: (None, beta[..., None]),
@@ -88,7 +75,6 @@ DPFP_DELTA_RULE = replace(
     implementations={
         "naive": LOOPS,
         **RECURRENCE,
-        "triton": _kernel(_refuses_dpfp),
     },
     mixer=None,
     benchmarks=(),
@@ -101,7 +87,6 @@ GATED_DELTA_RULE = Rule(
             naive.gated_delta_rule, naive.normalized_gated_delta_rule
         ),
         **RECURRENCE,
-        "triton": _kernel(_refuses),
     },
     gates={"beta": "heads", "log_decay": "heads"},
     factors=lambda beta, log_decay: (

@@ -18,14 +18,10 @@ def too_wide(
     key: int = 0,
     value: int = 0,
     full: bool = False,
-    maximum: int = 512,
     **_: Any,
 ) -> str | None:
-    """Why these widths do not fit on a multiprocessor; None = they do.
-
-    In float32 the maximum is half as large.
-    """
-    maximum = maximum // 2 if full else maximum
+    """Why these widths do not fit on a multiprocessor; None = they do."""
+    maximum = 256 if full else 512
     if key > maximum or value > maximum:
         kind = "float32" if full else "half precision"
         return (
