@@ -155,13 +155,46 @@ def product(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def decay_products(d, C: tl.constexpr):
-    r"""$\Gamma$, `[C, C]`, with zeros above the diagonal."""
-    i = tl.arange(0, C)
-    one = tl.full([C, C], 1.0, tl.float32)
-    below = i[:, None] > i[None, :]
-    gamma = tl.cumprod(tl.where(below, one * d[:, None], 1.0), 0)
-    return tl.where(i[:, None] >= i[None, :], gamma, 0.0)
+def running_products(d):
+    """Products of the first decays, in order, as m and e of m 2^e.
+
+    Products of floats would underflow, and then have no quotients. A
+    product of 64 mantissas is below 2^64, and the sum of the exponents
+    is exact. A decay of 0 gets an exponent that makes everything 0
+    which it is a factor of.
+    """
+    bits = d.to(tl.int32, bitcast=True)
+    exponent = ((bits >> 23) & 255) - 127
+    exponent = tl.where(exponent == -127, -10000, exponent)
+    mantissa = (bits & -0x7F800001) | 0x3F800000
+    mantissa = mantissa.to(tl.float32, bitcast=True)
+    return tl.cumprod(mantissa, 0), tl.cumsum(exponent, 0).to(
+        tl.float32
+    )
+
+
+@triton.jit
+def decays(decay, origin, t, remaining, heads, C: tl.constexpr):
+    r"""What is left of earlier steps: $\gamma$, $\Gamma$ and its last row.
+
+    $\gamma$ `[C]`: of the state before the chunk, at every step.
+    $\Gamma$ `[C, C]`: of each step at each later one, with zeros above
+    the diagonal; the last row is what is left at the end of the chunk.
+    Without decays all are 1.
+    """
+    gamma = tl.full([C], 1.0, tl.float32)
+    G, fade = causal_mask(C), gamma
+    if decay is not None:
+        d = scalars(decay, origin, t, remaining, heads, 1.0)
+        mantissa, exponent = running_products(d)
+        inverse = 1.0 / mantissa
+        gamma = mantissa * tl.exp2(exponent)
+        fade = last_scalar(mantissa, C) * inverse
+        fade *= tl.exp2(last_scalar(exponent, C) - exponent)
+        all = tl.exp2(exponent[:, None] - exponent[None, :])
+        all *= mantissa[:, None] * inverse[None, :]
+        G = tl.where(G > 0, all, 0.0)  # `all` may overflow above
+    return gamma, G, fade
 
 
 @triton.jit
@@ -169,13 +202,6 @@ def causal_mask(C: tl.constexpr):
     """`[C, C]`: 1 on and below the diagonal, and 0 above."""
     i = tl.arange(0, C)
     return tl.where(i[:, None] >= i[None, :], 1.0, 0.0)
-
-
-@triton.jit
-def last_row(x, C: tl.constexpr):
-    """The last row of a tile with C rows."""
-    i = tl.arange(0, C)
-    return tl.sum(tl.where((i == C - 1)[:, None], x, 0.0), 0)
 
 
 @triton.jit

@@ -26,9 +26,8 @@ from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.ops import autograd, chunks, gpu
 from fwlab.ops.linear.kernels import Chunked, Form
 from fwlab.ops.tiles import (
-    causal_mask,
     contiguous,
-    decay_products,
+    decays,
     features,
     one_precision,
     padded_width,
@@ -127,11 +126,7 @@ def prepare(
         s = tl.where(s == 0, 1.0, s)
         key = key / s[:, None]
     A = product(key, tl.trans(key), TYPE, PRECISION)
-    G = causal_mask(C)
-    if decay is not None:
-        G = decay_products(
-            scalars(decay, origin, t, remaining, heads, 1.0), C
-        )
+    _, G, _ = decays(decay, origin, t, remaining, heads, C)
     A = tl.where(t[:, None] > t[None, :], A * G, 0.0)
     A *= scalars(beta, origin, t, remaining, heads, 0.0)[None, :]
     x = inverse(A, C, PRECISION)
@@ -224,7 +219,7 @@ def steps(
     mask = (value < V)[:, None] & (key < K)[None, :]
     W = tl.load(W_start + at, mask=mask, other=0.0)
     for t in range(time):
-        row = start + t * heads
+        row = start + t * heads.to(tl.int64)
         if (states is not None) and (t % SEGMENT == 0):
             n = (t // SEGMENT) * programs.to(tl.int64) * V * K
             tl.store(states + n + at, W, mask=mask)
@@ -273,7 +268,7 @@ def steps_backward(
         tl.debug_barrier()
         for i in range(length):
             tl.store(scratch + i * stride + at, W, mask=mask)
-            row = start + (begin + i) * heads
+            row = start + (begin + i) * heads.to(tl.int64)
             k_t = _vector(k, row, 0, K, BK)
             v_t = _vector(v, row, first, V, BV)
             d, b = _gate(decay, row), _gate(beta, row)
@@ -281,7 +276,7 @@ def steps_backward(
         tl.debug_barrier()
         for j in range(length):
             i = length - 1 - j
-            row = start + (begin + i) * heads
+            row = start + (begin + i) * heads.to(tl.int64)
             q_t = _vector(q, row, 0, K, BK)
             k_t = _vector(k, row, 0, K, BK)
             v_t = _vector(v, row, first, V, BV)

@@ -44,12 +44,10 @@ from torch import Tensor
 
 from fwlab.ops import autograd, chunks, gpu
 from fwlab.ops.tiles import (
-    causal_mask,
     contiguous,
-    decay_products,
+    decays,
     features,
     features_backward,
-    last_row,
     last_scalar,
     one_precision,
     padded_width,
@@ -60,6 +58,7 @@ from fwlab.ops.tiles import (
     put_scalars,
     reciprocal,
     rows,
+    running_products,
     scalars,
     state_tile,
 )
@@ -95,7 +94,8 @@ def forward(
             z + program * K + column, mask=column < K, other=0.0
         )
     for n in range(tl.cdiv(time, C)):
-        origin, remaining = start + n * C * heads, time - n * C
+        origin = start + n * C * heads.to(tl.int64)
+        remaining = time - n * C
         index = n * programs.to(tl.int64) + program
         if states is not None:
             tl.store(
@@ -107,10 +107,7 @@ def forward(
             k, k_total, origin, t, remaining, heads, 0, K, BK, NU
         )
         e = rows(v, origin, t, remaining, heads, first, V, BV)
-        gamma, G = tl.full([C], 1.0, tl.float32), causal_mask(C)
-        if decay is not None:
-            d = scalars(decay, origin, t, remaining, heads, 1.0)
-            gamma, G = tl.cumprod(d, 0), decay_products(d, C)
+        gamma, G, fade = decays(decay, origin, t, remaining, heads, C)
         s = scalars(strength, origin, t, remaining, heads, 0.0)
         if X is not None:  # (d4)
             x = tl.load(X + index * C * C + t[:, None] * C + t[None, :])
@@ -138,7 +135,7 @@ def forward(
                         total, denominator, origin, t, remaining, heads
                     )
             put_rows(y, out, origin, t, remaining, heads, first, V, BV)
-        left = key * last_row(G, C)[:, None]
+        left = key * fade[:, None]
         if z is not None:
             if z_states is not None and first == 0:
                 tl.store(
@@ -190,10 +187,7 @@ def read(
     )
     e = rows(E, origin, t, remaining, heads, first, V, BV)
     s = scalars(strength, origin, t, remaining, heads, 0.0)
-    gamma, G = tl.full([C], 1.0, tl.float32), causal_mask(C)
-    if decay is not None:
-        d = scalars(decay, origin, t, remaining, heads, 1.0)
-        gamma, G = tl.cumprod(d, 0), decay_products(d, C)
+    gamma, G, fade = decays(decay, origin, t, remaining, heads, C)
     P = product(query, tl.trans(key), TYPE, PRECISION) * G
     out = product(query, tl.trans(S), TYPE, PRECISION) * gamma[:, None]
     out += product(P, e * s[:, None], TYPE, PRECISION)
@@ -224,7 +218,9 @@ def backward_state(
     column = tl.arange(0, BK)
     at, mask = state_tile(first, 0, V, K, BV, BK)
     offset = program * V * K
-    D = tl.load(dW_end + offset + at, mask=mask, other=0.0)
+    D = tl.zeros([BV, BK], tl.float32)
+    if dW_end is not None:
+        D = tl.load(dW_end + offset + at, mask=mask, other=0.0)
     t = tl.arange(0, C)
     sums = tl.zeros([BK], tl.float32)
     if dz_end is not None:
@@ -234,7 +230,8 @@ def backward_state(
     count = tl.cdiv(time, C)
     for back in range(count):
         n = count - 1 - back
-        origin, remaining = start + n * C * heads, time - n * C
+        origin = start + n * C * heads.to(tl.int64)
+        remaining = time - n * C
         index = n * programs.to(tl.int64) + program
         tl.store(
             afters + index * V * K + at,
@@ -248,10 +245,7 @@ def backward_state(
             k, k_total, origin, t, remaining, heads, 0, K, BK, NU
         )
         g = rows(dy, origin, t, remaining, heads, first, V, BV)
-        gamma, G = tl.full([C], 1.0, tl.float32), causal_mask(C)
-        if decay is not None:
-            d = scalars(decay, origin, t, remaining, heads, 1.0)
-            gamma, G = tl.cumprod(d, 0), decay_products(d, C)
+        gamma, G, fade = decays(decay, origin, t, remaining, heads, C)
         s = scalars(strength, origin, t, remaining, heads, 0.0)
         faded_query = query * gamma[:, None]
         unit = 1.0
@@ -283,7 +277,7 @@ def backward_state(
                 sums += tl.sum(faded_query * dd[:, None], 0)
         P = product(query, tl.trans(key), TYPE, PRECISION) * G
         du = product(tl.trans(P), g, TYPE, PRECISION) * unit  # (c5)
-        left = key * last_row(G, C)[:, None]
+        left = key * fade[:, None]
         du += product(left, tl.trans(D), TYPE, PRECISION)
         g_v = du * s[:, None]
         D = D * last_scalar(gamma, C)  # (c6), (d6)
@@ -295,7 +289,7 @@ def backward_state(
             D -= product(tl.trans(g_v), faded_key, TYPE, PRECISION)
         put_rows(dv, g_v, origin, t, remaining, heads, first, V, BV)
     tl.store(dW + offset + at, D, mask=mask)
-    if dz_end is not None and first == 0:
+    if dz is not None and first == 0:
         tl.store(dz + program * K + column, sums, mask=column < K)
 
 
@@ -324,10 +318,7 @@ def backward_inputs(
         start + n * C * heads,
         (time - n * C).to(tl.int32),
     )
-    gamma, G = tl.full([C], 1.0, tl.float32), causal_mask(C)
-    if decay is not None:
-        d = scalars(decay, origin, t, remaining, heads, 1.0)
-        gamma, G = tl.cumprod(d, 0), decay_products(d, C)
+    gamma, G, fade = decays(decay, origin, t, remaining, heads, C)
     s = scalars(strength, origin, t, remaining, heads, 0.0)
     reciprocals, unit = tl.full([C], 1.0, tl.float32), 1.0
     if total is not None:
@@ -427,12 +418,12 @@ def backward_inputs(
             ends += tl.sum(z * after)
         g_q = from_state * gamma[:, None]
         g_q += product(R, key, TYPE, PRECISION) * unit  # (c3)
-        g_k = to_end * (last_row(G, C) * s)[:, None]
+        g_k = to_end * (fade * s)[:, None]
         # (c4), (d8)
         g_k += unit * product(tl.trans(R), query, TYPE, PRECISION)
         QK = product(query, tl.trans(key), TYPE, PRECISION)
         stored = tl.sum(to_end * key, 1)
-        d_s += tl.sum(QK * YE * G, 0) + last_row(G, C) * stored
+        d_s += tl.sum(QK * YE * G, 0) + fade * stored
         if decay is not None:
             between += tl.where(strict, QK * YE, 0.0) * s[None, :]
             read += tl.sum(from_state * query, 1)
@@ -530,29 +521,28 @@ def backward_inputs(
         put_rows(
             dk, g_k, origin, t, remaining, heads, 0, K // (2 * NU), BD
         )
-    part = tl.program_id(1).to(tl.int64) * (
-        programs // heads * time * heads
-    )
+    part = tl.program_id(1).to(tl.int64) * (programs // heads)
+    part *= time.to(tl.int64) * heads
     if dstrength is not None:
         put_scalars(dstrength + part, d_s, origin, t, remaining, heads)
     if decay is not None:
         # As in `Decay.gradient`: steps i >= t read, steps j < t write.
+        d = scalars(decay, origin, t, remaining, heads, 1.0)
         before = tl.maximum(t - 1, 0)
         before = scalars(decay, origin, before, remaining, heads, 1.0)
         before = tl.where(t == 0, 1.0, before)
-        front = tl.cumprod(before, 0)
-        later = t[:, None] > t[None, :] + 1
-        one = tl.full([C, C], 1.0, tl.float32)
-        H = tl.cumprod(tl.where(later, one * before[:, None], 1.0), 0)
+        mantissa, exponent = running_products(before)
+        front = mantissa * tl.exp2(exponent)
+        own, own_exponent = running_products(d)
+        H = tl.exp2(exponent[:, None] - own_exponent[None, :])
+        H *= mantissa[:, None] / own[None, :]
         H = tl.where(strict, H, 0.0)
         d_d = tl.sum(G * read[:, None], 0) * front
         between = tl.dot(
             tl.trans(G), between, input_precision=PRECISION
         )
         d_d += tl.sum(between * H, 1)
-        d_d += last_row(G, C) * (
-            ends * front + tl.sum(H * written[None, :], 1)
-        )
+        d_d += fade * (ends * front + tl.sum(H * written[None, :], 1))
         put_scalars(ddecay + part, d_d, origin, t, remaining, heads)
 
 
@@ -688,10 +678,10 @@ class Chunked(torch.autograd.Function):
         if keep:
             # Without X, E is v itself.
             ctx.save_for_backward(
-                *(q, k, E, decay, strength, W, z, y, total),
+                *(q, k, E, decay, strength, X, W, z, y, total),
                 *(states, z_states, q_total, k_total),
             )
-        ctx.solve, ctx.nu, ctx.plan = solve, nu, plan
+        ctx.nu, ctx.plan = nu, plan
         ctx.set_materialize_grads(False)
         return y, W_end, z_end
 
@@ -706,7 +696,7 @@ class Chunked(torch.autograd.Function):
         """`backward_state` carries the gradient of the state back; then
         `backward_inputs` computes all chunks at once.
         """
-        q, k, E, decay, strength, W, z, y, total, *saved = (
+        q, k, E, decay, strength, X, W, z, y, total, *saved = (
             ctx.saved_tensors
         )
         states, z_states, q_total, k_total = saved
@@ -715,17 +705,11 @@ class Chunked(torch.autograd.Function):
         K = W.shape[-1]
         n, programs = chunks.count(time, plan.C), batch * heads
         dy = torch.zeros_like(E) if dy is None else dy.contiguous()
-        dW_end = torch.zeros_like(W) if dW_end is None else dW_end
-        dW_end, dW = dW_end.contiguous(), torch.empty_like(W)
-        dz = dtotal = z_afters = None
-        if z is not None:
-            dz_end = torch.zeros_like(z) if dz_end is None else dz_end
-            dz_end, dz = dz_end.contiguous(), torch.empty_like(z)
-            dtotal = torch.empty_like(total)
-            z_afters = torch.empty_like(z_states)
-        X = None
-        if ctx.solve is not None:  # cheaper to compute than to keep
-            X, _, _ = ctx.solve(q, k, decay, strength, plan, nu)
+        dW_end, dz_end = contiguous(dW_end, dz_end)
+        dW, dz, dtotal, z_afters = (
+            x if x is None else torch.empty_like(x)
+            for x in (W, z, total, z_states)
+        )
         dv, afters = torch.empty_like(E), torch.empty_like(states)
         sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
         sizes |= {"NU": nu, "PRECISION": precision(E.dtype)}
@@ -763,7 +747,10 @@ class Chunked(torch.autograd.Function):
             warps=plan.chunk_warps,
             **sizes,
         )
-        dd, ds = (x if x is None else x.sum(0) for x in (dd, ds))
+        dd, ds = (
+            x if x is None else x[0] if parts == 1 else x.sum(0)
+            for x in (dd, ds)
+        )
         return dq, dk, dv, dd, ds, dW, dz, None, None, None
 
 
