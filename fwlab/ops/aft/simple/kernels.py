@@ -28,21 +28,24 @@ from torch import Tensor
 from fwlab.ops import autograd, chunks, gpu
 
 #: Steps per segment.
-SEGMENT = 64
-#: Channels per program.
-NARROW = 32
+SEGMENT = 16
+#: Segments that `carry` loads at a time.
+AHEAD = 8
+#: Channels per program: one for each thread of four warps.
+NARROW = 128
 
 #: The key of a step that no row sees.
 LOW = tl.constexpr(float("-inf"))
+#: The minimum of float32.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
 def combine(m1, s1, a1, m2, s2, a2):
     """(k1) of two triples; two empty ones stay empty."""
-    top = tl.maximum(m1, m2)
-    e1 = tl.where(m1 == top, 1.0, tl.exp(m1 - top))
-    e2 = tl.where(m2 == top, 1.0, tl.exp(m2 - top))
-    return top, s1 * e1 + s2 * e2, a1 * e1 + a2 * e2
+    e = tl.where(m1 == m2, 1.0, tl.exp(-tl.abs(m1 - m2)))
+    e1, e2 = tl.where(m1 < m2, e, 1.0), tl.where(m2 < m1, e, 1.0)
+    return tl.maximum(m1, m2), s1 * e1 + s2 * e2, a1 * e1 + a2 * e2
 
 
 @triton.jit
@@ -51,14 +54,6 @@ def _load(x, t, c, remaining, D, other):
     inside = (t < remaining)[:, None] & (c < D)[None, :]
     at = t[:, None] * D + c[None, :]
     return tl.load(x + at, mask=inside, other=other).to(tl.float32)
-
-
-@triton.jit
-def _store(x, value, t, c, remaining, D):
-    """Store a tile `[R, BD]` of `[time, D]`."""
-    inside = (t < remaining)[:, None] & (c < D)[None, :]
-    at = t[:, None] * D + c[None, :]
-    tl.store(x + at, value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -87,26 +82,48 @@ def _store_triple(top, s, a, at, inside, M, S, A):
 
 
 @triton.jit
-def _reduced(x, u, w):
-    """One triple for all rows of a tile: (k1)."""
-    M = tl.max(x, 0)
-    e = tl.exp(x - tl.where(M > LOW, M, 0.0)[None, :])
-    return M, tl.sum(e * u, 0), tl.sum(e * w, 0)
+def _row(x, t, c, remaining, D, other):
+    """Load one row `[BD]` of `[time, D]`, in float32."""
+    inside = (t < remaining) & (c < D)
+    return tl.load(x + t * D + c, mask=inside, other=other).to(
+        tl.float32
+    )
 
 
 @triton.jit
-def _running(k, v, M, S, A):
-    """L and m of each row, starting from the triple M, S, A."""
-    x, u, w = elements(k, tl.full(k.shape, 1.0, tl.float32), v)
-    x, u, w = tl.associative_scan((x, u, w), 0, combine)
-    M, S, A = M[None, :], S[None, :], A[None, :]
-    x, u, w = combine(x, u, w, M, S, A)
-    empty = u == 0
+def _put_row(x, value, t, c, remaining, D):
+    """Store one row `[BD]` of `[time, D]`."""
+    inside = (t < remaining) & (c < D)
+    tl.store(x + t * D + c, value.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _start(top, s, a, at, inside):
+    """Load (k1) for `_step`, which needs a finite maximum."""
+    M, S, A = load_triple(top, s, a, at, inside)
+    return tl.maximum(M, LOWEST), S, A
+
+
+@triton.jit
+def _log(S):
+    """The logarithm of a sum; without steps it is not used."""
+    return tl.log(tl.where(S == 0, 1.0, S))
+
+
+@triton.jit
+def _step(M, S, A, k, v):
+    """(k1) with one more step; and the factors of the old sums and of
+    the new step. The larger one is 1, so this takes one exponential.
+    """
+    e = tl.exp(-tl.abs(M - k))
+    old, new = tl.where(k > M, e, 1.0), tl.where(k > M, 1.0, e)
+    v = tl.where(k > LOW, v, 0.0)
     return (
-        tl.where(
-            empty, float("-inf"), x + tl.log(tl.where(empty, 1.0, u))
-        ),
-        tl.where(empty, 0.0, w / tl.where(empty, 1.0, u)),
+        tl.maximum(M, k),
+        S * old + new,
+        A * old + new * v,
+        old,
+        new,
     )
 
 
@@ -134,7 +151,9 @@ def summarize(
     # A row that sees nothing has no gradients to pass on.
     X = tl.where(X < -LOW, X, float("-inf"))
     X, U, W = elements(X, U, W)
-    M, S, A = _reduced(X, U, W)
+    M = tl.max(X, 0)
+    e = tl.exp(X - tl.where(M > LOW, M, 0.0)[None, :])
+    S, A = tl.sum(e * U, 0), tl.sum(e * W, 0)
     at = (batch * tl.num_programs(0) + n) * D + c
     _store_triple(top, s, a, at, c < D, M, S, A)
 
@@ -142,26 +161,34 @@ def summarize(
 @triton.jit(do_not_specialize=["segments", "D"])
 def carry(
     top, s, a, top_start, s_start, a_start, top_end, s_end, a_end,
-    segments, D, BD: tl.constexpr, REVERSE: tl.constexpr,
+    segments, D,
+    BD: tl.constexpr, AHEAD: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Replace each triple by that of all segments before it.
 
     24 bytes per segment and channel. The lower bound is the latency:
-    the segments are combined one after the other.
+    the segments are combined one after the other. `AHEAD` of them are
+    loaded at a time.
     """
     batch = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = c < D
     start = batch * D + c
     M, S, A = load_triple(top_start, s_start, a_start, start, inside)
-    for i in range(segments):
-        n = i
-        if REVERSE:
-            n = segments - 1 - i
-        at = (batch * segments + n) * D + c
-        m, s_n, a_n = load_triple(top, s, a, at, inside)
-        _store_triple(top, s, a, at, inside, M, S, A)
-        M, S, A = combine(M, S, A, m, s_n, a_n)
+    for first in range(0, segments, AHEAD):
+        triples = ()
+        for i in tl.static_range(AHEAD):
+            n = first + i
+            if REVERSE:
+                n = segments - 1 - n
+            at = (batch * segments + n) * D + c
+            real = inside & (first + i < segments)
+            triples += ((at, real, load_triple(top, s, a, at, real)),)
+        for i in tl.static_range(AHEAD):
+            at, real, triple = triples[i]
+            m, s_n, a_n = triple
+            _store_triple(top, s, a, at, real, M, S, A)
+            M, S, A = combine(M, S, A, m, s_n, a_n)
     _store_triple(top_end, s_end, a_end, start, inside, M, S, A)
 
 
@@ -171,20 +198,28 @@ def outputs(
 ):
     """Eq. 5 for one segment: loads q, k, v and stores y, 4 b bytes.
 
-    With `summarize` 6 b bytes per scalar, and 6 to 8 exponentials.
-    Lower bound: the bytes.
+    With `summarize` 6 b bytes per scalar, and 3 exponentials. Lower
+    bound: the bytes. Each thread has one channel. It loads all steps of
+    the segment, and then takes them in order.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
-    t, remaining = tl.arange(0, R), time - n * R
+    remaining = time - n * R
     origin = (batch * time + n.to(tl.int64) * R) * D
-    K = _load(k + origin, t, c, remaining, D, float("-inf"))
-    V = _load(v + origin, t, c, remaining, D, 0.0)
+    q, k, v, y = q + origin, k + origin, v + origin, y + origin
     at = (batch * tl.num_programs(0) + n) * D + c
-    M, S, A = load_triple(top, s, a, at, c < D)
-    _, m = _running(K, V, M, S, A)
-    gate = tl.sigmoid(_load(q + origin, t, c, remaining, D, 0.0))
-    _store(y + origin, gate * m, t, c, remaining, D)
+    M, S, A = _start(top, s, a, at, c < D)
+    rows = ()
+    for t in tl.static_range(R):
+        key = _row(k, t, c, remaining, D, float("-inf"))
+        value = _row(v, t, c, remaining, D, 0.0)
+        query = _row(q, t, c, remaining, D, 0.0)
+        rows += ((key, value, query),)
+    for t in tl.static_range(R):
+        key, value, query = rows[t]
+        M, S, A, _, _ = _step(M, S, A, key, value)
+        total = tl.where(S == 0, 1.0, S) * (1 + tl.exp(-query))
+        _put_row(y, A / total, t, c, remaining, D)
 
 
 @triton.jit(do_not_specialize=["time", "D"])
@@ -195,41 +230,69 @@ def outputs_backward(
     """(e3), (e4) for one segment; with `ONLY` just its triple (k1).
 
     The two launches load q, k, v, dy twice and store dq, dk, dv: 11 b
-    bytes per scalar, about 15 exponentials. Lower bound: the bytes.
+    bytes per scalar, 4 exponentials. Lower bound: the bytes.
+
+    The sums over later steps are kept relative to $-L_t$. A key's share
+    of row t is $e^{K_t - L_t}$, and $e^{L_{t-1} - L_t}$ leads from row
+    t to the one before it. Both are at most 1, and quotients of what
+    the running mean computes anyway.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
-    t, remaining = tl.arange(0, R), time - n * R
+    remaining = time - n * R
     origin = (batch * time + n.to(tl.int64) * R) * D
-    K = _load(k + origin, t, c, remaining, D, float("-inf"))
-    V = _load(v + origin, t, c, remaining, D, 0.0)
+    q, k, v, dy = q + origin, k + origin, v + origin, dy + origin
+    dq, dk, dv = dq + origin, dk + origin, dv + origin
     at = (batch * tl.num_programs(0) + n) * D + c
-    M, S, A = load_triple(top, s, a, at, c < D)
-    L, m = _running(K, V, M, S, A)
-    gate = tl.sigmoid(_load(q + origin, t, c, remaining, D, 0.0))
-    g = _load(dy + origin, t, c, remaining, D, 0.0)
-    dm = g * gate
-    nonempty = (L > LOW) & (t < remaining)[:, None]
-    X = tl.where(nonempty, -L, float("-inf"))
-    X, U, W = elements(X, dm, -m * dm)
+    M, S, A = _start(top, s, a, at, c < D)
+    before = tl.where(S == 0, LOW, -M - _log(S))
+    rows, kept = (), ()
+    for t in tl.static_range(R):
+        key = _row(k, t, c, remaining, D, float("-inf"))
+        value = _row(v, t, c, remaining, D, 0.0)
+        query = _row(q, t, c, remaining, D, 0.0)
+        g = _row(dy, t, c, remaining, D, 0.0)
+        rows += ((key, value, query, g),)
+    for t in tl.static_range(R):
+        key, value, query, g = rows[t]
+        last = S
+        M, S, A, old, new = _step(M, S, A, key, value)
+        each = tl.where(S == 0, 0.0, 1 / tl.where(S == 0, 1.0, S))
+        m, gate = A * each, tl.sigmoid(query)
+        dm = g * gate
+        if not ONLY:
+            d = dm * m * (1 - gate)
+            _put_row(dq, d, t, c, remaining, D)
+        fade, share = last * old * each, new * each
+        kept += ((fade, share, value, dm, m * dm),)
+    U, W = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    if not ONLY:
+        X, U, W = load_triple(top_after, s_after, a_after, at, c < D)
+        none = (S == 0) | (X == LOW)
+        e = tl.exp(tl.where(none, LOW, X + M + _log(S)))
+        U, W = U * e, W * e
+    for t in tl.static_range(R - 1, -1, -1):
+        fade, share, value, dm, mdm = kept[t]
+        U, W = U + dm, W - mdm
+        if not ONLY:
+            _put_row(dv, share * U, t, c, remaining, D)
+            d = share * (value * U + W)
+            _put_row(dk, d, t, c, remaining, D)
+        U, W = U * fade, W * fade
     if ONLY:
-        M, S, A = _reduced(X, U, W)
-        _store_triple(top_after, s_after, a_after, at, c < D, M, S, A)
-    else:
-        X, U, W = tl.associative_scan(
-            (X, U, W), 0, combine, reverse=True
+        _store_triple(
+            top_after, s_after, a_after, at, c < D, before, U, W
         )
-        M, S, A = load_triple(top_after, s_after, a_after, at, c < D)
-        X, U, W = combine(X, U, W, M[None, :], S[None, :], A[None, :])
-        share = tl.exp(tl.where(X > LOW, K + X, float("-inf")))
-        _store(dq + origin, dm * m * (1 - gate), t, c, remaining, D)
-        _store(dv + origin, share * U, t, c, remaining, D)
-        _store(dk + origin, share * (V * U + W), t, c, remaining, D)
 
 
 def channels(width: int, limit: int = NARROW) -> int:
     """Channels per program: a power of two, as Triton needs it."""
     return min(triton.next_power_of_2(width), limit)
+
+
+def _warps(BD: int) -> int:
+    """A thread per channel."""
+    return max(BD // 32, 1)
 
 
 def _triples(like: Tensor, n: int) -> list[Tensor]:
@@ -256,7 +319,7 @@ def summary(
         R=R,
         BD=BD,
         SIGN=sign,
-        warps=4,
+        warps=_warps(BD),
     )
     return out
 
@@ -269,16 +332,16 @@ def carried(
     Returns the triple of the whole sequence.
     """
     batch, n, D = triples[0].shape
-    BD = channels(D)
+    BD = channels(D, 32)
     end = [torch.empty_like(x) for x in start]
     gpu.launch(
         carry,
         (batch, chunks.count(D, BD)),
         *(*triples, *start, *end, n, D),
         BD=BD,
+        AHEAD=AHEAD,
         REVERSE=reverse,
         warps=1,
-        stages=4,
     )
     return end
 
@@ -343,7 +406,7 @@ class _Simple(torch.autograd.Function):
             *(q, k, v, *triples, y, time, D),
             R=SEGMENT,
             BD=BD,
-            warps=4,
+            warps=_warps(BD),
         )
         ctx.save_for_backward(q, k, v, *state, *triples, *end)
         return y, end[0], end[1]
@@ -372,7 +435,7 @@ class _Simple(torch.autograd.Function):
                 R=SEGMENT,
                 BD=BD,
                 ONLY=only,
-                warps=8,
+                warps=_warps(BD),
             )
             if only:
                 total = carried(
