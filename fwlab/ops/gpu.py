@@ -4,6 +4,7 @@ Triton is imported when a kernel is first used; everything else works
 without it.
 """
 
+import functools
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -147,16 +148,20 @@ def capability(device: torch.device) -> tuple[int, int]:
         return _stand_in.capability
     if device.type != "cuda":
         return (0, 0)
-    return torch.cuda.get_device_capability(device)
+    about = _properties(device)
+    return about.major, about.minor
 
 
 def multiprocessors(device: torch.device) -> int:
     """The minimum number of programs that run side by side."""
     if device.type != "cuda":
         return 132
-    return torch.cuda.get_device_properties(
-        device
-    ).multi_processor_count
+    return _properties(device).multi_processor_count
+
+
+@functools.cache  # each call of a kernel asks for them
+def _properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)
 
 
 @dataclass(frozen=True)
