@@ -32,7 +32,7 @@ from emulator.memory import Fault, Tensors
 from emulator.text import Program, Unknown, parse
 from fwlab.ops import gpu
 
-__all__ = ["Fault", "Unknown", "Emulator", "stand_in"]
+__all__ = ["Fault", "Unknown", "Emulator", "Program", "execute", "stand_in"]
 
 
 class Emulator:

@@ -329,6 +329,19 @@ def test_a_large_denominator_loses_nothing_in_float16():
         assert error(a, b) < limit
 
 
+def test_negative_denominators():
+    """Signed features, and a chunk that is not full."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.rand(1, 5, 1, 8, generator=generator) + 0.1 for _ in range(2))
+    given = [x.requires_grad_() for x in (-q, k, k - 0.5)]
+    exact = [x.detach().double().requires_grad_() for x in given]
+    found = weighted(ops.sum_rule(*given, implementation="triton"))
+    wanted = weighted(ops.sum_rule(*exact, implementation="naive"))
+    gradients = torch.autograd.grad(found, given), torch.autograd.grad(wanted, exact)
+    for a, b in zip(*gradients, strict=True):
+        assert error(a, b) < 1e-5
+
+
 def test_equal_keys_do_not_blur():
     """All keys the same: every power of the matrix is large, its inverse
     is not.

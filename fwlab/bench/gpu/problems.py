@@ -1,7 +1,8 @@
 """What the kernels must compute: every operation, with states."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ class Problem(NamedTuple):
     - `shape`: as the table prints it.
     - `draw`: draws the inputs with a generator.
     - `call`: computes outputs; takes an implementation and the inputs.
+    - `cancels`: tensors that are small differences of large terms, and how
+      many times larger the terms are: errors are relative to these.
     """
 
     op: str
@@ -32,6 +35,7 @@ class Problem(NamedTuple):
     shape: dict[str, int]
     draw: Callable[[torch.Generator], Tensors]
     call: Callable[[str, Tensors], Tensors]
+    cancels: Mapping[str, float] = MappingProxyType({})
 
     @property
     def key(self) -> str:
@@ -68,6 +72,13 @@ def _rules(op: str) -> Iterable[Problem]:
     if op == "delta_rule":
         yield _rule(op, note, 1, 4096, 1, 64, 64)
 
+
+#: With a normaliser, dq is the sum of weights times dy (v - y) times keys.
+#: An error of y changes it by the error of dy y times z over the denominator.
+#: Keys are positive here and have much of their direction in common, so this
+#: product is 2 (sum rule) to 4 times (gated rule) as large as dq, and the
+#: rounding of y is, too. FlashAttention has the same in its dO O.
+NORMALISED = {"d q": 2.0}
 
 RULES = {name: record for name, record in ops.TABLE.items() if isinstance(record, Rule)}
 
@@ -119,7 +130,7 @@ def _rule(
         return {"y": y, "state.W": state}
 
     sizes = {"batch": batch, "T": time, "heads": heads, "K": key, "V": value}
-    return Problem(op, note, sizes, draw, call)
+    return Problem(op, note, sizes, draw, call, NORMALISED if normalize else {})
 
 
 def _dpfp() -> Iterable[Problem]:

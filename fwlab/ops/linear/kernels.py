@@ -255,7 +255,7 @@ def backward_state(
             )
             # In float16 small values would be lost, so they are in
             # units of the maximum of the chunk.
-            unit = tl.max(reciprocals, 0)
+            unit = tl.max(tl.abs(reciprocals), 0)
             g = g * (reciprocals * reciprocal(unit))[:, None]
             if first == 0:
                 # The gradient of a denominator is -dy y / denominator.
@@ -325,8 +325,7 @@ def backward_inputs(
         reciprocals = reciprocal(
             scalars(total, origin, t, remaining, heads, 0.0)
         )
-        unit = tl.max(reciprocals, 0)
-        reciprocals *= reciprocal(unit)
+        unit = tl.max(tl.abs(reciprocals), 0)
         dd = scalars(dtotal, origin, t, remaining, heads, 0.0)
 
     # How much each step reads of what each earlier step wrote.
@@ -335,15 +334,14 @@ def backward_inputs(
     for first in range(0, V, BV):
         e = rows(E, origin, t, remaining, heads, first, V, BV)
         g = rows(dy, origin, t, remaining, heads, first, V, BV)
-        if total is not None:
-            g = g * reciprocals[:, None]
         YE += product(g, tl.trans(e), TYPE, PRECISION)
         if dv is not None:
             g = rows(dv, origin, t, remaining, heads, first, V, BV)
             VE += product(g, tl.trans(e), TYPE, PRECISION)
-    YE *= unit
     if total is not None:
-        YE += dd[:, None]
+        # What follows cancels (Eq. 19 does not change with the length
+        # of q), so dy is multiplied as it came, without rounding.
+        YE = YE * reciprocals[:, None] + dd[:, None]
     strict = t[:, None] > t[None, :]
     L = tl.where(strict, G, 0.0)
     R, N = YE * G * s[None, :], VE * L * s[None, :]
@@ -399,8 +397,6 @@ def backward_inputs(
             D = tl.load(afters + offset + at, mask=mask, other=0.0)
             e = rows(E, origin, t, remaining, heads, first, V, BV)
             g = rows(dy, origin, t, remaining, heads, first, V, BV)
-            if total is not None:
-                g = g * reciprocals[:, None]
             from_state += product(g, S, TYPE, PRECISION)
             to_end += product(e, D, TYPE, PRECISION)
             if dv is not None:
@@ -408,11 +404,11 @@ def backward_inputs(
                 d_retrieved += product(g, S, TYPE, PRECISION)
             if decay is not None:
                 ends += tl.sum(S.to(tl.float32) * D.to(tl.float32))
-        from_state *= unit
         if total is not None:
             at_z = index * K + column
             z = tl.load(z_states + at_z, mask=column < K, other=0.0)
             after = tl.load(z_afters + at_z, mask=column < K, other=0.0)
+            from_state *= reciprocals[:, None]
             from_state += dd[:, None] * z[None, :]
             to_end += after[None, :]
             ends += tl.sum(z * after)

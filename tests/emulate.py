@@ -1,0 +1,243 @@
+"""Runs the kernels in the emulator, and writes what that has shown.
+
+`python tests/emulate.py` writes docs/results/emulator.json: the worst error of
+every operation on compiled code, and for every barrier whether the emulator
+notices that it is missing.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import emulator
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from fwlab.bench.gpu import correctness, problems
+from fwlab.bench.gpu.problems import Problem
+from fwlab.ops import gpu
+from fwlab.ops.delta import kernels as delta
+from fwlab.provenance import provenance
+
+TABLE = Path(__file__).resolve().parents[1] / "docs/results/emulator.json"
+
+HOPPER, AMPERE = (9, 0), (8, 0)
+
+
+class Case(NamedTuple):
+    """One problem in one precision.
+
+    - `few`: whether the heads leave most of the GPU idle; then there are
+      more and smaller programs.
+    - `short`: up to this many steps the delta rules go step by step.
+    """
+
+    problem: Problem
+    dtype: str
+    capability: tuple[int, int]
+    few: bool = False
+    short: int = delta.SHORT
+
+    @property
+    def key(self) -> str:
+        notes = [self.problem.key, self.dtype, target(self.capability)]
+        notes += ["few heads"] * self.few
+        return ", ".join(notes + ["in chunks"] * (self.short == 0))
+
+
+def target(capability: tuple[int, int]) -> str:
+    """As in "sm_90"."""
+    return f"sm_{capability[0]}{capability[1]}"
+
+
+#: Longer problems run the same code more often.
+STEPS = {"feedback": 40, "aft_simple": 700}
+
+
+def cases() -> Iterator[Case]:
+    """All problems of `fwlab bench --gpu` that are short enough.
+
+    On Ampere those in bfloat16, and the first of the others.
+    """
+    for op in problems.PROBLEMS:
+        fitting = [p for p in problems.of(op) if p.shape["T"] <= STEPS.get(op, 200)]
+        for place, problem in enumerate(fitting):
+            half = "bfloat16"
+            for dtype in problems.LIMITS:
+                if dtype == "float32" and problem.shape.get("K", 0) > 256:
+                    continue  # refused
+                yield Case(problem, dtype, HOPPER)
+                if place == 0 or dtype == half:
+                    yield Case(problem, dtype, AMPERE)
+            if "rule" in op:
+                yield Case(problem, half, HOPPER, few=True)
+        if "delta" in op:
+            yield Case(fitting[-1], half, HOPPER, short=0)
+
+
+@contextmanager
+def machine(case: Case) -> Iterator[None]:
+    """A GPU for this case: with few multiprocessors, all are busy."""
+    cores = 132 if case.few else 1
+    with (
+        mock.patch.object(gpu, "multiprocessors", lambda device: cores),
+        mock.patch.object(delta, "SHORT", case.short),
+        mock.patch.object(correctness, "RUNS", 1),
+        mock.patch.object(correctness, "_other", lambda *a: None),
+        gpu.standing_in(emulator.stand_in(case.capability)),
+    ):
+        yield
+
+
+def check(case: Case) -> dict[str, Any]:
+    """The row of `fwlab bench --gpu`."""
+    with machine(case):
+        return correctness.check(case.problem, case.dtype, "cpu", seed=5)
+
+
+#: What keeps accesses in order; and why nothing is noticed without one of
+#: them, which is what the emulator has then shown for this run.
+ORDERS = {
+    "bar.sync": "the accesses that it separates touch different bytes, "
+    "or another barrier separates them",
+    "fence.proxy.async": "another fence is between each store and the wgmma "
+    "that reads it",
+    "cp.async.wait_group": "nothing that it waits for is read before another wait",
+    "wgmma.wait_group": "another wait comes before any use of the registers and "
+    "of the shared memory",
+}
+
+
+class Kept(NamedTuple):
+    """A launch, with what its tensors held before and after."""
+
+    program: emulator.Program
+    launch: gpu.Launch
+    before: list[Tensor]
+    after: list[Tensor]
+
+
+def kept(case: Case) -> list[Kept]:
+    """The launches of a case, one for each compiled kernel."""
+    found: dict[int, Kept] = {}
+    of = emulator.Emulator(case.capability)
+
+    def run(launch: gpu.Launch) -> None:
+        program, before = of.program(launch), _tensors(launch)
+        of.run(launch)
+        found.setdefault(id(program), Kept(program, launch, before, _tensors(launch)))
+
+    with machine(case), gpu.standing_in(gpu.StandIn(case.capability, "cpu", run)):
+        row = correctness.check(case.problem, case.dtype, "cpu", seed=5)
+    assert row["ok"], row
+    return list(found.values())
+
+
+def _tensors(launch: gpu.Launch) -> list[Tensor]:
+    return [x.clone() for x in launch.arguments if isinstance(x, Tensor)]
+
+
+def orders(program: emulator.Program) -> Iterator[tuple[int, str]]:
+    """Where a program has barriers and the like, and of which kind."""
+    for place, instruction in enumerate(program.instructions):
+        for kind in ORDERS:
+            if instruction.name.startswith(kind):
+                yield place, kind
+
+
+def noticed(one: Kept, place: int) -> bool:
+    """Whether it shows that this instruction is missing."""
+    fresh = iter([x.clone() for x in one.before])
+    arguments = [
+        next(fresh) if isinstance(x, Tensor) else x for x in one.launch.arguments
+    ]
+    launch = one.launch._replace(arguments=tuple(arguments))
+    try:
+        emulator.execute(one.program.without(place), launch)
+    except emulator.Fault:
+        return True
+    return not all(map(_same, _tensors(launch), one.after))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return np.array_equal(a.contiguous().view(torch.uint8), b.view(torch.uint8))
+
+
+def _rule(op: str, note: str, width: int) -> Problem:
+    return problems._rule(op, note, 1, 130, 1, width, width)
+
+
+#: Shipped forms whose barriers are deleted one by one.
+DELETED: dict[str, Callable[[], Problem]] = {
+    "delta 64": lambda: _rule("delta_rule", "", 64),
+    "delta 128": lambda: _rule("delta_rule", "", 128),
+    "gated delta 64": lambda: _rule("gated_delta_rule", "", 64),
+    "sum 64, normalized": lambda: _rule("sum_rule", "normalised", 64),
+    "gated 64, normalized": lambda: _rule("gated_rule", "normalised", 64),
+}
+
+
+def deletions(case: Case) -> dict[str, dict[str, Any]]:
+    """For each kernel and kind: how many there are, how many are noticed."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in kept(case):
+        row = found.setdefault(one.program.name, {"deleted": {}, "unnoticed": []})
+        for place, kind in orders(one.program):
+            count = row["deleted"].setdefault(kind, [0, 0])
+            seen = noticed(one, place)
+            count[0] += 1
+            count[1] += seen
+            if not seen:
+                text = one.program.instructions[place].text
+                row["unnoticed"].append(f"{text}, {place}: {ORDERS[kind]}")
+    return found
+
+
+def main() -> None:
+    """Run everything, and write the table."""
+    torch.use_deterministic_algorithms(True)  # new memory holds NaN
+    torch.set_num_threads(1)
+    begin, rows = time.monotonic(), []
+    for case in cases():
+        row = check(case)
+        if row.get("reason"):
+            raise RuntimeError(f"{case.key}: {row['reason']}")
+        tensor, error = max(row["errors"].items(), key=lambda item: item[1])
+        rows.append(
+            {
+                "op": case.problem.op,
+                "case": case.key,
+                "dtype": case.dtype,
+                "target": target(case.capability),
+                "tensor": tensor,
+                "error": error,
+                "limit": problems.LIMITS[case.dtype],
+                "ok": row["ok"],
+            }
+        )
+        print(f"{time.monotonic() - begin:5.0f} s  {case.key}: {error:.1e}", flush=True)
+    barriers = {}
+    for name, make in DELETED.items():
+        for capability in (HOPPER, AMPERE):
+            key = f"{name}, {target(capability)}"
+            barriers[key] = deletions(Case(make(), "bfloat16", capability))
+            print(
+                f"{time.monotonic() - begin:5.0f} s  {key}: {barriers[key]}", flush=True
+            )
+    table = {
+        "provenance": provenance("python tests/emulate.py"),
+        "triton": triton.__version__,
+        "cases": rows,
+        "barriers": barriers,
+    }
+    TABLE.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
