@@ -8,7 +8,7 @@ import torch
 
 import fwlab
 from fwlab import ops
-from fwlab.ops import compiler, gpu
+from fwlab.ops import compiler, dispatch, gpu
 from fwlab.provenance import machine
 
 
@@ -47,11 +47,18 @@ def _assembler() -> str:
 
 
 def _usable(op: str) -> str:
-    """The implementations that run here, and why a kernel does not."""
-    names = ", ".join(ops.implementations(op))
-    kernel = ops.TABLE[op].implementations.get("triton")
-    reason = kernel and gpu.why_not(kernel)
-    return f"{names} (no triton: {reason})" if reason else names
+    """The implementations that run here, and why not one of our kernels, or
+    why it comes first, or second.
+    """
+    names, table = ", ".join(ops.implementations(op)), ops.TABLE[op].implementations
+    kernel = table.get("triton")
+    if reason := kernel and gpu.why_not(kernel):
+        return f"{names} (no triton: {reason})"
+    if torch.cuda.is_available():
+        (first, *_), why = dispatch.preferred(op, table, torch.device("cuda", 0))
+        if why:
+            return f"{names} ({first} first: {why})"
+    return names
 
 
 def _version(package: str) -> str:

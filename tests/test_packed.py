@@ -15,6 +15,7 @@ from fwlab import feature_maps, ops
 from fwlab.layers import AFTSimple, Block, FastWeightAttention, FastWeightProgrammer
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.ops import packed
+from fwlab.ops.dispatch import KERNELS
 from fwlab.ops.rule import Rule
 from problems import (
     ROWS,
@@ -75,7 +76,7 @@ def ways():
         op = row.op.func if isinstance(row.op, partial) else row.op
         op = ops.sum_rule if op is rules.decaying_sum else op
         for implementation in ops.TABLE[op.__name__].implementations:
-            if implementation != "triton":
+            if implementation not in KERNELS:
                 label = f"{name}-{implementation}"
                 found.append(pytest.param(row, implementation, id=label))
     return found

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops import gpu
+from fwlab.ops import fla, gpu, measured
+
+#: The names of implementations for GPUs: theirs, and ours.
+KERNELS = ("fla", "triton")
 
 
 class Shapes(str):
@@ -49,8 +52,9 @@ def choose(
 ) -> tuple[str, Any]:
     """The implementation that computes `op`: its name, and itself.
 
-    - `requested`: a name, or "auto": the kernel where it can run, else
-      the efficient form. On a GPU this warns, once for each reason.
+    - `requested`: a name, or "auto": the first of `preferred` that can
+      run. If that is not a kernel, although there is one in Triton,
+      this warns on a GPU, once for each reason.
     - `tensors`: those whose device and dtypes decide.
     - `plain`: those that `torch.func` can transform; within `vmap`,
       `grad` or `jacrev`, "auto" takes the last of them.
@@ -61,9 +65,9 @@ def choose(
       transform.
     """
     if requested not in ("auto", *implementations):
-        names = ", ".join(map(repr, implementations))
+        known = ", ".join(map(repr, implementations))
         raise ValueError(
-            f"{op}: expected implementation 'auto' or one of {names}, "
+            f"{op}: expected implementation 'auto' or one of {known}, "
             f"got {requested!r}"
         )
     if not all(map(Tensor.numel, tensors)):
@@ -77,30 +81,80 @@ def choose(
             )
         if requested == "auto":
             requested = [n for n in implementations if n in plain][-1]
-    name = [*implementations][-1] if requested == "auto" else requested
-    entry = implementations[name]
-    if not isinstance(entry, gpu.Kernel):
-        return name, entry
     device = tensors[0].device
-    reason = entry.refusal(device, {x.dtype for x in tensors}, **sizes)
-    if reason is None and (requested != "auto" or not gpu.takes("cpu")):
-        return name, entry.load()
-    fallback = [
-        name
-        for name, entry in implementations.items()
-        if not isinstance(entry, gpu.Kernel)
-    ][-1]
+
+    def refusal(name: str) -> str | None:
+        entry = implementations[name]
+        if not isinstance(entry, gpu.Kernel):
+            return None
+        dtypes = {x.dtype for x in tensors}
+        return entry.refusal(device, dtypes, **sizes)
+
     if requested != "auto":
-        text = (
-            f"{op}: implementation {requested!r} cannot run here: {reason}; "
-            f"{fallback!r} can"
-        )
-        if isinstance(reason, gpu.Limit):
-            raise Refused(text, reason)
-        raise ValueError(text)
-    if device.type == "cuda":
-        _warn(f"{op}: {reason}; {fallback!r} is used instead")
-    return fallback, implementations[fallback]
+        if reason := refusal(requested):
+            _refuse(op, implementations, requested, reason)
+        return requested, _loaded(implementations[requested])
+    names, _ = preferred(op, implementations, device)
+    reasons: dict[str, str] = {}
+    for name in names:
+        if name in KERNELS and gpu.takes("cpu"):
+            continue
+        reason = refusal(name)
+        if reason is None:
+            break
+        reasons[name] = reason
+    ours = reasons.get("triton")
+    if ours and name not in KERNELS and device.type == "cuda":
+        _warn(f"{op}: {ours}; {name!r} is used instead")
+    return name, _loaded(implementations[name])
+
+
+def _loaded(entry: Any) -> Any:
+    """The function, or the module, of an entry."""
+    return entry.load() if isinstance(entry, gpu.Kernel) else entry
+
+
+def _refuse(
+    op: str, implementations: Mapping[str, Any], name: str, reason: str
+) -> None:
+    """Say that a kernel cannot run, and what can."""
+    able = [other for other in implementations if other not in KERNELS]
+    text = (
+        f"{op}: implementation {name!r} cannot run here: {reason}; "
+        f"{able[-1]!r} can"
+    )
+    if isinstance(reason, gpu.Limit):
+        raise Refused(text, reason)
+    raise ValueError(text)
+
+
+def preferred(
+    op: str, implementations: Mapping[str, Any], device: torch.device
+) -> tuple[list[str], str | None]:
+    """What "auto" tries, in this order, and why in this one.
+
+    The last implementation comes first. But flash-linear-attention,
+    where it is installed, comes before kernels that have not been
+    measured on this GPU to be right and faster.
+    """
+    names = [*implementations][::-1]
+    theirs = implementations.get("fla")
+    if theirs is not None and not theirs.auto:
+        names.remove("fla")
+    both = "fla" in names and "triton" in names
+    if not both or device.type != "cuda" or fla.missing():
+        return names, None
+    ours, why = measured.prefers_ours(op, _card(device))
+    if not ours:
+        names.remove("fla")
+        names.insert(0, "fla")
+    return names, why
+
+
+@functools.cache
+def _card(device: torch.device) -> str:
+    """The name of a GPU."""
+    return torch.cuda.get_device_name(device)
 
 
 @functools.cache

@@ -103,6 +103,11 @@ def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
         yield launches
 
 
+def stands_in() -> bool:
+    """Whether something runs kernels in place of the GPU."""
+    return _stand_in is not None
+
+
 def takes(device: str) -> bool:
     """Whether a stand-in runs kernels on tensors of this device."""
     return _stand_in is not None and _stand_in.device == device

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fwlab.feature_maps import FeatureMap, Identity, unit_range
 from fwlab.ops import checks
+from fwlab.ops.dispatch import KERNELS
 from fwlab.ops.operation import Call, Operation
 from fwlab.ops.state import NormalizedState
 
@@ -109,7 +110,10 @@ class Rule(Operation):
         if group > 1:
             call.like = v[:, :, :1].expand(-1, -1, q.shape[2], -1)
         name, compute = call.choose(
-            implementation, "q", "k", "v", normalize=normalize
+            implementation,
+            *("q", "k", "v"),
+            normalize=normalize,
+            gates=tuple(given),
         )
         if group > 1:
             compute = grouped(compute, group)
@@ -118,7 +122,7 @@ class Rule(Operation):
         start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
-        by_kernel = name == "triton"
+        by_kernel = name in KERNELS
         # These convert one piece of half-precision inputs at a time.
         in_pieces = by_kernel or name == "efficient"
 

@@ -11,7 +11,6 @@ once more with another ptxas, which tells a compiler's error from ours.
 import importlib.util
 import os
 import platform
-import re
 import secrets
 import subprocess
 import tempfile
@@ -29,7 +28,7 @@ from fwlab.bench.gpu.measure import ROUNDS
 from fwlab.bench.gpu.problems import LIMITS, PROBLEMS
 from fwlab.bench.gpu.processes import COMMAND, Row, Worker, do_all
 from fwlab.files import check_writable, write_json
-from fwlab.ops import compiler
+from fwlab.ops import compiler, measured
 from fwlab.provenance import provenance
 
 #: Limits in seconds: of checking, of measuring, of one part, and of what
@@ -64,7 +63,7 @@ def main(
         dry.stand_in()
         dry.install()
     about = dry.CARD if dry_run else card()
-    path = default_path(about["slug"]) if out is None else out
+    path = measured.written(about["slug"]) if out is None else out
     if dry_run and out is None:
         path = Path(tempfile.mkdtemp(prefix="fwlab-bench-")) / path.name
     check_writable(path.parent)
@@ -81,7 +80,7 @@ def card() -> dict[str, Any]:
     about = torch.cuda.get_device_properties(0)
     return {
         "name": about.name,
-        "slug": slug(about.name),
+        "slug": measured.slug(about.name),
         "capability": [about.major, about.minor],
         "multiprocessors": about.multi_processor_count,
         "memory_gib": round(about.total_memory / 2**30, 1),
@@ -89,11 +88,6 @@ def card() -> dict[str, Any]:
         "driver": driver(),
         "cuda": torch.version.cuda,
     }
-
-
-def slug(name: str) -> str:
-    """The name of a GPU as part of a file name."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def driver() -> str | None:
@@ -124,12 +118,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def default_path(slug: str) -> Path:
-    folder = Path("docs", "results")
-    in_repository = folder.is_dir() and Path("fwlab", "bench").is_dir()
-    return (folder if in_repository else Path()) / f"gpu-{slug}.json"
 
 
 class Run:

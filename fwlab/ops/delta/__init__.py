@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fwlab.feature_maps import DPFP, Identity, sum_normalize
-from fwlab.ops import gpu
+from fwlab.ops import fla, gpu
 from fwlab.ops.delta import chunked, efficient, naive
 from fwlab.ops.linear import too_wide
 from fwlab.ops.operation import Variants
@@ -44,6 +44,7 @@ RECURRENCE: dict[str, Any] = {
         efficient.error_correcting,
         efficient.normalized_error_correcting,
     ),
+    "fla": fla.CORRECTING,
     # Both kinds of kernels are behind one function, which chooses by
     # length.
     "triton": gpu.Kernel(
@@ -72,9 +73,11 @@ DELTA_RULE = Rule(
 DPFP_DELTA_RULE = replace(
     DELTA_RULE,
     name="dpfp_delta_rule",
+    # Without "fla", which does not make these features.
     implementations={
-        "naive": LOOPS,
-        **RECURRENCE,
+        name: entry
+        for name, entry in DELTA_RULE.implementations.items()
+        if name != "fla"
     },
     mixer=None,
     benchmarks=(),
@@ -150,8 +153,8 @@ def delta_rule(
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
-    - `implementation`: "auto", "naive", "chunked", "efficient" or
-      "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
+      or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
@@ -199,8 +202,9 @@ def dpfp_delta_rule(
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength in $[0, 1]$.
     - `nu`: the number of shifts of `DPFP`, at least 1.
-    - `key_mask`, `cu_seqlens`, `return_state`, `implementation`: as for
-      `delta_rule`.
+    - `key_mask`, `cu_seqlens`, `return_state`: as for `delta_rule`.
+    - `implementation`: "auto", "naive", "chunked", "efficient" or
+      "triton".
     - `state`: `W` `[batch, heads, value, 2 * d * nu]`, or None.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.

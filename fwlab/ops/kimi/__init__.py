@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from fwlab.feature_maps import Identity
+from fwlab.ops import fla
 from fwlab.ops.delta import chunked, efficient
 from fwlab.ops.kimi import naive
 from fwlab.ops.operation import Variants
@@ -16,6 +17,7 @@ KIMI_DELTA_RULE = Rule(
         "naive": Variants(naive.kimi_delta_rule),
         "chunked": chunked.error_correcting,
         "efficient": efficient.error_correcting,
+        "fla": fla.CORRECTING,
     },
     gates={"beta": "heads", "log_decay": "heads key"},
     factors=lambda beta, log_decay: (
@@ -70,7 +72,8 @@ def kimi_delta_rule(
       earlier call returned; None = zeros. float32 for half-precision
       inputs.
     - `return_state`: return `(y, state)` instead of `y`.
-    - `implementation`: "auto", "naive", "chunked" or "efficient".
+    - `implementation`: "auto", "naive", "chunked", "efficient" or
+      "fla".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 

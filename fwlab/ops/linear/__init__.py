@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fwlab.feature_maps import ELU1
-from fwlab.ops import gpu
+from fwlab.ops import fla, gpu
 from fwlab.ops.linear import chunked, efficient, naive
 from fwlab.ops.operation import Variants
 from fwlab.ops.rule import Rule, factor
@@ -34,6 +34,7 @@ def too_wide(
 RECURRENCE: dict[str, Any] = {
     "chunked": chunked.additive,
     "efficient": efficient.additive,
+    "fla": fla.ADDITIVE,
     "triton": gpu.Kernel(
         "fwlab.ops.linear.kernels", "additive", refuses=too_wide
     ),
@@ -69,6 +70,7 @@ GATED_RULE = Rule(
             naive.decaying_normalized_gated_rule,
         ),
         **RECURRENCE,
+        "fla": fla.GATED,
     },
     gates={"beta": "heads", "log_decay": "heads"},
     optional=("log_decay",),
@@ -133,8 +135,8 @@ def sum_rule(
       tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
-    - `implementation`: "auto", "naive", "chunked", "efficient" or
-      "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
+      or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
@@ -185,7 +187,10 @@ def gated_rule(
     - `beta`: `[batch, time, heads]`, usually in $[0, 1]$: 0 keeps the
       fast weights, 1 replaces all of them with this pair.
     - `log_decay`, `normalize`, `scale`, `key_mask`, `cu_seqlens`,
-      `state`, `return_state`, `implementation`: as for `sum_rule`.
+      `state`, `return_state`: as for `sum_rule`.
+    - `implementation`: as for `sum_rule`, but "auto" never takes "fla":
+      it computes with $\log(1 - \beta_t)$, so the gradient of `beta`
+      loses digits close to 1, and is not complete where `beta` is 1.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 

@@ -1,0 +1,387 @@
+"""flash-linear-attention behind our calls: a stand-in with its conventions.
+
+Its kernels need a GPU. The functions here take and return what its own do:
+states `[batch, heads, key, value]`, queries scaled by K ** -0.5 unless told
+otherwise, decays as logarithms, results in the dtype of the queries.
+"""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from fwlab import info, ops
+from fwlab.ops import dispatch, fla, gpu, measured
+from problems import error, outcome, problem, rules
+
+CALLS = []
+
+
+def recurrent(q, k, v, g, beta, scale, initial_state, output_final_state):
+    """Step by step, in full precision; beta None = an additive rule."""
+    assert q.dtype == k.dtype == v.dtype and k.shape == q.shape
+    assert initial_state is None or initial_state.is_contiguous()
+    full = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    dtype = q.dtype
+    q, k, v = (x.to(full) for x in (q, k, v))
+    S = k.new_zeros(*k.shape[::2], k.shape[-1], v.shape[-1])
+    S = S if initial_state is None else initial_state
+    assert S.dtype == full and S.shape[-2:] == (k.shape[-1], v.shape[-1])
+    o = []
+    # A chunk sums logarithms up, so it takes none that are infinite.
+    assert g is None or g.isfinite().all()
+    for t in range(q.shape[1]):
+        if g is not None:
+            decay = g[:, t].exp()
+            S = S * (decay[..., None] if decay.dim() == 3 else decay[..., None, None])
+        new = v[:, t]
+        if beta is not None:
+            new = beta[:, t, :, None] * (
+                new - torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+            )
+        S = S + k[:, t, :, :, None] * new[:, :, None]
+        o.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return torch.stack(o, 1).to(dtype), S if output_final_state else None
+
+
+def chunk_simple_gla(q, k, v, g=None, scale=None, **more):
+    CALLS.append("chunk_simple_gla")
+    assert g is None or g.shape == q.shape[:3]
+    return recurrent(q, k, v, g, None, scale, **more)
+
+
+def chunk_delta_rule(q, k, v, beta, scale=None, **more):
+    CALLS.append("chunk_delta_rule")
+    assert q.dtype != torch.float32 and beta.shape == q.shape[:3]
+    return recurrent(q, k, v, None, beta, scale, **more)
+
+
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, **more):
+    CALLS.append("chunk_gated_delta_rule")
+    assert g.shape == beta.shape == q.shape[:3]
+    return recurrent(q, k, v, g, beta, scale, **more)
+
+
+def chunk_kda(q, k, v, g, beta, scale=None, **more):
+    CALLS.append("chunk_kda")
+    assert g.shape == k.shape and beta.shape == q.shape[:3]
+    return recurrent(q, k, v, g, beta, scale, **more)
+
+
+PLACES = {
+    "simple_gla": chunk_simple_gla,
+    "delta_rule": chunk_delta_rule,
+    "gated_delta_rule": chunk_gated_delta_rule,
+    "kda": chunk_kda,
+}
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """The stand-in, on a machine that seems to have a GPU."""
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, function in PLACES.items():
+        module = ModuleType(f"fla.ops.{name}")
+        setattr(module, function.__name__, function)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(fla, "version", lambda: (0, 6, 0))
+    monkeypatch.setattr(gpu, "installed", lambda: True)
+    monkeypatch.setattr(gpu, "stands_in", lambda: False)
+    CALLS.clear()
+    measured.result.cache_clear()
+    measured.prefers_ours.cache_clear()
+    with gpu.standing_in(gpu.StandIn((9, 0), "cpu", print)):
+        yield
+    measured.result.cache_clear()
+    measured.prefers_ours.cache_clear()
+
+
+@pytest.fixture
+def any_dtype(monkeypatch):
+    """Also float64, to compare exactly."""
+    monkeypatch.setattr(gpu, "DTYPES", (*gpu.DTYPES, torch.float64))
+    monkeypatch.setattr(gpu.StandIn, "dtypes", (torch.float64,))
+    one = gpu.StandIn((9, 0), "cpu", print, (torch.float64, torch.float16))
+    with gpu.standing_in(one):
+        yield
+
+
+NO_NORMALISER = {
+    *("delta-normalized", "gated-delta-normalized"),
+    *("gated-normalized", "sum-decay-normalized"),
+}
+ROWS = {
+    name: row
+    for name, row in rules.ROWS.items()
+    if name != "dpfp-delta" and name not in NO_NORMALISER
+}
+FUNCTIONS = {
+    "sum": "chunk_simple_gla",
+    "sum-normalized": "chunk_simple_gla",
+    "sum-decay": "chunk_simple_gla",
+    "gated": "chunk_simple_gla",
+    "delta": "chunk_delta_rule",
+    "gated-delta": "chunk_gated_delta_rule",
+    "kimi-delta": "chunk_kda",
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("with_state", [True, False])
+def test_is_naive(name, with_state, any_dtype):
+    """Outputs, states and every gradient, with decays of 0 and of 1."""
+    row = ROWS[name]
+    inputs, state = problem(row, 23, with_state=with_state)
+    found = outcome(row, inputs, state, "fla")
+    wanted = outcome(row, inputs, state, "naive")
+    assert [FUNCTIONS[name]] == CALLS
+    if name == "gated":  # log(1 - beta) has no derivative at 1
+        (at,) = {i for i, x in enumerate(found) if x.dim() == 3 and i > 1}
+        assert not (found[at] - wanted[at])[inputs[3] < 1].abs().max() > 1e-9
+        found[at] = wanted[at]
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == b.dtype and error(a, b) < 1e-9
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_half_precision(name):
+    """It gets the inputs as they are, and its state has full precision."""
+    row = ROWS[name]
+    inputs, state = problem(row, 23, dtype=torch.bfloat16)
+    found = outcome(row, inputs, state, "fla")
+    assert found[0].dtype == torch.bfloat16 and found[1].dtype == torch.float32
+    wanted = outcome(row, inputs, state, "naive")
+    for a, b in zip(found, wanted, strict=True):
+        if name == "gated" and a.dim() == 3:
+            continue  # the gradient of beta
+        assert a.dtype == b.dtype and error(a, b) < 2e-2
+
+
+@pytest.mark.parametrize("name", ["sum-normalized", "gated", "delta", "kimi-delta"])
+def test_contract(name, any_dtype):
+    """Masks, a scale, packed documents and grouped heads."""
+    row = ROWS[name]
+    inputs, _ = problem(row, 12)
+    one = [x[:1] for x in inputs]
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, 3:5], mask[1, :2] = False, False
+    calls = [
+        (inputs, {"key_mask": mask, "scale": 0.7}),
+        (one, {"cu_seqlens": torch.tensor([0, 5, 5, 12])}),
+        ([inputs[0].repeat_interleave(2, 2), *inputs[1:]], {}),
+    ]
+    for given, options in calls:
+        a, b = (
+            row(*given, return_state=True, implementation=implementation, **options)
+            for implementation in ("fla", "naive")
+        )
+        assert error(a[0], b[0]) < 1e-9
+        for x, y in zip(rules_parts(a[1]), rules_parts(b[1]), strict=True):
+            assert error(x, y) < 1e-9
+
+
+def rules_parts(state):
+    return state if isinstance(state, tuple) else (state,)
+
+
+def test_an_infinite_decay(any_dtype):
+    """It erases the memory, and its gradient is 0."""
+    row = ROWS["gated-delta"]
+    inputs, state = problem(row, 9)
+    with torch.no_grad():
+        inputs[-1][:, 4] = -torch.inf
+    found = outcome(row, inputs, state, "fla")
+    for a, b in zip(found, outcome(row, inputs, state, "naive"), strict=True):
+        assert error(a, b) < 1e-9
+
+
+def test_no_second_derivative(any_dtype):
+    inputs, _ = problem(ROWS["delta"], 4)
+    y = ops.delta_rule(*inputs, implementation="fla")
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(y.sum(), inputs, create_graph=True)
+
+
+def call(op, *, dtype=torch.float16, key=8, **options):
+    x = torch.zeros(1, 3, 1, key, dtype=dtype)
+    gates = {"gated_rule": 1, "delta_rule": 1, "gated_delta_rule": 2}.get(op, 0)
+    return getattr(ops, op)(x, x, x, *[x[..., 0]] * gates, **options)
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "says"),
+    [
+        ("delta_rule", {"dtype": torch.float32}, "in half precision only"),
+        ("sum_rule", {"dtype": torch.float32}, "in half precision only"),
+        ("delta_rule", {"key": 257}, "keys of width up to 256, got 257"),
+        ("delta_rule", {"normalize": True}, "no kernel for normalize=True"),
+        ("gated_rule", {"normalize": True}, "normalize=True with beta"),
+    ],
+)
+def test_refusals(op, options, says):
+    with pytest.raises(dispatch.Refused, match=says) as error:
+        call(op, implementation="fla", **options)
+    assert str(error.value).endswith("'efficient' can")
+    assert not CALLS
+
+
+@pytest.mark.parametrize("version", [None, (0, 5, 9)])
+def test_not_installed(version, monkeypatch):
+    monkeypatch.setattr(fla, "version", lambda: version)
+    with pytest.raises(
+        ValueError, match=r"flash-linear-attention 0\.6 or newer is not"
+    ):
+        call("delta_rule", implementation="fla")
+    assert "fla" not in ops.implementations("delta_rule")
+
+
+def test_not_with_a_stand_in(monkeypatch):
+    """An emulator runs our launches; flash-linear-attention has its own."""
+    monkeypatch.setattr(gpu, "stands_in", lambda: True)
+    with pytest.raises(ValueError, match="flash-linear-attention needs a GPU"):
+        call("delta_rule", implementation="fla")
+    assert "fla" not in ops.implementations("delta_rule")
+    assert "fla" not in ops.implementations("dpfp_delta_rule")
+
+
+def test_is_listed():
+    assert "fla" in ops.implementations("kimi_delta_rule")
+    assert "fla" in ops.implementations("sum_rule")
+
+
+# The choice.
+
+CUDA = torch.device("cuda", 0)
+TABLE = ops.TABLE["delta_rule"].implementations
+
+
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    """A GPU of this name; the returned function saves a result of it."""
+    monkeypatch.setattr(dispatch, "_card", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FWLAB_DATA", raising=False)
+
+    def save(folder=".", ours=1.0, fla=2.0, ok=True, **more):
+        result = {
+            "complete": True,
+            "dry_run": False,
+            "correctness": [
+                {"op": "delta_rule", "ok": ok, "refused": None},
+                {"op": "delta_rule", "ok": False, "refused": "too wide"},
+                {"op": "sum_rule", "ok": False, "refused": None},
+            ],
+            "rows": [
+                {"op": "delta_rule", "case": "a", "side": side, "ms": ms}
+                for side, ms in ((measured.OURS, ours), (measured.OTHERS, fla))
+            ],
+        }
+        path = tmp_path / folder / "gpu-nvidia-h200.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(result | more))
+        measured.result.cache_clear()
+        measured.prefers_ours.cache_clear()
+
+    return save
+
+
+def order():
+    names, why = dispatch.preferred("delta_rule", TABLE, CUDA)
+    return names[:2], why
+
+
+def test_fla_comes_first_on_an_unmeasured_gpu(card):
+    assert order() == (["fla", "triton"], "there is no gpu-nvidia-h200.json")
+
+
+@pytest.mark.parametrize("folder", [".", "shipped"])
+def test_ours_comes_first_where_it_is_right_and_faster(card, folder):
+    card(folder)
+    says = "gpu-nvidia-h200.json says that triton is right and faster"
+    assert order() == (["triton", "fla"], says)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ({"ok": False}, "does not say that triton is right"),
+        ({"ours": 2.1}, "does not say that triton is faster"),
+        ({"fla": None}, "does not say that triton is faster"),
+        ({"complete": False}, "there is no"),
+        ({"dry_run": True}, "there is no"),
+        ({"correctness": []}, "does not say that triton is right"),
+    ],
+)
+def test_otherwise_fla_comes_first(card, result, says):
+    card(**result)
+    names, why = order()
+    assert names == ["fla", "triton"] and says in why
+
+
+def test_which_file_wins(card, tmp_path, monkeypatch):
+    """That of `FWLAB_DATA`, then that of the current folder."""
+    card("shipped")
+    card(".", ok=False)
+    assert order()[0] == ["fla", "triton"]
+    monkeypatch.setenv("FWLAB_DATA", str(tmp_path / "mine"))
+    card("mine")
+    assert order()[0] == ["triton", "fla"]
+    (tmp_path / "mine" / "gpu-nvidia-h200.json").write_text("{")
+    measured.result.cache_clear()
+    measured.prefers_ours.cache_clear()
+    assert order()[0] == ["fla", "triton"]
+
+
+def test_without_fla_there_is_no_choice(card, monkeypatch):
+    monkeypatch.setattr(fla, "version", lambda: None)
+    assert order() == (["triton", "fla"], None)
+    names, _ = dispatch.preferred("delta_rule", TABLE, torch.device("cpu"))
+    assert names[0] == "triton"
+
+
+def on_gpu(dtype=torch.float16):
+    class OnGPU(torch.Tensor):
+        device = CUDA
+
+    return torch.zeros(1, dtype=dtype).as_subclass(OnGPU)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "name"),
+    [
+        ("delta_rule", torch.float16, "fla"),
+        ("delta_rule", torch.float32, "triton"),
+        ("delta_rule", torch.float64, "efficient"),
+        ("gated_rule", torch.float16, "triton"),
+        ("kimi_delta_rule", torch.float16, "fla"),
+        ("kimi_delta_rule", torch.float32, "efficient"),
+    ],
+)
+def test_auto(card, op, dtype, name, recwarn):
+    """It warns only where a kernel of ours would be expected."""
+    dispatch._warn.cache_clear()
+    table = ops.TABLE[op].implementations
+    with gpu.standing_in(gpu.StandIn((9, 0), "cuda", print)):
+        found, _ = dispatch.choose(op, table, "auto", on_gpu(dtype))
+    assert found == name
+    assert len(recwarn) == (op == "delta_rule" and name == "efficient")
+
+
+def test_info(card, monkeypatch):
+    """Which kernel "auto" takes, and why."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    card()
+    with gpu.standing_in(gpu.StandIn((9, 0), "cuda", print)):
+        assert info._usable("delta_rule") == (
+            "naive, chunked, efficient, fla, triton (triton first: "
+            "gpu-nvidia-h200.json says that triton is right and faster)"
+        )
+        assert "(fla first: gpu-nvidia-h200.json does not" in info._usable("sum_rule")
+        assert info._usable("kimi_delta_rule") == "naive, chunked, efficient, fla"
+        monkeypatch.setattr(fla, "version", lambda: None)
+        assert info._usable("delta_rule") == "naive, chunked, efficient, triton"
