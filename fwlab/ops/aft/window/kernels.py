@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops import autograd, chunks, gpu
+from fwlab.ops import autograd, chunks, gpu, tiles
 from fwlab.ops.aft.simple.kernels import (
     as_state,
     as_triple,
@@ -72,7 +72,7 @@ def _bias(band, t, p, inside, W, reach):
 
 @triton.jit
 def _biases(band, t, p, time, end, W, reach):
-    """`_bias` of a tile of rows and keys; `band` is that of each row."""
+    """`_bias` of a tile of rows and keys, with a band for each row."""
     inside = (t < time)[:, None] & (p < end)[None, :]
     return _bias(
         band[:, None], t[:, None], p[None, :], inside, W, reach
@@ -89,11 +89,37 @@ def _reach(W, reach):
 
 
 @triton.jit
-def _tile(x, t, c, remaining, channel, D, other):
-    """Load a tile of `[steps, D]`, in float32."""
-    inside = (t < remaining)[:, None] & channel[None, :]
-    at = t[:, None] * D + c[None, :]
+def _tile(
+    x, first, end, c, channel, other, N: tl.constexpr, D: tl.constexpr
+):
+    """Load `[N, BD]` of `[steps, D]` from step `first` on, in float32.
+
+    Only the offset of the first step needs 64 bits.
+    """
+    i = tl.arange(0, N)
+    inside = (first + i < end)[:, None] & channel[None, :]
+    x += tl.cast(first, tl.int64) * D
+    at = i[:, None] * D + c[None, :]
     return tl.load(x + at, mask=inside, other=other).to(tl.float32)
+
+
+@triton.jit
+def _put_tile(
+    x, value, first, end, c, channel, N: tl.constexpr, D: tl.constexpr
+):
+    """Store what `_tile` would load."""
+    i = tl.arange(0, N)
+    inside = (first + i < end)[:, None] & channel[None, :]
+    x += tl.cast(first, tl.int64) * D
+    at = i[:, None] * D + c[None, :]
+    tl.store(x + at, value.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _at(x, t, c, channel, other, D: tl.constexpr):
+    """Load step t of `[steps, D]`, in float32."""
+    x += tl.cast(t, tl.int64) * D
+    return tl.load(x + c, mask=channel, other=other).to(tl.float32)
 
 
 @triton.jit
@@ -110,21 +136,21 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _one_by_one(
-    k, v, band, M, S, A, t, c, channel, start, end, time, D, W, reach
-):
+    k, v, band, M, S, A, t, c, channel, start, end, time, W, reach,
+    D: tl.constexpr,
+):  # fmt: skip
     """The triples of a tile of rows, adding one key after the other.
 
     Each row and channel has its own maximum: this is always right.
     """
     for p in range(start, end):
-        at = p * D + c
-        key = tl.load(k + at, mask=channel, other=LOW)
-        value = tl.load(v + at, mask=channel, other=0.0)
+        key = _at(k, p, c, channel, LOW, D)
+        value = _at(v, p, c, channel, 0.0, D)
         x = _bias(band, t, p, t < time, W, reach)[:, None]
         x, u, w = elements(
-            x + key.to(tl.float32)[None, :],
+            x + key[None, :],
             tl.full(M.shape, 1.0, tl.float32),
-            value.to(tl.float32)[None, :],
+            value[None, :],
         )
         M, S, A = combine(M, S, A, x, u, w)
     return M, S, A
@@ -142,8 +168,8 @@ def _factor(x):
 
 @triton.jit
 def _by_products(
-    k, v, band, m0, S, A, first, t, c, channel, start, end, time, D,
-    W, reach, P: tl.constexpr, PRECISION: tl.constexpr,
+    k, v, band, m0, S, A, first, t, c, channel, start, end, time,
+    W, reach, D: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same by products of $e^w$ and $e^{K - c}$ (e5), where c is
     the maximum of the first P keys and the older steps; and where it is
@@ -155,7 +181,7 @@ def _by_products(
     change a bit of them.
     """
     seen = tl.minimum(end, first + 1 + _reach(W, reach))
-    key = _tile(k, start + tl.arange(0, P), c, seen, channel, D, LOW)
+    key = _tile(k, start, seen, c, channel, LOW, P, D)
     top = tl.maximum(m0, tl.max(key, 0))
     base = tl.where(top > LOW, top, 0.0)
     fade = exp(m0 - base)[None, :]
@@ -163,8 +189,8 @@ def _by_products(
     border = start + (seen - start) // P * P
     for p0 in range(start, border, P):
         p = p0 + tl.arange(0, P)
-        x = _tile(k, p, c, end, channel, D, 0.0) - base[None, :]
-        value = _tile(v, p, c, end, channel, D, 0.0)
+        x = _tile(k, p0, end, c, channel, 0.0, P, D) - base[None, :]
+        value = _tile(v, p0, end, c, channel, 0.0, P, D)
         X = _factor(x)
         XV = X * tl.where(x > LOW, value, 0.0)
         E = _factor(_biases(band, t, p, time, end, W, reach))
@@ -173,9 +199,9 @@ def _by_products(
     wrong = tl.zeros(S.shape, tl.float32)
     for p0 in range(border, end, P):
         p = p0 + tl.arange(0, P)
-        x = _tile(k, p, c, end, channel, D, LOW)
+        x = _tile(k, p0, end, c, channel, LOW, P, D)
         x -= base[None, :]
-        value = _tile(v, p, c, end, channel, D, 0.0)
+        value = _tile(v, p0, end, c, channel, 0.0, P, D)
         X = _factor(x)
         XV = X * tl.where(x > LOW, value, 0.0)
         fits = (x <= MAX_EXPONENT) & (tl.abs(XV) <= MAX_VALUE)
@@ -188,15 +214,16 @@ def _by_products(
         wrong += tl.dot(sees, tl.where(fits, 0.0, 1.0).to(tl.float16))
     # Comparisons with NaN are False.
     fine = (S >= MIN_SUM) & (S <= MAX_SUM) & (tl.abs(A) <= MAX_SUM)
-    outside = (t >= time)[:, None] | ~channel[None, :]
-    fine = (fine & (wrong == 0)) | outside
-    return base[None, :], tl.where(fine, S, WRONG), A
+    S = tl.where(fine & (wrong == 0), S, WRONG)
+    inside = (t < time)[:, None] & channel[None, :]
+    return base[None, :], tl.where(inside, S, 0.0), A
 
 
 @triton.jit(do_not_specialize=["time", "keys", "W", "reach", "rows"])
 def window_forward(
     q, k, v, band, top, s, a, y, L, m, time, keys, W, reach, rows,
-    D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr,
+    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
     PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Eq. 2 for a tile of rows and some channels of a group.
@@ -228,46 +255,44 @@ def window_forward(
         start, end = 0, tl.minimum(keys, first + R + reach)
     zero = tl.zeros([R, BD], tl.float32)
     M, S, A = zero + m0[None, :], zero + s0[None, :], zero + a0[None, :]
+    base, total, sums = (
+        tl.zeros([1, BD], tl.float32),
+        zero + WRONG,
+        zero,
+    )
     if PRODUCTS:
         base, total, sums = _by_products(
-            k, v, band, m0, S, A, first, t, c, channel,
-            start, end, time, D, W, reach, P, PRECISION,
+            k, v, band, m0, S, A, first, t, c, channel, start, end,
+            time, W, reach, D, P, PRECISION,
         )  # fmt: skip
-        if _any(total == WRONG):
-            M, S, A = _one_by_one(
-                k, v, band, M, S, A, t, c, channel,
-                start, end, time, D, W, reach,
-            )  # fmt: skip
-        M = tl.where(total == WRONG, M, base)
-        A = tl.where(total == WRONG, A, sums)
-        S = tl.where(total == WRONG, S, total)
-    else:
+    wrong = total == WRONG
+    if _any(wrong):
         M, S, A = _one_by_one(
-            k, v, band, M, S, A, t, c, channel,
-            start, end, time, D, W, reach,
+            k, v, band, M, S, A, t, c, channel, start, end, time,
+            W, reach, D,
         )  # fmt: skip
+    M, S = tl.where(wrong, M, base), tl.where(wrong, S, total)
+    A = tl.where(wrong, A, sums)
     empty = S == 0
     whole = tl.where(empty, 1.0, S)
     mean = tl.where(empty, 0.0, A / whole)
-    inside = (t < time)[:, None] & channel[None, :]
-    at = t[:, None] * D + c[None, :]
-    gate = tl.sigmoid(_tile(q, t, c, time, channel, D, 0.0))
-    out = batch * time * D + at
-    tl.store(y + out, (gate * mean).to(y.dtype.element_ty), mask=inside)
+    gate = tl.sigmoid(_tile(q, first, time, c, channel, 0.0, R, D))
+    y += batch * time * D
+    _put_tile(y, gate * mean, first, time, c, channel, R, D)
     if L is not None:
         log_sum = tl.where(empty, LOW, M + tl.log(whole))
-        out = batch * (time + 1) * D + at
-        tl.store(L + out, log_sum, mask=inside)
-        tl.store(m + out, mean, mask=inside)
+        origin = batch * (time + 1) * D
+        _put_tile(L + origin, log_sum, first, time, c, channel, R, D)
+        _put_tile(m + origin, mean, first, time, c, channel, R, D)
 
 
 @triton.jit(do_not_specialize=["size", "extra"])
 def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
     """The gradients of means, of their logarithms, and of q.
 
-    One sequence of `size` scalars; `extra` more are in m, dm and db, for
-    the next state. Loads q, dy and m, stores dm, db and dq: 12 + 3 b
-    bytes per scalar. Lower bound: the bytes.
+    One sequence of `size` scalars; `extra` more are in m, dm and db,
+    for the next state. Loads q, dy and m, stores dm, db and dq:
+    12 + 3 b bytes per scalar. Lower bound: the bytes.
     """
     batch = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
@@ -297,7 +322,8 @@ def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
 def window_backward_keys(
     k, v, band, L, dm, db, top, s, a, dk, dv,
     time, keys, W, reach, rows, segments,
-    D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr,
+    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
     PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(e6) and (e7) for a tile of keys: sums over the rows that see it.
@@ -311,11 +337,12 @@ def window_backward_keys(
     head, block = tl.program_id(2) // blocks, tl.program_id(2) % blocks
     inner = block * BD + tl.arange(0, BD)
     c, channel = head * (D // H) + inner, inner < D // H
-    p = n * R + tl.arange(0, R)
+    first = n * R
+    p = first + tl.arange(0, R)
     k += batch * keys * D
     v += batch * keys * D
-    key = _tile(k, p, c, keys, channel, D, LOW)
-    value = _tile(v, p, c, keys, channel, D, 0.0)
+    key = _tile(k, first, keys, c, channel, LOW, R, D)
+    value = _tile(v, first, keys, c, channel, 0.0, R, D)
     empty = key == LOW
     value = tl.where(empty, 0.0, value)
     L += batch * (time + 1) * D
@@ -339,22 +366,22 @@ def window_backward_keys(
         base = tl.where(high > LOW, high, 0.0)[None, :]
         for t0 in range(start, end, P):
             t = t0 + tl.arange(0, P)
-            norm = _tile(L, t, c, end, channel, D, LOW)
+            norm = _tile(L, t0, end, c, channel, LOW, P, D)
             G = _factor(tl.where(norm > LOW, base - norm, LOW))
             row = tl.minimum(t, time - 1) % rows
             visible = (t < end)[None, :] & (
                 p[:, None] < tl.where(t < time, keys, time)[None, :]
             )
             w = _bias(
-                band + row[None, :] * W,
+                band + row.to(tl.int64)[None, :] * W,
                 t[None, :],
                 p[:, None],
                 visible,
                 W,
                 reach,
             )
-            dm_t = _tile(dm, t, c, end, channel, D, 0.0)
-            db_t = _tile(db, t, c, end, channel, D, 0.0)
+            dm_t = _tile(dm, t0, end, c, channel, 0.0, P, D)
+            db_t = _tile(db, t0, end, c, channel, 0.0, P, D)
             E = _factor(w)
             U += _dot(E, G * dm_t, PRECISION)
             B += _dot(E, G * db_t, PRECISION)
@@ -365,10 +392,9 @@ def window_backward_keys(
         U = tl.zeros([R, BD], tl.float32)
         B = tl.zeros([R, BD], tl.float32)
         for t in range(start, end):
-            at = t * D + c
-            norm = tl.load(L + at, mask=channel, other=LOW)
-            dm_t = tl.load(dm + at, mask=channel, other=0.0)
-            db_t = tl.load(db + at, mask=channel, other=0.0)
+            norm = _at(L, t, c, channel, LOW, D)
+            dm_t = _at(dm, t, c, channel, 0.0, D)
+            db_t = _at(db, t, c, channel, 0.0, D)
             row = tl.minimum(t, time - 1) % rows
             visible = p < tl.where(t < time, keys, time)
             x = _bias(
@@ -393,12 +419,9 @@ def window_backward_keys(
         e = exp(tl.where(empty | (m1 == LOW)[None, :], LOW, x))
         U += e * s1[None, :]
         B += e * a1[None, :]
-    inside = (p < keys)[:, None] & channel[None, :]
-    at = batch * keys * D + p[:, None] * D + c[None, :]
-    tl.store(dv + at, U.to(dv.dtype.element_ty), mask=inside)
-    tl.store(
-        dk + at, (value * U + B).to(dk.dtype.element_ty), mask=inside
-    )
+    origin = batch * keys * D
+    _put_tile(dv + origin, U, first, keys, c, channel, R, D)
+    _put_tile(dk + origin, value * U + B, first, keys, c, channel, R, D)
 
 
 @triton.jit(
@@ -415,7 +438,8 @@ def window_backward_keys(
 def window_backward_band(
     k, v, band, L, m, dm, dband,
     time, keys, W, reach, rows, batch, across,
-    D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr,
+    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
     PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(e8): the biases of a tile of rows and of P keys.
@@ -425,7 +449,8 @@ def window_backward_band(
     programs share a tile of rows.
     """
     n, head = tl.program_id(0) // across, tl.program_id(1)
-    t = n * R + tl.arange(0, R)
+    first = n * R
+    t = first + tl.arange(0, R)
     p0 = tl.program_id(0) % across * P
     if reach is None:
         p0 += n * R
@@ -443,11 +468,17 @@ def window_backward_band(
             for block in range(tl.cdiv(D // H, BD)):
                 inner = block * BD + tl.arange(0, BD)
                 c, channel = head * (D // H) + inner, inner < D // H
-                norm = _tile(L + there, t, c, time, channel, D, LOW)
-                mean = _tile(m + there, t, c, time, channel, D, 0.0)
-                G = _tile(dm + there, t, c, time, channel, D, 0.0)
-                key = _tile(k + here, p, c, keys, channel, D, LOW)
-                value = _tile(v + here, p, c, keys, channel, D, 0.0)
+                norm = _tile(
+                    L + there, first, time, c, channel, LOW, R, D
+                )
+                mean = _tile(
+                    m + there, first, time, c, channel, 0.0, R, D
+                )
+                G = _tile(
+                    dm + there, first, time, c, channel, 0.0, R, D
+                )
+                key = _tile(k + here, p0, keys, c, channel, LOW, P, D)
+                value = _tile(v + here, p0, keys, c, channel, 0.0, P, D)
                 value = tl.where(key > LOW, value, 0.0)
                 top = tl.max(key, 0)
                 base = tl.where(top > LOW, top, 0.0)[None, :]
@@ -466,18 +497,20 @@ def window_backward_band(
             for block in range(tl.cdiv(D // H, BD)):
                 inner = block * BD + tl.arange(0, BD)
                 c, channel = head * (D // H) + inner, inner < D // H
-                norm = _tile(L + there, t, c, time, channel, D, LOW)
-                mean = _tile(m + there, t, c, time, channel, D, 0.0)
-                g = _tile(dm + there, t, c, time, channel, D, 0.0)
+                norm = _tile(
+                    L + there, first, time, c, channel, LOW, R, D
+                )
+                mean = _tile(
+                    m + there, first, time, c, channel, 0.0, R, D
+                )
+                g = _tile(
+                    dm + there, first, time, c, channel, 0.0, R, D
+                )
                 for j in range(P):
                     inside = channel & (p0 + j < keys)
-                    at = (p0 + j) * D + c
-                    key = tl.load(k + here + at, mask=inside, other=LOW)
-                    value = tl.load(
-                        v + here + at, mask=inside, other=0.0
-                    )
-                    key = key.to(tl.float32)[None, :]
-                    value = value.to(tl.float32)[None, :]
+                    key = _at(k + here, p0 + j, c, inside, LOW, D)
+                    value = _at(v + here, p0 + j, c, inside, 0.0, D)
+                    key, value = key[None, :], value[None, :]
                     empty = (key == LOW) | (norm == LOW)
                     seen = (t < time) & (p0 + j < keys)
                     x = _bias(band, t, p0 + j, seen, W, reach)[:, None]
@@ -503,7 +536,7 @@ def _how(
     """Blocks of channels, and the constants of the three kernels."""
     groups, D = len(band), q.shape[-1]
     BD = max(channels(D // groups, WIDE), 16)  # a product needs 16
-    same = {x.dtype for x in (q, k, v)} != {torch.float32}
+    either = torch.promote_types(k.dtype, v.dtype)
     products = gpu.capability(q.device) >= gpu.TENSOR_CORES
     return groups * chunks.count(D // groups, BD), {
         "D": D,
@@ -512,7 +545,7 @@ def _how(
         "BD": BD,
         "P": KEYS,
         "PRODUCTS": products,
-        "PRECISION": "tf32" if same else "tf32x3",
+        "PRECISION": tiles.precision(either),
         "warps": 4,
     }
 
