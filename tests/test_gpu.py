@@ -157,3 +157,31 @@ def test_info_says_why():
         assert "naive, chunked, efficient, triton" in line
     else:
         assert "naive, chunked, efficient (no triton: there is no GPU)" in line
+
+
+@pytest.mark.parametrize("time", [70_000, 1_200_000])
+def test_grids_have_room(time):
+    """Only the first dimension of a grid may be above 65,535."""
+
+    def x(*shape):
+        return torch.empty(*shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+
+    heads = [x(1, time, 4, 16) for _ in range(3)]
+    flat = [x(1, time, 64) for _ in range(3)]
+    with gpu.recording((9, 0)) as launches:
+        for y in (
+            ops.aft_simple(*flat),
+            ops.aft_full(*flat, x(time, time), implementation="triton"),
+            ops.aft_local(*flat, x(time, 64)),
+            ops.aft_conv(*heads, x(4, 64)),
+        ):
+            y.sum().backward()
+    assert len(launches) > 20
+    for launch in launches:
+        assert launch.grid[0] < 2**31 and max(launch.grid[1:]) < 2**16
+    for shape, message in (
+        ((70_000, 8, 4), "batch up to 65535, got 70000"),
+        ((1, 8, 70_000), "channels up to 65535, got 70000"),
+    ):
+        with gpu.recording((9, 0)), pytest.raises(ValueError, match=message):
+            ops.aft_simple(*(x(*shape) for _ in range(3)), implementation="triton")

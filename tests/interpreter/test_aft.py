@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fwlab import ops
+from fwlab.ops import gpu
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
 from problems import aft, borders, error, outcome, packed_problem, problem, rebuild
@@ -21,7 +22,8 @@ each_form = pytest.mark.parametrize("row", FORMS.values(), ids=FORMS)
 def small(monkeypatch):
     """Four steps per segment and tile: nine cross two borders."""
     monkeypatch.setattr(scan, "SEGMENT", 4)
-    monkeypatch.setattr(window, "TILE", 4)
+    for name in ("TILE", "KEYS"):
+        monkeypatch.setattr(window, name, 4)
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:
@@ -134,12 +136,41 @@ def test_extreme_keys(row, keys, small):
 def test_later_keys_change_no_bit(row, small):
     inputs, state = problem(row, 7, torch.float32)
     before = row(*inputs, state=state, implementation="triton")
-    for t in (2, 5):
+    for t, key, value in ((2, 1e30, -1e20), (5, 1e30, -1e20), (5, 0, 3e38)):
         changed = [x.detach().clone() for x in inputs]
-        changed[1][:, t:] = 1e30
-        changed[2][:, t:] = -1e20
+        changed[1][:, t:] = key
+        changed[2][:, t:] = value
         after = row(*changed, state=state, implementation="triton")
         assert torch.equal(after[:, :t], before[:, :t])
+
+
+@pytest.mark.parametrize("name", ["aft-full", "aft-local"])
+def test_windows_without_tensor_cores(name, small, monkeypatch):
+    """And with them, no key is taken on its own if nothing is large."""
+    row = ROWS[name]
+    inputs, state = problem(row, 7, torch.float32)
+    taken, one = [], window._at
+    monkeypatch.setattr(window, "_at", lambda *x: [taken.append(0), one(*x)][1])
+    agrees(row, inputs, state, 1e-5)
+    assert not taken
+    monkeypatch.setattr(gpu, "TENSOR_CORES", (10, 0))
+    monkeypatch.setattr(window, "_dot", None)
+    agrees(row, inputs, state, 1e-5)
+    assert taken
+
+
+@pytest.mark.parametrize("name", ["aft-full", "aft-local"])
+def test_a_row_alone_is_taken_key_by_key(name, small):
+    """Only where its own keys or biases need it: other rows keep their bits."""
+    row = ROWS[name]
+    inputs, state = problem(row, 7, torch.float32)
+    before = row(*inputs, state=state, implementation="triton")
+    with torch.no_grad():
+        inputs[3][5] *= 60
+    after = row(*inputs, state=state, implementation="triton")
+    rest = [t for t in range(7) if t != 5]
+    assert torch.equal(after[:, rest], before[:, rest])
+    agrees(row, inputs, state, 1e-4)
 
 
 @each_form

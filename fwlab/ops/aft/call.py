@@ -14,17 +14,16 @@ def refuses(
     *,
     causal: bool = True,
     batch: int = 0,
-    time: int = 0,
     channels: int = 0,
     **others: Any,
 ) -> str | None:
     """Why the kernels cannot compute a call; None = they can."""
     if not causal:
         return "there is no kernel for causal=False"
-    if batch > 65535:  # programs in the second dimension of a grid
-        return f"the kernels take up to 65535 sequences, got {batch}"
-    if time * channels >= 2**31:  # an offset in a sequence has 32 bits
-        return "there is no kernel for sequences of this size"
+    # Programs in the second and the third dimension of a grid.
+    for name, size in (("batch", batch), ("channels", channels)):
+        if size > 65535:
+            return f"the kernels take {name} up to 65535, got {size}"
     return None
 
 

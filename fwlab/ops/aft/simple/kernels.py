@@ -41,9 +41,15 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
+def exp(x):
+    """As `tl.exp`, but 0 below 1e-38: that takes fewer instructions."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def combine(m1, s1, a1, m2, s2, a2):
     """(k1) of two triples; two empty ones stay empty."""
-    e = tl.where(m1 == m2, 1.0, tl.exp(-tl.abs(m1 - m2)))
+    e = tl.where(m1 == m2, 1.0, exp(-tl.abs(m1 - m2)))
     e1, e2 = tl.where(m1 < m2, e, 1.0), tl.where(m2 < m1, e, 1.0)
     return tl.maximum(m1, m2), s1 * e1 + s2 * e2, a1 * e1 + a2 * e2
 
@@ -115,7 +121,7 @@ def _step(M, S, A, k, v):
     """(k1) with one more step; and the factors of the old sums and of
     the new step. The larger one is 1, so this takes one exponential.
     """
-    e = tl.exp(-tl.abs(M - k))
+    e = exp(-tl.abs(M - k))
     old, new = tl.where(k > M, e, 1.0), tl.where(k > M, 1.0, e)
     v = tl.where(k > LOW, v, 0.0)
     return (
@@ -152,7 +158,7 @@ def summarize(
     X = tl.where(X < -LOW, X, float("-inf"))
     X, U, W = elements(X, U, W)
     M = tl.max(X, 0)
-    e = tl.exp(X - tl.where(M > LOW, M, 0.0)[None, :])
+    e = exp(X - tl.where(M > LOW, M, 0.0)[None, :])
     S, A = tl.sum(e * U, 0), tl.sum(e * W, 0)
     at = (batch * tl.num_programs(0) + n) * D + c
     _store_triple(top, s, a, at, c < D, M, S, A)
@@ -218,7 +224,7 @@ def outputs(
     for t in tl.static_range(R):
         key, value, query = rows[t]
         M, S, A, _, _ = _step(M, S, A, key, value)
-        total = tl.where(S == 0, 1.0, S) * (1 + tl.exp(-query))
+        total = tl.where(S == 0, 1.0, S) * (1 + exp(-query))
         _put_row(y, A / total, t, c, remaining, D)
 
 
@@ -269,7 +275,7 @@ def outputs_backward(
     if not ONLY:
         X, U, W = load_triple(top_after, s_after, a_after, at, c < D)
         none = (S == 0) | (X == LOW)
-        e = tl.exp(tl.where(none, LOW, X + M + _log(S)))
+        e = exp(tl.where(none, LOW, X + M + _log(S)))
         U, W = U * e, W * e
     for t in tl.static_range(R - 1, -1, -1):
         fade, share, value, dm, mdm = kept[t]

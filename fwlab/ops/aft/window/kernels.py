@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops import autograd, chunks, gpu
+from fwlab.ops import autograd, chunks, gpu, tiles
 from fwlab.ops.aft.simple.kernels import (
     as_state,
     as_triple,
@@ -26,15 +26,26 @@ from fwlab.ops.aft.simple.kernels import (
     channels,
     combine,
     elements,
+    exp,
     load_triple,
     state_gradients,
     summary,
 )
 
-#: Rows per tile.
-TILE = 16
+#: Rows per tile, and keys per product.
+TILE, KEYS = 32, 32
 #: Channels per program.
 WIDE = 64
+
+#: The key of a step that no row sees.
+LOW = tl.constexpr(float("-inf"))
+#: Bounds for products, far from the limits of float32: the maximum
+#: exponent of a factor, the maximum of a factor with a value, and the
+#: bounds of the sums.
+MAX_EXPONENT, MAX_VALUE = tl.constexpr(27.0), tl.constexpr(1e20)
+#: What stands for a sum that is out of bounds.
+WRONG = tl.constexpr(-1.0)
+MIN_SUM, MAX_SUM = tl.constexpr(1e-10), tl.constexpr(1e35)
 
 
 @triton.jit
@@ -52,76 +63,250 @@ def _bias(band, t, p, inside, W, reach):
             mask=inside & (column >= 0) & (column < W),
             other=0.0,
         )
-        w = tl.where(column < 0, float("-inf"), w)
+        w = tl.where(column < 0, LOW, w)
     else:
         w = tl.load(band + p, mask=inside, other=0.0)
-        w = tl.where(p > t + reach, float("-inf"), w)
-    return tl.where(inside, w, float("-inf"))
+        w = tl.where(p > t + reach, LOW, w)
+    return tl.where(inside, w, LOW)
 
 
-@triton.jit(
-    do_not_specialize=["time", "keys", "W", "reach", "D", "rows"]
-)
+@triton.jit
+def _biases(band, t, p, time, end, W, reach):
+    """`_bias` of a tile of rows and keys, with a band for each row."""
+    inside = (t < time)[:, None] & (p < end)[None, :]
+    return _bias(
+        band[:, None], t[:, None], p[None, :], inside, W, reach
+    )
+
+
+@triton.jit
+def _reach(W, reach):
+    """Row t sees the keys up to t + this."""
+    last = reach
+    if reach is None:
+        last = W - 1
+    return last
+
+
+@triton.jit
+def _tile(
+    x, first, end, c, channel, other, N: tl.constexpr, D: tl.constexpr
+):
+    """Load `[N, BD]` of `[steps, D]` from step `first` on, in float32.
+
+    Only the offset of the first step needs 64 bits.
+    """
+    i = tl.arange(0, N)
+    inside = (first + i < end)[:, None] & channel[None, :]
+    x += tl.cast(first, tl.int64) * D
+    at = i[:, None] * D + c[None, :]
+    return tl.load(x + at, mask=inside, other=other).to(tl.float32)
+
+
+@triton.jit
+def _put_tile(
+    x, value, first, end, c, channel, N: tl.constexpr, D: tl.constexpr
+):
+    """Store what `_tile` would load."""
+    i = tl.arange(0, N)
+    inside = (first + i < end)[:, None] & channel[None, :]
+    x += tl.cast(first, tl.int64) * D
+    at = i[:, None] * D + c[None, :]
+    tl.store(x + at, value.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _at(x, t, c, channel, other, D: tl.constexpr):
+    """Load step t of `[steps, D]`, in float32."""
+    x += tl.cast(t, tl.int64) * D
+    return tl.load(x + c, mask=channel, other=other).to(tl.float32)
+
+
+@triton.jit
+def _any(x):
+    """Whether any entry of a tile is true: the same for all threads."""
+    return tl.max(tl.max(x.to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def _dot(a, b, PRECISION: tl.constexpr):
+    """A matrix product, summed in float32."""
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def _one_by_one(
+    k, v, band, M, S, A, t, c, channel, start, end, time, W, reach,
+    D: tl.constexpr,
+):  # fmt: skip
+    """The triples of a tile of rows, adding one key after the other.
+
+    Each row and channel has its own maximum: this is always right.
+    """
+    for p in range(start, end):
+        key = _at(k, p, c, channel, LOW, D)
+        value = _at(v, p, c, channel, 0.0, D)
+        x = _bias(band, t, p, t < time, W, reach)[:, None]
+        x, u, w = elements(
+            x + key[None, :],
+            tl.full(M.shape, 1.0, tl.float32),
+            value[None, :],
+        )
+        M, S, A = combine(M, S, A, x, u, w)
+    return M, S, A
+
+
+@triton.jit
+def _factor(x):
+    """e^x, or infinity where a product may not have such a factor.
+
+    Infinity spoils the sums that it enters: they show that they are
+    wrong.
+    """
+    return exp(tl.where(x > MAX_EXPONENT, float("inf"), x))
+
+
+@triton.jit
+def _by_products(
+    k, v, band, m0, S, A, first, t, c, channel, start, end, time,
+    W, reach, D: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same by products of $e^w$ and $e^{K - c}$ (e5), where c is
+    the maximum of the first P keys and the older steps; and where it is
+    wrong.
+
+    c and the keys of the first loop are seen by all rows. The second
+    loop leaves keys out that do not fit: they are wrong for the rows
+    that see them. For the others they are an exact 0, so they do not
+    change a bit of them.
+    """
+    seen = tl.minimum(end, first + 1 + _reach(W, reach))
+    key = _tile(k, start, seen, c, channel, LOW, P, D)
+    top = tl.maximum(m0, tl.max(key, 0))
+    base = tl.where(top > LOW, top, 0.0)
+    fade = exp(m0 - base)[None, :]
+    S, A = S * fade, A * fade
+    border = start + (seen - start) // P * P
+    for p0 in range(start, border, P):
+        p = p0 + tl.arange(0, P)
+        x = _tile(k, p0, end, c, channel, 0.0, P, D) - base[None, :]
+        value = _tile(v, p0, end, c, channel, 0.0, P, D)
+        X = _factor(x)
+        XV = X * tl.where(x > LOW, value, 0.0)
+        E = _factor(_biases(band, t, p, time, end, W, reach))
+        S += _dot(E, X, PRECISION)
+        A += _dot(E, XV, PRECISION)
+    wrong = tl.zeros(S.shape, tl.float32)
+    for p0 in range(border, end, P):
+        p = p0 + tl.arange(0, P)
+        x = _tile(k, p0, end, c, channel, LOW, P, D)
+        x -= base[None, :]
+        value = _tile(v, p0, end, c, channel, 0.0, P, D)
+        X = _factor(x)
+        XV = X * tl.where(x > LOW, value, 0.0)
+        fits = (x <= MAX_EXPONENT) & (tl.abs(XV) <= MAX_VALUE)
+        X, XV = tl.where(fits, X, 0.0), tl.where(fits, XV, 0.0)
+        w = _biases(band, t, p, time, end, W, reach)
+        E = _factor(w)
+        S += _dot(E, X, PRECISION)
+        A += _dot(E, XV, PRECISION)
+        sees = tl.where(w > LOW, 1.0, 0.0).to(tl.float16)
+        wrong += tl.dot(sees, tl.where(fits, 0.0, 1.0).to(tl.float16))
+    # Comparisons with NaN are False.
+    fine = (S >= MIN_SUM) & (S <= MAX_SUM) & (tl.abs(A) <= MAX_SUM)
+    S = tl.where(fine & (wrong == 0), S, WRONG)
+    inside = (t < time)[:, None] & channel[None, :]
+    return base[None, :], tl.where(inside, S, 0.0), A
+
+
+@triton.jit(do_not_specialize=["time", "keys", "W", "reach", "rows"])
 def window_forward(
-    q, k, v, band, top, s, a, y, L, m, time, keys, W, reach, D, rows,
-    H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
+    q, k, v, band, top, s, a, y, L, m, time, keys, W, reach, rows,
+    D: tl.constexpr, H: tl.constexpr,
+    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
+    PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Eq. 2 for a tile of rows and some channels of a group.
 
-    Loads R + W keys and values, and q; stores y, L and m. The lower
-    bound is the 2 (R + W) exponentials per row and channel: a
-    multiprocessor computes about 16 per clock cycle.
+    Loads R + W keys and values, and q; stores y, L and m. By products
+    (R + W) (1 + R / BD) exponentials per channel, key by key R (R + W).
+    The lower bound of the latter is their time: a multiprocessor
+    computes about 16 per clock cycle.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(D // H, BD)
     head, block = tl.program_id(2) // blocks, tl.program_id(2) % blocks
     inner = block * BD + tl.arange(0, BD)
     c, channel = head * (D // H) + inner, inner < D // H
-    t = n * R + tl.arange(0, R)
+    first = n * R
+    t = first + tl.arange(0, R)
     q += batch * time * D
     k += batch * keys * D
     v += batch * keys * D
     row = tl.where(t < time, t, 0) % rows
     band += (head * rows + row).to(tl.int64) * W
-    M = tl.full([R, BD], float("-inf"), tl.float32)
-    S = tl.zeros([R, BD], tl.float32)
-    A = tl.zeros([R, BD], tl.float32)
+    m0 = tl.full([BD], LOW, tl.float32)
+    s0, a0 = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
     if reach is None:
         at = (batch * tl.num_programs(0) + n) * D + c
-        m1, s1, a1 = load_triple(top, s, a, at, channel)
-        M, S, A = combine(
-            M, S, A, m1[None, :], s1[None, :], a1[None, :]
-        )
-        start, end = n * R, tl.minimum(n * R + R + W - 1, keys)
+        m0, s0, a0 = load_triple(top, s, a, at, channel)
+        start, end = first, tl.minimum(first + R + W - 1, keys)
     else:
-        start, end = 0, tl.minimum(keys, n * R + R + reach)
-    for p in range(start, end):
-        key = tl.load(k + p * D + c, mask=channel, other=float("-inf"))
-        value = tl.load(v + p * D + c, mask=channel, other=0.0)
-        x = _bias(band, t, p, t < time, W, reach)[:, None]
-        x = x + key.to(tl.float32)[None, :]
-        x, u, w = elements(
-            x,
-            tl.full(x.shape, 1.0, tl.float32),
-            value.to(tl.float32)[None, :],
-        )
-        M, S, A = combine(M, S, A, x, u, w)
+        start, end = 0, tl.minimum(keys, first + R + reach)
+    zero = tl.zeros([R, BD], tl.float32)
+    M, S, A = zero + m0[None, :], zero + s0[None, :], zero + a0[None, :]
+    base, total, sums = (
+        tl.zeros([1, BD], tl.float32),
+        zero + WRONG,
+        zero,
+    )
+    if PRODUCTS:
+        base, total, sums = _by_products(
+            k, v, band, m0, S, A, first, t, c, channel, start, end,
+            time, W, reach, D, P, PRECISION,
+        )  # fmt: skip
+    wrong = total == WRONG
+    if _any(wrong):
+        M, S, A = _one_by_one(
+            k, v, band, M, S, A, t, c, channel, start, end, time,
+            W, reach, D,
+        )  # fmt: skip
+    M, S = tl.where(wrong, M, base), tl.where(wrong, S, total)
+    A = tl.where(wrong, A, sums)
     empty = S == 0
-    log_sum = tl.where(
-        empty, float("-inf"), M + tl.log(tl.where(empty, 1.0, S))
-    )
-    mean = tl.where(empty, 0.0, A / tl.where(empty, 1.0, S))
-    inside = (t < time)[:, None] & channel[None, :]
-    at = t[:, None] * D + c[None, :]
-    gate = tl.sigmoid(
-        tl.load(q + at, mask=inside, other=0.0).to(tl.float32)
-    )
-    out = batch * time * D + at
-    tl.store(y + out, (gate * mean).to(y.dtype.element_ty), mask=inside)
+    whole = tl.where(empty, 1.0, S)
+    mean = tl.where(empty, 0.0, A / whole)
+    gate = tl.sigmoid(_tile(q, first, time, c, channel, 0.0, R, D))
+    y += batch * time * D
+    _put_tile(y, gate * mean, first, time, c, channel, R, D)
     if L is not None:
-        out = batch * (time + 1) * D + at
-        tl.store(L + out, log_sum, mask=inside)
-        tl.store(m + out, mean, mask=inside)
+        log_sum = tl.where(empty, LOW, M + tl.log(whole))
+        origin = batch * (time + 1) * D
+        _put_tile(L + origin, log_sum, first, time, c, channel, R, D)
+        _put_tile(m + origin, mean, first, time, c, channel, R, D)
+
+
+@triton.jit(do_not_specialize=["size", "extra"])
+def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
+    """The gradients of means, of their logarithms, and of q.
+
+    One sequence of `size` scalars; `extra` more are in m, dm and db,
+    for the next state. Loads q, dy and m, stores dm, db and dq:
+    12 + 3 b bytes per scalar. Lower bound: the bytes.
+    """
+    batch = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    inside, here = at < size, batch * size + at
+    there = batch * (size + extra) + at
+    query = tl.load(q + here, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(dy + here, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.load(m + there, mask=inside, other=0.0)
+    gate = tl.sigmoid(query)
+    g *= gate
+    tl.store(dm + there, g, mask=inside)
+    tl.store(db + there, -g * mean, mask=inside)
+    d = g * mean * (1 - gate)
+    tl.store(dq + here, d.to(dq.dtype.element_ty), mask=inside)
 
 
 @triton.jit(
@@ -130,38 +315,40 @@ def window_forward(
         "keys",
         "W",
         "reach",
-        "D",
         "rows",
         "segments",
     ]
 )
 def window_backward_keys(
     k, v, band, L, dm, db, top, s, a, dk, dv,
-    time, keys, W, reach, D, rows, segments,
-    H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
+    time, keys, W, reach, rows, segments,
+    D: tl.constexpr, H: tl.constexpr,
+    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
+    PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(e6) and (e7) for a tile of keys: sums over the rows that see it.
 
-    Loads L, dm and db of R + W rows, k and v; stores dk and dv. R + W
-    exponentials per key and channel, each at most 1.
+    Loads L, dm and db of R + W rows, k and v; stores dk and dv. By
+    products (R + W) (1 + R / BD) exponentials per channel, row by row
+    R (R + W), each at most 1.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(D // H, BD)
     head, block = tl.program_id(2) // blocks, tl.program_id(2) % blocks
     inner = block * BD + tl.arange(0, BD)
     c, channel = head * (D // H) + inner, inner < D // H
-    p = n * R + tl.arange(0, R)
-    inside = (p < keys)[:, None] & channel[None, :]
-    at = batch * keys * D + p[:, None] * D + c[None, :]
-    key = tl.load(k + at, mask=inside, other=float("-inf")).to(
-        tl.float32
-    )
-    value = tl.load(v + at, mask=inside, other=0.0).to(tl.float32)
-    empty = key == float("-inf")
+    first = n * R
+    p = first + tl.arange(0, R)
+    k += batch * keys * D
+    v += batch * keys * D
+    key = _tile(k, first, keys, c, channel, LOW, R, D)
+    value = _tile(v, first, keys, c, channel, 0.0, R, D)
+    empty = key == LOW
     value = tl.where(empty, 0.0, value)
     L += batch * (time + 1) * D
     dm += batch * (time + 1) * D
     db += batch * (time + 1) * D
+    band += (head * rows).to(tl.int64) * W
     U = tl.zeros([R, BD], tl.float32)
     B = tl.zeros([R, BD], tl.float32)
     if reach is None:
@@ -172,42 +359,69 @@ def window_backward_keys(
         )
     else:
         start, end = tl.maximum(n * R - reach, 0), time
-    for t in range(start, end):
-        norm = tl.load(L + t * D + c, mask=channel, other=float("-inf"))
-        dm_t = tl.load(dm + t * D + c, mask=channel, other=0.0)
-        db_t = tl.load(db + t * D + c, mask=channel, other=0.0)
-        row = head * rows + tl.minimum(t, time - 1) % rows
-        visible = p < tl.where(t < time, keys, time)
-        x = _bias(band + row.to(tl.int64) * W, t, p, visible, W, reach)[
-            :, None
-        ]
-        hidden = empty | (norm == float("-inf"))[None, :]
-        x = tl.where(
-            hidden,
-            float("-inf"),
-            x
-            + key
-            - tl.where(norm == float("-inf"), 0.0, norm)[None, :],
-        )
-        e = tl.exp(x)
-        U += e * dm_t[None, :]
-        B += e * db_t[None, :]
-    if reach is None:
-        at_n = (batch * segments + n) * D + c
-        later = channel & (n < segments)
-        m1, s1, a1 = load_triple(top, s, a, at_n, later)
-        x = m1[None, :] + key
-        e = tl.exp(
-            tl.where(
-                empty | (m1 == float("-inf"))[None, :], float("-inf"), x
+    alone = True
+    if PRODUCTS:
+        # Relative to the maximum of the keys.
+        high = tl.max(key, 0)
+        base = tl.where(high > LOW, high, 0.0)[None, :]
+        for t0 in range(start, end, P):
+            t = t0 + tl.arange(0, P)
+            norm = _tile(L, t0, end, c, channel, LOW, P, D)
+            G = _factor(tl.where(norm > LOW, base - norm, LOW))
+            row = tl.minimum(t, time - 1) % rows
+            visible = (t < end)[None, :] & (
+                p[:, None] < tl.where(t < time, keys, time)[None, :]
             )
-        )
+            w = _bias(
+                band + row.to(tl.int64)[None, :] * W,
+                t[None, :],
+                p[:, None],
+                visible,
+                W,
+                reach,
+            )
+            dm_t = _tile(dm, t0, end, c, channel, 0.0, P, D)
+            db_t = _tile(db, t0, end, c, channel, 0.0, P, D)
+            E = _factor(w)
+            U += _dot(E, G * dm_t, PRECISION)
+            B += _dot(E, G * db_t, PRECISION)
+        U, B = U * exp(key - base), B * exp(key - base)
+        fine = (tl.abs(U) <= MAX_SUM) & (tl.abs(B) <= MAX_SUM)
+        alone = _any(~fine)
+    if alone:
+        U = tl.zeros([R, BD], tl.float32)
+        B = tl.zeros([R, BD], tl.float32)
+        for t in range(start, end):
+            norm = _at(L, t, c, channel, LOW, D)
+            dm_t = _at(dm, t, c, channel, 0.0, D)
+            db_t = _at(db, t, c, channel, 0.0, D)
+            row = tl.minimum(t, time - 1) % rows
+            visible = p < tl.where(t < time, keys, time)
+            x = _bias(
+                band + tl.cast(row, tl.int64) * W,
+                t,
+                p,
+                visible,
+                W,
+                reach,
+            )[:, None]
+            hidden = empty | (norm == LOW)[None, :]
+            norm = tl.where(norm == LOW, 0.0, norm)
+            x = tl.where(hidden, LOW, x + key - norm[None, :])
+            e = exp(x)
+            U += e * dm_t[None, :]
+            B += e * db_t[None, :]
+    if reach is None:
+        at = (batch * segments + n) * D + c
+        later = channel & (n < segments)
+        m1, s1, a1 = load_triple(top, s, a, at, later)
+        x = m1[None, :] + key
+        e = exp(tl.where(empty | (m1 == LOW)[None, :], LOW, x))
         U += e * s1[None, :]
         B += e * a1[None, :]
-    tl.store(dv + at, U.to(dv.dtype.element_ty), mask=inside)
-    tl.store(
-        dk + at, (value * U + B).to(dk.dtype.element_ty), mask=inside
-    )
+    origin = batch * keys * D
+    _put_tile(dv + origin, U, first, keys, c, channel, R, D)
+    _put_tile(dk + origin, value * U + B, first, keys, c, channel, R, D)
 
 
 @triton.jit(
@@ -216,67 +430,124 @@ def window_backward_keys(
         "keys",
         "W",
         "reach",
-        "D",
         "rows",
         "batch",
+        "across",
     ]
 )
 def window_backward_band(
-    k, v, band, L, m, dm, dband, time, keys, W, reach, D, rows, batch,
-    H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
+    k, v, band, L, m, dm, dband,
+    time, keys, W, reach, rows, batch, across,
+    D: tl.constexpr, H: tl.constexpr,
+    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
+    PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(e8): one column of the band for a tile of rows.
+    """(e8): the biases of a tile of rows and of P keys.
 
-    Each program sums over the batch, in a fixed order. It loads k, v,
-    L, m and dm once per column, mostly from the cache; W exponentials
-    per row and channel.
+    Each program sums over the batch and the channels, in a fixed order.
+    It loads k, v, L, m and dm of its rows and keys once. `across`
+    programs share a tile of rows.
     """
-    n, column, head = (
-        tl.program_id(0),
-        tl.program_id(1),
-        tl.program_id(2),
-    )
-    t = n * R + tl.arange(0, R)
+    n, head = tl.program_id(0) // across, tl.program_id(1)
+    first = n * R
+    t = first + tl.arange(0, R)
+    p0 = tl.program_id(0) % across * P
     if reach is None:
-        p = t + W - 1 - column
-        visible = (t < time) & (p < keys)
-    else:
-        p = tl.full([R], 0, tl.int32) + column
-        visible = (t < time) & (p <= t + reach)
-    row = head * rows + tl.where(t < time, t, 0) % rows
-    w = tl.load(
-        band + row.to(tl.int64) * W + column, mask=visible, other=0.0
-    )
-    total = tl.zeros([R, BD], tl.float32)
-    for b in range(batch):
-        for block in range(tl.cdiv(D // H, BD)):
-            inner = block * BD + tl.arange(0, BD)
-            c, channel = head * (D // H) + inner, inner < D // H
-            inside = visible[:, None] & channel[None, :]
-            at = p[:, None] * D + c[None, :]
-            origin = tl.cast(b, tl.int64) * keys * D
-            key = tl.load(
-                k + origin + at, mask=inside, other=float("-inf")
-            )
-            value = tl.load(v + origin + at, mask=inside, other=0.0)
-            at = t[:, None] * D + c[None, :]
-            origin = tl.cast(b, tl.int64) * (time + 1) * D
-            norm = tl.load(
-                L + origin + at, mask=inside, other=float("-inf")
-            )
-            mean = tl.load(m + origin + at, mask=inside, other=0.0)
-            g = tl.load(dm + origin + at, mask=inside, other=0.0)
-            key = key.to(tl.float32)
-            empty = (key == float("-inf")) | (norm == float("-inf"))
-            x = w[:, None] + key - tl.where(empty, 0.0, norm)
-            e = tl.exp(tl.where(empty, float("-inf"), x))
-            total += (
-                e
-                * g
-                * (tl.where(empty, 0.0, value.to(tl.float32)) - mean)
-            )
-    out = (head * time + t).to(tl.int64) * W + column
-    tl.store(dband + out, tl.sum(total, 1), mask=t < time)
+        p0 += n * R
+    p = p0 + tl.arange(0, P)
+    row = (head * rows + tl.where(t < time, t, 0) % rows).to(tl.int64)
+    band += row * W
+    w = _biases(band, t, p, time, keys, W, reach)
+    total = tl.zeros([R, P], tl.float32)
+    sequences = tl.where(_any(w > LOW), batch, 0)
+    alone = True
+    if PRODUCTS:
+        for b in range(sequences):
+            there = tl.cast(b, tl.int64) * (time + 1) * D
+            here = tl.cast(b, tl.int64) * keys * D
+            for block in range(tl.cdiv(D // H, BD)):
+                inner = block * BD + tl.arange(0, BD)
+                c, channel = head * (D // H) + inner, inner < D // H
+                norm = _tile(
+                    L + there, first, time, c, channel, LOW, R, D
+                )
+                mean = _tile(
+                    m + there, first, time, c, channel, 0.0, R, D
+                )
+                G = _tile(
+                    dm + there, first, time, c, channel, 0.0, R, D
+                )
+                key = _tile(k + here, p0, keys, c, channel, LOW, P, D)
+                value = _tile(v + here, p0, keys, c, channel, 0.0, P, D)
+                value = tl.where(key > LOW, value, 0.0)
+                top = tl.max(key, 0)
+                base = tl.where(top > LOW, top, 0.0)[None, :]
+                X = exp(key - base)
+                norm = tl.where(norm > LOW, base - norm, LOW)
+                G *= _factor(norm)
+                total += _dot(G, tl.trans(X * value), PRECISION)
+                total -= _dot(G * mean, tl.trans(X), PRECISION)
+        total *= _factor(w)
+        alone = _any(~(tl.abs(total) <= MAX_SUM))
+    if alone:
+        total = tl.zeros([R, P], tl.float32)
+        for b in range(sequences):
+            there = tl.cast(b, tl.int64) * (time + 1) * D
+            here = tl.cast(b, tl.int64) * keys * D
+            for block in range(tl.cdiv(D // H, BD)):
+                inner = block * BD + tl.arange(0, BD)
+                c, channel = head * (D // H) + inner, inner < D // H
+                norm = _tile(
+                    L + there, first, time, c, channel, LOW, R, D
+                )
+                mean = _tile(
+                    m + there, first, time, c, channel, 0.0, R, D
+                )
+                g = _tile(
+                    dm + there, first, time, c, channel, 0.0, R, D
+                )
+                for j in range(P):
+                    inside = channel & (p0 + j < keys)
+                    key = _at(k + here, p0 + j, c, inside, LOW, D)
+                    value = _at(v + here, p0 + j, c, inside, 0.0, D)
+                    key, value = key[None, :], value[None, :]
+                    empty = (key == LOW) | (norm == LOW)
+                    seen = (t < time) & (p0 + j < keys)
+                    x = _bias(band, t, p0 + j, seen, W, reach)[:, None]
+                    x += key - tl.where(empty, 0.0, norm)
+                    e = exp(tl.where(empty, LOW, x))
+                    e *= g * (tl.where(empty, 0.0, value) - mean)
+                    total += tl.where(
+                        (tl.arange(0, P) == j)[None, :],
+                        tl.sum(e, 1)[:, None],
+                        0.0,
+                    )
+    column = tl.zeros([R, P], tl.int32) + p[None, :]
+    if reach is None:
+        column = t[:, None] + W - 1 - p[None, :]
+    out = (head.to(tl.int64) * time + t)[:, None] * W + column
+    inside = (t < time)[:, None] & (column >= 0) & (column < W)
+    tl.store(dband + out, total, mask=inside)
+
+
+def _how(
+    q: Tensor, k: Tensor, v: Tensor, band: Tensor
+) -> tuple[int, dict[str, Any]]:
+    """Blocks of channels, and the constants of the three kernels."""
+    groups, D = len(band), q.shape[-1]
+    BD = max(channels(D // groups, WIDE), 16)  # a product needs 16
+    either = torch.promote_types(k.dtype, v.dtype)
+    products = gpu.capability(q.device) >= gpu.TENSOR_CORES
+    return groups * chunks.count(D // groups, BD), {
+        "D": D,
+        "H": groups,
+        "R": TILE,
+        "BD": BD,
+        "P": KEYS,
+        "PRODUCTS": products,
+        "PRECISION": tiles.precision(either),
+        "warps": 4,
+    }
 
 
 class Window(torch.autograd.Function):
@@ -300,7 +571,7 @@ class Window(torch.autograd.Function):
         """Older steps come as triples, from `summary`."""
         q, k, v, band = (x.contiguous() for x in (q, k, v, band))
         (batch, time, D), keys = q.shape, k.shape[1]
-        groups, rows, W = band.shape
+        rows, W = band.shape[1:]
         triples: list[Any] = [None] * 3
         end = log_sum, mean
         if reach is None:
@@ -312,17 +583,13 @@ class Window(torch.autograd.Function):
                 mean.new_empty(batch, time + 1, D) for _ in range(2)
             )
             L[:, time], m[:, time] = end
-        BD = channels(D // groups, WIDE)
-        blocks = groups * chunks.count(D // groups, BD)
+        blocks, how = _how(q, k, v, band)
         gpu.launch(
             window_forward,
             (chunks.count(time, TILE), batch, blocks),
             *(q, k, v, band, *triples, y, L, m),
-            *(time, keys, W, reach, D, rows),
-            H=groups,
-            R=TILE,
-            BD=BD,
-            warps=4,
+            *(time, keys, W, reach, rows),
+            **how,
         )
         if keep:
             ctx.save_for_backward(q, k, v, band, log_sum, mean, L, m)
@@ -340,13 +607,17 @@ class Window(torch.autograd.Function):
         q, k, v, band, log_sum, mean, L, m = ctx.saved_tensors
         (batch, time, D), keys = q.shape, k.shape[1]
         groups, rows, W = band.shape
-        gate = torch.sigmoid(q.float())
-        dm = torch.empty_like(m)
-        torch.mul(dy, gate, out=dm[:, :time])
+        dm, db = torch.empty_like(m), torch.empty_like(m)
+        dq = torch.empty_like(q)
+        gpu.launch(
+            rows_backward,
+            (chunks.count(time * D, 1024), batch),
+            *(q, dy.contiguous(), m, dm, db, dq, time * D, D),
+            B=1024,
+            warps=4,
+        )
         dm[:, time] = dm_end
-        db = -m * dm
-        db[:, time] += dL
-        dq = (dm * m)[:, :time] * (1 - gate)
+        db[:, time] = dL - m[:, time] * dm_end
         after: list[Any] = [None] * 3
         if ctx.reach is None:
             after = summary(L, dm, db, time + 1, TILE, -1)
@@ -357,32 +628,27 @@ class Window(torch.autograd.Function):
         else:
             dstate = dL, dm_end
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        BD = channels(D // groups, WIDE)
-        blocks = groups * chunks.count(D // groups, BD)
-        sizes = (time, keys, W, ctx.reach, D, rows)
+        blocks, how = _how(q, k, v, band)
+        sizes = (time, keys, W, ctx.reach, rows)
         gpu.launch(
             window_backward_keys,
             (chunks.count(keys, TILE), batch, blocks),
             *(k, v, band, L, dm, db, *after, dk, dv, *sizes),
             chunks.count(time + 1, TILE),
-            H=groups,
-            R=TILE,
-            BD=BD,
-            warps=4,
+            **how,
         )
         dband = band.new_empty(groups, time, W)
+        span = keys if ctx.reach is not None else TILE + W - 1
+        across = chunks.count(span, KEYS)
         gpu.launch(
             window_backward_band,
-            (chunks.count(time, TILE), W, groups),
-            *(k, v, band, L, m, dm, dband, *sizes, batch),
-            H=groups,
-            R=TILE,
-            BD=BD,
-            warps=4,
+            (chunks.count(time, TILE) * across, groups),
+            *(k, v, band, L, m, dm, dband, *sizes, batch, across),
+            **how,
         )
         if rows == 1:
             dband = dband.sum(1, keepdim=True)
-        return dq.to(q.dtype), dk, dv, dband, *dstate, None, None
+        return dq, dk, dv, dband, *dstate, None, None
 
 
 def causal(
