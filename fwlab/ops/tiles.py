@@ -155,45 +155,44 @@ def product(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def running_products(d):
-    """Products of the first decays, in order, as m and e of m 2^e.
+def put_decays(
+    decay, gammas, products, index, origin, t, remaining, heads,
+    C: tl.constexpr,
+):  # fmt: skip
+    r"""Compute and store what `decays` loads; returns $\Gamma$.
 
-    Products of floats would underflow, and then have no quotients. A
-    product of 64 mantissas is below 2^64, and the sum of the exponents
-    is exact. A decay of 0 gets an exponent that makes everything 0
-    which it is a factor of.
+    All other kernels load it: to multiply C^2 decays takes longer.
     """
-    bits = d.to(tl.int32, bitcast=True)
-    exponent = ((bits >> 23) & 255) - 127
-    exponent = tl.where(exponent == -127, -10000, exponent)
-    mantissa = (bits & -0x7F800001) | 0x3F800000
-    mantissa = mantissa.to(tl.float32, bitcast=True)
-    return tl.cumprod(mantissa, 0), tl.cumsum(exponent, 0).to(
-        tl.float32
-    )
+    d = scalars(decay, origin, t, remaining, heads, 1.0)
+    put_scalars(gammas, tl.cumprod(d, 0), origin, t, remaining, heads)
+    below = t[:, None] > t[None, :]
+    one = tl.full([C, C], 1.0, tl.float32)
+    G = tl.cumprod(tl.where(below, one * d[:, None], 1.0), 0)
+    G *= causal_mask(C)
+    at = products + index * C * C + t[:, None] * C + t[None, :]
+    tl.store(at, G.to(products.dtype.element_ty))
+    return G
 
 
 @triton.jit
-def decays(decay, origin, t, remaining, heads, C: tl.constexpr):
-    r"""What is left of earlier steps: $\gamma$, $\Gamma$ and its last row.
+def decays(
+    gammas, products, index, origin, t, remaining, heads,
+    C: tl.constexpr,
+):  # fmt: skip
+    r"""$\gamma$ `[C]`, $\Gamma$ `[C, C]`, and the last row of $\Gamma$.
 
-    $\gamma$ `[C]`: of the state before the chunk, at every step.
-    $\Gamma$ `[C, C]`: of each step at each later one, with zeros above
-    the diagonal; the last row is what is left at the end of the chunk.
-    Without decays all are 1.
+    Without `gammas` and `products` there is no decay.
     """
-    gamma = tl.full([C], 1.0, tl.float32)
-    G, fade = causal_mask(C), gamma
-    if decay is not None:
-        d = scalars(decay, origin, t, remaining, heads, 1.0)
-        mantissa, exponent = running_products(d)
-        inverse = 1.0 / mantissa
-        gamma = mantissa * tl.exp2(exponent)
-        fade = last_scalar(mantissa, C) * inverse
-        fade *= tl.exp2(last_scalar(exponent, C) - exponent)
-        all = tl.exp2(exponent[:, None] - exponent[None, :])
-        all *= mantissa[:, None] * inverse[None, :]
-        G = tl.where(G > 0, all, 0.0)  # `all` may overflow above
+    # Past the end it stays what it was.
+    inside = tl.minimum(t, remaining - 1)
+    gamma = scalars(gammas, origin, inside, remaining, heads, 1.0)
+    if products is None:
+        G, fade = causal_mask(C), tl.full([C], 1.0, tl.float32)
+    else:
+        first = products + index * C * C
+        at = t[:, None] * C + t[None, :]
+        G = tl.load(first + at).to(tl.float32)
+        fade = tl.load(first + (C - 1) * C + t).to(tl.float32)
     return gamma, G, fade
 
 

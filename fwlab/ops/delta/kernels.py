@@ -26,14 +26,15 @@ from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.ops import autograd, chunks, gpu
 from fwlab.ops.linear.kernels import Chunked, Form
 from fwlab.ops.tiles import (
+    causal_mask,
     contiguous,
-    decays,
     features,
     one_precision,
     padded_width,
     per_head,
     precision,
     product,
+    put_decays,
     put_scalars,
     scalars,
 )
@@ -95,7 +96,8 @@ def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def prepare(
-    q, k, decay, beta, q_total, k_total, X, time, heads, programs,
+    q, k, decay, gammas, products, beta, q_total, k_total, X, time,
+    heads, programs,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
     NU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -126,7 +128,11 @@ def prepare(
         s = tl.where(s == 0, 1.0, s)
         key = key / s[:, None]
     A = product(key, tl.trans(key), TYPE, PRECISION)
-    _, G, _ = decays(decay, origin, t, remaining, heads, C)
+    G = causal_mask(C)
+    if decay is not None:
+        G = put_decays(
+            decay, gammas, products, index, origin, t, remaining, heads, C
+        )
     A = tl.where(t[:, None] > t[None, :], A * G, 0.0)
     A *= scalars(beta, origin, t, remaining, heads, 0.0)[None, :]
     x = inverse(A, C, PRECISION)
@@ -138,6 +144,8 @@ def solve(
     q: Tensor,
     k: Tensor,
     decay: Tensor | None,
+    gammas: Tensor | None,
+    products: Tensor | None,
     beta: Tensor,
     form: Form,
     nu: int,
@@ -151,7 +159,8 @@ def solve(
     gpu.launch(
         prepare,
         (n,),
-        *(q, k, decay, beta, *totals, X, time, heads, programs),
+        *(q, k, decay, gammas, products, beta, *totals, X),
+        *(time, heads, programs),
         K=K,
         BK=padded_width(K),
         C=form.C,

@@ -54,19 +54,40 @@ from fwlab.ops.tiles import (
     per_head,
     precision,
     product,
+    put_decays,
     put_rows,
     put_scalars,
     reciprocal,
     rows,
-    running_products,
     scalars,
     state_tile,
 )
 
 
+@triton.jit(do_not_specialize=["time", "heads", "programs"])
+def multiply_decays(
+    decay, gammas, products, time, heads, programs, C: tl.constexpr
+):
+    r"""$\gamma$ and $\Gamma$ of one chunk.
+
+    Stores b C bytes per step and head.
+    """
+    index = tl.program_id(0).to(tl.int64)
+    program, n = index % programs, index // programs
+    start = program // heads * time * heads + program % heads
+    t = tl.arange(0, C)
+    origin, remaining = (
+        start + n * C * heads,
+        (time - n * C).to(tl.int32),
+    )
+    put_decays(
+        decay, gammas, products, index, origin, t, remaining, heads, C
+    )
+
+
 @triton.jit(do_not_specialize=["time", "heads"])
 def forward(
-    q, k, v, decay, strength, X, q_total, k_total, W, z, y, total, E,
+    q, k, v, gammas, products, strength, X, q_total, k_total, W, z, y, total, E,
     states, z_states, W_end, z_end, time, heads,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
@@ -107,7 +128,9 @@ def forward(
             k, k_total, origin, t, remaining, heads, 0, K, BK, NU
         )
         e = rows(v, origin, t, remaining, heads, first, V, BV)
-        gamma, G, fade = decays(decay, origin, t, remaining, heads, C)
+        gamma, G, fade = decays(
+            gammas, products, index, origin, t, remaining, heads, C
+        )
         s = scalars(strength, origin, t, remaining, heads, 0.0)
         if X is not None:  # (d4)
             x = tl.load(X + index * C * C + t[:, None] * C + t[None, :])
@@ -154,8 +177,8 @@ def forward(
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def read(
-    q, k, E, decay, strength, q_total, k_total, states, y, time,
-    heads, programs,
+    q, k, E, gammas, products, strength, q_total, k_total, states, y,
+    time, heads, programs,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -187,7 +210,9 @@ def read(
     )
     e = rows(E, origin, t, remaining, heads, first, V, BV)
     s = scalars(strength, origin, t, remaining, heads, 0.0)
-    gamma, G, fade = decays(decay, origin, t, remaining, heads, C)
+    gamma, G, fade = decays(
+        gammas, products, index, origin, t, remaining, heads, C
+    )
     P = product(query, tl.trans(key), TYPE, PRECISION) * G
     out = product(query, tl.trans(S), TYPE, PRECISION) * gamma[:, None]
     out += product(P, e * s[:, None], TYPE, PRECISION)
@@ -196,8 +221,8 @@ def read(
 
 @triton.jit(do_not_specialize=["time", "heads"])
 def backward_state(
-    q, k, dy, decay, strength, X, q_total, k_total, y, total, dW_end,
-    dz_end, dv, afters, z_afters, dtotal, dW, dz, time, heads,
+    q, k, dy, gammas, products, strength, X, q_total, k_total, y, total,
+    dW_end, dz_end, dv, afters, z_afters, dtotal, dW, dz, time, heads,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, AV: tl.constexpr, C: tl.constexpr,
     NU: tl.constexpr,
@@ -245,7 +270,9 @@ def backward_state(
             k, k_total, origin, t, remaining, heads, 0, K, BK, NU
         )
         g = rows(dy, origin, t, remaining, heads, first, V, BV)
-        gamma, G, fade = decays(decay, origin, t, remaining, heads, C)
+        gamma, G, fade = decays(
+            gammas, products, index, origin, t, remaining, heads, C
+        )
         s = scalars(strength, origin, t, remaining, heads, 0.0)
         faded_query = query * gamma[:, None]
         unit = 1.0
@@ -295,8 +322,8 @@ def backward_state(
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def backward_inputs(
-    q, k, E, dy, dv, decay, strength, q_total, k_total, total, dtotal,
-    states, afters, z_states, z_afters, dq, dk, ddecay, dstrength,
+    q, k, E, dy, dv, gammas, products, strength, q_total, k_total, total,
+    dtotal, states, afters, z_states, z_afters, dq, dk, ddecay, dstrength,
     time, heads, programs,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, BD: tl.constexpr, PER: tl.constexpr,
@@ -318,7 +345,9 @@ def backward_inputs(
         start + n * C * heads,
         (time - n * C).to(tl.int32),
     )
-    gamma, G, fade = decays(decay, origin, t, remaining, heads, C)
+    gamma, G, fade = decays(
+        gammas, products, index, origin, t, remaining, heads, C
+    )
     s = scalars(strength, origin, t, remaining, heads, 0.0)
     reciprocals, unit = tl.full([C], 1.0, tl.float32), 1.0
     if total is not None:
@@ -343,15 +372,40 @@ def backward_inputs(
         # of q), so dy is multiplied as it came, without rounding.
         YE = YE * reciprocals[:, None] + dd[:, None]
     strict = t[:, None] > t[None, :]
-    L = tl.where(strict, G, 0.0)
-    R, N = YE * G * s[None, :], VE * L * s[None, :]
-    if total is not None:
-        R *= reciprocal(unit)
+    if dstrength is not None or products is not None:
+        pairs = tl.zeros([C, C], tl.float32)
+        for block in range(PER):
+            first_key = (tl.program_id(1) * PER + block) * BK
+            query = features(
+                q, q_total, origin, t, remaining, heads, first_key, K, BK, NU
+            )
+            key = features(
+                k, k_total, origin, t, remaining, heads, first_key, K, BK, NU
+            )
+            QK = product(query, tl.trans(key), TYPE, PRECISION)
+            pairs += QK * YE
+            if dv is not None:
+                KK = product(key, tl.trans(key), TYPE, PRECISION)
+                pairs -= tl.where(strict, KK * VE, 0.0)
+        d_s = tl.sum(pairs * G, 0)  # (c7), (d7)
+    fading = G * s[None, :]
+    R = (YE * fading * reciprocal(unit)).to(TYPE)
+    N = tl.where(strict, VE * fading, 0.0).to(TYPE)
+    N += tl.trans(N)
+    if products is not None:
+        # As in `Decay.gradient`: steps i >= t read, steps j < t write.
+        # The product strictly between two steps is in the row above.
+        before = products + index * C * C - C
+        before += t[:, None] * C + t[None, :]
+        H = tl.load(before, mask=(t > 0)[:, None], other=0.0)
+        between = tl.where(strict, pairs, 0.0) * s[None, :]
+        between = tl.dot(
+            tl.trans(G), between, input_precision=PRECISION
+        )
+        d_d = tl.sum(between * H, 1)
 
-    d_s = tl.zeros([C], tl.float32)  # (c7), (d7)
     read = tl.zeros([C], tl.float32)
-    written = tl.zeros([C], tl.float32)
-    between = tl.zeros([C, C], tl.float32)
+    stored = tl.zeros([C], tl.float32)
     ends = 0.0
     if NU > 0:
         d_query = tl.zeros([C, BD], tl.float32)
@@ -364,83 +418,72 @@ def backward_inputs(
         first_key = (tl.program_id(1) * PER + block) * BK
         column = first_key + tl.arange(0, BK)
         query = features(
-            q,
-            q_total,
-            origin,
-            t,
-            remaining,
-            heads,
-            first_key,
-            K,
-            BK,
-            NU,
+            q, q_total, origin, t, remaining, heads, first_key, K, BK, NU
         )
         key = features(
-            k,
-            k_total,
-            origin,
-            t,
-            remaining,
-            heads,
-            first_key,
-            K,
-            BK,
-            NU,
+            k, k_total, origin, t, remaining, heads, first_key, K, BK, NU
         )
-        from_state = tl.zeros([C, BK], tl.float32)
-        to_end = tl.zeros([C, BK], tl.float32)
-        d_retrieved = tl.zeros([C, BK], tl.float32)
+        g_q = tl.zeros([C, BK], tl.float32)
         for first in range(0, V, BV):
             at, mask = state_tile(first, first_key, V, K, BV, BK)
-            offset = index * V * K
-            S = tl.load(states + offset + at, mask=mask, other=0.0)
-            D = tl.load(afters + offset + at, mask=mask, other=0.0)
-            e = rows(E, origin, t, remaining, heads, first, V, BV)
+            S = tl.load(
+                states + index * V * K + at, mask=mask, other=0.0
+            )
             g = rows(dy, origin, t, remaining, heads, first, V, BV)
-            from_state += product(g, S, TYPE, PRECISION)
-            to_end += product(e, D, TYPE, PRECISION)
-            if dv is not None:
-                g = rows(dv, origin, t, remaining, heads, first, V, BV)
-                d_retrieved += product(g, S, TYPE, PRECISION)
-            if decay is not None:
-                ends += tl.sum(S.to(tl.float32) * D.to(tl.float32))
+            g_q += product(g, S, TYPE, PRECISION)
         if total is not None:
             at_z = index * K + column
             z = tl.load(z_states + at_z, mask=column < K, other=0.0)
-            after = tl.load(z_afters + at_z, mask=column < K, other=0.0)
-            from_state *= reciprocals[:, None]
-            from_state += dd[:, None] * z[None, :]
-            to_end += after[None, :]
-            ends += tl.sum(z * after)
-        g_q = from_state * gamma[:, None]
+            g_q *= reciprocals[:, None]
+            g_q += dd[:, None] * z[None, :]
+        if products is not None:
+            read += tl.sum(g_q * query, 1)
+        g_q *= gamma[:, None]
         g_q += product(R, key, TYPE, PRECISION) * unit  # (c3)
-        g_k = to_end * (fade * s)[:, None]
-        # (c4), (d8)
-        g_k += unit * product(tl.trans(R), query, TYPE, PRECISION)
-        QK = product(query, tl.trans(key), TYPE, PRECISION)
-        stored = tl.sum(to_end * key, 1)
-        d_s += tl.sum(QK * YE * G, 0) + fade * stored
-        if decay is not None:
-            between += tl.where(strict, QK * YE, 0.0) * s[None, :]
-            read += tl.sum(from_state * query, 1)
-            written += stored * s
-        if dv is not None:
-            g_k -= product(N, key, TYPE, PRECISION)
-            g_k -= product(tl.trans(N), key, TYPE, PRECISION)
-            g_k -= d_retrieved * gamma[:, None]
-            KK = product(key, tl.trans(key), TYPE, PRECISION)
-            d_s -= tl.sum(KK * VE * L, 0)
-            if decay is not None:
-                between -= tl.where(strict, KK * VE, 0.0) * s[None, :]
-                read -= tl.sum(d_retrieved * key, 1)
         if NU == 0:
             put_rows(
                 dq, g_q, origin, t, remaining, heads, first_key, K, BK
             )
+
+        g_k = tl.zeros([C, BK], tl.float32)
+        for first in range(0, V, BV):
+            at, mask = state_tile(first, first_key, V, K, BV, BK)
+            D = tl.load(
+                afters + index * V * K + at, mask=mask, other=0.0
+            )
+            e = rows(E, origin, t, remaining, heads, first, V, BV)
+            g_k += product(e, D, TYPE, PRECISION)
+            if products is not None:
+                S = tl.load(
+                    states + index * V * K + at, mask=mask, other=0.0
+                )
+                ends += tl.sum(S.to(tl.float32) * D.to(tl.float32))
+        if total is not None:
+            after = tl.load(z_afters + at_z, mask=column < K, other=0.0)
+            g_k += after[None, :]
+            ends += tl.sum(z * after)
+        stored += tl.sum(g_k * key, 1)
+        g_k *= (fade * s)[:, None]
+        # (c4), (d8)
+        g_k += unit * product(tl.trans(R), query, TYPE, PRECISION)
+        if dv is not None:
+            g_k -= product(N, key, TYPE, PRECISION)
+            d_retrieved = tl.zeros([C, BK], tl.float32)
+            for first in range(0, V, BV):
+                at, mask = state_tile(first, first_key, V, K, BV, BK)
+                S = tl.load(
+                    states + index * V * K + at, mask=mask, other=0.0
+                )
+                g = rows(dv, origin, t, remaining, heads, first, V, BV)
+                d_retrieved += product(g, S, TYPE, PRECISION)
+            if products is not None:
+                read -= tl.sum(d_retrieved * key, 1)
+            g_k -= d_retrieved * gamma[:, None]
+        if NU == 0:
             put_rows(
                 dk, g_k, origin, t, remaining, heads, first_key, K, BK
             )
-        else:
+        if NU > 0:
             query_mean += tl.sum(g_q * query, 1)
             key_mean += tl.sum(g_k * key, 1)
             every = tl.where((column < K)[None, :], 1.0, 0.0)
@@ -520,25 +563,18 @@ def backward_inputs(
     part = tl.program_id(1).to(tl.int64) * (programs // heads)
     part *= time.to(tl.int64) * heads
     if dstrength is not None:
+        d_s += fade * stored
         put_scalars(dstrength + part, d_s, origin, t, remaining, heads)
-    if decay is not None:
-        # As in `Decay.gradient`: steps i >= t read, steps j < t write.
-        d = scalars(decay, origin, t, remaining, heads, 1.0)
-        before = tl.maximum(t - 1, 0)
-        before = scalars(decay, origin, before, remaining, heads, 1.0)
-        before = tl.where(t == 0, 1.0, before)
-        mantissa, exponent = running_products(before)
-        front = mantissa * tl.exp2(exponent)
-        own, own_exponent = running_products(d)
-        H = tl.exp2(exponent[:, None] - own_exponent[None, :])
-        H *= mantissa[:, None] / own[None, :]
-        H = tl.where(strict, H, 0.0)
-        d_d = tl.sum(G * read[:, None], 0) * front
-        between = tl.dot(
-            tl.trans(G), between, input_precision=PRECISION
+    if products is not None:
+        # Of the state at step t, its own decay is not a factor.
+        front = scalars(
+            gammas, origin, tl.maximum(t - 1, 0), remaining, heads, 1.0
         )
-        d_d += tl.sum(between * H, 1)
-        d_d += fade * (ends * front + tl.sum(H * written[None, :], 1))
+        front = tl.where(t == 0, 1.0, front)
+        H = tl.load(before, mask=(t > 0)[:, None], other=0.0)
+        d_d += tl.sum(G * read[:, None], 0) * front
+        later = tl.sum(H * (stored * s)[None, :], 1)
+        d_d += fade * (ends * front + later)
         put_scalars(ddecay + part, d_d, origin, t, remaining, heads)
 
 
@@ -603,9 +639,10 @@ def form(v: Tensor, K: int, fades: bool) -> Form:
 class Chunked(torch.autograd.Function):
     """All kernels of one recurrence, with gradients.
 
-    `solve(q, k, decay, strength, form, nu)` returns the triangular
-    inverses of a delta rule and the sums of DPFP features; None = an
-    additive rule, which writes the values themselves.
+    `solve(q, k, decay, gammas, products, strength, form, nu)` fills in
+    the products of decays, and returns the triangular inverses of a
+    delta rule and the sums of DPFP features; None = an additive rule,
+    which writes the values themselves.
     """
 
     @staticmethod
@@ -632,9 +669,25 @@ class Chunked(torch.autograd.Function):
         plan = form(v, K, decay is not None)
         split = plan.split and z is None
         n, programs = chunks.count(time, plan.C), batch * heads
-        X = q_total = k_total = None
+        gammas = products = X = q_total = k_total = None
+        if decay is not None:
+            gammas = torch.empty_like(decay)
+            # A normaliser may be close to 0: it needs all digits.
+            products = (v if z is None else z).new_empty(
+                n * programs, plan.C, plan.C
+            )
         if solve is not None:
-            X, q_total, k_total = solve(q, k, decay, strength, plan, nu)
+            X, q_total, k_total = solve(
+                q, k, decay, gammas, products, strength, plan, nu
+            )
+        elif decay is not None:
+            gpu.launch(
+                multiply_decays,
+                (n * programs,),
+                *(decay, gammas, products, time, heads, programs),
+                C=plan.C,
+                warps=1,
+            )
         y, W_end = torch.empty_like(v), torch.empty_like(W)
         states = z_states = total = z_end = None
         if keep or split:
@@ -651,8 +704,8 @@ class Chunked(torch.autograd.Function):
         gpu.launch(
             forward,
             (programs, chunks.count(V, plan.BV)),
-            *(q, k, v, decay, strength, X, q_total, k_total, W, z),
-            *(None if split else y, total, None if X is None else E),
+            *(q, k, v, gammas, products, strength, X, q_total, k_total),
+            *(W, z, None if split else y, total, None if X is None else E),
             *(states, z_states, W_end, z_end, time, heads),
             BK=padded_width(K),
             BV=plan.BV,
@@ -664,8 +717,8 @@ class Chunked(torch.autograd.Function):
             gpu.launch(
                 read,
                 (n * programs, chunks.count(V, plan.AV)),
-                *(q, k, E, decay, strength, q_total, k_total, states),
-                *(y, time, heads, programs),
+                *(q, k, E, gammas, products, strength, q_total, k_total),
+                *(states, y, time, heads, programs),
                 BK=padded_width(K),
                 BV=plan.AV,
                 warps=plan.chunk_warps,
@@ -674,7 +727,7 @@ class Chunked(torch.autograd.Function):
         if keep:
             # Without X, E is v itself.
             ctx.save_for_backward(
-                *(q, k, E, decay, strength, X, W, z, y, total),
+                *(q, k, E, gammas, products, strength, X, W, z, y, total),
                 *(states, z_states, q_total, k_total),
             )
         ctx.nu, ctx.plan = nu, plan
@@ -692,9 +745,10 @@ class Chunked(torch.autograd.Function):
         """`backward_state` carries the gradient of the state back; then
         `backward_inputs` computes all chunks at once.
         """
-        q, k, E, decay, strength, X, W, z, y, total, *saved = (
+        q, k, E, gammas, products, strength, X, *saved = (
             ctx.saved_tensors
         )
+        W, z, y, total, *saved = saved
         states, z_states, q_total, k_total = saved
         plan, nu = ctx.plan, ctx.nu
         batch, time, heads, V = E.shape
@@ -712,8 +766,8 @@ class Chunked(torch.autograd.Function):
         gpu.launch(
             backward_state,
             (programs, chunks.count(V, plan.BV)),
-            *(q, k, dy, decay, strength, X, q_total, k_total, y, total),
-            *(dW_end, dz_end, dv, afters, z_afters, dtotal, dW, dz),
+            *(q, k, dy, gammas, products, strength, X, q_total, k_total),
+            *(y, total, dW_end, dz_end, dv, afters, z_afters, dtotal, dW, dz),
             *(time, heads),
             BK=padded_width(K),
             BV=plan.BV,
@@ -727,13 +781,13 @@ class Chunked(torch.autograd.Function):
         dq, dk = torch.empty_like(q), torch.empty_like(k)
         dd, ds = (
             None if x is None else x.new_empty(parts, *x.shape)
-            for x in (decay, strength)
+            for x in (gammas, strength)
         )
         gpu.launch(
             backward_inputs,
             (n * programs, parts),
-            *(q, k, E, dy, None if X is None else dv, decay, strength),
-            *(q_total, k_total, total, dtotal, states, afters),
+            *(q, k, E, dy, None if X is None else dv, gammas, products),
+            *(strength, q_total, k_total, total, dtotal, states, afters),
             *(z_states, z_afters, dq, dk, dd, ds),
             *(time, heads, programs),
             BK=plan.BK,
