@@ -27,6 +27,7 @@ ROUNDS: dict[str, Callable[[Values], list[int]]] = {
     "prepare": _fixed(15),
     "forward": _over("time/C"),
     "read": _fixed(),
+    "multiply_decays": _fixed(),
     "backward_state": _over("time/C"),
     "backward_inputs": _over("V/BV", "V/BV"),
     # flash-linear-attention
