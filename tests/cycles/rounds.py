@@ -29,7 +29,7 @@ ROUNDS: dict[str, Callable[[Values], list[int]]] = {
     "read": _fixed(),
     "multiply_decays": _fixed(),
     "backward_state": _over("time/C"),
-    "backward_inputs": _over("V/BV", "V/BV"),
+    "backward_inputs": _over(*["V/BV"] * 4),
     # flash-linear-attention
     "chunk_local_cumsum_scalar_kernel": _fixed(),
     "chunk_fwd_kernel_h": _over("T/BT"),
