@@ -166,7 +166,7 @@ def solve(
         C=form.C,
         NU=nu,
         PRECISION=precision(k.dtype),
-        warps=form.chunk_warps,
+        warps=1 if K <= 128 and form.C < 64 and not nu else 4,
     )
     return X, totals[0], totals[1]
 
@@ -266,7 +266,9 @@ def steps_backward(
     at = program * V * K + value[:, None] * K + key[None, :]
     mask = (value < V)[:, None] & (key < K)[None, :]
     stride = programs.to(tl.int64) * V * K
-    D = tl.load(dW_end + at, mask=mask, other=0.0)
+    D = tl.zeros([BV, BK], tl.float32)
+    if dW_end is not None:
+        D = tl.load(dW_end + at, mask=mask, other=0.0)
     segments = tl.cdiv(time, SEGMENT)
     for back in range(segments):
         n = segments - 1 - back
@@ -360,8 +362,8 @@ class _Steps(torch.autograd.Function):
         batch, time, heads, K = q.shape
         V, programs = v.shape[-1], batch * heads
         dy = torch.zeros_like(v) if dy is None else dy.contiguous()
+        (dW_end,) = contiguous(dW_end)
         W = states[0]
-        dW_end = torch.zeros_like(W) if dW_end is None else dW_end
         parts = chunks.count(V, rows_of_W(K, V))
         dv, dW = torch.empty_like(v), torch.empty_like(W)
         dq, dk, db = (
@@ -373,7 +375,7 @@ class _Steps(torch.autograd.Function):
         gpu.launch(
             steps_backward,
             (programs, parts),
-            *(q, k, v, decay, beta, dy, states, dW_end.contiguous()),
+            *(q, k, v, decay, beta, dy, states, dW_end),
             *(scratch, dq, dk, dv, dd, db, dW, time, heads),
             **_sizes(K, V),
         )
