@@ -393,7 +393,7 @@ def backward_inputs(
     fading = G * s[None, :]
     R = (YE * fading * reciprocal(unit)).to(TYPE)
     N = tl.where(strict, VE * fading, 0.0).to(TYPE)
-    N += tl.trans(N)
+    N = tl.where(strict, N, tl.trans(N))
     if products is not None:
         # As in `Decay.gradient`: steps i >= t read, steps j < t write.
         # The product strictly between two steps is in the row above.
