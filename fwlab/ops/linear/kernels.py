@@ -95,9 +95,10 @@ def forward(
 ):  # fmt: skip
     """All chunks of one head, one after the other, for some rows of W.
 
-    Registers: W. Per chunk it loads q, k, v (and X) and stores y, and
-    for a backward pass the state and E. Operations per step and head:
-    2 C (K + V) + 4 K V, and 2 K V + 2 C V more with X.
+    Registers: W. Per chunk it loads q, k, v (X, and the products of
+    decays), and stores y, and for a backward pass the state and E.
+    Operations per step and head: 2 C (K + V) + 4 K V, and 2 K V +
+    2 C V more with X.
     """
     TYPE: tl.constexpr = v.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
@@ -166,9 +167,7 @@ def forward(
             sums = sums * last_scalar(gamma, C)
             sums += tl.sum(key * (s * fade)[:, None], 0)
         S = S * last_scalar(gamma, C)  # (c2), (d3)
-        S += product(
-            tl.trans(u * fade[:, None]), key, TYPE, PRECISION
-        )
+        S += product(tl.trans(u * fade[:, None]), key, TYPE, PRECISION)
     tl.store(W_end + offset + at, S, mask=mask)
     if z is not None and first == 0:
         tl.store(z_end + program * K + column, sums, mask=column < K)
@@ -209,7 +208,7 @@ def read(
     )
     e = rows(E, origin, t, remaining, heads, first, V, BV)
     s = scalars(strength, origin, t, remaining, heads, 0.0)
-    gamma, G, fade = decays(
+    gamma, G, _ = decays(
         gammas, products, index, origin, t, remaining, heads, C
     )
     P = product(query, tl.trans(key), TYPE, PRECISION) * G
@@ -302,9 +301,7 @@ def backward_state(
                 sums += tl.sum(query * (gamma * dd)[:, None], 0)
         P = product(query, tl.trans(key), TYPE, PRECISION) * G
         du = product(tl.trans(P), g, TYPE, PRECISION) * unit  # (c5)
-        du += fade[:, None] * product(
-            key, tl.trans(D), TYPE, PRECISION
-        )
+        du += fade[:, None] * product(key, tl.trans(D), TYPE, PRECISION)
         g_v = du * s[:, None]
         D = D * last_scalar(gamma, C)  # (c6), (d6)
         g = g * gamma[:, None]
@@ -334,7 +331,10 @@ def backward_inputs(
     A program takes one chunk and `PER` tiles of columns of q and k. It
     loads q, k, E, dy (and dv) and the two states, and stores dq and dk:
     b (4 K + 3 V + 2 K V / C) bytes per step. Operations: 6 C K + 2 C V
-    + 4 K V, and 6 C K + 2 C V + 2 K V more with dv.
+    + 4 K V, and 4 C K + 2 C V + 2 K V more with dv.
+
+    What it computes first, it needs no more when it computes dq, and
+    then dk: the order keeps few tiles in registers at any time.
     """
     TYPE: tl.constexpr = dy.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
@@ -379,10 +379,28 @@ def backward_inputs(
         for block in range(PER):
             first_key = (tl.program_id(1) * PER + block) * BK
             query = features(
-                q, q_total, origin, t, remaining, heads, first_key, K, BK, NU
+                q,
+                q_total,
+                origin,
+                t,
+                remaining,
+                heads,
+                first_key,
+                K,
+                BK,
+                NU,
             )
             key = features(
-                k, k_total, origin, t, remaining, heads, first_key, K, BK, NU
+                k,
+                k_total,
+                origin,
+                t,
+                remaining,
+                heads,
+                first_key,
+                K,
+                BK,
+                NU,
             )
             QK = product(query, tl.trans(key), TYPE, PRECISION)
             pairs += QK * YE
@@ -420,10 +438,28 @@ def backward_inputs(
         first_key = (tl.program_id(1) * PER + block) * BK
         column = first_key + tl.arange(0, BK)
         query = features(
-            q, q_total, origin, t, remaining, heads, first_key, K, BK, NU
+            q,
+            q_total,
+            origin,
+            t,
+            remaining,
+            heads,
+            first_key,
+            K,
+            BK,
+            NU,
         )
         key = features(
-            k, k_total, origin, t, remaining, heads, first_key, K, BK, NU
+            k,
+            k_total,
+            origin,
+            t,
+            remaining,
+            heads,
+            first_key,
+            K,
+            BK,
+            NU,
         )
         g_q = tl.zeros([C, BK], tl.float32)
         for first in range(0, V, BV):
@@ -718,7 +754,8 @@ class Chunked(torch.autograd.Function):
             forward,
             (programs, chunks.count(V, plan.BV)),
             *(q, k, v, gammas, products, strength, X, q_total, k_total),
-            *(W, z, None if split else y, total, None if X is None else E),
+            *(W, z, None if split else y),
+            *(total, None if X is None else E),
             *(states, z_states, W_end, z_end, time, heads),
             BK=padded_width(K),
             BV=plan.BV,
@@ -730,7 +767,8 @@ class Chunked(torch.autograd.Function):
             gpu.launch(
                 read,
                 (n * programs, chunks.count(V, plan.AV)),
-                *(q, k, E, gammas, products, strength, q_total, k_total),
+                *(q, k, E, gammas, products, strength),
+                *(q_total, k_total),
                 *(states, y, time, heads, programs),
                 BK=padded_width(K),
                 BV=plan.AV,
@@ -740,7 +778,8 @@ class Chunked(torch.autograd.Function):
         if keep:
             # Without X, E is v itself.
             ctx.save_for_backward(
-                *(q, k, E, gammas, products, strength, X, W, z, y, total),
+                *(q, k, E, gammas, products, strength, X, W, z),
+                *(None if z is None else y, total),
                 *(states, z_states, q_total, k_total),
             )
         ctx.nu, ctx.plan = nu, plan
@@ -779,8 +818,10 @@ class Chunked(torch.autograd.Function):
         gpu.launch(
             backward_state,
             (programs, chunks.count(V, plan.BV)),
-            *(q, k, dy, gammas, products, strength, X, q_total, k_total),
-            *(y, total, dW_end, dz_end, dv, afters, z_afters, dtotal, dW, dz),
+            *(q, k, dy, gammas, products, strength, X),
+            *(q_total, k_total),
+            *(y, total, dW_end, dz_end, dv, afters, z_afters, dtotal),
+            *(dW, dz),
             *(time, heads),
             BK=padded_width(K),
             BV=plan.BV,
@@ -800,7 +841,8 @@ class Chunked(torch.autograd.Function):
             backward_inputs,
             (n * programs, parts),
             *(q, k, E, dy, None if X is None else dv, gammas, products),
-            *(strength, q_total, k_total, total, dtotal, states, afters),
+            *(strength, q_total, k_total, total, dtotal),
+            *(states, afters),
             *(z_states, z_afters, dq, dk, dd, ds),
             *(time, heads, programs),
             BK=plan.BK,
