@@ -14,25 +14,15 @@ from fwlab.ops.rule import Rule, factor
 from fwlab.ops.state import NormalizedState
 from fwlab.ops.traced import operator
 
-#: Maximum number of steps where Triton uses no tensor cores.
-SHORT = 64
-
 
 # What the kernels of chunks and of steps cannot compute, in words.
 def _refuses(
     capability: tuple[int, int],
     normalize: bool = False,
-    time: int = 0,
     **widths: Any,
 ) -> str | None:
     if normalize:
         return "there is no kernel for normalize=True"
-    if capability < gpu.TENSOR_CORES and time > SHORT:
-        return (
-            f"without tensor cores (compute capability "
-            f"{capability[0]}.{capability[1]}) the kernel takes up to "
-            f"{SHORT} steps, got {time}"
-        )
     return too_wide(capability, **widths)
 
 

@@ -42,8 +42,9 @@ from fwlab.ops.tiles import (
 #: Maximum number of steps to compute one by one, without chunks: an
 #: estimate, not measured.
 SHORT = 64
-#: Steps between two states that are kept for the backward pass.
-SEGMENT = 16
+#: Steps between two states that are kept for the backward pass, of a
+#: short and of a long sequence.
+SEGMENT, LONG_SEGMENT = 16, 64
 
 
 @triton.jit
@@ -131,7 +132,15 @@ def prepare(
     G = causal_mask(C)
     if decay is not None:
         G = put_decays(
-            decay, gammas, products, index, origin, t, remaining, heads, C
+            decay,
+            gammas,
+            products,
+            index,
+            origin,
+            t,
+            remaining,
+            heads,
+            C,
         )
     A = tl.where(t[:, None] > t[None, :], A * G, 0.0)
     A *= scalars(beta, origin, t, remaining, heads, 0.0)[None, :]
@@ -166,7 +175,7 @@ def solve(
         C=form.C,
         NU=nu,
         PRECISION=precision(k.dtype),
-        warps=form.chunk_warps,
+        warps=1 if K <= 128 and form.C < 64 and not nu else 4,
     )
     return X, totals[0], totals[1]
 
@@ -266,7 +275,9 @@ def steps_backward(
     at = program * V * K + value[:, None] * K + key[None, :]
     mask = (value < V)[:, None] & (key < K)[None, :]
     stride = programs.to(tl.int64) * V * K
-    D = tl.load(dW_end + at, mask=mask, other=0.0)
+    D = tl.zeros([BV, BK], tl.float32)
+    if dW_end is not None:
+        D = tl.load(dW_end + at, mask=mask, other=0.0)
     segments = tl.cdiv(time, SEGMENT)
     for back in range(segments):
         n = segments - 1 - back
@@ -335,13 +346,13 @@ class _Steps(torch.autograd.Function):
         y, W_end = torch.empty_like(v), torch.empty_like(W)
         states = None
         if keep:
-            n = chunks.count(time, SEGMENT)
+            n = chunks.count(time, segment(time))
             states = W.new_empty(n, *W.shape)
         gpu.launch(
             steps,
             (programs, chunks.count(V, rows_of_W(K, V))),
             *(q, k, v, decay, beta, W, y, states, W_end, time, heads),
-            **_sizes(K, V),
+            **_sizes(K, V, time),
         )
         if keep:
             ctx.save_for_backward(q, k, v, decay, beta, states)
@@ -360,8 +371,8 @@ class _Steps(torch.autograd.Function):
         batch, time, heads, K = q.shape
         V, programs = v.shape[-1], batch * heads
         dy = torch.zeros_like(v) if dy is None else dy.contiguous()
+        (dW_end,) = contiguous(dW_end)
         W = states[0]
-        dW_end = torch.zeros_like(W) if dW_end is None else dW_end
         parts = chunks.count(V, rows_of_W(K, V))
         dv, dW = torch.empty_like(v), torch.empty_like(W)
         dq, dk, db = (
@@ -369,13 +380,13 @@ class _Steps(torch.autograd.Function):
             for x in (q, k, beta)
         )
         dd = None if decay is None else torch.empty_like(db)
-        scratch = W.new_empty(min(SEGMENT, time), *W.shape)
+        scratch = W.new_empty(min(segment(time), time), *W.shape)
         gpu.launch(
             steps_backward,
             (programs, parts),
-            *(q, k, v, decay, beta, dy, states, dW_end.contiguous()),
+            *(q, k, v, decay, beta, dy, states, dW_end),
             *(scratch, dq, dk, dv, dd, db, dW, time, heads),
-            **_sizes(K, V),
+            **_sizes(K, V, time),
         )
         dq, dk = (x.sum(0).to(q.dtype) for x in (dq, dk))
         dd = dd if dd is None else dd.sum(0)
@@ -387,7 +398,12 @@ def rows_of_W(K: int, V: int) -> int:
     return min(16 if K <= 64 else 8, triton.next_power_of_2(V))
 
 
-def _sizes(K: int, V: int) -> dict[str, int]:
+def segment(time: int) -> int:
+    """Steps between two states that are kept."""
+    return SEGMENT if time <= SHORT else LONG_SEGMENT
+
+
+def _sizes(K: int, V: int, time: int) -> dict[str, int]:
     """What `steps` and `steps_backward` are compiled for."""
     BK = triton.next_power_of_2(K)
     return {
@@ -395,7 +411,7 @@ def _sizes(K: int, V: int) -> dict[str, int]:
         "V": V,
         "BK": BK,
         "BV": rows_of_W(K, V),
-        "SEGMENT": SEGMENT,
+        "SEGMENT": segment(time),
         "warps": 1 if BK <= 128 else BK // 128,
     }
 

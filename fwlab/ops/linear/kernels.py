@@ -95,9 +95,10 @@ def forward(
 ):  # fmt: skip
     """All chunks of one head, one after the other, for some rows of W.
 
-    Registers: W. Per chunk it loads q, k, v (and X) and stores y, and
-    for a backward pass the state and E. Operations per step and head:
-    2 C (K + V) + 4 K V, and 2 K V + 2 C V more with X.
+    Registers: W. Per chunk it loads q, k, v (X, and the products of
+    decays), and stores y, and for a backward pass the state and E.
+    Operations per step and head: 2 C (K + V) + 4 K V, and 2 K V +
+    2 C V more with X.
     """
     TYPE: tl.constexpr = v.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
@@ -158,18 +159,15 @@ def forward(
                         total, denominator, origin, t, remaining, heads
                     )
             put_rows(y, out, origin, t, remaining, heads, first, V, BV)
-        left = key * fade[:, None]
         if z is not None:
             if z_states is not None and first == 0:
                 tl.store(
                     z_states + index * K + column, sums, mask=column < K
                 )
-            sums = sums * last_scalar(gamma, C) + tl.sum(
-                left * s[:, None], 0
-            )
-        S = S * last_scalar(gamma, C) + product(
-            tl.trans(u), left, TYPE, PRECISION
-        )  # (c2), (d3)
+            sums = sums * last_scalar(gamma, C)
+            sums += tl.sum(key * (s * fade)[:, None], 0)
+        S = S * last_scalar(gamma, C)  # (c2), (d3)
+        S += product(tl.trans(u * fade[:, None]), key, TYPE, PRECISION)
     tl.store(W_end + offset + at, S, mask=mask)
     if z is not None and first == 0:
         tl.store(z_end + program * K + column, sums, mask=column < K)
@@ -210,7 +208,7 @@ def read(
     )
     e = rows(E, origin, t, remaining, heads, first, V, BV)
     s = scalars(strength, origin, t, remaining, heads, 0.0)
-    gamma, G, fade = decays(
+    gamma, G, _ = decays(
         gammas, products, index, origin, t, remaining, heads, C
     )
     P = product(query, tl.trans(key), TYPE, PRECISION) * G
@@ -274,7 +272,6 @@ def backward_state(
             gammas, products, index, origin, t, remaining, heads, C
         )
         s = scalars(strength, origin, t, remaining, heads, 0.0)
-        faded_query = query * gamma[:, None]
         unit = 1.0
         if total is not None:
             reciprocals = reciprocal(
@@ -301,19 +298,19 @@ def backward_state(
                 dd = -dd * reciprocals
                 put_scalars(dtotal, dd, origin, t, remaining, heads)
                 sums = sums * last_scalar(gamma, C)
-                sums += tl.sum(faded_query * dd[:, None], 0)
+                sums += tl.sum(query * (gamma * dd)[:, None], 0)
         P = product(query, tl.trans(key), TYPE, PRECISION) * G
         du = product(tl.trans(P), g, TYPE, PRECISION) * unit  # (c5)
-        left = key * fade[:, None]
-        du += product(left, tl.trans(D), TYPE, PRECISION)
+        du += fade[:, None] * product(key, tl.trans(D), TYPE, PRECISION)
         g_v = du * s[:, None]
         D = D * last_scalar(gamma, C)  # (c6), (d6)
-        D += product(tl.trans(g), faded_query, TYPE, PRECISION) * unit
+        g = g * gamma[:, None]
+        D += product(tl.trans(g), query, TYPE, PRECISION) * unit
         if X is not None:
             x = tl.load(X + index * C * C + t[:, None] * C + t[None, :])
             g_v = product(tl.trans(x), g_v, TYPE, PRECISION)  # (d5)
-            faded_key = key * gamma[:, None]
-            D -= product(tl.trans(g_v), faded_key, TYPE, PRECISION)
+            faded = tl.trans(g_v * gamma[:, None])
+            D -= product(faded, key, TYPE, PRECISION)
         put_rows(dv, g_v, origin, t, remaining, heads, first, V, BV)
     tl.store(dW + offset + at, D, mask=mask)
     if dz is not None and first == 0:
@@ -334,7 +331,10 @@ def backward_inputs(
     A program takes one chunk and `PER` tiles of columns of q and k. It
     loads q, k, E, dy (and dv) and the two states, and stores dq and dk:
     b (4 K + 3 V + 2 K V / C) bytes per step. Operations: 6 C K + 2 C V
-    + 4 K V, and 6 C K + 2 C V + 2 K V more with dv.
+    + 4 K V, and 4 C K + 2 C V + 2 K V more with dv.
+
+    What it computes first, it needs no more when it computes dq, and
+    then dk: the order keeps few tiles in registers at any time.
     """
     TYPE: tl.constexpr = dy.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
@@ -377,10 +377,28 @@ def backward_inputs(
         for block in range(PER):
             first_key = (tl.program_id(1) * PER + block) * BK
             query = features(
-                q, q_total, origin, t, remaining, heads, first_key, K, BK, NU
+                q,
+                q_total,
+                origin,
+                t,
+                remaining,
+                heads,
+                first_key,
+                K,
+                BK,
+                NU,
             )
             key = features(
-                k, k_total, origin, t, remaining, heads, first_key, K, BK, NU
+                k,
+                k_total,
+                origin,
+                t,
+                remaining,
+                heads,
+                first_key,
+                K,
+                BK,
+                NU,
             )
             QK = product(query, tl.trans(key), TYPE, PRECISION)
             pairs += QK * YE
@@ -391,7 +409,7 @@ def backward_inputs(
     fading = G * s[None, :]
     R = (YE * fading * reciprocal(unit)).to(TYPE)
     N = tl.where(strict, VE * fading, 0.0).to(TYPE)
-    N += tl.trans(N)
+    N = tl.where(strict, N, tl.trans(N))
     if products is not None:
         # As in `Decay.gradient`: steps i >= t read, steps j < t write.
         # The product strictly between two steps is in the row above.
@@ -418,10 +436,28 @@ def backward_inputs(
         first_key = (tl.program_id(1) * PER + block) * BK
         column = first_key + tl.arange(0, BK)
         query = features(
-            q, q_total, origin, t, remaining, heads, first_key, K, BK, NU
+            q,
+            q_total,
+            origin,
+            t,
+            remaining,
+            heads,
+            first_key,
+            K,
+            BK,
+            NU,
         )
         key = features(
-            k, k_total, origin, t, remaining, heads, first_key, K, BK, NU
+            k,
+            k_total,
+            origin,
+            t,
+            remaining,
+            heads,
+            first_key,
+            K,
+            BK,
+            NU,
         )
         g_q = tl.zeros([C, BK], tl.float32)
         for first in range(0, V, BV):
@@ -598,30 +634,39 @@ class Form(NamedTuple):
     split: bool = False
 
 
-#: Chosen by compiling the kernels, so that no registers spill where
-#: this is possible. For wide heads in float32 some do, as
-#: docs/results/kernels.json shows. Nothing is tuned at run time.
-NARROW = Form(C=64, BV=32, warps=4, BK=64, AV=64, chunk_warps=8)
-HALF = Form(C=32, BV=32, warps=8, BK=32, AV=32, chunk_warps=4)
+#: Chosen with a model of one multiprocessor: what counts is how many
+#: warps run side by side, which registers and shared memory limit. A
+#: form that spills a few registers, but leaves room for a second
+#: program, is faster. Nothing is tuned at run time. Chunks of 64 are
+#: for Hopper, whose products have at least 64 rows.
+NARROW = Form(C=64, BV=32, warps=4, BK=64, AV=64, chunk_warps=4)
+BROAD = Form(C=64, BV=64, warps=4, BK=128, AV=128, chunk_warps=4)
+HALF = Form(C=32, BV=32, warps=4, BK=64, AV=64, chunk_warps=2)
+HALF_BROAD = Form(C=32, BV=32, warps=4, BK=128, AV=128, chunk_warps=4)
+FEATURES = Form(C=32, BV=32, warps=4, BK=32, AV=32, chunk_warps=4)
 WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
 FULL = Form(C=16, BV=32, warps=8, BK=32, AV=32, chunk_warps=4)
 FULL_WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
 
 
-def form(v: Tensor, K: int, fades: bool) -> Form:
+def form(v: Tensor, K: int, nu: int) -> Form:
     """The form for values `v` and features of width K.
 
-    Chunks are short where registers are scarce: with decays, with wide
-    heads, in float32, and before Hopper.
+    Chunks are short where registers are scarce: with wide heads, in
+    float32, with DPFP, and on other GPUs than Hopper.
     """
     batch, _, heads, V = v.shape
-    narrow = max(K, V) <= 64 and not fades
+    width, hopper = max(K, V), gpu.capability(v.device)[0] == 9
     if v.dtype == torch.float32:
         found = FULL if K <= 128 else FULL_WIDE
-    elif narrow and gpu.capability(v.device) >= (9, 0):
-        found = NARROW
+    elif nu and K <= 128:
+        found = FEATURES
+    elif width <= 64:
+        found = NARROW if hopper else HALF
+    elif K <= 128:
+        found = BROAD if hopper else HALF_BROAD
     else:
-        found = HALF if K <= 128 else WIDE
+        found = WIDE
     found = found._replace(
         BV=min(found.BV, padded_width(V)),
         BK=min(found.BK, padded_width(K)),
@@ -630,9 +675,9 @@ def form(v: Tensor, K: int, fades: bool) -> Form:
     # Rows of W are independent: few heads get more programs each.
     cores = gpu.multiprocessors(v.device)
     programs = batch * heads * chunks.count(V, found.BV)
-    if found.BV > 16 and programs < cores:
-        found = found._replace(BV=16)
-        programs = batch * heads * chunks.count(V, 16)
+    while found.BV > 16 and programs < cores:
+        found = found._replace(BV=found.BV // 2)
+        programs = batch * heads * chunks.count(V, found.BV)
     return found._replace(split=programs < cores // 2)
 
 
@@ -666,7 +711,7 @@ class Chunked(torch.autograd.Function):
         q, k, v, decay, strength, W, z = contiguous(*given)
         batch, time, heads, V = v.shape
         K = q.shape[-1] * (2 * nu or 1)
-        plan = form(v, K, decay is not None)
+        plan = form(v, K, nu)
         split = plan.split and z is None
         n, programs = chunks.count(time, plan.C), batch * heads
         gammas = products = X = q_total = k_total = None
@@ -705,7 +750,8 @@ class Chunked(torch.autograd.Function):
             forward,
             (programs, chunks.count(V, plan.BV)),
             *(q, k, v, gammas, products, strength, X, q_total, k_total),
-            *(W, z, None if split else y, total, None if X is None else E),
+            *(W, z, None if split else y),
+            *(total, None if X is None else E),
             *(states, z_states, W_end, z_end, time, heads),
             BK=padded_width(K),
             BV=plan.BV,
@@ -717,7 +763,8 @@ class Chunked(torch.autograd.Function):
             gpu.launch(
                 read,
                 (n * programs, chunks.count(V, plan.AV)),
-                *(q, k, E, gammas, products, strength, q_total, k_total),
+                *(q, k, E, gammas, products, strength),
+                *(q_total, k_total),
                 *(states, y, time, heads, programs),
                 BK=padded_width(K),
                 BV=plan.AV,
@@ -727,7 +774,8 @@ class Chunked(torch.autograd.Function):
         if keep:
             # Without X, E is v itself.
             ctx.save_for_backward(
-                *(q, k, E, gammas, products, strength, X, W, z, y, total),
+                *(q, k, E, gammas, products, strength, X, W, z),
+                *(None if z is None else y, total),
                 *(states, z_states, q_total, k_total),
             )
         ctx.nu, ctx.plan = nu, plan
@@ -766,8 +814,10 @@ class Chunked(torch.autograd.Function):
         gpu.launch(
             backward_state,
             (programs, chunks.count(V, plan.BV)),
-            *(q, k, dy, gammas, products, strength, X, q_total, k_total),
-            *(y, total, dW_end, dz_end, dv, afters, z_afters, dtotal, dW, dz),
+            *(q, k, dy, gammas, products, strength, X),
+            *(q_total, k_total),
+            *(y, total, dW_end, dz_end, dv, afters, z_afters, dtotal),
+            *(dW, dz),
             *(time, heads),
             BK=padded_width(K),
             BV=plan.BV,
@@ -787,7 +837,8 @@ class Chunked(torch.autograd.Function):
             backward_inputs,
             (n * programs, parts),
             *(q, k, E, dy, None if X is None else dv, gammas, products),
-            *(strength, q_total, k_total, total, dtotal, states, afters),
+            *(strength, q_total, k_total, total, dtotal),
+            *(states, afters),
             *(z_states, z_afters, dq, dk, dd, ds),
             *(time, heads, programs),
             BK=plan.BK,
