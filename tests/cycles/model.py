@@ -274,7 +274,7 @@ def microseconds(
     together = min(fits, -(-programs // CORES))
 
     def first(most: int) -> float:
-        """Cycles with so many rounds of the loops that are long."""
+        """Cycles with this many rounds of the loops that are long."""
         short = {at: n if n <= LONG else most for at, n in rounds.items()}
         return cycles(code, warps, together, short.__getitem__, reloads)
 
