@@ -16,7 +16,7 @@ from fwlab.bench.case import layout
 from fwlab.bench.gpu import cases, correctness, measure, problems, report, targets
 from fwlab.bench.gpu import dry as tiny
 from fwlab.bench.gpu.processes import Worker, do, do_all
-from fwlab.ops import compiler
+from fwlab.ops import compiler, measured
 from fwlab.ops import gpu as kernels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,17 +46,17 @@ def short_turns(monkeypatch):
 
 
 def test_slug():
-    assert gpu.slug("NVIDIA H200") == "nvidia-h200"
-    assert gpu.slug("NVIDIA GeForce RTX 4090 (Laptop)") == (
+    assert measured.slug("NVIDIA H200") == "nvidia-h200"
+    assert measured.slug("NVIDIA GeForce RTX 4090 (Laptop)") == (
         "nvidia-geforce-rtx-4090-laptop"
     )
 
 
 def test_default_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert gpu.default_path("x") == Path("gpu-x.json")
+    assert measured.written("x") == Path("gpu-x.json")
     monkeypatch.chdir(ROOT)
-    assert gpu.default_path("x") == Path("docs/results/gpu-x.json")
+    assert measured.written("x") == Path("docs/results/gpu-x.json")
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,14 @@ OTHER = compiler.Assembler("/elsewhere/ptxas", (13, 9, 1), "a test")
 def whole_run(tmp_path_factory):
     path = tmp_path_factory.mktemp("gpu") / "gpu-nvidia-h200.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu, "Worker", lambda command, **more: Worker(TINY, **more))
+        started = []
+
+        def start(command, **more):
+            assert command == gpu.COMMAND
+            started.append(more)
+            return Worker(TINY, **more)
+
+        patch.setattr(gpu, "Worker", start)
         patch.setattr(gpu, "MAX_WORKERS", 1)
         patch.setattr("tempfile.tempdir", str(path.parent))
         for limit in ("FIRST", "SECOND", "PART", "AGAIN"):
@@ -580,6 +587,10 @@ def whole_run(tmp_path_factory):
         one.measure()
         one.finish()
         assert not one.right()
+        # Another ptxas, without what Triton has kept of the first.
+        chosen = [more for more in started if more.get(compiler.CHOICE) == OTHER.path]
+        assert len(started) == 3 and len(chosen) == 1
+        assert "TRITON_CACHE_DIR" in chosen[0] and gpu.BLACKWELL in chosen[0]
     return json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)
 
 

@@ -82,6 +82,15 @@ def test_others_are_found(machine, others, version):
     assert chosen(HOPPER) == (version, None)
 
 
+def test_of_two_that_are_the_same_the_first_counts(machine):
+    paths = machine(ptxas="12.8.93", ptxas_blackwell="13.1.80", nvcc="13.1.80")
+    assert compiler.assembler(HOPPER)[0].path == paths["ptxas-blackwell"]
+    assert [one.version for one in compiler.assemblers()] == [
+        (12, 8, 93),
+        (13, 1, 80),
+    ]
+
+
 def test_a_new_one_of_triton_stays(machine):
     machine(ptxas="13.4.1", ptxas_blackwell="13.5.1")
     assert chosen(HOPPER) == ((13, 4, 1), None)

@@ -7,9 +7,9 @@ without an error:
 - Triton 3.4 to 3.7.0: products of a transposed product
   (fla-org/flash-linear-attention#640; 3.7.1 is right, says
   fla-org/flash-linear-attention#983);
-- ptxas 12.8.93 and 13.0.88: two kernels out of two, and one; 13.1.80 is
-  right (fla-org/flash-linear-attention#1262); 12.9 reuses registers that
-  a product still reads (triton-lang/triton#11781).
+- ptxas 12.8.93 and 13.0.88: two kernels out of two, and one; 13.1.80
+  is right (fla-org/flash-linear-attention#1262); 12.9 reuses registers
+  that a product still reads (triton-lang/triton#11781).
 
 Triton 3.7.1 brings two programs: ptxas 12.8.93 for all GPUs up to
 Hopper, and ptxas 13.1.80 for those after it, which can compile for
@@ -130,7 +130,7 @@ def assemblers() -> list[Assembler]:
 
 
 def driver() -> Version | None:
-    """The CUDA that the driver supports, as (12, 8); None = no driver."""
+    """The CUDA of the driver, as (12, 8); None = there is none."""
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     number = ask() if ask else 0
     return (number // 1000, number % 1000 // 10) if number else None
@@ -170,8 +170,8 @@ def assembler(
     fits = [x for x in newer if have is None or x.version[0] <= have[0]]
     if not fits:
         return default, (
-            f"{bad}, and the driver, of CUDA {said(have or ())}, is too "
-            f"old for ptxas {said(newer[0].version)}"
+            f"{bad}, and the driver, of CUDA {said(have or ())}, is "
+            f"too old for ptxas {said(newer[0].version)}"
         )
     why = f"{fits[0].why}, because {bad}"
     return fits[0]._replace(why=why), None

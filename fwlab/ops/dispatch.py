@@ -65,9 +65,9 @@ def choose(
       transform.
     """
     if requested not in ("auto", *implementations):
-        known = ", ".join(map(repr, implementations))
+        some = ", ".join(map(repr, implementations))
         raise ValueError(
-            f"{op}: expected implementation 'auto' or one of {known}, "
+            f"{op}: expected implementation 'auto' or one of {some}, "
             f"got {requested!r}"
         )
     if not all(map(Tensor.numel, tensors)):

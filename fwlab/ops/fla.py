@@ -1,8 +1,8 @@
 r"""The kernels of flash-linear-attention, behind the calls of fwlab.
 
-[flash-linear-attention](https://github.com/fla-org/flash-linear-attention)
-has kernels for the same two recurrences, used and measured by many.
-Here they get the arguments of ours. What differs:
+flash-linear-attention (https://github.com/fla-org) has kernels for the
+same two recurrences, used and measured by many. Here they get the
+arguments of ours. What differs:
 
 - it multiplies queries by $K^{-1/2}$ unless told otherwise;
 - a state is `[batch, heads, key, value]`;

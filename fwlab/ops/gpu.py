@@ -200,7 +200,8 @@ class Kernel:
         A `Limit` where nothing is missing on this machine.
         """
         if not installed():
-            return f"Triton {compiler.said(OLDEST)} or newer is not installed"
+            oldest = compiler.said(OLDEST)
+            return f"Triton {oldest} or newer is not installed"
         if device.type != _device():
             return (
                 f"Triton needs a GPU, but the tensors are on {device}"

@@ -153,7 +153,8 @@ class Run:
             "complete": False,
             "quick": quick,
             "dry_run": dry_run,
-            "seed": secrets.randbelow(2**31),
+            # A dry run looks at the plan, not for new inputs.
+            "seed": 1 if dry_run else secrets.randbelow(2**31),
             "seconds": 0.0,
             "card": about,
             "versions": versions() | {"ptxas": self._ptxas(self.assembler)},

@@ -20,7 +20,7 @@ def too_wide(
     full: bool = False,
     **_: Any,
 ) -> str | None:
-    """Why these widths do not fit on a multiprocessor; None = they do."""
+    """Why widths do not fit on a multiprocessor; None = they do."""
     maximum = 256 if full else 512
     if key > maximum or value > maximum:
         kind = "float32" if full else "half precision"
