@@ -4,6 +4,9 @@
 shown. Tables of the cycle model go in place of `<!-- model: TABLE -->`.
 tests/cycles/table.py writes the numbers; tests/test_gpu.py and
 tests/cycles/test_model.py check them.
+
+In place of `<!-- emulator -->` comes what the emulator has shown, which
+tests/emulate.py writes and tests/emulator checks.
 """
 
 import json
@@ -14,23 +17,42 @@ from templates import render
 
 MARK = re.compile(r"<!-- kernels: (.+?) -->")
 MODEL = re.compile(r"<!-- model: (\w+) -->")
+EMULATOR = re.compile(r"<!-- emulator -->")
 TARGETS = {"90": "Hopper", "80": "Ampere", "75": "Turing"}
 
 
 def on_page_markdown(markdown, page, config, files):
     markdown = MODEL.sub(
-        lambda mark: render("model.html", what=mark[1], **_read()), markdown
+        lambda mark: render("model.html", what=mark[1], **_read("kernels.json")),
+        markdown,
     )
-    return MARK.sub(lambda mark: _table(mark[1]), markdown)
+    markdown = MARK.sub(lambda mark: _table(mark[1]), markdown)
+    return EMULATOR.sub(lambda mark: _emulated(), markdown)
 
 
-def _read() -> dict:
-    file = ROOT / "docs" / "results" / "kernels.json"
-    return json.loads(file.read_text("utf-8"))
+def _read(name: str) -> dict:
+    return json.loads((ROOT / "docs" / "results" / name).read_text("utf-8"))
+
+
+def _emulated() -> str:
+    """Worst errors by operation, and deleted barriers by form."""
+    table = _read("emulator.json")
+    errors: dict[str, dict[str, float]] = {}
+    for row in table["cases"]:
+        worst = errors.setdefault(row["op"], dict.fromkeys(table["limits"], 0.0))
+        worst[row["dtype"]] = max(worst[row["dtype"]], row["error"])
+    barriers: dict[str, dict[str, list[int]]] = {}
+    for case, kernels in table["barriers"].items():
+        form, target = case.split(", sm_")
+        counts = [c for row in kernels.values() for c in row["deleted"].values()]
+        barriers.setdefault(form, {})[target] = [
+            sum(c) for c in zip(*counts, strict=True)
+        ]
+    return render("emulator.html", **table, errors=errors, forms=barriers)
 
 
 def _table(pattern: str) -> str:
-    table = _read()
+    table = _read("kernels.json")
     cases: dict[str, dict[str, dict[str, dict]]] = {}
     for case, uses in table["kernels"].items():
         if re.match(pattern, case):

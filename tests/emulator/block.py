@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 
+from emulator.check import fences
 from emulator.formats import HALVES, TYPES, UNSIGNED
 from emulator.memory import Fault, Shared, Tensors
 from emulator.text import REGISTER, Instruction, Program
@@ -108,12 +109,10 @@ class Blocks:
         if not np.ndim(x):
             x = np.full(len(self.lanes), x)
         if self.mask is not None:
-            old = self.registers[register] if self._known(register) else ~x
+            new = register not in self.registers and x.dtype == np.bool_
+            old = ~x if new else self.registers[register]
             x = np.where(self.mask, _bits(x), _bits(old))
         self.registers[register] = x
-
-    def _known(self, register: str) -> bool:
-        return register in self.registers or not register.startswith("%p")
 
     def active(self) -> np.ndarray:
         """The numbers of the threads that take part."""
@@ -218,13 +217,11 @@ def run(
     tensors: Tensors,
 ) -> None:
     """Run all blocks of a launch."""
-    from emulator import check
-
     grid = (*grid, 1, 1)[:3]
-    check.registers(program)
+    fences(program)
     code = [(i, action(i)) for i in program.instructions]
     grain = _grain(program)
-    every = np.array(list(np.ndindex(grid[::-1])))[:, ::-1]
+    every = np.array(list(np.ndindex(grid[::-1]))).reshape(-1, 3)[:, ::-1]
     step = max(1, TOGETHER // program.threads)
     with np.errstate(all="ignore"):
         for begin in range(0, len(every), step):

@@ -10,7 +10,7 @@ def fragments(product: Instruction) -> frozenset[str]:
     return frozenset(REGISTER.findall(left if left[0] == "{" else ""))
 
 
-def registers(program: Program) -> None:
+def fences(program: Program) -> None:
     """Raise if a wgmma may take registers before they are written.
 
     What it takes or adds to needs a `wgmma.fence` after the last ordinary

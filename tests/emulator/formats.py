@@ -4,10 +4,8 @@ import numpy as np
 
 TYPES = {
     "pred": np.bool_,
-    **{f"{kind}8": np.uint8 for kind in "bu"},
-    **{f"{kind}16": np.uint16 for kind in "bu"},
-    **{f"{kind}32": np.uint32 for kind in "bu"},
-    **{f"{kind}64": np.uint64 for kind in "bu"},
+    **{f"b{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
     **{f"s{bits}": getattr(np, f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"f{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)},
 }

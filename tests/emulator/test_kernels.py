@@ -1,0 +1,88 @@
+"""Compiled kernels against naive in float64."""
+
+import json
+
+import emulate
+import pytest
+import tiny_gpu_bench as tiny
+import torch
+import triton
+
+import emulator
+from fwlab import ops
+from fwlab.ops import gpu
+
+CASES = {case.key: case for case in emulate.cases()}
+TABLE = json.loads(emulate.TABLE.read_text("utf-8"))
+#: The first tiny problem of each operation. For the gated rules those without
+#: tensor cores or a normaliser, which are compiled sooner.
+QUICK = {
+    op: found[2 if op == "gated_rule" else 0] for op, found in tiny.PROBLEMS.items()
+}
+
+
+@pytest.mark.parametrize("op", QUICK)
+def test_operations(op):
+    row = emulate.check(emulate.Case(QUICK[op], "bfloat16", emulate.HOPPER))
+    assert row["ok"], row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", CASES)
+def test_problems(key):
+    row = emulate.check(CASES[key])
+    assert row["ok"], row
+
+
+def test_table_has_every_case():
+    assert [row["case"] for row in TABLE["cases"]] == list(CASES)
+    assert all(row["ok"] for row in TABLE["cases"])
+    assert set(TABLE["barriers"]) == {
+        f"{name}, {emulate.target(capability)}"
+        for name in emulate.DELETED
+        for capability in (emulate.HOPPER, emulate.AMPERE)
+    }
+
+
+def test_a_barrier_is_missed():
+    """The first of one kernel, which is otherwise right."""
+    case = emulate.Case(tiny.PROBLEMS["sum_rule"][2], "bfloat16", emulate.HOPPER)
+    one = emulate.kept(case)[0]
+    places = [
+        place for place, kind in emulate.orders(one.program) if kind == "bar.sync"
+    ]
+    assert emulate.noticed(one, places[0])
+    # Without an instruction that does nothing, nothing changes.
+    assert not emulate.noticed(one, len(one.program.instructions) - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [emulate.HOPPER, emulate.AMPERE])
+@pytest.mark.parametrize("name", ["delta 64", "sum 64, normalized"])
+def test_all_barriers_are_missed(name, capability):
+    """But for those in the table, which do nothing."""
+    case = emulate.Case(emulate.DELETED[name](), "bfloat16", capability)
+    found = emulate.deletions(case)
+    table = TABLE["barriers"][f"{name}, {emulate.target(capability)}"]
+    if triton.__version__ == TABLE["triton"]:
+        assert json.loads(json.dumps(found)) == table
+    for row in found.values():
+        every, seen = map(sum, zip(*row["deleted"].values(), strict=True))
+        assert seen >= 0.8 * every
+
+
+def test_as_a_stand_in():
+    """A kernel runs in place, and "auto" does not choose it on a CPU."""
+    x = torch.randn(1, 3, 1, 16)
+    beta = torch.rand(1, 3, 1)
+    with gpu.standing_in(emulator.stand_in((8, 0))):
+        found = ops.delta_rule(x, x, x, beta, implementation="triton")
+        assert torch.equal(
+            ops.delta_rule(x, x, x, beta),
+            ops.delta_rule(x, x, x, beta, implementation="efficient"),
+        )
+        with pytest.raises(ValueError, match="no kernel for float64"):
+            ops.delta_rule(*[x.double()] * 3, beta.double(), implementation="triton")
+    wanted = ops.delta_rule(x, x, x, beta, implementation="naive")
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert emulator.stand_in((8, 0)) is emulator.stand_in((8, 0))
