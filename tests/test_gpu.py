@@ -140,7 +140,9 @@ def test_grids_have_room(time):
     """Only the first dimension of a grid may be above 65,535."""
 
     def x(*shape):
-        return torch.empty(*shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        return torch.empty(
+            *shape, dtype=torch.bfloat16, device="meta", requires_grad=True
+        )
 
     heads = [x(1, time, 4, 16) for _ in range(3)]
     flat = [x(1, time, 64) for _ in range(3)]
