@@ -16,6 +16,10 @@ The sequence is divided into segments. `summarize` reduces each segment
 to one triple, `carry` combines them in order, and `outputs` starts each
 segment from the triple before it. Besides the inputs, only the triples
 of segments are kept for the backward pass.
+
+Within a segment there is no scan over pairs of triples: a thread has a
+channel of its own, keeps one triple in registers, and takes the steps
+in order.
 """
 
 from typing import Any
