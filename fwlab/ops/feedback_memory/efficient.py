@@ -513,7 +513,7 @@ def _table(steps: range, positions: Tensor) -> Tensor:
     n, device = positions.shape[1] // 2, positions.device
     if device.type == "mps":  # has no float64
         device = torch.device("cpu")
-    exact = {"dtype": torch.float64, "device": device}
+    exact: Any = {"dtype": torch.float64, "device": device}
     i = torch.arange(n, **exact)
     t = torch.arange(steps.start, steps.stop, steps.step, **exact)
     angle = torch.outer(t, 10.0 ** (-4 * i / n))
