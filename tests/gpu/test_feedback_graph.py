@@ -223,6 +223,34 @@ def test_memory_does_not_grow():
     assert held[-1] == held[1]
 
 
+def test_memory_of_graphs_is_shared():
+    """Nothing is given back in between."""
+    inputs, _ = make(64)
+    held = []
+    for _ in range(10):
+        outcome(inputs, None)
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_reserved())
+    assert held[-1] == held[2]
+
+
+def test_within_a_graph_of_the_caller(graphs):
+    """Forward, of one step more than a graph needs."""
+    inputs, _ = make(kernels.PLAYED + 1)
+    run = partial(feedback, heads=HEADS, implementation="triton")
+    with torch.no_grad():
+        wanted = run(*inputs)
+        graph = torch.cuda.CUDAGraph()
+        before = len(graphs)
+        with torch.cuda.graph(graph):
+            found = run(*inputs)
+        assert len(graphs) == before + 1
+        found.zero_()
+        graph.replay()
+    torch.cuda.synchronize()
+    same([found], [wanted])
+
+
 def test_two_threads():
     inputs, _ = make(64)
     wanted, found = outcome(inputs, None), {}

@@ -7,7 +7,16 @@ from fwlab import ops
 from fwlab.ops import gpu
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
-from problems import aft, borders, error, outcome, packed_problem, problem, rebuild
+from problems import (
+    aft,
+    borders,
+    error,
+    outcome,
+    packed_problem,
+    problem,
+    rebuild,
+    weighted,
+)
 from problems.row import Row
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -142,6 +151,26 @@ def test_later_keys_change_no_bit(row, small):
         changed[2][:, t:] = value
         after = row(*changed, state=state, implementation="triton")
         assert torch.equal(after[:, :t], before[:, :t])
+
+
+def test_full_sees_everything(small):
+    inputs, _ = problem(ROWS["aft-full"], 9, torch.float32, with_state=False)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, 2:6] = False
+
+    def op(*given, **options):
+        return ops.aft_full(*given, causal=False, key_mask=mask, **options)
+
+    leaves, exactly = [[*map(f, inputs)] for f in (torch.clone, exact)]
+    found = op(*leaves, implementation="triton")
+    wanted = op(*exactly, implementation="naive")
+    assert error(found, wanted) < 1e-5
+    found, wanted = (
+        torch.autograd.grad(weighted(y), x)
+        for y, x in ((found, leaves), (wanted, exactly))
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert error(a, b) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["aft-full", "aft-local"])

@@ -1,6 +1,8 @@
 """Kernels of the feedback memory against naive in float64."""
 
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -197,6 +199,118 @@ def test_a_step_can_be_played(row, keep, monkeypatch, small):
     assert all(map(torch.equal, found, wanted))
 
 
+class Machine:
+    """What `play` uses of `torch.cuda`, and what happens there.
+
+    While a graph is recorded, what a step does is noted instead of done.
+    """
+
+    def __init__(self, monkeypatch, recording=False):
+        self.done, self.noted, self.log = [], None, []
+        machine = self
+
+        class Graph:
+            def capture_begin(self, pool, capture_error_mode):
+                assert machine.noted is None
+                machine.log.append(("begin", pool, machine.stream))
+                machine.noted, self.memory = [], pool or object()
+
+            def capture_end(self):
+                self.noted, machine.noted = machine.noted, None
+                machine.log.append("end")
+
+            def replay(self):
+                assert machine.stream == "side"
+                machine.done += self.noted
+
+            def pool(self):
+                return self.memory
+
+        class Stream:
+            def wait_stream(self, other):
+                machine.log.append("wait")
+
+        @contextmanager
+        def stream(other):
+            machine.stream = "side"
+            yield
+            machine.stream = "current"
+
+        self.stream = "current"
+        for name, value in {
+            "CUDAGraph": Graph,
+            "current_stream": Stream,
+            "device_of": lambda like: nullcontext(),
+            "stream": stream,
+            "is_current_stream_capturing": lambda: recording,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(kernels, "_capture_stream", lambda device: Stream())
+        monkeypatch.setattr(kernels, "_last", {})
+
+    def step(self):
+        (self.done if self.noted is None else self.noted).append("step")
+
+
+class Like(NamedTuple):
+    device: torch.device
+
+
+@pytest.mark.parametrize("times", [15, 16, 40])
+def test_playing(times, monkeypatch):
+    """As many steps as asked for; all graphs of a device share memory."""
+    machine, like = Machine(monkeypatch), Like(torch.device("cuda"))
+    for _ in range(3):
+        kernels.play(machine.step, times, like)
+    assert machine.done == 3 * times * ["step"]
+    if times < kernels.PLAYED:
+        assert machine.log == []
+        return
+    begun = [event for event in machine.log if event[0] == "begin"]
+    assert machine.log == [x for b in begun for x in ("wait", b, "end", "wait")]
+    assert begun[0] == ("begin", None, "side")
+    assert begun[1] == begun[2] == ("begin", kernels._last[like.device].pool(), "side")
+
+
+def test_playing_within_a_graph(monkeypatch):
+    """Graphs cannot be nested: the steps become part of the outer one."""
+    machine = Machine(monkeypatch, recording=True)
+    kernels.play(machine.step, 40, Like(torch.device("cuda")))
+    assert machine.done == 40 * ["step"] and machine.log == []
+
+
+def test_playing_a_step_that_fails(monkeypatch):
+    """The recording is ended, and the next call is as if it never was."""
+    machine, like = Machine(monkeypatch), Like(torch.device("cuda"))
+
+    def broken():
+        machine.step()
+        if machine.noted is not None:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        kernels.play(broken, 40, like)
+    assert machine.log[-1] == "end" and kernels._last == {}
+
+
+def test_nothing_is_copied_from_or_to_the_host(monkeypatch):
+    """A graph of the caller could not record it."""
+    monkeypatch.setattr(torch, "tensor", None)
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), options=None):
+            made = function(*args, **(options or {}))
+            for x in tree_leaves((args, options, made)):
+                assert not isinstance(x, torch.Tensor) or x.is_meta, function
+            return made
+
+    (x, *tensors), _ = problem(ROWS["feedback"], 5, torch.float32, with_state=False)
+    x, *tensors = (t.detach().to("meta").requires_grad_() for t in (x, *tensors))
+    with gpu.recording((9, 0)) as launches, Watch():
+        ROWS["feedback"](x, *tensors, implementation="triton").sum().backward()
+    assert launches
+
+
 def test_whole_and_pieces(small):
     row = ROWS["feedback"]
     (x, *tensors), _ = problem(row, 8, dtype=torch.float32, with_state=False)
@@ -296,6 +410,20 @@ def test_one_query(n, small):
     a = (a / key**0.5).masked_fill(hidden[:, None], -torch.inf).flatten(0, 1)
     some = torch.isfinite(a).any(1)
     assert torch.allclose(lse[some, 3], torch.logsumexp(a[some], 1), atol=1e-5)
+
+
+def test_too_many_memories():
+    (x, *tensors), state = problem(ROWS["feedback"], 2, torch.float32)
+    x, *tensors = (t.to("meta") for t in (x, *tensors))
+    k, v = (
+        torch.empty(2, 2**30, *t.shape[2:], device="meta") for t in (state.k, state.v)
+    )
+    state = ops.FeedbackState(k, v, None)
+    with (
+        gpu.recording((9, 0)),
+        pytest.raises(ValueError, match="no kernel for 1073741826 memories"),
+    ):
+        ROWS["feedback"](x, *tensors, state=state, implementation="triton")
 
 
 def test_what_is_refused():

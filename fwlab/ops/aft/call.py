@@ -12,13 +12,14 @@ from fwlab.ops.operation import Call, Operation
 def refuses(
     capability: tuple[int, int],
     *,
+    only_causal: bool = True,
     causal: bool = True,
     batch: int = 0,
     channels: int = 0,
     **others: Any,
 ) -> str | None:
     """Why the kernels cannot compute a call; None = they can."""
-    if not causal:
+    if only_causal and not causal:
         return "there is no kernel for causal=False"
     # Programs in the second and the third dimension of a grid.
     for name, size in (("batch", batch), ("channels", channels)):

@@ -23,6 +23,8 @@ def _refuses(
     d: int = 0,
     key: int = 0,
     features: int = 0,
+    time: int = 0,
+    past: int = 0,
     dropout: bool = False,
     **others: Any,
 ) -> str | None:
@@ -37,6 +39,9 @@ def _refuses(
             return (
                 f"the kernels take {name} up to {maximum}, got {size}"
             )
+    # An offset among the memories of a head has 32 bits.
+    if (past + time) * max(key, features) >= 2**31:
+        return f"there is no kernel for {past + time} memories"
     return None
 
 
@@ -137,8 +142,11 @@ def feedback(
         arguments["factors"] = (factors, "batch time layers factors")
     call = Call(FEEDBACK, arguments, like="x", key_mask=key_mask)
     _check_layers(call.name, heads, call.sizes)
-    dropout = factors is not None
-    name, compute = call.choose(implementation, "x", dropout=dropout)
+    dropout, start = factors is not None, _start(call, state, heads)
+    past = start.k.shape[1]
+    name, compute = call.choose(
+        implementation, "x", dropout=dropout, past=past
+    )
     if not x.numel():
         factors = None  # nothing to drop
     elif dropout and name == "naive":
@@ -150,7 +158,6 @@ def feedback(
             if w is not None
         }
     )
-    start = _start(call, state, heads)
 
     # Real tokens are moved to the front, so that all sequences of a
     # batch have memories without gaps.

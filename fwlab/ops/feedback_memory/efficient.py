@@ -124,7 +124,7 @@ class Forward:
         self.kv_split = x.new_empty(2, groups, batch, heads, n, key)
         self.kv_split[..., : self.past, :] = past
         self.kv = self.kv_split.view(2, groups, rows, n, key)
-        back = _table(torch.arange(n, 0, -1), positions)
+        back = _table(range(n, 0, -1), positions)
         self.r = back @ positions.T  # Eq. f4
         self.hidden = hidden
         if hidden is not None:
@@ -279,8 +279,8 @@ class Backward:
         self.m, self.m_norm = m, None
         if ctx.normalize:
             self.m, self.m_norm = _norm(m)
-        self.table = _table(torch.arange(n), positions)
-        self.back = _table(torch.arange(n, 0, -1), positions)
+        self.table = _table(range(n), positions)
+        self.back = _table(range(n, 0, -1), positions)
 
         # The vectors of (g4), q and dz, side by side.
         vectors = kv.new_empty(2, layers, batch, heads, time, key)
@@ -508,11 +508,15 @@ def _add(
     return torch.addcmul(x, factors, torch.mm(part, W), out=out)
 
 
-def _table(steps: Tensor, positions: Tensor) -> Tensor:
+def _table(steps: range, positions: Tensor) -> Tensor:
     """$s$ of Eq. f3, its angles in float64 on any device."""
-    n = positions.shape[1] // 2
-    i = torch.arange(n, dtype=torch.float64, device=steps.device)
-    angle = torch.outer(steps.double(), 10.0 ** (-4 * i / n))
+    n, device = positions.shape[1] // 2, positions.device
+    if device.type == "mps":  # has no float64
+        device = torch.device("cpu")
+    exact: Any = {"dtype": torch.float64, "device": device}
+    i = torch.arange(n, **exact)
+    t = torch.arange(steps.start, steps.stop, steps.step, **exact)
+    angle = torch.outer(t, 10.0 ** (-4 * i / n))
     return torch.cat([angle.sin(), angle.cos()], -1).to(positions)
 
 

@@ -394,38 +394,73 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+#: The last graph of each device: its memory is that of the next one.
+_last: dict[torch.device, torch.cuda.CUDAGraph] = {}
+
+
 def play(step: Callable[[], None], times: int, like: Tensor) -> None:
     """Call `step` this many times, on a GPU by replaying a graph of it.
 
     Each call of the operation records a graph of its own. This takes as
-    long as a few of many steps, and waits once for the GPU. A graph for
-    several calls would need copies of the weights and of everything
-    that the backward pass needs, and a second forward pass before the
-    backward pass would overwrite them.
+    long as a few of many steps. A graph for several calls would need
+    copies of the weights and of everything that the backward pass
+    needs, and a second forward pass before the backward pass would
+    overwrite them.
+
+    Within a graph that the caller records, the steps become part of
+    that graph.
     """
-    if like.device.type != "cuda" or times < PLAYED:
-        with torch.cuda.device_of(like):
+    with torch.cuda.device_of(like):
+        if (
+            like.device.type != "cuda"
+            or times < PLAYED
+            or torch.cuda.is_current_stream_capturing()
+        ):
             for _ in range(times):
                 step()
-        return
-    with torch.cuda.device_of(like), _capture:
-        current = torch.cuda.current_stream()
-        side = _capture_stream(like.device)
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            # The first step compiles kernels and allocates workspaces,
-            # which a graph cannot do. Its results are used.
-            step()
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may allocate memory in the meantime.
-            with torch.cuda.graph(
-                graph, stream=side, capture_error_mode="thread_local"
-            ):
+            return
+        with _capture:
+            current = torch.cuda.current_stream()
+            side = _capture_stream(like.device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                # The first step compiles kernels and allocates
+                # workspaces, which a graph cannot do. Its results are
+                # used.
                 step()
-            # On the stream that owns the memory of the graph.
-            for _ in range(times - 1):
-                graph.replay()
-        current.wait_stream(side)
+                graph = _recorded(step, like.device)
+                # On the stream that owns the memory of the graph.
+                for _ in range(times - 1):
+                    graph.replay()
+            current.wait_stream(side)
+
+
+def _recorded(
+    step: Callable[[], None], device: torch.device
+) -> torch.cuda.CUDAGraph:
+    """A graph of `step`, which is not computed.
+
+    `torch.cuda.graph` would wait for the GPU and empty the cache of all
+    memory each time. All graphs of a device run one after the other on
+    one stream. So they share memory, which the last one holds.
+    """
+    graph = torch.cuda.CUDAGraph()
+    pool = _last[device].pool() if device in _last else None
+    # Other threads may allocate memory in the meantime.
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        step()
+    finally:
+        graph.capture_end()
+    _last[device] = graph
+    return graph
+
+
+def _clock(t: int, n: int, like: Tensor) -> Tensor:
+    """Both in HBM, without a copy that a graph cannot record."""
+    clock = like.new_full((2,), n, dtype=torch.int64)
+    clock[:1].fill_(t)
+    return clock
 
 
 class Forward(efficient.Forward):
@@ -440,9 +475,8 @@ class Forward(efficient.Forward):
         saved = self.x.new_empty(len(made), time, batch, d)
         self.lse = self.x.new_empty(layers, self.kv.shape[2], time)
         steps = self.x.transpose(0, 1).contiguous()
-        self.clock = torch.tensor(
-            [0, self.past], device=self.x.device
-        )  # step and number of memories
+        # Step and number of memories.
+        self.clock = _clock(0, self.past, self.x)
 
         def step() -> None:
             """Read the clock, compute, store, advance the clock."""
@@ -490,9 +524,7 @@ class Backward(efficient.Backward):
         rows, N = self.kv.shape[2:4]
         self.r = self.back @ self.positions.T  # Eq. f4
         self.D = self.kv.new_empty(layers, rows, time)
-        self.clock = torch.tensor(
-            [time - 1, N - 1], device=self.kv.device
-        )
+        self.clock = _clock(time - 1, N - 1, self.kv)
         dy = self.dx[-1]
 
         def step() -> None:

@@ -1,5 +1,6 @@
 """AFT-full: a bias for every pair of positions."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,8 @@ from fwlab.ops.aft.full import efficient, naive
 from fwlab.ops.operation import Operation
 from fwlab.ops.traced import operator
 
-#: "auto" takes the last one. With a bias for every pair, a tile is a
-#: matrix product, for which the efficient form uses the GPU's library.
-#: The kernel uses no matrix product, and keeps less for the backward
-#: pass.
+#: "auto" takes the last one. The efficient form uses the products of
+#: the GPU's library; the kernel keeps less for the backward pass.
 AFT_FULL = Operation(
     name="aft_full",
     folder="aft/full",
@@ -23,7 +22,7 @@ AFT_FULL = Operation(
         "triton": gpu.Kernel(
             "fwlab.ops.aft.full.kernels",
             minimum=(7, 5),
-            refuses=refuses,
+            refuses=partial(refuses, only_causal=False),
         ),
         "efficient": efficient,
     },
@@ -62,7 +61,8 @@ def aft_full(
     - `bias`: $w$, `[time, past + time]`; rows are the steps of this
       call, columns are the past keys (in the state) and the new ones.
     - `causal`, `key_mask`, `return_state`, `implementation`: as for
-      `aft_simple`. A masked step still has its row and column.
+      `aft_simple`, but "triton" takes both kinds of `causal`. A masked
+      step still has its row and column.
     - `state`: the `KeysAndValues` of an earlier call (only `causal`).
     - Returns `y` `[batch, time, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.

@@ -1,8 +1,8 @@
 """# AFT-full on a GPU
 
 The window contains all keys: the kernels are those of AFT-local, and no
-step is older than the window. They use no matrix product, and keep only
-the logarithm of the sum and the mean of each row.
+step is older than the window. They keep only the logarithm of the sum
+and the mean of each row.
 """
 
 import torch
@@ -14,7 +14,18 @@ from fwlab.ops.aft.window.kernels import Window
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Row $t$ sees past and present; called as the naive version."""
-    reach = k.shape[1] - q.shape[1]
+    return _seeing(k.shape[1] - q.shape[1], q, k, v, w)
+
+
+def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Every row sees all steps; called as the naive version."""
+    return _seeing(k.shape[1], q, k, v, w)
+
+
+def _seeing(
+    reach: int, q: Tensor, k: Tensor, v: Tensor, w: Tensor
+) -> Tensor:
+    """Row t sees the keys up to t + `reach`."""
     state = q.new_zeros(2, len(q), q.shape[-1], dtype=torch.float32)
     keep = autograd.will_go_back(q, k, v, w)
     y, *_ = Window.apply(q, k, v, w[None], *state, reach, keep)

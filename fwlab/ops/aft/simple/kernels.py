@@ -16,6 +16,10 @@ The sequence is divided into segments. `summarize` reduces each segment
 to one triple, `carry` combines them in order, and `outputs` starts each
 segment from the triple before it. Besides the inputs, only the triples
 of segments are kept for the backward pass.
+
+Within a segment there is no scan over pairs of triples: a thread has a
+channel of its own, keeps one triple in registers, and takes the steps
+in order.
 """
 
 from typing import Any
@@ -182,7 +186,7 @@ def carry(
     start = batch * D + c
     M, S, A = load_triple(top_start, s_start, a_start, start, inside)
     for first in range(0, segments, AHEAD):
-        triples = ()
+        triples: tl.tuple = ()
         for i in tl.static_range(AHEAD):
             n = first + i
             if REVERSE:
@@ -215,7 +219,7 @@ def outputs(
     q, k, v, y = q + origin, k + origin, v + origin, y + origin
     at = (batch * tl.num_programs(0) + n) * D + c
     M, S, A = _start(top, s, a, at, c < D)
-    rows = ()
+    rows: tl.tuple = ()
     for t in tl.static_range(R):
         key = _row(k, t, c, remaining, D, float("-inf"))
         value = _row(v, t, c, remaining, D, 0.0)
@@ -252,7 +256,8 @@ def outputs_backward(
     at = (batch * tl.num_programs(0) + n) * D + c
     M, S, A = _start(top, s, a, at, c < D)
     before = tl.where(S == 0, LOW, -M - _log(S))
-    rows, kept = (), ()
+    rows: tl.tuple = ()
+    kept: tl.tuple = ()
     for t in tl.static_range(R):
         key = _row(k, t, c, remaining, D, float("-inf"))
         value = _row(v, t, c, remaining, D, 0.0)

@@ -1,14 +1,21 @@
 r"""# The windows of AFT-local and AFT-conv on a GPU
 
-A program holds a tile of rows, and takes the keys of their window one
-after the other, with a maximum for each row and channel. All older
-steps are one more triple (k1), which the kernels of AFT-simple compute.
-There is no matrix product: its rows would share a maximum, which could
-be that of a future key.
+A program holds a tile of rows. The steps that are older than their
+window are one more triple (k1), which the kernels of AFT-simple
+compute. The window itself is two matrix products, of $e^w$ with
+$e^{K - c}$ and with $e^{K - c} V$ (e5). The maximum $c$ is one of keys
+that all rows of the tile see, so that a key that a row does not see
+changes no bit of its result.
+
+A product is exact only as long as no factor is too large. Rows and
+channels for which this fails take their keys one after the other, with
+a maximum of their own; the rest of the tile keeps the result of the
+products. In the backward pass, a whole tile goes one way or the other.
+GPUs without tensor cores have no products.
 
 AFT-full uses the same kernels, with all keys as its window. There is no
-kernel for `causal=False` and images: the efficient version computes
-them.
+kernel for windows with `causal=False` and for images: the efficient
+version computes them.
 """
 
 from typing import Any
