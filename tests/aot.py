@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fwlab import ops
-from fwlab.ops import gpu
+from fwlab.ops import compiler, gpu
 from fwlab.ops.gpu import Launch
 
 TYPES = {
@@ -74,6 +74,9 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
     """The kernel, compiled for that compute capability."""
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    one, _ = compiler.assembler(capability)
+    assert one is not None
+    compiler.use(one)
     result = triton.compile(source(launch), target=target, options=options)
     # Triton has no tensor cores before 8.0: products would fall apart.
     assert capability >= gpu.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
@@ -295,6 +298,16 @@ def rows() -> dict[str, dict[str, dict[str, int]]]:
         }
         for name, (_, capabilities) in CASES.items()
     }
+
+
+def versions() -> dict[str, str]:
+    """The releases that compile: of Triton, and of ptxas for each GPU."""
+    found = {"triton": triton.__version__}
+    for capability in ALL:
+        one, _ = compiler.assembler(capability)
+        assert one is not None
+        found["ptxas, sm_{}{}".format(*capability)] = compiler.said(one.version)
+    return found
 
 
 TABLE = Path(__file__).resolve().parents[1] / "docs/results/kernels.json"

@@ -35,7 +35,7 @@ def machine(tmp_path, monkeypatch):
 
     used = []
     monkeypatch.setattr(compiler, "_folders", folders.get)
-    monkeypatch.setattr(compiler, "_use", used.append)
+    monkeypatch.setattr(compiler, "use", used.append)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     for name in ("CUDA_PATH", compiler.CHOICE):
         monkeypatch.delenv(name, raising=False)
@@ -177,7 +177,7 @@ def test_triton_takes_it(tmp_path):
     before = os.environ.get(compiler.CHOICE)
     get_ptxas_version(90)
     try:
-        compiler._use(compiler.Assembler(str(path), (13, 9, 1), "a test"))
+        compiler.use(compiler.Assembler(str(path), (13, 9, 1), "a test"))
         assert knobs.nvidia.ptxas.path == str(path)
         assert "13.9.1" in get_ptxas_version(90)
     finally:

@@ -64,4 +64,6 @@ def _table(pattern: str) -> str:
         t for kernels in cases.values() for use in kernels.values() for t in use
     }
     targets = {t: name for t, name in TARGETS.items() if t in compiled}
-    return render("kernels.html", triton=table["triton"], targets=targets, cases=cases)
+    return render(
+        "kernels.html", versions=table["versions"], targets=targets, cases=cases
+    )

@@ -195,11 +195,11 @@ def refusal(capability: tuple[int, int]) -> str | None:
         )
     one, reason = assembler(capability)
     if one is not None and reason is None:
-        _use(one)
+        use(one)
     return reason
 
 
-def _use(one: Assembler) -> None:
+def use(one: Assembler) -> None:
     """Let Triton compile with this ptxas from now on."""
     from triton import knobs
     from triton.backends.nvidia import compiler
