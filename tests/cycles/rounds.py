@@ -28,6 +28,10 @@ ROUNDS: dict[str, Callable[[Values], list[int]]] = {
     "forward": _over("time/C"),
     "read": _fixed(),
     "multiply_decays": _fixed(),
+    "summarize": _fixed(),
+    "carry": _over("segments/AHEAD"),
+    "outputs": _fixed(),
+    "outputs_backward": _fixed(),
     "backward_state": _over("time/C"),
     "backward_inputs": _over(*["V/BV"] * 4),
     # flash-linear-attention

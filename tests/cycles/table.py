@@ -59,6 +59,7 @@ MODELLED = [
     "sum 64, normalized",
     "sum 128",
     "gated 64, normalized",
+    "AFT-simple",
 ]
 #: Bytes per second of an H200: 90 % of its data sheet.
 H200 = 4.3e12
