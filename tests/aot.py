@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 
 from fwlab import ops
 from fwlab.ops import gpu
@@ -65,11 +65,20 @@ def source(launch: Launch) -> ASTSource:
     )
 
 
-def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
-    """Compile for that compute capability, and return its resources."""
+def _compile(launch: Launch, capability: tuple[int, int]) -> CompiledKernel:
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    result = triton.compile(source(launch), target=target, options=options)
+    return triton.compile(source(launch), target=target, options=options)
+
+
+def intermediate(launch: Launch, capability: tuple[int, int]) -> str:
+    """What Triton makes of the kernel first, before its layouts."""
+    return _compile(launch, capability).asm["ttir"]
+
+
+def compiled(launch: Launch, capability: tuple[int, int]) -> Use:
+    """Compile for that compute capability, and return its resources."""
+    result = _compile(launch, capability)
     # Triton has no tensor cores before 8.0: products would fall apart.
     assert capability >= gpu.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
