@@ -124,6 +124,15 @@ def test_lengths_do_not_compile_again():
 
 
 @pytest.mark.parametrize(
+    "name", ["delta 64", "delta 128", "gated delta 64", "gated 64, normalized"]
+)
+def test_launches_are_few(name):
+    """One more would be the launch of zeros for a state that is missing."""
+    for capability in (aot.HOPPER, aot.AMPERE):
+        assert len(aot.launches(aot.CASES[name][0], capability)) == 4
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "delta 64",
