@@ -1,6 +1,7 @@
 """GPU kernels on a machine without a GPU: compilation and dispatch."""
 
 import json
+import re
 import warnings
 
 import pytest
@@ -144,6 +145,41 @@ def test_lengths_do_not_compile_again():
             call(time=time)
         made.append([(one.kernel, one.constants, one.warps) for one in launches])
     assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.parametrize(
+    "name", ["delta 64", "delta 128", "gated delta 64", "gated 64, normalized"]
+)
+def test_launches_are_few(name):
+    """One more would be the launch of zeros for a state that is missing."""
+    for capability in (aot.HOPPER, aot.AMPERE):
+        assert len(aot.launches(aot.CASES[name][0], capability)) == 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "delta 64",
+        "gated delta 64",
+        "gated 64, normalized",
+        "delta 64, few heads",
+        "delta steps 64",
+        "DPFP 1, delta 64",
+    ],
+)
+def test_offsets_beyond_32_bits(name):
+    """No kernel multiplies two numbers of a call in 32 bits.
+
+    Steps times heads may exceed 2^31. Indices within a chunk are tiles, and
+    the product of a number and a constant is the width of all heads.
+    """
+    made = {x.kernel: x for x in aot.launches(aot.CASES[name][0], aot.HOPPER)}
+    for launch in made.values():
+        code = aot.build(launch, aot.HOPPER).asm["ttir"]
+        products = re.findall(r"arith\.muli (%\w+), (%\w+) : i32", code)
+        constants = set(re.findall(r"(%\w+) = arith.constant", code))
+        for pair in products:
+            assert constants.intersection(pair), (launch.kernel, pair)
 
 
 def test_info_says_why():

@@ -155,6 +155,30 @@ def product(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def row_products(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
+    """Products `[M, N]` of the rows of `a` and `b`, in `TYPE`.
+
+    Wide rows are cut into pieces of 64 columns, one for each warp: in
+    one product, every warp would hold all of both factors.
+    """
+    M: tl.constexpr = a.shape[0]
+    N: tl.constexpr = b.shape[0]
+    K: tl.constexpr = a.shape[1]
+    if K <= 128:
+        found = product(a, tl.trans(b), TYPE, PRECISION)
+    else:
+        a = tl.reshape(a.to(TYPE), [M, K // 64, 64])
+        b = tl.reshape(b.to(TYPE), [N, K // 64, 64])
+        found = tl.dot(
+            tl.permute(a, (1, 0, 2)),
+            tl.permute(b, (1, 2, 0)),
+            input_precision=PRECISION,
+        )
+        found = tl.sum(found, 0)
+    return found
+
+
+@triton.jit
 def put_decays(
     decay, gammas, products, index, origin, t, remaining, heads,
     C: tl.constexpr,

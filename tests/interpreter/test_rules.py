@@ -155,6 +155,14 @@ def test_steps_of_several_sequences(row):
     agrees(row, 35, torch.float32)
 
 
+def test_steps_of_a_long_sequence(monkeypatch):
+    """Without tensor cores the recurrence takes any length."""
+    monkeypatch.setattr(gpu, "capability", lambda device: (7, 5))
+    monkeypatch.setattr(delta, "SHORT", 10)
+    monkeypatch.setattr(delta, "LONG_SEGMENT", 6)
+    agrees(ROWS["gated-delta"], 20, torch.float32)
+
+
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_without_a_state(row, chunked):
     agrees(row, 20, torch.float32, with_state=False)

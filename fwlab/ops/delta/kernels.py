@@ -33,9 +33,9 @@ from fwlab.ops.tiles import (
     padded_width,
     per_head,
     precision,
-    product,
     put_decays,
     put_scalars,
+    row_products,
     scalars,
 )
 
@@ -128,7 +128,7 @@ def prepare(
         put_scalars(k_total, s, origin, t, remaining, heads)
         s = tl.where(s == 0, 1.0, s)
         key = key / s[:, None]
-    A = product(key, tl.trans(key), TYPE, PRECISION)
+    A = row_products(key, key, TYPE, PRECISION)
     G = causal_mask(C)
     if decay is not None:
         G = put_decays(

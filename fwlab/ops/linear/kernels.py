@@ -58,6 +58,7 @@ from fwlab.ops.tiles import (
     put_rows,
     put_scalars,
     reciprocal,
+    row_products,
     rows,
     scalars,
     state_tile,
@@ -135,7 +136,7 @@ def forward(
         s = scalars(strength, origin, t, remaining, heads, 0.0)
         if X is not None:  # (d4)
             x = tl.load(X + index * C * C + t[:, None] * C + t[None, :])
-            retrieved = product(key, tl.trans(S), TYPE, PRECISION)
+            retrieved = row_products(key, S, TYPE, PRECISION)
             e = product(
                 x, e - gamma[:, None] * retrieved, TYPE, PRECISION
             )
@@ -146,8 +147,8 @@ def forward(
             query = features(
                 q, q_total, origin, t, remaining, heads, 0, K, BK, NU
             )
-            P = product(query, tl.trans(key), TYPE, PRECISION) * G
-            out = product(query, tl.trans(S), TYPE, PRECISION)
+            P = row_products(query, key, TYPE, PRECISION) * G
+            out = row_products(query, S, TYPE, PRECISION)
             out = out * gamma[:, None]
             out = out + product(P, u, TYPE, PRECISION)
             if z is not None:
@@ -299,9 +300,9 @@ def backward_state(
                 put_scalars(dtotal, dd, origin, t, remaining, heads)
                 sums = sums * last_scalar(gamma, C)
                 sums += tl.sum(query * (gamma * dd)[:, None], 0)
-        P = product(query, tl.trans(key), TYPE, PRECISION) * G
+        P = row_products(query, key, TYPE, PRECISION) * G
         du = product(tl.trans(P), g, TYPE, PRECISION) * unit  # (c5)
-        du += fade[:, None] * product(key, tl.trans(D), TYPE, PRECISION)
+        du += fade[:, None] * row_products(key, D, TYPE, PRECISION)
         g_v = du * s[:, None]
         D = D * last_scalar(gamma, C)  # (c6), (d6)
         g = g * gamma[:, None]
@@ -644,7 +645,8 @@ BROAD = Form(C=64, BV=64, warps=4, BK=128, AV=128, chunk_warps=4)
 HALF = Form(C=32, BV=32, warps=4, BK=64, AV=64, chunk_warps=2)
 HALF_BROAD = Form(C=32, BV=32, warps=4, BK=128, AV=128, chunk_warps=4)
 FEATURES = Form(C=32, BV=32, warps=4, BK=32, AV=32, chunk_warps=4)
-WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
+MANY_FEATURES = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
+WIDE = Form(C=16, BV=16, warps=4, BK=32, AV=32, chunk_warps=4)
 FULL = Form(C=16, BV=32, warps=8, BK=32, AV=32, chunk_warps=4)
 FULL_WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
 
@@ -659,8 +661,8 @@ def form(v: Tensor, K: int, nu: int) -> Form:
     width, hopper = max(K, V), gpu.capability(v.device)[0] == 9
     if v.dtype == torch.float32:
         found = FULL if K <= 128 else FULL_WIDE
-    elif nu and K <= 128:
-        found = FEATURES
+    elif nu:
+        found = FEATURES if K <= 128 else MANY_FEATURES
     elif width <= 64:
         found = NARROW if hopper else HALF
     elif K <= 128:
@@ -756,7 +758,8 @@ class Chunked(torch.autograd.Function):
             BK=padded_width(K),
             BV=plan.BV,
             warps=plan.warps,
-            stages=2,
+            # With DPFP, the compiler finds registers only with three.
+            stages=3 if nu else 2,
             **sizes,
         )
         if split:
@@ -823,7 +826,8 @@ class Chunked(torch.autograd.Function):
             BV=plan.BV,
             AV=padded_width(V),
             warps=plan.warps,
-            stages=2,
+            # With DPFP, the compiler finds registers only with three.
+            stages=3 if nu else 2,
             **sizes,
         )
         blocks = chunks.count(K, plan.BK)
