@@ -291,6 +291,29 @@ def permute(i: Instruction) -> Action:
     return do
 
 
+REDUCTIONS = {"max": np.maximum, "min": np.minimum, "add": np.add}
+
+
+@decodes("redux")
+def reduce(i: Instruction) -> Action:
+    """One value of all threads of the warp."""
+    _, sync, operation, kind = i.parts
+    if sync != "sync" or operation not in REDUCTIONS or kind not in ("s32", "u32"):
+        raise i.unknown()
+    members = value(i.operands[2], "s32")
+    put, x = result(i.operands[0], kind), value(i.operands[1], kind)
+
+    def do(b: Blocks) -> None:
+        if b.mask is not None or (members(b) != -1).any():
+            raise i.unknown()
+        threads = np.broadcast_to(x(b), b.lanes.shape).reshape(-1, 32)
+        # The sum, too, is one of 32 bits.
+        whole = REDUCTIONS[operation].reduce(threads, 1, dtype=threads.dtype)
+        put(b, whole.repeat(32))
+
+    return do
+
+
 @decodes("shfl")
 def shuffle(i: Instruction) -> Action:
     """Values of other threads of the warp."""

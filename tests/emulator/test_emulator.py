@@ -129,6 +129,9 @@ INTEGERS = {
     "shfl.sync.idx.b32 %r9, %r3, 9, 31, -1;": X[[9] * 32],
     "shfl.sync.up.b32 %r9, %r3, 3, 0, -1;": X[[0, 1, 2, *range(29)]],
     "shfl.sync.down.b32 %r9, %r3, 3, 31, -1;": X[[*range(3, 32), 29, 30, 31]],
+    "redux.sync.max.s32 %r9, %r3, -1;": [X.view(np.int32).max()] * 32,
+    "redux.sync.min.u32 %r9, %r3, -1;": [X.min()] * 32,
+    "redux.sync.add.s32 %r9, %r3, -1;": [int(X.astype(np.int64).sum())] * 32,
     # Groups of eight.
     "shfl.sync.idx.b32 %r9, %r3, 1, 6175, -1;": X[np.arange(32) // 8 * 8 + 1],
 }

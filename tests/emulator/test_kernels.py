@@ -4,12 +4,12 @@ import json
 
 import emulate
 import pytest
-import tiny_gpu_bench as tiny
 import torch
 import triton
 
 import emulator
 from fwlab import ops
+from fwlab.bench.gpu import dry
 from fwlab.ops import gpu
 
 CASES = {case.key: case for case in emulate.cases()}
@@ -17,7 +17,7 @@ TABLE = json.loads(emulate.TABLE.read_text("utf-8"))
 #: The first tiny problem of each operation. For the gated rules those without
 #: tensor cores or a normaliser, which are compiled sooner.
 QUICK = {
-    op: found[2 if op == "gated_rule" else 0] for op, found in tiny.PROBLEMS.items()
+    op: found[2 if op == "gated_rule" else 0] for op, found in dry.PROBLEMS.items()
 }
 
 
@@ -46,7 +46,7 @@ def test_table_has_every_case():
 
 def test_a_barrier_is_missed():
     """The first of one kernel, which is otherwise right."""
-    case = emulate.Case(tiny.PROBLEMS["sum_rule"][2], "bfloat16", emulate.HOPPER)
+    case = emulate.Case(dry.PROBLEMS["sum_rule"][2], "bfloat16", emulate.HOPPER)
     one = emulate.kept(case)[0]
     places = [
         place for place, kind in emulate.orders(one.program) if kind == "bar.sync"
