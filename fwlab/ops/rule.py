@@ -119,7 +119,13 @@ class Rule(Operation):
             compute = grouped(compute, group)
         # As a masked step: all its inputs are 0, and it keeps the state.
         compute = call.by_document(compute, MEMORIES, decay=1)
-        start = self._start(call, state, normalize)
+        # Our kernels begin without a state that would be all zeros, and
+        # convert the strengths that they load.
+        own = name == "triton" and not call.only_shapes
+        start = None
+        if not own or state is not None or normalize or call.lengths:
+            start = self._start(call, state, normalize)
+        as_given = ("beta",) if own and self.corrects else ()
         if scale is not None:
             checks.scale(self.name, scale)
         by_kernel = name in KERNELS
@@ -138,6 +144,7 @@ class Rule(Operation):
                 None if by_kernel else features,
                 scale if scales_q else None,
                 normalize,
+                as_given,
             )
             if isinstance(start, NormalizedState):
                 inputs |= start._asdict()
@@ -166,8 +173,12 @@ class Rule(Operation):
         features: Callable[[Tensor], Tensor] | None,
         scale: float | None,
         normalize: bool,
+        as_given: tuple[str, ...],
     ) -> dict[str, Any]:
-        """What the rule reads, by name: masked, and in a safe range."""
+        """What the rule reads, by name: masked, and in a safe range.
+
+        Gates get full precision, except those that stay `as_given`.
+        """
         # In a masked step all inputs are 0: a zero key writes nothing,
         # and a log decay of 0 keeps the state.
         x = {
@@ -186,7 +197,7 @@ class Rule(Operation):
         return x | {
             gate: x[gate].to(call.dtype)
             for gate in self.gates
-            if gate in x
+            if gate in x and gate not in as_given
         }
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:

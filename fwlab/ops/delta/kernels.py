@@ -164,7 +164,10 @@ def solve(
     programs = batch * heads
     n, K = chunks.count(time, form.C) * programs, d * (2 * nu or 1)
     X = k.new_empty(n, form.C, form.C)
-    totals = [torch.empty_like(beta) if nu else None for _ in range(2)]
+    totals = [
+        beta.new_empty(beta.shape, dtype=torch.float32) if nu else None
+        for _ in range(2)
+    ]
     gpu.launch(
         prepare,
         (n,),
@@ -235,7 +238,9 @@ def steps(
     value, key = first + tl.arange(0, BV), tl.arange(0, BK)
     at = program * V * K + value[:, None] * K + key[None, :]
     mask = (value < V)[:, None] & (key < K)[None, :]
-    W = tl.load(W_start + at, mask=mask, other=0.0)
+    W = tl.zeros([BV, BK], tl.float32)
+    if W_start is not None:
+        W = tl.load(W_start + at, mask=mask, other=0.0)
     for t in range(time):
         row = start + t * heads.to(tl.int64)
         if (states is not None) and (t % SEGMENT == 0):
@@ -321,7 +326,8 @@ def steps_backward(
             if decay is not None:
                 tl.store(ddecay + part + row, tl.sum(D * before))
             D = d * D
-    tl.store(dW + at, D, mask=mask)
+    if dW is not None:
+        tl.store(dW + at, D, mask=mask)
 
 
 class _Steps(torch.autograd.Function):
@@ -335,7 +341,7 @@ class _Steps(torch.autograd.Function):
         v: Tensor,
         decay: Tensor | None,
         beta: Tensor,
-        W: Tensor,
+        W: Tensor | None,
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
         """For the backward pass, keep a state every few steps."""
@@ -343,11 +349,12 @@ class _Steps(torch.autograd.Function):
         q, k, v, decay, beta, W = contiguous(*given)
         batch, time, heads, K = q.shape
         V, programs = v.shape[-1], batch * heads
-        y, W_end = torch.empty_like(v), torch.empty_like(W)
+        y, shape = torch.empty_like(v), (batch, heads, V, K)
+        W_end = v.new_empty(shape, dtype=torch.float32)
         states = None
         if keep:
             n = chunks.count(time, segment(time))
-            states = W.new_empty(n, *W.shape)
+            states = W_end.new_empty(n, *shape)
         gpu.launch(
             steps,
             (programs, chunks.count(V, rows_of_W(K, V))),
@@ -356,6 +363,7 @@ class _Steps(torch.autograd.Function):
         )
         if keep:
             ctx.save_for_backward(q, k, v, decay, beta, states)
+            ctx.begins = W is not None
         ctx.set_materialize_grads(False)
         return y, W_end
 
@@ -372,15 +380,17 @@ class _Steps(torch.autograd.Function):
         V, programs = v.shape[-1], batch * heads
         dy = torch.zeros_like(v) if dy is None else dy.contiguous()
         (dW_end,) = contiguous(dW_end)
-        W = states[0]
         parts = chunks.count(V, rows_of_W(K, V))
-        dv, dW = torch.empty_like(v), torch.empty_like(W)
+        dv = torch.empty_like(v)
+        dW = torch.empty_like(states[0]) if ctx.begins else None
         dq, dk, db = (
             x.new_empty(parts, *x.shape, dtype=torch.float32)
             for x in (q, k, beta)
         )
         dd = None if decay is None else torch.empty_like(db)
-        scratch = W.new_empty(min(segment(time), time), *W.shape)
+        scratch = states.new_empty(
+            min(segment(time), time), *states.shape[1:]
+        )
         gpu.launch(
             steps_backward,
             (programs, parts),
@@ -388,9 +398,12 @@ class _Steps(torch.autograd.Function):
             *(scratch, dq, dk, dv, dd, db, dW, time, heads),
             **_sizes(K, V, time),
         )
-        dq, dk = (x.sum(0).to(q.dtype) for x in (dq, dk))
+        dq, dk, db = (
+            x.sum(0, dtype=like.dtype)
+            for x, like in ((dq, q), (dk, k), (db, beta))
+        )
         dd = dd if dd is None else dd.sum(0)
-        return dq, dk, dv, dd, db.sum(0), dW, None
+        return dq, dk, dv, dd, db, dW, None
 
 
 def rows_of_W(K: int, V: int) -> int:
@@ -428,7 +441,7 @@ def error_correcting(
     v: Tensor,
     decay: Tensor | None,
     strength: Tensor,
-    W: Tensor,
+    W: Tensor | None,
     nu: int = 0,
 ) -> tuple[Tensor, Tensor]:
     r"""Arguments and results of the chunked version.

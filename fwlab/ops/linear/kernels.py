@@ -34,7 +34,9 @@ $K = V = C = 64$ and bfloat16 that is 640 bytes and 32,768 operations,
 bound is the bytes over the bandwidth.
 """
 
+import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -109,7 +111,9 @@ def forward(
     column = tl.arange(0, BK)
     at, mask = state_tile(first, 0, V, K, BV, BK)
     offset = program * V * K
-    S = tl.load(W + offset + at, mask=mask, other=0.0)
+    S = tl.zeros([BV, BK], tl.float32)
+    if W is not None:
+        S = tl.load(W + offset + at, mask=mask, other=0.0)
     t = tl.arange(0, C)
     sums = tl.zeros([BK], tl.float32)
     if z is not None:
@@ -313,7 +317,8 @@ def backward_state(
             faded = tl.trans(g_v * gamma[:, None])
             D -= product(faded, key, TYPE, PRECISION)
         put_rows(dv, g_v, origin, t, remaining, heads, first, V, BV)
-    tl.store(dW + offset + at, D, mask=mask)
+    if dW is not None:
+        tl.store(dW + offset + at, D, mask=mask)
     if dz is not None and first == 0:
         tl.store(dz + program * K + column, sums, mask=column < K)
 
@@ -658,10 +663,26 @@ def form(v: Tensor, K: int, nu: int) -> Form:
     float32, with DPFP, and on other GPUs than Hopper.
     """
     batch, _, heads, V = v.shape
-    width, hopper = max(K, V), gpu.capability(v.device)[0] == 9
-    if v.dtype == torch.float32:
+    full = v.dtype == torch.float32
+    hopper = gpu.capability(v.device)[0] == 9
+    cores = gpu.multiprocessors(v.device)
+    return _form(batch * heads, K, V, full, nu > 0, hopper, cores)
+
+
+@functools.cache
+def _form(
+    heads: int,
+    K: int,
+    V: int,
+    full: bool,
+    makes_features: bool,
+    hopper: bool,
+    cores: int,
+) -> Form:
+    width = max(K, V)
+    if full:
         found = FULL if K <= 128 else FULL_WIDE
-    elif nu:
+    elif makes_features:
         found = FEATURES if K <= 128 else MANY_FEATURES
     elif width <= 64:
         found = NARROW if hopper else HALF
@@ -675,11 +696,10 @@ def form(v: Tensor, K: int, nu: int) -> Form:
         AV=min(found.AV, padded_width(V)),
     )
     # Rows of W are independent: few heads get more programs each.
-    cores = gpu.multiprocessors(v.device)
-    programs = batch * heads * chunks.count(V, found.BV)
+    programs = heads * chunks.count(V, found.BV)
     while found.BV > 16 and programs < cores:
         found = found._replace(BV=found.BV // 2)
-        programs = batch * heads * chunks.count(V, found.BV)
+        programs = heads * chunks.count(V, found.BV)
     return found._replace(split=programs < cores // 2)
 
 
@@ -700,7 +720,7 @@ class Chunked(torch.autograd.Function):
         v: Tensor,
         decay: Tensor | None,
         strength: Tensor | None,
-        W: Tensor,
+        W: Tensor | None,
         z: Tensor | None,
         solve: Callable | None,
         nu: int,
@@ -716,6 +736,7 @@ class Chunked(torch.autograd.Function):
         plan = form(v, K, nu)
         split = plan.split and z is None
         n, programs = chunks.count(time, plan.C), batch * heads
+        room = partial(v.new_empty, dtype=torch.float32)
         gammas = products = X = q_total = k_total = None
         if decay is not None:
             gammas = torch.empty_like(decay)
@@ -735,7 +756,7 @@ class Chunked(torch.autograd.Function):
                 C=plan.C,
                 warps=1,
             )
-        y, W_end = torch.empty_like(v), torch.empty_like(W)
+        y, W_end = torch.empty_like(v), room(batch, heads, V, K)
         states = z_states = total = z_end = None
         if keep or split:
             states = v.new_empty(n * programs, V, K)
@@ -803,7 +824,7 @@ class Chunked(torch.autograd.Function):
         states, z_states, q_total, k_total = saved
         plan, nu = ctx.plan, ctx.nu
         batch, time, heads, V = E.shape
-        K = W.shape[-1]
+        K = states.shape[-1]
         n, programs = chunks.count(time, plan.C), batch * heads
         dy = torch.zeros_like(E) if dy is None else dy.contiguous()
         dW_end, dz_end = contiguous(dW_end, dz_end)
@@ -833,8 +854,14 @@ class Chunked(torch.autograd.Function):
         blocks = chunks.count(K, plan.BK)
         parts = 1 if nu else blocks
         dq, dk = torch.empty_like(q), torch.empty_like(k)
+        # Several parts are added in full precision.
         dd, ds = (
-            None if x is None else x.new_empty(parts, *x.shape)
+            None
+            if x is None
+            else x.new_empty(
+                (parts, *x.shape),
+                dtype=x.dtype if parts == 1 else torch.float32,
+            )
             for x in (gammas, strength)
         )
         gpu.launch(
@@ -853,8 +880,12 @@ class Chunked(torch.autograd.Function):
             **sizes,
         )
         dd, ds = (
-            x if x is None else x[0] if parts == 1 else x.sum(0)
-            for x in (dd, ds)
+            x
+            if x is None
+            else x[0]
+            if parts == 1
+            else x.sum(0, dtype=like.dtype)
+            for x, like in ((dd, gammas), (ds, strength))
         )
         return dq, dk, dv, dd, ds, dW, dz, None, None, None
 
@@ -865,7 +896,7 @@ def additive(
     v: Tensor,
     decay: Tensor | None,
     strength: Tensor | None,
-    W: Tensor,
+    W: Tensor | None,
     z: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Arguments and results of the chunked version."""
