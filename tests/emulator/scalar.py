@@ -84,6 +84,8 @@ def binary(i: Instruction) -> Action:
     root, kind = i.parts[0], i.parts[-1]
     if root == "mul" and i.parts[1] in ("wide", "hi"):
         return multiply(i)
+    if kind.endswith("x2"):
+        return pairs(i)
     i.allow("lo", "rn", "full", "approx", "ftz", "NaN")
     function = BINARY[root]
     if "NaN" in i.parts:
@@ -97,6 +99,29 @@ def binary(i: Instruction) -> Action:
             put(b, flush(function(flush(x(b)), flush(y(b)))))
         else:
             put(b, function(x(b), y(b)))
+
+    return do
+
+
+def pairs(i: Instruction) -> Action:
+    """Two numbers of 16 bits in a register, each computed in float32 and rounded."""
+    root, kind = i.parts[0], i.parts[-1].removesuffix("x2")
+    i.allow("rn", "NaN")
+    if root not in ("add", "sub", "mul") or kind not in HALVES:
+        raise i.unknown()
+    function, (widened, rounded) = BINARY[root], HALVES[kind]
+    put = result(i.operands[0], "b32")
+    x, y = (value(operand, "b32") for operand in i.operands[1:3])
+
+    def do(b: Blocks) -> None:
+        halves = [
+            np.ascontiguousarray(np.broadcast_to(one(b), b.lanes.shape))
+            .view(np.uint16)
+            .reshape(-1, 2)
+            for one in (x, y)
+        ]
+        found = function(*(widened(one) for one in halves))
+        put(b, rounded(found).reshape(-1).view(np.uint32))
 
     return do
 

@@ -193,6 +193,22 @@ def test_formats():
     assert np.isnan(formats.to_tf32(np.float32([np.nan]))).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "one", "wanted"),
+    [
+        # 1 and -2; each plus 1.
+        ("bf16x2", 0xC0003F80, 0xBF804000),
+        ("f16x2", 0xC0003C00, 0xBC004000),
+        # 256 + 1 lies between 256 and 258, and goes to the even one.
+        ("bf16x2", 0x43804380, 0x43804380),
+    ],
+)
+def test_two_numbers_in_a_register(kind, one, wanted):
+    ones = {"bf16x2": 0x3F803F80, "f16x2": 0x3C003C00}[kind]
+    body = f"mov.b32 %r6, {one};\nmov.b32 %r7, {ones};\nadd.rn.{kind} %r9, %r6, %r7;"
+    assert (values(body, X, Y, Z) == wanted).all()
+
+
 def test_what_is_unknown_has_a_name():
     for text in ("tcgen05.alloc [%r1], 64", "add.sat.s32 %r3, %r1, %r1"):
         with pytest.raises(Unknown, match=text.split()[0]):
