@@ -1,5 +1,7 @@
 """Instructions that every thread runs on its own registers."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from emulator.block import Action, Blocks, decodes, result, size, value
@@ -85,7 +87,7 @@ def binary(i: Instruction) -> Action:
     if root == "mul" and i.parts[1] in ("wide", "hi"):
         return multiply(i)
     if kind.endswith("x2"):
-        return pairs(i)
+        return two(i)
     i.allow("lo", "rn", "full", "approx", "ftz", "NaN")
     function = BINARY[root]
     if "NaN" in i.parts:
@@ -103,25 +105,46 @@ def binary(i: Instruction) -> Action:
     return do
 
 
-def pairs(i: Instruction) -> Action:
-    """Two numbers of 16 bits in a register, each computed in float32 and rounded."""
+def halves(operand: str, kind: str) -> Callable[[Blocks], np.ndarray]:
+    """The two numbers of 16 bits in a register, as float32 `[threads, 2]`."""
+    bits, (widened, _) = value(operand, "b32"), HALVES[kind]
+
+    def get(b: Blocks) -> np.ndarray:
+        whole = np.ascontiguousarray(np.broadcast_to(bits(b), b.lanes.shape))
+        return widened(whole.view(np.uint16).reshape(-1, 2))
+
+    return get
+
+
+def two(i: Instruction) -> Action:
+    """Both numbers of a register, each computed in float32 and rounded."""
     root, kind = i.parts[0], i.parts[-1].removesuffix("x2")
-    i.allow("rn", "NaN")
+    i.allow("rn")
     if root not in ("add", "sub", "mul") or kind not in HALVES:
         raise i.unknown()
-    function, (widened, rounded) = BINARY[root], HALVES[kind]
-    put = result(i.operands[0], "b32")
-    x, y = (value(operand, "b32") for operand in i.operands[1:3])
+    put, (_, rounded) = result(i.operands[0], "b32"), HALVES[kind]
+    x, y = (halves(operand, kind) for operand in i.operands[1:3])
 
     def do(b: Blocks) -> None:
-        halves = [
-            np.ascontiguousarray(np.broadcast_to(one(b), b.lanes.shape))
-            .view(np.uint16)
-            .reshape(-1, 2)
-            for one in (x, y)
-        ]
-        found = function(*(widened(one) for one in halves))
+        found = BINARY[root](x(b), y(b))
         put(b, rounded(found).reshape(-1).view(np.uint32))
+
+    return do
+
+
+def compare_two(i: Instruction) -> Action:
+    """Both numbers of a register, into two predicates."""
+    kind = i.parts[2].removesuffix("x2")
+    if kind not in HALVES:
+        raise i.unknown()
+    function = COMPARISONS[i.parts[1]]
+    puts = [result(name, "pred") for name in i.operands[0].split("|")]
+    x, y = (halves(operand, kind) for operand in i.operands[1:3])
+
+    def do(b: Blocks) -> None:
+        found = function(x(b), y(b))
+        for place, put in enumerate(puts):
+            put(b, found[:, place])
 
     return do
 
@@ -196,9 +219,13 @@ COMPARISONS = {
 
 @decodes("setp")
 def compare(i: Instruction) -> Action:
-    if len(i.parts) != 3 or i.parts[1] not in COMPARISONS or "|" in i.operands[0]:
+    if len(i.parts) != 3 or i.parts[1] not in COMPARISONS:
         raise i.unknown()
     function, kind = COMPARISONS[i.parts[1]], i.parts[2]
+    if kind.endswith("x2"):
+        return compare_two(i)
+    if "|" in i.operands[0]:
+        raise i.unknown()
     put = result(i.operands[0], "pred")
     x, y = (value(operand, kind) for operand in i.operands[1:])
     return lambda b: put(b, function(x(b), y(b)))

@@ -209,6 +209,16 @@ def test_two_numbers_in_a_register(kind, one, wanted):
     assert (values(body, X, Y, Z) == wanted).all()
 
 
+def test_two_comparisons_at_once():
+    """1 and -2 with 1 and 1: the first is in the lower half."""
+    body = (
+        "mov.b32 %r6, 0xC0003F80;\nmov.b32 %r7, 0x3F803F80;\n"
+        "setp.eq.bf16x2 %p1|%p2, %r6, %r7;\n"
+        "selp.b32 %r8, 1, 0, %p1;\nselp.b32 %r9, 5, 3, %p2;\nadd.u32 %r9, %r9, %r8;"
+    )
+    assert (values(body, X, Y, Z) == 4).all()
+
+
 def test_what_is_unknown_has_a_name():
     for text in ("tcgen05.alloc [%r1], 64", "add.sat.s32 %r3, %r1, %r1"):
         with pytest.raises(Unknown, match=text.split()[0]):
