@@ -300,8 +300,7 @@ def rows() -> dict[str, dict[str, dict[str, int]]]:
     }
 
 
-def versions() -> dict[str, str]:
-    """The releases that compile: of Triton, and of ptxas for each GPU."""
+def _versions() -> dict[str, str]:
     found = {"triton": triton.__version__}
     for capability in ALL:
         one, _ = compiler.assembler(capability)
@@ -310,4 +309,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+#: The releases that compile: of Triton, and of ptxas for each GPU. What `build`
+#: chooses for one GPU would later look like the choice of a user.
+VERSIONS = _versions()
 TABLE = Path(__file__).resolve().parents[1] / "docs/results/kernels.json"

@@ -282,7 +282,7 @@ def main() -> None:
     with_fla = parser.parse_args().fla
     old = json.loads(aot.TABLE.read_text("utf-8"))
     new = {
-        "versions": aot.versions(),
+        "versions": aot.VERSIONS,
         **provenance("PYTHONPATH=tests python -m cycles.table"),
         "kernels": aot.rows(),
         "modelled": {case: ours(case) for case in MODELLED},

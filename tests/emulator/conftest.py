@@ -1,13 +1,11 @@
 """Compiled kernels in the emulator."""
 
-import importlib.util
-
 import pytest
 import torch
 
 from fwlab.ops import gpu
 
-if gpu.INTERPRETED or not importlib.util.find_spec("triton"):
+if gpu.INTERPRETED or not gpu.installed():
     collect_ignore_glob = ["test_*.py"]
 
 

@@ -261,7 +261,8 @@ def pull(
     and heads. If q and dz of all of them do not fit into the cache,
     they come from HBM, 8 n K bytes per layer and head.
     """
-    program, rows = tl.program_id(0).to(tl.int64), batch * heads
+    program = tl.program_id(0).to(tl.int64)
+    rows = batch.to(tl.int64) * heads
     row, l = program % rows, program // rows % layers
     m = program // (rows * layers)
     j = m
@@ -311,7 +312,8 @@ def pull(
     out += ((m * batch + row // heads) * 2 * layers + l) * heads * K
     out += row % heads * K
     tl.store(out + c, key, mask=channel)
-    tl.store(out + layers * heads * K + c, value, mask=channel)
+    values = layers.to(tl.int64) * heads * K
+    tl.store(out + values + c, value, mask=channel)
 
 
 @triton.jit(do_not_specialize=["width"])
