@@ -16,6 +16,7 @@ KNOWN = {
     "dequelabs",
     "facebookresearch",
     "fla-org",
+    "QwenLM",
     "idiap",
     "IDSIA",
     "ischlag",
