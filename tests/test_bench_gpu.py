@@ -795,6 +795,7 @@ def test_a_dry_run_measures_nothing(tmp_path):
 
 
 def test_a_dry_run_needs_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(tiny.fwlab, "__file__", str(tmp_path / "fwlab/__init__.py"))
     with pytest.raises(ValueError, match="tests/emulator of the repository"):
         gpu.main(None, "", dry_run=True)
