@@ -764,6 +764,7 @@ def test_a_dry_run_has_no_limits(tmp_path, monkeypatch, capsys):
                 finished(task, [checked(False)], None)
 
     monkeypatch.setattr(gpu, "do_all", do_all)
+    monkeypatch.setattr(compiler, "assembler", lambda capability: (FIRST, None))
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(tiny, "stand_in", lambda: None)
     monkeypatch.setattr(tiny, "install", lambda: None)
