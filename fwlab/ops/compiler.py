@@ -47,7 +47,7 @@ FIXED = (13, 3)
 
 #: Names a ptxas for Triton, which then uses no other before Blackwell.
 CHOICE = "TRITON_PTXAS_PATH"
-#: As `CHOICE`, for Blackwell and later.
+#: Names the ptxas for Blackwell and later GPUs.
 BLACKWELL = "TRITON_PTXAS_BLACKWELL_PATH"
 
 WRONG = "known to be wrong on Hopper"

@@ -144,7 +144,7 @@ class Run:
         self.first = share * FIRST * MAX_WORKERS / self.workers
         self.second, self.part = share * SECOND, PART
         if dry_run:
-            self.first = self.second = self.part = NEVER
+            self.first = self.part = NEVER
         self.start = time.monotonic()
         self.end = self.start + self.first
         self.assembler, self.untrusted = compiler.assembler(
