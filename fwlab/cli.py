@@ -196,7 +196,8 @@ def bench(
     Args:
         out: Also write the results to this JSON file. With --gpu they are
             always written; default: gpu-CARD.json, in docs/results if
-            that folder exists.
+            that folder exists; in a dry run, a temporary file, which the
+            last line names.
         peers: Compare with what others offer instead, on the CPU: functions
             of Hugging Face and fast-transformers if they are installed, and
             the usual forms.
@@ -206,7 +207,8 @@ def bench(
             importing PyTorch.
         training_loop: Tokens per second of fwlab train, next to a bare loop.
         gpu: Check that the GPU kernels are correct, then measure them,
-            within 8 minutes on 16 cores; exit code 1 if one of them is wrong.
+            in about 8 minutes on 16 cores, up to 10 if something is wrong;
+            exit code 1 if one of them is wrong.
         quick: With --gpu: a shorter run, in half the time.
         dry_run: With --gpu: the whole plan at tiny sizes on the CPU, with the
             emulator of the repository in place of a GPU. Measures nothing.

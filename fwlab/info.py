@@ -8,7 +8,7 @@ import torch
 
 import fwlab
 from fwlab import ops
-from fwlab.ops import compiler, dispatch, gpu
+from fwlab.ops import compiler, dispatch, fla, gpu
 from fwlab.provenance import machine
 
 
@@ -20,6 +20,7 @@ def report() -> str:
         ("torch", torch.__version__),
         ("triton", _version("triton")),
         ("ptxas", _assembler()),
+        ("fla", _fla()),
         ("machine", machine()),
         ("threads", f"{torch.get_num_threads()}, {_waiting()}"),
         ("devices", ", ".join(_devices())),
@@ -44,6 +45,14 @@ def _assembler() -> str:
     if one is None:
         return reason or "not installed"
     return f"{one}, {one.path}" + (f"; not used: {reason}" if reason else "")
+
+
+def _fla() -> str:
+    """The version of flash-linear-attention."""
+    found = fla.version()
+    return (
+        f"flash-linear-attention {compiler.said(found)}" if found else ("not installed")
+    )
 
 
 def _usable(op: str) -> str:

@@ -80,6 +80,9 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
     result = triton.compile(source(launch), target=target, options=options)
     # Triton has no tensor cores before 8.0: products would fall apart.
     assert capability >= gpu.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
+    # No product is pending across a wait: `compiler` relies on it.
+    waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", result.asm["ptx"])
+    assert set(waits) <= {"0"}, launch.kernel.__name__
     return result
 
 

@@ -558,6 +558,7 @@ def run(path, **more):
     return gpu.Run(path, "fwlab bench --gpu", CARD, quick=True, **more)
 
 
+FIRST = compiler.Assembler("/here/ptxas", (13, 3, 7), "a test")
 OTHER = compiler.Assembler("/elsewhere/ptxas", (13, 9, 1), "a test")
 
 
@@ -579,6 +580,8 @@ def whole_run(tmp_path_factory):
             patch.setattr(gpu, limit, 2 * LONG)
         patch.setattr(gpu, "CASES", dict(list(tiny.CASES.items())[:2]))
         patch.setattr(gpu, "PROBLEMS", dict.fromkeys(["delta_rule", "feedback"]))
+        # With Triton and without.
+        patch.setattr(compiler, "assembler", lambda capability: (FIRST, None))
         one = run(path)
         one.device, one.sizes = "cpu", tiny.SIZES
         patch.setattr(one, "another", lambda: OTHER)
@@ -590,7 +593,7 @@ def whole_run(tmp_path_factory):
         # Another ptxas, without what Triton has kept of the first.
         chosen = [more for more in started if more.get(compiler.CHOICE) == OTHER.path]
         assert len(started) == 3 and len(chosen) == 1
-        assert "TRITON_CACHE_DIR" in chosen[0] and gpu.BLACKWELL in chosen[0]
+        assert "TRITON_CACHE_DIR" in chosen[0] and compiler.BLACKWELL in chosen[0]
     return json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)
 
 
@@ -610,10 +613,14 @@ def test_result(whole_run):
             *("errors", "efficient", "ok", "refused", "reason", "again"),
         }
         # There is no GPU, whichever ptxas compiles.
-        assert "Triton needs a GPU" in checked["reason"] and not checked["refused"]
+        assert "Triton needs a GPU" in checked["reason"] or (
+            compiler.triton() is None and "is not installed" in checked["reason"]
+        )
+        assert not checked["refused"]
         assert checked["again"]["ptxas"] == "13.9.1" and not checked["again"]["ok"]
-    assert run["ptxas"]["path"] and not run["dry_run"]
-    assert run["versions"]["ptxas"].count(".") == 2
+    assert run["ptxas"] == {"why": "a test", "not_used": None}
+    assert run["versions"]["ptxas"] == "13.3.7" and not run["dry_run"]
+    assert "/here" not in json.dumps(run) and "/elsewhere" not in json.dumps(run)
     sides = {(r["case"], r["side"]) for r in run["rows"]}
     assert sides == {
         (key, side) for key in list(tiny.CASES)[:2] for side in tiny.CASES[key].sides
@@ -700,12 +707,18 @@ def test_another_ptxas_is_in_the_row(tmp_path):
     wrong, right = one.result["correctness"]
     assert wrong["again"] == {
         "ptxas": "13.9.1",
+        "known_wrong": False,
         "errors": {"y": 2e-6},
         "ok": True,
         "reason": None,
     }
     assert not wrong["ok"] and right["again"] is None
     assert report._why(wrong) == "y 1.0e+00; with ptxas 13.9.1 it is right"
+    one.other = OTHER._replace(version=(12, 8, 93))
+    one.finished(task, [checked(False)], None)
+    assert report._why(wrong) == (
+        "y 1.0e+00; with ptxas 12.8.93 (known to be wrong on Hopper) it is wrong too"
+    )
 
 
 def test_the_other_ptxas(tmp_path, monkeypatch):
@@ -738,6 +751,30 @@ def test_fewer_cores_get_more_time(
 # A dry run.
 
 
+def test_a_dry_run_has_no_limits(tmp_path, monkeypatch, capsys):
+    """And it does not look for an error of a compiler."""
+    seen = []
+
+    def do_all(tasks, workers, limit, end, finished):
+        assert limit == gpu.NEVER and end > time.monotonic() + gpu.NEVER / 2
+        seen.extend(task["kind"] for task in tasks)
+        for task in tasks:
+            assert task.get("limit", limit) == gpu.NEVER
+            if task["kind"] == "correctness":
+                finished(task, [checked(False)], None)
+
+    monkeypatch.setattr(gpu, "do_all", do_all)
+    monkeypatch.setattr(compiler, "assembler", lambda capability: (FIRST, None))
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(tiny, "stand_in", lambda: None)
+    monkeypatch.setattr(tiny, "install", lambda: None)
+    monkeypatch.setattr(gpu.Run, "another", lambda run: OTHER)
+    path = tmp_path / "gpu.json"
+    assert not gpu.main(path, "", dry_run=True)
+    assert {"correctness", "warm-up", "rates", "case"} == set(seen)
+    assert "at most" not in capsys.readouterr().out
+
+
 def test_a_dry_run_measures_nothing(tmp_path):
     """Its file has no times, and is not among the results of the site."""
     one = run(tmp_path / "gpu.json", dry_run=True)
@@ -759,6 +796,7 @@ def test_a_dry_run_measures_nothing(tmp_path):
 
 
 def test_a_dry_run_needs_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(tiny.fwlab, "__file__", str(tmp_path / "fwlab/__init__.py"))
     with pytest.raises(ValueError, match="tests/emulator of the repository"):
         gpu.main(None, "", dry_run=True)

@@ -37,7 +37,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "_folders", folders.get)
     monkeypatch.setattr(compiler, "use", used.append)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    for name in ("CUDA_PATH", compiler.CHOICE):
+    for name in ("CUDA_PATH", compiler.CHOICE, compiler.BLACKWELL):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     install.used = used
@@ -56,7 +56,7 @@ def chosen(capability):
 
 @pytest.mark.parametrize("capability", [HOPPER, AMPERE])
 def test_a_wrong_one_gives_way_to_the_other_one_of_triton(machine, capability):
-    paths = machine(ptxas="12.8.93", ptxas_blackwell="13.1.80", nvcc="13.2.1")
+    paths = machine(ptxas="12.8.93", ptxas_blackwell="13.1.80", nvcc="13.0.88")
     version, reason = chosen(capability)
     assert reason is None
     assert version == ((13, 1, 80) if capability == HOPPER else (12, 8, 93))
@@ -71,7 +71,8 @@ def test_a_wrong_one_gives_way_to_the_other_one_of_triton(machine, capability):
 @pytest.mark.parametrize(
     ("others", "version"),
     [
-        ({"nvcc": "13.1.2", "home": "13.2.0"}, (13, 1, 2)),
+        ({"nvcc": "13.1.2", "home": "13.3.0"}, (13, 3, 0)),
+        ({"nvcc": "13.3.1", "home": "13.1.0"}, (13, 3, 1)),
         ({"ptxas_blackwell": "13.0.88", "home": "13.2.0"}, (13, 2, 0)),
         # 14 is too new for this driver.
         ({"nvcc": "14.0.1", "home": "13.2.0"}, (13, 2, 0)),
@@ -97,6 +98,16 @@ def test_a_new_one_of_triton_stays(machine):
     assert chosen(BLACKWELL) == ((13, 5, 1), None)
 
 
+@pytest.mark.parametrize(
+    ("home", "version"),
+    [("13.2.0", (13, 1, 80)), ("13.3.0", (13, 3, 0)), ("14.0.1", (13, 1, 80))],
+)
+def test_one_of_triton_that_is_accepted(machine, home, version):
+    """It gives way only to one with all faults fixed that the driver takes."""
+    machine(ptxas="13.1.80", home=home)
+    assert chosen(HOPPER) == (version, None)
+
+
 def test_none_that_is_right(machine):
     machine(ptxas="12.8.93", ptxas_blackwell="13.0.88")
     _, reason = chosen(HOPPER)
@@ -116,7 +127,17 @@ def test_a_choice_is_kept(machine, monkeypatch):
     monkeypatch.setenv(compiler.CHOICE, paths["home"])
     one, reason = compiler.assembler(HOPPER)
     assert (one.path, reason) == (paths["home"], None)
-    assert one.why == "chosen by TRITON_PTXAS_PATH"
+    assert one.why == "chosen by TRITON_PTXAS_PATH; known to be wrong on Hopper"
+    assert compiler.assembler(AMPERE)[0].why == "chosen by TRITON_PTXAS_PATH"
+
+
+def test_a_choice_for_blackwell(machine, monkeypatch):
+    paths = machine(ptxas="12.8.93", ptxas_blackwell="13.1.80", home="12.9.1")
+    monkeypatch.setenv(compiler.BLACKWELL, paths["home"])
+    one, reason = compiler.assembler(BLACKWELL)
+    assert (one.path, reason) == (paths["home"], None)
+    assert one.why == "chosen by TRITON_PTXAS_BLACKWELL_PATH"
+    assert compiler.assembler(HOPPER)[0].path == paths["ptxas-blackwell"]
 
 
 def test_a_choice_that_is_none(machine, monkeypatch):

@@ -8,8 +8,14 @@ without an error:
   (fla-org/flash-linear-attention#640; 3.7.1 is right, says
   fla-org/flash-linear-attention#983);
 - ptxas 12.8.93 and 13.0.88: two kernels out of two, and one; 13.1.80
-  is right (fla-org/flash-linear-attention#1262); 12.9 reuses registers
-  that a product still reads (triton-lang/triton#11781).
+  is right there (fla-org/flash-linear-attention#1262);
+- ptxas before 13.3: registers are reused while a product still reads
+  them (triton-lang/triton#11781, triton-lang/triton#9433).
+
+The last fault is about products that stay pending while other
+instructions run. In the kernels of fwlab, every wait for products waits
+for all of them, which the tests check. So 13.1 is accepted, but 13.3 or
+newer is preferred.
 
 Triton 3.7.1 brings two programs: ptxas 12.8.93 for all GPUs up to
 Hopper, and ptxas 13.1.80 for those after it, which can compile for
@@ -34,10 +40,17 @@ HOPPER = 9
 """The first number of its compute capability."""
 
 TRITON, PTXAS = (3, 7, 1), (13, 1)
-"""The oldest releases that are not known to be wrong on Hopper."""
+"""The oldest releases that fwlab's kernels are compiled with there."""
+
+FIXED = (13, 3)
+"""The oldest ptxas in which every fault above is fixed."""
 
 #: Names a ptxas for Triton, which then uses no other before Blackwell.
 CHOICE = "TRITON_PTXAS_PATH"
+#: Names the ptxas for Blackwell and later GPUs.
+BLACKWELL = "TRITON_PTXAS_BLACKWELL_PATH"
+
+WRONG = "known to be wrong on Hopper"
 
 
 class Assembler(NamedTuple):
@@ -62,6 +75,11 @@ def triton() -> Version | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     return tuple(map(int, re.findall(r"\d+", found)[:3]))
+
+
+def is_wrong(version: Version, capability: tuple[int, int]) -> bool:
+    """Whether this ptxas is known to be wrong on this GPU."""
+    return capability[0] == HOPPER and version < PTXAS
 
 
 def said(version: Version) -> str:
@@ -142,39 +160,51 @@ def assembler(
 ) -> tuple[Assembler | None, str | None]:
     """The ptxas for a GPU, and why there is none that is right.
 
-    One that `TRITON_PTXAS_PATH` names is taken as it is. The answer
-    stays the same until the process ends.
+    One that `TRITON_PTXAS_PATH` names is taken as it is (on Blackwell,
+    `TRITON_PTXAS_BLACKWELL_PATH`). The answer stays the same until the
+    process ends.
     """
+    choice, name = CHOICE, "ptxas"
     if capability[0] > HOPPER:
-        return next(iter(bundled("ptxas-blackwell")), None), None
-    if path := os.environ.get(CHOICE):
-        if one := _known(path, f"chosen by {CHOICE}"):
-            return one[0], None
-        return None, f"{CHOICE} is {path}, which is not a ptxas"
-    default = next(iter(bundled("ptxas")), None)
+        choice, name = BLACKWELL, "ptxas-blackwell"
+    if path := os.environ.get(choice):
+        for one in _known(path, f"chosen by {choice}"):
+            if is_wrong(one.version, capability):
+                one = one._replace(why=f"{one.why}; {WRONG}")
+            return one, None
+        return None, f"{choice} is {path}, which is not a ptxas"
+    default = next(iter(bundled(name)), None)
     if capability[0] != HOPPER or default is None:
         return default, None
-    if default.version >= PTXAS:
+    usable = not is_wrong(default.version, capability)
+    oldest = FIXED if usable else PTXAS
+    if default.version >= oldest:
         return default, None
-    bad = (
-        f"ptxas {said(default.version)} is known to be wrong on Hopper"
+    bad = f"ptxas {said(default.version)} is " + (
+        f"older than {said(FIXED)}" if usable else WRONG
     )
-    newer = [one for one in assemblers() if one.version >= PTXAS]
+    newer = sorted(
+        (one for one in assemblers() if one.version >= oldest),
+        key=lambda one: one.version,
+        reverse=True,
+    )
+    # The machine code of CUDA 13 has another format than that of 12.
+    have = driver()
+    fits = [x for x in newer if have is None or x.version[0] <= have[0]]
+    if fits:
+        why = f"{fits[0].why}, because {bad}"
+        return fits[0]._replace(why=why), None
+    if usable:
+        return default, None
     if not newer:
         return default, (
             f"{bad}, and there is no ptxas {said(PTXAS)} or newer; "
             "the package nvidia-cuda-nvcc has one"
         )
-    # The machine code of CUDA 13 has another format than that of 12.
-    have = driver()
-    fits = [x for x in newer if have is None or x.version[0] <= have[0]]
-    if not fits:
-        return default, (
-            f"{bad}, and the driver, of CUDA {said(have or ())}, is "
-            f"too old for ptxas {said(newer[0].version)}"
-        )
-    why = f"{fits[0].why}, because {bad}"
-    return fits[0]._replace(why=why), None
+    return default, (
+        f"{bad}, and the driver, of CUDA {said(have or ())}, is too "
+        f"old for ptxas {said(newer[-1].version)}"
+    )
 
 
 @functools.cache

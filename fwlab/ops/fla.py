@@ -31,8 +31,10 @@ WIDEST = 256
 """The maximum width of the keys of a rule that corrects."""
 
 SMALLEST = 1e-11
-r"""A decay below this is this: its logarithm is summed up in a chunk,
-and $-\infty$ minus $-\infty$ is no number.
+r"""Smaller decays are raised to this.
+
+Logarithms are summed up in a chunk, and the difference of two sums that
+are $-\infty$ is not a number.
 """
 
 
@@ -54,7 +56,7 @@ def missing() -> str | None:
     if (version() or ()) < OLDEST:
         return (
             f"flash-linear-attention {compiler.said(OLDEST)} or newer "
-            "is not installed"
+            'is not installed (pip install "fwlab[fla]")'
         )
     if gpu.stands_in():  # it launches its kernels itself
         return "flash-linear-attention needs a GPU"
@@ -77,6 +79,11 @@ class Borrowed(gpu.Kernel):
         **sizes: Any,
     ) -> str | None:
         """Why it cannot compute this; None = it can."""
+        if device.type != gpu.device_type():
+            return (
+                "flash-linear-attention needs a GPU, but the tensors "
+                f"are on {device}"
+            )
         return missing() or super().refusal(device, dtypes, **sizes)
 
 
@@ -89,7 +96,9 @@ def refuses(
 ) -> str | None:
     """What the additive rules cannot have, in words."""
     if full:
-        return "flash-linear-attention computes in half precision only"
+        return (
+            "fwlab calls flash-linear-attention in half precision only"
+        )
     if normalize and gates:
         return (
             "flash-linear-attention has no kernel for normalize=True "

@@ -202,7 +202,7 @@ class Kernel:
         if not installed():
             oldest = compiler.said(OLDEST)
             return f"Triton {oldest} or newer is not installed"
-        if device.type != _device():
+        if device.type != device_type():
             return (
                 f"Triton needs a GPU, but the tensors are on {device}"
             )
@@ -239,14 +239,14 @@ def _imported(module: str, function: str | None) -> Any:
     return getattr(found, function) if function else found
 
 
-def _device() -> str:
+def device_type() -> str:
     """The type of device that kernels run on now."""
     return "cuda" if _stand_in is None else _stand_in.device
 
 
 def why_not(kernel: Kernel) -> str | None:
     """Why a kernel cannot run on this machine at all."""
-    kind = _device()
+    kind = device_type()
     if installed() and kind == "cuda" and not torch.cuda.is_available():
         return "there is no GPU"
     return kernel.refusal(torch.device(kind), {torch.float16})

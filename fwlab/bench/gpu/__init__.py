@@ -1,11 +1,11 @@
-"""Correctness and speed of the kernels on a GPU, in eight minutes.
+"""Correctness and speed of the kernels on a GPU, in about eight minutes.
 
 First, every operation is compared with its naive form in float64. Then
 all implementations are measured: fwlab, flash-linear-attention, PyTorch's
 attention, the naive loops; and, to compare with, the peak rates of the
 GPU. The work runs in separate processes: many for correctness (most of
 that time is compilation), one for all measurements. What is wrong runs
-once more with another ptxas, which tells a compiler's error from ours.
+once more with another ptxas, which can tell a compiler's error from ours.
 """
 
 import importlib.util
@@ -36,8 +36,8 @@ from fwlab.provenance import provenance
 FIRST, SECOND, PART, AGAIN = 200.0, 260.0, 100.0, 120.0
 #: A process that compiles needs a core, and takes some memory of the GPU.
 MAX_WORKERS = 14
-#: As `compiler.CHOICE`, where Triton uses another ptxas.
-BLACKWELL = "TRITON_PTXAS_BLACKWELL_PATH"
+#: An emulator takes as long as it takes: limits of a dry run, in seconds.
+NEVER = 1e9
 
 
 def main(
@@ -69,7 +69,8 @@ def main(
     check_writable(path.parent)
     run = Run(path, command, about, quick, dry_run)
     run.check()
-    run.check_again()
+    if not dry_run:
+        run.check_again()
     run.measure()
     run.finish()
     return run.right()
@@ -141,7 +142,9 @@ class Run:
         share = 0.5 if quick else 1.0
         # Most of the first phase is compilation: fewer cores take longer.
         self.first = share * FIRST * MAX_WORKERS / self.workers
-        self.second = share * SECOND
+        self.second, self.part = share * SECOND, PART
+        if dry_run:
+            self.first = self.part = NEVER
         self.start = time.monotonic()
         self.end = self.start + self.first
         self.assembler, self.untrusted = compiler.assembler(
@@ -159,10 +162,8 @@ class Run:
             "card": about,
             "versions": versions() | {"ptxas": self._ptxas(self.assembler)},
             "ptxas": {
-                "path": self.assembler and self.assembler.path,
                 "why": self.assembler and self.assembler.why,
                 "not_used": self.untrusted,
-                compiler.CHOICE: os.environ.get(compiler.CHOICE),
             },
             "rates": {},
             "correctness": [],
@@ -187,9 +188,10 @@ class Run:
         """Check every operation in every precision; meanwhile, compile
         what will be measured.
         """
+        limit = "" if self.dry else f" and at most {self.first:.0f} s"
         print(
             f"{self.result['card']['name']}: checking correctness, and compiling, "
-            f"in {self.workers} processes and at most {self.first:.0f} s"
+            f"in {self.workers} processes{limit}"
         )
         warm = self.warm_up()
         tasks = [
@@ -238,7 +240,8 @@ class Run:
         ]
         with tempfile.TemporaryDirectory(prefix="fwlab-bench-") as cache:
             # What Triton has on disk is from the first one.
-            choice = {compiler.CHOICE: self.other.path, BLACKWELL: self.other.path}
+            names = (compiler.CHOICE, compiler.BLACKWELL)
+            choice = dict.fromkeys(names, self.other.path)
             workers = self.several(TRITON_CACHE_DIR=cache, **choice)
             self.end = time.monotonic() + AGAIN
             self.do(tasks, workers)
@@ -287,7 +290,7 @@ class Run:
         self.do(tasks, [Worker(self.command, log=self.log)])
 
     def do(self, tasks: list[dict[str, Any]], workers: list[Worker]) -> None:
-        do_all(tasks, workers, PART, self.end, self.finished)
+        do_all(tasks, workers, self.part, self.end, self.finished)
 
     def finished(
         self, task: dict[str, Any], rows: list[Row], reason: str | None
@@ -321,12 +324,18 @@ class Run:
 
     def compare(self, rows: list[Row]) -> None:
         """Keep what another ptxas makes of wrong rows in these rows."""
+        assert self.other is not None
+        capability = tuple(self.result["card"]["capability"])
+        other = {
+            "ptxas": self._ptxas(self.other),
+            "known_wrong": compiler.is_wrong(self.other.version, capability),
+        }
         keys = ("op", "dtype", "problem")
         for again in rows:
             for row in self.result["correctness"]:
                 if all(row[key] == again[key] for key in keys):
                     kept = {name: again[name] for name in ("errors", "ok", "reason")}
-                    row["again"] = {"ptxas": self._ptxas(self.other), **kept}
+                    row["again"] = other | kept
 
     def right(self) -> bool:
         """Whether everything was checked, and is correct.

@@ -76,8 +76,11 @@ def _rules(op: str) -> Iterable[Problem]:
 #: With a normaliser, dq is the sum of weights times dy (v - y) times keys.
 #: An error of y changes it by the error of dy y times z over the denominator.
 #: Keys are positive here and have much of their direction in common, so this
-#: product is 2 (sum rule) to 4 times (gated rule) as large as dq, and the
-#: rounding of y is, too. FlashAttention has the same in its dO O.
+#: product is 2 (sum rule) to 4 times (gated rule) as large as dq, and rounding
+#: adds an error in proportion. The analysis would allow 4; 2 is enough: the
+#: largest error of the compiled kernels in bfloat16, in an emulator, was 1.2e-2
+#: of dq itself. The backward pass of FlashAttention subtracts dy y in the same
+#: way.
 NORMALISED = {"d q": 2.0}
 
 RULES = {name: record for name, record in ops.TABLE.items() if isinstance(record, Rule)}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fwlab.bench.gpu.cases import FWLAB
+from fwlab.ops.compiler import WRONG
 
 Row = dict[str, Any]
 
@@ -89,7 +90,8 @@ def _why(row: Row) -> str:
     said = row["reason"] or ", ".join(f"{n} {e:.1e}" for n, e in beyond.items())
     if again := row["again"]:
         verdict = "right" if again["ok"] else "wrong too"
-        said += f"; with ptxas {again['ptxas']} it is {verdict}"
+        known = f" ({WRONG})" if again["known_wrong"] else ""
+        said += f"; with ptxas {again['ptxas']}{known} it is {verdict}"
     return said
 
 
