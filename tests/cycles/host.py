@@ -14,7 +14,7 @@ from fwlab.ops import gpu
 
 #: Batch, steps, heads, width: a size at which a GPU waits for its host.
 SHAPE = (4, 512, 4, 32)
-CALLS = 3000
+CALLS = 10_000
 OPERATIONS = {"delta_rule": 1, "gated_delta_rule": 2, "sum_rule": 0}
 
 
