@@ -90,7 +90,8 @@ def multiply_decays(
 
 @triton.jit(do_not_specialize=["time", "heads"])
 def forward(
-    q, k, v, gammas, products, strength, X, q_total, k_total, W, z, y, total, E,
+    q, k, v, gammas, products, strength, X, q_total, k_total, W, z, y,
+    total, E,
     states, z_states, W_end, z_end, time, heads,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
@@ -679,6 +680,7 @@ def _form(
     hopper: bool,
     cores: int,
 ) -> Form:
+    """The same for `heads` of all sequences and a GPU of `cores`."""
     width = max(K, V)
     if full:
         found = FULL if K <= 128 else FULL_WIDE
