@@ -91,8 +91,7 @@ def multiply_decays(
 @triton.jit(do_not_specialize=["time", "heads"])
 def forward(
     q, k, v, gammas, products, strength, X, q_total, k_total, W, z, y,
-    total, E,
-    states, z_states, W_end, z_end, time, heads,
+    total, E, states, z_states, W_end, z_end, time, heads,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
     PRECISION: tl.constexpr,
