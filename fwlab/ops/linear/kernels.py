@@ -325,9 +325,9 @@ def backward_state(
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def backward_inputs(
-    q, k, E, dy, dv, gammas, products, strength, q_total, k_total, total,
-    dtotal, states, afters, z_states, z_afters, dq, dk, ddecay, dstrength,
-    time, heads, programs,
+    q, k, E, dy, dv, gammas, products, strength, q_total, k_total,
+    total, dtotal, states, afters, z_states, z_afters, dq, dk, ddecay,
+    dstrength, time, heads, programs,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, BD: tl.constexpr, PER: tl.constexpr,
     C: tl.constexpr, NU: tl.constexpr, PRECISION: tl.constexpr,
