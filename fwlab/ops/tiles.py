@@ -101,6 +101,21 @@ def features(
 
 
 @triton.jit
+def queries_and_keys(
+    q, k, q_total, k_total, origin, t, remaining, heads, first,
+    K: tl.constexpr, B: tl.constexpr, NU: tl.constexpr,
+):  # fmt: skip
+    """`features` of both."""
+    query = features(
+        q, q_total, origin, t, remaining, heads, first, K, B, NU
+    )
+    key = features(
+        k, k_total, origin, t, remaining, heads, first, K, B, NU
+    )
+    return query, key
+
+
+@triton.jit
 def _pair(c, D: tl.constexpr):
     """The two entries of r whose product is feature c."""
     i = c % (2 * D)

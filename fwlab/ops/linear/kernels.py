@@ -59,6 +59,7 @@ from fwlab.ops.tiles import (
     put_decays,
     put_rows,
     put_scalars,
+    queries_and_keys,
     reciprocal,
     row_products,
     rows,
@@ -205,12 +206,10 @@ def read(
     )
     at, mask = state_tile(first, 0, V, K, BV, BK)
     S = tl.load(states + index * V * K + at, mask=mask, other=0.0)
-    query = features(
-        q, q_total, origin, t, remaining, heads, 0, K, BK, NU
-    )
-    key = features(
-        k, k_total, origin, t, remaining, heads, 0, K, BK, NU
-    )
+    query, key = queries_and_keys(
+        q, k, q_total, k_total, origin, t, remaining, heads,
+        0, K, BK, NU,
+    )  # fmt: skip
     e = rows(E, origin, t, remaining, heads, first, V, BV)
     s = scalars(strength, origin, t, remaining, heads, 0.0)
     gamma, G, _ = decays(
@@ -266,12 +265,10 @@ def backward_state(
             D.to(TYPE),
             mask=mask,
         )
-        query = features(
-            q, q_total, origin, t, remaining, heads, 0, K, BK, NU
-        )
-        key = features(
-            k, k_total, origin, t, remaining, heads, 0, K, BK, NU
-        )
+        query, key = queries_and_keys(
+            q, k, q_total, k_total, origin, t, remaining, heads,
+            0, K, BK, NU,
+        )  # fmt: skip
         g = rows(dy, origin, t, remaining, heads, first, V, BV)
         gamma, G, fade = decays(
             gammas, products, index, origin, t, remaining, heads, C
@@ -382,30 +379,10 @@ def backward_inputs(
         pairs = tl.zeros([C, C], tl.float32)
         for block in range(PER):
             first_key = (tl.program_id(1) * PER + block) * BK
-            query = features(
-                q,
-                q_total,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-            )
-            key = features(
-                k,
-                k_total,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-            )
+            query, key = queries_and_keys(
+                q, k, q_total, k_total, origin, t, remaining, heads,
+                first_key, K, BK, NU,
+            )  # fmt: skip
             QK = product(query, tl.trans(key), TYPE, PRECISION)
             pairs += QK * YE
             if dv is not None:
@@ -441,30 +418,10 @@ def backward_inputs(
     for block in range(PER):
         first_key = (tl.program_id(1) * PER + block) * BK
         column = first_key + tl.arange(0, BK)
-        query = features(
-            q,
-            q_total,
-            origin,
-            t,
-            remaining,
-            heads,
-            first_key,
-            K,
-            BK,
-            NU,
-        )
-        key = features(
-            k,
-            k_total,
-            origin,
-            t,
-            remaining,
-            heads,
-            first_key,
-            K,
-            BK,
-            NU,
-        )
+        query, key = queries_and_keys(
+            q, k, q_total, k_total, origin, t, remaining, heads,
+            first_key, K, BK, NU,
+        )  # fmt: skip
         g_q = tl.zeros([C, BK], tl.float32)
         for first in range(0, V, BV):
             at, mask = state_tile(first, first_key, V, K, BV, BK)

@@ -431,6 +431,20 @@ def window_backward_keys(
     _put_tile(dk + origin, value * U + B, first, keys, c, channel, R, D)
 
 
+@triton.jit
+def _rows(
+    L, m, dm, first, time, head, block, R: tl.constexpr,
+    BD: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
+):  # fmt: skip
+    """Channels of a block, which are inside; and L, m, dm of rows."""
+    inner = block * BD + tl.arange(0, BD)
+    c, channel = head * (D // H) + inner, inner < D // H
+    norm = _tile(L, first, time, c, channel, LOW, R, D)
+    mean = _tile(m, first, time, c, channel, 0.0, R, D)
+    g = _tile(dm, first, time, c, channel, 0.0, R, D)
+    return c, channel, norm, mean, g
+
+
 @triton.jit(
     do_not_specialize=[
         "time",
@@ -473,17 +487,10 @@ def window_backward_band(
             there = tl.cast(b, tl.int64) * (time + 1) * D
             here = tl.cast(b, tl.int64) * keys * D
             for block in range(tl.cdiv(D // H, BD)):
-                inner = block * BD + tl.arange(0, BD)
-                c, channel = head * (D // H) + inner, inner < D // H
-                norm = _tile(
-                    L + there, first, time, c, channel, LOW, R, D
-                )
-                mean = _tile(
-                    m + there, first, time, c, channel, 0.0, R, D
-                )
-                G = _tile(
-                    dm + there, first, time, c, channel, 0.0, R, D
-                )
+                c, channel, norm, mean, G = _rows(
+                    L + there, m + there, dm + there, first, time,
+                    head, block, R, BD, D, H,
+                )  # fmt: skip
                 key = _tile(k + here, p0, keys, c, channel, LOW, P, D)
                 value = _tile(v + here, p0, keys, c, channel, 0.0, P, D)
                 value = tl.where(key > LOW, value, 0.0)
@@ -502,17 +509,10 @@ def window_backward_band(
             there = tl.cast(b, tl.int64) * (time + 1) * D
             here = tl.cast(b, tl.int64) * keys * D
             for block in range(tl.cdiv(D // H, BD)):
-                inner = block * BD + tl.arange(0, BD)
-                c, channel = head * (D // H) + inner, inner < D // H
-                norm = _tile(
-                    L + there, first, time, c, channel, LOW, R, D
-                )
-                mean = _tile(
-                    m + there, first, time, c, channel, 0.0, R, D
-                )
-                g = _tile(
-                    dm + there, first, time, c, channel, 0.0, R, D
-                )
+                c, channel, norm, mean, g = _rows(
+                    L + there, m + there, dm + there, first, time,
+                    head, block, R, BD, D, H,
+                )  # fmt: skip
                 for j in range(P):
                     inside = channel & (p0 + j < keys)
                     key = _at(k + here, p0 + j, c, inside, LOW, D)
