@@ -1,6 +1,6 @@
-"""Keeps noise out of search, the index small, and searches for numbers working.
+"""Keeps noise out of search, and searches for numbers working.
 
-Every page fetches the index, so it adds to the size of each.
+A page loads the index when a reader opens the search, not before.
 """
 
 import json
@@ -16,7 +16,7 @@ from mkdocs.plugins import event_priority
 #: Code, which buries names of functions that the API and headings have, too.
 #: The tools that write these tags have no option for another attribute.
 CODE = re.compile(
-    r'<details class="mkdocstrings-source"|<div class="(language-\w+ )?highlight"'
+    r'<details class="mkdocstrings-source"|<div class="([\w-]+ )*highlight"'
 )
 #: Notes that also appear on another page.
 AGAIN = re.compile(
@@ -24,14 +24,12 @@ AGAIN = re.compile(
     r"|annotated/kimi\.html#(chunked|efficient)"
     r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
 )
-#: Pages and parts of pages that are found by their headings alone.
-HEADINGS = re.compile(
-    r"(contribute|tested|changelog|kernels/\w+|annotated/source/[\w/]+"
-    r"|api/(exercises|training)|course)\.html"
-    r"|annotated/[\w-]+\.html#efficient"
-)
-#: Pages of which search has the first sentences only: they list arguments.
-SUMMARY = re.compile(r"api/\w+\.html")
+#: How much pages count that have the same words: more those to learn from,
+#: less those for developers.
+WEIGHTS = {
+    r"notebooks/|figures/|memory_essay": 1.5,
+    r"annotated/source/|kernels/|contribute|tested|changelog": 0.5,
+}
 #: TeX, which search would show as it is written.
 FORMULA = re.compile(
     r"\\\((.*?)\\\)|\\\[(.*?)\\\]|\$\$(.*?)\$\$|\$([^$\n]+)\$", re.DOTALL
@@ -41,11 +39,21 @@ BLOCK = re.compile(r"</?(?:p|li|ol|ul|pre)>")
 #: Characters of a piece of text that search shows.
 LONGEST = 200
 
-#: lunr, the theme's search, tells the nodes of its word tree apart by the
-#: letters and numbers of their edges, written without a gap. With digits as
-#: letters, different nodes look alike, the tree gets words that no page has,
-#: and a search that meets one finds nothing. Here, the gap.
-EDGE, EDGE_WITH_GAP = "e=e+s+o.id}return e", 'e=e+s+o.id+","}return e'
+#: What is replaced in the theme's scripts, which have no option for it.
+MENDED = {
+    # lunr, the theme's search, tells the nodes of its word tree apart by the
+    # letters and numbers of their edges, written without a gap. With digits as
+    # letters, different nodes look alike, the tree gets words that no page has,
+    # and a search that meets one finds nothing. Here, the gap.
+    "workers/search.*.min.js": {"e=e+s+o.id}return e": 'e=e+s+o.id+","}return e'},
+    # The index is loaded at once from a server, and when the search is opened
+    # from disk. Here, always when it is opened.
+    "bundle.*.min.js": {
+        'location.protocol!=="file:"),Je("search")': '!1),Je("search")',
+        # Which words to mark on a page that was found, the index says, too.
+        'V("search.highlight")?': "/[?&]h=/.test(location.search)?",
+    },
+}
 
 
 def on_page_content(html, page, config, files):
@@ -54,11 +62,11 @@ def on_page_content(html, page, config, files):
 
 @event_priority(-200)  # the plugins write the index before
 def on_post_build(config):
-    _mend_lunr(Path(config.site_dir, "assets", "javascripts", "workers"))
+    _mend(Path(config.site_dir, "assets", "javascripts"))
     folder = Path(config.site_dir, "search")
     index = json.loads((folder / "search_index.json").read_text("utf-8"))
     index["docs"] = [
-        entry | {"text": _found(entry)}
+        entry | {"text": _pieces(entry["text"]), "boost": _weight(entry["location"])}
         for entry in index["docs"]
         if not AGAIN.match(entry["location"])
     ]
@@ -69,17 +77,12 @@ def on_post_build(config):
     (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")
 
 
-def _found(entry: dict[str, str]) -> str:
-    """What search has of a section besides its heading."""
-    if HEADINGS.match(entry["location"]):
-        return ""
-    pieces = _pieces(entry["text"])
-    if SUMMARY.match(entry["location"]):
-        pieces = pieces[:2]
-    return "".join(f"<p>{piece}</p>" for piece in pieces)
+def _weight(location: str) -> float:
+    found = (WEIGHTS[pages] for pages in WEIGHTS if re.match(pages, location))
+    return next(found, 1)
 
 
-def _pieces(text: str) -> list[str]:
+def _pieces(text: str) -> str:
     """A text in pieces: of these, search shows the first two that match."""
     text = FORMULA.sub(lambda match: _readable(match[match.lastindex]), text)
     pieces = []
@@ -94,7 +97,7 @@ def _pieces(text: str) -> list[str]:
             *whole, piece = textwrap.wrap(sentence, LONGEST, break_on_hyphens=False)
             pieces += whole
         pieces.append(piece)
-    return [piece for piece in pieces if piece]
+    return "".join(f"<p>{piece}</p>" for piece in pieces if piece)
 
 
 def _readable(formula: str) -> str:
@@ -112,11 +115,12 @@ def _once(entries):
         seen.add(entry["text"])
 
 
-def _mend_lunr(folder: Path) -> None:
-    (worker,) = folder.glob("search.*.min.js")
-    code = worker.read_text("utf-8")
-    if EDGE_WITH_GAP in code:
-        return
-    if code.count(EDGE) != 1:
-        raise PluginError(f"expected lunr as of Material 9 in {worker.name}: see EDGE")
-    worker.write_text(code.replace(EDGE, EDGE_WITH_GAP), "utf-8")
+def _mend(scripts: Path) -> None:
+    for name, replacements in MENDED.items():
+        (path,) = scripts.glob(name)
+        code = path.read_text("utf-8")
+        for old, new in replacements.items():
+            if new not in code and code.count(old) != 1:
+                raise PluginError(f"expected {old} once in {name}, as in Material 9.8")
+            code = code.replace(old, new)
+        path.write_text(code, "utf-8")
