@@ -25,10 +25,10 @@ AGAIN = re.compile(
     r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
 )
 #: How much pages count that have the same words: more those to learn from,
-#: less those for developers.
+#: less single exercises and pages for developers.
 WEIGHTS = {
     r"notebooks/|figures/|memory_essay": 1.5,
-    r"annotated/source/|kernels/|contribute|tested|changelog": 0.5,
+    r"exercises\.html#|annotated/source/|kernels/|contribute|tested|changelog": 0.5,
 }
 #: TeX, which search would show as it is written.
 FORMULA = re.compile(
