@@ -9,6 +9,15 @@ from pathlib import Path
 # start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# With FWLAB_PROCESSOR, terms are added in another order, in kernels of notebooks
+# and all other processes, too.
+PROCESSOR = str(Path(__file__).with_name("processor"))
+if os.environ.get("FWLAB_PROCESSOR"):
+    paths = [PROCESSOR, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path.insert(0, PROCESSOR)
+    import another_processor  # noqa: F401
+
 import budget
 import hypothesis
 import pytest
