@@ -8,16 +8,9 @@ from pathlib import Path
 # brings, and test processes run beside each other. Processes that the tests
 # start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).with_name("processor")))
 
-# With FWLAB_PROCESSOR, terms are added in another order, in kernels of notebooks
-# and all other processes, too.
-PROCESSOR = str(Path(__file__).with_name("processor"))
-if os.environ.get("FWLAB_PROCESSOR"):
-    paths = [PROCESSOR, *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    sys.path.insert(0, PROCESSOR)
-    import another_processor  # noqa: F401
-
+import another_processor  # noqa: F401
 import budget
 import hypothesis
 import pytest

@@ -16,6 +16,7 @@ import importlib.util
 import os
 import sys
 import warnings
+from pathlib import Path
 
 SEED = os.environ.get("FWLAB_PROCESSOR")
 
@@ -189,4 +190,8 @@ class AfterTorch:
 
 
 if SEED:
+    here = str(Path(__file__).parent)
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if here not in path:  # Processes that this one starts get it by this.
+        os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, path)])
     sys.meta_path.insert(0, AfterTorch)
