@@ -160,6 +160,42 @@ def replace():
             before = sums[-1][-1]
         return torch.cat(sums).movedim(0, dim).to(kind).contiguous()
 
+    # What adds inside: a permutation alone.
+    def within(name, moved, dim_at):
+        """One along dimension `args[dim_at]` of the first `moved` arguments."""
+
+        def permuted(*args):
+            x, dim = args[0], args[dim_at]
+            if not x.ndim or x.shape[dim] < 3:
+                return original(name, *args)
+            order = torch.cat(halves(x.shape[dim]))
+            there = [arg.index_select(dim, order) for arg in args[:moved]]
+            result = original(name, *there, *args[moved:])
+            return result.index_select(dim, order.argsort())
+
+        return permuted
+
+    for name in ("_softmax", "_log_softmax"):
+        kernel_and_variants(name, [f"{name}.out"])(within(name, 1, 1))
+        back = f"{name}_backward_data"
+        kernel(back)(within(back, 2, 2))
+
+    @kernel_and_variants("linalg_vector_norm", ["linalg_vector_norm.out"])
+    def length(x, ord=2, dims=None, keepdim=False, *, dtype=None):
+        for dim in range(x.ndim) if dims is None else dims:
+            if x.ndim and x.shape[dim] > 2:
+                x = x.index_select(dim, torch.cat(halves(x.shape[dim])))
+        return original("linalg_vector_norm", x, ord, dims, keepdim, dtype=dtype)
+
+    @kernel("native_layer_norm")
+    def norm(x, shape, weight, bias, eps):
+        order = torch.cat(halves(shape[-1]))
+        permuted = (x if x is None else x[..., order] for x in (weight, bias))
+        x, mean, scale = original(
+            "native_layer_norm", x[..., order], shape, *permuted, eps
+        )
+        return x[..., order.argsort()], mean, scale
+
     return library
 
 
