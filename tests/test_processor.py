@@ -37,6 +37,9 @@ def rounded(a, b):
     (a[0] @ b[0] @ b[1]).square().sum().backward()
     values = {
         "gradient": a.grad,
+        "solve": torch.linalg.solve_triangular(
+            a[0] / 9, b[0], upper=False, unitriangular=True
+        ),
         "mean": a.mean(1),
         "softmax": a.softmax(2),
         "logsumexp": a.logsumexp(2),
