@@ -1,0 +1,250 @@
+"""A processor of our own: PyTorch adds the same terms in another order.
+
+What differs between processors is how many terms are added at once, and in
+which order; digits that depend on it are no results. FWLAB_PROCESSOR=1 (or any
+other number, which chooses the order) makes a process compute products and
+sums over a permutation of their terms, in two halves. The kernels themselves
+are replaced: backward passes, compiled code, and other threads get them, too.
+
+A right test cannot fail by it. The order depends on the number of terms alone,
+so equal calls give equal bits; sums that are exact stay exact; a cumulative
+sum looks at nothing that comes later, and half precision is rounded once.
+"""
+
+import functools
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+
+SEED = os.environ.get("FWLAB_PROCESSOR")
+
+
+def replace():
+    """Replace PyTorch's kernels in this process."""
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    theirs = {}
+
+    @functools.lru_cache(64)
+    def halves(terms):
+        seed = torch.Generator().manual_seed(int(SEED) + 1000 * terms)
+        return torch.randperm(terms, generator=seed, device="cpu").tensor_split(2)
+
+    def original(name, *args, **kwargs):
+        return theirs[name].call_boxed(keys, *args, **kwargs)
+
+    def kernel(name):
+        theirs[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
+
+        def register(ours):
+            def alone(*args, **kwargs):
+                with torch._C.DisableTorchFunction():
+                    return ours(*args, **kwargs)
+
+            library.impl(name, alone, "CPU", allow_override=True)
+            return ours
+
+        return register
+
+    def kernel_and_variants(name, variants):
+        """Besides `name`, those that write the same to `out` or in place."""
+
+        def register(ours):
+            kernel(name)(ours)
+
+            def into(out, result):
+                if out.shape != result.shape:
+                    out.resize_(result.shape)
+                return out.copy_(result)
+
+            for variant in variants:
+                if variant.endswith("_"):
+                    kernel(variant)(lambda out, *a, **k: into(out, ours(out, *a, **k)))
+                else:
+                    kernel(variant)(lambda *a, out, **k: into(out, ours(*a, **k)))
+            return ours
+
+        return register
+
+    def wide(dtype):
+        half = dtype in (torch.float16, torch.bfloat16)
+        return torch.float32 if half else dtype
+
+    def inexact(dtype):
+        return dtype.is_floating_point or dtype.is_complex
+
+    def taken(a, b, dim):
+        """Whether there are terms to put in another order."""
+        terms = a.shape[-1]
+        same = a.dtype == b.dtype and terms == b.shape[dim]
+        return same and inexact(a.dtype) and terms > 1
+
+    def cut(a, b, dim):
+        kind = wide(a.dtype)
+        for half in halves(a.shape[-1]):
+            yield a.index_select(-1, half).to(kind), b.index_select(dim, half).to(kind)
+
+    def product(name, added, dim):
+        """A product (mm), and the one that adds (addmm)."""
+
+        def add(out, a, b, *, beta=1, alpha=1):
+            if out.dtype != a.dtype or not taken(a, b, dim):
+                return original(added, out, a, b, beta=beta, alpha=alpha)
+            first, second = cut(a, b, dim)
+            out = out.to(first[0].dtype)
+            result = original(added, out, *first, beta=beta, alpha=alpha)
+            return original(added, result, *second, alpha=alpha).to(a.dtype)
+
+        kernel_and_variants(added, [f"{added}.out", f"{added}_"])(add)
+        if not name:
+            return
+
+        def multiply(a, b):
+            if not taken(a, b, dim):
+                return original(name, a, b)
+            first, second = cut(a, b, dim)
+            result = original(added, original(name, *first), *second)
+            return result.to(a.dtype)
+
+        kernel_and_variants(name, [f"{name}.out"])(multiply)
+
+    product("mm", "addmm", -2)
+    product("bmm", "baddbmm", -2)
+    product(None, "addmv", -1)  # mv calls it
+
+    def dot(name):
+        @kernel(name)
+        def multiply(a, b):
+            if not taken(a, b, -1):
+                return original(name, a, b)
+            first, second = cut(a, b, -1)
+            return (original(name, *first) + original(name, *second)).to(a.dtype)
+
+    dot("dot")
+    dot("vdot")
+
+    # sum without dimensions, mean, and logsumexp call it.
+    @kernel_and_variants("sum.dim_IntList", ["sum.IntList_out"])
+    def total(x, dims, keepdim=False, *, dtype=None):
+        kind = dtype or x.dtype
+        dims = sorted({dim % max(x.ndim, 1) for dim in dims or range(x.ndim)})
+        shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
+        if not inexact(kind) or x.numel() < 3 or x.numel() == _count(shape):
+            return original("sum.dim_IntList", x, dims, keepdim, dtype=dtype)
+        kept = [dim for dim in range(x.ndim) if dim not in dims]
+        terms = x.permute(dims + kept).flatten(0, len(dims) - 1).to(wide(kind))
+        first, second = (
+            original("sum.dim_IntList", terms.index_select(0, half), [0])
+            for half in halves(len(terms))
+        )
+        result = (first + second).to(kind)
+        return result.reshape(shape) if keepdim else result
+
+    # In blocks, whose length depends on the seed alone: what comes later, and
+    # how much of it, is nothing to the sums before, and PyTorch keeps to that.
+    @kernel_and_variants("cumsum", ["cumsum.out", "cumsum_"])
+    def running(x, dim, *, dtype=None):
+        kind = dtype or x.dtype
+        block = 3 + int(SEED) % 5
+        if not inexact(kind) or not x.ndim or x.shape[dim] <= block or not x.numel():
+            return original("cumsum", x, dim, dtype=dtype)
+        rest = x.to(wide(kind)).movedim(dim, 0)
+        sums = []
+        before = 0
+        for part in rest.split(block):
+            sums.append(original("cumsum", part, 0) + before)
+            before = sums[-1][-1]
+        return torch.cat(sums).movedim(0, dim).to(kind).contiguous()
+
+    # The order in which unknowns are found is given; where it is cut, is not.
+    solve = "linalg_solve_triangular"
+
+    @kernel_and_variants(solve, [f"{solve}.out"])
+    def solution(A, B, *, upper, left=True, unitriangular=False):
+        kind = {"upper": upper, "left": left, "unitriangular": unitriangular}
+        at = 1 + (int(SEED) + A.shape[-1]) % 5
+        if A.shape[-1] <= at or not left:
+            return original(solve, A, B, **kind)
+        first, second = slice(None, at), slice(at, None)
+        if upper:
+            first, second = second, first
+        x = original(solve, A[..., first, first], B[..., first, :], **kind)
+        rest = B[..., second, :] - A[..., second, first] @ x
+        y = original(solve, A[..., second, second], rest, **kind)
+        return torch.cat([y, x] if upper else [x, y], -2)
+
+    # What adds inside: a permutation alone.
+    def within(name, moved, dim_at):
+        """One along dimension `args[dim_at]` of the first `moved` arguments."""
+
+        def permuted(*args):
+            x, dim = args[0], args[dim_at]
+            if not x.ndim or x.shape[dim] < 3:
+                return original(name, *args)
+            order = torch.cat(halves(x.shape[dim]))
+            there = [arg.index_select(dim, order) for arg in args[:moved]]
+            result = original(name, *there, *args[moved:])
+            return result.index_select(dim, order.argsort())
+
+        return permuted
+
+    for name in ("_softmax", "_log_softmax"):
+        kernel_and_variants(name, [f"{name}.out"])(within(name, 1, 1))
+        back = f"{name}_backward_data"
+        kernel(back)(within(back, 2, 2))
+
+    @kernel_and_variants("linalg_vector_norm", ["linalg_vector_norm.out"])
+    def length(x, ord=2, dims=None, keepdim=False, *, dtype=None):
+        for dim in range(x.ndim) if dims is None else dims:
+            if x.ndim and x.shape[dim] > 2:
+                x = x.index_select(dim, torch.cat(halves(x.shape[dim])))
+        return original("linalg_vector_norm", x, ord, dims, keepdim, dtype=dtype)
+
+    @kernel("native_layer_norm")
+    def norm(x, shape, weight, bias, eps):
+        order = torch.cat(halves(shape[-1]))
+        permuted = (x if x is None else x[..., order] for x in (weight, bias))
+        x, mean, scale = original(
+            "native_layer_norm", x[..., order], shape, *permuted, eps
+        )
+        return x[..., order.argsort()], mean, scale
+
+    return library
+
+
+def _count(shape):
+    return functools.reduce(int.__mul__, shape, 1)
+
+
+class AfterTorch:
+    """Replaces them as soon as PyTorch has been imported, which takes seconds."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(cls)
+        spec = importlib.util.find_spec(name)
+        if spec:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                global kept
+                execute(module)
+                with warnings.catch_warnings(action="ignore"):  # That they are.
+                    kept = replace()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+if SEED:
+    here = str(Path(__file__).parent)
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if here not in path:  # Processes that this one starts get it by this.
+        os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, path)])
+    sys.meta_path.insert(0, AfterTorch)
