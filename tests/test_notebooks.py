@@ -2,6 +2,7 @@
 
 import ast
 import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_badge_and_setup():
     """They are as the tool writes them for the current address."""
     others = []
     for path, book in zip(PATHS, BOOKS.values(), strict=True):
-        cells = address.with_cells(book.cells, path.name, address.current())
+        cells = address.with_cells(deepcopy(book.cells), path.name, address.current())
         same = [cell["source"] for cell in cells] == [c.source for c in book.cells]
         if not same or [cell["id"] for cell in cells][:3].count("setup") != 1:
             others.append(path.stem)
