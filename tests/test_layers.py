@@ -26,6 +26,7 @@ from fwlab.layers import (
 )
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.short_convolution import ShortConvolution
+from fwlab.layers.transformer_xl import RelativeAttention
 from problems import error, parts
 
 
@@ -184,6 +185,7 @@ def test_key_mask(make):
 
 ALL_LAYERS = {
     **LAYERS,
+    "relative": lambda: RelativeAttention(12, 3, memory=4, segment=6),
     "block": lambda: Block(SoftmaxAttention(12, 3), 12),
 }
 all_layers = pytest.mark.parametrize("make", ALL_LAYERS.values(), ids=ALL_LAYERS)
