@@ -210,42 +210,41 @@ def described_fields(cls: type) -> set[str]:
     }
 
 
-def by_name(some: list[Public]) -> Any:
-    return pytest.mark.parametrize("p", some, ids=[p.name for p in some])
+def test_every_name_has_a_docstring():
+    silent = [p.name for p in CALLED if not doc_of(p)]
+    assert not silent, silent
 
 
-@by_name(CALLED)
-def test_every_name_has_a_docstring(p):
-    assert doc_of(p), f"{p.name} has no docstring"
+def test_every_parameter_is_documented():
+    missing = {p.name: names for p in CALLED if (names := undocumented(p))}
+    assert not missing, missing
 
 
-@by_name(CALLED)
-def test_every_parameter_is_documented(p):
-    missing = undocumented(p)
-    assert not missing, f"{p.name} does not say what {missing} is"
-
-
-@by_name([p for p in CALLED if inspect.isfunction(p.value)])
-def test_what_is_returned_is_documented(p):
+def says_what_is_returned(p: Public) -> bool:
     annotation = inspect.signature(p.value).return_annotation
-    assert annotation is not inspect.Signature.empty, f"{p.name} has no return type"
     if p.owner and isinstance(inspect.getattr_static(p.owner, p.last), property):
-        return  # its docstring says what it is
-    if annotation is not None:
-        assert re.search(r"\bReturns\b", doc_of(p)), f"{p.name} returns {annotation}"
+        return annotation is not inspect.Signature.empty  # its docstring says it
+    if annotation is inspect.Signature.empty:
+        return False
+    return annotation is None or bool(re.search(r"\bReturns\b", doc_of(p)))
 
 
-@by_name(CALLED)
-def test_every_error_is_documented(p):
-    """A docstring names every error that its function raises."""
-    value, doc = p.value, doc_of(p)
+def test_what_is_returned_is_documented():
+    functions = [p for p in CALLED if inspect.isfunction(p.value)]
+    silent = [p.name for p in functions if not says_what_is_returned(p)]
+    assert not silent, silent
+
+
+def raised(p: Public) -> set[str]:
+    """The errors that a function raises, or a class when it is made."""
+    value = p.value
     if inspect.isclass(value):
         checks = "__post_init__" if dataclasses.is_dataclass(value) else "__init__"
         value = vars(value).get(checks)
         if not inspect.isfunction(value):
-            return
+            return set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
-    raised = {
+    found = {
         ast.unparse(node.exc.func)
         for node in ast.walk(tree)
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
@@ -257,28 +256,35 @@ def test_every_error_is_documented(p):
         for name in ast.walk(node.type)
         if isinstance(name, ast.Name)
     }
-    abstract = {"NotImplementedError"}
-    silent = raised - caught - abstract - set(SPAN.findall(doc))
-    assert not silent, f"{p.name} does not say that it raises {silent}"
+    return found - caught - {"NotImplementedError"}
 
 
-@by_name(CONSTANTS)
-def test_every_constant_is_described(p):
+def test_every_error_is_documented():
+    silent = {p.name: raised(p) - set(SPAN.findall(doc_of(p))) for p in CALLED}
+    silent = {name: errors for name, errors in silent.items() if errors}
+    assert not silent, silent
+
+
+def is_described(p: Public) -> bool:
+    """Where it is listed, or where it is defined."""
     module = importlib.import_module(p.name.rpartition(".")[0])
     sources = [module]
-    # Listed here, and defined below.
-    tree = ast.parse(inspect.getsource(module))
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom) and p.last in {a.name for a in node.names}:
             sources.append(importlib.import_module(node.module))
-    assert any(assigned(source).get(p.last) for source in sources)
+    return any(assigned(source).get(p.last) for source in sources)
+
+
+def test_every_constant_is_described():
+    silent = [p.name for p in CONSTANTS if not is_described(p)]
+    assert not silent, silent
 
 
 def test_formulas_do_not_look_like_html():
     """`<` before a letter opens a tag, which ends the formula."""
-    for p in CALLED:
-        for formula in re.findall(r"\$[^$]+\$", doc_of(p)):
-            assert not re.search("<[a-zA-Z/!]", formula), f"{p.name}: {formula}"
+    formulas = [f for p in CALLED for f in re.findall(r"\$[^$]+\$", doc_of(p))]
+    tags = [f for f in formulas if re.search("<[a-zA-Z/!]", f)]
+    assert not tags, tags
 
 
 def configuration() -> dict[str, Any]:

@@ -4,14 +4,13 @@ docs/equations.toml lists the equations of the papers, and our own.
 """
 
 import ast
+import functools
 import io
 import json
 import re
 import sys
 import tokenize
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
@@ -34,6 +33,7 @@ FILES = [
 ]
 
 
+@functools.cache
 def words(path: str) -> str:
     """The text of a file, without its code."""
     text = (ROOT / path).read_text("utf-8")
@@ -74,14 +74,15 @@ def own(path: str) -> set[str]:
     return set().union(*families.values())
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_references(path):
-    known = set(LIST["exceptions"].get(path, {})) | own(path)
-    paper = equations.paper(path)
-    known |= set(equations.papers().get(paper, {}).get("equations", {}))
-    text = words(path)
-    unknown = (named(text) | set(TAG.findall(text))) - known
-    assert unknown == set(), f"{path} counts by {paper}"
+def test_references():
+    unknown = {}
+    for path in FILES:
+        paper, text = equations.paper(path), words(path)
+        known = set(LIST["exceptions"].get(path, {})) | own(path)
+        known |= set(equations.papers().get(paper, {}).get("equations", {}))
+        if others := (named(text) | set(TAG.findall(text))) - known:
+            unknown[f"{path}, by {paper}"] = others
+    assert not unknown, unknown
 
 
 # What only this equation of Schlag et al. 2021 has, spaces aside, and a word
@@ -129,12 +130,12 @@ def test_the_list_says_the_same():
         assert word in listed.get(number, ""), number
 
 
-@pytest.mark.parametrize("name", LIST["fwlab"])
-def test_own_numbers_are_those_of_the_code(name):
-    files = sorted((ROOT / "fwlab" / "ops" / name).rglob("*.py"))
-    sources = [Source(path.relative_to(ROOT).as_posix()) for path in files]
-    tags = set().union(*(source.tags for source in sources))
-    assert {tag for tag in tags if not tag[0].isdigit()} == set(LIST["fwlab"][name])
+def test_own_numbers_are_those_of_the_code():
+    for name, family in LIST["fwlab"].items():
+        files = sorted((ROOT / "fwlab" / "ops" / name).rglob("*.py"))
+        sources = [Source(path.relative_to(ROOT).as_posix()) for path in files]
+        tags = set().union(*(source.tags for source in sources))
+        assert {tag for tag in tags if not tag[0].isdigit()} == set(family), name
 
 
 def test_every_equation_of_the_specification_is_computed():

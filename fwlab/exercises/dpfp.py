@@ -300,17 +300,17 @@ EXERCISES: dict[str, Exercise] = {
                 "side with torch.cat.",
             ),
             _key,
-            (
-                _without_relu,
-                _without_minus,
-                _relu_of_products,
-                _from_shift_zero,
-                _only_one_shift,
-                _rolled_the_other_way,
-                _entry_by_entry,
-                _rolled_over_keys,
-                _summed,
-            ),
+            {
+                _without_relu: _dpfp_is_positive,
+                _without_minus: _dpfp_of_the_plane,
+                _relu_of_products: _dpfp_of_the_plane,
+                _from_shift_zero: _dpfp_of_the_plane,
+                _only_one_shift: _dpfp_has_shape,
+                _rolled_the_other_way: _dpfp_is_in_order,
+                _entry_by_entry: _dpfp_is_in_order,
+                _rolled_over_keys: _dpfp_has_products,
+                _summed: _dpfp_has_shape,
+            },
         ),
         Exercise(
             "useful_nu",
@@ -328,7 +328,11 @@ EXERCISES: dict[str, Exercise] = {
                 "are above 0?",
             ),
             _width,
-            (_as_in_the_paper, _all_of_them, _one_too_many),
+            {
+                _as_in_the_paper: _useful_in_the_plane,
+                _all_of_them: _useful_in_the_plane,
+                _one_too_many: _useful_in_the_plane,
+            },
         ),
         Exercise(
             "dot_capacity",
@@ -348,7 +352,11 @@ EXERCISES: dict[str, Exercise] = {
                 "But only some shifts are useful: see useful_nu.",
             ),
             _sizes,
-            (_all_features, _half_the_features, _width_of_keys),
+            {
+                _all_features: _capacity_stops_growing,
+                _half_the_features: _capacity_counts_features,
+                _width_of_keys: _capacity_counts_features,
+            },
         ),
     )
 }

@@ -27,8 +27,8 @@ class Exercise:
     - `hints`: each reveals more than the one before.
     - `example`: draws arguments, by name and in order; for `show`, and to
       recognise misconceptions.
-    - `misconceptions`: functions that many write instead. The docstring of
-      each says what is wrong with it.
+    - `misconceptions`: functions that many write instead, each with the
+      property that it fails at. The docstring of each says what is wrong.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Exercise:
     properties: tuple[Property, ...]
     hints: tuple[str, ...]
     example: Callable[[Generator], dict[str, Any]] | None = None
-    misconceptions: tuple[Answer, ...] = ()
+    misconceptions: dict[Answer, Property] = field(default_factory=dict)
 
     @property
     def signature(self) -> str:

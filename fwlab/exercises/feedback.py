@@ -342,14 +342,14 @@ EXERCISES: dict[str, Exercise] = {
                 'weights = torch.softmax(w, dim=0), and in einsum: "l,l...d->...d".',
             ),
             _states,
-            (
-                _logits_as_weights,
-                _plain_mean,
-                _top_only,
-                _without_input,
-                _upside_down,
-                _overflows,
-            ),
+            {
+                _logits_as_weights: _merge_starts_as_mean,
+                _plain_mean: _merge_selects,
+                _top_only: _merge_starts_as_mean,
+                _without_input: _merge_starts_as_mean,
+                _upside_down: _merge_selects,
+                _overflows: _merge_is_stable,
+            },
         ),
         Exercise(
             "feedback_attention",
@@ -384,14 +384,14 @@ EXERCISES: dict[str, Exercise] = {
                 "and an empty sum is 0: no special case.",
             ),
             _example,
-            (
-                _no_scale,
-                _by_width,
-                _over_heads,
-                _no_positions,
-                _from_zero,
-                _forwards,
-            ),
+            {
+                _no_scale: _attention_compares,
+                _by_width: _attention_compares,
+                _over_heads: _attention_of_one,
+                _no_positions: _attention_knows_distances,
+                _from_zero: _attention_knows_distances,
+                _forwards: _attention_knows_distances,
+            },
         ),
     )
 }
