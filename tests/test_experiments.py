@@ -13,6 +13,7 @@ from itertools import pairwise
 import pytest
 import torch
 from matplotlib.figure import Figure
+from terminal import fwlab
 
 from fwlab import ops
 from fwlab.data import retrieval
@@ -226,26 +227,18 @@ def test_every_grid(experiment, quick):
     assert {point["seed"] for point in points} == {1, 2, 3}
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "fwlab", "reproduce", *arguments]
-
-
-def said(*arguments: str) -> str:
-    done = subprocess.run(command(*arguments), capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_command_lists_all_experiments():
-    text = said()
+    code, text, _ = fwlab("reproduce")
+    assert code == 0
     for experiment in EXPERIMENTS.values():
         for part in (experiment.name, experiment.source, experiment.cost):
             assert part in text
 
 
 def test_the_command_lists_points(tmp_path):
-    lines = said("capacity", "--quick", "--list-points", "--out", str(tmp_path))
-    assert len(lines.splitlines()) == len(capacity.points(True))
+    given = ["capacity", "--quick", "--list-points", "--out", str(tmp_path)]
+    code, lines, _ = fwlab("reproduce", *given)
+    assert code == 0 and len(lines.splitlines()) == len(capacity.points(True))
     assert not list(tmp_path.iterdir())
 
 
@@ -260,19 +253,15 @@ def test_the_command_lists_points(tmp_path):
     ],
 )
 def test_errors_of_the_command(arguments, what, tmp_path):
-    done = subprocess.run(
-        [*command(*arguments), "--out", str(tmp_path)],
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.returncode == 2
-    assert what in done.stderr and done.stderr.count("\n") == 1
+    code, _, error = fwlab("reproduce", *arguments, "--out", str(tmp_path))
+    assert code == 2 and what in error and error.count("\n") == 1
 
 
 @pytest.mark.slow
 def test_a_killed_run_continues_where_it_was(tmp_path):
     """Two processes, SIGKILL to the first: workers end, points are kept."""
-    run = command("favor-underflow", "--quick", "--jobs", "2", "--out", str(tmp_path))
+    run = [sys.executable, "-m", "fwlab", "reproduce", "favor-underflow", "--quick"]
+    run += ["--jobs", "2", "--out", str(tmp_path)]
     folder = tmp_path / ".points" / "favor-underflow" / "quick"
     first = subprocess.Popen(run, stderr=subprocess.DEVNULL, start_new_session=True)
     while len(list(folder.glob("*.json"))) < 3:

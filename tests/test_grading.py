@@ -1,11 +1,10 @@
 """Notebooks for students, and grades for what comes back."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from terminal import fwlab
 
 from fwlab.exercises import EXERCISES
 from fwlab.exercises.grading import asked, grade, report, student_notebook
@@ -22,7 +21,7 @@ def sum_normalize(x):
 ASKED = ("read_memory", "write", "sum_normalize", "delta_step")
 #: Cells that must not disturb the rest.
 MISUSE = {
-    "loop": "while True: pass",
+    "loop": "import time\nwhile True: time.sleep(1)",
     "syntax": "def broken(:",
     "network": "import urllib.request as u; u.urlopen('http://127.0.0.1:9', timeout=1)",
     "program": "import subprocess; subprocess.run(['true'])",
@@ -40,8 +39,7 @@ def notebook(folder: Path, *cells: str) -> Path:
 
 
 def test_notebooks_for_students(tmp_path):
-    command = [sys.executable, "-m", "fwlab", "exercises", "export", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
+    assert fwlab("exercises", "export", str(tmp_path))[0] == 0
     found = []
     for path in tmp_path.glob("*.ipynb"):
         found += asked(path)
@@ -100,13 +98,6 @@ def test_every_exercise_that_is_asked_for_is_found(tmp_path, cell, answer):
     assert asked(small(tmp_path, cell)) == ({"write": answer} if answer else {})
 
 
-def test_an_answer_of_another_name_after_a_magic_command(tmp_path):
-    start = "%matplotlib inline\nfrom fwlab.exercises import check"
-    graded = grade(small(tmp_path, start, MINE + "check(mine, 'write')"))
-    assert graded["exercises"] == [{"name": "write", "right": True, "why": ""}]
-    assert not graded["errors"]
-
-
 def test_a_notebook_that_leaves(tmp_path):
     graded = grade(small(tmp_path, "check(write)", "import os\nos._exit(0)"))
     assert "left Python" in graded["ended"]
@@ -114,7 +105,7 @@ def test_a_notebook_that_leaves(tmp_path):
 
 
 def test_a_notebook_that_cannot_be_stopped(tmp_path):
-    stubborn = "while True:\n    try:\n        while True: pass\n"
+    stubborn = "import time\nwhile True:\n    try: time.sleep(1)\n"
     stubborn += "    except BaseException: pass"
     graded = grade(notebook(tmp_path, RIGHT, stubborn), seconds=8)
     assert graded["ended"] == "the time limit, 8 seconds"
@@ -123,22 +114,20 @@ def test_a_notebook_that_cannot_be_stopped(tmp_path):
 
 
 def test_the_command(tmp_path):
-    path, out = notebook(tmp_path, RIGHT), tmp_path / "grades.json"
-    run = [sys.executable, "-m", "fwlab", "exercises"]
-    done = subprocess.run(
-        [*run, "grade", str(path), "--out", str(out)],
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert "1 of 4 right" in done.stdout
-    assert json.loads(out.read_text("utf-8"))[0]["exercises"][1]["right"]
-    listed = subprocess.run([*run, "list"], capture_output=True, encoding="utf-8")
-    assert all(name in listed.stdout for name in EXERCISES)
+    """With an answer of another name, after a magic command."""
+    start = "%matplotlib inline\nfrom fwlab.exercises import check"
+    path, out = small(tmp_path, start, MINE + "check(mine, 'write')"), tmp_path / "out"
+    code, said, _ = fwlab("exercises", "grade", str(path), "--out", str(out))
+    assert code == 0 and "1 of 1 right" in said
+    (graded,) = json.loads(out.read_text("utf-8"))
+    assert graded["exercises"] == [{"name": "write", "right": True, "why": ""}]
+    assert not graded["errors"]
+    listed = fwlab("exercises", "list")[1]
+    assert all(name in listed for name in EXERCISES)
     path.write_text("{}", encoding="utf-8")
     for arguments in (["grade"], ["export"], ["grade", str(path)]):
-        done = subprocess.run([*run, *arguments], capture_output=True, encoding="utf-8")
-        assert done.returncode == 2 and "expected" in done.stderr
-        assert done.stderr.count("\n") == 1
+        code, _, error = fwlab("exercises", *arguments)
+        assert code == 2 and "expected" in error and error.count("\n") == 1
 
 
 def test_tasks_are_those_of_the_notebooks():

@@ -28,7 +28,7 @@ from problems import (
 )
 from problems.row import Row
 
-TIMES = [1, 2, 31, 32, 33, 64, 65, 150]
+TIMES = [1, 2, 32, 33, 65, 130]
 every_row = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 streams = pytest.mark.parametrize(
     "row",
@@ -105,10 +105,8 @@ def test_chunked_is_naive(row, time, dtype, limit):
     ("dtype", "limit"),
     [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)],
 )
-@both
-def test_lower_precision(row, dtype, limit, implementation):
-    inputs, state = problem(row, 100, dtype=dtype)
-    found = outcome(row, inputs, state, implementation)
+def test_lower_precision(row, dtype, limit):
+    inputs, state = problem(row, 70, dtype=dtype)
     # The reference sees the same rounded inputs.
     exact = [x.detach().double().requires_grad_() for x in inputs]
     start = rebuild(
@@ -116,9 +114,11 @@ def test_lower_precision(row, dtype, limit, implementation):
         lambda x: x.detach().double().requires_grad_() if x.is_floating_point() else x,
     )
     wanted = outcome(row, exact, start, "naive")
-    assert found[0].dtype == dtype
-    for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < limit
+    for implementation in ("naive", "efficient"):
+        found = outcome(row, inputs, state, implementation)
+        assert found[0].dtype == dtype
+        for a, b in zip(found, wanted, strict=True):
+            assert error(a, b) < limit, implementation
 
 
 @every_row
@@ -153,26 +153,26 @@ def test_no_matter_how_chunks_are_cut(row, monkeypatch):
 
 @streams
 @both
-@pytest.mark.parametrize("cuts", [[0, 50], [1], [33, 34, 35], [64]])
-def test_streaming(row, implementation, cuts):
+def test_streaming(row, implementation):
     """A sequence split anywhere gives the same result, with gradients."""
     inputs, state = problem(row, 70)
     whole = outcome(row, inputs, state, implementation)
-    after, outputs = state, []
-    for start, stop in itertools.pairwise([0, *cuts, 70]):
-        y, after = row(
-            *row.cut(inputs, start, stop),
-            state=after,
-            return_state=True,
-            implementation=implementation,
+    for cuts in ([0, 1, 33, 34, 35], [64]):
+        after, outputs = state, []
+        for start, stop in itertools.pairwise([0, *cuts, 70]):
+            y, after = row(
+                *row.cut(inputs, start, stop),
+                state=after,
+                return_state=True,
+                implementation=implementation,
+            )
+            outputs.append(y)
+        y = torch.cat(outputs, dim=1)
+        gradients = torch.autograd.grad(
+            weighted(y, *parts(after)), [*inputs, *parts(state)]
         )
-        outputs.append(y)
-    y = torch.cat(outputs, dim=1)
-    gradients = torch.autograd.grad(
-        weighted(y, *parts(after)), [*inputs, *parts(state)]
-    )
-    for found, wanted in zip([y, *parts(after), *gradients], whole, strict=True):
-        assert error(found, wanted) < 1e-10
+        for found, wanted in zip([y, *parts(after), *gradients], whole, strict=True):
+            assert error(found, wanted) < 1e-10, cuts
 
 
 @every_row
@@ -244,9 +244,10 @@ def test_backward_twice_and_forwards_in_between(row):
 
 
 @every_row
-def test_only_what_is_asked_for(row):
+def test_only_what_is_asked_for(row, monkeypatch):
     """The state alone, the output alone, and one input alone."""
-    inputs, state = problem(row, 40)
+    row.small(monkeypatch)
+    inputs, state = problem(row, 12)
     for pick in (0, 1):
         results = []
         for implementation in ("naive", "efficient"):
@@ -259,7 +260,7 @@ def test_only_what_is_asked_for(row):
             results.append([zero if g is None else g for g in found])
         for a, b in zip(*results, strict=True):
             assert error(b.expand_as(a) if b.dim() == 0 else b, a.expand_as(b)) < 1e-10
-    inputs, _ = problem(row, 40, with_state=False)
+    inputs, _ = problem(row, 12, with_state=False)
     for place, x in enumerate(inputs):
         frozen = [y.detach() for y in inputs]
         frozen[place] = x
@@ -358,12 +359,12 @@ def test_what_is_kept_for_backward(row):
         pairs = sum(x.nbytes for x in inputs if x.shape == (time, time))
         return saved_bytes(lambda: row(*inputs, implementation=implementation)) - pairs
 
-    efficient = [kept(time, "efficient") for time in (512, 1024, 2048)]
+    efficient = [kept(time, "efficient") for time in (256, 512, 1024)]
     assert efficient[2] - efficient[1] <= 2.1 * (efficient[1] - efficient[0])
     assert efficient[2] < 2.1 * efficient[1]
     # Naive keeps at least four times as much for four times the steps:
     # counted there, it would fill a small machine.
-    assert 4 * kept(512, "naive") > row.ratio * efficient[2]
+    assert 4 * kept(256, "naive") > row.ratio * efficient[2]
 
 
 @every_row

@@ -1,12 +1,13 @@
 """Training by several processes, as torchrun starts them."""
 
+import functools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import terminal
 import torch
 
 from fwlab.training import load
@@ -19,24 +20,26 @@ OPTIONS = [
 ]
 
 
-def train(folder: Path, processes: int, *options: str, **environment: str) -> None:
+@pytest.fixture(scope="module")
+def train():
     """`fwlab train` in a folder, by one process or several."""
-    (folder / "text.txt").write_text("the quick brown fox jumps. " * 60)
-    start = [sys.executable, "-m"]
-    if processes > 1:
-        many = ["--standalone", "--nproc-per-node", str(processes)]
-        start += ["torch.distributed.run", *many, "-m"]
-    done = subprocess.run(
-        [*start, "fwlab", "train", *OPTIONS, *options],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    # One of them prints.
-    assert done.stdout.count("parameters") == 1
+    with terminal.copies() as run:
+
+        def train(folder: Path, number: int, *options: str, torchrun=False) -> Path:
+            (folder / "text.txt").write_text("the quick brown fox jumps. " * 60)
+            command = ["train", *OPTIONS, *options, "--out", "run"]
+            if torchrun:
+                many = ["--standalone", "--nproc-per-node", str(number), "-m", "fwlab"]
+                start = [sys.executable, "-m", "torch.distributed.run", *many]
+                printed = subprocess.check_output([*start, *command], cwd=folder)
+                printed = printed.decode()
+            else:
+                printed = run(folder, *command, number=number)
+            # One of them prints.
+            assert printed.count("parameters") == 1
+            return folder / "run"
+
+        yield train
 
 
 def losses(run: Path) -> list[float]:
@@ -62,46 +65,39 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(train, tmp_path_factory):
     """The runs of one process, by their options."""
-    made: dict[tuple[str, ...], Path] = {}
-
-    def run(*options: str) -> Path:
-        if options not in made:
-            folder = tmp_path_factory.mktemp("alone")
-            train(folder, 1, "--out", "run", *options)
-            made[options] = folder / "run"
-        return made[options]
-
-    return run
+    return functools.cache(
+        lambda *options: train(tmp_path_factory.mktemp("alone"), 1, *options)
+    )
 
 
 DELTA, CARRY = ("--mixer", "delta"), ("--mixer", "delta", "--carry")
 
 
 @pytest.mark.parametrize(
-    ("shard", "options"),
+    ("torchrun", "shard", "options"),
     [
-        (False, DELTA),
-        (True, (*CARRY, "--accumulate", "2")),
-        pytest.param(True, DELTA, marks=pytest.mark.slow),
-        pytest.param(False, (*CARRY, "--accumulate", "2"), marks=pytest.mark.slow),
-        pytest.param(True, ("--mixer", "feedback"), marks=pytest.mark.slow),
-        pytest.param(True, ("--mixer", "aft-conv"), marks=pytest.mark.slow),
+        (True, False, DELTA),
+        (False, True, (*CARRY, "--accumulate", "2")),
+        (False, False, (*CARRY, "--accumulate", "2")),
+        (False, True, ("--mixer", "feedback")),
+        pytest.param(False, True, DELTA, marks=pytest.mark.slow),
+        pytest.param(False, True, ("--mixer", "aft-conv"), marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_train_as_one(alone, tmp_path, shard, options):
+def test_two_processes_train_as_one(train, alone, tmp_path, torchrun, shard, options):
     if shard and not hasattr(torch.cpu.Stream, "record_event"):
         pytest.skip("this PyTorch cannot shard on CPUs")
-    train(tmp_path, 2, "--out", "run", *options, *(["--shard"] * shard))
-    assert_same(alone(*options), tmp_path / "run")
+    more = ["--shard"] * shard
+    together = train(tmp_path, 2, *options, *more, torchrun=torchrun)
+    assert_same(alone(*options), together)
 
 
-@pytest.mark.slow
-def test_two_processes_continue_what_one_began(alone, tmp_path):
+def test_two_processes_continue_what_one_began(train, alone, tmp_path):
     """Sharded: weights and the optimiser's state are divided again."""
     # Neither rate nor validation depends on the number of steps.
     options = (*CARRY, "--min-lr", "1e-2", "--eval-windows", "1000")
-    train(tmp_path, 1, "--out", "run", *options, "--steps", "2")
-    train(tmp_path, 2, "--out", "run", *options, "--shard", "--resume")
-    assert_same(alone(*options), tmp_path / "run")
+    train(tmp_path, 1, *options, "--steps", "2")
+    together = train(tmp_path, 2, *options, "--shard", "--resume")
+    assert_same(alone(*options), together)

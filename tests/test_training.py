@@ -1,24 +1,30 @@
 """Training, checkpoints, and the command line around them."""
 
 import dataclasses
+import io
 import itertools
 import json
 import math
 import os
 import random
 import re
+import runpy
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import terminal
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.multiprocessing import ProcessExitedException
 
+import fwlab as root
 from fwlab import cli
 from fwlab.data import CorpusError
 from fwlab.models import MIXERS
@@ -30,6 +36,7 @@ from fwlab.training import (
     Trainer,
     load,
     loop,
+    memory,
     save,
 )
 from fwlab.training.checkpoint import new_model
@@ -440,12 +447,20 @@ def test_divergence_names_the_layer_where_it_began():
         next(trainer.run())
 
 
-@pytest.fixture
-def trained(tmp_path):
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
     trainer = Trainer(SMALL, TEXT)
     list(trainer.run())
-    trainer.save(tmp_path / "model")
-    return trainer, tmp_path / "model"
+    path = tmp_path_factory.mktemp("once") / "model"
+    trainer.save(path)
+    return trainer, path
+
+
+@pytest.fixture
+def trained(once, tmp_path):
+    """A trainer at its end, and a copy of its checkpoint to damage."""
+    trainer, path = once
+    return trainer, shutil.copy(path, tmp_path / "model")
 
 
 def test_checkpoint_round_trip(trained):
@@ -631,6 +646,7 @@ def test_save_where_nothing_can_be_written(trained, tmp_path):
 
 # --- the command line ------------------------------------------------
 
+CZECH = "žluťoučký kůň úpěl. " * 200
 FAST = [
     *("--layers", "1", "--heads", "2", "--d-model", "16", "--block", "16"),
     *("--batch", "2", "--steps", "6", "--eval-every", "3", "--eval-windows", "2"),
@@ -639,21 +655,14 @@ FAST = [
 
 
 @pytest.fixture
-def fwlab(monkeypatch, capsys, tmp_path):
-    """Call the command as a user would: exit code, stdout, stderr."""
+def fwlab(monkeypatch, tmp_path):
+    """Call the command in a folder with a text: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fwlab", *arguments])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, *capsys.readouterr()
-
-    return call
+    # Samples are most of the work of such small runs.
+    sample = Trainer.sample
+    monkeypatch.setattr(Trainer, "sample", lambda self, length: sample(self, length=4))
+    return terminal.fwlab
 
 
 def test_train_and_generate(fwlab, tmp_path):
@@ -707,11 +716,10 @@ def test_every_mixer_trains_and_generates(fwlab, tmp_path, mixer):
 
 def test_peak_memory():
     """In a fresh process: this one may reuse memory that it has freed."""
-    code = """
-import torch
-from fwlab.training import PeakMemory
-before = PeakMemory()
-block = torch.ones(16 * 2**20)  # 64 MiB
+    code = f"""
+import runpy
+before = runpy.run_path({memory.__file__!r})["PeakMemory"]()
+block = b"x" * (64 * 2**20)
 during = before.mib()
 del block
 print(during, before.mib())
@@ -837,66 +845,87 @@ def test_info(fwlab):
     assert "while they wait" in out
 
 
-@pytest.mark.parametrize(
-    "packages, given, policy",
-    [
-        ("fwlab", {}, "PASSIVE"),
-        ("fwlab", {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
-        ("torch, fwlab", {}, "None"),
-    ],
-)
-def test_waiting_threads_sleep(packages, given, policy):
-    """Unless you decide yourself, or PyTorch is loaded already."""
-    code = f"import os, {packages}; print(os.getenv('OMP_WAIT_POLICY'))"
-    others = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
-    env = others | given | {"OMP_DISPLAY_ENV": "verbose"}
+def test_waiting_threads_sleep():
+    code = "import os, fwlab; print(os.getenv('OMP_WAIT_POLICY'))"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+    env["OMP_DISPLAY_ENV"] = "verbose"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-    assert done.stdout.split()[-1] == policy
+    assert done.stdout.split()[-1] == "PASSIVE"
     if "GOMP_SPINCOUNT" in done.stderr:  # what GNU's OpenMP has understood
-        assert ("GOMP_SPINCOUNT = '0'" in done.stderr) == (policy == "PASSIVE")
+        assert "GOMP_SPINCOUNT = '0'" in done.stderr
+
+
+@pytest.mark.parametrize("given", ["ACTIVE", None])
+def test_waiting_threads_are_as_you_decide(monkeypatch, given):
+    """Also by loading PyTorch first, which reads this once."""
+    if given:
+        monkeypatch.delitem(sys.modules, "torch")
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    else:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    runpy.run_path(root.__file__)
+    assert os.getenv("OMP_WAIT_POLICY") == given
 
 
 # --- what people do to a run -------------------------------------------
 
 
-@pytest.fixture
-def shell(tmp_path):
-    """Run a line in a shell, where `fwlab` is the command: exit code, output."""
-    (tmp_path / "text.txt").write_text("žluťoučký kůň úpěl. " * 200, "utf-8")
-    command = shlex.join([sys.executable, "-m", "fwlab"])
-    options = shlex.join(["--corpus", "text.txt", "--out", "run", *FAST])
-
-    def run(line, **environment):
-        line = line.replace("TRAIN", f"{command} train {options}")
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", line.replace("FWLAB", command)],
-            cwd=tmp_path,
-            env=os.environ | environment,
-            capture_output=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    return run
+def ascii_only(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
 
 
-@pytest.mark.parametrize(
-    ("line", "environment"),
-    [
-        ("TRAIN | head -1", {}),
-        ("TRAIN 2>&-", {}),
-        pytest.param("TRAIN >&-", {}, marks=pytest.mark.slow),
-        ("TRAIN", {"PYTHONIOENCODING": "ascii"}),
-        pytest.param("TRAIN", {"LC_ALL": "C"}, marks=pytest.mark.slow),
-    ],
-)
-def test_no_terminal_ends_a_training(shell, tmp_path, line, environment):
-    code, out = shell(line, **environment)
-    assert code == 0, out
-    assert b"Traceback" not in out and b"rror" not in out
-    assert json.loads((tmp_path / "run/result.json").read_text("utf-8"))
-    assert load(tmp_path / "run").step == 6
+def pipe_is_closed(monkeypatch):
+    """As after `head -1`, but before the first line."""
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(write, "w"))
+
+
+def no_stdout(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+
+
+def no_stderr(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+
+
+def ended_well(folder):
+    assert json.loads((folder / "result.json").read_text("utf-8"))
+    assert load(folder).step == 6
+
+
+@pytest.mark.parametrize("missing", [ascii_only, pipe_is_closed, no_stdout, no_stderr])
+def test_no_terminal_ends_a_training(monkeypatch, tmp_path, missing):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(CZECH, "utf-8")
+    train = ["train", "--corpus", "text.txt", *FAST, "--out", "run"]
+    monkeypatch.setattr(sys, "argv", ["fwlab", *train])
+    with monkeypatch.context() as patch:
+        missing(patch)
+        cli.main()
+    ended_well(tmp_path / "run")
+
+
+def test_no_shell_ends_a_training(tmp_path):
+    """All of that at once, and for real."""
+    (tmp_path / "text.txt").write_text(CZECH, "utf-8")
+    train = [sys.executable, "-m", "fwlab", "train", "--corpus", "text.txt", *FAST]
+    done = subprocess.run(
+        [
+            "bash",
+            "-o",
+            "pipefail",
+            "-c",
+            f"{shlex.join(train)} --out run 2>&- | head -1",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.count(b"\n") == 1 and b"parameters" in done.stdout
+    ended_well(tmp_path / "run")
 
 
 def test_a_closed_pipe_ends_other_commands_silently():
@@ -909,9 +938,9 @@ def test_a_closed_pipe_ends_other_commands_silently():
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_log_file_has_lines_only(shell):
-    code, out = shell("TRAIN")
-    assert code == 0 and b"\r" not in out and b"characters/s" in out
+def test_a_log_file_has_lines_only(fwlab):
+    code, out, err = fwlab("train", "--corpus", "text.txt", *FAST)
+    assert code == 0 and "\r" not in out + err and "characters/s" in out
 
 
 def test_the_files_of_a_run(fwlab, tmp_path, monkeypatch):
@@ -951,40 +980,72 @@ def test_the_files_of_a_run(fwlab, tmp_path, monkeypatch):
     assert rows(cut, "loss") == losses
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 4, 5, 6, 11))],
-)
-def test_sigkill_changes_nothing(tmp_path, lines):
-    """Killed once this many steps are in the metrics; the checkpoints have 3, 6, 9."""
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_in_step(number):
+    step = Trainer._train_step
+
+    def train_step(self):
+        if self.step == number:
+            kill()
+        return step(self)
+
+    Trainer._train_step = train_step
+
+
+def killed_after_save(number):
+    """Each validation saves the last checkpoint, and before it perhaps the best."""
+    counter, save = itertools.count(1), loop.checkpoints.save
+
+    def save_and_count(*given):
+        save(*given)
+        if next(counter) == number:
+            kill()
+
+    loop.checkpoints.save = save_and_count
+
+
+KILLED = [(killed_in_step, step) for step in (0, 1, 4, 6, 7, 11)]
+KILLED += [(killed_after_save, number) for number in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def copies():
+    with terminal.copies() as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(copies, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    (folder / "text.txt").write_text(TEXT)
+    copies(folder, *CARRIED)
+    return folder / "run"
+
+
+CARRIED = ["train", "--corpus", "text.txt", *FAST, "--steps", "12", "--out", "run"]
+CARRIED += ["--carry", "--dropout", "0.2", "--log-every", "1"]
+
+
+@pytest.mark.parametrize(("when", "number"), KILLED)
+def test_sigkill_changes_nothing(copies, uninterrupted, tmp_path, when, number):
+    """The checkpoints have 3, 6, 9 and 12 steps."""
     (tmp_path / "text.txt").write_text(TEXT)
-    options = [*FAST, "--carry", "--dropout", "0.2", "--log-every", "1"]
-    options[options.index("--steps") + 1] = "12"
-    command = [sys.executable, "-m", "fwlab", "train", "--corpus", "text.txt", *options]
-
-    def train(out, *more):
-        return subprocess.Popen(
-            [*command, "--out", out, *more], cwd=tmp_path, stdout=subprocess.DEVNULL
-        )
-
-    assert train("whole").wait() == 0
-    cut = train("cut")
-    metrics = tmp_path / "cut/metrics.jsonl"
-    while cut.poll() is None:
-        if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
-            cut.kill()
-        time.sleep(0.01)
-    more = ["--resume"] if (tmp_path / "cut/last").exists() else []
-    assert train("cut", *more).wait() == 0
-    one, other = (load(tmp_path / name / "last") for name in ("whole", "cut"))
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        copies(tmp_path, *CARRIED, before=partial(when, number))
+    copies(tmp_path, *CARRIED, "--resume")
+    whole, cut = uninterrupted, tmp_path / "run"
+    one, other = (load(folder / "last") for folder in (whole, cut))
     assert one.step == other.step == 12 and one.curve == other.curve
     for name, weight in one.model.state_dict().items():
         assert torch.equal(other.model.state_dict()[name], weight), name
     for name in ("loss", "validation_loss"):
-        assert rows(tmp_path / "cut", name) == rows(tmp_path / "whole", name)
+        assert rows(cut, name) == rows(whole, name)
     results = [
-        json.loads((tmp_path / name / "result.json").read_text("utf-8"))
-        for name in ("whole", "cut")
+        json.loads((folder / "result.json").read_text("utf-8"))
+        for folder in (whole, cut)
     ]
     assert results[0]["sample"] == results[1]["sample"]
 
@@ -1014,18 +1075,19 @@ def test_a_run_is_not_overwritten(fwlab, tmp_path):
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
-def test_a_lost_result_is_written(shell, tmp_path):
+def test_a_lost_result_is_written(fwlab, tmp_path):
     """As after a run that was killed between its last checkpoint and its end."""
-    assert shell("TRAIN")[0] == 0
+    train = ["train", "--corpus", "text.txt", *FAST, "--out", "run"]
+    assert fwlab(*train)[0] == 0
     result = tmp_path / "run/result.json"
     whole = json.loads(result.read_text("utf-8"))
     result.unlink()
-    assert shell("TRAIN --resume")[0] == 0
+    assert fwlab(*train, "--resume")[0] == 0
     again = json.loads(result.read_text("utf-8"))
     for name in ("config", "curve", "sample", "validation_loss", "corpus_sha256"):
         assert again[name] == whole[name]
     assert again["first_step"] == 6 and again["characters_per_second"] is None
-    assert b"nothing to do" in shell("TRAIN --resume")[1]
+    assert "nothing to do" in fwlab(*train, "--resume")[1]
 
 
 def test_killed_while_the_first_checkpoint_was_written(fwlab, tmp_path):
