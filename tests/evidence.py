@@ -23,6 +23,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ class Piece(NamedTuple):
     - `families`: whose operations it speaks of.
     - `also`: globs of files that it reads without importing them.
     - `interpreted`: with kernels in Triton's interpreter.
-    - `mutants`: a file whose mutants are tried, in place of tests.
+    - `mutants`: what mutants.py tries, in place of tests.
     """
 
     tests: str = ""
@@ -74,6 +75,17 @@ class Piece(NamedTuple):
         return f"{setting}python -m pytest -m evidence {self.tests}"
 
 
+#: What mutants depend on besides the file that they are of.
+MUTMUT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mutmut"]
+MUTANTS = (
+    *(
+        test.partition("::")[0]
+        for test in MUTMUT["pytest_add_cli_args_test_selection"]
+        if test.startswith("tests/")
+    ),
+    "tests/problems/*.py",
+    "tests/equivalent_mutants.toml",
+)
 KERNELS = ("rules", "aft", "feedback")
 #: The others: they all match one of these.
 ONLY = {
@@ -81,7 +93,7 @@ ONLY = {
     "aft": "-k aft",
     "feedback": "-k feedback",
 }
-PIECES = {
+PIECES: dict[str, Piece] = {
     **{
         f"interpreter-{name}": Piece(
             f"tests/interpreter/test_{name}.py", (name,), interpreted=True
@@ -120,6 +132,22 @@ PIECES = {
         ),
     ),
 }
+for _name in (
+    "linear", "delta", "kimi", "aft/simple", "aft/full", "aft/window", "programmer",
+    "softmax", "feedback_memory",
+):  # fmt: skip
+    _file = f"fwlab/ops/{_name}/naive.py"
+    PIECES["mutants-" + _name.replace("/", "-")] = Piece(
+        mutants=_file, also=(_file, *MUTANTS)
+    )
+PIECES |= {
+    "mutants-features": Piece(
+        mutants="fwlab/feature_maps.py", also=("fwlab/feature_maps.py", *MUTANTS)
+    ),
+    "mutants-efficient": Piece(
+        mutants="efficient", also=("fwlab/ops/**/efficient.py", *MUTANTS)
+    ),
+}
 
 
 def sources(piece: Piece, imported: list[str]) -> dict[str, str]:
@@ -134,9 +162,15 @@ def sources(piece: Piece, imported: list[str]) -> dict[str, str]:
         path.relative_to(ROOT).as_posix() for x in piece.also for path in ROOT.glob(x)
     }
     paths |= {path for path in imported if not path.startswith((*others, *AROUND))}
-    return {path: digest(path) for path in sorted(paths)} | {
-        "constraints.txt": digest("constraints.txt", PINNED)
-    }
+    found = {path: digest(path) for path in sorted(paths)}
+    found["constraints.txt"] = digest("constraints.txt", PINNED)
+    if piece.mutants:
+        found["pyproject.toml"] = hashed(json.dumps(MUTMUT))
+    return found
+
+
+def hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def digest(path: str, lines: tuple[str, ...] = ("",)) -> str:
@@ -146,7 +180,7 @@ def digest(path: str, lines: tuple[str, ...] = ("",)) -> str:
     kept = [
         x for x in (ROOT / path).read_text("utf-8").splitlines() if x.startswith(lines)
     ]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
+    return hashed("\n".join(kept))
 
 
 def changed(name: str) -> list[str]:
@@ -171,12 +205,10 @@ def renew(name: str) -> bool:
     print(f"{name}: {piece.command}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        environment = os.environ | {
-            FOUND: str(found),
-            "PYTHONPATH": str(ROOT / "tests"),
-            "PYTEST_PLUGINS": "evidence",
-            "FWLAB_GROUP": "",
-        }
+        environment = os.environ | {FOUND: str(found), "FWLAB_GROUP": ""}
+        if not piece.mutants:
+            plugin = {"PYTHONPATH": str(ROOT / "tests"), "PYTEST_PLUGINS": "evidence"}
+            environment |= plugin
         command = piece.command.replace("python", f"'{sys.executable}'", 1)
         before, spent = sources(piece, tracked()), seconds()
         done = subprocess.run(command, shell=True, cwd=ROOT, env=environment)
