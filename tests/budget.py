@@ -82,7 +82,7 @@ class Record:
                 "slowness": max(self.slowness, slowness()),
                 "counts": {
                     "tests": len(self.tests),
-                    "pages": getattr(sys.modules.get("built"), "OPENED", 0),
+                    "pages": len(getattr(sys.modules.get("built"), "OPENED", ())),
                     "processes": self.processes,
                 },
                 "tests": self.tests,

@@ -12,7 +12,7 @@ fails leaves the old record.
 
 Nobody lists the sources: they are the files of the repository that the run imports,
 without those of operations that it does not speak of. What is read in another
-way stands in `also`.
+way is named by `also`.
 """
 
 import argparse
@@ -46,7 +46,12 @@ FAMILIES = {
     ),
 }
 #: They say how tests are run and counted.
-AROUND = ("tests/conftest.py", "tests/budget.py", "tests/evidence.py")
+AROUND = (
+    "tests/conftest.py",
+    "tests/budget.py",
+    "tests/evidence.py",
+    "tests/processor/",
+)
 #: The versions that results depend on.
 PINNED = ("numpy==", "torch==", "triton==")
 

@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--jobs", default=str(os.cpu_count()))
     given = parser.parse_args()
     files = given.files or [*specifications(), "efficient"]
-    # What tests come by where is found out anew.
+    # Other tests may come by there than in an earlier run.
     shutil.rmtree(ROOT / "mutants", ignore_errors=True)
     run = ("run", "--max-children", given.jobs)
     if whole := [f"{module(file)}.x*" for file in files if file != "efficient"]:
