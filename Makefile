@@ -10,13 +10,12 @@ export NO_MKDOCS_2_WARNING = 1
 # when a kernel is defined, and the site is built once for all its tests. They
 # run side by side, the longest first, and on one thread each: threads of
 # several processes that share the cores wait for each other.
-KERNELS := $(shell ls -S tests/interpreter/test_*.py)
-GROUPS := test-site test-package $(KERNELS)
+GROUPS := test-site test-package test-notebooks test-kernels
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-test test-all mutants $(GROUPS): export OMP_NUM_THREADS = 1
+test test-all evidence mutants $(GROUPS): export OMP_NUM_THREADS = 1
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: site serve test test-all $(GROUPS) mutants notebooks address figures screenshots bench lint clean
+.PHONY: site serve test test-all $(GROUPS) evidence mutants notebooks address figures screenshots bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -33,20 +32,30 @@ test test-all: $(READY)
 	rm -rf .cache/tests
 	@failed=0; \
 	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS) || failed=1; \
-	$(BIN)/python tests/budget.py || failed=1; \
+	$(BIN)/python tests/budget.py $(SLOW) || failed=1; \
+	if [ "$(SLOW)" ]; then $(BIN)/python tests/evidence.py --all || failed=1; fi; \
 	exit $$failed
 
-test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "not speed" --hypothesis-profile=others
-
-test-package: $(READY)
-	FWLAB_GROUP=package $(PYTEST) --ignore tests/site
+test-all: SLOW := --all
+test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "not evidence and not speed" --hypothesis-profile=others
 
 test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
 	FWLAB_GROUP=site $(PYTEST) tests/site
 
-$(KERNELS): $(READY)
-	FWLAB_GROUP=kernels-$(basename $(notdir $@)) TRITON_INTERPRET=1 $(PYTEST) $@
+test-package: $(READY)
+	FWLAB_GROUP=package $(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py
+
+# With a file of tests, for what tests/conftest.py sets.
+test-notebooks: $(READY)
+	FWLAB_GROUP=notebooks $(PYTEST) notebooks tests/test_notebooks.py
+
+test-kernels: $(READY)
+	FWLAB_GROUP=kernels TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
+
+# make evidence [NAME="interpreter-aft ..."]: what its sources have left behind.
+evidence: $(READY)
+	$(BIN)/python tests/evidence.py $(NAME)
 
 # make mutants [FILES="fwlab/ops/softmax/naive.py ..."]
 mutants: $(READY)

@@ -1,19 +1,17 @@
-"""What tests cost: the slowest of them, and a budget for each group.
+"""What tests cost: processor time, which is reported, and counts, which are limited.
 
 `make test` runs groups of tests in processes of their own. Each leaves a
-record of its processor time in `.cache/tests`; then this file, as a program,
-prints the slowest tests of all, and what each group has spent of its budget:
+record in `.cache/tests`; then this file, as a program, prints the dearest
+tests of all, and what each group and all of them together have cost:
 
-    python tests/budget.py
+    python tests/budget.py [--all]
 
-Only a group without a record is a failure. The same tests took twice their
-usual time on another day: two threads share one core, and all share the
-caches. So no verdict depends on a time.
-
-A processor that is slower than the one on which the budgets were set gets
-more time: as much as it takes longer for a fixed piece of work. A group that
-outgrows its budget is to be made quicker; slow tests that are not needed for
-every change can be marked as such.
+The same tests take twice their time on another day: two threads share one
+core, and all share the caches. So no verdict depends on a time; it is
+printed as what a nominal processor would take. But a group that left no
+record is a failure, and so is one with more tests, pages or processes than
+it may have: these are the same everywhere. With --all, slow tests are among
+them, and the counts are not limited.
 """
 
 import contextlib
@@ -27,47 +25,66 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / ".cache" / "tests"
 
-#: Seconds of processor time per group, up to twice as much as they take:
-#: the same work takes longer beside other work, and on another day.
-BUDGETS = {"site": 750, "package": 650, "kernels": 700}
-NO_RECORD = "no record"
+#: Seconds of processor time for all groups together.
+TOTAL = 960
+#: The most that a group may have: tests, pages that a browser opens, and
+#: processes that the tests start. Raise a number with the change that needs it.
+LIMITS = {
+    "site": {"tests": 1700, "pages": 1500, "processes": 60},
+    "package": {"tests": 7000, "pages": 0, "processes": 600},
+    "notebooks": {"tests": 520, "pages": 0, "processes": 60},
+    "kernels": {"tests": 1, "pages": 0, "processes": 10},
+}
+STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
-#: Processor time of `work` where the budgets were set, in seconds.
+#: Processor time of `work` on the nominal processor, in seconds.
 NOMINAL = 0.022
 
 
 class Record:
     """A plugin of pytest that records what a group costs.
 
-    The environment variable FWLAB_GROUP names the group: its budget, and after a
-    dash any part of it that runs in a process of its own. Without it
-    nothing is written.
+    The environment variable FWLAB_GROUP names the group. Without it nothing is
+    written.
     """
 
     def __init__(self) -> None:
         self.group = os.environ.get("FWLAB_GROUP")
-        if self.group and sys.platform == "linux":
+        self.processes = 0
+        self.tests: dict[str, float] = {}
+        if not self.group:
+            return
+        if sys.platform == "linux":
             # Whom a child leaves behind when it ends is counted, too: most
             # of a browser's processes.
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self.tests: dict[str, float] = {}
-        self.slowness = slowness() if self.group else 1.0
+        self.slowness = slowness()
+        sys.addaudithook(self.count)
 
-    def pytest_runtest_logreport(self, report) -> None:
+    def count(self, event: str, arguments: tuple) -> None:
+        self.processes += event in STARTS
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.tests[nodeid] = -sum(os.times()[:4])
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
         # Set-up and tear-down belong to the test that waits for them.
-        before = self.tests.get(report.nodeid, 0.0)
-        self.tests[report.nodeid] = before + report.duration
+        self.tests[nodeid] += sum(os.times()[:4])
 
     def pytest_unconfigure(self) -> None:
         if self.group:
             wait_for_children()
-            spent = os.times()
-            # A machine may have become slower meanwhile.
-            self.slowness = max(self.slowness, slowness())
+            spent = sum(os.times()[:4])
             RECORDS.mkdir(parents=True, exist_ok=True)
             record = {
-                "processor_seconds": sum(spent[:4]),
-                "slowness": self.slowness,
+                "processor_seconds": spent,
+                # A machine may have become slower meanwhile.
+                "slowness": max(self.slowness, slowness()),
+                "counts": {
+                    "tests": len(self.tests),
+                    "pages": len(getattr(sys.modules.get("built"), "OPENED", ())),
+                    "processes": self.processes,
+                },
                 "tests": self.tests,
             }
             path = RECORDS / f"{self.group}.json"
@@ -96,39 +113,49 @@ def slowness() -> float:
     return max(1.0, min(work() for _ in range(5)) / NOMINAL)
 
 
-def slowest(records: dict[str, dict], most: int = 20) -> list[str]:
-    """A line for each of the tests that took longest on the clock."""
-    tests = [(s, name) for r in records.values() for name, s in r["tests"].items()]
+def dearest(records: dict[str, dict], most: int = 10) -> list[str]:
+    """A line for each of the tests that took most processor time."""
+    tests = [
+        (s / r["slowness"], name)
+        for r in records.values()
+        for name, s in r["tests"].items()
+    ]
     return [f"{s:7.1f} s  {name}" for s, name in sorted(tests, reverse=True)[:most]]
 
 
-def costs(records: dict[str, dict], budgets: dict[str, int]) -> dict[str, str]:
-    """What each group has spent of its budget.
+def costs(records: dict[str, dict]) -> list[str]:
+    """A line for each group, and one for all."""
+    lines, total = [], 0.0
+    for group, record in records.items():
+        counts = ", ".join(f"{n} {what}" for what, n in record["counts"].items())
+        spent = record["processor_seconds"] / record["slowness"]
+        lines.append(f"{spent:7.0f} s  {group}: {counts}")
+        total += spent
+    return [*lines, f"{total:7.0f} s  of {TOTAL} s"]
 
-    Returns a line per group, under its name.
-    """
-    lines = {}
-    for group, budget in budgets.items():
-        mine = [r for name, r in records.items() if name.split("-")[0] == group]
-        # What the nominal processor would have taken.
-        spent = sum(r["processor_seconds"] / r["slowness"] for r in mine)
-        line = f"{group}: {spent:.0f} of {budget} s of processor time"
-        if not mine:
-            line = f"{group}: {NO_RECORD}"
-        elif spent > budget:
-            line += ": make it quicker"
-        lines[group] = line
+
+def beyond(records: dict[str, dict], limited: bool = True) -> list[str]:
+    """A sentence for each group without a record, and for each count too many."""
+    lines = [f"{group} left no record" for group in LIMITS if group not in records]
+    for group, limits in LIMITS.items() if limited else ():
+        for what, n in records.get(group, {}).get("counts", {}).items():
+            if n > limits[what]:
+                lines.append(
+                    f"{group} has {n} {what}, and may have {limits[what]}: "
+                    "do with fewer, or raise the limit in tests/budget.py"
+                )
     return lines
 
 
 def main() -> int:
-    """Print the slowest tests and the budgets; 1 if a group left no record."""
-    paths = sorted(RECORDS.glob("*.json"))
-    records = {path.stem: json.loads(path.read_text("utf-8")) for path in paths}
-    print("The slowest tests:", *slowest(records), sep="\n")
-    lines = costs(records, BUDGETS).values()
-    print("The budgets:", *lines, sep="\n")
-    return int(any(line.endswith(NO_RECORD) for line in lines))
+    """Print what everything cost; 1 if a group left no record or has too many."""
+    paths = [RECORDS / f"{group}.json" for group in LIMITS]
+    records = {p.stem: json.loads(p.read_text("utf-8")) for p in paths if p.exists()}
+    print("The dearest tests:", *dearest(records), sep="\n")
+    print("Processor time, as on a nominal processor:", *costs(records), sep="\n")
+    wrong = beyond(records, limited="--all" not in sys.argv)
+    print(*wrong, sep="\n", end="\n" * bool(wrong))
+    return bool(wrong)
 
 
 if __name__ == "__main__":

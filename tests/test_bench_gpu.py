@@ -826,7 +826,7 @@ def test_the_worker_of_a_dry_run():
     assert only["ok"], only
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_dry_run(tmp_path):
     """The command from its beginning to its end."""
     emulated()

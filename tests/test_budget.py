@@ -1,4 +1,4 @@
-"""The cost of tests is measured and printed; no verdict depends on it."""
+"""The cost of tests is measured and printed; only counts make a verdict."""
 
 import json
 import os
@@ -12,49 +12,54 @@ import pytest
 TESTS = Path(__file__).parent
 
 
-def record(seconds: float, slowness: float = 1.0, **tests: float) -> dict:
-    return {"processor_seconds": seconds, "slowness": slowness, "tests": tests}
+def record(seconds: float = 1.0, tests: int = 1, **costs: float) -> dict:
+    counts = {"tests": tests, "pages": 0, "processes": 0}
+    return {
+        "processor_seconds": seconds,
+        "slowness": 2.0,
+        "counts": counts,
+        "tests": costs,
+    }
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "arguments", "wrong"),
     [
-        ({"site": record(9.0)}, "site: 9 of 10 s of processor time"),
-        ({"site": record(11.0)}, "make it quicker"),
-        # A slower processor has more time.
-        ({"site": record(11.0, slowness=1.375)}, "site: 8 of 10 s"),
-        # Parts of a group share its budget.
-        ({"site-a": record(6.0), "site-b": record(6.0)}, "make it quicker"),
-        ({"other": record(1.0)}, "site: no record"),
+        ({"site": record(10 * budget.TOTAL)}, [], ""),
+        ({"site": record(tests=2)}, [], "site has 2 tests, and may have 1"),
+        ({"site": record(tests=2)}, ["--all"], ""),
+        ({"other": record()}, [], "site left no record"),
+        ({"other": record()}, ["--all"], "site left no record"),
     ],
 )
-def test_costs_are_printed(records, said, monkeypatch, tmp_path, capsys):
+def test_counts_make_the_verdict(
+    records, arguments, wrong, monkeypatch, tmp_path, capsys
+):
+    limits = {"tests": 1, "pages": 0, "processes": 0}
     monkeypatch.setattr(budget, "RECORDS", tmp_path)
-    monkeypatch.setattr(budget, "BUDGETS", {"site": 10})
+    monkeypatch.setattr(budget, "LIMITS", {"site": limits})
+    monkeypatch.setattr(sys, "argv", ["budget.py", *arguments])
     for name, content in records.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content), "utf-8")
-    # Too much time is no failure; a group that did not run is one.
-    assert budget.main() == (said == "site: no record")
+    assert budget.main() == bool(wrong)
     printed = capsys.readouterr().out
-    assert said in printed
-    assert ("make it quicker" in printed) == (said == "make it quicker")
+    assert wrong in printed and f"{budget.TOTAL} s" in printed
 
 
-def test_the_slowest_come_first():
-    records = {"a": record(1.0, x=1.0, y=3.0), "b": record(1.0, z=2.0)}
-    lines = budget.slowest(records, most=2)
-    assert [line.split()[-1] for line in lines] == ["y", "z"]
+def test_the_dearest_come_first():
+    records = {"a": record(x=1.0, y=3.0), "b": record(z=2.0)}
+    lines = budget.dearest(records, most=2)
+    assert [line.split()[::2] for line in lines] == [["1.5", "y"], ["1.0", "z"]]
 
 
-def test_every_group_has_a_budget():
+def test_every_group_has_limits():
     makefile = (TESTS.parent / "Makefile").read_text("utf-8")
     groups = {word.split("=")[1] for word in makefile.split() if "FWLAB_GROUP=" in word}
-    assert {name.split("-")[0] for name in groups} == set(budget.BUDGETS)
+    assert groups == set(budget.LIMITS)
 
 
-@pytest.fixture
-def spent(tmp_path):
-    """The record of a run of pytest in which a child process is busy."""
+def test_processes_that_tests_start_count(tmp_path):
+    """In a run of pytest in which a child and its orphan are busy."""
     (tmp_path / "conftest.py").write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(TESTS)!r})\n"
@@ -77,17 +82,12 @@ def spent(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     subprocess.run(
         [*command, "-c", os.devnull, "--rootdir", tmp_path, tmp_path],
-        env=os.environ | {"FWLAB_GROUP": "site-one", "PYTEST_ADDOPTS": ""},
+        env=os.environ | {"FWLAB_GROUP": "site", "PYTEST_ADDOPTS": ""},
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    (path,) = (tmp_path / "records").iterdir()
-    assert path.name == "site-one.json"
-    return json.loads(path.read_text("utf-8"))
-
-
-def test_processes_that_tests_start_count(spent):
-    assert spent["processor_seconds"] > 2
-    assert spent["slowness"] >= 1
+    spent = json.loads((tmp_path / "records" / "site.json").read_text("utf-8"))
+    assert spent["counts"] == {"tests": 1, "pages": 0, "processes": 2}
+    assert spent["processor_seconds"] > 2 and spent["slowness"] >= 1
     ((name, seconds),) = spent["tests"].items()
-    assert name.endswith("test_it.py::test_child") and seconds > 0
+    assert name.endswith("test_it.py::test_child") and seconds > 1

@@ -314,7 +314,7 @@ def held(experiment, points) -> None:
     [
         "aft-stability",
         *(
-            pytest.param(name, marks=pytest.mark.slow)
+            pytest.param(name, marks=pytest.mark.evidence)
             for name in (
                 "capacity",
                 "overwrite",

@@ -18,20 +18,14 @@ from cycles.launches import Others
 
 TABLE = json.loads(aot.TABLE.read_text("utf-8"))
 
-#: Compiling takes long: one target for every change, the others nightly.
-FIRST = aot.HOPPER
 TARGETS = [
-    pytest.param(
-        name,
-        capability,
-        id=f"{name}, sm_{capability[0]}{capability[1]}",
-        marks=[] if capability == FIRST else pytest.mark.slow,
-    )
+    pytest.param(name, capability, id=f"{name}, sm_{capability[0]}{capability[1]}")
     for name, (_, capabilities) in aot.CASES.items()
     for capability in capabilities
 ]
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(("name", "capability"), TARGETS)
 def test_what_kernels_take(name, capability):
     """Shared memory and spills of all that is shipped, as in the table.
@@ -171,6 +165,7 @@ def test_launches_are_few(name):
         "feedback 64",
     ],
 )
+@pytest.mark.evidence
 def test_offsets_beyond_32_bits(name):
     """No kernel multiplies two numbers of a call in 32 bits.
 

@@ -138,7 +138,8 @@ def test_unrolled_loops_have_no_rounds():
     assert rounds.rounds("backward_inputs", values, [END]) == []
 
 
-@pytest.mark.parametrize("case", ["delta 64", "gated delta 128"])
+@pytest.mark.evidence
+@pytest.mark.parametrize("case", table.MODELLED)
 def test_the_table_is_that_of_the_kernels(case):
     if TABLE["versions"] != aot.VERSIONS:
         pytest.skip("another compiler makes other code")

@@ -15,20 +15,9 @@ from fwlab.ops import gpu
 
 CASES = {case.key: case for case in emulate.cases()}
 TABLE = json.loads(emulate.TABLE.read_text("utf-8"))
-#: The first tiny problem of each operation. For the gated rules those without
-#: tensor cores or a normaliser, which are compiled sooner.
-QUICK = {
-    op: found[2 if op == "gated_rule" else 0] for op, found in dry.PROBLEMS.items()
-}
 
 
-@pytest.mark.parametrize("op", QUICK)
-def test_operations(op):
-    row = emulate.check(emulate.Case(QUICK[op], "bfloat16", emulate.HOPPER))
-    assert row.get("ok"), row
-
-
-@pytest.mark.slow
+@pytest.mark.evidence
 @pytest.mark.parametrize("key", CASES)
 def test_problems(key):
     row = emulate.check(CASES[key])
@@ -45,6 +34,7 @@ def test_table_has_every_case():
     }
 
 
+@pytest.mark.evidence
 def test_barriers_in_the_table_are_those_of_the_kernels():
     """Else the table is of other kernels: run python tests/emulate.py."""
     if triton.__version__ != TABLE["triton"]:
@@ -58,6 +48,7 @@ def test_barriers_in_the_table_are_those_of_the_kernels():
         assert kinds == {kind: found[0] for kind, found in counts.items()}
 
 
+@pytest.mark.evidence
 def test_a_barrier_is_missed():
     """The first of one kernel, which is otherwise right."""
     case = emulate.Case(dry.PROBLEMS["sum_rule"][2], "bfloat16", emulate.HOPPER)
@@ -70,7 +61,7 @@ def test_a_barrier_is_missed():
     assert not emulate.noticed(one, len(one.program.instructions) - 1)
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 @pytest.mark.parametrize("capability", [emulate.HOPPER, emulate.AMPERE])
 @pytest.mark.parametrize("name", ["delta 64", "sum 64, normalized"])
 def test_all_barriers_are_missed(name, capability):

@@ -19,6 +19,7 @@ from problems import (
 )
 from problems.row import Row
 
+pytestmark = pytest.mark.evidence
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 ROWS = aft.ROWS
 each_row = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
@@ -58,7 +59,6 @@ def test_agrees(row):
     agrees(row, inputs, state, 1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("with_state", [True, False])
 @pytest.mark.parametrize("dtype", LIMITS)
 @each_row

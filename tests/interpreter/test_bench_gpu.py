@@ -12,6 +12,7 @@ from fwlab import ops
 from fwlab.bench.gpu import cases, correctness, measure, problems, tuning, worker
 from fwlab.bench.gpu import dry as tiny
 
+pytestmark = pytest.mark.evidence
 ALL = [problem for found in tiny.PROBLEMS.values() for problem in found]
 
 
@@ -31,9 +32,7 @@ def tiny_ones(monkeypatch):
 
 
 @pytest.mark.parametrize("problem", ALL, ids=[problem.key for problem in ALL])
-@pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_correctness(problem, dtype):
     kernel(problem.op)
     row = correctness.check(problem, dtype, "cpu", seed=1)
@@ -63,17 +62,7 @@ def test_a_task():
     json.dumps(row, allow_nan=False)
 
 
-#: Their kernels are those of other cases.
-AGAIN = ("gated_delta_rule", "sum_rule", "aft_local", "aft_full")
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        pytest.param(key, marks=[pytest.mark.slow] * (case.name in AGAIN))
-        for key, case in tiny.CASES.items()
-    ],
-)
+@pytest.mark.parametrize("key", tiny.CASES)
 def test_times(key, monkeypatch):
     """In float32, since the interpreter has no bfloat16."""
     case = tiny.CASES[key]

@@ -25,6 +25,7 @@ from problems import (
 )
 from problems.row import Row
 
+pytestmark = pytest.mark.evidence
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
@@ -86,7 +87,7 @@ def agrees(row: Row, time: int, dtype: torch.dtype, with_state: bool = True) -> 
 CORES = {"one kernel": 1, "split": 1000}
 
 
-@pytest.fixture(params=["one kernel", pytest.param("split", marks=pytest.mark.slow)])
+@pytest.fixture(params=CORES)
 def split(request, monkeypatch):
     monkeypatch.setattr(gpu, "multiprocessors", lambda device: CORES[request.param])
 
@@ -104,24 +105,9 @@ def test_chunks(row, chunked, monkeypatch):
 
 
 # Half precision has longer chunks.
-@pytest.mark.parametrize(
-    ("time", "dtype", "cores"),
-    [
-        (1, torch.float32, "split"),
-        (65, torch.float16, "split"),
-        *(
-            pytest.param(time, dtype, cores, marks=pytest.mark.slow)
-            for time, dtype, cores in (
-                (1, torch.float32, "one kernel"),
-                (1, torch.float16, "one kernel"),
-                (1, torch.float16, "split"),
-                (70, torch.float16, "one kernel"),
-                (70, torch.float32, "one kernel"),
-                (70, torch.float32, "split"),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("cores", CORES)
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("time", [1, 70])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_chunks_of_any_kind(row, time, dtype, cores, chunked, monkeypatch):
     monkeypatch.setattr(gpu, "multiprocessors", lambda device: CORES[cores])
@@ -129,22 +115,8 @@ def test_chunks_of_any_kind(row, time, dtype, cores, chunked, monkeypatch):
 
 
 # A step; a segment; and some more.
-@pytest.mark.parametrize(
-    ("time", "dtype"),
-    [
-        (1, torch.float16),
-        (16, torch.float32),
-        (17, torch.float16),
-        *(
-            pytest.param(time, dtype, marks=pytest.mark.slow)
-            for time, dtype in (
-                (1, torch.float32),
-                (16, torch.float16),
-                (35, torch.float16),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("time", [1, 16, 17, 35])
 @pytest.mark.parametrize("row", [ROWS[name] for name in DELTA], ids=DELTA)
 def test_steps(row, time, dtype):
     agrees(row, time, dtype)
@@ -168,9 +140,7 @@ def test_without_a_state(row, chunked):
     agrees(row, 20, torch.float32, with_state=False)
 
 
-@pytest.mark.parametrize(
-    "C", [*(pytest.param(C, marks=pytest.mark.slow) for C in (16, 32)), 64]
-)
+@pytest.mark.parametrize("C", [16, 32, 64])
 def test_lengths_of_chunks(C, chunked, monkeypatch):
     made = linear.form
     monkeypatch.setattr(linear, "form", lambda *a: made(*a)._replace(C=C))
@@ -198,7 +168,7 @@ def test_widths(op, gates, key, value, split, chunked):
     agrees(wide(op, gates, key, value), 17, widest(key, value))
 
 
-@pytest.mark.parametrize("key", [100, pytest.param(384, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("key", [100, 384])
 def test_widths_of_steps(key):
     agrees(wide(ops.gated_delta_rule, 2, key, 40), 20, widest(key))
 
@@ -251,15 +221,8 @@ def test_packed(name):
         assert error(a, b) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("time", "pick"),
-    [
-        (20, 0),
-        (70, 1),
-        pytest.param(20, 1, marks=pytest.mark.slow),
-        pytest.param(70, 0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("pick", [0, 1])
+@pytest.mark.parametrize("time", [20, 70])
 def test_only_what_is_asked_for(time, pick):
     """Gradients of the output alone, and of the state alone; strides."""
     row = ROWS["gated-delta"]
@@ -279,7 +242,7 @@ def test_only_what_is_asked_for(time, pick):
         assert error(a, b) < 1e-5
 
 
-@pytest.mark.parametrize("time", [20, pytest.param(70, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("time", [20, 70])
 def test_two_forwards_before_one_backward(time):
     row = ROWS["gated-delta"]
     inputs, state = problem(row, time, dtype=torch.float32)
@@ -360,18 +323,9 @@ def test_equal_keys_do_not_blur():
     assert error(y, v) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("dtype", "short"),
-    [
-        (torch.float32, 0),
-        (torch.float16, 64),
-        pytest.param(torch.float16, 0, marks=pytest.mark.slow),
-        pytest.param(torch.float32, 64, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    ("nu", "d"), [(1, 6), (2, 16), pytest.param(3, 20, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("short", [0, 64])
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize(("nu", "d"), [(1, 6), (2, 16), (3, 20)])
 def test_dpfp_on_the_way_in(nu, d, dtype, short, monkeypatch):
     monkeypatch.setattr(delta, "SHORT", short)
     generator = torch.Generator().manual_seed(0)
