@@ -1,10 +1,13 @@
 """Pictures are compared by what they show, not by their bytes."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from matplotlib import pyplot as plt
-from pictures import difference
+from nbformat import NotebookNode, from_dict
+from nbval import plugin
+from pictures import SVG, compare_outputs, difference
 
 from fwlab import plots
 
@@ -64,3 +67,35 @@ def test_of_labels_only_labels_are_compared():
     assert difference(same, STORED, labels_only=True) is None
     for change in ({"label": "step"}, {"name": "error"}, {"title": "a walk"}):
         assert "text" in difference(picture(**change), STORED, labels_only=True)
+
+
+class Cell:
+    """What nbval's comparison needs of a cell."""
+
+    parent = SimpleNamespace(skip_compare=("metadata",))
+    colors = plugin.nocolors
+    cell = NotebookNode(metadata={})
+    format_output_compare = plugin.IPyNbCell.format_output_compare
+    ihook = SimpleNamespace(pytest_assertrepr_compare=lambda **_: [])
+    config = None
+
+    def sanitize(self, text):
+        return text
+
+
+def test_a_cell_is_compared_by_texts_and_pictures():
+    def outputs(text, *pictures):
+        shown = [
+            {"output_type": "display_data", "data": {"text/plain": "", SVG: picture}}
+            for picture in pictures
+        ]
+        printed = {"output_type": "stream", "name": "stdout", "text": text}
+        return [from_dict(output) for output in (printed, *shown)]
+
+    stored = outputs("1", STORED)
+    same, other = picture(salt="b"), picture("step")
+    assert compare_outputs(Cell(), outputs("1", same), stored)
+    for found in (("2", same), ("1", other), ("1", same, same), ("1",)):
+        cell = Cell()
+        assert not compare_outputs(cell, outputs(*found), stored), found
+        assert cell.comparison_traceback
