@@ -41,12 +41,3 @@ def seed():
 def pytest_configure(config):
     # Not only for the folder of this file: notebooks are tested, too.
     config.pluginmanager.register(budget.Record(), "budget")
-
-
-def pytest_collection_modifyitems(items):
-    # A random order is one of tests, not of the cells of a notebook.
-    cells = [item for item in items if hasattr(item, "cell_num")]
-    others = [item for item in items if not hasattr(item, "cell_num")]
-    if cells:  # Where there is no list of fonts yet, the first cell would say so.
-        import matplotlib.font_manager  # noqa: F401
-    items[:] = others + sorted(cells, key=lambda cell: (cell.path, cell.cell_num))

@@ -1,8 +1,10 @@
 """Execute the notebooks in place, so that git contains what readers see.
 
-The same code gives the same bytes: cell ids stay; timings and other traces
-of a run are removed. The badge and the set-up cell are written again, with
-the current address (address.py).
+On the same machine the same code gives the same bytes, except in cells tagged
+`nbval-ignore-output`: cell ids stay; timings and other traces of a run are
+removed. On another processor the coordinates in a picture may differ in their
+last digits; tests/pictures.py says what may not. The badge and the set-up cell
+are written again, with the current address (address.py).
 
     python docs/tools/run_notebooks.py [NOTEBOOK ...]
 """

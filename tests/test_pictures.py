@@ -1,0 +1,104 @@
+"""Pictures are compared by what they show, not by their bytes."""
+
+import functools
+import io
+from types import SimpleNamespace
+
+import pytest
+from matplotlib import pyplot as plt
+from nbformat import NotebookNode, from_dict
+from nbval import plugin
+from pictures import SVG, compare_outputs, difference
+
+from fwlab import plots
+
+
+@functools.cache
+def picture(label="steps", name="loss", values=(1, 3, 2), shade=0.5, salt="a", **look):
+    plots.style()
+    with plt.rc_context({"svg.hashsalt": salt}), io.StringIO() as file:
+        figure, axes = plots.new(2)
+        axes[0].plot(values, "o-", label=name, color=look.get("color", plots.FAST))
+        axes[0].bar(1, 1, color="none", hatch="//", edgecolor=look.get("edge", "red"))
+        axes[0].set(xlabel=label, title=look.get("title", "a run"), ylim=(0, 4))
+        axes[0].legend(loc="upper left")
+        axes[1].imshow([[0, shade], [-1, 1]], cmap=plots.SIGNED, vmin=-1, vmax=1)
+        axes[1].set_xticks(look.get("ticks", (0, 1)))
+        figure.savefig(file, format="svg")
+        plt.close(figure)
+        return file.getvalue()
+
+
+STORED = picture()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"salt": "b"},  # The names of markers, clips and hatches are hashes.
+        {"values": (1, 3.00001, 2)},
+        {"shade": 0.503},  # the next colour of the map
+    ],
+)
+def test_what_nobody_sees_makes_no_difference(change):
+    drawn = picture(**change)
+    assert drawn != STORED
+    assert difference(drawn, STORED) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"label": "step"}, "axes 1, x axis: text 'step "),
+        ({"title": "a walk"}, "axes 1: text 'a walk "),
+        ({"name": "error"}, "axes 1, legend: text 'error "),
+        ({"ticks": (0,)}, "axes 2, x axis, ticks: 2 line2d instead of 4"),
+        ({"values": (1, 3)}, "axes 1: 3 line2d instead of 4"),
+        ({"values": (1, 3.02, 2)}, " points off"),
+        ({"color": plots.WRONG}, plots.WRONG),
+        ({"edge": "blue"}, "#0000ff"),
+        ({"shade": 0.55}, "axes 2: pixels"),
+    ],
+)
+def test_what_can_be_seen_is_said(change, said):
+    assert said in difference(picture(**change), STORED)
+
+
+def test_of_labels_only_labels_are_compared():
+    same = picture(values=(3, 1), shade=1, ticks=(0,))
+    assert difference(same, STORED, labels_only=True) is None
+    for change in ({"label": "step"}, {"name": "error"}, {"title": "a walk"}):
+        assert "text" in difference(picture(**change), STORED, labels_only=True)
+
+
+class Cell:
+    """What nbval's comparison needs of a cell."""
+
+    parent = SimpleNamespace(skip_compare=("metadata",))
+    colors = plugin.nocolors
+    cell = NotebookNode(metadata={})
+    format_output_compare = plugin.IPyNbCell.format_output_compare
+    ihook = SimpleNamespace(pytest_assertrepr_compare=lambda **_: [])
+    config = None
+
+    def sanitize(self, text):
+        return text
+
+
+def test_a_cell_is_compared_by_texts_and_pictures():
+    def outputs(text, *pictures):
+        data = [
+            {"text/plain": ""} | ({SVG: picture} if picture else {})
+            for picture in pictures
+        ]
+        shown = [{"output_type": "display_data", "data": each} for each in data]
+        printed = {"output_type": "stream", "name": "stdout", "text": text}
+        return [from_dict(output) for output in (printed, *shown)]
+
+    stored = outputs("1", STORED)
+    same, other = picture(salt="b"), picture("step")
+    assert compare_outputs(Cell(), outputs("1", same), stored)
+    for found in (("2", same), ("1", other), ("1", None), ("1",)):
+        cell = Cell()
+        assert not compare_outputs(cell, outputs(*found), stored), found
+        assert cell.comparison_traceback
