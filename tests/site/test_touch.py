@@ -15,7 +15,6 @@ HANDLES = {
     },
     "dpfp": {"Key k, the circle": "keys[0]", "Key k′, the square": "keys[1]"},
 }
-ALL = [(figure, name) for figure, names in HANDLES.items() for name in names]
 MOVES = 6
 PHONE = {"width": 390, "has_touch": True, "is_mobile": True}
 
@@ -67,29 +66,25 @@ def in_the_middle(tab, element) -> None:
     assert tab.evaluate("scrollY > 50")
 
 
-@pytest.mark.parametrize(("figure", "name"), ALL)
-def test_handle_follows_a_finger(look, figure, name):
-    """Down and up, where the page would scroll, and across."""
-    tab = phone(look, figure)
-    handle = tab.get_by_role("slider", name=name, exact=True)
-    in_the_middle(tab, handle)
-    top = tab.evaluate("scrollY")
-    before = state(tab, figure, HANDLES[figure][name])
-    x, y = middle(handle.bounding_box())
-    end = x - 30, y - 20
-    # A finger rarely meets the middle. Next to A is B.
-    side = 1 if name == "Key A" else -1
-    slide(tab, (x + 12 * side, y + 15 * side), (x, y + 70), (x + 5, y - 60), end)
-    assert tab.evaluate("[cancelled, scrollY]") == [0, top]
-    assert state(tab, figure, HANDLES[figure][name]) != before
-    if "degrees" not in HANDLES[figure][name]:  # those stay on their circle
-        # It is where the finger has left it, within a tenth of the plane.
-        assert middle(handle.bounding_box()) == pytest.approx(end, abs=4)
-
-
 @pytest.mark.parametrize("figure", HANDLES)
-def test_beside_a_handle_the_page_scrolls(look, figure):
+def test_handles_follow_a_finger(look, figure):
+    """Down and up, where the page would scroll, and across; beside them it scrolls."""
     tab = phone(look, figure)
+    for name, place in HANDLES[figure].items():
+        handle = tab.get_by_role("slider", name=name, exact=True)
+        in_the_middle(tab, handle)
+        top = tab.evaluate("scrollY")
+        before = state(tab, figure, place)
+        x, y = middle(handle.bounding_box())
+        end = x - 30, y - 20
+        # A finger rarely meets the middle. Next to A is B.
+        side = 1 if name == "Key A" else -1
+        slide(tab, (x + 12 * side, y + 15 * side), (x, y + 70), (x + 5, y - 60), end)
+        assert tab.evaluate("[cancelled, scrollY]") == [0, top]
+        assert state(tab, figure, place) != before
+        if "degrees" not in place:  # those stay on their circle
+            # It is where the finger has left it, within a tenth of the plane.
+            assert middle(handle.bounding_box()) == pytest.approx(end, abs=4)
     words = tab.locator(f"#figure-{figure} .fw-words")
     in_the_middle(tab, words)
     top = tab.evaluate("scrollY")
@@ -115,7 +110,10 @@ def test_the_nearest_handle_is_taken(look):
         assert state(tab, "memory", f"pairs[{j}].degrees") != mine
 
 
-@pytest.mark.parametrize("figure", ["memory", "aft", "chunks"])
+@pytest.mark.parametrize(
+    "figure",
+    ["memory", *(pytest.param(f, marks=pytest.mark.slow) for f in ("aft", "chunks"))],
+)
 def test_slider_follows_a_finger(look, figure):
     tab = phone(look, figure, reduced_motion="reduce")
     slider = tab.locator(f"#figure-{figure} input[type=range]")
