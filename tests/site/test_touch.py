@@ -66,25 +66,35 @@ def in_the_middle(tab, element) -> None:
     assert tab.evaluate("scrollY > 50")
 
 
-@pytest.mark.parametrize("figure", HANDLES)
-def test_handles_follow_a_finger(look, figure):
-    """Down and up, where the page would scroll, and across; beside them it scrolls."""
+ALL = [(figure, name) for figure, names in HANDLES.items() for name in names]
+#: One of each kind: an angle, a point, a key in the plane.
+KINDS = ("Key A", "New value", "Key k, the circle")
+
+
+@pytest.mark.parametrize(
+    ("figure", "name"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (each[1] not in KINDS))
+        for each in ALL
+    ],
+)
+def test_handle_follows_a_finger(look, figure, name):
+    """Down and up, where the page would scroll, and across; beside it, it scrolls."""
     tab = phone(look, figure)
-    for name, place in HANDLES[figure].items():
-        handle = tab.get_by_role("slider", name=name, exact=True)
-        in_the_middle(tab, handle)
-        top = tab.evaluate("scrollY")
-        before = state(tab, figure, place)
-        x, y = middle(handle.bounding_box())
-        end = x - 30, y - 20
-        # A finger rarely meets the middle. Next to A is B.
-        side = 1 if name == "Key A" else -1
-        slide(tab, (x + 12 * side, y + 15 * side), (x, y + 70), (x + 5, y - 60), end)
-        assert tab.evaluate("[cancelled, scrollY]") == [0, top]
-        assert state(tab, figure, place) != before
-        if "degrees" not in place:  # those stay on their circle
-            # It is where the finger has left it, within a tenth of the plane.
-            assert middle(handle.bounding_box()) == pytest.approx(end, abs=4)
+    handle = tab.get_by_role("slider", name=name, exact=True)
+    in_the_middle(tab, handle)
+    top = tab.evaluate("scrollY")
+    before = state(tab, figure, HANDLES[figure][name])
+    x, y = middle(handle.bounding_box())
+    end = x - 30, y - 20
+    # A finger rarely meets the middle. Next to A is B.
+    side = 1 if name == "Key A" else -1
+    slide(tab, (x + 12 * side, y + 15 * side), (x, y + 70), (x + 5, y - 60), end)
+    assert tab.evaluate("[cancelled, scrollY]") == [0, top]
+    assert state(tab, figure, HANDLES[figure][name]) != before
+    if "degrees" not in HANDLES[figure][name]:  # those stay on their circle
+        # It is where the finger has left it, within a tenth of the plane.
+        assert middle(handle.bounding_box()) == pytest.approx(end, abs=4)
     words = tab.locator(f"#figure-{figure} .fw-words")
     in_the_middle(tab, words)
     top = tab.evaluate("scrollY")
@@ -128,7 +138,15 @@ def test_slider_follows_a_finger(look, figure):
     assert tab.evaluate("cancelled") == 0
 
 
-@pytest.mark.parametrize("figure", NAMES)
+@pytest.mark.parametrize(
+    "figure",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] * (name not in ("memory", "chunks"))
+        )
+        for name in NAMES
+    ],
+)
 def test_fingers_have_room(look, figure):
     """Handles, buttons and cells to tap: at least 44 px."""
     tab = started(look, figure, **PHONE)
