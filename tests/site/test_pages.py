@@ -180,7 +180,7 @@ COLOURS = ["color-contrast", "link-in-text-block"]
 #: One page of each kind: a small one, since axe-core takes most of the time.
 KINDS = (
     *("index", "course", "cheatsheet", "results", "reproduce/ablation", "api/plots"),
-    *("figures/memory", "notebooks/00_start_here", "annotated/programmer"),
+    *("figures/memory", "notebooks/03_dpfp", "annotated/programmer"),
     *("annotated/equations", "annotated/source/ops/kimi/naive"),
 )
 #: Where plots are drawn for phones, too.
