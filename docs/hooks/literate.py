@@ -12,7 +12,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -114,11 +114,8 @@ class Source:
     @cached_property
     def _code(self) -> list[tuple[str, str]]:
         """Of each line its code and, as `<span>`, the comment behind it."""
-        lexer = PythonLexer(stripnl=False)
-        lexer.add_filter(_plain())
-        html = highlight(self.text, lexer, HtmlFormatter(nowrap=True))
         lines = []
-        for line in html.splitlines():
+        for line in _coloured(self.text).splitlines():
             code, mark, comment = line.rpartition('<span class="c1">')
             lines.append((code, mark + comment) if mark else (line, ""))
         return lines
@@ -159,6 +156,13 @@ class Source:
             "html": Markup(code + link(comment)),
             "tags": sorted(t for t, at in self.computed.items() if number in at),
         }
+
+
+@cache  # a file stands on several pages
+def _coloured(text: str) -> str:
+    lexer = PythonLexer(stripnl=False)
+    lexer.add_filter(_plain())
+    return highlight(text, lexer, HtmlFormatter(nowrap=True))
 
 
 @simplefilter

@@ -263,5 +263,7 @@ def _text(value: Any) -> str:
 def _rounded(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_rounded, value))}]"
-    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    # Another processor adds in another order: what is half a hundredth up to an
+    # error of rounding is to be written alike.
+    text = f"{round(value, 9):.2f}".rstrip("0").rstrip(".")
     return {"-0": "0"}.get(text, text).replace("-", "−")

@@ -9,8 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: For Chromium in a container, whose own sandbox has no rights there.
-OPTIONS = ["--no-sandbox"]
+#: For Chromium in a container, whose own sandbox has no rights there, whose
+#: shared memory may be too small for a page, and which has no graphics card;
+#: without what it would do on its own beside the pages.
+OPTIONS = [
+    *("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update"),
+    "--disable-sync",
+]
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -9,6 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Processor time that building the site took, in seconds, if it was built
 #: here: what the clock shows on a machine that does nothing else.
 BUILD: list[float] = []
+#: The pages that tests have opened, again whenever one was loaded: what they
+#: cost, counted so that it is the same on every machine.
+OPENED: list[str] = []
 
 
 class Page(HTMLParser):

@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
-from built import BUILD, ROOT, Page
+from built import BUILD, OPENED, ROOT, Page
 
 #: Milliseconds to wait for what a page does at once on a quiet machine.
 PATIENCE = 300_000
@@ -67,7 +68,7 @@ def pages(site) -> dict[str, Page]:
 
 
 @pytest.fixture(scope="session")
-def browser():
+def browser(request):
     path = chromium()
     if path is None:
         reason = "no Chromium to look at the site with: install it, or set CHROMIUM"
@@ -79,7 +80,62 @@ def browser():
     else:
         playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as p:
-        yield p.chromium.launch(executable_path=path, args=OPTIONS)
+        chromium_of_tests = Browser(
+            lambda: p.chromium.launch(executable_path=path, args=OPTIONS)
+        )
+        request.config.stash[BROWSER] = chromium_of_tests
+        yield chromium_of_tests
+        chromium_of_tests.end()
+
+
+class Browser:
+    """A browser of playwright, which is started when it is not there."""
+
+    def __init__(self, start):
+        self.start, self.running = start, None
+
+    def __getattr__(self, name):
+        if self.running is None or not self.running.is_connected():
+            self.running = self.start()
+        return getattr(self.running, name)
+
+    def end(self):
+        if self.running is not None:
+            self.running.close()
+        self.running = None
+
+
+BROWSER, CRASHED = pytest.StashKey[Browser](), pytest.StashKey[bool]()
+#: What playwright says when a page, or all of the browser, is gone.
+GONE = re.compile("crashed|has been closed|Connection closed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    if call.excinfo and BROWSER in item.config.stash:
+        error, module = call.excinfo.value, type(call.excinfo.value).__module__
+        if module.startswith("playwright") and GONE.search(str(error)):
+            item.stash[CRASHED] = True
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """A browser that crashed says nothing of the site: once more, in another one.
+
+    Only then: what fails for any other reason has failed.
+    """
+    if "browser" not in getattr(item, "fixturenames", ()):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    if item.stash.get(CRASHED, False):
+        item.config.stash[BROWSER].end()
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +169,7 @@ def look(browser, address, site):
             color_scheme=scheme, viewport={"width": width, "height": height}, **options
         )
         contexts.append(context)
+        context.on("page", lambda tab: tab.on("load", lambda: OPENED.append(tab.url)))
         context.set_default_timeout(PATIENCE)
 
         def refuse(route):

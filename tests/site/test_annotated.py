@@ -69,61 +69,66 @@ SOURCES = {alone(path): {"": path} for path in MODULES}
 NAIVE = "annotated/source/ops/delta/naive.html"
 
 
-@pytest.mark.parametrize("page", HALVES)
-def test_lines_fit_half_a_page(page):
-    for path in HALVES[page].values():
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            assert len(line) <= 72, f"{path}:{number}"
+def some(pages, *kinds: str) -> list:
+    """A page of each kind; the others come with `make test-all`."""
+    assert {*kinds} <= {*pages}
+    slow = pytest.mark.slow
+    return [p if p in kinds else pytest.param(p, marks=slow) for p in pages]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_lines_fit_beside_their_notes(path):
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        assert len(line) <= 90, f"{path}:{number}"
+def test_lines_fit_the_page():
+    """Half of it where two versions stand side by side, else beside their notes."""
+    halves = {path for files in HALVES.values() for path in files.values()}
+    assert [
+        f"{path}:{number}"
+        for path in halves.union(MODULES)
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if len(line) > (72 if path in halves else 90)
+    ] == []
 
 
 #: Code lines below a note, at most: with their signature, about 15.
 LONGEST = 16
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
+def test_no_code_is_far_from_its_note():
+    for folder, name in (
         *product(["linear", "delta"], ["naive", "chunked", "efficient"]),
         *product(["kimi", "softmax", "aft/simple", "aft/full"], ["naive"]),
-    ],
-)
-def test_no_code_is_far_from_its_note(folder, name):
-    file = Source(f"fwlab/ops/{folder}/{name}.py")
-    lines, count = file.text.splitlines(), 0
-    for row in file.rows:
-        # What has no note continues what is above it.
-        count = 0 if row.note.strip() else count
-        count += sum(bool(lines[number - 1].strip()) for number in row.lines)
-        assert count <= LONGEST, f"{file.path}:{row.lines[0]}: {count} lines"
+    ):
+        file = Source(f"fwlab/ops/{folder}/{name}.py")
+        lines, count = file.text.splitlines(), 0
+        for row in file.rows:
+            # What has no note continues what is above it.
+            count = 0 if row.note.strip() else count
+            count += sum(bool(lines[number - 1].strip()) for number in row.lines)
+            assert count <= LONGEST, f"{file.path}:{row.lines[0]}: {count} lines"
 
 
-@pytest.mark.parametrize("page", [*HALVES, *SOURCES])
-def test_page_shows_all_code(site, page):
+def test_pages_show_all_code(site):
     """Each line that is code stands there, in order, with its number."""
-    html = (site / f"{page}.html").read_text(encoding="utf-8")
-    for name, path in (HALVES | SOURCES)[page].items():
-        lines = path.read_text("utf-8").splitlines()
-        prefix = f"{name}-" if name else ""
-        shown = re.findall(
-            rf'<span class="line" id="{prefix}L(\d+)"[^>]*><a [^>]*>(\d+)</a>(.*?)\n</span>',
-            html,
-            re.DOTALL,
-        )
-        numbers = [int(number) for number, *_ in shown]
-        assert numbers == sorted(set(numbers))
-        for number, label, code in shown:
-            assert label == number
-            assert unescape(re.sub("<[^>]*>", "", code)) == lines[int(number) - 1]
-        hidden = set(range(1, len(lines) + 1)) - set(numbers)
-        rest = "\n".join(lines[number - 1] for number in sorted(hidden))
-        rest = re.sub(r'r?"""(.*?)"""', "", rest, flags=re.DOTALL)
-        assert re.sub(r"^\s*#.*$", "", rest, flags=re.MULTILINE).strip() == ""
+    line = re.compile(
+        r'<span class="line" id="([\w-]*?)L(\d+)"[^>]*><a [^>]*>(\d+)</a>(.*?)\n</span>',
+        re.DOTALL,
+    )
+    for page, files in (HALVES | SOURCES).items():
+        html = (site / f"{page}.html").read_text(encoding="utf-8")
+        shown: dict[str, list] = {f"{name}-" if name else "": [] for name in files}
+        for prefix, *rest in line.findall(html):
+            shown[prefix].append(rest)
+        for path, found in zip(files.values(), shown.values(), strict=True):
+            lines = path.read_text("utf-8").splitlines()
+            numbers = [int(number) for number, *_ in found]
+            assert numbers == sorted(set(numbers)), (page, path)
+            for number, label, code in found:
+                assert label == number
+                plain = unescape(re.sub("<[^>]*>", "", code))
+                assert plain == lines[int(number) - 1], f"{page}: {path}:{number}"
+            hidden = set(range(1, len(lines) + 1)) - set(numbers)
+            rest = "\n".join(lines[number - 1] for number in sorted(hidden))
+            rest = re.sub(r'r?"""(.*?)"""', "", rest, flags=re.DOTALL)
+            rest = re.sub(r"^\s*#.*$", "", rest, flags=re.MULTILINE)
+            assert rest.strip() == "", (page, path)
 
 
 def test_every_reference_to_an_equation_is_a_link(site):
@@ -172,7 +177,7 @@ def tab_of(tab, name: str):
     return tab.get_by_role("tab", name=name, exact=True)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", some(OPERATIONS, "delta", "aft-simple"))
 def test_one_version_beside_naive(look, operation):
     """Links choose which, without a script, too."""
     halves = HALVES[f"annotated/{operation}"]
@@ -204,35 +209,36 @@ def test_one_version_beside_naive(look, operation):
 SMALL = [(390, 844), (640, 400)]
 
 
-@pytest.mark.parametrize(("width", "height"), SMALL)
-@pytest.mark.parametrize("page", HALVES)
-def test_tabs_on_a_small_screen(look, page, width, height):
+@pytest.mark.parametrize("page", some(HALVES, "annotated/delta", "kernels/aft"))
+def test_tabs_on_a_small_screen(look, page):
     """One version at a time, by the pattern of ARIA for tabs."""
     halves = HALVES[page]
     names = [name for name in VERSIONS if name in halves]
-    tab = look(f"{page}.html", width=width)
-    tab.set_viewport_size({"width": width, "height": height})
+    tab = look(f"{page}.html", width=390)
     tabs = tab.get_by_role("tablist", name="Version").get_by_role("tab")
     assert tabs.all_inner_texts() == names
     stays = "kernels" if page.startswith("kernels/") else "naive"
-    tab_of(tab, stays).focus()
-    for key in ["Home", *["ArrowRight"] * (len(names) - 1), "ArrowRight"]:
-        tab.keyboard.press(key)
-        chosen = tab.locator("[role=tab][aria-selected=true]")
-        (name,) = chosen.all_inner_texts()
-        # The focus is on what is chosen, and Tab finds only that.
-        assert tab.evaluate("document.activeElement.textContent") == name
-        assert tab.locator("[role=tab][tabindex='0']").all_inner_texts() == [name]
-        also = [n for n in halves if n not in VERSIONS] if name == "kernels" else []
-        assert shown(tab) == [name, *also]
-        panels = tab.locator("[role=tabpanel]:visible")
-        ids = panels.evaluate_all("all => all.map((e) => e.id)")
-        assert chosen.get_attribute("aria-controls") == " ".join(ids)
-        assert tab.evaluate(WIDTH) <= width
-    assert name == names[0]  # round and round
-    tab_of(tab, names[-1]).focus()
-    tab.keyboard.press("Home")
-    assert shown(tab) == [names[0]]
+    for width, height in SMALL:
+        tab.set_viewport_size({"width": width, "height": height})
+        tab_of(tab, stays).focus()
+        for key in ["Home", *["ArrowRight"] * (len(names) - 1), "ArrowRight"]:
+            tab.keyboard.press(key)
+            chosen = tab.locator("[role=tab][aria-selected=true]")
+            (name,) = chosen.all_inner_texts()
+            # The focus is on what is chosen, and Tab finds only that.
+            assert tab.evaluate("document.activeElement.textContent") == name
+            assert tab.locator("[role=tab][tabindex='0']").all_inner_texts() == [name]
+            also = [n for n in halves if n not in VERSIONS] * (name == "kernels")
+            assert shown(tab) == [name, *also]
+            panels = tab.locator("[role=tabpanel]:visible")
+            ids = panels.evaluate_all("all => all.map((e) => e.id)")
+            assert chosen.get_attribute("aria-controls") == " ".join(ids)
+            assert tab.evaluate(WIDTH) <= width
+        assert name == names[0]  # round and round
+        tab_of(tab, names[-1]).focus()
+        tab.keyboard.press("Home")
+        assert shown(tab) == [names[0]]
+        tab_of(tab, stays).click()
 
 
 def test_a_small_screen_is_not_endless(look):
@@ -262,7 +268,7 @@ def functions(path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", HALVES)
+@pytest.mark.parametrize("page", some(HALVES, "annotated/linear", "kernels/aft"))
 def test_a_list_of_functions_stands_beside(look, page):
     """Of the versions that are shown, in view wherever the reader is."""
     halves = HALVES[page]
@@ -293,17 +299,17 @@ def test_a_list_of_functions_stands_beside(look, page):
     assert tab.evaluate(WIDTH) <= 1280
 
 
-@pytest.mark.parametrize("width", [390, 1280, 1920])
-@pytest.mark.parametrize("name", ["feature_maps", "layers/aft"])
-def test_a_file_alone_has_a_list_of_its_functions(look, name, width):
+@pytest.mark.parametrize("name", some(["feature_maps", "layers/aft"], "layers/aft"))
+def test_a_file_alone_has_a_list_of_its_functions(look, name):
     """In view wherever the reader is; it marks what is read."""
     path = PACKAGE / f"{name}.py"
-    tab = look(f"{alone(path)}.html", width=width)
+    tab = look(f"{alone(path)}.html")
     links = tab.get_by_role(
         "navigation", name=f"Functions of {path.relative_to(ROOT)}"
     ).get_by_role("link")
     assert links.all_inner_texts() == functions(path)
-    for link in (links.last, links.nth(1)):
+    for width, link in product([390, 1280, 1920], (links.last, links.nth(1))):
+        tab.set_viewport_size({"width": width, "height": 900})
         # Not by mouse: to bring a link into view, it would scroll the page, and
         # with it the list, while it presses.
         link.press("Enter")
@@ -324,7 +330,7 @@ def test_a_file_alone_has_a_list_of_its_functions(look, name, width):
         assert 40 <= place["y"] < 900 and 0 <= place["x"] < width
         if width > 390:
             assert place["x"] + place["width"] <= heading.bounding_box()["x"]
-    assert tab.evaluate(WIDTH) <= width
+        assert tab.evaluate(WIDTH) <= width
 
 
 def test_every_file_with_functions_has_their_list(site):
@@ -369,42 +375,44 @@ BESIDE = [
 TOP = "id => document.getElementById(id).closest('.row').getBoundingClientRect().top"
 
 
-@pytest.mark.parametrize(("operation", "version", "name", "twin"), BESIDE)
-def test_columns_are_aligned_by_equation(look, operation, version, name, twin):
+@pytest.mark.parametrize(
+    "operation", some(dict.fromkeys(b[0] for b in BESIDE), "delta", "feedback_memory")
+)
+def test_columns_are_aligned_by_equation(look, operation):
     """What computes the same equation stands beside what is read."""
     folder = operation.replace("-", "/")
     sources = {v: Source(path, v) for v, path in versions_of(folder).items()}
-    indices = {
-        v: next(i for i, row in enumerate(sources[v].rows) if row.name == n)
-        for v, n in ((version, name.replace("-", ".")), ("naive", twin))
-    }
-    ours, theirs = (
-        equations.by_steps(folder, tags(sources[v], i)) for v, i in indices.items()
-    )
-    assert ours & theirs
-    tab = look(f"annotated/{operation}.html", width=1280)
-    tab.set_viewport_size({"width": 1280, "height": 800})
-    if tab_of(tab, version).count():
-        tab_of(tab, version).click()
-    tab.evaluate(
-        """([right, left]) => {
-          const row = (id) => document.getElementById(id).closest(".row");
-          scrollBy(0, row(right).getBoundingClientRect().top - 200);
-        }""",
-        [f"{version}-{name}", f"naive-{twin}"],
-    )
-    # Exactly, where the left column is long enough.
-    tab.wait_for_function(
-        f"""([right, left]) => {{
-          const top = {TOP};
-          const row = document.getElementById(right).closest(".row");
-          return Math.abs(top(right) - top(left)) < 2
-            && row.classList.contains("pair");
-        }}""",
-        arg=[f"{version}-{name}", f"naive-{twin}"],
-    )
-    (link,) = tab.locator(".functions[data-version=naive] [aria-current]").all()
-    assert link.inner_text() == twin
+    tab = look(f"annotated/{operation}.html", width=1280, height=800)
+    for _, version, name, twin in (b for b in BESIDE if b[0] == operation):
+        indices = {
+            v: next(i for i, row in enumerate(sources[v].rows) if row.name == n)
+            for v, n in ((version, name.replace("-", ".")), ("naive", twin))
+        }
+        ours, theirs = (
+            equations.by_steps(folder, tags(sources[v], i)) for v, i in indices.items()
+        )
+        assert ours & theirs
+        if tab_of(tab, version).count():
+            tab_of(tab, version).click()
+        tab.evaluate(
+            """([right, left]) => {
+              const row = (id) => document.getElementById(id).closest(".row");
+              scrollBy(0, row(right).getBoundingClientRect().top - 200);
+            }""",
+            [f"{version}-{name}", f"naive-{twin}"],
+        )
+        # Exactly, where the left column is long enough.
+        tab.wait_for_function(
+            f"""([right, left]) => {{
+              const top = {TOP};
+              const row = document.getElementById(right).closest(".row");
+              return Math.abs(top(right) - top(left)) < 2
+                && row.classList.contains("pair");
+            }}""",
+            arg=[f"{version}-{name}", f"naive-{twin}"],
+        )
+        (link,) = tab.locator(".functions[data-version=naive] [aria-current]").all()
+        assert link.inner_text() == twin
 
 
 def test_the_left_column_can_be_moved(look):
@@ -428,9 +436,8 @@ def test_the_left_column_can_be_moved(look):
     tab.wait_for_function(f"(before) => ({place})() > before", arg=before)
 
 
-@pytest.mark.parametrize("page", HALVES)
-def test_every_block_has_a_note(page):
-    for path in HALVES[page].values():
+def test_every_block_has_a_note():
+    for path in {path for files in HALVES.values() for path in files.values()}:
         file = Source(path.relative_to(ROOT).as_posix())
         lines = file.text.splitlines()
         for row in file.rows:
@@ -450,8 +457,12 @@ def recorded(site, page: str) -> dict:
     return json.loads(found[1])
 
 
-@pytest.mark.parametrize("page", RUNS)
-def test_the_trace_is_that_of_a_fresh_run(site, page):
+def test_the_traces_are_those_of_a_fresh_run(site):
+    for page in RUNS:
+        fresh(site, page)
+
+
+def fresh(site, page: str) -> None:
     paths = versions_of(page)
     sources = (Source(paths[name], name) for name in ("naive", "chunked"))
     steps = recorded(site, page)
@@ -498,7 +509,7 @@ NOW = """() => Object.fromEntries([...document.querySelectorAll(".line.now")]
   .map((e) => [e.id, e.querySelector(".values").textContent]))"""
 
 
-@pytest.mark.parametrize("page", RUNS)
+@pytest.mark.parametrize("page", some(RUNS, "delta"))
 def test_steps_light_up_lines_in_both_versions(look, site, page):
     tab = look(f"annotated/{page}.html", width=1280)
     tab.set_viewport_size({"width": 1280, "height": 800})
@@ -555,15 +566,17 @@ def test_steps_on_a_phone(look, site):
     assert tab.evaluate(WIDTH) <= 390
 
 
-#: Pages of files with equations of their own, and the others.
-EQUATIONS = [p for p in SOURCES if Path(p).name in VERSIONS]
-OTHERS = [p for p in SOURCES if p not in EQUATIONS]
+#: Pages of files alone, of each kind.
+ALONE = ("ops/delta/naive", "ops/linear/kernels", "layers/fast_weight_attention")
 
 
 @pytest.mark.parametrize(
     "sources",
-    [EQUATIONS, pytest.param(OTHERS, marks=pytest.mark.slow)],
-    ids=["equations", "others"],
+    [
+        [f"annotated/source/{name}" for name in ALONE],
+        pytest.param([*SOURCES], marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
 )
 def test_notes_stand_beside_their_code(look, address, sources):
     """Notes left, code right, in one row; Greek letters of formulas are mapped
@@ -607,7 +620,7 @@ def test_one_equation_across_three_versions(look, operation, tag):
     assert {"naive", "kernels"} <= set(columns)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", some(PAGES, "delta"))
 def test_one_version_beside_the_kernels(look, page):
     halves = KERNELS[PAGES[page]]
     kernels = [name for name in halves if name not in VERSIONS[:-1]]

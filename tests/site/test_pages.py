@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+from collections import Counter
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -11,7 +12,6 @@ from browser import served
 from built import ROOT
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-THEMES = {"light": "default", "dark": "slate"}
 
 #: Formulas that are still TeX: as arithmatex marks them, or in notebooks.
 RAW = r"""() => {
@@ -85,10 +85,88 @@ WIDE = r"""() => {
   }
   return found;
 }"""
+#: Tables of which something is cut, or that take words out of a reader's sight.
+CUT = """() => {
+  const folds = [...document.querySelectorAll("details:not([open])")];
+  for (const fold of folds) fold.open = true;
+  dispatchEvent(new Event("resize"));
+  const cut = [];
+  for (const table of document.querySelectorAll("article table"))
+    for (const cell of table.querySelectorAll("td, tbody th")) {
+      const { left, right, width } = cell.getBoundingClientRect();
+      const inside = left >= 0 && right <= innerWidth + 0.5;
+      if (width && inside && cell.scrollWidth <= cell.clientWidth + 1) continue;
+      if (width || cell.textContent.trim()) cut.push(cell.textContent.slice(0, 60));
+    }
+  for (const fold of folds) fold.open = false;
+  return cut;
+}"""
+#: Cells of a table that is shown as a list, without the name of their column.
+NAMELESS = """() => [...document.querySelectorAll("[data-rows]")].flatMap((table) => {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+  return [...table.tBodies].flatMap((body) => [...body.rows]).flatMap((row) => {
+    const cells = [...row.cells];
+    if (cells.some((cell) => cell.colSpan > 1)) return [];
+    return cells.slice(1).filter((cell, i) => cell.dataset.label !== names[i + 1]
+      || !getComputedStyle(cell, "::before").content.includes(names[i + 1]));
+  });
+}).map((cell) => cell.textContent)"""
+#: Letters that are too small, cut, or on top of each other. Text of matplotlib is
+#: drawn in units of a hundredth of its size.
+LETTERS = """() => [...document.querySelectorAll("article svg[role=img]")].flatMap((plot) => {
+  const name = plot.querySelector("[id]").id;
+  const frame = plot.getBoundingClientRect();
+  const texts = [...plot.querySelectorAll("g[id*=-text_]")].flatMap((group) => {
+    const letters = group.querySelector("g[transform*=scale]");
+    if (!letters) return [];
+    const { c, d } = letters.getScreenCTM();
+    return [{ id: group.id, size: 100 * Math.hypot(c, d), box: group.getBoundingClientRect() }];
+  });
+  const found = texts.length ? [] : [`${name}: no text`];
+  if (frame.width && (frame.left < 0 || frame.right > innerWidth)) found.push(`${name}: wide`);
+  for (const [i, { id, size, box }] of texts.entries()) {
+    if (size < 11) found.push(`${id}: ${size} px`);
+    if (box.left < frame.left - 1 || box.right > frame.right + 1
+      || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.push(`${id}: cut`);
+    for (const other of texts.slice(0, i)) {
+      // Two pixels apart, or they read as one word.
+      const wide = Math.min(box.right, other.box.right) - Math.max(box.left, other.box.left);
+      const high = Math.min(box.bottom, other.box.bottom) - Math.max(box.top, other.box.top);
+      if (wide > -2 && high > 2) found.push(`${id} on ${other.id}`);
+    }
+  }
+  return found;
+})"""
+#: What runs, or would run when something changes.
+MOVES = """() => {
+  const moves = document.getAnimations().map((a) => a.animationName ?? a.transitionProperty);
+  for (const element of document.querySelectorAll("*"))
+    for (const pseudo of [null, "::before", "::after"]) {
+      const style = getComputedStyle(element, pseudo);
+      if (style.scrollBehavior === "smooth" || style.animationName !== "none"
+        || style.transitionDuration.split(", ").some((time) => parseFloat(time) > 0))
+        moves.push(`${element.localName}.${element.className}${pseudo ?? ""}`);
+    }
+  return [...new Set(moves)];
+}"""
+#: Scrolling that a script asks for.
+SMOOTH = """
+  globalThis.smooth = [];
+  for (const [owner, name] of [
+    [window, "scrollTo"], [window, "scroll"], [window, "scrollBy"],
+    [Element.prototype, "scrollTo"], [Element.prototype, "scrollBy"],
+    [Element.prototype, "scrollIntoView"], [Element.prototype, "animate"],
+  ]) {
+    const original = owner[name];
+    owner[name] = function (...values) {
+      const asked = values.some((value) => value?.behavior === "smooth");
+      if (asked || name === "animate") smooth.push(name);
+      return original.apply(this, values);
+    };
+  }
+"""
 WIDTH = "document.documentElement.scrollWidth"
 ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
-#: What the colours of a theme can break.
-COLOURS = ["color-contrast", "link-in-text-block"]
 #: What axe finds, as one line per rule that is broken.
 RULES = f"""(rules) => axe.run(document, {{
     resultTypes: ["violations"],
@@ -97,75 +175,98 @@ RULES = f"""(rules) => axe.run(document, {{
     .filter((v) => ["serious", "critical"].includes(v.impact))
     .map((v) => `${{v.id}}: ${{v.nodes.length}} x ${{v.nodes[0].html.slice(0, 150)}} `
       + v.nodes[0].failureSummary.slice(0, 300)))"""
+#: What the colours of a theme can break.
+COLOURS = ["color-contrast", "link-in-text-block"]
+#: One page of each kind: a small one, since axe-core takes most of the time.
+KINDS = (
+    *("index", "course", "cheatsheet", "results", "reproduce/ablation", "api/plots"),
+    *("figures/memory", "notebooks/03_dpfp", "annotated/programmer"),
+    *("annotated/equations", "annotated/source/ops/kimi/naive"),
+)
+#: Where plots are drawn for phones, too.
+PLOTS = ("results", "reproduce/", "kernels/")
 
 
-def hand_written(pages) -> set[str]:
-    """Pages of text, and one of each kind that is made from other files."""
-    docs = ROOT / "docs"
-    kinds = {
-        "annotated": [
-            *("annotated/index", "annotated/equations", "annotated/delta"),
-            "annotated/source/ops/delta/naive",
-        ],
-        "api": ["api/layers"],
-        "notebooks": ["notebooks/04_delta_rule", "notebooks/06_retrieval"],
-    }
-    written = {p.relative_to(docs).with_suffix("") for p in docs.rglob("*.md")}
-    names = {path.as_posix() for path in written if path.parts[0] not in kinds}
-    pages_of = {f"{name}.html" for name in names.union(*kinds.values())}
-    assert pages_of <= pages.keys()
-    return pages_of
-
-
-@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1440)])
-def test_every_page_is_whole(look, pages, scheme, width):
-    """Formulas set, figures in the colours of the page, nothing too wide, no line
-    of more than 80 characters:
-    notebooks and the API on a phone, and in both themes pages of text and one
-    page of each other kind. On these, no serious or critical violation that
-    axe-core knows; in the dark, of the rules about colours. (test_annotated.py
-    visits the pages of files.)
-    """
-    examined = hand_written(pages)
-    visited = sorted(examined)
-    if width == 390:
-        visited = [p for p in pages if p in examined or "annotated/" not in p]
-    rules = ALL if scheme == "light" else COLOURS
-    walk(look, visited, scheme, width, rules, lambda page: page in examined)
+def test_every_kind_of_page_is_whole(look):
+    seen = walk(look, [f"{name}.html" for name in KINDS])
+    assert min(seen[what] for what in ("lists", "plots", "pressed")) > 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1440)])
-def test_every_page_is_accessible(look, pages, scheme, width):
-    """The same of every page in both themes, and axe-core on all."""
-    walk(look, pages, scheme, width, ALL, lambda page: True)
+def test_every_page_is_whole(look, pages):
+    seen = walk(look, pages)
+    assert min(seen[what] for what in ("lists", "plots", "pressed")) > 10
 
 
-def walk(look, pages, scheme: str, width: int, rules, examined) -> None:
+def walk(look, pages) -> Counter:
+    """Each page is opened once, for a reader who wants less motion: on a phone
+    in the light, then on a wide screen in the dark.
+
+    Formulas are set, figures in the colours of the page, nothing is too wide or cut,
+    no line has more than 80 letters, letters of plots can be read, nothing moves by
+    itself, and axe-core knows no serious or critical violation.
+    """
     axe = AXE.read_text("utf-8")
-    wrong = {}
-    tab = look("index.html", scheme, width)
-    base = tab.url.removesuffix("index.html")
+    wrong, seen = {}, Counter()
+    tab = look("404.html", reduced_motion="reduce")
+    tab.add_init_script(SMOOTH)
+    base = tab.url.removesuffix("404.html")
     for page in pages:
+        tab.set_viewport_size({"width": 390, "height": 844})
+        tab.emulate_media(color_scheme="light")
         tab.goto(base + page, wait_until="load")
         tab.evaluate("document.fonts.ready.then(() => 0)")
-        theme = tab.locator("body").get_attribute("data-md-color-scheme")
-        assert theme == THEMES[scheme]
-        found = [*tab.evaluate(RAW), *tab.evaluate(RED), *tab.evaluate(FIGURES)]
+        tab.evaluate(axe)
+        found = tab.evaluate(MOVES)
         if tab.locator(".arithmatex, .nb-text").count():
             if not tab.locator("article .katex").count():
                 found.append("no formula")
             elif not tab.evaluate("document.fonts.check('1em KaTeX_Main')"):
                 found.append("no font")
         found += ["error"] * tab.locator(".katex-error").count()
+        found += examined(tab, "default", 390, ALL)
+        letters = [LETTERS] if page.startswith(PLOTS) else []
+        for script in (RAW, RED, CUT, NAMELESS, *letters):
+            found += tab.evaluate(script)
+        seen["lists"] += tab.locator("[data-rows]").count()
+        seen["plots"] += tab.locator("article svg[role=img] [id*=-text_]").count() > 0
+        tab.set_viewport_size({"width": 1440, "height": 900})
+        tab.emulate_media(color_scheme="dark")
+        found += examined(tab, "slate", 1440, COLOURS)
         found += [*tab.evaluate(LONG), *tab.evaluate(WIDE)]
-        found += [f"{wide} px wide" for wide in [tab.evaluate(WIDTH)] if wide > width]
-        if examined(page):
-            tab.evaluate(axe)
-            found += tab.evaluate(RULES, rules)
+        for button in tab.locator("article figure button:visible").all():
+            if button.is_visible() and button.is_enabled():
+                button.click()
+                seen["pressed"] += 1
+                found += tab.evaluate("document.getAnimations().length") * ["pressed"]
+        found += tab.evaluate("globalThis.smooth")
         if found:
             wrong[page] = found
     assert wrong == {}
+    return seen
+
+
+def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
+    """What is wrong in these colours and at this width."""
+    tab.locator(f"body[data-md-color-scheme={scheme}]").wait_for()
+    found = [*tab.evaluate(FIGURES), *tab.evaluate(RULES, rules)]
+    return found + [f"{w} px wide" for w in [tab.evaluate(WIDTH)] if w > width]
+
+
+def test_motion_is_what_is_left_out(look):
+    """Without that wish, the same page has some: else nothing was tested."""
+    assert look("index.html").evaluate(MOVES)
+
+
+def test_a_wide_page_has_tables(look):
+    tab = look("results.html", width=1440)
+    assert tab.locator("article table").count() > 5
+    assert tab.locator("[data-rows]").count() == 0
+    # What was a list becomes a table again, and the other way round.
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.locator("[data-rows]").first.wait_for()
+    tab.set_viewport_size({"width": 1440, "height": 844})
+    tab.wait_for_function("!document.querySelector('[data-rows]')")
 
 
 def test_pages_are_light(look, site, pages):

@@ -5,7 +5,6 @@ import io
 import json
 import re
 
-import pytest
 from built import ROOT
 
 from fwlab.exercises import QUESTIONS, predict, reveal
@@ -46,38 +45,62 @@ def answer(form, question, value: float | str) -> str:
     return form.locator("[role=status]").inner_text()
 
 
-@pytest.mark.parametrize("stem", [p.stem for p in NOTEBOOKS if asked(p)])
-def test_a_page_judges_as_the_notebook_does(stem, look):
-    page = look(f"notebooks/{stem}.html")
-    for form in page.locator(".fw-quiz").all():
-        question = QUESTIONS[json.loads(form.get_attribute("data-question"))["name"]]
-        said = answer(form, question, question.truth)
-        assert said.startswith("✓ Right:") and question.because in said
-        assert in_a_notebook(question.name, question.truth).endswith(": right.")
-        for wrong, why in question.tempting.items():
-            said = answer(form, question, wrong)
+#: What a page says to each of some answers.
+JUDGED = """(answers) => answers.map(([name, answer]) => {
+  const form = [...document.querySelectorAll(".fw-quiz")]
+    .find((each) => JSON.parse(each.dataset.question).name === name);
+  const chosen = form.querySelector(`input[value="${CSS.escape(answer)}"]`);
+  if (chosen) chosen.checked = true;
+  else form.querySelector("input").value = answer;
+  form.requestSubmit();
+  return form.querySelector("[role=status]").textContent;
+})"""
+
+
+def test_pages_judge_as_the_notebooks_do(look, site):
+    """All questions, with the script of the site, on one page."""
+    forms = "".join(
+        "".join(re.findall('<form class="fw-quiz".*?</form>', html, re.DOTALL))
+        for html in (
+            (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
+            for path in NOTEBOOKS
+        )
+    )
+    tab = look("404.html")
+    tab.locator("main").evaluate("(main, forms) => { main.innerHTML = forms; }", forms)
+    tab.add_script_tag(url="/scripts/quiz.js")
+    questions = [QUESTIONS[name] for path in NOTEBOOKS for name in asked(path)]
+    answers = [(q, value) for q in questions for value in (q.truth, *q.tempting)]
+    typed = [(q.name, v if q.choices else f"{v:g}") for q, v in answers]
+    for (question, value), said in zip(
+        answers, tab.evaluate(JUDGED, typed), strict=True
+    ):
+        printed = in_a_notebook(question.name, value)
+        if value == question.truth:
+            assert said.startswith("✓ Right:") and question.because in said
+            assert printed.endswith(": right.")
+        else:
+            why = question.tempting[value]
             assert said.startswith("✗") and why in said
-            assert " ".join(why.split()) in in_a_notebook(question.name, wrong)
+            assert " ".join(why.split()) in printed
 
 
-@pytest.mark.parametrize(
-    ("typed", "begins"),
-    [
-        ("0,88", "✓"),
-        ("87.5 %", "✓"),
-        ("", ""),
-        ("much", "Write a number"),
-        ("1,000", "Write a number"),
-        ("7", "✗ Not yet. You are off by 6.13."),
-    ],
-)
-def test_numbers_as_people_write_them(look, typed, begins):
-    page = look("notebooks/00_start_here.html")
-    form = page.locator('.fw-quiz[data-question*="\\"crosstalk\\""]')
-    form.locator("input").fill(typed)
-    form.locator("button").click()
-    said = form.locator("[role=status]").inner_text()
-    assert said.startswith(begins) and bool(said) == bool(begins)
+def test_numbers_as_people_write_them(look):
+    begins = {
+        "0,88": "✓",
+        "": "",
+        "87.5 %": "✓",
+        "much": "Write a number",
+        "1,000": "Write a number",
+        "7": "✗ Not yet. You are off by 6.13.",
+    }
+    tab = look("notebooks/00_start_here.html")
+    form = tab.locator('.fw-quiz[data-question*="\\"crosstalk\\""]')
+    for typed, words in begins.items():
+        form.locator("input").fill(typed)
+        form.locator("button").click()
+        said = form.locator("[role=status]").inner_text()
+        assert said.startswith(words) and bool(said) == bool(words), typed
 
 
 def test_without_scripts_the_answer_unfolds(site):

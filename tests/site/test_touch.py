@@ -15,7 +15,6 @@ HANDLES = {
     },
     "dpfp": {"Key k, the circle": "keys[0]", "Key k′, the square": "keys[1]"},
 }
-ALL = [(figure, name) for figure, names in HANDLES.items() for name in names]
 MOVES = 6
 PHONE = {"width": 390, "has_touch": True, "is_mobile": True}
 
@@ -67,9 +66,20 @@ def in_the_middle(tab, element) -> None:
     assert tab.evaluate("scrollY > 50")
 
 
-@pytest.mark.parametrize(("figure", "name"), ALL)
+ALL = [(figure, name) for figure, names in HANDLES.items() for name in names]
+#: One of each kind: an angle, a point, a key in the plane.
+KINDS = ("Key A", "New value", "Key k, the circle")
+
+
+@pytest.mark.parametrize(
+    ("figure", "name"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (each[1] not in KINDS))
+        for each in ALL
+    ],
+)
 def test_handle_follows_a_finger(look, figure, name):
-    """Down and up, where the page would scroll, and across."""
+    """Down and up, where the page would scroll, and across; beside it, it scrolls."""
     tab = phone(look, figure)
     handle = tab.get_by_role("slider", name=name, exact=True)
     in_the_middle(tab, handle)
@@ -85,11 +95,6 @@ def test_handle_follows_a_finger(look, figure, name):
     if "degrees" not in HANDLES[figure][name]:  # those stay on their circle
         # It is where the finger has left it, within a tenth of the plane.
         assert middle(handle.bounding_box()) == pytest.approx(end, abs=4)
-
-
-@pytest.mark.parametrize("figure", HANDLES)
-def test_beside_a_handle_the_page_scrolls(look, figure):
-    tab = phone(look, figure)
     words = tab.locator(f"#figure-{figure} .fw-words")
     in_the_middle(tab, words)
     top = tab.evaluate("scrollY")
@@ -115,7 +120,10 @@ def test_the_nearest_handle_is_taken(look):
         assert state(tab, "memory", f"pairs[{j}].degrees") != mine
 
 
-@pytest.mark.parametrize("figure", ["memory", "aft", "chunks"])
+@pytest.mark.parametrize(
+    "figure",
+    ["memory", *(pytest.param(f, marks=pytest.mark.slow) for f in ("aft", "chunks"))],
+)
 def test_slider_follows_a_finger(look, figure):
     tab = phone(look, figure, reduced_motion="reduce")
     slider = tab.locator(f"#figure-{figure} input[type=range]")
@@ -130,7 +138,15 @@ def test_slider_follows_a_finger(look, figure):
     assert tab.evaluate("cancelled") == 0
 
 
-@pytest.mark.parametrize("figure", NAMES)
+@pytest.mark.parametrize(
+    "figure",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] * (name not in ("memory", "chunks"))
+        )
+        for name in NAMES
+    ],
+)
 def test_fingers_have_room(look, figure):
     """Handles, buttons and cells to tap: at least 44 px."""
     tab = started(look, figure, **PHONE)
