@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from browser import OPTIONS, chromium, served
 from built import BUILD, ROOT, Page
-from figure import begin, tabs  # noqa: F401
+from figure import fresh, tabs  # noqa: F401
 
 #: Milliseconds to wait for what a page does at once on a quiet machine.
 PATIENCE = 300_000

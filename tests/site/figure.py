@@ -188,7 +188,7 @@ class Tabs:
         self.tabs: dict[tuple, object] = {}  # the most recent comes last
         self.seen: list[str] = []
 
-    def begin(
+    def fresh(
         self,
         name: str,
         size: tuple[int, int] = (1440, 900),
@@ -251,8 +251,8 @@ def tabs(browser, address, site):
 
 
 @pytest.fixture
-def begin(tabs):
-    """Begins figures; complains at the end of each test about all it saw."""
+def fresh(tabs):
+    """A figure as it begins; complains at the end of a test about all it saw."""
     tabs.seen.clear()
-    yield tabs.begin
+    yield tabs.fresh
     assert tabs.seen == []

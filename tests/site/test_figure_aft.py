@@ -20,8 +20,8 @@ NOW = "(({ worst, ...now }) => now)(state())"
 
 
 @pytest.fixture
-def figure(begin):
-    return begin("aft")
+def figure(fresh):
+    return fresh("aft")
 
 
 def quotients(keys: list[float], values: list[float], c: list[float]) -> list[float]:
@@ -137,9 +137,9 @@ def test_plot_of_the_error_against_the_size_of_the_key(figure, step):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_plot_lies_under_the_slider(begin, width):
+def test_plot_lies_under_the_slider(fresh, width):
     """The line of the plot is below the thumb, wherever that is."""
-    figure = begin("aft", (width, 900))
+    figure = fresh("aft", (width, 900))
     box = figure.slider(KEY).bounding_box()
     places = figure.sweep(
         KEY,
@@ -265,8 +265,8 @@ def test_drawn_as_said(figure):
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_nothing_overlaps(begin, width):
+def test_nothing_overlaps(fresh, width):
     """No text of the picture touches another, and none is cut off."""
-    figure = begin("aft", (width, 900))
+    figure = fresh("aft", (width, 900))
     assert figure.overlapping() == []
     assert figure.wide() <= width

@@ -13,7 +13,6 @@ import torch
 from fwlab import ops
 from fwlab.ops import chunks
 
-PAGE = "figures/chunks.html"
 FIGURE = "#figure-chunks"
 T, D = 12, 2
 SIZES = (3, 4, 6)
@@ -27,15 +26,15 @@ STATE = f"document.querySelector('{FIGURE}').figure.state()"
 
 
 @pytest.fixture
-def tab(look):
+def tab(fresh):
     """Where nothing moves by itself."""
-    return look(PAGE, reduced_motion="reduce")
+    return fresh("chunks", motion="reduce").tab
 
 
 @pytest.fixture
-def race(timed):
+def race(fresh):
     """From its start, in a time that the tests advance."""
-    tab = timed(PAGE)
+    tab = fresh("chunks", timed=True).tab
     # Whether it has begun by itself, or not yet: the slider stops it.
     slider = tab.locator(f"{FIGURE} input[type=range]")
     slider.press("End")
@@ -516,16 +515,16 @@ def test_the_race_stops_when_less_motion_is_asked_for(race):
     assert state(race)["tick"] == 7
 
 
-def test_the_race_waits_until_it_is_seen(timed):
-    tab = timed(PAGE, height=300)
+def test_the_race_waits_until_it_is_seen(fresh):
+    tab = fresh("chunks", (1440, 300), timed=True).tab
     tab.clock.run_for(10 * TICK)
     check_drawing(tab, 4, 0)
     tab.set_viewport_size({"width": 1280, "height": 800})
     tab.wait_for_function(f"{STATE}.running")
 
 
-def test_nothing_moves_where_that_is_asked_for(timed):
-    tab = timed(PAGE, reduced_motion="reduce")
+def test_nothing_moves_where_that_is_asked_for(fresh):
+    tab = fresh("chunks", motion="reduce", timed=True).tab
     tab.clock.run_for(30 * TICK)
     check_drawing(tab, 4, 0)
     assert tab.evaluate("document.getAnimations().length") == 0
@@ -566,17 +565,3 @@ def test_slider_by_mouse(tab):
     choose(tab, 6)
     tab.locator(f"{FIGURE} input[type=range]").click()  # in the middle
     check_drawing(tab, 6, 14)
-
-
-def test_small_screen(look):
-    tab = look(PAGE, scheme="dark", width=390)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-    smallest = tab.evaluate(
-        """figure => {
-            const texts = [...document.querySelectorAll(figure + " svg text")];
-            return Math.min(...texts.map((text) =>
-                text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize)));
-        }""",
-        FIGURE,
-    )
-    assert smallest >= 10

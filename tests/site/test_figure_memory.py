@@ -13,7 +13,6 @@ import torch
 
 from fwlab import ops
 
-PAGE = "figures/memory.html"
 A, B, NEW = (40, [0.9, 0.8]), (65, [-1, 0.5]), (140, [0.6, -1])
 APART = [(20, A[1]), (110, B[1])]
 PRESETS = {
@@ -26,8 +25,8 @@ CENTRE, BOX, SIZE = (101, 124), (201, 28), 186
 
 
 @pytest.fixture
-def tab(look):
-    return look(PAGE)
+def tab(fresh):
+    return fresh("memory").tab
 
 
 def state(tab) -> dict:

@@ -28,12 +28,11 @@ def model(rule: str) -> tuple[LanguageModel, str]:
 
 
 @pytest.fixture
-def live(look):
+def live(fresh):
     """The page with the model started."""
-    tab = look("figures/shakespeare.html")
-    tab.get_by_role("button", name="Start the model").click()
-    tab.get_by_label("Text to read").wait_for()
-    return tab
+    figure = fresh("shakespeare")
+    figure.start()
+    return figure.tab
 
 
 def weights_asked_for(tab) -> list[str]:
@@ -41,8 +40,8 @@ def weights_asked_for(tab) -> list[str]:
     return [n for n in tab.evaluate(entries) if n.endswith(".safetensors")]
 
 
-def test_weights_come_on_first_use(look):
-    tab = look("figures/shakespeare.html")
+def test_weights_come_on_first_use(fresh):
+    tab = fresh("shakespeare").tab
     assert weights_asked_for(tab) == []
     # Until then the picture that needs no script is there.
     assert tab.locator("#figure-shakespeare .fw-heads img").count() == 8
