@@ -37,6 +37,8 @@ SHORT = """
   const words = () => root.querySelector(".fw-words").textContent;
   const all = (css, of = root) => [...of.querySelectorAll(css)];
   const texts = (css, of) => all(css, of).map((e) => e.textContent);
+  const seen = (e) =>
+    e.getBoundingClientRect().width > 0 && e.checkVisibility({ visibilityProperty: true });
   const values = (css, name) => all(css).map((e) => e.getAttribute(name));
 """
 #: Milliseconds to wait for what a page does at once on a quiet machine.
