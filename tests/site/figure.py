@@ -207,7 +207,7 @@ class Tabs:
             tab = self.open(**ways)
         self.tabs[key] = tab
         tab.set_viewport_size({"width": size[0], "height": size[1]})
-        tab.emulate_media(reduced_motion=motion)
+        tab.emulate_media(reduced_motion=motion, media="screen")
         tab.mouse.move(0, 0)
         if new:
             tab.goto("about:blank")  # what differs after "#" alone is no new page
