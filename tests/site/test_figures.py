@@ -7,7 +7,7 @@ from io import BytesIO
 import keep_figures as figures
 import numpy as np
 import pytest
-from figure import number, page_of
+from figure import number, of_figure, page_of
 from matplotlib.image import imread
 from test_pages import AXE, RULES
 
@@ -167,7 +167,7 @@ def check_accessible(figure):
     for control in figure.css("input[type=range]").all():
         control.press("ArrowRight")
     figure.tab.evaluate(AXE.read_text("utf-8"))
-    assert figure.tab.evaluate(RULES) == []
+    assert figure.tab.evaluate(of_figure(RULES, figure.name)) == []
     assert figure.wide() <= figure.tab.viewport_size["width"]
 
 
