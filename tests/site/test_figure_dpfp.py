@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from figure import number
 
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 
@@ -37,10 +38,6 @@ def handle(tab, j: int):
 
 def texts(tab, selector: str) -> list[str]:
     return tab.locator(f"#figure-dpfp svg {selector}").all_text_contents()
-
-
-def number(text: str) -> float:
-    return float(text.replace("−", "-"))
 
 
 def names(nu: int) -> list[str]:

@@ -103,10 +103,10 @@ def test_agrees_with_pytorch(live, rule):
         )
         with torch.no_grad():
             states = made.prefill(tokens[:, :position])[1][1:]
-        # The memory of each head, chosen by a click.
+        # The memory of each head, chosen by a click; of a long text, of the last.
         for layer, state in enumerate(states):
             W = state if rule == "delta" else state.W
-            for head in range(W.shape[1]):
+            for head in range(0 if position < 50 else W.shape[1] - 1, W.shape[1]):
                 name = f"layer {layer + 1}, head {head + 1}"
                 live.get_by_role("button", name=name).click()
                 found = live.evaluate(STATE)
