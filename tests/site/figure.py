@@ -42,7 +42,7 @@ SHORT = """
   const values = (css, name) => all(css).map((e) => e.getAttribute(name));
 """
 #: Milliseconds to wait for what a page does at once on a quiet machine.
-PATIENCE = int(__import__("os").environ.get("PAT", 300_000))
+PATIENCE = 300_000
 
 
 def page_of(name: str) -> str:
