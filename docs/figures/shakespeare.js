@@ -127,7 +127,8 @@
       const { text: characters, steps } = run();
       const boxes = [...characters].map((character, i) => {
         const letter = fwlab.html("b", {}, shown(character));
-        const red = Math.min((steps[i].bits ?? 0) / 8, 1) * 35;
+        // Without digits that nobody sees, and that processors round differently.
+        const red = (Math.min((steps[i].bits ?? 0) / 8, 1) * 35).toFixed(1);
         letter.style.background = `color-mix(in srgb, var(--fw-wrong) ${red}%, transparent)`;
         const answer = characters[places[i]];
         const same = answer === character;

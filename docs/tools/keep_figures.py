@@ -41,6 +41,11 @@ def names() -> list[str]:
 def begin(tab: Page, base: str, name: str) -> tuple[str, str]:
     """The picture and the words of a figure in its first state."""
     tab.goto(base + PAGES.get(name, f"figures/{name}.html"), wait_until="load")
+    return first(tab, name)
+
+
+def first(tab: Page, name: str) -> tuple[str, str]:
+    """The same, on a page that is there."""
     figure = tab.locator(f"#figure-{name}")
     if name == "shakespeare":
         figure.get_by_role("button", name="Start the model").click()

@@ -6,7 +6,6 @@ FWLAB_SITE names the folder of a site that has been built already: quicker,
 while a page is being made.
 """
 
-import json
 import os
 import re
 import resource
@@ -18,6 +17,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
 from built import BUILD, OPENED, ROOT, Page
+from figure import fresh, tabs  # noqa: F401
 
 #: Milliseconds to wait for what a page does at once on a quiet machine.
 PATIENCE = 300_000
@@ -145,11 +145,9 @@ def address(site):
 
 
 @pytest.fixture
-def look(browser, address, site):
+def look(browser, address):
     """Opens pages; complains at the end of each test about all it saw."""
     seen, contexts = [], []
-    index = (site / "search" / "search_index.json").read_text("utf-8")
-    no_index = json.loads(index) | {"docs": []}
 
     def look(
         page: str,
@@ -157,14 +155,9 @@ def look(browser, address, site):
         width: int = 1440,
         height: int = 900,
         base: str = address,
-        search: bool = False,
         **options,
     ):
-        """A new tab with a page of the site, or of a copy at `base`.
-
-        - `search`: with the real index, which every page reads: a third of
-          what it costs to open one.
-        """
+        """A new tab with a page of the site, or of a copy at `base`."""
         context = browser.new_context(
             color_scheme=scheme, viewport={"width": width, "height": height}, **options
         )
@@ -177,8 +170,6 @@ def look(browser, address, site):
             route.abort()
 
         context.route(re.compile(rf"^(?!{re.escape(base)}|data:)"), refuse)
-        if not search:
-            context.route("**/search_index.json", lambda r: r.fulfill(json=no_index))
         tab = context.new_page()
         tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
         tab.on("pageerror", lambda error: seen.append(f"error: {error}"))

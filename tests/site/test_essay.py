@@ -3,10 +3,10 @@
 import re
 from math import hypot
 
-import keep_figures as figures
 import pytest
 import torch
 from built import ROOT
+from figure import of_figure
 from test_course import article, targets
 from test_pages import ALL, AXE, RULES
 
@@ -199,30 +199,31 @@ def test_numbers_of_the_text(step):
     assert said(step) == pytest.approx([float(x) for x in expected()[step]], abs=0.0051)
 
 
-def state(tab) -> dict:
-    return tab.evaluate(f"{FIGURE}.state()")
+#: What a step shows: its state, words, and the texts that are seen.
+SHOWN = """(() => {
+  root.figure.jump(given);
+  const read = (css) => all(css + " text").filter(seen).map((e) => e.textContent).join(" ");
+  return [state(), words(), read("[data-vector=memory]"), read("[data-part=table]"),
+    read("[data-vector=written]"), read("[data-part=overlap]")];
+})()"""
 
 
-def texts(tab, selector: str) -> list[float]:
-    cells = tab.locator(f"#figure-essay {selector}").all()
-    seen = [cell.text_content() for cell in cells if cell.is_visible()]
-    return [x for text in seen for x in numbers(text)]
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_the_picture_computes_what_fwlab_does(look, step):
+def test_the_picture_computes_what_fwlab_does(fresh):
     """The memory, all readings, and what is written: state, cells and words."""
-    tab = look(PAGE)
-    tab.evaluate(f"{FIGURE}.jump({step!r})")
-    shown = state(tab)
+    figure = fresh("essay")
+    for step in STEPS:
+        check_step(step, *figure.ask(SHOWN, step))
+
+
+def check_step(step: str, shown: dict, *texts: str):
+    words, memory_cells, table, written_cells, overlap = map(numbers, texts)
     rule, facts, _ = STORY[step]
     assert shown["rule"].startswith({"sum": "Sum", "delta": "Delta"}[rule])
     W = after(step).tolist()
     assert [*shown["W"][0], *shown["W"][1]] == pytest.approx([*W[0], *W[1]], abs=1e-9)
     flat = [x for row in W for x in row]
-    assert texts(tab, "[data-vector=memory] text") == pytest.approx(flat, abs=0.0051)
-    words = tab.inner_text("#figure-essay .fw-words")
-    assert numbers(words)[-4:] == pytest.approx(flat, abs=0.0051)
+    assert memory_cells == pytest.approx(flat, abs=0.0051)
+    assert words[-4:] == pytest.approx(flat, abs=0.0051)
 
     now = {name: (key, place) for name, key, place in facts}
     assert [one["name"] for one in shown["people"]] == list(now)
@@ -241,26 +242,23 @@ def test_the_picture_computes_what_fwlab_does(look, step):
         found = [reading(step, key, n) for n in (1, 2, 3, 4)]
         assert shown["again"] == [pytest.approx(x, abs=1e-9) for x in found]
         rows = [x for n in range(4) for x in (n + 1, *HOME, *found[n])]
-    assert texts(tab, "[data-part=table] text") == pytest.approx(rows, abs=0.0051)
+    assert table == pytest.approx(rows, abs=0.0051)
 
-    cells = texts(tab, "[data-vector=written] text")
     if step in ("pair", "second", "moved", "delta", "strength", "third"):
-        assert cells == pytest.approx(written(step), abs=0.0051)
+        assert written_cells == pytest.approx(written(step), abs=0.0051)
     else:
-        assert cells == []
+        assert written_cells == []
     overlaps = {
         "overlap": [product(NORA, CLOSE)],
         "third": [product(PIA, NORA), product(PIA, MAX)],
     }
-    drawn = texts(tab, "[data-part=overlap] text")
-    assert drawn == pytest.approx(overlaps.get(step, []), abs=0.0051)
+    assert overlap == pytest.approx(overlaps.get(step, []), abs=0.0051)
 
 
-def test_the_chunk_is_fwlabs(look):
+def test_the_chunk_is_fwlabs(fresh):
     """The triangular system, whose solution is what the steps have written."""
-    tab = look(PAGE)
-    tab.evaluate(f"{FIGURE}.jump('chunk')")
-    solved = {name: vector(*x) for name, x in state(tab)["solved"].items()}
+    shown, *_ = fresh("essay").ask(SHOWN, "chunk")
+    solved = {name: vector(*x) for name, x in shown["solved"].items()}
     K = torch.stack([vector(*key) for _, key, _ in ALL_FOUR])
     V = torch.stack([vector(*place) for *_, place in ALL_FOUR])
     torch.testing.assert_close(solved["A"], (K @ K.T).tril(-1))
@@ -282,10 +280,8 @@ def settled(tab, step: str):
     )
 
 
-def opened(look, size, **options):
-    tab = look(PAGE, width=size[0], has_touch=size[0] < 500, **options)
-    tab.set_viewport_size({"width": size[0], "height": size[1]})
-    return tab
+def opened(fresh, size, motion="no-preference", **options):
+    return fresh("essay", size, motion, **options).tab
 
 
 #: Whether the picture has ever been between two steps.
@@ -312,14 +308,15 @@ PLACES = """(step) => {
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_picture_follows_the_text(look, size, motion):
+def test_the_picture_follows_the_text(fresh, size, motion):
     """Down and up again. It stays in the window, beside the text or above it;
-    it moves only for those who have not asked for rest.
+    it moves only for those who have not asked for rest: for them, a few steps.
     """
-    tab = opened(look, size, reduced_motion=motion)
+    tab = opened(fresh, size, motion)
+    steps = STEPS if motion == "reduce" else STEPS[:4]
     settled(tab, STEPS[0])
     tab.evaluate(WATCH)
-    for step in [*STEPS, *STEPS[-2::-1]]:
+    for step in [*steps, *steps[-2::-1]]:
         heading = tab.locator(f"[data-step={step}] h2")
         heading.evaluate("(e) => e.scrollIntoView({ behavior: 'instant' })")
         settled(tab, step)
@@ -341,17 +338,17 @@ def test_the_picture_follows_the_text(look, size, motion):
     assert (tab.evaluate("moved") == 0) == (motion == "reduce")
 
 
-def test_a_link_to_a_step_shows_it(look):
-    tab = look(f"{PAGE}#6-look-up-compare-write")
+def test_a_link_to_a_step_shows_it(fresh):
+    tab = fresh("essay", place="#6-look-up-compare-write").tab
     settled(tab, "delta")
     tab.evaluate("location.hash = '#8-two-dimensions-two-keys'")
     settled(tab, "third")
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_by_keyboard(look, size):
+def test_by_keyboard(fresh, size):
     """Two buttons lead through the steps, and the usual keys scroll."""
-    tab = opened(look, size)
+    tab = opened(fresh, size, "reduce")
     following = tab.get_by_role("button", name="Next step")
     previous = tab.get_by_role("button", name="Previous step")
     assert previous.is_disabled()
@@ -372,9 +369,9 @@ def test_by_keyboard(look, size):
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_quick_presses_add_up(look, motion):
+def test_quick_presses_add_up(fresh, motion):
     """However far the page has scrolled in between."""
-    tab = opened(look, SIZES[0], reduced_motion=motion)
+    tab = opened(fresh, SIZES[0], motion)
     tab.get_by_role("button", name="Next step").focus()
     for _ in range(4):
         tab.keyboard.press("Enter")
@@ -391,9 +388,9 @@ def test_quick_presses_add_up(look, motion):
     settled(tab, STEPS[-4])
 
 
-def test_what_is_seen_is_said(look):
+def test_what_is_seen_is_said(fresh):
     """Once the picture rests, and politely."""
-    tab = look(PAGE)
+    tab = fresh("essay").tab
     status = tab.locator("#figure-essay [role=status]")
     assert status.text_content() == ""
     tab.locator("[data-step=moved]").evaluate("(e) => e.scrollIntoView()")
@@ -419,11 +416,12 @@ def pictures(tab) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_without_scripts_each_step_has_a_picture(look, width):
-    tab = look(PAGE, width=width, java_script_enabled=False)
-    # The picture of the first step is that of the figure.
-    assert pictures(tab) == [*STEPS[1:], "moving"]
+def test_without_scripts_each_step_has_a_picture(look):
+    tab = look(PAGE, java_script_enabled=False)
+    for width, height in SIZES:
+        tab.set_viewport_size({"width": width, "height": height})
+        # The picture of the first step is that of the figure.
+        assert pictures(tab) == [*STEPS[1:], "moving"]
     assert tab.locator(".fw-essay button").count() == 0
     for step in STEPS[1:]:
         words = tab.inner_text(f"[data-step={step}] .fw-words")
@@ -431,45 +429,28 @@ def test_without_scripts_each_step_has_a_picture(look, width):
         assert numbers(words)[-4:] == pytest.approx(flat, abs=0.0051)
 
 
-def test_on_paper_each_step_has_a_picture(look):
-    tab = look(PAGE)
+def test_on_paper_and_in_a_low_window_each_step_has_a_picture(fresh):
+    """At 200 % zoom nothing may cover the text."""
+    tab = fresh("essay").tab
     assert pictures(tab) == ["moving"]
     tab.emulate_media(media="print")
     assert pictures(tab) == STEPS
-
-
-def test_in_a_low_window_each_step_has_a_picture(look):
-    """At 200 % zoom nothing may cover the text."""
-    tab = opened(look, (640, 400))
+    tab.emulate_media(media="screen")
+    tab.set_viewport_size({"width": 640, "height": 400})
     assert pictures(tab) == STEPS
-
-
-def test_kept_pictures_are_current(look, address):
-    """If not: make figures."""
-    tab = look("notation.html")
-    figures.begin(tab, address, "essay")
-    steps = figures.later_steps(tab, "essay")
-    assert [name.removeprefix("essay-") for name in steps] == STEPS[1:]
-    for name, (picture, words) in steps.items():
-        kept = [
-            (figures.FIGURES / f"{name}.{kind}").read_text("utf-8")
-            for kind in ("html", "txt")
-        ]
-        assert [kept[0].strip(), kept[1].strip()] == [picture.strip(), words.strip()]
 
 
 # The page
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
-def test_every_step_is_accessible(look, size, scheme):
-    tab = opened(look, size, scheme=scheme, reduced_motion="reduce")
+@pytest.mark.parametrize(("size", "scheme"), [(SIZES[0], "dark"), (SIZES[1], "light")])
+def test_every_step_is_accessible(fresh, size, scheme):
+    tab = opened(fresh, size, "reduce", scheme=scheme)
     tab.evaluate(AXE.read_text("utf-8"))
     for step in ("second", "overlap", "third", "long", "chunk"):
         tab.locator(f"[data-step={step}]").evaluate("(e) => e.scrollIntoView()")
         settled(tab, step)
-        assert tab.evaluate(RULES, ALL) == [], step
+        assert tab.evaluate(of_figure(RULES, "essay"), ALL) == [], step
         assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
 
 

@@ -13,30 +13,15 @@ import torch
 from fwlab import ops
 
 T, TILE = 8, 4
-PAGE = "figures/aft.html"
 FAILING = ("none", "global", "tile")
+KEY = "Large key"
+#: Without what is plotted for all sizes.
+NOW = "(({ worst, ...now }) => now)(state())"
 
 
 @pytest.fixture
-def tab(look):
-    return look(PAGE)
-
-
-def state(tab) -> dict:
-    return tab.evaluate("document.querySelector('#figure-aft').figure.state()")
-
-
-def set_key(tab, value: int):
-    """By its keys alone, from the nearer end."""
-    slider = tab.get_by_role("slider", name="Large key")
-    slider.focus()
-    end, arrow, presses = "Home", "ArrowRight", value + 20
-    if value > 90:
-        end, arrow, presses = "End", "ArrowLeft", 200 - value
-    slider.press(end)
-    for _ in range(presses):
-        slider.press(arrow)
-    assert slider.input_value() == str(value)
+def figure(fresh):
+    return fresh("aft")
 
 
 def quotients(keys: list[float], values: list[float], c: list[float]) -> list[float]:
@@ -61,30 +46,26 @@ def subtracted(keys: list[float]) -> dict[str, list[float]]:
     }
 
 
-def simple(keys: list[float], values: list[float], dtype) -> tuple:
-    """fwlab's outputs, whose gate is open, and its running log-sum-exp."""
+def simple(keys: list[float], values: list[float], dtype) -> list[float]:
+    """fwlab's outputs, whose gate is open."""
     k, v = (torch.tensor(x, dtype=dtype)[None, :, None] for x in (keys, values))
-    gate = torch.full_like(k, 100)
-    y = ops.aft_simple(gate, k, v)[0, :, 0]
-    log_sums = [
-        ops.aft_simple(gate[:, :t], k[:, :t], v[:, :t], return_state=True)[1][0]
-        for t in range(1, T)
-    ]
-    return y.tolist(), [-math.inf, *(x.item() for x in log_sums)]
+    return ops.aft_simple(torch.full_like(k, 100), k, v)[0, :, 0].tolist()
 
 
 def compare(shown: dict):
     """What the figure shows, with what torch and fwlab compute."""
     keys, values, methods = (shown[name] for name in ("keys", "values", "methods"))
     assert keys[shown["step"] - 1] == shown["large"]
-    exact, _ = simple(keys, values, torch.float64)
+    exact = simple(keys, values, torch.float64)
     assert shown["exact"] == pytest.approx(exact, rel=1e-12)
 
-    y, log_sums = simple(keys, values, torch.float32)
-    assert methods["running"]["outputs"] == pytest.approx(y, rel=1e-6)
-    tops = [max(pair) for pair in zip(log_sums, keys, strict=True)]
-    assert methods["running"]["maxima"] == pytest.approx(tops, rel=1e-6)
-    assert methods["running"]["lost"] == methods["running"]["wrong"] == []
+    running = methods["running"]
+    y = simple(keys, values, torch.float32)
+    assert running["outputs"] == pytest.approx(y, rel=1e-6)
+    k = torch.tensor(keys)
+    before = torch.cat([torch.tensor([-math.inf]), k.logcumsumexp(0)[:-1]])
+    assert running["maxima"] == pytest.approx(before.maximum(k).tolist(), rel=1e-6)
+    assert running["lost"] == running["wrong"] == []
 
     for name, c in subtracted(keys).items():
         method = methods[name]
@@ -100,47 +81,17 @@ def compare(shown: dict):
             assert method["errors"][t - 1] == pytest.approx(errors[t - 1], abs=1e-6)
 
 
-def drawn(tab, name: str) -> dict:
-    """The numbers and marks in the picture, without its page's help."""
-    block = tab.locator(f"#figure-aft [data-method={name}]")
-    label = block.get_attribute("aria-label")
-    texts = block.locator("text").all_text_contents()
-    place = texts.index("y")
-    marks = {}
-    for part in ("lost", "wrong", "shade"):
-        d = block.locator(f"[data-part={part}]").get_attribute("d") or ""
-        starts = re.findall(r"M([\d.]+) [\d.]+h", d)
-        marks[part] = [int((float(x) - 28) // 43) + 1 for x in starts]
-    return {
-        "label": label,
-        "verdict": texts[1],
-        "outputs": texts[place + 1 : place + 1 + T],
-        "errors": texts[place + T + 2 :],
-        **marks,
-    }
-
-
 def number(y: float | str) -> str:
     special = {"NaN": "NaN", "Infinity": "∞"}
     return special[y] if isinstance(y, str) else f"{y:.3f}"
 
 
-def test_as_it_begins(tab):
-    shown = state(tab)
-    compare(shown)
-    # One picture with all that can happen: lost, wrong, and right.
-    assert (shown["step"], shown["large"]) == (6, 103)
-    assert shown["methods"]["global"]["lost"]
-    assert shown["methods"]["global"]["wrong"]
-    assert tab.evaluate("document.querySelector('.fw-picture').outerHTML.length") < 25e3
-
-
 def worst(keys: list[float], values: list[float]) -> dict:
     """Of each method: the largest error of the rows that are not lost; and
     whether one is lost."""
-    exact, _ = simple(keys, values, torch.float64)
+    exact = simple(keys, values, torch.float64)
     outputs = {n: quotients(keys, values, c) for n, c in subtracted(keys).items()}
-    outputs["running"], _ = simple(keys, values, torch.float32)
+    outputs["running"] = simple(keys, values, torch.float32)
     found = {}
     for name, ys in outputs.items():
         pairs = [pair for pair in zip(ys, exact, strict=True) if math.isfinite(pair[0])]
@@ -150,12 +101,12 @@ def worst(keys: list[float], values: list[float]) -> dict:
 
 
 @pytest.mark.parametrize("step", [4, 6])
-def test_plot_of_the_error_against_the_size_of_the_key(tab, step):
+def test_plot_of_the_error_against_the_size_of_the_key(figure, step):
     """What is plotted for each size is what torch computes; so is its curve."""
-    tab.get_by_role("radio", name=str(step), exact=True).click()
-    shown = state(tab)
+    figure.choose(str(step))
+    shown = figure.state()
     starts = {}
-    for n in range(0, 221, 5):
+    for n in range(0, 221, 10):
         keys = list(shown["keys"])
         keys[step - 1] = n - 20
         for name, (error, lost) in worst(keys, shown["values"]).items():
@@ -167,7 +118,7 @@ def test_plot_of_the_error_against_the_size_of_the_key(tab, step):
     for name in ("none", "global", "tile", "running"):
         lines = {}
         for kind in ("curve", "lost"):
-            d = tab.locator(f"#figure-aft [data-{kind}={name}]").get_attribute("d")
+            (d,) = figure.ask("values(given, 'd')", f"[data-{kind}={name}]")
             pairs = re.findall(r"[ML]([-\d.]+) ([-\d.]+)", d or "")
             lines[kind] = [(float(x), float(y)) for x, y in pairs]
         plotted = shown["worst"][name]
@@ -186,76 +137,70 @@ def test_plot_of_the_error_against_the_size_of_the_key(tab, step):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_plot_lies_under_the_slider(look, width):
+def test_plot_lies_under_the_slider(fresh, width):
     """The line of the plot is below the thumb, wherever that is."""
-    tab = look(PAGE, width=width)
-    slider = tab.get_by_role("slider", name="Large key")
-    for value in (-20, 60, 103, 200):
-        slider.fill(str(value))
-        box = slider.bounding_box()
-        thumb = box["x"] + 8 + (value + 20) / 220 * (box["width"] - 16)
-        line = tab.locator("#figure-aft [data-part=marker]").bounding_box()
-        assert line["x"] + line["width"] / 2 == pytest.approx(thumb, abs=2)
-        assert -2 <= line["y"] - box["y"] - box["height"] < 12
-        for name, method in state(tab)["methods"].items():
-            dot = tab.locator(f"#figure-aft [data-dot={name}]")
-            place = [float(dot.get_attribute(a)) for a in ("cx", "cy")]
-            assert place[0] == pytest.approx((value + 20) / 220 * 340, abs=0.06)
-            assert (place[1] < 70) == bool(method["lost"])
+    figure = fresh("aft", (width, 900))
+    box = figure.slider(KEY).bounding_box()
+    places = figure.sweep(
+        KEY,
+        (-20, 60, 103, 200),
+        f"""[{NOW}, (({{ x, width }}) => x + width / 2)(all("[data-part=marker]")[0].getBoundingClientRect()),
+          all("[data-part=marker]")[0].getBoundingClientRect().y - input.getBoundingClientRect().bottom,
+          Object.fromEntries(all("[data-dot]").map((dot) => [dot.dataset.dot,
+            ["cx", "cy"].map((a) => Number(dot.getAttribute(a)))]))]""",
+    )
+    for shown, middle, below, dots in places:
+        share = (shown["large"] + 20) / 220
+        thumb = box["x"] + 8 + share * (box["width"] - 16)
+        assert middle == pytest.approx(thumb, abs=2)
+        assert -2 <= below < 12
+        for name, method in shown["methods"].items():
+            assert dots[name][0] == pytest.approx(share * 340, abs=0.06)
+            assert (dots[name][1] < 70) == bool(method["lost"])
 
 
-def test_keyboard_moves_the_key(tab):
-    for value in (-20, 88, 104, 200):
-        before = tab.inner_text(".fw-words")
-        set_key(tab, value)
-        shown = state(tab)
-        assert shown["large"] == value
-        compare(shown)
-        words = tab.inner_text(".fw-words")
-        assert words != before
-        assert f"K6 = {value}.".replace("-", "−") in words
-
-
-def test_every_key_of_the_slider(tab):
+def test_every_part_of_the_slider(figure):
     """The first NaN of each trick comes where torch has it: so do all others."""
-    slider = tab.get_by_role("slider", name="Large key")
-    slider.focus()
-    slider.press("Home")
+    values = sorted({*range(-20, 201, 20), *range(86, 110), 200})
     first = {}
-    for value in range(-20, 201):
-        shown = state(tab)
+    for value, shown in zip(values, figure.sweep(KEY, values, NOW), strict=True):
         assert shown["large"] == value
         compare(shown)
         for name in FAILING:
             if shown["methods"][name]["lost"]:
                 first.setdefault(name, (value, shown["methods"][name]["lost"][0]))
-        slider.press("ArrowRight")
     # e^88.7 is the end of float32, and e^-103.97 rounds to 0.
     assert first == {"none": (88, 6), "global": (103, 1), "tile": (106, 5)}
 
 
-def test_mouse_moves_the_key(tab):
-    slider = tab.get_by_role("slider", name="Large key")
+def test_mouse_and_keys_move_the_key(figure):
+    slider = figure.slider(KEY)
     slider.scroll_into_view_if_needed()
-    box = slider.bounding_box()
+    box, mouse = slider.bounding_box(), figure.tab.mouse
     y = box["y"] + box["height"] / 2
-    tab.mouse.move(box["x"] + box["width"] * 0.56, y)
-    tab.mouse.down()
-    tab.mouse.move(box["x"] + box["width"] * 0.8, y, steps=4)
-    tab.mouse.up()
-    shown = state(tab)
+    mouse.move(box["x"] + box["width"] * 0.56, y)
+    mouse.down()
+    mouse.move(box["x"] + box["width"] * 0.8, y, steps=4)
+    mouse.up()
+    shown = figure.state()
     assert 140 < shown["large"] < 170
     compare(shown)
     assert shown["methods"]["global"]["lost"] == [1, 2, 3, 4, 5]
     assert shown["methods"]["tile"]["lost"] == [5]
-    assert tab.locator(".fw-slider .fw-value").inner_text() == str(shown["large"])
+    assert figure.texts(".fw-slider .fw-value") == [str(shown["large"])]
+    for key, value in (
+        *(("Home", -20), ("ArrowRight", -19), ("End", 200), ("ArrowLeft", 199)),
+    ):
+        slider.press(key)
+        assert figure.state()["large"] == value
+        assert f"K6 = {value}.".replace("-", "−") in figure.words()
 
 
-def test_another_step_is_large(tab):
-    set_key(tab, 150)
+def test_another_step_is_large(figure):
+    figure.slide(KEY, 150)
     for step in range(3, 9):
-        tab.get_by_role("radio", name=str(step), exact=True).click()
-        shown = state(tab)
+        figure.choose(str(step))
+        shown = figure.state()
         assert shown["step"] == step
         compare(shown)
         methods = shown["methods"]
@@ -263,69 +208,65 @@ def test_another_step_is_large(tab):
         assert methods["global"]["lost"] == list(range(1, step))
         tile = (step - 1) // TILE * TILE + 1
         assert methods["tile"]["lost"] == list(range(tile, step))
-        assert f"K{step} = 150." in tab.inner_text(".fw-words")
+        assert f"K{step} = 150." in figure.words()
+    figure.tab.keyboard.press("ArrowLeft")
+    assert figure.state()["step"] == 7
 
 
-def test_step_by_keyboard(tab):
-    tab.get_by_role("radio", name="6", exact=True).focus()
-    tab.keyboard.press("ArrowRight")
-    assert state(tab)["step"] == 7
-    compare(state(tab))
+#: The numbers and marks in the picture, without the help of its state.
+DRAWN = """({
+  now: state(), words: words(), keys: texts("text", all("svg g")[0]),
+  blocks: Object.fromEntries(all("[data-method]").map((block) => [block.dataset.method, {
+    label: block.getAttribute("aria-label"), texts: texts("text", block),
+    marks: Object.fromEntries(["lost", "wrong", "shade"].map((part) =>
+      [part, block.querySelector(`[data-part=${part}]`).getAttribute("d") ?? ""])),
+  }])),
+})"""
 
 
-@pytest.mark.parametrize("value", [3, 88, 103, 104, 150])
-def test_drawn_as_said(tab, value):
-    set_key(tab, value)
-    shown = state(tab)
-    words = tab.inner_text(".fw-words")
-    for name, method in shown["methods"].items():
-        picture = drawn(tab, name)
-        outputs = [number(y) for y in method["outputs"]]
-        assert picture["outputs"] == outputs
-        assert ", ".join(outputs) in picture["label"]
-        assert picture["lost"] == method["lost"]
-        assert picture["wrong"] == method["wrong"]
-        assert picture["shade"] == method["lost"] + method["wrong"]
-        bad = len(picture["shade"])
-        assert (picture["verdict"] == "all 8 right") == (bad == 0)
-        assert picture["verdict"] in picture["label"]
-        for y, text in zip(method["errors"], picture["errors"], strict=True):
-            if isinstance(y, str):
-                assert text == "–"
-            else:
-                assert float(text.replace("−", "-")) == pytest.approx(y, rel=0.51)
-    assert ("NaN" in words) == any(
-        "NaN" in m["outputs"] for m in shown["methods"].values()
-    )
-    keys = tab.locator("#figure-aft svg g").first.locator("text").all_text_contents()
-    place = keys.index("K")
-    shown_keys = [f"{key:.1f}".replace("-", "−") for key in shown["keys"]]
-    assert keys[place + 1 : place + 1 + T] == shown_keys
+def test_drawn_as_said(figure):
+    begins = figure.state()
+    # One picture with all that can happen: lost, wrong, and right.
+    assert (begins["step"], begins["large"]) == (6, 103)
+    assert begins["methods"]["global"]["lost"] and begins["methods"]["global"]["wrong"]
+    assert figure.ask("all('.fw-picture')[0].outerHTML.length") < 25e3
+    for drawn in figure.sweep(KEY, (3, 88, 103, 104, 150), DRAWN):
+        methods = drawn["now"]["methods"]
+        for name, method in methods.items():
+            block = drawn["blocks"][name]
+            texts, label = block["texts"], block["label"]
+            marks = {}
+            for part, d in block["marks"].items():
+                starts = re.findall(r"M([\d.]+) [\d.]+h", d)
+                marks[part] = [int((float(x) - 28) // 43) + 1 for x in starts]
+            place = texts.index("y") + 1
+            outputs = [number(y) for y in method["outputs"]]
+            assert texts[place : place + T] == outputs
+            assert ", ".join(outputs) in label
+            bad = method["lost"] + method["wrong"]
+            assert marks == {
+                "lost": method["lost"],
+                "wrong": method["wrong"],
+                "shade": bad,
+            }
+            assert (texts[1] == "all 8 right") == (not bad)
+            assert texts[1] in label
+            errors = texts[place + T + 1 :]
+            for y, text in zip(method["errors"], errors, strict=True):
+                if isinstance(y, str):
+                    assert text == "–"
+                else:
+                    assert float(text.replace("−", "-")) == pytest.approx(y, rel=0.51)
+        nan = any("NaN" in m["outputs"] for m in methods.values())
+        assert ("NaN" in drawn["words"]) == nan
+        place = drawn["keys"].index("K") + 1
+        keys = [f"{key:.1f}".replace("-", "−") for key in drawn["now"]["keys"]]
+        assert drawn["keys"][place : place + T] == keys
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_nothing_overlaps(look, width):
+def test_nothing_overlaps(fresh, width):
     """No text of the picture touches another, and none is cut off."""
-    tab = look(PAGE, width=width)
-    boxes = tab.evaluate(
-        """[...document.querySelectorAll("#figure-aft svg text")]
-        .filter((text) => text.textContent)
-        .map((text) => {
-          const box = text.getBBox();
-          const svg = text.ownerSVGElement;
-          const { x, width } = svg.viewBox.baseVal;
-          if (box.x < x - 0.5 || box.x + box.width > x + width + 0.5)
-            throw new Error(`cut off: ${text.textContent}`);
-          const number = [...document.querySelectorAll("svg")].indexOf(svg);
-          return [number, text.textContent, box.x, box.y, box.width, box.height];
-        })"""
-    )
-    for i, (of, a, x, y, w, h) in enumerate(boxes):
-        for of2, b, x2, y2, w2, h2 in boxes[:i]:
-            apart = of != of2 or x + w <= x2 or x2 + w2 <= x
-            # Lines of text lie close: a third of a line is its margin.
-            assert apart or abs(y + h / 2 - y2 - h2 / 2) > 0.66 * min(h, h2), (a, b)
-    scroll = (
-        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    )
-    assert tab.evaluate(scroll)
+    figure = fresh("aft", (width, 900))
+    assert figure.overlapping() == []
+    assert figure.wide() <= width

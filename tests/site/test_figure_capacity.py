@@ -14,15 +14,14 @@ from fwlab import ops
 from fwlab.data.retrieval import law, loss
 from fwlab.feature_maps import DPFP, l2_normalize
 
-PAGE = "figures/capacity.html"
 STATE = "document.querySelector('#figure-capacity').figure.state()"
 SIZES = (1, 2, 15, 16, 17, 40, 128)
 NAMES = ("sum", "delta", "dpfp")
 
 
 @pytest.fixture
-def tab(look):
-    return look(PAGE)
+def tab(fresh):
+    return fresh("capacity").tab
 
 
 def state(tab) -> dict:

@@ -9,11 +9,11 @@ from itertools import chain
 
 import pytest
 import torch
+from figure import Figure, number
 
 from fwlab import ops
 from fwlab.ops import chunks
 
-PAGE = "figures/chunks.html"
 FIGURE = "#figure-chunks"
 T, D = 12, 2
 SIZES = (3, 4, 6)
@@ -27,15 +27,15 @@ STATE = f"document.querySelector('{FIGURE}').figure.state()"
 
 
 @pytest.fixture
-def tab(look):
+def tab(fresh):
     """Where nothing moves by itself."""
-    return look(PAGE, reduced_motion="reduce")
+    return fresh("chunks", motion="reduce").tab
 
 
 @pytest.fixture
-def race(timed):
+def race(fresh):
     """From its start, in a time that the tests advance."""
-    tab = timed(PAGE)
+    tab = fresh("chunks", timed=True).tab
     # Whether it has begun by itself, or not yet: the slider stops it.
     slider = tab.locator(f"{FIGURE} input[type=range]")
     slider.press("End")
@@ -315,38 +315,34 @@ def test_costs_of_the_whole_race_are_the_formulas(size):
         }
 
 
-def number(text: str) -> float:
-    return float(text.replace("−", "-"))
+#: What the pictures and the words show.
+DRAWN = """(() => {
+  const parts = {}, blocks = {}, states = {}, lanes = {};
+  for (const part of all("[data-part]"))
+    parts[part.dataset.part] = texts(".fw-cell-text", part);
+  for (const lane of ["loop", "chunks"])
+    lanes[lane] = texts(`[data-part=${lane}] text`).filter((text) => /^[0-9]+ of/.test(text));
+  for (const block of all("[data-block]")) {
+    const { x, y, width, height } = block.querySelector("rect").attributes;
+    blocks[block.dataset.block] = [y, x, height, width].map((a) => Number(a.value));
+  }
+  for (const one of all("[data-state]"))
+    states[one.parentNode.dataset.part + one.dataset.state] = texts(".fw-cell-text", one).length;
+  const labels = values("svg [role=img]", "aria-label");
+  return { state: state(), words: words(), parts, blocks, states, lanes, labels };
+})()"""
 
 
 def check_drawing(tab, size: int, tick: int):
     """What the pictures show after a tick."""
+    check_drawn(Figure(tab, "chunks").ask(DRAWN), size, tick)
+
+
+def check_drawn(drawn: dict, size: int, tick: int):
     name, chunk, lit = expected(size)[tick]
-    shown, n = state(tab), T // size
+    shown, n = drawn["state"], T // size
     found = (shown["tick"], shown["name"], shown["chunk"], shown["C"])
     assert found == (tick, name, chunk, size)
-    drawn = tab.evaluate(
-        """figure => {
-            const svg = document.querySelector(figure);
-            const parts = {}, blocks = {}, states = {}, lanes = {};
-            for (const part of svg.querySelectorAll("[data-part]"))
-                parts[part.dataset.part] = [...part.querySelectorAll(
-                    ".fw-cell-text")].map((text) => text.textContent);
-            for (const lane of ["loop", "chunks"])
-                lanes[lane] = [...svg.querySelectorAll(`[data-part=${lane}] text`)].map(
-                    (text) => text.textContent).filter((text) => /^[0-9]+ of/.test(text));
-            for (const block of svg.querySelectorAll("[data-block]")) {
-                const { x, y, width, height } = block.querySelector("rect").attributes;
-                blocks[block.dataset.block] =
-                    [y, x, height, width].map((a) => Number(a.value));
-            }
-            for (const one of svg.querySelectorAll("[data-state]"))
-                states[one.parentNode.dataset.part + one.dataset.state] =
-                    one.querySelectorAll(".fw-cell-text").length;
-            return { parts, blocks, states, lanes };
-        }""",
-        FIGURE,
-    )
     assert set(drawn["blocks"]) == lit
     for block, (y, x, height, width) in drawn["blocks"].items():
         at = ((y - TOP) / CELL, (x - LEFT) / CELL, height / CELL, width / CELL)
@@ -393,8 +389,7 @@ def check_drawing(tab, size: int, tick: int):
     }
 
     assert shown["costs"] == costs(size, tick)
-    labels = tab.locator(f"{FIGURE} svg [role=img]")
-    race, said = labels.nth(0).get_attribute("aria-label"), words(tab)
+    (race, label, *_), said = drawn["labels"], drawn["words"]
     for lane, way, title in (
         ("loop", "naive", "Step by step"),
         ("chunks", "chunked", f"Chunks of {size}"),
@@ -424,7 +419,6 @@ def check_drawing(tab, size: int, tick: int):
         assert f"finished at tick {arrival}." in said
     if tick == RACE:
         assert said.startswith("Both have finished, with the same outputs.")
-    label = labels.nth(1).get_attribute("aria-label")
     assert label == f"Tick {tick} of {len(stages) - 1}. {said}"
 
 
@@ -436,7 +430,7 @@ def test_all_stages_by_buttons(tab, size):
     ticks = [*range(arrival + 1), *range(RACE, len(expected(size)))]
     said = set()
     for tick in ticks:
-        check_drawing(tab, size, tick)
+        assert state(tab)["tick"] == tick
         said.add(words(tab))
         if tick != ticks[-1]:
             press(tab, "Next")
@@ -455,10 +449,9 @@ def test_all_stages_by_buttons(tab, size):
 @pytest.mark.parametrize("size", SIZES)
 def test_every_tick_by_the_slider(tab, size):
     choose(tab, size)
-    slider = tab.locator(f"{FIGURE} input[type=range]")
-    for tick in range(len(expected(size))):
-        check_drawing(tab, size, tick)
-        slider.press("ArrowRight")
+    ticks = range(len(expected(size)))
+    for tick, drawn in enumerate(Figure(tab, "chunks").sweep("Tick", ticks, DRAWN)):
+        check_drawn(drawn, size, tick)
 
 
 def test_the_loop_is_far_from_its_end_when_the_chunks_finish(tab):
@@ -516,16 +509,16 @@ def test_the_race_stops_when_less_motion_is_asked_for(race):
     assert state(race)["tick"] == 7
 
 
-def test_the_race_waits_until_it_is_seen(timed):
-    tab = timed(PAGE, height=300)
+def test_the_race_waits_until_it_is_seen(fresh):
+    tab = fresh("chunks", (1440, 300), timed=True).tab
     tab.clock.run_for(10 * TICK)
     check_drawing(tab, 4, 0)
     tab.set_viewport_size({"width": 1280, "height": 800})
     tab.wait_for_function(f"{STATE}.running")
 
 
-def test_nothing_moves_where_that_is_asked_for(timed):
-    tab = timed(PAGE, reduced_motion="reduce")
+def test_nothing_moves_where_that_is_asked_for(fresh):
+    tab = fresh("chunks", motion="reduce", timed=True).tab
     tab.clock.run_for(30 * TICK)
     check_drawing(tab, 4, 0)
     assert tab.evaluate("document.getAnimations().length") == 0
@@ -566,17 +559,3 @@ def test_slider_by_mouse(tab):
     choose(tab, 6)
     tab.locator(f"{FIGURE} input[type=range]").click()  # in the middle
     check_drawing(tab, 6, 14)
-
-
-def test_small_screen(look):
-    tab = look(PAGE, scheme="dark", width=390)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-    smallest = tab.evaluate(
-        """figure => {
-            const texts = [...document.querySelectorAll(figure + " svg text")];
-            return Math.min(...texts.map((text) =>
-                text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize)));
-        }""",
-        FIGURE,
-    )
-    assert smallest >= 10

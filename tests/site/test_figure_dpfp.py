@@ -8,10 +8,10 @@ import re
 
 import pytest
 import torch
+from figure import number
 
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 
-PAGE = "figures/dpfp.html"
 START = [[0.6, 1.2], [-0.4, 1.4]]
 NAMES = ["k", "k′"]
 ENTRIES = ["x", "y", "−x", "−y"]
@@ -20,8 +20,8 @@ CENTRE, SCALE = (104, 120), 45
 
 
 @pytest.fixture
-def tab(look):
-    return look(PAGE)
+def tab(fresh):
+    return fresh("dpfp").tab
 
 
 def state(tab) -> dict:
@@ -38,10 +38,6 @@ def handle(tab, j: int):
 
 def texts(tab, selector: str) -> list[str]:
     return tab.locator(f"#figure-dpfp svg {selector}").all_text_contents()
-
-
-def number(text: str) -> float:
-    return float(text.replace("−", "-"))
 
 
 def names(nu: int) -> list[str]:
@@ -337,8 +333,8 @@ def test_shift_2_is_always_0_and_says_why(tab):
     assert texts(tab, "[data-shift='2'] text") == []
 
 
-def test_by_touch_on_a_small_screen(look):
-    tab = look(PAGE, "dark", 390, has_touch=True)
+def test_by_touch_on_a_small_screen(fresh):
+    tab = fresh("dpfp", (390, 844), touch=True).tab
     for j in range(2):
         box = handle(tab, j).bounding_box()
         assert box["width"] >= 24 and box["height"] >= 24

@@ -15,7 +15,6 @@ from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
 from fwlab.ops.feedback_memory import naive
 
 L, T, WIDTH, HEADS = 3, 6, 8, 2
-PAGE = "figures/feedback.html"
 ALL = [(l, t) for t in range(1, T + 1) for l in range(L + 1)]
 MODELS = {"transformer": "Transformer", "feedback": "Feedback transformer"}
 CHOSEN = [(0, 1), (3, 1), (1, 2), (1, 4), (2, 3), (0, 5), (2, 6), (3, 6)]
@@ -146,9 +145,9 @@ def longest(graph: dict, state: tuple) -> int:
 
 
 @pytest.fixture
-def tab(look):
+def tab(fresh):
     """Where nothing moves by itself."""
-    return look(PAGE, reduced_motion="reduce")
+    return fresh("feedback", motion="reduce").tab
 
 
 STATE = "document.querySelector('#figure-feedback').figure.state()"
@@ -317,14 +316,14 @@ TICK = 350
 
 
 @pytest.fixture
-def moving(timed):
+def moving(fresh):
     """In a time that the tests advance; a click on a cell starts it again."""
-    return timed(PAGE)
+    return fresh("feedback", timed=True).tab
 
 
-def test_the_path_is_drawn_by_itself(look):
+def test_the_path_is_drawn_by_itself(fresh):
     """It may have ended before this test looks."""
-    tab = look(PAGE)
+    tab = fresh("feedback").tab
     tab.wait_for_function(
         f"{STATE}.running || Object.values({STATE}.models).some((one) => one.drawn)"
     )
@@ -367,8 +366,8 @@ def test_play_replays_and_pauses(moving, truth):
     check(moving, (0, 3), truth)
 
 
-def test_nothing_moves_where_that_is_asked_for(timed, truth):
-    tab = timed(PAGE, reduced_motion="reduce")
+def test_nothing_moves_where_that_is_asked_for(fresh, truth):
+    tab = fresh("feedback", motion="reduce", timed=True).tab
     check(tab, (2, 4), truth)  # the whole path at once
     cell(tab, "feedback", 3, 6).click()
     check(tab, (3, 6), truth)
@@ -386,8 +385,8 @@ def test_depth(truth):
         assert longest(truth["feedback"], (l, t)) == with_feedback
 
 
-def test_on_a_phone(look, truth):
-    tab = look(PAGE, width=390, has_touch=True, reduced_motion="reduce")
+def test_on_a_phone(fresh, truth):
+    tab = fresh("feedback", (390, 844), "reduce", touch=True).tab
     for model in MODELS:
         for other in ALL:
             box = cell(tab, model, *other).bounding_box()

@@ -52,8 +52,8 @@ def logits_in_pytorch(rule: str, facts: list[list[str]], name: str) -> torch.Ten
 
 
 @pytest.fixture
-def home(look):
-    return look("index.html")
+def home(fresh):
+    return fresh("live").tab
 
 
 def example(tab):

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 import torch
+from figure import number
 
 from fwlab import ops
 
-PAGE = "figures/memory.html"
 A, B, NEW = (40, [0.9, 0.8]), (65, [-1, 0.5]), (140, [0.6, -1])
 APART = [(20, A[1]), (110, B[1])]
 PRESETS = {
@@ -26,16 +26,8 @@ CENTRE, BOX, SIZE = (101, 124), (201, 28), 186
 
 
 @pytest.fixture
-def tab(look):
-    return look(PAGE)
-
-
-def state(tab) -> dict:
-    return tab.evaluate("document.querySelector('#figure-memory').figure.state()")
-
-
-def words(tab) -> str:
-    return tab.inner_text("#figure-memory .fw-words")
+def figure(fresh):
+    return fresh("memory")
 
 
 def unit(degrees: int) -> torch.Tensor:
@@ -59,9 +51,10 @@ def memory(rule: str, beta: float, pairs: list, degrees: int = 0) -> tuple:
     return W[0, 0], y[0, -1, 0]
 
 
-def compare(tab, rule: str, beta: float, pairs: list, new: tuple) -> dict:
+def compare(figure, rule: str, beta: float, pairs: list, new: tuple) -> dict:
     """State, numbers and drawing, against fwlab."""
-    shown = state(tab)
+    drawing = figure.ask(DRAWN)
+    shown = drawing["state"]
     assert (shown["rule"], shown["beta"]) == (rule, beta)
     assert [pair["name"] for pair in shown["pairs"]] == list("ABCDE"[: len(pairs)])
     W, _ = memory(rule, beta, pairs)
@@ -80,33 +73,34 @@ def compare(tab, rule: str, beta: float, pairs: list, new: tuple) -> dict:
     for j, pair in enumerate(shown["pairs"]):
         later = [i for i in range(j + 1, len(pairs)) if pairs[i][0] == pairs[j][0]]
         assert pair["replacedBy"] == ("ABCDE"[later[-1]] if later else None)
-    drawn(tab, shown)
+    check_drawn(drawing)
     return shown
 
 
-def number(text: str) -> float:
-    return float(text.replace("−", "-"))
+#: Of each mark, where it is, if it can be seen.
+DRAWN = """({
+  state: state(), words: words(),
+  W: texts("svg [data-part=memory] .fw-cell-text"),
+  rows: all("svg [data-part=table] > g").filter(seen)
+    .map((row) => texts("text", row)),
+  marks: Object.fromEntries(["key", "read", "value", "before"].map((kind) =>
+    [kind, Object.fromEntries(all(`svg [data-${kind}]`)
+      .filter(seen)
+      .map((e) => [e.dataset[kind], [e.transform.baseVal[0].matrix, e.ariaValueNow]])
+      .map(([name, [{ e, f }, now]]) => [name, [e, f, now]]))])),
+  errors: Object.fromEntries(all("svg [data-error]").map((e) => [e.dataset.error, e.getAttribute("d")])),
+  curve: values("svg [data-part=ellipse]", "d")[0],
+})"""
 
 
-def place(tab, selector: str) -> tuple[float, float]:
-    moved = tab.locator(f"#figure-memory svg {selector}").get_attribute("transform")
-    x, y = re.fullmatch(r"translate\((\S+) (\S+)\)", moved).groups()
-    return float(x), float(y)
-
-
-def drawn(tab, shown: dict):
-    """What the picture and its words say, against `state`."""
-    picture = tab.locator("#figure-memory svg")
-    said = words(tab)
-    texts = picture.locator("[data-part=memory] .fw-cell-text").all_text_contents()
+def check_drawn(drawing: dict):
+    """What the picture and its words say, against its state."""
+    shown, said, marks = (drawing[name] for name in ("state", "words", "marks"))
     flat = [x for row in shown["W"] for x in row]
-    assert [number(text) for text in texts] == pytest.approx(flat, abs=0.0051)
+    assert [number(text) for text in drawing["W"]] == pytest.approx(flat, abs=0.0051)
 
-    rows = []
-    for row in picture.locator("[data-part=table] > g").all():
-        if row.is_visible():
-            rows.append(row.locator("text").all_text_contents())
-    assert [row[0] for row in rows] == [p["name"] for p in shown["pairs"]] + ["+"]
+    rows, names = drawing["rows"], [one["name"] for one in shown["pairs"]]
+    assert [row[0] for row in rows] == [*names, "+"]
     for row, one in zip(rows, [*shown["pairs"], shown["next"]], strict=True):
         assert row[1] == f"{one['degrees']}°"
         for cell, vector, half in (
@@ -128,37 +122,33 @@ def drawn(tab, shown: dict):
         x, y = vector
         return BOX[0] + SIZE / 2 + scale * x, BOX[1] + SIZE / 2 - scale * y
 
-    for name in "ABCDE":
-        read = picture.locator(f"[data-read={name}]")
-        there = name in [pair["name"] for pair in shown["pairs"]]
-        assert picture.locator(f"[data-key={name}]").is_visible() == there
-        if not there:
-            assert not read.is_visible()
-            continue
-        one = shown["pairs"]["ABCDE".index(name)]
-        handle = picture.locator(f"[data-key={name}]")
-        assert handle.get_attribute("aria-valuenow") == str(one["degrees"])
-        x, y = place(tab, f"[data-key={name}]")
+    assert set(marks["key"]) - {"new"} == set(names)
+    current = [one["name"] for one in shown["pairs"] if one["replacedBy"] is None]
+    assert set(marks["read"]) == set(marks["before"]) == set(current)
+    for one in shown["pairs"]:
+        name = one["name"]
+        x, y, now = marks["key"][name]
+        assert now == str(one["degrees"])
         angle = math.degrees(math.atan2(CENTRE[1] - y, x - CENTRE[0])) % 360
         turn = abs(angle - one["degrees"])
         assert min(turn, 360 - turn) < 0.1
-        value, readback = at(one["value"]), at(one["readback"])
-        assert place(tab, f"[data-value={name}]") == pytest.approx(value, abs=0.01)
-        assert place(tab, f"[data-read={name}]") == pytest.approx(readback, abs=0.01)
-        ends = picture.locator(f"[data-error={name}]").get_attribute("d")
-        ends = [float(x) for x in re.findall(r"[-\d.]+", ends)]
-        assert ends == pytest.approx([*value, *readback], abs=0.01)
-        ghost = picture.locator(f"[data-before={name}]")
-        wanted = pytest.approx(at(one["before"]), abs=0.01)
-        assert place(tab, f"[data-before={name}]") == wanted
-        for mark in (read, ghost):
-            assert mark.is_visible() == (one["replacedBy"] is None)
+        for kind, vector in (
+            ("value", "value"),
+            ("read", "readback"),
+            ("before", "before"),
+        ):
+            if name in marks[kind]:
+                found = marks[kind][name][:2]
+                assert found == pytest.approx(at(one[vector]), abs=0.01)
+        ends = [float(x) for x in re.findall(r"[-\d.]+", drawing["errors"][name])]
+        wanted = [*at(one["value"]), *at(one["readback"])]
+        assert ends == pytest.approx(wanted, abs=0.01)
+    assert {*names, "new"} == set(marks["value"])
     value = at(shown["next"]["value"])
-    assert place(tab, "[data-value=new]") == pytest.approx(value, abs=0.01)
+    assert marks["value"]["new"][:2] == pytest.approx(value, abs=0.01)
 
     # The curve: W times the circle, all of it inside the box.
-    curve = picture.locator("[data-part=ellipse]").get_attribute("d")
-    points = re.findall(r"([-\d.]+) ([-\d.]+)", curve)
+    points = re.findall(r"([-\d.]+) ([-\d.]+)", drawing["curve"])
     assert len(points) == 60
     W = torch.tensor(shown["W"]).double()
     for i, (x, y) in enumerate(points):
@@ -168,185 +158,160 @@ def drawn(tab, shown: dict):
         assert BOX[1] <= float(y) <= BOX[1] + SIZE
 
 
-def press(tab, name: str):
-    tab.get_by_role("button", name=name, exact=True).click()
+def set_beta(figure, beta: float):
+    figure.slide("Write strength", beta)
 
 
-def choose(tab, rule: str):
-    tab.get_by_role("radio", name=rule, exact=True).check()
-
-
-def set_beta(tab, beta: float):
-    """By its keys, from the right end."""
-    slider = tab.get_by_role("slider", name="Write strength")
-    slider.focus()
-    slider.press("End")
-    for _ in range(round((1 - beta) / 0.05)):
-        slider.press("ArrowLeft")
-
-
-def drag(tab, name: str, x: float, y: float):
-    """Move a handle to a point, in units of the picture, by mouse."""
-    tab.locator("#figure-memory svg").first.scroll_into_view_if_needed()
-    handle = tab.get_by_role("slider", name=name, exact=True).bounding_box()
-    to = tab.evaluate(
-        """([x, y]) => {
-          const matrix = document.querySelector("#figure-memory svg").getScreenCTM();
-          const point = new DOMPoint(x, y).matrixTransform(matrix);
-          return [point.x, point.y];
-        }""",
-        [x, y],
-    )
-    middle = handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2
-    tab.mouse.move(*middle)
-    tab.mouse.down()
-    tab.mouse.move(*to, steps=5)
-    tab.mouse.up()
-    tab.mouse.move(5, 5)
-
-
-def turn(tab, name: str, degrees: int):
+def turn(figure, name: str, degrees: int):
     x, y = unit(degrees).tolist()
-    drag(tab, name, CENTRE[0] + 80 * x, CENTRE[1] - 80 * y)
+    drag(figure, name, CENTRE[0] + 80 * x, CENTRE[1] - 80 * y)
 
 
-def test_as_it_begins(tab):
-    shown = compare(tab, "delta", 1, [A, B], NEW)
+def drag(figure, name: str, x: float, y: float):
+    figure.drag(figure.slider(name), x, y)
+    figure.tab.mouse.move(5, 5)
+
+
+def test_as_it_begins(figure):
+    shown = compare(figure, "delta", 1, [A, B], NEW)
     # Something to ask about: the last pair is right, the first is no longer.
     assert shown["pairs"][0]["error"] > 0.5
     assert shown["pairs"][0]["before"] == pytest.approx(A[1])
     assert shown["pairs"][1]["error"] < 1e-12
-    assert "B reads (−1.00, 0.50), right" in words(tab)
-    assert "Before B was written, A read (0.90, 0.80)." in words(tab)
-    assert "25° apart" in words(tab)
-    assert tab.evaluate("document.querySelector('.fw-picture').outerHTML.length") < 25e3
+    assert "B reads (−1.00, 0.50), right" in figure.words()
+    assert "Before B was written, A read (0.90, 0.80)." in figure.words()
+    assert "25° apart" in figure.words()
+    assert figure.ask("all('.fw-picture')[0].outerHTML.length") < 25e3
 
 
 @pytest.mark.parametrize("beta", [0, 0.35, 1])
-def test_rules_and_strength(tab, beta):
-    press(tab, "Write")
+def test_rules_and_strength(figure, beta):
+    figure.press("Write")
     pairs = [A, B, NEW]
-    set_beta(tab, beta)
-    said = {words(tab)}
-    compare(tab, "delta", beta, pairs, NEW)
+    set_beta(figure, beta)
+    said = {figure.words()}
+    compare(figure, "delta", beta, pairs, NEW)
     for rule in ("gated", "sum"):
-        choose(tab, rule)
-        compare(tab, rule, beta, pairs, NEW)
-        assert words(tab).startswith(f"{rule.capitalize()} rule")
-        said.add(words(tab))
+        figure.choose(rule)
+        compare(figure, rule, beta, pairs, NEW)
+        assert figure.words().startswith(f"{rule.capitalize()} rule")
+        said.add(figure.words())
     assert len(said) == 3
     # The sum rule has no strength.
-    slider = tab.get_by_role("slider", name="Write strength")
+    slider = figure.role("slider", name="Write strength")
     assert slider.is_disabled()
-    tab.get_by_role("radio", name="sum").press("ArrowRight")
-    compare(tab, "gated", beta, pairs, NEW)
+    figure.role("radio", name="sum").press("ArrowRight")
+    compare(figure, "gated", beta, pairs, NEW)
     assert slider.is_enabled()
 
 
-def test_mouse_turns_a_written_key(tab):
-    before = words(tab)
-    turn(tab, "Key B", 130)
-    shown = compare(tab, "delta", 1, [A, (130, B[1])], NEW)
+def test_mouse_turns_a_written_key(figure):
+    before = figure.words()
+    turn(figure, "Key B", 130)
+    shown = compare(figure, "delta", 1, [A, (130, B[1])], NEW)
     assert shown["pairs"][0]["error"] == pytest.approx(0, abs=1e-12)
-    assert "Before B was written" not in words(tab)  # it changed nothing else
-    assert words(tab) != before
-    assert "90° apart: k · k′ = 0.00" in words(tab)
-    turn(tab, "Key A", 290)
-    compare(tab, "delta", 1, [(290, A[1]), (130, B[1])], NEW)
-    choose(tab, "sum")
-    turn(tab, "Key B", 225)
-    compare(tab, "sum", 1, [(290, A[1]), (225, B[1])], NEW)
+    assert "Before B was written" not in figure.words()  # it changed nothing else
+    assert figure.words() != before
+    assert "90° apart: k · k′ = 0.00" in figure.words()
+    turn(figure, "Key A", 290)
+    compare(figure, "delta", 1, [(290, A[1]), (130, B[1])], NEW)
+    figure.choose("sum")
+    turn(figure, "Key B", 225)
+    compare(figure, "sum", 1, [(290, A[1]), (225, B[1])], NEW)
 
 
-def test_arrows_turn_a_written_key(tab):
-    key = tab.get_by_role("slider", name="Key A", exact=True)
+def test_arrows_turn_a_written_key(figure):
+    key = figure.role("slider", name="Key A", exact=True)
     key.focus()
-    before = words(tab)
+    before = figure.words()
     key.press("ArrowUp")
-    compare(tab, "delta", 1, [(45, A[1]), B], NEW)
-    assert words(tab) != before
+    compare(figure, "delta", 1, [(45, A[1]), B], NEW)
+    assert figure.words() != before
     key.press("PageDown")
-    compare(tab, "delta", 1, [(20, A[1]), B], NEW)
+    compare(figure, "delta", 1, [(20, A[1]), B], NEW)
     for _ in range(5):
         key.press("ArrowRight")
-    compare(tab, "delta", 1, [(0, A[1]), B], NEW)
+    compare(figure, "delta", 1, [(0, A[1]), B], NEW)
     key.press("ArrowDown")
-    compare(tab, "delta", 1, [(355, A[1]), B], NEW)
+    compare(figure, "delta", 1, [(355, A[1]), B], NEW)
 
 
 @pytest.mark.parametrize("name", ["Key A", "New key"])
-@pytest.mark.parametrize("arrow", ["Left", "Right", "Up", "Down"])
-def test_arrows_move_as_the_eye_expects(tab, name, arrow):
+def test_arrows_move_as_the_eye_expects(figure, name):
     """All round, a key goes where the arrow points, and then stays."""
-    axis, sign = {"Left": (0, -1), "Right": (0, 1), "Up": (1, -1), "Down": (1, 1)}[
-        arrow
-    ]
-    which = {"Key A": "A", "New key": "new"}[name]
-    key = tab.get_by_role("slider", name=name, exact=True)
-    other = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}[arrow]
-    for _ in range(40):  # to the other side, wherever that is reached from
-        key.press(f"Arrow{other}")
-    places = [place(tab, f"[data-key={which}]")[axis]]
-    for _ in range(40):
-        key.press(f"Arrow{arrow}")
-        places.append(place(tab, f"[data-key={which}]")[axis])
-    moves = [sign * (b - a) for a, b in pairwise(places)]
-    assert min(moves) >= 0
-    assert sum(move > 0 for move in moves) >= 30
-    assert moves[-1] == 0
-    end = {"Left": 180, "Right": 0, "Up": 90, "Down": 270}[arrow]
-    assert key.get_attribute("aria-valuenow") == str(end)
+    turned = figure.slider(name).evaluate(
+        """(handle) => ["Left", "Right", "Up", "Down"].map((arrow) => {
+          const press = (arrow) => handle.dispatchEvent(
+            new KeyboardEvent("keydown", { key: `Arrow${arrow}`, cancelable: true }));
+          const other = { Left: "Right", Right: "Left", Up: "Down", Down: "Up" }[arrow];
+          // To the other side, wherever that is reached from.
+          for (let i = 0; i < 40; i++) press(other);
+          const places = [];
+          for (let i = 0; i <= 40; i++) {
+            const { e, f } = handle.transform.baseVal[0].matrix;
+            places.push({ Left: -e, Right: e, Up: -f, Down: f }[arrow]);
+            press(arrow);
+          }
+          return [places, handle.ariaValueNow];
+        })"""
+    )
+    for (places, end), wanted in zip(turned, ("180", "0", "90", "270"), strict=True):
+        moves = [b - a for a, b in pairwise(places)]
+        assert min(moves) >= 0
+        assert sum(move > 0 for move in moves) >= 30
+        assert moves[-1] == 0
+        assert end == wanted
 
 
-def test_ghost_of_the_value_before_a_write(tab):
+def test_ghost_of_the_value_before_a_write(figure):
     """It stays when keys are turned, and goes on to the next write."""
-    press(tab, "Write")
-    shown = compare(tab, "delta", 1, [A, B, NEW], NEW)
-    assert "Before C was written, A read" in words(tab)
-    turn(tab, "Key A", 330)
-    shown = compare(tab, "delta", 1, [(330, A[1]), B, NEW], NEW)
+    figure.press("Write")
+    shown = compare(figure, "delta", 1, [A, B, NEW], NEW)
+    assert "Before C was written, A read" in figure.words()
+    turn(figure, "Key A", 330)
+    shown = compare(figure, "delta", 1, [(330, A[1]), B, NEW], NEW)
     held = shown["pairs"][0]["readback"]
-    press(tab, "Write")
-    shown = compare(tab, "delta", 1, [(330, A[1]), B, NEW, NEW], NEW)
+    figure.press("Write")
+    shown = compare(figure, "delta", 1, [(330, A[1]), B, NEW, NEW], NEW)
     assert shown["pairs"][0]["before"] == pytest.approx(held)
-    press(tab, "Undo")
-    compare(tab, "delta", 1, [(330, A[1]), B, NEW], NEW)
+    figure.press("Undo")
+    compare(figure, "delta", 1, [(330, A[1]), B, NEW], NEW)
 
 
-def test_another_pair(tab):
-    turn(tab, "New key", 200)
-    drag(tab, "New value", BOX[0] + SIZE / 2 - 57, BOX[1] + SIZE / 2 - 38)
+def test_another_pair(figure):
+    turn(figure, "New key", 200)
+    drag(figure, "New value", BOX[0] + SIZE / 2 - 57, BOX[1] + SIZE / 2 - 38)
     new = (200, [-1.2, 0.8])
-    compare(tab, "delta", 1, [A, B], new)
-    press(tab, "Write")
-    shown = compare(tab, "delta", 1, [A, B, new], new)
+    compare(figure, "delta", 1, [A, B], new)
+    figure.press("Write")
+    shown = compare(figure, "delta", 1, [A, B, new], new)
     assert shown["next"]["error"] < 1e-12
     # The written value stays when the new one moves on.
-    value = tab.get_by_role("slider", name="New value", exact=True)
+    value = figure.role("slider", name="New value", exact=True)
     value.focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown"):
         value.press(key)
     value.press("ArrowDown")
     moved = (200, [-1.1, 0.7])
-    compare(tab, "delta", 1, [A, B, new], moved)
+    compare(figure, "delta", 1, [A, B, new], moved)
     assert value.get_attribute("aria-valuetext") == "−1.1 right, 0.7 up"
     for _ in range(6):
         value.press("ArrowLeft")
-    compare(tab, "delta", 1, [A, B, new], (200, [-1.5, 0.7]))
-    turn(tab, "Key C", 45)
-    compare(tab, "delta", 1, [A, B, (45, new[1])], (200, [-1.5, 0.7]))
+    compare(figure, "delta", 1, [A, B, new], (200, [-1.5, 0.7]))
+    turn(figure, "Key C", 45)
+    compare(figure, "delta", 1, [A, B, (45, new[1])], (200, [-1.5, 0.7]))
 
 
 @pytest.mark.parametrize("rule", ["sum", "gated", "delta"])
 @pytest.mark.parametrize("beta", [0.5, 1])
-def test_overwriting(tab, rule, beta):
-    press(tab, "Overwrite a key")
+def test_overwriting(figure, rule, beta):
+    figure.press("Overwrite a key")
     pairs, new = PRESETS["Overwrite a key"]
-    set_beta(tab, beta)
-    choose(tab, rule)
-    before = compare(tab, rule, beta, pairs, new)["pairs"]
-    press(tab, "Write")
-    after = compare(tab, rule, beta, [*pairs, new], new)["pairs"]
+    set_beta(figure, beta)
+    figure.choose(rule)
+    before = compare(figure, rule, beta, pairs, new)["pairs"]
+    figure.press("Write")
+    after = compare(figure, rule, beta, [*pairs, new], new)["pairs"]
     assert after[0]["replacedBy"] == "C"
     b = torch.tensor([before[1]["readback"], after[1]["readback"]]).double()
     if rule == "gated":
@@ -360,113 +325,93 @@ def test_overwriting(tab, rule, beta):
         assert after[2]["error"] < 1e-12
 
 
-def test_half_a_write_leaves_half(tab):
-    set_beta(tab, 0.5)
+def test_half_a_write_leaves_half(figure):
+    set_beta(figure, 0.5)
     pairs = [A, B]
-    left = compare(tab, "delta", 0.5, pairs, NEW)["next"]["error"]
+    left = compare(figure, "delta", 0.5, pairs, NEW)["next"]["error"]
     for _ in range(3):
-        press(tab, "Write")
+        figure.press("Write")
         pairs.append(NEW)
-        now = compare(tab, "delta", 0.5, pairs, NEW)["next"]["error"]
+        now = compare(figure, "delta", 0.5, pairs, NEW)["next"]["error"]
         assert now == pytest.approx(left / 2)
         left = now
 
 
-def test_new_key_catches_on_a_written_one(tab):
-    turn(tab, "New key", 68)
-    compare(tab, "delta", 1, [A, B], (65, NEW[1]))
-    turn(tab, "New key", 70)
-    compare(tab, "delta", 1, [A, B], (70, NEW[1]))
+def test_new_key_catches_on_a_written_one(figure):
+    turn(figure, "New key", 68)
+    compare(figure, "delta", 1, [A, B], (65, NEW[1]))
+    turn(figure, "New key", 70)
+    compare(figure, "delta", 1, [A, B], (70, NEW[1]))
 
 
-def test_undo_and_start_again_by_keyboard(tab):
-    write = tab.get_by_role("button", name="Write", exact=True)
-    undo = tab.get_by_role("button", name="Undo", exact=True)
+def test_undo_and_start_again_by_keyboard(figure):
+    write = figure.role("button", name="Write", exact=True)
+    undo = figure.role("button", name="Undo", exact=True)
     pairs = [A, B]
     write.focus()
     while len(pairs) < 5:
-        tab.keyboard.press("Enter")
+        figure.tab.keyboard.press("Enter")
         pairs.append(NEW)
-        compare(tab, "delta", 1, pairs, NEW)
+        compare(figure, "delta", 1, pairs, NEW)
     # Full: it is said why, and the keyboard is not left on a button that is off.
     assert write.is_disabled()
     full = "undo one to write another"
-    assert full in words(tab)
-    focused = "document.activeElement.textContent"
-    assert tab.evaluate(focused) == "Undo"
+    assert full in figure.words()
+    assert figure.focused() == "Undo"
     while pairs:
         new = pairs.pop()
-        tab.keyboard.press("Space")
-        assert full not in words(tab)
-        compare(tab, "delta", 1, pairs, new)
+        figure.tab.keyboard.press("Space")
+        assert full not in figure.words()
+        compare(figure, "delta", 1, pairs, new)
     assert undo.is_disabled()
-    assert tab.evaluate(focused) == "Write"
-    assert "The memory is empty" in words(tab)
-    tab.keyboard.press("Enter")
-    compare(tab, "delta", 1, [A], A)
-    press(tab, "Start again")
-    compare(tab, "delta", 1, [], A)
+    assert figure.focused() == "Write"
+    assert "The memory is empty" in figure.words()
+    figure.tab.keyboard.press("Enter")
+    compare(figure, "delta", 1, [A], A)
+    figure.press("Start again")
+    compare(figure, "delta", 1, [], A)
     assert undo.is_disabled() and write.is_enabled()
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets(tab, name):
-    choose(tab, "sum")
-    press(tab, "Write")
-    press(tab, name)
-    compare(tab, "sum", 1, *PRESETS[name])
+def test_presets(figure, name):
+    figure.choose("sum")
+    figure.press("Write")
+    figure.press(name)
+    compare(figure, "sum", 1, *PRESETS[name])
     # A preset is not changed by what is done to it.
-    turn(tab, "Key A", 330)
-    press(tab, name)
-    compare(tab, "sum", 1, *PRESETS[name])
+    turn(figure, "Key A", 330)
+    figure.press(name)
+    compare(figure, "sum", 1, *PRESETS[name])
 
 
-def test_large_readings_stay_in_the_picture(tab):
-    choose(tab, "sum")
+def test_large_readings_stay_in_the_picture(figure):
+    figure.choose("sum")
     pairs = [A, B]
     for _ in range(3):
-        press(tab, "Write")
+        figure.press("Write")
         pairs.append(NEW)
-    shown = compare(tab, "sum", 1, pairs, NEW)
+    shown = compare(figure, "sum", 1, pairs, NEW)
     assert shown["range"] > 2
     # Values are dragged to where they are, whatever the scale.
     unit_length = SIZE / 2 / shown["range"]
     to = BOX[0] + SIZE / 2 + unit_length, BOX[1] + SIZE / 2 - 0.5 * unit_length
-    drag(tab, "New value", *to)
-    compare(tab, "sum", 1, pairs, (140, [1, 0.5]))
+    drag(figure, "New value", *to)
+    compare(figure, "sum", 1, pairs, (140, [1, 0.5]))
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_nothing_overlaps(look, width):
+def test_nothing_overlaps(fresh, width):
     """No text is cut off or on another; handles can be touched."""
-    tab = look(PAGE, width=width)
+    figure = fresh("memory", (width, 900))
     for name in [None, *PRESETS]:
         if name:
-            press(tab, name)
-            press(tab, "Write")
-        boxes = tab.evaluate(
-            """[...document.querySelectorAll("#figure-memory svg text")]
-            .filter((text) => text.textContent && text.getBoundingClientRect().width)
-            .map((text) => {
-              const box = text.getBoundingClientRect();
-              const all = text.ownerSVGElement.getBoundingClientRect();
-              if (box.left < all.left - 1 || box.right > all.right + 1)
-                throw new Error(`cut off: ${text.textContent}`);
-              return [text.textContent, box.x, box.y, box.width, box.height];
-            })"""
+            figure.press(name)
+            figure.press("Write")
+        assert figure.overlapping() == [], name
+        sides = figure.ask(
+            """all("svg [role=slider]").map((e) => e.getBoundingClientRect())
+            .filter(({ width }) => width).flatMap(({ width, height }) => [width, height])"""
         )
-        for i, (a, x, y, w, h) in enumerate(boxes):
-            for b, x2, y2, w2, h2 in boxes[:i]:
-                apart = x + w <= x2 or x2 + w2 <= x
-                # Lines of text lie close: a third of a line is its margin.
-                assert apart or abs(y + h / 2 - y2 - h2 / 2) > 0.66 * min(h, h2), (
-                    name,
-                    a,
-                    b,
-                )
-        for handle in tab.locator("#figure-memory svg [role=slider]").all():
-            if handle.is_visible():
-                box = handle.bounding_box()
-                assert min(box["width"], box["height"]) >= 24
-    root = "document.documentElement"
-    assert tab.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
+        assert len(sides) > 4 and min(sides) >= 24
+    assert figure.wide() <= width

@@ -28,11 +28,10 @@ def asked_for(tab) -> list[str]:
 
 
 @pytest.fixture
-def tab(look):
-    tab = look(PAGE)
-    tab.get_by_role("button", name="Start the model").click()
-    tab.get_by_label("Text to read").wait_for()
-    return tab
+def tab(fresh):
+    figure = fresh("strength")
+    figure.start()
+    return figure.tab
 
 
 def to_shakespeare(tab):
@@ -88,8 +87,8 @@ def compare(tab, model, tokens: list[int]) -> dict:
     return shown
 
 
-def test_weights_come_on_first_use(look):
-    tab = look(PAGE)
+def test_weights_come_on_first_use(fresh):
+    tab = fresh("strength").tab
     assert asked_for(tab) == []
     assert tab.locator("#figure-strength .fw-betas em").first.is_visible()
     tab.get_by_role("button", name="Start the model (22 kB)").click()

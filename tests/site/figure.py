@@ -1,0 +1,265 @@
+"""One driver for all figures: what a reader does with one, and what it shows.
+
+A page is opened once for each way of looking at it. For each test, its figure
+begins anew where it is: a tenth of the cost of opening a page.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Iterable
+
+import keep_figures
+import pytest
+
+#: In a page, a figure as it came, and its script once more.
+ANEW = """async (name) => {
+  const id = `figure-${name}`;
+  if (!globalThis.asItCame) {
+    const text = await (await fetch(location.pathname)).text();
+    globalThis.asItCame = new DOMParser().parseFromString(text, "text/html");
+  }
+  performance.clearResourceTimings();
+  const fresh = document.importNode(asItCame.getElementById(id), true);
+  document.getElementById(id).replaceWith(fresh);
+  scrollTo({ top: 0, behavior: "instant" });
+  const old = [...document.scripts].find(({ src }) => src.endsWith(`/${name}.js`));
+  const script = Object.assign(document.createElement("script"), { src: old.src });
+  const done = new Promise((yes, no) => { script.onload = yes; script.onerror = no; });
+  old.replaceWith(script);
+  await done;
+}"""
+#: Their scripts listen to the whole window, also after their figure has gone.
+LISTEN = {"essay", "forgets"}
+#: What an expression about the `root` of a figure may use.
+SHORT = """
+  const state = () => root.figure.state();
+  const words = () => root.querySelector(".fw-words").textContent;
+  const all = (css, of = root) => [...of.querySelectorAll(css)];
+  const texts = (css, of) => all(css, of).map((e) => e.textContent);
+  const seen = (e) =>
+    e.getBoundingClientRect().width > 0 && e.checkVisibility({ visibilityProperty: true });
+  const values = (css, name) => all(css).map((e) => e.getAttribute(name));
+"""
+#: Milliseconds to wait for what a page does at once on a quiet machine.
+PATIENCE = 300_000
+
+
+def page_of(name: str) -> str:
+    return keep_figures.PAGES.get(name, f"figures/{name}.html")
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+def of_figure(rules: str, name: str) -> str:
+    """The rules of accessibility for a figure alone: its page keeps them anyway."""
+    return rules.replace("axe.run(document", f"axe.run('#figure-{name}'")
+
+
+class Figure:
+    """A figure in a tab."""
+
+    def __init__(self, tab, name: str):
+        self.tab, self.name = tab, name
+        self.root = tab.locator(f"#figure-{name}")
+        self.css, self.role = self.root.locator, self.root.get_by_role
+        self.text = tab.get_by_label("Text to read")
+
+    # What it shows
+
+    def ask(self, expression: str, given=None):
+        """The value of an expression in JavaScript, of its `root` and what is
+        `given`: many questions in one are much cheaper than one by one."""
+        ask = f"(root, given) => {{ {SHORT} return {expression}; }}"
+        return self.root.evaluate(ask, given)
+
+    def state(self) -> dict:
+        return self.ask("state()")
+
+    def words(self) -> str:
+        return self.ask("words()")
+
+    def texts(self, css: str) -> list[str]:
+        return self.ask("texts(given)", css)
+
+    def wide(self) -> int:
+        return self.tab.evaluate("document.documentElement.scrollWidth")
+
+    def focused(self) -> str:
+        return self.tab.evaluate("document.activeElement.textContent")
+
+    def overlapping(self) -> list:
+        """Texts of drawings that are cut off, or on one another."""
+        return self.ask(OVERLAPPING)
+
+    # What a reader does
+
+    def press(self, name: str):
+        self.role("button", name=name, exact=True).click()
+
+    def choose(self, name: str):
+        self.role("radio", name=name, exact=True).check()
+
+    def slider(self, label: str):
+        # Its value may be a part of its name.
+        return self.role("slider", name=re.compile(f"^{re.escape(label)}"))
+
+    def slide(self, label: str, value: float):
+        self.slider(label).fill(str(value))
+
+    def sweep(self, label: str, values: Iterable, expression: str = "state()") -> list:
+        """What it shows with the slider at each of the values, in one go."""
+        move = f"""(input, given) => {{
+          const root = input.closest("[id^=figure-]");
+          {SHORT}
+          return given.map((value) => {{
+            input.value = value;
+            input.dispatchEvent(new Event("input", {{ bubbles: true }}));
+            return {expression};
+          }});
+        }}"""
+        return self.slider(label).evaluate(move, list(values))
+
+    def drag(self, handle, x: float, y: float):
+        """Move the middle of a handle to a point, in units of its drawing."""
+        handle.scroll_into_view_if_needed()
+        box = handle.bounding_box()
+        to = handle.evaluate(
+            """(handle, [x, y]) => {
+              const matrix = handle.ownerSVGElement.getScreenCTM();
+              const point = new DOMPoint(x, y).matrixTransform(matrix);
+              return [point.x, point.y];
+            }""",
+            [x, y],
+        )
+        mouse = self.tab.mouse
+        mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        mouse.down()
+        mouse.move(*to, steps=3)
+        mouse.up()
+
+    def until(self, expression: str):
+        self.tab.wait_for_function(
+            f"""(name) => {{
+              const root = document.getElementById(`figure-${{name}}`);
+              {SHORT} return {expression};
+            }}""",
+            arg=self.name,
+        )
+
+    def start(self):
+        """Fetch the model that it runs."""
+        self.role("button", name="Start the model").click()
+        self.text.wait_for()
+
+    def asked_for(self) -> list[str]:
+        """The weights that have been fetched."""
+        entries = "performance.getEntriesByType('resource').map((e) => e.name)"
+        names = [n.partition("/figures/")[2] for n in self.tab.evaluate(entries)]
+        return sorted(n for n in names if n.endswith(".safetensors"))
+
+
+#: Of each pair of texts that lie on one another, what they say; and of those
+#: that stick out of their drawing.
+OVERLAPPING = """(() => {
+  const found = [], boxes = [];
+  for (const text of all("svg text")) {
+    const box = text.getBoundingClientRect();
+    if (!text.textContent.trim() || !box.width) continue;
+    const svg = text.ownerSVGElement.getBoundingClientRect();
+    if (box.left < svg.left - 1 || box.right > svg.right + 1)
+      found.push(["cut off", text.textContent]);
+    for (const [other, said] of boxes) {
+      const apart = box.right <= other.left || other.right <= box.left;
+      const middle = Math.abs(box.y + box.height / 2 - other.y - other.height / 2);
+      // Lines of text lie close: a third of a line is its margin.
+      if (!apart && middle <= 0.66 * Math.min(box.height, other.height))
+        found.push([said, text.textContent]);
+    }
+    boxes.push([box, text.textContent]);
+  }
+  return found;
+})()"""
+
+
+class Tabs:
+    """The tabs that are open, and what they complain about."""
+
+    #: So many at a time: each takes memory.
+    MOST = 4
+
+    def __init__(self, browser, address: str, index: dict):
+        self.browser, self.address, self.no_index = browser, address, index
+        self.tabs: dict[tuple, object] = {}  # the most recent comes last
+        self.seen: list[str] = []
+
+    def fresh(
+        self,
+        name: str,
+        size: tuple[int, int] = (1440, 900),
+        motion: str = "no-preference",
+        place: str = "",
+        **ways,
+    ) -> Figure:
+        """The figure as it begins; `ways` are those of `open`."""
+        page = page_of(name)
+        key = (page, *sorted(ways.items()))
+        tab = self.tabs.pop(key, None)
+        new = tab is None or tab.is_closed() or name in LISTEN or bool(place)
+        if tab is None or tab.is_closed():
+            tab = self.open(**ways)
+        self.tabs[key] = tab
+        tab.set_viewport_size({"width": size[0], "height": size[1]})
+        tab.emulate_media(reduced_motion=motion, media="screen")
+        tab.mouse.move(0, 0)
+        if new:
+            tab.goto("about:blank")  # what differs after "#" alone is no new page
+            tab.goto(self.address + page + place, wait_until="load")
+            tab.evaluate("document.fonts.ready.then(() => 0)")
+            if ways.get("timed"):
+                tab.clock.pause_at("2100-01-01")
+        else:
+            tab.evaluate(ANEW, name)
+        while len(self.tabs) > self.MOST:
+            self.tabs.pop(next(iter(self.tabs))).context.close()
+        return Figure(tab, name)
+
+    def open(self, scheme: str = "light", touch: bool = False, timed: bool = False):
+        """An empty tab; `timed`: where time stands still until a test advances it."""
+        context = self.browser.new_context(color_scheme=scheme, has_touch=touch)
+        context.set_default_timeout(PATIENCE)
+        context.route(re.compile(rf"^(?!{re.escape(self.address)}|data:)"), self.refuse)
+        # A third of what it costs to open a page.
+        context.route("**/search_index.json", lambda r: r.fulfill(json=self.no_index))
+        tab = context.new_page()
+        tab.on("console", lambda m: self.seen.append(f"console {m.type}: {m.text}"))
+        tab.on("pageerror", lambda error: self.seen.append(f"error: {error}"))
+        tab.on("crash", functools.partial(self.forget, context))
+        if timed:
+            # In such a time, timers of the theme fail.
+            context.route("**/bundle.*.min.js", lambda r: r.fulfill(body=""))
+            tab.clock.install()
+        return tab
+
+    def refuse(self, route):
+        self.seen.append(f"request: {route.request.url}")
+        route.abort()
+
+    def forget(self, context, *_):
+        self.tabs = {k: t for k, t in self.tabs.items() if t.context is not context}
+
+
+@pytest.fixture(scope="session")
+def tabs(browser, address, site):
+    index = (site / "search" / "search_index.json").read_text("utf-8")
+    return Tabs(browser, address, json.loads(index) | {"docs": []})
+
+
+@pytest.fixture
+def fresh(tabs):
+    """A figure as it begins; complains at the end of a test about all it saw."""
+    tabs.seen.clear()
+    yield tabs.fresh
+    assert tabs.seen == []
