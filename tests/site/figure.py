@@ -5,12 +5,12 @@ begins anew where it is: a tenth of the cost of opening a page.
 """
 
 import functools
-import json
 import re
 from collections.abc import Iterable
 
 import keep_figures
 import pytest
+from built import OPENED
 
 #: In a page, a figure as it came, and its script once more.
 ANEW = """async (name) => {
@@ -190,8 +190,8 @@ class Tabs:
     #: So many at a time: each takes memory.
     MOST = 4
 
-    def __init__(self, browser, address: str, index: dict):
-        self.browser, self.address, self.no_index = browser, address, index
+    def __init__(self, browser, address: str):
+        self.browser, self.address = browser, address
         self.tabs: dict[tuple, object] = {}  # the most recent comes last
         self.seen: list[str] = []
 
@@ -231,9 +231,8 @@ class Tabs:
         context = self.browser.new_context(color_scheme=scheme, has_touch=touch)
         context.set_default_timeout(PATIENCE)
         context.route(re.compile(rf"^(?!{re.escape(self.address)}|data:)"), self.refuse)
-        # A third of what it costs to open a page.
-        context.route("**/search_index.json", lambda r: r.fulfill(json=self.no_index))
         tab = context.new_page()
+        tab.on("load", lambda: OPENED.append(tab.url))
         tab.on("console", lambda m: self.seen.append(f"console {m.type}: {m.text}"))
         tab.on("pageerror", lambda error: self.seen.append(f"error: {error}"))
         tab.on("crash", functools.partial(self.forget, context))
@@ -252,9 +251,8 @@ class Tabs:
 
 
 @pytest.fixture(scope="session")
-def tabs(browser, address, site):
-    index = (site / "search" / "search_index.json").read_text("utf-8")
-    return Tabs(browser, address, json.loads(index) | {"docs": []})
+def tabs(browser, address):
+    return Tabs(browser, address)
 
 
 @pytest.fixture
