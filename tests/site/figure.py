@@ -154,12 +154,6 @@ class Figure:
         self.role("button", name="Start the model").click()
         self.text.wait_for()
 
-    def asked_for(self) -> list[str]:
-        """The weights that have been fetched."""
-        entries = "performance.getEntriesByType('resource').map((e) => e.name)"
-        names = [n.partition("/figures/")[2] for n in self.tab.evaluate(entries)]
-        return sorted(n for n in names if n.endswith(".safetensors"))
-
 
 #: Of each pair of texts that lie on one another, what they say; and of those
 #: that stick out of their drawing.

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from figure import number
+from figure import Figure, number
 
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 
@@ -62,7 +62,8 @@ def close(found, wanted: torch.Tensor) -> None:
 
 def compare(tab, nu: int, keys: list) -> dict:
     """All numbers of the state, then what is drawn, against fwlab."""
-    shown = state(tab)
+    drawing = Figure(tab, "dpfp").ask(DRAWN)
+    shown = drawing["state"]
     k = torch.tensor(keys, dtype=torch.float64)
     phi = DPFP(nu)(k)
     share, unit = sum_normalize(phi), l2_normalize(phi)
@@ -79,44 +80,50 @@ def compare(tab, nu: int, keys: list) -> dict:
     close(shown["plainCosine"], straight[0] @ straight[1])
     fires = [(row > 0).nonzero().flatten().tolist() for row in phi]
     assert shown["fires"] == fires
-    drawn(tab, nu, k, phi, share, fires)
+    check_drawn(drawing, nu, k, phi, share, fires)
     rows = [
         (k[0] @ k[1], straight[0] @ straight[1]),
         (phi[0] @ phi[1], unit[0] @ unit[1]),
         (share[0] @ share[1], unit[0] @ unit[1]),
     ]
-    numbers = texts(tab, "[data-part=overlap] text")[3:]
+    numbers = drawing["overlaps"][3:]
     for n, row in enumerate(rows):
         for text, wanted in zip(numbers[3 * n + 1 : 3 * n + 3], row, strict=True):
             assert number(text) == pytest.approx(wanted.item(), abs=0.0051)
     return shown
 
 
-def drawn(tab, nu, k, phi, share, fires) -> None:
-    for j in range(2):
-        place = handle(tab, j).get_attribute("transform")
-        x, y = map(float, re.fullmatch(r"translate\((\S+) (\S+)\)", place).groups())
+DRAWN = """({
+  state: state(), names: texts("svg [data-name]"),
+  overlaps: texts("svg [data-part=overlap] text"), r: texts("svg [data-part=r] text"),
+  places: values("g[data-key]", "transform"),
+  bars: all("[data-part=r] rect").map((e) => e.width.baseVal.value),
+  cells: all("rect[data-feature]").map((e) => ({
+    of: e.dataset.of, n: Number(e.dataset.feature), fires: e.dataset.fires,
+    fill: getComputedStyle(e).fill, width: getComputedStyle(e).strokeWidth,
+    text: e.nextElementSibling.textContent })),
+  quadrants: all("[data-quadrant]").map((e) => {
+    const { x, y, width, height } = e.getBBox();
+    return [e.dataset.active, e.textContent, e.getAttribute("font-weight"),
+      x + width / 2, y + height / 2];
+  }),
+})"""
+
+
+def check_drawn(drawing, nu, k, phi, share, fires) -> None:
+    at = [re.fullmatch(r"translate\((\S+) (\S+)\)", x) for x in drawing["places"]]
+    for j, place in enumerate(at):
+        x, y = map(float, place.groups())
         assert x == pytest.approx(CENTRE[0] + SCALE * k[j, 0].item(), abs=0.51)
         assert y == pytest.approx(CENTRE[1] - SCALE * k[j, 1].item(), abs=0.51)
-    bars = tab.eval_on_selector_all(
-        "#figure-dpfp [data-part=r] rect",
-        "(all) => all.map((e) => e.width.baseVal.value)",
-    )
     r = torch.cat([k, -k], -1).relu()
-    assert bars == pytest.approx((17 * r.T).flatten().tolist(), abs=1e-3)
-    numbers = [text for text in texts(tab, "[data-part=r] text") if "." in text]
-    assert [number(text) for text in numbers] == pytest.approx(r.T.flatten().tolist())
+    assert drawing["bars"] == pytest.approx((17 * r.T).flatten().tolist(), abs=1e-3)
+    numbers = [number(text) for text in drawing["r"] if "." in text]
+    assert numbers == pytest.approx(r.T.flatten().tolist())
 
-    assert texts(tab, "[data-name]") == names(nu)
-    cells = tab.eval_on_selector_all(
-        "#figure-dpfp rect[data-feature]",
-        """(all) => all.map((e) => ({
-          of: e.dataset.of, n: Number(e.dataset.feature), fires: e.dataset.fires,
-          fill: getComputedStyle(e).fill, width: getComputedStyle(e).strokeWidth,
-          text: e.nextElementSibling.textContent }))""",
-    )
-    assert len(cells) == 2 * 4 * nu
-    for cell in cells:
+    assert drawing["names"] == names(nu)
+    assert len(drawing["cells"]) == 2 * 4 * nu
+    for cell in drawing["cells"]:
         j, n = NAMES.index(cell["of"]), cell["n"]
         firing = n in fires[j]
         assert cell["fires"] == str(firing).lower()
@@ -131,16 +138,8 @@ def drawn(tab, nu, k, phi, share, fires) -> None:
         else:
             assert (cell["fill"], cell["text"]) == ("none", "0")
 
-    quadrants = tab.eval_on_selector_all(
-        "#figure-dpfp [data-quadrant]",
-        """(all) => all.map((e) => {
-          const { x, y, width, height } = e.getBBox();
-          return [e.dataset.active, e.textContent, e.getAttribute("font-weight"),
-            x + width / 2, y + height / 2];
-        })""",
-    )
-    assert len(quadrants) == 4
-    for active, name, weight, x, y in quadrants:
+    assert len(drawing["quadrants"]) == 4
+    for active, name, weight, x, y in drawing["quadrants"]:
         # Where a product is named, it is the one that fires.
         middle = torch.tensor([x - CENTRE[0], CENTRE[1] - y]).double()
         (n,) = (DPFP(1)(middle) > 0).nonzero().flatten().tolist()
