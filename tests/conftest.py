@@ -8,9 +8,7 @@ from pathlib import Path
 # brings, and test processes run beside each other. Processes that the tests
 # start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).with_name("processor")))
 
-import another_processor  # noqa: F401
 import budget
 import hypothesis
 import pytest

@@ -57,6 +57,7 @@ def small(tmp_path, monkeypatch):
         (tmp_path / name).mkdir(parents=True)
     for name in ("tests/evidence.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(evidence.ROOT / name, tmp_path / name)
+    shutil.copytree(TESTS / "processor", tmp_path / "tests/processor")
     (tmp_path / "tests/test_small.py").write_text(
         "import part\n"
         "import pytest\n"
