@@ -15,6 +15,12 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 test test-all evidence mutants $(GROUPS): export OMP_NUM_THREADS = 1
 PYTEST := $(BIN)/python -m pytest
 
+# make test PROCESSOR=1 (or 2, 3, ...): PyTorch adds the same terms in another
+# order, as another processor would.
+ifdef PROCESSOR
+export FWLAB_PROCESSOR = $(PROCESSOR)
+endif
+
 .PHONY: site serve test test-all $(GROUPS) evidence mutants notebooks address figures screenshots bench lint clean
 
 site: $(READY)
