@@ -108,6 +108,25 @@ def test_local(implementation):
 
 
 @all_forms
+def test_local_over_many_tiles(implementation):
+    """Step t has the value t; each counts as in `test_local`."""
+    how, last = {"implementation": implementation}, 149
+    steps = channel(*range(last + 1))
+    same = torch.zeros_like(steps)
+    band = table(*[row(2, 3)] * (last + 1))
+    y = ops.aft_local(same, same, steps, band, **how)
+    # Row t: t (t + 1) / 2 for all, once more t and twice t - 1, over t + 4.
+    rows = [(t * (t + 1) // 2 + 3 * t - 2, 2 * (t + 4)) for t in range(1, last + 1)]
+    holds(y, "0", *(f"{total}/{count}" for total, count in rows))
+    # Not causal: 149 * 150 / 2 = 11175 for all, and four times t + 1, over 157.
+    band = table(*[row(2, 3, 5)] * (last + 1))
+    y = ops.aft_local(same, same, steps, band, causal=False, **how)
+    rows = [(11175 + 3 * t - 2 + 4 * (t + 1), 2 * 157) for t in range(1, last)]
+    ends = "11179/310", f"{11175 + 3 * last - 2}/306"
+    holds(y, ends[0], *(f"{total}/{count}" for total, count in rows), ends[1])
+
+
+@all_forms
 def test_window_of_one(implementation):
     """A bias of log 2 for the step itself; the others count as they are."""
     how = {"implementation": implementation}
