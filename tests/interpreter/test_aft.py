@@ -45,7 +45,8 @@ def agrees(row: Row, inputs, state, limit: float) -> None:
     wanted = outcome(row, [exact(x) for x in inputs], rebuild(state, exact), "naive")
     assert found[0].dtype == inputs[2].dtype
     for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < limit
+        # The bias of an only key has a gradient of 0, up to rounding.
+        assert (error(a, b) if b.any() else a.abs().max()) < limit
 
 
 def one_more(row: Row) -> int:
