@@ -367,7 +367,7 @@ def test_search_finds(look, site):
         "busy machine": "results",
         "published runs": "training",
         "every launch": "kernels/model",
-        "misconceptions": "exercises",
+        "misconception": "exercises",
         "mutants": "tested",
         "chunked_sum": "exercises",
     }

@@ -147,11 +147,10 @@ def test_slider_follows_a_finger(look, figure):
         for name in NAMES
     ],
 )
-def test_fingers_have_room(look, figure):
+def test_fingers_have_room(fresh, figure):
     """Handles, buttons and cells to tap: at least 44 px."""
-    tab = started(look, figure, **PHONE)
-    controls = tab.locator(
-        f"#figure-{figure} :is(.fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range])"
+    controls = started(fresh, figure, (390, 900), touch=True).css(
+        ":is(.fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range])"
     )
     seen = [control for control in controls.all() if control.is_visible()]
     assert seen
