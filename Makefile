@@ -10,7 +10,7 @@ export NO_MKDOCS_2_WARNING = 1
 # when a kernel is defined, and the site is built once for all its tests. They
 # run side by side, the longest first, and on one thread each: threads of
 # several processes that share the cores wait for each other.
-GROUPS := test-site test-package test-notebooks test-kernels
+GROUPS := test-site test-package test-notebooks test-order test-kernels
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 test test-all evidence mutants $(GROUPS): export OMP_NUM_THREADS = 1
 PYTEST := $(BIN)/python -m pytest
@@ -50,11 +50,16 @@ test-site: $(READY)
 	FWLAB_GROUP=site $(PYTEST) tests/site
 
 test-package: $(READY)
-	FWLAB_GROUP=package $(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py
+	FWLAB_GROUP=package $(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py --ignore tests/test_processor.py
 
 # With a file of tests, for what tests/conftest.py sets.
 test-notebooks: $(READY)
 	FWLAB_GROUP=notebooks $(PYTEST) notebooks tests/test_notebooks.py
+
+# Terms in another order: notebooks whose outputs are compared, not those that
+# mostly train.
+test-order: $(READY)
+	FWLAB_GROUP=order FWLAB_PROCESSOR=$(or $(PROCESSOR),1) $(PYTEST) tests/test_processor.py $(filter-out notebooks/07% notebooks/12%,$(wildcard notebooks/*.ipynb))
 
 test-kernels: $(READY)
 	FWLAB_GROUP=kernels TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
