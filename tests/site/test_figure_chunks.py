@@ -123,7 +123,8 @@ def saved(implementation: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-WHAT = ("kept", "multiplications", "order")
+def account(kept: int, multiplications: int, order: int) -> dict[str, int]:
+    return {"kept": kept, "multiplications": multiplications, "order": order}
 
 
 def inverse(c: int) -> int:
@@ -157,13 +158,12 @@ def test_account(figure, size, monkeypatch):
             pairs, through = 2 * c * c * d, 2 * c * d * d
             return time // c * (2 * pairs + through + c * d * d + inverse(c))
 
-        ways = {
-            "naive": (time * d * d, time * 3 * d * d, time),
-            "full": (2 * time * time, products(time), 1),
-            "chunked": (time // c * d * d, products(c), time // c),
+        assert counts == {
+            "inputs": time * (3 * d + 1),
+            "naive": account(time * d * d, time * 3 * d * d, time),
+            "full": account(2 * time * time, products(time), 1),
+            "chunked": account(time // c * d * d, products(c), time // c),
         }
-        accounts = {way: dict(zip(WHAT, of, strict=True)) for way, of in ways.items()}
-        assert counts == {"inputs": time * (3 * d + 1), **accounts}
     # The race ends with this account.
     assert costs(size, RACE) == {way: here[way] for way in ("naive", "chunked")}
     for name in ("naive", "full", "chunked"):
@@ -221,36 +221,25 @@ def cells(size: int, block: str) -> tuple[int, int, int, int]:
 
 
 def costs(size: int, tick: int) -> dict[str, dict[str, int]]:
-    """What the race has cost after a tick: matrix products by their shapes, (rows,
-    terms of a sum, columns), and states that are kept."""
-    n = T // size
+    """What the race has cost after a tick, by the shapes of matrix products."""
+    n, ticks = T // size, min(tick, RACE)
+    pairs, through, steps = size * size * D, size * D * D, ticks // 2
     chunked = {
-        "start": [],
-        "inverse": n * [(size, D, size), (1, 1, inverse(size))],
-        "errors": [(size, D, D), (size, size, D)],
-        "state": [(D, size, D)],
-        "outputs": n * [(size, D, size), (size, D, D), (size, size, D)],
+        "start": 0,
+        "inverse": n * (pairs + inverse(size)),
+        "errors": through + pairs,
+        "state": through,
+        "outputs": n * (2 * pairs + through),
     }
-    names = [name for name, *_ in expected(size)[: RACE + 1]]
+    names = [name for name, *_ in expected(size)]
     past = names[: min(tick, names.index("outputs")) + 1]
     written = past.count("state")
-    ticks = min(tick, RACE)
-    # A step looks up; then it writes, and reads.
-    look, write = (1, D, D), (D, 1, D)
-    products = [look, write, look] * (ticks // 2) + [look] * (ticks % 2)
-    total = {
-        "naive": products,
-        "chunked": [one for name in past for one in chunked[name]],
-    }
-    kept = {"naive": ticks // 2, "chunked": min(written + (len(past) > 1), n)}
-    order = {"naive": ticks // 2, "chunked": written}
+    kept = min(written + (len(past) > 1), n)
+    # A step of the loop looks up; then it writes, and reads.
+    looked = 3 * steps + ticks % 2
     return {
-        way: {
-            "kept": kept[way] * D * D,
-            "multiplications": sum(a * b * c for a, b, c in total[way]),
-            "order": order[way],
-        }
-        for way in total
+        "naive": account(steps * D * D, looked * D * D, steps),
+        "chunked": account(kept * D * D, sum(chunked[x] for x in past), written),
     }
 
 

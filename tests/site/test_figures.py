@@ -237,6 +237,8 @@ def check_accessible(figure):
     figure.tab.evaluate(AXE.read_text("utf-8"))
     assert figure.tab.evaluate(of_figure(RULES, figure.name)) == []
     assert figure.wide() <= figure.tab.viewport_size["width"]
+    if figure.name in ("aft", "memory"):
+        assert figure.overlapping() == []
 
 
 def check_by_keyboard(figure):
