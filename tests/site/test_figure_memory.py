@@ -310,18 +310,6 @@ def test_rules_and_strength(figure, beta):
     compare(figure, "gated", beta, [*pairs, new], new)
 
 
-def test_half_a_write_leaves_half(figure):
-    figure.slide("Write strength", 0.5)
-    pairs = [A, B]
-    left = compare(figure, "delta", 0.5, pairs, NEW)["next"]["error"]
-    for _ in range(3):
-        figure.press("Write")
-        pairs.append(NEW)
-        now = compare(figure, "delta", 0.5, pairs, NEW)["next"]["error"]
-        assert now == pytest.approx(left / 2)
-        left = now
-
-
 def test_undo_and_start_again_by_keyboard(figure):
     write = figure.role("button", name="Write", exact=True)
     undo = figure.role("button", name="Undo", exact=True)
