@@ -5,6 +5,7 @@ begins anew where it is: a tenth of the cost of opening a page.
 """
 
 import functools
+import json
 import re
 from collections.abc import Iterable
 
@@ -55,7 +56,9 @@ def number(text: str) -> float:
 
 def of_figure(rules: str, name: str) -> str:
     """The rules of accessibility for a figure alone: its page keeps them anyway."""
-    return rules.replace("axe.run(document", f"axe.run('#figure-{name}'")
+    whole = "axe.run(document"
+    assert rules.count(whole) == 1, "the rules of accessibility run in another way"
+    return rules.replace(whole, f"axe.run('#figure-{name}'")
 
 
 class Figure:
@@ -89,6 +92,12 @@ class Figure:
 
     def focused(self) -> str:
         return self.tab.evaluate("document.activeElement.textContent")
+
+    def fetched(self) -> list[str]:
+        """The files of weights that its page has asked for."""
+        entries = "performance.getEntriesByType('resource').map((e) => e.name)"
+        names = [n for n in self.tab.evaluate(entries) if n.endswith(".safetensors")]
+        return [name.partition("figures/")[2] for name in names]
 
     def overlapping(self) -> list:
         """Texts of drawings that are cut off, or on one another."""
@@ -149,10 +158,21 @@ class Figure:
             arg=self.name,
         )
 
+    def until_it_says(self, text: str):
+        self.until(f"words().includes({json.dumps(text)})")
+
+    def starter(self):
+        """What fetches the model that it runs."""
+        if self.name == "live":  # the change that is one press away
+            return self.css("button").first
+        return self.role("button", name="Start the model")
+
     def start(self):
-        """Fetch the model that it runs."""
-        self.role("button", name="Start the model").click()
-        self.text.wait_for()
+        self.starter().click()
+        if self.name == "live":
+            self.until("state().answers !== null")
+        else:
+            self.text.wait_for()
 
 
 #: Of each pair of texts that lie on one another, what they say; and of those

@@ -6,7 +6,7 @@ from math import hypot
 import pytest
 import torch
 from built import ROOT
-from figure import of_figure
+from figure import Figure, number, of_figure
 from test_course import article, targets
 from test_pages import ALL, AXE, RULES
 
@@ -20,7 +20,6 @@ SECTIONS = dict(
 )
 STEPS = list(SECTIONS)
 SIZES = [(1280, 800), (390, 844)]
-FIGURE = "document.querySelector('#figure-essay').figure"
 
 
 def vector(*entries: float) -> torch.Tensor:
@@ -99,7 +98,7 @@ def test_the_story_is_that_of_the_page():
 
 def numbers(text: str) -> list[float]:
     found = re.findall(r"(?<![\w.])[−-]?\d+(?:\.\d+)?", text)
-    return [float(x.replace("−", "-")) for x in found]
+    return [number(x) for x in found]
 
 
 def said(step: str) -> list[float]:
@@ -194,9 +193,9 @@ def expected() -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_numbers_of_the_text(step):
-    assert said(step) == pytest.approx([float(x) for x in expected()[step]], abs=0.0051)
+def test_numbers_of_the_text():
+    for step, wanted in expected().items():
+        assert said(step) == pytest.approx([*map(float, wanted)], abs=0.0051), step
 
 
 #: What a step shows: its state, words, and the texts that are seen.
@@ -273,56 +272,53 @@ def test_the_chunk_is_fwlabs(fresh):
 # Scrolling
 
 
-def settled(tab, step: str):
-    tab.wait_for_function(
-        f"(step) => {FIGURE}.state().step === step && !{FIGURE}.state().moving",
-        arg=step,
-    )
-
-
-def opened(fresh, size, motion="no-preference", **options):
-    return fresh("essay", size, motion, **options).tab
+def settle(figure, step: str):
+    figure.until(f"state().step === '{step}' && !state().moving")
 
 
 #: Whether the picture has ever been between two steps.
-WATCH = f"""() => {{
+WATCH = """(() => {
   globalThis.moved = 0;
-  const watch = () => {{
-    if ({FIGURE}.state().moving) moved += 1;
+  const watch = () => {
+    if (state().moving) moved += 1;
     requestAnimationFrame(watch);
-  }};
+  };
   watch();
-}}"""
-PLACES = """(step) => {
+})()"""
+PLACES = """(() => {
   const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
-  const section = document.querySelector(`[data-step=${step}]`);
+  const section = document.querySelector(`[data-step=${given}]`);
   return {
-    figure: box(document.querySelector("#figure-essay")),
-    picture: box(document.querySelector("#figure-essay svg")),
+    figure: box(root),
+    picture: box(all("svg")[0]),
     heading: box(section.querySelector("h2")),
     text: box(section.querySelector("p")),
     header: box(document.querySelector("header.md-header"))[3],
+    current: all(".fw-current", document).map((e) => e.dataset.step),
+    animations: document.getAnimations().length,
   };
-}"""
+})()"""
 
 
-@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "motion"),
+    [(SIZES[0], "reduce"), (SIZES[1], "reduce"), (SIZES[0], "no-preference")],
+)
 def test_the_picture_follows_the_text(fresh, size, motion):
     """Down and up again. It stays in the window, beside the text or above it;
-    it moves only for those who have not asked for rest: for them, a few steps.
+    it moves only for those who have not asked for rest: for them, two steps.
     """
-    tab = opened(fresh, size, motion)
-    steps = STEPS if motion == "reduce" else STEPS[:4]
-    settled(tab, STEPS[0])
-    tab.evaluate(WATCH)
-    for step in [*steps, *steps[-2::-1]]:
-        heading = tab.locator(f"[data-step={step}] h2")
+    figure = fresh("essay", size, motion)
+    down = STEPS if motion == "reduce" else STEPS[:2]
+    settle(figure, STEPS[0])
+    figure.ask(WATCH)
+    for step in [*down, *down[-2::-3]]:
+        heading = figure.tab.locator(f"[data-step={step}] h2")
         heading.evaluate("(e) => e.scrollIntoView({ behavior: 'instant' })")
-        settled(tab, step)
+        settle(figure, step)
+        at = figure.ask(PLACES, step)
         if motion == "reduce":
-            assert tab.evaluate("document.getAnimations().length") == 0
-        at = tab.evaluate(PLACES, step)
+            assert at["animations"] == 0
         left, top, right, bottom = at["figure"]
         assert top >= at["header"] - 1 and at["picture"][3] <= size[1], step
         assert left >= 0 and right <= size[0]
@@ -333,111 +329,103 @@ def test_the_picture_follows_the_text(fresh, size, motion):
         else:
             assert at["heading"][2] <= left and at["heading"][1] >= at["header"]
         assert at["text"][1] < size[1]
-        current = tab.locator(".fw-current").get_attribute("data-step")
-        assert current == step
-    assert (tab.evaluate("moved") == 0) == (motion == "reduce")
+        assert at["current"] == [step]
+    assert (figure.ask("moved") == 0) == (motion == "reduce")
 
 
 def test_a_link_to_a_step_shows_it(fresh):
-    tab = fresh("essay", place="#6-look-up-compare-write").tab
-    settled(tab, "delta")
-    tab.evaluate("location.hash = '#8-two-dimensions-two-keys'")
-    settled(tab, "third")
+    figure = fresh("essay", place="#6-look-up-compare-write")
+    settle(figure, "delta")
+    figure.ask("location.hash = '#8-two-dimensions-two-keys'")
+    settle(figure, "third")
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_by_keyboard(fresh, size):
+def test_by_keyboard(fresh):
     """Two buttons lead through the steps, and the usual keys scroll."""
-    tab = opened(fresh, size, "reduce")
-    following = tab.get_by_role("button", name="Next step")
-    previous = tab.get_by_role("button", name="Previous step")
+    figure = fresh("essay", SIZES[1], "reduce")
+    keyboard = figure.tab.keyboard
+    following = figure.tab.get_by_role("button", name="Next step")
+    previous = figure.tab.get_by_role("button", name="Previous step")
     assert previous.is_disabled()
     for step in STEPS[1:]:
-        following.focus()
-        tab.keyboard.press("Enter")
-        settled(tab, step)
+        following.press("Enter")
+        settle(figure, step)
     assert following.is_disabled()
-    previous.focus()
-    tab.keyboard.press("Space")
-    settled(tab, STEPS[-2])
-    tab.wait_for_function(f"{FIGURE}.state().goal === null")
+    previous.press("Space")
+    settle(figure, STEPS[-2])
+    figure.until("state().goal === null")
     previous.evaluate("(e) => e.blur()")
-    tab.keyboard.press("Home")
-    settled(tab, STEPS[0])
-    tab.keyboard.press("End")
-    settled(tab, STEPS[-1])
+    keyboard.press("Home")
+    settle(figure, STEPS[0])
+    keyboard.press("End")
+    settle(figure, STEPS[-1])
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_quick_presses_add_up(fresh, motion):
     """However far the page has scrolled in between."""
-    tab = opened(fresh, SIZES[0], motion)
-    tab.get_by_role("button", name="Next step").focus()
+    figure = fresh("essay", SIZES[0], motion)
+    press = "(e, times) => { for (let i = 0; i < times; i++) e.click(); }"
+    previous = figure.tab.get_by_role("button", name="Previous step")
+    figure.tab.get_by_role("button", name="Next step").focus()
     for _ in range(4):
-        tab.keyboard.press("Enter")
-    settled(tab, STEPS[4])
-    press = "(e) => { for (let i = 0; i < 3; i++) e.click(); }"
-    tab.get_by_role("button", name="Previous step").evaluate(press)
-    settled(tab, STEPS[1])
+        figure.tab.keyboard.press("Enter")
+    settle(figure, STEPS[4])
+    previous.evaluate(press, 3)
+    settle(figure, STEPS[1])
     # After a scroll, presses count from there.
-    tab.wait_for_function(f"{FIGURE}.state().goal === null")
-    tab.keyboard.press("End")
-    settled(tab, STEPS[-1])
-    tab.wait_for_function(f"{FIGURE}.state().goal === null")
-    tab.get_by_role("button", name="Previous step").evaluate(press)
-    settled(tab, STEPS[-4])
+    figure.until("state().goal === null")
+    figure.tab.keyboard.press("End")
+    settle(figure, STEPS[-1])
+    figure.until("state().goal === null")
+    previous.evaluate(press, 3)
+    settle(figure, STEPS[-4])
 
 
 def test_what_is_seen_is_said(fresh):
     """Once the picture rests, and politely."""
-    tab = fresh("essay").tab
-    status = tab.locator("#figure-essay [role=status]")
+    figure = fresh("essay")
+    status = figure.css("[role=status]")
     assert status.text_content() == ""
-    tab.locator("[data-step=moved]").evaluate("(e) => e.scrollIntoView()")
+    figure.tab.locator("[data-step=moved]").evaluate("(e) => e.scrollIntoView()")
     status.filter(has_text="the memory says (1.5").wait_for(state="attached")
-    assert status.text_content() == tab.inner_text("#figure-essay .fw-words")
+    assert status.text_content() == figure.words()
 
 
 # Without scripts, on paper, in a low window
 
 
-def pictures(tab) -> list[str]:
-    """By step, whether its own picture is there; and of the one that moves."""
-    seen = []
-    for step in STEPS:
-        still = tab.locator(f"[data-step={step}] .fw-step")
-        if (
-            still.locator("svg").is_visible()
-            and still.locator(".fw-words").is_visible()
-        ):
-            seen.append(step)
-    if tab.locator("#figure-essay svg").is_visible():
-        seen.append("moving")
-    return seen
+#: By step, whether its own picture is there; and of the one that moves.
+PICTURES = """[
+  ...all("[data-step]", document).filter((step) =>
+    ["svg", ".fw-words"].every((css) => all(`.fw-step ${css}`, step).some(seen))
+  ).map((step) => step.dataset.step),
+  ...(seen(all("svg")[0]) ? ["moving"] : []),
+]"""
 
 
 def test_without_scripts_each_step_has_a_picture(look):
-    tab = look(PAGE, java_script_enabled=False)
+    figure = Figure(look(PAGE, java_script_enabled=False), "essay")
     for width, height in SIZES:
-        tab.set_viewport_size({"width": width, "height": height})
+        figure.tab.set_viewport_size({"width": width, "height": height})
         # The picture of the first step is that of the figure.
-        assert pictures(tab) == [*STEPS[1:], "moving"]
-    assert tab.locator(".fw-essay button").count() == 0
+        assert figure.ask(PICTURES) == [*STEPS[1:], "moving"]
+    assert figure.tab.locator(".fw-essay button").count() == 0
     for step in STEPS[1:]:
-        words = tab.inner_text(f"[data-step={step}] .fw-words")
+        words = figure.tab.inner_text(f"[data-step={step}] .fw-words")
         flat = [x for row in after(step).tolist() for x in row]
         assert numbers(words)[-4:] == pytest.approx(flat, abs=0.0051)
 
 
 def test_on_paper_and_in_a_low_window_each_step_has_a_picture(fresh):
     """At 200 % zoom nothing may cover the text."""
-    tab = fresh("essay").tab
-    assert pictures(tab) == ["moving"]
-    tab.emulate_media(media="print")
-    assert pictures(tab) == STEPS
-    tab.emulate_media(media="screen")
-    tab.set_viewport_size({"width": 640, "height": 400})
-    assert pictures(tab) == STEPS
+    figure = fresh("essay")
+    assert figure.ask(PICTURES) == ["moving"]
+    figure.tab.emulate_media(media="print")
+    assert figure.ask(PICTURES) == STEPS
+    figure.tab.emulate_media(media="screen")
+    figure.tab.set_viewport_size({"width": 640, "height": 400})
+    assert figure.ask(PICTURES) == STEPS
 
 
 # The page
@@ -445,13 +433,13 @@ def test_on_paper_and_in_a_low_window_each_step_has_a_picture(fresh):
 
 @pytest.mark.parametrize(("size", "scheme"), [(SIZES[0], "dark"), (SIZES[1], "light")])
 def test_every_step_is_accessible(fresh, size, scheme):
-    tab = opened(fresh, size, "reduce", scheme=scheme)
-    tab.evaluate(AXE.read_text("utf-8"))
-    for step in ("second", "overlap", "third", "long", "chunk"):
-        tab.locator(f"[data-step={step}]").evaluate("(e) => e.scrollIntoView()")
-        settled(tab, step)
-        assert tab.evaluate(of_figure(RULES, "essay"), ALL) == [], step
-        assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    figure = fresh("essay", size, "reduce", scheme=scheme)
+    figure.tab.evaluate(AXE.read_text("utf-8"))
+    for step in ("overlap", "third", "long", "chunk"):
+        figure.tab.locator(f"[data-step={step}]").evaluate("(e) => e.scrollIntoView()")
+        settle(figure, step)
+        assert figure.tab.evaluate(of_figure(RULES, "essay"), ALL) == [], step
+        assert figure.wide() <= size[0]
 
 
 def test_each_step_is_short_and_has_a_heading():

@@ -9,6 +9,7 @@ import re
 
 import pytest
 import torch
+from figure import number
 
 from fwlab import ops
 
@@ -81,7 +82,7 @@ def compare(shown: dict):
             assert method["errors"][t - 1] == pytest.approx(errors[t - 1], abs=1e-6)
 
 
-def number(y: float | str) -> str:
+def printed(y: float | str) -> str:
     special = {"NaN": "NaN", "Infinity": "∞"}
     return special[y] if isinstance(y, str) else f"{y:.3f}"
 
@@ -240,7 +241,7 @@ def test_drawn_as_said(figure):
                 starts = re.findall(r"M([\d.]+) [\d.]+h", d)
                 marks[part] = [int((float(x) - 28) // 43) + 1 for x in starts]
             place = texts.index("y") + 1
-            outputs = [number(y) for y in method["outputs"]]
+            outputs = [printed(y) for y in method["outputs"]]
             assert texts[place : place + T] == outputs
             assert ", ".join(outputs) in label
             bad = method["lost"] + method["wrong"]
@@ -256,17 +257,9 @@ def test_drawn_as_said(figure):
                 if isinstance(y, str):
                     assert text == "–"
                 else:
-                    assert float(text.replace("−", "-")) == pytest.approx(y, rel=0.51)
+                    assert number(text) == pytest.approx(y, rel=0.51)
         nan = any("NaN" in m["outputs"] for m in methods.values())
         assert ("NaN" in drawn["words"]) == nan
         place = drawn["keys"].index("K") + 1
         keys = [f"{key:.1f}".replace("-", "−") for key in drawn["now"]["keys"]]
         assert drawn["keys"][place : place + T] == keys
-
-
-@pytest.mark.parametrize("width", [390, 1440])
-def test_nothing_overlaps(fresh, width):
-    """No text of the picture touches another, and none is cut off."""
-    figure = fresh("aft", (width, 900))
-    assert figure.overlapping() == []
-    assert figure.wide() <= width

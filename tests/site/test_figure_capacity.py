@@ -14,22 +14,26 @@ from fwlab import ops
 from fwlab.data.retrieval import law, loss
 from fwlab.feature_maps import DPFP, l2_normalize
 
-STATE = "document.querySelector('#figure-capacity').figure.state()"
 SIZES = (1, 2, 15, 16, 17, 40, 128)
 NAMES = ("sum", "delta", "dpfp")
 
 
 @pytest.fixture
-def tab(fresh):
-    return fresh("capacity").tab
+def figure(fresh):
+    return fresh("capacity")
 
 
-def state(tab) -> dict:
-    return tab.evaluate(STATE)
-
-
-def move(tab, label: str, value: int):
-    tab.get_by_role("slider", name=label).fill(str(value))
+def choose(figure, width: int, nu: int = 1, kind: str = "random") -> dict:
+    """The state with this setting; no memory in it beats the law."""
+    figure.slide("Width of a key", width)
+    figure.choose(f"ν = {nu}")
+    figure.css(f"input[value={kind}]").check()
+    shown = figure.state()
+    assert [shown[x] for x in ("width", "nu", "kind")] == [width, nu, kind]
+    for memory in shown["memories"].values():
+        both = zip(memory["losses"], memory["law"], strict=True)
+        assert all(found >= limit - 1e-9 for found, limit in both)
+    return shown
 
 
 def read_back(name: str, keys: torch.Tensor, nu: int) -> torch.Tensor:
@@ -53,12 +57,8 @@ def read_back(name: str, keys: torch.Tensor, nu: int) -> torch.Tensor:
         (4, 3, "orthogonal"),
     ],
 )
-def test_losses_are_those_of_fwlab(tab, width, nu, kind):
-    move(tab, "Width of a key", width)
-    tab.get_by_role("radio", name=f"ν = {nu}").check()
-    tab.locator(f"#figure-capacity input[value={kind}]").check()
-    shown = state(tab)
-    assert [shown[x] for x in ("width", "nu", "kind")] == [width, nu, kind]
+def test_losses_are_those_of_fwlab(figure, width, nu, kind):
+    shown = choose(figure, width, nu, kind)
     rooms = {"sum": width, "delta": width, "dpfp": DPFP(nu).width(width)}
     for name in NAMES:
         memory = shown["memories"][name]
@@ -77,20 +77,9 @@ def test_losses_are_those_of_fwlab(tab, width, nu, kind):
             assert memory["law"][S - 1] == pytest.approx(law(S, rooms[name]))
 
 
-def test_no_memory_beats_the_law(tab):
-    for width in (4, 16, 64):
-        move(tab, "Width of a key", width)
-        for kind in ("random", "orthogonal"):
-            tab.locator(f"#figure-capacity input[value={kind}]").check()
-            for memory in state(tab)["memories"].values():
-                both = zip(memory["losses"], memory["law"], strict=True)
-                assert all(found >= limit - 1e-9 for found, limit in both)
-
-
-def test_orthogonal_keys_lose_nothing_then_twice_the_law(tab):
+def test_orthogonal_keys_lose_nothing_then_twice_the_law(figure):
     """What the page says; n times under the sum rule, if keys have n values."""
-    tab.locator("#figure-capacity input[value=orthogonal]").check()
-    for name, memory in state(tab)["memories"].items():
+    for name, memory in choose(figure, 16, 1, "orthogonal")["memories"].items():
         for S in range(1, 129):
             n = S / memory["room"] if name == "sum" else 2
             if n > 2 and n % 1:
@@ -100,12 +89,14 @@ def test_orthogonal_keys_lose_nothing_then_twice_the_law(tab):
         assert memory["right"][: memory["room"]] == list(range(1, memory["room"] + 1))
 
 
-def test_random_keys_are_random_and_can_be_drawn_again(tab):
+def test_random_keys_are_random_and_can_be_drawn_again(figure):
     """The mean loss of the sum over draws is (S - 1) / 2 d, as the page says."""
-    draws = []
-    for _ in range(12):
-        draws.append(state(tab)["memories"]["sum"])
-        tab.get_by_role("button", name="New draw").click()
+    draws = figure.role("button", name="New draw").evaluate(
+        """(button) => Array.from({ length: 12 }, () => {
+          button.click();
+          return button.closest("#figure-capacity").figure.state().memories.sum;
+        })"""
+    )
     assert len({str(draw["keys"][0]) for draw in draws}) == len(draws)
     for S in (17, 64):
         mean = sum(draw["losses"][S - 1] for draw in draws) / len(draws)
@@ -115,53 +106,51 @@ def test_random_keys_are_random_and_can_be_drawn_again(tab):
     assert (keys.square().mean(0) - 1 / 16).abs().max() < 0.01
 
 
-def test_what_is_drawn_is_what_is_computed(tab):
+DRAWN = """({
+  state: state(), words: words(), table: texts("[data-part=table] text").slice(5),
+  curve: values("[data-curve=delta]", "d")[0],
+  laws: ["plain", "dpfp"].map((name) => values(`[data-law=${name}]`, "d")[0]),
+  dots: Object.fromEntries(all("[data-dot]").map((e) =>
+    [e.dataset.dot, [e.getAttribute("cx"), e.getAttribute("cy")]])),
+})"""
+
+
+def test_what_is_drawn_is_what_is_computed(figure):
     """The row of the table, the dots and the words, at several sizes."""
-    figure = tab.locator("#figure-capacity")
-    for S in (1, 32, 100):
-        move(tab, "Pairs S", S)
-        shown = state(tab)
+    sizes = (1, 32, 100)
+    for S, drawn in zip(sizes, figure.sweep("Pairs S", sizes, DRAWN), strict=True):
+        shown, dots = drawn["state"], drawn["dots"]
         assert shown["count"] == S
-        words = figure.locator(".fw-words").inner_text()
-        rows = figure.locator("[data-part=table] text").all_text_contents()[5:]
         for n, name in enumerate(NAMES):
             memory = shown["memories"][name]
-            cells = rows[5 * n : 5 * n + 5]
             found = memory["losses"][S - 1]
-            assert cells[1:] == [
+            assert drawn["table"][5 * n + 1 : 5 * n + 5] == [
                 str(memory["room"]),
                 f"{found:.2f}",
                 f"{memory['law'][S - 1]:.2f}",
                 f"{memory['right'][S - 1]} of {S}",
             ]
-            assert f" {found:.2f}" in words
-            y = float(figure.locator(f"[data-dot={name}]").get_attribute("cy"))
-            assert y == pytest.approx(216 - min(found, 1.2) / 1.2 * 208, abs=0.06)
+            assert f" {found:.2f}" in drawn["words"]
+            wanted = pytest.approx(216 - min(found, 1.2) / 1.2 * 208, abs=0.06)
+            assert float(dots[name][1]) == wanted
         # The curve goes through the dot.
-        path = figure.locator("[data-curve=delta]").get_attribute("d")
-        points = re.findall(r"[ML]([\d.]+) ([\d.]+)", path)
-        assert len(points) == 128
-        dot = figure.locator("[data-dot=delta]")
-        assert list(points[S - 1]) == [dot.get_attribute(x) for x in ("cx", "cy")]
-        for law_name, name in (("plain", "sum"), ("dpfp", "dpfp")):
-            path = figure.locator(f"[data-law={law_name}]").get_attribute("d")
-            x, y = map(float, path.rpartition("L")[2].split())
-            assert x == pytest.approx(384, abs=0.06)
+        points = re.findall(r"[ML]([\d.]+) ([\d.]+)", drawn["curve"])
+        assert len(points) == 128 and list(points[S - 1]) == dots["delta"]
+        for path, name in zip(drawn["laws"], ("sum", "dpfp"), strict=True):
             limit = shown["memories"][name]["law"][-1]
-            assert y == pytest.approx(216 - limit / 1.2 * 208, abs=0.06)
+            end = [float(x) for x in path.rpartition("L")[2].split()]
+            assert end == pytest.approx([384, 216 - limit / 1.2 * 208], abs=0.06)
 
 
-def test_trained_points_are_those_of_the_results(tab):
+def test_trained_points_are_those_of_the_results(figure):
     """Medians of all seeds up to 128 pairs; none below the law."""
     runs = []
     for name in ("quick/capacity", "capacity"):
         text = (ROOT / "docs" / "results" / f"{name}.json").read_text("utf-8")
         runs += json.loads(text)["points"]
     for width, expected in ((16, 4), (64, 6), (32, 0)):
-        move(tab, "Width of a key", width)
         for nu in (1, 2, 3):
-            tab.get_by_role("radio", name=f"ν = {nu}").check()
-            shown = state(tab)["trained"]
+            shown = choose(figure, width, nu)["trained"]
             for kind, label in (("linear", "linear"), ("dpfp", f"dpfp-{nu}")):
                 losses = {}
                 for run in runs:
@@ -174,7 +163,6 @@ def test_trained_points_are_those_of_the_results(tab):
                 assert shown[kind] == wanted
                 room = width if kind == "linear" else DPFP(nu).width(width)
                 assert all(y >= law(S, room) - 1e-4 for S, y in shown[kind])
-                marks = tab.locator(f"#figure-capacity [data-trained={kind}]")
-                drawn = (marks.get_attribute("d") or "").count("M")
-                assert drawn == len(shown[kind])
+                (marks,) = figure.ask("values(given, 'd')", f"[data-trained={kind}]")
+                assert (marks or "").count("M") == len(shown[kind])
         assert len(shown["linear"]) == expected

@@ -9,12 +9,11 @@ from itertools import chain
 
 import pytest
 import torch
-from figure import Figure, number
+from figure import number
 
 from fwlab import ops
 from fwlab.ops import chunks
 
-FIGURE = "#figure-chunks"
 T, D = 12, 2
 SIZES = (3, 4, 6)
 #: Units of the picture: a pair, and where the first is.
@@ -23,41 +22,27 @@ CELL, LEFT, TOP = 16, 20, 196
 RACE = 2 * T
 #: Milliseconds of a tick.
 TICK = 300
-STATE = f"document.querySelector('{FIGURE}').figure.state()"
 
 
 @pytest.fixture
-def tab(fresh):
+def figure(fresh):
     """Where nothing moves by itself."""
-    return fresh("chunks", motion="reduce").tab
+    return fresh("chunks", motion="reduce")
 
 
 @pytest.fixture
 def race(fresh):
     """From its start, in a time that the tests advance."""
-    tab = fresh("chunks", timed=True).tab
+    figure = fresh("chunks", timed=True)
     # Whether it has begun by itself, or not yet: the slider stops it.
-    slider = tab.locator(f"{FIGURE} input[type=range]")
-    slider.press("End")
-    slider.press("Home")
-    press(tab, "Play")
-    return tab
+    figure.slider("Tick").press("End")
+    figure.slider("Tick").press("Home")
+    figure.press("Play")
+    return figure
 
 
-def state(tab) -> dict:
-    return tab.evaluate(STATE)
-
-
-def words(tab) -> str:
-    return tab.inner_text(f"{FIGURE} .fw-words")
-
-
-def press(tab, name: str):
-    tab.locator(FIGURE).get_by_role("button", name=name).click()
-
-
-def choose(tab, size: int):
-    tab.locator(FIGURE).get_by_label(str(size), exact=True).check()
+def ticks(figure, count: int):
+    figure.tab.clock.run_for(count * TICK)
 
 
 def close(found, wanted):
@@ -67,60 +52,36 @@ def close(found, wanted):
 
 def inputs(shown: dict) -> list[torch.Tensor]:
     """q, k, v and beta, as fwlab takes them."""
-    out = []
-    for name in ("queries", "keys", "values", "betas"):
-        x = torch.tensor(shown[name], dtype=torch.float64)
-        x = x[None, :, None]
-        out.append(x.requires_grad_())
-    return out
+    rows = [shown[name] for name in ("queries", "keys", "values", "betas")]
+    given = [torch.tensor(x, dtype=torch.float64)[None, :, None] for x in rows]
+    return [x.requires_grad_() for x in given]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_numbers(tab, size):
-    choose(tab, size)
-    shown = state(tab)
+def test_numbers(figure, size):
+    figure.choose(str(size))
+    shown = figure.state()
     assert shown["C"] == size
-    q, k, v, beta = inputs(shown)
+    given = q, k, v, beta = inputs(shown)
     for rows in (k, q):
         assert torch.allclose(rows.norm(dim=-1), torch.ones(1, T, 1).double())
 
-    W, states, outputs, errors = torch.zeros(1, 1, D, D).double(), [], [], []
-    W.requires_grad_()
-    states.append(W)
+    def rule(steps: slice, W: torch.Tensor) -> tuple:
+        here, options = (x[:, steps] for x in given), {"implementation": "naive"}
+        return ops.delta_rule(*here, state=W, return_state=True, **options)
+
+    W = torch.zeros(1, 1, D, D).double().requires_grad_()
+    states, outputs, errors = [W], [], []
     for start in range(0, T, size):
-        steps = slice(start, start + size)
-        before = W
-        y, W = ops.delta_rule(
-            *(x[:, steps] for x in (q, k, v, beta)),
-            state=before,
-            return_state=True,
-            implementation="naive",
-        )
+        before, (y, W) = W, rule(slice(start, start + size), W)
         # Without the last reading of this chunk, which is of the same tensor.
         W = W.clone()
         W.retain_grad()
         states.append(W)
         outputs.append(y)
-        # What a key holds before it writes is read by a query that is this
-        # key and a write of strength 0.
         for i in range(start, start + size):
-            held = slice(i, i + 1)
-            retrieved, _ = ops.delta_rule(
-                k[:, held],
-                k[:, held],
-                v[:, held],
-                0 * beta[:, held],
-                state=before,
-                return_state=True,
-                implementation="naive",
-            )
-            errors.append((v[:, held] - retrieved)[0, :, 0])
-            _, before = ops.delta_rule(
-                *(x[:, held] for x in (q, k, v, beta)),
-                state=before,
-                return_state=True,
-                implementation="naive",
-            )
+            errors.append(v[0, i] - k[0, i] @ before[0, 0].mT)
+            _, before = rule(slice(i, i + 1), before)
     y, E = torch.cat(outputs, 1), torch.cat(errors)
     rows = shown["rows"]
     # The loop of the figure goes through the steps by itself.
@@ -162,14 +123,20 @@ def saved(implementation: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-def whole(text: str) -> int:
-    return int(re.sub(r"\D", "", text))
+def account(kept: int, multiplications: int, order: int) -> dict[str, int]:
+    return {"kept": kept, "multiplications": multiplications, "order": order}
+
+
+def inverse(c: int) -> int:
+    """Multiplications: its entry i, j is a sum over what lies between j and i."""
+    return sum((i - 1) * (c - i) for i in range(1, c))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_account(tab, size, monkeypatch):
-    choose(tab, size)
-    shown = state(tab)
+def test_account(figure, size, monkeypatch):
+    figure.choose(str(size))
+    shown = figure.state()
+    assert shown["arrival"] == 2 * T // size + 2 < RACE / 2
     here = shown["counts"]["here"]
     given = inputs(shown)
     monkeypatch.setattr(chunks, "LENGTH", size)
@@ -187,39 +154,29 @@ def test_account(tab, size, monkeypatch):
     ):
 
         def products(c, time=time, d=d) -> int:
-            """Both products of keys, (d1) to (d3), and the inverse: its
-            entry i, j is a sum over what lies between j and i."""
-            solve = sum((i - 1) * (c - i) for i in range(1, c))
+            """Both products of keys, (d1) to (d3), and the inverse."""
             pairs, through = 2 * c * c * d, 2 * c * d * d
-            return time // c * (2 * pairs + through + c * d * d + solve)
+            return time // c * (2 * pairs + through + c * d * d + inverse(c))
 
         assert counts == {
             "inputs": time * (3 * d + 1),
-            "naive": {
-                "kept": time * d * d,
-                "multiplications": time * 3 * d * d,
-                "order": time,
-            },
-            "full": {
-                "kept": 2 * time * time,
-                "multiplications": products(time),
-                "order": 1,
-            },
-            "chunked": {
-                "kept": time // c * d * d,
-                "multiplications": products(c),
-                "order": time // c,
-            },
+            "naive": account(time * d * d, time * 3 * d * d, time),
+            "full": account(2 * time * time, products(time), 1),
+            "chunked": account(time // c * d * d, products(c), time // c),
         }
-    table = tab.locator(f"{FIGURE} .fw-account")
+    # The race ends with this account.
+    assert costs(size, RACE) == {way: here[way] for way in ("naive", "chunked")}
     for name in ("naive", "full", "chunked"):
-        cells = table.locator(f"[data-account={name}] td").all_text_contents()
-        assert [whole(cell) for cell in cells] == list(here[name].values())
-    assert f"chunks of {size}" in table.inner_text()
-    assert f"{here['inputs']} inputs" in table.inner_text()
-    # The same account for a real size stands on the page.
-    large = shown["counts"]["large"]
-    page = tab.inner_text(".md-content")
+        cells = figure.texts(f".fw-account [data-account={name}] td")
+        assert [int(re.sub(r"\D", "", cell)) for cell in cells] == list(
+            here[name].values()
+        )
+    (table,) = figure.texts(".fw-account")
+    assert f"chunks of {size}" in table and f"{here['inputs']} inputs" in table
+
+
+def test_the_page_says_what_a_real_size_costs(figure):
+    large, page = figure.state()["counts"]["large"], figure.tab.inner_text("article")
     for key, name in (
         ("naive", "step by step"),
         ("full", "full triangle"),
@@ -229,6 +186,8 @@ def test_account(tab, size, monkeypatch):
         wanted = f"{kept:,} kept, {multiplied:,} multiplications, {order:,} in order"
         assert f"{name}: {wanted}" in page
     assert f"{large['inputs']:,}" in page
+    assert "Chunks of 4 need 8 ticks" in page
+    assert "needs 24, has finished 4 of its 12 steps" in page
 
 
 def expected(size: int) -> list[tuple[str, int, set[str]]]:
@@ -262,57 +221,26 @@ def cells(size: int, block: str) -> tuple[int, int, int, int]:
 
 
 def costs(size: int, tick: int) -> dict[str, dict[str, int]]:
-    """What the race has cost after a tick: matrix products by their shapes, (rows,
-    terms of a sum, columns), and states that are kept."""
-    n = T // size
-    solve = sum((i - 1) * (size - i) for i in range(1, size))
+    """What the race has cost after a tick, by the shapes of matrix products."""
+    n, ticks = T // size, min(tick, RACE)
+    pairs, through, steps = size * size * D, size * D * D, ticks // 2
     chunked = {
-        "start": [],
-        "inverse": n * [(size, D, size), (1, 1, solve)],
-        "errors": [(size, D, D), (size, size, D)],
-        "state": [(D, size, D)],
-        "outputs": n * [(size, D, size), (size, D, D), (size, size, D)],
+        "start": 0,
+        "inverse": n * (pairs + inverse(size)),
+        "errors": through + pairs,
+        "state": through,
+        "outputs": n * (2 * pairs + through),
     }
-    names = [name for name, *_ in expected(size)[: RACE + 1]]
+    names = [name for name, *_ in expected(size)]
     past = names[: min(tick, names.index("outputs")) + 1]
     written = past.count("state")
-    ticks = min(tick, RACE)
-    # A step looks up; then it writes, and reads.
-    products = [(1, D, D), (D, 1, D), (1, D, D)] * (ticks // 2) + [(1, D, D)] * (
-        ticks % 2
-    )
-    total = {
-        "naive": products,
-        "chunked": [one for name in past for one in chunked[name]],
-    }
-    kept = {"naive": ticks // 2, "chunked": min(written + (len(past) > 1), n)}
-    order = {"naive": ticks // 2, "chunked": written}
+    kept = min(written + (len(past) > 1), n)
+    # A step of the loop looks up; then it writes, and reads.
+    looked = 3 * steps + ticks % 2
     return {
-        way: {
-            "kept": kept[way] * D * D,
-            "multiplications": sum(a * b * c for a, b, c in total[way]),
-            "order": order[way],
-        }
-        for way in total
+        "naive": account(steps * D * D, looked * D * D, steps),
+        "chunked": account(kept * D * D, sum(chunked[x] for x in past), written),
     }
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_costs_of_the_whole_race_are_the_formulas(size):
-    for way, (kept, multiplications, order) in {
-        "naive": (T * D * D, 3 * T * D * D, T),
-        "chunked": (
-            T * D * D // size,
-            T * (4 * size * D + 3 * D * D)
-            + T // size * size * (size - 1) * (size - 2) // 6,
-            T // size,
-        ),
-    }.items():
-        assert costs(size, RACE)[way] == {
-            "kept": kept,
-            "multiplications": multiplications,
-            "order": order,
-        }
 
 
 #: What the pictures and the words show.
@@ -333,9 +261,9 @@ DRAWN = """(() => {
 })()"""
 
 
-def check_drawing(tab, size: int, tick: int):
+def check(figure, size: int, tick: int):
     """What the pictures show after a tick."""
-    check_drawn(Figure(tab, "chunks").ask(DRAWN), size, tick)
+    check_drawn(figure.ask(DRAWN), size, tick)
 
 
 def check_drawn(drawn: dict, size: int, tick: int):
@@ -422,140 +350,116 @@ def check_drawn(drawn: dict, size: int, tick: int):
     assert label == f"Tick {tick} of {len(stages) - 1}. {said}"
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_all_stages_by_buttons(tab, size):
-    choose(tab, size)
-    arrival = [stage[0] for stage in expected(size)].index("outputs")
-    # Where only the loop goes on, one press takes it to its end.
-    ticks = [*range(arrival + 1), *range(RACE, len(expected(size)))]
-    said = set()
-    for tick in ticks:
-        assert state(tab)["tick"] == tick
-        said.add(words(tab))
-        if tick != ticks[-1]:
-            press(tab, "Next")
-    assert len(said) == len(ticks)
-    next_, back = (
-        tab.locator(FIGURE).get_by_role("button", name=name)
-        for name in ("Next", "Back")
-    )
-    assert next_.is_disabled()
-    for tick in reversed(ticks[:-1]):
-        press(tab, "Back")
-        assert state(tab)["tick"] == tick
-    assert back.is_disabled() and next_.is_enabled()
+#: All ticks that Next leads to, and back, until a button is off; with their words.
+WALK = """["Next", "Back"].map((name) => {
+  const button = all("button").find((e) => e.textContent === name);
+  const seen = [[state().tick, words()]];
+  while (!button.disabled) {
+    button.click();
+    seen.push([state().tick, words()]);
+  }
+  return seen;
+})"""
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_tick_by_the_slider(tab, size):
-    choose(tab, size)
-    ticks = range(len(expected(size)))
-    for tick, drawn in enumerate(Figure(tab, "chunks").sweep("Tick", ticks, DRAWN)):
+def test_every_tick(figure, size):
+    """By the slider, then by the buttons."""
+    figure.choose(str(size))
+    stages = [name for name, *_ in expected(size)]
+    for tick, drawn in enumerate(figure.sweep("Tick", range(len(stages)), DRAWN)):
         check_drawn(drawn, size, tick)
-
-
-def test_the_loop_is_far_from_its_end_when_the_chunks_finish(tab):
-    for size in SIZES:
-        choose(tab, size)
-        shown = state(tab)
-        assert shown["arrival"] == 2 * T // size + 2 < RACE / 2
-    page = tab.inner_text(".md-content")
-    assert "Chunks of 4 need 8 ticks" in page
-    assert "needs 24, has finished 4 of its 12 steps" in page
+    figure.slide("Tick", 0)
+    there, back = figure.ask(WALK)
+    # Where only the loop goes on, one press takes it to its end.
+    ticks = [*range(stages.index("outputs") + 1), *range(RACE, len(stages))]
+    assert [tick for tick, _ in there] == ticks
+    assert len({words for _, words in there}) == len(ticks)
+    assert back == there[::-1]
 
 
 def test_the_race_plays_and_ends(race):
     """The first tick is at the top of it; both lanes are drawn after every tick."""
     for tick in range(1, RACE + 1):
-        assert state(race)["running"]
-        assert "With each tick" in words(race)  # the same all the time
-        race.clock.run_for(TICK)
-        assert state(race)["tick"] == tick
-    check_drawing(race, 4, RACE)
-    assert not state(race)["running"]
-    race.clock.run_for(20 * TICK)
-    assert state(race)["tick"] == RACE
-    press(race, "Play")  # from the beginning
-    race.clock.run_for(2 * TICK)
-    assert state(race)["tick"] == 2
+        shown, words = race.ask("[state(), words()]")
+        assert shown["running"] and shown["tick"] == tick - 1
+        assert "With each tick" in words  # the same all the time
+        ticks(race, 1)
+    check(race, 4, RACE)
+    assert not race.state()["running"]
+    ticks(race, 20)
+    assert race.state()["tick"] == RACE
+    race.press("Play")  # from the beginning
+    ticks(race, 2)
+    assert race.state()["tick"] == 2
 
 
 def test_the_race_can_be_paused(race):
-    race.clock.run_for(5 * TICK)
-    button = race.locator(FIGURE).get_by_role("button", name="Pause")
-    button.press("Enter")
-    race.clock.run_for(10 * TICK)
-    check_drawing(race, 4, 5)
-    press(race, "Play")
-    race.clock.run_for(2 * TICK)
-    assert state(race)["tick"] == 7
+    ticks(race, 5)
+    race.role("button", name="Pause").press("Enter")
+    ticks(race, 10)
+    check(race, 4, 5)
+    race.press("Play")
+    ticks(race, 2)
+    assert race.state()["tick"] == 7
     # Who uses another control pauses it, too.
-    press(race, "Next")
-    race.clock.run_for(10 * TICK)
-    check_drawing(race, 4, 8)
-    assert race.locator(FIGURE).get_by_role("button", name="Play").is_visible()
-
-
-def test_the_race_stops_when_less_motion_is_asked_for(race):
-    race.clock.run_for(5 * TICK)
-    button = race.locator(FIGURE).get_by_role("button", name=re.compile("Play|Pause"))
-    race.emulate_media(reduced_motion="reduce")
+    race.press("Next")
+    ticks(race, 10)
+    check(race, 4, 8)
+    # So does who asks for less motion.
+    button = race.role("button", name=re.compile("Play|Pause"))
+    race.press("Play")
+    ticks(race, 2)
+    race.tab.emulate_media(reduced_motion="reduce")
     button.wait_for(state="hidden")
-    race.clock.run_for(10 * TICK)
-    check_drawing(race, 4, 5)
-    race.emulate_media(reduced_motion="no-preference")
+    ticks(race, 10)
+    check(race, 4, 10)
+    race.tab.emulate_media(reduced_motion="no-preference")
     button.click()
-    race.clock.run_for(2 * TICK)
-    assert state(race)["tick"] == 7
+    ticks(race, 2)
+    assert race.state()["tick"] == 12
 
 
 def test_the_race_waits_until_it_is_seen(fresh):
-    tab = fresh("chunks", (1440, 300), timed=True).tab
-    tab.clock.run_for(10 * TICK)
-    check_drawing(tab, 4, 0)
-    tab.set_viewport_size({"width": 1280, "height": 800})
-    tab.wait_for_function(f"{STATE}.running")
+    figure = fresh("chunks", (1440, 300), timed=True)
+    ticks(figure, 10)
+    check(figure, 4, 0)
+    figure.tab.set_viewport_size({"width": 1280, "height": 800})
+    figure.until("state().running")
 
 
 def test_nothing_moves_where_that_is_asked_for(fresh):
-    tab = fresh("chunks", motion="reduce", timed=True).tab
-    tab.clock.run_for(30 * TICK)
-    check_drawing(tab, 4, 0)
-    assert tab.evaluate("document.getAnimations().length") == 0
-    assert tab.locator(FIGURE).get_by_role("button").all_inner_texts() == [
-        "Back",
-        "Next",
-    ]
+    figure = fresh("chunks", motion="reduce", timed=True)
+    ticks(figure, 30)
+    check(figure, 4, 0)
+    assert figure.ask("document.getAnimations().length") == 0
+    assert figure.role("button").all_inner_texts() == ["Back", "Next"]
 
 
-def test_by_keyboard(tab):
-    focused = "document.activeElement"
-    tab.locator(FIGURE).get_by_role("button", name="Next").focus()
-    tab.keyboard.press("Enter")
-    check_drawing(tab, 4, 1)
-    tab.keyboard.press("Space")
-    check_drawing(tab, 4, 2)
-    tab.keyboard.press("Shift+Tab")
-    assert tab.evaluate(f"{focused}.textContent") == "Back"
-    tab.keyboard.press("Enter")
-    tab.keyboard.press("Enter")
+def test_by_keyboard_and_mouse(figure):
+    keyboard, focused = figure.tab.keyboard, "document.activeElement"
+    figure.role("button", name="Next").focus()
+    keyboard.press("Enter")
+    check(figure, 4, 1)
+    keyboard.press("Space")
+    check(figure, 4, 2)
+    keyboard.press("Shift+Tab")
+    assert figure.focused() == "Back"
+    keyboard.press("Enter")
+    keyboard.press("Enter")
     # Nothing is left to go back to: the focus must not be lost.
-    assert tab.evaluate(f"{focused}.textContent") == "Next"
-    check_drawing(tab, 4, 0)
-    tab.keyboard.press("Tab")
-    assert tab.evaluate(f"{focused}.type") == "range"
-    tab.keyboard.press("End")
-    check_drawing(tab, 4, 29)
-    tab.keyboard.press("ArrowLeft")
-    check_drawing(tab, 4, 28)
-    assert tab.evaluate(f"{focused}.getAttribute('aria-valuetext')") == "28 of 29"
-    tab.keyboard.press("Tab")
-    tab.keyboard.press("ArrowRight")
-    check_drawing(tab, 6, 0)
-    assert tab.locator(f"{FIGURE} input[type=range]").get_attribute("max") == "28"
-
-
-def test_slider_by_mouse(tab):
-    choose(tab, 6)
-    tab.locator(f"{FIGURE} input[type=range]").click()  # in the middle
-    check_drawing(tab, 6, 14)
+    assert figure.focused() == "Next"
+    check(figure, 4, 0)
+    keyboard.press("Tab")
+    assert figure.ask(f"{focused}.type") == "range"
+    keyboard.press("End")
+    check(figure, 4, 29)
+    keyboard.press("ArrowLeft")
+    check(figure, 4, 28)
+    assert figure.ask(f"{focused}.ariaValueText") == "28 of 29"
+    keyboard.press("Tab")
+    keyboard.press("ArrowRight")
+    check(figure, 6, 0)
+    assert figure.slider("Tick").get_attribute("max") == "28"
+    figure.slider("Tick").click()  # in the middle
+    check(figure, 6, 14)

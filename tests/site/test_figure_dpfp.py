@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from figure import Figure, number
+from figure import number
 
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 
@@ -20,24 +20,18 @@ CENTRE, SCALE = (104, 120), 45
 
 
 @pytest.fixture
-def tab(fresh):
-    return fresh("dpfp").tab
+def figure(fresh):
+    return fresh("dpfp")
 
 
-def state(tab) -> dict:
-    return tab.evaluate("document.querySelector('#figure-dpfp').figure.state()")
+def handle(figure, j: int):
+    return figure.css(f"g[data-key='{NAMES[j]}']")
 
 
-def words(tab) -> str:
-    return tab.inner_text("#figure-dpfp .fw-words")
-
-
-def handle(tab, j: int):
-    return tab.locator(f"#figure-dpfp g[data-key='{NAMES[j]}']")
-
-
-def texts(tab, selector: str) -> list[str]:
-    return tab.locator(f"#figure-dpfp svg {selector}").all_text_contents()
+def drag(figure, j: int, key: list) -> None:
+    """With the mouse, from the middle of the handle to a place of the plane."""
+    x, y = CENTRE[0] + SCALE * key[0], CENTRE[1] - SCALE * key[1]
+    figure.drag(handle(figure, j), x, y)
 
 
 def names(nu: int) -> list[str]:
@@ -60,9 +54,9 @@ def close(found, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-9, rtol=0)
 
 
-def compare(tab, nu: int, keys: list) -> dict:
-    """All numbers of the state, then what is drawn, against fwlab."""
-    drawing = Figure(tab, "dpfp").ask(DRAWN)
+def compare(figure, nu: int, keys: list) -> dict:
+    """All numbers of the state, then what is drawn, against fwlab; and the words."""
+    drawing = figure.ask(DRAWN)
     shown = drawing["state"]
     k = torch.tensor(keys, dtype=torch.float64)
     phi = DPFP(nu)(k)
@@ -90,11 +84,11 @@ def compare(tab, nu: int, keys: list) -> dict:
     for n, row in enumerate(rows):
         for text, wanted in zip(numbers[3 * n + 1 : 3 * n + 3], row, strict=True):
             assert number(text) == pytest.approx(wanted.item(), abs=0.0051)
-    return shown
+    return shown | {"words": drawing["words"]}
 
 
 DRAWN = """({
-  state: state(), names: texts("svg [data-name]"),
+  state: state(), words: words(), names: texts("svg [data-name]"),
   overlaps: texts("svg [data-part=overlap] text"), r: texts("svg [data-part=r] text"),
   places: values("g[data-key]", "transform"),
   bars: all("[data-part=r] rect").map((e) => e.width.baseVal.value),
@@ -158,23 +152,22 @@ PAINT = """(fill) => {
 }"""
 
 
+#: Of each slice of the plane, its corners and its colour.
+SLICES = f"""[state(), all("[data-part=plane] path").map((e) => [
+  e.getAttribute("d").match(/-?[\\d.]+/g).map(Number), ({PAINT})(getComputedStyle(e).fill)
+])]"""
+
+
 @pytest.mark.parametrize("nu", [1, 3])
 @pytest.mark.parametrize("coloured", ["before", "after"])
-def test_plane_is_coloured_by_overlap_with_the_key(tab, coloured, nu):
-    choose(tab, nu)
-    tab.get_by_role("radio", name=f"{coloured} DPFP").check()
+def test_plane_is_coloured_by_overlap_with_the_key(figure, coloured, nu):
+    figure.choose(f"ν = {nu}")
+    figure.choose(f"{coloured} DPFP")
     for key in (START[0], [1.5, -0.4], [-1.1, -1.9], [0, 1.2]):
         if key != START[0]:
-            drag(tab, 0, key)
-        shown = state(tab)
+            drag(figure, 0, key)
+        shown, slices = figure.ask(SLICES)
         assert shown["keys"][0] == key
-        slices = tab.eval_on_selector_all(
-            "#figure-dpfp [data-part=plane] path",
-            f"""(all) => all.map((e) => {{
-              const numbers = e.getAttribute("d").match(/-?[\\d.]+/g).map(Number);
-              return [numbers, ({PAINT})(getComputedStyle(e).fill)];
-            }})""",
-        )
         assert len(slices) == 72
         seen = 0
         for corners, painted in slices:
@@ -191,152 +184,115 @@ def test_plane_is_coloured_by_overlap_with_the_key(tab, coloured, nu):
             seen += abs(overlap) > 0.1
         # All round before; one quadrant after; none for a key without features.
         assert seen > 60 if coloured == "before" else seen == 18 * all(key)
-    assert ("After DPFP, k overlaps with no key" in words(tab)) == (coloured == "after")
-
-
-def drag(tab, j: int, key: list) -> None:
-    """With the mouse, from the middle of the handle to a place of the plane."""
-    box = handle(tab, j).bounding_box()
-    to = tab.evaluate(
-        """([x, y]) => {
-          const svg = document.querySelector("#figure-dpfp svg");
-          const point = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
-          return [point.x, point.y];
-        }""",
-        [CENTRE[0] + SCALE * key[0], CENTRE[1] - SCALE * key[1]],
+    assert ("After DPFP, k overlaps with no key" in figure.words()) == (
+        coloured == "after"
     )
-    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    tab.mouse.down()
-    tab.mouse.move(*to, steps=4)
-    tab.mouse.up()
 
 
-def choose(tab, nu: int) -> None:
-    tab.get_by_role("radio", name=f"ν = {nu}").check()
-
-
-@pytest.mark.parametrize("nu", [1, 2, 3])
-def test_features_are_those_of_fwlab(tab, nu):
-    choose(tab, nu)
-    shown = compare(tab, nu, START)
-    assert len(shown["features"][0]) == 4 * nu
-    assert f"{4 * nu} features" in words(tab)
-
-
-def test_changing_nu_and_back(tab):
+def test_each_nu_and_back(figure):
     for nu in (3, 1, 2, 3, 2, 1):
-        choose(tab, nu)
-        compare(tab, nu, START)
+        figure.choose(f"ν = {nu}")
+        shown = compare(figure, nu, START)
+        assert len(shown["features"][0]) == 4 * nu
+        assert f"{4 * nu} features" in shown["words"]
+        # Shift 2 is always 0, and says why.
+        second, third = figure.ask(
+            "[2, 3].map((n) => texts(`[data-shift='${n}'] text`).join())"
+        )
+        assert ("never: r(x) or r(−x) is 0" in second) == (nu > 1)
+        assert ("shift 1 again" in third) == (nu > 2)
+        assert ("fires, twice" in shown["words"]) == (nu > 2)
 
 
 @pytest.mark.parametrize("nu", [1, 3])
-def test_dragged_through_all_quadrants(tab, nu):
-    choose(tab, nu)
+def test_dragged_through_all_quadrants(figure, nu):
+    figure.choose(f"ν = {nu}")
     keys = [list(key) for key in START]
-    said = {words(tab)}
-    places = [[-1.3, 0.7], [-0.8, -1.1], [1.7, -0.3], [1.1, 1.9]]
-    for place in places:
-        keys[0] = place
-        drag(tab, 0, place)
-        compare(tab, nu, keys)
-        said.add(words(tab))
-    for place in [[0.9, 1.3], [0.2, -1.8]]:
-        keys[1] = place
-        drag(tab, 1, place)
-        compare(tab, nu, keys)
-        said.add(words(tab))
+    said = {figure.words()}
+    for j, place in (
+        *((0, [-1.3, 0.7]), (0, [-0.8, -1.1]), (0, [1.7, -0.3]), (0, [1.1, 1.9])),
+        *((1, [0.9, 1.3]), (1, [0.2, -1.8])),
+    ):
+        keys[j] = place
+        drag(figure, j, place)
+        said.add(compare(figure, nu, keys)["words"])
     assert len(said) == 7
 
 
-def test_other_quadrants_are_orthogonal(tab):
-    assert state(tab)["plainCosine"] > 0.7
-    assert state(tab)["cosine"] == 0
-    assert "told apart" in words(tab)
-    drag(tab, 1, [1.5, 0.2])
-    shown = compare(tab, 1, [START[0], [1.5, 0.2]])
+def test_other_quadrants_are_orthogonal(figure):
+    shown = compare(figure, 1, START)
+    assert shown["plainCosine"] > 0.7 and shown["cosine"] == 0
+    assert "told apart" in shown["words"]
+    drag(figure, 1, [1.5, 0.2])
+    shown = compare(figure, 1, [START[0], [1.5, 0.2]])
     assert shown["cosine"] == pytest.approx(1, abs=1e-9) and shown["plainCosine"] < 0.7
-    assert "the same product" in words(tab)
+    assert "the same product" in shown["words"]
+    drag(figure, 0, [0, 0])
+    shown = compare(figure, 1, [[0, 0], [1.5, 0.2]])
+    assert shown["plainCosine"] == shown["cosine"] == 0
+    assert "k = (0.0, 0.0) is 0" in shown["words"]
 
 
-def test_arrow_keys_on_to_an_axis_and_beyond(tab):
+def test_arrow_keys_on_to_an_axis_and_beyond(figure):
     """All features 0 on the axis: cosine 0, by 0/0 = 0."""
     keys = [list(key) for key in START]
-    handle(tab, 0).focus()
+    handle(figure, 0).focus()
     for step in range(7):
-        tab.keyboard.press("ArrowLeft")
+        figure.tab.keyboard.press("ArrowLeft")
         keys[0] = [round(0.5 - 0.1 * step, 1), 1.2]
-        shown = compare(tab, 1, keys)
+        shown = compare(figure, 1, keys)
         on_axis = keys[0][0] == 0
         assert (shown["fires"][0] == []) == on_axis
-        assert ("k = (0.0, 1.2) lies on an axis: no feature fires" in words(tab)) == (
-            on_axis
-        )
+        for said in (
+            "k = (0.0, 1.2) lies on an axis: no feature fires",
+            "0/0 counts as 0",
+        ):
+            assert (said in shown["words"]) == on_axis
         if on_axis:
             assert shown["cosine"] == 0 and shown["normalised"][0] == [0] * 4
-            assert "0/0 counts as 0" in words(tab)
     assert shown["cosine"] == pytest.approx(1, abs=1e-9)
-    handle(tab, 1).focus()
+    handle(figure, 1).focus()
     for press, to in (
         ("ArrowDown", [-0.4, 1.3]),
         ("ArrowUp", [-0.4, 1.4]),
         ("ArrowRight", [-0.3, 1.4]),
     ):
-        tab.keyboard.press(press)
+        figure.tab.keyboard.press(press)
         keys[1] = to
-        compare(tab, 1, keys)
-    assert handle(tab, 1).get_attribute("aria-valuetext") == "x −0.3, y 1.4"
+        compare(figure, 1, keys)
+    assert handle(figure, 1).get_attribute("aria-valuetext") == "x −0.3, y 1.4"
 
 
-def test_a_key_that_is_zero(tab):
-    drag(tab, 0, [0, 0])
-    shown = compare(tab, 1, [[0, 0], START[1]])
-    assert shown["plainCosine"] == shown["cosine"] == 0
-    assert "k = (0.0, 0.0) is 0" in words(tab)
-
-
-def test_keys_stay_in_the_plane(tab):
-    drag(tab, 0, [3.1, -2.6])
-    compare(tab, 1, [[2, -2], START[1]])
-    tab.keyboard.press("ArrowRight")  # the handle has kept the focus
-    compare(tab, 1, [[2, -2], START[1]])
-    tab.keyboard.press("ArrowUp")
-    compare(tab, 1, [[2, -1.9], START[1]])
-
-
-def test_keys_at_one_place_can_be_parted(tab):
-    drag(tab, 0, [-0.4, 1.4])
-    compare(tab, 1, [START[1], START[1]])
-    drag(tab, 1, [0.7, -0.5])
-    compare(tab, 1, [START[1], [0.7, -0.5]])
-    drag(tab, 1, START[1])
+def test_keys_stay_in_the_plane_and_can_be_parted(figure):
+    drag(figure, 0, [3.1, -2.6])
+    compare(figure, 1, [[2, -2], START[1]])
+    figure.tab.keyboard.press("ArrowRight")  # the handle has kept the focus
+    compare(figure, 1, [[2, -2], START[1]])
+    figure.tab.keyboard.press("ArrowUp")
+    compare(figure, 1, [[2, -1.9], START[1]])
+    # Two at one place.
+    drag(figure, 0, START[1])
+    compare(figure, 1, [START[1], START[1]])
+    drag(figure, 1, [0.7, -0.5])
+    compare(figure, 1, [START[1], [0.7, -0.5]])
+    drag(figure, 1, START[1])
     # Beside the square, the circle is taken.
-    box = handle(tab, 0).bounding_box()
+    box = handle(figure, 0).bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    edge = box["width"] / 2 - 3
-    tab.mouse.move(x - edge, y)
-    tab.mouse.down()
-    tab.mouse.move(x - edge - 100, y, steps=3)
-    tab.mouse.up()
-    shown = state(tab)["keys"]
+    edge, mouse = box["width"] / 2 - 3, figure.tab.mouse
+    mouse.move(x - edge, y)
+    mouse.down()
+    mouse.move(x - edge - 100, y, steps=3)
+    mouse.up()
+    shown = figure.state()["keys"]
     assert shown[1] == START[1] and shown[0][0] < -1
 
 
-def test_shift_2_is_always_0_and_says_why(tab):
-    choose(tab, 3)
-    assert any(
-        "never: r(x) or r(−x) is 0" in t for t in texts(tab, "[data-shift='2'] text")
-    )
-    assert any("shift 1 again" in t for t in texts(tab, "[data-shift='3'] text"))
-    assert "fires, twice" in words(tab)
-    choose(tab, 1)
-    assert texts(tab, "[data-shift='2'] text") == []
-
-
 def test_by_touch_on_a_small_screen(fresh):
-    tab = fresh("dpfp", (390, 844), touch=True).tab
+    figure = fresh("dpfp", (390, 844), touch=True)
     for j in range(2):
-        box = handle(tab, j).bounding_box()
+        box = handle(figure, j).bounding_box()
         assert box["width"] >= 24 and box["height"] >= 24
-    drag(tab, 0, [-1, -1])
-    compare(tab, 1, [[-1, -1], START[1]])
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    drag(figure, 0, [-1, -1])
+    compare(figure, 1, [[-1, -1], START[1]])
+    assert figure.wide() <= 390

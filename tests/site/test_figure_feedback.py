@@ -145,48 +145,43 @@ def longest(graph: dict, state: tuple) -> int:
 
 
 @pytest.fixture
-def tab(fresh):
+def figure(fresh):
     """Where nothing moves by itself."""
-    return fresh("feedback", motion="reduce").tab
+    return fresh("feedback", motion="reduce")
 
 
-STATE = "document.querySelector('#figure-feedback').figure.state()"
+def cell(figure, model: str, l: int, t: int):
+    drawing = figure.css("svg").nth(list(MODELS).index(model))
+    return drawing.locator(f"[data-state='{l},{t}']")
 
 
-def state(tab) -> dict:
-    return tab.evaluate(STATE)
-
-
-def drawing(tab, model: str):
-    return tab.locator("#figure-feedback svg").nth(list(MODELS).index(model))
-
-
-def cell(tab, model: str, l: int, t: int):
-    return drawing(tab, model).locator(f"[data-state='{l},{t}']")
-
-
-def go(tab, model: str, goal: tuple):
+def go(figure, model: str, goal: tuple):
     """To a state by arrow keys, from wherever the figure is."""
-    l, t = state(tab)["chosen"]
+    l, t = figure.state()["chosen"]
     up, right = goal[0] - l, goal[1] - t
-    cell(tab, model, l, t).focus()
+    cell(figure, model, l, t).focus()
     for key, times in (
-        ("ArrowUp", up),
-        ("ArrowDown", -up),
-        ("ArrowRight", right),
-        ("ArrowLeft", -right),
+        *(("ArrowUp", up), ("ArrowDown", -up)),
+        *(("ArrowRight", right), ("ArrowLeft", -right)),
     ):
-        for _ in range(max(0, times)):
-            tab.keyboard.press(key)  # to whatever has the focus by now
+        for _ in range(times):
+            figure.tab.keyboard.press(key)  # to whatever has the focus by now
 
 
-def check(tab, chosen: tuple, truth: dict, drawn: int | None = None):
+def check(figure, chosen: tuple, truth: dict, drawn: int | None = None):
     """What both models show; `drawn` layers of the longest path, or all of it."""
-    now = state(tab)
+    now, words, drawings = figure.ask(SHOWN)
     assert tuple(now["chosen"]) == chosen
-    words = tab.inner_text("#figure-feedback .fw-words")
-    for model in MODELS:
-        check_model(tab, now["models"][model], model, chosen, truth[model], drawn)
+    if not chosen[0]:
+        # An input has no path: both begin with it, and end.
+        assert "reads no other state, in either model" in words
+    else:
+        assert words.startswith(f"Layer {chosen[0]} at step {chosen[1]}. ")
+        # As the page says; the transformer has others that are as long.
+        begin = {tuple(model["path"][0]) for model in now["models"].values()}
+        assert begin == {(0, 1)}
+    for model, shown in zip(MODELS, drawings, strict=True):
+        check_model(shown, now["models"][model], model, chosen, truth[model], drawn)
         if not chosen[0]:
             continue
         said = words[words.index(MODELS[model] + ": it reads") :]
@@ -195,18 +190,12 @@ def check(tab, chosen: tuple, truth: dict, drawn: int | None = None):
         assert re.search(r"path to it has (\d+) layers?\.", said)[1] == str(length)
         whole = max(longest(truth[model], other) for other in ALL)
         assert re.search(r"takes (\d+) layers, one after", said)[1] == str(whole)
-    if chosen[0]:
-        assert words.startswith(f"Layer {chosen[0]} at step {chosen[1]}. ")
-    else:
-        assert "reads no other state, in either model" in words
 
 
-def check_model(tab, now: dict, model: str, chosen: tuple, graph: dict, drawn):
+def check_model(shown, now: dict, model: str, chosen: tuple, graph: dict, drawn):
     direct, reachable = graph[chosen]
     for name, expected in (("direct", direct), ("reachable", reachable)):
-        shown = [tuple(other) for other in now[name]]
-        assert set(shown) == expected, name
-        assert len(shown) == len(expected), name
+        assert sorted(map(tuple, now[name])) == sorted(expected), name
     top = {j for k, j in direct if k == L}
     assert set(now["memories"]) == (top if model == "feedback" else set())
     length = longest(graph, chosen)
@@ -219,7 +208,6 @@ def check_model(tab, now: dict, model: str, chosen: tuple, graph: dict, drawn):
     assert all(low in graph[high][0] for low, high in pairwise(path))
     count = length if drawn is None else min(drawn, length)
     assert now["drawn"] == count
-    shown = drawing(tab, model).evaluate(SHOWN)
     # Each line begins and ends in the cells that it connects.
     assert [[tuple(end) for end in hop] for hop in shown["hops"]] == [
         list(hop) for hop in pairwise(path[: count + 1])
@@ -232,15 +220,8 @@ def check_model(tab, now: dict, model: str, chosen: tuple, graph: dict, drawn):
     assert shown["counter"].endswith(f"whole sequence: {now['sequential']}")
 
     for other in ALL:
-        look = (
-            "chosen"
-            if other == chosen
-            else "direct"
-            if other in direct
-            else "reachable"
-            if other in reachable
-            else "none"
-        )
+        looks = {"chosen": {chosen}, "direct": direct, "reachable": reachable}
+        look = next((name for name, of in looks.items() if other in of), "none")
         own = look == "chosen"
         assert shown["cells"]["{},{}".format(*other)] == {
             "look": look,
@@ -250,9 +231,9 @@ def check_model(tab, now: dict, model: str, chosen: tuple, graph: dict, drawn):
         }
 
 
-#: What a drawing shows; of the lines of the path, the states at both ends.
-SHOWN = """(svg) => {
-  const cells = [...svg.querySelectorAll("[data-state]")];
+#: Of each drawing, what it shows; of the lines of its path, the states at both ends.
+SHOWN = """[state(), words(), all("svg:has([data-state])").map((svg) => {
+  const cells = all("[data-state]", svg);
   const at = ({ x, y }) => {
     const near = cells.filter((cell) => {
       const b = cell.querySelectorAll("rect")[1].getBBox();
@@ -261,7 +242,7 @@ SHOWN = """(svg) => {
     return near.map((cell) => cell.dataset.state.split(",").map(Number))[0];
   };
   const ends = (line) => [0, line.getTotalLength()].map((s) => at(line.getPointAtLength(s)));
-  const part = (name, tag) => [...svg.querySelectorAll(`[data-part=${name}] ${tag}`)];
+  const part = (name, tag) => all(`[data-part=${name}] ${tag}`, svg);
   return {
     hops: part("path", "path").map(ends),
     bar: part("bar", "rect").map((one) => one.getAttribute("fill") !== "none"),
@@ -273,42 +254,26 @@ SHOWN = """(svg) => {
       pressed: cell.ariaPressed,
     }])),
   };
-}"""
+})]"""
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_taps(tab, model, truth):
+def test_taps_and_arrow_keys(figure, model, truth):
     """In either model: both show it."""
     for chosen in CHOSEN:
-        cell(tab, model, *chosen).click()
-        check(tab, chosen, truth)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_arrow_keys(tab, model, truth):
+        cell(figure, model, *chosen).click()
+        check(figure, chosen, truth)
     for chosen in CHOSEN:
-        go(tab, model, chosen)
-        check(tab, chosen, truth)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_edges_of_the_grid(tab, model):
-    go(tab, model, (L, T))
-    for key in ("ArrowUp", "ArrowRight"):
-        tab.keyboard.press(key)
-        assert state(tab)["chosen"] == [L, T]
-    go(tab, model, (0, 1))
-    for key in ("ArrowDown", "ArrowLeft"):
-        tab.keyboard.press(key)
-        assert state(tab)["chosen"] == [0, 1]
-
-
-def test_both_paths_begin_at_the_same_input(tab):
-    """As the page says; the transformer has others that are as long."""
-    for chosen in CHOSEN:
-        cell(tab, "feedback", *chosen).click()
-        begin = {tuple(model["path"][0]) for model in state(tab)["models"].values()}
-        assert begin == ({(0, 1)} if chosen[0] else {chosen})
+        go(figure, model, chosen)
+        check(figure, chosen, truth)
+    # They end at the edges of the grid.
+    for corner, keys in (
+        *(((L, T), ("ArrowUp", "ArrowRight")), ((0, 1), ("ArrowDown", "ArrowLeft"))),
+    ):
+        go(figure, model, corner)
+        for key in keys:
+            figure.tab.keyboard.press(key)
+            assert figure.state()["chosen"] == list(corner)
 
 
 #: Milliseconds of a layer of the path.
@@ -318,14 +283,17 @@ TICK = 350
 @pytest.fixture
 def moving(fresh):
     """In a time that the tests advance; a click on a cell starts it again."""
-    return fresh("feedback", timed=True).tab
+    return fresh("feedback", timed=True)
+
+
+def ticks(figure, count: int):
+    figure.tab.clock.run_for(count * TICK)
 
 
 def test_the_path_is_drawn_by_itself(fresh):
     """It may have ended before this test looks."""
-    tab = fresh("feedback").tab
-    tab.wait_for_function(
-        f"{STATE}.running || Object.values({STATE}.models).some((one) => one.drawn)"
+    fresh("feedback").until(
+        "state().running || Object.values(state().models).some((one) => one.drawn)"
     )
 
 
@@ -335,46 +303,41 @@ def test_the_path_is_drawn_layer_by_layer(moving, truth):
         length = longest(truth["feedback"], chosen)
         for drawn in range(length):
             check(moving, chosen, truth, drawn)
-            assert state(moving)["running"]
-            moving.clock.run_for(TICK)
+            assert moving.state()["running"]
+            ticks(moving, 1)
         check(moving, chosen, truth)
-        assert not state(moving)["running"]
-        moving.clock.run_for(10 * TICK)
+        assert not moving.state()["running"]
+        ticks(moving, 10)
         check(moving, chosen, truth)
 
 
 def test_play_replays_and_pauses(moving, truth):
     cell(moving, "feedback", 1, 3).click()
-    moving.clock.run_for(7 * TICK)
+    ticks(moving, 7)
     check(moving, (1, 3), truth)
-    play, pause = (
-        moving.get_by_role("button", name=name, exact=True)
-        for name in ("Play", "Pause")
-    )
-    play.press("Enter")
+    moving.role("button", name="Play", exact=True).press("Enter")
     check(moving, (1, 3), truth, 0)
-    moving.clock.run_for(3 * TICK)
-    pause.press("Enter")
-    moving.clock.run_for(10 * TICK)
+    ticks(moving, 3)
+    moving.role("button", name="Pause", exact=True).press("Enter")
+    ticks(moving, 10)
     check(moving, (1, 3), truth, 3)
-    play.click()
-    moving.clock.run_for(2 * TICK)
+    moving.press("Play")
+    ticks(moving, 2)
     check(moving, (1, 3), truth, 5)
-    # An input has no path.
     cell(moving, "feedback", 0, 3).click()
-    assert not state(moving)["running"]
+    assert not moving.state()["running"]
     check(moving, (0, 3), truth)
 
 
 def test_nothing_moves_where_that_is_asked_for(fresh, truth):
-    tab = fresh("feedback", motion="reduce", timed=True).tab
-    check(tab, (2, 4), truth)  # the whole path at once
-    cell(tab, "feedback", 3, 6).click()
-    check(tab, (3, 6), truth)
-    tab.clock.run_for(20 * TICK)
-    check(tab, (3, 6), truth)
-    assert tab.evaluate("document.getAnimations().length") == 0
-    assert tab.get_by_role("button", name="Play").count() == 0
+    figure = fresh("feedback", motion="reduce", timed=True)
+    check(figure, (2, 4), truth)  # the whole path at once
+    cell(figure, "feedback", 3, 6).click()
+    check(figure, (3, 6), truth)
+    ticks(figure, 20)
+    check(figure, (3, 6), truth)
+    assert figure.ask("document.getAnimations().length") == 0
+    assert figure.role("button", name="Play").count() == 0
 
 
 def test_depth(truth):
@@ -386,11 +349,12 @@ def test_depth(truth):
 
 
 def test_on_a_phone(fresh, truth):
-    tab = fresh("feedback", (390, 844), "reduce", touch=True).tab
-    for model in MODELS:
-        for other in ALL:
-            box = cell(tab, model, *other).bounding_box()
-            assert min(box["width"], box["height"]) >= 44
-    cell(tab, "feedback", 2, 5).tap()
-    check(tab, (2, 5), truth)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    figure = fresh("feedback", (390, 844), "reduce", touch=True)
+    sides = figure.ask(
+        """all("[data-state]").map((e) => e.getBoundingClientRect())
+        .flatMap(({ width, height }) => [width, height])"""
+    )
+    assert len(sides) == 4 * len(ALL) and min(sides) >= 44
+    cell(figure, "feedback", 2, 5).tap()
+    check(figure, (2, 5), truth)
+    assert figure.wide() <= 390

@@ -2,7 +2,6 @@
 they return, and the address of the page carries the setting.
 """
 
-import json
 import re
 from urllib.parse import parse_qs, urlencode
 
@@ -11,9 +10,6 @@ import torch
 
 from fwlab import ops
 
-ROOT = "document.querySelector('#figure-forgets')"
-STATE = f"{ROOT}.figure.state()"
-WORDS = f"{ROOT}.querySelector('.fw-words').textContent"
 NAMES = ("sum", "gated", "delta", "gated delta", "softmax")
 PRESETS = ("Keys change", "Many keys", "New topic", "A long text", "Room for all")
 
@@ -131,24 +127,21 @@ def test_a_new_draw_has_new_vectors_and_a_word_keeps_its_own(figure):
 
 def test_mean_is_that_of_twenty_draws(figure):
     figure.press("Many keys")
-    draws = figure.role("button", name="New draw").evaluate(
-        f"""async (button) => {{
-          const shown = [];
-          for (let i = 0; i < 20; i++) {{
-            while (!{STATE}.complete) await new Promise((done) => setTimeout(done, 5));
-            const {{ means, memories }} = {STATE};
-            shown.push({{ means, memories }});
+    means = state(figure)["means"]
+    draws = figure.ask(
+        """(() => {
+          const button = all("button").find((e) => e.textContent === "New draw");
+          return Array.from({ length: 20 }, () => {
+            const { memories } = state();
             button.click();
-          }}
-          return shown;
-        }}"""
+            return memories;
+          });
+        })()"""
     )
-    means = draws[0]["means"]
-    assert all(draw["means"] == means for draw in draws)
+    assert state(figure)["means"] == means
     for name in NAMES:
-        right = [one["right"] for draw in draws for one in draw["memories"][name]]
+        right = [one["right"] for memories in draws for one in memories[name]]
         assert means[name] == pytest.approx(sum(right) / 20 / 24)
-    state(figure)
     assert figure.texts("thead th:has(strong) small") == [
         f"{100 * means[name]:.0f}\u00a0%" for name in NAMES
     ]
@@ -158,18 +151,19 @@ def test_the_mean_follows(figure):
     """100 pairs at width 64: what was drawn is there at once."""
     figure.slide("Width", 4)
     state(figure)
-    seen = figure.tab.get_by_label("Pairs, or a text").evaluate(
-        f"""(element) => {{
-          element.value = [...Array(100).keys()].map((i) => `k${{i}}=${{i}}`).join(" ");
+    seen = figure.ask(
+        """(() => {
+          const element = all("textarea")[0];
+          element.value = [...Array(100).keys()].map((i) => `k${i}=${i}`).join(" ");
           element.dispatchEvent(new Event("input"));
-          return [{STATE}.complete, {ROOT}.innerText];
-        }}"""
+          return [state().complete, root.innerText];
+        })()"""
     )
     assert seen[0] is False
     assert "After 100 pairs, 100 keys are asked for" in seen[1]
     assert "draws of random vectors: …." in seen[1] and "%" not in seen[1]
     compare(figure)  # which waits
-    figure.tab.wait_for_function(f"!{ROOT}.innerText.includes('…')")
+    figure.until("!root.innerText.includes('…')")
 
 
 def test_presets_do_what_the_page_says(figure):
@@ -201,8 +195,8 @@ def test_presets_do_what_the_page_says(figure):
     assert topic["gated delta"] == max(topic.values())
 
 
-def test_a_text_is_read_word_by_word(figure):
-    write(figure, "The cat sat. The dog’s cat-flap shut!")
+def test_what_is_asked(figure):
+    write(figure, "The cat sat. The dog’s cat-flap shut!")  # word by word
     shown = compare(figure)
     assert shown["pairs"] == [
         *(["the", "cat"], ["cat", "sat"], ["sat", "the"]),
@@ -210,26 +204,19 @@ def test_a_text_is_read_word_by_word(figure):
     ]
     assert [one["key"] for one in shown["asked"] if one["changed"]] == ["the"]
     assert "changed" in figure.css("tbody th").first.inner_text()
-
-
-def test_equally_near_values_are_wrong(figure):
+    # Equally near values are wrong.
     write(figure, "a=green a=red a=red a=green")
     shown = compare(figure)
     for name in ("sum", "softmax"):
         assert shown["memories"][name][0]["said"] == ["green", "red"]
         assert not shown["memories"][name][0]["right"]
     assert figure.css("td").first.inner_text() == "✗ green = red"
-
-
-def test_only_the_last_topic_is_asked(figure):
+    # The last topic only; that c had another value was in another one.
     write(figure, "a=1 b=2 c=3 | c=4 d=5")
     shown = compare(figure)
     assert len(shown["pairs"]) == 5
-    # That c had another value was in another topic.
-    assert [(x["key"], x["changed"]) for x in shown["asked"]] == [
-        ("c", False),
-        ("d", False),
-    ]
+    asked = [(x["key"], x["changed"]) for x in shown["asked"]]
+    assert asked == [("c", False), ("d", False)]
 
 
 def test_what_is_left_out_is_said(figure):
@@ -246,20 +233,17 @@ def test_what_is_left_out_is_said(figure):
     assert "NaN" not in figure.root.inner_text()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_text_of_the_reader_is_only_text(figure):
+    for text in (
         "<img/src=x> a=<b>bold</b> <script>alert(1)</script>=1",
         "__proto__=1 constructor=2 toString=3 __proto__=4",
-    ],
-)
-def test_text_of_the_reader_is_only_text(figure, text):
-    write(figure, text)
-    shown = compare(figure)
-    assert [key for key, _ in shown["pairs"]] == re.findall(r"(\S+?)=", text)
-    assert figure.css("tbody :is(img, script, b b)").count() == 0
-    heads = figure.css("tbody th").all_inner_texts()
-    assert [head.split()[0] for head in heads] == [x["key"] for x in shown["asked"]]
+    ):
+        write(figure, text)
+        shown = compare(figure)
+        assert [key for key, _ in shown["pairs"]] == re.findall(r"(\S+?)=", text)
+        assert figure.css("tbody :is(img, script, b b)").count() == 0
+        heads = [head.split()[0] for head in figure.texts("tbody th")]
+        assert heads == [x["key"] for x in shown["asked"]]
 
 
 # The address
@@ -296,18 +280,13 @@ def test_address_carries_the_setting(fresh, figure):
 
 
 def test_a_changed_address_is_followed(figure):
-    figure.tab.evaluate(
-        "(to) => { location.hash = to; }", urlencode({"text": "a=b", "draw": 7})
-    )
-    figure.tab.wait_for_function(f"{STATE}.draw === 7")
+    figure.ask("location.hash = given", urlencode({"text": "a=b", "draw": 7}))
+    figure.until("state().draw === 7")
     assert state(figure)["pairs"] == [["a", "b"]]
     assert state(figure)["width"] == 16
-
-
-def test_a_changed_address_stays(figure):
-    """Just after a change, which would have become the address."""
-    to = urlencode({"text": "a=b", "draw": 7})
-    figure.tab.get_by_role("button", name="New draw").evaluate(
+    # Also just after a change, which would have become the address.
+    to = urlencode({"text": "a=b", "draw": 9})
+    figure.role("button", name="New draw").evaluate(
         """(button, to) => {
           button.click();
           location.hash = to;
@@ -315,7 +294,7 @@ def test_a_changed_address_stays(figure):
         }""",
         to,
     )
-    assert state(figure)["draw"] == 7
+    assert state(figure)["draw"] == 9
     assert figure.tab.url.partition("#")[2] == to
 
 
@@ -340,9 +319,8 @@ def test_a_wrong_address_is_ignored_in_plain_words(fresh):
         if figure is None:
             figure = fresh("forgets", place=f"#{asks}")
         else:
-            figure.tab.evaluate("(to) => { location.hash = to; }", asks)
-            start = f"The address of this page asks for {said}"
-            figure.tab.wait_for_function(f"{WORDS}.startsWith({json.dumps(start)})")
+            figure.ask("location.hash = given", asks)
+            figure.until_it_says(f"The address of this page asks for {said}")
         words = figure.words()
         assert words.startswith(f"The address of this page asks for {said}")
         assert "ignored" in words
@@ -354,8 +332,14 @@ def test_a_wrong_address_is_ignored_in_plain_words(fresh):
         assert "address" not in figure.words()
 
 
-def test_other_addresses_mean_nothing(fresh, figure):
+def test_other_addresses_mean_nothing(figure):
     before, words = state(figure), figure.words()
     for asks in ("what-to-try", "%", "=&=", 'x"]', "width=4"):
-        other = fresh("forgets", place=f"#{asks}")
-        assert (state(other), other.words()) == (before, words), asks
+        figure.ask(
+            """new Promise((done) => {
+              addEventListener("hashchange", () => setTimeout(done), { once: true });
+              location.hash = given;
+            })""",
+            asks,
+        )
+        assert (state(figure), figure.words()) == (before, words), asks

@@ -7,7 +7,7 @@ from io import BytesIO
 import keep_figures as figures
 import numpy as np
 import pytest
-from figure import number, of_figure, page_of
+from figure import Figure, number, of_figure, page_of
 from matplotlib.image import imread
 from test_pages import AXE, RULES
 
@@ -74,12 +74,75 @@ def test_without_scripts(look):
         assert figure.locator("button, input").count() == 0, name
 
 
+#: Figures that run a model, and the weights that they fetch at first.
+MODELS = {
+    "live": ["live/delta.safetensors", "live/sum.safetensors"],
+    "shakespeare": ["shakespeare/delta.safetensors"],
+    "strength": ["live/delta.safetensors"],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_come_on_first_use(fresh, name):
+    figure = fresh(name)
+    assert figure.fetched() == []
+    # Until then the picture that needs no script is there.
+    assert figure.css(".fw-picture").first.is_visible()
+    said = re.search(r"\((\d+) kB\)", figure.starter().inner_text())
+    figure.start()
+    assert sorted(figure.fetched()) == MODELS[name]
+    size = sum((figures.FIGURES / path).stat().st_size for path in MODELS[name])
+    if name != "live":
+        assert int(said[1]) == pytest.approx(size / 1000, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "choice", "before"),
+    [
+        ("shakespeare", "shakespeare/sum.safetensors", "sum rule", "delta rule"),
+        ("strength", "shakespeare/delta.safetensors", "Shakespeare", "people who move"),
+    ],
+)
+def test_weights_of_another_choice(fresh, name, weights, choice, before):
+    """They come when it is made. If they do not, that is said, and the choice is
+    again what is shown; it can be made once more, and back with nothing fetched."""
+    figure = started(fresh, name)
+    first, shown = figure.fetched(), "[state().rule, state().name].join()"
+    was = figure.ask(shown)
+    figure.tab.context.route(f"**/{weights}", lambda r: r.fulfill(status=204))
+    # Not check(): the choice may be back before it is looked at.
+    figure.role("radio", name=choice).click()
+    figure.until_it_says("did not come")
+    assert figure.role("radio", name=before).is_checked()
+    assert figure.ask(shown) == was
+    figure.tab.context.unroute(f"**/{weights}")
+    figure.role("radio", name=choice).check()
+    figure.until(f"{shown} !== '{was}'")
+    assert {*figure.fetched()} == {*first, weights}
+    if name == "strength":
+        figure.text.fill("To be")  # it stays, for when this is chosen again
+    count = len(figure.fetched())
+    figure.role("radio", name=before).check()
+    figure.until(f"{shown} === '{was}'")
+    figure.role("radio", name=choice).check()
+    figure.until(f"{shown} !== '{was}'")
+    assert len(figure.fetched()) == count
+    if name == "strength":
+        assert figure.text.input_value() == "To be"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_says_why_it_does_not_run_from_disk(look, site, name):
+    figure = Figure(look(page_of(name), base=f"{site.as_uri()}/"), name)
+    figure.starter().click()
+    figure.until_it_says("python -m http.server")
+    assert figure.starter().is_enabled()
+    assert figure.css(".fw-picture").first.is_visible()
+
+
 def started(fresh, name: str, *options, **more):
     figure = fresh(name, *options, **more)
-    if name == "live":
-        figure.css("button").first.click()
-        figure.until("state().answers !== null")
-    if name in ("shakespeare", "strength"):
+    if name in MODELS:
         figure.start()
     if name == "chunks":
         # The slider stops it, whether it runs already or not.
@@ -174,6 +237,8 @@ def check_accessible(figure):
     figure.tab.evaluate(AXE.read_text("utf-8"))
     assert figure.tab.evaluate(of_figure(RULES, figure.name)) == []
     assert figure.wide() <= figure.tab.viewport_size["width"]
+    if figure.name in ("aft", "memory"):
+        assert figure.overlapping() == []
 
 
 def check_by_keyboard(figure):
