@@ -413,21 +413,17 @@ def test_short_text():
         Trainer(config(carry=True, block=7, batch=12), "x" * 100)
 
 
-def test_divergence_stops():
-    trainer = Trainer(SMALL, TEXT)
-    with torch.no_grad():
-        trainer.model.embedding.weight.fill_(float("inf"))
-    said = "loss of step 1 is not finite; the parameter embedding.weight is not"
-    with pytest.raises(FloatingPointError, match=said):
-        next(trainer.run())
-
-
-def test_divergence_names_the_layer_where_it_began():
+def test_divergence_stops_and_names_where_it_began():
     trainer = Trainer(config(layers=3), TEXT)
     with torch.no_grad():
         trainer.model.blocks[1].mixer.to_v.weight.fill_(1e30)
         trainer.model.blocks[1].mixer.to_out.weight.fill_(1e30)
     said = r"first output that is not: blocks\.1\.mixer"
+    with pytest.raises(FloatingPointError, match=said):
+        next(trainer.run())
+    with torch.no_grad():
+        trainer.model.embedding.weight.fill_(float("inf"))
+    said = "loss of step 1 is not finite; the parameter embedding.weight is not"
     with pytest.raises(FloatingPointError, match=said):
         next(trainer.run())
 
@@ -629,6 +625,10 @@ def fwlab(monkeypatch, tmp_path):
     return terminal.fwlab
 
 
+def result_of(folder):
+    return json.loads((Path(folder) / "result.json").read_text("utf-8"))
+
+
 def refused(*arguments):
     """The one sentence that the command ends in, with exit code 2."""
     code, out, err = terminal.fwlab(*arguments)
@@ -637,10 +637,10 @@ def refused(*arguments):
     return err
 
 
-def test_train_and_generate(fwlab, tmp_path):
+def test_train_and_generate(fwlab):
     code, out, _ = fwlab("train", "--mixer", "delta", "--corpus", "text.txt", *FAST)
     assert code == 0 and "validation loss" in out
-    result = json.loads((tmp_path / "runs/delta/result.json").read_text("utf-8"))
+    result = result_of("runs/delta")
     assert result["config"]["mixer"] == "delta"
     assert [row[0] for row in result["curve"]] == [3, 6]
     assert result["curve"][-1][-1] == result["validation_loss"]
@@ -660,15 +660,14 @@ def test_train_and_generate(fwlab, tmp_path):
     assert "already has 6 steps" in fwlab(*TRAIN, "--resume")[1]
     assert fwlab(*TRAIN, "--resume", "--steps", "9")[0] == 0
     assert load(f"{path}/last").step == 9
-    result = json.loads((tmp_path / "runs/delta/result.json").read_text("utf-8"))
-    assert [row[0] for row in result["curve"]] == [3, 6, 9]
+    assert [row[0] for row in result_of("runs/delta")["curve"]] == [3, 6, 9]
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_every_mixer_trains_and_generates(fwlab, tmp_path, mixer):
     options = ("--mixer", mixer, "--d-ff", "24", "--corpus", "text.txt")
     assert fwlab("train", *options, *FAST)[0] == 0
-    result = json.loads((tmp_path / f"runs/{mixer}/result.json").read_text("utf-8"))
+    result = result_of(f"runs/{mixer}")
     assert math.isfinite(result["validation_loss"])
     path = tmp_path / f"runs/{mixer}/last"
     model = load(path).model
@@ -842,8 +841,7 @@ def no_stderr(monkeypatch):
 
 
 def ended_well(folder):
-    assert json.loads((folder / "result.json").read_text("utf-8"))
-    assert load(folder).step == 6
+    assert result_of(folder) and load(folder).step == 6
 
 
 @pytest.mark.parametrize("missing", [ascii_only, pipe_is_closed, no_stdout, no_stderr])
@@ -994,11 +992,7 @@ def test_sigkill_changes_nothing(copies, uninterrupted, tmp_path, when, number):
         assert torch.equal(other.model.state_dict()[name], weight), name
     for name in ("loss", "validation_loss"):
         assert rows(cut, name) == rows(whole, name)
-    results = [
-        json.loads((folder / "result.json").read_text("utf-8"))
-        for folder in (whole, cut)
-    ]
-    assert results[0]["sample"] == results[1]["sample"]
+    assert result_of(cut)["sample"] == result_of(whole)["sample"]
 
 
 def rows(folder, name):
@@ -1030,11 +1024,10 @@ def test_a_lost_result_is_written(fwlab, tmp_path):
     """As after a run that was killed between its last checkpoint and its end."""
     train = [*TRAIN, "--out", "run"]
     assert fwlab(*train)[0] == 0
-    result = tmp_path / "run/result.json"
-    whole = json.loads(result.read_text("utf-8"))
-    result.unlink()
+    whole = result_of("run")
+    (tmp_path / "run/result.json").unlink()
     assert fwlab(*train, "--resume")[0] == 0
-    again = json.loads(result.read_text("utf-8"))
+    again = result_of("run")
     for name in ("config", "curve", "sample", "validation_loss", "corpus_sha256"):
         assert again[name] == whole[name]
     assert again["first_step"] == 6 and again["characters_per_second"] is None
@@ -1164,11 +1157,9 @@ def test_a_run_that_was_cut_between_validations_can_end_there(
         patch.setattr(Trainer, "_train_step", before_step(3, interrupt))
         assert fwlab(*TRAIN)[0] == 130
     assert fwlab(*TRAIN, "--steps", "4", "--resume")[0] == 0
-    with open("runs/delta/result.json", encoding="utf-8") as file:
-        result = json.load(file)
     loaded = load("runs/delta/last")
-    resumed = Trainer(loaded.config, TEXT, resume=loaded)
-    assert result["validation_loss"] == pytest.approx(resumed.evaluate(), abs=1e-4)
+    loss = Trainer(loaded.config, TEXT, resume=loaded).evaluate()
+    assert result_of("runs/delta")["validation_loss"] == pytest.approx(loss, abs=1e-4)
 
 
 def test_the_table_of_presets():
