@@ -135,13 +135,12 @@ def test_slider_follows_a_finger(look, figure):
     assert tab.evaluate("cancelled") == 0
 
 
-@pytest.mark.parametrize("figure", some(NAMES, "memory", "chunks"))
-def test_fingers_have_room(look, figure):
+@pytest.mark.parametrize("name", some(NAMES, "memory", "chunks"))
+def test_fingers_have_room(fresh, name):
     """Handles, buttons and cells to tap: at least 44 px."""
-    tab = started(look, figure, **PHONE)
+    figure = started(fresh, name, (390, 844), touch=True)
     kinds = ".fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range]"
-    controls = tab.locator(f"#figure-{figure} :is({kinds})").all()
-    seen = [control for control in controls if control.is_visible()]
+    seen = [control for control in figure.css(kinds).all() if control.is_visible()]
     assert seen
     for control in seen:
         box = control.bounding_box()
