@@ -86,13 +86,11 @@ def test_documents(on_disk):
     pieces = list(on_disk.pieces())
     assert "".join(pieces) == whole
     assert all(piece.endswith("\n") for piece in pieces)
-    assert ["".join(document) for document in on_disk.documents()] == ARTICLES
-    assert ["".join(document) for document in on_disk.documents()] == ARTICLES  # again
+    for text in (on_disk, on_disk, Text(("".join(ARTICLES),), articles=True)):
+        assert ["".join(document) for document in text.documents()] == ARTICLES
     (one,) = Text(on_disk.parts).documents()
     assert "".join(one) == whole
     assert on_disk.sha256() == hashlib.sha256(whole.encode()).hexdigest()
-    in_memory = Text((whole,), articles=True)
-    assert ["".join(document) for document in in_memory.documents()] == ARTICLES
 
 
 @pytest.mark.parametrize("before", [0, 1, 5, 17])
@@ -105,8 +103,7 @@ def test_cut(on_disk, before):
         found = Splits.of(Text((first, part) if first else (part,), articles=True))
         assert "".join(found.train.pieces()) == whole[:cut]
         assert "".join(found.valid.pieces()) == whole[cut:]
-        assert found.train.articles
-        assert found.valid.articles
+        assert found.train.articles and found.valid.articles
         assert found.sha256() == hashlib.sha256(whole.encode()).hexdigest()
 
 
@@ -122,6 +119,10 @@ def words_of(text):
     return Words.of(text.pieces())
 
 
+def same(found, tokens, borders):
+    assert found.tokens.equal(tokens) and found.borders.equal(borders)
+
+
 def test_token_file(on_disk, tmp_path, monkeypatch):
     words = words_of(on_disk)
     path = tmp_path / "made" / "words.tokens"
@@ -135,14 +136,12 @@ def test_token_file(on_disk, tmp_path, monkeypatch):
     assert tokens[index].long().equal(whole[index])
     assert [p.name for p in path.parent.iterdir()] == ["words.tokens"]
     kept = token_file(on_disk, words, None)
-    assert kept.tokens.equal(tokens)
-    assert kept.borders.equal(borders)
+    same(kept, tokens, borders)
     # The second time, nothing is made, and the file is what is read.
     monkeypatch.setattr(Words, "encode", None)
     before = path.read_bytes()
     again = token_file(on_disk, words, str(path))
-    assert again.tokens.equal(tokens)
-    assert again.borders.equal(borders)
+    same(again, tokens, borders)
     again.tokens[0] += 1
     again.borders[0] += 1
     assert path.read_bytes() == before
@@ -221,8 +220,7 @@ def test_truncated_file(tmp_path):
         path.unlink()  # what is mapped stays
         path.write_bytes(wrong)
         found = token_file(text, words, path)
-        assert found.tokens.equal(tokens)
-        assert found.borders.equal(borders)
+        same(found, tokens, borders)
         assert path.read_bytes() == whole
 
 
@@ -280,28 +278,20 @@ def test_every_token_once_per_epoch(sizes, length, seed):
             for row in range(epoch * rows, (epoch + 1) * rows)
         ]
         assert {each.inputs.shape for each in found} == {(1, length)}
-        inputs, filled = torch.cat([each.inputs[0] for each in found]).split(
-            [count, rows * length - count]
-        )
-        targets, without = torch.cat([each.targets[0] for each in found]).split(
-            [count, rows * length - count]
-        )
+        inputs, targets = (torch.cat([x[i][0] for x in found]) for i in (0, 1))
+        assert (inputs[count:] == 0).all() and (targets[count:] == -100).all()
+        inputs, targets = inputs[:count], targets[:count]
         assert inputs.sort().values.equal(tokens.long())
         ends = torch.tensor([100 * d + size - 1 for d, size in enumerate(sizes)])
         last = torch.isin(inputs, ends)
         assert targets.equal((inputs + 1).masked_fill(last, -100))
-        assert (filled == 0).all()
-        assert (without == -100).all()
         # A document begins with its first token, in each row, and where
         # the tokens end.
         step = torch.arange(rows * length)
         begins = (step % length == 0) | (step == count)
         begins[:count] |= inputs % 100 == 0
         cu = [each.cu_seqlens + row * length for row, each in enumerate(found)]
-        assert (
-            torch.cat([each[:-1] for each in cu]).tolist()
-            == begins.nonzero()[:, 0].tolist()
-        )
+        assert torch.cat([x[:-1] for x in cu]).equal(begins.nonzero()[:, 0])
         assert all(each.cu_seqlens[-1] == length for each in found)
 
 

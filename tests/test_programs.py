@@ -10,13 +10,21 @@ from fwlab.data.programs import CLAUSES, TOKENS, execute, program
 from fwlab.experiments import feedback_variables
 
 
+def run(words, names):
+    """Have Python execute a statement."""
+    text = " ".join(words).replace("++", "+= 1").replace("--", "-= 1")
+    exec(re.sub(r"print (\w)", r"printed.append(\1)", text), {}, names)
+
+
+def statements(tokens):
+    return [text.split() for text in " ".join(tokens[:-1]).split(" ;") if text]
+
+
 def in_python(tokens):
     """What a program prints, when Python executes it."""
-    text = " ".join(tokens[:-1]).replace("++", "+= 1").replace("--", "-= 1")
-    text = re.sub(r"print (\w)", r"printed.append(\1)", text)
     names = {"printed": []}
-    for line in text.split(";"):
-        exec(line.strip(), {}, names)
+    for statement in statements(tokens):
+        run(statement, names)
         assert all(1 <= names[name] <= 10 for name in names.keys() - {"printed"})
     return names["printed"]
 
@@ -52,10 +60,6 @@ def test_labels_are_what_python_prints(variables):
         assert len(asked) == tokens.count("print") and tokens.count("END") == 1
 
 
-def statements(tokens):
-    return [text.split() for text in " ".join(tokens[:-1]).split(" ;") if text]
-
-
 def test_skipped_statements_are_legal_too():
     """Each inner statement can be executed, also if its condition is false."""
     rng = random.Random(0)
@@ -67,16 +71,11 @@ def test_skipped_statements_are_legal_too():
                 inner = statement[5:]
                 assert inner[0] not in ("if", "print")
                 values = dict(before)
-                exec(
-                    " ".join(inner).replace("++", "+= 1").replace("--", "-= 1"),
-                    {},
-                    values,
-                )
+                run(inner, values)
                 assert all(1 <= value <= 10 for value in values.values())
                 assert inner[1] != "=" or inner[0] not in before  # set once
-            source = " ".join(statement).replace("++", "+= 1").replace("--", "-= 1")
             if statement[0] != "print":
-                exec(source, {}, before)
+                run(statement, before)
 
 
 @pytest.mark.parametrize(("variables", "assigned"), [(3, 2.8), (5, 4.5)])
@@ -133,17 +132,14 @@ def test_rules_that_save_work():
     assert said(execute(tokens, conditions=False)) == [3]  # y was never set
 
 
-@pytest.mark.parametrize(
-    ("sizes", "what"),
-    [
+def test_sizes_of_programs():
+    for sizes, what in (
         ((0, 1, 1), "batch to be at least 1, got 0"),
         ((1, 0, 1), "statements to be at least 1, got 0"),
         ((1, 1, 6), "variables to be from 1 to 5, got 6"),
-    ],
-)
-def test_sizes_of_programs(sizes, what):
-    with pytest.raises(ValueError, match=what):
-        programs(*sizes, random.Random(0))
+    ):
+        with pytest.raises(ValueError, match=what):
+            programs(*sizes, random.Random(0))
 
 
 def test_clauses_are_the_same_programs():
@@ -164,8 +160,8 @@ def test_clauses_are_the_same_programs():
 
 
 def test_guesses():
-    tokens = "x = 3 ; print x ; x ++ ; print x ; if x > 9 : x -- ; print x ; END"
-    tokens = tokens.split()
+    text = "x = 3 ; print x ; x ++ ; print x ; if x > 9 : x -- ; print x ; END"
+    tokens = text.split()
     labels = execute(tokens)
     guesses = {
         rule: said(feedback_variables.guess(rule, tokens, labels))
@@ -204,8 +200,6 @@ def test_models_of_equal_size():
         for p in feedback_variables.points(True)
         if p["seed"] == 1
     }
-    sizes = [
-        found[name]["parameters"] for name in (("feedback", 1), ("transformer", 1))
-    ]
-    assert abs(sizes[0] - sizes[1]) < 0.02 * sizes[1]
+    ours, usual = (found[name, 1]["parameters"] for name in ("feedback", "transformer"))
+    assert abs(ours - usual) < 0.02 * usual
     assert all(0 <= point["accuracy"] <= 100 for point in found.values())

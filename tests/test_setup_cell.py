@@ -111,6 +111,11 @@ class Machine:
     def installed(self) -> Path:
         return self.packages / "fwlab" / "__init__.py"
 
+    def decoy(self) -> None:
+        """A package above the notebook that would not do."""
+        (self.above / "fwlab").mkdir()
+        (self.above / "fwlab" / "__init__.py").touch()
+
 
 def copy_of_package(folder: Path) -> Path:
     left = shutil.ignore_patterns("__pycache__")
@@ -120,19 +125,21 @@ def copy_of_package(folder: Path) -> Path:
     return folder
 
 
-def cell_for(repository: str) -> str:
+ADDRESS = "https://git.example/a/b"
+
+
+def addressed() -> str:
     """The cell where the address of the repository is set."""
     cells = [{"id": "setup", "cell_type": "code", "source": ""}]
-    cell = with_cells(cells, "01_fast_weights.ipynb", Address(repository))[-1]
-    assert repository in cell["source"]
+    cell = with_cells(cells, "01_fast_weights.ipynb", Address(ADDRESS))[-1]
+    assert ADDRESS in cell["source"]
     return cell["source"]
 
 
 def test_installed(machine, wheel):
     zipfile.ZipFile(wheel).extractall(machine.packages)
     (machine.here / WHEEL).write_text("no wheel")
-    (machine.above / "fwlab").mkdir()
-    (machine.above / "fwlab" / "__init__.py").touch()
+    machine.decoy()
     assert machine.set_up(FWLAB_SOURCE=NOWHERE) == machine.installed
 
 
@@ -143,8 +150,7 @@ def test_wheel_beside_the_notebook(machine, wheel):
     os.utime(older, (0, 0))
     # Loaded a second time; pip does not take such a name.
     (machine.here / WHEEL.replace(".whl", " (1).whl")).write_text("the same again")
-    (machine.above / "fwlab").mkdir()
-    (machine.above / "fwlab" / "__init__.py").touch()
+    machine.decoy()
     assert machine.set_up(FWLAB_SOURCE=NOWHERE) == machine.installed
     # With data, without a torch of its own, and for good.
     assert (machine.installed.parent / "data" / "results").is_dir()
@@ -154,7 +160,7 @@ def test_wheel_beside_the_notebook(machine, wheel):
 
 def test_checkout_above_the_notebook(machine):
     copy_of_package(machine.above)
-    found = machine.set_up(cell_for("https://git.example/a/b"), FWLAB_SOURCE=NOWHERE)
+    found = machine.set_up(addressed(), FWLAB_SOURCE=NOWHERE)
     assert found == machine.above / "fwlab" / "__init__.py"
     assert not list(machine.packages.glob("fwlab*"))
 
@@ -171,10 +177,7 @@ def test_fwlab_source(machine, wheel, kind, tmp_path):
     # A folder of that name is not yet a checkout.
     (machine.above / "fwlab").mkdir()
     (machine.here / "fwlab").mkdir()
-    found = machine.set_up(
-        cell_for("https://git.example/a/b"), FWLAB_SOURCE=str(source)
-    )
-    assert found == machine.installed
+    assert machine.set_up(addressed(), FWLAB_SOURCE=str(source)) == machine.installed
 
 
 def test_address(machine, tmp_path):
@@ -186,42 +189,36 @@ def test_address(machine, tmp_path):
     for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "."]):
         subprocess.run([*git, *command], cwd=repository, env=alone, check=True)
     # git reads the address that is set, and takes the folder instead.
-    address = "https://git.example/a/b"
     instead = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{repository.as_uri()}.insteadOf",
-        "GIT_CONFIG_VALUE_0": address,
+        "GIT_CONFIG_VALUE_0": ADDRESS,
     }
-    assert machine.set_up(cell_for(address), **instead) == machine.installed
+    assert machine.set_up(addressed(), **instead) == machine.installed
 
 
 def test_nowhere(machine):
+    """No place has it, or pip fails."""
     (machine.above / "fwlab").mkdir()
-    said = machine.stop()
-    (sentence, _) = said.splitlines()
+    (sentence, _) = machine.stop().splitlines()
     assert sentence == (
         "UsageError: fwlab is missing: put its wheel, fwlab-*.whl, into the folder "
         f"{machine.here}, and run this cell again."
     )
-
-
-@pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_waiting_threads_sleep(machine, given):
-    """Unless you decide yourself; torch is loaded later."""
-    env = {"OMP_WAIT_POLICY": given} if given else {}
-    (machine.above / "fwlab").mkdir()
-    (machine.above / "fwlab" / "__init__.py").touch()
-    policy = "import os; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    done = machine.run(RUN + policy, **env, text=SETUP)
-    assert done.stderr == "went on\n", done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == f"{given or 'PASSIVE'} False"
-
-
-def test_pip_that_fails(machine):
     said = machine.stop(FWLAB_SOURCE=NOWHERE)
     assert said.startswith(f"UsageError: pip could not install fwlab from {NOWHERE}: ")
-    said = machine.stop(cell_for("https://git.example/a/b"))
-    assert "could not install fwlab from git+https://git.example/a/b@main: " in said
+    said = machine.stop(addressed())
+    assert f"could not install fwlab from git+{ADDRESS}@main: " in said
+
+
+def test_waiting_threads_sleep(machine):
+    """Unless you decide yourself; torch is loaded later."""
+    machine.decoy()
+    policy = "import os; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    for env, wanted in ({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"):
+        done = machine.run(RUN + policy, **env, text=SETUP)
+        assert done.stderr == "went on\n", done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1] == f"{wanted} False"
 
 
 def test_torch_stays_as_it_is(machine, wheel):
@@ -231,13 +228,14 @@ def test_torch_stays_as_it_is(machine, wheel):
     links = machine.above / "links"
     links.mkdir()
     for version in ("2.0.0", "2.9.0"):
-        info = f"torch-{version}.dist-info"
+        files = {
+            "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+            "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "",
+        }
         with zipfile.ZipFile(links / f"torch-{version}-py3-none-any.whl", "w") as made:
-            head = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
-            made.writestr(f"{info}/METADATA", head)
-            kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            made.writestr(f"{info}/WHEEL", kind)
-            made.writestr(f"{info}/RECORD", "")
+            for name, content in files.items():
+                made.writestr(f"torch-{version}.dist-info/{name}", content)
     zipfile.ZipFile(links / "torch-2.0.0-py3-none-any.whl").extractall(machine.packages)
     shutil.copy(wheel, machine.here)
     said = machine.stop(PIP_FIND_LINKS=links.as_uri())
@@ -267,15 +265,11 @@ finally:
 
 def test_notebook_stops_at_the_cell(machine):
     """And does not go on to an import that fails."""
-    name = NOTEBOOKS[0].name
-    shutil.copy(NOTEBOOKS[0], machine.here)
-    rewritten = machine.here / name
-    text = rewritten.read_text("utf-8")
+    name, text = NOTEBOOKS[0].name, NOTEBOOKS[0].read_text("utf-8")
     # Where an address is set, it must not be asked here.
-    rewritten.write_text(text.replace(", address)", ")"), "utf-8")
+    (machine.here / name).write_text(text.replace(", address)", ")"), "utf-8")
     done = machine.run(EXECUTE, name)
-    assert done.returncode != 0
-    assert "CellExecutionError" in done.stderr
+    assert done.returncode != 0 and "CellExecutionError" in done.stderr
     assert "ModuleNotFoundError" not in done.stderr
 
 

@@ -5,6 +5,8 @@ several, so that nobody can tell which of them an import finds.
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Processor time that building the site took, in seconds, if it was built
 #: here: what the clock shows on a machine that does nothing else.
@@ -12,6 +14,13 @@ BUILD: list[float] = []
 #: The pages that tests have opened, again whenever one was loaded: what they
 #: cost, counted so that it is the same on every machine.
 OPENED: list[str] = []
+
+
+def some(all_, *usual: str) -> list:
+    """What is tested each time; the others come with `make test-all`."""
+    assert {*usual} <= {*all_}
+    slow = pytest.mark.slow
+    return [each if each in usual else pytest.param(each, marks=slow) for each in all_]
 
 
 class Page(HTMLParser):

@@ -72,12 +72,8 @@ def test_serve_follows_changes(site, tmp_path):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     serve = [sys.executable, "-m", "mkdocs", "serve", "--dev-addr", address]
-    env = os.environ | {
-        "NO_MKDOCS_2_WARNING": "1",
-        "PYTHONPATH": str(copy),
-        # What it has built is left there.
-        "TMPDIR": str(tmp_path),
-    }
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(copy)}
+    env["TMPDIR"] = str(tmp_path)  # what it has built is left there
     with open(tmp_path / "log", "w+") as log:
         server = subprocess.Popen(serve, cwd=copy, env=env, stdout=log, stderr=log)
         try:
@@ -89,12 +85,10 @@ def test_serve_follows_changes(site, tmp_path):
             text = file.read_text("utf-8")
             assert text.count("# Eq. 20") == 1
             file.write_text(text.replace("# Eq. 20", "# Eq. 12"), "utf-8")
-            _wait_for(
-                server, page.replace("equations", "source/ops/delta/naive"), "Eq. 12"
-            )
-            row = re.search(
-                r'id="schlag2021-12".*?</tr>', _wait_for(server, page, "<table"), re.S
-            )
+            source = page.replace("equations", "source/ops/delta/naive")
+            _wait_for(server, source, "Eq. 12")
+            html = _wait_for(server, page, "<table")
+            row = re.search(r'id="schlag2021-12".*?</tr>', html, re.S)
             assert "ops/delta/naive" in row[0]
             with (copy / "docs" / "notation.md").open("a") as notation:
                 notation.write("\nA sentence of this test.\n")
@@ -146,19 +140,17 @@ def test_links_and_anchors_resolve(site, pages):
     assert wrong == []
 
 
-def test_links_are_relative(pages):
-    """So the site can be moved to any folder."""
+def test_pages_load_only_what_is_beside_them(pages):
+    """So the site can be moved to any folder; no script, style, image or font
+    comes from elsewhere, also where no browser would ask.
+    """
     for name, page in pages.items():
         rooted = [u for u in [*page.links, *page.loads] if u.startswith("/")]
         assert rooted == [], name
-
-
-def test_nothing_is_loaded_from_elsewhere(pages):
-    """No script, style, image or font, also where no browser would ask."""
-    for name, page in pages.items():
         loads = [u for u in page.loads if re.match(r"https?:|//", u)]
         canonical = [current().site + name] if current().site else []
         assert loads == canonical, name
+        assert len(page.ids) == len({*page.ids}), name
 
 
 def test_styles_load_nothing_from_elsewhere(site):
@@ -167,30 +159,9 @@ def test_styles_load_nothing_from_elsewhere(site):
         assert urls == [], path
 
 
-def test_ids_are_unique(pages):
-    for name, page in pages.items():
-        double = {i for i in page.ids if page.ids.count(i) > 1}
-        assert double == set(), name
-
-
 def test_html_is_small(site, pages):
     large = {n: len((site / n).read_bytes()) for n in pages}
     assert {n: size for n, size in large.items() if size >= 600_000} == {}
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_can_be_downloaded(site, pages, name):
-    page, source = f"notebooks/{name}.html", f"{name}.ipynb"
-    assert source in pages[page].links
-    original = (ROOT / "notebooks" / source).read_bytes()
-    assert (site / "notebooks" / source).read_bytes() == original
-    colab = [u for u in pages[page].links if "colab.research" in u]
-    host, _, path = current().repository.partition("github.com/")
-    github = [path] if host == "https://" else []
-    assert colab == [
-        f"https://colab.research.google.com/github/{path}/blob/main/notebooks/{source}"
-        for path in github
-    ]
 
 
 def test_wheel_can_be_downloaded(site, pages):
@@ -209,16 +180,25 @@ def test_wheel_can_be_downloaded(site, pages):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_and_wheel_can_be_downloaded(site, pages, name):
-    assert f"{name}.zip" in pages[f"notebooks/{name}.html"].links
+def test_notebook_can_be_downloaded(site, pages, name):
+    """Alone, packed with the wheel, and into Colab."""
+    page, source = f"notebooks/{name}.html", f"{name}.ipynb"
+    assert {source, f"{name}.zip"} <= {*pages[page].links}
+    original = (ROOT / "notebooks" / source).read_bytes()
+    assert (site / "notebooks" / source).read_bytes() == original
     (wheel,) = site.glob("*.whl")
     with zipfile.ZipFile(site / "notebooks" / f"{name}.zip") as packed:
-        assert {n: packed.read(n) for n in packed.namelist()} == {
-            f"{name}.ipynb": (ROOT / "notebooks" / f"{name}.ipynb").read_bytes(),
-            wheel.name: wheel.read_bytes(),
-        }
-    words = (site / "notebooks" / f"{name}.html").read_text("utf-8")
+        held = {n: packed.read(n) for n in packed.namelist()}
+    assert held == {source: original, wheel.name: wheel.read_bytes()}
+    words = (site / page).read_text("utf-8")
     assert f"drop <code>{wheel.name}</code> into it" in words
+    colab = [u for u in pages[page].links if "colab.research" in u]
+    host, _, path = current().repository.partition("github.com/")
+    github = [path] if host == "https://" else []
+    assert colab == [
+        f"https://colab.research.google.com/github/{path}/blob/main/notebooks/{source}"
+        for path in github
+    ]
 
 
 def test_downloads_are_the_same_each_time(site, monkeypatch):
@@ -251,9 +231,8 @@ def test_every_page_says_what_it_is(site, pages):
     described: dict[str, str] = {}
     for name in pages:
         html = (site / name).read_text("utf-8")
-        metas = dict(
-            re.findall(r'<meta (?:name|property)="([^"]+)" content="([^"]*)"', html)
-        )
+        meta = r'<meta (?:name|property)="([^"]+)" content="([^"]*)"'
+        metas = dict(re.findall(meta, html))
         assert metas["og:title"], name
         wanted = current().site and current().site + name
         assert metas.get("og:url", "") == wanted, name
@@ -297,18 +276,13 @@ def _content(path):
 
 def test_pages_lead_to_the_repository_if_it_has_an_address(site, pages):
     """The button, the pencil, and the lines of pages that name it."""
-    repository = current().repository
+    repository, pencils = current().repository, {}
     for name in pages:
         html = (site / name).read_text("utf-8")
         assert "{{" not in re.sub("<code.*?</code>|<pre.*?</pre>", "", html, flags=re.S)
         buttons = re.findall(r'<a href="([^"]*)"[^>]*class="md-source"', html)
         assert set(buttons) == ({repository} if repository else set()), name
-    pencils = {
-        name: re.findall(
-            r'<a href="([^"]*)"[^>]*rel="edit"', (site / name).read_text("utf-8")
-        )
-        for name in pages
-    }
+        pencils[name] = re.findall(r'<a href="([^"]*)"[^>]*rel="edit"', html)
     files = {
         "tested.html": "edit/main/docs/tested.md",
         "notebooks/01_fast_weights.html": "blob/main/notebooks/01_fast_weights.ipynb",
@@ -319,13 +293,11 @@ def test_pages_lead_to_the_repository_if_it_has_an_address(site, pages):
     clone = f"git clone {repository} fwlab"
     for name in ("index.html", "course.html"):
         text = re.sub("<[^>]*>", "", (site / name).read_text("utf-8"))
-        assert ("git clone" in text) == bool(repository)
-        assert (clone in text) == bool(repository)
-    file = "annotated/source/feature_maps.html"
-    there = [
-        u for u in pages[file].links if u.endswith("blob/main/fwlab/feature_maps.py")
-    ]
-    assert there == [f"{repository}/blob/main/fwlab/feature_maps.py"] * bool(repository)
+        assert ("git clone" in text) == (clone in text) == bool(repository)
+    links = pages["annotated/source/feature_maps.html"].links
+    file = "blob/main/fwlab/feature_maps.py"
+    there = [link for link in links if link.endswith(file)]
+    assert there == [f"{repository}/{file}"] * bool(repository)
 
 
 def test_lock_file_names_no_host():

@@ -48,19 +48,13 @@ def cells(name: str, kind: str) -> list[str]:
 def targets(html: str, page: str) -> list[str]:
     """What a page links to, as files of the site."""
     links = re.findall(r'href="([^"#:]+)(?:#[^"]*)?"', html)
-    return [
-        posixpath.normpath(posixpath.join(posixpath.dirname(page), x)) for x in links
-    ]
+    folder = posixpath.dirname(page)
+    return [posixpath.normpath(posixpath.join(folder, link)) for link in links]
 
 
-def listed(site, name: str, kind: str) -> str:
-    found = re.findall(
-        f'<ul class="{kind}".*?</ul>',
-        article(site, f"notebooks/{name}.html"),
-        re.DOTALL,
-    )
-    assert len(found) == 1
-    return found[0]
+def listed(html: str, kind: str) -> str:
+    (found,) = re.findall(f'<ul class="{kind}".*?</ul>', html, re.DOTALL)
+    return found
 
 
 def test_every_notebook_has_an_entry_and_every_entry_a_notebook():
@@ -105,10 +99,10 @@ def test_exercises_are_all_asked_for_and_graded():
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_head_of_a_notebook(site, name):
+def test_head_and_foot_of_a_notebook(site, name):
     entry, page = COURSE[name], f"notebooks/{name}.html"
     html = article(site, page)
-    head = listed(site, name, "nb-facts")
+    head = listed(html, "nb-facts")
     top = html[: html.index(head)]
     assert "</h1>" in top and "<h2" not in top
     github = current().repository.startswith("https://github.com/")
@@ -125,12 +119,13 @@ def test_head_of_a_notebook(site, name):
     assert ("exercises.html" in linked) == (entry["exercises"] > 0)
     assert all((site / target).is_file() for target in linked)
 
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_foot_of_a_notebook(site, name):
-    entry, page = COURSE[name], f"notebooks/{name}.html"
-    html = article(site, page)
-    foot = listed(site, name, "nb-next")
+    # What is told there is told nowhere else.
+    words = text(html)
+    assert (words.count("Time:"), words.count("Needs:")) == (1, 1)
+    source = (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8")
+    for told in ("Equation numbers are", "The annotated", "numbers with a letter"):
+        assert words.count(told) >= (told in source)
+    foot = listed(html, "nb-next")
     assert '<div class="nb-' not in html[html.index(foot) :]
     assert text(foot).startswith("Next:")
     following = entry["next"].removesuffix(".md")
@@ -195,16 +190,6 @@ def test_map_can_be_read_on_a_phone(look):
     assert look("course.html", width=390).evaluate(MAP) == []
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_time_and_needs_are_told_once(site, name):
-    html = article(site, f"notebooks/{name}.html")
-    words = text(html)
-    assert (words.count("Time:"), words.count("Needs:")) == (1, 1)
-    source = (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8")
-    for told in ("Equation numbers are", "The annotated", "numbers with a letter"):
-        assert words.count(told) >= (told in source)
-
-
 def test_course_page_has_all_that_is_known(site):
     html = article(site, "course.html")
     words, linked = text(html), targets(html, "course.html")
@@ -222,19 +207,16 @@ def test_course_page_has_all_that_is_known(site):
 @pytest.mark.parametrize("name", EXERCISES)
 def test_exercise_is_listed_as_it_is_checked(site, name):
     html = article(site, "exercises.html")
-    part = re.search(f'<h3[^>]* id="{name}".*?(?=<h[23] |</article>)', html, re.DOTALL)[
-        0
-    ]
+    part = f'<h3[^>]* id="{name}".*?(?=<h[23] |</article>)'
+    part = re.search(part, html, re.DOTALL)[0]
     lines = [text(item) for item in re.findall("<ol>(.*?)</ol>", part, re.DOTALL)]
     properties = [" ".join(p.__doc__.split()) for p in EXERCISES[name].properties]
     assert lines == [" ".join(properties)]
     assert f"def {name}(" in text(part)
-    (notebook,) = (
-        n for n in NOTEBOOKS if any(f"check({name})" in c for c in cells(n, "code"))
-    )
+    code = {n: "\n".join(cells(n, "code")) for n in NOTEBOOKS}
+    (notebook,) = (n for n in NOTEBOOKS if f"check({name})" in code[n])
     assert f"notebooks/{notebook}.html" in targets(part, "exercises.html")
-    level = TABLE["exercises"][name]
-    assert f"{level} of 3" in text(part)
+    assert f"{TABLE['exercises'][name]} of 3" in text(part)
 
 
 def test_exercises_page_shows_no_solution(site):
@@ -242,12 +224,9 @@ def test_exercises_page_shows_no_solution(site):
     for exercise in EXERCISES.values():
         body = exercise.reference.__code__
         lines = (ROOT / body.co_filename).read_text("utf-8").splitlines()
-        returns = [
-            " ".join(line.split())
-            for line in lines[body.co_firstlineno :]
-            if line.strip().startswith("return ")
-        ]
-        assert returns[0] not in page
+        lines = [" ".join(line.split()) for line in lines[body.co_firstlineno :]]
+        first = next(line for line in lines if line.startswith("return "))
+        assert first not in page
 
 
 def test_examples_print_what_the_page_says(monkeypatch):
@@ -301,9 +280,8 @@ def test_the_cheat_sheet_scores_what_the_notebooks_score(site):
     for known in MEMORIES.values():
         for name, memory in known.items():
             first, second = score(memory)
-            row = (
-                rf"<td>{re.escape(name)}</td>\s*<td>{first:.3f}</td>\s*<td>{second:.3f}"
-            )
+            cells = (re.escape(name), f"{first:.3f}", f"{second:.3f}")
+            row = r"\s*".join(f"<td>{cell}</td>" for cell in cells)
             assert re.search(row, html), name
 
 

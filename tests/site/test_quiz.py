@@ -59,22 +59,17 @@ JUDGED = """(answers) => answers.map(([name, answer]) => {
 
 def test_pages_judge_as_the_notebooks_do(look, site):
     """All questions, with the script of the site, on one page."""
-    forms = "".join(
-        "".join(re.findall('<form class="fw-quiz".*?</form>', html, re.DOTALL))
-        for html in (
-            (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
-            for path in NOTEBOOKS
-        )
-    )
+    pages = (site / "notebooks" / f"{path.stem}.html" for path in NOTEBOOKS)
+    html = "".join(page.read_text("utf-8") for page in pages)
+    forms = "".join(re.findall('<form class="fw-quiz".*?</form>', html, re.DOTALL))
     tab = look("404.html")
     tab.locator("main").evaluate("(main, forms) => { main.innerHTML = forms; }", forms)
     tab.add_script_tag(url="/scripts/quiz.js")
     questions = [QUESTIONS[name] for path in NOTEBOOKS for name in asked(path)]
     answers = [(q, value) for q in questions for value in (q.truth, *q.tempting)]
     typed = [(q.name, v if q.choices else f"{v:g}") for q, v in answers]
-    for (question, value), said in zip(
-        answers, tab.evaluate(JUDGED, typed), strict=True
-    ):
+    judged = tab.evaluate(JUDGED, typed)
+    for (question, value), said in zip(answers, judged, strict=True):
         printed = in_a_notebook(question.name, value)
         if value == question.truth:
             assert said.startswith("✓ Right:") and question.because in said
@@ -107,7 +102,5 @@ def test_without_scripts_the_answer_unfolds(site):
     html = (site / "notebooks" / "00_start_here.html").read_text("utf-8")
     form = re.search('<form class="fw-quiz".*?</form>', html, re.DOTALL)[0]
     assert re.search("<button[^>]* hidden", form)
-    assert (
-        "v1. W k1 = v1 (k1 · k1)"
-        in re.search("<details>.*</details>", form, re.DOTALL)[0]
-    )
+    answer = re.search("<details>.*</details>", form, re.DOTALL)[0]
+    assert "v1. W k1 = v1 (k1 · k1)" in answer

@@ -30,9 +30,8 @@ def built(site) -> dict[str, str]:
 def test_pages_show_their_results(built):
     for (name, version), path in RESULTS.items():
         page = built[name]
-        drawn = re.search(
-            f'<svg(?:(?!<svg).)*?id="plot-{name}-{version}-figure.*?</svg>', page, re.S
-        )
+        svg = f'<svg(?:(?!<svg).)*?id="plot-{name}-{version}-figure.*?</svg>'
+        drawn = re.search(svg, page, re.DOTALL)
         assert bool(drawn) is path.exists()
         if not drawn:
             assert version == "full" and "The full grid has not been run yet." in page

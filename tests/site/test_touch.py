@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from built import some
 from test_figures import NAMES, started
 
 #: By figure, what of its state each handle moves.
@@ -42,6 +43,14 @@ def slide(tab, *points: tuple) -> None:
     send("touchEnd")
 
 
+def swipe(tab, element) -> None:
+    """Up from an element: the page scrolls."""
+    top = tab.evaluate("scrollY")
+    x, y = middle(element.bounding_box())
+    slide(tab, (x, y), (x, y - 200))
+    tab.wait_for_function("(top) => scrollY > top", arg=top)
+
+
 def middle(box: dict) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
@@ -66,20 +75,14 @@ def in_the_middle(tab, element) -> None:
     assert tab.evaluate("scrollY > 50")
 
 
-ALL = [(figure, name) for figure, names in HANDLES.items() for name in names]
+ALL = {name: figure for figure, names in HANDLES.items() for name in names}
+
+
 #: One of each kind: an angle, a point, a key in the plane.
-KINDS = ("Key A", "New value", "Key k, the circle")
-
-
-@pytest.mark.parametrize(
-    ("figure", "name"),
-    [
-        pytest.param(*each, marks=[pytest.mark.slow] * (each[1] not in KINDS))
-        for each in ALL
-    ],
-)
-def test_handle_follows_a_finger(look, figure, name):
+@pytest.mark.parametrize("name", some(ALL, "Key A", "New value", "Key k, the circle"))
+def test_handle_follows_a_finger(look, name):
     """Down and up, where the page would scroll, and across; beside it, it scrolls."""
+    figure = ALL[name]
     tab = phone(look, figure)
     handle = tab.get_by_role("slider", name=name, exact=True)
     in_the_middle(tab, handle)
@@ -97,10 +100,7 @@ def test_handle_follows_a_finger(look, figure, name):
         assert middle(handle.bounding_box()) == pytest.approx(end, abs=4)
     words = tab.locator(f"#figure-{figure} .fw-words")
     in_the_middle(tab, words)
-    top = tab.evaluate("scrollY")
-    x, y = middle(words.bounding_box())
-    slide(tab, (x, y), (x, y - 200))
-    tab.wait_for_function("(top) => scrollY > top", arg=top)
+    swipe(tab, words)
 
 
 def test_the_nearest_handle_is_taken(look):
@@ -120,10 +120,7 @@ def test_the_nearest_handle_is_taken(look):
         assert state(tab, "memory", f"pairs[{j}].degrees") != mine
 
 
-@pytest.mark.parametrize(
-    "figure",
-    ["memory", *(pytest.param(f, marks=pytest.mark.slow) for f in ("aft", "chunks"))],
-)
+@pytest.mark.parametrize("figure", some(["memory", "aft", "chunks"], "memory"))
 def test_slider_follows_a_finger(look, figure):
     tab = phone(look, figure, reduced_motion="reduce")
     slider = tab.locator(f"#figure-{figure} input[type=range]")
@@ -138,21 +135,12 @@ def test_slider_follows_a_finger(look, figure):
     assert tab.evaluate("cancelled") == 0
 
 
-@pytest.mark.parametrize(
-    "figure",
-    [
-        pytest.param(
-            name, marks=[pytest.mark.slow] * (name not in ("memory", "chunks"))
-        )
-        for name in NAMES
-    ],
-)
-def test_fingers_have_room(fresh, figure):
+@pytest.mark.parametrize("name", some(NAMES, "memory", "chunks"))
+def test_fingers_have_room(fresh, name):
     """Handles, buttons and cells to tap: at least 44 px."""
-    controls = started(fresh, figure, (390, 900), touch=True).css(
-        ":is(.fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range])"
-    )
-    seen = [control for control in controls.all() if control.is_visible()]
+    figure = started(fresh, name, (390, 844), touch=True)
+    kinds = ".fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range]"
+    seen = [control for control in figure.css(kinds).all() if control.is_visible()]
     assert seen
     for control in seen:
         box = control.bounding_box()
@@ -165,8 +153,5 @@ def test_a_tap_chooses_a_state_and_a_swipe_scrolls(look):
     in_the_middle(tab, cell)
     cell.tap()
     assert state(tab, "feedback", "chosen") == [1, 2]
-    top = tab.evaluate("scrollY")
-    x, y = middle(cell.bounding_box())
-    slide(tab, (x, y), (x, y - 200))
-    tab.wait_for_function("(top) => scrollY > top", arg=top)
+    swipe(tab, cell)
     assert state(tab, "feedback", "chosen") == [1, 2]
