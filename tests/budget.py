@@ -9,8 +9,8 @@ tests of all, and what each group and all of them together have cost:
 The same tests take twice their time on another day: two threads share one
 core, and all share the caches. So no verdict depends on a time; it is
 printed as what a nominal processor would take. But a group that left no
-record is a failure, and so is one with more tests, pages or processes than
-it may have: these are the same everywhere. With --all, slow tests are among
+record is a failure, and so is one with more tests, pages or processes that it
+starts itself than it may have: these are the same everywhere. With --all, slow tests are among
 them, and the counts are not limited.
 """
 
@@ -114,7 +114,7 @@ def slowness() -> float:
 
 
 def dearest(records: dict[str, dict], most: int = 10) -> list[str]:
-    """A line for each of the tests that took most processor time."""
+    """A line for each of the tests that took longest on the clock."""
     tests = [
         (s / r["slowness"], name)
         for r in records.values()

@@ -25,6 +25,8 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +55,9 @@ AROUND = (
     "tests/processor/",
 )
 #: The versions that results depend on.
-PINNED = ("numpy==", "torch==", "triton==")
+PINNED = (
+    "mutmut==", "numpy==", "sacrebleu==", "scikit-learn==", "torch==", "triton=="
+)  # fmt: skip
 
 
 class Piece(NamedTuple):
@@ -211,6 +215,9 @@ def renew(name: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         environment = os.environ | {FOUND: str(found), "FWLAB_GROUP": ""}
+        # A record speaks of the usual order, and of the examples of every day.
+        for setting in ("FWLAB_PROCESSOR", "PYTEST_ADDOPTS"):
+            environment.pop(setting, None)
         if not piece.mutants:
             plugin = {"PYTHONPATH": str(ROOT / "tests"), "PYTEST_PLUGINS": "evidence"}
             environment |= plugin
@@ -222,6 +229,9 @@ def renew(name: str) -> bool:
             print(f"{name} failed: its record stays as it was")
             return False
         result = json.loads(found.read_text("utf-8"))
+    if result.get("skipped") or not result.get("passed", result.get("mutants")):
+        print(f"{name} was not run as a whole: its record stays as it was")
+        return False
     now = sources(piece, result.pop("imported"))
     if moved := [path for path in now if now[path] != before.get(path)]:
         print(f"{name}: {', '.join(moved)} changed while it ran; its record stays")
@@ -244,14 +254,13 @@ def write(
 ) -> None:
     """Write a record."""
     import numpy
-    import triton
 
     from fwlab.provenance import provenance
 
     record = {
         **provenance(PIECES[name].command),
         "numpy": numpy.__version__,
-        "triton": triton.__version__,
+        "triton": find_spec("triton") and version("triton"),
         "processor_seconds": round(spent),
         **counts,
         "sources": found,

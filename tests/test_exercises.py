@@ -826,7 +826,8 @@ def test_misconceptions_fail_at_their_property_and_are_named():
             faults += fault(name, misconception, holds, said)
             if not (said.endswith(".") and len(said) < 160):
                 faults.append(f"{name}, {misconception.__name__}: {said}")
-        assert refused(written_otherwise(misconception), name, said)
+            otherwise = written_otherwise(misconception)
+            assert refused(otherwise, name, said), misconception.__name__
     assert not faults, "\n".join(faults)
 
 

@@ -9,6 +9,9 @@ are replaced: backward passes, compiled code, and other threads get them, too.
 A right test cannot fail by it. The order depends on the number of terms alone,
 so equal calls give equal bits; sums that are exact stay exact; a cumulative
 sum looks at nothing that comes later, and half precision is rounded once.
+
+It does not reach PyTorch's fused attention and losses, `var`, `logcumsumexp`,
+convolutions, sums in loops that Inductor generates, nor NumPy.
 """
 
 import functools
@@ -25,6 +28,10 @@ def replace():
     """Replace PyTorch's kernels in this process."""
     import torch
 
+    if not hasattr(torch.library, "get_kernel"):
+        raise RuntimeError(
+            f"FWLAB_PROCESSOR needs torch.library.get_kernel, got PyTorch {torch.__version__}"
+        )
     library = torch.library.Library("aten", "IMPL")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     theirs = {}

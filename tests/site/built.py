@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Milliseconds to wait for what a page does at once on a quiet machine.
+PATIENCE = 120_000
 #: Processor time that building the site took, in seconds, if it was built
 #: here: what the clock shows on a machine that does nothing else.
 BUILD: list[float] = []

@@ -16,11 +16,8 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
-from built import BUILD, OPENED, ROOT, Page
+from built import BUILD, OPENED, PATIENCE, ROOT, Page
 from figure import fresh, tabs  # noqa: F401
-
-#: Milliseconds to wait for what a page does at once on a quiet machine.
-PATIENCE = 300_000
 
 
 @pytest.fixture(scope="session")
@@ -181,22 +178,3 @@ def look(browser, address):
     for context in contexts:
         context.close()
     assert seen == []
-
-
-@pytest.fixture
-def timed(look):
-    """Opens pages whose time stands still, until a test advances it."""
-
-    def timed(page: str, **options):
-        tab = look(page, **options)
-        # In such a time, timers of the theme fail: also those of the page
-        # that is there when it begins.
-        tab.route("**/bundle.*.min.js", lambda route: route.fulfill(body=""))
-        url = tab.url
-        tab.goto("about:blank")
-        tab.clock.install()
-        tab.goto(url, wait_until="load")
-        tab.clock.pause_at("2100-01-01")
-        return tab
-
-    return timed

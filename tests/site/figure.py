@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import keep_figures
 import pytest
-from built import OPENED
+from built import OPENED, PATIENCE
 
 #: In a page, a figure as it came, and its script once more.
 ANEW = """async (name) => {
@@ -42,8 +42,6 @@ SHORT = """
     e.getBoundingClientRect().width > 0 && e.checkVisibility({ visibilityProperty: true });
   const values = (css, name) => all(css).map((e) => e.getAttribute(name));
 """
-#: Milliseconds to wait for what a page does at once on a quiet machine.
-PATIENCE = 300_000
 
 
 def page_of(name: str) -> str:
@@ -272,6 +270,7 @@ def tabs(browser, address):
 @pytest.fixture
 def fresh(tabs):
     """A figure as it begins; complains at the end of a test about all it saw."""
-    tabs.seen.clear()
     yield tabs.fresh
-    assert tabs.seen == []
+    seen = tabs.seen.copy()
+    tabs.seen.clear()
+    assert seen == []

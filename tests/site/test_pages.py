@@ -188,17 +188,17 @@ PLOTS = ("results", "reproduce/", "kernels/")
 
 
 def test_every_kind_of_page_is_whole(look):
-    seen = walk(look, [f"{name}.html" for name in KINDS])
+    seen = walk(look, [f"{name}.html" for name in KINDS], COLOURS)
     assert min(seen[what] for what in ("lists", "plots", "pressed")) > 1
 
 
 @pytest.mark.slow
 def test_every_page_is_whole(look, pages):
-    seen = walk(look, pages)
+    seen = walk(look, pages, ALL)
     assert min(seen[what] for what in ("lists", "plots", "pressed")) > 10
 
 
-def walk(look, pages) -> Counter:
+def walk(look, pages, dark: list[str]) -> Counter:
     """Each page is opened once, for a reader who wants less motion: on a phone
     in the light, then on a wide screen in the dark.
 
@@ -232,7 +232,7 @@ def walk(look, pages) -> Counter:
         seen["plots"] += tab.locator("article svg[role=img] [id*=-text_]").count() > 0
         tab.set_viewport_size({"width": 1440, "height": 900})
         tab.emulate_media(color_scheme="dark")
-        found += examined(tab, "slate", 1440, COLOURS)
+        found += examined(tab, "slate", 1440, dark)
         found += [*tab.evaluate(LONG), *tab.evaluate(WIDE)]
         for button in tab.locator("article figure button:visible").all():
             if button.is_visible() and button.is_enabled():
@@ -332,6 +332,8 @@ def search(tab, query: str) -> None:
     with tab.expect_request(index):
         tab.keyboard.press("/")
     tab.keyboard.type(query)
+    while not held:  # The request is seen before its route is.
+        tab.wait_for_timeout(10)
     for route in held:
         route.continue_()
     tab.locator(".md-search-result__item").first.wait_for()
