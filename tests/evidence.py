@@ -168,7 +168,10 @@ def sources(piece: Piece, imported: list[str]) -> dict[str, str]:
         for path in paths
     )
     paths = {
-        path.relative_to(ROOT).as_posix() for x in piece.also for path in ROOT.glob(x)
+        path.relative_to(ROOT).as_posix()
+        for x in piece.also
+        for path in ROOT.glob(x)
+        if "test_" in x or not path.name.startswith("test_")
     }
     paths |= {path for path in imported if not path.startswith((*others, *AROUND))}
     found = {path: digest(path) for path in sorted(paths)}
