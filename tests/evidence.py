@@ -1,6 +1,6 @@
 """Evidence: results that are dear to get, each with a stamp of its sources.
 
-Kernels in Triton's interpreter and in the emulator, quick versions of experiments,
+Kernels in Triton's interpreter and in the emulator, resources of compiled kernels,
 mutants: they take minutes, and speak of few files. Each piece is run when one of
 them has changed, and leaves a record in `tests/evidence/` with the hash of every
 file that it speaks of. `make test` compares these hashes only.
@@ -133,12 +133,6 @@ PIECES: dict[str, Piece] = {
         "tests/test_bench_gpu.py",
         KERNELS,
         ("fwlab/bench/gpu/*.py", "fwlab/ops/**/kernels.py", "tests/emulator/*.py"),
-    ),
-    "experiments": Piece(
-        "tests/test_experiments.py",
-        also=tuple(
-            f"fwlab/{x}/*.py" for x in ("experiments", "layers", "models", "training")
-        ),
     ),
 }
 for _name in (

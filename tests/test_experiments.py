@@ -314,7 +314,7 @@ def held(experiment, points) -> None:
     [
         "aft-stability",
         *(
-            pytest.param(name, marks=pytest.mark.evidence)
+            pytest.param(name, marks=pytest.mark.slow)
             for name in (
                 "capacity",
                 "overwrite",
