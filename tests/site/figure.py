@@ -1,7 +1,7 @@
 """One driver for all figures: what a reader does with one, and what it shows.
 
 A page is opened once for each way of looking at it. For each test, its figure
-begins anew where it is: a tenth of the cost of opening a page.
+begins again where it is: a tenth of the cost of opening a page.
 """
 
 import functools
@@ -199,7 +199,7 @@ OVERLAPPING = """(() => {
 class Tabs:
     """The tabs that are open, and what they complain about."""
 
-    #: So many at a time: each takes memory.
+    #: This many at a time: each takes memory.
     MOST = 4
 
     def __init__(self, browser, address: str):
