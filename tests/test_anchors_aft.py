@@ -10,6 +10,7 @@ from math import inf, log
 
 import pytest
 import torch
+from accelerator import DEVICE, Accelerator
 from torch import Tensor
 
 from fwlab import ops
@@ -197,17 +198,25 @@ def test_image_with_a_wider_kernel(implementation):
     holds(y.flatten()[[0, 4, 6]], "64/36", "65/26", "119/38")
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_tables_are_where_the_inputs_are(causal):
-    """Here on a device without any numbers, which refuses those of another."""
-    x = torch.zeros(1, 3, 2, device="meta")
-    band = torch.zeros(3, 2 if causal else 3, device="meta")
-    y = ops.aft_local(x, x, x, band, causal=causal, implementation="naive")
-    assert y.device.type == "meta"
-    x = torch.zeros(1, 3, 3, 1, 1, device="meta")
-    kernel = torch.zeros(1, 3, 3, device="meta")
-    y = ops.aft_conv2d(x, x, x, kernel, implementation="naive")
-    assert y.device.type == "meta"
+def test_tables_are_where_the_inputs_are():
+    """On a device that refuses tensors of the CPU, as a GPU does."""
+    how = {"implementation": "naive"}
+    three = table(*[row(2, 3, 5)] * 3)
+    zeros = torch.zeros(1, 3, 3, 1, 1, dtype=torch.float64)
+    v = torch.arange(1, 10, dtype=torch.float64).view(1, 3, 3, 1, 1)
+    with Accelerator():
+        q, k, values, band = (x.to(DEVICE) for x in (Q, K, V, three))
+        # The numbers of `test_local`.
+        y = ops.aft_local(q, k, values, band[:, :2], **how)
+        holds(y.cpu(), "3", "33/7", "387/26")
+        y = ops.aft_local(q, k, values, band, causal=False, **how)
+        holds(y.cpu(), "37/5", "129/11", "387/26")
+        # Without any bias, every pixel sees the mean of 1 to 9.
+        zeros, v = zeros.to(DEVICE), v.to(DEVICE)
+        holds(
+            ops.aft_conv2d(zeros, zeros, v, zeros[0, ..., 0, 0][None], **how).cpu(),
+            *["5/2"] * 9,
+        )
 
 
 @all_forms

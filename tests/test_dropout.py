@@ -22,7 +22,6 @@ from fwlab.ops.feedback_memory import FEEDBACK
 from problems import error
 
 WITH_WEIGHTS = ("softmax", "transformer-xl")
-FEEDBACKS = ("feedback", "feedback-shared")
 DROPOUT = 0.3
 mixers = pytest.mark.parametrize("mixer", MIXERS)
 

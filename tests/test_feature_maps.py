@@ -164,6 +164,32 @@ def test_normalize_is_exact_at_any_scale(normalize, dtype):
         torch.testing.assert_close(y, normalize(x), rtol=1e-5, atol=0)
 
 
+class OnGPU(torch.Tensor):
+    """Computed here, but says otherwise; and nothing may wait for its numbers."""
+
+    device = torch.device("cuda")
+
+    def __bool__(self):
+        raise AssertionError("a GPU would have to finish before this is known")
+
+
+@pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_normalize_on_a_gpu(normalize, scale):
+    """All vectors are scaled there, and no total is looked at."""
+    x, dy = random(2, 3, 4).float().abs(), random(2, 3, 4, seed=1).float()
+    wanted, gradient = torch.autograd.functional.vjp(normalize, x, dy)
+    for place in (torch.Tensor, OnGPU):
+        there = (x * scale).as_subclass(place).requires_grad_()
+        y = normalize(there)
+        same = {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(y.as_subclass(torch.Tensor), wanted, **same)
+        (dx,) = torch.autograd.grad(y, there, dy)
+        dx = dx.as_subclass(torch.Tensor) * scale
+        torch.testing.assert_close(dx, gradient, **same)
+        assert normalize(there[..., :0]).shape == (2, 3, 0)
+
+
 def test_half_precision_sums_do_not_overflow():
     x = torch.full((1, 128), 60000.0, dtype=torch.float16)
     torch.testing.assert_close(sum_normalize(x), torch.full_like(x, 1 / 128))
