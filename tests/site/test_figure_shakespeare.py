@@ -223,7 +223,7 @@ def test_replay_can_be_stopped(live):
 
 def test_the_last_choice_counts_while_weights_are_slow(live):
     waiting, delta = [], live.role("radio", name="delta rule")
-    live.tab.context.route("**/sum.safetensors", waiting.append)
+    live.tab.context.route("**/sum.safetensors", lambda route: waiting.append(route))
     live.role("radio", name="sum rule").check()
     delta.check()
     live.until("state().rule === 'delta'")
