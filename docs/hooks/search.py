@@ -13,7 +13,8 @@ import tex
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
-# Templates leave out tables of results: their cells say nothing without a head.
+# Templates leave out tables of results: the plugin writes their cells without a
+# gap, so that nobody would find a number by them.
 
 #: Code, which buries names of functions that the API and headings have, too.
 #: The tools that write these tags have no option for another attribute.
