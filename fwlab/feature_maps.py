@@ -29,22 +29,26 @@ def _traced() -> bool:
 
 
 def divide(x: Tensor, total: Tensor) -> Tensor:
-    """`x / total`, and 0 with gradient 0 wherever `total` is exactly 0.
+    """`x / total`, and 0 with gradient 0 wherever `total` is 0.
 
     This is how fwlab treats every empty denominator: it adds no epsilon,
-    so results do not depend on the scale of the features.
+    so results do not depend on the scale of the features. A total that is
+    too small for all digits of its precision (a subnormal number, in
+    float32 below 1.2e-38) counts as 0, because its gradient may be beyond
+    all numbers.
 
     - `x`: any shape, finite.
     - `total`: a shape that broadcasts with that of `x`.
     - Returns the shape the two broadcast to.
     """
     # `x / inf` is 0, and so are its gradients. One pass over `x` is enough.
-    return x / _or_inf(total)
+    wide = torch.promote_types(total.dtype, torch.float32)
+    return x / _or_inf(total, torch.finfo(wide).tiny)
 
 
 # In place of an empty denominator, infinity: see `divide`.
-def _or_inf(total: Tensor) -> Tensor:
-    return torch.where(total == 0, torch.inf, total)
+def _or_inf(total: Tensor, least: float = 0.0) -> Tensor:
+    return torch.where(total.abs() <= least, torch.inf, total)
 
 
 def unit_range(x: Tensor) -> Tensor:
@@ -194,7 +198,7 @@ def _divided(
 # Quotient and total of vectors in range.
 def _plainly(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
     total = by.total(x)
-    return divide(x, total), total
+    return x / _or_inf(total), total
 
 
 # The same of any vectors: `unit_range` first, and the total back in

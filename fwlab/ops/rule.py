@@ -6,12 +6,13 @@ a recurrence, which several rules share.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from fwlab.feature_maps import FeatureMap, Identity, unit_range
-from fwlab.ops import checks
+from fwlab.ops import checks, units
 from fwlab.ops.dispatch import KERNELS
 from fwlab.ops.operation import Call, Operation
 from fwlab.ops.state import NormalizedState
@@ -115,10 +116,18 @@ class Rule(Operation):
             normalize=normalize,
             gates=tuple(given),
         )
+        # Naive takes the gates as the paper has them. All others take
+        # the decay and the strength of the recurrence: see `factors`.
+        if name != "naive":
+            compute = partial(self._factored, compute)
+        if normalize and "log_decay" in self.gates:
+            compute = units.in_range(
+                compute, self.gates, self.factors, self.corrects
+            )
         if group > 1:
             compute = grouped(compute, group)
         # As a masked step: all its inputs are 0, and it keeps the state.
-        compute = call.by_document(compute, MEMORIES, decay=1)
+        compute = call.by_document(compute, MEMORIES)
         # Our kernels begin without a state that would be all zeros, and
         # convert the strengths that they load.
         own = name == "triton" and not call.only_shapes
@@ -136,8 +145,6 @@ class Rule(Operation):
         # rounds it first; but features of its own lose the scale of `q`.
         scales_q = normalize or (by_kernel and not options)
 
-        # Naive takes the gates as the paper has them. All others take
-        # the decay and the strength of the recurrence: see `factors`.
         def run() -> tuple[Tensor, State]:
             inputs = self._inputs(
                 call,
@@ -154,10 +161,6 @@ class Rule(Operation):
                 inputs = {
                     n: x.to(call.dtype) for n, x in inputs.items()
                 }
-            if name != "naive":
-                taken = {gate: inputs.pop(gate) for gate in given}
-                decay, strength = self.factors(**taken)
-                inputs |= {"decay": decay, "strength": strength}
             y, *after = compute(
                 **inputs, **(options if by_kernel else {})
             )
@@ -199,6 +202,14 @@ class Rule(Operation):
             for gate in self.gates
             if gate in x and gate not in as_given
         }
+
+    def _factored(
+        self, compute: Callable[..., Any], **given: Any
+    ) -> tuple[Tensor, ...]:
+        """`compute` with the factors of the recurrence for the gates."""
+        gates = {n: given.pop(n) for n in self.gates if n in given}
+        decay, strength = self.factors(**gates)
+        return compute(**given, decay=decay, strength=strength)
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
         """The given state, or an empty one."""

@@ -10,6 +10,9 @@ class NormalizedState(NamedTuple):
 
     - `W`: `[batch, heads, value, key]`, the fast weights.
     - `z`: `[batch, heads, key]`, the sum of all keys written so far.
+
+    They fade together, and stop before they leave the range of their
+    dtype (in float32 at about $e^{-61}$), so their quotient stays.
     """
 
     W: Tensor

@@ -378,3 +378,18 @@ def test_grouped_heads(name, chunked):
         return [q[:1, :, :2], *one], rebuild(state, lambda x: x[:1, :1])
 
     agrees(replace(WHOLE[name], make=make), 17, torch.float32)
+
+
+def test_a_faded_memory():
+    """What it holds of one pair would be subnormal, and then 0."""
+    k = torch.zeros(1, 20, 1, 16)
+    k[:, 0] = 1
+    v = torch.randn(1, 20, 1, 16, generator=torch.Generator().manual_seed(0))
+    for faded in (-95.0, -200.0):
+        decay = torch.full((1, 20, 1), faded / 19)
+        given = [x.clone().requires_grad_() for x in (torch.ones_like(k), k, v, decay)]
+        y = ops.sum_rule(*given[:3], log_decay=given[3], implementation="triton")
+        torch.testing.assert_close(y, v[:, :1].expand_as(y))
+        _, _, dv, dl = torch.autograd.grad(y.sum(), given)
+        torch.testing.assert_close(dv[:, 0], torch.full_like(v[:, 0], 20.0))
+        torch.testing.assert_close(dl, torch.zeros_like(dl), atol=1e-3, rtol=0)

@@ -251,7 +251,9 @@ def gated_delta_rule(
       weights, $-\infty$ erases them.
     - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$
       and $z \cdot q$ (Eqs. 26-28, with the same decay for $z$ as for
-      $W$).
+      $W$). $y$ is right however far both fade; but a memory that has
+      faded by more than $e^{-80}$ since the last write counts as empty
+      for what the next key retrieves.
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`,
       `implementation`: as for `delta_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.

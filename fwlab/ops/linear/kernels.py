@@ -159,6 +159,9 @@ def forward(
             if z is not None:
                 denominator = tl.sum(query * sums[None, :], 1) * gamma
                 denominator += tl.sum(P * s[None, :], 1)
+                # A subnormal number counts as 0: see `divide`.
+                none = tl.abs(denominator) < 1.1754944e-38
+                denominator = tl.where(none, 0.0, denominator)
                 out *= reciprocal(denominator)[:, None]  # Eq. 19
                 if first == 0:
                     put_scalars(
