@@ -18,7 +18,7 @@ from tyro.conf import Positional, arg
 
 from fwlab import training
 from fwlab.data import CorpusError
-from fwlab.files import check_writable, replacing, write_json
+from fwlab.files import destination, replacing, write_json
 from fwlab.provenance import provenance
 from fwlab.training.pair import PairConfig, pair_result
 from fwlab.training.plan import describe, plan, vocabulary_size
@@ -101,9 +101,11 @@ def train_pair(
             runs/pair-RULE.
     """
     out = out or Path("runs", f"pair-{config.rule}")
-    check_writable(out)
-    result = pair_result(config, out / f"{config.rule}.safetensors")
-    write_json(out / "result.json", result | provenance(_command()))
+    weights, about = out / f"{config.rule}.safetensors", out / "result.json"
+    for path in (weights, about):
+        destination(path)
+    result = pair_result(config, weights)
+    write_json(about, result | provenance(_command()))
     print(f"right: {result['right']}, {result['seconds']:.0f} s\n{out}")
 
 
@@ -120,6 +122,7 @@ def plot(runs: Positional[tuple[Path, ...]], /, out: Path = Path("curves.svg")) 
 
     if not runs:
         raise ValueError("expected a run to plot, got none")
+    destination(out)
     figure = learning_curves({str(run): metrics(run) for run in runs})
     with replacing(out) as part:
         figure.savefig(part, format=out.suffix[1:] or "svg")
@@ -168,6 +171,7 @@ def export_web(checkpoint: Positional[Path], out: Positional[Path], /) -> None:
             mixer delta or sum.
         out: The file to write.
     """
+    destination(out)
     size = training.export_web(out, training.load(checkpoint))
     print(f"{out}: {size:,} bytes")
 
@@ -284,6 +288,8 @@ def exercises(
     else:
         if not paths:
             raise ValueError(f"expected a notebook to grade ({', '.join(EXERCISES)})")
+        if out:
+            destination(out)
         grades = []
         for path in paths:
             grades.append(grading.grade(path, seconds, cell_seconds, gib))
@@ -347,7 +353,8 @@ def reproduce(
             state = "-" if runs.read(index) is None else "finished"
             print(f"{index:4}  {state:<8}  {_values(each)}")
         return
-    check_writable(out)
+    for ending in ("json", "svg"):
+        destination(out / f"{name}.{ending}")
     if point is not None:
         if runs.read(point) is None:
             print(_values(runs.run(point)))
