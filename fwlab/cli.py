@@ -1,6 +1,5 @@
 """The command line: `fwlab info`, `train`, `train-pair`, `generate`, `export-web`, `bench`, `reproduce`."""
 
-import json
 import os
 import shlex
 import sys
@@ -347,7 +346,6 @@ def reproduce(
     experiment = EXPERIMENTS[name]
     out = out or (folder / "quick" if quick else folder)
     runs = Runs(experiment, quick, out)
-    finished = sum(runs.read(i) is not None for i in range(len(runs.points)))
     if list_points:
         for index, each in enumerate(runs.points):
             state = "-" if runs.read(index) is None else "finished"
@@ -363,6 +361,7 @@ def reproduce(
         return
     if not collect:
         total = len(runs.points)
+        finished = sum(runs.read(i) is not None for i in range(total))
         varied = [
             name
             for name, value in runs.points[0].items()
@@ -390,17 +389,16 @@ def _values(point: dict, *names: str) -> str:
 
 def _state(experiment: "Experiment", folder: Path) -> str:
     """What the results in a folder say, and how many points they have."""
-    from fwlab.experiments import verdict
+    from fwlab.experiments import results, verdict
 
-    path = folder / f"{experiment.name}.json"
-    if not path.exists():
+    try:
+        found = results(experiment, folder)
+    except ValueError as error:
+        return str(error)
+    if found is None:
         return "not yet run"
-    results = json.loads(path.read_text("utf-8"))
-    points = results["points"]
-    return (
-        f"{verdict(experiment.claims(points))} "
-        f"({len(points)} of {results['grid']} points)"
-    )
+    points = found["points"]
+    return f"{verdict(experiment.claims(points))} ({len(points)} of {found['grid']} points)"
 
 
 def _command() -> str:
