@@ -64,7 +64,9 @@ def destination(path: Path) -> Path:
         if kind != "-":
             raise OSError(f"expected {path} to be a file, got a {OTHERS[kind]}")
         if not os.access(path, os.W_OK):
-            raise PermissionError(f"expected to be allowed to write to {path}")
+            raise PermissionError(
+                f"expected {path} to be writable, got a read-only file"
+            )
     target = Path(os.path.realpath(path))
     check_writable(target.parent)
     return target
