@@ -7,6 +7,8 @@ def main() -> None:
     """Run `fwlab`, if the packages of the extra "train" are installed."""
     try:
         from fwlab.cli import main as run
+
+        run()
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("fwlab"):
             raise
@@ -16,7 +18,6 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The command line: `fwlab info`, `train`, `train-pair`, `generate`, `export-web`, `bench`, `reproduce`."""
 
-import json
 import os
 import shlex
 import sys
@@ -18,7 +17,7 @@ from tyro.conf import Positional, arg
 
 from fwlab import training
 from fwlab.data import CorpusError
-from fwlab.files import check_writable, replacing, write_json
+from fwlab.files import destination, replacing, write_json
 from fwlab.provenance import provenance
 from fwlab.training.pair import PairConfig, pair_result
 from fwlab.training.plan import describe, plan, vocabulary_size
@@ -101,9 +100,11 @@ def train_pair(
             runs/pair-RULE.
     """
     out = out or Path("runs", f"pair-{config.rule}")
-    check_writable(out)
-    result = pair_result(config, out / f"{config.rule}.safetensors")
-    write_json(out / "result.json", result | provenance(_command()))
+    weights, about = out / f"{config.rule}.safetensors", out / "result.json"
+    for path in (weights, about):
+        destination(path)
+    result = pair_result(config, weights)
+    write_json(about, result | provenance(_command()))
     print(f"right: {result['right']}, {result['seconds']:.0f} s\n{out}")
 
 
@@ -120,6 +121,7 @@ def plot(runs: Positional[tuple[Path, ...]], /, out: Path = Path("curves.svg")) 
 
     if not runs:
         raise ValueError("expected a run to plot, got none")
+    destination(out)
     figure = learning_curves({str(run): metrics(run) for run in runs})
     with replacing(out) as part:
         figure.savefig(part, format=out.suffix[1:] or "svg")
@@ -168,6 +170,7 @@ def export_web(checkpoint: Positional[Path], out: Positional[Path], /) -> None:
             mixer delta or sum.
         out: The file to write.
     """
+    destination(out)
     size = training.export_web(out, training.load(checkpoint))
     print(f"{out}: {size:,} bytes")
 
@@ -284,6 +287,8 @@ def exercises(
     else:
         if not paths:
             raise ValueError(f"expected a notebook to grade ({', '.join(EXERCISES)})")
+        if out:
+            destination(out)
         grades = []
         for path in paths:
             grades.append(grading.grade(path, seconds, cell_seconds, gib))
@@ -341,13 +346,13 @@ def reproduce(
     experiment = EXPERIMENTS[name]
     out = out or (folder / "quick" if quick else folder)
     runs = Runs(experiment, quick, out)
-    finished = sum(runs.read(i) is not None for i in range(len(runs.points)))
     if list_points:
         for index, each in enumerate(runs.points):
             state = "-" if runs.read(index) is None else "finished"
             print(f"{index:4}  {state:<8}  {_values(each)}")
         return
-    check_writable(out)
+    for ending in ("json", "svg"):
+        destination(out / f"{name}.{ending}")
     if point is not None:
         if runs.read(point) is None:
             print(_values(runs.run(point)))
@@ -356,6 +361,7 @@ def reproduce(
         return
     if not collect:
         total = len(runs.points)
+        finished = sum(runs.read(i) is not None for i in range(total))
         varied = [
             name
             for name, value in runs.points[0].items()
@@ -383,17 +389,16 @@ def _values(point: dict, *names: str) -> str:
 
 def _state(experiment: "Experiment", folder: Path) -> str:
     """What the results in a folder say, and how many points they have."""
-    from fwlab.experiments import verdict
+    from fwlab.experiments import results, verdict
 
-    path = folder / f"{experiment.name}.json"
-    if not path.exists():
+    try:
+        found = results(experiment, folder)
+    except ValueError as error:
+        return str(error)
+    if found is None:
         return "not yet run"
-    results = json.loads(path.read_text("utf-8"))
-    points = results["points"]
-    return (
-        f"{verdict(experiment.claims(points))} "
-        f"({len(points)} of {results['grid']} points)"
-    )
+    points = found["points"]
+    return f"{verdict(experiment.claims(points))} ({len(points)} of {found['grid']} points)"
 
 
 def _command() -> str:

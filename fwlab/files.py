@@ -1,37 +1,92 @@
 """Writing files completely or not at all."""
 
+import contextlib
 import json
 import os
+import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+#: What is no file to write to, by the letters of `ls -l`.
+OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; after the block it replaces `path`.
+    """Yield a temporary path; after the block it replaces the file at `path`.
 
-    Readers see the old file or the new one, other writers do not
-    interfere, and nothing is left behind if the block fails.
+    Readers see the old file or the new one, also after a power failure;
+    other writers do not interfere, and nothing is left behind if the block
+    fails. A symbolic link stays, and the file it points to is replaced. A
+    file keeps its mode; a new one has that of the umask.
+
+    - Raises what `destination` raises.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
+    target = destination(path)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    # What is not for others is not for them while it is written, either.
+    part.touch(0o600 if target.exists() else 0o666, exist_ok=False)
     try:
+        mode = (target if target.exists() else part).stat().st_mode
         yield part
-        part.chmod(0o644)
-        os.replace(part, path)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.chmod(stat.S_IMODE(mode))
+        os.replace(part, target)
+    except OSError as error:
+        if error.errno and not error.filename:  # as for a disk that is full
+            error.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not every system opens a folder
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def destination(path: Path) -> Path:
+    """The file that writing to `path` replaces or makes, behind all links.
+
+    Its folder is made. A command that takes minutes asks at its start.
+
+    - Raises `OSError` if a file cannot be written there: something else is
+      there, such as a device or a folder, or a file that is read-only.
+    """
+    with contextlib.suppress(FileNotFoundError):  # nothing, or a link to nothing
+        kind = stat.filemode(path.stat().st_mode)[0]
+        if kind != "-":
+            raise OSError(f"expected {path} to be a file, got a {OTHERS[kind]}")
+        if not os.access(path, os.W_OK):
+            raise PermissionError(
+                f"expected {path} to be writable, got a read-only file"
+            )
+    target = Path(os.path.realpath(path))
+    check_writable(target.parent)
+    return target
 
 
 def write_json(path: Path, data: Any) -> None:
     """Write plain data as JSON for people to read."""
     with replacing(path) as part:
         part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Load plain data.
+
+    - Raises `ValueError`, which names the file, if it is no JSON.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: no JSON ({error})") from None
 
 
 def check_writable(folder: Path) -> None:

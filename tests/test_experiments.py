@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,12 +24,15 @@ from fwlab.experiments import (
     aft_stability,
     capacity,
     favor_underflow,
+    results,
     reversal,
     state_tracking,
     verdict,
 )
 from fwlab.experiments.experiment import Claim, medians
 from fwlab.experiments.retrieval import Retriever, feature_map, loss, train
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # --- The task -----------------------------------------------------------
 
@@ -192,6 +196,91 @@ def test_a_grid_can_be_run_in_parts(tmp_path):
     changed = replace(drawn, points=lambda quick: [{**p, "S": 5} for p in tiny(quick)])
     Runs(changed, True, tmp_path).run(1)
     assert len(Runs(changed, True, tmp_path).collect()["points"]) == 1
+
+
+SMALL = replace(
+    TINY,
+    run=lambda point: {"loss": 0.5},
+    claims=lambda points: [Claim("", "", "", max(p["loss"] for p in points) < 1)],
+    draw=lambda points: Figure(),
+)
+#: What a disk or a person may leave of a file.
+DAMAGE = ["", "\0", "[1]", "{}", "3", "null", '{"point": {', "[" * 10**5]
+DAMAGE += ['{"point": 3, "run": {}}', '{"points": [{"S": 2}], "runs": [], "grid": 4}']
+
+
+def edit(path, change):
+    """Change a file of a point, or of results, by hand.
+
+    - `change`: gets all of it, and a point.
+    """
+    data = json.loads(path.read_text("utf-8"))
+    change(data, data["point"] if "point" in data else data["points"][0])
+    path.write_text(json.dumps(data), "utf-8")
+
+
+def damaged(path):
+    """Damage a file in one way after the other."""
+    text = path.read_text("utf-8")
+    for damage in (*DAMAGE, text[: len(text) // 2]):
+        path.write_text(damage, "utf-8")
+        yield
+    for change in (
+        lambda data, point: point.update(loss=0.25),
+        lambda data, point: (data.pop("sha256"), point.pop("loss")),
+        lambda data, point: (data.pop("sha256"), point.update(seconds="1")),
+    ):
+        path.write_text(text, "utf-8")
+        edit(path, change)
+        yield
+    path.write_text(text, "utf-8")
+    edit(path, lambda data, point: data.pop("sha256"))  # as older versions wrote it
+
+
+def test_a_damaged_point_runs_again(tmp_path):
+    runs = Runs(SMALL, True, tmp_path)
+    point, path = runs.run(1), runs.folder / "0001.json"
+    for _ in damaged(path):
+        with pytest.warns(UserWarning, match=f"^{path} is damaged: .* run again$"):
+            assert runs.read(1) is None
+    assert runs.read(1)["point"] == point
+
+
+def test_damaged_results_are_named(tmp_path):
+    """They stay as they are, if points would be lost otherwise."""
+    runs, path = Runs(SMALL, True, tmp_path), tmp_path / "tiny.json"
+    runs.run(0), runs.run(2)
+    collected = runs.collect()
+    (runs.folder / "0000.json").unlink()
+    for _ in damaged(path):
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match=f"^{path} is damaged: .* move it away"):
+            runs.collect()
+        assert path.read_bytes() == before
+    assert runs.collect() == collected
+    path.rename(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="not what fwlab reproduce other writes"):
+        results(replace(SMALL, name="other"), tmp_path)
+    for index in (0, 1, 3):
+        runs.run(index)
+    path.write_text("[1]")  # it has nothing that the points do not have
+    assert len(runs.collect()["points"]) == 4
+
+
+def test_damaged_results_hide_no_others(tmp_path, monkeypatch):
+    folder = tmp_path / "docs" / "results"
+    shutil.copytree(ROOT / "docs" / "results", folder)
+    monkeypatch.chdir(tmp_path)
+    _, whole, _ = fwlab("reproduce")
+    assert "damaged" not in whole
+    bad = [Path("docs", "results", "capacity.json"), *Path("docs").rglob("aft.json")]
+    for path in bad:
+        path.write_text("[1]")
+    code, text, _ = fwlab("reproduce")
+    assert code == 0
+    changed = {*text.splitlines()} - {*whole.splitlines()}
+    assert {line.split()[1] for line in changed} == {str(path) for path in bad}
+    assert len(text.splitlines()) == len(whole.splitlines())
 
 
 def test_the_same_seed_gives_the_same_point():

@@ -1,6 +1,7 @@
 """The structure of the package: which file may import which."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -85,6 +86,15 @@ def test_core_needs_only_the_core():
         "fwlab.data.corpus('python')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_training_says_which_extra_it_needs(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("fwlab.training")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    said = r'training needs the package safetensors: pip install "fwlab\[train\]"$'
+    with pytest.raises(ModuleNotFoundError, match=said):
+        importlib.import_module("fwlab.training")
 
 
 def loaded(code):

@@ -4,14 +4,13 @@
 `index` is a table of all claims. What was not run is not drawn.
 """
 
-import json
 import re
 
 import plots
 from repository import ROOT
 from templates import render
 
-from fwlab.experiments import EXPERIMENTS, Experiment, verdict
+from fwlab.experiments import EXPERIMENTS, Experiment, results, verdict
 
 RESULTS = ROOT / "docs" / "results"
 MARK = re.compile(r"<!-- reproduce: (\S+) ?(\S*) -->")
@@ -72,5 +71,4 @@ def _figure(experiment: Experiment, version: str, results: dict, claims) -> str:
 
 
 def _read(experiment: Experiment, version: str) -> dict | None:
-    path = VERSIONS[version] / f"{experiment.name}.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else None
+    return results(experiment, VERSIONS[version])

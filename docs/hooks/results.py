@@ -5,7 +5,6 @@ here reads the values of a table, and docs/templates/results/TABLE.html lays
 them out. A section whose files are missing is left out.
 """
 
-import json
 import re
 from itertools import groupby
 
@@ -14,6 +13,7 @@ from repository import ROOT
 from templates import TEMPLATES, render
 
 from fwlab.bench import lengths
+from fwlab.files import read_json
 from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
@@ -259,7 +259,7 @@ def _mixer(run: dict) -> str:
 
 def _read(name: str) -> dict | None:
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else None
+    return read_json(path) if path.exists() else None
 
 
 def _case(row: dict) -> tuple[str, dict]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fwlab.files import check_writable, write_json
+from fwlab.files import destination, write_json
 from fwlab.provenance import provenance
 
 
@@ -22,7 +22,7 @@ def main(measure: Callable[[], dict[str, Any]], out: Path | None, command: str) 
     - `measure`: prints its tables, and returns them as plain values.
     """
     if out is not None:
-        check_writable(out.parent)
+        destination(out)
     source = provenance(command)
     print(
         f"float32; torch {source['torch']}, {source['threads']} threads, "

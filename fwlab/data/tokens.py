@@ -87,7 +87,7 @@ def token_file(
             file.seek(0)
             file.write(_HEADER.pack(_FORMAT, made_of, borders[-1], len(borders)))
     except OSError as error:
-        why = (error.strerror or type(error).__name__).lower()
+        why = error.strerror.lower() if error.strerror else str(error)
         raise CorpusError(f"cannot write the token file {path}: {why}") from None
     made = _map(path, made_of, dtype)
     if made is None:

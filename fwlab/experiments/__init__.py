@@ -18,7 +18,7 @@ from fwlab.experiments import (
     translation,
 )
 from fwlab.experiments.experiment import Claim, Experiment, Point, verdict
-from fwlab.experiments.runs import Runs
+from fwlab.experiments.runs import Runs, results
 
 #: All experiments by name.
 EXPERIMENTS = {
@@ -42,4 +42,4 @@ EXPERIMENTS = {
     )
 }
 
-__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Point", "Runs", "verdict"]
+__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Point", "Runs", "results", "verdict"]

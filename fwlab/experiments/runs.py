@@ -1,16 +1,19 @@
 """Running the points of an experiment, in any number of processes.
 
 Each finished point is a file of its own, so a run that is stopped, in any
-way, continues where it was, and several machines can share a folder.
+way, continues where it was, and several machines can share a folder. Points
+and results have a checksum, except those of older versions.
 """
 
+import hashlib
 import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator
+import warnings
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import torch
 
 from fwlab import plots
 from fwlab.experiments.experiment import Experiment, Point
-from fwlab.files import replacing, write_json
+from fwlab.files import destination, read_json, replacing, write_json
 from fwlab.provenance import provenance
 
 
@@ -41,11 +44,16 @@ class Runs:
     def read(self, index: int) -> dict[str, Any] | None:
         """A finished point with its provenance; None = not finished.
 
-        A point whose settings have changed since is not finished.
+        A point whose settings have changed since is not finished. Nor is one
+        whose file is damaged: a warning says so.
         """
+        path = self._path(index)
+        if not path.is_file():
+            return None
         try:
-            saved = json.loads(self._path(index).read_text("utf-8"))
-        except FileNotFoundError:
+            saved = _sound(path, self.experiment, lambda saved: [_point(saved)])
+        except ValueError as error:
+            warnings.warn(f"{error}; its point has to run again", stacklevel=1)
             return None
         return saved if self._is(index, saved["point"]) else None
 
@@ -60,6 +68,7 @@ class Runs:
             raise ValueError(
                 f"expected a point from 0 to {len(self.points) - 1}, got {index}"
             )
+        path = destination(self._path(index))
         torch.set_num_threads(1)
         # Before the point runs: the source may change while it does.
         made_by = made_by or self._provenance()
@@ -68,7 +77,7 @@ class Runs:
         point = {**point, **self.experiment.run(point)}
         point["seconds"] = round(time.perf_counter() - start, 3)
         point["cpu_seconds"] = round(time.process_time() - start_cpu, 3)
-        write_json(self._path(index), {"point": point, "run": made_by})
+        write_json(path, _sealed({"point": point, "run": made_by}))
         return point
 
     def run_all(self, jobs: int) -> Generator[Point, None, None]:
@@ -97,10 +106,11 @@ class Runs:
         in the folder says of them, so that a grid can be run in parts.
 
         - Returns the results.
-        - Raises `ValueError` if no point is finished.
+        - Raises `ValueError` if no point is finished, or if points are missing
+          and the earlier file is damaged.
         """
         finished = {i: s for i in range(len(self.points)) if (s := self.read(i))}
-        if finished:
+        if 0 < len(finished) < len(self.points):
             finished = self._earlier() | finished
         saved = [each for _, each in sorted(finished.items())]
         if not saved:
@@ -114,7 +124,7 @@ class Runs:
             if each["run"] not in runs:
                 runs.append(each["run"])
             points.append({**each["point"], "run": runs.index(each["run"])})
-        results = {
+        collected = {
             "experiment": self.experiment.name,
             "quick": self.quick,
             "grid": len(self.points),
@@ -122,24 +132,25 @@ class Runs:
             "runs": runs,
             "points": points,
         }
+        collected = _sealed(collected)
         name = self.experiment.name
         with replacing(self.out / f"{name}.json") as part:
-            part.write_text(_one_line_each(results), encoding="utf-8")
+            part.write_text(_one_line_each(collected), encoding="utf-8")
         with mpl.rc_context(), replacing(self.out / f"{name}.svg") as part:
             plots.style()
             figure = self.experiment.draw(points)
             figure.savefig(part, format="svg", metadata={"Date": None})
-        return results
+        return collected
 
     def _earlier(self) -> dict[int, dict[str, Any]]:
         """Points of an earlier results file, as `read` returns them."""
-        path = self.out / f"{self.experiment.name}.json"
-        if not path.exists():
-            return {}
-        results = json.loads(path.read_text("utf-8"))
+        try:
+            earlier = results(self.experiment, self.out) or {"points": []}
+        except ValueError as error:
+            raise ValueError(f"{error}; move it away to collect without it") from None
         found = {}
-        for point in results["points"]:
-            run = results["runs"][point.pop("run")]
+        for point in earlier["points"]:
+            run = earlier["runs"][point.pop("run")]
             for index in range(len(self.points)):
                 if self._is(index, point):
                     found[index] = {"point": point, "run": run}
@@ -157,6 +168,65 @@ class Runs:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:04}.json"
+
+
+def results(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
+    """What `Runs.collect` has written to a folder; None = nothing yet.
+
+    - Raises `ValueError`, which names the file, if it is damaged.
+    """
+    path = folder / f"{experiment.name}.json"
+    if not path.is_file():
+        return None
+    return _sound(path, experiment, lambda found: _points(found, experiment.name))
+
+
+def _sealed(data: dict[str, Any]) -> dict[str, Any]:
+    """Plain data with its checksum."""
+    return {**data, "sha256": _checksum(data)}
+
+
+def _checksum(data: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _sound(
+    path: Path, experiment: Experiment, points: Callable[[Any], list[Point]]
+) -> dict[str, Any]:
+    """Load what `_sealed` has made.
+
+    - `points`: the points of the data, which can be anything.
+    - Raises `ValueError`, which names the file, if it is damaged.
+    """
+    data = read_json(path)
+    try:
+        checksum = data.pop("sha256", None)
+        found = points(data)
+        if checksum is None:  # of an older version: is all there that is needed?
+            experiment.claims(found)
+    except Exception:
+        raise ValueError(
+            f"{path} is damaged: not what fwlab reproduce {experiment.name} writes"
+        ) from None
+    if checksum not in (None, _checksum(data)):
+        raise ValueError(f"{path} is damaged: its checksum does not match")
+    return data
+
+
+def _point(saved: dict[str, Any]) -> Point:
+    """A point with its provenance."""
+    point, run = saved["point"], saved["run"]
+    return {**point, "seconds": point["seconds"] + 0.0, "run": {**run}}
+
+
+def _points(collected: dict[str, Any], name: str) -> list[Point]:
+    if collected["experiment"] != name or collected["grid"] < 1:
+        raise ValueError
+    runs = collected["runs"]
+    return [
+        _point({"point": point, "run": runs[point["run"]]})
+        for point in collected["points"]
+    ]
 
 
 def _run(

@@ -1,11 +1,19 @@
 """Training a language model: configuration, loop, checkpoints."""
 
-from fwlab.training.checkpoint import Checkpoint, CheckpointError, load, save
-from fwlab.training.config import Config
-from fwlab.training.loop import Progress, Trainer
-from fwlab.training.memory import PeakMemory
-from fwlab.training.watch import watch
-from fwlab.training.web import WEB_MIXERS, export_web
+try:
+    from fwlab.training.checkpoint import Checkpoint, CheckpointError, load, save
+    from fwlab.training.config import Config
+    from fwlab.training.loop import Progress, Trainer
+    from fwlab.training.memory import PeakMemory
+    from fwlab.training.watch import watch
+    from fwlab.training.web import WEB_MIXERS, export_web
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("fwlab"):
+        raise
+    raise ModuleNotFoundError(
+        f'training needs the package {error.name}: pip install "fwlab[train]"',
+        name=error.name,
+    ) from None
 
 __all__ = [
     "Checkpoint",

@@ -27,7 +27,7 @@ from fwlab.bench.gpu.cases import CASES, FLA, QUICK
 from fwlab.bench.gpu.measure import ROUNDS
 from fwlab.bench.gpu.problems import LIMITS, PROBLEMS
 from fwlab.bench.gpu.processes import COMMAND, Row, Worker, do_all
-from fwlab.files import check_writable, write_json
+from fwlab.files import destination, write_json
 from fwlab.ops import compiler, measured
 from fwlab.provenance import provenance
 
@@ -66,7 +66,7 @@ def main(
     path = measured.written(about["slug"]) if out is None else out
     if dry_run and out is None:
         path = Path(tempfile.mkdtemp(prefix="fwlab-bench-")) / path.name
-    check_writable(path.parent)
+    destination(path)
     run = Run(path, command, about, quick, dry_run)
     run.check()
     if not dry_run:
