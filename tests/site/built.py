@@ -26,20 +26,40 @@ def some(all_, *usual: str) -> list:
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, and what can be linked to."""
+    """What a page links to, what it loads and runs, and what can be linked to.
+
+    `first` are its first four tags, `inline` the scripts inside the page, and
+    `handlers` the attributes that would be scripts, too.
+    """
 
     def __init__(self, path: Path):
         super().__init__()
         self.links: list[str] = []
         self.loads: list[str] = []
         self.ids: list[str] = []
+        self.first: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: list[str] = []
+        self.inside = False
+        self.handlers: list[str] = []
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
+        self.first = [*self.first, (tag, attributes)][:4]
+        if tag == "script" and not {"src", "type"} & attributes.keys():
+            self.inline.append("")
+            self.inside = True
+        self.handlers += [name for name in attributes if name.startswith("on")]
         if "id" in attributes:
             self.ids.append(attributes["id"])
         if tag == "a" and attributes.get("href"):
             self.links.append(attributes["href"])
         elif target := attributes.get("src") or attributes.get("href"):
             self.loads.append(target)
+
+    def handle_data(self, data):
+        if self.inside:
+            self.inline[-1] += data
+
+    def handle_endtag(self, tag):
+        self.inside = False
