@@ -4,7 +4,7 @@ import base64
 import hashlib
 
 import pytest
-from built import PATIENCE, Page
+from built import PATIENCE, Page, until
 
 OTHER = "https://example.invalid/"
 #: What a script could try that came into a page somehow, and what is refused.
@@ -74,7 +74,7 @@ def test_what_a_page_does_not_need_is_refused(browser, site, address, disk):
     tab.goto((f"{site.as_uri()}/" if disk else address) + "index.html")
     assert said == []
     tab.evaluate(TRIES, OTHER)
-    tab.wait_for_function("(all) => all.every((one) => refused.has(one))", arg=REFUSED)
+    until(tab, "(all) => all.every((one) => refused.has(one))", REFUSED)
     assert tab.evaluate("globalThis.ran") is None
     assert {kind for kind, _ in said} == {"error"}
     assert all("Content Security Policy" in text for _, text in said)
