@@ -26,7 +26,6 @@ ASSETS = {
             "ibm-plex-mono/files/ibm-plex-mono-latin-600-normal.woff2",
         ],
     ),
-    "assets/iframe-worker": (MODULES / "iframe-worker" / "shim", ["index.js"]),
 }
 
 

@@ -1,9 +1,9 @@
 """Download what the site needs from npm into .cache/npm, once.
 
-The typefaces come from there; KaTeX typesets the formulas; a small shim makes
-search work on pages opened from disk; axe-core finds barriers for readers, in
-the tests. Versions and hashes are in docs/package.json and docs/package-lock.json. If Node is not
-installed, it comes from a Python wheel.
+The typefaces come from there; KaTeX typesets the formulas; axe-core finds
+barriers for readers, in the tests. Versions and hashes are in docs/package.json
+and docs/package-lock.json. If Node is not installed, it comes from a Python
+wheel.
 """
 
 import importlib.util

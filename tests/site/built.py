@@ -2,6 +2,7 @@
 several, so that nobody can tell which of them an import finds.
 """
 
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -25,21 +26,53 @@ def some(all_, *usual: str) -> list:
     return [each if each in usual else pytest.param(each, marks=slow) for each in all_]
 
 
+def until(tab, condition: str, given=None) -> None:
+    """Wait until an expression, or a function of what is given, is true in a page.
+
+    Playwright's own `wait_for_function` evaluates a text inside the page, again
+    and again, which the policy of the page forbids.
+    """
+    end = time.monotonic() + PATIENCE / 1000
+    while not tab.evaluate(condition, given):
+        assert time.monotonic() < end, f"this did not become true: {condition}"
+        tab.wait_for_timeout(10)
+
+
 class Page(HTMLParser):
-    """What a page links to, what it loads, and what can be linked to."""
+    """What a page links to, what it loads and runs, and what can be linked to.
+
+    `first` are its first four tags, `inline` the scripts inside the page, and
+    `handlers` the attributes that would be scripts, too.
+    """
 
     def __init__(self, path: Path):
         super().__init__()
         self.links: list[str] = []
         self.loads: list[str] = []
         self.ids: list[str] = []
+        self.first: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: list[str] = []
+        self.inside = False
+        self.handlers: list[str] = []
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
+        self.first = [*self.first, (tag, attributes)][:4]
+        if tag == "script" and not {"src", "type"} & attributes.keys():
+            self.inline.append("")
+            self.inside = True
+        self.handlers += [name for name in attributes if name.startswith("on")]
         if "id" in attributes:
             self.ids.append(attributes["id"])
         if tag == "a" and attributes.get("href"):
             self.links.append(attributes["href"])
         elif target := attributes.get("src") or attributes.get("href"):
             self.loads.append(target)
+
+    def handle_data(self, data):
+        if self.inside:
+            self.inline[-1] += data
+
+    def handle_endtag(self, tag):
+        self.inside = False

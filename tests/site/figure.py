@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import keep_figures
 import pytest
-from built import OPENED, PATIENCE
+from built import OPENED, PATIENCE, until
 
 #: In a page, a figure as it came, and its script once more.
 ANEW = """async (name) => {
@@ -148,12 +148,13 @@ class Figure:
         mouse.up()
 
     def until(self, expression: str):
-        self.tab.wait_for_function(
+        until(
+            self.tab,
             f"""(name) => {{
               const root = document.getElementById(`figure-${{name}}`);
               {SHORT} return {expression};
             }}""",
-            arg=self.name,
+            self.name,
         )
 
     def until_it_says(self, text: str):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from built import ROOT, some
+from built import ROOT, some, until
 from test_build import MODULES, PACKAGE
 from test_pages import RAW, RED, WIDTH
 
@@ -285,10 +285,11 @@ def test_a_list_of_functions_stands_beside(look, page):
     box, place = heading_of(tab, last).bounding_box(), lists.first.bounding_box()
     assert 40 <= box["y"] < 900
     assert place["x"] + place["width"] <= boxes(tab, shown(tab)[0])[0]["x"]
-    tab.wait_for_function(
+    until(
+        tab,
         """(name) => [...document.querySelectorAll(".map [aria-current]")]
           .some((e) => e.textContent === name)""",
-        arg=last.inner_text(),
+        last.inner_text(),
     )
     current = lists.last.locator("[aria-current]").bounding_box()
     assert 0 <= current["y"] < 900
@@ -308,16 +309,18 @@ def test_a_file_alone_has_a_list_of_its_functions(look, name):
         # with it the list, while it presses.
         link.press("Enter")
         heading = heading_of(tab, link)
-        tab.wait_for_function(
+        until(
+            tab,
             """(e) => e.getBoundingClientRect().y >= 40
               && e.getBoundingClientRect().y < 900""",
-            arg=heading.element_handle(),
+            heading.element_handle(),
         )
         # A short one is at the top of the window, and the next one is read.
-        tab.wait_for_function(
+        until(
+            tab,
             """link => [link, link.nextElementSibling]
               .some((e) => e?.hasAttribute("aria-current"))""",
-            arg=link.element_handle(),
+            link.element_handle(),
         )
         assert tab.locator(".map [aria-current]").count() == 1
         place = link.bounding_box()
@@ -395,7 +398,7 @@ def test_columns_are_aligned_by_equation(look, operation):
         # Exactly, where the left column is long enough.
         aligned = "Math.abs(top(right) - top(left)) < 2"
         marked = "row(right).classList.contains('pair')"
-        tab.wait_for_function(f"{ROWS} return {aligned} && {marked}; }}", arg=both)
+        until(tab, f"{ROWS} return {aligned} && {marked}; }}", both)
         (link,) = tab.locator(".functions[data-version=naive] [aria-current]").all()
         assert link.inner_text() == twin
 
@@ -405,19 +408,19 @@ def test_the_left_column_can_be_moved(look):
     tab = look("annotated/delta.html", width=1280)
     tab.locator("#chunked-error_correcting").evaluate("e => e.scrollIntoView()")
     place = "() => document.querySelector('.column-naive').scrollTop"
-    tab.wait_for_function(f"({place})() > 500")
+    until(tab, f"({place})() > 500")
     tab.locator(".column-naive").hover()
     before = tab.evaluate(place)
     tab.mouse.wheel(0, -300)
-    tab.wait_for_function(f"(before) => ({place})() < before", arg=before)
+    until(tab, f"(before) => ({place})() < before", before)
     moved, y = tab.evaluate(place), tab.evaluate("scrollY")
     tab.evaluate("scrollBy(0, 20)")
-    tab.wait_for_function("(y) => scrollY === y + 20", arg=y)
+    until(tab, "(y) => scrollY === y + 20", y)
     tab.evaluate("new Promise(requestAnimationFrame)")
     assert tab.evaluate(place) <= moved
     other = tab.locator("#chunked-normalized_error_correcting")
     other.evaluate("e => e.scrollIntoView()")
-    tab.wait_for_function(f"(before) => ({place})() > before", arg=before)
+    until(tab, f"(before) => ({place})() > before", before)
 
 
 # Step by step

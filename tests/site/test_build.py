@@ -80,7 +80,10 @@ def test_serve_follows_changes(site, tmp_path):
             path = urlsplit(current().site).path or "/"
             page = f"http://{address}{path}annotated/equations.html"
             # The page asks to be told when it has changed.
-            assert "livereload" in _wait_for(server, page, "Equations of the papers")
+            html = _wait_for(server, page, "Equations of the papers")
+            assert "livereload" in html
+            (scripts,) = re.findall("script-src [^;]*", html)
+            assert scripts == "script-src 'self' file: 'unsafe-inline'"
             file = copy / "fwlab" / "ops" / "delta" / "naive.py"
             text = file.read_text("utf-8")
             assert text.count("# Eq. 20") == 1

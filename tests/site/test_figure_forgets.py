@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlencode
 
 import pytest
 import torch
+from built import until
 
 from fwlab import ops
 
@@ -267,7 +268,7 @@ def test_address_carries_the_setting(fresh, figure):
         **{"text": text, "width": "8", "beta": "0.35"},
         **{"decay": "0.73", "draw": "2"},
     }
-    tab.wait_for_function("location.hash.endsWith('draw=2')")
+    until(tab, "location.hash.endsWith('draw=2')")
     assert fragment(tab) == wanted
     assert asked == []  # of no server
     before, table = state(figure), figure.root.inner_text()

@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 from browser import served
-from built import ROOT
+from built import ROOT, until
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -266,7 +266,7 @@ def test_a_wide_page_has_tables(look):
     tab.set_viewport_size({"width": 390, "height": 844})
     tab.locator("[data-rows]").first.wait_for()
     tab.set_viewport_size({"width": 1440, "height": 844})
-    tab.wait_for_function("!document.querySelector('[data-rows]')")
+    until(tab, "!document.querySelector('[data-rows]')")
 
 
 def test_pages_are_light(look, site, pages):
@@ -316,7 +316,7 @@ def test_first_formula_is_seen_soon(browser, address):
             }).observe(document, { childList: true, subtree: true });"""
         )
         tab.goto(address + "index.html")
-        tab.wait_for_function("globalThis.seen !== undefined")
+        until(tab, "globalThis.seen !== undefined")
         times.append(tab.evaluate("seen"))
         context.close()
     assert min(times) < 1000
@@ -448,7 +448,7 @@ def test_page_that_is_not_there(browser, site, tmp_path):
     with served(tmp_path) as root:
         tab = browser.new_page()
         tab.goto(f"{root}folder/notebooks/old/404.html")
-        tab.wait_for_function("document.links[0].href.endsWith('/folder/index.html')")
+        until(tab, "document.links[0].href.endsWith('/folder/index.html')")
         tab.evaluate(AXE.read_text("utf-8"))
         assert tab.evaluate(RULES, ALL) == []
         links = tab.evaluate("[...document.links].map((link) => link.href)")

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from built import some
+from built import some, until
 from test_figures import NAMES, started
 
 #: By figure, what of its state each handle moves.
@@ -48,7 +48,7 @@ def swipe(tab, element) -> None:
     top = tab.evaluate("scrollY")
     x, y = middle(element.bounding_box())
     slide(tab, (x, y), (x, y - 200))
-    tab.wait_for_function("(top) => scrollY > top", arg=top)
+    until(tab, "(top) => scrollY > top", top)
 
 
 def middle(box: dict) -> tuple[float, float]:
