@@ -69,8 +69,12 @@ def remembered(rule, implementation, faded):
     given += [torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1)]
     for x in given:
         x.requires_grad_()
-    y, _ = called(rule, implementation, *given)
+    y, state = called(rule, implementation, *given)
     torch.testing.assert_close(y, torch.full_like(y, 3.0))
+    # Nothing more is written, and it fades as far again.
+    nothing = [given[0], 0 * k, v, 0 * strength, given[4], *state]
+    later, _ = called(rule, implementation, *nothing)
+    torch.testing.assert_close(later, y)
     dq, dk, dv, db, dl, *_ = torch.autograd.grad(y.sum(), given, allow_unused=True)
     torch.testing.assert_close(dv.flatten(), torch.tensor([5.0, 0, 0, 0, 0]))
     for each in (dq, dk[:, 0], dl):
