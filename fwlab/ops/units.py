@@ -68,13 +68,12 @@ def in_range(
         limits, kept = torch.finfo(z.dtype), m[:, :-1] - m[:, 1:]
         if log_decay is not None:
             kept = log_decay + kept
-        units = (-m).exp().to(z.dtype)[..., None]
+        units = (-m).exp().clamp(max=limits.max).to(z.dtype)[..., None]
         start, each = units[:, 0], units[:, 1:]
         # What is not written needs no unit; only its gradient has one,
         # and could be beyond all numbers.
-        none = (size == 0)[..., None]
-        few = each.clamp(max=limits.max**0.75)
-        each = torch.where(none, few, each.clamp(max=limits.max))
+        none, few = (size == 0)[..., None], limits.max**0.75
+        each = torch.where(none, each.clamp(max=few), each)
         y, W, z = compute(
             k=(k * each).to(k.dtype),
             W=start[..., None] * W,
