@@ -16,6 +16,12 @@ def _torch(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float = 1.0
 ) -> Tensor:
     """PyTorch's own; `k` and `v` may have fewer heads than `q`."""
+    # Its causal form is NaN unless the scale is above 0 in float32. A
+    # change of sign is exact in any precision.
+    if scale < 0:
+        q, scale = -q, -scale
+    if scale < torch.finfo(torch.float32).tiny:
+        q, scale = q * scale, 1.0
     # A whole sequence without masked keys does not need a mask.
     rows, columns = visible.shape[-2:]
     causal = visible.dim() == 2 and bool(rows == columns)
