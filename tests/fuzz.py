@@ -1,354 +1,96 @@
-"""Random problems for every operation, compared with loops from the papers.
+"""Random problems for every operation, compared with the loops of `loops.py`.
 
     python tests/fuzz.py [--seed 20260101] [--cases 2000]
     python tests/fuzz.py --case "op=delta_rule time=33 seed=7"
 
-The loops below are in float64, step by step, one line per equation, and share
-nothing with fwlab. A case is a row of options: the operation, its implementation,
-shapes, precision, masks, packed documents, cuts, storage, which inputs need
-gradients. Outputs, states and gradients are compared. A case that fails is made
-simpler, one option at a time, as long as it still fails; what is printed last
-repeats it. The seed is the date unless it is given, so that every night has cases of
-its own.
+A case is a row of options: the operation, its implementation, shapes, precision, masks,
+packed documents, cuts, storage, which inputs need gradients. Outputs, states and
+gradients are compared. A case that fails is made simpler, one option at a time, as long
+as it still fails; the line that is printed repeats it. The seed is the date unless it
+is given, so every night has cases of its own.
 
-An error counts relative to the norm of what is expected, or to a hundredth of the
-largest norm in this case: a gradient may vanish by cancellation. It may exceed the
-limit only where no implementation can do better: up to 32 times the error that the
-loop itself has in float32 (in float64: times 2^-29), with inputs that are off by up to
-a rounding. Problems whose expected values exceed 10,000 are not compared: the
-recurrence diverges.
+What is allowed: the limits of docs/tested.md relative to the norm of what is expected,
+and 32 roundings of the largest norm in the case, because a gradient may vanish by
+cancellation. More is allowed only where the problem itself is that sensitive: 32 times
+the error of the loop in the precision of the sums, with inputs that are off by up to
+one rounding. Cases whose expected values exceed 10,000 are not compared, because there
+the recurrence diverges.
 """
 
 import argparse
 import contextlib
 import datetime
+import inspect
 import math
 import random
 import sys
+from functools import partial
 from typing import Any
 
 import torch
+from loops import ACTIVATIONS, Case, Named, Parts, loop_of
 from torch import Tensor
 
 from fwlab import feature_maps, ops
 from fwlab.ops.rule import Rule
 
-RULES = {name: op for name, op in ops.TABLE.items() if isinstance(op, Rule)}
-MAPS = ("ELU1", "DPFP", "FAVOR", "RandomFourier", "sum_normalize", "l2_normalize")
-OPERATIONS = (*ops.TABLE, "feedback_attention", *MAPS)
 LIMITS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 LARGEST = 1e4
-#: Every option with its simplest value; "op" and "seed" have none.
-SIMPLEST: dict[str, Any] = {
-    "implementation": "naive",
-    "batch": 1,
-    "time": 1,
-    "heads": 1,
-    "group": 1,
-    "key": 1,
-    "value": 1,
-    "dtype": "float64",
-    "normalize": 0,
-    "scale": 1.0,
-    "size": 1.0,
-    "gates": "mild",
-    "zeros": 0,
-    "optional": 0,
-    "window": 1,
-    "causal": 1,
-    "narrow": 0,
-    "activation": "none",
-    "layers": 1,
-    "shared": 0,
-    "factors": 0,
-    "mask": "none",
-    "documents": 0,
-    "cuts": 0,
-    "state": 0,
-    "storage": "plain",
-    "grad": "all",
-    "autocast": 0,
+RULES = {name: record for name, record in ops.TABLE.items() if isinstance(record, Rule)}
+MAPS = ("ELU1", "DPFP", "FAVOR", "RandomFourier", "sum_normalize", "l2_normalize")
+OPERATIONS = (*ops.TABLE, "feedback_attention", *MAPS)
+#: What makes a state of its parts.
+KINDS: dict[str, Any] = {
+    "softmax_attention": partial(ops.KeyValueCache, mask=None),
+    "aft_simple": ops.RunningMean,
+    "aft_full": ops.KeysAndValues,
+    "aft_local": ops.WindowState,
+    "aft_conv": ops.WindowState,
+    "feedback": partial(ops.FeedbackState, mask=None),
 }
-Case = dict[str, Any]
-Named = dict[str, Tensor]
+#: Every option of a case but "op" and "seed", with its simplest value.
+SIMPLEST: Case = {
+    **{"implementation": "naive", "dtype": "float64", "mask": "none", "documents": 0},
+    **{"cuts": 0, "state": 0, "storage": "plain", "grad": "all", "autocast": 0},
+    **{"batch": 1, "time": 1, "heads": 1, "group": 1, "key": 1, "value": 1},
+    **{"layers": 1, "window": 1, "causal": 1, "normalize": 0, "scale": None},
+    **{"size": 1.0, "edges": 0, "activation": "none", "fewer": 0, "dropout": 0},
+}
+#: Inputs with a dimension of time, which a mask hides.
+HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay")
 
 
-# The loops. Each takes the inputs of one sequence, `[time, ...]`, the parts of its
-# state, and which steps are real; it returns y and the parts of the state after it.
-
-
-def over(x: Tensor, total: Tensor) -> Tensor:
-    """A quotient; 0, with gradient 0, where the denominator is 0."""
-    return x / torch.where(total == 0, math.inf, total)
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1, keepdim=True)
-
-
-def dpfp(x: Tensor) -> Tensor:
-    r = torch.relu(torch.cat([x, -x], -1))
-    return r * torch.cat([r[..., 1:], r[..., :1]], -1)  # Eq. 37 with nu = 1
-
-
-def fast_weights(c: Case, x: Named, state: list[Tensor], real: Tensor) -> Any:
-    op, y = c["op"], []
-    W, z = state if c["normalize"] else (state[0], torch.zeros(()))
-    q, k = x["q"], x["k"]
-    if op == "dpfp_delta_rule":
-        q, k = (over(p, p.sum(-1, keepdim=True)) for p in (dpfp(q), dpfp(k)))
-    for t in range(len(q)):
-        if not real[t]:
-            y.append(torch.zeros(q.shape[1], x["v"].shape[-1]))
-            continue
-        k_t, v_t, b = k[t], x["v"][t], x["beta"][t][:, None] if "beta" in x else 1.0
-        if "log_decay" in x:  # first fade
-            d = x["log_decay"][t].exp().unflatten(-1, (-1, 1))
-            d = d.squeeze(-1) if d.dim() == 3 else d
-            W, z = W * d[:, None], z * d
-        if op == "sum_rule":
-            W, z = W + v_t[..., None] * k_t[:, None], z + k_t  # Eqs. 17, 18
-        elif op == "gated_rule":
-            W = (1 - b)[..., None] * W + (b * v_t)[..., None] * k_t[:, None]  # Eq. 52
-            z = (1 - b) * z + b * k_t
-        elif op in ("delta_rule", "dpfp_delta_rule", "gated_delta_rule", "kimi_delta_rule"):
-            v_bar = (W * k_t[:, None]).sum(-1)  # Eq. 20
-            if c["normalize"]:
-                v_bar = over(v_bar, dot(z, k_t))  # Eq. 27
-            W = W + (b * (v_t - v_bar))[..., None] * k_t[:, None]  # Eq. 24
-            z = z + k_t  # Eq. 26
-        else:
-            raise NotImplementedError(f"{op} has no loop in tests/fuzz.py")
-        q_t, readers = q[t] * (1 if c["scale"] is None else c["scale"]), range(q.shape[1])
-        heads = [i // c["group"] for i in readers]
-        y_t = (W[heads] * q_t[:, None]).sum(-1)  # Eq. 25
-        y.append(over(y_t, dot(z[heads], q_t)) if c["normalize"] else y_t)  # Eq. 28
-    return stack(y, x["v"], q.shape[1]), [W, z] if c["normalize"] else [W]
-
-
-def stack(y: list[Tensor], like: Tensor, heads: int) -> Tensor:
-    return torch.stack(y) if y else like.new_zeros(0, heads, like.shape[-1])
-
-
-ACTIVATIONS: dict[str, Any] = {"none": None, "tanh": torch.tanh, "sin": torch.sin}
-
-
-def fwp(c: Case, x: Named, state: list[Tensor], real: Tensor) -> Any:
-    (W,), y = state, []
-    sigma = ACTIVATIONS[c["activation"]] or (lambda W: W)
-    for a, b, x_t, is_real in zip(x["a"], x["b"], x["x"], real, strict=True):
-        if is_real:
-            W = sigma(W + a[..., None] * b[:, None])  # Eq. 2
-        y_t = (W * x_t[:, None]).sum(-1)  # Eq. 3
-        y.append(y_t if is_real else torch.zeros_like(a))
-    return stack(y, x["a"], x["a"].shape[1]), [W]
-
-
-def softmax(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of `v` with weights exp(a) along dimension 0, and log sum exp."""
-    top = a.detach().amax(0) if len(a) else torch.zeros(a.shape[1:])
-    e = (a - torch.where(top == -math.inf, 0, top)).exp()
-    total = e.sum(0)
-    log = torch.where(total == 0, 1, total).log() + top
-    return over((e * v).sum(0), total), torch.where(total == 0, -math.inf, log)
-
-
-def softmax_attention(c: Case, x: Named, state: list[Tensor], real: Tensor) -> Any:
-    q, scale, past = x["q"], c["scale"], len(state[0])
-    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
-    x = {n: torch.where(real[:, None, None], x[n], 0) for n in "kv"}
-    k, v = torch.cat([state[0], x["k"]]), torch.cat([state[1], x["v"]])
-    seen, y = torch.cat([torch.ones(past, dtype=torch.bool), real]), []
-    heads = [i // c["group"] for i in range(q.shape[1])]
-    for t in range(len(q)):
-        now = seen[: past + t + 1].nonzero()[:, 0]
-        a = dot(k[now][:, heads], q[t]) * scale
-        y_t = softmax(a, v[now][:, heads])[0]  # Eq. 7
-        y.append(y_t if real[t] else torch.zeros(len(heads), v.shape[-1]))
-    return stack(y, v, q.shape[1]), [k, v]
-
-
-def bias_of(c: Case, x: Named, t: int, place: Any) -> Tensor | float:
-    """w between row t and the key at a place; None = outside of every window."""
-    if c["op"] == "aft_full":
-        return x["bias"][t, place + len(x["bias"][0]) - len(x["bias"])]
-    if c["op"] == "aft_simple" or place is None:
-        return 0.0
-    s = c["window"]
-    if c["op"] == "aft_conv2d":  # Eq. 6: the offset of the key from the pixel
-        (y0, x0), (y1, x1) = (divmod(i, x["q"].shape[1]) for i in (t, place))
-        row, column = y1 - y0 + s - 1, x1 - x0 + s - 1
-        inside = 0 <= row < 2 * s - 1 and 0 <= column < 2 * s - 1
-        return x["kernel"][:, row, column][:, None] if inside else 0.0
-    back = t - place
-    if abs(back) >= s:
-        return 0.0  # Eq. 4
-    column = back if back >= 0 else s - 1 - back
-    return x["band"][t, column] if "band" in x else x["kernel"][:, column][:, None]
-
-
-def aft(c: Case, x: Named, state: list[Tensor], real: Tensor) -> Any:
-    op, (q, k, v) = c["op"], (x[n] for n in "qkv")
-    if op == "aft_conv2d":
-        q, k, v = (p.flatten(0, 1) for p in (q, k, v))
-    shape, time = v.shape[1:], len(v)
-    causal = c["causal"] and op != "aft_conv2d"
-    real = real.flatten()
-    places: list[int | None] = []
-    if op == "aft_simple" and state:
-        state = [part[None] for part in state]
-        places = [None]
-    elif op == "aft_full" and state:
-        places = list(range(-len(state[0]), 0))
-    elif state:  # recent keys, and all older ones as one
-        recent = state[0].shape[0]
-        state = [torch.cat([state[2 + i][None], state[i]]) for i in (0, 1)]
-        places = [None, *range(-recent, 0)]
-    if state:
-        k = torch.cat([state[0].reshape(-1, *shape), k.expand(v.shape)])
-        v = torch.cat([state[1].reshape(-1, *shape), v])
-    seen = [True] * len(places) + real.tolist()
-    places += range(time)
-    y = []
-    for t in range(time):
-        now = [
-            i
-            for i, place in enumerate(places)
-            if seen[i] and (not causal or place is None or place <= t)
-        ]
-        a = [k[i] + bias_of(c, x, t, places[i]) for i in now]
-        a = torch.stack(a).expand(-1, *shape) if a else k.new_zeros(0, *shape)
-        mean = softmax(a, v[now])[0]  # Eqs. 2, 4, 5, 6
-        y.append(torch.sigmoid(q[t]) * mean if real[t] else torch.zeros(shape))
-    y_all = torch.stack(y) if y else v.new_zeros(0, *shape)
-    if not causal:
-        return y_all.reshape(x["v"].shape), []
-    hidden = torch.tensor([not s for s in seen], dtype=torch.bool)
-    hidden = hidden.view(-1, *[1] * len(shape))
-    k = torch.where(hidden, -math.inf, k).expand(v.shape).flatten(1)
-    v = torch.where(hidden, 0, v).flatten(1)
-    if op == "aft_full":
-        return y_all, [k, v]
-    recent = c["window"] - 1 if op != "aft_simple" else 0
-    more = max(recent - len(k), 0)  # before the start
-    k = torch.cat([torch.full((more, k.shape[1]), -math.inf), k])
-    v = torch.cat([torch.zeros(more, v.shape[1]), v])
-    mean, log = softmax(k[: len(k) - recent], v[: len(k) - recent])
-    own = [k[len(k) - recent :], v[len(k) - recent :]] if op != "aft_simple" else []
-    return y_all, [*own, log, mean]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-    """One query `[heads, key]`; memories `[past, heads, key]`, oldest first."""
-    n = positions.shape[1] // 2
-    angle = torch.arange(len(k), 0, -1)[:, None] * 10.0 ** (-4 * torch.arange(n) / n)
-    r = torch.cat([angle.sin(), angle.cos()], -1) @ positions.T  # Eqs. f3, f4
-    a = (dot(k, q) + dot(r[:, None], q)) / math.sqrt(q.shape[-1])  # Eq. f4
-    return softmax(a, v)[0]  # Eq. f5
-
-
-def norm(x: Tensor, scale: Tensor) -> Tensor:
-    x = x - x.mean(-1, keepdim=True)
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale
-
-
-def feedback(c: Case, x: Named, state: list[Tensor], real: Tensor) -> Any:
-    (k, v), y = state, []  # [past, groups, heads, key]
-    d, heads = x["x"].shape[-1], c["heads"]
-    for t, x_l in enumerate(x["x"]):
-        if not real[t]:
-            y.append(torch.zeros_like(x_l))
-            continue
-        states = [x_l]
-        for l in range(c["layers"]):
-            g = 0 if c["shared"] else l
-            f = x["factors"][t, l] if "factors" in x else torch.ones(2 * d + c["value"])
-            q = x["to_q"][l] @ norm(x_l, x["norm_mixer"][l])  # Eq. f6
-            z = attend(q.view(heads, -1), k[:, g], v[:, g], x["positions"]).flatten()
-            x_l = x_l + f[:d] * (x["to_out"][l] @ z)  # Eq. f6
-            h = x["expand"][l] @ norm(x_l, x["norm_mlp"][l])
-            h = h * (1 + torch.erf(h / math.sqrt(2))) / 2 * f[d:-d]  # GELU
-            x_l = x_l + f[-d:] * (x["contract"][l] @ h)  # Eq. f7
-            states.append(x_l)
-        m = torch.softmax(x["merge"], 0) @ torch.stack(states)  # Eq. f1
-        ms = norm(m, x["norm_memory"]) if "norm_memory" in x else m.expand(k.shape[1], -1)
-        k, v = (
-            torch.cat([old, torch.einsum("gij,gj->gi", x[n], ms).view(1, *old.shape[1:])])
-            for old, n in ((k, "to_k"), (v, "to_v"))
-        )  # Eq. f2
-        y.append(x_l)
-    return torch.stack(y) if y else x["x"], [k, v]
-
-
-def feedback_attention(c: Case, x: Named, state: list[Tensor], real: Tensor) -> Any:
-    return attend(x["q"], x["k"], x["v"], x["positions"]), []
-
-
-def feature_map(c: Case, x: Named, state: list[Tensor], real: Tensor) -> Any:
-    x_, op = x["x"], c["op"]
-    if op == "ELU1":
-        return torch.where(x_ > 0, x_ + 1, x_.clamp(max=0).exp()), []  # Eq. 30
-    if op == "DPFP":
-        return dpfp(x_), []
-    if op == "sum_normalize":
-        return over(x_, x_.sum(-1, keepdim=True)), []  # Eq. 29
-    length = dot(x_, x_)
-    unit = over(x_, torch.where(length == 0, 1, length).sqrt())
-    if op == "l2_normalize":
-        return unit, []
-    if op == "RandomFourier":
-        along = unit @ c["map"].omega.to(x_.dtype).T
-        return torch.cat([along.sin(), along.cos()], -1) / math.sqrt(3), []
-    x_ = x_ * c["key"] ** -0.25
-    along = x_ @ c["map"].omega.to(x_.dtype).T
-    both = torch.cat([along, -along], -1)
-    return (both - dot(x_, x_) / 2).exp() / math.sqrt(6), []  # Eqs. 31, 32
-
-
-def loop_of(op: str) -> Any:
-    if op in RULES:
-        return fast_weights
-    if op in MAPS:
-        return feature_map
-    return aft if op.startswith("aft") else globals()[op]
-
-
-# Problems.
+def takes(op: str) -> Any:
+    """The names of the arguments of an operation."""
+    return inspect.signature(getattr(ops, op)).parameters if op not in MAPS else ()
 
 
 class Problem:
-    """The tensors of a case, which its seed decides."""
+    """The tensors of a case, which its seed decides; `x` are inputs by name."""
 
     def __init__(self, c: Case):
         self.c, self.g = c, torch.Generator().manual_seed(c["seed"])
-        op, B, T, H, K, V = (c[n] for n in ("op", "batch", "time", "heads", "key", "value"))
-        steps = (B, T, K) if op == "aft_conv2d" else (B, T)
+        op, T, dtype = c["op"], c["time"], getattr(torch, c["dtype"])
+        steps = [c["batch"], T, *[c["key"]] * (op == "aft_conv2d")]
         self.mask = torch.ones(steps, dtype=torch.bool)
         if c["mask"] != "none":
             self.mask = self.uniform(*steps) < 0.7
-            if c["mask"] == "row":
-                self.mask[:1] = False
-        self.ends = [0, *self.places(c["documents"] - 1), T] if c["documents"] else []
-        self.cuts = [0, *self.places(c["cuts"]), T]
-        self.module = self.feature_map() if op in MAPS else None
-        B, make = c["documents"] or B, "rule" if op in RULES else op.split("_")[0]
-        x, state = getattr(self, make if op not in MAPS else "map")(steps, B, H, K, V)
-        by_step = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "factors")
-        self.shared = [n for n in x if n not in by_step]
-        if c["mask"] != "none" and c["storage"] != "expanded":
-            for name in by_step[:-1]:  # a masked step may hold anything
-                if name in x:
-                    x[name][~self.mask] = math.nan
-        dtype = getattr(torch, c["dtype"])
-        wide = torch.promote_types(dtype, torch.float32)
-        if op == "softmax_attention":
-            wide = dtype  # a cache is in the precision of the inputs
-        #: Roundings of float32 in one of the sums.
-        self.rounding = 2.0**-29 if dtype == torch.float64 else 1.0
-        self.x = {n: self.leaf(part, dtype) for n, part in x.items()}
-        self.state = [self.leaf(part, wide, bool(c["state"])) for part in state]
-        if "factors" in x:
-            self.x["factors"].requires_grad_(False)
+            self.mask[: c["mask"] == "row"] = False
+        places = torch.randint(T + 1, (9,), generator=self.g).tolist()
+        self.cuts = [0, *sorted(places[: c["cuts"]]), T]
+        self.ends = [0, *sorted(places[: c["documents"] - 1]), T] * (c["documents"] > 0)
+        kind = "rule" if op in RULES else "map" if op in MAPS else op.split("_")[0]
+        B = c["documents"] or c["batch"]
+        x, state = getattr(self, kind)(steps, B, c["heads"], c["key"], c["value"])
+        for name in HIDDEN:  # a masked step may hold anything
+            if name in x and not self.mask.all() and c["storage"] != "expanded":
+                x[name][~self.mask] = math.nan
+        at_least = torch.promote_types(dtype, torch.float32)
+        #: The precision of sums, and of states.
+        self.sums = dtype if op in MAPS else at_least
+        kept = dtype if op == "softmax_attention" else at_least
+        self.x = {name: self.leaf(part, dtype) for name, part in x.items()}
+        self.state = [self.leaf(part, kept, c["state"]) for part in state]
 
     def uniform(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self.g, dtype=torch.float64)
@@ -356,150 +98,120 @@ class Problem:
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.g, dtype=torch.float64)
 
-    def places(self, count: int) -> list[int]:
-        at = torch.randint(self.c["time"] + 1, (count,), generator=self.g)
-        return sorted(at.tolist())
-
-    def pick(self, shape: tuple[int, ...], *values: float) -> Tensor:
-        at = torch.randint(len(values), shape, generator=self.g)
-        return torch.tensor(values, dtype=torch.float64)[at]
-
     def laid(self, x: Tensor) -> Tensor:
         """The same values in other storage; "expanded" repeats some of them."""
-        storage = self.c["storage"]
+        storage, dim = self.c["storage"], 2 if x.dim() > 2 else 0
         if storage == "strided":
             return torch.stack([x, x], -1)[..., 1]
         if storage == "offset":
             return torch.cat([x.new_zeros(3), x.flatten()])[3:].view(x.shape)
-        if storage == "transposed":
-            return x.mT.contiguous().mT if x.dim() > 1 else x
+        if storage == "transposed" and x.dim() > 1:
+            return x.mT.contiguous().mT
         if storage == "expanded" and x.numel():
-            dim = 2 if x.dim() > 2 else 0
             return x.narrow(dim, 0, 1).expand(x.shape)
         return x
 
-    def leaf(self, x: Tensor, dtype: torch.dtype, given: bool = True) -> Tensor:
-        needs = self.c["grad"] == "all" or (
-            self.c["grad"] == "some" and self.uniform(1).item() < 0.5
-        )
-        return self.laid(x.to(dtype)).requires_grad_(needs and given)
+    def leaf(self, x: Tensor, dtype: torch.dtype, given: int = 1) -> Tensor:
+        share = {"all": 1, "some": 0.5, "none": 0}[self.c["grad"]]
+        needs = self.uniform(1).item() < share * given
+        return self.laid(x.to(dtype)).requires_grad_(needs)
 
-    # Features are not negative where something is divided by their sums: a
-    # signed sum may come as close to 0 as it likes.
-    def features(self, *shape: int) -> Tensor:
-        if self.c["normalize"]:
-            x = (self.uniform(*shape) + 0.05) / max(shape[-1], 1)
-        else:
-            x = self.normal(*shape)
-            x = x / x.norm(dim=-1, keepdim=True).clamp(min=1e-3) * self.c["size"]
-        if self.c["zeros"]:
-            x[self.uniform(*shape[:-1]) < 0.2] = 0
-        return x
+    # Each makes the inputs and the state of some operations.
 
-    def gate(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        x = self.uniform(*shape)
-        if name == "log_decay":
-            x, edges = -x, [0, -1e-6, -30, -100, -1000, -math.inf]
-            if self.c["normalize"]:  # with a z that float32 can hold
-                edges = [0, -1e-6, -3]
-        else:
-            edges = [0, 1] if self.c["normalize"] else [0, 1, 2]
-        if self.c["gates"] == "edges":
-            at = self.uniform(*shape) < 0.3
-            x = torch.where(at, self.pick(shape, *edges), x)
-        return x
-
-    def rule(self, steps, B, H, K, V):
+    def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         c, record = self.c, RULES[self.c["op"]]
-        x = {
-            "q": self.features(*steps, H * c["group"], K),
-            "k": self.features(*steps, H, K),
-            "v": self.normal(*steps, H, V),
+        x = {"v": self.normal(*steps, H, V)}
+        for name, heads in (("q", H * c["group"]), ("k", H)):
+            x[name] = self.normal(*steps, heads, K)
+            x[name] /= x[name].norm(dim=-1, keepdim=True) / c["size"]
+            if c["normalize"]:  # a sum of both signs may come close to 0
+                x[name] = x[name].abs() + 0.05
+            if c["edges"]:
+                x[name][self.uniform(*steps, heads) < 0.2] = 0
+        # Without a normaliser anything goes; z has to stay in float32's range.
+        edges = {
+            "beta": [0, 1, 2],
+            "log_decay": [0, -1e-6, -30, -100, -1000, -math.inf],
         }
+        if c["normalize"]:
+            edges = {"beta": [0, 1], "log_decay": [0, -1e-6, -3]}
         for name, dims in record.gates.items():
-            if name not in record.optional or c["optional"]:
-                x[name] = self.gate(name, (*steps, *(H, K)[: len(dims.split())]))
-        if c["op"] == "dpfp_delta_rule":
-            K = 2 * K
+            if name in record.optional and c["fewer"]:
+                continue
+            x[name] = self.uniform(*steps, *(H, K)[: len(dims.split())])
+            x[name] *= 1 if name == "beta" else -1
+            if c["edges"]:
+                shape, values = x[name].shape, torch.tensor(edges[name]).double()
+                value = values[torch.randint(len(values), shape, generator=self.g)]
+                x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
+        K = 2 * K if c["op"] == "dpfp_delta_rule" else K
         state = [self.normal(B, H, V, K), self.uniform(B, H, K) + 0.1]
-        state = state if c["normalize"] else state[:1]
-        return x, state if c["state"] else [torch.zeros_like(part) for part in state]
+        return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]
 
-    def fwp(self, steps, B, H, K, V):
+    def fwp(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         x = {n: self.normal(*steps, H, K) / max(K, 1) for n in "bx"}
         W = self.normal(B, H, V, K) * self.c["state"]
         return {"a": self.normal(*steps, H, V), **x}, [W]
 
-    def softmax(self, steps, B, H, K, V):
-        q = self.normal(*steps, H * self.c["group"], K) * self.c["size"]
-        x = {"q": q, "k": self.normal(*steps, H, K), "v": self.normal(*steps, H, V)}
+    def softmax(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         past = self.c["window"] * self.c["state"]
-        return x, [self.normal(B, past, H, width) for width in (K, V)]
+        q = self.normal(*steps, H * self.c["group"], K) * self.c["size"]
+        k, v = (self.normal(*steps, H, n) for n in (K, V))
+        return {"q": q, "k": k, "v": v}, [self.normal(B, past, H, n) for n in (K, V)]
 
-    def aft(self, steps, B, H, K, V):
-        c, (T, s) = self.c, (self.c["time"], self.c["window"])
-        heads = (H,) if "conv" in c["op"] else ()
+    def aft(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
+        c, op, T, s = self.c, self.c["op"], self.c["time"], self.c["window"]
+        heads = [H] if "conv" in op else []
         x = {n: self.normal(*steps, *heads, V) for n in "qkv"}
-        x["k"] = x["k"] * c["size"]
-        if heads and c["narrow"]:
+        x["k"] *= c["size"]
+        if heads and c["fewer"]:
             x["k"] = x["k"][..., :1].clone()
-        past, recent = s * c["state"], s - 1
+        past = s * c["state"] if op == "aft_full" else s - 1
         width = s if c["causal"] else 2 * s - 1
-        if c["op"] == "aft_full":
-            x["bias"] = self.normal(T, past + T)
-        elif c["op"] == "aft_local":
-            x["band"] = self.normal(T, width)
-        elif c["op"] == "aft_conv":
-            x["kernel"] = self.normal(H, width)
-        elif c["op"] == "aft_conv2d":
-            x["kernel"] = self.normal(H, 2 * s - 1, 2 * s - 1)
-        if not c["state"]:
-            return x, []
-        C = H * V if heads else V
-        older = [self.normal(B, C), self.normal(B, C)]
-        if c["op"] == "aft_simple":
-            return x, older
-        length = past if c["op"] == "aft_full" else recent
-        rest = [self.normal(B, length, C), self.normal(B, length, C)]
-        return x, rest if c["op"] == "aft_full" else [*rest, *older]
+        weights = {
+            "aft_full": ("bias", (T, past + T)),
+            "aft_local": ("band", (T, width)),
+            "aft_conv": ("kernel", (H, width)),
+            "aft_conv2d": ("kernel", (H, 2 * s - 1, 2 * s - 1)),
+        }
+        if op in weights:
+            x[weights[op][0]] = self.normal(*weights[op][1])
+        C = math.prod(heads) * V
+        recent = [self.normal(B, past, C) for _ in "kv"] * (op != "aft_simple")
+        older = [self.normal(B, C) for _ in "kv"] * (op != "aft_full")
+        state = recent + older
+        for i, part in enumerate(state):
+            if not c["state"]:  # no key yet
+                part.fill_(0 if i % 2 else -math.inf)
+        return x, state if c["causal"] and op != "aft_conv2d" else []
 
-    def feedback(self, steps, B, H, K, V):
-        c, L, d = self.c, self.c["layers"], H * K
+    def feedback(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
+        c, L, d, G = self.c, self.c["layers"], H * K, self.c["layers"]
         if c["op"] == "feedback_attention":
             x = {"q": self.normal(B, H, K), "positions": self.normal(K, 4)}
             return x | {n: self.normal(*steps, H, K) for n in "kv"}, []
         if d < 2:
             raise ValueError("a layer norm of one number has only rounding errors")
-        G = 1 if c["shared"] else L
+        G = 1 if c["fewer"] else L
         x = {"x": self.normal(*steps, d), "merge": self.normal(L + 1)}
         for name, n in (("norm_mixer", L), ("norm_mlp", L), ("norm_memory", G)):
             x[name] = 1 + 0.2 * self.normal(n, d)
         for name, n in (("to_q", L), ("to_k", G), ("to_v", G), ("to_out", L)):
             x[name] = self.normal(n, d, d) / d**0.5
-        x["expand"] = self.normal(L, V, d) / d**0.5
-        x["contract"] = self.normal(L, d, V) / V**0.5
+        x["expand"], x["contract"] = self.normal(L, V, d), self.normal(L, d, V)
         x["positions"] = self.normal(K, 4)
-        if c["narrow"]:
+        if c["edges"]:
             del x["norm_memory"]
-        if c["factors"]:
-            x["factors"] = self.pick((*steps, L, 2 * d + V), 0.0, 1.25)
+        if c["dropout"]:
+            x["factors"] = (self.uniform(*steps, L, 2 * d + V) < 0.8) * 1.25
         past = c["window"] * c["state"]
         return x, [self.normal(B, past, G, H, K) for _ in "kv"]
 
-    def map(self, steps, B, H, K, V):
+    def map(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         x = self.normal(*steps, H, K) * self.c["size"]
-        if self.c["zeros"]:
+        if self.c["edges"]:
             x[self.uniform(*steps, H) < 0.2] = 0
         return {"x": x.abs() if self.c["op"] == "sum_normalize" else x}, []
-
-    def feature_map(self) -> Any:
-        op = self.c["op"]
-        if op in ("FAVOR", "RandomFourier"):
-            return getattr(feature_maps, op)(self.c["key"], 3, seed=self.c["seed"])
-        made = getattr(feature_maps, op)
-        return made() if isinstance(made, type) else made
-
-    # The calls.
 
     def found(self) -> list[tuple[str, Tensor]]:
         """What fwlab computes: outputs, states and gradients."""
@@ -511,242 +223,210 @@ class Problem:
                 stack.enter_context(torch.autocast("cpu", torch.bfloat16))
             y, state = self.called()
         parts = list(state) if isinstance(state, tuple) else [state]
-        parts = [part for part in parts if part is not None and part.dtype != torch.bool]
-        if c["op"] == "feedback" and c["mask"] != "none":
-            parts = []  # which memories a state still has is its own affair
+        parts = [
+            part for part in parts if part is not None and part.is_floating_point()
+        ]
         return self.with_gradients([y, *parts], self.x, self.state)
 
     def called(self) -> Any:
-        c, x = self.c, dict(self.x)
-        if self.module is not None:
-            return self.module(x["x"]), None
-        op, options = getattr(ops, c["op"]), {}
-        if c["op"] == "feedback_attention":
-            return op(**x), None
-        if c["op"] in RULES and RULES[c["op"]].normalizes and c["op"] != "dpfp_delta_rule":
-            options["normalize"] = bool(c["normalize"])
-        if c["op"] in RULES and c["op"] != "dpfp_delta_rule" or c["op"] == "softmax_attention":
-            options["scale"] = c["scale"]
-        if c["op"] == "fwp":
-            options["activation"] = ACTIVATIONS[c["activation"]]
-        if c["op"] in ("aft_simple", "aft_full", "aft_local", "aft_conv"):
-            options["causal"] = bool(c["causal"])
-        options["implementation"] = c["implementation"]
-        if self.ends:
-            options["cu_seqlens"] = torch.tensor(self.ends)
-        if c["op"] == "aft_conv2d" or not c["causal"]:
-            mask = self.mask if c["mask"] != "none" else None
-            return op(**x, **options, key_mask=mask), None
-        state = KINDS[c["op"]](self) if c["state"] else None
-        pieces = []
+        c, name = self.c, self.c["op"]
+        if name in MAPS:
+            return self.module()(self.x["x"]), None
+        if name == "feedback_attention":
+            return ops.feedback_attention(**self.x), None
+        options = {n: c[n] for n in ("implementation", "heads", "normalize", "causal")}
+        options |= {"scale": c["scale"], "activation": ACTIVATIONS[c["activation"]]}
+        options["cu_seqlens"] = torch.tensor(self.ends) if self.ends else None
+        options = {n: value for n, value in options.items() if n in takes(name)}
+        op, masked = partial(getattr(ops, name), **options), c["mask"] != "none"
+        if not c["causal"] or name == "aft_conv2d":
+            return op(**self.x, key_mask=self.mask if masked else None), None
+        state: Any = None
+        if c["state"]:
+            one = ops.NormalizedState if len(self.state) > 1 else lambda W: W
+            state = KINDS.get(name, one)(*self.state)
+        y = []
         for a, b in zip(self.cuts, self.cuts[1:], strict=False):
-            piece = {n: p if n in self.shared else p[:, a:b] for n, p in x.items()}
-            if "band" in x:
-                piece["band"] = x["band"][a:b]
-            if "bias" in x:
-                past = x["bias"].shape[1] - c["time"]
-                piece["bias"] = x["bias"][a:b, : past + b]
-            if c["op"] == "feedback":
-                names = ops.FeedbackWeights._fields
-                weights = {n: piece.pop(n) for n in names if n in piece}
-                piece |= {"weights": ops.FeedbackWeights(**weights), "heads": c["heads"]}
-            mask = self.mask[:, a:b] if c["mask"] != "none" else None
-            y, state = op(**piece, **options, key_mask=mask, state=state, return_state=True)
-            pieces.append(y)
-        return torch.cat(pieces, 1), state
+            x: Any = {n: self.piece(n, part, a, b) for n, part in self.x.items()}
+            if name == "feedback":
+                names = [n for n in ops.FeedbackWeights._fields if n in x]
+                x["weights"] = ops.FeedbackWeights(**{n: x.pop(n) for n in names})
+            mask = self.mask[:, a:b] if masked else None
+            part, state = op(**x, key_mask=mask, state=state, return_state=True)
+            y.append(part)
+        hidden = name == "feedback" and masked  # a state drops masked memories
+        return torch.cat(y, 1), None if hidden else state
 
-    def with_gradients(
-        self, outputs: list[Tensor], x: Named, state: list[Tensor]
-    ) -> list[tuple[str, Tensor]]:
-        """Outputs and the gradients of all leaves, by name."""
-        self.g.manual_seed(self.c["seed"] + 1)
-        names = ["y", *(f"state {i}" for i in range(len(outputs) - 1))]
-        result = list(zip(names, outputs, strict=True))
-        dtypes = [self.x[next(iter(self.x))].dtype]
-        dtypes += [part.dtype for part in self.state] or [torch.promote_types(dtypes[0], torch.float32)] * 9
-        weights = [self.laid(self.normal(*o.shape).to(d)) for o, d in zip(outputs, dtypes, strict=False)]
-        leaves = {f"d {n}": part for n, part in x.items()}
-        leaves |= {f"d state {i}": part for i, part in enumerate(state)}
-        pairs = [
-            (torch.where(o.isinf(), 0, o), w.to(o.dtype))
-            for o, w in zip(outputs, weights, strict=True)
-            if o.requires_grad
-        ]
-        mine = {**self.x, **{f"state {i}": s for i, s in enumerate(self.state)}}
-        wanted = {n: part for n, part in leaves.items() if mine[n[2:]].requires_grad}
-        if not wanted:
-            return result
-        pairs = pairs or [(sum(part.sum() for part in wanted.values()) * 0, torch.zeros(()))]
-        gradients = torch.autograd.grad(
-            [o for o, _ in pairs], list(wanted.values()), [w for _, w in pairs],
-            allow_unused=True, materialize_grads=True,
-        )
-        return result + list(zip(wanted, gradients, strict=True))
+    def piece(self, name: str, x: Tensor, a: int, b: int) -> Tensor:
+        """The steps from a to b of an input."""
+        if name == "bias":
+            return x[a:b, : x.shape[1] - self.c["time"] + b]
+        if name == "band":
+            return x[a:b]
+        return x[:, a:b] if name in (*HIDDEN, "factors") else x
 
-    def expected(self, jitter: int | None = None) -> list[tuple[str, Tensor]]:
-        """What the loops compute; with jitter in float32, every input off by up to
-        a rounding.
+    def module(self) -> Any:
+        made = getattr(feature_maps, self.c["op"])
+        if self.c["op"] in ("FAVOR", "RandomFourier"):
+            return made(self.c["key"], 3, seed=self.c["seed"])
+        return made() if isinstance(made, type) else made
+
+    def expected(self, jitter: int = 0) -> list[tuple[str, Tensor]]:
+        """What the loops compute; with jitter in the precision of the sums (of
+        float32 for float64), from inputs that are off by up to a rounding.
         """
-        dtype = torch.float32 if jitter else torch.float64
-        if jitter:
-            self.g.manual_seed(jitter)
+        c, sums = self.c, min(self.sums, torch.float32, key=lambda d: d.itemsize)
+        dtype = sums if jitter else torch.float64
 
         def wide(part: Tensor) -> Tensor:
-            part = part.detach().to(dtype)
+            part = part.detach().double()
             if jitter:
-                noise = 2 * self.uniform(*part.shape) - 1
-                part = part * (1 + torch.finfo(dtype).eps * noise).to(dtype)
+                noise = self.uniform(*part.shape) * 2 - 1
+                part = (part * (1 + torch.finfo(dtype).eps * noise)).to(dtype)
             return part.requires_grad_()
 
-        x = {n: wide(part) for n, part in self.x.items()}
+        self.g.manual_seed(jitter)
+        x = {name: wide(part) for name, part in self.x.items()}
         state = [wide(part) for part in self.state]
-        c, T = self.c, self.c["time"]
-        whole = [(b, 0, T) for b in range(c["batch"])]
-        ends = list(zip(self.ends, self.ends[1:], strict=False))
-        sequences = [(0, a, b) for a, b in ends] or whole
-        loop, results = loop_of(c["op"]), []
-        before = torch.get_default_dtype()
+        more = {}
+        if hasattr(module := self.module() if c["op"] in MAPS else None, "omega"):
+            more["omega"] = module.omega.to(dtype)
+        bounds = list(zip(self.ends, self.ends[1:], strict=False))
+        rows = [(0, slice(*ab)) for ab in bounds]
+        rows = rows or [(i, slice(None)) for i in range(c["batch"])]
+        y, after, before = [], [], torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
-            for i, (row, a, b) in enumerate(sequences):
-                own = {n: p if n in self.shared else p[row] for n, p in x.items()}
-                if (a, b) != (0, T):
-                    own = {n: p if n in self.shared else p[a:b] for n, p in own.items()}
+            for i, (row, steps) in enumerate(rows):
+                own = {
+                    n: p[row][steps if c["op"] != "feedback_attention" else ...]
+                    if n in (*HIDDEN, "factors")
+                    else p
+                    for n, p in x.items()
+                }
                 parts = [part[i] for part in state]
-                results.append(loop({**c, "map": self.module}, own, parts, self.mask[row, a:b]))
+                out = loop_of(c["op"])(c, own | more, parts, self.mask[row][steps])
+                y.append(out[0])
+                after.append(
+                    [] if c["op"] == "feedback" and c["mask"] != "none" else out[1]
+                )
         finally:
             torch.set_default_dtype(before)
-        y = torch.stack([y for y, _ in results]) if not ends else torch.cat([y for y, _ in results])[None]
-        if c["op"] == "feedback" and c["mask"] != "none":
-            results = [(y, []) for y, _ in results]
-        after = [torch.stack(each) for each in zip(*(s for _, s in results), strict=True)]
-        return self.with_gradients([y, *after], x, state)
+        whole = torch.cat(y)[None] if bounds else torch.stack(y)
+        states = [torch.stack(each) for each in zip(*after, strict=True)]
+        return self.with_gradients([whole, *states], x, state)
 
-
-KINDS: dict[str, Any] = {
-    **{
-        name: lambda p: ops.NormalizedState(*p.state) if p.c["normalize"] else p.state[0]
-        for name in RULES
-    },
-    "fwp": lambda p: p.state[0],
-    "softmax_attention": lambda p: ops.KeyValueCache(*p.state, None),
-    "aft_simple": lambda p: ops.RunningMean(*p.state),
-    "aft_full": lambda p: ops.KeysAndValues(*p.state),
-    "aft_local": lambda p: ops.WindowState(*p.state),
-    "aft_conv": lambda p: ops.WindowState(*p.state),
-    "feedback": lambda p: ops.FeedbackState(*p.state, None),
-}
-
-
-def check(c: Case) -> str | None:
-    """What is wrong with a case, in one line; "beyond" = it is not compared."""
-    p = Problem(c)
-    wanted = p.expected() if c["batch"] else None
-    if wanted and not all(beyond(x) for _, x in wanted):
-        return "beyond"
-    try:
-        found = p.found()
-    except Exception as e:
-        return f"{type(e).__name__}: {e}"
-    if wanted is None:
-        return None
-    if [n for n, _ in found] != [n for n, _ in wanted]:
-        return f"expected {[n for n, _ in wanted]}, got {[n for n, _ in found]}"
-    top = max((finite(x).norm().item() for _, x in wanted), default=0)
-    off: list[tuple[str, float, float]] = []
-    for i, ((name, x), (_, y)) in enumerate(zip(found, wanted, strict=True)):
-        if x.shape != y.shape:
-            return f"{name} has shape {list(x.shape)}, expected {list(y.shape)}"
-        if not torch.equal(x.isinf(), y.isinf()) or x.isnan().any():
-            return f"{name} is not finite where it should be"
-        info = torch.finfo(x.dtype)
-        error = (finite(x) - finite(y)).norm().item()
-        floor = info.tiny * info.eps * math.sqrt(max(x.numel(), 1))
-        limit = LIMITS[c["dtype"]] * max(finite(y).norm().item(), top / 100) + floor
-        if error > limit:
-            off.append((name, error / limit, i, error))
-    if off:  # could anything do better?
-        others = [p.expected(jitter) for jitter in (1, 2)]
-    for name, times, i, error in off:
-        change = max((finite(o[i][1]) - finite(wanted[i][1])).norm().item() for o in others)
-        if not (math.isfinite(change) and error <= 32 * p.rounding * change):
-            return f"{name} is off by {times:.2g} times the limit"
-    return None
+    def with_gradients(
+        self, outputs: Parts, x: Named, state: Parts
+    ) -> list[tuple[str, Tensor]]:
+        """Outputs and gradients by name; the loss has random weights."""
+        self.g.manual_seed(self.c["seed"] + 1)
+        named = [("y" if i == 0 else f"state {i}", o) for i, o in enumerate(outputs)]
+        kept = self.state[0].dtype if self.state else torch.float64
+        first = next(iter(self.x.values())).dtype
+        total, weights = [], []
+        for i, (_, o) in enumerate(named):
+            w = self.laid(self.normal(*o.shape).to(kept if i else first)).to(o.dtype)
+            if o.requires_grad:
+                total.append(torch.where(o.isinf(), 0, o))
+                weights.append(w)
+        leaves = [*x.items(), *((f"state {i}", s) for i, s in enumerate(state, 1))]
+        mine = [*self.x.values(), *self.state]
+        leaves = [a for a, own in zip(leaves, mine, strict=True) if own.requires_grad]
+        leaves = [(n, leaf) for n, leaf in leaves if n != "factors"]
+        if self.c["grad"] == "none" or not leaves:
+            return named
+        if not total:  # nothing has been computed
+            return named + [(f"d {n}", torch.zeros_like(leaf)) for n, leaf in leaves]
+        options = {"allow_unused": True, "materialize_grads": True}
+        tensors = [leaf for _, leaf in leaves]
+        found = torch.autograd.grad(total, tensors, weights, **options)
+        return named + [(f"d {n}", d) for (n, _), d in zip(leaves, found, strict=True)]
 
 
 def finite(x: Tensor) -> Tensor:
     return torch.where(x.isinf(), 0, x).detach().double()
 
 
-def beyond(x: Tensor) -> bool:
-    x = finite(x)
-    return bool((x.abs() <= LARGEST).all())
-
-
-# Cases.
+def check(c: Case) -> str | None:
+    """What is wrong with a case, in one line; "beyond" = it is not compared."""
+    p = Problem(c)
+    wanted = p.expected() if c["batch"] else None
+    if wanted and not all((finite(x).abs() <= LARGEST).all() for _, x in wanted):
+        return "beyond"
+    try:
+        found = p.found()
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+    if wanted is None:  # no sequence: nothing to compare
+        return None
+    if [(n, x.shape) for n, x in found] != [(n, x.shape) for n, x in wanted]:
+        return f"wrong shapes: {[(n, [*x.shape]) for n, x in found]}"
+    top = max(finite(x).norm().item() for _, x in wanted)
+    others: list[Any] = []
+    for i, ((name, x), (_, y)) in enumerate(zip(found, wanted, strict=True)):
+        if not torch.equal(x.isinf(), y.isinf()) or x.isnan().any():
+            return f"{name} is not finite where it should be"
+        info, size = torch.finfo(x.dtype), max(x.numel(), 1) ** 0.5
+        error = (finite(x) - finite(y)).norm().item()
+        limit = LIMITS[c["dtype"]] * finite(y).norm().item()
+        limit += 32 * torch.finfo(p.sums).eps * top + info.tiny * info.eps * size
+        if error <= limit:
+            continue
+        others = others or [p.expected(jitter) for jitter in (1, 2)]
+        off = max((finite(o[i][1]) - finite(y)).norm().item() for o in others)
+        off *= 2.0**-29 if p.sums == torch.float64 else 1
+        if not error <= 32 * off:
+            return f"{name} is off by {error / limit:.2g} times the limit"
+    return None
 
 
 def draw(seed: str) -> Case:
-    """A random case that an operation can compute."""
+    """A random case that its operation can compute."""
     r = random.Random(seed)
     op = r.choice(OPERATIONS)
-    rule, is_map = op in RULES, op in MAPS
+    has, table = takes(op), op in ops.TABLE
     c: Case = {"op": op, "seed": r.randrange(10**6), **SIMPLEST}
-    c["implementation"] = r.choice(ops.implementations(op)) if op in ops.TABLE else "naive"
-    short = op in ("aft_conv2d", "feedback") or is_map
-    c["time"] = r.choice([0, 1, 2, 3, r.randint(2, 12), r.randint(2, 12)] + [15, 16, 17, 31, 32, 33, r.randint(34, 70), 64, 65] * (not short))
-    c["batch"] = r.choice([1, 1, 2, 2, 3]) if c["time"] < 30 else 1
-    c["heads"] = r.choice([1, 2, 3])
-    c["key"], c["value"] = r.choice([2, 3, 4]), r.choice([1, 2, 5])
-    if op != "feedback":
-        c["key"], c["value"] = r.choice([1, 2, 3, 5, 8]), r.choice([1, 2, 3, 5, 8])
-    if not is_map and op not in ("feedback", "feedback_attention") and r.random() < 0.1:
-        c[r.choice(["batch", "key", "value"] + ["heads"] * ("conv" not in op))] = 0
-    c["dtype"] = r.choice(["float64", "float64", "float32", "float32", "float16", "bfloat16"])
-    if rule or op == "softmax_attention":
-        c["group"] = r.choice([1, 1, 2, 3])
-        if op != "dpfp_delta_rule":
-            c["scale"] = r.choice([None, None, 0.5, -0.7, 0.0, 3.0])
-    if rule:
-        c["gates"] = r.choice(["mild", "edges"])
-        c["optional"] = r.randrange(2) * bool(RULES[op].optional)
-        c["normalize"] = r.randrange(2) * (RULES[op].normalizes and op != "dpfp_delta_rule")
-        c["zeros"] = r.choice([0, 0, 1])
+    c["dtype"] = r.choice(
+        ["float64", "float32", "float64", "float32", "float16", "bfloat16"]
+    )
+    c["implementation"] = r.choice(ops.implementations(op)) if table else "naive"
+    long = table and op not in ("aft_conv2d", "feedback")
+    borders = [15, 16, 17, 31, 32, 33, 64, 65, r.randint(34, 70)] if long else []
+    c["time"] = r.choice([0, 1, 2, 3, *(r.randint(2, 12) for _ in range(5)), *borders])
+    c["batch"] = r.choice([1, 1, 2, 3]) if c["time"] < 30 else 1
+    c["heads"], c["layers"] = r.choice([1, 2, 3]), r.choice([1, 2, 3])
+    c["key"], c["value"] = (r.choice([1, 2, 3, 5, 8]) for _ in "kv")
+    if op == "feedback":
+        c["key"] = r.choice([2, 4])
+    elif long and r.random() < 0.1:
+        c[r.choice(["batch", "key", "value"])] = 0
+    c["window"] = (
+        r.choice([1, 2, 3, 5, 20]) if op != "aft_conv2d" else r.choice([1, 2, 3])
+    )
     c["size"] = r.choice([1.0, 1.0, 0.1, 1.3])
     if op.startswith("aft") or op == "softmax_attention":
         c["size"] = r.choice([1.0, 1.0, 10.0, 300.0])
-    c["window"] = r.choice([1, 2, 3, 5, 20]) if not op.endswith("2d") else r.choice([1, 2, 3])
-    c["causal"] = int(not op.startswith("aft") or op == "aft_conv2d" or r.random() < 0.7)
-    c["narrow"], c["shared"], c["factors"] = (int(r.random() < 0.3) for _ in range(3))
+    if "scale" in has:
+        c["group"] = r.choice([1, 1, 2, 3])
+        c["scale"] = r.choice([None, None, 0.5, -0.7, 0.0, 3.0])
+    for name in ("edges", "fewer", "dropout"):
+        c[name] = int(r.random() < 0.4)
+    c["normalize"] = r.randrange(2) * ("normalize" in has)
     c["activation"] = r.choice(list(ACTIVATIONS))
-    c["layers"] = r.choice([1, 2, 3])
-    c["mask"] = r.choice(["none", "none", "some", "row"]) if op in ops.TABLE else "none"
-    stream = c["causal"] and op in KINDS
-    c["state"] = r.randrange(2) * bool(stream)
-    if stream:
-        c["cuts"] = r.choice([0, 0, 1, 2])
-        if (rule or op in ("fwp", "aft_simple")) and r.random() < 0.3:
+    c["causal"] = int("causal" not in has or r.random() < 0.7)
+    c["mask"] = (
+        r.choice(["none", "none", "some", "row"]) if "key_mask" in has else "none"
+    )
+    if c["causal"] and "state" in has:
+        c["state"], c["cuts"] = r.randrange(2), r.choice([0, 0, 1, 2])
+        if "cu_seqlens" in has and r.random() < 0.3:
             c["documents"], c["cuts"], c["batch"] = r.choice([1, 2, 4]), 0, 1
     c["storage"] = r.choice(["plain", "strided", "expanded", "offset", "transposed"])
     c["grad"] = r.choice(["all", "all", "all", "some", "none"])
-    c["autocast"] = int(c["dtype"] == "float32" and op in KINDS and op != "softmax_attention" and r.random() < 0.1)
-    return c
-
-
-def simpler(c: Case, same: Any) -> Case:
-    """Each option at its simplest, or halfway there, as long as it fails."""
-    again = True
-    while again:
-        again = False
-        for name, simplest in SIMPLEST.items():
-            tries = [simplest]
-            if isinstance(c[name], int) and c[name] > 1:
-                tries += [c[name] // 2, c[name] - 1]
-            for value in tries:
-                other = {**c, name: value}
-                if value != c[name] and same(other):
-                    c, again = other, True
-                    break
+    # Softmax attention is PyTorch's own, in half precision there.
+    wide = c["dtype"] == "float32" and "state" in has and op != "softmax_attention"
+    c["autocast"] = int(wide and r.random() < 0.2)
     return c
 
 
@@ -757,48 +437,58 @@ def fails(c: Case) -> bool:
         return False
 
 
+def simpler(c: Case) -> Case:
+    """Each option at its simplest, or on the way there, as long as it fails."""
+    for name, simplest in [*SIMPLEST.items()] * 2:
+        values = [simplest]
+        if type(simplest) is int and c[name] > 1:
+            values += [c[name] // 2, c[name] - 1]
+        for value in values:
+            if c[name] != value and fails({**c, name: value}):
+                c = {**c, name: value}
+                break
+    return c
+
+
 def line(c: Case) -> str:
     return " ".join(f"{n}={v}" for n, v in c.items() if SIMPLEST.get(n, "") != v)
 
 
 def parsed(text: str) -> Case:
+    """The inverse of `line`."""
     c = {**SIMPLEST, "seed": 0}
-    for word in text.split():
-        name, value = word.split("=")
-        try:
-            c[name] = int(value)
-        except ValueError:
-            c[name] = value
-        if name in ("scale", "size"):
-            c[name] = None if value == "None" else float(value)
+    for name, value in (word.split("=") for word in text.split()):
+        for kind in (str, float, int):
+            with contextlib.suppress(ValueError):
+                c[name] = kind(value)
     return c
 
 
 def run(seed: int, cases: int) -> list[str]:
-    """What is found among so many cases, each in one line."""
-    finds, skipped = [], 0
+    """What is found among so many cases: how to repeat it, and what it is."""
+    finds, beyond = [], 0
     for i in range(cases):
         c = draw(f"{seed}/{i}")
         problem = check(c)
         if problem == "beyond":
-            skipped += 1
+            beyond += 1
         elif problem:
-            c = simpler(c, fails)
-            finds.append(f'--case "{line(c)}": {check(c)}')
+            c = simpler(c)
+            finds.append(f'python tests/fuzz.py --case "{line(c)}": {check(c)}')
             print(finds[-1], flush=True)
-    print(f"seed {seed}: {cases} cases, {skipped} beyond, {len(finds)} finds")
+    print(f"seed {seed}: {cases} cases, {beyond} beyond, {len(finds)} finds")
     return finds
 
 
+TODAY = int(f"{datetime.date.today():%Y%m%d}")
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    today = f"{datetime.date.today():%Y%m%d}"
-    parser.add_argument("--seed", type=int, default=int(today), help="default: the date")
+    parser.add_argument("--seed", type=int, default=TODAY, help="default: the date")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--case", help="one case, as it was printed")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.case:
-        print(check(parsed(args.case)) or "as expected")
-    else:
-        sys.exit(bool(run(args.seed, args.cases)))
+        sys.exit(check(parsed(args.case)) or "as expected")
+    sys.exit(bool(run(args.seed, args.cases)))
