@@ -10,8 +10,8 @@ as it still fails; the line that is printed repeats it. The seed is the date unl
 is given, so every night has cases of its own.
 
 What is allowed: the limits of docs/tested.md relative to the norm of what is expected,
-and 32 roundings of the largest norm in the case, because a gradient may vanish by
-cancellation. More is allowed only where the problem itself is that sensitive: 32 times
+and 32 roundings of the largest norm in the case (of float32, if the precision is
+lower), because a gradient may vanish by cancellation. More is allowed only where the problem itself is that sensitive: 32 times
 the error of the loop in the precision of the sums, with inputs that are off by up to
 one rounding. Cases whose expected values exceed 10,000 are not compared, because there
 the recurrence diverges.
@@ -85,10 +85,11 @@ class Problem:
         for name in HIDDEN:  # a masked step may hold anything
             if name in x and not self.mask.all() and c["storage"] != "expanded":
                 x[name][~self.mask] = math.nan
-        at_least = torch.promote_types(dtype, torch.float32)
-        #: The precision of sums, and of states.
-        self.sums = dtype if op in MAPS else at_least
-        kept = dtype if op == "softmax_attention" else at_least
+        kept = self.sums = torch.promote_types(dtype, torch.float32)
+        if op == "softmax_attention":  # PyTorch's own; its cache is of inputs
+            kept = self.sums = dtype
+        elif op in MAPS:
+            self.sums = dtype
         self.x = {name: self.leaf(part, dtype) for name, part in x.items()}
         self.state = [self.leaf(part, kept, c["state"]) for part in state]
 
@@ -100,7 +101,7 @@ class Problem:
 
     def laid(self, x: Tensor) -> Tensor:
         """The same values in other storage; "expanded" repeats some of them."""
-        storage, dim = self.c["storage"], 2 if x.dim() > 2 else 0
+        storage, dim = self.c["storage"], max(0, min(x.dim() - 2, 2))
         if storage == "strided":
             return torch.stack([x, x], -1)[..., 1]
         if storage == "offset":
@@ -191,7 +192,7 @@ class Problem:
             x = {"q": self.normal(B, H, K), "positions": self.normal(K, 4)}
             return x | {n: self.normal(*steps, H, K) for n in "kv"}, []
         if d < 2:
-            raise ValueError("a layer norm of one number has only rounding errors")
+            raise ValueError("a layer norm of equal numbers is one of rounding errors")
         G = 1 if c["fewer"] else L
         x = {"x": self.normal(*steps, d), "merge": self.normal(L + 1)}
         for name, n in (("norm_mixer", L), ("norm_mlp", L), ("norm_memory", G)):
@@ -370,7 +371,8 @@ def check(c: Case) -> str | None:
         info, size = torch.finfo(x.dtype), max(x.numel(), 1) ** 0.5
         error = (finite(x) - finite(y)).norm().item()
         limit = LIMITS[c["dtype"]] * finite(y).norm().item()
-        limit += 32 * torch.finfo(p.sums).eps * top + info.tiny * info.eps * size
+        limit += 32 * min(torch.finfo(p.sums).eps, 2**-23) * top
+        limit += info.tiny * info.eps * size  # numbers below the normal ones
         if error <= limit:
             continue
         others = others or [p.expected(jitter) for jitter in (1, 2)]
@@ -400,7 +402,9 @@ def draw(seed: str) -> Case:
     if op == "feedback":
         c["key"] = r.choice([2, 4])
     elif long and r.random() < 0.1:
-        c[r.choice(["batch", "key", "value"])] = 0
+        none = ["batch", "value", *["heads"] * ("conv" not in op)]
+        none += ["key"] * (op != "dpfp_delta_rule")  # a map takes at least 1
+        c[r.choice(none)] = 0
     c["window"] = (
         r.choice([1, 2, 3, 5, 20]) if op != "aft_conv2d" else r.choice([1, 2, 3])
     )
@@ -422,7 +426,9 @@ def draw(seed: str) -> Case:
         c["state"], c["cuts"] = r.randrange(2), r.choice([0, 0, 1, 2])
         if "cu_seqlens" in has and r.random() < 0.3:
             c["documents"], c["cuts"], c["batch"] = r.choice([1, 2, 4]), 0, 1
-    c["storage"] = r.choice(["plain", "strided", "expanded", "offset", "transposed"])
+    c["storage"] = r.choice(["plain", "strided", "offset", "transposed", "expanded"])
+    if op == "feedback" and c["storage"] == "expanded":
+        c["storage"] = "plain"  # equal weights make equal numbers: see `feedback`
     c["grad"] = r.choice(["all", "all", "all", "some", "none"])
     # Softmax attention is PyTorch's own, in half precision there.
     wide = c["dtype"] == "float32" and "state" in has and op != "softmax_attention"
@@ -439,14 +445,13 @@ def fails(c: Case) -> bool:
 
 def simpler(c: Case) -> Case:
     """Each option at its simplest, or on the way there, as long as it fails."""
-    for name, simplest in [*SIMPLEST.items()] * 2:
+    for name, simplest in SIMPLEST.items():
         values = [simplest]
         if type(simplest) is int and c[name] > 1:
             values += [c[name] // 2, c[name] - 1]
         for value in values:
-            if c[name] != value and fails({**c, name: value}):
-                c = {**c, name: value}
-                break
+            if value != c[name] and fails(other := {**c, name: value}):
+                return simpler(other)
     return c
 
 
