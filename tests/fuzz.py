@@ -55,6 +55,7 @@ SIMPLEST: Case = {
     **{"batch": 1, "time": 1, "heads": 1, "group": 1, "key": 1, "value": 1},
     **{"layers": 1, "window": 1, "causal": 1, "normalize": 0, "scale": None},
     **{"size": 1.0, "edges": 0, "activation": "none", "fewer": 0, "dropout": 0},
+    **{"learned": 0, "wide_gates": 0},
 }
 #: Inputs with a dimension of time, which a mask hides.
 HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay")
@@ -85,12 +86,20 @@ class Problem:
         for name in HIDDEN:  # a masked step may hold anything
             if name in x and not self.mask.all() and c["storage"] != "expanded":
                 x[name][~self.mask] = math.nan
-        kept = self.sums = torch.promote_types(dtype, torch.float32)
-        if op == "softmax_attention":  # PyTorch's own; its cache is of inputs
-            kept = self.sums = dtype
-        elif op in MAPS:
+        kept = torch.promote_types(dtype, torch.float32)
+        shared = {*x, *["scale"] * c["learned"]} - {*HIDDEN, "bias", "band", "factors"}
+        #: The precision of sums. Maps have that of their input, and so has
+        #: PyTorch's attention. Autograd adds up the gradients of a tensor that is
+        #: used twice: in numerator and denominator, or in several pieces.
+        self.sums = kept
+        if op in MAPS or c["normalize"] or (c["cuts"] and shared):
             self.sums = dtype
-        self.x = {name: self.leaf(part, dtype) for name, part in x.items()}
+        if op == "softmax_attention":
+            kept = self.sums = dtype
+        if c["learned"]:
+            x["scale"] = torch.tensor(1.0 if c["scale"] is None else c["scale"])
+        dtypes = {n: kept for n in ("beta", "log_decay") if c["wide_gates"]}
+        self.x = {n: self.leaf(part, dtypes.get(n, dtype)) for n, part in x.items()}
         self.state = [self.leaf(part, kept, c["state"]) for part in state]
 
     def uniform(self, *shape: int) -> Tensor:
@@ -108,7 +117,7 @@ class Problem:
             return torch.cat([x.new_zeros(3), x.flatten()])[3:].view(x.shape)
         if storage == "transposed" and x.dim() > 1:
             return x.mT.contiguous().mT
-        if storage == "expanded" and x.numel():
+        if storage == "expanded" and x.dim() and x.numel():
             return x.narrow(dim, 0, 1).expand(x.shape)
         return x
 
@@ -191,8 +200,8 @@ class Problem:
         if c["op"] == "feedback_attention":
             x = {"q": self.normal(B, H, K), "positions": self.normal(K, 4)}
             return x | {n: self.normal(*steps, H, K) for n in "kv"}, []
-        if d < 2:
-            raise ValueError("a layer norm of equal numbers is one of rounding errors")
+        if d < 4:  # of two numbers, the norm is 1 and -1, with a slope of 0
+            raise ValueError("a layer norm of so few numbers has rounding errors alone")
         G = 1 if c["fewer"] else L
         x = {"x": self.normal(*steps, d), "merge": self.normal(L + 1)}
         for name, n in (("norm_mixer", L), ("norm_mlp", L), ("norm_memory", G)):
@@ -238,7 +247,9 @@ class Problem:
         options = {n: c[n] for n in ("implementation", "heads", "normalize", "causal")}
         options |= {"scale": c["scale"], "activation": ACTIVATIONS[c["activation"]]}
         options["cu_seqlens"] = torch.tensor(self.ends) if self.ends else None
-        options = {n: value for n, value in options.items() if n in takes(name)}
+        options = {
+            n: options[n] for n in takes(name) if n in options and n not in self.x
+        }
         op, masked = partial(getattr(ops, name), **options), c["mask"] != "none"
         if not c["causal"] or name == "aft_conv2d":
             return op(**self.x, key_mask=self.mask if masked else None), None
@@ -306,7 +317,9 @@ class Problem:
                     for n, p in x.items()
                 }
                 parts = [part[i] for part in state]
-                out = loop_of(c["op"])(c, own | more, parts, self.mask[row][steps])
+                options = {**c, "scale": x.get("scale", c["scale"])}
+                loop = partial(loop_of(c["op"]), options, own | more, parts)
+                out = loop(self.mask[row][steps])
                 y.append(out[0])
                 after.append(
                     [] if c["op"] == "feedback" and c["mask"] != "none" else out[1]
@@ -400,7 +413,7 @@ def draw(seed: str) -> Case:
     c["heads"], c["layers"] = r.choice([1, 2, 3]), r.choice([1, 2, 3])
     c["key"], c["value"] = (r.choice([1, 2, 3, 5, 8]) for _ in "kv")
     if op == "feedback":
-        c["key"] = r.choice([2, 4])
+        c["key"] = r.choice([4, 6])
     elif long and r.random() < 0.1:
         none = ["batch", "value", *["heads"] * ("conv" not in op)]
         none += ["key"] * (op != "dpfp_delta_rule")  # a map takes at least 1
@@ -414,6 +427,8 @@ def draw(seed: str) -> Case:
     if "scale" in has:
         c["group"] = r.choice([1, 1, 2, 3])
         c["scale"] = r.choice([None, None, 0.5, -0.7, 0.0, 3.0])
+        c["learned"] = int(r.random() < 0.3)
+    c["wide_gates"] = r.randrange(2)
     for name in ("edges", "fewer", "dropout"):
         c[name] = int(r.random() < 0.4)
     c["normalize"] = r.randrange(2) * ("normalize" in has)
