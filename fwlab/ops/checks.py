@@ -30,10 +30,7 @@ def shapes(
     """
     sizes: dict[str, int] = {}
     for argument, (tensor, names) in expected.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{op}: expected {argument} to be a tensor, got {_kind(tensor)}"
-            )
+        ordinary(op, argument, tensor)
         if names is None:
             continue
         dims, found = _dimensions(names), tensor.shape
@@ -54,6 +51,27 @@ def shapes(
     return sizes
 
 
+def ordinary(op: str, argument: str, x: Any) -> None:
+    """Raise `TypeError` unless `x` is a tensor with all its entries.
+
+    Sparse, nested and oneDNN tensors are not.
+    """
+    if not _dense(x):
+        wanted = "dense tensor" if isinstance(x, Tensor) else "tensor"
+        raise TypeError(
+            f"{op}: expected {argument} to be a {wanted}, got {_kind(x)}"
+        )
+
+
+# The shape of a nested tensor cannot even be asked for.
+def _dense(x: Any) -> bool:
+    return (
+        isinstance(x, Tensor)
+        and x.layout is torch.strided
+        and not x.is_nested
+    )
+
+
 @functools.cache  # a call of a short kernel waits for these checks
 def _dimensions(names: str) -> list[str]:
     return names.split()
@@ -65,7 +83,7 @@ def group(op: str, q: Any, k: Any) -> int:
     - Returns 1 if a shape does not fit at all: `shapes` reports that.
     - Raises `ValueError` for heads that cannot be shared evenly.
     """
-    if not all(isinstance(x, Tensor) and x.dim() == 4 for x in (q, k)):
+    if not all(_dense(x) and x.dim() == 4 for x in (q, k)):
         return 1
     queries, keys = q.shape[2], k.shape[2]
     if queries == keys or not queries * keys:
@@ -82,6 +100,7 @@ def scale(op: str, value: Any) -> None:
     """Check a factor: a finite number, or a tensor of one number."""
     text = f"{op}: expected scale to be a finite number"
     if isinstance(value, Tensor):
+        ordinary(op, "scale", value)
         if value.numel() != 1 or value.is_complex():
             raise ValueError(
                 f"{text} or a tensor of one, got a tensor of shape "
@@ -159,10 +178,7 @@ def state_part(
 ) -> None:
     """Check the shape, dtype and device of one tensor of a state."""
     expected = list(shape)
-    if not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"{op}: expected {argument} to be a tensor, got {_kind(tensor)}"
-        )
+    ordinary(op, argument, tensor)
     if list(tensor.shape) != expected:
         raise ValueError(
             f"{op}: expected {argument} of shape {expected}, "
@@ -191,7 +207,7 @@ def time_of(part: Any, dims: int) -> int:
 
     0 if it is not a tensor with `dims` dimensions.
     """
-    fits = isinstance(part, Tensor) and part.dim() == dims
+    fits = _dense(part) and part.dim() == dims
     return part.shape[1] if fits else 0
 
 
@@ -199,7 +215,7 @@ def mask(
     op: str, argument: str, tensor: Tensor, like: Tensor, **sizes: int
 ) -> None:
     """Check a mask; `sizes` are its dimensions by name, in order."""
-    if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
+    if not _dense(tensor) or tensor.dtype != torch.bool:
         raise TypeError(
             f"{op}: expected {argument} to be a bool tensor "
             f"(True = real token), got {_kind(tensor)}"
@@ -219,7 +235,7 @@ def documents(op: str, cu_seqlens: Tensor, batch: int) -> int:
     - Returns the number of documents.
     """
     if (
-        not isinstance(cu_seqlens, Tensor)
+        not _dense(cu_seqlens)
         or cu_seqlens.is_floating_point()
         or cu_seqlens.is_complex()
         or cu_seqlens.dtype == torch.bool
@@ -244,10 +260,14 @@ def documents(op: str, cu_seqlens: Tensor, batch: int) -> int:
 def _kind(x: Any) -> str:
     """How a message names something unexpected: its dtype or type."""
     if isinstance(x, Tensor):
+        if x.is_nested:
+            return "a nested tensor"
+        if x.layout is not torch.strided:
+            return f"layout {_name(x.layout)}"
         return _name(x.dtype)
     return type(x).__name__
 
 
-# A dtype as people write it: "float32".
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+# A dtype or layout as people write it: "float32".
+def _name(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops import fla, gpu, measured
+from fwlab.ops import autograd, fla, gpu, measured
 
 #: The names of implementations for GPUs: theirs, and ours.
 KERNELS = ("fla", "triton")
@@ -57,7 +57,9 @@ def choose(
       this warns on a GPU, once for each reason.
     - `tensors`: those whose device and dtypes decide.
     - `plain`: those that `torch.func` can transform; within `vmap`,
-      `grad` or `jacrev`, "auto" takes the last of them.
+      `grad` or `jacrev`, "auto" takes the last of them, and where
+      tangents are computed (`jvp`, `torch.autograd.forward_ad`), the
+      last that is not "efficient".
     - `sizes`: those of the problem, by the names in `refuses`.
     - Raises `ValueError` for an unknown name, for "triton" if there
       is no kernel for these arguments, with the reason (`Refused` if
@@ -72,11 +74,15 @@ def choose(
         )
     if not all(map(Tensor.numel, tensors)):
         return "naive", implementations["naive"]  # nothing to compute
-    if torch._C._are_functorch_transforms_active():
+    forward = autograd.forward_mode()
+    if forward or torch._C._are_functorch_transforms_active():
+        if forward:  # which PyTorch's own attention does not have
+            plain = tuple(n for n in plain if n != "efficient")
         if requested not in ("auto", *plain):
             raise ValueError(
                 f"{op}: implementation {requested!r} does not work with "
-                "torch.func (vmap, grad, jacrev and others); "
+                "torch.func (vmap, grad, jacrev and others) or in "
+                "forward-mode differentiation; "
                 "implementation='naive' does"
             )
         if requested == "auto":

@@ -16,6 +16,12 @@ def _torch(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float = 1.0
 ) -> Tensor:
     """PyTorch's own; `k` and `v` may have fewer heads than `q`."""
+    # Its causal form is NaN unless the scale is above 0 in float32. A
+    # change of sign is exact in any precision.
+    if scale < 0:
+        q, scale = -q, -scale
+    if scale < torch.finfo(torch.float32).tiny:
+        q, scale = q * scale, 1.0
     # A whole sequence without masked keys does not need a mask.
     rows, columns = visible.shape[-2:]
     causal = visible.dim() == 2 and bool(rows == columns)
@@ -140,13 +146,13 @@ def softmax_attention(
         visible = ((visible & real[:, None]) | itself)[:, None]
     if scale is None:
         scale = max(call.sizes["key"], 1) ** -0.5
-    if name == "efficient" and not isinstance(scale, Tensor):
-        compute = partial(compute, scale=float(scale))
-    else:
-        q = q * scale
     # PyTorch's own sums half-precision inputs up in float32.
     kind = call.dtype if name == "naive" else wide
     inputs = [x.to(kind).transpose(1, 2) for x in (q, k, v)]
+    if name == "efficient" and not isinstance(scale, Tensor):
+        compute = partial(compute, scale=float(scale))
+    else:
+        inputs[0] = (inputs[0] * scale).to(kind)
     if name == "naive" and group > 1:
         inputs[1:] = (x.repeat_interleave(group, 1) for x in inputs[1:])
     y = compute(*inputs, visible).to(wide)

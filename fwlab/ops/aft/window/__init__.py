@@ -252,12 +252,8 @@ def _heads_side_by_side(
     op: str, q: Tensor, k: Tensor, v: Tensor, dims: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`[batch, ..., heads, channels]` to `[batch, time, channels]`."""
-    if (
-        isinstance(k, Tensor)
-        and isinstance(q, Tensor)
-        and k.dim() == q.dim()
-        and k.shape[-1] == 1
-    ):
+    checks.shapes(op, q=(q, None), k=(k, None))
+    if k.dim() == q.dim() and k.shape[-1] == 1:
         k = k.expand(*k.shape[:-1], q.shape[-1])
     checks.shapes(op, q=(q, dims), k=(k, dims), v=(v, dims))
     q, k, v = (x.flatten(-2).flatten(1, -2) for x in (q, k, v))

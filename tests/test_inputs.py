@@ -1,0 +1,109 @@
+"""Inputs of unusual kinds: scales that are not positive, tangents of forward-mode
+differentiation, and tensors that are not dense.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from fwlab import ops
+from problems import ROWS, error, problem
+from problems.row import Row
+
+
+def three(time, generator, with_state):
+    return list(torch.randn(3, 2, time, 2, 4, generator=generator)), None
+
+
+EVERY = {**ROWS, "softmax": Row(ops.softmax_attention, three, large=list)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [
+        (torch.float64, 1e-12),
+        (torch.float32, 1e-5),
+        (torch.float16, 2e-3),
+        (torch.bfloat16, 1e-2),
+    ],
+)
+def test_softmax_attention_with_any_scale(dtype, limit):
+    """PyTorch's own causal attention is NaN unless the scale is above 0, rounded
+    to float32.
+    """
+    q, k, v, weights = torch.randn(4, 2, 9, 2, 4, dtype=torch.float64).to(dtype)
+    future = torch.ones(9, 9, dtype=torch.bool).triu(1)
+
+    def formula(q, k, v):
+        scores = torch.einsum("bihc,bjhc->bhij", q, k) * scale
+        shares = scores.masked_fill(future, -torch.inf).softmax(-1)
+        return torch.einsum("bhij,bjhc->bihc", shares, v)
+
+    def all_of(function, *inputs):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        y = function(*leaves)
+        return [y, *torch.autograd.grad((y * weights).sum(), leaves)]
+
+    for scale in (0.0, -1.0, -0.3, 1e-300, -1e-300):
+        wanted = all_of(formula, q.double(), k.double(), v.double())
+        for factor in (scale, torch.tensor(scale, dtype=torch.float64)):
+            for implementation in ("auto", "naive"):
+                attend = partial(
+                    ops.softmax_attention, scale=factor, implementation=implementation
+                )
+                found = all_of(attend, q, k, v)
+                for x, y in zip(found, wanted, strict=True):
+                    # With scores of 0, q and k have none, up to 1e-300.
+                    nothing = x.double().norm() < 1e-30 > y.norm()
+                    assert nothing or error(x, y) < limit
+
+
+def test_tangents():
+    """Forward-mode differentiation: "auto" has the derivative of every input;
+    what is differentiated by hand refuses.
+    """
+    for name, row in EVERY.items():
+        inputs, _ = problem(row, 5, with_state=False)
+        inputs = [x.detach() for x in inputs]
+        # The feature map of `dpfp_delta_rule` is differentiated by hand.
+        for i in range(2 if name == "dpfp-delta" else 0, len(inputs)):
+            tangent = torch.randn_like(inputs[i])
+
+            def near(x, i=i, row=row, inputs=inputs, **options):
+                return row(*inputs[:i], x, *inputs[i + 1 :], **options)
+
+            above, below = (near(inputs[i] + s * tangent) for s in (1e-6, -1e-6))
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(inputs[i], tangent)
+                found = forward_ad.unpack_dual(near(dual)).tangent
+                with pytest.raises(ValueError, match=r"'efficient' does not .*forward"):
+                    near(dual, implementation="efficient")
+            assert error(found, (above - below) / 2e-6) < 1e-6, (name, i)
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|Sparse CSR).*")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.flatten(0, -2).to_sparse_csr(),
+        lambda x: x.to_mkldnn(),
+        lambda x: torch.nested.as_nested_tensor(list(x)),
+        lambda x: torch.nested.as_nested_tensor(list(x), layout=torch.jagged),
+    ],
+    ids=["coo", "csr", "onednn", "nested", "jagged"],
+)
+def test_tensors_that_are_not_dense(kind):
+    """Each argument in turn, and the state: one sentence that names it."""
+    for row in EVERY.values():
+        inputs, state = problem(row, 5, torch.float32)
+        for i, x in enumerate(inputs):
+            if x.dim() > 1:
+                given = [*inputs[:i], kind(x.detach()), *inputs[i + 1 :]]
+                with pytest.raises(TypeError, match="to be a dense tensor, got "):
+                    row(*given)
+        if isinstance(state, torch.Tensor):
+            with pytest.raises(TypeError, match="state to be a dense tensor, got "):
+                row(*inputs, state=kind(state.detach()))
