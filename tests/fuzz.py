@@ -422,8 +422,10 @@ def draw(seed: str) -> Case:
         r.choice([1, 2, 3, 5, 20]) if op != "aft_conv2d" else r.choice([1, 2, 3])
     )
     c["size"] = r.choice([1.0, 1.0, 0.1, 1.3])
-    if op.startswith("aft") or op == "softmax_attention":
+    if op.startswith("aft"):
         c["size"] = r.choice([1.0, 1.0, 10.0, 300.0])
+    if op == "softmax_attention":  # PyTorch's backward pass has an error of 6e-8
+        c["size"] = r.choice([1.0, 3.0])  # times the largest score
     if "scale" in has:
         c["group"] = r.choice([1, 1, 2, 3])
         c["scale"] = r.choice([None, None, 0.5, -0.7, 0.0, 3.0])
@@ -485,7 +487,7 @@ def parsed(text: str) -> Case:
 
 
 def run(seed: int, cases: int) -> list[str]:
-    """What is found among so many cases: how to repeat it, and what it is."""
+    """What is found among random cases: how to repeat it, and what it is."""
     finds, beyond = [], 0
     for i in range(cases):
         c = draw(f"{seed}/{i}")

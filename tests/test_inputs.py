@@ -60,6 +60,15 @@ def test_softmax_attention_with_any_scale(dtype, limit):
                     assert nothing or error(x, y) < limit
 
 
+def test_a_scale_does_not_round_queries():
+    """In half precision, the naive version multiplies by it in float32."""
+    q, k, v = torch.randn(3, 1, 9, 2, 4).bfloat16()
+    options = {"scale": 3.0, "implementation": "naive"}
+    wanted = ops.softmax_attention(q.double(), k.double(), v.double(), **options)
+    found = ops.softmax_attention(q, k, v, **options)
+    assert error(found, wanted.bfloat16()) < 1e-3
+
+
 def test_tangents():
     """Forward-mode differentiation: "auto" has the derivative of every input;
     what is differentiated by hand refuses.
@@ -93,7 +102,7 @@ def test_tangents():
         lambda x: torch.nested.as_nested_tensor(list(x)),
         lambda x: torch.nested.as_nested_tensor(list(x), layout=torch.jagged),
     ],
-    ids=["coo", "csr", "onednn", "nested", "jagged"],
+    ids=["sparse", "csr", "onednn", "nested", "jagged"],
 )
 def test_tensors_that_are_not_dense(kind):
     """Each argument in turn, and the state: one sentence that names it."""
