@@ -25,7 +25,11 @@ def _traced() -> bool:
     Otherwise autograd functions take its place, which need fewer passes.
     """
     # What an autograd function itself asks first.
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def divide(x: Tensor, total: Tensor) -> Tensor:

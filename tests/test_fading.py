@@ -158,3 +158,13 @@ def test_a_memory_in_range_is_computed_as_ever(rule, monkeypatch):
             plain, end = called(rule, implementation, *given)
         assert torch.equal(y, plain)
         assert all(map(torch.equal, state, end))
+
+
+@pytest.mark.parametrize("scale", [-1e9, -1e-9, 0.0, 1e-9, 1e9])
+def test_the_size_of_a_scale_cancels(scale):
+    """Before it does, it must not leave the range of half precision."""
+    q, k, v = (torch.rand(1, 5, 1, 4).half() for _ in "qkv")
+    for implementation in PLAIN:
+        one = ops.sum_rule(q, k, v, implementation=implementation)
+        y = ops.sum_rule(q, k, v, scale=scale, implementation=implementation)
+        torch.testing.assert_close(y, one if scale else torch.zeros_like(one))

@@ -77,7 +77,7 @@ def test_tangents():
         inputs, _ = problem(row, 5, with_state=False)
         inputs = [x.detach() for x in inputs]
         # The feature map of `dpfp_delta_rule` is differentiated by hand.
-        for i in range(2 if name == "dpfp-delta" else 0, len(inputs)):
+        for i in range(len(inputs)):
             tangent = torch.randn_like(inputs[i])
 
             def near(x, i=i, row=row, inputs=inputs, **options):

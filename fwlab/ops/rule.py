@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fwlab.feature_maps import FeatureMap, Identity, unit_range
@@ -174,7 +175,7 @@ class Rule(Operation):
         self,
         call: Call,
         features: Callable[[Tensor], Tensor] | None,
-        scale: float | None,
+        scale: Any,
         normalize: bool,
         as_given: tuple[str, ...],
     ) -> dict[str, Any]:
@@ -191,12 +192,14 @@ class Rule(Operation):
             x |= {
                 part: features(x[part].to(call.dtype)) for part in "qk"
             }
-        if scale is not None:
-            x["q"] = x["q"] * scale
-        if normalize:  # the scale cancels in the quotient
+        if normalize:
             x["q"] = unit_range(x["q"])
+            if scale is not None:  # its size cancels in the quotient
+                scale = torch.as_tensor(scale).sign()
             if self.corrects:
                 x["ask"] = unit_range(x["k"])
+        if scale is not None:
+            x["q"] = x["q"] * scale
         return x | {
             gate: x[gate].to(call.dtype)
             for gate in self.gates

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 #: Sizes of a memory that need no unit, as a logarithm.
 PLAIN = (-6.0, 6.0)
@@ -68,14 +69,16 @@ def in_range(
         limits, kept = torch.finfo(z.dtype), m[:, :-1] - m[:, 1:]
         if log_decay is not None:
             kept = log_decay + kept
-        units = (-m).exp().clamp(max=limits.max).to(z.dtype)[..., None]
-        start, each = units[:, 0], units[:, 1:]
+        units = m.to(z.dtype).neg().exp()[..., None]
+        start = units[:, 0].clamp(max=limits.max)
         # What is not written needs no unit; only its gradient has one,
         # and could be beyond all numbers.
-        none, few = (size == 0)[..., None], limits.max**0.75
-        each = torch.where(none, each.clamp(max=few), each)
+        most = torch.finfo(k.dtype).max
+        each = units[:, 1:].clamp(max=most).to(k.dtype)
+        few, none = each.clamp(max=most**0.75), (size == 0)[..., None]
+        each = torch.where(none, few, each)
         y, W, z = compute(
-            k=(k * each).to(k.dtype),
+            k=k * each,
             W=start[..., None] * W,
             z=start * z,
             log_decay=kept.to(z.dtype),
@@ -92,9 +95,7 @@ def in_range(
 
 def _size(x: Tensor) -> Tensor:
     """The largest entry of each vector."""
-    wide = torch.float32 if x.device.type == "mps" else torch.float64
-    x = x.detach()
-    return x.amax(-1).maximum(-x.amin(-1)).to(wide)
+    return x.amax(-1).maximum(-x.amin(-1))
 
 
 def _units(
@@ -117,12 +118,14 @@ def _units(
     - Returns `[batch, 1 + time, heads]`.
     """
     # Without infinities: their differences are not numbers.
-    left = torch.zeros_like(size)
+    left: Any = 0
     if log_decay is not None:
-        left += log_decay.clamp(min=-1e9)
+        left = log_decay.clamp(min=-1e9)
     if fades is not None:
-        left += fades[..., 0].abs().log().clamp(min=-50)
-    left = torch.nn.functional.pad(left.cumsum(1), (0, 0, 1, 0))
-    size = torch.cat([torch.where(start == 0, 1, start), size], 1)
-    M = (size.log() - left).cummax(1).values + left
+        left = left + fades[..., 0].abs().log().clamp(min=-50)
+    wide = torch.float32 if size.device.type == "mps" else torch.float64
+    left = F.pad(left.cumsum(1, dtype=wide), (0, 0, 1, 0))
+    start = torch.where(start == 0, 1, start)
+    M = torch.cat([start, size], 1).log() - left
+    M = M.cummax(1).values + left
     return M - M.clamp(*PLAIN)
