@@ -1029,6 +1029,14 @@ def test_sigkill_changes_nothing(copies, uninterrupted, tmp_path, when, number):
     assert result_of(cut)["sample"] == result_of(whole)["sample"]
 
 
+@pytest.mark.slow
+def test_a_night_of_kills():
+    """The seed is new each time; FWLAB_SEED repeats one."""
+    kills = Path(__file__).with_name("kills.py")
+    seed = ["--seed", os.environ["FWLAB_SEED"]] if "FWLAB_SEED" in os.environ else []
+    subprocess.run([sys.executable, str(kills), *seed], check=True)
+
+
 def rows(folder, name):
     """A column of metrics.jsonl, by step; what is not a whole line is left out."""
     found = {}
@@ -1095,11 +1103,11 @@ def test_a_lost_result_is_written(fwlab, tmp_path):
 
 def test_no_result_of_other_steps(fwlab, monkeypatch, tmp_path):
     """A longer run removes the result before it writes its first checkpoint."""
-    train = [*TRAIN, "--out", "run", "--resume", "--steps"]
-    assert fwlab(*train, "6")[0] == 0
+    train = [*TRAIN, "--out", "run"]
+    assert fwlab(*train)[0] == 0
     with monkeypatch.context() as patch:
         patch.setattr("fwlab.training.checkpoint.save_file", fail)
-        assert fwlab(*train, "9")[0] == 2
+        assert fwlab(*train, "--resume", "--steps", "9")[0] == 2
     assert load("run/last").step == 6 and not (tmp_path / "run/result.json").exists()
 
 

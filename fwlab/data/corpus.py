@@ -245,7 +245,7 @@ def _part(path: Path) -> tuple[Part, str]:
     kind = "blank"
     try:
         about = path.stat()
-        if not stat.S_ISREG(about.st_mode):  # reading a pipe could wait for ever
+        if not stat.S_ISREG(about.st_mode):  # a pipe may keep its reader waiting
             raise CorpusError(
                 f"expected the corpus {path} to be a file or a folder: it is a device "
                 "or a pipe, so save its text first"

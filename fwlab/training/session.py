@@ -69,7 +69,8 @@ def run_in(
         options: dict[str, Any] = (
             {} if track is None else {"log_with": track, "project_dir": folder}
         )
-        trainer = Trainer(config, resume=found and _loaded(folder, found), **options)
+        resumed = None if found is None else _loaded(folder, found)
+        trainer = Trainer(config, resume=resumed, **options)
         if trainer.step > config.steps:
             raise ValueError(
                 f"expected steps to be at least {trainer.step}, which {folder} already "
