@@ -1,6 +1,6 @@
 """Kill trainings, continue them, and compare them with unbroken ones.
 
-    python tests/kills.py [--seed 7] [--cases 120] [--case 31]
+    python tests/kills.py [--seed 7] [--cases 300] [--case 31]
 
 Each case trains one of the `KINDS` below, kills it once or twice, and lets it end.
 A kill comes at a random moment, or before a random operation on the files of the
@@ -287,6 +287,10 @@ def about(run):
     return found
 
 
+def printed(folder):
+    return "".join(path.read_text() for path in folder.glob("printed-*"))
+
+
 def close(one, other):
     """Other numbers of processes add in another order."""
     for a, b in zip(one["metrics"], other["metrics"], strict=True):
@@ -323,8 +327,7 @@ class Night:
 
     def must(self, ended, folder):
         if any(ended):
-            printed = "".join(p.read_text() for p in folder.glob("printed-*"))
-            raise AssertionError(f"ended with {ended}: {printed[-1500:]}")
+            raise AssertionError(f"ended with {ended}")
 
     def plan(self, rng, name):
         _, operations, seconds = self.unbroken(name)
@@ -378,10 +381,9 @@ class Night:
                     assert found[part] == value, (part, value, found[part])
             self.counts[name, "continued"] += 1
         except Exception as error:
-            printed = "".join(p.read_text() for p in folder.glob("printed-*"))
             self.wrong.append(index)
-            print(f"case {index}, {name}: {said}\n{error!r:.1500}\n{printed[-1500:]}")
-            return
+            print(f"case {index}, {name}: {said}\n{error!r:.1500}")
+            print(printed(folder)[-3000:], flush=True)
         shutil.rmtree(folder)
 
     @staticmethod
@@ -401,15 +403,10 @@ class Night:
     @staticmethod
     def allowed(ended, ranks, plan, folder):
         """One that was not killed itself may fail with the others."""
-        printed = "".join(p.read_text() for p in folder.glob("printed-*"))
-        known = {0, 130, *(-number for number in plan.numbers)}
-        if (
-            FULL in plan.numbers
-            or "trains there" in printed
-            or "run already" in printed
-        ):
+        said, known = printed(folder), {0, 130, *(-number for number in plan.numbers)}
+        if FULL in plan.numbers or "trains there" in said or "run already" in said:
             known.add(2)
-        if ranks == 1 and ("Traceback" in printed or not {*ended} <= known):
+        if ranks == 1 and ("Traceback" in said or not {*ended} <= known):
             raise AssertionError(f"ended with {ended}")
         if -signal.SIGKILL in ended and signal.SIGKILL not in plan.numbers:
             raise AssertionError("one of the processes hung")
@@ -435,9 +432,8 @@ def torchrun(night):
     arguments = [*TORCHRUN, *command(kind, "--resume", steps=60)]
 
     def start(folder):
-        printed = open(folder / "printed-0", "ab")  # noqa: SIM115
-        given = {"cwd": folder, "stdout": printed, "stderr": printed}
-        return subprocess.Popen(arguments, **given, start_new_session=True)
+        with open(folder / "printed-0", "ab") as file:
+            return subprocess.Popen(arguments, cwd=folder, stdout=file, stderr=file)
 
     expected = None
     for what in ("nothing", "torchrun SIGTERM", "torchrun SIGKILL", "worker SIGKILL"):
@@ -452,8 +448,9 @@ def torchrun(night):
         if what.startswith("torchrun"):
             process.send_signal(number)
         elif what != "nothing":
-            _, pid, *_ = (run / ".lock").read_text().split()
-            os.kill(int(pid), number)
+            with contextlib.suppress(FileNotFoundError):  # at its end already
+                _, pid, *_ = (run / ".lock").read_text().split()
+                os.kill(int(pid), number)
         process.wait()
         night.counts["torchrun", what] += 1
         # Workers without their launcher train on, and hold the folder.
@@ -467,8 +464,7 @@ def torchrun(night):
             night.counts["torchrun", "continued"] += what != "nothing"
         except Exception as error:
             night.wrong.append(what)
-            print(f"{what}: {error!r:.1500}")
-            print((folder / "printed-0").read_text()[-3000:])
+            print(f"{what}: {error!r:.1500}\n{printed(folder)[-3000:]}")
 
 
 def main():
@@ -476,7 +472,7 @@ def main():
     parser.add_argument(
         "--seed", type=int, default=random.SystemRandom().getrandbits(32)
     )
-    parser.add_argument("--cases", type=int, default=170)
+    parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--case", type=int)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -78,7 +78,10 @@ def run_in(
             )
         if track is not None and not trainer.engine.log_with:
             raise ValueError(f"expected {track} to be installed: pip install {track}")
-        Run(folder, trainer).train(command, track)
+        run = Run(folder, trainer)
+        if resume and found is None:
+            run.say(f"{folder} has no checkpoint yet: the run begins")
+        run.train(command, track)
         trainer.engine.end_training()
 
 
