@@ -154,7 +154,7 @@ def load(path: str | Path) -> Checkpoint:
         with torch.device("meta"):  # the stored sizes may be huge
             expected = new_model(config, len(characters)).state_dict()
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise _bad_header(path, error) from None
+        raise CheckpointError(_damaged_header(path, error)) from None
 
     weights = _weights(path, config, expected, tensors)
     adam = _adam(path, weights, tensors)
@@ -193,7 +193,7 @@ def _run_of(path: Path) -> tuple[Config, str, list[list[float]]]:
     try:
         return _config(header), header["corpus_sha256"], json.loads(header["curve"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _bad_header(path, error) from None
+        raise CheckpointError(_damaged_header(path, error)) from None
 
 
 def difference(config: Config, saved: Config) -> str:
@@ -233,9 +233,8 @@ def _config(header: dict[str, str]) -> Config:
     )
 
 
-def _bad_header(path: Path, error: Exception) -> CheckpointError:
-    reason = str(error).splitlines()[0]
-    return CheckpointError(f"the header of {path} is damaged ({reason})")
+def _damaged_header(path: Path, error: Exception) -> str:
+    return f"the header of {path} is damaged ({str(error).splitlines()[0]})"
 
 
 #: What the first checkpoints had in their configurations.
