@@ -197,6 +197,8 @@ def train(folder, arguments, kind, plan=None, ranks=1):
     That is an exit code, or less than 0: the number of a signal.
     """
     plan = plan or Plan()
+    for path in folder.glob("printed-*"):
+        path.unlink()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pids, ended, begin = {}, {}, time.monotonic()
     for rank in range(ranks):
@@ -342,6 +344,8 @@ class Night:
             return Plan(numbers, at, gap=gap, victim=victim, size=size)
         rival = None if several or rng.random() < 0.3 else rng.uniform(0, seconds)
         after, gap = rng.uniform(0, seconds), rng.uniform(0, 0.1)
+        if rival is not None and rng.random() < 0.3:
+            numbers = ()  # nobody is killed
         return Plan(numbers, after=after, gap=gap, victim=victim, rival=rival)
 
     def case(self, index):
@@ -390,8 +394,8 @@ class Night:
     def called(plan):
         name = " twice" if len(plan.numbers) > 1 else ""
         when = "at a moment" if plan.at is None else "at a file"
-        if plan.numbers[0] == FULL:
-            return "full disk"
+        if FULL in plan.numbers or not plan.numbers:
+            return "full disk" if plan.numbers else "nothing"
         return f"{signal.Signals(plan.numbers[0]).name}{name} {when}"
 
     @staticmethod
@@ -408,6 +412,8 @@ class Night:
             known.add(2)
         if ranks == 1 and ("Traceback" in said or not {*ended} <= known):
             raise AssertionError(f"ended with {ended}")
+        if len(ended) > ranks and not any(ended) and "nothing to do" not in said:
+            raise AssertionError("both processes trained")
         if -signal.SIGKILL in ended and signal.SIGKILL not in plan.numbers:
             raise AssertionError("one of the processes hung")
 
