@@ -112,7 +112,7 @@ class Plan:
     - `numbers`: the signals, one after the other; `FULL` = from then on, files
       cannot grow beyond `size` bytes, as on a full disk.
     - `at`: before this operation on the files of the run, from 1; or
-    - `after`: so many seconds after the start.
+    - `after`: this many seconds after the start.
     - `gap`: operations, or seconds, between two signals.
     - `victim`: the rank; None = all of them.
     - `rival`: a second process trains in the same folder, this much later.
