@@ -57,7 +57,7 @@ def train(
         out: Folder for config.json, metrics.jsonl, the checkpoints last and
             best, and result.json; default: runs/MIXER, or runs/PRESET.
         resume: Continue from the last checkpoint that the same command line
-            has left in that folder.
+            has left in that folder; without one, begin.
         dry_run: Do not train; show the number of parameters, the memory, the
             operations and the time of a step, which ten steps measure.
         track: Also send the metrics to TensorBoard (in that folder) or to

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import platform
 import random
 import re
 import runpy
@@ -40,6 +41,7 @@ from fwlab.training import (
     save,
 )
 from fwlab.training.checkpoint import new_model
+from fwlab.training.lock import locked
 from fwlab.training.plan import plan
 from fwlab.training.presets import PRESETS
 from fwlab.training.session import metrics
@@ -109,6 +111,29 @@ def test_resume_is_as_if_never_stopped(tmp_path, changes):
     assert losses(second) == expected[5:]
     for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_scale_of_half_precision_survives_a_stop(tmp_path, monkeypatch):
+    """float16 is refused on a CPU, but its scaler works there."""
+
+    def with_scaler(*given):
+        found = accelerator(*given)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4)
+        found.scaler = scaler
+        return found
+
+    accelerator = loop.engine.accelerator
+    monkeypatch.setattr(loop.engine, "accelerator", with_scaler)
+    whole = Trainer(SMALL, TEXT)
+    expected = losses(whole)
+    assert 1 < whole.engine.scaler.get_scale() < 2.0**127
+    half = stopped(Trainer(SMALL, TEXT), tmp_path)
+    second = Trainer(SMALL, TEXT, resume=load(half))
+    assert losses(second) == expected[5:]
+    assert second.engine.scaler.state_dict() == whole.engine.scaler.state_dict()
+    # Others have none, and precision may change.
+    monkeypatch.undo()
+    assert losses(Trainer(SMALL, TEXT, resume=load(half)))
 
 
 @pytest.mark.parametrize("mixer", ["delta", "sum", "transformer-xl", "feedback"])
@@ -293,8 +318,12 @@ def test_plot(fwlab, tmp_path):
     assert [*validation.get_xdata()] == [3, 6]
     assert [*training.get_ydata()] == [row["loss"] for row in rows]
     with open(tmp_path / "run/metrics.jsonl", "ab") as file:
-        file.write(b'null\n7\n{"step": 9}\n\xff\n')
+        file.write(b'null\n7\n{"step": 9}\n\xff\n' + b"[" * 10**5)
+        whole = rows[0]
+        for name, x in itertools.product(whole, ("7", None, [1], True, 1e400, 1e200)):
+            file.write(f"\n{json.dumps({**whole, name: x})}".encode())
     assert metrics(tmp_path / "run") == rows
+    assert fwlab("plot", "run")[0] == 0
     code, _, err = fwlab("plot", "nowhere")
     assert code == 2 and "expected a run of fwlab train in nowhere" in err
 
@@ -547,8 +576,9 @@ DAMAGE = {
     ),
     "bad curve": (header(curve="[[1]]"), "rows of three numbers"),
     "odd name": (tensor("adam.x", torch.zeros(2)), "belongs to no weight"),
+    "bad scaler": (header(scaler='{"scale": NaN, "_growth_tracker": 1}'), DAMAGED),
     "bad step": (header(step="many"), DAMAGED),
-    "a billion layers": (header(layers=10**9), "expected layers to be at most"),
+    "many layers": (header(layers=10**4), "expected layers to be at most"),
     "an endless width": (header(config=ENDLESS(": 16", ": " + "8" * 400)), DAMAGED),
     "an endless rate": (header(config=ENDLESS("0.01", "8" * 400)), DAMAGED),
     "half a seed": (
@@ -707,8 +737,12 @@ print(during, before.mib())
         (["train", "--corpus", "none.txt"], "cannot read the corpus file none.txt"),
         (["train", "--corpus", "empty.txt"], "empty.txt is empty"),
         (["train", "--steps", "0"], "steps to be at least 1, got 0"),
+        (["train", "--steps", "1" + "0" * 32], "steps to be at most"),
+        (["train", "--layers", "1" + "0" * 9], "layers to be at most 10,000"),
+        (["train", "--corpus", os.devnull], "to be a file or a folder"),
+        (["train-pair", "--steps", "0", "--out", "."], "steps to be at least 1"),
+        (["train-pair", "--lr", "1e30", "--out", "."], "step 2 is not finite"),
         (["train", "--d-ff", "0"], "d_ff to be at least 1, got 0"),
-        (["train", "--resume", "--out", "x"], "there is no checkpoint x"),
         (["train", "--device", "tpu"], "got 'tpu'"),
         (["train", "--device", "meta"], "got 'meta'"),
         (["train", "--seed", "9" * 25], "seed from 0 to 2**32 - 1"),
@@ -956,8 +990,8 @@ def killed_after_save(number):
     loop.checkpoints.save = save_and_count
 
 
-KILLED = [(killed_in_step, step) for step in (0, 4, 7, 11)]
-KILLED += [(killed_after_save, number) for number in (1, 2)]
+#: The night has more.
+KILLED = [(killed_in_step, 0), (killed_in_step, 7), (killed_after_save, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -995,6 +1029,14 @@ def test_sigkill_changes_nothing(copies, uninterrupted, tmp_path, when, number):
     assert result_of(cut)["sample"] == result_of(whole)["sample"]
 
 
+@pytest.mark.slow
+def test_a_night_of_kills():
+    """The seed is new each time; FWLAB_SEED repeats one."""
+    kills = Path(__file__).with_name("kills.py")
+    seed = ["--seed", os.environ["FWLAB_SEED"]] if "FWLAB_SEED" in os.environ else []
+    subprocess.run([sys.executable, str(kills), *seed], check=True)
+
+
 def rows(folder, name):
     """A column of metrics.jsonl, by step; what is not a whole line is left out."""
     found = {}
@@ -1007,54 +1049,103 @@ def rows(folder, name):
     return found
 
 
+@pytest.mark.parametrize("options", [[], ["--resume"]])
+def test_a_run_without_a_checkpoint_begins_again(fwlab, tmp_path, options):
+    """As one that was killed before it had its first: nothing is in the way."""
+    folder, train = tmp_path / "run", [*TRAIN, "--out", "run", *options]
+    (folder / "last").mkdir(parents=True)
+    (folder / "best").mkdir()
+    half = [folder / f".{name}.abc_1234" for name in ("config.json", "metrics.jsonl")]
+    half += [
+        folder / at / ".checkpoint.safetensors.abc_1234" for at in ("last", "best")
+    ]
+    for path in (folder / "config.json", folder / "metrics.jsonl", *half):
+        path.write_text("{")
+    (folder / ".lock").write_text("process 1 on a computer that was switched off")
+    assert fwlab(*train)[0] == 0
+    ended_well(folder)
+    assert not [*folder.glob(".*"), *folder.glob("*/.*")]
+
+
 def test_a_run_is_not_overwritten(fwlab, tmp_path):
     train = [*TRAIN, "--out", "run"]
     # As a job that may be stopped at any time: --resume from the start.
-    assert fwlab(*train, "--resume")[0] == 2
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.json").write_text("{}")
-    assert fwlab(*train, "--resume")[0] == 0
+    code, out, _ = fwlab(*train, "--resume")
+    assert code == 0 and "run has no checkpoint yet: the run begins" in out
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    code, _, err = fwlab(*train)
-    assert code == 2 and "--resume continues it" in err and "--out" in err
+    assert "--resume continues it, and --out" in refused(*train)
+    # Nor trained by two at a time, and the second leaves nothing behind.
+    with locked(tmp_path / "run"):
+        said = f"but process {os.getpid()} on {platform.node()} trains there"
+        assert said in refused(*train, "--resume", "--steps", "9")
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        *("best", "config.json", "last", "metrics.jsonl", "result.json")
+    ]
 
 
 def test_a_lost_result_is_written(fwlab, tmp_path):
     """As after a run that was killed between its last checkpoint and its end."""
     train = [*TRAIN, "--out", "run"]
     assert fwlab(*train)[0] == 0
-    whole = result_of("run")
-    (tmp_path / "run/result.json").unlink()
-    assert fwlab(*train, "--resume")[0] == 0
-    again = result_of("run")
-    for name in ("config", "curve", "sample", "validation_loss", "corpus_sha256"):
-        assert again[name] == whole[name]
-    assert again["first_step"] == 6 and again["characters_per_second"] is None
-    assert "nothing to do" in fwlab(*train, "--resume")[1]
+    whole, path = result_of("run"), tmp_path / "run/result.json"
+    for text in (None, "[", "[1]", json.dumps(whole | {"config": {"steps": 3}})):
+        if text is None:
+            path.unlink()
+        else:  # damaged, or of the run before it was extended
+            path.write_text(text)
+        assert fwlab(*train, "--resume")[0] == 0
+        again = result_of("run")
+        for name in ("config", "curve", "sample", "validation_loss", "corpus_sha256"):
+            assert again[name] == whole[name]
+        assert again["first_step"] == 6 and again["characters_per_second"] is None
+        assert "nothing to do" in fwlab(*train, "--resume")[1]
 
 
-def test_killed_while_the_first_checkpoint_was_written(fwlab, tmp_path):
-    """The best one was complete, and the last one was not."""
+def test_no_result_of_other_steps(fwlab, monkeypatch, tmp_path):
+    """A longer run removes the result before it writes its first checkpoint."""
     train = [*TRAIN, "--out", "run"]
     assert fwlab(*train)[0] == 0
-    (tmp_path / "run/last/checkpoint.safetensors").unlink()
-    (tmp_path / "run/last/.checkpoint.safetensors.x").touch()
-    (tmp_path / "run/result.json").unlink()
-    assert fwlab(*train, "--resume", "--steps", "9")[0] == 0
-    assert load(tmp_path / "run/last").step == 9
-    assert not [*tmp_path.glob("run/*/.*")]  # what was half written
+    with monkeypatch.context() as patch:
+        patch.setattr("fwlab.training.checkpoint.save_file", fail)
+        assert fwlab(*train, "--resume", "--steps", "9")[0] == 2
+    assert load("run/last").step == 6 and not (tmp_path / "run/result.json").exists()
 
 
-def test_time_goes_on_after_a_stop(fwlab, tmp_path):
+def test_checkpoints_of_two_runs(fwlab, tmp_path):
+    """What was put into `best` is noticed, and `best` helps a damaged `last`."""
+    train = [*TRAIN, "--resume", "--steps", "9", "--out"]
+    for name, seed in (("run", "1"), ("other", "2")):
+        assert fwlab(*TRAIN, "--out", name, "--seed", seed)[0] == 0
+    shutil.move("run/best", "kept")
+    shutil.copytree("other/best", "run/best")
+    said = "of the same run as run/last/checkpoint.safetensors: expected seed 1, got 2"
+    assert said in refused(*train, "run", "--seed", "1")
+    assert said in refused("generate", "run")
+    shutil.rmtree("run/best")
+    shutil.move("kept", "run/best")
+    last = tmp_path / "run/last/checkpoint.safetensors"
+    last.write_bytes(last.read_bytes()[:-9])
+    said = "remove it, and --resume continues from run/best/checkpoint.safetensors"
+    assert said in refused(*train, "run", "--seed", "1")
+    last.unlink()
+    assert fwlab(*train, "run", "--seed", "1")[0] == 0
+    rewrite("run/best/checkpoint.safetensors", curve="[[1, 2, 3], [2, 3, 4]]")
+    assert "it has other losses" in refused("generate", "run")
+
+
+def test_time_goes_on_after_a_stop(fwlab, tmp_path, monkeypatch):
     train = [*TRAIN, "--out", "run", "--log-every", "1"]
     assert fwlab(*train)[0] == 0
     path = tmp_path / "run/metrics.jsonl"
     found = [{**row, "seconds": row["seconds"] + 100} for row in metrics(path.parent)]
     path.write_text("".join(json.dumps(row) + "\n" for row in found), "utf-8")
     assert fwlab(*train, "--steps", "9", "--resume")[0] == 0
+    # Also by a clock that stands still.
+    monkeypatch.setattr("fwlab.training.loop.time.perf_counter", lambda: 5.0)
+    assert fwlab(*train, "--steps", "12", "--resume")[0] == 0
     seconds = [row["seconds"] for row in metrics(path.parent)]
-    assert len(seconds) == 9 and seconds == sorted(seconds) and seconds[0] >= 100
+    assert len(seconds) == 12 and seconds == sorted(seconds) and seconds[0] >= 100
 
 
 def test_words_are_not_called_characters(fwlab):

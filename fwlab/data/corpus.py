@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import sys
 import sysconfig
 from pathlib import Path
@@ -243,7 +244,13 @@ def _part(path: Path) -> tuple[Part, str]:
     """A whole file, and whether it is "text", "blank" or "binary"."""
     kind = "blank"
     try:
-        part = Part(path, 0, path.stat().st_size)
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # a pipe may keep its reader waiting
+            raise CorpusError(
+                f"expected the corpus {path} to be a file or a folder: it is a device "
+                "or a pipe, so save its text first"
+            )
+        part = Part(path, 0, about.st_size)
         for piece in Text((part,)).pieces():
             if "\0" in piece:
                 return part, "binary"

@@ -1,8 +1,8 @@
 """A trained model in one safetensors file.
 
 The tensors are the model's weights (`model.…`), the optimiser's state
-(`adam.…`) and the carried state (`state.…`). Configuration, vocabulary, step
-and a checksum of all are in the header. Batches, learning rate and dropout
+(`adam.…`) and the carried state (`state.…`). Configuration, vocabulary, step,
+the loss scaler of float16 and a checksum of all are in the header. Batches, learning rate and dropout
 follow from seed and step, so this is all that a run needs to go on.
 """
 
@@ -23,11 +23,13 @@ from torch import Tensor
 from fwlab.data import Characters, Words
 from fwlab.files import replacing
 from fwlab.models import LanguageModel
-from fwlab.training.config import Config
+from fwlab.training.config import FREE, Config
 
 FORMAT = "1"
 #: The name of the file, in the folder of its own.
 FILE = "checkpoint.safetensors"
+#: What a run in float16 keeps of its `torch.amp.GradScaler`.
+SCALER = {"scale", "_growth_tracker"}
 #: The entry of the header; the first checkpoints had none.
 CHECKSUM = "sha256"
 
@@ -49,6 +51,8 @@ class Checkpoint(NamedTuple):
     - `corpus_sha256`: SHA-256 of the text it was trained on.
     - `state`: with `config.carry`, the parts of the state that the next
       windows begin with.
+    - `scaler`: with `config.precision="fp16"`, by what losses are
+      multiplied, and since when.
     """
 
     model: LanguageModel
@@ -59,6 +63,7 @@ class Checkpoint(NamedTuple):
     curve: list[list[float]]
     corpus_sha256: str
     state: Sequence[Tensor] = ()
+    scaler: dict[str, float] = {}  # noqa: RUF012
 
 
 def new_model(config: Config, vocab_size: int) -> LanguageModel:
@@ -98,6 +103,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         "step": str(checkpoint.step),
         "curve": json.dumps(checkpoint.curve),
         "corpus_sha256": checkpoint.corpus_sha256,
+        "scaler": json.dumps(checkpoint.scaler),
     }
     data = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     header[CHECKSUM] = _checksum(header, data)
@@ -115,13 +121,96 @@ def load(path: str | Path) -> Checkpoint:
       is loaded.
     - Returns a `Checkpoint`, all of it on the CPU.
     - Raises `CheckpointError` if the file is missing, damaged or not
-      fwlab's, or if its tensors do not match its configuration.
+      fwlab's, if its tensors do not match its configuration, or if the best
+      and the last checkpoint of a run are of different runs.
     """
-    path = _file(Path(path))
+    run, path = Path(path), _file(Path(path))
+    if path == run / "best" / FILE:
+        check_same_run(path, run / "last" / FILE)
+    header, tensors = _read(path)
+    try:
+        config = _config(header)
+        characters, step = (
+            (Words if config.tokens == "words" else Characters)(
+                json.loads(header["alphabet"])
+            ),
+            int(header["step"]),
+        )
+        curve, corpus_sha256 = json.loads(header["curve"]), header["corpus_sha256"]
+        scaler, state = json.loads(header.get("scaler", "{}")), _state(tensors)
+        if not all(len(row) == 3 and all(map(math.isfinite, row)) for row in curve):
+            raise ValueError("expected a curve with rows of three numbers")
+        if scaler and not (
+            {*scaler} == SCALER and all(0 <= x < math.inf for x in scaler.values())
+        ):
+            raise ValueError(f"expected a loss scaler of {SCALER}, got {scaler}")
+        if step < 0:
+            raise ValueError(f"expected step to be 0 or more, got {step}")
+        if config.layers > len(tensors):  # before as many are made
+            raise ValueError(
+                f"expected layers to be at most {len(tensors)}, the number of "
+                f"its tensors, got {config.layers}"
+            )
+        with torch.device("meta"):  # the stored sizes may be huge
+            expected = new_model(config, len(characters)).state_dict()
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(_damaged_header(path, error)) from None
+
+    weights = _weights(path, config, expected, tensors)
+    adam = _adam(path, weights, tensors)
+    if header.get(CHECKSUM, "") not in ("", _checksum(header, tensors)):
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+    model = new_model(config, len(characters))
+    model.load_state_dict(weights)
+    return Checkpoint(
+        model, characters, config, step, adam, curve, corpus_sha256, state, scaler
+    )
+
+
+def check_same_run(best: Path, last: Path) -> None:
+    """Compare the headers of the two checkpoints of a run.
+
+    - `best`, `last`: the files; there may be only one.
+    - Raises `CheckpointError` if no run has written both.
+    """
+    try:
+        (config, text, curve), (other, other_text, later) = map(_run_of, (best, last))
+    except CheckpointError:
+        return  # `load` says so of the one that is needed
+    found = "it is of another text" if text != other_text else difference(other, config)
+    # Killed after it wrote the best one, a run may have measured that again.
+    if not found and curve[:-1] != later[: len(curve) - 1]:
+        found = "it has other losses"
+    if found:
+        raise CheckpointError(
+            f"expected {best} to be of the same run as {last}: {found}; remove the one "
+            "that does not belong there"
+        )
+
+
+def _run_of(path: Path) -> tuple[Config, str, list[list[float]]]:
+    header, _ = _read(path, tensors=False)
+    try:
+        return _config(header), header["corpus_sha256"], json.loads(header["curve"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(_damaged_header(path, error)) from None
+
+
+def difference(config: Config, saved: Config) -> str:
+    """What makes two configurations different runs; "" = nothing."""
+    for name in Config.__dataclass_fields__:
+        expected, found = getattr(config, name), getattr(saved, name)
+        if name not in FREE and expected != found:
+            return f"expected {name} {expected!r}, got {found!r}"
+    return ""
+
+
+def _read(path: Path, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The header of a file of fwlab train, and its tensors."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header, names = file.metadata() or {}, file.keys() if tensors else ()
+            found = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file ({str(error).splitlines()[0]})"
@@ -134,43 +223,18 @@ def load(path: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"{path}: expected checkpoint format {FORMAT}, got {header['fwlab']}"
         )
-    try:
-        stored = json.loads(header["config"])
-        config = Config(
-            **{f.name: stored[f.name] for f in fields(Config) if _known(f, stored)}
-        )
-        characters, step = (
-            (Words if config.tokens == "words" else Characters)(
-                json.loads(header["alphabet"])
-            ),
-            int(header["step"]),
-        )
-        curve, corpus_sha256 = json.loads(header["curve"]), header["corpus_sha256"]
-        state = _state(tensors)
-        if not all(len(row) == 3 and all(map(math.isfinite, row)) for row in curve):
-            raise ValueError("expected a curve with rows of three numbers")
-        if step < 0:
-            raise ValueError(f"expected step to be 0 or more, got {step}")
-        if config.layers > len(tensors):  # before as many are made
-            raise ValueError(
-                f"expected layers to be at most {len(tensors)}, the number of "
-                f"its tensors, got {config.layers}"
-            )
-        with torch.device("meta"):  # the stored sizes may be huge
-            expected = new_model(config, len(characters)).state_dict()
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"the header of {path} is damaged ({reason})") from None
+    return header, found
 
-    weights = _weights(path, config, expected, tensors)
-    adam = _adam(path, weights, tensors)
-    if header.get(CHECKSUM, "") not in ("", _checksum(header, tensors)):
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
-    model = new_model(config, len(characters))
-    model.load_state_dict(weights)
-    return Checkpoint(
-        model, characters, config, step, adam, curve, corpus_sha256, state
+
+def _config(header: dict[str, str]) -> Config:
+    stored = json.loads(header["config"])
+    return Config(
+        **{f.name: stored[f.name] for f in fields(Config) if _known(f, stored)}
     )
+
+
+def _damaged_header(path: Path, error: Exception) -> str:
+    return f"the header of {path} is damaged ({str(error).splitlines()[0]})"
 
 
 #: What the first checkpoints had in their configurations.

@@ -28,18 +28,29 @@ KINDS: dict[Any, tuple[str, Any]] = {
     str | None: ("a string or None", str | None),
 }
 
+#: Of the configurations of all trainings.
+AT_LEAST_0 = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps")
 AT_LEAST_1 = (
     "layers",
     "heads",
     "d_model",
+    "d_ff",
+    "conv_size",
+    "people",
+    "sentences",
     "block",
     "batch",
     "accumulate",
     "steps",
     "eval_every",
     "eval_windows",
+    "eval_texts",
     "log_every",
 )
+#: Layers are made one after the other before their memory is known.
+MOST_LAYERS = 10_000
+#: Of anything: a few times as much still fits PyTorch's integers.
+LARGEST = 2**53
 #: How a run is computed and watched, and for how long, not what it trains:
 #: it may change when a run is resumed. The corpus is compared by its text.
 FREE = (
@@ -54,6 +65,47 @@ FREE = (
     "checkpointing",
     "shard",
 )
+
+
+def check_fields(config: Any) -> None:
+    """What any training expects of its configuration.
+
+    - `config`: a dataclass.
+    - Raises `ValueError` for a value of another type or out of range.
+    """
+    for field in fields(config):
+        value, names = getattr(config, field.name), get_args(field.type)
+        if field.type in KINDS:
+            kind, types = KINDS[field.type]
+            # Python counts True as an integer.
+            fits = isinstance(value, types) and (
+                isinstance(value, bool) == (field.type is bool)
+            )
+        else:
+            kind, fits = f"one of {', '.join(names)}", value in names
+        if not fits:
+            raise ValueError(f"expected {field.name} to be {kind}, got {value!r}")
+        if wrong := _outside(field.name, value):
+            raise ValueError(f"expected {field.name} {wrong}, got {value}")
+
+
+def _outside(name: str, value: Any) -> str:
+    """The range of a number, if it is not in it; "" = it is."""
+    if not isinstance(value, int | float):
+        return ""
+    if name in AT_LEAST_1 and value < 1:
+        return "to be at least 1"
+    if name in AT_LEAST_0 and not 0 <= value < math.inf:
+        return "to be 0 or more"
+    if name == "clip" and not value > 0:
+        return "to be above 0"
+    if name == "seed" and not 0 <= value < 2**32:
+        return "from 0 to 2**32 - 1"
+    if name == "layers" and value > MOST_LAYERS:
+        return f"to be at most {MOST_LAYERS:,}"
+    if isinstance(value, int) and value > LARGEST:
+        return f"to be at most {LARGEST:,}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -145,25 +197,7 @@ class Config:
     instead of copying them."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, names = getattr(self, field.name), get_args(field.type)
-            if field.type in KINDS:
-                kind, types = KINDS[field.type]
-                # Python counts True as an integer.
-                fits = isinstance(value, types) and (
-                    isinstance(value, bool) == (field.type is bool)
-                )
-            else:
-                kind, fits = f"one of {', '.join(names)}", value in names
-            if not fits:
-                raise ValueError(f"expected {field.name} to be {kind}, got {value!r}")
-        for name in AT_LEAST_1:
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"expected {name} to be at least 1, got {getattr(self, name)}"
-                )
-        if self.d_ff is not None and self.d_ff < 1:
-            raise ValueError(f"expected d_ff to be at least 1, got {self.d_ff}")
+        check_fields(self)
         if self.first_block is not None and not 1 <= self.first_block <= self.block:
             raise ValueError(
                 f"expected first_block from 1 to block = {self.block}, "
@@ -195,15 +229,6 @@ class Config:
                     f"expected {name} from 0 to 1, excluding 1, "
                     f"got {getattr(self, name)}"
                 )
-        for name in ("lr", "min_lr", "weight_decay", "warmup", "grow_steps"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(
-                    f"expected {name} to be 0 or more, got {getattr(self, name)}"
-                )
-        if not self.clip > 0:
-            raise ValueError(f"expected clip to be above 0, got {self.clip}")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"expected seed from 0 to 2**32 - 1, got {self.seed}")
         if not 0 <= self.beta2 < 1:
             raise ValueError(
                 f"expected beta2 from 0 to 1, excluding 1, got {self.beta2}"

@@ -78,6 +78,24 @@ def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accele
     return found
 
 
+def is_main(config: Config) -> bool:
+    """Whether this process prints and writes; several find each other here."""
+    if not _several():
+        return True
+    from accelerate import PartialState
+
+    return PartialState(cpu=device(config.device).type == "cpu").is_main_process
+
+
+def from_main(value: Any) -> Any:
+    """What the main process has given; all processes must call this."""
+    if not _several():
+        return value
+    from accelerate.utils import broadcast_object_list
+
+    return broadcast_object_list([value])[0]
+
+
 def _several() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 

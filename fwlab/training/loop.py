@@ -21,7 +21,7 @@ from fwlab.training import checkpoint as checkpoints
 from fwlab.training import engine
 from fwlab.training.batches import Batch, batch, in_rows
 from fwlab.training.checkpoint import Checkpoint, CheckpointError
-from fwlab.training.config import FREE, Config
+from fwlab.training.config import Config
 from fwlab.training.texts import run_text
 
 #: Logits at most in validation: 1 GiB, as one for each word takes much memory.
@@ -99,8 +99,8 @@ class Trainer:
                 f"expected batch to be a multiple of {parts} (processes times "
                 f"accumulate), got {config.batch}"
             )
-        if resume is not None:
-            _same_run(config, resume.config)
+        if resume and (found := checkpoints.difference(config, resume.config)):
+            raise CheckpointError(f"the checkpoint is of another run: {found}")
         known = resume.characters if resume else None
         # On each machine, the first process writes the tokens of a large text.
         with self.engine.local_main_process_first():
@@ -131,6 +131,9 @@ class Trainer:
             self.model, self.step = copy.deepcopy(resume.model), resume.step
             self.curve = [list(row) for row in resume.curve]
         self._prepare(resume.adam if resume else {})
+        scaler = self.engine.scaler
+        if resume is not None and resume.scaler and scaler is not None:
+            scaler.load_state_dict(scaler.state_dict() | resume.scaler)
         #: With `carry`: what the next windows begin with, one state for each
         #: part of a batch.
         self.states: list[Any] = [None] * config.accumulate
@@ -434,6 +437,7 @@ class Trainer:
             for name, p in self.model.named_parameters()
             if p in self.optimizer.state
         }
+        scaler = self.engine.scaler.state_dict() if self.engine.scaler else {}
         saved = Checkpoint(
             model,
             self.characters,
@@ -443,6 +447,7 @@ class Trainer:
             self.curve,
             self.corpus_sha256,
             self._gathered(),
+            {name: x for name, x in scaler.items() if name in checkpoints.SCALER},
         )
         if self.main:
             for path in paths:
@@ -524,15 +529,3 @@ def _first_not_finite(model: torch.nn.Module, run: Callable[[], Any]) -> str:
         for hook in hooks:
             hook.remove()
     return f"; the first output that is not: {found[0]}" if found else ""
-
-
-def _same_run(config: Config, saved: Config) -> None:
-    for name in Config.__dataclass_fields__:
-        if name in FREE:
-            continue
-        expected, found = getattr(config, name), getattr(saved, name)
-        if expected != found:
-            raise CheckpointError(
-                f"the checkpoint is of another run: expected {name} {expected!r}, "
-                f"got {found!r}"
-            )

@@ -28,12 +28,15 @@ from fwlab.data.moves import NAMES, PLACES, WORDS
 from fwlab.feature_maps import Identity
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel, Mixer
+from fwlab.training.config import check_fields
 from fwlab.training.web import write_web
 
 
 @dataclass(frozen=True)
 class PairConfig:
-    """One model of the pair."""
+    """One model of the pair.
+    A value out of range raises `ValueError`, which names the field.
+    """
 
     rule: Literal["sum", "delta"] = "delta"
     """What a write does: add, or correct."""
@@ -68,9 +71,12 @@ class PairConfig:
     seed: int = 1337
     """Seed of the initial weights and of all texts."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def lr_at(self, step: int) -> float:
         """The learning rate of the step after this many, from 0."""
-        rise = min(1.0, (step + 1) / self.warmup)
+        rise = min(1.0, (step + 1) / max(self.warmup, 1))
         return self.lr * rise * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
 
@@ -162,6 +168,7 @@ def train_pair(
     - `model`: from `pair_model`; trained in place.
     - Returns an iterator of `(step, loss, scores)`; each item trains one
       step, and scores come every `eval_every` steps.
+    - Raises `FloatingPointError` if a loss is not finite.
     """
     rng = random.Random(config.seed)
     optimizer = torch.optim.AdamW(
@@ -174,6 +181,10 @@ def train_pair(
         texts = moves(config.batch, config.sentences, config.people, rng)
         logits = model(texts.tokens).flatten(0, 1)
         loss = F.cross_entropy(logits, texts.labels.flatten(), ignore_index=-1)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"training diverged: the loss of step {step + 1} is not finite"
+            )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)

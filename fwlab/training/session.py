@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,13 +24,21 @@ from tqdm import tqdm
 
 from fwlab.files import check_writable, replacing, write_json
 from fwlab.provenance import provenance
-from fwlab.training.checkpoint import FILE, load
+from fwlab.training import engine
+from fwlab.training.checkpoint import (
+    FILE,
+    Checkpoint,
+    CheckpointError,
+    check_same_run,
+    load,
+)
 from fwlab.training.config import Config
+from fwlab.training.lock import locked
 from fwlab.training.loop import Progress, Trainer
 from fwlab.training.memory import PeakMemory
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
-#: What every row of the metrics has.
+#: What every row of the metrics has, among other numbers.
 ROW = {"step", "loss", "seconds"}
 
 
@@ -39,10 +47,11 @@ def run_in(
 ) -> None:
     """Train with checkpoints, metrics and a result in a folder.
 
-    - `folder`: of the run.
+    - `folder`: of the run; no other process may train there.
     - `config`: the run.
     - `resume`: continue from the last checkpoint in the folder; without one
-      the run begins again.
+      the run begins, so a job that may be stopped at any time can have it
+      from the start.
     - `command`: what the result says of how it was made.
     - `track`: also send metrics to this tracker, "tensorboard" or "wandb".
     - Raises `KeyboardInterrupt` after Ctrl-C or SIGTERM; the checkpoint then
@@ -50,33 +59,76 @@ def run_in(
     - Raises `FloatingPointError` if training diverges, and what `Trainer`
       raises.
     """
-    found = None
-    begun = (folder / "last").exists() or (folder / "best").exists()
-    if begun and not resume:
-        raise ValueError(
-            f"expected a new folder, got {folder}, which has a run already: --resume "
-            "continues it, and --out chooses another folder"
+    with _no_empty_folders(folder), _alone(folder, config):
+        found = _last(folder)
+        if found is not None and not resume:
+            raise ValueError(
+                f"expected a new folder, got {folder}, which has a run already: "
+                "--resume continues it, and --out chooses another folder"
+            )
+        options: dict[str, Any] = (
+            {} if track is None else {"log_with": track, "project_dir": folder}
         )
-    # A job that may be stopped at any time can have --resume from the start.
-    if resume and (begun or not (folder / CONFIG).exists()):
-        # The first runs had their only checkpoint in the folder itself.
-        # A run that was killed while it wrote its first one has only the best.
-        last = folder / "last"
-        found = load(last if (last / FILE).exists() else folder)
-    options: dict[str, Any] = (
-        {} if track is None else {"log_with": track, "project_dir": folder}
-    )
-    trainer = Trainer(config, resume=found, **options)
-    if trainer.step > config.steps:
-        raise ValueError(
-            f"expected steps to be at least {trainer.step}, which {folder} already "
-            f"has, got {config.steps}"
-        )
-    if track is not None and not trainer.engine.log_with:
-        raise ValueError(f"expected {track} to be installed: pip install {track}")
-    with _no_empty_folders(folder):
-        Run(folder, trainer).train(command, track)
-    trainer.engine.end_training()
+        resumed = None if found is None else _loaded(folder, found)
+        trainer = Trainer(config, resume=resumed, **options)
+        if trainer.step > config.steps:
+            raise ValueError(
+                f"expected steps to be at least {trainer.step}, which {folder} already "
+                f"has, got {config.steps}"
+            )
+        if track is not None and not trainer.engine.log_with:
+            raise ValueError(f"expected {track} to be installed: pip install {track}")
+        run = Run(folder, trainer)
+        if resume and found is None:
+            run.say(f"{folder} has no checkpoint yet: the run begins")
+        run.train(command, track)
+        trainer.engine.end_training()
+
+
+@contextmanager
+def _alone(folder: Path, config: Config) -> Iterator[None]:
+    """Hold the folder, or raise `ValueError` in all processes of the run."""
+    with ExitStack() as held:
+        error: Exception | None = None
+        if engine.is_main(config):
+            try:
+                check_writable(folder)
+                held.enter_context(locked(folder))
+            except (OSError, ValueError) as found:
+                error = found
+        # Those that were not told would wait for the main process.
+        if error := engine.from_main(error):
+            raise error
+        yield
+
+
+def _last(folder: Path) -> Path | None:
+    """The checkpoint to continue from.
+
+    A run that was killed while it wrote its first one has only the best, and
+    the first runs had their only checkpoint in the folder itself.
+    """
+    for place in (folder / "last", folder / "best", folder):
+        if (place / FILE).exists():
+            return place / FILE
+    return None
+
+
+def _loaded(folder: Path, path: Path) -> Checkpoint:
+    """The checkpoint, if the best one is of the same run."""
+    best = folder / "best" / FILE
+    try:
+        found = load(path)
+    except CheckpointError as error:
+        with contextlib.suppress(CheckpointError):
+            step = load(best).step
+            error = CheckpointError(
+                f"{error}; remove it, and --resume continues from {best}, which has "
+                f"{step} steps"
+            )
+        raise error from None
+    check_same_run(best, path)
+    return found
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -91,11 +143,20 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
         )
     rows = []
     for line in path.read_text("utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError):  # cut while it was written
+        # A line may have been cut while it was written.
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
-            if isinstance(row, dict) and {*row} >= ROW:
+            if (
+                isinstance(row, dict)
+                and {*row} >= ROW
+                and all(map(_number, row.values()))
+            ):
                 rows.append(row)
     return rows
+
+
+def _number(x: Any) -> bool:
+    return type(x) in (int, float) and abs(x) < 1e100  # which can be drawn; no NaN
 
 
 class Run:
@@ -110,7 +171,6 @@ class Run:
         self.started = trainer.step
         self.peak: float | None = None
         self.seconds_before = 0.0
-        check_writable(folder)
 
     def train(self, command: str, track: str | None) -> None:
         """Train to the end, and write the result."""
@@ -121,7 +181,7 @@ class Run:
             f"{len(trainer.train_tokens):,} training {config.tokens}, on "
             f"{trainer.device}" + (f", {processes} processes" if processes > 1 else "")
         )
-        if trainer.step == config.steps and (self.folder / RESULT).exists():
+        if trainer.step == config.steps == self._finished():
             self.say(
                 f"nothing to do: {self.folder} already has {trainer.step} steps of "
                 "training"
@@ -134,8 +194,7 @@ class Run:
             "state_size": trainer.model.state_size(config.block),
         }
         if trainer.main:
-            for part in self.folder.glob(f"*/.{FILE}.*"):  # of a killed run
-                part.unlink(missing_ok=True)
+            self._clean()
             write_json(self.folder / CONFIG, about | provenance(command))
             self._cut_metrics()
         if track is not None:
@@ -145,7 +204,7 @@ class Run:
         except FloatingPointError as error:
             last = self.folder / "last"
             kept = f"{last} has an earlier state"
-            if not last.exists():
+            if not (last / FILE).exists():
                 kept = "no checkpoint yet"
             raise FloatingPointError(f"{error} ({kept})") from None
         # A run that was interrupted at its last step has not been validated there.
@@ -238,12 +297,32 @@ class Run:
             "step": progress.step,
             "loss": round(progress.loss, 6),
             "lr": self.trainer.config.lr_at(progress.step - 1),
-            "characters_per_second": round(progress.characters / progress.seconds),
+            "characters_per_second": round(
+                progress.characters / max(progress.seconds, 1e-9)  # of a coarse clock
+            ),
             "seconds": round(self.seconds_before + progress.seconds, 2),
         }
         if progress.val_loss is not None:
             found["validation_loss"] = round(progress.val_loss, 6)
         return found
+
+    def _finished(self) -> int | None:
+        """The number of steps of the result, if there is one."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            text = (self.folder / RESULT).read_text("utf-8")
+            return json.loads(text)["config"]["steps"]
+        return None
+
+    def _clean(self) -> None:
+        """Remove what a killed run has half written, and a result.
+
+        So a result is always one of the latest checkpoint, whenever this run
+        ends.
+        """
+        (self.folder / RESULT).unlink(missing_ok=True)
+        for place, name in ((".", CONFIG), (".", METRICS), (".", RESULT), ("*", FILE)):
+            for part in self.folder.glob(f"{place}/.{name}.????????"):
+                part.unlink(missing_ok=True)
 
     def _cut_metrics(self) -> None:
         """Forget the lines of steps that the checkpoint does not have."""
@@ -262,9 +341,6 @@ class Run:
         best = validated and losses[-1] <= min(losses)
         folders = ["best", "last"] if best else ["last"]
         self.trainer.save(*(self.folder / each / FILE for each in folders))
-        # A result of an earlier run does not belong to this checkpoint.
-        if self.trainer.main:
-            (self.folder / RESULT).unlink(missing_ok=True)
 
     def say(self, text: str) -> None:
         if self.trainer.main:

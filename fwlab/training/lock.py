@@ -1,0 +1,68 @@
+"""One training at a time in a folder."""
+
+import contextlib
+import errno
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+#: Holds the number of the process and the name of its computer.
+LOCK = ".lock"
+#: What a system answers if another process holds the lock; others have no locks.
+HELD = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes.
+
+    The system releases the lock of a process that dies. File systems
+    without locks hold nobody off.
+
+    - `folder`: exists.
+    - Raises `ValueError` if another process holds it.
+    """
+    path = folder / LOCK
+    while True:
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        if not _lock(file):
+            with file:
+                file.seek(0)
+                holder = file.read() or "another process"
+            raise ValueError(
+                f"expected {folder} to be free, but {holder} trains there: wait for "
+                "it, or choose another folder with --out"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                break
+        file.close()  # its holder has removed it in this moment
+    with file:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # Windows keeps what is open
+                path.unlink()
+
+
+def _lock(file: TextIO) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(1 << 30)  # others may not read what is locked
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in HELD
+    return True
