@@ -3,6 +3,9 @@
 Each is graded between a right answer to `write` and one to `read_memory`. With it
 is what the teacher is told: part of the error of the cell ("" = it raises
 none), and why the notebook ended before its last cell ("" = it did not).
+
+None does harm if nothing holds it: signals are 0, which only asks whether another
+signal could be sent, and programs sleep for a minute.
 """
 
 import json
@@ -38,7 +41,7 @@ class Cell(NamedTuple):
 NO = "no network and no other programs"
 LEFT = "left Python"
 LIMIT = "the time limit"
-CHILD = "\nif pid == 0:\n    os.setsid()\n    time.sleep(1000)\n"
+CHILD = "\nif pid == 0:\n    os.setsid()\n    time.sleep(60)\n"
 
 CELLS = {
     # --- Leaving
@@ -46,11 +49,11 @@ CELLS = {
     "exit": Cell("exit()"),
     "os._exit": Cell("import os; os._exit(0)", ended=LEFT),
     "os._exit with a code": Cell("import os; os._exit(5)", ended=LEFT),
-    "kills the parent": Cell("import os; os.kill(os.getppid(), 9)", NO),
+    "kills the parent": Cell("import os; os.kill(os.getppid(), 0)", NO),
     "kills itself": Cell("import os; os.kill(os.getpid(), 9)", NO),
-    "kills all": Cell("import os; os.kill(-1, 9)", NO),
+    "kills all": Cell("import os; os.kill(-1, 0)", NO),
     "kills the parent from C": Cell(
-        "import ctypes, os; assert ctypes.CDLL(None).kill(os.getppid(), 9) == 0",
+        "import ctypes, os; assert ctypes.CDLL(None).kill(os.getppid(), 0) == 0",
         "AssertionError",
     ),
     "abort": Cell("import os; os.abort()", ended="signal 6"),
@@ -152,37 +155,37 @@ CELLS = {
     "input": Cell("input()", "EOFError"),
     "getpass": Cell("import getpass; getpass.getpass()", "Error"),
     # --- Programs and processes
-    "a shell": Cell("!sleep 1000", NO),
-    "a cell in bash": Cell("%%bash\nsleep 1000", NO),
-    "a shell of IPython": Cell("get_ipython().system('sleep 1000')", NO),
+    "a shell": Cell("!sleep 60", NO),
+    "a cell in bash": Cell("%%bash\nsleep 60", NO),
+    "a shell of IPython": Cell("get_ipython().system('sleep 60')", NO),
     "subprocess": Cell(
-        "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+        "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)",
         NO,
     ),
-    "os.system": Cell("import os; os.system('sleep 1000 &')", NO),
+    "os.system": Cell("import os; os.system('sleep 60 &')", NO),
     "os.posix_spawn": Cell(
-        "import os; os.posix_spawn('/bin/sleep', ['sleep', '1000'], {})", NO
+        "import os; os.posix_spawn('/bin/sleep', ['sleep', '60'], {})", NO
     ),
-    "os.execv": Cell("import os; os.execv('/bin/sleep', ['sleep', '1000'])", NO),
+    "os.execv": Cell("import os; os.execv('/bin/sleep', ['sleep', '60'])", NO),
     "os.fork": Cell("import os, time\npid = os.fork()" + CHILD, NO),
     "os.forkpty": Cell("import os, time\npid = os.forkpty()[0]" + CHILD, NO),
     "pty.fork": Cell("import os, pty, time\npid = pty.fork()[0]" + CHILD, NO),
-    "pty.spawn": Cell("import pty; pty.spawn(['sleep', '1000'])", NO),
-    "a fork bomb": Cell("import os\nfor _ in range(20): os.fork()", NO),
+    "pty.spawn": Cell("import pty; pty.spawn(['sleep', '60'])", NO),
+    "a fork bomb": Cell("import os\nfor _ in range(3): os.fork()", NO),
     "multiprocessing, fork": Cell(
         "import multiprocessing as m, time\n"
-        "m.get_context('fork').Process(target=time.sleep, args=[1000]).start()",
+        "m.get_context('fork').Process(target=time.sleep, args=[60]).start()",
         NO,
     ),
     "multiprocessing, spawn": Cell(
         "import multiprocessing as m, time\n"
         "for _ in range(2):\n"
-        "    m.get_context('spawn').Process(target=time.sleep, args=[1000]).start()",
+        "    m.get_context('spawn').Process(target=time.sleep, args=[60]).start()",
         NO,
     ),
     "multiprocessing, forkserver": Cell(
         "import multiprocessing as m, time\n"
-        "m.get_context('forkserver').Process(target=time.sleep, args=[1000]).start()",
+        "m.get_context('forkserver').Process(target=time.sleep, args=[60]).start()",
         NO,
     ),
     "a pool": Cell(
@@ -198,7 +201,7 @@ CELLS = {
         "import ctypes, os, time\npid = ctypes.CDLL(None).fork()" + CHILD
     ),
     "system from C": Cell(
-        "import ctypes; ctypes.CDLL(None).system(b'setsid sleep 1000 &')"
+        "import ctypes; ctypes.CDLL(None).system(b'setsid sleep 60 &')"
     ),
     "hooks undone": Cell(
         "import sys, os, time\n"
@@ -335,7 +338,7 @@ QUICK = (
     *("a message for the terminal", "a message of 10 MB", "a large file"),
     *("a shell", "os.forkpty", "multiprocessing, fork", "multiprocessing, spawn"),
     *("opens an address", "an answer with a bad error", "another check"),
-    *("a printed verdict", "meta", "an event that raises", "masks signals"),
+    *("a printed verdict", "meta", "other functions", "masks signals"),
     *("closes stdout", "closes 0 to 2", "a thread that never ends", "atexit"),
 )
 

@@ -153,12 +153,17 @@ def _restrict(gib: float) -> bool:
 
     # multiprocessing starts programs with it, and Python does not report that
     _posixsubprocess.fork_exec = refuse
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, FILE))
+
+    def limit(what: int, size: int) -> None:
+        hard = resource.getrlimit(what)[1]
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(what, (size, size))
+
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, FILE)
     if (pages := Path("/proc/self/statm")).exists():
         used = int(pages.read_text().split()[0]) * resource.getpagesize()
-        size = used + int(gib * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        limit(resource.RLIMIT_AS, used + int(gib * 2**30))
     return held
 
 

@@ -207,8 +207,10 @@ def _listed(content: dict[str, Any]) -> list[str] | None:
         names = content["metadata"]["fwlab"]["exercises"]
     except (KeyError, TypeError):
         return None
-    good = isinstance(names, list) and all(isinstance(n, str) for n in names)
-    return names if good and names else None
+    named = isinstance(names, list) and all(
+        isinstance(name, str) and name.isidentifier() for name in names
+    )
+    return names if named and names else None
 
 
 # --- The process of its own ---------------------------------------------
