@@ -203,7 +203,7 @@ CELLS = {
     "system from C": Cell(
         "import ctypes; ctypes.CDLL(None).system(b'setsid sleep 60 &')"
     ),
-    "hooks undone": Cell(
+    "fork without hooks, as from C": Cell(
         "import sys, os, time\n"
         "sys.modules['fwlab.exercises.graded'] = None\n"
         "main = [o for o in __import__('gc').get_objects()\n"
@@ -240,10 +240,12 @@ CELLS = {
         "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')"
     ),
     "folders that resist": Cell(
-        "import os\nos.mkdir('d'); os.mkdir('d/e'); os.chmod('d', 0)"
+        "import os\nos.mkdir('d'); os.mkdir('d/e'); os.chmod('d', 0)\n"
+        "os.symlink('/', 'l'); os.chmod('.', 0)"
     ),
     "removes its folder": Cell(
-        "import os\nhere = os.getcwd(); os.chdir('/'); os.rmdir(here)", None
+        "import os\nhere = os.getcwd(); os.chdir('/'); os.rmdir(here)\nraise OSError",
+        "OSError",
     ),
     # --- What others use
     "half precision": Cell("import torch; torch.set_default_dtype(torch.float16)"),

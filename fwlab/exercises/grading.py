@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -159,8 +160,8 @@ def report(graded: dict[str, Any]) -> str:
         lines.append(f"cell {each['cell']} raised {each['error']}")
     if graded["ended"] != "finished":
         lines.append(f"not finished: {graded['ended']}")
-    elif not graded["listed"]:
-        lines.append("without a list of its exercises: those that it checks")
+    if not graded["listed"]:
+        lines.append("it lists no exercises: these are those that it checks")
     return "\n".join(lines)
 
 
@@ -227,7 +228,7 @@ def _run(
     # What the process says begins with a word that the notebook is not told.
     key = secrets.token_hex()
     with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        _scratch() as folder,
         tempfile.TemporaryFile() as source,
         tempfile.TemporaryFile() as log,
         tempfile.TemporaryFile() as errors,
@@ -271,6 +272,27 @@ def _run(
         ended = "finished"
     held = any(each.get("held") for each in said)
     return said, ended, ["bwrap"] * bool(sandbox) + ["libseccomp"] * held
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """An empty folder, and delete it, with folders too deep for `shutil.rmtree`."""
+    folder, number = Path(tempfile.mkdtemp()), count()
+    try:
+        yield folder
+    finally:
+        folders = [folder]
+        with suppress(OSError):
+            while folders:
+                inner = folders.pop()
+                for entry in [*os.scandir(inner)]:
+                    if not entry.is_dir(follow_symlinks=False):
+                        os.unlink(entry)
+                        continue
+                    os.chmod(entry, 0o700)
+                    folders.append(folder.with_name(f"{folder.name}-{next(number)}"))
+                    os.rename(entry, folders[-1])
+                inner.rmdir()
 
 
 def _end(process: "subprocess.Popen[bytes]", told: int) -> None:
