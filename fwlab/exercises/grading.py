@@ -283,6 +283,7 @@ def _scratch() -> Iterator[Path]:
     finally:
         folders = [folder]
         with suppress(OSError):
+            folder.chmod(0o700)
             while folders:
                 inner = folders.pop()
                 for entry in [*os.scandir(inner)]:
