@@ -335,12 +335,18 @@ CELLS = {
 
 #: For one notebook: after each of these, the next cells run.
 QUICK = (
-    *("sleeps", "sys.exit", "kills the parent", "a message that raises"),
+    *(
+        "masks signals",
+        "sleeps",
+        "sys.exit",
+        "kills the parent",
+        "a message that raises",
+    ),
     *("100,000 brackets", "20,000 minus signs", "half a character", "1 TiB"),
     *("a message for the terminal", "a message of 10 MB", "a large file"),
     *("a shell", "os.forkpty", "multiprocessing, fork", "multiprocessing, spawn"),
     *("opens an address", "an answer with a bad error", "another check"),
-    *("a printed verdict", "meta", "other functions", "masks signals"),
+    *("a printed verdict", "meta", "other functions"),
     *("closes stdout", "closes 0 to 2", "a thread that never ends", "atexit"),
 )
 

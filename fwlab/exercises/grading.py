@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -254,6 +255,7 @@ def _run(
             start_new_session=True,
         )
         os.close(tell)
+        inside = _inside(told)
         try:
             code = process.wait(seconds)
             ended = "the notebook itself, which left Python"
@@ -262,7 +264,8 @@ def _run(
         except subprocess.TimeoutExpired:
             ended = f"the time limit, {seconds:g} seconds"
         finally:  # also if somebody interrupts this
-            _end(process, told)
+            _end(process, inside)
+            os.close(told)
         said = _said(log, key)
         errors.seek(0)
         lines = errors.read(LARGE).decode(errors="replace").splitlines()
@@ -296,20 +299,28 @@ def _scratch() -> Iterator[Path]:
                 inner.rmdir()
 
 
-def _end(process: "subprocess.Popen[bytes]", told: int) -> None:
-    """Kill the process and what it has started; all are gone when this returns."""
-    info = os.read(told, 4096)
-    os.close(told)
-    with suppress(ProcessLookupError, PermissionError):
+def _inside(told: int) -> int | None:
+    """A handle of the first process in bwrap, which ends after all others in
+    there; bwrap may end before. None = there is no bwrap, or it has ended.
+    """
+    info = os.read(told, 4096)  # there is more, so it stays open
+    with suppress(OSError):
         if first := re.search(rb'"child-pid": (\d+)', info):
-            # Inside, it ends after all others. bwrap waits for it.
-            if process.poll() is None:
-                os.kill(int(first[1]), signal.SIGKILL)
-        elif hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
+            return os.pidfd_open(int(first[1]))
+    return None
+
+
+def _end(process: "subprocess.Popen[bytes]", inside: int | None) -> None:
+    """Kill the process and what it has started; all are gone when this returns."""
+    with suppress(ProcessLookupError, PermissionError):
+        if not hasattr(os, "killpg"):
             process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if inside is not None:  # bwrap has told it to end
+        select.select([inside], [], [])
+        os.close(inside)
 
 
 def _said(log: IO[bytes], key: str) -> list[dict[str, Any]]:
