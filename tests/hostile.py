@@ -2,7 +2,8 @@
 
 Each is graded between a right answer to `write` and one to `read_memory`. With it
 is what the teacher is told: part of the error of the cell ("" = it raises
-none), and why the notebook ended before its last cell ("" = it did not).
+none), and why the notebook ended before its last cell ("" = it did not,
+" " = for any reason).
 
 None does harm if nothing holds it: signals are 0, which only asks whether another
 signal could be sent, and programs sleep for a minute.
@@ -151,7 +152,7 @@ CELLS = {
     "closes stdout": Cell("import sys; sys.stdout.close(); sys.stderr.close()"),
     "no stdout": Cell("import sys; sys.stdout = sys.__stdout__ = sys.stderr = None"),
     "closes 0 to 2": Cell("import os; [os.close(n) for n in range(3)]"),
-    "closes all": Cell("import os; os.closerange(0, 4096)", ended=LEFT),
+    "closes all": Cell("import os; os.closerange(0, 4096)", ended=" "),
     "input": Cell("input()", "EOFError"),
     "getpass": Cell("import getpass; getpass.getpass()", "Error"),
     # --- Programs and processes
