@@ -256,6 +256,7 @@ def exercises(
     seconds: float = 300,
     cell_seconds: float = 60,
     gib: float = 4,
+    handout: Path | None = None,
 ) -> None:
     """For teachers: list all exercises, export them as notebooks, grade answers.
 
@@ -266,8 +267,10 @@ def exercises(
         paths: A folder for the notebooks of students, or what they hand in.
         out: File for the grades, as JSON.
         seconds: Time limit for a notebook.
-        cell_seconds: Time limit for a cell, and for checking an answer.
+        cell_seconds: Time limit for a cell.
         gib: Memory limit for a notebook, where the system can set one.
+        handout: The notebook that was handed out; its exercises are those
+            that count. Default: the list that export writes into notebooks.
     """
     from fwlab.exercises import EXERCISES, TOPICS, grading
 
@@ -289,13 +292,19 @@ def exercises(
             raise ValueError(f"expected a notebook to grade ({', '.join(EXERCISES)})")
         if out:
             destination(out)
+        expected = grading.exercises_of(handout) if handout else None
         grades = []
         for path in paths:
-            grades.append(grading.grade(path, seconds, cell_seconds, gib))
-            print(grading.report(grades[-1]))
+            grades.append(grading.grade(path, seconds, cell_seconds, gib, expected))
+            print(grading.report(grades[-1]), flush=True)
+            if out:
+                write_json(out, grades)
         if out:
-            write_json(out, grades)
             print(out)
+        if missing := grading.missing(grades):
+            print(
+                f"graded without {missing}: see the page on exercises", file=sys.stderr
+            )
 
 
 @app.command

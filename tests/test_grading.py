@@ -1,133 +1,267 @@
 """Notebooks for students, and grades for what comes back."""
 
 import json
+import os
+import tempfile
+from ctypes.util import find_library
 from pathlib import Path
+from uuid import uuid4
 
+import hostile
 import pytest
+from hostile import CELLS, FIRST, LAST, LISTED
 from terminal import fwlab
 
-from fwlab.exercises import EXERCISES
-from fwlab.exercises.grading import asked, grade, report, student_notebook
+from fwlab.exercises import EXERCISES, grading
+from fwlab.exercises.graded import asked
+from fwlab.exercises.grading import exercises_of, grade, report
 
 ROOT = Path(__file__).parent.parent
-RIGHT = """
-def write(W, k, v):
+#: Every way to check an answer, and answers of the same name.
+WAYS = """
+import fwlab.exercises as exercises
+from fwlab.exercises import assert_correct
+from fwlab.ops.delta.naive import delta_step as right
+
+def mine(W, k, v):
     return W + v[..., :, None] * k[..., None, :]
-"""
-WRONG = """
-def sum_normalize(x):
+
+for answer, name in [(mine, "write")]:
+    check(answer=answer, name=name)
+
+def mine(x):
     return x / x.sum()
+
+exercises.check(mine, "sum_normalize")
+
+def mine(W, q):
+    return (W @ q[..., None])[..., 0]
+
+assert_correct(mine, "read_memory")
+
+def delta_step(*given):
+    return right(*given)
 """
-ASKED = ("read_memory", "write", "sum_normalize", "delta_step")
-#: Cells that must not disturb the rest.
-MISUSE = {
-    "loop": "import time\nwhile True: time.sleep(1)",
-    "syntax": "def broken(:",
-    "network": "import urllib.request as u; u.urlopen('http://127.0.0.1:9', timeout=1)",
-    "program": "import subprocess; subprocess.run(['true'])",
-    "memory": "x = bytearray(2**40)",
-}
+#: What the notebook finds of the teacher's: nothing.
+SEES = """
+import os, sys
+assert len(sys.argv) == 1, sys.argv
+assert "SECRET" not in os.environ, "the environment"
+assert os.environ["HOME"] != {home!r} and not os.listdir(), "home"
+open({secret!r})
+"""
 
 
-def notebook(folder: Path, *cells: str) -> Path:
-    path = folder / "answers.ipynb"
-    made = student_notebook("Answers", [EXERCISES[name] for name in ASKED])
-    code = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
-    made["cells"] += [{**code, "id": f"x{i}", "source": s} for i, s in enumerate(cells)]
-    path.write_text(json.dumps(made), encoding="utf-8")
-    return path
+@pytest.fixture
+def left(monkeypatch):
+    """Yield a function that counts the processes of a notebook that are alive."""
+    mark = f"fwlab-{uuid4()}"
+    monkeypatch.setenv("TZ", mark)  # a notebook sees it, and so do its children
+
+    def count() -> int:
+        found = 0
+        for place in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                found += mark.encode() in place.read_bytes()
+            except OSError:  # of somebody else, or gone
+                continue
+        return found
+
+    return count
+
+
+def outcome(graded: dict) -> tuple[set[str], list[str]]:
+    right = {each["name"] for each in graded["exercises"] if each["right"]}
+    return right, [each["error"] for each in graded["errors"]]
 
 
 def test_notebooks_for_students(tmp_path):
     assert fwlab("exercises", "export", str(tmp_path))[0] == 0
     found = []
     for path in tmp_path.glob("*.ipynb"):
-        found += asked(path)
-        cells = json.loads(path.read_text("utf-8"))["cells"]
-        text = "\n".join("".join(cell["source"]) for cell in cells)
-        for name in asked(path):
+        names = exercises_of(path)
+        found += names
+        content = json.loads(path.read_text("utf-8"))
+        sources = ["".join(cell["source"]) for cell in content["cells"]]
+        text = "\n".join(sources)
+        for name in names:
             assert EXERCISES[name].task in text and f"def {name}(" in text
+        assert asked([s for s in sources if "check(" in s]) == names
+        del content["metadata"]["fwlab"]  # as of a handout that a teacher wrote
+        path.write_text(json.dumps(content), "utf-8")
+        assert exercises_of(path) == names
     assert sorted(found) == sorted(EXERCISES)
     nbformat = pytest.importorskip("nbformat")
     for path in tmp_path.glob("*.ipynb"):
         nbformat.validate(nbformat.read(path, as_version=4))
 
 
-def test_grades(tmp_path):
-    path = notebook(tmp_path, RIGHT, WRONG, *MISUSE.values())
-    graded = grade(path, cell_seconds=4)
-    assert graded["ended"] == "finished"
-    by = {each["name"]: each for each in graded["exercises"]}
-    assert {name for name, each in by.items() if each["right"]} == {"write"}
-    assert "Each key has its own" in by["sum_normalize"]["why"]
-    assert "returned None" in by["delta_step"]["why"]
-    errors = [each["error"] for each in graded["errors"]]
-    assert len(errors) == len(MISUSE)
-    for error, said in zip(
-        errors,
-        ("more than 4 seconds", "SyntaxError", "no network", "no other", "MemoryError"),
-        strict=True,
-    ):
-        assert said in error
-    text = report(graded)
-    assert text.startswith("answers.ipynb: 1 of 4 right\n✗ read_memory\n")
-
-
-MINE = RIGHT.replace("write", "mine")
-
-
-def small(folder: Path, *cells: str) -> Path:
-    path = folder / "answers.ipynb"
-    made = [{"cell_type": "code", "source": source} for source in cells]
-    path.write_text(json.dumps({"cells": made}), encoding="utf-8")
-    return path
+def test_grades(tmp_path, monkeypatch, left):
+    """What a check was given counts, when it was given it."""
+    secret = tmp_path / "secret"
+    secret.write_text("answers")
+    monkeypatch.setenv("SECRET", "token")
+    sees = SEES.format(secret=str(secret), home=str(Path.home()))
+    cells = [CELLS[name] for name in hostile.QUICK]
+    path = hostile.notebook(
+        tmp_path / "answers.ipynb",
+        *(FIRST, WAYS, sees),
+        *(cell.source for cell in cells),
+        LAST,
+        # Wrong now, but right before.
+        "%%time\nfrom fwlab.exercises import check\ncheck(read_memory, 'write')",
+        listed=["write", "sum_normalize", "read_memory", "delta_step", "deleted"],
+    )
+    graded = grade(path, cell_seconds=6)
+    assert graded["ended"] == "finished" and graded["listed"] and not left()
+    right, errors = outcome(graded)
+    assert right == {"write", "read_memory"}
+    why = {each["name"]: each["why"] for each in graded["exercises"]}
+    assert "Each key has its own" in why["sum_normalize"]
+    assert "message cannot be read" in why["delta_step"]
+    assert why["deleted"] == "not checked"
+    # assert_correct raises nothing here, and another notebook's file is not there
+    expected = [cell.error for cell in cells if cell.error]
+    if "bwrap" in graded["kept"]:
+        expected = ["FileNotFoundError", *expected]
+    assert len(errors) == len(expected)
+    for error, said in zip(errors, expected, strict=True):
+        assert said.replace("3 seconds", "6 seconds") in error
+        assert len(error) < 400 and error.isprintable()
+    assert report(graded).startswith(
+        f"{path}: 2 of 5 right\n✓ write\n✗ sum_normalize\n"
+    )
 
 
 @pytest.mark.parametrize(
-    ("cell", "answer"),
+    ("cell", "name"),
     [
-        ("check(mine, 'write')", "mine"),
-        ("check(mine, name='write')", "mine"),
+        ("check(mine, 'write')", "write"),
+        ("check(mine, name='write')", "write"),
+        ("check(name='write', answer=delta_step)", "write"),
+        ("check(answer=write)", "write"),
         ("check(mine)\ncheck()", None),
         ("%matplotlib inline\n_ = check(write)", "write"),
         ("import fwlab.exercises\nfwlab.exercises.check(write)", "write"),
         ("def write(W, k, v):\n    return (\n\n_ = check(write)", "write"),
+        ("check(write) + " + "(" * 1000, None),
     ],
 )
-def test_every_exercise_that_is_asked_for_is_found(tmp_path, cell, answer):
-    assert asked(small(tmp_path, cell)) == ({"write": answer} if answer else {})
+def test_exercises_that_a_handout_checks(cell, name):
+    assert asked([cell]) == ([name] if name else [])
 
 
-def test_a_notebook_that_leaves(tmp_path):
-    graded = grade(small(tmp_path, "check(write)", "import os\nos._exit(0)"))
-    assert "left Python" in graded["ended"]
-    assert "left Python" in graded["exercises"][0]["why"]
+def test_a_notebook_that_leaves(tmp_path, left):
+    """With an answer that is right; and exercises counted by another notebook."""
+    leaves = [CELLS[name].source for name in ("fork from C", "os._exit")]
+    path = hostile.notebook(tmp_path / "a", FIRST, *leaves, "check(sum_normalize)")
+    graded = grade(path)
+    assert "left Python" in graded["ended"] and not graded["listed"]
+    assert not (graded["kept"] and left())
+    write, other = graded["exercises"]
+    assert write == {"name": "write", "right": True, "why": ""}
+    assert other["name"] == "sum_normalize" and "left Python" in other["why"]
+    said = report(graded)
+    assert "not finished: the notebook itself" in said and "lists no exercises" in said
 
 
-def test_a_notebook_that_cannot_be_stopped(tmp_path):
-    stubborn = "import time\nwhile True:\n    try: time.sleep(1)\n"
-    stubborn += "    except BaseException: pass"
-    graded = grade(notebook(tmp_path, RIGHT, stubborn), seconds=8)
+def test_a_notebook_that_cannot_be_stopped(tmp_path, left):
+    stubborn = [CELLS[n].source for n in ("system from C", "catches everything")]
+    path = hostile.notebook(tmp_path / "a", *stubborn, LAST, listed=LISTED)
+    graded = grade(path, seconds=8)
     assert graded["ended"] == "the time limit, 8 seconds"
+    assert not (graded["kept"] and left())
     assert not any(each["right"] for each in graded["exercises"])
     assert "not checked: the time limit" in report(graded)
 
 
-def test_the_command(tmp_path):
-    """With an answer of another name, after a magic command."""
-    start = "%matplotlib inline\nfrom fwlab.exercises import check"
-    path, out = small(tmp_path, start, MINE + "check(mine, 'write')"), tmp_path / "out"
-    code, said, _ = fwlab("exercises", "grade", str(path), "--out", str(out))
-    assert code == 0 and "1 of 1 right" in said
-    (graded,) = json.loads(out.read_text("utf-8"))
-    assert graded["exercises"] == [{"name": "write", "right": True, "why": ""}]
-    assert not graded["errors"]
+def zeros(path: Path) -> None:
+    with path.open("w") as file:
+        file.truncate(2**31)
+
+
+UNREADABLE = {
+    "no file": lambda path: None,
+    "a folder": lambda path: path.mkdir(),
+    "a device": lambda path: os.mkfifo(path),
+    "a file of 2048 MiB": zeros,
+    "no JSON": lambda path: path.write_bytes(os.urandom(999)),
+    "is no JSON": lambda path: path.write_text('{"cells": [' + "[" * 10**6),
+    "that is no JSON": lambda path: path.write_bytes(b""),
+    "without cells": lambda path: path.write_text("{}"),
+    "file without cells": lambda path: path.write_text("[1]"),
+    "a file without cells": lambda path: path.write_text(
+        '{"cells": [{"cell_type": "code", "source": [1]}]}'
+    ),
+}
+
+
+def test_the_command(tmp_path, monkeypatch):
+    """A file that cannot be read is a grade of its own, and the grades so far
+    are in the file.
+    """
+    path, out = tmp_path / "handout.ipynb", tmp_path / "out"
+    hostile.notebook(path, listed=["write", "sum_normalize"])
+    bad = [tmp_path / str(number) for number in range(len(UNREADABLE))]
+    for each, make in zip(bad, UNREADABLE.values(), strict=True):
+        make(each)
+    right = hostile.notebook(tmp_path / "right.ipynb", FIRST)
+    given = [*map(str, [*bad, right]), "--out", str(out), "--handout", str(path)]
+    code, said, _ = fwlab("exercises", "grade", *given)
+    assert code == 0 and f"{right}: 1 of 2 right" in said
+    *unreadable, graded = json.loads(out.read_text("utf-8"))
+    for each, file, reason in zip(unreadable, bad, UNREADABLE, strict=True):
+        assert each["notebook"] == str(file) and outcome(each) == (set(), [])
+        assert len(each["exercises"]) == 2
+        assert f"expected {file} to be a notebook, got" in each["ended"]
+        assert reason in each["ended"]
+    assert outcome(graded) == ({"write"}, [])
+
+    def interrupt(path, *given):  # by the teacher
+        if path == right:
+            raise KeyboardInterrupt
+        return grade(path, *given)
+
+    assert grading.missing([unreadable[0], {"kept": ["bwrap"]}]) == "libseccomp"
+    assert grading.missing(unreadable) == ""
+
+    out.unlink()
+    monkeypatch.setattr(grading, "grade", interrupt)
+    assert fwlab("exercises", "grade", *given)[0] == 130
+    assert len(json.loads(out.read_text("utf-8"))) == len(bad)
+
     listed = fwlab("exercises", "list")[1]
     assert all(name in listed for name in EXERCISES)
-    path.write_text("{}", encoding="utf-8")
-    for arguments in (["grade"], ["export"], ["grade", str(path)]):
+    wrong = ["grade", str(right), "--handout", str(bad[1])]
+    for arguments in (["grade"], ["export"], wrong):
         code, _, error = fwlab("exercises", *arguments)
         assert code == 2 and "expected" in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bwrap", [True, False], ids=["bwrap", "plain"])
+@pytest.mark.parametrize("name", CELLS)
+def test_hostile_notebooks(name, bwrap, tmp_path, monkeypatch, left):
+    cell = CELLS[name]
+    if not bwrap:
+        monkeypatch.setattr(grading, "_bwrap", lambda: ())
+    if not find_library("seccomp") and "C" in name.split():
+        pytest.skip("nothing on this machine holds C code")
+    path = hostile.notebook(tmp_path / "a", FIRST, cell.source, LAST, listed=LISTED)
+    waits = "more than" in cell.error
+    seconds = 40 if cell.ended == hostile.LIMIT else 600
+    # Not in tmp_path: pytest cannot delete what "deep folders" would leave there.
+    with tempfile.TemporaryDirectory() as places:
+        monkeypatch.setattr(tempfile, "tempdir", places)
+        graded = grade(path, seconds, cell_seconds=3 if waits else 60)
+        assert not left() and not os.listdir(places)
+    right, errors = outcome(graded)
+    assert right == ({"write"} if cell.ended else {"write", "read_memory"})
+    assert cell.ended in graded["ended"]
+    assert bool(cell.ended) == (graded["ended"] != "finished")
+    assert len(errors) == bool(cell.error)
+    for error in errors:
+        assert cell.error in error and len(error) < 400 and error.isprintable()
 
 
 def test_tasks_are_those_of_the_notebooks():

@@ -220,9 +220,25 @@ def raised(answer: Answer, error: BaseException) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
     place = where(answer, frames)
-    reason = str(error).strip().splitlines() or ["no message"]
-    said = f"{type(error).__name__}: {reason[0]}"
-    return f"{place} raised {said}" if place else f"your function raised {said}"
+    return f"{place or 'your function'} raised {described(error)}"
+
+
+def described(error: BaseException) -> str:
+    """The type of an error, and the first line of its message, which the
+    learner's own class may make long, or fail to make.
+    """
+    try:
+        reason = str(error).strip().splitlines() or ["no message"]
+        return f"{type(error).__name__}: {short(reason[0])}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return "an error whose message cannot be read"
+
+
+def short(text: str) -> str:
+    """The beginning of a text that may be very long."""
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def _globals(answer: Answer) -> Any:
@@ -272,7 +288,7 @@ def _number(result: Any, kind: type[int] | type[float], given: str) -> int | flo
     what = "a number" if kind is float else "an integer"
     if isinstance(result, Tensor):
         raise Wrong(f"{given}: expected {what}, got a tensor. Try .item() at its end.")
-    raise Wrong(f"{given}: expected {what}, got {result!r}.")
+    raise Wrong(f"{given}: expected {what}, got {short(repr(result))}.")
 
 
 def _check(name: str, part: Any, target: Tensor, given: str, one: bool) -> None:

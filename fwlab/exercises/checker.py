@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from fwlab.exercises.asking import (
     Wrong,
     calls,
     copied,
+    described,
     raised,
     tensors,
     where,
@@ -28,6 +29,9 @@ from fwlab.exercises.exercise import Exercise
 
 #: How long an answer may take to check one property.
 SECONDS = 10.0
+#: Hears the name of each exercise that is checked, and why the answer is
+#: wrong ("" = it is right).
+listener: Callable[[str, str], object] | None = None
 
 
 def check(answer: Any, name: str | None = None) -> bool:
@@ -43,7 +47,7 @@ def check(answer: Any, name: str | None = None) -> bool:
         print(complaint)
         return False
     right = True
-    for verdict in _verdicts(exercise, answer):
+    for verdict in _heard(exercise, answer):
         print(f"{'✗' if verdict.wrong else '✓'} {verdict.sentence}")
         for line in filter(None, (verdict.misconception, verdict.wrong)):
             print(f"  {line}")
@@ -64,10 +68,9 @@ def assert_correct(answer: Any, name: str | None = None) -> None:
     exercise, complaint = _find(answer if name is None else name, callable(answer))
     if exercise is None:
         raise AssertionError(complaint)
-    for verdict in _verdicts(exercise, answer):
+    for verdict in list(_heard(exercise, answer)):
         if verdict.wrong:
-            why = " ".join(filter(None, (verdict.misconception, verdict.wrong)))
-            raise AssertionError(f"{exercise.name} is wrong: {verdict.sentence}? {why}")
+            raise AssertionError(f"{exercise.name} is wrong: {verdict.why}")
 
 
 def hint(name: Any, number: int = 1) -> None:
@@ -156,6 +159,29 @@ class _Verdict(NamedTuple):
     wrong: str
     misconception: str = ""
 
+    @property
+    def why(self) -> str:
+        """All of it, if something is wrong."""
+        return " ".join(
+            filter(None, (f"{self.sentence}?", self.misconception, self.wrong))
+        )
+
+
+def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
+    """The verdicts, of which the listener hears the outcome."""
+    why = "its check was stopped"  # unless we get further
+    try:
+        for verdict in _verdicts(exercise, answer):
+            if verdict.wrong:
+                why = verdict.why
+            yield verdict
+            if verdict.wrong:
+                return
+        why = ""
+    finally:
+        if listener is not None:
+            listener(exercise.name, why)
+
 
 def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
     """The verdict on each property, in order, up to the first that fails.
@@ -209,8 +235,7 @@ def _verdict(
     except Wrong as wrong:
         why = str(wrong)
     except Exception as error:  # an answer that we did not foresee
-        reason = str(error).strip().splitlines() or ["no message"]
-        why = f"Your result led to {type(error).__name__}: {reason[0]}"
+        why = f"Your result led to {described(error)}"
     return _Verdict(_sentence(holds), why, _recognise(exercise, answer))
 
 
@@ -308,7 +333,9 @@ def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:
         return None, (
             f"Pass your function itself, as in check(delta_step), not a {kind}."
         )
-    title = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
+    title = name if isinstance(name, str) else getattr(name, "__name__", None)
+    if not isinstance(title, str):
+        title = type(name).__name__  # of a module, for example
     if title not in EXERCISES:
         return None, f"There is no exercise named {title!r}. The exercises: {known}."
     return EXERCISES[title], ""
