@@ -168,3 +168,27 @@ def test_the_size_of_a_scale_cancels(scale):
         one = ops.sum_rule(q, k, v, implementation=implementation)
         y = ops.sum_rule(q, k, v, scale=scale, implementation=implementation)
         torch.testing.assert_close(y, one if scale else torch.zeros_like(one))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_step_of_nothing(rule):
+    """A step of no sequences, or of no heads."""
+    for batch, heads in ((0, 2), (1, 0)):
+        q, v = torch.rand(batch, 1, heads, 4), torch.rand(batch, 1, heads, 3)
+        W, z = torch.rand(batch, heads, 3, 4), torch.rand(batch, heads, 4)
+        y, state = called(rule, "auto", q, q, v, q[..., 0], -q[..., 0], W, z)
+        assert y.shape == v.shape
+        assert (state.W.shape, state.z.shape) == (W.shape, z.shape)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_weak_writes_of_half_precision(implementation):
+    """What the keys would need in their place is beyond float16."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(1, 40, 2, 4, generator=g).half() for _ in "qkv")
+    beta, decay = torch.rand(2, 1, 40, 2, generator=g)
+    given = q, 8 * k, v, beta * 1e-9, -4 * decay
+    given += torch.rand(1, 2, 4, 4, generator=g), torch.rand(1, 2, 4, generator=g)
+    y, _ = called("gated_rule", implementation, *given)
+    target = written_out("gated_rule", *(x.double() for x in given))
+    assert relative(y, target) < 2e-3

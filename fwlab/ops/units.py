@@ -56,13 +56,16 @@ def in_range(
         # Text is generated step by step: there, look at the state only.
         if looks and k.shape[1] == 1:
             found = plainly()
-            if found[-1].detach().abs().amax(-1).min() > 1e-17:
+            if (found[-1].detach().abs().amax(-1) > 1e-17).all():
                 return found
+        most = torch.finfo(k.dtype).max
         with torch.no_grad():
             fades, strength = factors(**others, log_decay=None)
             size = _size(k)
             if strength is not None and not corrects:
-                size = size * strength[..., 0].abs()
+                # In a unit of a weaker write, its key is out of range.
+                s = strength[..., 0].abs()
+                size = size * s.clamp(min=most**-0.75).where(s > 0, 0)
             m = _units(size, _size(z)[:, None], log_decay, fades)
         if looks and not m.any():
             return plainly()
@@ -73,12 +76,11 @@ def in_range(
         start = units[:, 0].clamp(max=limits.max)
         # What is not written needs no unit; only its gradient has one,
         # and could be beyond all numbers.
-        most = torch.finfo(k.dtype).max
-        each = units[:, 1:].clamp(max=most).to(k.dtype)
+        each = units[:, 1:].clamp(max=limits.max)
         few, none = each.clamp(max=most**0.75), (size == 0)[..., None]
         each = torch.where(none, few, each)
         y, W, z = compute(
-            k=k * each,
+            k=(k * each).to(k.dtype),
             W=start[..., None] * W,
             z=start * z,
             log_decay=kept.to(z.dtype),
