@@ -192,3 +192,42 @@ def test_weak_writes_of_half_precision(implementation):
     y, _ = called("gated_rule", implementation, *given)
     target = written_out("gated_rule", *(x.double() for x in given))
     assert relative(y, target) < 2e-3
+
+
+@pytest.mark.parametrize("faded", [-4.0, -torch.inf])
+@pytest.mark.parametrize("rule", RULES)
+def test_an_empty_memory_does_not_fade(rule, faded):
+    """The gradient of a key that is 0 is that of what it could have written."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(1, 40, 1, 3, generator=g) for _ in "qkv")
+    k[:, :30] = 0
+    beta = torch.full((1, 40, 1), 0.5)
+    given = (
+        q,
+        k,
+        v,
+        beta,
+        torch.where(torch.arange(40) < 29, faded, -0.5)[None, :, None],
+    )
+    given += torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3)
+    exact = [x.double().requires_grad_() for x in given]
+    right = torch.autograd.grad(written_out(rule, *exact).sum(), exact[1])[0]
+    for implementation in PLAIN:
+        rounded = [x.clone().requires_grad_() for x in given]
+        y, _ = called(rule, implementation, *rounded)
+        assert relative(torch.autograd.grad(y.sum(), rounded[1])[0], right) < 1e-5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_first_key_after_a_pause(rule):
+    """Its gradient in the state is its strength, also if it is 0."""
+    for implementation in PLAIN:
+        k = torch.zeros(1, 1, 1, 3, requires_grad=True)
+        gates = torch.full((1, 1, 1), 0.5), torch.full((1, 1, 1), -torch.inf)
+        memory = torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3)
+        _, (_, z) = called(
+            rule, implementation, k.detach(), k, k.detach(), *gates, *memory
+        )
+        found = torch.autograd.grad(z.sum(), k)[0]
+        strength = 0.5 if rule == "gated_rule" else 1.0
+        torch.testing.assert_close(found, torch.full_like(k, strength))

@@ -72,6 +72,8 @@ def in_range(
         limits, kept = torch.finfo(z.dtype), m[:, :-1] - m[:, 1:]
         if log_decay is not None:
             kept = log_decay + kept
+        # An empty one may be given a unit that is beyond all numbers.
+        kept = kept.clamp(max=0.9 * log(limits.max))
         units = m.to(z.dtype).neg().exp()[..., None]
         start = units[:, 0].clamp(max=limits.max)
         # What is not written needs no unit; only its gradient has one,
@@ -111,7 +113,8 @@ def _units(
     $M_t$ is the logarithm of the largest part of $z_t$: a key, faded
     since it was written. Within `PLAIN`, $m_t = 0$, and nothing changes
     by one bit; beyond, $m_t$ follows $M_t$ at this distance. It never
-    falls by more than a step fades, so no decay becomes more than 1.
+    falls by more than a step fades, so no decay becomes more than 1,
+    unless the memory is empty: that needs no unit.
 
     - `size`: `[batch, time, heads]`, of what is written.
     - `start`: `[batch, 1, heads]`, that of the state; 0 = it is empty.
@@ -124,10 +127,9 @@ def _units(
     if log_decay is not None:
         left = log_decay.clamp(min=-1e9)
     if fades is not None:
-        left = left + fades[..., 0].abs().log().clamp(min=-50)
+        left = left + fades[..., 0].abs().log().clamp(min=-1e9)
     wide = torch.float32 if size.device.type == "mps" else torch.float64
     left = F.pad(left.cumsum(1, dtype=wide), (0, 0, 1, 0))
-    start = torch.where(start == 0, 1, start)
     M = torch.cat([start, size], 1).log() - left
     M = M.cummax(1).values + left
-    return M - M.clamp(*PLAIN)
+    return torch.where(M < -5e8, 0, M - M.clamp(*PLAIN))
