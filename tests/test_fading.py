@@ -168,3 +168,66 @@ def test_the_size_of_a_scale_cancels(scale):
         one = ops.sum_rule(q, k, v, implementation=implementation)
         y = ops.sum_rule(q, k, v, scale=scale, implementation=implementation)
         torch.testing.assert_close(y, one if scale else torch.zeros_like(one))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_step_of_nothing(rule):
+    """A step of no sequences, or of no heads."""
+    for batch, heads in ((0, 2), (1, 0)):
+        q, v = torch.rand(batch, 1, heads, 4), torch.rand(batch, 1, heads, 3)
+        W, z = torch.rand(batch, heads, 3, 4), torch.rand(batch, heads, 4)
+        y, state = called(rule, "auto", q, q, v, q[..., 0], -q[..., 0], W, z)
+        assert y.shape == v.shape
+        assert (state.W.shape, state.z.shape) == (W.shape, z.shape)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_weak_writes_of_half_precision(implementation):
+    """What the keys would need in their place is beyond float16."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(1, 40, 2, 4, generator=g).half() for _ in "qkv")
+    beta, decay = torch.rand(2, 1, 40, 2, generator=g)
+    given = q, 8 * k, v, beta * 1e-9, -4 * decay
+    given += torch.rand(1, 2, 4, 4, generator=g), torch.rand(1, 2, 4, generator=g)
+    y, _ = called("gated_rule", implementation, *given)
+    target = written_out("gated_rule", *(x.double() for x in given))
+    assert relative(y, target) < 2e-3
+
+
+@pytest.mark.parametrize("faded", [-4.0, -torch.inf])
+@pytest.mark.parametrize("rule", RULES)
+def test_an_empty_memory_does_not_fade(rule, faded):
+    """The gradient of a key that is 0 is that of what it could have written."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(1, 40, 1, 3, generator=g) for _ in "qkv")
+    k[:, :30] = 0
+    beta = torch.full((1, 40, 1), 0.5)
+    given = (
+        q,
+        k,
+        v,
+        beta,
+        torch.where(torch.arange(40) < 29, faded, -0.5)[None, :, None],
+    )
+    given += torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3)
+    exact = [x.double().requires_grad_() for x in given]
+    right = torch.autograd.grad(written_out(rule, *exact).sum(), exact[1])[0]
+    for implementation in PLAIN:
+        rounded = [x.clone().requires_grad_() for x in given]
+        y, _ = called(rule, implementation, *rounded)
+        assert relative(torch.autograd.grad(y.sum(), rounded[1])[0], right) < 1e-5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_first_key_after_a_pause(rule):
+    """Its gradient in the state is its strength, also if it is 0."""
+    for implementation in PLAIN:
+        k = torch.zeros(1, 1, 1, 3, requires_grad=True)
+        gates = torch.full((1, 1, 1), 0.5), torch.full((1, 1, 1), -torch.inf)
+        memory = torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3)
+        _, (_, z) = called(
+            rule, implementation, k.detach(), k, k.detach(), *gates, *memory
+        )
+        found = torch.autograd.grad(z.sum(), k)[0]
+        strength = 0.5 if rule == "gated_rule" else 1.0
+        torch.testing.assert_close(found, torch.full_like(k, strength))

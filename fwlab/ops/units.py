@@ -56,29 +56,33 @@ def in_range(
         # Text is generated step by step: there, look at the state only.
         if looks and k.shape[1] == 1:
             found = plainly()
-            if found[-1].detach().abs().amax(-1).min() > 1e-17:
+            if (found[-1].detach().abs().amax(-1) > 1e-17).all():
                 return found
+        most = torch.finfo(k.dtype).max
         with torch.no_grad():
             fades, strength = factors(**others, log_decay=None)
             size = _size(k)
             if strength is not None and not corrects:
-                size = size * strength[..., 0].abs()
+                # In a unit of a weaker write, its key is out of range.
+                s = strength[..., 0].abs()
+                size = size * s.clamp(min=most**-0.75).where(s > 0, 0)
             m = _units(size, _size(z)[:, None], log_decay, fades)
         if looks and not m.any():
             return plainly()
         limits, kept = torch.finfo(z.dtype), m[:, :-1] - m[:, 1:]
         if log_decay is not None:
             kept = log_decay + kept
+        # An empty one may be given a unit that is beyond all numbers.
+        kept = kept.clamp(max=0.9 * log(limits.max))
         units = m.to(z.dtype).neg().exp()[..., None]
         start = units[:, 0].clamp(max=limits.max)
         # What is not written needs no unit; only its gradient has one,
         # and could be beyond all numbers.
-        most = torch.finfo(k.dtype).max
-        each = units[:, 1:].clamp(max=most).to(k.dtype)
+        each = units[:, 1:].clamp(max=limits.max)
         few, none = each.clamp(max=most**0.75), (size == 0)[..., None]
         each = torch.where(none, few, each)
         y, W, z = compute(
-            k=k * each,
+            k=(k * each).to(k.dtype),
             W=start[..., None] * W,
             z=start * z,
             log_decay=kept.to(z.dtype),
@@ -109,7 +113,8 @@ def _units(
     $M_t$ is the logarithm of the largest part of $z_t$: a key, faded
     since it was written. Within `PLAIN`, $m_t = 0$, and nothing changes
     by one bit; beyond, $m_t$ follows $M_t$ at this distance. It never
-    falls by more than a step fades, so no decay becomes more than 1.
+    falls by more than a step fades, so no decay becomes more than 1,
+    unless the memory is empty: that needs no unit.
 
     - `size`: `[batch, time, heads]`, of what is written.
     - `start`: `[batch, 1, heads]`, that of the state; 0 = it is empty.
@@ -122,10 +127,9 @@ def _units(
     if log_decay is not None:
         left = log_decay.clamp(min=-1e9)
     if fades is not None:
-        left = left + fades[..., 0].abs().log().clamp(min=-50)
+        left = left + fades[..., 0].abs().log().clamp(min=-1e9)
     wide = torch.float32 if size.device.type == "mps" else torch.float64
     left = F.pad(left.cumsum(1, dtype=wide), (0, 0, 1, 0))
-    start = torch.where(start == 0, 1, start)
     M = torch.cat([start, size], 1).log() - left
     M = M.cummax(1).values + left
-    return M - M.clamp(*PLAIN)
+    return torch.where(M < -5e8, 0, M - M.clamp(*PLAIN))
