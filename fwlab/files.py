@@ -13,6 +13,7 @@ from typing import Any
 
 #: What is no file to write to, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
+OTHERS["l"] = "symbolic link"
 
 
 @contextmanager

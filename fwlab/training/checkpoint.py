@@ -2,8 +2,9 @@
 
 The tensors are the model's weights (`model.…`), the optimiser's state
 (`adam.…`) and the carried state (`state.…`). Configuration, vocabulary, step,
-the loss scaler of float16 and a checksum of all are in the header. Batches, learning rate and dropout
-follow from seed and step, so this is all that a run needs to go on.
+the loss scaler of float16 and a checksum of all are in the header. Batches,
+learning rate and dropout follow from seed and step, so this is all that a run
+needs to go on.
 """
 
 import hashlib
