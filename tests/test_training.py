@@ -9,6 +9,7 @@ import os
 import platform
 import random
 import re
+import resource
 import runpy
 import shlex
 import shutil
@@ -1082,6 +1083,17 @@ def test_a_run_is_not_overwritten(fwlab, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         *("best", "config.json", "last", "metrics.jsonl", "result.json")
     ]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(fwlab, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        error = refused(*TRAIN, "--out", "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.endswith("'run/config.json'\n")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

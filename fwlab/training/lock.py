@@ -50,9 +50,11 @@ def locked(folder: Path) -> Iterator[None]:
                 break
         file.close()  # its holder has removed it in this moment
     with file:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: it holds without a name
+            file.truncate(0)
+            os.write(
+                file.fileno(), f"process {os.getpid()} on {platform.node()}".encode()
+            )
         try:
             yield
         finally:
