@@ -9,7 +9,6 @@ import os
 import platform
 import random
 import re
-import resource
 import runpy
 import shlex
 import shutil
@@ -1085,7 +1084,21 @@ def test_a_run_is_not_overwritten(fwlab, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_nobody_is_told_to_remove_what_may_not_be_read(
+    fwlab, monkeypatch, tmp_path, name
+):
+    train, path = [*TRAIN, "--out", "run"], f"run/{name}/checkpoint.safetensors"
+    assert fwlab(*train)[0] == 0
+    access = os.access  # root may read all
+    monkeypatch.setattr(os, "access", lambda p, m: str(p) != path and access(p, m))
+    error = refused(*train, "--resume", "--steps", "9")
+    assert error == f"fwlab: expected {path} to be readable, got no permission\n"
+    assert (tmp_path / "run/result.json").exists()
+
+
 def test_a_full_disk_is_named_and_leaves_nothing(fwlab, tmp_path):
+    resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
