@@ -22,7 +22,13 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from fwlab.files import destination, read_json, replacing, write_json
+from fwlab.files import (
+    check_writable,
+    destination,
+    read_json,
+    replacing,
+    write_json,
+)
 from fwlab.provenance import provenance
 from fwlab.training import engine
 from fwlab.training.checkpoint import (
@@ -92,6 +98,7 @@ def _alone(folder: Path, config: Config) -> Iterator[None]:
         error: Exception | None = None
         if engine.is_main(config):
             try:
+                check_writable(folder)
                 for name in (CONFIG, METRICS, RESULT):
                     destination(folder / name)
                 held.enter_context(locked(folder))
