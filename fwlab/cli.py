@@ -402,7 +402,7 @@ def _state(experiment: "Experiment", folder: Path) -> str:
 
     try:
         found = results(experiment, folder)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         return str(error)
     if found is None:
         return "not yet run"

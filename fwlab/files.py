@@ -13,6 +13,7 @@ from typing import Any
 
 #: What is no file to write to, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
+OTHERS["l"] = "symbolic link"
 
 
 @contextmanager
@@ -94,5 +95,9 @@ def check_writable(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"expected {folder} to be a folder, got a file")
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        error.filename = str(folder)  # not a name that nobody knows
+        raise

@@ -89,6 +89,15 @@ def test_a_file_that_is_read_only_stays(tmp_path, monkeypatch):
     assert read_json(path) == 1
 
 
+def test_a_folder_that_is_read_only_is_named(tmp_path, monkeypatch):
+    def fail(dir):
+        raise PermissionError(13, "Permission denied", f"{dir}/tmp123")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fail)  # root may write to all
+    with pytest.raises(PermissionError, match=f"denied: '{tmp_path}'$"):
+        write_json(tmp_path / "x", 1)
+
+
 def test_nothing_is_left_if_the_disk_is_full(tmp_path):
     path = tmp_path / "x.json"
     write_json(path, 1)

@@ -1084,12 +1084,68 @@ def test_a_run_is_not_overwritten(fwlab, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_nobody_is_told_to_remove_what_may_not_be_read(
+    fwlab, monkeypatch, tmp_path, name
+):
+    train, path = [*TRAIN, "--out", "run"], f"run/{name}/checkpoint.safetensors"
+    assert fwlab(*train)[0] == 0
+    access = os.access  # root may read all
+    monkeypatch.setattr(os, "access", lambda p, m: str(p) != path and access(p, m))
+    error = refused(*train, "--resume", "--steps", "9")
+    assert error == f"fwlab: expected {path} to be readable, got no permission\n"
+    assert (tmp_path / "run/result.json").exists()
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(fwlab, tmp_path):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        error = refused(*TRAIN, "--out", "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.endswith("'run/config.json'\n")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", "config.json", "metrics.jsonl", "result.json"]
+)
+def test_what_is_no_file_of_a_run_stays(fwlab, tmp_path, name):
+    """A pipe is neither read, which takes forever, nor removed."""
+    train, path = [*TRAIN, "--out", "run"], tmp_path / "run" / name
+    assert fwlab(*train)[0] == 0
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    said = f"expected run/{name} to be a file, got a pipe"
+    assert said in refused(*train, "--resume")
+    assert said in refused(*train, "--resume", "--steps", "9")
+    assert path.is_fifo()
+
+
+def test_links_in_a_run(fwlab, tmp_path):
+    """The result is written through them; a lock would overwrite the target."""
+    train, run = [*TRAIN, "--out", "run"], tmp_path / "run"
+    run.mkdir()
+    (run / "result.json").symlink_to("../kept")
+    assert fwlab(*train)[0] == 0 and fwlab(*train, "--resume", "--steps", "9")[0] == 0
+    assert (run / "result.json").is_symlink()
+    assert json.loads((tmp_path / "kept").read_text())["config"]["steps"] == 9
+    before = (tmp_path / "kept").read_bytes()
+    (run / ".lock").symlink_to("../kept")
+    said = "expected run/.lock to be a file, got a symbolic link"
+    assert said in refused(*train, "--resume", "--steps", "12")
+    assert (tmp_path / "kept").read_bytes() == before
+
+
 def test_a_lost_result_is_written(fwlab, tmp_path):
     """As after a run that was killed between its last checkpoint and its end."""
     train = [*TRAIN, "--out", "run"]
     assert fwlab(*train)[0] == 0
     whole, path = result_of("run"), tmp_path / "run/result.json"
-    for text in (None, "[", "[1]", json.dumps(whole | {"config": {"steps": 3}})):
+    other = json.dumps(whole | {"config": {"steps": 3}})
+    for text in (None, "[", "[1]", "[" * 10**5, other):
         if text is None:
             path.unlink()
         else:  # damaged, or of the run before it was extended

@@ -2,13 +2,15 @@
 
 The tensors are the model's weights (`model.…`), the optimiser's state
 (`adam.…`) and the carried state (`state.…`). Configuration, vocabulary, step,
-the loss scaler of float16 and a checksum of all are in the header. Batches, learning rate and dropout
-follow from seed and step, so this is all that a run needs to go on.
+the loss scaler of float16 and a checksum of all are in the header. Batches,
+learning rate and dropout follow from seed and step, so this is all that a run
+needs to go on.
 """
 
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import Field, asdict, fields
@@ -123,6 +125,7 @@ def load(path: str | Path) -> Checkpoint:
     - Raises `CheckpointError` if the file is missing, damaged or not
       fwlab's, if its tensors do not match its configuration, or if the best
       and the last checkpoint of a run are of different runs.
+    - Raises `PermissionError` if the file may not be read.
     """
     run, path = Path(path), _file(Path(path))
     if path == run / "best" / FILE:
@@ -207,6 +210,8 @@ def difference(config: Config, saved: Config) -> str:
 
 def _read(path: Path, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The header of a file of fwlab train, and its tensors."""
+    if path.is_file() and not os.access(path, os.R_OK):  # it may be sound
+        raise PermissionError(f"expected {path} to be readable, got no permission")
     try:
         with safe_open(path, framework="pt") as file:
             header, names = file.metadata() or {}, file.keys() if tensors else ()

@@ -4,11 +4,14 @@ import contextlib
 import errno
 import os
 import platform
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+from fwlab.files import OTHERS
 
 #: Holds the number of the process and the name of its computer.
 LOCK = ".lock"
@@ -24,10 +27,15 @@ def locked(folder: Path) -> Iterator[None]:
     without locks hold nobody off.
 
     - `folder`: exists.
-    - Raises `ValueError` if another process holds it.
+    - Raises `ValueError` if another process holds it, and `OSError` if the
+      lock cannot be a file.
     """
     path = folder / LOCK
     while True:
+        with contextlib.suppress(FileNotFoundError):
+            # A link is not followed: what it points to would be overwritten.
+            if (kind := stat.filemode(path.lstat().st_mode)[0]) != "-":
+                raise OSError(f"expected {path} to be a file, got a {OTHERS[kind]}")
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
         if not _lock(file):
             with file:
@@ -42,9 +50,11 @@ def locked(folder: Path) -> Iterator[None]:
                 break
         file.close()  # its holder has removed it in this moment
     with file:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: it holds without a name
+            file.truncate(0)
+            os.write(
+                file.fileno(), f"process {os.getpid()} on {platform.node()}".encode()
+            )
         try:
             yield
         finally:

@@ -22,7 +22,13 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from fwlab.files import check_writable, replacing, write_json
+from fwlab.files import (
+    check_writable,
+    destination,
+    read_json,
+    replacing,
+    write_json,
+)
 from fwlab.provenance import provenance
 from fwlab.training import engine
 from fwlab.training.checkpoint import (
@@ -93,6 +99,8 @@ def _alone(folder: Path, config: Config) -> Iterator[None]:
         if engine.is_main(config):
             try:
                 check_writable(folder)
+                for name in (CONFIG, METRICS, RESULT):
+                    destination(folder / name)
                 held.enter_context(locked(folder))
             except (OSError, ValueError) as found:
                 error = found
@@ -309,8 +317,7 @@ class Run:
     def _finished(self) -> int | None:
         """The number of steps of the result, if there is one."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            text = (self.folder / RESULT).read_text("utf-8")
-            return json.loads(text)["config"]["steps"]
+            return read_json(self.folder / RESULT)["config"]["steps"]
         return None
 
     def _clean(self) -> None:
@@ -319,7 +326,7 @@ class Run:
         So a result is always one of the latest checkpoint, whenever this run
         ends.
         """
-        (self.folder / RESULT).unlink(missing_ok=True)
+        destination(self.folder / RESULT).unlink(missing_ok=True)
         for place, name in ((".", CONFIG), (".", METRICS), (".", RESULT), ("*", FILE)):
             for part in self.folder.glob(f"{place}/.{name}.????????"):
                 part.unlink(missing_ok=True)
