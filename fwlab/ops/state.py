@@ -12,7 +12,7 @@ class NormalizedState(NamedTuple):
     - `z`: `[batch, heads, key]`, the sum of all keys written so far.
 
     They fade together, and stop before they leave the range of their
-    dtype (in float32 at about $e^{-61}$), so their quotient stays.
+    dtype (in float32 at about $e^{-70}$), so their quotient stays.
     """
 
     W: Tensor

@@ -90,7 +90,7 @@ def in_range(
         )
         # A state that has faded too far stays there: what is written
         # later hides it anyway.
-        end = m[:, -1].clamp(min=0.7 * log(limits.tiny)).exp()
+        end = m[:, -1].clamp(min=0.8 * log(limits.tiny)).exp()
         end = end.to(z.dtype)[..., None]
         return y, end[..., None] * W, end * z
 
