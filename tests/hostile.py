@@ -40,7 +40,7 @@ class Cell(NamedTuple):
 
 
 NO = "no network and no other programs"
-LEFT = "left Python"
+LEFT = "ended Python"
 LIMIT = "the time limit"
 CHILD = "\nif pid == 0:\n    os.setsid()\n    time.sleep(60)\n"
 
@@ -64,6 +64,10 @@ CELLS = {
     ),
     "limits the parent from C": Cell(
         "import ctypes, os; assert ctypes.CDLL(None).prlimit(os.getppid(), 0, 0, 0) == 0",
+        "AssertionError",
+    ),
+    "a namespace from C": Cell(
+        "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
         "AssertionError",
     ),
     "abort": Cell("import os; os.abort()", ended="signal 6"),

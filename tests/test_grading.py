@@ -161,13 +161,13 @@ def test_a_notebook_that_leaves(tmp_path, left):
     leaves = [CELLS[name].source for name in ("fork from C", "os._exit")]
     path = hostile.notebook(tmp_path / "a", FIRST, *leaves, "check(sum_normalize)")
     graded = grade(path)
-    assert "left Python" in graded["ended"] and not graded["listed"]
+    assert "ended Python" in graded["ended"] and not graded["listed"]
     assert not (graded["kept"] and left())
     write, other = graded["exercises"]
     assert write == {"name": "write", "right": True, "why": ""}
-    assert other["name"] == "sum_normalize" and "left Python" in other["why"]
+    assert other["name"] == "sum_normalize" and "ended Python" in other["why"]
     said = report(graded)
-    assert "not finished: the notebook itself" in said and "lists no exercises" in said
+    assert "not finished: the notebook ended" in said and "lists no exercises" in said
 
 
 def test_a_notebook_that_cannot_be_stopped(tmp_path, left):

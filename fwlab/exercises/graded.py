@@ -32,7 +32,7 @@ REFUSED = "no network and no other programs while grading"
 CALLS = (
     *("fork", "vfork", "execve", "execveat", "socket", "ptrace", "io_uring_setup"),
     *("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"),
-    "process_vm_writev",
+    *("process_vm_writev", "unshare"),
 )
 #: Bytes that a file may have.
 FILE = 2**28

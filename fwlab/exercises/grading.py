@@ -169,7 +169,7 @@ def report(graded: dict[str, Any]) -> str:
     if graded["ended"] != "finished":
         lines.append(f"not finished: {graded['ended']}")
     if not graded["listed"]:
-        lines.append("it lists no exercises: these are those that it checks")
+        lines.append("it lists no exercises; these are the ones it checks")
     return "\n".join(map(_plain, lines))
 
 
@@ -266,7 +266,7 @@ def _run(
         try:
             inside = _inside(told)
             code = process.wait(seconds)
-            ended = "the notebook itself, which left Python"
+            ended = "the notebook ended Python"
             if number := -code if code < 0 else max(code - 128, 0):
                 ended = f"signal {number}: perhaps the memory limit"
         except subprocess.TimeoutExpired:
