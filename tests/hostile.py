@@ -40,7 +40,7 @@ class Cell(NamedTuple):
 
 
 NO = "no network and no other programs"
-LEFT = "left Python"
+LEFT = "ended Python"
 LIMIT = "the time limit"
 CHILD = "\nif pid == 0:\n    os.setsid()\n    time.sleep(60)\n"
 
@@ -55,6 +55,19 @@ CELLS = {
     "kills all": Cell("import os; os.kill(-1, 0)", NO),
     "kills the parent from C": Cell(
         "import ctypes, os; assert ctypes.CDLL(None).kill(os.getppid(), 0) == 0",
+        "AssertionError",
+    ),
+    "limits the parent": Cell(
+        "import os, resource\np, cpu = os.getppid(), resource.RLIMIT_CPU\n"
+        "resource.prlimit(p, cpu, resource.prlimit(p, cpu))",
+        NO,
+    ),
+    "limits the parent from C": Cell(
+        "import ctypes, os; assert ctypes.CDLL(None).prlimit(os.getppid(), 0, 0, 0) == 0",
+        "AssertionError",
+    ),
+    "a namespace from C": Cell(
+        "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
         "AssertionError",
     ),
     "abort": Cell("import os; os.abort()", ended="signal 6"),
@@ -296,6 +309,16 @@ CELLS = {
         "    try: os.write(n, f'\\n{what}\\n'.encode())\n"
         "    except OSError: pass"
     ),
+    "a verdict that is nonsense": Cell(
+        "import gc, os\n"
+        "for f in gc.get_objects():\n"
+        "    if type(f).__name__ == 'function' and f.__name__ == 'say':\n"
+        "        say = dict(zip(f.__code__.co_freevars, f.__closure__ or ()))\n"
+        "        log, key = (say[n].cell_contents for n in ('log', 'key'))\n"
+        'for what in (\'[1]\', \'{"name": [1], "right": 1, "why": 1}\',\n'
+        "             '{\"asked\": 3}', '{\"cell\": 1}', '[' * 10**5):\n"
+        "    os.write(log, f'\\n{key}{what}\\n'.encode())"
+    ),
     "writes nonsense everywhere": Cell(
         "import os\n"
         "for n in range(4096):\n"
@@ -347,7 +370,7 @@ QUICK = (
     *("a message for the terminal", "a message of 10 MB", "a large file"),
     *("a shell", "os.forkpty", "multiprocessing, fork", "multiprocessing, spawn"),
     *("opens an address", "an answer with a bad error", "another check"),
-    *("a printed verdict", "meta", "other functions"),
+    *("a printed verdict", "a verdict that is nonsense", "meta", "other functions"),
     *("closes stdout", "closes 0 to 2", "a thread that never ends", "atexit"),
 )
 

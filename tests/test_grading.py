@@ -48,6 +48,10 @@ import os, sys
 assert len(sys.argv) == 1, sys.argv
 assert "SECRET" not in os.environ, "the environment"
 assert os.environ["HOME"] != {home!r} and not os.listdir(), "home"
+if not os.path.exists({secret!r}):  # in bwrap, also as root
+    assert "CapEff:\\t" + "0" * 16 in open("/proc/self/status").read()
+    disk = os.statvfs("/dev/shm")
+    assert disk.f_blocks * disk.f_frsize <= 2**20
 open({secret!r})
 """
 
@@ -131,6 +135,7 @@ def test_grades(tmp_path, monkeypatch, left):
     assert report(graded).startswith(
         f"{path}: 2 of 5 right\n✓ write\n✗ sum_normalize\n"
     )
+    assert report(graded | {"notebook": "\udcff\x1b"}).encode()  # can be printed
 
 
 @pytest.mark.parametrize(
@@ -156,18 +161,19 @@ def test_a_notebook_that_leaves(tmp_path, left):
     leaves = [CELLS[name].source for name in ("fork from C", "os._exit")]
     path = hostile.notebook(tmp_path / "a", FIRST, *leaves, "check(sum_normalize)")
     graded = grade(path)
-    assert "left Python" in graded["ended"] and not graded["listed"]
+    assert "ended Python" in graded["ended"] and not graded["listed"]
     assert not (graded["kept"] and left())
     write, other = graded["exercises"]
     assert write == {"name": "write", "right": True, "why": ""}
-    assert other["name"] == "sum_normalize" and "left Python" in other["why"]
+    assert other["name"] == "sum_normalize" and "ended Python" in other["why"]
     said = report(graded)
-    assert "not finished: the notebook itself" in said and "lists no exercises" in said
+    assert "not finished: the notebook ended" in said and "lists no exercises" in said
 
 
 def test_a_notebook_that_cannot_be_stopped(tmp_path, left):
     stubborn = [CELLS[n].source for n in ("system from C", "catches everything")]
     path = hostile.notebook(tmp_path / "a", *stubborn, LAST, listed=LISTED)
+    assert grade(path, seconds=0.001)["kept"] is None
     graded = grade(path, seconds=8)
     assert graded["ended"] == "the time limit, 8 seconds"
     assert not (graded["kept"] and left())

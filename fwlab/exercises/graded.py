@@ -1,8 +1,8 @@
 """The process in which a notebook is graded: its cells, and what they may not do.
 
 `grading.grade` starts it. What to run comes through standard input; what is
-found leaves through standard output, before the first cell runs. In here a
-notebook can do to Python what it likes, so this stops accidents and simple
+found leaves through what was standard output before the first cell ran. In here
+a notebook can do to Python what it likes, so this stops accidents and simple
 tricks. What the notebook may do to the machine is limited by the system.
 """
 
@@ -25,13 +25,14 @@ FORBIDDEN = (
     *("socket.connect", "socket.getaddrinfo", "socket.sendto", "socket.bind"),
     *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"),
     *("os.fork", "os.forkpty", "os.startfile", "_winapi.CreateProcess"),
-    *("os.kill", "os.killpg"),
+    *("os.kill", "os.killpg", "resource.prlimit"),
 )
 REFUSED = "no network and no other programs while grading"
 #: Calls of the Linux kernel that fail.
 CALLS = (
     *("fork", "vfork", "execve", "execveat", "socket", "ptrace", "io_uring_setup"),
     *("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"),
+    *("process_vm_writev", "unshare"),
 )
 #: Bytes that a file may have.
 FILE = 2**28
@@ -67,7 +68,9 @@ def main() -> None:
     held = _restrict(given["gib"])
     for stream in range(3):
         os.dup2(nowhere, stream)
-    say(held=held, asked=asked(given["cells"]))
+    say(held=held)
+    for name in asked(given["cells"]):
+        say(asked=name)
     for number, source in enumerate(given["cells"], 1):
         # A cell before may have closed it.
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -206,6 +209,8 @@ def _filter() -> bool:
         forbid(name)
     for name in ("kill", "tgkill"):
         forbid(name, _Compare(0, differs, os.getpid()))
+    # A limit on the time of another process ends it, too.
+    forbid("prlimit64", _Compare(0, differs, 0))
     forbid("clone", _Compare(0, masked, thread, 0))
     forbid("clone3", reason=errno.ENOSYS)  # its flags cannot be seen: use clone
     dies_with_parent = 1

@@ -36,7 +36,14 @@ SEEN = (
 )
 #: Bytes of a notebook, and of what its process reports.
 LARGE = 2**26
-
+#: What that process says; a notebook that finds out how can say anything.
+SAYS: tuple[dict[str, type], ...] = (
+    {"held": bool},
+    {"asked": str},
+    {"name": str, "right": bool, "why": str},
+    {"cell": int, "error": str},
+    {"finished": bool},
+)
 
 GUIDE = (
     "`check` says which property holds, and explains the first one that does not. "
@@ -68,7 +75,7 @@ def grade(
       `errors`, the cells that raised an error; `ended`: "finished", or why
       not; `listed`: whether there was a list of exercises; and `kept`, what
       kept the notebook in: of "bwrap" and "libseccomp", those that work here;
-      None = it did not run.
+      None = no cell ran.
     """
     found: list[dict[str, Any]] = []
     kept: list[str] | None = None
@@ -79,7 +86,7 @@ def grade(
     except ValueError as error:
         ended = str(error)
     verdicts = [each for each in found if "right" in each]
-    names = [name for each in found for name in each.get("asked", ())]
+    names = [each["asked"] for each in found if "asked" in each]
     names += [each["name"] for each in verdicts]
     missing = "not checked" if ended == "finished" else f"not checked: {ended}"
     graded = {
@@ -162,8 +169,8 @@ def report(graded: dict[str, Any]) -> str:
     if graded["ended"] != "finished":
         lines.append(f"not finished: {graded['ended']}")
     if not graded["listed"]:
-        lines.append("it lists no exercises: these are those that it checks")
-    return "\n".join(lines)
+        lines.append("it lists no exercises; these are the ones it checks")
+    return "\n".join(map(_plain, lines))
 
 
 def missing(grades: list[dict[str, Any]]) -> str:
@@ -220,7 +227,7 @@ def _listed(content: dict[str, Any]) -> list[str] | None:
 
 def _run(
     cells: list[str], seconds: float, cell_seconds: float, gib: float
-) -> tuple[list[dict[str, Any]], str, list[str]]:
+) -> tuple[list[dict[str, Any]], str, list[str] | None]:
     """Run cells; returns what their process said, how it ended, and what kept
     it in.
     """
@@ -255,10 +262,11 @@ def _run(
             start_new_session=True,
         )
         os.close(tell)
-        inside = _inside(told)
+        inside = None
         try:
+            inside = _inside(told)
             code = process.wait(seconds)
-            ended = "the notebook itself, which left Python"
+            ended = "the notebook ended Python"
             if number := -code if code < 0 else max(code - 128, 0):
                 ended = f"signal {number}: perhaps the memory limit"
         except subprocess.TimeoutExpired:
@@ -273,8 +281,10 @@ def _run(
             ended = f"an error before its first cell: {_plain(lines[-1])}"
     if any("finished" in each for each in said):
         ended = "finished"
-    held = any(each.get("held") for each in said)
-    return said, ended, ["bwrap"] * bool(sandbox) + ["libseccomp"] * held
+    kept = None
+    for held in [each["held"] for each in said if "held" in each][:1]:
+        kept = ["bwrap"] * bool(sandbox) + ["libseccomp"] * held
+    return said, ended, kept
 
 
 @contextmanager
@@ -329,10 +339,13 @@ def _said(log: IO[bytes], key: str) -> list[dict[str, Any]]:
     lines = log.read(LARGE).decode(errors="replace").split("\n")
     said = []
     for line in lines:
-        with suppress(ValueError):  # cut off
+        with suppress(ValueError, RecursionError):  # cut off, or forged
             if line.startswith(key):
                 what = json.loads(line.removeprefix(key))
-                said.append({k: _plain(v) for k, v in what.items()})
+                if not isinstance(what, dict):
+                    continue
+                if {k: type(v) for k, v in what.items()} in SAYS:
+                    said.append({k: _plain(v) for k, v in what.items()})
     return said
 
 
@@ -353,7 +366,10 @@ def _bwrap() -> tuple[str, ...]:
     python = (sys.prefix, sys.base_prefix, Path(sys.executable).resolve().parents[1])
     package = Path(__file__).parents[1]
     command = [program, "--unshare-all", "--die-with-parent", "--proc", "/proc"]
-    command += ["--dev", "/dev", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    # Root would keep its capabilities, and could make all of this writable.
+    command += ["--cap-drop", "ALL"]
+    command += ["--dev", "/dev", "--size", str(2**20), "--tmpfs", "/dev/shm"]
+    command += ["--remount-ro", "/dev"]
     command += ["--size", str(FILE), "--tmpfs", "/tmp"]
     command += ["--dir", "/tmp/home", "--dir", "/tmp/work"]
     libraries = filter(None, os.getenv("LD_LIBRARY_PATH", "").split(os.pathsep))
