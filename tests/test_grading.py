@@ -116,7 +116,7 @@ def test_grades(tmp_path, monkeypatch, left):
         "%%time\nfrom fwlab.exercises import check\ncheck(read_memory, 'write')",
         listed=["write", "sum_normalize", "read_memory", "delta_step", "deleted"],
     )
-    graded = grade(path, cell_seconds=6)
+    graded = grade(path, cell_seconds=12)
     assert graded["ended"] == "finished" and graded["listed"] and not left()
     right, errors = outcome(graded)
     assert right == {"write", "read_memory"}
@@ -130,7 +130,7 @@ def test_grades(tmp_path, monkeypatch, left):
         expected = ["FileNotFoundError", *expected]
     assert len(errors) == len(expected)
     for error, said in zip(errors, expected, strict=True):
-        assert said.replace("3 seconds", "6 seconds") in error
+        assert said.replace("3 seconds", "12 seconds") in error
         assert len(error) < 400 and error.isprintable()
     assert report(graded).startswith(
         f"{path}: 2 of 5 right\n✓ write\n✗ sum_normalize\n"

@@ -143,6 +143,9 @@ class _alarm:
 def _restrict(gib: float) -> bool:
     """Limit memory, files, network and processes. Returns whether the kernel
     forbids the last two, or only Python."""
+    if sys.platform == "linux":
+        dies_with_parent = 1
+        ctypes.CDLL(None).prctl(dies_with_parent, signal.SIGKILL)
     held = _filter()
     sys.addaudithook(_audit)
     try:
@@ -200,10 +203,10 @@ def _filter() -> bool:
     rules = ctypes.c_void_p(library.seccomp_init(allow))
     library.seccomp_attr_set(rules, all_threads, 1)
 
-    def forbid(name: str, *only: _Compare, reason: int = errno.EPERM) -> None:
+    def forbid(name: str, *only: _Compare, reason: int = errno.EPERM) -> bool:
         number = library.seccomp_syscall_resolve_name(name.encode())
-        array = (_Compare * len(only))(*only)
-        library.seccomp_rule_add_array(rules, fail | reason, number, len(only), array)
+        given = fail | reason, number, len(only), (_Compare * len(only))(*only)
+        return bool(library.seccomp_rule_add_array(rules, *given) == 0)
 
     for name in CALLS:
         forbid(name)
@@ -211,11 +214,10 @@ def _filter() -> bool:
         forbid(name, _Compare(0, differs, os.getpid()))
     # A limit on the time of another process ends it, too.
     forbid("prlimit64", _Compare(0, differs, 0))
-    forbid("clone", _Compare(0, masked, thread, 0))
-    forbid("clone3", reason=errno.ENOSYS)  # its flags cannot be seen: use clone
-    dies_with_parent = 1
-    ctypes.CDLL(None).prctl(dies_with_parent, signal.SIGKILL)
-    return bool(library.seccomp_load(rules) == 0)
+    known = forbid("clone", _Compare(0, masked, thread, 0))
+    # Its flags cannot be seen: use clone. An old libseccomp does not know it.
+    known &= forbid("clone3", reason=errno.ENOSYS)
+    return known and bool(library.seccomp_load(rules) == 0)
 
 
 if __name__ == "__main__":
