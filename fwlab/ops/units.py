@@ -76,9 +76,10 @@ def in_range(
         kept = kept.clamp(max=0.9 * log(limits.max))
         units = m.to(z.dtype).neg().exp()[..., None]
         start = units[:, 0].clamp(max=limits.max)
-        # What is not written needs no unit; only its gradient has one,
-        # and could be beyond all numbers.
-        each = units[:, 1:].clamp(max=limits.max)
+        # Float16 may not hold a unit. What is not written needs none; only
+        # its gradient has one, and could be beyond all numbers.
+        inner = z.dtype if k.dtype == torch.float16 else k.dtype
+        each = units[:, 1:].clamp(max=torch.finfo(inner).max).to(inner)
         few, none = each.clamp(max=most**0.75), (size == 0)[..., None]
         each = torch.where(none, few, each)
         y, W, z = compute(
