@@ -18,18 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-def _traced() -> bool:
-    """Whether a formula must be plain: for torch.func and torch.compile.
-
-    Otherwise autograd functions take its place, which need fewer passes.
-    """
-    # What an autograd function itself asks first.
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
+from fwlab.transforms import traced
 
 
 def divide(x: Tensor, total: Tensor) -> Tensor:
@@ -51,7 +40,7 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 
 
 # In place of an empty denominator, infinity: see `divide`.
-def _or_inf(total: Tensor, least: float = 0.0) -> Tensor:
+def _or_inf(total: Tensor, least: float) -> Tensor:
     return torch.where(total.abs() <= least, torch.inf, total)
 
 
@@ -104,7 +93,7 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 def _normalize(by: "type[_BySum | _ByNorm]", x: Tensor) -> Tensor:
     """`x` divided by its sums or norms: those of `unit_range`, in effect."""
-    if _traced():
+    if traced():
         x = unit_range(x)
         return divide(x, by.total(x))
     return by.apply(x)[0]
@@ -140,7 +129,7 @@ class _BySum(torch.autograd.Function):
         y, total = ctx.saved_tensors
         dx = None if dn is None else dn.expand_as(y)
         if dy is not None:
-            dx_ = (dy - (dy * y).sum(-1, keepdim=True)).div_(_or_inf(total))
+            dx_ = (dy - (dy * y).sum(-1, keepdim=True)).div_(_or_inf(total, 0.0))
             dx = dx_ if dx is None else dx + dx_
         return dx
 
@@ -172,7 +161,7 @@ class _ByNorm(torch.autograd.Function):
         dx = None if dn is None else dn * y
         if dy is not None:
             along = (dy * y).sum(-1, keepdim=True)
-            dx_ = torch.addcmul(dy, y, along, value=-1).div_(_or_inf(norm))
+            dx_ = torch.addcmul(dy, y, along, value=-1).div_(_or_inf(norm, 0.0))
             dx = dx_ if dx is None else dx + dx_
         return dx
 
@@ -202,7 +191,7 @@ def _divided(
 # Quotient and total of vectors in range.
 def _plainly(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
     total = by.total(x)
-    return x / _or_inf(total), total
+    return x / _or_inf(total, 0.0), total
 
 
 # The same of any vectors: `unit_range` first, and the total back in
@@ -288,7 +277,7 @@ class ELU1(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns the same shape."""
-        return _elu1(x) if _traced() else _ELU1.apply(x)
+        return _elu1(x) if traced() else _ELU1.apply(x)
 
 
 # Eq. 30, for torch.func and torch.compile.
@@ -355,7 +344,7 @@ class DPFP(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns `[..., 2 * d * nu]`."""
-        return _dpfp(x, self.nu) if _traced() else _DPFP.apply(x, self.nu)
+        return _dpfp(x, self.nu) if traced() else _DPFP.apply(x, self.nu)
 
     def extra_repr(self) -> str:
         return f"nu={self.nu}"

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
 #: Each imports only what stands before it.
 ORDER = [
+    "transforms",
     "feature_maps",
     "ops",
     "layers",

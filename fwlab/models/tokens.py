@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fwlab.transforms import traced
+
 
 def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> None:
     """Check that tokens are integers `[batch, time]` in the vocabulary."""
@@ -17,10 +19,7 @@ def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> 
         )
     # On an accelerator this check would wait for the device. A call that is
     # traced or transformed has no values.
-    traced = (
-        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    )
-    if not traced and tokens.device.type == "cpu" and tokens.numel():
+    if not traced() and tokens.device.type == "cpu" and tokens.numel():
         minimum, maximum = tokens.min().item(), tokens.max().item()
         if minimum < 0 or maximum >= vocab_size:
             raise ValueError(

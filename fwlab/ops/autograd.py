@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 
 def room(x: Tensor | None) -> Any:
@@ -55,14 +54,6 @@ def backward_pass(function: Callable) -> Callable:
             return function(ctx, *gradients)
 
     return run
-
-
-def forward_mode() -> bool:
-    """Whether tensors may carry tangents, as within `jacfwd`.
-
-    A hand-written backward pass says nothing about them.
-    """
-    return forward_ad._current_level >= 0
 
 
 def will_go_back(*tensors: Tensor | None) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops import autograd, fla, gpu, measured
+from fwlab.ops import fla, gpu, measured
+from fwlab.transforms import forward_mode, transformed
 
 #: The names of implementations for GPUs: theirs, and ours.
 KERNELS = ("fla", "triton")
@@ -74,8 +75,8 @@ def choose(
         )
     if not all(map(Tensor.numel, tensors)):
         return "naive", implementations["naive"]  # nothing to compute
-    forward = autograd.forward_mode()
-    if forward or torch._C._are_functorch_transforms_active():
+    forward = forward_mode()
+    if forward or transformed():
         if forward:  # which PyTorch's own attention does not have
             plain = tuple(n for n in plain if n != "efficient")
         if requested not in ("auto", *plain):

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from fwlab.ops import gpu
 from fwlab.ops.dispatch import Shapes
+from fwlab.transforms import transformed
 
 #: Functions that may be arguments, by the name in the graph.
 FUNCTIONS = {"tanh": torch.tanh}
@@ -188,7 +189,7 @@ class Operator:
             and all(p.name in values for p in self.parameters)
             and not any(n in given for n in self.names[: len(args)])
             and all(p.fits(values[p.name]) for p in self.parameters)
-            and not torch._C._are_functorch_transforms_active()
+            and not transformed()
         )
         reason = self.unknown(values) if described else None
         if reason and not torch.compiler.is_dynamo_compiling():

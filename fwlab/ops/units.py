@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab.transforms import transformed
+
 #: Sizes of a memory that need no unit, as a logarithm.
 PLAIN = (-6.0, 6.0)
 
@@ -51,8 +53,7 @@ def in_range(
         if not forgets or k.shape[-1] == 0:
             return plainly()
         # A GPU would have to be waited for; `torch.func` cannot branch.
-        looks = k.device.type == "cpu"
-        looks &= not torch._C._are_functorch_transforms_active()
+        looks = k.device.type == "cpu" and not transformed()
         # Text is generated step by step: there, look at the state only.
         if looks and k.shape[1] == 1:
             found = plainly()
