@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab.transforms import traced
+from fwlab.transforms import traced as _traced
 
 
 def divide(x: Tensor, total: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 def _normalize(by: "type[_BySum | _ByNorm]", x: Tensor) -> Tensor:
     """`x` divided by its sums or norms: those of `unit_range`, in effect."""
-    if traced():
+    if _traced():
         x = unit_range(x)
         return divide(x, by.total(x))
     return by.apply(x)[0]
@@ -277,7 +277,7 @@ class ELU1(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns the same shape."""
-        return _elu1(x) if traced() else _ELU1.apply(x)
+        return _elu1(x) if _traced() else _ELU1.apply(x)
 
 
 # Eq. 30, for torch.func and torch.compile.
@@ -344,7 +344,7 @@ class DPFP(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns `[..., 2 * d * nu]`."""
-        return _dpfp(x, self.nu) if traced() else _DPFP.apply(x, self.nu)
+        return _dpfp(x, self.nu) if _traced() else _DPFP.apply(x, self.nu)
 
     def extra_repr(self) -> str:
         return f"nu={self.nu}"
