@@ -151,7 +151,7 @@ def calls_of(name, time):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Operator, "trace", record)
-        patch.setattr(traced, "_no_data", lambda args, given: True)
+        patch.setattr(operators, "_no_data", lambda args, given: True)
         if name == "images":
             ops.aft_conv2d(*images(time))
         else:
