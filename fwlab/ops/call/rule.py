@@ -163,7 +163,8 @@ class Rule(Operation):
         - `features`: maps `q` and `k` to features that are `wider`
           times as wide. A kernel does this itself, using the `options`.
         """
-        group = checks.group(self.name, q, k)
+        one = k[:, :, 0] if self.steps and _has_steps(k) else k
+        group = checks.group(self.name, q, one)
         x: dict[str, Any] = {"q": q, "k": k, "v": v}
         x |= {
             name: gate
@@ -328,6 +329,11 @@ class Rule(Operation):
                 "normalize=False, got a NormalizedState (W, z)"
             )
         return call.start(lambda W: W, state, {"": W})
+
+
+def _has_steps(k: Any) -> bool:
+    """Whether the first step of each token can be looked at."""
+    return isinstance(k, Tensor) and k.dim() == 5 and k.shape[2] > 0
 
 
 def last_steps(y: Tensor, time: int) -> Tensor:
