@@ -28,7 +28,6 @@ from fwlab.ops import TABLE
 from fwlab.ops.call import gpu
 from fwlab.ops.call.call import Operation, Variants
 
-
 VERSIONS = {
     "naive": "Naive: the specification",
     "chunked": "Chunked: the same in matrix form",
@@ -265,7 +264,9 @@ def _beside_rows(folder: str, file: Source, left: list[Source]) -> list[str]:
     """
 
     # What a chunk computes is many rules' equations.
-    here = set().union(file.tags, file.computed, *(s.tags | {*s.computed} for s in left))
+    here = set().union(
+        file.tags, file.computed, *(s.tags | {*s.computed} for s in left)
+    )
 
     def functions(source: Source) -> dict[int, set[str]]:
         """The index of the first row of each function, and its equations."""

@@ -20,6 +20,7 @@ from literate import Source
 from repository import ROOT
 
 from fwlab import ops
+from fwlab.ops import TABLE
 from fwlab.ops.call.call import Operation
 from fwlab.ops.call.rule import Rule
 from fwlab.ops.parts import chunks
@@ -216,8 +217,9 @@ def _events(call: Callable[[], Any], source: Source) -> list[Event]:
             events.append(Event(source, statement.lineno, values, tags, turn, start))
 
     def trace(frame: FrameType, kind: str, result: Any) -> Any:
-        if frame.f_code.co_filename != file or frame.f_code.co_name.startswith("<"):
-            return None
+        name = frame.f_code.co_name
+        if frame.f_code.co_filename != file or name.startswith("<") or name in TABLE:
+            return None  # another file, or only the call of a record
         if kind == "line":
             statement = statements[frame.f_lineno]
             if frame in running:
