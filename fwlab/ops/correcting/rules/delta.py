@@ -2,8 +2,8 @@ r"""# The delta rule, one step at a time
 
 The sum rule can only add: two values written under one key are read
 back as a mixture. The delta rule first looks up what the key already
-holds, and then writes the *difference*. Here `k` and `q` are already features, $\phi(k)$ and
-$\phi(q)$. Equation numbers are those of
+holds, and then writes the *difference*. Here `k` and `q` are already
+features, $\phi(k)$ and $\phi(q)$. Equation numbers are those of
 [Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
 
 The loops are the specification, in float32 at least. Nothing else is
@@ -197,8 +197,8 @@ def delta_rule(
       `state` has `documents` in place of `batch`. The values are read
       on the host, which waits for a GPU unless the tensor is on the
       CPU.
-    - `state`: the state that an earlier call returned; None = zeros. The
-      tensor `W` `[batch, heads, value, key]`, or with `normalize` a
+    - `state`: the state that an earlier call returned; None = zeros.
+      The tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "chunked", "efficient", "fla"

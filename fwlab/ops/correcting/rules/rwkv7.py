@@ -123,7 +123,7 @@ def rwkv7_rule(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Fade every key channel, move a part of the memory, add; then read.
+    r"""Fade every key channel, move a part of the memory, add, read.
 
     $W_t = W_{t-1} \big(\mathrm{diag}(e^{\text{log\_decay}_t})
     + a_t b_t^\top\big) + v_t \otimes k_t$ and $y_t = W_t q_t$. The
