@@ -117,6 +117,7 @@ TREE = {
     "Layers": ["fwlab/layers"],
 }
 INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
+RULES = "rules.md"
 MARK = re.compile(r"<!-- versions: ([\w-]+) -->")
 
 
@@ -139,7 +140,7 @@ def on_files(files, config):
     for entry in config.nav:
         for title, value in entry.items():
             if value == "annotated/":
-                entry[title] = [INDEX, EQUATIONS, *map(_uri, PAGES)]
+                entry[title] = [INDEX, RULES, EQUATIONS, *map(_uri, PAGES)]
     return files
 
 
