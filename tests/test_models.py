@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.models.language_model import _draw
@@ -54,9 +55,8 @@ def test_initial_weights(mixer):
     ends = [n for n, _ in big.named_parameters() if "to_out" in n or "contract" in n]
     assert len(ends) == 16
     # An untrained model is nearly undecided.
-    loss = torch.nn.functional.cross_entropy(
-        big(torch.randint(65, (4, 64))).flatten(0, 1), torch.randint(65, (256,))
-    )
+    logits = big(torch.randint(65, (4, 64))).flatten(0, 1)
+    loss = F.cross_entropy(logits, torch.randint(65, (256,)))
     assert loss.item() == pytest.approx(4.174, abs=0.1)
 
 
@@ -65,9 +65,7 @@ def test_every_weight_learns(mixer):
     model = LanguageModel(11, mixer, layers=2, heads=2, d_model=16, max_len=40)
     text = tokens(4, 41)
     logits = model(text[:, :-1])
-    torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), text[:, 1:].flatten()
-    ).backward()
+    F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
