@@ -266,41 +266,6 @@ def test_each_attention_has_a_map_of_its_own():
     assert id(phi) not in found
 
 
-def reversals(count, generator):
-    """Strings of 2 to 5 digits; to be written backwards, 11 at the end."""
-    length = torch.randint(2, 6, (count, 1), generator=generator)
-    source = torch.randint(10, (count, 5), generator=generator)
-    place = torch.arange(5)
-    mask = place < length
-    backwards = source.gather(1, (length - 1 - place).clamp(min=0))
-    end = torch.full((count, 1), 11)
-    target = torch.cat([torch.where(mask, backwards, 11), end], 1)
-    before = torch.cat([torch.full((count, 1), 10), target[:, :-1]], 1)
-    counts = torch.cat([torch.ones_like(mask[:, :1]), mask], 1)
-    return source, mask, before, target, counts
-
-
-@pytest.mark.parametrize("attention", ["softmax", ELU1()], ids=["softmax", "elu"])
-def test_learns_to_reverse(attention):
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    model = EncoderDecoder(10, 12, 1, 2, 32, attention)
-    optimizer = torch.optim.Adam(model.parameters())
-    steps, rate = 400, 1e-2
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, (step + 1) / 50) * (1 - step / steps)
-        source, mask, before, target, counts = reversals(64, generator)
-        loss = F.cross_entropy(model(source, before, mask)[counts], target[counts])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    source, mask, _, target, _ = reversals(500, generator)
-    written = model.generate(source, 6, start=10, end=11, source_mask=mask)
-    written = F.pad(written, (0, 6 - written.shape[1]), value=11)
-    assert (written == target).all(1).float().mean() > 0.95
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

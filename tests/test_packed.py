@@ -325,6 +325,7 @@ def test_layers(make, masked):
     y, after = separate()
     found = layer(x, keep, cu_seqlens=borders(lengths))
     agree(with_gradients([found], leaves), with_gradients([y], leaves))
+    assert layer(x[:, :0], cu_seqlens=ints(0, 0, 0)).shape == (1, 0, 12)
     if isinstance(layer, Block):
         return  # has no state of its own
     states = ops.detach(after)

@@ -8,7 +8,7 @@ import torch
 from built import ROOT
 from figure import Figure, number, of_figure
 from test_course import article, targets
-from test_pages import ALL, AXE, RULES
+from test_pages import ALL, AXE
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize, sum_normalize
@@ -444,7 +444,7 @@ def test_every_step_is_accessible(fresh, size, scheme):
     for step in ("overlap", "third", "long", "chunk"):
         figure.tab.locator(f"[data-step={step}]").evaluate("(e) => e.scrollIntoView()")
         settle(figure, step)
-        assert figure.tab.evaluate(of_figure(RULES, "essay"), ALL) == [], step
+        assert figure.tab.evaluate(of_figure("essay"), ALL) == [], step
         assert figure.wide() <= size[0]
 
 

@@ -428,14 +428,6 @@ def test_the_race_waits_until_it_is_seen(fresh):
     figure.until("state().running")
 
 
-def test_nothing_moves_where_that_is_asked_for(fresh):
-    figure = fresh("chunks", motion="reduce", timed=True)
-    ticks(figure, 30)
-    check(figure, 4, 0)
-    assert figure.ask("document.getAnimations().length") == 0
-    assert figure.role("button").all_inner_texts() == ["Back", "Next"]
-
-
 def test_by_keyboard_and_mouse(figure):
     keyboard, focused = figure.tab.keyboard, "document.activeElement"
     figure.role("button", name="Next").focus()

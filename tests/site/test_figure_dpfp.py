@@ -286,13 +286,3 @@ def test_keys_stay_in_the_plane_and_can_be_parted(figure):
     mouse.up()
     shown = figure.state()["keys"]
     assert shown[1] == START[1] and shown[0][0] < -1
-
-
-def test_by_touch_on_a_small_screen(fresh):
-    figure = fresh("dpfp", (390, 844), touch=True)
-    for j in range(2):
-        box = handle(figure, j).bounding_box()
-        assert box["width"] >= 24 and box["height"] >= 24
-    drag(figure, 0, [-1, -1])
-    compare(figure, 1, [[-1, -1], START[1]])
-    assert figure.wide() <= 390

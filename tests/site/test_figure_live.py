@@ -184,15 +184,6 @@ def test_first_screen_has_sentence_model_and_three_ways_on(look, width, height):
     assert box["y"] + box["height"] <= height
 
 
-def test_ways_on_lead_there(home):
-    for name in ("Start the course", "Play", "Read the code"):
-        with home.tab.context.expect_page() as opened:
-            way = home.tab.locator("article a.fw-way", has_text=name)
-            way.click(modifiers=["ControlOrMeta"])
-        opened.value.locator("article h1").wait_for()
-        opened.value.close()
-
-
 # The model in the page
 
 

@@ -177,38 +177,22 @@ def test_as_it_begins(figure):
     assert "B reads (−1.00, 0.50), right" in figure.words()
     assert "Before B was written, A read (0.90, 0.80)." in figure.words()
     assert "25° apart" in figure.words()
-    assert figure.ask("all('.fw-picture')[0].outerHTML.length") < 25e3
-
-
-def test_mouse_turns_a_written_key(figure):
-    before = figure.words()
     turn(figure, "Key B", 130)
-    shown = compare(figure, "delta", 1, [A, (130, B[1])], NEW)
-    assert shown["pairs"][0]["error"] == pytest.approx(0, abs=1e-12)
+    compare(figure, "delta", 1, [A, (130, B[1])], NEW)
     assert "Before B was written" not in figure.words()  # it changed nothing else
-    assert figure.words() != before
     assert "90° apart: k · k′ = 0.00" in figure.words()
-    turn(figure, "Key A", 290)
-    compare(figure, "delta", 1, [(290, A[1]), (130, B[1])], NEW)
-    figure.choose("sum")
-    turn(figure, "Key B", 225)
-    compare(figure, "sum", 1, [(290, A[1]), (225, B[1])], NEW)
+    assert figure.ask("all('.fw-picture')[0].outerHTML.length") < 25e3
 
 
 def test_arrows_turn_a_written_key(figure):
     key = figure.role("slider", name="Key A", exact=True)
-    key.focus()
-    before = figure.words()
-    key.press("ArrowUp")
-    compare(figure, "delta", 1, [(45, A[1]), B], NEW)
-    assert figure.words() != before
-    key.press("PageDown")
-    compare(figure, "delta", 1, [(20, A[1]), B], NEW)
-    for _ in range(5):
-        key.press("ArrowRight")
-    compare(figure, "delta", 1, [(0, A[1]), B], NEW)
-    key.press("ArrowDown")
-    compare(figure, "delta", 1, [(355, A[1]), B], NEW)
+    for arrow, times, degrees in (
+        *(("ArrowUp", 1, 45), ("PageDown", 1, 20)),
+        *(("ArrowRight", 5, 0), ("ArrowDown", 1, 355)),
+    ):
+        for _ in range(times):
+            key.press(arrow)
+        compare(figure, "delta", 1, [(degrees, A[1]), B], NEW)
 
 
 @pytest.mark.parametrize("name", ["Key A", "New key"])

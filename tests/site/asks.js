@@ -1,0 +1,307 @@
+// What tests ask of a page, by name: each is handed to the browser as it stands.
+
+// In a page, a figure as it came, and its script once more.
+const ANEW = async (name) => {
+  const id = `figure-${name}`;
+  if (!globalThis.asItCame) {
+    const text = await (await fetch(location.pathname)).text();
+    globalThis.asItCame = new DOMParser().parseFromString(text, "text/html");
+  }
+  performance.clearResourceTimings();
+  const fresh = document.importNode(asItCame.getElementById(id), true);
+  document.getElementById(id).replaceWith(fresh);
+  scrollTo({ top: 0, behavior: "instant" });
+  const old = [...document.scripts].find(({ src }) => src.endsWith(`/${name}.js`));
+  const script = Object.assign(document.createElement("script"), { src: old.src });
+  const done = new Promise((yes, no) => { script.onload = yes; script.onerror = no; });
+  old.replaceWith(script);
+  await done;
+};
+
+// Of each pair of texts that lie on one another, what they say; and of those
+// that stick out of their drawing.
+const OVERLAPPING = (() => {
+  const found = [], boxes = [];
+  for (const text of all("svg text")) {
+    const box = text.getBoundingClientRect();
+    if (!text.textContent.trim() || !box.width) continue;
+    const svg = text.ownerSVGElement.getBoundingClientRect();
+    if (box.left < svg.left - 1 || box.right > svg.right + 1)
+      found.push(["cut off", text.textContent]);
+    for (const [other, said] of boxes) {
+      const apart = box.right <= other.left || other.right <= box.left;
+      const middle = Math.abs(box.y + box.height / 2 - other.y - other.height / 2);
+      // Lines of text lie close: a third of a line is its margin.
+      if (!apart && middle <= 0.66 * Math.min(box.height, other.height))
+        found.push([said, text.textContent]);
+    }
+    boxes.push([box, text.textContent]);
+  }
+  return found;
+})();
+
+// Formulas that are still TeX: as arithmatex marks them, or in notebooks.
+const RAW = () => {
+  const skip = "script, style, pre, code, svg, .katex, textarea";
+  const walk = document.createTreeWalker(
+    document.querySelector("article"), NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walk.nextNode()) {
+    const { parentElement, data } = walk.currentNode;
+    if (!parentElement.closest(skip) && /\$[^$\d][^$]*\$|\\[([a-z]/.test(data)) found.push(data);
+  }
+  return found;
+};
+
+const RED = () => [...document.querySelectorAll(".katex [style*=color]")]
+  .filter((e) => /^rgb\((204, 0, 0|255, 0, 0)\)$/.test(getComputedStyle(e).color))
+  .map((e) => e.textContent);
+
+// Drawings of matplotlib that are not in the colours of the page, or mute.
+const FIGURES = () => [...document.querySelectorAll("article svg[role=img], article img")]
+  .filter((e) => e.outerHTML.toLowerCase().includes("#7b8190")
+    || (e.getAttribute("src") ?? "").startsWith("data:image/svg")
+    || (e.alt !== "" && (e.getAttribute("aria-label") ?? e.alt ?? "").length <= 8))
+  .map((e) => e.outerHTML.slice(0, 150));
+
+// Lines of text, as far as they are longer than is easy to read.
+const LONG = () => {
+  const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
+  const found = [];
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
+    if (block.querySelector(":is(p, li, table, .katex)")) continue;
+    const lines = new Map();
+    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    while (walk.nextNode()) {
+      const { parentElement, data } = walk.currentNode;
+      if (parentElement.closest(skip)) continue;
+      for (const { 0: word, index } of data.matchAll(/[^\s-]*(-|\s+|$)/g)) {
+        range.setStart(walk.currentNode, index);
+        range.setEnd(walk.currentNode, index + word.length);
+        const { width, y } = range.getBoundingClientRect();
+        const top = Math.round(y / 8);
+        if (width) lines.set(top, `${lines.get(top) ?? ""}${word}`);
+      }
+    }
+    found.push(...[...lines.values()].map((line) => line.trim()).filter((line) => line.length > 80));
+  }
+  return found;
+};
+
+// The same of text with formulas: wider than 80 letters of average width.
+const WIDE = () => {
+  const sample = "You write pairs into a matrix, read them back, and correct what it holds.";
+  const pen = document.createElement("canvas").getContext("2d");
+  const found = [];
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
+    if (block.querySelector(":is(p, li, table)") || !block.querySelector(".katex")) continue;
+    const { fontFamily, fontSize } = getComputedStyle(block);
+    pen.font = `${fontSize} ${fontFamily}`;
+    const [left, right] = [[], []];
+    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    while (walk.nextNode()) {
+      const skip = ".katex-display, .katex-mathml, .highlight, pre, svg, script, style";
+      if (walk.currentNode.parentElement.closest(skip)) continue;
+      range.selectNodeContents(walk.currentNode);
+      for (const box of range.getClientRects()) {
+        left.push(box.left);
+        right.push(box.right);
+      }
+    }
+    const letters = (Math.max(...right) - Math.min(...left)) /
+      (pen.measureText(sample).width / sample.length);
+    if (letters > 80) found.push(`${letters} letters: ${block.textContent.slice(0, 80)}`);
+  }
+  return found;
+};
+
+// Tables of which something is cut, or that take words out of a reader's sight.
+const CUT_CELLS = () => {
+  const folds = [...document.querySelectorAll("details:not([open])")];
+  for (const fold of folds) fold.open = true;
+  dispatchEvent(new Event("resize"));
+  const cut = [];
+  for (const table of document.querySelectorAll("article table"))
+    for (const cell of table.querySelectorAll("td, tbody th")) {
+      const { left, right, width } = cell.getBoundingClientRect();
+      const inside = left >= 0 && right <= innerWidth + 0.5;
+      if (width && inside && cell.scrollWidth <= cell.clientWidth + 1) continue;
+      if (width || cell.textContent.trim()) cut.push(cell.textContent.slice(0, 60));
+    }
+  for (const fold of folds) fold.open = false;
+  return cut;
+};
+
+// Cells of a table that is shown as a list, without the name of their column.
+const NAMELESS = () => [...document.querySelectorAll("[data-rows]")].flatMap((table) => {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+  return [...table.tBodies].flatMap((body) => [...body.rows]).flatMap((row) => {
+    const cells = [...row.cells];
+    if (cells.some((cell) => cell.colSpan > 1)) return [];
+    return cells.slice(1).filter((cell, i) => cell.dataset.label !== names[i + 1]
+      || !getComputedStyle(cell, "::before").content.includes(names[i + 1]));
+  });
+}).map((cell) => cell.textContent);
+
+// Letters that are too small, cut, or on top of each other. Text of matplotlib is
+// drawn in units of a hundredth of its size.
+const LETTERS = () => [...document.querySelectorAll("article svg[role=img]")].flatMap((plot) => {
+  const name = plot.querySelector("[id]").id;
+  const frame = plot.getBoundingClientRect();
+  const texts = [...plot.querySelectorAll("g[id*=-text_]")].flatMap((group) => {
+    const letters = group.querySelector("g[transform*=scale]");
+    if (!letters) return [];
+    const { c, d } = letters.getScreenCTM();
+    return [{ id: group.id, size: 100 * Math.hypot(c, d), box: group.getBoundingClientRect() }];
+  });
+  const found = texts.length ? [] : [`${name}: no text`];
+  if (frame.width && (frame.left < 0 || frame.right > innerWidth)) found.push(`${name}: wide`);
+  for (const [i, { id, size, box }] of texts.entries()) {
+    if (size < 11) found.push(`${id}: ${size} px`);
+    if (box.left < frame.left - 1 || box.right > frame.right + 1
+      || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.push(`${id}: cut`);
+    for (const other of texts.slice(0, i)) {
+      // Two pixels apart, or they read as one word.
+      const wide = Math.min(box.right, other.box.right) - Math.max(box.left, other.box.left);
+      const high = Math.min(box.bottom, other.box.bottom) - Math.max(box.top, other.box.top);
+      if (wide > -2 && high > 2) found.push(`${id} on ${other.id}`);
+    }
+  }
+  return found;
+});
+
+// What runs, or would run when something changes.
+const MOVES = () => {
+  const moves = document.getAnimations().map((a) => a.animationName ?? a.transitionProperty);
+  for (const element of document.querySelectorAll("*"))
+    for (const pseudo of [null, "::before", "::after"]) {
+      const style = getComputedStyle(element, pseudo);
+      if (style.scrollBehavior === "smooth" || style.animationName !== "none"
+        || style.transitionDuration.split(", ").some((time) => parseFloat(time) > 0))
+        moves.push(`${element.localName}.${element.className}${pseudo ?? ""}`);
+    }
+  return [...new Set(moves)];
+};
+
+// Scrolling that a script asks for.
+const SMOOTH = (() => {
+  globalThis.smooth = [];
+  for (const [owner, name] of [
+    [window, "scrollTo"], [window, "scroll"], [window, "scrollBy"],
+    [Element.prototype, "scrollTo"], [Element.prototype, "scrollBy"],
+    [Element.prototype, "scrollIntoView"], [Element.prototype, "animate"],
+  ]) {
+    const original = owner[name];
+    owner[name] = function (...values) {
+      const asked = values.some((value) => value?.behavior === "smooth");
+      if (asked || name === "animate") smooth.push(name);
+      return original.apply(this, values);
+    };
+  }
+})();
+
+// Whether a control is in the window with all drawings, below the header; it
+// scrolls as someone who looks at the figure does.
+const TOGETHER = (control, css) => {
+  const root = control.closest("[id^=figure-]");
+  const header = document.querySelector("header.md-header");
+  const span = () => {
+    const boxes = [control, ...root.querySelectorAll(css)].map((e) => e.getBoundingClientRect());
+    return [Math.min(...boxes.map((b) => b.top)), Math.max(...boxes.map((b) => b.bottom))];
+  };
+  const above = header.getBoundingClientRect().bottom;
+  const [top, bottom] = span();
+  const by = top - above - 2;
+  if (bottom > innerHeight || by < 0) scrollBy({ top: by, behavior: "instant" });
+  const seen = span();
+  return seen[0] >= header.getBoundingClientRect().bottom && seen[1] <= innerHeight;
+};
+
+// Letters below 10 px, or with less than 4.5 : 1 against what lies below.
+const ILLEGIBLE = (name) => {
+  const canvas = new OffscreenCanvas(1, 1);
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  const parse = (colour, opacity = 1) => {
+    context.clearRect(0, 0, 1, 1);
+    context.fillStyle = colour === "none" ? "transparent" : colour;
+    context.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, (a / 255) * opacity];
+  };
+  const over = ([r, g, b, a], below) =>
+    [r, g, b].map((c, i) => c * a + below[i] * (1 - a));
+  const light = (rgb) => rgb
+    .map((c) => ((c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const paint = (e) => {
+    const style = getComputedStyle(e);
+    if (!(e instanceof SVGGeometryElement)) return parse(style.backgroundColor);
+    return parse(style.fill, style.fillOpacity * style.opacity);
+  };
+  const found = [];
+  for (const e of document.querySelectorAll(`#figure-${name} svg text`)) {
+    if (!e.textContent.trim() || !e.checkVisibility()) continue;
+    const size = parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a;
+    if (size < 10) found.push([e.textContent, `${size} px`]);
+    const box = e.getBoundingClientRect();
+    const stack = document
+      .elementsFromPoint(box.x + box.width / 2, box.y + box.height / 2)
+      .filter((below) => !(below instanceof SVGTextContentElement));
+    const below = stack.reduceRight((colour, b) => over(paint(b), colour), [255, 255, 255]);
+    const style = getComputedStyle(e);
+    const text = over(parse(style.fill, style.opacity * style.fillOpacity), below);
+    const [low, high] = [light(text), light(below)].sort((a, b) => a - b);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) found.push([e.textContent, ratio.toFixed(2)]);
+  }
+  return found;
+};
+
+// What a script could try that came into a page somehow, and what is refused.
+const TRIES = (other) => {
+  globalThis.refused = new Set();
+  document.addEventListener("securitypolicyviolation", ({ effectiveDirective }) =>
+    refused.add(effectiveDirective));
+  const add = (name, attributes, text = "") => {
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.textContent = text;
+    document.body.append(element);
+    return element;
+  };
+  add("script", {}, "globalThis.ran = true");
+  add("b", { onclick: "globalThis.ran = true" }).click();
+  add("script", { src: `${other}a.js` });
+  add("img", { src: `${other}a.png` });
+  add("iframe", { src: other });
+  add("link", { rel: "stylesheet", href: `${other}a.css` });
+  add("form", { action: other }).submit();
+  fetch(other).catch(() => null);
+};
+
+// What axe finds, as one line per rule that is broken.
+const RULES = (rules) => axe.run(document, {
+  resultTypes: ["violations"],
+  runOnly: rules ?? ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
+}).then((results) => results.violations
+  .filter((v) => ["serious", "critical"].includes(v.impact))
+  .map((v) => `${v.id}: ${v.nodes.length} x ${v.nodes[0].html.slice(0, 150)} `
+    + v.nodes[0].failureSummary.slice(0, 300)));
+
+// In a still, the drawings that do not fit, and the texts that are cut in two.
+const CUT_IN_STILL = (still) => {
+  const outside = (a, b) => a.left < b.left - 1 || a.right > b.right + 1
+    || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+  const box = (e) => e.getBoundingClientRect();
+  const found = [];
+  for (const svg of still.querySelectorAll(":scope > svg")) {
+    if (outside(box(svg), box(still))) found.push(svg.ariaLabel ?? "a drawing");
+    for (const text of svg.querySelectorAll("text")) {
+      const seen = box(text).width && box(text).top < box(svg).bottom;
+      if (seen && outside(box(text), box(svg))) found.push(text.textContent);
+    }
+  }
+  return found;
+};
