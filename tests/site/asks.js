@@ -305,3 +305,223 @@ const CUT_IN_STILL = (still) => {
   }
   return found;
 };
+
+// --- The map of the course -------------------------------------------------
+
+// What is wrong with the map: letters too small, and arrows over a notebook.
+const MAP = () => {
+  const wrong = [];
+  const map = document.querySelector(".course-map");
+  const scale = map.getScreenCTM().a;
+  if (13 * scale < 11) wrong.push(`letters of ${13 * scale} px`);
+  const boxes = [...map.querySelectorAll("rect")].map((rect) => rect.getBBox());
+  for (const arrow of map.querySelectorAll("path"))
+    for (let at = 1; at < arrow.getTotalLength(); at++) {
+      const { x, y } = arrow.getPointAtLength(at);
+      const inside = (box) => x > box.x && x < box.x + box.width
+        && y > box.y && y < box.y + box.height;
+      if (boxes.some(inside)) wrong.push(`${arrow.getAttribute("d")} at ${x}, ${y}`);
+    }
+  return wrong;
+};
+
+// --- Questions -------------------------------------------------------------
+
+// What a page says to each of some answers.
+const JUDGED = (answers) => answers.map(([name, answer]) => {
+  const form = [...document.querySelectorAll(".fw-quiz")]
+    .find((each) => JSON.parse(each.dataset.question).name === name);
+  const chosen = form.querySelector(`input[value="${CSS.escape(answer)}"]`);
+  if (chosen) chosen.checked = true;
+  else form.querySelector("input").value = answer;
+  form.requestSubmit();
+  return form.querySelector("[role=status]").textContent;
+});
+
+// --- The essay -------------------------------------------------------------
+
+// What a step shows: its state, words, and the texts that are seen.
+const ESSAY = (() => {
+  root.figure.jump(given);
+  const read = (css) => all(css + " text").filter(seen).map((e) => e.textContent).join(" ");
+  return [state(), words(), read("[data-vector=memory]"), read("[data-part=table]"),
+    read("[data-vector=written]"), read("[data-part=overlap]")];
+})();
+
+// Whether the picture has ever been between two steps.
+const WATCH = (() => {
+  globalThis.moved = 0;
+  const watch = () => {
+    if (state().moving) moved += 1;
+    requestAnimationFrame(watch);
+  };
+  watch();
+})();
+
+const PLACES = (() => {
+  const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
+  const section = document.querySelector(`[data-step=${given}]`);
+  return {
+    figure: box(root),
+    picture: box(all("svg")[0]),
+    heading: box(section.querySelector("h2")),
+    text: box(section.querySelector("p")),
+    header: box(document.querySelector("header.md-header"))[3],
+    current: all(".fw-current", document).map((e) => e.dataset.step),
+    animations: document.getAnimations().length,
+  };
+})();
+
+// By step, whether its own picture is there; and of the one that moves.
+const PICTURES = [
+  ...all("[data-step]", document).filter((step) =>
+    ["svg", ".fw-words"].every((css) => all(`.fw-step ${css}`, step).some(seen))
+  ).map((step) => step.dataset.step),
+  ...(seen(all("svg")[0]) ? ["moving"] : []),
+];
+
+// --- aft -------------------------------------------------------------------
+
+// The numbers and marks in the picture, without the help of its state.
+const AFT = ({
+  now: state(), words: words(), keys: texts("text", all("svg g")[0]),
+  blocks: Object.fromEntries(all("[data-method]").map((block) => [block.dataset.method, {
+    label: block.getAttribute("aria-label"), texts: texts("text", block),
+    marks: Object.fromEntries(["lost", "wrong", "shade"].map((part) =>
+      [part, block.querySelector(`[data-part=${part}]`).getAttribute("d") ?? ""])),
+  }])),
+});
+
+// --- capacity --------------------------------------------------------------
+
+const CAPACITY = ({
+  state: state(), words: words(), table: texts("[data-part=table] text").slice(5),
+  curve: values("[data-curve=delta]", "d")[0],
+  laws: ["plain", "dpfp"].map((name) => values(`[data-law=${name}]`, "d")[0]),
+  dots: Object.fromEntries(all("[data-dot]").map((e) =>
+    [e.dataset.dot, [e.getAttribute("cx"), e.getAttribute("cy")]])),
+});
+
+// --- chunks ----------------------------------------------------------------
+
+// What the pictures and the words show.
+const CHUNKS = (() => {
+  const parts = {}, blocks = {}, states = {}, lanes = {};
+  for (const part of all("[data-part]"))
+    parts[part.dataset.part] = texts(".fw-cell-text", part);
+  for (const lane of ["loop", "chunks"])
+    lanes[lane] = texts(`[data-part=${lane}] text`).filter((text) => /^[0-9]+ of/.test(text));
+  for (const block of all("[data-block]")) {
+    const { x, y, width, height } = block.querySelector("rect").attributes;
+    blocks[block.dataset.block] = [y, x, height, width].map((a) => Number(a.value));
+  }
+  for (const one of all("[data-state]"))
+    states[one.parentNode.dataset.part + one.dataset.state] = texts(".fw-cell-text", one).length;
+  const labels = values("svg [role=img]", "aria-label");
+  return { state: state(), words: words(), parts, blocks, states, lanes, labels };
+})();
+
+// All ticks that Next leads to, and back, until a button is off; with their words.
+const WALK = ["Next", "Back"].map((name) => {
+  const button = all("button").find((e) => e.textContent === name);
+  const seen = [[state().tick, words()]];
+  while (!button.disabled) {
+    button.click();
+    seen.push([state().tick, words()]);
+  }
+  return seen;
+});
+
+// --- dpfp ------------------------------------------------------------------
+
+const DPFP_DRAWN = ({
+  state: state(), words: words(), names: texts("svg [data-name]"),
+  overlaps: texts("svg [data-part=overlap] text"), r: texts("svg [data-part=r] text"),
+  places: values("g[data-key]", "transform"),
+  bars: all("[data-part=r] rect").map((e) => e.width.baseVal.value),
+  cells: all("rect[data-feature]").map((e) => ({
+    of: e.dataset.of, n: Number(e.dataset.feature), fires: e.dataset.fires,
+    fill: getComputedStyle(e).fill, width: getComputedStyle(e).strokeWidth,
+    text: e.nextElementSibling.textContent })),
+  quadrants: all("[data-quadrant]").map((e) => {
+    const { x, y, width, height } = e.getBBox();
+    return [e.dataset.active, e.textContent, e.getAttribute("font-weight"),
+      x + width / 2, y + height / 2];
+  }),
+});
+
+// --- feedback --------------------------------------------------------------
+
+// Of each drawing, what it shows; of the lines of its path, the states at both ends.
+const FEEDBACK = [state(), words(), all("svg:has([data-state])").map((svg) => {
+  const cells = all("[data-state]", svg);
+  const at = ({ x, y }) => {
+    const near = cells.filter((cell) => {
+      const b = cell.querySelectorAll("rect")[1].getBBox();
+      return x >= b.x && x <= b.x + b.width && y >= b.y && y <= b.y + b.height;
+    });
+    return near.map((cell) => cell.dataset.state.split(",").map(Number))[0];
+  };
+  const ends = (line) => [0, line.getTotalLength()].map((s) => at(line.getPointAtLength(s)));
+  const part = (name, tag) => all(`[data-part=${name}] ${tag}`, svg);
+  return {
+    hops: part("path", "path").map(ends),
+    bar: part("bar", "rect").map((one) => one.getAttribute("fill") !== "none"),
+    counter: svg.querySelector("[data-part=counter]").textContent,
+    cells: Object.fromEntries(cells.map((cell) => [cell.dataset.state, {
+      look: cell.dataset.look,
+      text: cell.textContent,
+      tab: cell.tabIndex,
+      pressed: cell.ariaPressed,
+    }])),
+  };
+})];
+
+// --- live ------------------------------------------------------------------
+
+// What is on the page; of the table, sum, then delta.
+const LIVE = ({
+  state: state(), words: words(), marks: texts("tbody [role=img]"),
+  crossed: texts("s"), strong: texts("p strong"),
+  scores: Object.fromEntries([
+    ["all", texts("thead strong")],
+    ...all("tfoot tr").map((row) => [texts("th", row)[0], texts("td", row)]),
+  ]),
+});
+
+// --- memory ----------------------------------------------------------------
+
+// Of each mark, where it is, if it can be seen.
+const MEMORY = ({
+  state: state(), words: words(),
+  W: texts("svg [data-part=memory] .fw-cell-text"),
+  rows: all("svg [data-part=table] > g").filter(seen)
+    .map((row) => texts("text", row)),
+  marks: Object.fromEntries(["key", "read", "value", "before"].map((kind) =>
+    [kind, Object.fromEntries(all(`svg [data-${kind}]`)
+      .filter(seen)
+      .map((e) => [e.dataset[kind], [e.transform.baseVal[0].matrix, e.ariaValueNow]])
+      .map(([name, [{ e, f }, now]]) => [name, [e, f, now]]))])),
+  errors: Object.fromEntries(all("svg [data-error]").map((e) => [e.dataset.error, e.getAttribute("d")])),
+  curve: values("svg [data-part=ellipse]", "d")[0],
+});
+
+// --- shakespeare -----------------------------------------------------------
+
+// Of a head of each name, the state once it is chosen.
+const CHOOSE_HEADS = given.map((name) => {
+  all(".fw-heads button").find((button) => button.textContent === name).click();
+  return state();
+});
+
+// --- strength --------------------------------------------------------------
+
+// What is shown; and the height of a bar for a strength of 1, which is a
+// twentieth of the window, within limits.
+const STRENGTH = (() => {
+  const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+  return [state(), words(), texts(".fw-betas em"),
+    all(".fw-betas i").map((e) => e.getBoundingClientRect().height),
+    Math.min(Math.max(1.8 * rem, innerWidth / 20), 3.2 * rem),
+    all("tbody tr").map((row) => texts("th, td", row).map((text) => text.trim()))];
+})();

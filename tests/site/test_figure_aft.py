@@ -9,6 +9,7 @@ import re
 
 import pytest
 import torch
+from built import asks
 from figure import number
 
 from fwlab import ops
@@ -214,24 +215,13 @@ def test_another_step_is_large(figure):
     assert figure.state()["step"] == 7
 
 
-#: The numbers and marks in the picture, without the help of its state.
-DRAWN = """({
-  now: state(), words: words(), keys: texts("text", all("svg g")[0]),
-  blocks: Object.fromEntries(all("[data-method]").map((block) => [block.dataset.method, {
-    label: block.getAttribute("aria-label"), texts: texts("text", block),
-    marks: Object.fromEntries(["lost", "wrong", "shade"].map((part) =>
-      [part, block.querySelector(`[data-part=${part}]`).getAttribute("d") ?? ""])),
-  }])),
-})"""
-
-
 def test_drawn_as_said(figure):
     begins = figure.state()
     # One picture with all that can happen: lost, wrong, and right.
     assert (begins["step"], begins["large"]) == (6, 103)
     assert begins["methods"]["global"]["lost"] and begins["methods"]["global"]["wrong"]
     assert figure.ask("all('.fw-picture')[0].outerHTML.length") < 25e3
-    for drawn in figure.sweep(KEY, (3, 88, 103, 104, 150), DRAWN):
+    for drawn in figure.sweep(KEY, (3, 88, 103, 104, 150), asks.AFT):
         methods = drawn["now"]["methods"]
         for name, method in methods.items():
             block = drawn["blocks"][name]

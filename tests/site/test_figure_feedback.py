@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from built import asks
 
 from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
 from fwlab.ops.feedback_memory import naive
@@ -151,7 +152,7 @@ def ticks(figure, count: int):
 
 def check(figure, chosen: tuple, truth: dict, drawn: int | None = None):
     """What both models show; `drawn` layers of the longest path, or all of it."""
-    now, words, drawings = figure.ask(SHOWN)
+    now, words, drawings = figure.ask(asks.FEEDBACK)
     assert tuple(now["chosen"]) == chosen
     if not chosen[0]:
         # An input has no path: both begin with it, and end.
@@ -210,32 +211,6 @@ def check_model(shown, now: dict, model: str, chosen: tuple, graph: dict, drawn)
             "tab": 0 if own else -1,
             "pressed": str(own).lower(),
         }
-
-
-#: Of each drawing, what it shows; of the lines of its path, the states at both ends.
-SHOWN = """[state(), words(), all("svg:has([data-state])").map((svg) => {
-  const cells = all("[data-state]", svg);
-  const at = ({ x, y }) => {
-    const near = cells.filter((cell) => {
-      const b = cell.querySelectorAll("rect")[1].getBBox();
-      return x >= b.x && x <= b.x + b.width && y >= b.y && y <= b.y + b.height;
-    });
-    return near.map((cell) => cell.dataset.state.split(",").map(Number))[0];
-  };
-  const ends = (line) => [0, line.getTotalLength()].map((s) => at(line.getPointAtLength(s)));
-  const part = (name, tag) => all(`[data-part=${name}] ${tag}`, svg);
-  return {
-    hops: part("path", "path").map(ends),
-    bar: part("bar", "rect").map((one) => one.getAttribute("fill") !== "none"),
-    counter: svg.querySelector("[data-part=counter]").textContent,
-    cells: Object.fromEntries(cells.map((cell) => [cell.dataset.state, {
-      look: cell.dataset.look,
-      text: cell.textContent,
-      tab: cell.tabIndex,
-      pressed: cell.ariaPressed,
-    }])),
-  };
-})]"""
 
 
 @pytest.mark.parametrize("model", MODELS)

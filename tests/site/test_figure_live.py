@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from built import ROOT
+from built import ROOT, asks
 from figure import Figure
 from safetensors import safe_open
 
@@ -70,17 +70,6 @@ def tell(figure, text: str):
     field = figure.tab.get_by_label("Or type:")
     field.fill(text)
     field.press("Enter")
-
-
-#: What is on the page; of the table, sum, then delta.
-SHOWN = """({
-  state: state(), words: words(), marks: texts("tbody [role=img]"),
-  crossed: texts("s"), strong: texts("p strong"),
-  scores: Object.fromEntries([
-    ["all", texts("thead strong")],
-    ...all("tfoot tr").map((row) => [texts("th", row)[0], texts("td", row)]),
-  ]),
-})"""
 
 
 # The pair
@@ -211,7 +200,7 @@ def test_one_press_shows_the_difference(home):
         assert re.fullmatch(r"\w+ is in \w+\.", sentence)
         press(home)
         name, _, _, place = sentence.rstrip(".").split()
-        shown = home.ask(SHOWN)
+        shown = home.ask(asks.LIVE)
         found = shown["state"]["answers"]
         assert shown["state"]["facts"][-1] == [name, place]
         added, corrected = (
@@ -254,7 +243,7 @@ def test_agrees_with_pytorch_for_many_people(home):
 def test_changes_can_be_typed(home):
     tell(home, "but now eve  is in BERN. Dan is in Rome")
     home.until("state().facts.length === 9")
-    shown = home.ask(SHOWN)
+    shown = home.ask(asks.LIVE)
     assert shown["state"]["facts"][-2:] == [["Eve", "Bern"], ["Dan", "Rome"]]
     assert home.tab.get_by_label("Or type:").input_value() == ""
     # What is no longer true is crossed out, what is new is strong.
@@ -290,7 +279,7 @@ def test_can_be_emptied_filled_and_begun_again(home):
     home.press("Empty")
     tell(home, "Ada is in Rome. Ben is in Oslo.")
     home.until("state().facts.length === 2")
-    shown = home.ask(SHOWN)
+    shown = home.ask(asks.LIVE)
     assert "Nobody has moved yet" in shown["words"]
     right = ["2 of 2", "2 of 2"]
     assert shown["scores"] == {

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from built import asks
 from figure import number
 
 from fwlab import ops
@@ -53,7 +54,7 @@ def memory(rule: str, beta: float, pairs: list, degrees: int = 0) -> tuple:
 
 def compare(figure, rule: str, beta: float, pairs: list, new: tuple) -> dict:
     """State, numbers and drawing, against fwlab."""
-    drawing = figure.ask(DRAWN)
+    drawing = figure.ask(asks.MEMORY)
     shown = drawing["state"]
     assert (shown["rule"], shown["beta"]) == (rule, beta)
     assert [pair["name"] for pair in shown["pairs"]] == list("ABCDE"[: len(pairs)])
@@ -75,22 +76,6 @@ def compare(figure, rule: str, beta: float, pairs: list, new: tuple) -> dict:
         assert pair["replacedBy"] == ("ABCDE"[later[-1]] if later else None)
     check_drawn(drawing)
     return shown
-
-
-#: Of each mark, where it is, if it can be seen.
-DRAWN = """({
-  state: state(), words: words(),
-  W: texts("svg [data-part=memory] .fw-cell-text"),
-  rows: all("svg [data-part=table] > g").filter(seen)
-    .map((row) => texts("text", row)),
-  marks: Object.fromEntries(["key", "read", "value", "before"].map((kind) =>
-    [kind, Object.fromEntries(all(`svg [data-${kind}]`)
-      .filter(seen)
-      .map((e) => [e.dataset[kind], [e.transform.baseVal[0].matrix, e.ariaValueNow]])
-      .map(([name, [{ e, f }, now]]) => [name, [e, f, now]]))])),
-  errors: Object.fromEntries(all("svg [data-error]").map((e) => [e.dataset.error, e.getAttribute("d")])),
-  curve: values("svg [data-part=ellipse]", "d")[0],
-})"""
 
 
 def check_drawn(drawing: dict):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from built import ROOT
+from built import ROOT, asks
 from safetensors import safe_open
 from torch.nn import functional as F
 
@@ -57,13 +57,6 @@ def test_files_are_small_and_of_trained_models(rule):
     assert f"{run['validation_loss']:.2f}" in text
 
 
-#: Of a head of each name, the state once it is chosen.
-CHOOSE_HEADS = """given.map((name) => {
-  all(".fw-heads button").find((button) => button.textContent === name).click();
-  return state();
-})"""
-
-
 @pytest.mark.parametrize("rule", ["delta", "sum"])
 def test_agrees_with_pytorch(live, rule):
     """Losses after every character, logits and all fast weights at some,
@@ -97,7 +90,7 @@ def test_agrees_with_pytorch(live, rule):
             for head in range(0 if position == 30 else W.shape[1] - 1, W.shape[1])
         ]
         names = [f"layer {layer + 1}, head {head + 1}" for layer, head in heads]
-        shown = live.ask(CHOOSE_HEADS, names)
+        shown = live.ask(asks.CHOOSE_HEADS, names)
         for (layer, head), found in zip(heads, shown, strict=True):
             assert found["position"] == position
             assert found["head"] == [layer, head]
