@@ -79,29 +79,15 @@ def test_all_mass_on_the_input_is_parallel(implementation, shared):
 @both
 def test_one_layer_is_an_ordinary_one_and_two_are_not(implementation):
     """F2: only with feedback do two layers differ from a transformer."""
-    x = sequence(12)
+    x, shared = sequence(12), ("merge", "positions")
     for layers, same in ((1, True), (2, False)):
-        torch.manual_seed(0)
-        blocks = torch.nn.ModuleList(
-            Block(SoftmaxAttention(6, HEADS), 6) for _ in range(layers)
-        ).double()
-        stack = FeedbackTransformer.from_transformer(blocks)
-        with torch.no_grad():
-            stack.merge.copy_(only(0, layers))
+        w = small_weights(layers)._replace(merge=only(0, layers))
         wanted = x
-        for block in blocks:
-            q, k, v = (
-                project(block.norm_mixer(wanted)).unflatten(-1, (HEADS, -1))
-                for project in (block.mixer.to_q, block.mixer.to_k, block.mixer.to_v)
-            )
-            a = torch.einsum("bihd,bjhd->bhij", q, k) / (6 // HEADS) ** 0.5
-            past = torch.ones(12, 12, dtype=torch.bool).tril(-1)
-            a = torch.softmax(a.masked_fill(~past, -torch.inf), -1)
-            z = torch.einsum("bhij,bjhd->bihd", torch.nan_to_num(a), v)
-            wanted = wanted + block.mixer.to_out(z.flatten(2))
-            h = F.gelu(block.expand(block.norm_mlp(wanted)))
-            wanted = wanted + block.contract(h)
-        found = stack(x, implementation=implementation)
+        for l in range(layers):
+            parts = w._asdict().items()
+            one = (p if name in shared else p[l : l + 1] for name, p in parts)
+            wanted = parallel(wanted, ops.FeedbackWeights(*one))
+        found = ops.feedback(x, w, heads=HEADS, implementation=implementation)
         assert (error(found, wanted) < 1e-12) is same
 
 

@@ -157,6 +157,25 @@ class Figure:
             self.text.wait_for()
 
 
+def watched(browser, base: str, seen: list[str], **options):
+    """A context whose tabs ask nobody but `base`, and complain into `seen`."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE)
+
+    def refuse(route):
+        seen.append(f"request: {route.request.url}")
+        route.abort()
+
+    def watch(tab):
+        tab.on("load", lambda: OPENED.append(tab.url))
+        tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
+        tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
+
+    context.route(re.compile(rf"^(?!{re.escape(base)}|data:)"), refuse)
+    context.on("page", watch)
+    return context
+
+
 class Tabs:
     """The tabs that are open, and what they complain about."""
 
@@ -201,23 +220,15 @@ class Tabs:
 
     def open(self, scheme: str = "light", touch: bool = False, timed: bool = False):
         """An empty tab; `timed`: where time stands still until a test advances it."""
-        context = self.browser.new_context(color_scheme=scheme, has_touch=touch)
-        context.set_default_timeout(PATIENCE)
-        context.route(re.compile(rf"^(?!{re.escape(self.address)}|data:)"), self.refuse)
+        options = {"color_scheme": scheme, "has_touch": touch}
+        context = watched(self.browser, self.address, self.seen, **options)
         tab = context.new_page()
-        tab.on("load", lambda: OPENED.append(tab.url))
-        tab.on("console", lambda m: self.seen.append(f"console {m.type}: {m.text}"))
-        tab.on("pageerror", lambda error: self.seen.append(f"error: {error}"))
         tab.on("crash", functools.partial(self.forget, context))
         if timed:
             # In such a time, timers of the theme fail.
             context.route("**/bundle.*.min.js", lambda r: r.fulfill(body=""))
             tab.clock.install()
         return tab
-
-    def refuse(self, route):
-        self.seen.append(f"request: {route.request.url}")
-        route.abort()
 
     def forget(self, context, *_):
         self.tabs = {k: t for k, t in self.tabs.items() if t.context is not context}

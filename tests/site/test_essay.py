@@ -317,42 +317,32 @@ def test_a_link_to_a_step_shows_it(fresh):
     settle(figure, "third")
 
 
-def test_by_keyboard(fresh):
-    """Two buttons lead through the steps, and the usual keys scroll."""
-    figure = fresh("essay", SIZES[1], "reduce")
-    following = figure.tab.get_by_role("button", name="Next step")
-    previous = figure.tab.get_by_role("button", name="Previous step")
-    assert previous.is_disabled()
-    for step in STEPS[1:]:
-        following.press("Enter")
-        settle(figure, step)
-    assert following.is_disabled()
-    previous.press("Space")
-    settle(figure, STEPS[-2])
-    figure.until("state().goal === null")
-    previous.evaluate("(e) => e.blur()")
-    scroll(figure, "Home", STEPS[0])
-    scroll(figure, "End", STEPS[-1])
-
-
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_quick_presses_add_up(fresh, motion):
-    """However far the page has scrolled in between."""
+def test_by_keyboard_quick_presses_add_up(fresh, motion):
+    """However far the page has scrolled in between; the usual keys scroll, too."""
     figure = fresh("essay", SIZES[0], motion)
     press = "(e, times) => { for (let i = 0; i < times; i++) e.click(); }"
-    previous = figure.tab.get_by_role("button", name="Previous step")
-    figure.tab.get_by_role("button", name="Next step").focus()
+    following, previous = (
+        figure.tab.get_by_role("button", name=f"{which} step")
+        for which in ("Next", "Previous")
+    )
+    assert previous.is_disabled()
+    following.focus()
     for _ in range(4):
         figure.tab.keyboard.press("Enter")
     settle(figure, STEPS[4])
-    previous.evaluate(press, 3)
+    previous.press("Space")
+    previous.evaluate(press, 2)
     settle(figure, STEPS[1])
     # After a scroll, presses count from there.
     figure.until("state().goal === null")
+    previous.evaluate("(e) => e.blur()")
     scroll(figure, "End", STEPS[-1])
+    assert following.is_disabled()
     figure.until("state().goal === null")
     previous.evaluate(press, 3)
     settle(figure, STEPS[-4])
+    scroll(figure, "Home", STEPS[0])
 
 
 def test_what_is_seen_is_said(fresh):
