@@ -8,7 +8,7 @@ import torch
 
 import fwlab
 from fwlab import ops
-from fwlab.ops import compiler, dispatch, fla, gpu
+from fwlab.ops.call import choice, compiler, fla, gpu
 from fwlab.provenance import machine
 
 
@@ -64,7 +64,7 @@ def _usable(op: str) -> str:
     if reason := kernel and gpu.why_not(kernel):
         return f"{names} (no triton: {reason})"
     if torch.cuda.is_available():
-        (first, *_), why = dispatch.preferred(op, table, torch.device("cuda", 0))
+        (first, *_), why = choice.preferred(op, table, torch.device("cuda", 0))
         if why:
             return f"{names} ({first} first: {why})"
     return names

@@ -13,8 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fwlab import ops
-from fwlab.ops import compiler, gpu
-from fwlab.ops.gpu import Launch
+from fwlab.ops.call import compiler, gpu
+from fwlab.ops.call.gpu import Launch
 
 TYPES = {
     torch.float32: "*fp32",

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fwlab.bench.gpu import correctness, problems
 from fwlab.bench.gpu.problems import Problem
-from fwlab.ops import gpu
-from fwlab.ops.delta import kernels as delta
+from fwlab.ops.call import gpu
+from fwlab.ops.correcting import kernels as delta
 from fwlab.provenance import provenance
 
 TABLE = Path(__file__).resolve().parents[1] / "docs/results/emulator.json"

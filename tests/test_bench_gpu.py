@@ -16,8 +16,8 @@ from fwlab.bench.case import layout
 from fwlab.bench.gpu import cases, correctness, measure, problems, report, targets
 from fwlab.bench.gpu import dry as tiny
 from fwlab.bench.gpu.processes import Worker, do, do_all
-from fwlab.ops import compiler, measured
-from fwlab.ops import gpu as kernels
+from fwlab.ops.call import compiler, measured
+from fwlab.ops.call import gpu as kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fwlab import info
-from fwlab.ops import compiler, gpu
+from fwlab.ops.call import compiler, gpu
 
 HOPPER, AMPERE, BLACKWELL = (9, 0), (8, 0), (10, 0)
 
@@ -163,7 +163,7 @@ def test_a_kernel_says_so(machine, monkeypatch):
     import torch
 
     machine(triton="3.7.0", ptxas="13.4.1")
-    kernel = gpu.Kernel("fwlab.ops.linear.kernels")
+    kernel = gpu.Kernel("fwlab.ops.additive.kernels")
     monkeypatch.setattr(gpu, "capability", lambda device: HOPPER)
     with gpu.standing_in(None):
         reason = kernel.refusal(torch.device("cuda"), {torch.float16})

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fwlab import info, ops
-from fwlab.ops import dispatch, fla, gpu, measured
+from fwlab.ops.call import choice, fla, gpu, measured
 from problems import error, outcome, parts, problem, rules
 
 CALLS = []
@@ -211,7 +211,7 @@ def call(op, *, dtype=torch.float16, key=8, **options):
     ],
 )
 def test_refusals(op, options, says):
-    with pytest.raises(dispatch.Refused, match=says) as error:
+    with pytest.raises(choice.Refused, match=says) as error:
         call(op, implementation="fla", **options)
     assert str(error.value).endswith("'efficient' can")
     assert not CALLS
@@ -289,7 +289,7 @@ def card(tmp_path, monkeypatch):
 
 
 def order():
-    names, why = dispatch.preferred("delta_rule", TABLE, CUDA)
+    names, why = choice.preferred("delta_rule", TABLE, CUDA)
     return names[:2], why
 
 
@@ -383,7 +383,7 @@ def test_which_file_wins(card, tmp_path, monkeypatch):
 def test_without_fla_there_is_no_choice(card, monkeypatch):
     monkeypatch.setattr(fla, "version", lambda: None)
     assert order() == (["triton", "fla"], None)
-    names, _ = dispatch.preferred("delta_rule", TABLE, torch.device("cpu"))
+    names, _ = choice.preferred("delta_rule", TABLE, torch.device("cpu"))
     assert names[0] == "triton"
 
 
@@ -408,10 +408,10 @@ def on_gpu(dtype=torch.float16):
 def test_auto(card, op, dtype, name, recwarn, monkeypatch):
     """It warns only where a kernel of ours would be expected."""
     monkeypatch.setattr(dispatch, "_loaded", lambda entry: entry)  # without Triton
-    dispatch._warn.cache_clear()
+    choice._warn.cache_clear()
     table = ops.TABLE[op].implementations
     with gpu.standing_in(gpu.StandIn((9, 0), "cuda", print)):
-        found, _ = dispatch.choose(op, table, "auto", on_gpu(dtype))
+        found, _ = choice.choose(op, table, "auto", on_gpu(dtype))
     assert found == name
     assert len(recwarn) == (op == "delta_rule" and name == "efficient")
 

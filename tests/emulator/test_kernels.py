@@ -11,7 +11,7 @@ import triton
 import emulator
 from fwlab import ops
 from fwlab.bench.gpu import dry
-from fwlab.ops import gpu
+from fwlab.ops.call import gpu
 
 CASES = {case.key: case for case in emulate.cases()}
 TABLE = json.loads(emulate.TABLE.read_text("utf-8"))

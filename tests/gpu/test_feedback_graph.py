@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fwlab import ops
-from fwlab.ops.feedback_memory import kernels
+from fwlab.ops.feedback import kernels
 from problems import error, rebuild
 from problems.feedback import feedback, weights
 

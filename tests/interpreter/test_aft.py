@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fwlab import ops
-from fwlab.ops import gpu
+from fwlab.ops.call import gpu
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
 from problems import (

@@ -13,7 +13,7 @@ from built import asks
 from figure import number
 
 from fwlab import ops
-from fwlab.ops import chunks
+from fwlab.ops.parts import chunks
 
 T, D = 12, 2
 SIZES = (3, 4, 6)

@@ -28,7 +28,7 @@ from fwlab.bench.gpu.measure import ROUNDS
 from fwlab.bench.gpu.problems import LIMITS, PROBLEMS
 from fwlab.bench.gpu.processes import COMMAND, Row, Worker, do_all
 from fwlab.files import destination, write_json
-from fwlab.ops import compiler, measured
+from fwlab.ops.call import compiler, measured
 from fwlab.provenance import provenance
 
 #: Limits in seconds: of checking, of measuring, of one part, and of what

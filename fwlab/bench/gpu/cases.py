@@ -13,7 +13,7 @@ from fwlab import ops
 from fwlab.bench.aft import conv_dense, full_dense, local_dense
 from fwlab.bench.gpu.problems import feedback_weights
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
-from fwlab.ops import measured
+from fwlab.ops.call import measured
 
 FWLAB, FLA = measured.OURS, measured.OTHERS
 ATTENTION, DENSE = "PyTorch attention", "dense form"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fwlab.bench.gpu import problems
 from fwlab.bench.gpu.problems import LIMITS, Problem, Tensors
-from fwlab.ops.dispatch import Refused
+from fwlab.ops.call.choice import Refused
 
 #: A second run of the kernel finds errors that occur at random.
 RUNS = 2

@@ -17,7 +17,7 @@ import torch
 
 import fwlab
 from fwlab.bench.gpu import cases, correctness, measure, problems, worker
-from fwlab.ops import gpu
+from fwlab.ops.call import gpu
 
 COMMAND = (sys.executable, "-u", "-m", "fwlab.bench.gpu.dry")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.rule import Rule
+from fwlab.ops.call.rule import Rule
 
 #: Maximum relative error of an output, a state or a gradient.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}

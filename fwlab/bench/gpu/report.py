@@ -3,7 +3,7 @@
 from typing import Any
 
 from fwlab.bench.gpu.cases import FWLAB
-from fwlab.ops.compiler import WRONG
+from fwlab.ops.call.compiler import WRONG
 
 Row = dict[str, Any]
 
