@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from problems import error
 from torch import Tensor
+
+from problems import error
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

@@ -525,3 +525,105 @@ const STRENGTH = (() => {
     Math.min(Math.max(1.8 * rem, innerWidth / 20), 3.2 * rem),
     all("tbody tr").map((row) => texts("th, td", row).map((text) => text.trim()))];
 })();
+
+// Where a key is after each of many arrows, from the other side.
+const ARROWS = (handle) => ["Left", "Right", "Up", "Down"].map((arrow) => {
+  const press = (arrow) => handle.dispatchEvent(
+    new KeyboardEvent("keydown", { key: `Arrow${arrow}`, cancelable: true }));
+  const other = { Left: "Right", Right: "Left", Up: "Down", Down: "Up" }[arrow];
+  // To the other side, wherever that is reached from.
+  for (let i = 0; i < 40; i++) press(other);
+  const places = [];
+  for (let i = 0; i <= 40; i++) {
+    const { e, f } = handle.transform.baseVal[0].matrix;
+    places.push({ Left: -e, Right: e, Up: -f, Down: f }[arrow]);
+    press(arrow);
+  }
+  return [places, handle.ariaValueNow];
+});
+
+// Replay, and stop after three letters: where it is then, and later.
+const REPLAY = (async () => {
+  const button = all("button").find((e) => e.textContent === "Replay");
+  button.click();
+  const pause = (time) => new Promise((done) => setTimeout(done, time));
+  while (state().position < 3) await pause(5);
+  button.click();
+  const before = state().position;
+  await pause(400);
+  return [before, state().position, state().text.length];
+})();
+
+// Type a text at once, and keep what is said of it.
+const SPOKEN = (() => {
+  globalThis.said = [];
+  // One record per change, also of several changes at once.
+  new MutationObserver((changes) => {
+    for (const { addedNodes } of changes) said.push(addedNodes[0]?.textContent);
+  }).observe(all(".fw-status")[0], { childList: true });
+  // All in one turn of the browser: nobody can pause in between.
+  const [box] = all("textarea");
+  for (const letter of "to be") {
+    box.value += letter;
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+})();
+
+// The number of controls that the tabulator should stop at.
+const STOPS = (() => {
+  const controls = all(":is(button, input, textarea, [role=slider])");
+  // Of radio buttons, and of a grid, one is a stop; arrows lead on.
+  const stops = controls.filter((e) => !e.disabled && e.tabIndex >= 0
+    && e.getBoundingClientRect().width > 0 && (e.type !== "radio" || e.checked));
+  controls.forEach((e, i) => { e.dataset.number = i; });
+  return stops.length;
+})();
+
+// Keep the names of the controls that get the focus, from the title on.
+const REACHED = () => {
+  globalThis.reached = {};
+  document.addEventListener("focusin", ({ target: e }) => {
+    if (e.dataset.number)
+      reached[e.dataset.number] = e.ariaLabel || e.labels?.[0]?.textContent || e.textContent;
+  });
+  const before = document.querySelector("article h1");
+  before.tabIndex = -1;
+  before.focus();
+};
+
+// How far each number is from its formula, and from its top and bottom.
+const BESIDE = () => [...document.querySelectorAll(".katex-display:has(.fw-number)")].map((e) => {
+  const range = document.createRange();
+  range.selectNodeContents(e.querySelector(".fw-number"));
+  const [number, formula] = [range, e.querySelector(".katex-html")]
+    .map((part) => part.getBoundingClientRect());
+  return [number.left - formula.right, number.top + number.height / 2 - formula.top,
+    formula.bottom - number.top - number.height / 2];
+});
+
+// What the worker of the search finds first for each query.
+const SEARCHED = async ([{ config, docs }, queries]) => {
+  const site = JSON.parse(document.querySelector("#__config").textContent);
+  const worker = new Worker(site.search);
+  const ask = (type, data) => new Promise((done) => {
+    worker.onmessage = (message) => done(message.data.data);
+    worker.postMessage({ type, data });
+  });
+  await ask(0, { config, docs, options: {} });
+  const found = {};
+  for (const query of queries) {
+    const { items } = await ask(2, query);
+    found[query] = items.slice(0, 3).map(([first]) => first.location);
+  }
+  return found;
+};
+
+// The memories of twenty draws.
+const TWENTY_DRAWS = (() => {
+  const button = all("button").find((e) => e.textContent === "New draw");
+  return Array.from({ length: 20 }, () => {
+    const { memories } = state();
+    button.click();
+    return memories;
+  });
+})();

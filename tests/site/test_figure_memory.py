@@ -183,22 +183,7 @@ def test_arrows_turn_a_written_key(figure):
 @pytest.mark.parametrize("name", ["Key A", "New key"])
 def test_arrows_move_as_the_eye_expects(figure, name):
     """All round, a key goes where the arrow points, and then stays."""
-    turned = figure.slider(name).evaluate(
-        """(handle) => ["Left", "Right", "Up", "Down"].map((arrow) => {
-          const press = (arrow) => handle.dispatchEvent(
-            new KeyboardEvent("keydown", { key: `Arrow${arrow}`, cancelable: true }));
-          const other = { Left: "Right", Right: "Left", Up: "Down", Down: "Up" }[arrow];
-          // To the other side, wherever that is reached from.
-          for (let i = 0; i < 40; i++) press(other);
-          const places = [];
-          for (let i = 0; i <= 40; i++) {
-            const { e, f } = handle.transform.baseVal[0].matrix;
-            places.push({ Left: -e, Right: e, Up: -f, Down: f }[arrow]);
-            press(arrow);
-          }
-          return [places, handle.ariaValueNow];
-        })"""
-    )
+    turned = figure.slider(name).evaluate(asks.ARROWS)
     for (places, end), wanted in zip(turned, ("180", "0", "90", "270"), strict=True):
         moves = [b - a for a, b in pairwise(places)]
         assert min(moves) >= 0

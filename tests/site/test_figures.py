@@ -242,29 +242,9 @@ def check_accessible(figure):
 def check_by_keyboard(figure):
     """Every control is reached, and has a name."""
     tab = figure.tab
-    count = figure.ask(
-        """(() => {
-          const controls = all(":is(button, input, textarea, [role=slider])");
-          // Of radio buttons, and of a grid, one is a stop; arrows lead on.
-          const stops = controls.filter((e) => !e.disabled && e.tabIndex >= 0
-            && e.getBoundingClientRect().width > 0 && (e.type !== "radio" || e.checked));
-          controls.forEach((e, i) => { e.dataset.number = i; });
-          return stops.length;
-        })()"""
-    )
+    count = figure.ask(asks.STOPS)
     assert count > 0
-    tab.evaluate(
-        """() => {
-          globalThis.reached = {};
-          document.addEventListener("focusin", ({ target: e }) => {
-            if (e.dataset.number)
-              reached[e.dataset.number] = e.ariaLabel || e.labels?.[0]?.textContent || e.textContent;
-          });
-          const before = document.querySelector("article h1");
-          before.tabIndex = -1;
-          before.focus();
-        }"""
-    )
+    tab.evaluate(asks.REACHED)
     for presses in range(150):
         tab.keyboard.press("Tab")
         if presses % 5 == 0 and len(seen := tab.evaluate("reached")) == count:

@@ -215,21 +215,7 @@ def test_search_finds(look, site):
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     tab = look("cheatsheet.html")
     found = tab.evaluate(
-        """async ([{ config, docs }, queries]) => {
-          const site = JSON.parse(document.querySelector("#__config").textContent);
-          const worker = new Worker(site.search);
-          const ask = (type, data) => new Promise((done) => {
-            worker.onmessage = (message) => done(message.data.data);
-            worker.postMessage({ type, data });
-          });
-          await ask(0, { config, docs, options: {} });
-          const found = {};
-          for (const query of queries) {
-            const { items } = await ask(2, query);
-            found[query] = items.slice(0, 3).map(([first]) => first.location);
-          }
-          return found;
-        }""",
+        asks.SEARCHED,
         [index, list(wanted)],
     )
     assert {
