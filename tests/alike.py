@@ -20,6 +20,13 @@ def drawn_mask(*shape: int, share: float = 0.6, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
 
 
+def numbers(state: object) -> int:
+    """The number of scalars in a state, of whatever parts; masks are none."""
+    if isinstance(state, Tensor):
+        return state.numel() if state.is_floating_point() else 0
+    return sum(map(numbers, state)) if isinstance(state, list | tuple) else 0
+
+
 def agree(
     found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float = 1e-12
 ) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from alike import drawn_mask, random, refuses
+from alike import drawn_mask, numbers, random, refuses
 from torch.nn import functional as F
 
 from fwlab import ops
@@ -230,12 +230,6 @@ def test_a_sequence_that_has_ended_stays_so(monkeypatch):
     monkeypatch.setattr(EncoderDecoder, "step", step)
     text = model.generate(tokens(3, 4), 9, start=10, end=11)
     assert text.tolist() == [[3, 11, 11], [11, 11, 11], [5, 5, 11]]
-
-
-def numbers(state):
-    if isinstance(state, torch.Tensor):
-        return state.numel() if state.is_floating_point() else 0
-    return sum(map(numbers, state)) if isinstance(state, list | tuple) else 0
 
 
 def test_decoding_needs_the_same_memory(model):

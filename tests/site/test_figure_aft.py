@@ -175,29 +175,6 @@ def test_every_part_of_the_slider(figure):
     assert first == {"none": (88, 6), "global": (103, 1), "tile": (106, 5)}
 
 
-def test_mouse_and_keys_move_the_key(figure):
-    slider = figure.slider(KEY)
-    slider.scroll_into_view_if_needed()
-    box, mouse = slider.bounding_box(), figure.tab.mouse
-    y = box["y"] + box["height"] / 2
-    mouse.move(box["x"] + box["width"] * 0.56, y)
-    mouse.down()
-    mouse.move(box["x"] + box["width"] * 0.8, y, steps=4)
-    mouse.up()
-    shown = figure.state()
-    assert 140 < shown["large"] < 170
-    compare(shown)
-    assert shown["methods"]["global"]["lost"] == [1, 2, 3, 4, 5]
-    assert shown["methods"]["tile"]["lost"] == [5]
-    assert figure.texts(".fw-slider .fw-value") == [str(shown["large"])]
-    for key, value in (
-        *(("Home", -20), ("ArrowRight", -19), ("End", 200), ("ArrowLeft", 199)),
-    ):
-        slider.press(key)
-        assert figure.state()["large"] == value
-        assert f"K6 = {value}.".replace("-", "−") in figure.words()
-
-
 def test_another_step_is_large(figure):
     figure.slide(KEY, 150)
     for step in range(3, 9):
