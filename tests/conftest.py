@@ -47,7 +47,12 @@ def pytest_configure(config):
 #: others show, and `make test-all` these, too.
 RELATIVES = re.compile(r"(^|-)(comba|implicit-delta|gated-delta-2|sum-channels)(-|$)")
 COMPARED = ("is_naive", "key_mask", "streaming", "gradcheck", "theirs", "one_graph")
-COMPARED += ("every_parameter_learns", "prefill_and_step", "trains_and_generates")
+COMPARED += (
+    "every_parameter_learns",
+    "prefill_and_step",
+    "by_hand",
+    "trains_and_generates",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,5 +1,6 @@
 """The fast weight rules: identities and limits."""
 
+import math
 from functools import partial
 
 import pytest
@@ -522,6 +523,18 @@ def test_what_is_asked_before_it_fades(log_decay, implementation):
 
 
 @both
+def test_what_is_asked_before_it_fades_of_one_channel(implementation):
+    """A decay per channel is no decay per head, even if there is one channel."""
+    inputs, W = problem(ROWS["rwkv7"], 9)
+    inputs = [x if x.shape[-1] == 5 else x[..., :1] for x in inputs]
+    found, wanted = (
+        ops.rwkv7_rule(*inputs, state=W[..., :1], implementation=name)
+        for name in (implementation, "naive")
+    )
+    assert error(found, wanted) < 1e-12
+
+
+@both
 def test_two_reflections_are_a_rotation(implementation):
     """DeltaProduct with strengths of 2 turns the memory by twice the angle of
     its keys; one step cannot.
@@ -540,3 +553,67 @@ def test_two_reflections_are_a_rotation(implementation):
     )
     turned = torch.stack([(2 * angle).cos(), (2 * angle).sin()])
     assert error(W[0, 0] @ first, turned * torch.tensor([1.0, -1.0])) < 1e-12
+
+
+#: One step by hand, from W = (1, 2) and read with (1, 1): the arguments after q,
+#: W after the step, and what is read.
+BY_HAND = {
+    # (1, 2) is halved in channel 1, quartered in 2; 2 * (1, 2) is added.
+    "sum_rule": (
+        [(1, 2), [2], {"log_decay": (math.log(1 / 2), math.log(1 / 4))}],
+        (2.5, 4.5),
+        7,
+    ),
+    # |k|^2 = 4, so a fifth of 7 - 2 is written.
+    "implicit_delta_rule": ([(2, 0), [7], 1], (3, 2), 5),
+    # A third of 1/2 + 1 is retrieved; half of 5/2 - 1/2 is written.
+    "comba_rule": ([(1, 1), [2.5], 1 / 2, math.log(1 / 2), 1 / 3], (1.5, 2), 3.5),
+    # From (1/2, 2), (2, 1/2) retrieves 2; half of 6, less that, is written.
+    "gated_delta_rule_2": (
+        [(2, 1), [6], (1, 1 / 2), [1 / 2], (math.log(1 / 2), 0)],
+        (2.5, 3),
+        5.5,
+    ),
+    # (1/2, 1), then 1 under (1, 0), then half of 9/2 - 5/2 under (1, 1).
+    "delta_product": (
+        [[(1, 0), (1, 1)], [[1.5], [4.5]], [1, 1 / 2], math.log(1 / 2)],
+        (2.5, 2),
+        4.5,
+    ),
+    # (1/2, 0) keeps half of channel 1; 1 - 2 goes to (1, 2); then 3 (1, 1).
+    "rwkv7_rule": (
+        [(1, 1), [3], (1, -1), (1, 2), (math.log(1 / 2), -math.inf)],
+        (2.5, 1),
+        3.5,
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("rule", BY_HAND)
+def test_one_step_by_hand(rule, implementation):
+    arguments, after, read = BY_HAND[rule]
+    *arguments, last = arguments
+    options = last if isinstance(last, dict) else {}
+    arguments += [] if options else [last]
+
+    def of(x):
+        """`[1, 1, steps?, 1, width?]`: gates per head have no width."""
+        x = torch.tensor(x, dtype=torch.float64)
+        if rule == "delta_product" and x.dim():
+            return x[None, None, :, None]
+        return x[None, None, None]
+
+    options = {name: of(x) for name, x in options.items()}
+    if rule == "sum_rule":
+        options["normalize"] = False
+    y, W = getattr(ops, rule)(
+        torch.ones(1, 1, 1, 2, dtype=torch.float64),
+        *map(of, arguments),
+        **options,
+        state=torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64),
+        return_state=True,
+        implementation=implementation,
+    )
+    torch.testing.assert_close(W.flatten(), torch.tensor(after).double())
+    torch.testing.assert_close(y.item(), float(read))
