@@ -94,13 +94,19 @@ DENSE: dict[str, Side] = {
 
 
 def problem(
-    dtype: torch.dtype, *, record: Rule, time: int, width: int, batch: int = BATCH
+    dtype: torch.dtype,
+    *,
+    record: Rule,
+    time: int,
+    width: int,
+    batch: int = BATCH,
+    heads: int = HEADS,
 ) -> Problem:
     """Keys and queries of length 1: no memory grows or dies by them."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*more: int) -> Tensor:
-        return torch.randn(batch, time, HEADS, *more, generator=generator)
+        return torch.randn(batch, time, heads, *more, generator=generator)
 
     inputs = [l2_normalize(random(width)), l2_normalize(random(width)), random(width)]
     for gate in record.required:
