@@ -38,7 +38,9 @@ are $-\infty$ is not a number.
 def version() -> gpu.Version | None:
     """The version of flash-linear-attention; None = not installed."""
     # fla-core contains only the operations.
-    return gpu.version("flash-linear-attention") or gpu.version("fla-core")
+    return gpu.version("flash-linear-attention") or gpu.version(
+        "fla-core"
+    )
 
 
 def missing() -> str | None:

@@ -102,9 +102,9 @@ def _rows(record: Rule) -> dict[str, Row]:
 
 
 def dpfp(
-    time: int, generator: Generator, with_state: bool
+    time: int, generator: Generator, with_state: bool, nu: int = 1
 ) -> tuple[Inputs, Tensor | None]:
-    """Keys as they come; features of width 6 are made by the operation.
+    """Keys as they come; features of width `KEY * nu` are made by the operation.
 
     No zeros: divided by their sum, features jump there.
     """
@@ -112,9 +112,10 @@ def dpfp(
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    inputs = [random(2, time, HEADS, width) for width in (3, 3, VALUE)]
+    widths = (KEY // 2, KEY // 2, VALUE)
+    inputs = [random(2, time, HEADS, width) for width in widths]
     inputs.append(torch.rand(2, time, HEADS, generator=generator, dtype=torch.float64))
-    return inputs, random(2, HEADS, VALUE, 6) if with_state else None
+    return inputs, random(2, HEADS, VALUE, KEY * nu) if with_state else None
 
 
 ROWS = {
