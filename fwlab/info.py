@@ -8,7 +8,7 @@ import torch
 
 import fwlab
 from fwlab import ops
-from fwlab.ops import dispatch, fla, gpu
+from fwlab.ops.call import choice, fla, gpu
 from fwlab.provenance import machine
 
 
@@ -65,7 +65,7 @@ def _usable(op: str) -> str:
     if reason := kernel and gpu.why_not(kernel):
         return f"{names} (no triton: {reason})"
     if torch.cuda.is_available() and {"fla", "triton"} <= {*table}:
-        first, *_ = dispatch.preferred(table, torch.device("cuda", 0))
+        first, *_ = choice.preferred(table, torch.device("cuda", 0))
         return f"{names} ({first} first)"
     return names
 

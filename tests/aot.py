@@ -15,8 +15,8 @@ from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.compiler import ASTSource
 
 from fwlab import ops
-from fwlab.ops import gpu
-from fwlab.ops.gpu import Launch
+from fwlab.ops.call import gpu
+from fwlab.ops.call.gpu import Launch
 
 TYPES = {
     torch.float32: "*fp32",

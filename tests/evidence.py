@@ -37,12 +37,16 @@ FOUND = "FWLAB_EVIDENCE"
 
 #: Whose change leaves the evidence of other families as it is.
 FAMILIES = {
-    "rules": ("fwlab/ops/delta/", "fwlab/ops/linear/", "tests/problems/rules.py"),
+    "rules": (
+        "fwlab/ops/correcting/",
+        "fwlab/ops/additive/",
+        "tests/problems/rules.py",
+    ),
     "aft": ("fwlab/ops/aft/", "tests/problems/aft.py"),
-    "feedback": ("fwlab/ops/feedback_memory/", "tests/problems/feedback.py"),
+    "feedback": ("fwlab/ops/feedback/", "tests/problems/feedback.py"),
     "without kernels": (
         "fwlab/ops/kimi/",
-        "fwlab/ops/programmer/",
+        "fwlab/ops/fwp/",
         "fwlab/ops/softmax/",
         "tests/problems/fwp.py",
     ),

@@ -32,7 +32,7 @@ from loops import ACTIVATIONS, Case, Named, Parts, loop_of
 from torch import Tensor
 
 from fwlab import feature_maps, ops
-from fwlab.ops.rule import Rule
+from fwlab.ops.call.rule import Rule
 
 LIMITS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 LARGEST = 1e4
@@ -147,10 +147,11 @@ class Problem:
         if c["normalize"]:
             long = [] if "delta" in c["op"] else [-30, -math.inf]
             edges = {"beta": [0, 1], "log_decay": [0, -1e-6, -3, *long]}
-        for name, dims in record.gates.items():
-            if name in record.optional and c["fewer"]:
+        for name, gate in record.gates.items():
+            if gate.optional and c["fewer"]:
                 continue
-            x[name] = self.uniform(*steps, *(H, K)[: len(dims.split())])
+            dims = gate.dims.partition(" [")[0].split()
+            x[name] = self.uniform(*steps, *(H, K)[: len(dims)])
             x[name] *= 1 if name == "beta" else -1
             if c["edges"]:
                 shape, values = x[name].shape, torch.tensor(edges[name]).double()

@@ -18,7 +18,7 @@ from fwlab.layers import (
     TransformerXL,
 )
 from fwlab.models import MIXERS, EncoderDecoder, LanguageModel, Mixer
-from fwlab.ops.feedback_memory import FEEDBACK
+from fwlab.ops.feedback import FEEDBACK
 from problems import error
 
 WITH_WEIGHTS = ("softmax", "transformer-xl")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
-from fwlab.ops.feedback_memory import efficient, naive
+from fwlab.ops.feedback import efficient, naive
 from problems import ROWS, error, outcome, problem, rebuild, saved_bytes, weighted
 from problems.feedback import HEADS, feedback, weights
 

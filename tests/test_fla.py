@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fwlab import info, ops
-from fwlab.ops import dispatch, fla, gpu
+from fwlab.ops.call import choice, fla, gpu
 from problems import error, outcome, parts, problem, rules
 
 CALLS = []
@@ -203,7 +203,7 @@ def call(op, *, dtype=torch.float16, key=8, **options):
     ],
 )
 def test_refusals(op, options, says):
-    with pytest.raises(dispatch.Refused, match=says) as error:
+    with pytest.raises(choice.Refused, match=says) as error:
         call(op, implementation="fla", **options)
     assert str(error.value).endswith("'efficient' can")
     assert not CALLS
@@ -250,15 +250,15 @@ TABLE = ops.TABLE["delta_rule"].implementations
 
 def test_fla_comes_first_where_it_is_installed(monkeypatch):
     """No result says yet that ours are faster; only on a GPU, and if it can run."""
-    assert dispatch.preferred(TABLE, CUDA)[:2] == ["fla", "triton"]
-    assert dispatch.preferred(TABLE, torch.device("cpu"))[0] == "triton"
+    assert choice.preferred(TABLE, CUDA)[:2] == ["fla", "triton"]
+    assert choice.preferred(TABLE, torch.device("cpu"))[0] == "triton"
     gated = ops.TABLE["gated_rule"].implementations
-    assert dispatch.preferred(gated, CUDA)[0] == "triton"
-    monkeypatch.setattr(dispatch, "PREFERRED", "triton")
-    assert dispatch.preferred(TABLE, CUDA)[:2] == ["triton", "fla"]
-    monkeypatch.setattr(dispatch, "PREFERRED", "fla")
+    assert choice.preferred(gated, CUDA)[0] == "triton"
+    monkeypatch.setattr(choice, "PREFERRED", "triton")
+    assert choice.preferred(TABLE, CUDA)[:2] == ["triton", "fla"]
+    monkeypatch.setattr(choice, "PREFERRED", "fla")
     monkeypatch.setattr(fla, "version", lambda: None)
-    assert dispatch.preferred(TABLE, CUDA)[0] == "triton"
+    assert choice.preferred(TABLE, CUDA)[0] == "triton"
 
 
 def on_gpu(dtype=torch.float16):
@@ -281,11 +281,11 @@ def on_gpu(dtype=torch.float16):
 )
 def test_auto(op, dtype, name, recwarn, monkeypatch):
     """It warns only where a kernel of ours would be expected."""
-    monkeypatch.setattr(dispatch, "_loaded", lambda entry: entry)  # without Triton
-    dispatch._warn.cache_clear()
+    monkeypatch.setattr(choice, "_loaded", lambda entry: entry)  # without Triton
+    choice._warn.cache_clear()
     table = ops.TABLE[op].implementations
     with gpu.standing_in(gpu.StandIn((9, 0), "cuda", print)):
-        found, _ = dispatch.choose(op, table, "auto", on_gpu(dtype))
+        found, _ = choice.choose(op, table, "auto", on_gpu(dtype))
     assert found == name
     assert len(recwarn) == (op == "delta_rule" and name == "efficient")
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.layers import FastWeightProgrammer
-from fwlab.ops.programmer import efficient
+from fwlab.ops.fwp import efficient
 from problems import ROWS, error, outcome, problem, saved_bytes, weighted
 from problems.row import Row
 

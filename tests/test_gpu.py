@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fwlab import info, ops
-from fwlab.ops import dispatch, gpu
+from fwlab.ops.call import choice, gpu
 
 if gpu.INTERPRETED or not gpu.installed():
     pytest.skip("no kernel can be compiled here", allow_module_level=True)
@@ -99,7 +99,7 @@ def test_limit_of_features(dtype, nu, limit):
             ops.dpfp_delta_rule(x, x, x, x[..., 0], nu, implementation="triton")
             assert launches
         else:
-            with pytest.raises(dispatch.Refused, match=limit) as error:
+            with pytest.raises(choice.Refused, match=limit) as error:
                 ops.dpfp_delta_rule(x, x, x, x[..., 0], nu, implementation="triton")
             assert str(error.value.limit) in str(error.value)
 
@@ -124,7 +124,7 @@ def test_auto_falls_back_and_says_so(monkeypatch):
     on_gpu = torch.zeros(1, dtype=torch.float64).as_subclass(OnGPU)
     monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
     with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
-        found = dispatch.choose("delta_rule", table, "auto", on_gpu)
+        found = choice.choose("delta_rule", table, "auto", on_gpu)
     assert found == ("efficient", table["efficient"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -259,7 +259,7 @@ def test_a_wrong_triton_is_refused_on_hopper(ptxas, monkeypatch):
     """On a GPU; what stands in for one runs no machine code."""
     ptxas("13.3")
     monkeypatch.setattr(gpu, "version", lambda package: (3, 7, 0))
-    kernel = gpu.Kernel("fwlab.ops.linear.kernels")
+    kernel = gpu.Kernel("fwlab.ops.additive.kernels")
     monkeypatch.setattr(gpu, "capability", lambda device: aot.HOPPER)
     with gpu.standing_in(None):
         reason = kernel.refusal(torch.device("cuda"), {torch.float16})

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from fwlab import feature_maps, ops
 from fwlab.layers import AFTSimple, Block, FastWeightAttention, FastWeightProgrammer
 from fwlab.models import MIXERS, LanguageModel
-from fwlab.ops import packed
-from fwlab.ops.dispatch import KERNELS
-from fwlab.ops.rule import Rule
+from fwlab.ops.call import packed
+from fwlab.ops.call.choice import KERNELS
+from fwlab.ops.call.rule import Rule
 from problems import (
     ROWS,
     borders,

@@ -7,7 +7,7 @@ import torch
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize, sum_normalize
-from fwlab.ops import chunks
+from fwlab.ops.parts import chunks
 from problems import ROWS, error, parts, problem, rebuild, rules, weighted
 
 both = pytest.mark.parametrize("implementation", ["naive", "chunked", "efficient"])

@@ -14,6 +14,7 @@ nothing.
 
 import importlib
 import importlib.util
+import math
 import re
 import sys
 import tempfile
@@ -34,9 +35,9 @@ from fwlab import ops
 from fwlab.bench import aft, feedback, rules
 from fwlab.bench.case import Case, layout, once
 from fwlab.files import destination, write_json
-from fwlab.ops import fla, gpu
-from fwlab.ops.dispatch import Refused
-from fwlab.ops.rule import Rule
+from fwlab.ops.call import fla, gpu
+from fwlab.ops.call.choice import Refused
+from fwlab.ops.call.rule import Rule
 from fwlab.provenance import provenance
 
 #: Maximum relative error of an output or a gradient. The times are those of
@@ -183,6 +184,8 @@ def rows(case: Case, device: str, clock: Clock) -> list[Row]:
                 with _memory_of_nan():
                     got = once(case.sides[side], inputs, dy)
                 error = _error(case, got, exact)
+                if not math.isfinite(error):
+                    raise ArithmeticError(f"{dtype}: the result is not finite")
                 row["errors"][dtype] = float(f"{error:.1e}")
     for side, row in found.items():
         if row["errors"][dtype] is None or row["reason"]:
@@ -243,6 +246,8 @@ def _explained(row: Row) -> Iterator[None]:
 
 def explain(error: Exception) -> str:
     """What went wrong, in one line."""
+    if isinstance(error, ArithmeticError):
+        return str(error)
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of memory"
     first = next((line for line in str(error).splitlines() if line.strip()), "")

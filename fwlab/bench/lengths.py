@@ -17,7 +17,7 @@ from fwlab import ops
 from fwlab.bench import aft, rules
 from fwlab.bench.case import Problem, Side, layout, once
 from fwlab.bench.measure import in_turns, peak_mib
-from fwlab.ops.rule import Rule
+from fwlab.ops.call.rule import Rule
 
 HEADS, WIDTH = rules.HEADS, aft.WIDTH // rules.HEADS
 #: By length at this batch, and by batch at this length.

@@ -23,8 +23,8 @@ from fwlab.layers.heads import (
     split_heads,
 )
 from fwlab.layers.short_convolution import ShortConvolution
-from fwlab.ops import checks, packed
-from fwlab.ops.rule import Rule
+from fwlab.ops.call import checks, packed
+from fwlab.ops.call.rule import Rule
 
 State = Tensor | ops.NormalizedState | ops.ScaledState | ops.ConvState
 
@@ -175,7 +175,7 @@ class FastWeightAttention(Packing):
         if "log_decay" in record.required:
             shape: tuple[int, ...] = (memories,)
             self.to_alpha: nn.Module = nn.Linear(d_model, memories, bias=False)
-            if "key" in record.gates["log_decay"]:  # a projection of low rank
+            if "key" in record.gates["log_decay"].dims:  # a projection of low rank
                 shape = (memories, self.state_shape[-1])
                 self.to_alpha = nn.Sequential(
                     nn.Linear(d_model, width, bias=False),

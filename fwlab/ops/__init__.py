@@ -1,6 +1,7 @@
 """The mathematics, as functions of tensors, without parameters."""
 
-from fwlab.ops import dispatch
+from fwlab.ops.additive.rules.gated import GATED_RULE, gated_rule
+from fwlab.ops.additive.rules.sum import SUM_RULE, sum_rule
 from fwlab.ops.aft import (
     AFT_CONV,
     AFT_CONV2D,
@@ -16,38 +17,38 @@ from fwlab.ops.aft import (
     aft_local,
     aft_simple,
 )
-from fwlab.ops.delta import (
+from fwlab.ops.call import choice
+from fwlab.ops.call.call import Operation
+from fwlab.ops.correcting.rules.delta import (
     DELTA_RULE,
     DPFP_DELTA_RULE,
-    GATED_DELTA_RULE,
     delta_rule,
     dpfp_delta_rule,
+)
+from fwlab.ops.correcting.rules.gated_delta import (
+    GATED_DELTA_RULE,
     gated_delta_rule,
 )
-from fwlab.ops.feedback_memory import (
+from fwlab.ops.correcting.rules.kimi import (
+    KIMI_DELTA_RULE,
+    kimi_delta_rule,
+)
+from fwlab.ops.feedback import (
     FEEDBACK,
     FeedbackState,
     FeedbackWeights,
     feedback,
     feedback_attention,
 )
-from fwlab.ops.kimi import KIMI_DELTA_RULE, kimi_delta_rule
-from fwlab.ops.linear import (
-    GATED_RULE,
-    SUM_RULE,
-    gated_rule,
-    sum_rule,
-)
-from fwlab.ops.operation import Operation
-from fwlab.ops.programmer import FWP, fwp
-from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
-from fwlab.ops.state import (
+from fwlab.ops.fwp import FWP, fwp
+from fwlab.ops.parts.state import (
     ConvState,
     KeyValueCache,
     NormalizedState,
     ScaledState,
     detach,
 )
+from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
 
 __all__ = [
     "fwp",
@@ -111,4 +112,4 @@ def implementations(op: str) -> tuple[str, ...]:
         raise ValueError(
             f"expected op to be one of {', '.join(TABLE)}, got {op!r}"
         )
-    return dispatch.usable(TABLE[op].implementations)
+    return choice.usable(TABLE[op].implementations)

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from fwlab import ops
-from fwlab.ops.feedback_memory import efficient
+from fwlab.ops.feedback import efficient
 from problems.row import Inputs, Row
 
 HEADS, WIDTH, LAYERS = 2, 6, 2

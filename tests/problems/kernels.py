@@ -14,7 +14,7 @@ import torch
 
 from fwlab import ops
 from fwlab.bench.gpu import LIMITS
-from fwlab.ops.rule import Rule
+from fwlab.ops.call.rule import Rule
 from problems import ROWS, aft, error, feedback, outcome, parts, problem, rebuild, rules
 from problems.row import Inputs, Row
 

@@ -12,7 +12,7 @@ import torch
 from figure import number
 
 from fwlab import ops
-from fwlab.ops import chunks
+from fwlab.ops.parts import chunks
 
 T, D = 12, 2
 SIZES = (3, 4, 6)

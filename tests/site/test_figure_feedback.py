@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
-from fwlab.ops.feedback_memory import naive
+from fwlab.ops.feedback import naive
 
 L, T, WIDTH, HEADS = 3, 6, 8, 2
 ALL = [(l, t) for t in range(1, T + 1) for l in range(L + 1)]
