@@ -9,16 +9,16 @@ import re
 from itertools import groupby
 
 import plots
+from bench import lengths
 from repository import ROOT
 from templates import TEMPLATES, render
 
-from fwlab.bench import lengths
 from fwlab.files import read_json
 from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
 TRAINING, BENCH, PEERS = "nanogpt-cpu", "bench-cpu", "peers-cpu"
-LENGTHS = "lengths-cpu"
+LENGTHS, BUSY = "lengths-cpu", "busy-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
@@ -148,10 +148,8 @@ def _decoding() -> dict | None:
 
 
 def _busy() -> dict | None:
-    run = _read(BENCH)
-    if not run or "busy" not in run:
-        return None
-    return {"rows": run["busy"], "file": BENCH, "run": run}
+    run = _read(BUSY)
+    return {"rows": run["busy"], "file": BUSY, "run": run} if run else None
 
 
 def _gpu() -> dict:

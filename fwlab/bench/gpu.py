@@ -180,6 +180,8 @@ def rows(case: Case, device: str, clock: Clock) -> list[Row]:
             reason = f"error unknown: {explain(error)}"
             return [row | {"reason": reason} for row in found.values()]
         for side, row in found.items():
+            if row["reason"]:
+                continue
             with _explained(row):
                 with _memory_of_nan():
                     got = once(case.sides[side], inputs, dy)
