@@ -110,4 +110,5 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target .venv/peer fla-core
 	touch $@

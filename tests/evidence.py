@@ -45,7 +45,6 @@ FAMILIES = {
     "aft": ("fwlab/ops/aft/", "tests/problems/aft.py"),
     "feedback": ("fwlab/ops/feedback/", "tests/problems/feedback.py"),
     "without kernels": (
-        "fwlab/ops/kimi/",
         "fwlab/ops/fwp/",
         "fwlab/ops/softmax/",
         "tests/problems/fwp.py",
@@ -137,14 +136,17 @@ PIECES: dict[str, Piece] = {
         ("fwlab/bench/gpu/*.py", "fwlab/ops/**/kernels.py", "tests/emulator/*.py"),
     ),
 }
-for _name in (
-    "linear", "delta", "kimi", "aft/simple", "aft/full", "aft/window", "programmer",
-    "softmax", "feedback_memory",
-):  # fmt: skip
-    _file = f"fwlab/ops/{_name}/naive.py"
-    PIECES["mutants-" + _name.replace("/", "-")] = Piece(
-        mutants=_file, also=(_file, *MUTANTS)
-    )
+#: The loops: a `naive.py`, or the pages of all rules of a recurrence.
+for _pattern in ("fwlab/ops/**/naive.py", "fwlab/ops/*/rules/[a-z]*.py"):
+    for _path in sorted(ROOT.glob(_pattern)):
+        _file = _path.relative_to(ROOT).as_posix()
+        _name = "-".join(_path.relative_to(ROOT / "fwlab/ops").parts[:-1])
+        _name = "mutants-" + _name.removesuffix("-rules")
+        _before = PIECES.get(_name, Piece())
+        PIECES[_name] = Piece(
+            mutants=f"{_before.mutants} {_file}".strip(),
+            also=(*MUTANTS, *_before.also, _file),
+        )
 PIECES |= {
     "mutants-features": Piece(
         mutants="fwlab/feature_maps.py", also=("fwlab/feature_maps.py", *MUTANTS)

@@ -1,6 +1,7 @@
 """Layers: forward, prefill and step agree."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -27,6 +28,7 @@ from fwlab.layers import (
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.short_convolution import ShortConvolution
 from fwlab.layers.transformer_xl import RelativeAttention
+from fwlab.ops.call.rule import Gate
 from problems import error, parts
 
 
@@ -325,8 +327,51 @@ def test_decays_per_channel_come_through_the_width_of_a_head():
     narrow, wide, _ = layer.to_alpha
     assert narrow.weight.shape == (4, 12) and wide.weight.shape == (3 * 8, 4)
     assert layer.log_rate.shape == (3,) and layer.alpha_bias.shape == (3, 8)
-    decay = layer._gates(torch.randn(2, 5, 12))["log_decay"]
+    record, x = RULES["kimi_delta"], torch.randn(2, 5, 12)
+    decay = layer._gates["log_decay"].of(layer, record, x, x)
     assert decay.shape == (2, 5, 3, 8) and (decay < 0).all()
+
+
+def test_a_gate_that_no_layer_makes(monkeypatch):
+    """It is refused at once, not at the first call."""
+    gates = {"beta": Gate("heads"), "pressure": Gate("heads")}
+    monkeypatch.setitem(RULES, "odd", replace(RULES["delta"], gates=gates))
+    with pytest.raises(ValueError, match="got 'pressure'; add how a layer makes it"):
+        FastWeightAttention(8, 2, rule="odd")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta_max": 3}, "beta_max to be above 0 and at most 2, got 3"),
+        ({"beta_max": "2"}, "beta_max to be above 0 and at most 2, got '2'"),
+        ({"rule": "sum", "beta_max": 2}, "beta_max=1 for rule 'sum'"),
+        ({"rule": "rwkv7", "beta_max": 2}, "beta_max=1 for rule 'rwkv7'"),
+        ({"steps": 2}, "steps to be 1 for rule 'delta', got 2"),
+        ({"rule": "delta_product", "steps": 0}, "steps to be at least 1, got 0"),
+        ({"steps": 1.5}, "steps to be an integer or None, got 1.5"),
+    ],
+)
+def test_options_that_do_not_fit_the_rule(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        FastWeightAttention(8, 2, **options)
+
+
+def test_a_head_can_turn_around_what_a_key_holds():
+    """With beta_max=2 a write of the opposite value is a reflection."""
+    torch.manual_seed(0)
+    layer = FastWeightAttention(8, 2, rule="gated_delta", beta_max=2)
+    with torch.no_grad():
+        layer.to_beta.weight.fill_(100)
+    x = torch.ones(1, 1, 8)
+    gate = layer._gates["beta"]
+    assert gate.of(layer, RULES["gated_delta"], x, x).allclose(torch.tensor(2.0))
+
+
+def test_steps_of_a_token_are_in_its_projections():
+    layer = FastWeightAttention(8, 2, rule="delta_product", steps=3)
+    assert layer.to_k.weight.shape == layer.to_v.weight.shape == (24, 8)
+    assert layer.to_beta.weight.shape == (6, 8)
 
 
 def test_one_key_is_overwritten():

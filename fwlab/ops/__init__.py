@@ -19,20 +19,34 @@ from fwlab.ops.aft import (
 )
 from fwlab.ops.call import choice
 from fwlab.ops.call.call import Operation
+from fwlab.ops.correcting.rules.comba import COMBA_RULE, comba_rule
 from fwlab.ops.correcting.rules.delta import (
     DELTA_RULE,
     DPFP_DELTA_RULE,
     delta_rule,
     dpfp_delta_rule,
 )
+from fwlab.ops.correcting.rules.delta_product import (
+    DELTA_PRODUCT,
+    delta_product,
+)
 from fwlab.ops.correcting.rules.gated_delta import (
     GATED_DELTA_RULE,
     gated_delta_rule,
+)
+from fwlab.ops.correcting.rules.gated_delta_2 import (
+    GATED_DELTA_RULE_2,
+    gated_delta_rule_2,
+)
+from fwlab.ops.correcting.rules.implicit_delta import (
+    IMPLICIT_DELTA_RULE,
+    implicit_delta_rule,
 )
 from fwlab.ops.correcting.rules.kimi import (
     KIMI_DELTA_RULE,
     kimi_delta_rule,
 )
+from fwlab.ops.correcting.rules.rwkv7 import RWKV7_RULE, rwkv7_rule
 from fwlab.ops.feedback import (
     FEEDBACK,
     FeedbackState,
@@ -58,6 +72,11 @@ __all__ = [
     "dpfp_delta_rule",
     "gated_delta_rule",
     "kimi_delta_rule",
+    "gated_delta_rule_2",
+    "comba_rule",
+    "implicit_delta_rule",
+    "delta_product",
+    "rwkv7_rule",
     "softmax_attention",
     "aft_simple",
     "aft_full",
@@ -89,6 +108,11 @@ TABLE: dict[str, Operation] = {
         DPFP_DELTA_RULE,
         GATED_DELTA_RULE,
         KIMI_DELTA_RULE,
+        GATED_DELTA_RULE_2,
+        COMBA_RULE,
+        IMPLICIT_DELTA_RULE,
+        DELTA_PRODUCT,
+        RWKV7_RULE,
         SOFTMAX_ATTENTION,
         AFT_SIMPLE,
         AFT_FULL,

@@ -88,6 +88,8 @@ def rows(
             partial(make, record=record, normalize=normalize, options=options),
             partial(large, record=record, options=options),
             small=small,
+            # With more inputs, both keep more of them.
+            ratio=4 if len(record.gates) < 3 else 2,
         )
     return made
 

@@ -42,8 +42,9 @@ class Group:
     last one.
     """
 
-    #: Whether errors are written, in place of values.
-    corrects = False
+    #: Whether errors are written, in place of values; and whether they
+    #: are those of the memory before it fades.
+    corrects, early = False, False
 
     def __init__(
         self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
@@ -59,7 +60,7 @@ class Group:
         self.R = self.cut(q, k if self.by_key else ask)
         self.K = self.R[:, chunk:] if self.by_key else self.cut(k)
         self.V, self.s = self.cut(v), self.cut(strength)
-        self.fade = decays.of(decay, self.steps, *self.kind)
+        self.fade = decays.of(decay, self.steps, *self.kind, self.early)
         self.scores = self.fade.scores(self.R, self.K)
         #: $P$ and, as they read the state before, the rows: $\gamma R$.
         self.P, self.old = self.scores.P, self.fade.of_state(self.R)
@@ -265,7 +266,7 @@ def one_step(
     strength: Tensor | None,
     ask: Tensor | None,
     W: Tensor,
-    corrects: bool,
+    Kind: type[Group],
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """(c0) or (d0) as products of matrices with single rows.
 
@@ -282,8 +283,9 @@ def one_step(
     q, k, v, d, s, a = rows
     S, asked = S if d is None else d * S, None
     # The delta rules write the error.
-    if corrects:
-        v = torch.baddbmm(v, k if a is None else a, S.mT, alpha=-1)
+    if Kind.corrects:
+        old = W.flatten(0, 1) if Kind.early else S
+        v = torch.baddbmm(v, k if a is None else a, old.mT, alpha=-1)
     elif a is not None:
         asked = _row(torch.bmm(a, S.mT), W)
     u = v if s is None else s * v
@@ -313,7 +315,7 @@ def remember(
     keep = autograd.will_go_back(*given)
     # A text is generated step by step.
     if q.shape[1] == 1 and not keep:
-        return one_step(*given, Kind.corrects)
+        return one_step(*given, Kind)
     return Memory.apply(*given, Kind, keep)
 
 

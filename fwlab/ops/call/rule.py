@@ -79,6 +79,8 @@ class Rule(Operation):
     - `feature_map`: the class of the feature map.
     - `key_norm`: "sum", "l2" or None.
     - `normalize`: whether it divides by $z$.
+    - `with_decay`, `with_dpfp`: the functions that compute it with a
+      decay, or make DPFP features themselves; None = its own.
     """
 
     gates: Mapping[str, Gate] = field(default_factory=dict)
@@ -92,6 +94,8 @@ class Rule(Operation):
     feature_map: Callable[[], FeatureMap] = Identity
     key_norm: str | None = None
     normalize: bool = False
+    with_decay: str | None = None
+    with_dpfp: str | None = None
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -163,7 +167,8 @@ class Rule(Operation):
         - `features`: maps `q` and `k` to features that are `wider`
           times as wide. A kernel does this itself, using the `options`.
         """
-        group = checks.group(self.name, q, k)
+        one = k[:, :, 0] if self.steps and _has_steps(k) else k
+        group = checks.group(self.name, q, one)
         x: dict[str, Any] = {"q": q, "k": k, "v": v}
         x |= {
             name: gate
@@ -328,6 +333,11 @@ class Rule(Operation):
                 "normalize=False, got a NormalizedState (W, z)"
             )
         return call.start(lambda W: W, state, {"": W})
+
+
+def _has_steps(k: Any) -> bool:
+    """Whether the first step of each token can be looked at."""
+    return isinstance(k, Tensor) and k.dim() == 5 and k.shape[2] > 0
 
 
 def last_steps(y: Tensor, time: int) -> Tensor:

@@ -4,7 +4,6 @@ from typing import Any
 
 from fwlab.ops.additive import too_wide
 from fwlab.ops.call import fla, gpu
-from fwlab.ops.call.call import Variants
 from fwlab.ops.correcting import chunked, efficient
 
 
@@ -20,12 +19,8 @@ def _refuses(
 
 
 PLAIN: dict[str, Any] = {
-    "chunked": Variants(
-        chunked.correcting, chunked.normalized_correcting
-    ),
-    "efficient": Variants(
-        efficient.correcting, efficient.normalized_correcting
-    ),
+    "chunked": chunked.correcting,
+    "efficient": efficient.correcting,
 }
 FORMS: dict[str, Any] = {
     **PLAIN,

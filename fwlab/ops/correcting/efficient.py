@@ -1,7 +1,7 @@
-r"""# The delta rules in chunks, with gradients by hand
+r"""# The correcting recurrence in chunks, with gradients by hand
 
-In chunks, a delta rule is an additive rule that writes *errors* in
-place of values. All that is left to do here is the triangular system of
+In chunks, a rule that corrects is an additive rule that writes *errors*
+in place of values. All that is left to do here is the triangular system of
 (d1), for the errors $E = V - \bar V$ themselves; the rest is the
 efficient version of the additive rules, with $U = \beta E$. With
 $L = \mathrm{stril}(\bar K K^\top) \odot \Gamma$:
@@ -9,7 +9,7 @@ $L = \mathrm{stril}(\bar K K^\top) \odot \Gamma$:
 $$(I + L \beta)\, E = V - \gamma \bar K W^\top \tag{d4}$$
 
 where $\beta$ scales columns. The rows $\bar K$, by which the memory is
-queried, are the keys. With attention normalisation, Eq. 27 divides what
+queried, are the keys that ask: $R$ of (d0). With attention normalisation, Eq. 27 divides what
 is retrieved by $z_{i-1} \cdot \phi(k_i)$. That is to query with
 $\bar k_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$, and to write with
 $\phi(k_i)$ as before.
@@ -46,8 +46,9 @@ class Errors(Group):
         """The matrix of (d4) and its inverse: they need no state."""
         super().__init__(*given)
         self.L, self.K_bar = self.P[:, self.C :], self.old[:, self.C :]
-        self.X = inverse(self.L * self.s.mT)
-        self.bX = self.s * self.X
+        s = self.s
+        self.X = inverse(self.L if s is None else self.L * s.mT)
+        self.bX = self.strong(self.X)
 
     def write(self, S: Tensor) -> Tensor:
         r"""$U = \beta E$ and the state, one chunk after the other."""
@@ -104,16 +105,32 @@ class Errors(Group):
         return torch.cat([G, -dV], 1), dV  # (d8)
 
 
+class EarlyErrors(Errors):
+    """The same for errors of the memory before it fades."""
+
+    early = True
+
+
 def correcting(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
-    strength: Tensor,
+    strength: Tensor | None,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Arguments and results of the chunked version."""
-    y, _, W = remember(q, k, v, decay, strength, W, Kind=Errors)
+    z: Tensor | None = None,
+    ask: Tensor | None = None,
+    early: bool = False,
+) -> tuple[Tensor, ...]:
+    """Arguments and results of the chunked version.
+
+    `early` needs a decay per key channel.
+    """
+    if z is not None:
+        inputs = (q, k, v, decay, strength, W, z, ask)
+        return normalized_correcting(*inputs)
+    Kind = EarlyErrors if early else Errors
+    y, _, W = remember(q, k, v, decay, strength, W, ask=ask, Kind=Kind)
     return y, W
 
 
@@ -122,10 +139,10 @@ def normalized_correcting(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
-    strength: Tensor,
+    strength: Any,
     W: Tensor,
     z: Tensor,
-    ask: Tensor,
+    ask: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""The sums with $z$ are a sum rule of their own.
 

@@ -23,16 +23,22 @@ from fwlab.ops.parts import chunks
 
 
 def of(
-    decay: Tensor | None, steps: slice, chunk: int, dtype: torch.dtype
+    decay: Tensor | None,
+    steps: slice,
+    chunk: int,
+    dtype: torch.dtype,
+    early: bool = False,
 ) -> Any:
     """The decays of one group of chunks.
 
     - `decay`: `[batch, time, heads, 1 or key]`, 0 to 1; None = 1.
+    - `early`: rows that ask read the memory before it fades; only with
+      a decay per key channel.
     """
     if decay is None:
         return NoDecay()
     d = chunks.split([decay[:, steps]], chunk, dtype, fill=1)
-    return Decay(d) if d.shape[-1] == 1 else ChannelDecay(d)
+    return Decay(d) if d.shape[-1] == 1 else ChannelDecay(d, early)
 
 
 class NoDecay:
@@ -201,13 +207,16 @@ class ChannelDecay(NoDecay):
     All products of decays are formed. (With quotients $\Gamma_{ij} =
     \gamma_i / \gamma_j$ this would be a matrix product, but it would
     overflow at the first strong decay.)
+
+    With `early`, what step $i$ asks is read at the end of step $i - 1$:
+    as a row of that step, so no decay is ever divided out.
     """
 
     forgets = True
 
     # As in `Decay`, with one product of decays per key channel.
-    def __init__(self, d: Tensor):
-        self.d, C = d, d.shape[1]
+    def __init__(self, d: Tensor, early: bool = False):
+        self.d, self.early, C = d, early, d.shape[1]
         later = d.new_ones(C, C).triu(1)[..., None]
         rows = (d[:, None] * later).add_(1 - later).cumprod_(2)
         #: $\Gamma$ `[n, i, j, key]`, with ones above the diagonal.
@@ -216,7 +225,26 @@ class ChannelDecay(NoDecay):
         self.state_left, self.left = self.gamma[:, -1:], rows[:, :, -1]
         self.between: Tensor | None = None
 
-    of_state, at_end, carry = Decay.of_state, Decay.at_end, Decay.carry
+    at_end, carry = Decay.at_end, Decay.carry
+
+    # $\gamma R$, for one or two sets of rows at once.
+    def of_state(self, R: Tensor) -> Tensor:
+        rows = halves(R, self.d)
+        if not self.early:
+            return (rows * self.gamma[:, None]).flatten(1, 2)
+        asking = rows[:, 1].clone()
+        asking[:, 1:] *= self.gamma[:, :-1]
+        return torch.cat([rows[:, 0] * self.gamma, asking], 1)
+
+    def moved(self, rows: Tensor, by: int) -> Tensor:
+        """Rows `[n, 1 or 2, C, _]`, those that ask earlier by a step, or
+        with `by` = 1 later.
+        """
+        if not self.early:
+            return rows
+        asking = rows[:, 1].roll(by, 1)
+        asking[:, min(by, 0)] = 0
+        return torch.stack([rows[:, 0], asking], 1)
 
     # $P$ with the decays inside the products.
     def scores(self, R: Tensor, K: Tensor) -> Scores:
@@ -240,7 +268,8 @@ class ChannelDecay(NoDecay):
         # reader i.
         pairs = upto.mT[:, :, None] * upto.tril(-1)[:, None]
         total = pairs.flatten(1) @ self.between.flatten(1, 2)
-        total += upto.mT @ (self.gamma * halves(read, self.d).sum(1))
+        rows = self.moved(halves(read, self.d), -1).sum(1)
+        total += upto.mT @ (self.gamma * rows)
         total += upto.tril(-1) @ (self.left * written)
         total += self.state_left * (S * after).sum(-2, True)
         return torch.where(self.d == 0, 0, total / self.d)
@@ -256,17 +285,19 @@ class _ChannelScores(Scores):
         #: Step i sees the faded keys `[n, i, j, key]`.
         self.faded = fade.inside * K[:, None]
         #: All rows of step i, `[n, i, 1 or 2, key]`.
-        self.rows = halves(R, K).transpose(1, 2)
-        P = (self.rows @ self.faded.mT).transpose(1, 2)
+        self.rows = fade.moved(halves(R, K), -1).transpose(1, 2)
+        P = fade.moved((self.rows @ self.faded.mT).transpose(1, 2), 1)
         self.P = lower(P.reshape(len(R), -1, C))
 
     # The two products of the forward pass, each with one factor
     # replaced by the gradient. `between` includes the decays: see
     # `ChannelDecay.gradient`.
     def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
-        dP = halves(lower(dP), self.K).transpose(1, 2)
-        halves(dR, self.K).add_((dP @ self.faded).transpose(1, 2))
+        fade = self.fade
+        dP = fade.moved(halves(lower(dP), self.K), -1).transpose(1, 2)
+        dR_rows = (dP @ self.faded).transpose(1, 2)
+        halves(dR, self.K).add_(fade.moved(dR_rows, 1))
         # `[n, i, j, key]`: the gradient of the faded keys.
-        share = (dP.mT @ self.rows).mul_(self.fade.inside)
+        share = (dP.mT @ self.rows).mul_(fade.inside)
         dK += share.sum(1)
-        self.fade.between = share.mul_(self.K[:, None])
+        fade.between = share.mul_(self.K[:, None])

@@ -135,6 +135,8 @@ DELTA_RULE = Rule(
     benchmarks=((1024, 64), (4096, 64)),
     feature_map=DPFP,
     key_norm="sum",
+    with_decay="gated_delta_rule",
+    with_dpfp="dpfp_delta_rule",
 )
 DPFP_DELTA_RULE = replace(
     DELTA_RULE,
