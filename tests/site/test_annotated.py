@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from built import ROOT, some, until
+from built import ROOT, asks, some, until
 from test_build import MODULES, PACKAGE
-from test_pages import RAW, RED, WIDTH
+from test_pages import WIDTH
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import annotated
@@ -587,7 +587,7 @@ def test_notes_stand_beside_their_code(look, address, sources):
               .map((e) => e.textContent).filter((c) => /^[Α-ωϕϵϑ]$/u.test(c))"""
         )
         assert {c for c in letters if f" {c}" not in known} == set(), page
-        assert tab.evaluate(RAW) + tab.evaluate(RED) == [], page
+        assert tab.evaluate(asks.RAW) + tab.evaluate(asks.RED) == [], page
         tab.set_viewport_size({"width": 390, "height": 844})
         assert tab.evaluate(WIDTH) <= 390, page
         tab.set_viewport_size({"width": 1440, "height": 900})
