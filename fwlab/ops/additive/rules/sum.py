@@ -214,6 +214,13 @@ def sum_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Two values under one key; the second time you read their mean.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.sum_rule(k, k, v).flatten()
+        tensor([4., 6.])
+
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); equation
     numbers from Schlag et al. 2021 (arXiv:2102.11174).
     """

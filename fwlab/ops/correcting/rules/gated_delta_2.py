@@ -118,6 +118,17 @@ def gated_delta_rule_2(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Without erasing, the second value is added.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> none = torch.zeros_like(k)
+        >>> y = ops.gated_delta_rule_2(
+        ...     k, k, v, none, torch.ones_like(v), none
+        ... )
+        >>> y.flatten()
+        tensor([ 4., 12.])
+
     Source: Gated DeltaNet 2, 2026 (arXiv:2605.22791).
     """
     return GATED_DELTA_RULE_2(

@@ -97,6 +97,14 @@ def implicit_delta_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    With a key of length 1 and `beta` of 1, half of the error is written.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> one = torch.ones(1, 2, 1)
+        >>> ops.implicit_delta_rule(k, k, v, one).flatten()
+        tensor([2., 5.])
+
     Source: Liu et al. 2024, Longhorn (arXiv:2407.14207).
     """
     return IMPLICIT_DELTA_RULE(
