@@ -2,8 +2,8 @@ r"""# The delta rule, one step at a time
 
 The sum rule can only add: two values written under one key are read
 back as a mixture. The delta rule first looks up what the key already
-holds, and then writes the *difference*. Here `k` and `q` are already features, $\phi(k)$ and
-$\phi(q)$. Equation numbers are those of
+holds, and then writes the *difference*. Here `k` and `q` are already
+features, $\phi(k)$ and $\phi(q)$. Equation numbers are those of
 [Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
 
 The loops are the specification, in float32 at least. Nothing else is

@@ -26,7 +26,7 @@ from fwlab.ops.correcting.rules.delta import read, steps
 def replace(
     W: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor
 ) -> Tensor:
-    r"""Remove what some channels of the key hold, write some of the value:
+    r"""Remove what some key channels hold, write some of the value:
 
     $$W_i = \tilde W_i + \big(w_i \odot v_i
       - \tilde W_i\,(e_i \odot k_i)\big) \otimes k_i \tag{n5}$$
@@ -96,7 +96,7 @@ def gated_delta_rule_2(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Fade, erase and write, each channel by a gate of its own; then read.
+    r"""Fade, erase and write, channel by channel; then read.
 
     $\tilde W_t = W_{t-1}\, \mathrm{diag}(e^{\text{log\_decay}_t})$,
     $W_t = \tilde W_t + \big(\text{write}_t \odot v_t
