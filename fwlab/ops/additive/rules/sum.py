@@ -3,8 +3,7 @@ r"""# The sum rule, one step at a time
 Drop the softmax from attention, and the growing list of keys and values
 becomes one matrix $W$: a memory that adds up outer products. Here `k`
 and `q` are already features, $\phi(k)$ and $\phi(q)$. Equation numbers
-are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
+are those of [Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
 
 The loops are the specification, in float32 at least. Nothing else is
 computed with them.
@@ -207,14 +206,21 @@ def sum_rule(
       `state` has `documents` in place of `batch`. The values are read
       on the host, which waits for a GPU unless the tensor is on the
       CPU.
-    - `state`: the state that an earlier call returned; None = zeros.
-      The tensor `W` `[batch, heads, value, key]`, or with `normalize` a
+    - `state`: the state that an earlier call returned; None = zeros. The
+      tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
       or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Two values under one key; the second answer is their mean.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.sum_rule(k, k, v).flatten()
+        tensor([4., 6.])
 
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); equation
     numbers from Schlag et al. 2021 (arXiv:2102.11174).

@@ -206,6 +206,13 @@ def delta_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Of two values under one key, the last wins.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.delta_rule(k, k, v, torch.ones(1, 2, 1)).flatten()
+        tensor([4., 8.])
+
     Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), section
     4.2 and appendix A.1.
     """
@@ -256,6 +263,14 @@ def dpfp_delta_rule(
     - `state`: `W` `[batch, heads, value, 2 * d * nu]`, or None.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Queries and keys are not features yet.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> one = torch.ones(1, 2, 1)
+        >>> ops.dpfp_delta_rule(k, k + 1, v, one).shape
+        torch.Size([1, 2, 1, 1])
 
     Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174).
     """
