@@ -287,7 +287,10 @@ def _beside_rows(folder: str, file: Source, left: list[Source]) -> list[str]:
         shared = {
             index: len(tags & others) / len(tags | others)
             for index, others in functions(source).items()
-            if index and tags & others
+            if index
+            and tags & others
+            # Neither a record nor the function that only calls it.
+            and source.rows[index].name.lower() not in TABLE
         }
         return max(shared, key=shared.__getitem__) if shared else None
 

@@ -34,6 +34,11 @@ USUAL = {
 #: The mixers of the question why, with as many settings each.
 COMPARED = ("delta", "gated", "fwp", "gated-delta", "sum")
 OTHER_LR = (2e-3, 4e-3)
+#: Those that only the whole grid has.
+OTHERS = (
+    *("transformer-xl", "kimi-delta", "aft-simple", "aft-full", "aft-local"),
+    *("aft-conv", "feedback", "feedback-shared"),
+)
 
 
 def points(quick: bool) -> list[Point]:
@@ -50,7 +55,7 @@ def points(quick: bool) -> list[Point]:
     found += [setting("delta", map="identity"), setting("gated-delta", map="dpfp")]
     found += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
     if not quick:
-        found += [setting(mixer) for mixer in MIXERS if setting(mixer) not in found]
+        found += [setting(mixer) for mixer in OTHERS]
         found += [setting("gated", map="dpfp")]
         for mixer in COMPARED:
             found += [setting(mixer, block=256), setting(mixer, carry=1)]

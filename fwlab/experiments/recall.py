@@ -20,7 +20,7 @@ from fwlab.experiments import charts
 from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
-from fwlab.models import MIXERS, LanguageModel
+from fwlab.models import LanguageModel
 from fwlab.plots import FAST, FEATURES, OTHER, SERIES, TRAINED, WRONG
 
 #: A mixer, and its features: "own", or "dpfp-1" instead.
@@ -68,7 +68,9 @@ FULL = Grid(
     *(2, 128, 1000, (5e-3, 2e-2), (4, 8, 16, 32), (2, 1, 4, 8), 16, (4, 16)),
     names=(
         *RULES,
-        *((mixer, "own") for mixer in MIXERS if (mixer, "own") not in RULES),
+        *(SOFTMAX, ("transformer-xl", "own"), ("fwp", "own")),
+        *(("aft-simple", "own"), ("aft-full", "own"), ("aft-local", "own")),
+        *(("aft-conv", "own"), ("feedback", "own"), ("feedback-shared", "own")),
     ),
 )
 
