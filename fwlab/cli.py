@@ -1,4 +1,6 @@
-"""The command line: `fwlab info`, `train`, `train-pair`, `generate`, `export-web`, `bench`, `reproduce`."""
+"""The command line: `fwlab train`, `plot`, `generate`, `info`, `bench`,
+`exercises` and `reproduce`.
+"""
 
 import os
 import shlex
@@ -18,8 +20,6 @@ from tyro.conf import Positional, arg
 from fwlab import training
 from fwlab.data import CorpusError
 from fwlab.files import destination, replacing, write_json
-from fwlab.provenance import provenance
-from fwlab.training.pair import PairConfig, pair_result
 from fwlab.training.plan import describe, plan, vocabulary_size
 from fwlab.training.presets import PRESETS
 from fwlab.training.session import run_in, silence
@@ -87,28 +87,6 @@ def _preset(arguments: list[str]) -> training.Config:
 
 
 @app.command
-def train_pair(
-    config: Annotated[PairConfig, arg(name="")], out: Path | None = None
-) -> None:
-    """Train one of the two models on the home page of the site.
-
-    They differ in nothing but the rule: sum or delta.
-
-    Args:
-        config: The run.
-        out: Folder for RULE.safetensors and result.json; default:
-            runs/pair-RULE.
-    """
-    out = out or Path("runs", f"pair-{config.rule}")
-    weights, about = out / f"{config.rule}.safetensors", out / "result.json"
-    for path in (weights, about):
-        destination(path)
-    result = pair_result(config, weights)
-    write_json(about, result | provenance(_command()))
-    print(f"right: {result['right']}, {result['seconds']:.0f} s\n{out}")
-
-
-@app.command
 def plot(runs: Positional[tuple[Path, ...]], /, out: Path = Path("curves.svg")) -> None:
     """Draw the losses of runs, while they train or afterwards.
 
@@ -159,20 +137,6 @@ def generate(
         raise ValueError(f"expected a prompt of at least one {one}, got {prompt!r}")
     text = loaded.model.eval().generate(tokens, length, temperature, top_k, seed)
     print(loaded.characters.decode(text[0]))
-
-
-@app.command
-def export_web(checkpoint: Positional[Path], out: Positional[Path], /) -> None:
-    """Export a trained model for the live figure of the site.
-
-    Args:
-        checkpoint: A folder or a file that fwlab train has written, with
-            mixer delta or sum.
-        out: The file to write.
-    """
-    destination(out)
-    size = training.export_web(out, training.load(checkpoint))
-    print(f"{out}: {size:,} bytes")
 
 
 @app.command

@@ -740,8 +740,6 @@ print(during, before.mib())
         (["train", "--steps", "1" + "0" * 32], "steps to be at most"),
         (["train", "--layers", "1" + "0" * 9], "layers to be at most 10,000"),
         (["train", "--corpus", os.devnull], "to be a file or a folder"),
-        (["train-pair", "--steps", "0", "--out", "."], "steps to be at least 1"),
-        (["train-pair", "--lr", "1e30", "--out", "."], "step 2 is not finite"),
         (["train", "--d-ff", "0"], "d_ff to be at least 1, got 0"),
         (["train", "--device", "tpu"], "got 'tpu'"),
         (["train", "--device", "meta"], "got 'meta'"),

@@ -2,7 +2,6 @@
 
 from fwlab.data.characters import Characters
 from fwlab.data.corpus import CORPORA, CorpusError, corpus, splits
-from fwlab.data.moves import Moves, moves
 from fwlab.data.numbers import number_words
 from fwlab.data.packing import Packed, packed, packed_rows
 from fwlab.data.programs import Programs, programs
@@ -15,7 +14,6 @@ __all__ = [
     "CORPORA",
     "Characters",
     "CorpusError",
-    "Moves",
     "Packed",
     "Part",
     "Programs",
@@ -25,7 +23,6 @@ __all__ = [
     "Tokens",
     "Words",
     "corpus",
-    "moves",
     "number_words",
     "packed",
     "packed_rows",

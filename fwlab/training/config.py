@@ -28,23 +28,18 @@ KINDS: dict[Any, tuple[str, Any]] = {
     str | None: ("a string or None", str | None),
 }
 
-#: Of the configurations of all trainings.
 AT_LEAST_0 = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps")
 AT_LEAST_1 = (
     "layers",
     "heads",
     "d_model",
     "d_ff",
-    "conv_size",
-    "people",
-    "sentences",
     "block",
     "batch",
     "accumulate",
     "steps",
     "eval_every",
     "eval_windows",
-    "eval_texts",
     "log_every",
 )
 #: Layers are made one after the other before their memory is known.
