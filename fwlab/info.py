@@ -49,10 +49,10 @@ def _assembler() -> str:
 
 def _fla() -> str:
     """The version of flash-linear-attention."""
-    found = fla.version()
-    return (
-        f"flash-linear-attention {compiler.said(found)}" if found else ("not installed")
-    )
+    version = fla.version()
+    if not version:
+        return "not installed"
+    return f"flash-linear-attention {compiler.said(version)}"
 
 
 def _usable(op: str) -> str:

@@ -46,8 +46,8 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
             f"expected the mixer of the model to be {known} for the live figure, "
             f"got {config.mixer}"
         )
-    characters = checkpoint.characters
-    if not isinstance(characters, Characters):
+    vocabulary = checkpoint.vocabulary
+    if not isinstance(vocabulary, Characters):
         raise CheckpointError(
             "expected a model of characters for the live figure, got one of words"
         )
@@ -56,7 +56,7 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
         "layers": config.layers,
         "heads": config.heads,
         "d_model": config.d_model,
-        "alphabet": characters.alphabet,
+        "alphabet": vocabulary.alphabet,
         "steps": checkpoint.step,
         "validation_loss": checkpoint.curve[-1][-1] if checkpoint.curve else None,
     }

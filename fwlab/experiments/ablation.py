@@ -7,7 +7,8 @@ from math import inf, log
 
 from matplotlib.figure import Figure
 
-from fwlab.experiments import charts, text
+from fwlab import plots
+from fwlab.experiments import text
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.models import Mixer
@@ -119,10 +120,8 @@ def above(losses: list[float | None], without: float) -> list[float | None]:
 
 def draw(points: list[Point]) -> Figure:
     tables = _tables(points)
-    figure = Figure(
-        figsize=(charts.WIDTH, 2.0 * len(tables) + 0.6), layout="constrained"
-    )
-    axes = figure.subplots(len(tables), 1, sharex=True, squeeze=False)[:, 0]
+    count = len(tables)
+    figure, axes = plots.panels(2.0 * count + 0.6, count, sharex=True)
     for ax, (corpus, map) in zip(axes, tables, strict=True):
         without = median_loss(_variant(points, corpus, map, (0, 0)))
         ours = {
@@ -131,17 +130,16 @@ def draw(points: list[Point]) -> Figure:
             )
             for each, name in NAMES.items()
         }
-        charts.rows(ax, ours, FAST, "o", "ours")
+        plots.rows(ax, ours, FAST, "o", "ours")
         for i, (marker, split) in enumerate((("x", "valid"), ("+", "test"))):
             theirs = {
                 name: above([log(PUBLISHED[each][i])], log(PUBLISHED[0, 0][i]))
                 for each, name in NAMES.items()
             }
-            charts.rows(ax, theirs, INK, marker, f"published, {split}")
+            plots.rows(ax, theirs, INK, marker, f"published, {split}")
         ax.set_title(f"{CORPORA[corpus]}, {MAPS[map]}")
     axes[-1].set_xlabel("loss above that with neither, %")
-    handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper left", ncols=3)
+    plots.legend(figure, axes[0], 3)
     return figure
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from fwlab import plots
 from fwlab.data.retrieval import law
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, listed, select
 from fwlab.experiments.retrieval import EPSILON, SOLVED, Retriever, d_dot, train
 from fwlab.plots import INK, OTHER, SERIES, TRAINED, WRONG
 
@@ -128,7 +128,7 @@ def _within(points: list[Point]) -> list[Claim]:
     """The published capacities."""
     found = []
     for name, limit in SOLVED_UP_TO.items():
-        losses = medians(select(points, map=name), "S", "loss")
+        losses = plots.medians(select(points, map=name), "S", "loss")
         mine = {S: loss for S, loss in losses.items() if limit >= S}
         wanted = [S for S in _SIZES + _LARGER if limit >= S]
         good = [S for S in mine if mine[S] <= SOLVED]
@@ -146,7 +146,7 @@ def _within(points: list[Point]) -> list[Claim]:
 
 
 def _anchors(points: list[Point]) -> list[Claim]:
-    losses = medians(select(points, map="linear"), "S", "loss")
+    losses = plots.medians(select(points, map="linear"), "S", "loss")
     found = []
     for S in (80, 100, 200):
         wanted, mine = PUBLISHED["linear"][S], losses.get(S)
@@ -168,14 +168,14 @@ def _quick(points: list[Point]) -> list[Claim]:
         mine = select(points, map=name)
         features = mine[0]["d_dot"] if mine else None
         inside = [p for p in mine if features is None or 2 * p["S"] <= features]
-        losses = medians(inside, "S", "loss")
+        losses = plots.medians(inside, "S", "loss")
         limit = SOLVED if features is None else 0.05
         end = "throughout" if features is None else f"up to half of {features} keys"
         found.append(
             Claim(
                 f"{LOOKS[name][0]}: loss of {limit} or less {end}",
                 f"{limit} (ours)" if features else f"{limit}",
-                charts.listed(losses, ".4f"),
+                listed(losses, ".4f"),
                 all(x <= limit for x in losses.values()) if losses else None,
             )
         )
@@ -187,7 +187,7 @@ def _beyond(points: list[Point]) -> Claim:
     off: dict[tuple[str, Any], float] = {}
     for name in ("linear", "dpfp-1", "dpfp-2", "dpfp-3"):
         mine = [p for p in select(points, map=name) if p["S"] > 1.1 * p["d_dot"]]
-        for S, loss in medians(mine, "S", "loss").items():
+        for S, loss in plots.medians(mine, "S", "loss").items():
             off[name, S] = loss - law(S, mine[0]["d_dot"])
     worst = max(off, key=lambda each: abs(off[each]), default=None)
     text = "–"
@@ -206,7 +206,7 @@ def _beyond(points: list[Point]) -> Claim:
 
 def draw(points: list[Point]) -> Figure:
     names = [name for name in LOOKS if select(points, map=name)]
-    figure, axes = charts.grid(len(names))
+    figure, axes = plots.grid(len(names))
     full = points[0]["d_key"] == 64
     largest = _LARGER[-1] if full else max(p["S"] for p in points)
     for ax, name in zip(axes, names, strict=True):
@@ -223,9 +223,9 @@ def draw(points: list[Point]) -> Figure:
                 linewidth=1.2,
                 linestyle=(0, (4, 2)),
             )
-        charts.series(ax, mine, color, "o", "-")
+        plots.series(ax, mine, color, "o", "-")
         if full:
-            charts.published(ax, PUBLISHED[name], color)
+            plots.published(ax, PUBLISHED[name], color)
         ax.set_title(title)
         ax.set(ylim=(-0.02, 0.54), yticks=[0, 0.25, 0.5])
     for ax in axes[::2]:
@@ -235,7 +235,7 @@ def draw(points: list[Point]) -> Figure:
     entries = [("o", "-", "ours: median, seeds"), ("", (0, (4, 2)), "law")]
     if full:
         entries.insert(1, ("x", "none", "published"))
-    charts.key(figure, entries)
+    plots.key(figure, entries)
     return figure
 
 

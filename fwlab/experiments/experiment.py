@@ -1,9 +1,7 @@
 """What an experiment is: points to run, and what their numbers say."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
-from statistics import median
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -67,18 +65,35 @@ def select(points: Iterable[Point], **wanted: Any) -> list[Point]:
     return [p for p in points if all(p[k] == v for k, v in wanted.items())]
 
 
-def medians(
-    points: Iterable[Point], x: str, y: str, finite: bool = True
-) -> dict[Any, float]:
-    """The median of `y` over seeds, for each `x` in order.
+def numbers_claim(
+    text: str,
+    source: str,
+    numbers: Sequence[float | None],
+    holds: Callable[..., bool],
+    spec: str = ".3f",
+    between: str = " against ",
+    unit: str = "",
+) -> Claim:
+    """A claim about one number, or about a few that are compared.
 
-    A seed that diverged has no `y`, and counts as infinite.
-
-    - `finite`: leave out infinite medians.
+    - `text`, `source`: as in `Claim`.
+    - `numbers`: what came out; None = not yet run.
+    - `holds`: takes all numbers, and says whether the claim holds.
+    - `spec`, `between`, `unit`: how numbers are written, what is written
+      between two, and after the last one.
     """
-    groups: dict[Any, list[float]] = {}
-    for point in points:
-        value = inf if point[y] is None else point[y]
-        groups.setdefault(point[x], []).append(value)
-    middle = {at: median(groups[at]) for at in sorted(groups)}
-    return {at: value for at, value in middle.items() if isfinite(value) or not finite}
+    known = [x for x in numbers if x is not None]
+    listed = between.join(f"{x:{spec}}" for x in known)
+    complete = len(known) == len(numbers)
+    return Claim(
+        text,
+        source,
+        f"{listed}{unit}" if known else "–",
+        holds(*known) if complete else None,
+    )
+
+
+def listed(found: Mapping[Any, float], spec: str, x: str = "S") -> str:
+    """Numbers by `x`, as text."""
+    every = [f"{value:{spec}} ({x} = {at})" for at, value in found.items()]
+    return ", ".join(every) or "–"

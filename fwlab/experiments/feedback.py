@@ -4,12 +4,14 @@ A model reads tokens, and answers at those that have a label.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab.experiments.fit import fit
 from fwlab.models import LanguageModel
 
 #: Tokens and labels, `[batch, time]`; a label of -1 asks for nothing.
@@ -26,26 +28,9 @@ class Score(NamedTuple):
 def train(
     model: LanguageModel, draw: Callable[[int], Batch], steps: int, rate: float
 ) -> Iterator[int]:
-    """Train on new sequences in every step.
-
-    - `draw`: makes the batch of a step, counted from 0.
-    - `rate`: the highest learning rate, after a warm-up of a tenth of the
-      steps; then it falls to 0 along a cosine.
-    - Returns an iterator over the optimiser steps, counted from 1, that
-      takes one step per item.
-    """
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, steps, pct_start=0.1, cycle_momentum=False
-    )
-    for step in range(steps):
-        loss = loss_of(model, draw(step))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        yield step + 1
+    """Train on new sequences in every step, as `fit` does."""
+    adam = partial(torch.optim.Adam, betas=(0.9, 0.98))
+    return fit(model, draw, loss_of, steps, rate, optimizer=adam)
 
 
 def answers(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

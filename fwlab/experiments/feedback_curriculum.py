@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from fwlab import plots
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
-from fwlab.experiments import charts, feedback
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments import feedback
+from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.feedback_variables import test_rng
 from fwlab.layers import FeedbackTransformer
 from fwlab.models import LanguageModel
@@ -143,7 +144,7 @@ COSTS = {
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    chains = medians(points, "way", "chain", finite=False)
+    chains = plots.medians(points, "way", "chain", finite=False)
     scratch, *others = WAYS
     return [
         _shorter(way, chains.get(way), scratch, chains.get(scratch)) for way in others
@@ -163,8 +164,7 @@ def _shorter(way: str, ours: float | None, than: str, theirs: float | None) -> C
 
 
 def draw(points: list[Point]) -> Figure:
-    figure = Figure(figsize=(charts.WIDTH, 4.8), layout="constrained")
-    axes = figure.subplots(3, 1)
+    figure, axes = plots.panels(4.8, 3)
     for ax, (cost, label) in zip(axes, COSTS.items(), strict=True):
         unit = 1000 if cost == "chain" else 1
         for way, color in COLORS.items():
@@ -176,7 +176,7 @@ def draw(points: list[Point]) -> Figure:
                 ]
                 for name in WAYS
             }
-            charts.rows(ax, rows, color, MARKS[way])
+            plots.rows(ax, rows, color, MARKS[way])
         ax.set_xlim(0, 1.05 * max((p[cost] or 0) / unit for p in points) or 1)
         ax.set_xlabel(label)
     return figure

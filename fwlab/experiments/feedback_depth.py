@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab import ops
+from fwlab import ops, plots
 from fwlab.bench.measure import in_turns
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
-from fwlab.experiments import charts, feedback
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments import feedback
+from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.feedback_variables import RULES, rule_accuracy, test_rng
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.layers.heads import split_heads
@@ -132,9 +132,7 @@ class ShortFeedback(FeedbackTransformer):
         super().__init__(size.d_model, size.heads, size.layers, size.d_ff)
         self.block = memory
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         weights, state, outputs = self.weights(), None, []
         for block in x.split(self.block, dim=1):
             y, (k, v, _) = ops.feedback(
@@ -152,9 +150,7 @@ class ShortAttention(SoftmaxAttention):
         super().__init__(size.d_model, size.heads)
         self.block = memory
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         q, k, v = (
             split_heads(project(x), self.heads).transpose(1, 2)
             for project in (self.to_q, self.to_k, self.to_v)
@@ -210,11 +206,11 @@ def claims(points: list[Point]) -> list[Claim]:
     trained = select(points, kind="accuracy")
     limited = [p for p in trained if p["memory"] != ALL]
     ours, theirs = (
-        medians(select(trained, model=model, memory=ALL), "layers", "accuracy")
+        plots.medians(select(trained, model=model, memory=ALL), "layers", "accuracy")
         for model in COLORS
     )
     low = 4 if full else 1
-    rule = medians(select(points, kind="rule"), "model", "accuracy").get("rule")
+    rule = plots.medians(select(points, kind="rule"), "model", "accuracy").get("rule")
     named = _named("feedback", low)
     found = [
         _above(
@@ -231,7 +227,9 @@ def claims(points: list[Point]) -> list[Claim]:
     ]
     for memory in (4, 16) if full else (4,):
         pair = [
-            medians(select(limited, model=model, memory=memory), "model", "accuracy")
+            plots.medians(
+                select(limited, model=model, memory=memory), "model", "accuracy"
+            )
             for model in COLORS
         ]
         found.append(
@@ -259,26 +257,26 @@ def _above(text: str, source: str, pair: tuple[float | None, ...]) -> Claim:
 def draw(points: list[Point]) -> Figure:
     full = points[0]["statements"] > 16
     trained = select(points, kind="accuracy")
-    rule = medians(select(points, kind="rule"), "model", "accuracy").get("rule")
-    figure = Figure(figsize=(charts.WIDTH, 6.8), layout="constrained")
-    depth, size, speed = figure.subplots(3, 1, height_ratios=[3, 3, 2])
+    rule = plots.medians(select(points, kind="rule"), "model", "accuracy").get("rule")
+    figure, axes = plots.panels(6.8, 3, height_ratios=[3, 3, 2])
+    depth, size, speed = axes
     sizes = sorted({p["memory"] for p in trained} - {ALL})
     place = {memory: at for at, memory in enumerate([*sizes, ALL])}
     for model, (color, marker, line) in COLORS.items():
         look = color, marker, line
         mine = select(trained, model=model)
-        charts.series(
+        plots.series(
             depth, select(mine, memory=ALL), *look, model, "accuracy", "layers"
         )
         if full:
-            charts.published(depth, PUBLISHED[model], color)
+            plots.published(depth, PUBLISHED[model], color)
         limited = [p for p in mine if p["memory"] != ALL]
         for layers in {p["layers"]: None for p in limited}:
             placed = [
                 {**p, "at": place[p["memory"]]} for p in select(mine, layers=layers)
             ]
             title = _named(model, layers)
-            charts.series(size, placed, *look, title, "accuracy", "at")
+            plots.series(size, placed, *look, title, "accuracy", "at")
     for ax, label in ((depth, "best rule"), (size, None)):
         if rule is not None:
             ax.axhline(rule, color=INK, linestyle=":", linewidth=1.2, label=label)
@@ -302,11 +300,11 @@ def draw(points: list[Point]) -> Figure:
     }
     for y, marker, color in (("train", "o", FAST), ("predict", "D", OTHER)):
         named = {name: [p[y] for p in each] for name, each in rows.items()}
-        charts.rows(speed, named, color, marker, TIMES[y])
+        plots.rows(speed, named, color, marker, TIMES[y])
     speed.axvline(1, color=INK, linewidth=1)
     speed.set_xlim(0, None)
     speed.set_xlabel("time, in multiples of a transformer's")
-    for ax in (depth, size, speed):
+    for ax in axes:
         # The names in the lowest panel leave room to the left of all three.
         ax.legend(loc="lower left", bbox_to_anchor=(-0.4, 1), ncols=2, columnspacing=1)
     return figure

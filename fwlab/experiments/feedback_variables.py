@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from fwlab import plots
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES, TOKENS, execute, program
-from fwlab.experiments import charts, feedback
+from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, INK, OTHER
@@ -213,26 +214,17 @@ def draw(points: list[Point]) -> Figure:
     full = points[0]["statements"] == 100
     rows = by_name(points)
     height = 1 + (0.5 + 0.3 * len(rows)) * len(tasks)
-    figure = Figure(figsize=(charts.WIDTH, height), layout="constrained")
-    axes = figure.subplots(len(tasks), 1, sharex=True, squeeze=False)[:, 0]
+    figure, axes = plots.panels(height, len(tasks), sharex=True)
     for ax, variables in zip(axes, tasks, strict=True):
         mine = by_name(select(points, variables=variables))
         for row, name in enumerate(rows):
             color = next((c for key, c in COLORS.items() if name.startswith(key)), INK)
-            found = [p["accuracy"] for p in mine.get(name, [])]
+            right = [p["accuracy"] for p in mine.get(name, [])]
             rule = name in RULES
-            ax.plot(
-                found,
-                [row] * len(found),
-                linestyle="none",
-                marker="s" if rule else "o",
-                markersize=5.5,
-                markeredgewidth=0,
-                alpha=0.7,
-                color=color,
-            )
+            marker, at = "s" if rule else "o", [row] * len(right)
+            plots.marks(ax, right, at, marker, markersize=5.5, alpha=0.7, color=color)
             if full and name in PUBLISHED[variables]:
-                charts.published(ax, {PUBLISHED[variables][name]: row}, color)
+                plots.published(ax, {PUBLISHED[variables][name]: row}, color)
         ax.set_title(f"{variables} variables")
         ax.set_yticks(range(len(rows)), list(rows))
         ax.set_ylim(len(rows) - 0.5, -0.5)
@@ -241,7 +233,7 @@ def draw(points: list[Point]) -> Figure:
     entries = [("o", "none", "trained models"), ("s", "none", "rules")]
     if full:
         entries.append(("x", "none", "published"))
-    charts.key(figure, entries)
+    plots.key(figure, entries)
     return figure
 
 

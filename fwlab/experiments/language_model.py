@@ -10,7 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fwlab.experiments import charts, text
+from fwlab import plots
+from fwlab.experiments import text
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.models import MIXERS, Mixer
@@ -204,13 +205,9 @@ def draw(points: list[Point]) -> Figure:
         named.setdefault(name, []).append(p)
     full = points[0]["size"] == "nanogpt"
     panels = [len(named), len(PUBLISHED)] + [len(COMPARED)] * full
-    figure = Figure(
-        figsize=(charts.WIDTH, 0.26 * sum(panels) + 1.1 * len(panels)),
-        layout="constrained",
-    )
-    axes = figure.subplots(
-        len(panels), 1, height_ratios=[n + 1 for n in panels], squeeze=False
-    )[:, 0]
+    height = 0.26 * sum(panels) + 1.1 * len(panels)
+    ratios = [n + 1 for n in panels]
+    figure, axes = plots.panels(height, len(panels), height_ratios=ratios)
 
     best_first = dict(
         sorted(named.items(), key=lambda each: median_loss(each[1]) or inf)
@@ -228,15 +225,15 @@ def draw(points: list[Point]) -> Figure:
             ]
             for name, mine in best_first.items()
         }
-        charts.rows(axes[0], shown, color, marker, rule or "others")
+        plots.rows(axes[0], shown, color, marker, rule or "others")
     if full:
         axes[0].axvline(NANOGPT, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
     axes[0].set_xlabel("validation loss, nats per character")
 
     ours = {MAPS[name]: saved(usual, name) for name in PUBLISHED}
     theirs = {MAPS[name]: [published_saving(name)] for name in PUBLISHED}
-    charts.rows(axes[1], ours, FAST, "o", "ours")
-    charts.rows(axes[1], theirs, INK, "x", "published")
+    plots.rows(axes[1], ours, FAST, "o", "ours")
+    plots.rows(axes[1], theirs, INK, "x", "published")
     axes[1].set_xlabel("% of the sum's loss that delta saves")
     axes[1].set_xlim(0, None)
 
@@ -246,7 +243,7 @@ def draw(points: list[Point]) -> Figure:
             comparisons(points).items(), looks, strict=True
         ):
             shown = {m: [p["loss"] for p in select(some, mixer=m)] for m in COMPARED}
-            charts.rows(axes[2], shown, color, marker, name)
+            plots.rows(axes[2], shown, color, marker, name)
         axes[2].set_xlabel("validation loss, nats per character")
     for ax in axes:
         ax.legend(loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=3)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.figure import Figure
 
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab import plots
+from fwlab.experiments.experiment import Claim, Experiment, Point, listed, select
 from fwlab.experiments.retrieval import SOLVED, Retriever, d_dot, evaluate, train
 from fwlab.plots import FAST, INK, SERIES, WRONG
 
@@ -108,7 +108,9 @@ def run(point: Point) -> Point:
 def claims(points: list[Point]) -> list[Claim]:
     full = points[0]["d_key"] == 64
     losses: dict[tuple[str, str], dict[Any, float]] = {
-        (s.rule, s.map): medians(select(points, rule=s.rule, map=s.map), "S", "loss")
+        (s.rule, s.map): plots.medians(
+            select(points, rule=s.rule, map=s.map), "S", "loss"
+        )
         for s in SERIES_OF
     }
     delta, add = losses["delta", "dpfp-1"], losses["sum", "dpfp-1"]
@@ -135,8 +137,8 @@ def _full(
     at_20 = select(points, S=20)
     delta = select(at_20, rule="delta", map="dpfp-1")
     add = select(at_20, rule="sum", map="dpfp-1")
-    steps = medians(delta, "S", "steps").get(20)
-    twice = medians(add, "S", "loss_2S").get(20)
+    steps = plots.medians(delta, "S", "steps").get(20)
+    twice = plots.medians(add, "S", "loss_2S").get(20)
     fwm = losses["fwm", "dpfp-1"].get(20)
     tanh = losses["fwm", "tanh"].get(20)
     found = [
@@ -186,7 +188,7 @@ def _full(
             Claim(
                 f"delta, {label}: loss of 0.001 or less up to S = {limit}",
                 "0.001",
-                charts.listed(mine, ".4f"),
+                listed(mine, ".4f"),
                 False if len(good) < len(mine) else True if done else None,
             )
         )
@@ -196,7 +198,7 @@ def _full(
 def _quick(
     points: list[Point], losses: dict[tuple[str, str], dict[Any, float]]
 ) -> list[Claim]:
-    twice = medians(select(points, rule="sum", map="dpfp-1"), "S", "loss_2S")
+    twice = plots.medians(select(points, rule="sum", map="dpfp-1"), "S", "loss_2S")
     wanted = (
         ("delta, DPFP-1: the new value replaces the old one", "delta", 0.0, 0.005),
         ("sum, DPFP-1: a mixture is left", "sum", 0.05, 1.0),
@@ -236,27 +238,27 @@ TOP = 0.6
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, (left, right) = charts.grid(2, height=3.6)
+    figure, (left, right) = plots.grid(2, height=3.6)
     full = points[0]["d_key"] == 64
     for series in SERIES_OF:
         mine = select(points, rule=series.rule, map=series.map)
         if not mine:
             continue
         look = (series.color, series.marker, series.line)
-        charts.series(left, mine, *look, series.label)
-        charts.series(right, mine, *look, y="loss_2S")
+        plots.series(left, mine, *look, series.label)
+        plots.series(right, mine, *look, y="loss_2S")
         theirs = PUBLISHED.get((series.rule, series.map))
         if full and theirs:
             drawn = dict(zip(_SIZES, theirs, strict=True))
             known = {S: x for S, x in drawn.items() if x is not None}
-            charts.published(left, known, series.color)
+            plots.published(left, known, series.color)
     left.set(title="evaluated at $L = S$", ylabel="loss", ylim=(-0.02, TOP))
     right.set(title="evaluated at $L = 2S$")
     for ax in (left, right):
         ax.set_xlabel("number of keys $S$")
     if full:
-        charts.published(left, {}, INK, "published")
-    charts.legend(figure, left, columns=2)
+        plots.published(left, {}, INK, "published")
+    plots.legend(figure, left, columns=2)
     return figure
 
 

@@ -15,9 +15,10 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab import plots
 from fwlab.data import retrieval
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, listed, select
+from fwlab.experiments.fit import fit
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
 from fwlab.models import MIXERS, LanguageModel
@@ -111,21 +112,14 @@ def run(point: Point) -> Point:
         *(point["mixer"], point["map"], symbols),
         *(point["layers"], point["heads"], time),
     )
-    optimizer = torch.optim.Adam(model.parameters(), lr=point["lr"])
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, point["lr"], point["budget"], pct_start=0.1, cycle_momentum=False
-    )
+
+    def draw(step: int) -> tuple[Tensor, Tensor]:
+        """Two pairs are soon learned, and help with more."""
+        count = min(pairs, 2 + 2 * pairs * (step + 1) // point["budget"])
+        return sequences(BATCH, count, symbols, shows)
+
     accuracy, step = 0.0, 0
-    for step in range(1, point["budget"] + 1):
-        # Two pairs are soon learned, and help with more.
-        count = min(pairs, 2 + 2 * pairs * step // point["budget"])
-        tokens, wanted = sequences(BATCH, count, symbols, shows)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+    for step in fit(model, draw, loss_of, point["budget"], point["lr"]):
         if step % EVERY == 0 or step == point["budget"]:
             accuracy = evaluate(model, pairs, symbols, shows)
             if accuracy >= SOLVED:
@@ -136,6 +130,11 @@ def run(point: Point) -> Point:
         "accuracy": round(accuracy, 4),
         "steps": step,
     }
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    tokens, wanted = batch
+    return F.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten())
 
 
 def sequences(
@@ -278,7 +277,7 @@ def _of(points: list[Point], name: Name, **wanted: Any) -> list[Point]:
 def draw(points: list[Point]) -> Figure:
     grid, chosen = _grid(points), best(points)
     rows = [row for row in LOOKS if any(_of(chosen, name) for name in row)]
-    figure = Figure(figsize=(charts.WIDTH, 4.6 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(plots.WIDTH, 4.6 * len(rows)), layout="constrained")
     for part, looks in zip(_parts(figure, len(rows)), rows, strict=True):
         _family(part, chosen, grid, looks)
     return figure
@@ -317,7 +316,7 @@ def _family(
 
 
 def _line(ax: Axes, points: list[Point], look: Look, x: str) -> None:
-    charts.series(
+    plots.series(
         ax, points, look.color, look.marker, look.line, look.label, "accuracy", x
     )
 
@@ -368,7 +367,7 @@ def claims(points: list[Point]) -> list[Claim]:
 def _usual(points: list[Point], name: Name, grid: Grid) -> dict[Any, float]:
     """Median accuracy by number of keys."""
     mine = _of(points, name, heads=grid.heads[0])
-    return medians(mine, "pairs", "accuracy")
+    return plots.medians(mine, "pairs", "accuracy")
 
 
 def _within(
@@ -381,7 +380,7 @@ def _within(
 ) -> Claim:
     """A claim that the medians at all sizes are in a range."""
     holds = _all([low <= x <= high for x in found.values()], wanted)
-    return Claim(text, source, charts.listed(found, ".3f", "keys"), holds)
+    return Claim(text, source, listed(found, ".3f", "keys"), holds)
 
 
 def _all(good: list[bool], wanted: int) -> bool | None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.data import Retrieval, retrieval
 from fwlab.data.retrieval import loss
+from fwlab.experiments.fit import fit
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, divide, sum_normalize
 
 #: The epsilon of the authors' denominators. fwlab itself has none.
@@ -234,15 +235,14 @@ def train(
       number of optimiser steps, and what ended the training: "solved",
       "no progress", "diverged" (the loss is None) or "budget".
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     best, since, ended = float("inf"), 0, "budget"
     last, step = best, 0
-    for step in range(1, budget + 1):
+
+    def draw(_: int) -> tuple[Retrieval, Tensor, Tensor]:
         pairs = retrieval(batch, model.symbols, length, repeat=repeat)
-        query, wanted = _question(pairs)
-        optimizer.zero_grad(set_to_none=True)
-        loss(model(pairs.keys, pairs.values, query), wanted).backward()
-        optimizer.step()
+        return pairs, *_question(pairs)
+
+    for step in fit(model, draw, loss_of, budget, lr, schedule=None, clip=None):
         if step % EVERY:
             continue
         last = evaluate(model, model.symbols, repeat)
@@ -263,6 +263,11 @@ def train(
         "steps": step,
         "ended": ended,
     }
+
+
+def loss_of(model: Retriever, batch: tuple[Retrieval, Tensor, Tensor]) -> Tensor:
+    pairs, query, wanted = batch
+    return loss(model(pairs.keys, pairs.values, query), wanted)
 
 
 def _question(pairs: Retrieval) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab import plots
+from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.plots import SERIES, WRONG
 
@@ -140,7 +140,9 @@ def _claim(
     """For both normalisations; the median of the longest is shown."""
     mine = [p for p in select(points, **wanted) if p["length"] >= at_least]
     found = {
-        norm: medians(select(mine, key_norm=norm), "length", "error", finite=False)
+        norm: plots.medians(
+            select(mine, key_norm=norm), "length", "error", finite=False
+        )
         for norm in NORMS
     }
     every = [error for errors in found.values() for error in errors.values()]
@@ -162,7 +164,7 @@ def _number(error: float) -> str:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, axes = charts.grid(len(METHODS) * len(NORMS))
+    figure, axes = plots.grid(len(METHODS) * len(NORMS))
     looks = dict(
         zip(DTYPES, zip(SERIES, "o^s", ("-", "--", ":"), strict=True), strict=True)
     )
@@ -171,7 +173,7 @@ def draw(points: list[Point]) -> Figure:
         mine = select(points, method=method, key_norm=norm)
         for dtype, (color, marker, line) in looks.items():
             some = select(mine, dtype=dtype)
-            charts.series(ax, some, color, marker, line, dtype, "error", "length")
+            plots.series(ax, some, color, marker, line, dtype, "error", "length")
         ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
         ax.set_title(f"{METHODS[method]},\n{norm.replace('l2', 'L2')} normalisation")
         ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
@@ -180,7 +182,7 @@ def draw(points: list[Point]) -> Figure:
         ax.set_ylabel("error")
     for ax in axes[-2:]:
         ax.set_xlabel("steps undone")
-    charts.legend(figure, axes[0], columns=3)
+    plots.legend(figure, axes[0], columns=3)
     return figure
 
 

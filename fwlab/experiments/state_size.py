@@ -11,7 +11,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fwlab.experiments import charts, text
+from fwlab import plots
+from fwlab.experiments import text
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.layers import TransformerXL
@@ -64,7 +65,7 @@ def run(point: Point) -> Point:
     run = text.Run(config, mixer, corpus, carry=True, rows=rows)
     found = text.train(run)
     found["state_size"] = run.model.state_size(10**9)  # at its largest
-    found["windows_loss"] = text.finite(run.evaluate_windows())
+    found["windows_loss"] = text.finite(run.validation.of_windows())
     if not point["memory"]:
         found |= summary(by_position(run))
     return found
@@ -77,11 +78,11 @@ def by_position(run: text.Run) -> list[list[float | None]]:
     before, and the norm of a head's fast weights, the mean over layers
     and heads; None if the state is not fast weights alone.
     """
-    length, ends = len(run.val_tokens) // run.eval_rows, [run.config.block]
+    length, ends = len(run.val_tokens) // run.validation.rows, [run.config.block]
     while 2 * ends[-1] < length:
         ends.append(2 * ends[-1])
     rows: list[list[float | None]] = []
-    for end, loss, (_, *layers) in run.read(ends):
+    for end, loss, (_, *layers) in run.validation.read(ends):
         norm = None
         if all(isinstance(W, Tensor) for W in layers):
             norms = torch.stack(layers).norm(dim=(-2, -1))
@@ -211,7 +212,7 @@ def _nats(loss: float | None) -> str:
 
 def draw(points: list[Point]) -> Figure:
     """In units of the delta rule's state and loss, ours and the published."""
-    figure, ax = charts.new(4.2)
+    figure, (ax,) = plots.panels(4.2)
     delta = select(points, model="delta", map="linear")
     loss = median_loss(delta) or inf
     state = delta[0]["state_size"] if delta else 1
@@ -232,18 +233,18 @@ def draw(points: list[Point]) -> Figure:
         "gated delta": (SERIES[0], "^", select(points, model="gated-delta")),
     }
     for name, (color, marker, some) in series.items():
-        charts.series(ax, relative(some), color, marker, "-", name, "loss", "state")
+        plots.series(ax, relative(some), color, marker, "-", name, "loss", "state")
     (unit, one), *_ = PUBLISHED["delta"].items()
     theirs = {
         size / unit: 100 * (log(perplexity) / log(one) - 1)
         for size, perplexity in PUBLISHED["transformer-xl"].items()
     }
-    charts.published(ax, theirs, OTHER, "Transformer-XL, published")
+    plots.published(ax, theirs, OTHER, "Transformer-XL, published")
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.set_xlabel("state, in multiples of the delta rule's")
     ax.set_ylabel("loss above the delta rule's, %")
-    charts.legend(figure, ax, 2)
+    plots.legend(figure, ax, 2)
     return figure
 
 

@@ -13,10 +13,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from fwlab import ops
-from fwlab.experiments import charts
+from fwlab import ops, plots
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.fit import fit
 from fwlab.feature_maps import l2_normalize
 from fwlab.plots import SERIES
 
@@ -173,16 +174,18 @@ def sequences(items: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
 
 def train(model: Composer, budget: int) -> None:
     """Train on sequences that get longer, with `beta` kept in its range."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget)
-    for step in range(budget):
-        length = min(NEAR, 2 + 2 * NEAR * step // budget)
-        tokens, answers = sequences(model.items, 64, length)
-        logits = model(tokens)
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(logits.flatten(0, 1), answers.flatten()).backward()
-        optimizer.step()
-        schedule.step()
+
+    def draw(step: int) -> tuple[Tensor, Tensor]:
+        return sequences(model.items, 64, min(NEAR, 2 + 2 * NEAR * step // budget))
+
+    def loss(model: Composer, batch: tuple[Tensor, Tensor]) -> Tensor:
+        tokens, answers = batch
+        return F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
+
+    def cosine(adam: torch.optim.Optimizer, lr: float, steps: int) -> LRScheduler:
+        return CosineAnnealingLR(adam, steps)
+
+    for _ in fit(model, draw, loss, budget, 1e-2, schedule=cosine, clip=None):
         with torch.no_grad():
             model.strength.clamp_(0, 1)
 
@@ -315,12 +318,11 @@ def _by_name(points: list[Point]) -> dict[str, list[Point]]:
 def draw(points: list[Point]) -> Figure:
     compose = _by_name(select(points, task="compose"))
     height = 2.8 + 0.3 * len(compose)
-    figure = Figure(figsize=(charts.WIDTH, height), layout="constrained")
     heights = [len(compose) + 1, len(FORGET) + 1]
-    upper, lower = figure.subplots(2, 1, height_ratios=heights)
+    figure, (upper, lower) = plots.panels(height, 2, height_ratios=heights)
     near, far = (_numbers(compose, y) for y in ("near", "far"))
-    charts.rows(upper, near, SERIES[0], "^", f"{NEAR} tokens, as in training")
-    charts.rows(upper, far, SERIES[1], "o", f"{FAR} tokens")
+    plots.rows(upper, near, SERIES[0], "^", f"{NEAR} tokens, as in training")
+    plots.rows(upper, far, SERIES[1], "o", f"{FAR} tokens")
     upper.set(xlabel="scaled accuracy", xlim=(-0.1, 1.05))
     forget = {name: select(points, forget=name) for name in FORGET}
     for task, color, marker in (
@@ -329,7 +331,7 @@ def draw(points: list[Point]) -> Figure:
     ):
         label = task if task == "one topic" else f"last of {TOPICS} topics"
         mine = {name: select(some, task=task) for name, some in forget.items()}
-        charts.rows(lower, _numbers(mine, "loss"), color, marker, label)
+        plots.rows(lower, _numbers(mine, "loss"), color, marker, label)
     lower.set(xlabel="loss", xlim=(0, None))
     for ax in (upper, lower):
         ax.legend(loc="lower left", bbox_to_anchor=(-0.6, 1))

@@ -119,10 +119,6 @@ class Run(Trainer):
         sizes = c.layers, c.heads, c.d_model, c.block, c.d_ff
         return LanguageModel(vocab_size, self.mixer, *sizes)
 
-    def evaluate_windows(self) -> float:
-        """Validation loss of windows that start with an empty state."""
-        return self._evaluate_windows()
-
     def saved_mib(self) -> float:
         """MiB of all that a training step saves for its backward pass.
 

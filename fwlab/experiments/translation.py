@@ -5,6 +5,7 @@ come before the tens. Models read and write single characters.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,13 +14,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
-from torch.optim.lr_scheduler import OneCycleLR
 
+from fwlab import plots
 from fwlab.data import Characters, number_words
-from fwlab.experiments import charts
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.fit import fit, one_cycle
 from fwlab.experiments.retrieval import d_dot, feature_map
 from fwlab.feature_maps import FAVOR
 from fwlab.models import EncoderDecoder
@@ -142,23 +142,23 @@ class Pairs(NamedTuple):
 
 def train(model: EncoderDecoder, pairs: Pairs, point: Point) -> None:
     """Train on random batches, with a rate that rises and then falls to 0."""
-    optimizer = torch.optim.Adam(model.parameters())
-    schedule = OneCycleLR(optimizer, point["lr"], point["budget"], cycle_momentum=False)
     random = [part for part in model.modules() if isinstance(part, FAVOR)]
-    for _ in range(point["budget"]):
+
+    def draw(_: int) -> Pairs:
         if point["map"] == "favor":
             for phi in random:
                 phi.redraw()  # and not after training, as in the paper
-        rows = torch.randint(len(pairs.mask), (point["batch"],))
-        source, mask, target = pairs.rows(rows)
+        return pairs.rows(torch.randint(len(pairs.mask), (point["batch"],)))
+
+    def loss(model: EncoderDecoder, batch: Pairs) -> Tensor:
+        source, mask, target = batch
         before, wanted = target[:, :-1], target[:, 1:]
         real = before != END
-        loss = F.cross_entropy(model(source, before, mask)[real], wanted[real])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        return F.cross_entropy(model(source, before, mask)[real], wanted[real])
+
+    rise = partial(one_cycle, rise=0.3)
+    for _ in fit(model, draw, loss, point["budget"], point["lr"], schedule=rise):
+        pass
 
 
 def translate(model: EncoderDecoder, pairs: Pairs) -> list[str]:
@@ -262,24 +262,19 @@ def label(model: Model) -> str:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure = Figure(figsize=(charts.WIDTH, 4.4), layout="constrained")
-    ours, theirs = figure.subplots(1, 2, sharey=True, width_ratios=[4, 3])
-    charts.rows(ours, _numbers(points, "bleu"), SERIES[0], "o", "BLEU")
-    charts.rows(ours, _numbers(points, "exact"), SERIES[1], "s", "exact match")
+    figure, (ours, theirs) = plots.panels(
+        4.4, columns=2, sharey=True, width_ratios=[4, 3]
+    )
+    plots.rows(ours, _numbers(points, "bleu"), SERIES[0], "o", "BLEU")
+    plots.rows(ours, _numbers(points, "exact"), SERIES[1], "s", "exact match")
     known = {row: x for row, x in enumerate(PUBLISHED.values()) if x is not None}
-    theirs.plot(
-        list(known.values()),
-        list(known),
-        linestyle="none",
-        marker="x",
-        markersize=7,
-        markeredgewidth=1.6,
-        color=INK,
+    plots.marks(
+        theirs, known.values(), known, "x", markersize=7, markeredgewidth=1.6, color=INK
     )
     ours.set(xlabel="ours, %", xlim=(-3, 103), xticks=[0, 50, 100])
     theirs.set_xlabel("published\nBLEU", loc="right")
     theirs.set(xlim=(23.5, 28.5), xticks=[24, 26, 28])
-    charts.legend(figure, ours, columns=2)
+    plots.legend(figure, ours, columns=2)
     return figure
 
 

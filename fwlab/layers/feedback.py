@@ -276,7 +276,7 @@ class FeedbackTransformer(Causal):
 
 def _parts(block: Any, number: int) -> dict[str, Tensor]:
     """The weights of one block of a parallel transformer, by name."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     mixer: Any = getattr(block, "mixer", None)
     if not hasattr(mixer, "heads"):
         raise TypeError(
@@ -294,8 +294,8 @@ def _parts(block: Any, number: int) -> dict[str, Tensor]:
                 f"from_transformer: expected {name} of block {number} without a bias, "
                 "got one; it has no counterpart here"
             )
-        found[name] = module.weight
-    return found
+        weights[name] = module.weight
+    return weights
 
 
 # Sizes can differ if the source is not uniform: the error names the weight.

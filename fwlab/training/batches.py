@@ -27,6 +27,12 @@ class Batch(NamedTuple):
     cu_seqlens: Tensor | None
     begins: bool
 
+    def to(self, device: torch.device) -> "Batch":
+        inputs, targets, borders, begins = self
+        if borders is not None:
+            borders = borders.to(device)
+        return Batch(inputs.to(device), targets.to(device), borders, begins)
+
 
 def batch(text: Tokens, config: Config, step: int, part: int, parts: int) -> Batch:
     """An equal share of the windows of a step.

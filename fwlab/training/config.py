@@ -208,7 +208,7 @@ class Config:
             "carry": self.carry,
             "pack": self.pack,
         }
-        chosen = [name for name, given in ways.items() if given]
+        chosen = [name for name, on in ways.items() if on]
         if len(chosen) > 1:
             raise ValueError(
                 f"expected one of {', '.join(ways)} at most, got {' and '.join(chosen)}"

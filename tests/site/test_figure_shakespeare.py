@@ -275,7 +275,7 @@ def test_export_web(tmp_path):
     with safe_open(tmp_path / "web.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["model"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert about["alphabet"] == trainer.characters.alphabet
+    assert about["alphabet"] == trainer.vocabulary.alphabet
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(tensors[name], weight.half())
 
