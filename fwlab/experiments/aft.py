@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from itertools import pairwise
 from math import inf, log
+from operator import lt
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,7 +21,14 @@ from torch.nn import functional as F
 from fwlab import ops, plots
 from fwlab.bench.measure import in_turns, peak_mib
 from fwlab.data import Characters, CorpusError, corpus
-from fwlab.experiments.experiment import Claim, Experiment, Point, listed, select
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    listed,
+    numbers_claim,
+    select,
+)
 from fwlab.experiments.fit import fit
 from fwlab.layers import AFTConv, AFTFull, AFTLocal, AFTSimple, SoftmaxAttention
 from fwlab.models import LanguageModel
@@ -339,17 +347,12 @@ def _losses(points: list[Point]) -> dict[str, float]:
 
 
 def _below(task: str, losses: dict[str, float], better: str, worse: str) -> Claim:
-    known = PUBLISHED[task]
+    known, lower = PUBLISHED[task], "lower (ours)"
+    if better in known:
+        lower = f"{known[better]:g} against {known[worse]:g}"
+    text = f"{task}: {NAMES[better]} below {NAMES[worse]}"
     pair = [losses.get(better), losses.get(worse)]
-    both = [x for x in pair if x is not None]
-    return Claim(
-        f"{task}: {NAMES[better]} below {NAMES[worse]}",
-        f"{known[better]:g} against {known[worse]:g}"
-        if better in known
-        else "lower (ours)",
-        " against ".join(f"{x:.3f}" for x in both) + " bits" if both else "–",
-        both[0] < both[1] if len(both) == 2 else None,
-    )
+    return numbers_claim(text, lower, pair, lt, unit=" bits")
 
 
 def _longer(points: list[Point]) -> Claim:

@@ -11,7 +11,14 @@ from matplotlib.figure import Figure
 
 from fwlab import plots
 from fwlab.data.retrieval import law
-from fwlab.experiments.experiment import Claim, Experiment, Point, listed, select
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    listed,
+    numbers_claim,
+    select,
+)
 from fwlab.experiments.retrieval import EPSILON, SOLVED, Retriever, d_dot, train
 from fwlab.plots import INK, OTHER, SERIES, TRAINED, WRONG
 
@@ -147,18 +154,16 @@ def _within(points: list[Point]) -> list[Claim]:
 
 def _anchors(points: list[Point]) -> list[Claim]:
     losses = plots.medians(select(points, map="linear"), "S", "loss")
-    found = []
-    for S in (80, 100, 200):
-        wanted, mine = PUBLISHED["linear"][S], losses.get(S)
-        found.append(
-            Claim(
-                f"linear at S = {S}: within 0.015 of the published loss",
-                f"{wanted:.4f}",
-                "–" if mine is None else f"{mine:.4f}",
-                None if mine is None else abs(mine - wanted) <= 0.015,
-            )
+    return [
+        numbers_claim(
+            f"linear at S = {S}: within 0.015 of the published loss",
+            f"{(wanted := PUBLISHED['linear'][S]):.4f}",
+            [losses.get(S)],
+            lambda loss, wanted=wanted: abs(loss - wanted) <= 0.015,
+            ".4f",
         )
-    return found
+        for S in (80, 100, 200)
+    ]
 
 
 def _quick(points: list[Point]) -> list[Claim]:

@@ -3,6 +3,7 @@
 A model reads tokens, and answers at those that have a label.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab.data import programs
+from fwlab.experiments.experiment import Point
 from fwlab.experiments.fit import fit
 from fwlab.models import LanguageModel
 
@@ -23,6 +26,27 @@ class Score(NamedTuple):
 
     accuracy: float
     loss: float
+
+
+def growing(
+    point: Point, variables: int, first: int, share: float, clauses: bool = True
+) -> Callable[[int], Batch]:
+    """Draws programs that get longer during a share of the training.
+
+    - `point`: with `seed`, `batch`, `steps` and the last number of
+      `statements`.
+    - `first`: the number of statements from which they grow.
+    - Returns what makes the batch of a step, counted from 0.
+    """
+    rng = random.Random(point["seed"])
+
+    def draw(step: int) -> Batch:
+        grown = min(1, (step + 1) / (share * point["steps"]))
+        statements = first + round((point["statements"] - first) * grown)
+        made = programs(point["batch"], statements, variables, rng, clauses)
+        return made.tokens, made.values
+
+    return draw
 
 
 def train(

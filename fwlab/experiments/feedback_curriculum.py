@@ -5,7 +5,6 @@ sequences first, or a trained parallel transformer to start from, may save
 some of that.
 """
 
-import random
 import time
 from collections.abc import Iterator
 from math import inf
@@ -106,16 +105,13 @@ class Cost:
 
     def of(self, model: LanguageModel, point: Point, steps: int) -> Iterator[int]:
         """Train, and count; an iterator over optimiser steps, from 1."""
-        rng, growing = random.Random(point["seed"]), point["way"] == "growing length"
+        first = 4 if point["way"] == "growing length" else point["statements"]
+        growing = feedback.growing({**point, "steps": steps}, VARIABLES, first, 0.5)
 
         def draw(step: int) -> feedback.Batch:
-            statements = point["statements"]
-            if growing:  # for half of the budget, from 4 statements on
-                grown = min(1, (step + 1) / (0.5 * steps))
-                statements = 4 + round((statements - 4) * grown)
-            made = programs(point["batch"], statements, VARIABLES, rng, clauses=True)
-            self.chain += chain(model, made.tokens.shape[1])
-            return made.tokens, made.values
+            tokens, values = growing(step)
+            self.chain += chain(model, tokens.shape[1])
+            return tokens, values
 
         start = time.process_time()
         for step in feedback.train(model, draw, steps, point["rate"]):

@@ -6,7 +6,7 @@ sees few memories, because each contains what came before. The price is a
 loop over time in training.
 """
 
-import random
+from operator import gt
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,7 @@ from fwlab.bench.measure import in_turns
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
 from fwlab.experiments import feedback
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.experiments.feedback_variables import RULES, rule_accuracy, test_rng
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.layers.heads import split_heads
@@ -84,15 +84,7 @@ def run(point: Point) -> Point:
         scores = [rule_accuracy(rule, *size, test_rng(seed)) for rule in RULES]
         return found | {"accuracy": max(scores)}
     model = build(mixer(point["model"], point["memory"]), point)
-    rng = random.Random(seed)
-
-    def draw(step: int) -> feedback.Batch:
-        """Programs get longer during four fifths of the training."""
-        grown = min(1, (step + 1) / (0.8 * point["steps"]))
-        statements = FIRST + round((point["statements"] - FIRST) * grown)
-        made = programs(point["batch"], statements, VARIABLES, rng, clauses=True)
-        return made.tokens, made.values
-
+    draw = feedback.growing(point, VARIABLES, FIRST, 0.8)
     for _ in feedback.train(model, draw, point["steps"], point["rate"]):
         pass
     test = programs(TEST, *size, test_rng(seed), clauses=True)
@@ -248,10 +240,7 @@ def _named(model: str, layers: int) -> str:
 
 
 def _above(text: str, source: str, pair: tuple[float | None, ...]) -> Claim:
-    better, worse = pair
-    if better is None or worse is None:
-        return Claim(text, source, "–", None)
-    return Claim(text, source, f"{better:.1f} % against {worse:.1f} %", better > worse)
+    return numbers_claim(text, source, pair, gt, ".1f", " % against ", " %")
 
 
 def draw(points: list[Point]) -> Figure:

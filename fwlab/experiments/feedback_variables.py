@@ -17,7 +17,7 @@ from fwlab import plots
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES, TOKENS, execute, program
 from fwlab.experiments import feedback
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, INK, OTHER
 
@@ -76,15 +76,7 @@ def run(point: Point) -> Point:
         # A condition with an assignment is the longest statement.
         max_len=(2 if clauses else 9) * point["statements"] + 1,
     )
-    rng = random.Random(seed)
-
-    def draw(step: int) -> feedback.Batch:
-        """Programs get longer during four fifths of the training."""
-        grown = min(1, (step + 1) / (0.8 * point["steps"]))
-        statements = 3 + round((point["statements"] - 3) * grown)
-        made = programs(point["batch"], statements, point["variables"], rng, clauses)
-        return made.tokens, made.values
-
+    draw = feedback.growing(point, point["variables"], 3, 0.8, clauses)
     for _ in feedback.train(model, draw, point["steps"], rate=point["rate"]):
         pass
     test = programs(TEST, *size, test_rng(seed), clauses)
@@ -194,19 +186,26 @@ def claims(points: list[Point]) -> list[Claim]:
 
 
 def _solved(variables: int, ours: float | None) -> Claim:
-    return Claim(
+    return numbers_claim(
         f"{variables} variables: feedback gets 90 % or more right",
         f"{PUBLISHED[variables]['feedback, 4 layers']} %",
-        "–" if ours is None else f"{ours:.1f} %",
-        None if ours is None else ours >= 90,
+        [ours],
+        lambda ours: ours >= 90,
+        ".1f",
+        unit=" %",
     )
 
 
 def _above(text: str, source: str, ours: float | None, other: float | None) -> Claim:
-    if ours is None or other is None:
-        return Claim(text, source, "–", None)
-    holds = ours >= other + MARGIN
-    return Claim(text, source, f"{ours:.1f} % against {other:.1f} %", holds)
+    return numbers_claim(
+        text,
+        source,
+        [ours, other],
+        lambda ours, other: ours >= other + MARGIN,
+        ".1f",
+        " % against ",
+        " %",
+    )
 
 
 def draw(points: list[Point]) -> Figure:

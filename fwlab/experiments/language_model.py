@@ -6,13 +6,14 @@ what else decides where the delta rule ends.
 """
 
 from math import inf, log
+from operator import gt
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from fwlab import plots
 from fwlab.experiments import text
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.models import MIXERS, Mixer
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
@@ -24,7 +25,7 @@ PUBLISHED = {"linear": (37.1, 34.1), "favor": (38.0, 36.0), "dpfp": (37.7, 33.9)
 MAPS = {"linear": "ELU + 1", "favor": "FAVOR+", "dpfp": "DPFP", "identity": "unit keys"}
 #: For softmax attention, in nats per character.
 NANOGPT = 1.88
-#: The feature maps of the fast weight rules in `MIXERS`.
+#: The feature maps of the fast weight rules, as in `MIXERS`.
 USUAL = {
     "sum": "linear",
     "gated": "linear",
@@ -34,6 +35,11 @@ USUAL = {
 }
 #: The mixers of the question why, with as many settings each.
 COMPARED = ("delta", "gated", "fwp", "gated-delta", "sum")
+#: What the full version has besides.
+OTHERS = (
+    *("transformer-xl", "kimi-delta", "aft-simple", "aft-full", "aft-local"),
+    *("aft-conv", "feedback", "feedback-shared"),
+)
 OTHER_LR = (2e-3, 4e-3)
 
 
@@ -51,7 +57,7 @@ def points(quick: bool) -> list[Point]:
     found += [setting("delta", map="identity"), setting("gated-delta", map="dpfp")]
     found += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
     if not quick:
-        found += [setting(mixer) for mixer in MIXERS if setting(mixer) not in found]
+        found += [setting(mixer) for mixer in OTHERS]
         found += [setting("gated", map="dpfp")]
         for mixer in COMPARED:
             found += [setting(mixer, block=256), setting(mixer, carry=1)]
@@ -115,23 +121,16 @@ def _falls(
     published: str = "not published",
 ) -> Claim:
     """Whether the median loss falls."""
-    some = (median_loss(before), median_loss(after))
-    losses = [loss for loss in some if loss is not None]
-    return Claim(
-        what,
-        published,
-        " → ".join(f"{loss:.3f}" for loss in losses) or "–",
-        losses[1] < losses[0] if len(losses) == 2 else None,
-    )
+    losses = [median_loss(before), median_loss(after)]
+    return numbers_claim(what, published, losses, gt, between=" → ")
 
 
 def _softmax(usual: list[Point]) -> Claim:
-    loss = median_loss(select(usual, mixer="softmax"))
-    return Claim(
+    return numbers_claim(
         "softmax attention: nanoGPT's loss, within 0.05",
         f"{NANOGPT}",
-        "–" if loss is None else f"{loss:.3f}",
-        None if loss is None else abs(loss - NANOGPT) <= 0.05,
+        [median_loss(select(usual, mixer="softmax"))],
+        lambda loss: abs(loss - NANOGPT) <= 0.05,
     )
 
 

@@ -4,13 +4,21 @@ Keys return with new values, and the most recent one counts. A rule that
 only adds retrieves a mixture of all values that a key ever had.
 """
 
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
 
 from fwlab import plots
-from fwlab.experiments.experiment import Claim, Experiment, Point, listed, select
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    listed,
+    numbers_claim,
+    select,
+)
 from fwlab.experiments.retrieval import SOLVED, Retriever, d_dot, evaluate, train
 from fwlab.plots import FAST, INK, SERIES, WRONG
 
@@ -135,50 +143,34 @@ def _full(
     points: list[Point], losses: dict[tuple[str, str], dict[Any, float]]
 ) -> list[Claim]:
     at_20 = select(points, S=20)
-    delta = select(at_20, rule="delta", map="dpfp-1")
-    add = select(at_20, rule="sum", map="dpfp-1")
+    delta, add = (select(at_20, rule=rule, map="dpfp-1") for rule in ("delta", "sum"))
     steps = plots.medians(delta, "S", "steps").get(20)
     twice = plots.medians(add, "S", "loss_2S").get(20)
-    fwm = losses["fwm", "dpfp-1"].get(20)
-    tanh = losses["fwm", "tanh"].get(20)
+    ours = {name: each.get(20) for name, each in losses.items()}
+    sum_at_S = "about 0.10 to 0.125, evaluated at L = S"
     found = [
-        _at(
-            "S = 20, delta, DPFP-1: loss of 0.001 or less",
-            "0.0008",
-            losses["delta", "dpfp-1"].get(20),
-            0.0,
-            SOLVED,
-        ),
-        Claim(
-            "S = 20, delta, DPFP-1: within about 700 steps (at most 1000)",
-            "700",
-            "–" if steps is None else f"{steps:.0f} steps",
-            None if steps is None else steps <= 1000,
-        ),
-        _at(
-            "S = 20, sum, DPFP-1: about 0.10 to 0.125, evaluated at L = S",
-            "0.1048",
-            losses["sum", "dpfp-1"].get(20),
-            0.09,
-            0.135,
-        ),
-        _at(
-            "S = 20, sum, DPFP-1: about 0.20, evaluated at L = 2S",
-            "not published",
-            twice,
-            0.17,
-            0.23,
-        ),
-        _at("S = 20, fwm, DPFP-1: about 0.05", "0.0505", fwm, 0.02, 0.08),
-        _at("S = 20, fwm, tanh: above 1", "1.69", tanh, 1.0, float("inf")),
-        _at(
-            "S = 80, delta, linear: about 0.10",
-            "0.1014",
-            losses["delta", "linear"].get(80),
-            0.085,
-            0.13,
-        ),
-    ]
+        _at(f"S = 20, {text}", published, loss, low, high)
+        for text, published, loss, low, high in (
+            ("delta, DPFP-1: loss of 0.001 or less", "0.0008",
+             ours["delta", "dpfp-1"], 0.0, SOLVED),
+            (f"sum, DPFP-1: {sum_at_S}", "0.1048", ours["sum", "dpfp-1"], 0.09, 0.135),
+            ("sum, DPFP-1: about 0.20, evaluated at L = 2S", "not published",
+             twice, 0.17, 0.23),
+            ("fwm, DPFP-1: about 0.05", "0.0505", ours["fwm", "dpfp-1"], 0.02, 0.08),
+            ("fwm, tanh: above 1", "1.69", ours["fwm", "tanh"], 1.0, inf),
+        )
+    ]  # fmt: skip
+    quickly = numbers_claim(
+        "S = 20, delta, DPFP-1: within about 700 steps (at most 1000)",
+        "700",
+        [steps],
+        lambda steps: steps <= 1000,
+        ".0f",
+        unit=" steps",
+    )
+    found.insert(1, quickly)
+    at_80, text = losses["delta", "linear"].get(80), "S = 80, delta, linear: about 0.10"
+    found.append(_at(text, "0.1014", at_80, 0.085, 0.13))
     for name, limit in (("linear", 60), ("dpfp-2", 200)):
         mine = {S: x for S, x in losses["delta", name].items() if limit >= S}
         good = [S for S in mine if mine[S] <= SOLVED]
@@ -225,12 +217,10 @@ def _quick(
 
 
 def _at(
-    text: str, published: str, found: float | None, low: float, high: float
+    text: str, published: str, loss: float | None, low: float, high: float
 ) -> Claim:
     """A claim that a number is in a range."""
-    if found is None:
-        return Claim(text, published, "–", None)
-    return Claim(text, published, f"{found:.4f}", low <= found <= high)
+    return numbers_claim(text, published, [loss], lambda x: low <= x <= high, ".4f")
 
 
 #: Losses above this are off the chart.

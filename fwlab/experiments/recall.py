@@ -21,7 +21,7 @@ from fwlab.experiments.experiment import Claim, Experiment, Point, listed, selec
 from fwlab.experiments.fit import fit
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
-from fwlab.models import MIXERS, LanguageModel
+from fwlab.models import LanguageModel
 from fwlab.plots import FAST, FEATURES, OTHER, SERIES, TRAINED, WRONG
 
 #: A mixer, and its features: "own", or "dpfp-1" instead.
@@ -69,7 +69,9 @@ FULL = Grid(
     *(2, 128, 1000, (5e-3, 2e-2), (4, 8, 16, 32), (2, 1, 4, 8), 16, (4, 16)),
     names=(
         *RULES,
-        *((mixer, "own") for mixer in MIXERS if (mixer, "own") not in RULES),
+        *((mixer, "own") for mixer in ("softmax", "transformer-xl", "fwp")),
+        *((f"aft-{form}", "own") for form in ("simple", "full", "local", "conv")),
+        *((mixer, "own") for mixer in ("feedback", "feedback-shared")),
     ),
 )
 

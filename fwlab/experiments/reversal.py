@@ -6,7 +6,6 @@ paper keeps the last ones, and undoes one update after the other.
 
 from collections.abc import Callable
 from math import isfinite
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -89,43 +88,20 @@ def recovered(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 
 def claims(points: list[Point]) -> list[Claim]:
+    late = f"error above {USELESS} from 2048 steps on"
+    useless = (late, f"above {USELESS} (ours)", lambda error: error > USELESS, 2048)
+    exact = "error below 1e-5 at any length", "exact (no number is given)"
     return [
-        _claim(
-            points,
-            "increments stored, float32: error below 1e-5 at any length",
-            "exact (no number is given)",
-            lambda error: error < 1e-5,
-            method="stored",
-            dtype="float32",
-        ),
-        _claim(
-            points,
-            f"increments stored, bfloat16: error above {USELESS} from 2048 steps on",
-            f"above {USELESS} (ours)",
-            lambda error: error > USELESS,
-            at_least=2048,
-            method="stored",
-            dtype="bfloat16",
-        ),
-        _claim(
-            points,
-            f"update inverted, float32: error above {USELESS} from 2048 steps on",
-            f"above {USELESS} (ours)",
-            lambda error: error > USELESS,
-            at_least=2048,
-            method="inverted",
-            dtype="float32",
-        ),
-        _claim(
-            points,
-            "increments stored, float32, decay of 0.99: "
-            f"error above {USELESS} from 2048 steps on",
-            f"above {USELESS} (ours)",
-            lambda error: error > USELESS,
-            at_least=2048,
-            method="decay",
-            dtype="float32",
-        ),
+        _claim(points, f"{what}: {text}", source, holds, at_least, method, dtype)
+        for what, method, dtype, (text, source, holds, at_least) in (
+            (
+                *("increments stored, float32", "stored", "float32"),
+                (*exact, lambda error: error < 1e-5, 0),
+            ),
+            ("increments stored, bfloat16", "stored", "bfloat16", useless),
+            ("update inverted, float32", "inverted", "float32", useless),
+            ("increments stored, float32, decay of 0.99", "decay", "float32", useless),
+        )
     ]
 
 
@@ -134,14 +110,16 @@ def _claim(
     text: str,
     source: str,
     holds: Callable[[float], bool],
-    at_least: int = 0,
-    **wanted: Any,
+    at_least: int,
+    method: str,
+    dtype: str,
 ) -> Claim:
     """For both normalisations; the median of the longest is shown."""
-    mine = [p for p in select(points, **wanted) if p["length"] >= at_least]
+    some = select(points, method=method, dtype=dtype)
+    late = [p for p in some if p["length"] >= at_least]
     found = {
         norm: plots.medians(
-            select(mine, key_norm=norm), "length", "error", finite=False
+            select(late, key_norm=norm), "length", "error", finite=False
         )
         for norm in NORMS
     }

@@ -5,6 +5,7 @@ Table 4 of Schlag et al. 2021, at a size that a processor can train.
 
 from itertools import pairwise
 from math import inf, log
+from operator import lt
 from statistics import median
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fwlab import plots
 from fwlab.experiments import text
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.layers import TransformerXL
 from fwlab.models import Mixer
@@ -159,9 +160,7 @@ def _fails(points: list[Point], sums: list[Point]) -> Claim:
 
 def _below(what: str, source: str, one: list[Point], other: list[Point]) -> Claim:
     """Whether the median loss of `one` is below that of `other`."""
-    a, b = median_loss(one), median_loss(other)
-    holds = None if a is None or b is None else a < b
-    return Claim(what, source, f"{_nats(a)} against {_nats(b)}", holds)
+    return numbers_claim(what, source, [median_loss(one), median_loss(other)], lt)
 
 
 def _equal_state(points: list[Point], delta: list[Point]) -> Claim:

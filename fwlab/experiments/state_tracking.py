@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from fwlab import ops, plots
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.experiments.fit import fit
 from fwlab.feature_maps import l2_normalize
 from fwlab.plots import SERIES
@@ -287,15 +287,8 @@ def _forgetting(points: list[Point]) -> list[Claim]:
         ("topics change: erasing the old one helps", "topics", *ERASE),
     ):
         pair = [loss.get((task, forget)) for forget in (better, worse)]
-        known = [x for x in pair if x is not None]
-        found.append(
-            Claim(
-                text,
-                "lower loss (ours)",
-                " against ".join(f"{x:.3f}" for x in known) or "–",
-                known[0] < 0.9 * known[1] if len(known) == 2 else None,
-            )
-        )
+        low = "lower loss (ours)"
+        found.append(numbers_claim(text, low, pair, lambda a, b: a < 0.9 * b))
     return found
 
 

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fwlab import plots
 from fwlab.data import Characters, number_words
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.experiments.fit import fit, one_cycle
 from fwlab.experiments.retrieval import d_dot, feature_map
 from fwlab.feature_maps import FAVOR
@@ -185,36 +185,28 @@ def character_bleu() -> Any:
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    linear, standard = ("linear", 1), ("softmax", 0)
-    performer = [("favor", ratio) for ratio in (1, 4, 8)]
+    linear, standard, performer_1 = ("linear", 1), ("softmax", 0), ("favor", 1)
+    performer_4, performer_8 = ("favor", 4), ("favor", 8)
     dpfp = [("dpfp", ratio) for ratio in (4, 6, 8)]
-    found = [
-        _table_6(),
-        _order("Linear is better than Performer-1x", points, linear, performer[0]),
-        _order(
-            "Performer-8x is better than Performer-1x",
-            points,
-            performer[2],
-            performer[0],
-        ),
-        _order("DPFP-4x is better than Performer-4x", points, dpfp[0], performer[1]),
-        _order(
+    orders: list[tuple[str, tuple[Model, ...]]] = [
+        ("Linear is better than Performer-1x", (linear, performer_1)),
+        ("Performer-8x is better than Performer-1x", (performer_8, performer_1)),
+        ("DPFP-4x is better than Performer-4x", (dpfp[0], performer_4)),
+        (
             "Performer-1x is better if its features are drawn only once",
-            points,
-            FIXED[0],
-            performer[0],
+            (FIXED[0], performer_1),
         ),
     ]
-    if points and points[0]["limit"] == QUICK["limit"]:
-        return found  # for the rest, one seed says this and another that
-    found.append(_order("Performer improves at 4x and at 8x", points, *performer[::-1]))
-    for model in dpfp:
-        text = f"{label(model)} is better than Linear"
-        found.append(_order(text, points, model, linear))
-    text = "standard attention is better than Linear"
-    found.append(_order(text, points, standard, linear))
-    text = "Performer-8x is better than DPFP-8x"
-    return [*found, _order(text, points, performer[2], dpfp[2])]
+    # For the rest, one seed of the quick version says this and another that.
+    if not points or points[0]["limit"] != QUICK["limit"]:
+        improves = "Performer improves at 4x and at 8x"
+        orders.append((improves, (performer_8, performer_4, performer_1)))
+        for model in dpfp:
+            orders.append((f"{label(model)} is better than Linear", (model, linear)))
+        text = "standard attention is better than Linear"
+        orders.append((text, (standard, linear)))
+        orders.append(("Performer-8x is better than DPFP-8x", (performer_8, dpfp[2])))
+    return [_table_6(), *(_order(text, points, *models) for text, models in orders)]
 
 
 def _table_6() -> Claim:
@@ -238,16 +230,16 @@ def _table_6() -> Claim:
 def _order(text: str, points: list[Point], *models: Model) -> Claim:
     """Every model has a larger BLEU than the next: medians over seeds."""
     known = [PUBLISHED.get(model) for model in models]
-    found = [
-        median(p["bleu"] for p in mine)
-        for kind, ratio in models
-        if (mine := select(points, map=kind, ratio=ratio))
-    ]
-    return Claim(
+    scores: list[float | None] = []
+    for kind, ratio in models:
+        seeds = [p["bleu"] for p in select(points, map=kind, ratio=ratio)]
+        scores.append(median(seeds) if seeds else None)
+    return numbers_claim(
         f"BLEU: {text}",
         " against ".join("–" if x is None else f"{x:.1f}" for x in known),
-        " against ".join(f"{x:.1f}" for x in found) or "–",
-        all(a > b for a, b in pairwise(found)) if len(found) == len(models) else None,
+        scores,
+        lambda *scores: all(a > b for a, b in pairwise(scores)),
+        ".1f",
     )
 
 
