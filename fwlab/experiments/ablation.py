@@ -70,7 +70,7 @@ def model(point: Point) -> tuple[Config, Mixer]:
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    found = []
+    every = []
     for corpus, map in _tables(points):
         losses = {
             each: loss
@@ -80,7 +80,7 @@ def claims(points: list[Point]) -> list[Claim]:
         where = f"{CORPORA[corpus]}, {MAPS[map]}"
         listed = ", ".join(f"{x:.3f} ({NAMES[each]})" for each, x in losses.items())
         complete = len(losses) == len(NAMES)
-        found.append(
+        every.append(
             Claim(
                 f"{where}: normalisation costs, with and without positions",
                 "perplexity per word 30.4, 29.2 against 29.7, 28.1",
@@ -89,7 +89,7 @@ def claims(points: list[Point]) -> list[Claim]:
             )
         )
         lowest = min(losses, key=lambda each: losses[each])
-        found.append(
+        every.append(
             Claim(
                 f"{where}: lowest with neither",
                 "perplexity per word 28.1 against 29.2 to 30.4",
@@ -97,7 +97,7 @@ def claims(points: list[Point]) -> list[Claim]:
                 lowest == (0, 0) if complete else None,
             )
         )
-    return found
+    return every
 
 
 def _tables(points: list[Point]) -> list[tuple[str, str]]:

@@ -132,17 +132,17 @@ def points(quick: bool) -> list[Point]:
 
 def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
-    found: Point = dict.fromkeys(
+    empty: Point = dict.fromkeys(
         ("parameters", "loss", "train", "steps", "mib", "milliseconds", "fused")
     )
     mixer, T, d_model = point["mixer"], point["T"], point["d_model"]
     if point["task"] == "layer":
-        return found | measure(mixer, T, d_model)
+        return empty | measure(mixer, T, d_model)
     data = digits() if point["task"] == "digits" else text(T)
     model = build(mixer, data.symbols, T, d_model, point["layers"])
     parameters = sum(p.numel() for p in model.parameters())
     trained = train(model, data, point["budget"], point["lr"])
-    return found | {"parameters": parameters, **trained}
+    return empty | {"parameters": parameters, **trained}
 
 
 # --- One layer ----------------------------------------------------------
@@ -322,7 +322,7 @@ ALONE = {**NAMES, SOFTMAX: "fused softmax", DENSE: "dense softmax"}
 
 def claims(points: list[Point]) -> list[Claim]:
     images = _losses(select(points, task="digits"))
-    found = [
+    every = [
         _below("digits", images, "aft-local", SOFTMAX),
         _below("digits", images, "aft-conv-2d", SOFTMAX),
         _below("digits", images, "aft-local", "aft-simple"),
@@ -330,20 +330,20 @@ def claims(points: list[Point]) -> list[Claim]:
     if max(p["T"] for p in points) > 1024:  # the full version
         texts = select(points, task="text")
         longest = _losses(select(texts, T=512))
-        found += [
+        every += [
             _below("digits", images, SOFTMAX, "aft-simple"),
             _below("text", longest, SOFTMAX, "aft-local"),
             _below("text", longest, "aft-local", "aft-simple"),
             _longer(select(texts, mixer="aft-local")),
         ]
     alone = select(points, task="layer")
-    return found + [_memory(name, select(alone, mixer=name)) for name in OF_LENGTHS]
+    return every + [_memory(name, select(alone, mixer=name)) for name in OF_LENGTHS]
 
 
 def _losses(points: list[Point]) -> dict[str, float]:
     """The median loss by layer, in the order of `LAYERS`."""
-    found = plots.medians(points, "mixer", "loss")
-    return {name: found[name] for name in LAYERS if name in found}
+    middle = plots.medians(points, "mixer", "loss")
+    return {name: middle[name] for name in LAYERS if name in middle}
 
 
 def _below(task: str, losses: dict[str, float], better: str, worse: str) -> Claim:
@@ -356,12 +356,12 @@ def _below(task: str, losses: dict[str, float], better: str, worse: str) -> Clai
 
 
 def _longer(points: list[Point]) -> Claim:
-    found = plots.medians(points, "T", "loss")
+    losses = plots.medians(points, "T", "loss")
     return Claim(
         "text: longer sequences lower the loss of AFT-local",
         "1.154, 1.135, 1.134 (T = 1024, 2048, 4096)",
-        listed(found, ".3f", "T"),
-        all(a > b for a, b in pairwise(found.values())) if len(found) > 1 else None,
+        listed(losses, ".3f", "T"),
+        all(a > b for a, b in pairwise(losses.values())) if len(losses) > 1 else None,
     )
 
 
@@ -370,7 +370,7 @@ def _memory(name: str, points: list[Point]) -> Claim:
     mib = plots.medians(points, "T", "mib")
     growth = _growth(mib)
     what, source, holds = "grows with T", "Td (Table 1)", growth < 2.2
-    found = f"× {growth:.2f} where T doubles, up to {max(mib, default=0)}"
+    ours = f"× {growth:.2f} where T doubles, up to {max(mib, default=0)}"
     if name == DENSE:
         what, source, holds = "grows with T²", "T² + Td (Table 1)", growth > 3
     elif name == SOFTMAX:
@@ -379,11 +379,11 @@ def _memory(name: str, points: list[Point]) -> Claim:
         # As in Table 1: the biases and their gradient are not counted.
         rest = _growth({T: x - 2 * 4 * T * T / 2**20 for T, x in mib.items()})
         what, holds = "grows with T, biases not counted", rest < 2.2
-        found = f"× {rest:.2f}; with biases {found}"
+        ours = f"× {rest:.2f}; with biases {ours}"
     text = f"one layer, {ALONE[name]}: memory {what}"
     if growth == 0:
         return Claim(text, source, "–", None)
-    return Claim(text, source, found, holds)
+    return Claim(text, source, ours, holds)
 
 
 def _growth(mib: dict[Any, float]) -> float:
@@ -417,11 +417,11 @@ def draw(points: list[Point]) -> Figure:
     height = 2.6 + 2.8 * len(panels)
     figure, (upper, *others) = plots.panels(height, len(panels) + 1)
     _difference(upper, select(points, task="digits"))
-    for ax, (mine, y, label) in zip(others, panels, strict=True):
+    for ax, (shown, y, label) in zip(others, panels, strict=True):
         for name, (color, marker, line) in LOOKS.items():
-            here = select(mine, mixer=name)
+            here = select(shown, mixer=name)
             plots.series(ax, here, color, marker, line, ALONE[name], y, "T")
-        lengths = sorted({p["T"] for p in mine})
+        lengths = sorted({p["T"] for p in shown})
         ax.set_xscale("log", base=2)
         if y != "loss":
             ax.set_yscale("log", base=2)
@@ -439,10 +439,10 @@ def _difference(ax: Axes, points: list[Point]) -> None:
     zero, known = _losses(points).get(SOFTMAX), PUBLISHED["digits"]
     for row, name in enumerate(OF_IMAGES):
         color, marker, _ = LOOKS.get(name, (WRONG, "P", ""))
-        mine = [p["loss"] for p in select(points, mixer=name)]
+        losses = [p["loss"] for p in select(points, mixer=name)]
         if zero is not None:
-            extra = [loss - zero for loss in mine]
-            plots.marks(ax, extra, [row] * len(mine), marker, color=color, alpha=0.7)
+            extra = [loss - zero for loss in losses]
+            plots.marks(ax, extra, [row] * len(losses), marker, color=color, alpha=0.7)
         if name in known:
             off = known[name] - known[SOFTMAX]
             label = None if row else "published, CIFAR-10"

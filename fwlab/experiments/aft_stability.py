@@ -133,9 +133,9 @@ def _fails(way: str, points: list[Point]) -> Claim:
     """From which scale on, by precision, any of three shares is above 0."""
     first = {}
     for dtype in DTYPES:
-        mine = select(points, dtype=dtype)
-        for scale in sorted({p["scale"] for p in mine}):
-            at = select(mine, scale=scale)
+        own = select(points, dtype=dtype)
+        for scale in sorted({p["scale"] for p in own}):
+            at = select(own, scale=scale)
             if any(p["outputs"] or p["gradients"] or p["wrong"] for p in at):
                 first[dtype] = scale
                 break
@@ -162,9 +162,9 @@ def draw(points: list[Point]) -> Figure:
     looks = dict(zip(DTYPES, zip(SERIES, "o^s", strict=True), strict=True))
     for ax, way in zip(axes, WAYS, strict=True):
         for dtype, (color, marker) in looks.items():
-            mine = select(points, way=way, dtype=dtype)
-            plots.series(ax, mine, color, marker, "-", dtype, "wrong", "scale")
-            plots.series(ax, mine, color, "", ":", None, "gradients", "scale")
+            own = select(points, way=way, dtype=dtype)
+            plots.series(ax, own, color, marker, "-", dtype, "wrong", "scale")
+            plots.series(ax, own, color, "", ":", None, "gradients", "scale")
         ax.set_title(way)
         ax.set(xscale="log", ylim=(-0.05, 1.05), yticks=[0, 0.5, 1])
         ax.minorticks_off()

@@ -133,23 +133,23 @@ def claims(points: list[Point]) -> list[Claim]:
 
 def _within(points: list[Point]) -> list[Claim]:
     """The published capacities."""
-    found = []
+    every = []
     for name, limit in SOLVED_UP_TO.items():
         losses = plots.medians(select(points, map=name), "S", "loss")
-        mine = {S: loss for S, loss in losses.items() if limit >= S}
+        inside = {S: loss for S, loss in losses.items() if limit >= S}
         wanted = [S for S in _SIZES + _LARGER if limit >= S]
-        good = [S for S in mine if mine[S] <= SOLVED]
-        if len(good) < len(mine):
+        good = [S for S in inside if inside[S] <= SOLVED]
+        if len(good) < len(inside):
             holds: bool | None = False
         else:
-            holds = True if len(mine) == len(wanted) else None
-        worst = max(mine, key=lambda S: mine[S], default=None)
+            holds = True if len(inside) == len(wanted) else None
+        worst = max(inside, key=lambda S: inside[S], default=None)
         text = "–"
         if worst is not None:
-            text = f"{mine[worst]:.4f} at most (S = {worst}), up to S = {max(mine)}"
+            text = f"{inside[worst]:.4f} at most (S = {worst}), up to S = {max(inside)}"
         what = f"{LOOKS[name][0]}: loss of 0.001 or less up to S = {limit}"
-        found.append(Claim(what, "0.001", text, holds))
-    return found
+        every.append(Claim(what, "0.001", text, holds))
+    return every
 
 
 def _anchors(points: list[Point]) -> list[Claim]:
@@ -168,15 +168,15 @@ def _anchors(points: list[Point]) -> list[Claim]:
 
 def _quick(points: list[Point]) -> list[Claim]:
     """At half of the capacity nearly everything is retrieved."""
-    found = []
+    every = []
     for name in QUICK:
-        mine = select(points, map=name)
-        features = mine[0]["d_dot"] if mine else None
-        inside = [p for p in mine if features is None or 2 * p["S"] <= features]
+        own = select(points, map=name)
+        features = own[0]["d_dot"] if own else None
+        inside = [p for p in own if features is None or 2 * p["S"] <= features]
         losses = plots.medians(inside, "S", "loss")
         limit = SOLVED if features is None else 0.05
         end = "throughout" if features is None else f"up to half of {features} keys"
-        found.append(
+        every.append(
             Claim(
                 f"{LOOKS[name][0]}: loss of {limit} or less {end}",
                 f"{limit} (ours)" if features else f"{limit}",
@@ -184,16 +184,16 @@ def _quick(points: list[Point]) -> list[Claim]:
                 all(x <= limit for x in losses.values()) if losses else None,
             )
         )
-    return found
+    return every
 
 
 def _beyond(points: list[Point]) -> Claim:
     """Beyond the capacity the loss follows the law."""
     off: dict[tuple[str, Any], float] = {}
     for name in ("linear", "dpfp-1", "dpfp-2", "dpfp-3"):
-        mine = [p for p in select(points, map=name) if p["S"] > 1.1 * p["d_dot"]]
-        for S, loss in plots.medians(mine, "S", "loss").items():
-            off[name, S] = loss - law(S, mine[0]["d_dot"])
+        beyond = [p for p in select(points, map=name) if p["S"] > 1.1 * p["d_dot"]]
+        for S, loss in plots.medians(beyond, "S", "loss").items():
+            off[name, S] = loss - law(S, beyond[0]["d_dot"])
     worst = max(off, key=lambda each: abs(off[each]), default=None)
     text = "–"
     if worst is not None:
@@ -216,8 +216,8 @@ def draw(points: list[Point]) -> Figure:
     largest = _LARGER[-1] if full else max(p["S"] for p in points)
     for ax, name in zip(axes, names, strict=True):
         title, color = LOOKS[name]
-        mine = select(points, map=name)
-        features = mine[0]["d_dot"]
+        own = select(points, map=name)
+        features = own[0]["d_dot"]
         if features is not None and not name.startswith("favor"):
             title += f", $d_\\mathrm{{dot}}$ = {features}"
             at = range(1, largest + 1, max(1, largest // 150))
@@ -228,7 +228,7 @@ def draw(points: list[Point]) -> Figure:
                 linewidth=1.2,
                 linestyle=(0, (4, 2)),
             )
-        plots.series(ax, mine, color, "o", "-")
+        plots.series(ax, own, color, "o", "-")
         if full:
             plots.published(ax, PUBLISHED[name], color)
         ax.set_title(title)

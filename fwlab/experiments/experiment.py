@@ -93,7 +93,7 @@ def numbers_claim(
     )
 
 
-def listed(found: Mapping[Any, float], spec: str, x: str = "S") -> str:
+def listed(numbers: Mapping[Any, float], spec: str, x: str = "S") -> str:
     """Numbers by `x`, as text."""
-    every = [f"{value:{spec}} ({x} = {at})" for at, value in found.items()]
+    every = [f"{value:{spec}} ({x} = {at})" for at, value in numbers.items()]
     return ", ".join(every) or "–"

@@ -55,8 +55,8 @@ def run(point: Point) -> Point:
     )
     size = _denominator(model)
     trained = train(model, point["S"], repeat=False, budget=point["budget"])
-    found = {"d_dot": d_dot(point["map"], point["d_key"]), "log10_denominator": size}
-    return {**found, **trained}
+    about = {"d_dot": d_dot(point["map"], point["d_key"]), "log10_denominator": size}
+    return {**about, **trained}
 
 
 @torch.no_grad()

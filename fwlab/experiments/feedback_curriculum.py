@@ -70,8 +70,8 @@ def run(point: Point) -> Point:
             continue
         lowest = min(lowest, feedback.score(model, asked).loss)
         if lowest <= point["target"]:
-            return {**cost.found(), "lowest": lowest}
-    return {**dict.fromkeys(cost.found()), "lowest": lowest}
+            return {**cost.spent(), "lowest": lowest}
+    return {**dict.fromkeys(cost.spent()), "lowest": lowest}
 
 
 def build(mixer: str, point: Point) -> LanguageModel:
@@ -120,7 +120,7 @@ class Cost:
             yield step
             start = time.process_time()
 
-    def found(self) -> dict[str, Any]:
+    def spent(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "chain": self.chain,
@@ -152,11 +152,11 @@ def _shorter(way: str, ours: float | None, than: str, theirs: float | None) -> C
     source = "saves time (no number found)"
     if ours is None or theirs is None:
         return Claim(text, source, "–", None)
-    found = " against ".join(
+    chains = " against ".join(
         f"{chain / 1000:.1f}" if chain < inf else "not reached"
         for chain in (ours, theirs)
     )
-    return Claim(text, source, f"{found} thousand layers", ours < theirs)
+    return Claim(text, source, f"{chains} thousand layers", ours < theirs)
 
 
 def draw(points: list[Point]) -> Figure:

@@ -76,20 +76,20 @@ def points(quick: bool) -> list[Point]:
 
 def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
-    found: Point = dict.fromkeys(("accuracy", "loss", "parameters", "train", "predict"))
+    empty: Point = dict.fromkeys(("accuracy", "loss", "parameters", "train", "predict"))
     if point["kind"] == "time":
-        return found | measure(point)
+        return empty | measure(point)
     size, seed = (point["statements"], VARIABLES), point["seed"]
     if point["kind"] == "rule":
         scores = [rule_accuracy(rule, *size, test_rng(seed)) for rule in RULES]
-        return found | {"accuracy": max(scores)}
+        return empty | {"accuracy": max(scores)}
     model = build(mixer(point["model"], point["memory"]), point)
     draw = feedback.growing(point, VARIABLES, FIRST, 0.8)
     for _ in feedback.train(model, draw, point["steps"], point["rate"]):
         pass
     test = programs(TEST, *size, test_rng(seed), clauses=True)
     score = feedback.score(model, (test.tokens, test.labels))
-    return found | score._asdict() | {"parameters": model.num_parameters()}
+    return empty | score._asdict() | {"parameters": model.num_parameters()}
 
 
 def build(mix: Mixer | str, point: Point) -> LanguageModel:
@@ -204,7 +204,7 @@ def claims(points: list[Point]) -> list[Claim]:
     low = 4 if full else 1
     rule = plots.medians(select(points, kind="rule"), "model", "accuracy").get("rule")
     named = _named("feedback", low)
-    found = [
+    every = [
         _above(
             f"{named}: above {_named('transformer', 2 * low)}",
             "99.1 % against 33.7 % (4 and 8 layers)",
@@ -224,7 +224,7 @@ def claims(points: list[Point]) -> list[Claim]:
             )
             for model in COLORS
         ]
-        found.append(
+        every.append(
             _above(
                 f"memory of {memory} to {2 * memory - 1} tokens: feedback above "
                 "a transformer with twice as many layers",
@@ -232,7 +232,7 @@ def claims(points: list[Point]) -> list[Claim]:
                 tuple(next(iter(each.values()), None) for each in pair),
             )
         )
-    return found
+    return every
 
 
 def _named(model: str, layers: int) -> str:
@@ -253,16 +253,14 @@ def draw(points: list[Point]) -> Figure:
     place = {memory: at for at, memory in enumerate([*sizes, ALL])}
     for model, (color, marker, line) in COLORS.items():
         look = color, marker, line
-        mine = select(trained, model=model)
-        plots.series(
-            depth, select(mine, memory=ALL), *look, model, "accuracy", "layers"
-        )
+        own = select(trained, model=model)
+        plots.series(depth, select(own, memory=ALL), *look, model, "accuracy", "layers")
         if full:
             plots.published(depth, PUBLISHED[model], color)
-        limited = [p for p in mine if p["memory"] != ALL]
+        limited = [p for p in own if p["memory"] != ALL]
         for layers in {p["layers"]: None for p in limited}:
             placed = [
-                {**p, "at": place[p["memory"]]} for p in select(mine, layers=layers)
+                {**p, "at": place[p["memory"]]} for p in select(own, layers=layers)
             ]
             title = _named(model, layers)
             plots.series(size, placed, *look, title, "accuracy", "at")

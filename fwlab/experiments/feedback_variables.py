@@ -104,14 +104,14 @@ def rule_accuracy(
         tokens, labels, _ = program(statements, variables, rng)
         guesses = guess(rule, tokens, labels)
         answers += [
-            (label, said)
-            for label, said in zip(labels, guesses, strict=True)
+            (label, answer)
+            for label, answer in zip(labels, guesses, strict=True)
             if label is not None
         ]
     if rule == "most frequent value":
         right = max(Counter(label for label, _ in answers).values())
     else:
-        right = sum(label == said for label, said in answers)
+        right = sum(label == answer for label, answer in answers)
     return round(100 * right / len(answers), 2)
 
 
@@ -143,19 +143,19 @@ def name_of(point: Point) -> str:
 
 def by_name(points: list[Point]) -> dict[str, list[Point]]:
     """Points of models and of rules, in their order."""
-    found: dict[str, list[Point]] = {}
+    named: dict[str, list[Point]] = {}
     for point in points:
-        found.setdefault(name_of(point), []).append(point)
-    return found
+        named.setdefault(name_of(point), []).append(point)
+    return named
 
 
 def claims(points: list[Point]) -> list[Claim]:
     full = points[0]["statements"] == 100
-    found = []
+    every = []
     for variables in (3, 5) if full else (3,):
         rows = {
-            name: median(p["accuracy"] for p in mine)
-            for name, mine in by_name(select(points, variables=variables)).items()
+            name: median(p["accuracy"] for p in own)
+            for name, own in by_name(select(points, variables=variables)).items()
         }
         deep = 4 if full else 1
         ours, equal, deeper = (
@@ -168,7 +168,7 @@ def claims(points: list[Point]) -> list[Claim]:
         )
         rules = {name: rows[name] for name in RULES if name in rows}
         best = max(rules, key=rules.__getitem__, default=RULES[2])
-        said = " against ".join(f"{x} %" for x in PUBLISHED[variables].values())
+        published = " against ".join(f"{x} %" for x in PUBLISHED[variables].values())
         task = f"{variables} variables: feedback at least {MARGIN} points above"
         for text, source, other in (
             (
@@ -176,13 +176,13 @@ def claims(points: list[Point]) -> list[Claim]:
                 "higher (no number published)",
                 equal,
             ),
-            (f"{task} one with twice as many layers", said, deeper),
+            (f"{task} one with twice as many layers", published, deeper),
             (f"{task} the best rule ({best})", "above (ours)", best),
         ):
-            found.append(_above(text, source, rows.get(ours), rows.get(other)))
+            every.append(_above(text, source, rows.get(ours), rows.get(other)))
         if full:
-            found.append(_solved(variables, rows.get(ours)))
-    return found
+            every.append(_solved(variables, rows.get(ours)))
+    return every
 
 
 def _solved(variables: int, ours: float | None) -> Claim:
@@ -215,10 +215,10 @@ def draw(points: list[Point]) -> Figure:
     height = 1 + (0.5 + 0.3 * len(rows)) * len(tasks)
     figure, axes = plots.panels(height, len(tasks), sharex=True)
     for ax, variables in zip(axes, tasks, strict=True):
-        mine = by_name(select(points, variables=variables))
+        own = by_name(select(points, variables=variables))
         for row, name in enumerate(rows):
             color = next((c for key, c in COLORS.items() if name.startswith(key)), INK)
-            right = [p["accuracy"] for p in mine.get(name, [])]
+            right = [p["accuracy"] for p in own.get(name, [])]
             rule = name in RULES
             marker, at = "s" if rule else "o", [row] * len(right)
             plots.marks(ax, right, at, marker, markersize=5.5, alpha=0.7, color=color)

@@ -50,22 +50,22 @@ def points(quick: bool) -> list[Point]:
         usual = {"map": USUAL.get(mixer, ""), "block": 64, "carry": 0, "lr": LR[size]}
         return {"mixer": mixer, **usual, **changes}
 
-    found = [setting("softmax")]
+    settings = [setting("softmax")]
     for name in PUBLISHED:
-        found += [setting("sum", map=name), setting("delta", map=name)]
+        settings += [setting("sum", map=name), setting("delta", map=name)]
     # What the delta rule lacks: a decay, keys of length 1, or both.
-    found += [setting("delta", map="identity"), setting("gated-delta", map="dpfp")]
-    found += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
+    settings += [setting("delta", map="identity"), setting("gated-delta", map="dpfp")]
+    settings += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
     if not quick:
-        found += [setting(mixer) for mixer in OTHERS]
-        found += [setting("gated", map="dpfp")]
+        settings += [setting(mixer) for mixer in OTHERS]
+        settings += [setting("gated", map="dpfp")]
         for mixer in COMPARED:
-            found += [setting(mixer, block=256), setting(mixer, carry=1)]
-            found += [setting(mixer, lr=lr) for lr in OTHER_LR]
+            settings += [setting(mixer, block=256), setting(mixer, carry=1)]
+            settings += [setting(mixer, lr=lr) for lr in OTHER_LR]
     corpus = "any" if quick else "shakespeare"
     return [
         {**each, "size": size, "corpus": corpus, "seed": seed}
-        for each in found
+        for each in settings
         for seed in (1, 2, 3)
     ]
 
@@ -90,16 +90,16 @@ def model(point: Point) -> tuple[Config, Mixer]:
 
 def claims(points: list[Point]) -> list[Claim]:
     usual = as_usual(points)
-    found = [_delta_below_sum(usual, name) for name in PUBLISHED]
+    every = [_delta_below_sum(usual, name) for name in PUBLISHED]
     for what, mixer, map in (
         ("a decay, the same DPFP: gated delta ends below delta", "gated-delta", "dpfp"),
         ("keys of length 1 in place of DPFP: delta ends lower", "delta", "identity"),
     ):
         before = select(usual, mixer="delta", map="dpfp")
-        found.append(_falls(what, before, select(usual, mixer=mixer, map=map)))
+        every.append(_falls(what, before, select(usual, mixer=mixer, map=map)))
     if points[0]["size"] == "nanogpt":
-        found += [_softmax(usual), *_why(points)]
-    return found
+        every += [_softmax(usual), *_why(points)]
+    return every
 
 
 def as_usual(points: list[Point]) -> list[Point]:
@@ -153,7 +153,7 @@ def published_saving(name: str) -> float:
 
 def _why(points: list[Point]) -> list[Claim]:
     """When does the delta rule end behind the rules that forget?"""
-    found = []
+    every = []
     for name, some in comparisons(points).items():
         losses = {
             mixer: loss
@@ -162,7 +162,7 @@ def _why(points: list[Point]) -> list[Claim]:
         }
         ahead = losses.get("delta", inf) <= min(losses.values(), default=inf)
         listed = ", ".join(f"{loss:.3f} ({mixer})" for mixer, loss in losses.items())
-        found.append(
+        every.append(
             Claim(
                 f"{name}: delta ends lowest of {', '.join(COMPARED)}",
                 "not published",
@@ -170,7 +170,7 @@ def _why(points: list[Point]) -> list[Claim]:
                 ahead if len(losses) == len(COMPARED) else None,
             )
         )
-    return found
+    return every
 
 
 def comparisons(points: list[Point]) -> dict[str, list[Point]]:
@@ -186,12 +186,12 @@ def comparisons(points: list[Point]) -> dict[str, list[Point]]:
 
 def tuned(points: list[Point]) -> list[Point]:
     """Of each mixer the points with the learning rate of the lowest loss."""
-    found = []
+    best = []
     for mixer in {p["mixer"]: None for p in points}:
-        mine = select(points, mixer=mixer)
-        rates = {p["lr"]: median_loss(select(mine, lr=p["lr"])) for p in mine}
-        found += select(mine, lr=min(rates, key=lambda lr: rates[lr] or inf))
-    return found
+        own = select(points, mixer=mixer)
+        rates = {p["lr"]: median_loss(select(own, lr=p["lr"])) for p in own}
+        best += select(own, lr=min(rates, key=lambda lr: rates[lr] or inf))
+    return best
 
 
 def draw(points: list[Point]) -> Figure:
@@ -219,10 +219,10 @@ def draw(points: list[Point]) -> Figure:
         shown = {
             name: [
                 p["loss"]
-                for p in mine
+                for p in own
                 if (p["mixer"] if p["mixer"] in ("sum", "delta") else "") == rule
             ]
-            for name, mine in best_first.items()
+            for name, own in best_first.items()
         }
         plots.rows(axes[0], shown, color, marker, rule or "others")
     if full:

@@ -148,7 +148,7 @@ def _full(
     twice = plots.medians(add, "S", "loss_2S").get(20)
     ours = {name: each.get(20) for name, each in losses.items()}
     sum_at_S = "about 0.10 to 0.125, evaluated at L = S"
-    found = [
+    every = [
         _at(f"S = 20, {text}", published, loss, low, high)
         for text, published, loss, low, high in (
             ("delta, DPFP-1: loss of 0.001 or less", "0.0008",
@@ -168,23 +168,23 @@ def _full(
         ".0f",
         unit=" steps",
     )
-    found.insert(1, quickly)
+    every.insert(1, quickly)
     at_80, text = losses["delta", "linear"].get(80), "S = 80, delta, linear: about 0.10"
-    found.append(_at(text, "0.1014", at_80, 0.085, 0.13))
+    every.append(_at(text, "0.1014", at_80, 0.085, 0.13))
     for name, limit in (("linear", 60), ("dpfp-2", 200)):
-        mine = {S: x for S, x in losses["delta", name].items() if limit >= S}
-        good = [S for S in mine if mine[S] <= SOLVED]
-        done = len(mine) == len([S for S in _SIZES if limit >= S])
+        inside = {S: x for S, x in losses["delta", name].items() if limit >= S}
+        good = [S for S in inside if inside[S] <= SOLVED]
+        done = len(inside) == len([S for S in _SIZES if limit >= S])
         label = {"linear": "linear", "dpfp-2": "DPFP-2"}[name]
-        found.append(
+        every.append(
             Claim(
                 f"delta, {label}: loss of 0.001 or less up to S = {limit}",
                 "0.001",
-                listed(mine, ".4f"),
-                False if len(good) < len(mine) else True if done else None,
+                listed(inside, ".4f"),
+                False if len(good) < len(inside) else True if done else None,
             )
         )
-    return found
+    return every
 
 
 def _quick(
@@ -195,7 +195,7 @@ def _quick(
         ("delta, DPFP-1: the new value replaces the old one", "delta", 0.0, 0.005),
         ("sum, DPFP-1: a mixture is left", "sum", 0.05, 1.0),
     )
-    found = [
+    every = [
         _at(
             f"S = {S}, {text}",
             f"{low:g} to {high:g} (ours)",
@@ -213,7 +213,7 @@ def _quick(
         0.15,
         1.0,
     )
-    return [*found, worse]
+    return [*every, worse]
 
 
 def _at(
@@ -231,12 +231,12 @@ def draw(points: list[Point]) -> Figure:
     figure, (left, right) = plots.grid(2, height=3.6)
     full = points[0]["d_key"] == 64
     for series in SERIES_OF:
-        mine = select(points, rule=series.rule, map=series.map)
-        if not mine:
+        own = select(points, rule=series.rule, map=series.map)
+        if not own:
             continue
         look = (series.color, series.marker, series.line)
-        plots.series(left, mine, *look, series.label)
-        plots.series(right, mine, *look, y="loss_2S")
+        plots.series(left, own, *look, series.label)
+        plots.series(right, own, *look, y="loss_2S")
         theirs = PUBLISHED.get((series.rule, series.map))
         if full and theirs:
             drawn = dict(zip(_SIZES, theirs, strict=True))

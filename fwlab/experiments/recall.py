@@ -79,13 +79,13 @@ FULL = Grid(
 def points(quick: bool) -> list[Point]:
     """By number of keys, so that a stopped run has all mixers up to some."""
     grid = QUICK if quick else FULL
-    found = []
+    settings = []
     for mixer, features in grid.names:
         pairs = grid.slow if mixer in STEPWISE else grid.pairs
         sizes = [(count, grid.heads[0]) for count in pairs]
         if (mixer, features) in RULES:
             sizes += [(grid.middle, heads) for heads in grid.heads[1:]]
-        found += [
+        settings += [
             {
                 "mixer": mixer,
                 "map": features,
@@ -103,7 +103,7 @@ def points(quick: bool) -> list[Point]:
             for lr in grid.rates
             for seed in (1, 2, 3)
         ]
-    return sorted(found, key=lambda point: point["pairs"])
+    return sorted(settings, key=lambda point: point["pairs"])
 
 
 def run(point: Point) -> Point:
@@ -258,10 +258,10 @@ def best(points: list[Point]) -> list[Point]:
     for p in points:
         size = tuple(p[key] for key in ("mixer", "map", "shows", "pairs", "heads"))
         groups.setdefault(size, {}).setdefault(p["lr"], []).append(p)
-    found = []
+    chosen = []
     for rates in groups.values():
-        found += max(rates.values(), key=lambda mine: median(accuracies(mine)))
-    return found
+        chosen += max(rates.values(), key=lambda own: median(accuracies(own)))
+    return chosen
 
 
 def accuracies(points: Iterable[Point]) -> list[float]:
@@ -300,9 +300,9 @@ def _family(
         by_pairs.set(title=title.replace(" with", "\nwith"), xlabel="keys")
         by_state.set(xlabel=f"scalars in the state,\n{grid.middle} keys")
         for name, look in every.items():
-            mine = _of(points, name, shows=shows)
-            usual = select(mine, heads=grid.heads[0])
-            middle = select(mine, pairs=grid.middle)
+            own = _of(points, name, shows=shows)
+            usual = select(own, heads=grid.heads[0])
+            middle = select(own, pairs=grid.middle)
             _line(by_pairs, usual, look, "pairs")
             _line(by_state, middle, look, "state")
         counts = sorted({p["pairs"] for p in points})
@@ -328,7 +328,7 @@ def claims(points: list[Point]) -> list[Claim]:
     once, returns = (select(chosen, shows=shows) for shows in TASKS)
     count = len(grid.pairs)
     if grid is FULL:
-        found = [
+        every = [
             _within(
                 "each key once, softmax: 0.99 or more",
                 "solved at every width (Arora et al., figure)",
@@ -341,7 +341,7 @@ def claims(points: list[Point]) -> list[Claim]:
             ),
         ]
     else:
-        found = [
+        every = [
             _within(
                 f"{TASKS[shows]}, {label}: 0.9 or more",
                 "0.9 (ours)",
@@ -355,7 +355,7 @@ def claims(points: list[Point]) -> list[Claim]:
                 (2, DELTA, "delta"),
             )
         ]
-        found.append(
+        every.append(
             _within(
                 f"{TASKS[2]}, sum: right about half of the time, 0.55 at most",
                 "one of two values (ours)",
@@ -363,26 +363,26 @@ def claims(points: list[Point]) -> list[Claim]:
             )
         )
     # A second layer of the sum rule can find out that a key was there.
-    return [*found, _gap(returns, grid, 0.05 if grid is FULL else 0.3)]
+    return [*every, _gap(returns, grid, 0.05 if grid is FULL else 0.3)]
 
 
 def _usual(points: list[Point], name: Name, grid: Grid) -> dict[Any, float]:
     """Median accuracy by number of keys."""
-    mine = _of(points, name, heads=grid.heads[0])
-    return plots.medians(mine, "pairs", "accuracy")
+    own = _of(points, name, heads=grid.heads[0])
+    return plots.medians(own, "pairs", "accuracy")
 
 
 def _within(
     text: str,
     source: str,
-    found: dict[Any, float],
+    middle: dict[Any, float],
     wanted: int,
     low: float,
     high: float,
 ) -> Claim:
     """A claim that the medians at all sizes are in a range."""
-    holds = _all([low <= x <= high for x in found.values()], wanted)
-    return Claim(text, source, listed(found, ".3f", "keys"), holds)
+    holds = _all([low <= x <= high for x in middle.values()], wanted)
+    return Claim(text, source, listed(middle, ".3f", "keys"), holds)
 
 
 def _all(good: list[bool], wanted: int) -> bool | None:
@@ -396,12 +396,12 @@ def _gap(points: list[Point], grid: Grid, least: float) -> Claim:
     """Delta against sum where keys return, at every size."""
     gaps: dict[tuple[int, int], float] = {}
     for pairs, heads in {(p["pairs"], p["heads"]) for p in points}:
-        mine, theirs = (
+        ours, theirs = (
             accuracies(_of(points, name, pairs=pairs, heads=heads))
             for name in (DELTA, SUM)
         )
-        if mine and theirs:
-            gaps[pairs, heads] = median(mine) - median(theirs)
+        if ours and theirs:
+            gaps[pairs, heads] = median(ours) - median(theirs)
     text = "–"
     if gaps:
         pairs, heads = min(gaps, key=lambda size: gaps[size])

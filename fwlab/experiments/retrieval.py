@@ -102,8 +102,8 @@ class Retriever(nn.Module):
         if self.rule == "fwm":
             return self._fast_weight_memory(q, k, values, torch.sigmoid(logits))
         weights = self._weights(q, k, logits)
-        found = weights.new_zeros(*queries.shape, self.symbols)
-        return found.scatter_add(-1, values[:, None].expand_as(weights), weights)
+        retrieved = weights.new_zeros(*queries.shape, self.symbols)
+        return retrieved.scatter_add(-1, values[:, None].expand_as(weights), weights)
 
     def retrieve(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
         """The same by fwlab's operation, for evaluation.
@@ -214,8 +214,8 @@ def evaluate(model: Retriever, length: int, repeat: bool) -> float:
     pairs = retrieval(SEQUENCES, model.symbols, length, repeat=repeat)
     queries = torch.arange(model.symbols).expand(SEQUENCES, -1)
     asked = pairs.answers >= 0
-    found = model.retrieve(pairs.keys, pairs.values, queries)
-    return loss(found[asked], pairs.answers[asked]).item()
+    retrieved = model.retrieve(pairs.keys, pairs.values, queries)
+    return loss(retrieved[asked], pairs.answers[asked]).item()
 
 
 def train(

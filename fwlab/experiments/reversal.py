@@ -117,16 +117,16 @@ def _claim(
     """For both normalisations; the median of the longest is shown."""
     some = select(points, method=method, dtype=dtype)
     late = [p for p in some if p["length"] >= at_least]
-    found = {
+    by_norm = {
         norm: plots.medians(
             select(late, key_norm=norm), "length", "error", finite=False
         )
         for norm in NORMS
     }
-    every = [error for errors in found.values() for error in errors.values()]
+    every = [error for errors in by_norm.values() for error in errors.values()]
     longest = (
         f"{norm}: {_number(errors[max(errors)])} ({max(errors)} steps)"
-        for norm, errors in found.items()
+        for norm, errors in by_norm.items()
         if errors
     )
     return Claim(
@@ -148,9 +148,9 @@ def draw(points: list[Point]) -> Figure:
     )
     pairs = [(method, norm) for method in METHODS for norm in NORMS]
     for ax, (method, norm) in zip(axes, pairs, strict=True):
-        mine = select(points, method=method, key_norm=norm)
+        own = select(points, method=method, key_norm=norm)
         for dtype, (color, marker, line) in looks.items():
-            some = select(mine, dtype=dtype)
+            some = select(own, dtype=dtype)
             plots.series(ax, some, color, marker, line, dtype, "error", "length")
         ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
         ax.set_title(f"{METHODS[method]},\n{norm.replace('l2', 'L2')} normalisation")

@@ -38,11 +38,11 @@ MEMORIES = {"nanogpt": (8, 32, 128), "small": (4, 16, 64)}
 
 def points(quick: bool) -> list[Point]:
     size = "small" if quick else "nanogpt"
-    found = [("delta", "linear", 0, 0), ("sum", "linear", 1, 0)]
-    found += [("gated-delta", "identity", 0, 0)]
+    settings = [("delta", "linear", 0, 0), ("sum", "linear", 1, 0)]
+    settings += [("gated-delta", "identity", 0, 0)]
     if not quick:
-        found += [("delta", "dpfp", 0, 0), ("sum", "linear", 0, 0)]
-    found += [("transformer-xl", "", 0, memory) for memory in MEMORIES[size]]
+        settings += [("delta", "dpfp", 0, 0), ("sum", "linear", 0, 0)]
+    settings += [("transformer-xl", "", 0, memory) for memory in MEMORIES[size]]
     names = ("model", "map", "normalize", "memory")
     return [
         {
@@ -52,7 +52,7 @@ def points(quick: bool) -> list[Point]:
             "lr": LR[size],
             "seed": seed,
         }
-        for each in found
+        for each in settings
         for seed in (1, 2, 3)
     ]
 
@@ -64,12 +64,12 @@ def run(point: Point) -> Point:
     rows = config.batch if point["size"] == "small" else 1
     corpus = text.load(point["corpus"])
     run = text.Run(config, mixer, corpus, carry=True, rows=rows)
-    found = text.train(run)
-    found["state_size"] = run.model.state_size(10**9)  # at its largest
-    found["windows_loss"] = text.finite(run.validation.of_windows())
+    result = text.train(run)
+    result["state_size"] = run.model.state_size(10**9)  # at its largest
+    result["windows_loss"] = text.finite(run.validation.of_windows())
     if not point["memory"]:
-        found |= summary(by_position(run))
-    return found
+        result |= summary(by_position(run))
+    return result
 
 
 def by_position(run: text.Run) -> list[list[float | None]]:
@@ -128,7 +128,7 @@ def claims(points: list[Point]) -> list[Claim]:
     sums = select(points, model="sum", normalize=1)
     gated = select(points, model="gated-delta")
     published = "perplexity per word 27.8, above 260"
-    found = [
+    every = [
         _fails(points, sums),
         _below("delta: below sum", published, delta, sums),
         _equal_state(points, delta),
@@ -140,8 +140,8 @@ def claims(points: list[Point]) -> list[Claim]:
         bare = select(points, model="sum", normalize=0)
         what = "sum: below sum without attention normalisation"
         published = "perplexity per word above 260, above 1600"
-        found.append(_below(what, published, sums, bare))
-    return found
+        every.append(_below(what, published, sums, bare))
+    return every
 
 
 def _fails(points: list[Point], sums: list[Point]) -> Claim:
@@ -187,16 +187,16 @@ def _grows(points: list[Point]) -> Claim:
 
 def _kept(delta: list[Point], gated: list[Point]) -> Claim:
     """Norms after the first window and at the last position, medians."""
-    found = [
+    norms = [
         [median(p[name] or inf for p in some) for name in ("first_norm", "last_norm")]
         for some in (delta, gated)
         if some and all("first_norm" in p for p in some)
     ]
-    grown = [last / first for first, last in found]
+    grown = [last / first for first, last in norms]
     return Claim(
         "delta: fast weights grow with the text, more than with a decay",
         "not published",
-        ", ".join(f"norm {first:,.1f} to {last:,.1f}" for first, last in found) or "–",
+        ", ".join(f"norm {first:,.1f} to {last:,.1f}" for first, last in norms) or "–",
         grown[0] > grown[1] if len(grown) == 2 else None,
     )
 

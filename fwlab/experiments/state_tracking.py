@@ -40,22 +40,22 @@ ERASE = ("erase at a new topic", "no decay")
 
 
 def points(quick: bool) -> list[Point]:
-    found = []
+    settings = []
     compose = [(2, 1, 1), (2, 2, 1), (3, 1, 2), (3, 2, 1), (3, 2, 2)]
     if not quick:
         compose += [(4, 1, 3), (4, 2, 1), (4, 2, 2), (4, 2, 3)]
     for items, limit, steps in compose:
-        found.append(("compose", "trained", items, limit, steps, ""))
+        settings.append(("compose", "trained", items, limit, steps, ""))
     for items in (2, 3, 5):
-        found.append(("compose", "by hand", items, 2, items - 1, ""))
+        settings.append(("compose", "by hand", items, 2, items - 1, ""))
     for task in ("one topic", "topics"):
         for forget in FORGET:
-            found.append((task, "none", 0, 1, 1, forget))
+            settings.append((task, "none", 0, 1, 1, forget))
     names = ("task", "weights", "items", "limit", "steps", "forget")
     budget = 500 if quick else 1500
     return [
         dict(zip(names, each, strict=True), seed=seed, budget=budget)
-        for each in found
+        for each in settings
         for seed in (1, 2, 3)
     ]
 
@@ -153,13 +153,13 @@ def matrix(permutation: tuple[int, ...]) -> Tensor:
 
 def swaps(permutation: tuple[int, ...]) -> list[tuple[int, int]]:
     """Pairs to swap, whose matrices multiply to that of the permutation."""
-    now, found = list(range(len(permutation))), []
+    now, pairs = list(range(len(permutation))), []
     for i, wanted in enumerate(permutation):
         j = now.index(wanted)
         if i != j:
             now[i], now[j] = now[j], now[i]
-            found.append((i, j))
-    return found
+            pairs.append((i, j))
+    return pairs
 
 
 def sequences(items: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
@@ -221,8 +221,8 @@ def recall(topics: int, forget: str) -> float:
     beta = torch.ones_like(log_decay)
     _, W = ops.gated_delta_rule(k, k, v, beta, log_decay, return_state=True)
     assert isinstance(W, Tensor)
-    found = k[:, -PAIRS:, 0] @ W[:, 0].mT
-    loss = (found - v[:, -PAIRS:, 0]).square().sum(-1).mean() / 2
+    retrieved = k[:, -PAIRS:, 0] @ W[:, 0].mT
+    loss = (retrieved - v[:, -PAIRS:, 0]).square().sum(-1).mean() / 2
     return round(loss.item(), 5)
 
 
@@ -265,31 +265,31 @@ def claims(points: list[Point]) -> list[Claim]:
 
 def _scored(text: str, source: str, points: list[Point], holds: Any) -> Claim:
     """Medians at the larger length, by what is composed."""
-    found = {name: _median(mine, "far") for name, mine in _by_name(points).items()}
+    scores = {name: _median(own, "far") for name, own in _by_name(points).items()}
     return Claim(
         f"{text} at {FAR} tokens",
         source,
-        ", ".join(f"{score:.3f} ({name})" for name, score in found.items()) or "–",
-        all(map(holds, found.values())) if found else None,
+        ", ".join(f"{score:.3f} ({name})" for name, score in scores.items()) or "–",
+        all(map(holds, scores.values())) if scores else None,
     )
 
 
 def _forgetting(points: list[Point]) -> list[Claim]:
     loss = {
-        (task, forget): _median(mine, "loss")
+        (task, forget): _median(own, "loss")
         for task in ("one topic", "topics")
         for forget in FORGET
-        if (mine := select(points, task=task, forget=forget))
+        if (own := select(points, task=task, forget=forget))
     }
-    found = []
+    every = []
     for text, task, better, worse in (
         ("one topic: a decay of 0.97 per step costs", "one topic", *CONSTANT),
         ("topics change: erasing the old one helps", "topics", *ERASE),
     ):
         pair = [loss.get((task, forget)) for forget in (better, worse)]
         low = "lower loss (ours)"
-        found.append(numbers_claim(text, low, pair, lambda a, b: a < 0.9 * b))
-    return found
+        every.append(numbers_claim(text, low, pair, lambda a, b: a < 0.9 * b))
+    return every
 
 
 def _median(points: list[Point], y: str) -> float:
@@ -298,14 +298,14 @@ def _median(points: list[Point], y: str) -> float:
 
 def _by_name(points: list[Point]) -> dict[str, list[Point]]:
     """Points of compositions by what differs, in the order of the points."""
-    found: dict[str, list[Point]] = {}
+    named: dict[str, list[Point]] = {}
     for p in points:
         what = "parity" if p["items"] == 2 else f"{p['items']} items"
         updates = f"{p['steps']} update{'s' if p['steps'] > 1 else ''}"
         hand = ", by hand" if p["weights"] == "by hand" else ""
         name = f"{what}, β ≤ {p['limit']}, {updates}{hand}"
-        found.setdefault(name, []).append(p)
-    return found
+        named.setdefault(name, []).append(p)
+    return named
 
 
 def draw(points: list[Point]) -> Figure:
@@ -323,8 +323,8 @@ def draw(points: list[Point]) -> Figure:
         ("topics", SERIES[1], "D"),
     ):
         label = task if task == "one topic" else f"last of {TOPICS} topics"
-        mine = {name: select(some, task=task) for name, some in forget.items()}
-        plots.rows(lower, _numbers(mine, "loss"), color, marker, label)
+        own = {name: select(some, task=task) for name, some in forget.items()}
+        plots.rows(lower, _numbers(own, "loss"), color, marker, label)
     lower.set(xlabel="loss", xlim=(0, None))
     for ax in (upper, lower):
         ax.legend(loc="lower left", bbox_to_anchor=(-0.6, 1))
@@ -332,7 +332,7 @@ def draw(points: list[Point]) -> Figure:
 
 
 def _numbers(rows: dict[str, list[Point]], y: str) -> dict[str, list[float]]:
-    return {name: [p[y] for p in mine] for name, mine in rows.items()}
+    return {name: [p[y] for p in own] for name, own in rows.items()}
 
 
 EXPERIMENT = Experiment(

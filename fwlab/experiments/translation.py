@@ -99,12 +99,12 @@ def run(point: Point) -> Point:
     )
     train(model, Pairs.of(numbers[:count]), point)
     unseen = numbers[count:]
-    found = translate(model, Pairs.of(unseen))
+    written = translate(model, Pairs.of(unseen))
     wanted = [number_words(number, "german") for number in unseen]
-    exact = sum(a == b for a, b in zip(found, wanted, strict=True)) / len(unseen)
+    exact = sum(a == b for a, b in zip(written, wanted, strict=True)) / len(unseen)
     return {
         "d_dot": d_dot(name, d_key),
-        "bleu": round(metric.corpus_score(found, [wanted]).score, 2),
+        "bleu": round(metric.corpus_score(written, [wanted]).score, 2),
         "exact": round(100 * exact, 2),
     }
 
@@ -211,7 +211,7 @@ def claims(points: list[Point]) -> list[Claim]:
 
 def _table_6() -> Claim:
     """The feature maps themselves say how wide they are."""
-    found = {
+    widths = {
         (kind, ratio): d_dot(map_name(kind, ratio, 64), 64)
         for kind in ("favor", "dpfp")
         for ratio in TABLE_6
@@ -220,10 +220,10 @@ def _table_6() -> Claim:
         "features of Performer (m = 128, 192, 256) and DPFP (ν = 2, 3, 4), keys of width 64",
         ", ".join(map(str, TABLE_6.values())),
         ", ".join(
-            " and ".join(str(found[kind, ratio]) for kind in ("favor", "dpfp"))
+            " and ".join(str(widths[kind, ratio]) for kind in ("favor", "dpfp"))
             for ratio in TABLE_6
         ),
-        all(d == TABLE_6[ratio] for (_, ratio), d in found.items()),
+        all(d == TABLE_6[ratio] for (_, ratio), d in widths.items()),
     )
 
 
