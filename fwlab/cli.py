@@ -361,7 +361,7 @@ def _values(point: dict, *names: str) -> str:
 
 
 def _state(experiment: "Experiment", folder: Path) -> str:
-    """What the results in a folder say, and how many points they have."""
+    """Sum up the results in a folder, and count their points."""
     from fwlab.experiments import results, verdict
 
     try:

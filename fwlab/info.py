@@ -32,7 +32,7 @@ def report() -> str:
 
 
 def _waiting() -> str:
-    """How threads wait for each other, as far as the environment says."""
+    """Read from the environment how threads wait for each other."""
     policy = os.environ.get("OMP_WAIT_POLICY", "").upper()
     return "asleep while they wait" if policy == "PASSIVE" else "awake while they wait"
 

@@ -188,15 +188,18 @@ def panels(
 
 
 def grid(
-    count: int, columns: int = 2, height: float = 1.9
+    count: int, xlabel: str, ylabel: str, height: float = 1.9
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with this many small axes that share their scales."""
-    rows = -(-count // columns)
-    figure, axes = panels(height * rows + 0.5, rows, columns, sharex=True, sharey=True)
+    """A figure with this many small axes, two in a row, that share scales."""
+    rows = -(-count // 2)
+    figure, axes = panels(height * rows + 0.5, rows, 2, sharex=True, sharey=True)
     for ax in axes[count:]:
         ax.set_visible(False)
-    for ax in axes[max(0, count - columns) : count]:
+    for ax in axes[max(0, count - 2) : count]:
         ax.xaxis.set_tick_params(labelbottom=True)
+        ax.set_xlabel(xlabel)
+    for ax in axes[:count:2]:
+        ax.set_ylabel(ylabel)
     return figure, axes[:count]
 
 

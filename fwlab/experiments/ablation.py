@@ -114,7 +114,7 @@ def _variant(
 
 
 def above(losses: list[float | None], without: float) -> list[float | None]:
-    """By how many per cent losses are above the one with neither."""
+    """Losses in per cent above the one with neither."""
     return [None if x is None else 100 * (x / without - 1) for x in losses]
 
 

@@ -99,7 +99,7 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "aft-conv-2d": lambda d, T: AFTConvImage(d, HEADS),
     DENSE: lambda d, T: Dense(d, HEADS),
 }
-#: What is trained, and what is measured alone.
+#: Layers that are trained on images, on text, and that are measured alone.
 OF_IMAGES = [name for name in LAYERS if name != DENSE]
 OF_TEXT = [name for name in OF_IMAGES if name != "aft-conv-2d"]
 OF_LENGTHS = [*OF_TEXT, DENSE]
@@ -316,7 +316,7 @@ NAMES = {
     "aft-conv": "AFT-conv",
     "aft-conv-2d": "AFT-conv 2-D",
 }
-#: In the figure of one layer, and in its claims.
+#: The names in the figure of one layer, and in its claims.
 ALONE = {**NAMES, SOFTMAX: "fused softmax", DENSE: "dense softmax"}
 
 
@@ -366,7 +366,7 @@ def _longer(points: list[Point]) -> Claim:
 
 
 def _memory(name: str, points: list[Point]) -> Claim:
-    """By which factor memory grows where T doubles, for the greatest T."""
+    """The growth of memory where T doubles, at the greatest T."""
     mib = plots.medians(points, "T", "mib")
     growth = _growth(mib)
     what, source, holds = "grows with T", "Td (Table 1)", growth < 2.2

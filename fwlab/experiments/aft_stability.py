@@ -130,7 +130,7 @@ def claims(points: list[Point]) -> list[Claim]:
 
 
 def _fails(way: str, points: list[Point]) -> Claim:
-    """From which scale on, by precision, any of three shares is above 0."""
+    """Name the first scale in each precision at which a share is above 0."""
     first = {}
     for dtype in DTYPES:
         own = select(points, dtype=dtype)
@@ -158,7 +158,7 @@ def _exact(points: list[Point]) -> Claim:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, axes = plots.grid(len(WAYS), height=1.4)
+    figure, axes = plots.grid(len(WAYS), r"deviation $\sigma$", "share", height=1.4)
     looks = dict(zip(DTYPES, zip(SERIES, "o^s", strict=True), strict=True))
     for ax, way in zip(axes, WAYS, strict=True):
         for dtype, (color, marker) in looks.items():
@@ -168,10 +168,6 @@ def draw(points: list[Point]) -> Figure:
         ax.set_title(way)
         ax.set(xscale="log", ylim=(-0.05, 1.05), yticks=[0, 0.5, 1])
         ax.minorticks_off()
-    for ax in axes[::2]:
-        ax.set_ylabel("share")
-    for ax in axes[-2:]:
-        ax.set_xlabel(r"deviation $\sigma$")
     plots.legend(figure, axes[0], columns=3)
     return figure
 

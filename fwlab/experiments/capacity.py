@@ -15,6 +15,7 @@ from fwlab.experiments.experiment import (
     Claim,
     Experiment,
     Point,
+    held,
     listed,
     numbers_claim,
     select,
@@ -95,7 +96,7 @@ LOOKS = {
 
 
 def points(quick: bool) -> list[Point]:
-    """By S, so that a run that is stopped has all maps up to some S."""
+    """Order points by S, so that a stopped run has all maps up to some S."""
     grid = (
         [(S, name) for name, sizes in QUICK.items() for S in sizes]
         if quick
@@ -138,11 +139,7 @@ def _within(points: list[Point]) -> list[Claim]:
         losses = plots.medians(select(points, map=name), "S", "loss")
         inside = {S: loss for S, loss in losses.items() if limit >= S}
         wanted = [S for S in _SIZES + _LARGER if limit >= S]
-        good = [S for S in inside if inside[S] <= SOLVED]
-        if len(good) < len(inside):
-            holds: bool | None = False
-        else:
-            holds = True if len(inside) == len(wanted) else None
+        holds = held([loss <= SOLVED for loss in inside.values()], len(wanted))
         worst = max(inside, key=lambda S: inside[S], default=None)
         text = "–"
         if worst is not None:
@@ -167,7 +164,7 @@ def _anchors(points: list[Point]) -> list[Claim]:
 
 
 def _quick(points: list[Point]) -> list[Claim]:
-    """At half of the capacity nearly everything is retrieved."""
+    """Claim that half of the capacity is retrieved almost without loss."""
     every = []
     for name in QUICK:
         own = select(points, map=name)
@@ -211,7 +208,7 @@ def _beyond(points: list[Point]) -> Claim:
 
 def draw(points: list[Point]) -> Figure:
     names = [name for name in LOOKS if select(points, map=name)]
-    figure, axes = plots.grid(len(names))
+    figure, axes = plots.grid(len(names), "number of keys $S$", "loss")
     full = points[0]["d_key"] == 64
     largest = _LARGER[-1] if full else max(p["S"] for p in points)
     for ax, name in zip(axes, names, strict=True):
@@ -233,10 +230,6 @@ def draw(points: list[Point]) -> Figure:
             plots.published(ax, PUBLISHED[name], color)
         ax.set_title(title)
         ax.set(ylim=(-0.02, 0.54), yticks=[0, 0.25, 0.5])
-    for ax in axes[::2]:
-        ax.set_ylabel("loss")
-    for ax in axes[-2:]:
-        ax.set_xlabel("number of keys $S$")
     entries = [("o", "-", "ours: median, seeds"), ("", (0, (4, 2)), "law")]
     if full:
         entries.insert(1, ("x", "none", "published"))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-#: What identifies a point, and what running it has found: plain values.
+#: The settings of a point and its results, as plain values.
 Point = dict[str, Any]
 
 
@@ -51,7 +51,7 @@ class Experiment:
 
 
 def verdict(claims: Iterable[Claim]) -> str:
-    """What all claims together come to: reproduced, partly, not."""
+    """Sum up all claims: reproduced, partly or not."""
     every = [claim.holds for claim in claims]
     held = [holds for holds in every if holds is not None]
     if not held:
@@ -91,6 +91,13 @@ def numbers_claim(
         f"{listed}{unit}" if known else "–",
         holds(*known) if complete else None,
     )
+
+
+def held(good: Sequence[bool], wanted: int) -> bool | None:
+    """None if fewer than `wanted` are there, and all of them are good."""
+    if not all(good):
+        return False
+    return True if len(good) == wanted else None
 
 
 def listed(numbers: Mapping[Any, float], spec: str, x: str = "S") -> str:

@@ -70,7 +70,7 @@ def loss_of(model: Any, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def score(model: Any, batch: Batch) -> Score:
-    """Of all answers of a batch, which may be large."""
+    """Score all answers of a batch, which may be large."""
     right, loss, count = 0, 0.0, 0
     for part in zip(*(x.split(128) for x in batch), strict=True):
         logits, labels = answers(model, part)

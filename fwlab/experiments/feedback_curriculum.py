@@ -98,7 +98,7 @@ def chain(model: LanguageModel, tokens: int) -> int:
 
 
 class Cost:
-    """What training takes, over all its stages."""
+    """The cost of training, summed over all its stages."""
 
     def __init__(self) -> None:
         self.steps, self.chain, self.cpu = 0, 0, 0.0

@@ -37,7 +37,7 @@ ALL = 0
 TEST = 500
 #: Sequences that are timed, and their tokens.
 TIMED = (16, 64)
-#: What is timed, and with which mixer.
+#: The models that are timed, and their mixers.
 SPEEDS = {
     "feedback": "feedback",
     "feedback, shared": "feedback-shared",
@@ -103,7 +103,7 @@ def build(mix: Mixer | str, point: Point) -> LanguageModel:
 
 
 def mixer(model: str, memory: int) -> Mixer:
-    """Of a `LanguageModel`.
+    """Choose the mixer of a `LanguageModel`.
 
     - `model`: "feedback" or "transformer".
     - `memory`: tokens per block; a token sees its own block and the one

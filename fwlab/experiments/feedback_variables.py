@@ -27,10 +27,10 @@ PUBLISHED = {
     5: {"feedback, 4 layers": 92.6, "transformer, 8 layers": 37.5},
 }
 MIXERS = {"feedback": "feedback", "transformer": "softmax"}
-#: What gets some answers right without executing everything.
+#: Rules that get some answers right without executing everything.
 RULES = ("most frequent value", "last print", "skip every if", "every if is true")
 COLORS = {"feedback": FAST, "transformer": OTHER}
-#: What counts as clearly above, in points.
+#: The points that count as clearly above.
 MARGIN = 10
 #: Programs for the accuracy.
 TEST = 500
@@ -85,7 +85,7 @@ def run(point: Point) -> Point:
 
 
 def test_rng(seed: int) -> random.Random:
-    """Of the programs for the accuracy, which no training sees.
+    """Seed the programs for the accuracy, which no training sees.
 
     A negative seed would not do: Python takes its absolute value.
     """
@@ -116,7 +116,7 @@ def rule_accuracy(
 
 
 def guess(rule: str, tokens: list[str], labels: list[int | None]) -> list[int | None]:
-    """What a rule says at each print; None = nothing."""
+    """A rule's guess at each print; None = no guess."""
     if rule == "skip every if":
         return execute(tokens, conditions=False)
     if rule == "every if is true":

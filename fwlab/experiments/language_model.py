@@ -23,7 +23,7 @@ from fwlab.training import Config
 #: Table 2, the others in Table 5, small models.
 PUBLISHED = {"linear": (37.1, 34.1), "favor": (38.0, 36.0), "dpfp": (37.7, 33.9)}
 MAPS = {"linear": "ELU + 1", "favor": "FAVOR+", "dpfp": "DPFP", "identity": "unit keys"}
-#: For softmax attention, in nats per character.
+#: The loss of softmax attention, in nats per character.
 NANOGPT = 1.88
 #: The feature maps of the fast weight rules, as in `MIXERS`.
 USUAL = {
@@ -35,7 +35,7 @@ USUAL = {
 }
 #: The mixers of the question why, with as many settings each.
 COMPARED = ("delta", "gated", "fwp", "gated-delta", "sum")
-#: What the full version has besides.
+#: More mixers of the full version.
 OTHERS = (
     *("transformer-xl", "kimi-delta", "aft-simple", "aft-full", "aft-local"),
     *("aft-conv", "feedback", "feedback-shared"),
@@ -120,7 +120,7 @@ def _falls(
     after: list[Point],
     published: str = "not published",
 ) -> Claim:
-    """Whether the median loss falls."""
+    """Claim that the median loss falls."""
     losses = [median_loss(before), median_loss(after)]
     return numbers_claim(what, published, losses, gt, between=" → ")
 
@@ -135,8 +135,8 @@ def _softmax(usual: list[Point]) -> Claim:
 
 
 def saved(points: list[Point], name: str) -> list[float | None]:
-    """By how many per cent of the sum rule's median loss the delta rule
-    ends lower, for each seed.
+    """The saving of each seed of the delta rule, in per cent of the sum
+    rule's median loss.
     """
     loss = median_loss(select(points, mixer="sum", map=name)) or inf
     return [
@@ -185,7 +185,7 @@ def comparisons(points: list[Point]) -> dict[str, list[Point]]:
 
 
 def tuned(points: list[Point]) -> list[Point]:
-    """Of each mixer the points with the learning rate of the lowest loss."""
+    """Keep each mixer's points with the learning rate of the lowest loss."""
     best = []
     for mixer in {p["mixer"]: None for p in points}:
         own = select(points, mixer=mixer)

@@ -15,6 +15,7 @@ from fwlab.experiments.experiment import (
     Claim,
     Experiment,
     Point,
+    held,
     listed,
     numbers_claim,
     select,
@@ -78,7 +79,7 @@ PUBLISHED = {
 
 
 def points(quick: bool) -> list[Point]:
-    """By S, so that a run that is stopped has all rules up to some S."""
+    """Order points by S, so that a stopped run has all rules up to some S."""
     every = [
         {
             "rule": series.rule,
@@ -124,7 +125,6 @@ def claims(points: list[Point]) -> list[Claim]:
     delta, add = losses["delta", "dpfp-1"], losses["sum", "dpfp-1"]
     both = [S for S in delta if S in add]
     gaps = {S: add[S] - delta[S] for S in both}
-    wanted = _SIZES if full else (8, 16)
     smallest = min(gaps, key=lambda S: gaps[S], default=None)
     below = Claim(
         "DPFP-1: delta below sum at every S",
@@ -132,9 +132,7 @@ def claims(points: list[Point]) -> list[Claim]:
         "–"
         if smallest is None
         else f"minimum gap {gaps[smallest]:.4f} (S = {smallest}), up to S = {max(both)}",
-        False
-        if any(gap <= 0 for gap in gaps.values())
-        else (True if len(both) == len(wanted) else None),
+        held([gap > 0 for gap in gaps.values()], len(_SIZES if full else (8, 16))),
     )
     return [*(_full if full else _quick)(points, losses), below]
 
@@ -173,15 +171,15 @@ def _full(
     every.append(_at(text, "0.1014", at_80, 0.085, 0.13))
     for name, limit in (("linear", 60), ("dpfp-2", 200)):
         inside = {S: x for S, x in losses["delta", name].items() if limit >= S}
-        good = [S for S in inside if inside[S] <= SOLVED]
-        done = len(inside) == len([S for S in _SIZES if limit >= S])
+        good = [loss <= SOLVED for loss in inside.values()]
+        wanted = sum(limit >= S for S in _SIZES)
         label = {"linear": "linear", "dpfp-2": "DPFP-2"}[name]
         every.append(
             Claim(
                 f"delta, {label}: loss of 0.001 or less up to S = {limit}",
                 "0.001",
                 listed(inside, ".4f"),
-                False if len(good) < len(inside) else True if done else None,
+                held(good, wanted),
             )
         )
     return every
@@ -228,7 +226,7 @@ TOP = 0.6
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, (left, right) = plots.grid(2, height=3.6)
+    figure, (left, right) = plots.grid(2, "number of keys $S$", "loss", height=3.6)
     full = points[0]["d_key"] == 64
     for series in SERIES_OF:
         own = select(points, rule=series.rule, map=series.map)
@@ -242,10 +240,8 @@ def draw(points: list[Point]) -> Figure:
             drawn = dict(zip(_SIZES, theirs, strict=True))
             known = {S: x for S, x in drawn.items() if x is not None}
             plots.published(left, known, series.color)
-    left.set(title="evaluated at $L = S$", ylabel="loss", ylim=(-0.02, TOP))
+    left.set(title="evaluated at $L = S$", ylim=(-0.02, TOP))
     right.set(title="evaluated at $L = 2S$")
-    for ax in (left, right):
-        ax.set_xlabel("number of keys $S$")
     if full:
         plots.published(left, {}, INK, "published")
     plots.legend(figure, left, columns=2)

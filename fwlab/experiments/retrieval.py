@@ -88,7 +88,7 @@ class Retriever(nn.Module):
                 nn.init.uniform_(projection.weight, -bound, bound)
 
     def forward(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
-        """What queries retrieve after the sequence, for training.
+        """Retrieve the values of queries after the sequence, for training.
 
         With few queries there is no need for the fast weights: a value is
         retrieved with the weight that its pair has for the query, as in

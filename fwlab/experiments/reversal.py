@@ -114,7 +114,7 @@ def _claim(
     method: str,
     dtype: str,
 ) -> Claim:
-    """For both normalisations; the median of the longest is shown."""
+    """Make a claim about both normalisations; it shows the longest's median."""
     some = select(points, method=method, dtype=dtype)
     late = [p for p in some if p["length"] >= at_least]
     by_norm = {
@@ -142,7 +142,7 @@ def _number(error: float) -> str:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, axes = plots.grid(len(METHODS) * len(NORMS))
+    figure, axes = plots.grid(len(METHODS) * len(NORMS), "steps undone", "error")
     looks = dict(
         zip(DTYPES, zip(SERIES, "o^s", ("-", "--", ":"), strict=True), strict=True)
     )
@@ -156,10 +156,6 @@ def draw(points: list[Point]) -> Figure:
         ax.set_title(f"{METHODS[method]},\n{norm.replace('l2', 'L2')} normalisation")
         ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
         ax.minorticks_off()
-    for ax in axes[::2]:
-        ax.set_ylabel("error")
-    for ax in axes[-2:]:
-        ax.set_xlabel("steps undone")
     plots.legend(figure, axes[0], columns=3)
     return figure
 

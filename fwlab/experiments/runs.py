@@ -161,7 +161,7 @@ class Runs:
         return all(point.get(key) == value for key, value in settings)
 
     def _provenance(self) -> dict[str, Any]:
-        """What is the same for every point."""
+        """The provenance that all points share."""
         quick = " --quick" if self.quick else ""
         command = f"fwlab reproduce {self.experiment.name}{quick}"
         return {**provenance(command), "threads": 1}
@@ -171,7 +171,7 @@ class Runs:
 
 
 def results(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
-    """What `Runs.collect` has written to a folder; None = nothing yet.
+    """Load what `Runs.collect` has written to a folder; None = nothing yet.
 
     - Raises `ValueError`, which names the file, if it is damaged.
     """

@@ -73,7 +73,7 @@ def run(point: Point) -> Point:
 
 
 def by_position(run: text.Run) -> list[list[float | None]]:
-    """What carried state does to the loss, and how large it becomes.
+    """Measure the loss with carried state, and how large the state becomes.
 
     Returns rows of the number of characters read, the loss since the row
     before, and the norm of a head's fast weights, the mean over layers
@@ -93,7 +93,7 @@ def by_position(run: text.Run) -> list[list[float | None]]:
 
 
 def summary(rows: list[list[float | None]]) -> Point:
-    """Of `by_position`: the first and last norm, the lowest and last loss."""
+    """The first and last norm, and the lowest and last loss, of `by_position`."""
     (_, _, first), (_, loss, last) = rows[0], rows[-1]
     lowest = min(rows, key=lambda row: inf if row[1] is None else row[1])
     return {
@@ -159,7 +159,7 @@ def _fails(points: list[Point], sums: list[Point]) -> Claim:
 
 
 def _below(what: str, source: str, one: list[Point], other: list[Point]) -> Claim:
-    """Whether the median loss of `one` is below that of `other`."""
+    """Claim that the median loss of `one` is below that of `other`."""
     return numbers_claim(what, source, [median_loss(one), median_loss(other)], lt)
 
 
@@ -210,7 +210,7 @@ def _nats(loss: float | None) -> str:
 
 
 def draw(points: list[Point]) -> Figure:
-    """In units of the delta rule's state and loss, ours and the published."""
+    """Draw losses and states in multiples of the delta rule's."""
     figure, (ax,) = plots.panels(4.2)
     delta = select(points, model="delta", map="linear")
     loss = median_loss(delta) or inf

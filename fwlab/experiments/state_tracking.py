@@ -27,14 +27,14 @@ NEAR, FAR = 32, 256
 WIDTH = 8
 #: Pairs per topic, topics, width of the keys.
 PAIRS, TOPICS, D_KEY = 32, 8, 128
-#: What the gate does, and its decay per step; None: erases at new topics.
+#: The decay per step of each gate; None = it erases at new topics.
 FORGET: dict[str, float | None] = {
     "no decay": 1.0,
     "0.97 per step": 0.97,
     "0.9 per step": 0.9,
     "erase at a new topic": None,
 }
-#: What is better, and what is worse: with one topic, and with several.
+#: The better and the worse gate, with one topic and with several.
 CONSTANT = ("no decay", "0.97 per step")
 ERASE = ("erase at a new topic", "no decay")
 

@@ -65,7 +65,7 @@ FULL = QUICK | {"limit": 1_000_000, "train": 3000, "budget": 10_000}
 
 
 def points(quick: bool) -> list[Point]:
-    """By seed, so that a run that is stopped has all models of the paper."""
+    """Order points by seed, so that a stopped run has all of the paper's models."""
     sizes = QUICK if quick else FULL
     return [
         {"map": kind, "ratio": ratio, **sizes, "seed": seed}
@@ -162,7 +162,7 @@ def train(model: EncoderDecoder, pairs: Pairs, point: Point) -> None:
 
 
 def translate(model: EncoderDecoder, pairs: Pairs) -> list[str]:
-    """What a model writes, at most as much as the maximum that is right."""
+    """Translate, up to the length of the longest right answer."""
     most = pairs.target.shape[1] - 1
     tokens = model.generate(pairs.source, most, START, END, pairs.mask)
     return [GERMAN.decode(row).partition(">")[0] for row in tokens]
@@ -271,7 +271,7 @@ def draw(points: list[Point]) -> Figure:
 
 
 def _numbers(points: list[Point], y: str) -> dict[str, list[float]]:
-    """By name of the model, in the order of the paper."""
+    """Group results by model, in the order of the paper."""
     return {
         label(model): [p[y] for p in select(points, map=model[0], ratio=model[1])]
         for model in [*PUBLISHED, *FIXED]

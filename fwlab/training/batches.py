@@ -14,7 +14,7 @@ from fwlab.training.config import Config
 
 
 class Batch(NamedTuple):
-    """What is read at once.
+    """The windows or documents that are read at once.
 
     - `inputs`, `targets`: `int64 [windows, time]`: the tokens, and the one
       after each of them; -100 = no target.

@@ -30,7 +30,7 @@ from fwlab.training.config import FREE, Config
 FORMAT = "1"
 #: The name of the file, in the folder of its own.
 FILE = "checkpoint.safetensors"
-#: What a run in float16 keeps of its `torch.amp.GradScaler`.
+#: The entries of a `torch.amp.GradScaler` that a run in float16 keeps.
 SCALER = {"scale", "_growth_tracker"}
 #: The entry of the header; the first checkpoints had none.
 CHECKSUM = "sha256"
@@ -198,7 +198,7 @@ def _run_of(path: Path) -> tuple[Config, str, list[list[float]]]:
 
 
 def difference(config: Config, saved: Config) -> str:
-    """What makes two configurations different runs; "" = nothing."""
+    """Say why two configurations are different runs; "" = they are not."""
     for name in Config.__dataclass_fields__:
         expected, stored = getattr(config, name), getattr(saved, name)
         if name not in FREE and expected != stored:
@@ -240,7 +240,7 @@ def _damaged_header(path: Path, error: Exception) -> str:
     return f"the header of {path} is damaged ({str(error).splitlines()[0]})"
 
 
-#: What the first checkpoints had in their configurations.
+#: The fields in the configurations of the first checkpoints.
 FIRST = [
     "corpus",
     "mixer",
@@ -264,7 +264,7 @@ FIRST = [
 
 
 def _known(field: Field, stored: dict[str, Any]) -> bool:
-    """Whether to read a field; what came later has its default in old files."""
+    """Whether to read a field: old files lack those that have come since."""
     return field.name in FIRST or field.name in stored
 
 

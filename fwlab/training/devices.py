@@ -23,7 +23,7 @@ PRECISIONS = {"float32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accelerator":
-    """What moves, divides and joins the tensors of a run.
+    """Make what moves, divides and joins the tensors of a run.
 
     - `config`: the run.
     - `model`: what will be trained.

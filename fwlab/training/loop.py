@@ -264,7 +264,7 @@ class Trainer:
         return checkpoints.new_model(self.config, vocab_size)
 
     def _batch(self, part: int = 0) -> Batch:
-        """What this process reads next, in as many parts as it accumulates."""
+        """The next part of a batch of which this process reads a share."""
         parts = self.config.accumulate
         return batch(
             self.text.train,
@@ -381,7 +381,7 @@ def _check_mixer(config: Config, model: LanguageModel) -> None:
 
 @torch.no_grad()
 def _first_not_finite(model: torch.nn.Module, run: Callable[[], Any]) -> str:
-    """Where it began, for an error: a parameter or a layer; "" = unknown."""
+    """Name the parameter or layer where it began; "" = unknown."""
     for name, p in model.named_parameters():
         if not torch.isfinite(p).all():
             return f"; the parameter {name} is not finite"

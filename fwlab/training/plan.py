@@ -15,7 +15,7 @@ from fwlab.training.presets import PRESETS
 from fwlab.training.texts import run_text
 
 STEPS = 10
-#: Of a measured step at most: logits, about 2 GB with their gradients, and
+#: Limits of a measured step: logits, about 2 GB with their gradients, and
 #: operations, a few seconds on a CPU.
 LOGITS, OPERATIONS = 2**28, 2**38
 

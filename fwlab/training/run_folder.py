@@ -44,7 +44,7 @@ from fwlab.training.loop import Progress, Trainer
 from fwlab.training.memory import PeakMemory
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
-#: What every row of the metrics has, among other numbers.
+#: The numbers that every row of the metrics has, among others.
 ROW = {"step", "loss", "seconds"}
 
 
@@ -168,7 +168,7 @@ def _number(x: Any) -> bool:
 
 
 class Run:
-    """What a training prints and writes; only the main process does.
+    """Prints and writes the progress of a training, in the main process.
 
     - `folder`: of the run.
     - `trainer`: at its start, or where it was stopped.
@@ -377,7 +377,7 @@ def _status(row: dict[str, Any], tokens: str) -> str:
 
 
 def _left(seconds: float) -> str:
-    """How long it will still take, if that is worth saying."""
+    """The time that is left, if it is worth printing."""
     if seconds < 60:
         return ""
     minutes = round(seconds / 60)

@@ -22,7 +22,7 @@ LARGE = 2**26
 
 
 class RunText(NamedTuple):
-    """What a run reads.
+    """The text of a run.
 
     - `vocabulary`: the tokens by number.
     - `train`, `valid`: for training, and for validation.
