@@ -12,7 +12,7 @@ from fwlab.exercises.asking import (
     normal,
 )
 from fwlab.exercises.exercise import Exercise
-from fwlab.ops.feedback_memory.naive import (
+from fwlab.ops.feedback.naive import (
     feedback_attention,
     merge_memory,
     sinusoids,

@@ -12,7 +12,7 @@ from fwlab.exercises.asking import (
     normal,
     orthonormal,
 )
-from fwlab.ops.linear.naive import read
+from fwlab.ops.additive.rules.sum import read
 
 
 def strength(number: float) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from fwlab import ops
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import head_width, shared_heads, split_heads
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 
 
 class SoftmaxAttention(Causal):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab.ops import checks
-from fwlab.ops.operation import Call, Operation
+from fwlab.ops.call import checks
+from fwlab.ops.call.call import Call, Operation
+from fwlab.ops.parts.state import KeyValueCache
 from fwlab.ops.softmax import naive
-from fwlab.ops.state import KeyValueCache
 
 
 def _torch(

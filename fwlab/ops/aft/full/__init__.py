@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, gpu
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.full import efficient, naive
-from fwlab.ops.operation import Operation
-from fwlab.ops.traced import operator
+from fwlab.ops.call import checks, gpu
+from fwlab.ops.call.call import Operation
+from fwlab.ops.call.operators import operator
 
 #: "auto" takes the last one. The efficient form uses the products of
 #: the GPU's library; the kernel keeps less for the backward pass.

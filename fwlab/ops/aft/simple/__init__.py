@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import gpu
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.simple import efficient, naive
-from fwlab.ops.operation import Operation
-from fwlab.ops.traced import operator
+from fwlab.ops.call import gpu
+from fwlab.ops.call.call import Operation
+from fwlab.ops.call.operators import operator
 
 AFT_SIMPLE = Operation(
     name="aft_simple",

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, gpu
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.window import efficient, naive
-from fwlab.ops.operation import Operation
-from fwlab.ops.traced import operator
+from fwlab.ops.call import checks, gpu
+from fwlab.ops.call.call import Operation
+from fwlab.ops.call.operators import operator
 
 AFT_LOCAL = Operation(
     name="aft_local",
