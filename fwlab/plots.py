@@ -181,6 +181,7 @@ def panels(
     - `height`: of the figure, in inches.
     - `rows`, `columns`: numbers of axes.
     - `options`: for `Figure.subplots`.
+    - Returns `(figure, axes)`.
     """
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
@@ -190,7 +191,13 @@ def panels(
 def grid(
     count: int, xlabel: str, ylabel: str, height: float = 1.9
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with this many small axes, two in a row, that share scales."""
+    """Small axes, two in a row, that share their scales.
+
+    - `count`: number of axes.
+    - `xlabel`, `ylabel`: labels of the outer axes.
+    - `height`: of one row, in inches.
+    - Returns `(figure, axes)`.
+    """
     rows = -(-count // 2)
     figure, axes = panels(height * rows + 0.5, rows, 2, sharex=True, sharey=True)
     for ax in axes[count:]:
@@ -206,8 +213,10 @@ def grid(
 def marks(
     ax: Axes, x: Iterable[float], y: Iterable[float], marker: str, **options: Any
 ) -> None:
-    """Marks without a line between them.
+    """Draw marks without a line between them.
 
+    - `ax`, `x`, `y`: where to draw, and the place of each mark.
+    - `marker`: matplotlib's letter of the mark.
     - `options`: for `ax.plot`, such as `color` and `label`. Crosses are drawn
       with thicker strokes, and other marks without an edge.
     """
@@ -222,7 +231,10 @@ def medians(
 
     A seed that diverged has no `y`, and counts as infinite.
 
+    - `points`: with values by name.
+    - `x`, `y`: names of values.
     - `finite`: leave out infinite medians.
+    - Returns the medians by `x`.
     """
     groups: dict[Any, list[float]] = {}
     for point in points:
@@ -242,7 +254,12 @@ def series(
     y: str = "loss",
     x: str = "S",
 ) -> None:
-    """Each seed as a mark, and a line through the medians."""
+    """Draw each seed as a mark, and a line through the medians.
+
+    - `ax`, `points`: where to draw, and what.
+    - `color`, `marker`, `line`, `label`: matplotlib's names of the looks.
+    - `y`, `x`: names of values of the points.
+    """
     if not points:
         return
     seeds = [nan if p[y] is None else p[y] for p in points]
@@ -264,7 +281,12 @@ def series(
 def published(
     ax: Axes, losses: Mapping[Any, float], color: str, label: str | None = None
 ) -> None:
-    """Published losses as crosses."""
+    """Draw published losses as crosses.
+
+    - `ax`: where to draw.
+    - `losses`: by their place on the other axis.
+    - `color`, `label`: of the crosses.
+    """
     marks(ax, losses, losses.values(), "x", markersize=6, color=color, label=label)
 
 
@@ -275,7 +297,12 @@ def rows(
     marker: str,
     label: str | None = None,
 ) -> None:
-    """Each number as a mark in the row of its name; None has no mark."""
+    """Draw each number as a mark in the row of its name; None has no mark.
+
+    - `ax`: where to draw.
+    - `named`: the numbers of each row, by name, the first at the top.
+    - `color`, `marker`, `label`: of the marks.
+    """
     places = [
         (nan if x is None else x, row)
         for row, numbers in enumerate(named.values())
@@ -289,14 +316,22 @@ def rows(
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
-    """One legend above all axes."""
+    """Put one legend above all axes.
+
+    - `figure`, `ax`: for which, and the axes with the labels.
+    - `columns`: number of columns.
+    """
     figure.legend(
         *ax.get_legend_handles_labels(), loc="outside upper left", ncols=columns
     )
 
 
 def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
-    """A legend of marks and lines that mean the same in all axes."""
+    """Explain marks and lines that mean the same in all axes, above them.
+
+    - `figure`: for which.
+    - `entries`: mark, line and label of each.
+    """
     handles = [
         Line2D([], [], color=INK, marker=marker, linestyle=line, label=label)
         for marker, line, label in entries
