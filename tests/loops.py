@@ -69,7 +69,9 @@ def fast_weights(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
             retrieved = (W * (x["erase"][t] * ask)[:, None]).sum(-1)
             new = x["write"][t] * new - retrieved
         elif op == "delta_product":  # all steps but the last
-            for k_j, v_j, b_j in zip(more[:-1], new[:-1], x["beta"][t][:-1]):
+            for k_j, v_j, b_j in zip(
+                more[:-1], new[:-1], x["beta"][t][:-1], strict=True
+            ):
                 u = b_j[:, None] * (v_j - (W * k_j[:, None]).sum(-1))
                 W = W + u[..., None] * k_j[:, None]
             more, b = more[-1], x["beta"][t][-1][:, None]

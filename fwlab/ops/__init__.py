@@ -20,15 +20,14 @@ from fwlab.ops.aft import (
 from fwlab.ops.call import choice
 from fwlab.ops.call.call import Operation
 from fwlab.ops.correcting.rules.comba import COMBA_RULE, comba_rule
-from fwlab.ops.correcting.rules.delta import (
-    DELTA_RULE,
-    DPFP_DELTA_RULE,
-    delta_rule,
-    dpfp_delta_rule,
-)
+from fwlab.ops.correcting.rules.delta import DELTA_RULE, delta_rule
 from fwlab.ops.correcting.rules.delta_product import (
     DELTA_PRODUCT,
     delta_product,
+)
+from fwlab.ops.correcting.rules.dpfp_delta import (
+    DPFP_DELTA_RULE,
+    dpfp_delta_rule,
 )
 from fwlab.ops.correcting.rules.gated_delta import (
     GATED_DELTA_RULE,
@@ -131,6 +130,9 @@ def implementations(op: str) -> tuple[str, ...]:
     - `op`: the name of a function of this module, such as "delta_rule".
     - Returns names for its `implementation` argument, simplest first.
     - Raises `ValueError` for an unknown name.
+
+        >>> ops.implementations("softmax_attention")
+        ('naive', 'efficient')
     """
     if op not in TABLE:
         raise ValueError(
