@@ -93,6 +93,7 @@ MUTANTS = (
         for test in MUTMUT["pytest_add_cli_args_test_selection"]
         if test.startswith("tests/")
     ),
+    "tests/alike.py",
     "tests/problems/*.py",
     "tests/equivalent_mutants.toml",
 )

@@ -523,6 +523,18 @@ def test_what_is_asked_before_it_fades(log_decay, implementation):
 
 
 @both
+def test_what_is_asked_before_it_fades_of_one_channel(implementation):
+    """A decay per channel is no decay per head, even if there is one channel."""
+    inputs, W = problem(ROWS["rwkv7"], 9)
+    inputs = [x if x.shape[-1] == 5 else x[..., :1] for x in inputs]
+    found, wanted = (
+        ops.rwkv7_rule(*inputs, state=W[..., :1], implementation=name)
+        for name in (implementation, "naive")
+    )
+    assert error(found, wanted) < 1e-12
+
+
+@both
 def test_two_reflections_are_a_rotation(implementation):
     """DeltaProduct with strengths of 2 turns the memory by twice the angle of
     its keys; one step cannot.
