@@ -162,7 +162,7 @@ def piece(op: str, inputs: list[Tensor]) -> tuple[list[Tensor], int]:
 
 def rows(case: Case, device: str, clock: Clock) -> list[Row]:
     """A row for each side: errors by precision, time and memory, and why not."""
-    found = {
+    found: dict[str, Row] = {
         side: {
             "op": case.name,
             "case": case.key,
@@ -184,8 +184,8 @@ def rows(case: Case, device: str, clock: Clock) -> list[Row]:
         dy = dy.to(device)
         try:
             exact = _reference(case, inputs, dy)
-        except Exception as error:
-            reason = f"error unknown: {explain(error)}"
+        except Exception as failure:
+            reason = f"error unknown: {explain(failure)}"
             return [row | {"reason": reason} for row in found.values()]
         for side, row in found.items():
             if row["reason"]:
