@@ -7,17 +7,21 @@ holds.
 
 import io
 import re
+import sys
 from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from bench import lengths as by_length
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, marks, panels, style
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
+from bench import lengths as by_length
 
 #: Points: letters of at least 11 pixels where the page is 390 wide.
 LETTERS = 11.5
