@@ -29,7 +29,7 @@ from fwlab.exercises.exercise import Exercise, Property
 
 #: How long an answer may take to check one property.
 SECONDS = 10.0
-#: Hears the name of each exercise that is checked, and why the answer is
+#: Called with the name of each exercise that is checked, and why the answer is
 #: wrong ("" = it is right).
 listener: Callable[[str, str], object] | None = None
 
@@ -153,8 +153,8 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
 
 
 class _Verdict(NamedTuple):
-    """What a property says, what is wrong ("" = nothing), and the name of
-    the mistake if it is a well-known one.
+    """The sentence of a property, what is wrong ("" = nothing), and what is wrong
+    with a well-known mistake if it is one.
     """
 
     sentence: str
@@ -163,14 +163,14 @@ class _Verdict(NamedTuple):
 
     @property
     def why(self) -> str:
-        """All of it, if something is wrong."""
+        """The whole explanation, if something is wrong."""
         return " ".join(
             filter(None, (f"{self.sentence}?", self.misconception, self.wrong))
         )
 
 
 def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
-    """The verdicts, of which the listener hears the outcome."""
+    """Yield the verdicts, and tell the listener their outcome."""
     why = "its check was stopped"  # unless we get further
     try:
         for verdict in _verdicts(exercise, answer):
@@ -272,7 +272,7 @@ def _outcome(
 
 
 def _explained(answer: Answer, arguments: dict[str, Any]) -> Any:
-    """The same, but an error raises `Wrong`, which says where it came from."""
+    """What `_outcome` returns; an error raises `Wrong`, which says its place."""
     try:
         return _outcome(answer, arguments, catch=False)
     except BaseException as error:

@@ -12,6 +12,7 @@ from fwlab.exercises.asking import Answer
 
 Catches = Mapping[str, Answer | tuple[Answer, ...]]
 
+
 @dataclass(frozen=True)
 class Property:
     """Something that holds for every right answer.

@@ -1,5 +1,8 @@
 """Two exercises: one memory from all layers, and attention to the past."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Generator, Tensor
 
@@ -132,43 +135,35 @@ def _problem(
     }
 
 
-def _attention_is_general(
-    answer: Answer, reference: Answer, generator: Generator
-) -> None:
+def _is_general(answer: Answer, reference: Answer, generator: Generator) -> None:
     for past, batch, heads, key in ((40, 1, 1, 2), (17, 3, 4, 6), (2, 2, 2, 2)):
-        given = _problem(generator, past, batch, heads, key)
-        expected = reference(*given.values())
+        inputs = _problem(generator, past, batch, heads, key)
+        expected = reference(*inputs.values())
         sizes = f"batch {batch}, past {past}, heads {heads}, width {key}."
-        compare(ask(answer, expected, **given), expected, f"The sizes were {sizes}")
-        given["q"] = given["q"] * 1000
+        compare(ask(answer, expected, **inputs), expected, f"The sizes were {sizes}")
+        inputs["q"] = inputs["q"] * 1000
         compare(
-            ask(answer, expected, **given),
-            reference(*given.values()),
+            ask(answer, expected, **inputs),
+            reference(*inputs.values()),
             "The query was multiplied by 1000. Does your softmax overflow?",
         )
-
-
-def _example(generator: Generator) -> dict[str, Tensor]:
-    return _problem(generator, 5)
 
 
 def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    distances: Tensor,
     positions: Tensor,
-    scale: float | None = None,
+    distances: Callable[[Tensor], Tensor] = lambda back: back,
+    power: float = 0.5,
     dim: int = 2,
 ) -> Tensor:
-    r = sinusoids(distances.double(), positions.shape[1]) @ positions.T
+    """The solution, with other distances, scale or dimension of the softmax."""
+    back = distances(torch.arange(k.shape[1], 0, -1))
+    r = sinusoids(back.double(), positions.shape[1]) @ positions.T
     a = torch.einsum("bhd,bjhd->bhj", q, k) + torch.einsum("bhd,jd->bhj", q, r)
-    a = torch.softmax(a / (scale or q.shape[-1] ** 0.5), dim)
+    a = torch.softmax(a / q.shape[-1] ** power, dim)
     return torch.einsum("bhj,bjhd->bhd", a, v)
-
-
-def _back(k: Tensor) -> Tensor:
-    return torch.arange(k.shape[1], 0, -1)
 
 
 FEEDBACK_ATTENTION = Exercise(
@@ -194,9 +189,7 @@ FEEDBACK_ATTENTION = Exercise(
             because="The softmax over a single score is 1 for any score.",
             catches={
                 "This softmax is over the heads. The weights of a head sum to one over "
-                "the memories.": lambda q, k, v, positions: _attend(
-                    q, k, v, _back(k), positions, dim=1
-                )
+                "the memories.": partial(_attend, dim=1)
             },
         ),
         agrees(
@@ -214,13 +207,11 @@ FEEDBACK_ATTENTION = Exercise(
             because="positions was 0, so scores are q . k / sqrt(key). Do you keep "
             "heads apart, and divide the scores?",
             catches={
-                "The scores are not divided "
-                "by sqrt(key) here.": lambda q, k, v, positions: _attend(
-                    q, k, v, _back(k), positions, scale=1
+                "The scores are not divided by sqrt(key) here.": partial(
+                    _attend, power=0
                 ),
-                "This divides the scores by key, not by "
-                "its square root.": lambda q, k, v, positions: _attend(
-                    q, k, v, _back(k), positions, scale=q.shape[-1]
+                "This divides the scores by key, not by its square root.": partial(
+                    _attend, power=1
                 ),
             },
         ),
@@ -233,16 +224,14 @@ FEEDBACK_ATTENTION = Exercise(
             catches={
                 "This leaves out positions: near and far memories "
                 "count the same.": lambda q, k, v, positions: _attend(
-                    q, k, v, _back(k), 0 * positions
+                    q, k, v, 0 * positions
                 ),
                 "The last memory has distance 0 here. It is 1 step back: the step "
-                "itself is not among the memories.": lambda q, k, v, positions: _attend(
-                    q, k, v, _back(k) - 1, positions
+                "itself is not among the memories.": partial(
+                    _attend, distances=lambda back: back - 1
                 ),
                 "The distances run the wrong way here: the first memory "
-                "is the oldest.": lambda q, k, v, positions: _attend(
-                    q, k, v, _back(k).flip(0), positions
-                ),
+                "is the oldest.": partial(_attend, distances=lambda back: back.flip(0)),
             },
         ),
         agrees(
@@ -258,9 +247,7 @@ FEEDBACK_ATTENTION = Exercise(
             expected=lambda q, k, v, positions: 0 * q,
             because="This is the first step of a sequence: an empty sum.",
         ),
-        Property(
-            "works for any sizes, longer pasts, and large scores", _attention_is_general
-        ),
+        Property("works for any sizes, longer pasts, and large scores", _is_general),
         gradient("lets gradients through to q, k, v and positions", _problem),
     ),
     hints=(
@@ -273,7 +260,7 @@ FEEDBACK_ATTENTION = Exercise(
         'torch.einsum("bhd,jd->bhj", q, r). A softmax over nothing is empty, '
         "and an empty sum is 0: no special case.",
     ),
-    example=_example,
+    example=_problem,
 )
 
 

@@ -47,7 +47,10 @@ def elsewhere(new: Tensor, W: Tensor, k: Tensor, *rest: Tensor) -> Tensor:
 
 
 step_has_shape = partial(
-    shape, "returns a tensor of the shape of W", step, [(None, None, 3, 5), (None, None, 4, 2), (None, None, 1, 1)]
+    shape,
+    "returns a tensor of the shape of W",
+    step,
+    [(None, None, 3, 5), (None, None, 4, 2), (None, None, 1, 1)],
 )
 step_takes_heads = partial(takes_heads, step, [(2,), (2, 3), (4, 4)])
 step_has_gradient = partial(
