@@ -68,7 +68,9 @@ class Exercise:
             (text, function)
             for each in self.properties
             for text, functions in each.catches.items()
-            for function in (functions if type(functions) is tuple else (functions,))
+            for function in (
+                functions if isinstance(functions, tuple) else (functions,)
+            )
         ]
 
 

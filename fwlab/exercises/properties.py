@@ -40,7 +40,8 @@ def shape(
 
     - `says`, `catches`: as in `Property`.
     - `draw`: draws the arguments, for each of the `sizes`.
-    - `names`: of the results, if there are several.
+    - `names`: those of the results, if there are several.
+    - Returns the property.
     """
 
     def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
@@ -71,10 +72,11 @@ def agrees(
     - `expected`: what is right here, as a function of the arguments; None = the
       result of the reference.
     - `of`: the part of the result that counts; None = all of it.
-    - `names`: of the results, if there are several.
+    - `names`: those of the results, if there are several.
     - `only`: those of the results that count; none = all of them.
     - `because`: a sentence on the likely cause, for `str.format` with the sizes,
       the arguments, and the `name` of the result.
+    - Returns the property.
     """
 
     def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
@@ -139,6 +141,7 @@ def gradient(
     - `draw`, `size`: draws the arguments.
     - `of`: the part of the result to differentiate; None = all of it.
     - `because`: a sentence on the likely cause.
+    - Returns the property.
     """
 
     def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
@@ -187,7 +190,7 @@ def _asked(
 ) -> tuple[Any, Any]:
     """The results of the answer and of the reference."""
     target = reference(*inputs.values())
-    like = target if isinstance(target, Tensor) else type(target)
+    like: Any = target if isinstance(target, Tensor) else type(target)
     if names:
         like = dict(zip(names, target, strict=True))
     return ask(answer, like, **inputs), target
