@@ -16,6 +16,8 @@ from fwlab import ops
 from fwlab.exercises import (
     EXERCISES,
     QUESTIONS,
+    Wrong,
+    agrees,
     assert_correct,
     check,
     checker,
@@ -677,11 +679,11 @@ def written_otherwise(answer):
 def test_misconceptions_fail_at_their_property_and_are_named(name):
     """Also if they are written in another way."""
     for holds in EXERCISES[name].properties:
-        caught = replace(EXERCISES[name], properties=(holds,)).misconceptions
-        for text, misconception in caught:
-            assert fault(name, misconception, holds.says, text) == []
+        for text, caught in holds.catches.items():
             assert text.endswith(".") and len(text) < 160
-            assert refused(written_otherwise(misconception), name, text), text
+            for each in caught if isinstance(caught, tuple) else (caught,):
+                assert fault(name, each, holds.says, text) == []
+                assert refused(written_otherwise(each), name, text), text
 
 
 def test_every_property_is_failed_by_some_answer():
@@ -693,6 +695,13 @@ def test_every_property_is_failed_by_some_answer():
         if name not in NO_GRADIENT:
             failed.add(of_gradients(name))
         assert failed == {p.says for p in exercise.properties}, name
+
+
+def test_what_is_expected_does_not_depend_on_the_reference():
+    double = agrees("", lambda generator, x: {"x": x}, [3], expected=lambda x: 2 * x)
+    double.holds(lambda x: x + x, abs, torch.Generator())
+    with pytest.raises(Wrong, match="x = 3: expected 6, got 3"):
+        double.holds(abs, abs, torch.Generator())
 
 
 def test_messages_carry_numbers_and_causes():
