@@ -87,9 +87,14 @@ figures: site
 screenshots: site
 	$(BIN)/python docs/tools/screenshots.py
 
+# make bench [NAME="peers lengths busy imports training"]: those of docs/tools/bench.
 bench: $(READY)
+ifdef NAME
+	PYTHONPATH=docs/tools $(BIN)/python -m bench $(NAME)
+else
 	$(BIN)/fwlab bench
 	$(PYTEST) -m speed tests/site
+endif
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -105,4 +110,5 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target .venv/peer fla-core
 	touch $@

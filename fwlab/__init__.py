@@ -9,7 +9,7 @@ import sys
 if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from fwlab.ops.state import detach
+from fwlab.ops.parts.state import detach
 
 __version__ = "0.1.0"
 """The release of this package."""

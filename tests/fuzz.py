@@ -32,7 +32,7 @@ from loops import ACTIVATIONS, Case, Named, Parts, loop_of
 from torch import Tensor
 
 from fwlab import feature_maps, ops
-from fwlab.ops.rule import Rule
+from fwlab.ops.call.rule import Rule
 
 LIMITS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 LARGEST = 1e4
@@ -58,7 +58,7 @@ SIMPLEST: Case = {
     **{"learned": 0, "wide_gates": 0},
 }
 #: Inputs with a dimension of time, which a mask hides.
-HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay")
+HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "erase", "write", "ask")
 
 
 def takes(op: str) -> Any:
@@ -130,14 +130,16 @@ class Problem:
 
     def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         c, record = self.c, RULES[self.c["op"]]
-        x = {"v": self.normal(*steps, H, V)}
-        for name, heads in (("q", H * c["group"]), ("k", H)):
-            x[name] = self.normal(*steps, heads, K)
+        sizes = {"steps": record.steps, "heads": H, "key": K, "value": V}
+        several = (record.steps,) * bool(record.steps)
+        x = {"v": self.normal(*steps, *several, H, V)}
+        for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
+            x[name] = self.normal(*steps, *heads, K)
             x[name] /= x[name].norm(dim=-1, keepdim=True) / c["size"]
             if c["normalize"]:  # a sum of both signs may come close to 0
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
-                x[name][self.uniform(*steps, heads) < 0.2] = 0
+                x[name][self.uniform(*steps, *heads) < 0.2] = 0
         # Without a normaliser anything goes. With one, what a delta rule reads
         # before it writes has to stay in float32's range.
         edges = {
@@ -147,15 +149,19 @@ class Problem:
         if c["normalize"]:
             long = [] if "delta" in c["op"] else [-30, -math.inf]
             edges = {"beta": [0, 1], "log_decay": [0, -1e-6, -3, *long]}
-        for name, dims in record.gates.items():
-            if name in record.optional and c["fewer"]:
+        for name, gate in record.gates.items():
+            if gate.optional and c["fewer"]:
                 continue
-            x[name] = self.uniform(*steps, *(H, K)[: len(dims.split())])
-            x[name] *= 1 if name == "beta" else -1
+            dims = gate.dims.partition(" [")[0].split()
+            x[name] = self.uniform(*steps, *(sizes[dim] for dim in dims))
+            x[name] *= -1 if name == "log_decay" else 1
             if c["edges"]:
-                shape, values = x[name].shape, torch.tensor(edges[name]).double()
+                shape, values = x[name].shape, edges.get(name, gate.edges)
+                values = torch.tensor(values).double()
                 value = values[torch.randint(len(values), shape, generator=self.g)]
                 x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
+        if record.corrects:  # of those that depend on the key
+            x |= record.related(**x)
         K = 2 * K if c["op"] == "dpfp_delta_rule" else K
         state = [self.normal(B, H, V, K), self.uniform(B, H, K) + 0.1]
         return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]

@@ -1,6 +1,6 @@
 """torch.compile, torch.export, tensors without data, and torch.func.
 
-Calls that are traced become operators of PyTorch: `fwlab/ops/traced.py`.
+Calls that are traced become operators of PyTorch: `fwlab/ops/call/operators.py`.
 """
 
 import subprocess
@@ -15,8 +15,8 @@ from torch.library import opcheck
 from fwlab import layers, ops
 from fwlab.models import LanguageModel
 from fwlab.models.language_model import MIXERS
-from fwlab.ops import traced
-from fwlab.ops.traced import Operator
+from fwlab.ops.call import operators
+from fwlab.ops.call.operators import Operator
 from problems import ROWS, error, outcome, parts, problem, rebuild, weighted
 
 #: Rows and mixers that share what is compiled with another.
@@ -151,7 +151,7 @@ def calls_of(name, time):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Operator, "trace", record)
-        patch.setattr(traced, "_no_data", lambda args, given: True)
+        patch.setattr(operators, "_no_data", lambda args, given: True)
         if name == "images":
             ops.aft_conv2d(*images(time))
         else:
@@ -406,7 +406,7 @@ def test_modules_may_be_loaded_again():
     code = """
 import importlib, sys, torch, fwlab.ops
 x = torch.zeros(1, 2, 1, 3, device="meta")
-for name in ("fwlab.ops.linear", "fwlab.ops.traced", "fwlab.ops"):
+for name in ("fwlab.ops.additive", "fwlab.ops.call.operators", "fwlab.ops"):
     importlib.reload(sys.modules[name])
     assert fwlab.ops.sum_rule(x, x, x).is_meta
 for name in [n for n in sys.modules if n.startswith("fwlab")]:

@@ -1,5 +1,5 @@
 // Which states of a stack a state can see, in a transformer and in the feedback
-// transformer of fwlab.ops.feedback_memory, and the longest path that ends there.
+// transformer of fwlab.ops.feedback, and the longest path that ends there.
 // Only `reads` knows a model; all that is shown follows from it.
 fwlab.figure("feedback", (figure) => {
   const L = 3;

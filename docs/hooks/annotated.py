@@ -21,8 +21,9 @@ from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
 from templates import render
 
-from fwlab.ops import TABLE, gpu
-from fwlab.ops.operation import Variants
+from fwlab.ops import TABLE
+from fwlab.ops.call import gpu
+from fwlab.ops.call.call import Variants
 
 
 def _title(folder: str) -> str:

@@ -20,8 +20,9 @@ from literate import Source
 from repository import ROOT
 
 from fwlab import ops
-from fwlab.ops import TABLE, chunks
-from fwlab.ops.rule import Rule
+from fwlab.ops import TABLE
+from fwlab.ops.call.rule import Rule
+from fwlab.ops.parts import chunks
 
 #: Steps per chunk: three tokens make two chunks.
 LENGTH = 2

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from fwlab import ops
 from fwlab.bench.case import Case, Problem, Side
-from fwlab.feature_maps import l2_normalize
-from fwlab.ops.delta.naive import delta_step
-from fwlab.ops.linear.naive import read
-from fwlab.ops.rule import Rule
+from fwlab.ops.call.rule import Rule
+from fwlab.ops.correcting.rules.delta import delta_step, read
 
 BATCH, HEADS, WIDTH = 4, 4, 64
 
@@ -94,20 +92,20 @@ DENSE: dict[str, Side] = {
 
 
 def problem(
-    dtype: torch.dtype, *, record: Rule, time: int, width: int, batch: int = BATCH
+    dtype: torch.dtype,
+    *,
+    record: Rule,
+    time: int,
+    width: int,
+    batch: int = BATCH,
+    heads: int = HEADS,
 ) -> Problem:
-    """Keys and queries of length 1: no memory grows or dies by them."""
+    """An example of the record, and the gradient of its result."""
     generator = torch.Generator().manual_seed(0)
-
-    def random(*more: int) -> Tensor:
-        return torch.randn(batch, time, HEADS, *more, generator=generator)
-
-    inputs = [l2_normalize(random(width)), l2_normalize(random(width)), random(width)]
-    for gate in record.required:
-        wide = "key" in record.gates[gate]
-        x = torch.sigmoid(random(width) if wide else random())
-        inputs.append(-0.1 * x if gate == "log_decay" else x)
-    return [x.to(dtype).requires_grad_() for x in inputs], random(width).to(dtype)
+    sizes = {"batch": batch, "time": time, "heads": heads, "key": width, "value": width}
+    inputs = [x.to(dtype) for x in record.example(generator, **sizes).values()]
+    gradient = torch.randn(batch, time, heads, width, generator=generator)
+    return [x.requires_grad_() for x in inputs], gradient.to(dtype)
 
 
 def of(record: Rule) -> Callable[..., Tensor]:

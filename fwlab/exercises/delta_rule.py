@@ -15,8 +15,8 @@ from fwlab.exercises.steps import (
     step_mixes,
     step_takes_heads,
 )
-from fwlab.ops.delta.naive import delta_step
-from fwlab.ops.linear.naive import read, write
+from fwlab.ops.additive.rules.sum import read, write
+from fwlab.ops.correcting.rules.delta import delta_step
 
 # --- delta_step -----------------------------------------------------
 

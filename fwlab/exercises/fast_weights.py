@@ -14,8 +14,8 @@ from fwlab.exercises.properties import (
     takes_heads,
 )
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.delta.naive import delta_step
-from fwlab.ops.linear.naive import read, write
+from fwlab.ops.additive.rules.sum import read, write
+from fwlab.ops.correcting.rules.delta import delta_step
 
 # --- read_memory ----------------------------------------------------
 

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from fwlab.exercises.asking import Answer, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, gradient, shape
-from fwlab.ops.feedback_memory.naive import (
+from fwlab.ops.feedback.naive import (
     feedback_attention,
     merge_memory,
     sinusoids,

@@ -23,8 +23,8 @@ from fwlab.exercises.steps import (
     step_takes_heads,
 )
 from fwlab.feature_maps import divide, l2_normalize, sum_normalize, unit_range
-from fwlab.ops.delta.naive import correct, delta_step, read
-from fwlab.ops.linear.naive import write
+from fwlab.ops.additive.rules.sum import write
+from fwlab.ops.correcting.rules.delta import correct, delta_step, read
 
 # --- stable_beta ----------------------------------------------------
 

@@ -14,7 +14,7 @@ from fwlab import ops
 from fwlab.feature_maps import l2_normalize
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 
 
 class PositionedState(NamedTuple):

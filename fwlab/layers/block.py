@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, real_tokens
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 
 
 class Block(Causal):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.feature_maps import FeatureMap, divide, unit_range
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 from fwlab.ops.softmax import attention_with_dropout
 
 State = ops.NormalizedState | ops.KeyValueCache

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fwlab import ops
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 
 #: Weights that every layer has of its own, in both forms.
 _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 
 
 def head_width(layer: str, d_model: int, heads: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab.ops import checks, packed
+from fwlab.ops.call import checks, packed
 
 
 class ShortConvolution(nn.Module):

@@ -11,7 +11,7 @@ from fwlab.layers.heads import (
     shared_heads,
     split_heads,
 )
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 
 
 class SoftmaxAttention(Causal):

@@ -14,7 +14,7 @@ from fwlab.layers.block import Block
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.layers.positions import sinusoids
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 
 
 class SegmentState(NamedTuple):

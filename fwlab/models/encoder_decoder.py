@@ -10,7 +10,7 @@ from fwlab.feature_maps import FeatureMap
 from fwlab.layers import Block, CrossAttention, FastWeightAttention, SoftmaxAttention
 from fwlab.layers.positions import sinusoids
 from fwlab.models.tokens import check_tokens
-from fwlab.ops import checks
+from fwlab.ops.call import checks
 
 
 class DecoderState(NamedTuple):

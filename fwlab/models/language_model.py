@@ -22,7 +22,7 @@ from fwlab.layers import (
 )
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.models.tokens import check_tokens
-from fwlab.ops import checks, packed
+from fwlab.ops.call import checks, packed
 
 
 class Size(NamedTuple):

@@ -1,6 +1,7 @@
 """The mathematics, as functions of tensors, without parameters."""
 
-from fwlab.ops import dispatch
+from fwlab.ops.additive.rules.gated import GATED_RULE, gated_rule
+from fwlab.ops.additive.rules.sum import SUM_RULE, sum_rule
 from fwlab.ops.aft import (
     AFT_CONV,
     AFT_CONV2D,
@@ -16,38 +17,52 @@ from fwlab.ops.aft import (
     aft_local,
     aft_simple,
 )
-from fwlab.ops.delta import (
+from fwlab.ops.call import choice
+from fwlab.ops.call.call import Operation
+from fwlab.ops.correcting.rules.comba import COMBA_RULE, comba_rule
+from fwlab.ops.correcting.rules.delta import (
     DELTA_RULE,
     DPFP_DELTA_RULE,
-    GATED_DELTA_RULE,
     delta_rule,
     dpfp_delta_rule,
+)
+from fwlab.ops.correcting.rules.delta_product import (
+    DELTA_PRODUCT,
+    delta_product,
+)
+from fwlab.ops.correcting.rules.gated_delta import (
+    GATED_DELTA_RULE,
     gated_delta_rule,
 )
-from fwlab.ops.feedback_memory import (
+from fwlab.ops.correcting.rules.gated_delta_2 import (
+    GATED_DELTA_RULE_2,
+    gated_delta_rule_2,
+)
+from fwlab.ops.correcting.rules.implicit_delta import (
+    IMPLICIT_DELTA_RULE,
+    implicit_delta_rule,
+)
+from fwlab.ops.correcting.rules.kimi import (
+    KIMI_DELTA_RULE,
+    kimi_delta_rule,
+)
+from fwlab.ops.correcting.rules.rwkv7 import RWKV7_RULE, rwkv7_rule
+from fwlab.ops.feedback import (
     FEEDBACK,
     FeedbackState,
     FeedbackWeights,
     feedback,
     feedback_attention,
 )
-from fwlab.ops.kimi import KIMI_DELTA_RULE, kimi_delta_rule
-from fwlab.ops.linear import (
-    GATED_RULE,
-    SUM_RULE,
-    gated_rule,
-    sum_rule,
-)
-from fwlab.ops.operation import Operation
-from fwlab.ops.programmer import FWP, fwp
-from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
-from fwlab.ops.state import (
+from fwlab.ops.fwp import FWP, fwp
+from fwlab.ops.parts.state import (
     ConvState,
     KeyValueCache,
     NormalizedState,
     ScaledState,
     detach,
 )
+from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
 
 __all__ = [
     "fwp",
@@ -57,6 +72,11 @@ __all__ = [
     "dpfp_delta_rule",
     "gated_delta_rule",
     "kimi_delta_rule",
+    "gated_delta_rule_2",
+    "comba_rule",
+    "implicit_delta_rule",
+    "delta_product",
+    "rwkv7_rule",
     "softmax_attention",
     "aft_simple",
     "aft_full",
@@ -88,6 +108,11 @@ TABLE: dict[str, Operation] = {
         DPFP_DELTA_RULE,
         GATED_DELTA_RULE,
         KIMI_DELTA_RULE,
+        GATED_DELTA_RULE_2,
+        COMBA_RULE,
+        IMPLICIT_DELTA_RULE,
+        DELTA_PRODUCT,
+        RWKV7_RULE,
         SOFTMAX_ATTENTION,
         AFT_SIMPLE,
         AFT_FULL,
@@ -106,9 +131,12 @@ def implementations(op: str) -> tuple[str, ...]:
     - `op`: the name of a function of this module, such as "delta_rule".
     - Returns names for its `implementation` argument, simplest first.
     - Raises `ValueError` for an unknown name.
+
+        >>> ops.implementations("softmax_attention")
+        ('naive', 'efficient')
     """
     if op not in TABLE:
         raise ValueError(
             f"expected op to be one of {', '.join(TABLE)}, got {op!r}"
         )
-    return dispatch.usable(TABLE[op].implementations)
+    return choice.usable(TABLE[op].implementations)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fwlab import ops
-from fwlab.ops import gpu
+from fwlab.ops.call import gpu
 
 #: Batch, steps, heads, width: a size at which a GPU waits for its host.
 SHAPE = (4, 512, 4, 32)

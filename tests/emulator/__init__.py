@@ -31,7 +31,7 @@ from emulator import matrix, scalar, transfer  # noqa: F401 (the instructions)
 from emulator.block import run as run_program
 from emulator.memory import Fault, Tensors
 from emulator.text import Program, Unknown, parse
-from fwlab.ops import gpu
+from fwlab.ops.call import gpu
 
 __all__ = ["Fault", "Unknown", "Emulator", "Program", "execute", "stand_in"]
 

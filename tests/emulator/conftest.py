@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fwlab.ops import gpu
+from fwlab.ops.call import gpu
 
 if gpu.INTERPRETED or not gpu.installed():
     collect_ignore_glob = ["test_*.py"]

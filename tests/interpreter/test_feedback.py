@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from fwlab import ops
-from fwlab.ops import gpu
-from fwlab.ops.feedback_memory import kernels, naive
+from fwlab.ops.call import gpu
+from fwlab.ops.feedback import kernels, naive
 from problems import ROWS as ALL
 from problems import error, outcome, parts, problem, rebuild, saved_bytes, weighted
 from problems.feedback import HEADS, feedback, weights

@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from fwlab import ops
-from fwlab.ops.programmer import efficient
+from fwlab.ops.fwp import efficient
 from problems import rules
 from problems.row import Inputs, Row
 

@@ -455,7 +455,7 @@ def test_the_traces_are_those_of_a_fresh_run(site, page):
 def test_the_trace_is_the_delta_rule(site):
     """Worked out once more, without fwlab."""
     W, y, seen = torch.zeros(2, 2), [], iter(recorded(site, "delta")["delta_rule"])
-    lines = Source("fwlab/ops/delta/naive.py").text.splitlines()
+    lines = Source("fwlab/ops/correcting/rules/delta.py").text.splitlines()
 
     def values(step: dict, code: str) -> str:
         places = [n for n, line in enumerate(lines, 1) if line.strip() == code]
@@ -677,7 +677,11 @@ def test_address_of_a_line_opens_there(look):
           return getSelection().toString();
         }"""
     )
-    lines = (ROOT / "fwlab/ops/delta/naive.py").read_text("utf-8").splitlines()[17:23]
+    lines = (
+        (ROOT / "fwlab/ops/correcting/rules/delta.py")
+        .read_text("utf-8")
+        .splitlines()[17:23]
+    )
     assert copied.split("\n")[:6] == lines
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops.operation import Call, Operation
+from fwlab.ops.call.call import Call, Operation
 
 
 def refuses(

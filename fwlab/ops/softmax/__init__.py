@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab.ops import checks
-from fwlab.ops.operation import Call, Operation
+from fwlab.ops.call import checks
+from fwlab.ops.call.call import Call, Operation
+from fwlab.ops.parts.state import KeyValueCache
 from fwlab.ops.softmax import naive
-from fwlab.ops.state import KeyValueCache
 
 
 def _torch(
@@ -104,6 +104,13 @@ def softmax_attention(
       `scaled_dot_product_attention`).
     - Returns `y` `[batch, time, heads, value]`, with the heads of `q`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    With equal keys, you read the mean of the values.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.softmax_attention(k, k, v).flatten()
+        tensor([4., 6.])
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762).
     """

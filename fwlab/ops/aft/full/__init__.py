@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import checks, gpu
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.full import efficient, naive
-from fwlab.ops.operation import Operation
-from fwlab.ops.traced import operator
+from fwlab.ops.call import checks, gpu
+from fwlab.ops.call.call import Operation
+from fwlab.ops.call.operators import operator
 
 #: "auto" takes the last one. The efficient form uses the products of
 #: the GPU's library; the kernel keeps less for the backward pass.
@@ -72,6 +72,14 @@ def aft_full(
     inputs. Where this sum overflows, the result is undefined. With a
     key and a bias of 3e38 in float32, "naive" and "efficient" return
     NaN, and "triton" may return a number.
+
+    A bias of $\log 3$ on its own step: weights 1 and 3.
+
+        >>> q = k = torch.zeros(1, 2, 1)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1)
+        >>> bias = torch.tensor([[3.0, 1.0], [1.0, 3.0]]).log()
+        >>> ops.aft_full(q, k, v, bias).flatten()
+        tensor([2.0000, 3.5000])
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import autograd
+from fwlab.ops.parts import autograd
 
 #: Rows per tile.
 TILE = 128

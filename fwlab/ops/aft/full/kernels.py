@@ -8,8 +8,8 @@ and the mean of each row.
 import torch
 from torch import Tensor
 
-from fwlab.ops import autograd
 from fwlab.ops.aft.window.kernels import Window
+from fwlab.ops.parts import autograd
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:

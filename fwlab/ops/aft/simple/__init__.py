@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops import gpu
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.simple import efficient, naive
-from fwlab.ops.operation import Operation
-from fwlab.ops.traced import operator
+from fwlab.ops.call import gpu
+from fwlab.ops.call.call import Operation
+from fwlab.ops.call.operators import operator
 
 AFT_SIMPLE = Operation(
     name="aft_simple",
@@ -78,6 +78,13 @@ def aft_simple(
     $10^7$ may count as one. The sum of $|v|$ over time must be finite
     as well. The key of a later step changes no bit of an earlier
     output.
+
+    With equal keys, half of the mean: $\sigma(0) = 1/2$.
+
+        >>> q = k = torch.zeros(1, 2, 1)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1)
+        >>> ops.aft_simple(q, k, v).flatten()
+        tensor([2., 3.])
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab.ops import autograd, chunks
+from fwlab.ops.parts import autograd, chunks
 
 
 def recur(

@@ -29,7 +29,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops import autograd, chunks, gpu
+from fwlab.ops.call import gpu
+from fwlab.ops.parts import autograd, chunks
 
 #: Steps per segment.
 SEGMENT = 16

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab.ops import chunks
 from fwlab.ops.aft.full.efficient import Tile, Tiles
 from fwlab.ops.aft.simple.efficient import before_each, means
+from fwlab.ops.parts import chunks
 
 #: Rows per tile. Up to twice as many are one tile, as in AFT-full: the
 #: product is larger, but no key needs a running mean.

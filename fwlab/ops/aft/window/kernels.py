@@ -25,7 +25,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops import autograd, chunks, gpu, tiles
 from fwlab.ops.aft.simple.kernels import (
     as_state,
     as_triple,
@@ -38,6 +37,8 @@ from fwlab.ops.aft.simple.kernels import (
     state_gradients,
     summary,
 )
+from fwlab.ops.call import gpu
+from fwlab.ops.parts import autograd, chunks, kernels
 
 #: Rows per tile, and keys per product.
 TILE, KEYS = 32, 32
@@ -552,7 +553,7 @@ def _how(
         "BD": BD,
         "P": KEYS,
         "PRODUCTS": products,
-        "PRECISION": tiles.precision(either),
+        "PRECISION": kernels.precision(either),
         "warps": 4,
     }
 

@@ -1,0 +1,869 @@
+r"""# Fast weights on a GPU, in chunks
+
+The tensors are in HBM, the main memory of a GPU. In the time that HBM
+takes to deliver one scalar, the tensor cores could compute about two
+hundred products. The registers and the shared memory of a
+multiprocessor are as fast as its cores, and have room for one state $W$
+and the rows of one chunk. So the plan is: *load a chunk once, compute
+all its products there, and store only the outputs and one state per
+chunk.*
+
+What depends on earlier chunks is in one kernel that walks through time,
+with $W$ in registers (`forward`, and `backward_state` from the end).
+Everything else is computed for all chunks side by side (`read`,
+`backward_inputs`).
+
+The equations are those of the efficient version, with an error $E$
+instead of the values, so that one set of kernels serves two
+recurrences. For the sum rule and the gated rule $E = V$; for the delta
+rules $E = V - \bar V$ comes from a triangular system. $s$ is the
+strength (the delta rule's $\beta$), and $U = s E$ is what is written:
+
+$$Y = \gamma\, Q W^\top
+  + \big(\mathrm{tril}(Q K^\top) \odot \Gamma\big)\, s E \tag{c1}$$
+$$W' = \gamma_C W + (s E)^\top (\Gamma_C K) \tag{c2}$$
+
+The normaliser is one more column of $V$, in which all values are 1: its
+row of $W$ is $z$, and its column of $Y$ is the denominator of Eq. 19.
+
+**Costs** per step and head, forward, with $b$ bytes per scalar. Bytes:
+$b\,(2K + 2V)$ for $q, k, v, y$, and $b\,K V / C$ for the states when a
+backward pass follows. Operations: $2 C (K + V) + 4 K V$. With
+$K = V = C = 64$ and bfloat16 that is 640 bytes and 32,768 operations,
+51 per byte. A GPU that can do 180 per byte is bound by HBM: the lower
+bound is the bytes over the bandwidth.
+"""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fwlab.ops.call import gpu
+from fwlab.ops.parts import autograd, chunks
+from fwlab.ops.parts.kernels import (
+    contiguous,
+    decays,
+    features,
+    features_backward,
+    last_scalar,
+    one_precision,
+    padded_width,
+    per_head,
+    precision,
+    product,
+    put_decays,
+    put_rows,
+    put_scalars,
+    queries_and_keys,
+    reciprocal,
+    row_products,
+    rows,
+    scalars,
+    state_tile,
+)
+
+
+@triton.jit(do_not_specialize=["time", "heads", "programs"])
+def multiply_decays(
+    decay, gammas, products, time, heads, programs, C: tl.constexpr
+):
+    r"""$\gamma$ and $\Gamma$ of one chunk.
+
+    Stores b C bytes per step and head.
+    """
+    index = tl.program_id(0).to(tl.int64)
+    program, n = index % programs, index // programs
+    start = program // heads * time * heads + program % heads
+    t = tl.arange(0, C)
+    origin, remaining = (
+        start + n * C * heads,
+        (time - n * C).to(tl.int32),
+    )
+    put_decays(
+        decay, gammas, products, index, origin, t, remaining, heads, C
+    )
+
+
+@triton.jit(do_not_specialize=["time", "heads"])
+def forward(
+    q, k, v, gammas, products, strength, X, q_total, k_total, W, z, y,
+    total, E, states, z_states, W_end, z_end, time, heads,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All chunks of one head, one after the other, for some rows of W.
+
+    Registers: W. Per chunk it loads q, k, v (X, and the products of
+    decays), and stores y, and for a backward pass the state and E.
+    Operations per step and head: 2 C (K + V) + 4 K V, and 2 K V +
+    2 C V more with X.
+    """
+    TYPE: tl.constexpr = v.dtype.element_ty
+    program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    start = program // heads * time * heads + program % heads
+    first = tl.program_id(1) * BV
+    column = tl.arange(0, BK)
+    at, mask = state_tile(first, 0, V, K, BV, BK)
+    offset = program * V * K
+    S = tl.zeros([BV, BK], tl.float32)
+    if W is not None:
+        S = tl.load(W + offset + at, mask=mask, other=0.0)
+    t = tl.arange(0, C)
+    sums = tl.zeros([BK], tl.float32)
+    if z is not None:
+        sums = tl.load(
+            z + program * K + column, mask=column < K, other=0.0
+        )
+    for n in range(tl.cdiv(time, C)):
+        origin = start + n * C * heads.to(tl.int64)
+        remaining = time - n * C
+        index = n * programs.to(tl.int64) + program
+        if states is not None:
+            tl.store(
+                states + index * V * K + at,
+                S.to(TYPE),
+                mask=mask,
+            )
+        key = features(
+            k, k_total, origin, t, remaining, heads, 0, K, BK, NU
+        )
+        e = rows(v, origin, t, remaining, heads, first, V, BV)
+        gamma, G, fade = decays(
+            gammas, products, index, origin, t, remaining, heads, C
+        )
+        s = scalars(strength, origin, t, remaining, heads, 0.0)
+        if X is not None:  # (d4)
+            x = tl.load(X + index * C * C + t[:, None] * C + t[None, :])
+            retrieved = row_products(key, S, TYPE, PRECISION)
+            e = product(
+                x, e - gamma[:, None] * retrieved, TYPE, PRECISION
+            )
+        if E is not None:
+            put_rows(E, e, origin, t, remaining, heads, first, V, BV)
+        u = e * s[:, None]
+        if y is not None:  # (c1), (d2)
+            query = features(
+                q, q_total, origin, t, remaining, heads, 0, K, BK, NU
+            )
+            P = row_products(query, key, TYPE, PRECISION) * G
+            out = row_products(query, S, TYPE, PRECISION)
+            out = out * gamma[:, None]
+            out = out + product(P, u, TYPE, PRECISION)
+            if z is not None:
+                denominator = tl.sum(query * sums[None, :], 1) * gamma
+                denominator += tl.sum(P * s[None, :], 1)
+                # A subnormal number counts as 0: see `divide`.
+                none = tl.abs(denominator) < 1.1754944e-38
+                denominator = tl.where(none, 0.0, denominator)
+                out *= reciprocal(denominator)[:, None]  # Eq. 19
+                if first == 0:
+                    put_scalars(
+                        total, denominator, origin, t, remaining, heads
+                    )
+            put_rows(y, out, origin, t, remaining, heads, first, V, BV)
+        if z is not None:
+            if z_states is not None and first == 0:
+                tl.store(
+                    z_states + index * K + column, sums, mask=column < K
+                )
+            sums = sums * last_scalar(gamma, C)
+            sums += tl.sum(key * (s * fade)[:, None], 0)
+        S = S * last_scalar(gamma, C)  # (c2), (d3)
+        S += product(tl.trans(u * fade[:, None]), key, TYPE, PRECISION)
+    tl.store(W_end + offset + at, S, mask=mask)
+    if z is not None and first == 0:
+        tl.store(z_end + program * K + column, sums, mask=column < K)
+
+
+@triton.jit(do_not_specialize=["time", "heads", "programs"])
+def read(
+    q, k, E, gammas, products, strength, q_total, k_total, states, y,
+    time, heads, programs,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, NU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(c1) for one chunk and some columns of y.
+
+    When few heads leave most of the GPU idle, `forward` only walks
+    through the states, and this kernel computes the outputs of all
+    chunks side by side. It loads the states and E once more:
+    2 b (V + K V / C) bytes per step.
+    """
+    TYPE: tl.constexpr = E.dtype.element_ty
+    index = tl.program_id(0).to(tl.int64)
+    program, n = index % programs, index // programs
+    start = program // heads * time * heads + program % heads
+    first = tl.program_id(1) * BV
+    t = tl.arange(0, C)
+    origin, remaining = (
+        start + n * C * heads,
+        (time - n * C).to(tl.int32),
+    )
+    at, mask = state_tile(first, 0, V, K, BV, BK)
+    S = tl.load(states + index * V * K + at, mask=mask, other=0.0)
+    query, key = queries_and_keys(
+        q, k, q_total, k_total, origin, t, remaining, heads,
+        0, K, BK, NU,
+    )  # fmt: skip
+    e = rows(E, origin, t, remaining, heads, first, V, BV)
+    s = scalars(strength, origin, t, remaining, heads, 0.0)
+    gamma, G, _ = decays(
+        gammas, products, index, origin, t, remaining, heads, C
+    )
+    P = product(query, tl.trans(key), TYPE, PRECISION) * G
+    out = product(query, tl.trans(S), TYPE, PRECISION) * gamma[:, None]
+    out += product(P, e * s[:, None], TYPE, PRECISION)
+    put_rows(y, out, origin, t, remaining, heads, first, V, BV)
+
+
+@triton.jit(do_not_specialize=["time", "heads"])
+def backward_state(
+    q, k, dy, gammas, products, strength, X, q_total, k_total, y, total,
+    dW_end, dz_end, dv, afters, z_afters, dtotal, dW, dz, time, heads,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, AV: tl.constexpr, C: tl.constexpr,
+    NU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the state, from the last chunk to the first.
+
+    Registers: dW. Per chunk it loads q, k, dy (and X) and stores dv and
+    the gradient of the state after the chunk. (c5) and (c6); with X,
+    (d5) and (d6). Operations per step and head: 2 C (K + V) + 4 K V,
+    and 2 K V + 2 C V more with X.
+    """
+    TYPE: tl.constexpr = dy.dtype.element_ty
+    program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    start = program // heads * time * heads + program % heads
+    first = tl.program_id(1) * BV
+    column = tl.arange(0, BK)
+    at, mask = state_tile(first, 0, V, K, BV, BK)
+    offset = program * V * K
+    D = tl.zeros([BV, BK], tl.float32)
+    if dW_end is not None:
+        D = tl.load(dW_end + offset + at, mask=mask, other=0.0)
+    t = tl.arange(0, C)
+    sums = tl.zeros([BK], tl.float32)
+    if dz_end is not None:
+        sums = tl.load(
+            dz_end + program * K + column, mask=column < K, other=0.0
+        )
+    count = tl.cdiv(time, C)
+    for back in range(count):
+        n = count - 1 - back
+        origin = start + n * C * heads.to(tl.int64)
+        remaining = time - n * C
+        index = n * programs.to(tl.int64) + program
+        tl.store(
+            afters + index * V * K + at,
+            D.to(TYPE),
+            mask=mask,
+        )
+        query, key = queries_and_keys(
+            q, k, q_total, k_total, origin, t, remaining, heads,
+            0, K, BK, NU,
+        )  # fmt: skip
+        g = rows(dy, origin, t, remaining, heads, first, V, BV)
+        gamma, G, fade = decays(
+            gammas, products, index, origin, t, remaining, heads, C
+        )
+        s = scalars(strength, origin, t, remaining, heads, 0.0)
+        unit = 1.0
+        if total is not None:
+            reciprocals = reciprocal(
+                scalars(total, origin, t, remaining, heads, 0.0)
+            )
+            # In float16 small values would be lost, so they are in
+            # units of the maximum of the chunk.
+            unit = tl.max(tl.abs(reciprocals), 0)
+            g = g * (reciprocals * reciprocal(unit))[:, None]
+            if first == 0:
+                # The gradient of a denominator is -dy y / denominator.
+                tl.store(
+                    z_afters + index * K + column,
+                    sums,
+                    mask=column < K,
+                )
+                dy_rows = rows(
+                    dy, origin, t, remaining, heads, 0, V, AV
+                )
+                out = rows(y, origin, t, remaining, heads, 0, V, AV)
+                dd = tl.sum(
+                    dy_rows.to(tl.float32) * out.to(tl.float32), 1
+                )
+                dd = -dd * reciprocals
+                put_scalars(dtotal, dd, origin, t, remaining, heads)
+                sums = sums * last_scalar(gamma, C)
+                sums += tl.sum(query * (gamma * dd)[:, None], 0)
+        P = row_products(query, key, TYPE, PRECISION) * G
+        du = product(tl.trans(P), g, TYPE, PRECISION) * unit  # (c5)
+        du += fade[:, None] * row_products(key, D, TYPE, PRECISION)
+        g_v = du * s[:, None]
+        D = D * last_scalar(gamma, C)  # (c6), (d6)
+        g = g * gamma[:, None]
+        D += product(tl.trans(g), query, TYPE, PRECISION) * unit
+        if X is not None:
+            x = tl.load(X + index * C * C + t[:, None] * C + t[None, :])
+            g_v = product(tl.trans(x), g_v, TYPE, PRECISION)  # (d5)
+            faded = tl.trans(g_v * gamma[:, None])
+            D -= product(faded, key, TYPE, PRECISION)
+        put_rows(dv, g_v, origin, t, remaining, heads, first, V, BV)
+    if dW is not None:
+        tl.store(dW + offset + at, D, mask=mask)
+    if dz is not None and first == 0:
+        tl.store(dz + program * K + column, sums, mask=column < K)
+
+
+@triton.jit(do_not_specialize=["time", "heads", "programs"])
+def backward_inputs(
+    q, k, E, dy, dv, gammas, products, strength, q_total, k_total,
+    total, dtotal, states, afters, z_states, z_afters, dq, dk, ddecay,
+    dstrength, time, heads, programs,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, BD: tl.constexpr, PER: tl.constexpr,
+    C: tl.constexpr, NU: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What is local to a chunk: (c3), (c4), (c7), or (d7) and (d8).
+
+    A program takes one chunk and `PER` tiles of columns of q and k. It
+    loads q, k, E, dy (and dv) and the two states, and stores dq and dk:
+    b (4 K + 3 V + 2 K V / C) bytes per step. Operations: 6 C K + 2 C V
+    + 4 K V, and 4 C K + 2 C V + 2 K V more with dv.
+
+    What it computes first, it needs no more when it computes dq, and
+    then dk: the order keeps few tiles in registers at any time.
+    """
+    TYPE: tl.constexpr = dy.dtype.element_ty
+    index = tl.program_id(0).to(tl.int64)
+    program, n = index % programs, index // programs
+    start = program // heads * time * heads + program % heads
+    t = tl.arange(0, C)
+    origin, remaining = (
+        start + n * C * heads,
+        (time - n * C).to(tl.int32),
+    )
+    gamma, G, fade = decays(
+        gammas, products, index, origin, t, remaining, heads, C
+    )
+    s = scalars(strength, origin, t, remaining, heads, 0.0)
+    reciprocals, unit = tl.full([C], 1.0, tl.float32), 1.0
+    if total is not None:
+        reciprocals = reciprocal(
+            scalars(total, origin, t, remaining, heads, 0.0)
+        )
+        unit = tl.max(tl.abs(reciprocals), 0)
+        dd = scalars(dtotal, origin, t, remaining, heads, 0.0)
+
+    # How much each step reads of what each earlier step wrote.
+    YE = tl.zeros([C, C], tl.float32)
+    VE = tl.zeros([C, C], tl.float32)
+    for first in range(0, V, BV):
+        e = rows(E, origin, t, remaining, heads, first, V, BV)
+        g = rows(dy, origin, t, remaining, heads, first, V, BV)
+        YE += product(g, tl.trans(e), TYPE, PRECISION)
+        if dv is not None:
+            g = rows(dv, origin, t, remaining, heads, first, V, BV)
+            VE += product(g, tl.trans(e), TYPE, PRECISION)
+    if total is not None:
+        # What follows cancels (Eq. 19 does not change with the length
+        # of q), so dy is multiplied as it came, without rounding.
+        YE = YE * reciprocals[:, None] + dd[:, None]
+    strict = t[:, None] > t[None, :]
+    if dstrength is not None or products is not None:
+        pairs = tl.zeros([C, C], tl.float32)
+        for block in range(PER):
+            first_key = (tl.program_id(1) * PER + block) * BK
+            query, key = queries_and_keys(
+                q, k, q_total, k_total, origin, t, remaining, heads,
+                first_key, K, BK, NU,
+            )  # fmt: skip
+            QK = product(query, tl.trans(key), TYPE, PRECISION)
+            pairs += QK * YE
+            if dv is not None:
+                KK = product(key, tl.trans(key), TYPE, PRECISION)
+                pairs -= tl.where(strict, KK * VE, 0.0)
+        d_s = tl.sum(pairs * G, 0)  # (c7), (d7)
+    fading = G * s[None, :]
+    R = (YE * fading * reciprocal(unit)).to(TYPE)
+    N = tl.where(strict, VE * fading, 0.0).to(TYPE)
+    N = tl.where(strict, N, tl.trans(N))
+    if products is not None:
+        # As in `Decay.gradient`: steps i >= t read, steps j < t write.
+        # The product strictly between two steps is in the row above.
+        before = products + index * C * C - C
+        before += t[:, None] * C + t[None, :]
+        H = tl.load(before, mask=(t > 0)[:, None], other=0.0)
+        between = tl.where(strict, pairs, 0.0) * s[None, :]
+        between = tl.dot(
+            tl.trans(G), between, input_precision=PRECISION
+        )
+        d_d = tl.sum(between * H, 1)
+
+    read = tl.zeros([C], tl.float32)
+    stored = tl.zeros([C], tl.float32)
+    ends = 0.0
+    if NU > 0:
+        d_query = tl.zeros([C, BD], tl.float32)
+        d_key = tl.zeros([C, BD], tl.float32)
+        one_query = tl.zeros([C, BD], tl.float32)
+        one_key = tl.zeros([C, BD], tl.float32)
+        query_mean = tl.zeros([C], tl.float32)
+        key_mean = tl.zeros([C], tl.float32)
+    for block in range(PER):
+        first_key = (tl.program_id(1) * PER + block) * BK
+        column = first_key + tl.arange(0, BK)
+        query, key = queries_and_keys(
+            q, k, q_total, k_total, origin, t, remaining, heads,
+            first_key, K, BK, NU,
+        )  # fmt: skip
+        g_q = tl.zeros([C, BK], tl.float32)
+        for first in range(0, V, BV):
+            at, mask = state_tile(first, first_key, V, K, BV, BK)
+            S = tl.load(
+                states + index * V * K + at, mask=mask, other=0.0
+            )
+            g = rows(dy, origin, t, remaining, heads, first, V, BV)
+            g_q += product(g, S, TYPE, PRECISION)
+        if total is not None:
+            at_z = index * K + column
+            z = tl.load(z_states + at_z, mask=column < K, other=0.0)
+            g_q *= reciprocals[:, None]
+            g_q += dd[:, None] * z[None, :]
+        if products is not None:
+            read += tl.sum(g_q * query, 1)
+        g_q *= gamma[:, None]
+        g_q += product(R, key, TYPE, PRECISION) * unit  # (c3)
+        if NU == 0:
+            put_rows(
+                dq, g_q, origin, t, remaining, heads, first_key, K, BK
+            )
+
+        g_k = tl.zeros([C, BK], tl.float32)
+        for first in range(0, V, BV):
+            at, mask = state_tile(first, first_key, V, K, BV, BK)
+            D = tl.load(
+                afters + index * V * K + at, mask=mask, other=0.0
+            )
+            e = rows(E, origin, t, remaining, heads, first, V, BV)
+            g_k += product(e, D, TYPE, PRECISION)
+            if products is not None:
+                S = tl.load(
+                    states + index * V * K + at, mask=mask, other=0.0
+                )
+                ends += tl.sum(S.to(tl.float32) * D.to(tl.float32))
+        if total is not None:
+            after = tl.load(z_afters + at_z, mask=column < K, other=0.0)
+            g_k += after[None, :]
+            ends += tl.sum(z * after)
+        stored += tl.sum(g_k * key, 1)
+        g_k *= (fade * s)[:, None]
+        # (c4), (d8)
+        g_k += unit * product(tl.trans(R), query, TYPE, PRECISION)
+        if dv is not None:
+            g_k -= product(N, key, TYPE, PRECISION)
+            d_retrieved = tl.zeros([C, BK], tl.float32)
+            for first in range(0, V, BV):
+                at, mask = state_tile(first, first_key, V, K, BV, BK)
+                S = tl.load(
+                    states + index * V * K + at, mask=mask, other=0.0
+                )
+                g = rows(dv, origin, t, remaining, heads, first, V, BV)
+                d_retrieved += product(g, S, TYPE, PRECISION)
+            if products is not None:
+                read -= tl.sum(d_retrieved * key, 1)
+            g_k -= d_retrieved * gamma[:, None]
+        if NU == 0:
+            put_rows(
+                dk, g_k, origin, t, remaining, heads, first_key, K, BK
+            )
+        if NU > 0:
+            query_mean += tl.sum(g_q * query, 1)
+            key_mean += tl.sum(g_k * key, 1)
+            every = tl.where((column < K)[None, :], 1.0, 0.0)
+            every = every + tl.zeros([C, BK], tl.float32)
+            d_query += features_backward(
+                g_q,
+                q,
+                origin,
+                t,
+                remaining,
+                heads,
+                first_key,
+                K,
+                BK,
+                NU,
+                BD,
+                PRECISION,
+            )
+            d_key += features_backward(
+                g_k,
+                k,
+                origin,
+                t,
+                remaining,
+                heads,
+                first_key,
+                K,
+                BK,
+                NU,
+                BD,
+                PRECISION,
+            )
+            one_query += features_backward(
+                every,
+                q,
+                origin,
+                t,
+                remaining,
+                heads,
+                first_key,
+                K,
+                BK,
+                NU,
+                BD,
+                PRECISION,
+            )
+            one_key += features_backward(
+                every,
+                k,
+                origin,
+                t,
+                remaining,
+                heads,
+                first_key,
+                K,
+                BK,
+                NU,
+                BD,
+                PRECISION,
+            )
+    if NU > 0:
+        # Eq. 29 divides by the sum; its gradient subtracts the mean.
+        by = reciprocal(
+            scalars(q_total, origin, t, remaining, heads, 0.0)
+        )
+        g_q = (d_query - one_query * query_mean[:, None]) * by[:, None]
+        put_rows(
+            dq, g_q, origin, t, remaining, heads, 0, K // (2 * NU), BD
+        )
+        by = reciprocal(
+            scalars(k_total, origin, t, remaining, heads, 0.0)
+        )
+        g_k = (d_key - one_key * key_mean[:, None]) * by[:, None]
+        put_rows(
+            dk, g_k, origin, t, remaining, heads, 0, K // (2 * NU), BD
+        )
+    part = tl.program_id(1).to(tl.int64) * (programs // heads)
+    part *= time.to(tl.int64) * heads
+    if dstrength is not None:
+        d_s += fade * stored
+        put_scalars(dstrength + part, d_s, origin, t, remaining, heads)
+    if products is not None:
+        # Of the state at step t, its own decay is not a factor.
+        front = scalars(
+            gammas, origin, tl.maximum(t - 1, 0), remaining, heads, 1.0
+        )
+        front = tl.where(t == 0, 1.0, front)
+        H = tl.load(before, mask=(t > 0)[:, None], other=0.0)
+        d_d += tl.sum(G * read[:, None], 0) * front
+        later = tl.sum(H * (stored * s)[None, :], 1)
+        d_d += fade * (ends * front + later)
+        put_scalars(ddecay + part, d_d, origin, t, remaining, heads)
+
+
+class Form(NamedTuple):
+    """How a problem is divided among programs.
+
+    - `C`: steps per chunk.
+    - `BV`, `warps`: rows of W and warps per program, in the kernels
+      that walk through time.
+    - `BK`, `AV`, `chunk_warps`: columns of q and k, columns of v and
+      warps per program, in the kernels that take one chunk each.
+    - `split`: a kernel of its own computes the outputs.
+    """
+
+    C: int
+    BV: int
+    warps: int
+    BK: int
+    AV: int
+    chunk_warps: int
+    split: bool = False
+
+
+#: Chosen with a model of one multiprocessor: what counts is how many
+#: warps run side by side, which registers and shared memory limit. A
+#: form that spills a few registers, but leaves room for a second
+#: program, is faster. Nothing is tuned at run time. Chunks of 64 are
+#: for Hopper, whose products have at least 64 rows.
+NARROW = Form(C=64, BV=32, warps=4, BK=64, AV=64, chunk_warps=4)
+BROAD = Form(C=64, BV=64, warps=4, BK=128, AV=128, chunk_warps=4)
+HALF = Form(C=32, BV=32, warps=4, BK=64, AV=64, chunk_warps=2)
+HALF_BROAD = Form(C=32, BV=32, warps=4, BK=128, AV=128, chunk_warps=4)
+FEATURES = Form(C=32, BV=32, warps=4, BK=32, AV=32, chunk_warps=4)
+MANY_FEATURES = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
+WIDE = Form(C=16, BV=16, warps=4, BK=32, AV=32, chunk_warps=4)
+FULL = Form(C=16, BV=32, warps=8, BK=32, AV=32, chunk_warps=4)
+FULL_WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
+
+
+def form(v: Tensor, K: int, nu: int) -> Form:
+    """The form for values `v` and features of width K.
+
+    Chunks are short where registers are scarce: with wide heads, in
+    float32, with DPFP, and on other GPUs than Hopper.
+    """
+    batch, _, heads, V = v.shape
+    full = v.dtype == torch.float32
+    hopper = gpu.capability(v.device)[0] == 9
+    cores = gpu.multiprocessors(v.device)
+    return _form(batch * heads, K, V, full, nu > 0, hopper, cores)
+
+
+@functools.cache
+def _form(
+    heads: int,
+    K: int,
+    V: int,
+    full: bool,
+    makes_features: bool,
+    hopper: bool,
+    cores: int,
+) -> Form:
+    """The same for `heads` of all sequences and a GPU of `cores`."""
+    width = max(K, V)
+    if full:
+        found = FULL if K <= 128 else FULL_WIDE
+    elif makes_features:
+        found = FEATURES if K <= 128 else MANY_FEATURES
+    elif width <= 64:
+        found = NARROW if hopper else HALF
+    elif K <= 128:
+        found = BROAD if hopper else HALF_BROAD
+    else:
+        found = WIDE
+    found = found._replace(
+        BV=min(found.BV, padded_width(V)),
+        BK=min(found.BK, padded_width(K)),
+        AV=min(found.AV, padded_width(V)),
+    )
+    # Rows of W are independent: few heads get more programs each.
+    programs = heads * chunks.count(V, found.BV)
+    while found.BV > 16 and programs < cores:
+        found = found._replace(BV=found.BV // 2)
+        programs = heads * chunks.count(V, found.BV)
+    return found._replace(split=programs < cores // 2)
+
+
+class Chunked(torch.autograd.Function):
+    """All kernels of one recurrence, with gradients.
+
+    `solve(q, k, decay, gammas, products, strength, form, nu)` fills in
+    the products of decays, and returns the triangular inverses of a
+    delta rule and the sums of DPFP features; None = an additive rule,
+    which writes the values themselves.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        strength: Tensor | None,
+        W: Tensor | None,
+        z: Tensor | None,
+        solve: Callable | None,
+        nu: int,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`forward` carries the state from chunk to chunk. Where that
+        keeps too few programs busy, `read` computes the outputs.
+        """
+        given = (q, k, v, decay, strength, W, z)
+        q, k, v, decay, strength, W, z = contiguous(*given)
+        batch, time, heads, V = v.shape
+        K = q.shape[-1] * (2 * nu or 1)
+        plan = form(v, K, nu)
+        split = plan.split and z is None
+        n, programs = chunks.count(time, plan.C), batch * heads
+        room = partial(v.new_empty, dtype=torch.float32)
+        gammas = products = X = q_total = k_total = None
+        if decay is not None:
+            gammas = torch.empty_like(decay)
+            # A normaliser may be close to 0: it needs all digits.
+            products = (v if z is None else z).new_empty(
+                n * programs, plan.C, plan.C
+            )
+        if solve is not None:
+            X, q_total, k_total = solve(
+                q, k, decay, gammas, products, strength, plan, nu
+            )
+        elif decay is not None:
+            gpu.launch(
+                multiply_decays,
+                (n * programs,),
+                *(decay, gammas, products, time, heads, programs),
+                C=plan.C,
+                warps=1,
+            )
+        y, W_end = torch.empty_like(v), room(batch, heads, V, K)
+        states = z_states = total = z_end = None
+        if keep or split:
+            states = v.new_empty(n * programs, V, K)
+        E = v if X is None else None
+        if X is not None and (keep or split):
+            E = torch.empty_like(v)
+        if z is not None:
+            z_end, total = torch.empty_like(z), z.new_empty(v.shape[:3])
+            if keep:
+                z_states = z.new_empty(n * programs, K)
+        sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
+        sizes |= {"NU": nu, "PRECISION": precision(v.dtype)}
+        gpu.launch(
+            forward,
+            (programs, chunks.count(V, plan.BV)),
+            *(q, k, v, gammas, products, strength, X, q_total, k_total),
+            *(W, z, None if split else y),
+            *(total, None if X is None else E),
+            *(states, z_states, W_end, z_end, time, heads),
+            BK=padded_width(K),
+            BV=plan.BV,
+            warps=plan.warps,
+            # With DPFP, the compiler finds registers only with three.
+            stages=3 if nu else 2,
+            **sizes,
+        )
+        if split:
+            gpu.launch(
+                read,
+                (n * programs, chunks.count(V, plan.AV)),
+                *(q, k, E, gammas, products, strength),
+                *(q_total, k_total),
+                *(states, y, time, heads, programs),
+                BK=padded_width(K),
+                BV=plan.AV,
+                warps=plan.chunk_warps,
+                **sizes,
+            )
+        if keep:
+            # Without X, E is v itself.
+            ctx.save_for_backward(
+                *(q, k, E, gammas, products, strength, X, W, z),
+                *(None if z is None else y, total),
+                *(states, z_states, q_total, k_total),
+            )
+        ctx.nu, ctx.plan = nu, plan
+        ctx.set_materialize_grads(False)
+        return y, W_end, z_end
+
+    @staticmethod
+    @autograd.backward_pass
+    def backward(
+        ctx: Any,
+        dy: Tensor | None,
+        dW_end: Tensor | None,
+        dz_end: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        """`backward_state` carries the gradient of the state back; then
+        `backward_inputs` computes all chunks at once.
+        """
+        q, k, E, gammas, products, strength, X, *saved = (
+            ctx.saved_tensors
+        )
+        W, z, y, total, *saved = saved
+        states, z_states, q_total, k_total = saved
+        plan, nu = ctx.plan, ctx.nu
+        batch, time, heads, V = E.shape
+        K = states.shape[-1]
+        n, programs = chunks.count(time, plan.C), batch * heads
+        dy = torch.zeros_like(E) if dy is None else dy.contiguous()
+        dW_end, dz_end = contiguous(dW_end, dz_end)
+        dW, dz, dtotal, z_afters = (
+            x if x is None else torch.empty_like(x)
+            for x in (W, z, total, z_states)
+        )
+        dv, afters = torch.empty_like(E), torch.empty_like(states)
+        sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
+        sizes |= {"NU": nu, "PRECISION": precision(E.dtype)}
+        gpu.launch(
+            backward_state,
+            (programs, chunks.count(V, plan.BV)),
+            *(q, k, dy, gammas, products, strength, X),
+            *(q_total, k_total),
+            *(y, total, dW_end, dz_end, dv, afters, z_afters, dtotal),
+            *(dW, dz),
+            *(time, heads),
+            BK=padded_width(K),
+            BV=plan.BV,
+            AV=padded_width(V),
+            warps=plan.warps,
+            # With DPFP, the compiler finds registers only with three.
+            stages=3 if nu else 2,
+            **sizes,
+        )
+        blocks = chunks.count(K, plan.BK)
+        parts = 1 if nu else blocks
+        dq, dk = torch.empty_like(q), torch.empty_like(k)
+        # Several parts are added in full precision.
+        dd, ds = (
+            None
+            if x is None
+            else x.new_empty(
+                (parts, *x.shape),
+                dtype=x.dtype if parts == 1 else torch.float32,
+            )
+            for x in (gammas, strength)
+        )
+        gpu.launch(
+            backward_inputs,
+            (n * programs, parts),
+            *(q, k, E, dy, None if X is None else dv, gammas, products),
+            *(strength, q_total, k_total, total, dtotal),
+            *(states, afters),
+            *(z_states, z_afters, dq, dk, dd, ds),
+            *(time, heads, programs),
+            BK=plan.BK,
+            BV=plan.AV,
+            BD=padded_width(q.shape[-1]),
+            PER=blocks // parts,
+            warps=plan.chunk_warps,
+            **sizes,
+        )
+        dd, ds = (
+            x
+            if x is None
+            else x[0]
+            if parts == 1
+            else x.sum(0, dtype=like.dtype)
+            for x, like in ((dd, gammas), (ds, strength))
+        )
+        return dq, dk, dv, dd, ds, dW, dz, None, None, None
+
+
+def additive(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    strength: Tensor | None,
+    W: Tensor | None,
+    z: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Arguments and results of the chunked version."""
+    decay, strength = per_head(decay), per_head(strength)
+    given = (*one_precision(q, k, v), decay, strength, W, z)
+    keep = autograd.will_go_back(*given)
+    y, W, z = Chunked.apply(*given, None, 0, keep)
+    return (y, W) if z is None else (y, W, z)

@@ -1,0 +1,1 @@
+"""What every call of an operation has in common."""

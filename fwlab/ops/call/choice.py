@@ -1,0 +1,166 @@
+"""The choice of the implementation that computes a call."""
+
+import functools
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab.ops.call import fla, gpu
+from fwlab.transforms import forward_mode, transformed
+
+#: The names of implementations for GPUs: theirs, and ours.
+KERNELS = ("fla", "triton")
+
+PREFERRED = "fla"
+"""The one of them that "auto" tries first where both are installed.
+
+Others have measured theirs on many GPUs; nobody has timed ours on one.
+"""
+
+
+class Shapes(str):
+    """The name of an implementation that is not to run.
+
+    A `Call` checks everything, and then returns tensors without data.
+    """
+
+
+class Refused(ValueError):
+    """A kernel was asked for what is beyond its limits.
+
+    - `limit`: which one, in words.
+    """
+
+    def __init__(self, text: str, limit: gpu.Limit):
+        super().__init__(text)
+        self.limit = limit
+
+
+def usable(implementations: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the implementations that run on this machine."""
+    return tuple(
+        name
+        for name, entry in implementations.items()
+        if not isinstance(entry, gpu.Kernel)
+        or gpu.why_not(entry) is None
+    )
+
+
+def choose(
+    op: str,
+    implementations: Mapping[str, Any],
+    requested: str,
+    *tensors: Tensor,
+    plain: tuple[str, ...] = ("naive", "chunked"),
+    **sizes: Any,
+) -> tuple[str, Any]:
+    """The implementation that computes `op`: its name, and itself.
+
+    - `requested`: a name, or "auto": the first of `preferred` that can
+      run. If that is not a kernel, although there is one in Triton,
+      this warns on a GPU, once for each reason.
+    - `tensors`: those whose device and dtypes decide.
+    - `plain`: those that `torch.func` can transform; within `vmap`,
+      `grad` or `jacrev`, "auto" takes the last of them, and where
+      tangents are computed (`jvp`, `torch.autograd.forward_ad`), the
+      last that is not "efficient".
+    - `sizes`: those of the problem, by the names in `refuses`.
+    - Raises `ValueError` for an unknown name, for "triton" if there
+      is no kernel for these arguments, with the reason (`Refused` if
+      it is a limit of the kernel), and for what `torch.func` cannot
+      transform.
+    """
+    if requested not in ("auto", *implementations):
+        some = ", ".join(map(repr, implementations))
+        raise ValueError(
+            f"{op}: expected implementation 'auto' or one of {some}, "
+            f"got {requested!r}"
+        )
+    if not all(map(Tensor.numel, tensors)):
+        return "naive", implementations["naive"]  # nothing to compute
+    forward = forward_mode()
+    if forward or transformed():
+        if forward:  # which PyTorch's own attention does not have
+            plain = tuple(n for n in plain if n != "efficient")
+        if requested not in ("auto", *plain):
+            raise ValueError(
+                f"{op}: implementation {requested!r} does not work with "
+                "torch.func (vmap, grad, jacrev and others) or in "
+                "forward-mode differentiation; "
+                "implementation='naive' does"
+            )
+        if requested == "auto":
+            requested = [n for n in implementations if n in plain][-1]
+    device = tensors[0].device
+
+    def refusal(name: str) -> str | None:
+        entry = implementations[name]
+        if not isinstance(entry, gpu.Kernel):
+            return None
+        dtypes = {x.dtype for x in tensors}
+        return entry.refusal(device, dtypes, **sizes)
+
+    if requested != "auto":
+        if reason := refusal(requested):
+            _refuse(op, implementations, requested, reason)
+        return requested, _loaded(implementations[requested])
+    names = preferred(implementations, device)
+    reasons: dict[str, str] = {}
+    for name in names:
+        if name in KERNELS and gpu.takes("cpu"):
+            continue
+        reason = refusal(name)
+        if reason is None:
+            break
+        reasons[name] = reason
+    ours = reasons.get("triton")
+    if ours and name not in KERNELS and device.type == "cuda":
+        _warn(f"{op}: {ours}; {name!r} is used instead")
+    return name, _loaded(implementations[name])
+
+
+def _loaded(entry: Any) -> Any:
+    """The function, or the module, of an entry."""
+    return entry.load() if isinstance(entry, gpu.Kernel) else entry
+
+
+def _refuse(
+    op: str, implementations: Mapping[str, Any], name: str, reason: str
+) -> None:
+    """Say that a kernel cannot run, and what can."""
+    able = [other for other in implementations if other not in KERNELS]
+    text = (
+        f"{op}: implementation {name!r} cannot run here: {reason}; "
+        f"{able[-1]!r} can"
+    )
+    if isinstance(reason, gpu.Limit):
+        raise Refused(text, reason)
+    raise ValueError(text)
+
+
+def preferred(
+    implementations: Mapping[str, Any], device: torch.device
+) -> list[str]:
+    """What "auto" tries, in this order.
+
+    The last implementation comes first, but on a GPU `PREFERRED` does
+    if it can run there at all.
+    """
+    names = [*implementations][::-1]
+    theirs = implementations.get("fla")
+    if theirs is not None and not theirs.auto:
+        names.remove("fla")
+    both = "fla" in names and "triton" in names
+    if both and device.type == "cuda" and not fla.missing():
+        names.remove(PREFERRED)
+        names.insert(0, PREFERRED)
+    return names
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Warn once per text, no matter how often it is called."""
+    warnings.warn(text, stacklevel=2)

@@ -1,0 +1,391 @@
+"""Fast weight rules: their record, and how they are called.
+
+A rule is a loop and the inputs that it gives to its recurrence. All
+other implementations compute the recurrence, which several rules share.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from fwlab.feature_maps import (
+    FeatureMap,
+    Identity,
+    l2_normalize,
+    unit_range,
+)
+from fwlab.ops.call import checks
+from fwlab.ops.call.call import Call, Operation
+from fwlab.ops.call.choice import KERNELS
+from fwlab.ops.parts import units
+from fwlab.ops.parts.autograd import full_precision
+from fwlab.ops.parts.state import NormalizedState
+
+State = Tensor | NormalizedState
+#: The states of a rule, by the names that its implementations use.
+MEMORIES = ("W", "z")
+
+
+class Gate(NamedTuple):
+    """What a rule takes besides queries, keys and values.
+
+    - `dims`: its dimensions after batch and time: "heads", "heads key"
+      and so on; "heads [key]" = the last one may be missing.
+    - `of`: makes usual values from any numbers.
+    - `edges`: the borders of its range, where a rule is still exact.
+    - `optional`: it may be None.
+    """
+
+    dims: str
+    of: Callable[[Tensor], Tensor] = torch.sigmoid
+    edges: tuple[float, ...] = (0.0, 1.0)
+    optional: bool = False
+
+
+def decay_gate(dims: str, optional: bool = False) -> Gate:
+    """The logarithm of a decay: at most 0."""
+
+    def usual(x: Tensor) -> Tensor:
+        return -F.softplus(x - 1)
+
+    return Gate(dims, usual, (0.0, -1000.0), optional)
+
+
+@dataclass(frozen=True)
+class Rule(Operation):
+    r"""A rule $W_t = f(W_{t-1}, k_t, v_t, \text{gates}_t)$.
+
+    - `gates`: what it takes besides `q`, `k` and `v`, in this order.
+    - `inputs`: the inputs of its recurrence. It takes `q`, `k`, `v` and
+      the gates by name, and returns `decay`, `strength`, `ask` and
+      others by name; what it leaves out stays as it is, and a gate goes
+      nowhere else.
+    - `corrects`: whether it writes the difference between the value and
+      what the key retrieves.
+    - `steps`: how many steps of the recurrence a token usually takes,
+      if that is a dimension of `k` and `v`, after time; 0 = it is not.
+    - `normalizes`: whether it can divide by $z$.
+    - `related`: corrects examples of gates that depend on each other.
+    - `benchmarks`: (time, width) of problems for `fwlab bench`.
+
+    The name of its layer in `--mixer`, None = it has none, and the
+    defaults of the layer:
+
+    - `mixer`: such as "gated-delta".
+    - `feature_map`: the class of the feature map.
+    - `key_norm`: "sum", "l2" or None.
+    - `normalize`: whether it divides by $z$.
+    - `with_decay`, `with_dpfp`: the functions that compute it with a
+      decay, or make DPFP features themselves; None = its own.
+    """
+
+    gates: Mapping[str, Gate] = field(default_factory=dict)
+    inputs: Callable[..., dict[str, Any]] = lambda **_: {}
+    corrects: bool = False
+    steps: int = 0
+    normalizes: bool = True
+    related: Callable[..., dict[str, Tensor]] = lambda **_: {}
+    benchmarks: tuple[tuple[int, int], ...] = ()
+    mixer: str | None = None
+    feature_map: Callable[[], FeatureMap] = Identity
+    key_norm: str | None = None
+    normalize: bool = False
+    with_decay: str | None = None
+    with_dpfp: str | None = None
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The gates that cannot be None."""
+        return tuple(n for n, g in self.gates.items() if not g.optional)
+
+    def dims(self, name: str, x: Any) -> str:
+        """The dimensions of an argument, in words."""
+        if name in self.gates:
+            dims = self.gates[name].dims
+            if isinstance(x, Tensor) and "[" in dims:
+                short, _, last = dims.partition(" [")
+                more = x.dim() > 2 + len(short.split())
+                dims = f"{short} {last[:-1]}" if more else short
+            return f"batch time {dims}"
+        steps = "steps " if self.steps and name != "q" else ""
+        last = "value" if name == "v" else "key"
+        return f"batch time {steps}heads {last}"
+
+    def example(
+        self,
+        generator: Generator,
+        options: Mapping[str, str] | None = None,
+        **sizes: int,
+    ) -> dict[str, Tensor]:
+        """Usual arguments by name, in float64, drawn by `generator`.
+
+        - `options`: optional gates that it also makes, with their
+          dimensions after batch and time.
+        - `sizes`: `batch`, `time`, `heads`, `key` and `value`, perhaps
+          `steps`.
+        - Returns `q` and `k` of length 1, `v`, and the gates.
+        """
+        options, sizes = options or {}, {"steps": self.steps} | sizes
+        x: dict[str, Tensor] = {}
+        for name in ("q", "k", "v", *self.required, *options):
+            dims = self.dims(name, None)
+            if name in options:
+                dims = f"batch time {options[name]}"
+            shape = [sizes[dim] for dim in dims.split()]
+            draw = torch.randn(
+                shape, generator=generator, dtype=torch.float64
+            )
+            if name in self.gates:
+                draw = self.gates[name].of(draw)
+            x[name] = draw if name not in "qk" else l2_normalize(draw)
+        return x | self.related(**x)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Tensor | None],
+        *,
+        normalize: bool = False,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        state: State | None = None,
+        return_state: bool = False,
+        implementation: str = "auto",
+        features: Callable[[Tensor], Tensor] | None = None,
+        wider: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Compute the rule; for the arguments see its public function.
+
+        - `features`: maps `q` and `k` to features that are `wider`
+          times as wide. A kernel does this itself, using the `options`.
+        """
+        one = k[:, :, 0] if self.steps and _has_steps(k) else k
+        group = checks.group(self.name, q, one)
+        x: dict[str, Any] = {"q": q, "k": k, "v": v}
+        x |= {
+            name: gate
+            for name, gate in gates.items()
+            if gate is not None or not self.gates[name].optional
+        }
+        dims = {name: self.dims(name, part) for name, part in x.items()}
+        if group > 1:
+            dims["q"] = "batch time queries key"
+        call = Call(
+            self,
+            {name: (part, dims[name]) for name, part in x.items()},
+            like="v",
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+        )
+        by_channel = "key" in dims.get("log_decay", "").split()
+        if normalize and by_channel:
+            raise ValueError(
+                f"{self.name}: expected normalize=False with a decay per "
+                "key channel, got True"
+            )
+        call.sizes["key"] *= wider
+        if self.steps or group > 1:
+            like = v[:, :, 0] if self.steps else v
+            heads = q.shape[2]
+            call.like = like[:, :, :1].expand(-1, -1, heads, -1)
+        name, compute = call.choose(
+            implementation,
+            *("q", "k", "v"),
+            normalize=normalize,
+            gates=tuple(x)[3:],
+            by_channel=by_channel,
+        )
+        # Our kernels begin without a state that would be all zeros, and
+        # convert the strengths that they load.
+        own = name == "triton" and not call.only_shapes
+        start = None
+        if not own or state is not None or normalize or call.lengths:
+            start = self._start(call, state, normalize)
+        if scale is not None:
+            checks.scale(self.name, scale)
+        if call.only_shapes or call.like.shape[1] == 0:
+            return call.run(None, start, return_state)
+        by_kernel = name in KERNELS
+        # `scale` multiplies the result, which has full precision. A kernel
+        # rounds it first; but features of its own lose the scale of `q`.
+        scales_q = normalize or (by_kernel and not options)
+        with full_precision(call.like):
+            x = self._read(
+                call,
+                None if by_kernel else features,
+                scale if scales_q else None,
+                normalize,
+                ("beta",) if own and self.corrects else (),
+            )
+            # Kernels and the efficient form convert one piece of
+            # half-precision inputs at a time.
+            if not by_kernel and name != "efficient":
+                x = {n: part.to(call.dtype) for n, part in x.items()}
+            alone = group == 1 and call.lengths is None
+            fades = normalize and "log_decay" in self.gates
+            if fades or not alone:
+                compute = self._wrapped(
+                    call, compute, name, dims, group, fades
+                )
+            elif name != "naive":
+                x = self._recurrence(**x)
+            x |= options if by_kernel else {}
+            memory = (
+                start._asdict()
+                if isinstance(start, NormalizedState)
+                else {"W": start}
+            )
+            y, *after = compute(**x, **memory)
+            y = call.masked(last_steps(y, call.like.shape[1]))
+            if scale is not None and not scales_q:
+                y = y * scale
+            y = y.to(call.like.dtype)
+        if not return_state:
+            return y
+        return y, NormalizedState(*after) if normalize else after[0]
+
+    def _read(
+        self,
+        call: Call,
+        features: Callable[[Tensor], Tensor] | None,
+        scale: Any,
+        normalize: bool,
+        as_given: tuple[str, ...],
+    ) -> dict[str, Any]:
+        """What the rule reads, by name: masked, and in a safe range.
+
+        Gates get full precision, except those that stay `as_given`.
+        """
+        # In a masked step all inputs are 0: a zero key writes nothing,
+        # and a log decay of 0 keeps the state.
+        x = {
+            name: call.masked(part) for name, part in call.given.items()
+        }
+        if features is not None:
+            x |= {
+                part: features(x[part].to(call.dtype)) for part in "qk"
+            }
+        if normalize:
+            x["q"] = unit_range(x["q"])
+            if scale is not None:  # its size cancels in the quotient
+                scale = torch.as_tensor(scale).sign()
+            if self.corrects:
+                x["ask"] = unit_range(x["k"])
+        if scale is not None:
+            x["q"] = x["q"] * scale
+        return x | {
+            gate: x[gate].to(call.dtype)
+            for gate in self.gates
+            if gate in x and gate not in as_given
+        }
+
+    def _recurrence(self, **x: Any) -> dict[str, Any]:
+        """The inputs of the recurrence for those of the rule."""
+        rest = {n: part for n, part in x.items() if n not in self.gates}
+        return (
+            {"decay": None, "strength": None} | rest | self.inputs(**x)
+        )
+
+    def _wrapped(
+        self,
+        call: Call,
+        compute: Callable[..., tuple[Tensor, ...]],
+        name: str,
+        dims: Mapping[str, str],
+        group: int,
+        fades: bool,
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        """`compute` for units, grouped heads and packed documents."""
+
+        def recurrence(**x: Any) -> tuple[Tensor, ...]:
+            y, *after = compute(**self._recurrence(**x))
+            return last_steps(y, x["q"].shape[1]), *after
+
+        run = compute if name == "naive" else recurrence
+        if fades:
+            run = units.in_range(
+                run, self.gates, self.inputs, self.corrects
+            )
+        if group > 1:
+            run = grouped(run, group, dims)
+        # As a masked step: all its inputs are 0, and it keeps the state.
+        return call.by_document(run, MEMORIES)
+
+    def _start(self, call: Call, state: Any, normalize: bool) -> State:
+        """The given state, or an empty one."""
+        batch, heads, value, key = (
+            call.sizes[n] for n in ("batch", "heads", "value", "key")
+        )
+        W, z = (batch, heads, value, key), (batch, heads, key)
+        if normalize:
+            return call.start(NormalizedState, state, {"W": W, "z": z})
+        if isinstance(state, NormalizedState):
+            raise TypeError(
+                f"{self.name}: expected a state without normaliser for "
+                "normalize=False, got a NormalizedState (W, z)"
+            )
+        return call.start(lambda W: W, state, {"": W})
+
+
+def _has_steps(k: Any) -> bool:
+    """Whether the first step of each token can be looked at."""
+    return isinstance(k, Tensor) and k.dim() == 5 and k.shape[2] > 0
+
+
+def last_steps(y: Tensor, time: int) -> Tensor:
+    """What each of `time` tokens reads after the last of its steps."""
+    steps = y.shape[1] // time
+    return y if steps == 1 else y[:, steps - 1 :: steps]
+
+
+def in_turn(*parts: Tensor) -> Tensor:
+    """The steps of each token, one after another: `[batch, time, ...]`."""
+    return torch.stack(parts, 2).flatten(1, 2)
+
+
+def grouped(
+    compute: Callable[..., Any], group: int, dims: Mapping[str, str]
+) -> Callable:
+    """The same where `group` consecutive queries read one memory.
+
+    Each query gets a copy of it, and what it writes: exact for every
+    implementation, at the cost of as many memories as queries.
+
+    - `dims`: the dimensions of each argument but the states, in words.
+    """
+    place = {
+        n: words.split().index("heads")
+        for n, words in dims.items()
+        if n != "q"
+    }
+    place |= {"W": 1, "z": 1, "ask": place.get("ask", 2)}
+
+    # Copies of one memory stay equal, so the first is enough
+    # afterwards.
+    def run(q: Tensor, **others: Any) -> tuple[Tensor, ...]:
+        copies = {
+            name: x.repeat_interleave(group, place[name])
+            if isinstance(x, Tensor)
+            else x
+            for name, x in others.items()
+        }
+        y, *after = compute(q=q, **copies)
+        return y, *(x[:, ::group].clone() for x in after)
+
+    return run
+
+
+def factor(log_decay: Tensor | None) -> Tensor | None:
+    """A decay from 0 to 1, `[batch, time, heads, 1 or key]`."""
+    if log_decay is None:
+        return None
+    decay = log_decay.exp()
+    return decay if decay.dim() == 4 else decay[..., None]

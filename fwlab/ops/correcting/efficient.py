@@ -1,0 +1,171 @@
+r"""# The correcting recurrence in chunks, with gradients by hand
+
+In chunks, a rule that corrects is an additive rule that writes *errors*
+in place of values. All that is left to do here is the triangular system of
+(d1), for the errors $E = V - \bar V$ themselves; the rest is the
+efficient version of the additive rules, with $U = \beta E$. With
+$L = \mathrm{stril}(\bar K K^\top) \odot \Gamma$:
+
+$$(I + L \beta)\, E = V - \gamma \bar K W^\top \tag{d4}$$
+
+where $\beta$ scales columns. The rows $\bar K$, by which the memory is
+queried, are the keys that ask: $R$ of (d0). With attention normalisation, Eq. 27 divides what
+is retrieved by $z_{i-1} \cdot \phi(k_i)$. That is to query with
+$\bar k_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$, and to write with
+$\phi(k_i)$ as before.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab.feature_maps import divide
+from fwlab.ops.additive.efficient import Group, remember
+from fwlab.ops.correcting import chunked
+
+
+def inverse(A: Tensor) -> Tensor:
+    r"""$(I + A)^{-1}$ for strictly lower triangular $A$.
+
+    Forward substitution: stable, and exact about zeros of $\beta$.
+    """
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    # `unitriangular` takes the diagonal to be 1, unseen.
+    return torch.linalg.solve_triangular(
+        A, eye, upper=False, unitriangular=True
+    )
+
+
+class Errors(Group):
+    """Chunks whose steps write the errors of (d4)."""
+
+    corrects = True
+
+    def __init__(self, *given: Any):
+        """The matrix of (d4) and its inverse: they need no state."""
+        super().__init__(*given)
+        self.L, self.K_bar = self.P[:, self.C :], self.old[:, self.C :]
+        s = self.s
+        self.X = inverse(self.L if s is None else self.L * s.mT)
+        self.bX = self.strong(self.X)
+
+    def write(self, S: Tensor) -> Tensor:
+        r"""$U = \beta E$ and the state, one chunk after the other."""
+        rest, U = self.V, torch.empty_like(self.V)
+        parts = self.each(
+            rest, self.K_bar, self.bX, U, self.fade.at_end(self.K)
+        )
+        for i, (rest_i, K_bar_i, bX_i, U_i, left_i) in enumerate(parts):
+            rest_i.baddbmm_(K_bar_i, S[i].mT, alpha=-1)
+            torch.bmm(bX_i, rest_i, out=U_i)  # (d4)
+            torch.bmm(U_i.mT, left_i, out=S[i + 1])
+            self.fade.carry(S[i], S[i + 1], i)  # (d3)
+        return U
+
+    def written(self, S: Tensor) -> Tensor:
+        """(d4) for all chunks together: their states are known."""
+        rest = self.V.baddbmm_(self.K_bar, S.mT, alpha=-1)
+        self.V = torch.bmm(self.X, rest)  # (d4)
+        return self.V
+
+    def write_backward(
+        self, G: Tensor, dU: Tensor, D: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        r"""With $X = (I + L \beta)^{-1}$, the gradient of the right
+        side of (d4), and so that of $V$, solves the transposed system:
+
+        $$dV = X^\top \big(\beta\, dU\big) \tag{d5}$$
+        $$dW = \gamma_C\, dW' + dY^\top (\gamma Q)
+           - dV^\top (\gamma \bar K) \tag{d6}$$
+
+        (d5), (d6) and (c5) run backward from chunk to chunk. In (d4),
+        what $\bar K$ reads is subtracted: its gradient is $-dV$. So
+        with $G$ for $Q$ and $\bar K$
+
+        $$G = \begin{pmatrix} dY \\ -dV \end{pmatrix} \tag{d8}$$
+
+        the rest is that of the additive rules. $U$ is also read in
+        (d4); only now is its gradient complete:
+
+        $$dU \leftarrow dU - L^\top dV \tag{d7}$$
+        """
+        dV, left = torch.empty_like(dU), self.fade.at_end(self.K)
+        own = self.old[:, : self.C]
+        torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
+        parts = self.each(dU, left, dV, self.bX, self.K_bar)
+        for i in reversed(range(self.n)):
+            dU_i, left_i, dV_i, bX_i, K_bar_i = parts[i]
+            dU_i.baddbmm_(left_i, D[i + 1].mT)  # (c5)
+            torch.bmm(bX_i.mT, dU_i, out=dV_i)  # (d5)
+            self.fade.carry(D[i + 1], D[i], i)
+            D[i].baddbmm_(dV_i.mT, K_bar_i, alpha=-1)  # (d6)
+        dU.baddbmm_(self.L.mT, dV, alpha=-1)  # (d7)
+        del self.K_bar, self.L, self.X, self.bX  # makes room
+        return torch.cat([G, -dV], 1), dV  # (d8)
+
+
+class EarlyErrors(Errors):
+    """The same for errors of the memory before it fades."""
+
+    early = True
+
+
+def correcting(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    strength: Tensor | None,
+    W: Tensor,
+    z: Tensor | None = None,
+    ask: Tensor | None = None,
+    early: bool = False,
+) -> tuple[Tensor, ...]:
+    """Arguments and results of the chunked version.
+
+    `early` needs a decay per key channel.
+    """
+    if z is not None:
+        inputs = (q, k, v, decay, strength, W, z, ask)
+        return normalized_correcting(*inputs)
+    Kind = EarlyErrors if early else Errors
+    y, _, W = remember(q, k, v, decay, strength, W, ask=ask, Kind=Kind)
+    return y, W
+
+
+def normalized_correcting(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    strength: Any,
+    W: Tensor,
+    z: Tensor,
+    ask: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The sums with $z$ are a sum rule of their own.
+
+    $z$ of Eq. 18 is a memory with one row, into which every key writes
+    the value 1. Eq. 27 divides the key here, not the reading.
+    """
+    given = (q, k, v, decay, strength, W, z, ask)
+    one = k.new_ones(1, 1, 1, 1).expand(*k.shape[:3], 1)
+    total, held, after = remember(
+        q, k, one, decay, None, z[:, :, None], ask=ask
+    )
+    # A key divided by a tiny number would overflow where the reading,
+    # a mean, does not: then the chunked version computes all of it in
+    # float64.
+    least = torch.finfo(held.dtype).tiny ** 0.5
+    if ((held != 0) & (held.abs() < least)).any():
+        wide: Any = [x if x is None else x.double() for x in given]
+        outputs = chunked.normalized_correcting(*wide)
+        y, W, z = (x.to(W.dtype) for x in outputs)
+        return y, W, z
+    # With divided keys, the rest is a delta rule without a normaliser.
+    ask = divide(ask, held)  # an empty memory: query with 0, get 0
+    y, _, W = remember(
+        q, k, v, decay, strength, W, ask=ask, Kind=Errors
+    )
+    return divide(y, total), W, after[:, :, 0]  # Eq. 28

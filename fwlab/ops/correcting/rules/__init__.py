@@ -1,0 +1,1 @@
+"""The rules of this recurrence, one page each."""

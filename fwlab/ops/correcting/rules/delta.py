@@ -1,0 +1,291 @@
+r"""# The delta rule, one step at a time
+
+The sum rule can only add: two values written under one key are read
+back as a mixture. The delta rule first looks up what the key already
+holds, and then writes the *difference*. Here `k` and `q` are already
+features, $\phi(k)$ and $\phi(q)$. Equation numbers are those of
+[Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
+
+The loops are the specification, in float32 at least. Nothing else is
+computed with them.
+
+- `q`, `k`: `[batch, time, heads, key]`, `v`: the same with `value`.
+- `beta`: `[batch, time, heads]`.
+- `W`: `[batch, heads, value, key]`, `z`: `[batch, heads, key]`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fwlab.feature_maps import DPFP, divide, sum_normalize
+from fwlab.ops.call.call import Variants
+from fwlab.ops.call.operators import operator
+from fwlab.ops.call.rule import Gate, Rule
+from fwlab.ops.correcting import FORMS
+from fwlab.ops.parts.state import NormalizedState
+
+
+def read(W: Tensor, q: Tensor) -> Tensor:
+    r"""Query the fast weights:
+
+    $$y_i = W_i\, \phi(q_i) \tag{25}$$
+
+    - `W`: `[..., value, key]`, `q`: `[..., key]`.
+    """
+    return torch.einsum("...vk,...k->...v", W, q)
+
+
+def correct(
+    W: Tensor, k: Tensor, v: Tensor, v_bar: Tensor, beta: Tensor
+) -> Tensor:
+    r"""Write the new value, remove the old one:
+
+    $$W_i = W_{i-1} + \beta_i\,
+      (v_i - \bar v_i) \otimes \phi(k_i) \tag{24}$$
+
+    This is Eq. 23 with Eq. 22 put in, as derived in the paper's
+    appendix A.1.
+
+    - `W`: `[..., value, key]`, `k`: `[..., key]`, `v` and `v_bar`:
+      `[..., value]`.
+    - `beta`: `[...]`, the write strength, from 0 (keep what is there)
+      to 1 (replace it).
+    """
+    u = beta[..., None] * (v - v_bar)
+    return W + torch.einsum("...v,...k->...vk", u, k)
+
+
+def delta_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    r"""Move the value stored under a key towards a new one:
+
+    $$\bar v_i = W_{i-1}\, \phi(k_i) \tag{20}$$
+
+    - `W`: `[..., value, key]`, `k`: `[..., key]`, `v`: `[..., value]`,
+      `beta`: `[...]`.
+    """
+    v_bar = read(W, k)  # Eq. 20
+    return correct(W, k, v, v_bar, beta)  # Eq. 24
+
+
+def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
+    r"""A reading, divided by what the same key reads in $z$:
+
+    $$\bar v_i = \frac{W_{i-1}\,\phi(k_i)}
+                      {z_{i-1} \cdot \phi(k_i)} \tag{27}$$
+    $$y_i = \frac{W_i\,\phi(q_i)}{z_i \cdot \phi(q_i)} \tag{28}$$
+
+    - `W`: `[..., value, key]`, `z` and `q`: `[..., key]`.
+    - Returns 0 where the denominator is 0: an empty memory holds 0.
+    """
+    return divide(read(W, q), (z * q).sum(-1, keepdim=True))
+
+
+def steps(*sequences: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Walk through `[batch, time, ...]` tensors, one step at a time."""
+    return zip(*(x.unbind(1) for x in sequences), strict=True)
+
+
+def loop(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Correct, then read."""
+    y = []
+    for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
+        W = delta_step(W, k_t, v_t, b_t)  # Eqs. 20, 24
+        y.append(read(W, q_t))  # Eq. 25
+    return torch.stack(y, dim=1), W
+
+
+def normalized_loop(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ask: Tensor,
+    beta: Tensor,
+    W: Tensor,
+    z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Both readings are means; $z$ sums up the keys:
+
+    $$z_i = z_{i-1} + \phi(k_i) \tag{26}$$
+
+    - `ask`: the keys of Eq. 27, like `k`. Their length cancels there,
+      so they come with one that neither overflows nor underflows.
+    """
+    y = []
+    for q_t, k_t, v_t, a_t, b_t in steps(q, k, v, ask, beta):
+        v_bar = normalized_read(W, z, a_t)  # Eq. 27
+        W = correct(W, k_t, v_t, v_bar, b_t)  # Eq. 24
+        z = z + k_t  # Eq. 26
+        y.append(normalized_read(W, z, q_t))  # Eq. 28
+    return torch.stack(y, dim=1), W, z
+
+
+DELTA_RULE = Rule(
+    name="delta_rule",
+    folder="correcting",
+    implementations={"naive": Variants(loop, normalized_loop), **FORMS},
+    gates={"beta": Gate("heads")},
+    inputs=lambda beta, **_: {"strength": beta[..., None]},
+    corrects=True,
+    mixer="delta",
+    benchmarks=((1024, 64), (4096, 64)),
+    feature_map=DPFP,
+    key_norm="sum",
+    with_decay="gated_delta_rule",
+    with_dpfp="dpfp_delta_rule",
+)
+DPFP_DELTA_RULE = replace(
+    DELTA_RULE,
+    name="dpfp_delta_rule",
+    # Without "fla", which does not make these features.
+    implementations={
+        name: form
+        for name, form in DELTA_RULE.implementations.items()
+        if name != "fla"
+    },
+    mixer=None,
+    benchmarks=(),
+)
+
+
+@operator
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    *,
+    normalize: bool = False,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state: Tensor | NormalizedState | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
+    r"""Replace the value of a key, then read (Eqs. 20-25).
+
+    $\bar v_t = W_{t-1} k_t$,
+    $W_t = W_{t-1} + \beta_t (v_t - \bar v_t) \otimes k_t$,
+    $y_t = W_t q_t$. Keys and queries are features: first apply a map
+    and a normalisation of `fwlab.feature_maps`. The recurrence is
+    stable while $\beta_t |k_t|^2 \le 2$. For `beta` in $[0, 1]$ and
+    features that are not negative, either normalisation ensures this.
+    Where it diverges and overflows, a chunked implementation loses the
+    whole chunk: up to 63 outputs before the overflow are not finite,
+    either. "naive" keeps them.
+
+    - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of
+      these heads: consecutive ones then read one memory (grouped
+      heads), and `y` has the heads of `q`, the state those of `k`.
+    - `v`: `[batch, time, heads, value]`.
+    - `beta`: `[batch, time, heads]`, write strength, usually in
+      $[0, 1]$: 0 keeps the old value of the key, 1 replaces it.
+    - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$
+      and $z \cdot q$ (Eqs. 26-28); the result is 0 where a denominator
+      is 0.
+    - `scale`: a factor of `q`; None = 1.
+    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
+      leave the state untouched and return 0.
+    - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`: where
+      documents that are packed one after another begin and end. The
+      batch is then 1, and every document has a state of its own:
+      `state` has `documents` in place of `batch`. The values are read
+      on the host, which waits for a GPU unless the tensor is on the
+      CPU.
+    - `state`: the state that an earlier call returned; None = zeros. The
+      tensor `W` `[batch, heads, value, key]`, or with `normalize` a
+      `NormalizedState(W, z)`; float32 for half-precision inputs.
+    - `return_state`: return `(y, state)` instead of `y`.
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
+      or "triton".
+    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Of two values under one key, the last wins.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.delta_rule(k, k, v, torch.ones(1, 2, 1)).flatten()
+        tensor([4., 8.])
+
+    Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), section
+    4.2 and appendix A.1.
+    """
+    return DELTA_RULE(
+        q,
+        k,
+        v,
+        {"beta": beta},
+        normalize=normalize,
+        scale=scale,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        state=state,
+        return_state=return_state,
+        implementation=implementation,
+    )
+
+
+@operator
+def dpfp_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    nu: int = 1,
+    *,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state: Tensor | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""The delta rule on DPFP features divided by their sum.
+
+    The same as `delta_rule` for `sum_normalize(DPFP(nu)(q))` and
+    `sum_normalize(DPFP(nu)(k))` (Eqs. 37 and 29). On a GPU the kernels
+    make the features: they load the $d$ scalars of a key from HBM, not
+    its $2 d \nu$ features.
+
+    - `q`, `k`: `[batch, time, heads, d]`, any values; grouped heads as
+      for `delta_rule`.
+    - `v`: `[batch, time, heads, value]`.
+    - `beta`: `[batch, time, heads]`, write strength in $[0, 1]$.
+    - `nu`: the number of shifts of `DPFP`, at least 1.
+    - `key_mask`, `cu_seqlens`, `return_state`: as for `delta_rule`.
+    - `implementation`: "auto", "naive", "chunked", "efficient" or
+      "triton".
+    - `state`: `W` `[batch, heads, value, 2 * d * nu]`, or None.
+    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Queries and keys are not features yet.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> one = torch.ones(1, 2, 1)
+        >>> ops.dpfp_delta_rule(k, k + 1, v, one).shape
+        torch.Size([1, 2, 1, 1])
+
+    Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174).
+    """
+    phi = DPFP(nu)
+    return DPFP_DELTA_RULE(
+        q,
+        k,
+        v,
+        {"beta": beta},
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        state=state,
+        return_state=return_state,
+        implementation=implementation,
+        features=lambda x: sum_normalize(phi(x)),
+        wider=2 * phi.nu,
+        nu=phi.nu,
+    )

@@ -1,0 +1,174 @@
+r"""# DeltaProduct, one step at a time
+
+A delta rule changes its memory in one direction per token. DeltaProduct
+([Siems et al. 2025](https://arxiv.org/abs/2502.10297)) takes several
+steps before it reads, each with a key, a value and a strength of its
+own. With strengths up to 2 two steps can rotate what a head holds,
+which one step cannot. Equation numbers are those of
+[Schlag et al. 2021](https://arxiv.org/abs/2102.11174), those
+with a letter are ours.
+
+- `q`: `[batch, time, heads, key]`.
+- `k`: `[batch, time, steps, heads, key]`, `v`: the same with `value`,
+  `beta`: `[batch, time, steps, heads]`.
+- `log_decay`: `[batch, time, heads]`.
+- `W`: `[batch, heads, value, key]`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fwlab.ops.call.call import Variants
+from fwlab.ops.call.operators import operator
+from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor
+from fwlab.ops.correcting import FORMS
+from fwlab.ops.correcting.rules.delta import delta_step, read, steps
+
+
+def product_step(
+    W: Tensor, k: Tensor, v: Tensor, beta: Tensor
+) -> Tensor:
+    r"""Several steps of the delta rule, one after another:
+
+    $$W_{i,j} = W_{i,j-1} + \beta_{i,j}\,
+      (v_{i,j} - W_{i,j-1}\, k_{i,j}) \otimes k_{i,j} \tag{n4}$$
+
+    - `W`: `[batch, heads, value, key]`, `k`: `[batch, steps, heads,
+      key]`, `v`: the same with `value`, `beta`: `[batch, steps,
+      heads]`.
+    """
+    for k_j, v_j, b_j in steps(k, v, beta):
+        W = delta_step(W, k_j, v_j, b_j)  # (n4)
+    return W
+
+
+def loop(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Correct several times, then read."""
+    y = []
+    for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
+        W = product_step(W, k_t, v_t, b_t)
+        y.append(read(W, q_t))  # Eq. 25
+    return torch.stack(y, dim=1), W
+
+
+def fading_loop(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    W: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same with one decay per token, before its first step."""
+    y = []
+    for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
+        W = l_t.exp()[..., None, None] * W
+        W = product_step(W, k_t, v_t, b_t)
+        y.append(read(W, q_t))  # Eq. 25
+    return torch.stack(y, dim=1), W
+
+
+def one_by_one(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    **_: Any,
+) -> dict[str, Tensor]:
+    """The same as a longer sequence, whose queries are mostly 0."""
+    more = k.shape[2] - 1
+    x = {
+        "q": F.pad(q[:, :, None], (0, 0, 0, 0, more, 0)).flatten(1, 2),
+        "k": k.flatten(1, 2),
+        "v": v.flatten(1, 2),
+        "strength": beta.flatten(1, 2)[..., None],
+    }
+    if log_decay is not None:
+        each = F.pad(log_decay[:, :, None], (0, 0, 0, more))
+        x["decay"] = factor(each.flatten(1, 2))
+    return x
+
+
+DELTA_PRODUCT = Rule(
+    name="delta_product",
+    folder="correcting",
+    implementations={"naive": Variants(loop, fading_loop), **FORMS},
+    gates={
+        "beta": Gate("steps heads"),
+        "log_decay": decay_gate("heads", optional=True),
+    },
+    inputs=one_by_one,
+    corrects=True,
+    steps=2,
+    normalizes=False,
+    mixer="delta-product",
+    key_norm="l2",
+    benchmarks=((1024, 64),),
+)
+
+
+@operator
+def delta_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state: Tensor | None = None,
+    return_state: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Take several steps of the delta rule per token, then read.
+
+    $W_{t,0} = e^{\text{log\_decay}_t} W_{t-1}$, then for each step
+    $W_{t,j} = W_{t,j-1} + \beta_{t,j} (v_{t,j} - W_{t,j-1} k_{t,j})
+    \otimes k_{t,j}$; $W_t$ is the last of them, and $y_t = W_t q_t$.
+
+    - `q`: `[batch, time, heads, key]`, as features; the paper divides
+      queries and keys by their Euclidean norm. Grouped heads as for
+      `delta_rule`.
+    - `k`: `[batch, time, steps, heads, key]`.
+    - `v`: `[batch, time, steps, heads, value]`.
+    - `beta`: `[batch, time, steps, heads]`, in $[0, 2]$ for keys of
+      length 1: with 2 a step reflects what the key holds.
+    - `log_decay`: `[batch, time, heads]`, at most 0; None = no decay.
+
+    - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
+      `kimi_delta_rule`.
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla" or
+      "triton".
+    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
+    - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Both values in the steps of one token.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> k, v, one = k[:, None], v[:, None], torch.ones(1, 1, 2, 1)
+        >>> ops.delta_product(k[:, :, 0], k, v, one).flatten()
+        tensor([8.])
+
+    Source: Siems et al. 2025 (arXiv:2502.10297).
+    """
+    return DELTA_PRODUCT(
+        q,
+        k,
+        v,
+        {"beta": beta, "log_decay": log_decay},
+        scale=scale,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        state=state,
+        return_state=return_state,
+        implementation=implementation,
+    )

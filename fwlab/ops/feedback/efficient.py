@@ -1,0 +1,616 @@
+r"""# Feedback memory with a cache
+
+The steps must be computed one after the other, but little of the work
+has to be inside this loop. This version differs from the naive loop in
+three ways:
+
+1. Each memory is projected *once*, when it is made. Its keys and values
+   go into buffers that are as long as the sequence.
+2. For the backward pass, a layer saves its input, the result of its
+   attention and the cache: nothing per *pair* of steps. Everything else
+   is computed again, for all steps in one product.
+3. The backward loop computes only what the next step needs. Gradients
+   of older memories are collected for a block of steps and added in one
+   product, and so are the gradients of all weights.
+
+**Positions without shifts.** In a block of queries each row has its own
+distances. But the sine and cosine of a difference are sums of products,
+so that $s(t - j)$ is a linear map of $s(j)$, and the score of Eq. f4
+becomes an ordinary product with a table of *absolute* positions:
+
+$$q \cdot P s(t - j) = u \cdot s(t - j) = (R_t u) \cdot s(j),
+  \qquad u = P^\top q \tag{g1}$$
+$$R_t \begin{bmatrix} a \\ b \end{bmatrix} = \begin{bmatrix}
+  b \sin\omega t - a \cos\omega t \\
+  a \sin\omega t + b \cos\omega t \end{bmatrix} \tag{g2}$$
+
+where the halves $a$ and $b$ of $u$ belong to the sines and cosines.
+$R_t$ is symmetric and its own inverse: $R_t R_t = I$.
+
+**Weights.** The scales of the norms, the factor
+$1/\sqrt{d_{\text{key}}}$ and $P$ are multiplied into the adjacent
+matrices before the loop starts.
+
+**Dropout.** Its factors multiply what the attention adds to a state,
+the result of GELU, and what the MLP adds. Both passes get the same
+ones.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab.ops.feedback.weights import EPS, FeedbackWeights
+from fwlab.ops.parts import autograd
+
+#: Steps whose gradients for older memories are collected.
+BLOCK = 32
+
+#: Steps from which transposing the weights pays.
+MANY = 8
+
+
+def rotate(u: Tensor, table: Tensor) -> Tensor:
+    r"""$R_t u$ of (g2) for every step $t$; its own inverse.
+
+    - `u`: `[..., time, features]`, `table`: $s(t)$, `[time, features]`.
+    """
+    (a, b), (sin, cos) = u.chunk(2, -1), table.chunk(2, -1)
+    return torch.cat([b * sin - a * cos, a * sin + b * cos], -1)  # (g2)
+
+
+def _norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Layer norm without a scale, and what its backward pass needs."""
+    y, mean, rstd = torch.native_layer_norm(
+        x, x.shape[-1:], None, None, EPS
+    )
+    return y, (x, mean, rstd)
+
+
+def _norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
+    """The gradient of `x`, from what `_norm` returned."""
+    return torch.ops.aten.native_layer_norm_backward(
+        dy, x, x.shape[-1:], *saved, None, None, [True, False, False]
+    )[0]
+
+
+class Forward:
+    r"""Eqs. f1 to f7, without gradients.
+
+    Buffers begin with the dimensions layer and time, so that one step
+    of a layer is a contiguous `[batch, d]`, and all steps of a layer
+    are the rows of one matrix.
+    """
+
+    lse: Tensor | None = None
+
+    def __init__(
+        self,
+        x: Tensor,
+        past: Tensor,
+        hidden: Tensor | None,
+        alpha: Tensor,
+        to_q: Tensor,
+        positions: Tensor,
+        to_kv: Tensor,
+        to_out: Tensor,
+        expand: Tensor,
+        contract: Tensor,
+        normalize: bool,
+        keep: bool,
+        factors: Tensor | None,
+    ):
+        r"""
+        - `x`: `[batch, time, d]`.
+        - `past`: `[2, groups, batch, heads, past, key]`, keys and
+          values of earlier calls; `hidden`: `bool [batch, past]`.
+        - `alpha`: $\mathrm{softmax}(w)$.
+        - `to_q`: `[layers, heads, key, d]`.
+        - `to_kv`: `[2 * groups * d, d]`.
+        - `keep`: whether a backward pass may follow.
+        - `factors`: `[layers, time, batch, 2 * d + d_ff]`; None = 1.
+        """
+        _, groups, batch, heads, self.past, key = past.shape
+        rows, n = batch * heads, self.past + x.shape[1]
+        self.x, self.layers, self.normalize = x, len(to_out), normalize
+        self.keep, self.alpha = keep, alpha
+        self.factors = _split(factors, contract)
+        many = x.shape[1] > MANY
+        self.to_kv = _right(to_kv, many)
+        parts = (to_q.flatten(1, 2), to_out, expand, contract)
+        self.weights = _each(*(_right(W, many) for W in parts))
+        self.group_of = range(groups) if groups > 1 else [0] * len(to_q)
+        self.kv_split = x.new_empty(2, groups, batch, heads, n, key)
+        self.kv_split[..., : self.past, :] = past
+        self.kv = self.kv_split.view(2, groups, rows, n, key)
+        back = _table(range(n, 0, -1), positions)
+        self.r = back @ positions.T  # Eq. f4
+        self.hidden = hidden
+        if hidden is not None:
+            hidden = hidden.repeat_interleave(heads, 0)
+            self.hidden = hidden[:, None]
+
+    def run(self) -> Tensor:
+        """All steps; returns `y`."""
+        batch, time, d = self.x.shape
+        kept = time if self.keep else 1
+        self.states = self.x.new_empty(self.layers + 1, kept, batch, d)
+        self.attended = self.x.new_empty(self.layers, kept, batch, d)
+        y = self.x.new_empty(batch, time, d)
+        steps = _each(self.x.transpose(0, 1), y.transpose(0, 1))
+        for t, (x_t, y_t) in enumerate(steps):
+            index, n = t if self.keep else 0, self.past + t
+            self.now = _each(*self.kv[..., :n, :])
+            self.r_now = self.r[len(self.r) - n :].T
+            self.t = t
+            self.states[0, index] = x_t
+            new = self.step(index)
+            y_t.copy_(self.states[-1, index])
+            self.kv_split[..., n, :] = new
+        return y
+
+    def step(self, index: int) -> Tensor:
+        """All layers, for the input in `states[0, index]`.
+
+        Returns keys and values of the memory of this step,
+        `[2, groups, batch, heads, key]`.
+        """
+        states = self.states[:, index]
+        layers = _each(states[:-1], states[1:], self.attended[:, index])
+        for l, (x_l, above, z) in enumerate(layers):
+            to_q, to_out, expand, contract = self.weights[l]
+            self.attend(l, torch.mm(_norm(x_l)[0], to_q), z)
+            f_z = f_h = f_y = None
+            if self.factors is not None:
+                f_z, f_h, f_y = (f[l, self.t] for f in self.factors)
+            x_l = _add(x_l, z, to_out, f_z)  # Eq. f6
+            h = torch.mm(_norm(x_l)[0], expand)
+            h = torch.nn.functional.gelu(h)
+            h = h if f_h is None else h * f_h
+            _add(x_l, h, contract, f_y, out=above)  # Eq. f7
+        m = torch.mv(states.flatten(1).T, self.alpha)  # Eq. f1
+        m = m.view(x_l.shape)
+        m = _norm(m)[0] if self.normalize else m
+        new = torch.mm(m, self.to_kv)  # Eq. f2
+        _, groups, batch, heads, _, key = self.kv_split.shape
+        new = new.view(batch, 2, groups, heads, key)
+        return new.permute(1, 2, 0, 3, 4)
+
+    def attend(self, l: int, q: Tensor, z: Tensor) -> None:
+        """Eqs. f4 and f5; `q` and `z`: `[batch, d]`."""
+        K, V = self.now[self.group_of[l]]
+        if K.shape[1] == 0:
+            z.zero_()  # nothing to attend to
+            return
+        q = q.view(len(K), -1)
+        a = torch.mm(q, self.r_now).unsqueeze(1)
+        a.baddbmm_(q.unsqueeze(1), K.mT)  # Eq. f4
+        a = _softmax(a, self.hidden)
+        torch.bmm(a, V, out=z.view(len(K), 1, -1))  # Eq. f5
+
+
+class _Feedback(torch.autograd.Function):
+    """The whole loop over time, with a hand-written gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loops: tuple[Any, Any], *inputs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """`loops`: forward and backward; `inputs`: of the first."""
+        forward, ctx.backward_loop = loops
+        f = forward(*inputs)
+        y = f.run()
+        (_, _, _, alpha, to_q, positions, to_kv, to_out, expand,
+         contract, ctx.normalize, _, factors) = inputs  # fmt: skip
+        ctx.save_for_backward(
+            f.states, f.attended, f.kv, f.lse, f.hidden, alpha, to_q,
+            positions, to_kv, to_out, expand, contract, factors,
+        )  # fmt: skip
+        ctx.past = f.past
+        ctx.set_materialize_grads(False)
+        return y, f.kv
+
+    @staticmethod
+    @autograd.backward_pass
+    def backward(
+        ctx: Any, dy: Tensor | None, dkv: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """The backward loop does all of it."""
+        return None, *ctx.backward_loop(ctx, dy, dkv).run()
+
+
+class Backward:
+    r"""From the last step to the first, from the top layer down.
+
+    Let $p_{tj}$ be the attention weights of one head and layer, and
+    $dz_t$ the gradient of the attention's result. Then
+
+    $$da_{tj} = p_{tj}\,(dz_t \cdot v_j - dz_t \cdot z_t) \tag{g3}$$
+    $$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
+      dk_j = \sum_{t>j} da_{tj}\, q_t \tag{g4}$$
+    $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
+      du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
+
+    When the loop arrives at memory $j$, all later steps are done, so
+    all terms of (g4) are known. Those of the same block are summed for
+    each memory, those of later blocks in one product per block.
+    """
+
+    m_norm: tuple[Tensor, Tensor, Tensor] | None
+
+    def __init__(self, ctx: Any, dy: Tensor | None, dkv: Tensor | None):
+        """Recompute what was not saved, for all steps at once."""
+        (states, attended, kv, self.lse, self.hidden, alpha, to_q,
+         positions, to_kv, to_out, expand, contract,
+         factors) = ctx.saved_tensors  # fmt: skip
+        self.states, self.attended, self.kv = states, attended, kv
+        self.to_kv, self.to_out = to_kv, to_out
+        self.expand, self.contract = expand, contract
+        self.to_q, self.positions = to_q, positions
+        self.alpha = alpha.view(-1, 1, 1)
+        layers, time, batch, d = attended.shape
+        _, groups, rows, n, key = kv.shape
+        heads = rows // batch
+        self.past, self.split = ctx.past, (batch, heads)
+        self.to_past = ctx.needs_input_grad[2]
+        self.group_of = range(layers) if groups > 1 else [0] * layers
+        self.flat = (layers, time * batch, -1)
+
+        x = states[:-1]
+        self.to_qu = _with_positions(to_q, positions)
+        self.normed, self.x_norm = _norm(x)
+        q = torch.bmm(
+            self.normed.view(self.flat), to_q.flatten(1, 2).mT
+        )
+        q = q.view(layers, time, batch, heads, key)
+        self.factors = _split(factors, contract)
+        added = (attended.view(self.flat), to_out.mT)
+        if self.factors is None:
+            middle = torch.baddbmm(x.reshape(self.flat), *added)
+            middle = middle.view(attended.shape)
+        else:
+            middle = torch.bmm(*added).view(attended.shape)
+            middle = torch.addcmul(x, self.factors[0], middle)
+        self.normed_mlp, self.middle_norm = _norm(middle)
+        h = torch.bmm(self.normed_mlp.view(self.flat), expand.mT)
+        self.h = torch.nn.functional.gelu(h)
+        m = torch.mv(states.flatten(1).T, alpha).view(time, batch, d)
+        self.m, self.m_norm = m, None
+        if ctx.normalize:
+            self.m, self.m_norm = _norm(m)
+        self.table = _table(range(n), positions)
+        self.back = _table(range(n, 0, -1), positions)
+
+        # The vectors of (g4), q and dz, side by side.
+        vectors = kv.new_empty(2, layers, batch, heads, time, key)
+        self.q, self.dz = vectors.view(2, layers, rows, time, key)
+        vectors[0] = q.permute(0, 2, 3, 1, 4)
+        self.vectors = vectors.flatten(0, 3)
+
+        # The gradients of every step. At the end, the gradients of the
+        # weights are products with them.
+        self.dx = torch.zeros_like(states)
+        if dy is not None:
+            self.dx[-1] = dy.transpose(0, 1)
+        self.d_middle = torch.empty_like(middle)
+        self.dh = _gelu_slope_(h).view(layers, time, batch, -1)
+        if self.factors is not None:
+            self.h *= self.factors[1].reshape(self.h.shape)
+            self.dh *= self.factors[1]
+        self.d_qu = q.new_zeros(*q.shape[:-1], key + positions.shape[1])
+        self.d_m = torch.empty_like(m)
+        self.d_new = m.new_empty(time, batch, 2, groups, heads, key)
+        self.dkv = (
+            torch.zeros_like(kv)
+            if dkv is None
+            else dkv.clone(memory_format=torch.contiguous_format)
+        )
+        self.dkv_split = self.dkv.unflatten(2, self.split)
+
+    def run(self) -> tuple[Tensor | None, ...]:
+        """The loop, and then the gradients that no step needs."""
+        self.loop()
+        _, time, batch, d = self.attended.shape
+        flat = self.flat
+        dn = torch.mm(self.d_qu[0].view(flat[1:]), self.to_qu[0])
+        self.dx[0] += _norm_backward(
+            dn.view(time, batch, d), *(p[0] for p in self.x_norm)
+        )
+        d_to_qu = torch.bmm(
+            self.d_qu.view(flat).mT, self.normed.view(flat)
+        )
+        d_to_qu = d_to_qu.view(*self.to_q.shape[:2], -1, d)
+        key = self.to_q.shape[2]
+        d_to_q, d_to_u = d_to_qu.tensor_split([key], 2)
+        d_to_kv = self.d_new.view(flat[1:]).T @ self.m.view(flat[1:])
+        return (
+            self.dx[0].transpose(0, 1),
+            self.dkv_split[..., : self.past, :],
+            None,
+            torch.mv(self.states.flatten(1), self.d_m.flatten()),
+            d_to_q
+            + torch.einsum("kf,lhfd->lhkd", self.positions, d_to_u),
+            torch.einsum("lhkd,lhfd->kf", self.to_q, d_to_u),
+            d_to_kv,
+            torch.bmm(
+                self.dropped(0, self.d_middle).reshape(flat).mT,
+                self.attended.view(flat),
+            ),
+            torch.bmm(
+                self.dh.view(flat).mT, self.normed_mlp.view(flat)
+            ),
+            torch.bmm(
+                self.dropped(2, self.dx[1:]).reshape(flat).mT, self.h
+            ),
+            None,
+            None,
+            None,
+        )
+
+    def dropped(self, which: int, dx: Tensor, *at: int) -> Tensor:
+        """A gradient times the factors of dropout, if there are any."""
+        if self.factors is None:
+            return dx
+        return dx * self.factors[which][at]
+
+    def loop(self) -> None:
+        """Blocks of steps, the last one first."""
+        layers, time = self.attended.shape[:2]
+        self.weights = _each(
+            self.contract, self.expand, self.to_out, self.to_qu
+        )
+        rows, key = self.q.shape[1::2]
+        by_head = (layers, time, rows, 1, key)
+        parts = (
+            self.dx[1:], self.dh, self.d_middle, self.dx[:-1],
+            self.attended.view(by_head),
+            self.dz.transpose(1, 2).unsqueeze(3),
+            self.d_qu.flatten(3),
+            self.d_qu.view(layers, time, rows, -1),
+        )  # fmt: skip
+        self.parts = [_each(*part) for part in _each(*parts)]
+        norms = (*self.middle_norm, *self.x_norm)
+        self.norms = [_each(*part) for part in _each(*norms)]
+        # A row times them is faster this way.
+        keys, values = self.kv[0], self.kv[1].mT.contiguous()
+        for start in reversed(range(0, time, BLOCK)):
+            stop = min(start + BLOCK, time)
+            self.attention_weights(start, stop)
+            old = self.past + start
+            later = self.dkv_split[..., old : self.past + stop, :]
+            self.d_new[start:stop] = later.permute(4, 2, 0, 1, 3, 5)
+            for t in reversed(range(start, stop)):
+                n, i = self.past + t, t - start
+                self.memory(t, start, stop)
+                self.now = _each(keys[:, :, :n], values[..., :n])
+                self.pairs = _each(
+                    *self.pairs_of_block[..., i : i + 1, :n]
+                )
+                self.back_now = self.back[len(self.back) - n :]
+                for l in reversed(range(layers)):
+                    self.layer(l, t, old if l == 0 else 0)
+            self.older(start, stop)
+
+    def attention_weights(self, start: int, stop: int) -> None:
+        """The weights $p$ of a block of queries, and zeros for $da$."""
+        old, n = self.past + start, self.past + stop
+        shape = (2, *self.q.shape[:2], stop - start, n)
+        self.pairs_of_block = pairs = self.kv.new_zeros(shape)
+        self.da, self.p = pairs
+        self.columns = pairs.flatten(0, 2)
+        q = self.q[:, :, start:stop]
+        u = rotate(q @ self.positions, self.table[old:n])
+        torch.matmul(u, self.table[:n].T, out=self.p)  # (g1)
+        for l, group in enumerate(self.group_of):
+            K = self.kv[0, group, :, :n]
+            self.p[l].baddbmm_(q[l], K.mT)  # Eq. f4
+            self.p[l] = _causal_softmax(self.p[l], old, self.hidden)
+
+    def memory(self, t: int, start: int, stop: int) -> None:
+        """Back through Eqs. f2 and f1: from keys, values to states."""
+        n, layers, new = self.past + t, len(self.q), self.d_new[t]
+        if t + 1 < stop:
+            pulled = torch.bmm(
+                self.columns[:, t + 1 - start :, n]
+                .unsqueeze(1)
+                .contiguous(),
+                self.vectors[:, t + 1 : stop],
+            )  # (g4)
+            pulled = pulled.view(2, layers, *self.split, -1)
+            if layers > new.shape[2]:  # all layers share a projection
+                pulled = pulled.sum(1, keepdim=True)
+            new += pulled.permute(2, 0, 1, 3, 4)
+        dm = torch.mm(new.view(len(new), -1), self.to_kv)
+        if self.m_norm is not None:
+            dm = _norm_backward(dm, *(p[t] for p in self.m_norm))
+        self.d_m[t] = dm
+        self.dx[:, t].addcmul_(self.alpha, dm)
+
+    def layer(self, l: int, t: int, first: int) -> None:
+        """Back through Eqs. f7 to f4: from a state to the one below.
+
+        The query of the lowest layer depends on $x$ alone, so no
+        earlier step needs its gradient: (g3) is computed only for the
+        keys of the block.
+        """
+        contract, expand, to_out, to_qu = self.weights[l]
+        up, dh, below, dx, z, dz_t, d_qu, d_heads = self.parts[l][t]
+        norms = self.norms[l][t]
+        dh.mul_(torch.mm(self.dropped(2, up, l, t), contract))
+        dn = torch.mm(dh, expand)
+        torch.add(up, _norm_backward(dn, *norms[:3]), out=below)
+        dx.add_(below)
+        dz = torch.mm(self.dropped(0, below, l, t), to_out)
+        dz = dz.view(z.shape)
+        dz_t.copy_(dz)
+
+        (K, V), (da, p) = self.now[self.group_of[l]], self.pairs[l]
+        if first:
+            V, da, p = V[..., first:], da[..., first:], p[..., first:]
+        if V.shape[-1] == 0:
+            return
+        D = (dz * z).sum(-1, keepdim=True)
+        dp = torch.baddbmm(D, dz, V, beta=-1)
+        torch.mul(p, dp, out=da)  # (g3)
+        if l == 0:
+            return
+        dq = torch.bmm(da, K).squeeze(1)
+        du = torch.mm(da.squeeze(1), self.back_now)  # (g5)
+        torch.cat([dq, du], 1, out=d_heads)
+        dn = torch.mm(d_qu, to_qu)
+        dx.add_(_norm_backward(dn, *norms[3:]))
+
+    def older(self, start: int, stop: int) -> None:
+        """The gradients of a block for the memories before it."""
+        old, n = self.past + start, self.past + stop
+        steps, (rows, key) = slice(start, stop), self.q.shape[1::2]
+        # The lowest layer: (g3) for older keys, and its queries.
+        dz, da, (K, V) = self.dz[0, :, steps], self.da[0], self.kv[:, 0]
+        z = self.attended[0, steps].view(-1, rows, key).transpose(0, 1)
+        D = (dz * z).sum(-1, keepdim=True)
+        dp = torch.bmm(dz, V[:, :old].mT) - D
+        da[..., :old] = self.p[0, ..., :old] * dp  # (g3)
+        dq, du = torch.bmm(da, K[:, :n]), da @ self.table[:n]
+        du = rotate(du, self.table[old:n])  # (g5)
+        d_qu = torch.cat([dq, du], -1).unflatten(0, self.split)
+        self.d_qu[0, steps] = d_qu.permute(2, 0, 1, 3)
+        for l, group in enumerate(self.group_of):
+            for d_part, pairs, vectors in (
+                (self.dkv[0], self.da[l], self.q[l]),
+                (self.dkv[1], self.p[l], self.dz[l]),
+            ):
+                d_part[group, :, :old] += torch.bmm(
+                    pairs[..., :old].mT, vectors[:, steps]
+                )  # (g4)
+
+
+def _split(
+    factors: Tensor | None, contract: Tensor
+) -> tuple[Tensor, ...] | None:
+    """Factors for the attention, inside the MLP, and for the MLP."""
+    if factors is None:
+        return None
+    d, d_ff = contract.shape[1:]
+    return factors.split([d, d_ff, d], -1)
+
+
+def _add(
+    x: Tensor,
+    part: Tensor,
+    W: Tensor,
+    factors: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`x + factors * (part @ W)`; None = 1."""
+    if factors is None:
+        return torch.addmm(x, part, W, out=out)
+    return torch.addcmul(x, factors, torch.mm(part, W), out=out)
+
+
+def _table(steps: range, positions: Tensor) -> Tensor:
+    """$s$ of Eq. f3, its angles in float64 on any device."""
+    n, device = positions.shape[1] // 2, positions.device
+    if device.type == "mps":  # has no float64
+        device = torch.device("cpu")
+    exact: Any = {"dtype": torch.float64, "device": device}
+    i = torch.arange(n, **exact)
+    t = torch.arange(steps.start, steps.stop, steps.step, **exact)
+    angle = torch.outer(t, 10.0 ** (-4 * i / n))
+    return torch.cat([angle.sin(), angle.cos()], -1).to(positions)
+
+
+def _with_positions(to_q: Tensor, positions: Tensor) -> Tensor:
+    """One matrix per layer, for the queries and the $u$ of (g1).
+
+    Returns `[layers, heads * (key + features), d]`.
+    """
+    to_u = torch.einsum("kf,lhkd->lhfd", positions, to_q)  # (g1)
+    return torch.cat([to_q, to_u], dim=2).flatten(1, 2)
+
+
+def _each(*parts: Tensor) -> list[tuple[Tensor, ...]]:
+    """What belongs together along the first dimension.
+
+    Taken apart once, because every index is a call of an operator.
+    """
+    return [*zip(*(part.unbind() for part in parts), strict=True)]
+
+
+def _right(W: Tensor, many: bool) -> Tensor:
+    """Transposed weights, to multiply rows from the right.
+
+    A product takes up to half the time if they lie in memory that way,
+    which pays if there are many.
+    """
+    return W.mT.contiguous() if many else W.mT
+
+
+def _gelu_slope_(h: Tensor) -> Tensor:
+    """The derivative of GELU, in place."""
+    return torch.ops.aten.gelu_backward.grad_input(
+        torch.ones_like(h), h, grad_input=h
+    )
+
+
+def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
+    """Softmax over the keys that are not hidden; 0 if all are."""
+    if hidden is None:
+        return torch.softmax(a, -1)
+    past = hidden.shape[-1]
+    a[..., :past].masked_fill_(hidden, torch.finfo(a.dtype).min)
+    a = torch.softmax(a, -1)
+    a[..., :past].masked_fill_(hidden, 0)
+    return a
+
+
+def _causal_softmax(
+    a: Tensor, old: int, hidden: Tensor | None
+) -> Tensor:
+    """The same for a block whose first query sees `old` keys."""
+    steps = a.shape[1]
+    later = a.new_ones(steps, steps, dtype=torch.bool).triu()
+    a[..., old:].masked_fill_(later, torch.finfo(a.dtype).min)
+    a = _softmax(a, hidden)
+    a[..., old:].masked_fill_(later, 0)
+    return a
+
+
+def feedback(
+    x: Tensor,
+    weights: FeedbackWeights,
+    heads: int,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    factors: Tensor | None = None,
+    loops: tuple[Any, Any] = (Forward, Backward),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments and results of the naive version, and dropout.
+
+    - `factors`: `[batch, time, layers, 2 * d + d_ff]`; None = 1.
+    """
+    w, d = weights, weights.to_q.shape[-1]
+    # Scales of norms and 1 / sqrt(key) go into the matrices.
+    to_q = w.to_q * w.norm_mixer[:, None] / (d // heads) ** 0.5
+    to_kv = torch.stack([w.to_k, w.to_v])
+    if w.norm_memory is not None:
+        to_kv = to_kv * w.norm_memory[:, None]
+    y, kv = _Feedback.apply(
+        loops,
+        x,
+        torch.stack([k, v]).permute(0, 3, 1, 4, 2, 5),
+        None if mask is None else ~mask,
+        torch.softmax(w.merge, dim=0),
+        to_q.unflatten(1, (heads, -1)),
+        w.positions,
+        to_kv.flatten(0, 2),
+        w.to_out,
+        w.expand * w.norm_mlp[:, None],
+        w.contract,
+        w.norm_memory is not None,
+        autograd.will_go_back(x, k, v, *w),
+        None if factors is None else factors.permute(2, 1, 0, 3),
+    )
+    kv = kv.unflatten(2, (-1, heads)).permute(0, 2, 4, 1, 3, 5)
+    return y, kv[0], kv[1]

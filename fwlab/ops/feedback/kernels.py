@@ -1,0 +1,706 @@
+r"""# Feedback memory on a GPU
+
+A step is a chain of about ten small operations per layer, and each of
+them takes less time than its launch. So the step is recorded once, as a
+*CUDA graph*, and replayed for every step of the sequence, with one
+launch for the whole step. A replay repeats the same operations on the
+same addresses. Therefore
+
+1. all layers of a step work in buffers with fixed addresses, and what
+   is needed later is copied to its index in time;
+2. the current step is known only to a *clock* in HBM, which the graph
+   itself advances. The kernels look up the number of memories there.
+
+The mathematics is that of the efficient form. Kernels replace some of
+its products: those of one query with all memories before it, forward
+and backward, and of one memory with all queries after it. Tensor cores
+have no use for a single query; the kernels multiply and add as they
+load.
+
+**Forward.** The sum over memories goes tile by tile, with a running
+maximum of the scores, so that it never needs all scores at once. It
+also stores
+
+$$\mathrm{LSE}_t = \log \sum_{j \lt t} e^{a_{tj}} \tag{k1}$$
+
+**Backward.** From this, each attention weight can be computed on its
+own:
+
+$$p_{tj} = e^{a_{tj} - \mathrm{LSE}_t}, \qquad
+  da_{tj} = p_{tj}\,(dz_t \cdot v_j - D_t), \qquad
+  D_t = dz_t \cdot z_t \tag{k2}$$
+
+so nothing is kept per pair of steps. The gradient of a memory is summed
+over *all* later steps when it is needed:
+
+$$dv_j = \sum_{t \gt j} p_{tj}\, dz_t, \qquad
+  dk_j = \sum_{t \gt j} da_{tj}\, q_t \tag{k3}$$
+
+With $r_\delta = P s(\delta)$ of Eq. f4 the gradient of a query is
+
+$$dq_t = \sum_{j \lt t} da_{tj}\, k_j + P\,du_t, \qquad
+  P\,du_t = \sum_{j \lt t} da_{tj}\, r_{t-j} \tag{k4}$$
+
+Bytes and operations below are those of one program, for $n$ memories
+(or queries) of $K$ channels with $F$ waves, all in float32. The lower
+bounds are estimates for an H200. There is at most one program per
+multiprocessor, and each gets about 40 GB/s from the shared L2 cache: at
+$n = 512$ and $K = 64$ that takes 10 µs, and half of it on average over
+a sequence. For less work, the lower bound is the start of a kernel in a
+graph, about 2 µs.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fwlab.ops.call import gpu
+from fwlab.ops.feedback import efficient
+from fwlab.ops.feedback.weights import FeedbackWeights
+
+#: Minimum number of steps for which a graph pays off (an estimate).
+PLAYED = 16
+#: Scalars in a tile of keys: 16 in the registers of each thread.
+TILE = 4096
+
+#: Below every score, but finite.
+LOW = tl.constexpr(-1e38)
+
+#: PyTorch can record only one graph at a time.
+_capture = threading.Lock()
+
+
+@triton.jit(do_not_specialize=["N", "time", "past"])
+def attend(
+    q,
+    k,
+    v,
+    r,
+    hidden,
+    z,
+    lse,
+    clock,
+    N,
+    time,
+    past,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Eqs. f4, f5 and (k1): one query of one head, all its memories.
+
+    Each of the BN rows of a tile has its own maximum and sum, which are
+    combined once, at the end.
+
+    Loads 4 n (3 K) bytes (k, v and r, of which r comes from the cache),
+    stores 4 (K + 1). Operations: 6 n K. Lower bound: the bytes,
+    0.3 n K ns.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    t, n = tl.load(clock), tl.load(clock + 1).to(tl.int32)
+    c, i = tl.arange(0, BK), tl.arange(0, BN)
+    channel = c < K
+    query = tl.load(q + row * K + c, mask=channel, other=0.0)
+    k += row * N * K
+    v += row * N * K
+    r += (N - n) * K
+    top = tl.full([BN], LOW, tl.float32)
+    total = tl.zeros([BN], tl.float32)
+    mean = tl.zeros([BN, BK], tl.float32)
+    for start in range(0, n, BN):
+        j = start + i
+        visible = j < n
+        inside = visible[:, None] & channel[None, :]
+        if hidden is not None:
+            visible &= ~tl.load(
+                hidden + row * past + j, mask=j < past, other=0
+            )
+        at = j[:, None] * K + c[None, :]
+        key = tl.load(k + at, mask=inside, other=0.0)
+        key += tl.load(r + at, mask=inside, other=0.0)
+        value = tl.load(v + at, mask=inside, other=0.0)
+        a = tl.where(visible, tl.sum(key * query[None, :], 1), LOW)
+        new_top = tl.maximum(top, a)
+        fade = tl.exp(top - new_top)
+        p = tl.where(visible, tl.exp(a - new_top), 0.0)
+        total = total * fade + p
+        mean = mean * fade[:, None] + p[:, None] * value
+        top = new_top
+    maximum = tl.max(top, 0)
+    fade = tl.exp(top - maximum)
+    total = tl.sum(total * fade, 0)
+    total = tl.where(total == 0, 1.0, total)  # nothing to attend to
+    mean = tl.sum(mean * fade[:, None], 0) / total
+    tl.store(z + row * K + c, mean, mask=channel)
+    tl.store(lse + row * time + t, maximum + tl.log(total))
+
+
+@triton.jit(do_not_specialize=["N", "time", "past"])
+def attend_backward(
+    dz_now,
+    z,
+    q,
+    lse,
+    k,
+    v,
+    r,
+    s,
+    hidden,
+    dz,
+    D,
+    d_qu,
+    dq_now,
+    clock,
+    N,
+    time,
+    past,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    F: tl.constexpr,
+    BF: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """(k2) and (k4): the gradient of one query of one head.
+
+    It stores the two parts of dq apart, as the efficient form does, and
+    dz and D for `pull`.
+
+    Loads 4 n (3 K + F) bytes, stores 4 (3 K + F + 1). Operations:
+    n (9 K + 2 F). Lower bound: the bytes, 0.1 n (3 K + F) ns.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    rows = tl.num_programs(0)
+    t, n = tl.load(clock), tl.load(clock + 1).to(tl.int32)
+    c, f, i = tl.arange(0, BK), tl.arange(0, BF), tl.arange(0, BN)
+    channel, wave = c < K, f < F
+    row_t = row * time + t
+    query = tl.load(q + row_t * K + c, mask=channel, other=0.0)
+    g = tl.load(dz_now + row * K + c, mask=channel, other=0.0)
+    out = tl.load(z + (t * rows + row) * K + c, mask=channel, other=0.0)
+    mean = tl.sum(g * out, 0)
+    norm = tl.load(lse + row_t)
+    tl.store(dz + row_t * K + c, g, mask=channel)
+    tl.store(D + row_t, mean)
+    k += row * N * K
+    v += row * N * K
+    r += (N - n) * K
+    s += (N - n) * F
+    by_key = tl.zeros([BN, BK], tl.float32)
+    by_position = tl.zeros([BN, BK], tl.float32)
+    du = tl.zeros([BN, BF], tl.float32)
+    for start in range(0, n, BN):
+        j = start + i
+        visible = j < n
+        inside = visible[:, None] & channel[None, :]
+        waves = visible[:, None] & wave[None, :]
+        if hidden is not None:
+            visible &= ~tl.load(
+                hidden + row * past + j, mask=j < past, other=0
+            )
+        at = j[:, None] * K + c[None, :]
+        key = tl.load(k + at, mask=inside, other=0.0)
+        position = tl.load(r + at, mask=inside, other=0.0)
+        value = tl.load(v + at, mask=inside, other=0.0)
+        a = tl.sum((key + position) * query[None, :], 1)
+        p = tl.exp(tl.where(visible, a - norm, LOW))
+        da = p * (tl.sum(value * g[None, :], 1) - mean)
+        by_key += da[:, None] * key
+        by_position += da[:, None] * position
+        at = j[:, None] * F + f[None, :]
+        sines = tl.load(s + at, mask=waves, other=0.0)
+        du += da[:, None] * sines
+    dq = tl.sum(by_key, 0)
+    d_qu += (t * rows + row) * (K + F)
+    tl.store(d_qu + c, dq, mask=channel)
+    tl.store(d_qu + K + f, tl.sum(du, 0), mask=wave)
+    dq += tl.sum(by_position, 0)
+    tl.store(dq_now + row * K + c, dq, mask=channel)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "N", "time", "past", "batch", "heads", "layers", "groups"
+    ]
+)  # fmt: skip
+def pull(
+    q,
+    dz,
+    lse,
+    D,
+    kv,
+    dkv,
+    r,
+    hidden,
+    out,
+    clock,
+    N,
+    time,
+    past,
+    batch,
+    heads,
+    layers,
+    groups,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """(k2) and (k3): the gradient of one memory in one head and layer.
+
+    This sums over all queries after it, which are contiguous in time.
+    With a clock, the memory is that of its step; without one, each
+    program has its own.
+
+    Loads 4 n (3 K + 2) bytes (q, dz and r, of which r comes from the
+    cache), stores 8 K. Operations: 9 n K. Lower bound: the bytes,
+    0.3 n K ns if there are at least as many multiprocessors as layers
+    and heads. If q and dz of all of them do not fit into the cache,
+    they come from HBM, 8 n K bytes per layer and head.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    rows = batch.to(tl.int64) * heads
+    row, l = program % rows, program // rows % layers
+    m = program // (rows * layers)
+    j = m
+    if clock is not None:
+        j = tl.load(clock + 1)
+    c, i = tl.arange(0, BK), tl.arange(0, BN)
+    channel = c < K
+    pair = ((l % groups * rows + row) * N + j) * K + c
+    other = groups * rows * N * K
+    key = tl.load(kv + pair, mask=channel, other=0.0)
+    value = tl.load(kv + other + pair, mask=channel, other=0.0)
+    hidden_memory = False
+    if hidden is not None:
+        hidden_memory = tl.load(
+            hidden + row * past + j, mask=j < past, other=0
+        )
+    q += (l * rows + row) * time * K
+    dz += (l * rows + row) * time * K
+    lse += (l * rows + row) * time
+    D += (l * rows + row) * time
+    dk = tl.zeros([BN, BK], tl.float32)
+    dv = tl.zeros([BN, BK], tl.float32)
+    first = tl.maximum(j + 1 - past, 0).to(tl.int32)
+    r += (time + j) * K
+    for start in range(first, time, BN):
+        t = start + i
+        later = t < time
+        inside = later[:, None] & channel[None, :]
+        at = t[:, None] * K + c[None, :]
+        query = tl.load(q + at, mask=inside, other=0.0)
+        g = tl.load(dz + at, mask=inside, other=0.0)
+        back = -t[:, None] * K + c[None, :]
+        position = tl.load(r + back, mask=inside, other=0.0)
+        a = tl.sum(query * (key[None, :] + position), 1)
+        norm = tl.load(lse + t, mask=later, other=0.0)
+        if hidden is not None:
+            later &= ~hidden_memory
+        p = tl.exp(tl.where(later, a - norm, LOW))
+        mean = tl.load(D + t, mask=later, other=0.0)
+        da = p * (tl.sum(g * value[None, :], 1) - mean)
+        dk += da[:, None] * query
+        dv += p[:, None] * g
+    owner = channel & (l < groups)  # the first layer of its group
+    key = tl.load(dkv + pair, mask=owner, other=0.0) + tl.sum(dk, 0)
+    value = tl.load(dkv + other + pair, mask=owner, other=0.0)
+    value += tl.sum(dv, 0)
+    out += ((m * batch + row // heads) * 2 * layers + l) * heads * K
+    out += row % heads * K
+    tl.store(out + c, key, mask=channel)
+    values = layers.to(tl.int64) * heads * K
+    tl.store(out + values + c, value, mask=channel)
+
+
+@triton.jit(do_not_specialize=["width"])
+def slope(dh, saved, clock, width, BW: tl.constexpr):
+    """Through the GELU: dh times its slope; the product replaces both.
+
+    Loads 8 bytes per scalar, stores 8; one operation. Lower bound: the
+    start of a kernel.
+    """
+    t = tl.load(clock)
+    at = tl.program_id(0).to(tl.int64) * BW + tl.arange(0, BW)
+    inside = at < width
+    x = tl.load(dh + at, mask=inside, other=0.0)
+    x *= tl.load(saved + t * width + at, mask=inside, other=0.0)
+    tl.store(dh + at, x, mask=inside)
+    tl.store(saved + t * width + at, x, mask=inside)
+
+
+@triton.jit(do_not_specialize=["d", "l"])
+def norm_backward(
+    dy,
+    y,
+    rstd,
+    base,
+    alpha,
+    dm,
+    dx,
+    saved,
+    clock,
+    d,
+    l,
+    BD: tl.constexpr,
+):
+    r"""Through a norm, for one sequence, plus other gradients.
+
+    $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
+        - y\;\overline{y\,dy}\big) \tag{k5}$$
+
+    with means over channels, and $y$ the output of the norm before its
+    scale. `base` is the gradient that bypasses the norm; `alpha` and
+    `dm` are those of the memory, Eq. f1.
+
+    Loads at most 16 d bytes, stores 8 d. Operations: 11 d. Lower bound:
+    the start of a kernel.
+    """
+    row, t = tl.program_id(0).to(tl.int64), tl.load(clock)
+    c = tl.arange(0, BD)
+    inside = c < d
+    at = row * d + c
+    at_t = (t * tl.num_programs(0) + row) * d + c
+    g = tl.load(dy + at, mask=inside, other=0.0)
+    x = tl.load(y + at_t, mask=inside, other=0.0)
+    mean, slant = tl.sum(g, 0) / d, tl.sum(g * x, 0) / d
+    g = (g - mean - x * slant) * tl.load(
+        rstd + t * tl.num_programs(0) + row
+    )  # (k5)
+    if base is not None:
+        g += tl.load(base + at, mask=inside, other=0.0)
+    if dm is not None:
+        m = tl.load(dm + at, mask=inside, other=0.0)
+        g += tl.load(alpha + l) * m
+    tl.store(dx + at, g, mask=inside)
+    tl.store(saved + at_t, g, mask=inside)
+
+
+def _sizes(key: int, features: int = 1) -> dict[str, int]:
+    """Sizes of tiles; their widths are powers of two."""
+    BK = max(triton.next_power_of_2(key), 16)
+    BF = max(triton.next_power_of_2(features), 16)
+    return {"K": key, "BK": BK, "BN": min(TILE // max(BK, BF), 128)}
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that records all graphs of a device.
+
+    There is only one, because cuBLAS never frees the workspace of a
+    stream.
+    """
+    return torch.cuda.Stream(device)
+
+
+#: The last graph of each device: its memory is that of the next one.
+_last: dict[torch.device, torch.cuda.CUDAGraph] = {}
+
+
+def play(step: Callable[[], None], times: int, like: Tensor) -> None:
+    """Call `step` this many times, on a GPU by replaying a graph of it.
+
+    Each call of the operation records a graph of its own. This takes as
+    long as a few of many steps. A graph for several calls would need
+    copies of the weights and of everything that the backward pass
+    needs, and a second forward pass before the backward pass would
+    overwrite them.
+
+    Within a graph that the caller records, the steps become part of
+    that graph.
+    """
+    with torch.cuda.device_of(like):
+        if (
+            like.device.type != "cuda"
+            or times < PLAYED
+            or torch.cuda.is_current_stream_capturing()
+        ):
+            for _ in range(times):
+                step()
+            return
+        with _capture:
+            current = torch.cuda.current_stream()
+            side = _capture_stream(like.device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                # The first step compiles kernels and allocates
+                # workspaces, which a graph cannot do. Its results are
+                # used.
+                step()
+                graph = _recorded(step, like.device)
+                # On the stream that owns the memory of the graph.
+                for _ in range(times - 1):
+                    graph.replay()
+            current.wait_stream(side)
+
+
+def _recorded(
+    step: Callable[[], None], device: torch.device
+) -> torch.cuda.CUDAGraph:
+    """A graph of `step`, which is not computed.
+
+    `torch.cuda.graph` would wait for the GPU and empty the cache of all
+    memory each time. All graphs of a device run one after the other on
+    one stream. So they share memory, which the last one holds.
+    """
+    graph = torch.cuda.CUDAGraph()
+    pool = _last[device].pool() if device in _last else None
+    # Other threads may allocate memory in the meantime.
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        step()
+    finally:
+        graph.capture_end()
+    _last[device] = graph
+    return graph
+
+
+def _clock(t: int, n: int, like: Tensor) -> Tensor:
+    """Both in HBM, without a copy that a graph cannot record."""
+    clock = like.new_full((2,), n, dtype=torch.int64)
+    clock[:1].fill_(t)
+    return clock
+
+
+class Forward(efficient.Forward):
+    """The step of the efficient form, in buffers of fixed address."""
+
+    def run(self) -> Tensor:
+        """Record one step as a graph, and play it for all."""
+        (batch, time, d), layers = self.x.shape, self.layers
+        buffers = self.x.new_empty(2 * layers + 1, 1, batch, d)
+        self.attended, self.states = buffers[:layers], buffers[layers:]
+        made = buffers if self.keep else buffers[-1:]
+        saved = self.x.new_empty(len(made), time, batch, d)
+        self.lse = self.x.new_empty(layers, self.kv.shape[2], time)
+        steps = self.x.transpose(0, 1).contiguous()
+        # Step and number of memories.
+        self.clock = _clock(0, self.past, self.x)
+
+        def step() -> None:
+            """Read the clock, compute, store, advance the clock."""
+            t, n = self.clock[:1], self.clock[1:]
+            torch.index_select(steps, 0, t, out=self.states[0])
+            new = self.step(0)
+            saved.index_copy_(1, t, made)
+            self.kv_split.index_copy_(4, n, new.unsqueeze(4))
+            self.clock.add_(1)
+
+        play(step, time, self.x)
+        self.attended, self.states = saved[:layers], saved[layers:]
+        return saved[-1].transpose(0, 1).contiguous()
+
+    def attend(self, l: int, q: Tensor, z: Tensor) -> None:
+        """One kernel in place of scores, softmax and mean."""
+        K, V = self.kv[:, self.group_of[l]]
+        rows, N, key = K.shape
+        assert self.lse is not None
+        gpu.launch(
+            attend,
+            (rows,),
+            q,
+            K,
+            V,
+            self.r,
+            self.hidden,
+            z,
+            self.lse[l],
+            self.clock,
+            N,
+            self.x.shape[1],
+            self.past,
+            warps=8,
+            **_sizes(key),
+        )
+
+
+class Backward(efficient.Backward):
+    """The same for the backward pass, with (k3) instead of blocks."""
+
+    def loop(self) -> None:
+        """Record one step, and play it from last to first."""
+        layers, time = self.attended.shape[:2]
+        rows, N = self.kv.shape[2:4]
+        self.r = self.back @ self.positions.T  # Eq. f4
+        self.D = self.kv.new_empty(layers, rows, time)
+        self.clock = _clock(time - 1, N - 1, self.kv)
+        dy = self.dx[-1]
+
+        def step() -> None:
+            """The memory of the step, then its layers."""
+            t = self.clock[:1]
+            dm = self.memory_at_clock()
+            up = dy.index_select(0, t)[0] + self.alpha[-1] * dm
+            for l in reversed(range(layers)):
+                up = self.layer_at_clock(l, up, dm)
+            self.clock.sub_(1)
+
+        play(step, time, self.kv)
+        self.dx[-1].addcmul_(self.alpha[-1], self.d_m)
+        torch.addcmul(
+            self.d_middle[0], self.alpha[0], self.d_m, out=self.dx[0]
+        )
+        if self.past and self.to_past:
+            pulled = self.pull(self.past, None)
+            self.dkv_split[..., : self.past, :] = pulled.permute(
+                2, 3, 1, 4, 0, 5
+            )
+
+    def pull(self, count: int, clock: Tensor | None) -> Tensor:
+        """Gradients of keys and values of the first `count` memories.
+
+        With a clock, of the memory of its step.
+
+        Returns `[count, batch, 2, groups, heads, key]`.
+        """
+        layers, rows, time, key = self.q.shape
+        groups, _, N, _ = self.kv.shape[1:]
+        batch, heads = self.split
+        out = self.q.new_empty(count, batch, 2, layers, heads, key)
+        gpu.launch(
+            pull,
+            (count * layers * rows,),
+            self.q,
+            self.dz,
+            self.lse,
+            self.D,
+            self.kv,
+            self.dkv,
+            self.r,
+            self.hidden,
+            out,
+            clock,
+            N,
+            time,
+            self.past,
+            batch,
+            heads,
+            layers,
+            groups,
+            warps=8,
+            **_sizes(key),
+        )
+        return out if groups == layers else out.sum(3, keepdim=True)
+
+    def memory_at_clock(self) -> Tensor:
+        """Through Eqs. f2 and f1; returns the gradient of $m_t$."""
+        t, new = self.clock[:1], self.pull(1, self.clock)
+        self.d_new.index_copy_(0, t, new)
+        dm = torch.mm(new.view(self.split[0], -1), self.to_kv)
+        if self.m_norm is None:
+            self.d_m.index_copy_(0, t, dm.unsqueeze(0))
+            return dm
+        return self.norm(dm, self.m, self.m_norm[2], self.d_m)
+
+    def layer_at_clock(self, l: int, up: Tensor, dm: Tensor) -> Tensor:
+        """Through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
+        dh = torch.mm(up, self.contract[l])
+        gpu.launch(
+            slope,
+            (triton.cdiv(dh.numel(), 1024),),
+            dh,
+            self.dh[l],
+            self.clock,
+            dh.numel(),
+            warps=4,
+            BW=1024,
+        )
+        below = self.norm(
+            torch.mm(dh, self.expand[l]),
+            self.normed_mlp[l],
+            self.middle_norm[2][l],
+            self.d_middle[l],
+            up,
+        )
+        dz = torch.mm(below, self.to_out[l])
+        dq = torch.empty_like(dz)
+        K, V = self.kv[:, self.group_of[l]]
+        rows, N, key = K.shape
+        features = self.back.shape[1]
+        sizes = _sizes(key, features)
+        gpu.launch(
+            attend_backward,
+            (rows,),
+            dz,
+            self.attended[l],
+            self.q[l],
+            self.lse[l],
+            K,
+            V,
+            self.r,
+            self.back,
+            self.hidden,
+            self.dz[l],
+            self.D[l],
+            self.d_qu[l],
+            dq,
+            self.clock,
+            N,
+            self.q.shape[2],
+            self.past,
+            warps=8,
+            F=features,
+            BF=max(triton.next_power_of_2(features), 16),
+            **sizes,
+        )
+        if l == 0:  # no earlier step needs its gradient
+            return below
+        dn = torch.mm(dq, self.to_q[l].flatten(0, 1))
+        return self.norm(
+            dn,
+            self.normed[l],
+            self.x_norm[2][l],
+            self.dx[l],
+            below,
+            dm,
+            l,
+        )
+
+    def norm(
+        self,
+        dy: Tensor,
+        y: Tensor,
+        rstd: Tensor,
+        saved: Tensor,
+        base: Tensor | None = None,
+        dm: Tensor | None = None,
+        l: int = 0,
+    ) -> Tensor:
+        """(k5) for all sequences."""
+        dx = torch.empty_like(dy)
+        batch, d = dy.shape
+        gpu.launch(
+            norm_backward,
+            (batch,),
+            dy,
+            y,
+            rstd,
+            base,
+            None if dm is None else self.alpha,
+            dm,
+            dx,
+            saved,
+            self.clock,
+            d,
+            l,
+            warps=8,
+            BD=triton.next_power_of_2(d),
+        )
+        return dx
+
+
+def feedback(
+    x: Tensor,
+    weights: FeedbackWeights,
+    heads: int,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments and results of the naive version."""
+    return efficient.feedback(
+        x, weights, heads, k, v, mask, loops=(Forward, Backward)
+    )

@@ -1,0 +1,138 @@
+r"""Means that stay right however far a memory fades.
+
+With a decay, both sides of $W q / (z \cdot q)$ fade together. Before
+their quotient loses any digit in float32, both have left its range:
+after a decay of $e^{-103}$, it is 0/0. But the quotient is the same in
+any unit. So step $t$ has its memory in units of $e^{m_t}$: its decay is
+then $e^{l_t + m_{t-1} - m_t}$ and its key $k_t e^{-m_t}$, in every
+implementation. The results do not depend on the units, so these need no
+gradient.
+"""
+
+from collections.abc import Callable, Collection
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fwlab.transforms import transformed
+
+#: Sizes of a memory that need no unit, as a logarithm.
+PLAIN = (-6.0, 6.0)
+
+
+def in_range(
+    compute: Callable[..., tuple[Tensor, ...]],
+    gates: Collection[str],
+    inputs: Callable[..., dict[str, Any]],
+    corrects: bool,
+) -> Callable[..., tuple[Tensor, ...]]:
+    """`compute`, a normalised rule, with a memory that keeps its range.
+
+    - `gates`, `inputs`, `corrects`: those of the `Rule`.
+    - Returns a function of the same arguments, and perhaps `log_decay`.
+    """
+
+    def run(
+        k: Tensor,
+        W: Tensor,
+        z: Tensor,
+        log_decay: Tensor | None = None,
+        **given: Any,
+    ) -> tuple[Tensor, ...]:
+        def plainly() -> tuple[Tensor, ...]:
+            decay = (
+                {} if log_decay is None else {"log_decay": log_decay}
+            )
+            return compute(k=k, W=W, z=z, **decay, **given)
+
+        others = {name: given[name] for name in gates if name in given}
+        forgets = bool(others) or log_decay is not None
+        if not forgets or k.shape[-1] == 0:
+            return plainly()
+        # A GPU would have to be waited for; `torch.func` cannot branch.
+        looks = k.device.type == "cpu" and not transformed()
+        # Text is generated step by step: there, look at the state only.
+        if looks and k.shape[1] == 1:
+            found = plainly()
+            if (found[-1].detach().abs().amax(-1) > 1e-17).all():
+                return found
+        most = torch.finfo(k.dtype).max
+        with torch.no_grad():
+            parts = inputs(**others, log_decay=None)
+            fades, strength = parts.get("decay"), parts.get("strength")
+            size = _size(k)
+            if strength is not None and not corrects:
+                # In a unit of a weaker write, its key is out of range.
+                s = strength[..., 0].abs()
+                size = size * s.clamp(min=most**-0.75).where(s > 0, 0)
+            m = _units(size, _size(z)[:, None], log_decay, fades)
+        if looks and not m.any():
+            return plainly()
+        limits, kept = torch.finfo(z.dtype), m[:, :-1] - m[:, 1:]
+        if log_decay is not None:
+            kept = log_decay + kept
+        # An empty one may be given a unit that is beyond all numbers.
+        kept = kept.clamp(max=0.9 * log(limits.max))
+        units = m.to(z.dtype).neg().exp()[..., None]
+        start = units[:, 0].clamp(max=limits.max)
+        # Float16 may not hold a unit. What is not written needs none; only
+        # its gradient has one, and could be beyond all numbers.
+        inner = z.dtype if k.dtype == torch.float16 else k.dtype
+        each = units[:, 1:].clamp(max=torch.finfo(inner).max).to(inner)
+        few, none = each.clamp(max=most**0.75), (size == 0)[..., None]
+        each = torch.where(none, few, each)
+        y, W, z = compute(
+            k=(k * each).to(k.dtype),
+            W=start[..., None] * W,
+            z=start * z,
+            log_decay=kept.to(z.dtype),
+            **given,
+        )
+        # A state that has faded too far stays there: what is written
+        # later hides it anyway.
+        end = m[:, -1].clamp(min=0.8 * log(limits.tiny)).exp()
+        end = end.to(z.dtype)[..., None]
+        return y, end[..., None] * W, end * z
+
+    return run
+
+
+def _size(x: Tensor) -> Tensor:
+    """The largest entry of each vector."""
+    return x.amax(-1).maximum(-x.amin(-1))
+
+
+def _units(
+    size: Tensor,
+    start: Tensor,
+    log_decay: Tensor | None,
+    fades: Tensor | None,
+) -> Tensor:
+    r"""The units $m_t$.
+
+    $M_t$ is the logarithm of the largest part of $z_t$: a key, faded
+    since it was written. Within `PLAIN`, $m_t = 0$, and nothing changes
+    by one bit; beyond, $m_t$ follows $M_t$ at this distance. It never
+    falls by more than a step fades, so no decay becomes more than 1,
+    unless the memory is empty: that needs no unit.
+
+    - `size`: `[batch, time, heads]`, of what is written.
+    - `start`: `[batch, 1, heads]`, that of the state; 0 = it is empty.
+    - `log_decay`, `fades`: what a step keeps, as a logarithm and as a
+      factor `[batch, time, heads, 1]`; None = all.
+    - Returns `[batch, 1 + time, heads]`.
+    """
+    # Without infinities: their differences are not numbers.
+    left: Any = 0
+    if log_decay is not None:
+        left = log_decay.clamp(min=-1e9)
+    if fades is not None:
+        left = left + fades[..., 0].abs().log().clamp(min=-1e9)
+    wide = torch.float32 if size.device.type == "mps" else torch.float64
+    left = F.pad(left.cumsum(1, dtype=wide), (0, 0, 1, 0))
+    M = torch.cat([start, size], 1).log() - left
+    M = M.cummax(1).values + left
+    return torch.where(M < -5e8, 0, M - M.clamp(*PLAIN))
