@@ -5,17 +5,11 @@ repository: these functions return None, and lines with {{ repo_url }} or
 {{ colab }} are dropped from the pages.
 """
 
-import importlib
 import re
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
-# For the hooks that show what docs/tools/bench has measured. MkDocs forgets the
-# path after each hook, but not what was imported.
-sys.path.append(str(ROOT / "docs" / "tools"))
-importlib.import_module("bench")
 BRANCH = "main"
 MARK = re.compile(r"\{\{ (repo_url|colab) \}\}")
 
