@@ -337,7 +337,7 @@ class Rule(Operation):
 
 def _has_steps(k: Any) -> bool:
     """Whether the first step of each token can be looked at."""
-    return isinstance(k, Tensor) and k.dim() == 5 and k.shape[2] > 0
+    return checks.dense(k) and k.dim() == 5 and k.shape[2] > 0
 
 
 def last_steps(y: Tensor, time: int) -> Tensor:
