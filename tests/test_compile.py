@@ -16,7 +16,6 @@ from fwlab import layers, ops
 from fwlab.models import LanguageModel
 from fwlab.models.language_model import MIXERS
 from fwlab.ops.call import operators
-from fwlab.ops.call.operators import Operator
 from problems import ROWS, error, outcome, parts, problem, rebuild, weighted
 
 #: Rows and mixers that share what is compiled with another.

@@ -23,12 +23,13 @@ the next. `fade` knows all about decays and costs nothing where there
 are none.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
+from fwlab.ops.call import operators
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts import decay as decays
 
@@ -45,6 +46,8 @@ class Group:
     #: Whether errors are written, in place of values; and whether they
     #: are those of the memory before it fades.
     corrects, early = False, False
+    #: What takes the place of `Memory` where a call is only traced.
+    operator: ClassVar[operators.Operator]
 
     def __init__(
         self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
@@ -149,8 +152,8 @@ class Memory(torch.autograd.Function):
         strength: Tensor | None,
         ask: Tensor | None,
         W: Tensor,
-        Kind: type[Group],
         keep: bool,
+        Kind: type[Group],
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Groups of chunks from the first to the last."""
         inputs = q, k, v, decay, strength, ask
@@ -176,8 +179,8 @@ class Memory(torch.autograd.Function):
             else:
                 S[0] = own[-1]
         # Inputs and one state per chunk: nothing else is kept.
-        ctx.save_for_backward(*inputs, S[:-1])
-        ctx.options = Kind, chunk
+        ctx.save_for_backward(*inputs, S[:-1] if keep else None)
+        ctx.options = keep, Kind
         ctx.set_materialize_grads(False)
         return y, asked, S[first].clone().view_as(W)
 
@@ -191,8 +194,9 @@ class Memory(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Groups of chunks from the last to the first."""
         *inputs, S = ctx.saved_tensors
-        Kind, chunk = ctx.options
-        _, k, v, _, _, ask = inputs
+        _, k, v, decay, _, ask = inputs
+        _, Kind = ctx.options
+        chunk = min(chunks.length(decay), k.shape[1])
         # Some of the outputs may have no gradient.
         if dy is None:
             dy = S.new_zeros(v.shape)
@@ -213,6 +217,42 @@ class Memory(torch.autograd.Function):
         shape = k.shape[0], k.shape[2], *dS.shape[1:]
         # A copy: a view would keep the states of a whole group.
         return *gradients, dS.clone().view(shape), None, None
+
+
+def shapes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    strength: Tensor | None,
+    ask: Tensor | None,
+    W: Tensor,
+    keep: bool,
+    Kind: type[Group],
+) -> tuple[Any, Any]:
+    """What `Memory` returns and what it saves, without data."""
+    y, S = v.new_empty(v.shape, dtype=W.dtype), None
+    if keep:
+        n = chunks.count(q.shape[1], chunks.length(decay))
+        S = W.new_empty(n, *W.flatten(0, 1).shape)
+    two = ask is not None and not Kind.corrects
+    asked = torch.empty_like(y) if two else None
+    results = y, asked, torch.empty_like(W)
+    return results, (q, k, v, decay, strength, ask, S)
+
+
+def operator(name: str, Kind: type[Group]) -> operators.Operator:
+    """`Memory` of a class of groups, where a call is only traced."""
+    schema = (
+        "Tensor q, Tensor k, Tensor v, Tensor? decay, "
+        "Tensor? strength, Tensor? ask, Tensor W, bool keep"
+    )
+    return operators.Operator(
+        name, Memory, schema, 3, Kind, shapes=shapes
+    )
+
+
+Group.operator = operator("additive", Group)
 
 
 def _backward(
@@ -316,7 +356,8 @@ def remember(
     # A text is generated step by step.
     if q.shape[1] == 1 and not keep:
         return one_step(*given, Kind)
-    return Memory.apply(*given, Kind, keep)
+    run = Kind.operator if operators.traced(q) else Memory.apply
+    return run(*given, keep, Kind)
 
 
 def additive(

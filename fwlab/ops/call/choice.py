@@ -9,17 +9,10 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call import fla, gpu, measured
-from fwlab.transforms import forward_mode, transformed
+from fwlab.transforms import constant, forward_mode, transformed
 
 #: The names of implementations for GPUs: theirs, and ours.
 KERNELS = ("fla", "triton")
-
-
-class Shapes(str):
-    """The name of an implementation that is not to run.
-
-    A `Call` checks everything, and then returns tensors without data.
-    """
 
 
 class Refused(ValueError):
@@ -73,7 +66,7 @@ def choose(
             f"{op}: expected implementation 'auto' or one of {some}, "
             f"got {requested!r}"
         )
-    if not all(map(Tensor.numel, tensors)):
+    if not all(x.numel() for x in tensors):
         return "naive", implementations["naive"]  # nothing to compute
     forward = forward_mode()
     if forward or transformed():
@@ -151,11 +144,17 @@ def preferred(
     both = "fla" in names and "triton" in names
     if not both or device.type != "cuda" or fla.missing():
         return names, None
-    ours, why = measured.prefers_ours(op, _card(device))
+    ours, why = _prefers_ours(op, device)
     if not ours:
         names.remove("fla")
         names.insert(0, "fla")
     return names, why
+
+
+@constant
+def _prefers_ours(op: str, device: torch.device) -> tuple[bool, str]:
+    """Whether our kernels come first on a GPU, and why."""
+    return measured.prefers_ours(op, _card(device))
 
 
 @functools.cache
@@ -164,7 +163,12 @@ def _card(device: torch.device) -> str:
     return torch.cuda.get_device_name(device)
 
 
-@functools.cache
+@constant
 def _warn(text: str) -> None:
     """Warn once per text, no matter how often it is called."""
-    warnings.warn(text, stacklevel=2)
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=2)
+
+
+_warned: set[str] = set()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call import compiler
+from fwlab.transforms import constant
 
 #: Whether kernels run in Triton's interpreter, on the CPU, for tests.
 #: Triton itself looks this up once, when a kernel is defined.
@@ -31,6 +32,7 @@ TENSOR_CORES = (8, 0)
 """The minimum compute capability at which Triton uses tensor cores."""
 
 
+@constant
 def installed() -> bool:
     """Whether there is a Triton that is new enough for the kernels."""
     return (compiler.triton() or ()) >= OLDEST
@@ -147,6 +149,7 @@ def _run(given: Launch) -> None:
     )
 
 
+@constant
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability, such as (9, 0); without a GPU (0, 0)."""
     if _stand_in is not None:
@@ -223,7 +226,7 @@ class Kernel:
                 f"{compiler.said(self.minimum)}"
             )
         # What a stand-in runs, no ptxas has compiled.
-        if _stand_in is None and (why := compiler.refusal(have)):
+        if _stand_in is None and (why := _faulty(have)):
             return why
         if self.refuses is None:
             return None
@@ -237,6 +240,12 @@ def _imported(module: str, function: str | None) -> Any:
     """A function of a module, or the module itself."""
     found = importlib.import_module(module)
     return getattr(found, function) if function else found
+
+
+@constant
+def _faulty(have: tuple[int, int]) -> str | None:
+    """Why no compiler here is right for these GPUs; None = one is."""
+    return compiler.refusal(have)
 
 
 def device_type() -> str:

@@ -201,13 +201,13 @@ class Rule(Operation):
         )
         # Our kernels begin without a state that would be all zeros, and
         # convert the strengths that they load.
-        own = name == "triton" and not call.only_shapes
+        own = name == "triton"
         start = None
         if not own or state is not None or normalize or call.lengths:
             start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
-        if call.only_shapes or call.like.shape[1] == 0:
+        if call.like.shape[1] == 0:
             return call.run(None, start, return_state)
         by_kernel = name in KERNELS
         # `scale` multiplies the result, which has full precision. A kernel

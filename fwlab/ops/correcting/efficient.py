@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
-from fwlab.ops.additive.efficient import Group, remember
+from fwlab.ops.additive.efficient import Group, operator, remember
+from fwlab.ops.call import operators
 from fwlab.ops.correcting import chunked
 
 
@@ -111,6 +112,10 @@ class EarlyErrors(Errors):
     early = True
 
 
+Errors.operator = operator("correcting", Errors)
+EarlyErrors.operator = operator("correcting_early", EarlyErrors)
+
+
 def correcting(
     q: Tensor,
     k: Tensor,
@@ -158,7 +163,7 @@ def normalized_correcting(
     # a mean, does not: then the chunked version computes all of it in
     # float64.
     least = torch.finfo(held.dtype).tiny ** 0.5
-    if ((held != 0) & (held.abs() < least)).any():
+    if not operators.traced(k) and ((held != 0) & (held.abs() < least)).any():
         wide: Any = [x if x is None else x.double() for x in given]
         outputs = chunked.normalized_correcting(*wide)
         y, W, z = (x.to(W.dtype) for x in outputs)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fwlab.ops.call import checks, gpu
 from fwlab.ops.call.call import Call, Operation
-from fwlab.ops.call.operators import operator
 from fwlab.ops.feedback import efficient, naive
 from fwlab.ops.feedback.weights import FeedbackWeights
 from fwlab.ops.parts import autograd
@@ -92,7 +91,7 @@ def _unknown(given: dict[str, Any]) -> str | None:
     return None
 
 
-@partial(operator, unknown=_unknown)
+
 def feedback(
     x: Tensor,
     weights: FeedbackWeights,

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Call, Operation, Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.fwp import efficient, naive
 
 FWP = Operation(
@@ -19,7 +18,6 @@ FWP = Operation(
 )
 
 
-@operator
 def fwp(
     a: Tensor,
     b: Tensor,

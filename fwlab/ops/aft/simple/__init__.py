@@ -9,7 +9,6 @@ from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.simple import efficient, naive
 from fwlab.ops.call import gpu
 from fwlab.ops.call.call import Operation
-from fwlab.ops.call.operators import operator
 
 AFT_SIMPLE = Operation(
     name="aft_simple",
@@ -39,7 +38,6 @@ class RunningMean(NamedTuple):
     mean: Tensor
 
 
-@operator
 def aft_simple(
     q: Tensor,
     k: Tensor,

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fwlab.feature_maps import DPFP, divide, sum_normalize
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule
 from fwlab.ops.correcting import FORMS
 from fwlab.ops.parts.state import NormalizedState
@@ -150,7 +149,6 @@ DPFP_DELTA_RULE = replace(
 )
 
 
-@operator
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -222,7 +220,6 @@ def delta_rule(
     )
 
 
-@operator
 def dpfp_delta_rule(
     q: Tensor,
     k: Tensor,
