@@ -51,15 +51,13 @@ class Context:
     saved_tensors: Sequence[Tensor | None] = ()
     options: tuple[Any, ...] = ()
     needs_input_grad: Sequence[bool] = ()
-    materialize = True
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Remember what is saved."""
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Remember whether a missing gradient becomes zeros."""
-        self.materialize = value
+        """Inside an operator, a missing gradient is always None."""
 
 
 class Operator:

@@ -23,7 +23,6 @@ from torch import Tensor
 from fwlab.feature_maps import divide
 from fwlab.ops.additive.efficient import Group, operator, remember
 from fwlab.ops.call import operators
-from fwlab.ops.correcting import chunked
 
 
 def inverse(A: Tensor) -> Tensor:
@@ -154,23 +153,27 @@ def normalized_correcting(
     $z$ of Eq. 18 is a memory with one row, into which every key writes
     the value 1. Eq. 27 divides the key here, not the reading.
     """
-    given = (q, k, v, decay, strength, W, z, ask)
+    # A key divided by a tiny number would overflow in float32 where the
+    # reading, a mean, does not: then all of it is computed in float64.
+    single = W.dtype == torch.float32
+    if single and operators.traced(k):  # the numbers are not known
+        return _in_double(q, k, v, decay, strength, W, z, ask)
     one = k.new_ones(1, 1, 1, 1).expand(*k.shape[:3], 1)
     total, held, after = remember(
         q, k, one, decay, None, z[:, :, None], ask=ask
     )
-    # A key divided by a tiny number would overflow where the reading,
-    # a mean, does not: then the chunked version computes all of it in
-    # float64.
     least = torch.finfo(held.dtype).tiny ** 0.5
-    if not operators.traced(k) and ((held != 0) & (held.abs() < least)).any():
-        wide: Any = [x if x is None else x.double() for x in given]
-        outputs = chunked.normalized_correcting(*wide)
-        y, W, z = (x.to(W.dtype) for x in outputs)
-        return y, W, z
+    if single and ((held != 0) & (held.abs() < least)).any():
+        return _in_double(q, k, v, decay, strength, W, z, ask)
     # With divided keys, the rest is a delta rule without a normaliser.
     ask = divide(ask, held)  # an empty memory: query with 0, get 0
     y, _, W = remember(
         q, k, v, decay, strength, W, ask=ask, Kind=Errors
     )
     return divide(y, total), W, after[:, :, 0]  # Eq. 28
+
+
+def _in_double(*given: Tensor | None) -> Any:
+    """The same in float64, whose range is large enough."""
+    wide: Any = [x if x is None else x.double() for x in given]
+    return tuple(x.float() for x in normalized_correcting(*wide))

@@ -108,4 +108,4 @@ def aft_full(
         y = rows(call.q, *after, bias.to(call.dtype))
         return y, KeysAndValues(*(x.to(call.dtype) for x in after))
 
-    return call.run(run, start, return_state, grows=True)
+    return call.run(run, start, return_state)
