@@ -100,37 +100,14 @@ class _Form(torch.autograd.Function):
 
         *tensors, y, total = ctx.saved_tensors
         name, *sizes, _ = ctx.options
-        pairs = zip(tensors, ctx.needs_input_grad, strict=True)
-        with (
-            torch.enable_grad(),
-            _computing(functools.partial(second, iter_rows(y, total))),
-        ):
-            leaves = [
-                x if x is None else x.detach().requires_grad_(need)
-                for x, need in pairs
-            ]
-            results = _called(name, sizes, *leaves)
-            outputs = [
-                (x, dx)
-                for x, dx in zip(results, gradients, strict=True)
-                if dx is not None and x.requires_grad
-            ]
-            wanted = [x for x in leaves if x is not None and x.requires_grad]
-            found: Any = [None] * len(wanted)
-            if outputs:
-                found = torch.autograd.grad(
-                    *([x for x, _ in outputs], wanted),
-                    [dx for _, dx in outputs],
-                    allow_unused=True,
-                )
-        each = iter(found)
-        return (
-            *(
-                next(each) if x is not None and x.requires_grad else None
-                for x in leaves
-            ),
-            *(None,) * 4,
-        )
+        run = functools.partial(second, iter_rows(y, total))
+        with _computing(run):
+            return autograd.pull_back(
+                functools.partial(_called, name, sizes),
+                tensors,
+                ctx.needs_input_grad,
+                gradients,
+            )
 
 
 def iter_rows(y: Tensor, total: Tensor) -> Callable[[int], Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import checks, choice, packed
+from fwlab.ops.call import checks, choice, packed, whole
 from fwlab.ops.call.operators import traced
 from fwlab.ops.parts.autograd import full_precision
 
@@ -88,6 +88,8 @@ class Call:
                 op.name, "key_mask", key_mask, self.like, **shape
             )
         self.cu_seqlens = cu_seqlens
+        #: Whether there are documents of unknown lengths.
+        self.hidden = cu_seqlens is not None and traced(self.like)
         #: Those of packed documents.
         self.lengths: list[int] | None = None
         if cu_seqlens is not None:
@@ -103,7 +105,7 @@ class Call:
         - `deciding`: the arguments whose device and dtypes decide.
         - `sizes`: other arguments for `refuses` of a kernel.
         """
-        if self.cu_seqlens is not None and not traced(self.like):
+        if self.cu_seqlens is not None and not self.hidden:
             self.lengths = packed.lengths(
                 self.name, self.cu_seqlens, self.sizes["time"]
             )
@@ -114,6 +116,16 @@ class Call:
             *(self.given[name] for name in deciding),
             plain=self.op.plain,
             **{**self.sizes, **sizes},
+        )
+
+    def whole(
+        self, start: Any, return_state: bool, **options: Any
+    ) -> Any:
+        """The call as a single operator, with checked arguments."""
+        own = {"key_mask": self.key_mask, "cu_seqlens": self.cu_seqlens}
+        tensors = self.given | own
+        return whole.call(
+            self.name, start, self.like, return_state, tensors, **options
         )
 
     def masked(self, x: Tensor, fill: float = 0) -> Tensor:

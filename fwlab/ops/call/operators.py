@@ -178,14 +178,10 @@ class Operator:
             for x in saved
         ]
         found = self.function.backward(ctx, *gradients)
-        wanted = [dx for dx, need in zip(found, needed) if need]  # noqa: B905
         wanted = [
             torch.zeros_like(x) if dx is None else dx
-            for x, dx in zip(
-                (x for x, need in zip(given, needed) if need),  # noqa: B905
-                wanted,
-                strict=True,
-            )
+            for x, dx, need in zip(given, found, needed)  # noqa: B905
+            if need
         ]
         return apart(wanted, [*given, *saved, *gradients])
 

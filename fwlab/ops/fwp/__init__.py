@@ -66,6 +66,8 @@ def fwp(
         key_mask=key_mask,
         cu_seqlens=cu_seqlens,
     )
+    if activation is not None and activation is not torch.tanh:
+        call.hidden = False  # no graph can describe the function
     name, compute = call.choose(implementation, "a")
     compute = call.by_document(compute, ("W",))
     if activation is not None and not callable(activation):
@@ -76,6 +78,13 @@ def fwp(
     shape = [call.sizes[n] for n in ("batch", "heads", "value", "key")]
     start = call.start(lambda W: W, state, {"": shape})
 
+    if call.hidden:
+        return call.whole(
+            start,
+            return_state,
+            implementation=name,
+            causal=activation is not None,
+        )
     sigma = _same_shape(activation)
     if sigma is None and name == "naive":
         sigma = torch.positive  # the identity

@@ -98,6 +98,11 @@ def aft_simple(
         dict.fromkeys(names, (batch, channels)),
     )
 
+    if call.hidden:
+        return call.whole(
+            start, return_state, implementation=implementation, causal=causal
+        )
+
     # Without causality there is nothing to stream, and no state.
     def in_both_directions(**inputs: Tensor) -> tuple[Tensor]:
         return (call.form.not_causal(**inputs),)
