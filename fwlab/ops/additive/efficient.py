@@ -179,7 +179,7 @@ class Memory(torch.autograd.Function):
             else:
                 S[0] = own[-1]
         # Inputs and one state per chunk: nothing else is kept.
-        ctx.save_for_backward(*inputs, S[:-1] if keep else None)
+        ctx.save_for_backward(*inputs, S if keep else None)
         ctx.options = keep, Kind
         ctx.set_materialize_grads(False)
         return y, asked, S[first].clone().view_as(W)
@@ -234,7 +234,7 @@ def shapes(
     y, S = v.new_empty(v.shape, dtype=W.dtype), None
     if keep:
         n = chunks.count(q.shape[1], chunks.length(decay))
-        S = W.new_empty(n, *W.flatten(0, 1).shape)
+        S = W.new_empty(n + 1, *W.flatten(0, 1).shape)
     two = ask is not None and not Kind.corrects
     asked = torch.empty_like(y) if two else None
     results = y, asked, torch.empty_like(W)

@@ -113,17 +113,17 @@ class _Segments(torch.autograd.Function):
         backward pass may follow.
         """
         pieces = _cut(length, a, b, x, keep)
-        starts = W.new_empty(len(pieces) - 1 if back else 0, *W.shape)
+        starts = W.new_empty(len(pieces) if back else 0, *W.shape)
         y, start = a.new_empty(a.shape, dtype=W.dtype), W
         parts = zip(pieces, y.split(length, 1), strict=True)
         for i, ((a_s, b_s, x_s, keep_s), y_s) in enumerate(parts):
-            if back and i:
-                starts[i - 1] = start
+            if back:
+                starts[i] = start
             a_s, b_s, x_s = (_by_time(part, W) for part in (a_s, b_s, x_s))
             states = _states(a_s, b_s, keep_s, start, activation)
             y_s.copy_(_left(x_s, states[1:].mT).transpose(0, 1))  # Eq. 3
             start = states[-1]
-        ctx.save_for_backward(a, b, x, keep, W, starts)
+        ctx.save_for_backward(a, b, x, keep, starts.flatten(0, 1))
         ctx.options = length, back, activation
         ctx.set_materialize_grads(False)
         return y, start.clone()
@@ -134,17 +134,17 @@ class _Segments(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """From the last segment to the first."""
-        a, b, x, keep, W, starts = ctx.saved_tensors
+        a, b, x, keep, starts = ctx.saved_tensors
         length, _, activation = ctx.options
+        starts = starts.unflatten(0, (-1, len(a)))
         if dy is None:
-            dy = a.new_zeros(a.shape, dtype=W.dtype)
-        dW = torch.zeros_like(W) if dW is None else dW
+            dy = starts.new_zeros(a.shape)
+        dW = torch.zeros_like(starts[0]) if dW is None else dW
         pieces = _cut(length, a, b, x, keep, dy)
         gradients = [torch.empty_like(part) for part in (a, b, x)]
         outs = [part.split(length, 1) for part in gradients]
         for i in reversed(range(len(pieces))):
-            start = starts[i - 1] if i else W
-            *parts, dW = _backward(*pieces[i], dW, start, activation)
+            *parts, dW = _backward(*pieces[i], dW, starts[i], activation)
             for part, out in zip(parts, outs, strict=True):
                 out[i].copy_(part.transpose(0, 1))
         return *gradients, None, dW.clone(), None, None, None
@@ -220,9 +220,9 @@ def _shapes(
 ) -> tuple[Any, Any]:
     """What `_Segments` returns and what it saves, without data."""
     y = a.new_empty(a.shape, dtype=W.dtype)
-    n = chunks.count(a.shape[1], length) - 1 if back else 0
-    starts = W.new_empty(n, *W.shape)
-    return (y, torch.empty_like(W)), (a, b, x, keep, W, starts)
+    n = chunks.count(a.shape[1], length) if back else 0
+    starts = W.new_empty(n * len(W), *W.shape[1:])
+    return (y, torch.empty_like(W)), (a, b, x, keep, starts)
 
 
 _operator = Operator(
