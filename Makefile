@@ -87,9 +87,14 @@ figures: site
 screenshots: site
 	$(BIN)/python docs/tools/screenshots.py
 
+# make bench [NAME="peers lengths busy imports training"]: those of docs/tools/bench.
 bench: $(READY)
+ifdef NAME
+	PYTHONPATH=docs/tools $(BIN)/python -m bench $(NAME)
+else
 	$(BIN)/fwlab bench
 	$(PYTEST) -m speed tests/site
+endif
 
 lint: $(READY)
 	$(BIN)/ruff check .

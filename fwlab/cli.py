@@ -186,12 +186,7 @@ def info() -> None:
 @app.command
 def bench(
     out: Path | None = None,
-    peers: bool = False,
-    lengths: bool = False,
-    imports: bool = False,
-    training_loop: bool = False,
     gpu: bool = False,
-    quick: bool = False,
     dry_run: bool = False,
 ) -> None:
     """Measure speed and memory, naive against efficient, side by side.
@@ -201,50 +196,24 @@ def bench(
             always written; default: gpu-CARD.json, in docs/results if
             that folder exists; in a dry run, a temporary file, which the
             last line names.
-        peers: Compare with what others offer instead, on the CPU: functions
-            of Hugging Face and fast-transformers if they are installed, and
-            the usual forms.
-        lengths: By sequence length and by batch, next to dense forms and
-            softmax attention, on the CPU.
-        imports: The time to import fwlab and to show the help, next to
-            importing PyTorch.
-        training_loop: Tokens per second of fwlab train, next to a bare loop.
-        gpu: Check that the GPU kernels are correct, then measure them,
-            in about 8 minutes on 16 cores, up to 10 if something is wrong;
+        gpu: On an Nvidia GPU: compare the kernels with the naive loops, then
+            measure them next to flash-linear-attention, if that is installed;
             exit code 1 if one of them is wrong.
-        quick: With --gpu: a shorter run, in half the time.
-        dry_run: With --gpu: the whole plan at tiny sizes on the CPU, with the
+        dry_run: With --gpu: the same at tiny sizes on the CPU, with the
             emulator of the repository in place of a GPU. Measures nothing.
     """
-    for name, given in (("quick", quick), ("dry-run", dry_run)):
-        if given and not gpu:
-            raise ValueError(f"--{name} needs --gpu")
-    if peers + lengths + imports + training_loop + gpu > 1:
-        raise ValueError(
-            "expected one of --peers, --lengths, --imports, --training-loop and "
-            "--gpu, got several"
-        )
+    if dry_run and not gpu:
+        raise ValueError("--dry-run needs --gpu")
     if gpu:
         from fwlab.bench import gpu as gpu_benchmark
 
-        if not gpu_benchmark.main(out, _command(), quick=quick, dry_run=dry_run):
+        if not gpu_benchmark.main(out, _command(), dry_run=dry_run):
             sys.exit(1)
         return
     from fwlab import bench as benchmark
-    from fwlab.bench import imports as importing
-    from fwlab.bench import lengths as by_length
     from fwlab.bench import operations
-    from fwlab.bench import peers as others
-    from fwlab.bench import training as loops
 
-    modules = (
-        (peers, others.measure),
-        (lengths, by_length.measure),
-        (imports, importing.measure),
-        (training_loop, loops.measure),
-    )
-    measure = next((each for chosen, each in modules if chosen), operations.measure)
-    benchmark.main(measure, out, _command())
+    benchmark.main(operations.measure, out, _command())
 
 
 @app.command

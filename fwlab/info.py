@@ -8,7 +8,7 @@ import torch
 
 import fwlab
 from fwlab import ops
-from fwlab.ops.call import choice, compiler, fla, gpu
+from fwlab.ops.call import choice, fla, gpu
 from fwlab.provenance import machine
 
 
@@ -38,35 +38,35 @@ def _waiting() -> str:
 
 
 def _assembler() -> str:
-    """The ptxas that compiles kernels here, where it is, and why this one."""
+    """The ptxas that Triton uses here, where it is, and why not."""
+    if _version("triton") == "not installed":
+        return "not installed"
+    from triton.knobs import nvidia
+
     here = torch.cuda.is_available()
     capability = torch.cuda.get_device_capability() if here else (0, 0)
-    one, reason = compiler.assembler(capability)
-    if one is None:
-        return reason or "not installed"
-    return f"{one}, {one.path}" + (f"; not used: {reason}" if reason else "")
+    one = nvidia.ptxas if capability[0] <= gpu.HOPPER else nvidia.ptxas_blackwell
+    reason = gpu.untrusted(capability)
+    return f"{one.version}, {one.path}" + (f"; not used: {reason}" if reason else "")
 
 
 def _fla() -> str:
     """The version of flash-linear-attention."""
     found = fla.version()
-    return (
-        f"flash-linear-attention {compiler.said(found)}" if found else ("not installed")
-    )
+    return f"flash-linear-attention {gpu.dotted(found)}" if found else "not installed"
 
 
 def _usable(op: str) -> str:
     """The implementations that run here, and why not one of our kernels, or
-    why it comes first, or second.
+    which one "auto" tries first.
     """
     names, table = ", ".join(ops.implementations(op)), ops.TABLE[op].implementations
     kernel = table.get("triton")
     if reason := kernel and gpu.why_not(kernel):
         return f"{names} (no triton: {reason})"
-    if torch.cuda.is_available():
-        (first, *_), why = choice.preferred(op, table, torch.device("cuda", 0))
-        if why:
-            return f"{names} ({first} first: {why})"
+    if torch.cuda.is_available() and {"fla", "triton"} <= {*table}:
+        first, *_ = choice.preferred(table, torch.device("cuda", 0))
+        return f"{names} ({first} first)"
     return names
 
 

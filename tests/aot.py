@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.compiler import ASTSource
 
 from fwlab import ops
-from fwlab.ops.call import compiler, gpu
+from fwlab.ops.call import gpu
 from fwlab.ops.call.gpu import Launch
 
 TYPES = {
@@ -74,16 +76,27 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
     """The kernel, compiled for that compute capability."""
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    one, _ = compiler.assembler(capability)
-    assert one is not None
-    compiler.use(one)
+    choose_ptxas(capability)
     result = triton.compile(source(launch), target=target, options=options)
     # Triton has no tensor cores before 8.0: products would fall apart.
     assert capability >= gpu.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
-    # No product is pending across a wait: `compiler` relies on it.
+    # No product is pending across a wait, so ptxas before 13.3 will do:
+    # docs/kernels/index.md.
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", result.asm["ptx"])
     assert set(waits) <= {"0"}, launch.kernel.__name__
     return result
+
+
+def choose_ptxas(capability: tuple[int, int]) -> str:
+    """Let Triton compile with its own ptxas; its version, such as "13.1.80".
+
+    For Hopper it is the newer one of the two, as fwlab asks of its users.
+    """
+    newer = capability[0] >= gpu.HOPPER
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    knobs.nvidia.ptxas = str(folder / ("ptxas-blackwell" if newer else "ptxas"))
+    get_ptxas_version.cache_clear()  # it is in the names of what Triton keeps
+    return re.search(r"V([\d.]+)", get_ptxas_version())[1]
 
 
 def use(kernel: Any) -> Use:
@@ -306,13 +319,12 @@ def rows() -> dict[str, dict[str, dict[str, int]]]:
 def _versions() -> dict[str, str]:
     found = {"triton": triton.__version__}
     for capability in ALL:
-        one, _ = compiler.assembler(capability)
-        assert one is not None
-        found["ptxas, sm_{}{}".format(*capability)] = compiler.said(one.version)
+        found["ptxas, sm_{}{}".format(*capability)] = choose_ptxas(capability)
+    del knobs.nvidia.ptxas
+    get_ptxas_version.cache_clear()
     return found
 
 
-#: The releases that compile: of Triton, and of ptxas for each GPU. What `build`
-#: chooses for one GPU would later look like the choice of a user.
+#: The releases that compile: of Triton, and of ptxas for each GPU.
 VERSIONS = _versions()
 TABLE = Path(__file__).resolve().parents[1] / "docs/results/kernels.json"

@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -39,3 +40,26 @@ def seed():
 def pytest_configure(config):
     # Not only for the folder of this file: notebooks are tested, too.
     config.pluginmanager.register(budget.Record(), "budget")
+
+
+#: Rules that differ from another one only in the inputs of their recurrence.
+#: `make test` compares them with their loop; what every call has in common, the
+#: others show, and `make test-all` these, too.
+RELATIVES = re.compile(r"(^|-)(comba|implicit-delta|gated-delta-2|sum-channels)(-|$)")
+COMPARED = ("is_naive", "key_mask", "streaming", "gradcheck", "theirs", "one_graph")
+COMPARED += (
+    "every_parameter_learns",
+    "prefill_and_step",
+    "by_hand",
+    "trains_and_generates",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not hasattr(item, "callspec"):
+            continue
+        relative = RELATIVES.search(item.callspec.id.replace("_", "-"))
+        if relative and not any(part in item.originalname for part in COMPARED):
+            item.add_marker(pytest.mark.slow)

@@ -37,11 +37,14 @@ FOUND = "FWLAB_EVIDENCE"
 
 #: Whose change leaves the evidence of other families as it is.
 FAMILIES = {
-    "rules": ("fwlab/ops/correcting/", "fwlab/ops/additive/", "tests/problems/rules.py"),
+    "rules": (
+        "fwlab/ops/correcting/",
+        "fwlab/ops/additive/",
+        "tests/problems/rules.py",
+    ),
     "aft": ("fwlab/ops/aft/", "tests/problems/aft.py"),
     "feedback": ("fwlab/ops/feedback/", "tests/problems/feedback.py"),
     "without kernels": (
-        "fwlab/ops/kimi/",
         "fwlab/ops/fwp/",
         "fwlab/ops/softmax/",
         "tests/problems/fwp.py",
@@ -90,6 +93,7 @@ MUTANTS = (
         for test in MUTMUT["pytest_add_cli_args_test_selection"]
         if test.startswith("tests/")
     ),
+    "tests/alike.py",
     "tests/problems/*.py",
     "tests/equivalent_mutants.toml",
 )
@@ -133,14 +137,17 @@ PIECES: dict[str, Piece] = {
         ("fwlab/bench/gpu/*.py", "fwlab/ops/**/kernels.py", "tests/emulator/*.py"),
     ),
 }
-for _name in (
-    "linear", "delta", "kimi", "aft/simple", "aft/full", "aft/window", "programmer",
-    "softmax", "feedback_memory",
-):  # fmt: skip
-    _file = f"fwlab/ops/{_name}/naive.py"
-    PIECES["mutants-" + _name.replace("/", "-")] = Piece(
-        mutants=_file, also=(_file, *MUTANTS)
-    )
+#: The loops: a `naive.py`, or the pages of all rules of a recurrence.
+for _pattern in ("fwlab/ops/**/naive.py", "fwlab/ops/*/rules/[a-z]*.py"):
+    for _path in sorted(ROOT.glob(_pattern)):
+        _file = _path.relative_to(ROOT).as_posix()
+        _name = "-".join(_path.relative_to(ROOT / "fwlab/ops").parts[:-1])
+        _name = "mutants-" + _name.removesuffix("-rules")
+        _before = PIECES.get(_name, Piece())
+        PIECES[_name] = Piece(
+            mutants=f"{_before.mutants} {_file}".strip(),
+            also=(*MUTANTS, *_before.also, _file),
+        )
 PIECES |= {
     "mutants-features": Piece(
         mutants="fwlab/feature_maps.py", also=("fwlab/feature_maps.py", *MUTANTS)

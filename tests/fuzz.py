@@ -58,7 +58,7 @@ SIMPLEST: Case = {
     **{"learned": 0, "wide_gates": 0},
 }
 #: Inputs with a dimension of time, which a mask hides.
-HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay")
+HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "erase", "write", "ask")
 
 
 def takes(op: str) -> Any:
@@ -130,14 +130,16 @@ class Problem:
 
     def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         c, record = self.c, RULES[self.c["op"]]
-        x = {"v": self.normal(*steps, H, V)}
-        for name, heads in (("q", H * c["group"]), ("k", H)):
-            x[name] = self.normal(*steps, heads, K)
+        sizes = {"steps": record.steps, "heads": H, "key": K, "value": V}
+        several = (record.steps,) * bool(record.steps)
+        x = {"v": self.normal(*steps, *several, H, V)}
+        for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
+            x[name] = self.normal(*steps, *heads, K)
             x[name] /= x[name].norm(dim=-1, keepdim=True) / c["size"]
             if c["normalize"]:  # a sum of both signs may come close to 0
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
-                x[name][self.uniform(*steps, heads) < 0.2] = 0
+                x[name][self.uniform(*steps, *heads) < 0.2] = 0
         # Without a normaliser anything goes. With one, what a delta rule reads
         # before it writes has to stay in float32's range.
         edges = {
@@ -151,12 +153,15 @@ class Problem:
             if gate.optional and c["fewer"]:
                 continue
             dims = gate.dims.partition(" [")[0].split()
-            x[name] = self.uniform(*steps, *(H, K)[: len(dims)])
-            x[name] *= 1 if name == "beta" else -1
+            x[name] = self.uniform(*steps, *(sizes[dim] for dim in dims))
+            x[name] *= -1 if name == "log_decay" else 1
             if c["edges"]:
-                shape, values = x[name].shape, torch.tensor(edges[name]).double()
+                shape, values = x[name].shape, edges.get(name, gate.edges)
+                values = torch.tensor(values).double()
                 value = values[torch.randint(len(values), shape, generator=self.g)]
                 x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
+        if record.corrects:  # of those that depend on the key
+            x |= record.related(**x)
         K = 2 * K if c["op"] == "dpfp_delta_rule" else K
         state = [self.normal(B, H, V, K), self.uniform(B, H, K) + 0.1]
         return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]

@@ -12,12 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fwlab import ops
+
 Case = dict[str, Any]
 Named = dict[str, Tensor]
 Parts = list[Tensor]
 
 ACTIVATIONS: Named | Any = {"none": None, "tanh": torch.tanh, "sin": torch.sin}
-CORRECTING = ("delta_rule", "dpfp_delta_rule", "gated_delta_rule", "kimi_delta_rule")
+CORRECTING = (
+    "delta_rule",
+    "dpfp_delta_rule",
+    "gated_delta_rule",
+    "kimi_delta_rule",
+    "comba_rule",
+    "implicit_delta_rule",
+)
 
 
 def over(x: Tensor, total: Tensor) -> Tensor:
@@ -44,22 +53,41 @@ def fast_weights(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
     y = v.new_zeros(len(q), len(heads), v.shape[-1])
     for t in real.nonzero()[:, 0]:
         b = x["beta"][t][:, None] if "beta" in x else 1.0
+        before = W
         if "log_decay" in x:  # first fade
             d = x["log_decay"][t].exp()
             d = d[:, None] if d.dim() == 1 else d
             W, z = W * d[:, None], z * d
+        new, more, ask = v[t], k[t], k[t]
         if op == "gated_rule":  # Eq. 52
             W, z = W * (1 - b)[..., None], z * (1 - b)
-            new, more = b * v[t], b * k[t]
-        elif op == "sum_rule":
-            new, more = v[t], k[t]  # Eqs. 17, 18
+            new, more = b * new, b * more
+        elif op == "rwkv7_rule":  # W (diag(d) + a b'), then as the sum rule
+            moved = (before * x["a"][t][:, None]).sum(-1)
+            W = W + moved[..., None] * x["b"][t][:, None]
+        elif op == "gated_delta_rule_2":
+            retrieved = (W * (x["erase"][t] * ask)[:, None]).sum(-1)
+            new = x["write"][t] * new - retrieved
+        elif op == "delta_product":  # all steps but the last
+            for k_j, v_j, b_j in zip(
+                more[:-1], new[:-1], x["beta"][t][:-1], strict=True
+            ):
+                u = b_j[:, None] * (v_j - (W * k_j[:, None]).sum(-1))
+                W = W + u[..., None] * k_j[:, None]
+            more, b = more[-1], x["beta"][t][-1][:, None]
+            new = b * (new[-1] - (W * more[:, None]).sum(-1))
         elif op in CORRECTING:
-            v_bar = (W * k[t][:, None]).sum(-1)  # Eq. 20
-            v_bar = over(v_bar, dot(z, k[t])) if c["normalize"] else v_bar  # Eq. 27
-            new, more = b * (v[t] - v_bar), k[t]  # Eqs. 24, 26
-        else:
+            if op == "comba_rule":
+                ask = x["ask"][t][:, None] * ask
+            if op == "implicit_delta_rule":  # the best step
+                b = b / (1 + b * dot(ask, ask))
+            v_bar = (W * ask[:, None]).sum(-1)  # Eq. 20
+            v_bar = over(v_bar, dot(z, ask)) if c["normalize"] else v_bar  # Eq. 27
+            new = b * (new - v_bar)  # Eqs. 24, 26
+        elif op != "sum_rule":  # Eqs. 17, 18
             raise NotImplementedError(f"{op} has no loop in tests/loops.py")
-        W, z = W + new[..., None] * k[t][:, None], z + more
+        key = more if op == "delta_product" else k[t]
+        W, z = W + new[..., None] * key[:, None], z + more if c["normalize"] else z
         y_t = (W[heads] * q[t][:, None]).sum(-1)  # Eq. 25
         y_t = over(y_t, dot(z[heads], q[t])) if c["normalize"] else y_t  # Eqs. 19, 28
         y = y.index_put((t,), y_t)
@@ -222,4 +250,4 @@ def loop_of(op: str) -> Any:
     """The loop of an operation or a feature map; for fast weights, one for all."""
     if op.startswith("aft"):
         return aft
-    return globals().get(op, feature_map if op[-4:] != "rule" else fast_weights)
+    return globals().get(op, fast_weights if op in ops.TABLE else feature_map)

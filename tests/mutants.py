@@ -8,7 +8,7 @@ listed in `equivalent_mutants.toml`; any other survivor is a failure.
     python tests/mutants.py [FILE ...]
 
 tries every mutant of those files; without FILE, those of the feature maps and
-of every `naive.py`, and some of every `efficient.py`, which the word `efficient`
+of every loop, and some of every `efficient.py`, which the word `efficient`
 names, too. Which tests are run, and what is not changed, says `[tool.mutmut]` in
 `pyproject.toml`.
 """
@@ -28,7 +28,11 @@ import evidence
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "equivalent_mutants.toml"
-SPECIFICATIONS = ["fwlab/feature_maps.py", "fwlab/ops/**/naive.py"]
+SPECIFICATIONS = [
+    "fwlab/feature_maps.py",
+    "fwlab/ops/**/naive.py",
+    "fwlab/ops/*/rules/[a-z]*.py",
+]
 #: How many mutants of all `efficient.py` together.
 SAMPLE = 60
 CAUGHT = {"killed", "timeout", "segfault"}

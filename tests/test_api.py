@@ -6,6 +6,7 @@ name without underscore where it has none; of a class, its methods.
 
 import ast
 import dataclasses
+import doctest
 import importlib
 import inspect
 import itertools
@@ -16,7 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch import nn
+
+from fwlab import ops
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "api"
@@ -307,3 +311,14 @@ def test_the_package_lists_what_is_on_a_page():
         value = getattr(importlib.import_module(TOP), name)
         at = [p.name for p in ALL if p.last == name and p.value is value]
         assert name == "__version__" or len(at) > 1, f"{name} is on no page"
+
+
+@pytest.mark.parametrize("name", [n for n in ops.__all__ if n[0].islower()])
+def test_examples_run(name):
+    """Every function has one, and it says what happens."""
+    finder = doctest.DocTestFinder(recurse=False)
+    ((test,),) = [
+        finder.find(getattr(ops, name), name, globs={"ops": ops, "torch": torch})
+    ]
+    assert test.examples, "no example"
+    assert not doctest.DocTestRunner().run(test).failed

@@ -1,29 +1,24 @@
 """The benchmark measures what it claims; tests assert no times."""
 
 import json
+import sys
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
+from bench import __main__ as run
+from bench import busy, imports, lengths, peers, training
 
-from fwlab import bench, cli, ops
-from fwlab.bench import (
-    aft,
-    busy,
-    decoding,
-    imports,
-    lengths,
-    measure,
-    mixers,
-    operations,
-    peers,
-    rules,
-    training,
-)
+import fwlab.bench
+from fwlab import ops
+from fwlab.bench import aft, decoding, measure, mixers, operations, rules
 from fwlab.bench import case as cases
 from fwlab.models import MIXERS
 from fwlab.training import Config
+
+BENCHES = (busy, imports, lengths, peers, training)
 
 
 def test_every_case_is_complete():
@@ -36,17 +31,29 @@ def test_every_case_is_complete():
 
 def test_the_result_is_printed_and_written(tmp_path, capsys):
     path = tmp_path / "new" / "x.json"
-    bench.main(lambda: {"rows": [1]}, path, "fwlab bench")
+    fwlab.bench.main(lambda: {"rows": [1]}, path, "fwlab bench")
     written = json.loads(path.read_text("utf-8"))
     assert written["rows"] == [1] and written["command"] == "fwlab bench"
     assert written["machine"] in capsys.readouterr().out
-    bench.main(lambda: {}, None, "fwlab bench")
+    fwlab.bench.main(lambda: {}, None, "fwlab bench")
     assert list(tmp_path.rglob("*.json")) == [path]
 
 
-def test_one_benchmark_at_a_time():
-    with pytest.raises(ValueError, match="expected one of --peers, --lengths"):
-        cli.bench(peers=True, lengths=True)
+@pytest.mark.parametrize("name", run.NAMES)
+def test_the_benchmarks_of_the_repository(name, monkeypatch, capsys):
+    """Each by its name; nothing is written unless asked for."""
+    module = {m.__name__: m for m in BENCHES}[f"bench.{name}"]
+    monkeypatch.setattr(module, "measure", lambda: {name: [1]})
+    monkeypatch.setattr(sys, "argv", ["bench", name])
+    run.main()
+    assert "float32; torch" in capsys.readouterr().out
+    monkeypatch.setattr(run, "RESULTS", Path("nowhere"))
+    seen = []
+    monkeypatch.setattr(fwlab.bench, "main", lambda *given: seen.append(given[1:]))
+    monkeypatch.setattr(sys, "argv", ["bench", name, "--write"])
+    run.main()
+    command = f"PYTHONPATH=docs/tools python -m bench {name} --write"
+    assert seen == [(Path("nowhere", f"{name}-cpu.json"), command)]
 
 
 def test_the_training_loop_is_measured_beside_a_bare_one(monkeypatch):
@@ -212,12 +219,17 @@ def test_names_are_unique():
     assert all(c.must <= c.aim for c in peers.COMPARISONS)
 
 
+def has_benchmarks(record):
+    return bool(getattr(record, "benchmarks", ()))
+
+
 def test_lengths_have_every_operation_and_its_dense_form():
     forms = {(form.op, form.form) for form in lengths.FORMS}
     assert len(forms) == len(lengths.FORMS)
-    dense = {op for op, form in forms if form == lengths.DENSE}
-    assert dense == {*rules.DENSE, "aft_simple", "aft_full", "aft_local"}
-    assert {op for op, _ in forms} == dense | {"kimi_delta_rule", lengths.SOFTMAX}
+    aft = {"aft_simple", "aft_full", "aft_local"}
+    assert {op for op, form in forms if form == lengths.DENSE} == {*rules.DENSE, *aft}
+    measured = {op for op, record in ops.TABLE.items() if has_benchmarks(record)}
+    assert {op for op, _ in forms} == measured | aft | {lengths.SOFTMAX}
 
 
 @pytest.mark.parametrize("op", ["aft_simple", "aft_full", "aft_local"])

@@ -10,6 +10,7 @@ import zipfile
 
 import pytest
 import torch
+from alike import refuses
 
 from fwlab.data import CORPORA, Characters, CorpusError, corpus, splits
 
@@ -75,16 +76,14 @@ def test_download_is_kept(small):
 def test_corrupt_download_leaves_nothing(small, body, status):
     with server(body, status) as url:
         cache = small(url)
-        with pytest.raises(CorpusError, match="FWLAB_DATA") as info:
-            corpus("shakespeare")
-    assert "\n" not in str(info.value)
+        refuses(lambda: corpus("shakespeare"), "FWLAB_DATA", CorpusError)
     assert not [p for p in cache.glob("*") if p.is_file()]
 
 
 def test_no_network(small, capsys):
     small("http://127.0.0.1:9/nobody-listens-here")
-    with pytest.raises(CorpusError, match="cannot download the corpus 'shakespeare'"):
-        corpus("shakespeare")
+    said = "cannot download the corpus 'shakespeare'"
+    refuses(lambda: corpus("shakespeare"), said, CorpusError)
     assert corpus() == corpus("python")
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -95,28 +94,24 @@ def test_wrong_text_is_not_replaced_silently(small):
     """A server with the wrong file is an error, not a missing network."""
     with server(TEXT * 2) as url:
         small(url)
-        with pytest.raises(CorpusError, match="SHA-256"):
-            corpus()
+        refuses(corpus, "SHA-256", CorpusError)
 
 
 def test_folder_wins(small, monkeypatch, tmp_path):
     small("http://127.0.0.1:9/")
-    folder = tmp_path / "data"
-    folder.mkdir()
-    monkeypatch.setenv("FWLAB_DATA", str(folder))
-    for name in ("shakespeare", None):
-        with pytest.raises(CorpusError, match=r"cannot read .*tiny\.txt: no such file"):
-            corpus(name)
-    (folder / "tiny.txt").write_bytes(b"")
-    with pytest.raises(CorpusError, match=r"tiny\.txt is empty"):
-        corpus()
-    (folder / "tiny.txt").write_bytes(TEXT + b"!")
-    with pytest.raises(
-        CorpusError,
-        match=r"tiny\.txt is not the corpus 'shakespeare': expected SHA-256",
+    path = tmp_path / "data" / "tiny.txt"
+    path.parent.mkdir()
+    monkeypatch.setenv("FWLAB_DATA", str(path.parent))
+    refuses(lambda: corpus("shakespeare"), "no such file", CorpusError)
+    for content, said in (
+        (None, r"cannot read .*tiny\.txt: no such file"),
+        (b"", r"tiny\.txt is empty"),
+        (TEXT + b"!", r"tiny\.txt is not the corpus 'shakespeare': expected SHA-256"),
     ):
-        corpus()
-    (folder / "tiny.txt").write_bytes(TEXT)
+        if content is not None:
+            path.write_bytes(content)
+        refuses(corpus, said, CorpusError)
+    path.write_bytes(TEXT)
     assert corpus().encode() == TEXT
 
 
@@ -141,12 +136,11 @@ def test_archive(small, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     (unpacked,) = (path for path in cache.rglob("*.tokens") if path.is_file())
     unpacked.write_bytes(TEXT[:-1])
-    with pytest.raises(CorpusError, match=r"is not the corpus .*expected SHA-1 "):
-        corpus("wikitext-2-train")
+    said = r"is not the corpus .*expected SHA-1 "
+    refuses(lambda: corpus("wikitext-2-train"), said, CorpusError)
     (cache / "some.zip").unlink()
-    wanted = "put wikitext-2/wiki.train.tokens of .*zip as wikitext-2/train.txt into"
-    with pytest.raises(CorpusError, match=wanted):
-        corpus("wikitext-2-train")
+    said = "put wikitext-2/wiki.train.tokens of .*zip as wikitext-2/train.txt into"
+    refuses(lambda: corpus("wikitext-2-train"), said, CorpusError)
 
 
 def test_addresses():
@@ -182,8 +176,8 @@ def test_own_splits(monkeypatch, tmp_path):
     assert whole == "".join(corpus(f"wikitext-103-{split}") for split in found._fields)
     assert found.sha256() == hashlib.sha256(whole.encode()).hexdigest()
     (tmp_path / "wikitext-103" / "valid.txt").write_bytes(b"another\n")
-    with pytest.raises(CorpusError, match="is not the corpus 'wikitext-103-valid'"):
-        splits("wikitext-103")
+    said = "is not the corpus 'wikitext-103-valid'"
+    refuses(lambda: splits("wikitext-103"), said, CorpusError)
 
 
 @pytest.mark.parametrize("name", ["python", "file"])
@@ -227,27 +221,22 @@ def test_folder(tmp_path, capsys):
     assert test is None
     for file in ("a/z.txt", "a.txt", "b.txt"):
         (tmp_path / file).unlink()
-    with pytest.raises(CorpusError, match="got none of 4 files"):
-        corpus(str(tmp_path))
+    refuses(lambda: corpus(str(tmp_path)), "got none of 4 files", CorpusError)
 
 
 def test_own_file(tmp_path):
     path = tmp_path / "own.txt"
     path.write_text("schön\n", encoding="utf-8")
     assert corpus(str(path)) == "schön\n"
-    path.write_bytes(b" \n")
-    with pytest.raises(CorpusError, match="is empty"):
-        corpus(str(path))
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CorpusError, match="not UTF-8"):
-        corpus(str(path))
-    path.write_bytes(b"schoen\0")
-    with pytest.raises(CorpusError, match="not UTF-8"):
-        corpus(str(path))
-    with pytest.raises(CorpusError, match="cannot read"):
-        corpus(str(tmp_path / "other.txt"))
-    with pytest.raises(CorpusError, match=r"'shakespeare'.* got 'shakespear'"):
-        corpus("shakespear")
+    for content, said in (
+        (b" \n", "is empty"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"schoen\0", "not UTF-8"),
+    ):
+        path.write_bytes(content)
+        refuses(lambda: corpus(str(path)), said, CorpusError)
+    refuses(lambda: corpus(str(tmp_path / "other.txt")), "cannot read", CorpusError)
+    refuses(lambda: corpus("shakespear"), r"'shakespeare'.* got 's.*pear'", CorpusError)
 
 
 def test_standard_library():

@@ -1,11 +1,11 @@
 """Dropout: only in training, off by default, the same in all implementations."""
 
-import pickle
 import re
+from functools import partial
 
 import pytest
 import torch
-from torch.nn import functional as F
+from alike import agree, drawn_mask, random, refuses
 from torch.utils.checkpoint import checkpoint
 
 from fwlab import ops
@@ -39,11 +39,6 @@ def language_model(mixer, dropout=None):
 def encoder_decoder(**options):
     torch.manual_seed(0)
     return EncoderDecoder(9, 11, heads=2, d_model=8, **options).double()
-
-
-def random(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def tokens(*shape):
@@ -106,28 +101,35 @@ def assert_dropped(x, y, p=DROPOUT):
     torch.testing.assert_close(y[y != 0], x[y != 0] / (1 - p))
 
 
-def test_where():
-    """Embeddings, both branches of each block, and inside its MLP."""
-    found = dropped(language_model("delta", DROPOUT), tokens(40, 20))
-    widths = {name: [x.shape[-1] for x, _ in calls] for name, calls in found.items()}
-    block = [8, 32, 8]
-    assert widths == {"dropout": [8], "blocks.0.dropout": block} | {
-        "blocks.1.dropout": block
-    }
-    for calls in found.values():
-        for x, y in calls:
-            assert_dropped(x, y)
-
-
-def test_where_in_the_encoder_decoder():
-    model = encoder_decoder(layers=1, dropout=DROPOUT)
-    found = dropped(model, tokens(60, 20), tokens(60, 21))
-    widths = {name: [x.shape[-1] for x, _ in calls] for name, calls in found.items()}
-    assert widths == {
-        "dropout": [8, 8],
-        "encoder.0.dropout": [8, 32, 8],
-        "decoder.0.dropout": [8, 8, 32, 8],
-    }
+@pytest.mark.parametrize(
+    ("model", "widths"),
+    [
+        # Embeddings, both branches of each block, and inside its MLP.
+        (
+            lambda: (language_model("delta", DROPOUT), tokens(40, 20)),
+            {
+                "dropout": [8],
+                "blocks.0.dropout": [8, 32, 8],
+                "blocks.1.dropout": [8, 32, 8],
+            },
+        ),
+        (
+            lambda: (
+                encoder_decoder(layers=1, dropout=DROPOUT),
+                *(tokens(60, 20), tokens(60, 21)),
+            ),
+            {
+                "dropout": [8, 8],
+                "encoder.0.dropout": [8, 32, 8],
+                "decoder.0.dropout": [8, 8, 32, 8],
+            },
+        ),
+    ],
+    ids=["language model", "encoder-decoder"],
+)
+def test_where(model, widths):
+    found = dropped(*model())
+    assert {n: [x.shape[-1] for x, _ in calls] for n, calls in found.items()} == widths
     for calls in found.values():
         for x, y in calls:
             assert_dropped(x, y)
@@ -179,7 +181,7 @@ def test_naive_and_efficient_drop_the_same(mixer):
     for block in model.blocks:
         for parameter in block.parameters():  # not nearly linear
             torch.nn.init.normal_(parameter, std=0.5)
-    key_mask = torch.rand(2, 20, generator=torch.Generator().manual_seed(0)) < 0.7
+    key_mask = drawn_mask(2, 20, share=0.7)
     for mask in (None, key_mask):
         naive = outcome(model, x, mask, "naive")
         efficient = outcome(model, x, mask, "efficient")
@@ -197,19 +199,18 @@ def test_feedback_continues_with_dropout(shared):
     x, mask = random(2, 45, 6), torch.ones(2, 45, dtype=torch.bool)
     mask[0, 2:7] = False
     _, state = stack.prefill(x[:, :5], key_mask=mask[:, :5])
-    state = ops.FeedbackState(*(s.detach() for s in state))
-    found = {}
-    for implementation in ("naive", "efficient"):
+    state = ops.detach(state)
+    found = []
+    for implementation in ("efficient", "naive"):
         k = state.k.clone().requires_grad_()
         args = x[:, 5:], state._replace(k=k), mask[:, 5:], implementation
         y, after = seeded(stack.prefill, *args)
         loss = (y * random(*y.shape, seed=3)).sum() + after.v.sin().sum()
         gradients = torch.autograd.grad(loss, [k, *stack.parameters()])
-        found[implementation] = [y, after.k, after.v, *gradients]
+        found.append([y, after.k, after.v, *gradients])
         with torch.no_grad():
             torch.testing.assert_close(seeded(stack.prefill, *args)[0], y)
-    for efficient, naive in zip(found["efficient"], found["naive"], strict=True):
-        assert error(efficient, naive) < 1e-10
+    agree(*found, 1e-10)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -217,27 +218,19 @@ def test_feedback_continues_with_dropout(shared):
 def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
     """So little dropout that nothing is dropped: with mask, state and groups."""
     q, k, v = random(2, 9, 4, 3), random(2, 9, kv_heads, 3), random(2, 9, kv_heads, 5)
-    mask = None
-    if masked:
-        mask = torch.rand(2, 9, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask = drawn_mask(2, 9, seed=1) if masked else None
     for scale in (None, 0.3):
         found = []
         for dropout in (0, 1e-12):
-            state, pieces = None, []
+            state, options = None, {"scale": scale, "dropout": dropout}
             for part in (slice(0, 4), slice(4, 9)):
+                options["key_mask"] = mask[:, part] if masked else None
+                inputs = (each[:, part] for each in (q, k, v))
                 y, state = ops.softmax_attention(
-                    q[:, part],
-                    k[:, part],
-                    v[:, part],
-                    scale=scale,
-                    dropout=dropout,
-                    key_mask=None if mask is None else mask[:, part],
-                    state=state,
-                    return_state=True,
+                    *inputs, state=state, return_state=True, **options
                 )
-                pieces.append(y)
-            found.append(torch.cat(pieces, 1))
-        assert error(*reversed(found)) < 1e-10
+                found.append(y)
+        agree(found[2:], found[:2], 1e-10)
 
 
 @pytest.mark.parametrize("implementation", ["naive", "efficient"])
@@ -283,16 +276,15 @@ def test_mean_over_draws_is_the_output_without(name):
 @pytest.mark.parametrize("masked", [False, True])
 def test_cross_attention_with_dropout_is_the_same_function(masked):
     x, source = random(2, 5, 8), random(2, 7, 8, seed=1)
-    mask = None
+    mask = drawn_mask(2, 7, seed=1) if masked else None
     if masked:
-        mask = torch.rand(2, 7, generator=torch.Generator().manual_seed(1)) < 0.6
         mask[1] = False
     found = []
-    for dropout in (0, 1e-12):
+    for dropout in (1e-12, 0):
         torch.manual_seed(0)
         layer = CrossAttention(8, 2, attention_dropout=dropout).double()
         found.append(layer(x, source, mask))
-    assert error(*reversed(found)) < 1e-10
+    assert error(*found) < 1e-10
 
 
 @pytest.mark.parametrize("attention", ["softmax", ELU1()], ids=["softmax", "elu"])
@@ -337,31 +329,6 @@ def test_activation_checkpointing(mixer):
     assert all(map(torch.equal, found, wanted))
 
 
-@pytest.mark.parametrize("mixer", ["softmax", "delta", "feedback"])
-def test_resumed_training(mixer):
-    """A seed per step and saved weights are all that a run needs."""
-
-    def train(model, steps):
-        for step in steps:
-            torch.manual_seed(step)
-            logits = model(tokens(2, 20))
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens(2, 20).flatten())
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            with torch.no_grad():
-                for parameter, gradient in zip(
-                    model.parameters(), gradients, strict=True
-                ):
-                    parameter -= 0.1 * gradient
-        return model
-
-    whole = train(language_model(mixer, DROPOUT), range(4))
-    half = train(language_model(mixer, DROPOUT), range(2))
-    torch.rand(7)  # what happens in between does not matter
-    resumed = train(pickle.loads(pickle.dumps(half)), range(2, 4))
-    for found, wanted in zip(resumed.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(found, wanted)
-
-
 @mixers
 def test_without_data(mixer):
     model = language_model(mixer, DROPOUT).to("meta")
@@ -400,61 +367,44 @@ def test_from_transformer():
     assert stack.dropout.p == DROPOUT
 
 
-CONSTRUCTORS = {
-    "Block": lambda p: Block(SoftmaxAttention(8, 2), 8, dropout=p),
-    "FeedbackTransformer": lambda p: FeedbackTransformer(8, 2, 1, dropout=p),
-    "LanguageModel": lambda p: LanguageModel(11, d_model=8, dropout=p),
-    "EncoderDecoder": lambda p: encoder_decoder(dropout=p),
-    "softmax_attention": lambda p: ops.softmax_attention(
-        *random(3, 2, 5, 1, 4), dropout=p
-    ),
-}
-OF_WEIGHTS = {
-    "SoftmaxAttention": lambda p: SoftmaxAttention(8, 2, attention_dropout=p),
-    "CrossAttention": lambda p: CrossAttention(8, 2, attention_dropout=p),
-    "TransformerXL": lambda p: TransformerXL(8, 2, 1, attention_dropout=p),
-    "LanguageModel": lambda p: LanguageModel(
-        11, "softmax", d_model=8, attention_dropout=p
-    ),
-    "EncoderDecoder": lambda p: encoder_decoder(attention_dropout=p),
-}
+MAKERS = [
+    ("dropout", "Block", lambda **p: Block(SoftmaxAttention(8, 2), 8, **p)),
+    ("dropout", "FeedbackTransformer", partial(FeedbackTransformer, 8, 2, 1)),
+    ("dropout", "LanguageModel", partial(LanguageModel, 11, d_model=8)),
+    ("dropout", "EncoderDecoder", encoder_decoder),
+    ("dropout", "softmax_attention", partial(ops.softmax_attention, *random(3, 2, 5, 1, 4))),
+    ("attention_dropout", "SoftmaxAttention", partial(SoftmaxAttention, 8, 2)),
+    ("attention_dropout", "CrossAttention", partial(CrossAttention, 8, 2)),
+    ("attention_dropout", "TransformerXL", partial(TransformerXL, 8, 2, 1)),
+    ("attention_dropout", "LanguageModel", partial(LanguageModel, 11, "softmax", d_model=8)),
+    ("attention_dropout", "EncoderDecoder", encoder_decoder),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("argument", "name", "make"),
-    [
-        (argument, *item)
-        for argument, makers in {
-            "dropout": CONSTRUCTORS,
-            "attention_dropout": OF_WEIGHTS,
-        }.items()
-        for item in makers.items()
-    ],
-)
+@pytest.mark.parametrize(("argument", "name", "make"), MAKERS)
 def test_range(argument, name, make):
     text = f"{name}: expected {argument} to be at least 0 and below 1, got "
-    for value in (-0.1, 1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match=re.escape(text + repr(value))):
-            make(value)
-    for value in ("0.1", None, True):
-        with pytest.raises(TypeError, match=re.escape(text + repr(value))):
-            make(value)
-    make(0), make(0.999)
+    for values, kind in (
+        ((-0.1, 1, 1.5, float("nan")), ValueError),
+        (("0.1", None, True), TypeError),
+    ):
+        for value in values:
+            call = partial(make, **{argument: value})
+            refuses(call, re.escape(text + repr(value)), kind)
+    make(**{argument: 0}), make(**{argument: 0.999})
 
 
 def test_attention_dropout_needs_attention_weights():
     own = Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads))
+    p = {"attention_dropout": 0.1}
     for mixer in (*(set(MIXERS) - set(WITH_WEIGHTS)), own):
-        with pytest.raises(
-            ValueError, match="expected attention_dropout=0 for a mixer"
-        ):
-            LanguageModel(11, mixer, heads=2, d_model=8, attention_dropout=0.1)
-    for make in (
-        lambda: CrossAttention(8, 2, ELU1(), attention_dropout=0.1),
-        lambda: encoder_decoder(attention=ELU1(), attention_dropout=0.1),
+        call = partial(LanguageModel, 11, mixer, heads=2, d_model=8, **p)
+        refuses(call, "expected attention_dropout=0 for a mixer", ValueError)
+    for call in (
+        partial(CrossAttention, 8, 2, ELU1(), **p),
+        partial(encoder_decoder, attention=ELU1(), **p),
     ):
-        with pytest.raises(ValueError, match="expected attention_dropout=0 with a fea"):
-            make()
+        refuses(call, "expected attention_dropout=0 with a fea", ValueError)
 
 
 def test_factors_of_another_shape():

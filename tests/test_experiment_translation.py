@@ -156,14 +156,17 @@ def test_features_of_the_performer_change_while_it_learns_only(kind):
     assert torch.equal(phi.omega, learned)
 
 
-def test_a_model_learns_the_words_it_has_seen():
+@pytest.mark.parametrize("attention", ["softmax", ELU1()], ids=["softmax", "elu"])
+def test_a_model_learns_the_words_it_has_seen(attention):
     """Twelve words by heart: loss, masks and decoding agree."""
     torch.manual_seed(0)
-    pairs = Pairs.of(range(12))
-    model = EncoderDecoder(len(translation.ENGLISH), len(GERMAN), 1, 2, 16)
-    translation.train(
-        model, pairs, {"map": "softmax", "budget": 100, "batch": 12, "lr": 2e-2}
+    pairs, sizes = (
+        Pairs.of(range(12)),
+        (len(translation.ENGLISH), len(GERMAN), 1, 2, 16),
     )
+    model = EncoderDecoder(*sizes, attention=attention)
+    point = {"map": "softmax", "budget": 100, "batch": 12, "lr": 2e-2}
+    translation.train(model, pairs, point)
     wanted = [number_words(n, "german") for n in range(12)]
     assert translation.translate(model, pairs) == wanted
 

@@ -1,5 +1,6 @@
 """`fwlab reproduce`: the task, the model, the frame, and quick versions."""
 
+import itertools
 import json
 import os
 import shutil
@@ -78,11 +79,7 @@ def test_sizes_that_do_not_fit(sizes, said):
 @pytest.mark.parametrize(
     ("rule", "phi"),
     [
-        *[
-            (rule, phi)
-            for rule in ("sum", "delta", "gated")
-            for phi in ("linear", "dpfp-2")
-        ],
+        *itertools.product(("sum", "delta", "gated"), ("linear", "dpfp-2")),
         ("sum", "favor-5-stable"),
     ],
 )
@@ -398,30 +395,15 @@ def held(experiment, points) -> None:
     assert claims and all(claim.holds for claim in claims), claims
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "aft-stability",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                "capacity",
-                "overwrite",
-                "reversal",
-                "state-tracking",
-                "recall",
-                "translation",
-                "aft",
-                "language-model",
-                "ablation",
-                "state-size",
-                "feedback-variables",
-                "feedback-depth",
-                "feedback-curriculum",
-            )
-        ),
-    ],
-)
+def quick_versions():
+    """One each time, the others with `make test-all`."""
+    for name in EXPERIMENTS:
+        if name != "favor-underflow":  # below, killed and continued
+            slow = [pytest.mark.slow] * (name != "aft-stability")
+            yield pytest.param(name, marks=slow)
+
+
+@pytest.mark.parametrize("name", quick_versions())
 def test_quick_version(name, tmp_path):
     runs = Runs(EXPERIMENTS[name], True, tmp_path)
     for _ in runs.run_all(os.cpu_count() or 1):
@@ -444,19 +426,8 @@ def test_epsilon_makes_the_plateau():
 
 def test_linear_features_hold_as_many_pairs_as_they_are_wide():
     """`capacity` at two sizes with one seed."""
-    inside, beyond = (
-        capacity.run(
-            {
-                "rule": "sum",
-                "map": "linear",
-                "S": S,
-                "d_key": 8,
-                "seed": 1,
-                "budget": 1500,
-            }
-        )
-        for S in (6, 16)
-    )
+    point = {"rule": "sum", "map": "linear", "d_key": 8, "seed": 1, "budget": 1500}
+    inside, beyond = (capacity.run({**point, "S": S}) for S in (6, 16))
     assert inside["loss"] < 0.02 and inside["d_dot"] == beyond["d_dot"] == 8
     assert abs(beyond["loss"] - capacity.law(16, 8)) < 0.04
 

@@ -140,11 +140,12 @@ def test_the_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
     ],
 )
 def test_commands_complain_before_they_work(pipe, monkeypatch, arguments, name):
-    for at in ("operations.measure", "gpu.Run"):
+    for at in ("operations.measure", "gpu.rows"):
         monkeypatch.setattr(f"fwlab.bench.{at}", lambda *_: pytest.fail("measures"))
     if "--gpu" in arguments:
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        monkeypatch.setattr(gpu, "card", lambda: {"slug": "x"})
+        about = {"name": "x", "slug": "x", "capability": (8, 0)}
+        monkeypatch.setattr(gpu, "card", lambda: about)
     out = pipe
     if name:
         pipe = pipe.rename(pipe.with_name(name))

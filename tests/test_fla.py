@@ -5,7 +5,6 @@ states `[batch, heads, key, value]`, queries scaled by K ** -0.5 unless told
 otherwise, decays as logarithms, results in the dtype of the queries.
 """
 
-import json
 import re
 import sys
 from types import ModuleType
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from fwlab import info, ops
-from fwlab.ops.call import choice, fla, gpu, measured
+from fwlab.ops.call import choice, fla, gpu
 from problems import error, outcome, parts, problem, rules
 
 CALLS = []
@@ -68,11 +67,6 @@ def kda(q, k, v, g, beta, scale=None, **more):
     return recurrent(q, k, v, g, beta, scale, **more)
 
 
-def forget():
-    measured.result.cache_clear()
-    measured.prefers_ours.cache_clear()
-
-
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     """The stand-in, on a machine that seems to have a GPU."""
@@ -92,10 +86,8 @@ def installed(monkeypatch):
     monkeypatch.setattr(gpu, "installed", lambda: True)
     monkeypatch.setattr(gpu, "stands_in", lambda: False)
     CALLS.clear()
-    forget()
     with gpu.standing_in(gpu.StandIn((9, 0), "cpu", print)):
         yield
-    forget()
 
 
 @pytest.fixture
@@ -256,135 +248,17 @@ CUDA = torch.device("cuda", 0)
 TABLE = ops.TABLE["delta_rule"].implementations
 
 
-@pytest.fixture
-def card(tmp_path, monkeypatch):
-    """A GPU of this name; the returned function saves a result of it."""
-    monkeypatch.setattr(dispatch, "_card", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FWLAB_DATA", raising=False)
-
-    def save(folder=".", ours=1.0, fla=2.0, ok=True, **more):
-        result = {
-            "complete": True,
-            "quick": False,
-            "dry_run": False,
-            "not_run": [],
-            "correctness": [
-                {"op": "delta_rule", "ok": ok, "refused": None},
-                {"op": "delta_rule", "ok": False, "refused": "too wide"},
-                {"op": "sum_rule", "ok": False, "refused": None},
-            ],
-            "rows": [
-                {"op": "delta_rule", "case": "a", "side": side, "ms": ms}
-                for side, ms in ((measured.OURS, ours), (measured.OTHERS, fla))
-            ],
-        }
-        path = tmp_path / folder / "gpu-nvidia-h200.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(result | more))
-        forget()
-
-    return save
-
-
-def order():
-    names, why = choice.preferred("delta_rule", TABLE, CUDA)
-    return names[:2], why
-
-
-UNMEASURED = "there is no gpu-nvidia-h200.json of a whole run"
-
-
-def test_fla_comes_first_on_an_unmeasured_gpu(card):
-    assert order() == (["fla", "triton"], UNMEASURED)
-
-
-@pytest.mark.parametrize("folder", [".", "shipped"])
-def test_ours_comes_first_where_it_is_right_and_faster(card, folder):
-    card(folder)
-    says = "gpu-nvidia-h200.json says that triton is right and faster"
-    assert order() == (["triton", "fla"], says)
-
-
-NOT_RIGHT, NOT_FASTER = (
-    f"does not say that triton is {what}" for what in ("right", "faster")
-)
-
-
-@pytest.mark.parametrize(
-    ("result", "says"),
-    [
-        ({"ok": False}, NOT_RIGHT),
-        ({"ours": 2.1}, NOT_FASTER),
-        ({"fla": None}, NOT_FASTER),
-        ({"complete": False}, UNMEASURED),
-        ({"dry_run": True}, UNMEASURED),
-        ({"quick": True}, UNMEASURED),
-        ({"correctness": []}, NOT_RIGHT),
-        (
-            {"not_run": [{"task": "correctness delta_rule float32", "reason": ""}]},
-            NOT_RIGHT,
-        ),
-    ],
-)
-def test_otherwise_fla_comes_first(card, result, says):
-    card(**result)
-    names, why = order()
-    assert names == ["fla", "triton"] and says in why
-
-
-@pytest.mark.parametrize(
-    "task", ["correctness sum_rule float32", "rates", "case delta_rule batch8"]
-)
-def test_what_else_was_not_run_does_not_count(card, task):
-    card(not_run=[{"task": task, "reason": "out of time"}])
-    assert order()[0] == ["triton", "fla"]
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"correctness": [{"op": "delta_rule", "ok": True}]},  # before there were limits
-        {"correctness": None},
-        {"rows": [{"op": "delta_rule", "case": "a", "side": "fwlab", "ms": "fast"}]},
-        {"rows": ["a"]},
-        {"not_run": [{"task": ""}]},
-        {"not_run": [{"task": 3}]},
-    ],
-)
-def test_a_damaged_result_is_none(card, more):
-    """The next place counts."""
-    card("shipped")
-    card(".", **more)
-    assert order()[0] == ["triton", "fla"]
-
-
-@pytest.mark.parametrize("text", ["[]", "3", "{", "{}", "null", "\xff"])
-def test_what_is_no_result(card, tmp_path, text):
-    card()
-    (tmp_path / "gpu-nvidia-h200.json").write_text(text, "latin-1")
-    assert order() == (["fla", "triton"], UNMEASURED)
-
-
-def test_which_file_wins(card, tmp_path, monkeypatch):
-    """That of `FWLAB_DATA`, then that of the current folder."""
-    card("shipped")
-    card(".", ok=False)
-    assert order()[0] == ["fla", "triton"]
-    monkeypatch.setenv("FWLAB_DATA", str(tmp_path / "mine"))
-    card("mine")
-    assert order()[0] == ["triton", "fla"]
-    (tmp_path / "mine" / "gpu-nvidia-h200.json").write_text("{")
-    forget()
-    assert order()[0] == ["fla", "triton"]
-
-
-def test_without_fla_there_is_no_choice(card, monkeypatch):
+def test_fla_comes_first_where_it_is_installed(monkeypatch):
+    """No result says yet that ours are faster; only on a GPU, and if it can run."""
+    assert choice.preferred(TABLE, CUDA)[:2] == ["fla", "triton"]
+    assert choice.preferred(TABLE, torch.device("cpu"))[0] == "triton"
+    gated = ops.TABLE["gated_rule"].implementations
+    assert choice.preferred(gated, CUDA)[0] == "triton"
+    monkeypatch.setattr(choice, "PREFERRED", "triton")
+    assert choice.preferred(TABLE, CUDA)[:2] == ["triton", "fla"]
+    monkeypatch.setattr(choice, "PREFERRED", "fla")
     monkeypatch.setattr(fla, "version", lambda: None)
-    assert order() == (["triton", "fla"], None)
-    names, _ = choice.preferred("delta_rule", TABLE, torch.device("cpu"))
-    assert names[0] == "triton"
+    assert choice.preferred(TABLE, CUDA)[0] == "triton"
 
 
 def on_gpu(dtype=torch.float16):
@@ -405,9 +279,9 @@ def on_gpu(dtype=torch.float16):
         ("kimi_delta_rule", torch.float32, "efficient"),
     ],
 )
-def test_auto(card, op, dtype, name, recwarn, monkeypatch):
+def test_auto(op, dtype, name, recwarn, monkeypatch):
     """It warns only where a kernel of ours would be expected."""
-    monkeypatch.setattr(dispatch, "_loaded", lambda entry: entry)  # without Triton
+    monkeypatch.setattr(choice, "_loaded", lambda entry: entry)  # without Triton
     choice._warn.cache_clear()
     table = ops.TABLE[op].implementations
     with gpu.standing_in(gpu.StandIn((9, 0), "cuda", print)):
@@ -420,18 +294,18 @@ def test_report():
     assert re.search(r"\nfla +flash-linear-attention 0\.6\.0\n", info.report())
 
 
-def test_info(card, monkeypatch):
-    """Which kernel "auto" takes, and why."""
+def test_info(monkeypatch):
+    """Which kernel "auto" tries first."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    card()
     with gpu.standing_in(gpu.StandIn((9, 0), "cuda", print)):
         assert info._usable("delta_rule") == (
-            "naive, chunked, efficient, fla, triton (triton first: "
-            "gpu-nvidia-h200.json says that triton is right and faster)"
+            "naive, chunked, efficient, fla, triton (fla first)"
         )
-        assert "(fla first: gpu-nvidia-h200.json does not" in info._usable("sum_rule")
-        assert info._usable("kimi_delta_rule") == "naive, chunked, efficient, fla"
+        assert info._usable("gated_rule").endswith("(triton first)")
+        assert info._usable("aft_simple") == "naive, efficient, triton"
         assert info._fla() == "flash-linear-attention 0.6.0"
         monkeypatch.setattr(fla, "version", lambda: None)
         assert info._fla() == "not installed"
-        assert info._usable("delta_rule") == "naive, chunked, efficient, triton"
+        assert info._usable("delta_rule") == (
+            "naive, chunked, efficient, triton (triton first)"
+        )

@@ -217,3 +217,63 @@ def test_grids_have_room(time):
     ):
         with gpu.recording((9, 0)), pytest.raises(ValueError, match=message):
             ops.aft_simple(*(x(*shape) for _ in range(3)), implementation="triton")
+
+
+# Compilers that are known to be wrong on Hopper.
+
+
+@pytest.fixture
+def ptxas(tmp_path, monkeypatch):
+    """A function that makes Triton use a ptxas of this version."""
+
+    def use(version):
+        path = tmp_path / version
+        path.write_text(f"#!/bin/sh\necho release {version}, V{version}.1\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
+        gpu.untrusted.cache_clear()
+
+    yield use
+    gpu.untrusted.cache_clear()
+
+
+@pytest.mark.parametrize("version", ["12.8", "13.0"])
+def test_a_wrong_ptxas_is_refused_on_hopper(ptxas, version):
+    """And what is to be set is there, with a version that will do."""
+    ptxas(version)
+    reason = gpu.untrusted(aot.HOPPER)
+    assert reason.startswith(f"ptxas {version} computes wrong numbers on Hopper; set")
+    assert "TRITON_PTXAS_PATH to one of version 13.1 or newer" in reason
+    path, own = re.search(r"own (\S+) is (\S+)$", reason).groups()
+    assert gpu.numbers(own) >= gpu.PTXAS and path.endswith("ptxas-blackwell")
+    assert gpu.untrusted(aot.AMPERE) is None
+
+
+@pytest.mark.parametrize("version", ["13.1", "13.3", "14.0"])
+def test_a_newer_ptxas_is_taken(ptxas, version):
+    ptxas(version)
+    assert gpu.untrusted(aot.HOPPER) is None
+
+
+def test_a_wrong_triton_is_refused_on_hopper(ptxas, monkeypatch):
+    """On a GPU; what stands in for one runs no machine code."""
+    ptxas("13.3")
+    monkeypatch.setattr(gpu, "version", lambda package: (3, 7, 0))
+    kernel = gpu.Kernel("fwlab.ops.additive.kernels")
+    monkeypatch.setattr(gpu, "capability", lambda device: aot.HOPPER)
+    with gpu.standing_in(None):
+        reason = kernel.refusal(torch.device("cuda"), {torch.float16})
+    assert reason == (
+        "Triton 3.7.0 computes wrong gradients on Hopper; install Triton 3.7.1 or newer"
+    )
+    with gpu.standing_in(gpu.StandIn(aot.HOPPER, "cuda", print)):
+        assert kernel.refusal(torch.device("cuda"), {torch.float16}) is None
+    assert gpu.untrusted(aot.AMPERE) is None
+
+
+def test_info_shows_the_ptxas(ptxas, monkeypatch):
+    ptxas("12.8")
+    assert re.fullmatch(r"12\.8, \S+/12\.8", info._assembler())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: aot.HOPPER)
+    assert "12.8; not used: ptxas 12.8 computes wrong numbers" in info._assembler()

@@ -4,6 +4,8 @@ import warnings
 
 import pytest
 import torch
+from alike import numbers, refuses
+from torch.nn import functional as F
 
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.models.language_model import _draw
@@ -54,9 +56,8 @@ def test_initial_weights(mixer):
     ends = [n for n, _ in big.named_parameters() if "to_out" in n or "contract" in n]
     assert len(ends) == 16
     # An untrained model is nearly undecided.
-    loss = torch.nn.functional.cross_entropy(
-        big(torch.randint(65, (4, 64))).flatten(0, 1), torch.randint(65, (256,))
-    )
+    logits = big(torch.randint(65, (4, 64))).flatten(0, 1)
+    loss = F.cross_entropy(logits, torch.randint(65, (256,)))
     assert loss.item() == pytest.approx(4.174, abs=0.1)
 
 
@@ -65,23 +66,12 @@ def test_every_weight_learns(mixer):
     model = LanguageModel(11, mixer, layers=2, heads=2, d_model=16, max_len=40)
     text = tokens(4, 41)
     logits = model(text[:, :-1])
-    torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), text[:, 1:].flatten()
-    ).backward()
+    F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
         # AFT-conv scales its kernel by a gamma that starts at 0 (Eq. 8).
         assert parameter.grad.any() != name.endswith("kernel.raw"), name
-
-
-def numbers(state):
-    """Number of scalars in the state of one sequence."""
-    if isinstance(state, torch.Tensor):
-        return state.numel() if state.is_floating_point() else 0
-    if isinstance(state, list | tuple):
-        return sum(map(numbers, state))
-    return 0
 
 
 def test_state_size(model):
@@ -169,8 +159,7 @@ def test_layers_differ():
     ],
 )
 def test_errors_name_the_argument(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        LanguageModel(**{"vocab_size": 11, **arguments})
+    refuses(lambda: LanguageModel(**{"vocab_size": 11, **arguments}), message)
 
 
 @pytest.mark.parametrize(
@@ -189,5 +178,5 @@ def test_errors_name_the_argument(arguments, message):
 )
 def test_generate_refuses(arguments, message):
     model = LanguageModel(11, layers=1, heads=1, d_model=4)
-    with pytest.raises((ValueError, TypeError), match=message):
-        model.generate(**{"prompt": tokens(1, 3), "max_new_tokens": 2, **arguments})
+    arguments = {"prompt": tokens(1, 3), "max_new_tokens": 2, **arguments}
+    refuses(lambda: model.generate(**arguments), message)

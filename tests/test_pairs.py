@@ -38,51 +38,46 @@ def heads(x):
     return x[None, :, None]
 
 
+def with_sum(k, v, beta):
+    _, (W, z) = ops.sum_rule(k, k, v, return_state=True)
+    return W, z
+
+
+def with_delta(k, v, beta, **options):
+    return ops.delta_rule(k, k, v, beta, return_state=True, **options)[1], None
+
+
+def with_denominators(k, v, beta):
+    return with_delta(k, v, beta, normalize=True)[0]
+
+
+def with_gated(k, v, beta):
+    return ops.gated_rule(k, k, v, beta, return_state=True)[1], None
+
+
 @pytest.mark.parametrize(
-    ("notebook", "name", "phi", "beta"),
+    ("notebook", "name", "rule", "phi", "beta"),
     [
-        (2, "linear attention, ELU + 1", ELU1(), None),
-        (2, "linear attention, FAVOR+, 128 features", favor, None),
-        (3, "linear attention, DPFP, nu = 1", DPFP(nu=1), None),
-        (4, "delta rule, beta = 1/2", Identity(), 0.5),
-        (5, "delta rule, DPFP, L2 norm", lambda x: l2_normalize(DPFP(nu=3)(x)), 1.0),
-        (6, "delta rule, trained keys", trained, 1.0),
-        (6, "linear attention, trained keys", trained, None),
+        (2, "linear attention, ELU + 1", with_sum, ELU1(), 1),
+        (2, "linear attention, FAVOR+, 128 features", with_sum, favor, 1),
+        (3, "linear attention, DPFP, nu = 1", with_sum, DPFP(nu=1), 1),
+        (4, "delta rule, beta = 1/2", with_delta, Identity(), 0.5),
+        (4, "gated rule, beta = 1/2", with_gated, Identity(), 0.5),
+        (5, "delta rule, DPFP, L2 norm", with_delta, lambda x: l2_normalize(DPFP(3)(x)), 1),
+        (5, "delta rule, DPFP, attention norm", with_denominators, DPFP(3), 1),
+        (6, "delta rule, trained keys", with_delta, trained, 1),
+        (6, "linear attention, trained keys", with_sum, trained, 1),
     ],
-)
-def test_the_rows_are_what_the_operations_compute(notebook, name, phi, beta):
+)  # fmt: skip
+def test_the_rows_are_what_the_operations_compute(notebook, name, rule, phi, beta):
     def memory(queries, keys, values):
-        k, v, q = heads(phi(keys)), heads(values), phi(queries)
-        if beta is None:
-            _, (W, z) = ops.sum_rule(k, k, v, return_state=True)
-            return q @ W[0, 0].T / (q @ z[0, 0])[:, None]
+        k, q = heads(phi(keys)), phi(queries)
         strength = torch.full((1, len(keys), 1), beta, dtype=k.dtype)
-        _, W = ops.delta_rule(k, k, v, strength, return_state=True)
-        return q @ W[0, 0].T
+        W, z = rule(k, heads(values), strength)
+        read = q @ W[0, 0].T
+        return read if z is None else read / (q @ z[0, 0])[:, None]
 
     assert score(MEMORIES[notebook][name]) == pytest.approx(score(memory))
-
-
-def test_the_row_with_the_denominators_is_what_the_operation_computes():
-    def memory(queries, keys, values):
-        k, one = heads(DPFP(nu=3)(keys)), torch.ones_like(keys[None, :, :1])
-        normalized = {"normalize": True, "return_state": True}
-        _, (W, z) = ops.delta_rule(k, k, heads(values), one, **normalized)
-        q = DPFP(nu=3)(queries)
-        return q @ W[0, 0].T / (q @ z[0, 0])[:, None]
-
-    row = MEMORIES[5]["delta rule, DPFP, attention norm"]
-    assert score(row) == pytest.approx(score(memory))
-
-
-def test_the_gated_row_is_what_the_operation_computes():
-    def memory(queries, keys, values):
-        k, v, beta = heads(keys), heads(values), torch.full((1, len(keys), 1), 0.5)
-        _, W = ops.gated_rule(k, k, v, beta.double(), return_state=True)
-        return queries @ W[0, 0].T
-
-    row = MEMORIES[4]["gated rule, beta = 1/2"]
-    assert score(row) == pytest.approx(score(memory))
 
 
 def test_random_features_are_those_that_layers_use():

@@ -1,5 +1,6 @@
 """The fast weight rules: identities and limits."""
 
+import math
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize, sum_normalize
 from fwlab.ops.parts import chunks
-from problems import ROWS, error, parts, problem, rebuild, rules, weighted
+from problems import ROWS, error, outcome, parts, problem, rebuild, rules, weighted
 
 both = pytest.mark.parametrize("implementation", ["naive", "chunked", "efficient"])
 
@@ -456,3 +457,163 @@ def test_a_normalizer_near_the_end_of_its_range(decay, level):
     ):
         held = torch.isfinite(wanted)
         assert torch.isfinite(gradient[held]).all()
+
+
+@both
+def test_relatives_of_the_delta_rule(implementation):
+    """Where their gates agree, rules that correct are one rule."""
+    (q, k, v, beta, log_decay), W = problem(ROWS["gated-delta"], 40)
+    options = {"state": W, "return_state": True, "implementation": implementation}
+
+    def same(one, other):
+        assert all(error(a, b) < 1e-12 for a, b in zip(one, other, strict=True))
+
+    gated = ops.gated_delta_rule(q, k, v, beta, log_decay, **options)
+    same(
+        ops.comba_rule(q, k, v, beta, log_decay, torch.ones_like(beta), **options),
+        gated,
+    )
+    wide = log_decay[..., None].expand_as(k)
+    erase, write = (beta[..., None].expand_as(x) for x in (k, v))
+    same(ops.gated_delta_rule_2(q, k, v, erase, write, wide, **options), gated)
+    one = (x.unsqueeze(2) for x in (k, v, beta))
+    same(ops.delta_product(q, *one, log_decay, **options), gated)
+    # Two steps with one decay, and half of the time.
+    pairs = (x.unflatten(1, (-1, 2)) for x in (k, v, beta))
+    plain = ops.delta_rule(q, k, v, beta, **options)
+    two = ops.delta_product(q[:, 1::2], *pairs, **options)
+    same(two, (plain[0][:, 1::2], plain[1]))
+    # The product of RWKV-7 takes the place of the correction.
+    b, bv = beta[..., None] * k, beta[..., None] * v
+    moved = ops.rwkv7_rule(q, k, bv, -k, b, torch.zeros_like(k), **options)
+    same(moved, plain)
+    length = k.square().sum(-1)
+    step = beta / (1 + beta * length)
+    same(
+        ops.implicit_delta_rule(q, k, v, beta, **options),
+        ops.delta_rule(q, k, v, step, **options),
+    )
+
+
+@both
+def test_an_implicit_step_is_never_too_long(implementation):
+    """The delta rule diverges with these keys."""
+    q, k, v = (random(1, 200, 2, 6, seed=i) for i in range(3))
+    beta = torch.full((1, 200, 2), 5.0, dtype=torch.float64)
+    y = ops.implicit_delta_rule(q, 30 * k, v, beta, implementation=implementation)
+    assert y.abs().max() < 50
+
+
+@both
+@pytest.mark.parametrize("log_decay", [-torch.inf, -200.0, -90.0])
+def test_what_is_asked_before_it_fades(log_decay, implementation):
+    """RWKV-7 moves what a channel held, even if that is now emptied, and in
+    float32 any quotient with its decay would overflow.
+    """
+    row = ROWS["rwkv7"]
+    inputs, W = problem(row, 70, torch.float32)
+    with torch.no_grad():
+        inputs[5][:, ::3, :, 2] = log_decay
+        inputs[5][:, 40] = log_decay
+    found = outcome(row, inputs, W, implementation)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    state = W.detach().double().requires_grad_()
+    for a, b in zip(found, outcome(row, exact, state, "naive"), strict=True):
+        assert torch.isfinite(a).all() and error(a, b) < 1e-5
+
+
+@both
+def test_what_is_asked_before_it_fades_of_one_channel(implementation):
+    """A decay per channel is no decay per head, even if there is one channel."""
+    inputs, W = problem(ROWS["rwkv7"], 9)
+    inputs = [x if x.shape[-1] == 5 else x[..., :1] for x in inputs]
+    found, wanted = (
+        ops.rwkv7_rule(*inputs, state=W[..., :1], implementation=name)
+        for name in (implementation, "naive")
+    )
+    assert error(found, wanted) < 1e-12
+
+
+@both
+def test_two_reflections_are_a_rotation(implementation):
+    """DeltaProduct with strengths of 2 turns the memory by twice the angle of
+    its keys; one step cannot.
+    """
+    angle = torch.tensor(0.3, dtype=torch.float64)
+    first = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    second = torch.stack([angle.cos(), angle.sin()])
+    k = torch.stack([first, second]).view(1, 1, 2, 1, 2)
+    v, beta = torch.zeros_like(k), torch.full((1, 1, 2, 1), 2.0, dtype=torch.float64)
+    W = torch.eye(2, dtype=torch.float64)[None, None]
+    _, W = ops.delta_product(
+        *(k[:, :, 0], k, v, beta),
+        state=W,
+        return_state=True,
+        implementation=implementation,
+    )
+    turned = torch.stack([(2 * angle).cos(), (2 * angle).sin()])
+    assert error(W[0, 0] @ first, turned * torch.tensor([1.0, -1.0])) < 1e-12
+
+
+#: One step by hand, from W = (1, 2) and read with (1, 1): the arguments after q,
+#: W after the step, and what is read.
+BY_HAND = {
+    # (1, 2) is halved in channel 1, quartered in 2; 2 * (1, 2) is added.
+    "sum_rule": (
+        [(1, 2), [2], {"log_decay": (math.log(1 / 2), math.log(1 / 4))}],
+        (2.5, 4.5),
+        7,
+    ),
+    # |k|^2 = 4, so a fifth of 7 - 2 is written.
+    "implicit_delta_rule": ([(2, 0), [7], 1], (3, 2), 5),
+    # A third of 1/2 + 1 is retrieved; half of 5/2 - 1/2 is written.
+    "comba_rule": ([(1, 1), [2.5], 1 / 2, math.log(1 / 2), 1 / 3], (1.5, 2), 3.5),
+    # From (1/2, 2), (2, 1/2) retrieves 2; half of 6, less that, is written.
+    "gated_delta_rule_2": (
+        [(2, 1), [6], (1, 1 / 2), [1 / 2], (math.log(1 / 2), 0)],
+        (2.5, 3),
+        5.5,
+    ),
+    # (1/2, 1), then 1 under (1, 0), then half of 9/2 - 5/2 under (1, 1).
+    "delta_product": (
+        [[(1, 0), (1, 1)], [[1.5], [4.5]], [1, 1 / 2], math.log(1 / 2)],
+        (2.5, 2),
+        4.5,
+    ),
+    # (1/2, 0) keeps half of channel 1; 1 - 2 goes to (1, 2); then 3 (1, 1).
+    "rwkv7_rule": (
+        [(1, 1), [3], (1, -1), (1, 2), (math.log(1 / 2), -math.inf)],
+        (2.5, 1),
+        3.5,
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("rule", BY_HAND)
+def test_one_step_by_hand(rule, implementation):
+    arguments, after, read = BY_HAND[rule]
+    *arguments, last = arguments
+    options = last if isinstance(last, dict) else {}
+    arguments += [] if options else [last]
+
+    def of(x):
+        """`[1, 1, steps?, 1, width?]`: gates per head have no width."""
+        x = torch.tensor(x, dtype=torch.float64)
+        if rule == "delta_product" and x.dim():
+            return x[None, None, :, None]
+        return x[None, None, None]
+
+    options = {name: of(x) for name, x in options.items()}
+    if rule == "sum_rule":
+        options["normalize"] = False
+    y, W = getattr(ops, rule)(
+        torch.ones(1, 1, 1, 2, dtype=torch.float64),
+        *map(of, arguments),
+        **options,
+        state=torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64),
+        return_state=True,
+        implementation=implementation,
+    )
+    torch.testing.assert_close(W.flatten(), torch.tensor(after).double())
+    torch.testing.assert_close(y.item(), float(read))

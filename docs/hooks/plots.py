@@ -12,10 +12,10 @@ from html import escape
 
 import matplotlib as mpl
 import numpy as np
+from bench import lengths as by_length
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from fwlab.bench import lengths as by_length
 from fwlab.experiments.charts import WIDTH
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, style

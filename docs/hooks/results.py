@@ -9,16 +9,16 @@ import re
 from itertools import groupby
 
 import plots
+from bench import lengths
 from repository import ROOT
 from templates import TEMPLATES, render
 
-from fwlab.bench import lengths
 from fwlab.files import read_json
 from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
 TRAINING, BENCH, PEERS = "nanogpt-cpu", "bench-cpu", "peers-cpu"
-LENGTHS = "lengths-cpu"
+LENGTHS, BUSY = "lengths-cpu", "busy-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
@@ -148,10 +148,8 @@ def _decoding() -> dict | None:
 
 
 def _busy() -> dict | None:
-    run = _read(BENCH)
-    if not run or "busy" not in run:
-        return None
-    return {"rows": run["busy"], "file": BENCH, "run": run}
+    run = _read(BUSY)
+    return {"rows": run["busy"], "file": BUSY, "run": run} if run else None
 
 
 def _gpu() -> dict:
@@ -161,61 +159,20 @@ def _gpu() -> dict:
         run = _read(path.stem)
         if run["dry_run"]:
             continue
-        runs.append(
-            {
-                **run,
-                "file": path.stem,
-                "groups": _correctness(run),
-                "cases": _times(run),
-                "gaps": _gaps(run),
-            }
-        )
+        ours = {
+            row["case"]: row["ms"] for row in run["rows"] if row["side"] == "triton"
+        }
+        for row in run["rows"]:
+            row["times_triton"] = _ratio(row["ms"], ours.get(row["case"]))
+        groups = groupby(run["rows"], lambda row: row["case"])
+        gaps = [
+            f"{row['case']}, {row['side']}: {row['reason'] or row['refused']}"
+            for row in run["rows"]
+            if row["reason"] or row["refused"]
+        ]
+        cases = [list(rows) for _, rows in groups]
+        runs.append({**run, "file": path.stem, "cases": cases, "gaps": gaps})
     return {"runs": runs}
-
-
-def _correctness(run: dict) -> list[dict]:
-    """Per operation, how many problems are right, and the largest error."""
-    groups: dict[tuple[str, str], list[dict]] = {}
-    for row in run["correctness"]:
-        groups.setdefault((row["op"], row["dtype"]), []).append(row)
-    found = []
-    for (op, dtype), rows in groups.items():
-        errors = [e for row in rows for e in row["errors"].values() if e is not None]
-        found.append(
-            {
-                "op": op,
-                "dtype": dtype,
-                "right": sum(row["ok"] for row in rows),
-                "problems": sum(not row["refused"] for row in rows),
-                "refused": sum(bool(row["refused"]) for row in rows),
-                "error": max(errors, default=None),
-                "limit": rows[0]["limit"],
-            }
-        )
-    return found
-
-
-def _times(run: dict) -> list[list[dict]]:
-    """The rows of each case, in multiples of fwlab's time and of the floor."""
-    ours = {row["case"]: row["ms"] for row in run["rows"] if row["side"] == "fwlab"}
-    measured = [row for row in run["rows"] if row["ms"] is not None]
-    for row in measured:
-        case, row["whole"] = row["case"], row["T"] == row["shape"]["T"]
-        time = row["ms"] if row["whole"] else None
-        row["times_fwlab"] = _ratio(time, ours.get(case))
-        row["times_floor"] = _ratio(time, run["floors"].get(case))
-    return [list(rows) for _, rows in groupby(measured, lambda row: row["case"])]
-
-
-def _gaps(run: dict) -> list[str]:
-    """What was not measured, and why."""
-    gaps = [
-        f"{row['case']}, {row['side']}: {row['reason']}"
-        for row in run["rows"]
-        if row["reason"]
-    ]
-    gaps += [f"{gap['task']}: {gap['reason']}" for gap in run["not_run"]]
-    return gaps if run["complete"] else [*gaps, "the run was stopped before its end"]
 
 
 #: The values of each table.

@@ -21,8 +21,8 @@ from repository import ROOT
 
 from fwlab import ops
 from fwlab.ops import TABLE
-from fwlab.ops.parts import chunks
 from fwlab.ops.call.rule import Rule
+from fwlab.ops.parts import chunks
 
 #: Steps per chunk: three tokens make two chunks.
 LENGTH = 2

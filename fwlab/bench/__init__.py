@@ -1,11 +1,7 @@
-"""Benchmarks on a CPU, and in `gpu` on a GPU.
+"""Benchmarks: `operations` on a CPU, `gpu` on a GPU.
 
-- `operations`: naive against efficient, training steps, decoding.
-- `peers`: what you would use instead of fwlab.
-- `lengths`: by sequence length and by batch, next to dense forms and
-  softmax attention.
-- `imports`: the time to import fwlab, next to PyTorch.
-- `training`: the loop of `fwlab train`, next to a bare loop.
+`operations` measures naive against efficient, training steps and
+decoding. Those in docs/tools/bench of the repository compare with others.
 """
 
 from collections.abc import Callable

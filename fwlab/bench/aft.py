@@ -62,13 +62,19 @@ def conv_dense(q: Tensor, k: Tensor, v: Tensor, kernel: Tensor) -> Tensor:
 
 
 def problem(
-    dtype: torch.dtype, *, time: int, bias: tuple[int, ...], batch: int = BATCH
+    dtype: torch.dtype,
+    *,
+    time: int,
+    bias: tuple[int, ...],
+    batch: int = BATCH,
+    width: int = WIDTH,
+    heads: int | None = None,
 ) -> Problem:
-    """Seeded inputs, split into heads if there is one bias per head."""
+    """Seeded inputs, split into heads where the bias is that of heads."""
     generator = torch.Generator().manual_seed(0)
-    shape: tuple[int, ...] = (batch, time, WIDTH)
-    if bias and bias[0] == HEADS:
-        shape = (batch, time, HEADS, WIDTH // HEADS)
+    shape: tuple[int, ...] = (batch, time, width)
+    if heads is not None:
+        shape = (batch, time, heads, width // heads)
     inputs = [torch.randn(shape, generator=generator) for _ in range(3)]
     if bias:
         inputs.append(torch.randn(bias, generator=generator))
@@ -86,7 +92,7 @@ def _case(
     return Case(
         op.__name__,
         {"T": time, "batch": BATCH, "width": WIDTH, **more},
-        partial(problem, time=time, bias=bias),
+        partial(problem, time=time, bias=bias, heads=more.get("heads")),
         {other[0]: other[1], "efficient": partial(op, implementation="efficient")},
         exact=other[0],
         rounds=3,

@@ -1,6 +1,5 @@
 """Cases of the Feedback Transformer."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,16 +11,25 @@ from fwlab.bench.case import Case, Problem
 BATCH, HEADS, WIDTH = 4, 4, 128
 
 
-def problem(dtype: torch.dtype, *, time: int, layers: int, groups: int) -> Problem:
+def problem(
+    dtype: torch.dtype,
+    *,
+    time: int,
+    layers: int,
+    groups: int,
+    batch: int = BATCH,
+    width: int = WIDTH,
+    heads: int = HEADS,
+) -> Problem:
     """Weights that keep the residual stream and the scores in range."""
     generator = torch.Generator().manual_seed(0)
-    d, key = WIDTH, WIDTH // HEADS
+    d, key = width, width // heads
 
     def random(*shape: int, into: int = 1) -> Tensor:
         return torch.randn(shape, generator=generator) / into**0.5
 
     inputs = [
-        random(BATCH, time, d),
+        random(batch, time, d),
         random(layers + 1),
         1 + 0.1 * random(layers, d),
         random(layers, d, d, into=d),
@@ -34,18 +42,23 @@ def problem(dtype: torch.dtype, *, time: int, layers: int, groups: int) -> Probl
         random(layers, d, 4 * d, into=4 * d),
         1 + 0.1 * random(groups, d),
     ]
-    dy = random(BATCH, time, d).to(dtype)
+    dy = random(batch, time, d).to(dtype)
     return [x.to(dtype).requires_grad_() for x in inputs], dy
 
 
-def _stack(implementation: str) -> Callable[..., Tensor]:
-    return lambda x, *weights: ops.feedback(
-        x, ops.FeedbackWeights(*weights), heads=HEADS, implementation=implementation
+def stack(
+    x: Tensor, *weights: Tensor, implementation: str, heads: int = HEADS
+) -> Tensor:
+    """The operation as a function of tensors."""
+    return ops.feedback(
+        x, ops.FeedbackWeights(*weights), heads=heads, implementation=implementation
     )
 
 
 def _case(layers: int, groups: int, time: int, rounds: int) -> Case:
-    naive, efficient = _stack("naive"), _stack("efficient")
+    naive, efficient = (
+        partial(stack, implementation=name) for name in ("naive", "efficient")
+    )
     return Case(
         "feedback-shared" if groups < layers else "feedback",
         {"T": time, "layers": layers, "batch": BATCH, "heads": HEADS, "width": WIDTH},

@@ -1,4 +1,4 @@
-"""Naive against efficient, training steps, decoding, and a busy machine.
+"""Naive against efficient, training steps, and decoding.
 
 All versions of a case are measured in turns in one process, and the
 median is reported.
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fwlab.bench import aft, busy, decoding, feedback, fwp, mixers, rules
+from fwlab.bench import aft, decoding, feedback, fwp, mixers, rules
 from fwlab.bench.case import Case, layout, run
 
 CASES: tuple[Case, ...] = (
@@ -67,7 +67,4 @@ def measure() -> dict[str, Any]:
     steps = decoding.run()
     torch.set_num_threads(threads)
     print(layout(decoding.table(steps)))
-    print("\nA training step on a quiet machine, and beside one busy core\n")
-    waiting = busy.run()
-    print(layout(busy.table(waiting), left=2))
-    return {"rows": rows, "mixers": models, "decoding": steps, "busy": waiting}
+    return {"rows": rows, "mixers": models, "decoding": steps}

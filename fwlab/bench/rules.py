@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fwlab import ops
 from fwlab.bench.case import Case, Problem, Side
-from fwlab.ops.correcting.rules.delta import delta_step, read
 from fwlab.ops.call.rule import Rule
+from fwlab.ops.correcting.rules.delta import delta_step, read
 
 BATCH, HEADS, WIDTH = 4, 4, 64
 
@@ -92,13 +92,19 @@ DENSE: dict[str, Side] = {
 
 
 def problem(
-    dtype: torch.dtype, *, record: Rule, time: int, width: int, batch: int = BATCH
+    dtype: torch.dtype,
+    *,
+    record: Rule,
+    time: int,
+    width: int,
+    batch: int = BATCH,
+    heads: int = HEADS,
 ) -> Problem:
     """An example of the record, and the gradient of its result."""
     generator = torch.Generator().manual_seed(0)
-    sizes = {"batch": batch, "time": time, "heads": HEADS, "key": width, "value": width}
+    sizes = {"batch": batch, "time": time, "heads": heads, "key": width, "value": width}
     inputs = [x.to(dtype) for x in record.example(generator, **sizes).values()]
-    gradient = torch.randn(batch, time, HEADS, width, generator=generator)
+    gradient = torch.randn(batch, time, heads, width, generator=generator)
     return [x.requires_grad_() for x in inputs], gradient.to(dtype)
 
 

@@ -19,8 +19,8 @@ from fwlab.exercises.steps import (
     step_takes_heads,
     strength,
 )
-from fwlab.ops.correcting.rules.delta import delta_step
 from fwlab.ops.additive.rules.sum import read, write
+from fwlab.ops.correcting.rules.delta import delta_step
 
 # --- delta_step -----------------------------------------------------
 

@@ -17,8 +17,8 @@ from fwlab.exercises.asking import (
 )
 from fwlab.exercises.exercise import Exercise
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.correcting.rules.delta import delta_step
 from fwlab.ops.additive.rules.sum import read, write
+from fwlab.ops.correcting.rules.delta import delta_step
 
 # --- read_memory ----------------------------------------------------
 

@@ -15,8 +15,8 @@ from fwlab.exercises.asking import (
 from fwlab.exercises.exercise import Exercise
 from fwlab.exercises.steps import step_has_shape, step_takes_heads, strength
 from fwlab.feature_maps import divide, l2_normalize, sum_normalize, unit_range
-from fwlab.ops.correcting.rules.delta import correct, delta_step, read
 from fwlab.ops.additive.rules.sum import write
+from fwlab.ops.correcting.rules.delta import correct, delta_step, read
 
 # --- stable_beta ----------------------------------------------------
 

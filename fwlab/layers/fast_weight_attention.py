@@ -6,7 +6,6 @@ how strongly, and how much of the rest to forget.
 """
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap
+from fwlab.layers import gates
 from fwlab.layers.causal import Packing
 from fwlab.layers.heads import (
     check_input,
@@ -60,7 +60,18 @@ class FastWeightAttention(Packing):
     - kimi_delta: the same, but $\alpha$ and its bias have a value per
       key channel; $A$ has one per head. As in Kimi Linear (Kimi team
       2025), the projection to $\alpha$ is of low rank: two matrices with
-      the width of a head between them. It has no normaliser.
+      the width of a head between them. It has no normaliser, and neither
+      have those below.
+    - gated_delta_2: the same $\alpha$; gates that erase per key channel
+      and write per value channel, sigmoids of projections of $x$.
+    - comba: as gated_delta; the key that asks is multiplied by a trained
+      number per head, a sigmoid.
+    - implicit_delta: the $\beta$ of delta, no `key_norm`.
+    - delta_product: `steps` keys, values and $\beta$ per token.
+    - rwkv7: $a = -k$, $b = k \odot \sigma(W x)$, and
+      $\log \alpha = -e^{-1/2}\, \sigma(\cdot)$ per key channel, as in
+      Peng et al. 2025, whose low-rank projections and token shift it leaves
+      out.
 
     Arguments:
 
@@ -86,6 +97,9 @@ class FastWeightAttention(Packing):
       `ShortConvolution` over this many tokens before the feature map.
     - `out_norm`: divide what each head reads by its root mean square,
       and multiply it by trained weights: `torch.nn.RMSNorm`.
+    - `beta_max`: the maximum of $\beta$ (or of the erasing gate) in a rule
+      that corrects, up to 2: above 1, a head can turn around what a key holds.
+    - `steps`: steps per token, for "delta_product"; None = 2.
     - `out_gate`: multiply it by $\mathrm{SiLU}(W_g x)$, after the norm.
 
     All three methods are causal, and any mixture of `prefill` and `step`
@@ -111,6 +125,8 @@ class FastWeightAttention(Packing):
         conv_size: int = 0,
         out_norm: bool = False,
         out_gate: bool = False,
+        beta_max: float = 1,
+        steps: int | None = None,
     ):
         super().__init__()
         width = head_width("FastWeightAttention", d_model, heads)
@@ -133,6 +149,9 @@ class FastWeightAttention(Packing):
                 f"FastWeightAttention: expected rule to be one of {names}, got {rule!r}"
             )
         record = RULES[rule]
+        self._gates = gates.of(record)
+        self.beta_max = _largest_beta(beta_max, rule)
+        self.steps = _steps(steps, rule)
         if key_norm == "auto":
             key_norm = record.key_norm
         if key_norm not in KEY_NORMS:
@@ -164,33 +183,16 @@ class FastWeightAttention(Packing):
         self.state_shape = (memories, value, self.feature_map.width(width))
 
         self.to_q = nn.Linear(d_model, d_model, bias=False)
-        self.to_k = nn.Linear(d_model, memories * width, bias=False)
-        self.to_v = nn.Linear(d_model, memories * value, bias=False)
+        written = self.steps * memories
+        self.to_k = nn.Linear(d_model, written * width, bias=False)
+        self.to_v = nn.Linear(d_model, written * value, bias=False)
         self.to_out = nn.Linear(heads * value, d_model, bias=False)
-        if "beta" in record.gates:
-            self.to_beta = nn.Linear(d_model, memories, bias=False)
-            if not record.corrects:  # the whole memory fades by it
-                share = 0.5 ** torch.arange(1, memories + 1, dtype=torch.float32)
-                self.beta_bias = nn.Parameter(torch.logit(share))
-        if "log_decay" in record.required:
-            shape: tuple[int, ...] = (memories,)
-            self.to_alpha: nn.Module = nn.Linear(d_model, memories, bias=False)
-            if "key" in record.gates["log_decay"].dims:  # a projection of low rank
-                shape = (memories, self.state_shape[-1])
-                self.to_alpha = nn.Sequential(
-                    nn.Linear(d_model, width, bias=False),
-                    nn.Linear(width, math.prod(shape), bias=False),
-                    nn.Unflatten(-1, shape),
-                )
-            rate = torch.empty(memories).uniform_(1e-3, 16)
-            self.log_rate = nn.Parameter(rate.log())
-            step = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            # The inverse of softplus.
-            self.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+        for gate in self._gates.values():
+            gate.add(self, record)
         # Last, so that no other initial value depends on the options.
         self.conv: ShortConvolution | None = None
         if conv_size:
-            channels = d_model + memories * (width + value)
+            channels = d_model + written * (width + value)
             self.conv = ShortConvolution(channels, conv_size)
         self.out_norm = nn.RMSNorm(value, eps=1e-5) if out_norm else None
         self.to_gate: nn.Linear | None = None
@@ -218,10 +220,9 @@ class FastWeightAttention(Packing):
     @property
     def _nu(self) -> int:
         """`nu` of the features if the operation makes them itself, else 0."""
-        given = (self.rule, self.key_norm, self.normalize)
-        if type(self.feature_map) is DPFP and given == ("delta", "sum", False):
-            return self.feature_map.nu
-        return 0
+        fits = type(self.feature_map) is DPFP and self.key_norm == "sum"
+        fits = fits and RULES[self.rule].with_dpfp and not self.normalize
+        return self.feature_map.nu if fits else 0
 
     def prefill(
         self,
@@ -261,11 +262,12 @@ class FastWeightAttention(Packing):
             checks.documents("FastWeightAttention", cu_seqlens, len(x))
             lengths = packed.lengths("FastWeightAttention", cu_seqlens, x.shape[1])
         q, k, v, inputs = self._qkv(x, inputs, key_mask, lengths)
-        gates, log_scale = self._gates(x), None
-        record = RULES[self.rule]
-        op = getattr(ops, record.name)
+        record, log_scale = RULES[self.rule], None
+        name, options = record.name, {}
         if record.normalizes:
-            op = partial(op, normalize=self.normalize)
+            options["normalize"] = self.normalize
+        # A gate may depend on the features of the keys.
+        fading = None
         if self._scales:
             memory, before = None, None
             if state is not None:
@@ -274,20 +276,20 @@ class FastWeightAttention(Packing):
             q, k, fading, log_scale = self._scaled_features(
                 q, k, before, key_mask, lengths
             )
-            if "log_decay" in gates:
-                fading = fading + gates["log_decay"]
-            gates["log_decay"] = fading
-            if self.rule == "delta":
-                op = partial(ops.gated_delta_rule, normalize=self.normalize)
         elif nu := self._nu:
-            op, memory = partial(ops.dpfp_delta_rule, nu=nu), state
+            name, options, memory = record.with_dpfp, {"nu": nu}, state
         else:
             q, k, memory = self._features(q), self._features(k), state
-        y, memory = op(
+        made = {n: gate.of(self, record, x, k) for n, gate in self._gates.items()}
+        if fading is not None:
+            name = record.with_decay or name
+            made["log_decay"] = fading + made.get("log_decay", 0)
+        y, memory = getattr(ops, name)(
             q,
             k,
             v,
-            **gates,
+            **made,
+            **options,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
             state=memory,
@@ -316,7 +318,9 @@ class FastWeightAttention(Packing):
             qkv = torch.cat([q, k, v], -1)
             qkv, inputs = self.conv(qkv, inputs, key_mask, lengths)
             q, k, v = qkv.split(widths, -1)
-        k, v = (split_heads(part, self.kv_heads) for part in (k, v))
+        k, v = (split_heads(part, self.steps * self.kv_heads) for part in (k, v))
+        if RULES[self.rule].steps:
+            k, v = (part.unflatten(2, (self.steps, -1)) for part in (k, v))
         return split_heads(q, self.heads), k, v, inputs
 
     def _finish(self, y: Tensor, x: Tensor) -> Tensor:
@@ -326,20 +330,6 @@ class FastWeightAttention(Packing):
             y = self.out_norm(y.to(self.out_norm.weight.dtype))
         y = y.flatten(-2)
         return y if self.to_gate is None else y * F.silu(self.to_gate(x))
-
-    def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """What the rule takes besides q, k and v."""
-        record, gates = RULES[self.rule], {}
-        if "beta" in record.gates:
-            beta = self.to_beta(x)
-            if not record.corrects:
-                beta = beta + self.beta_bias
-            gates["beta"] = torch.sigmoid(beta)
-        if "log_decay" in record.required:
-            pace = F.softplus(self.to_alpha(x) + self.alpha_bias)
-            rate = self.log_rate.exp()
-            gates["log_decay"] = -rate.view(-1, *[1] * (pace.dim() - 3)) * pace
-        return gates
 
     # $\phi$, then the normalisation that `key_norm` names.
     def _features(self, x: Tensor) -> Tensor:
@@ -386,6 +376,36 @@ class FastWeightAttention(Packing):
             f"rule={self.rule!r}, key_norm={self.key_norm!r}, "
             f"normalize={self.normalize}"
         )
+
+
+def _largest_beta(value: float, rule: str) -> float:
+    """`beta_max`; raises unless the rule has a gate that it bounds."""
+    text = "FastWeightAttention: expected beta_max to be above 0 and at most 2"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{text}, got {value!r}")
+    if not 0 < value <= 2:
+        raise ValueError(f"{text}, got {value!r}")
+    record = RULES[rule]
+    if value != 1 and not (record.corrects and {"beta", "erase"} & {*record.gates}):
+        raise ValueError(
+            f"FastWeightAttention: expected beta_max=1 for rule {rule!r}, which has "
+            f"no beta that corrects, got {value!r}"
+        )
+    return value
+
+
+def _steps(value: int | None, rule: str) -> int:
+    """Steps per token; raises unless the rule can take so many."""
+    text = "FastWeightAttention: expected steps to be"
+    usual = RULES[rule].steps
+    if value is None:
+        return usual or 1
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{text} an integer or None, got {value!r}")
+    if value < 1 or (value > 1 and not usual):
+        limit = "at least 1" if usual else f"1 for rule {rule!r}"
+        raise ValueError(f"{text} {limit}, got {value}")
+    return value
 
 
 def _value_width(width: int, expand_v: float) -> int:

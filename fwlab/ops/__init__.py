@@ -131,6 +131,9 @@ def implementations(op: str) -> tuple[str, ...]:
     - `op`: the name of a function of this module, such as "delta_rule".
     - Returns names for its `implementation` argument, simplest first.
     - Raises `ValueError` for an unknown name.
+
+        >>> ops.implementations("softmax_attention")
+        ('naive', 'efficient')
     """
     if op not in TABLE:
         raise ValueError(

@@ -181,6 +181,8 @@ def multiply(i: Instruction) -> Action:
 def fused(i: Instruction) -> Action:
     """In float64 the product of two float32 is exact."""
     i.allow("rn", "ftz")
+    if i.parts[-1].removesuffix("x2") in HALVES:
+        return fused_two(i)
     if i.parts[-1] != "f32":
         raise i.unknown()
     ftz = flush if "ftz" in i.parts else lambda x: x
@@ -190,6 +192,21 @@ def fused(i: Instruction) -> Action:
     def do(b: Blocks) -> None:
         exact = ftz(x(b)).astype(np.float64) * ftz(y(b)) + ftz(z(b))
         put(b, ftz(exact.astype(np.float32)))
+
+    return do
+
+
+def fused_two(i: Instruction) -> Action:
+    """Both numbers of a register, computed in float64 and rounded."""
+    kind = i.parts[-1].removesuffix("x2")
+    if kind == i.parts[-1] or "ftz" in i.parts:
+        raise i.unknown()
+    put, (_, rounded) = result(i.operands[0], "b32"), HALVES[kind]
+    x, y, z = (halves(operand, kind) for operand in i.operands[1:])
+
+    def do(b: Blocks) -> None:
+        exact = x(b).astype(np.float64) * y(b) + z(b)
+        put(b, rounded(exact.astype(np.float32)).reshape(-1).view(np.uint32))
 
     return do
 

@@ -203,9 +203,12 @@ def test_formats():
         ("bf16x2", 0x43804380, 0x43804380),
     ],
 )
-def test_two_numbers_in_a_register(kind, one, wanted):
+@pytest.mark.parametrize(
+    "how", ["add.rn.{} %r9, %r6, %r7", "fma.rn.{} %r9, %r6, %r7, %r7"]
+)
+def test_two_numbers_in_a_register(how, kind, one, wanted):
     ones = {"bf16x2": 0x3F803F80, "f16x2": 0x3C003C00}[kind]
-    body = f"mov.b32 %r6, {one};\nmov.b32 %r7, {ones};\nadd.rn.{kind} %r9, %r6, %r7;"
+    body = f"mov.b32 %r6, {one};\nmov.b32 %r7, {ones};\n{how.format(kind)};"
     assert (values(body, X, Y, Z) == wanted).all()
 
 

@@ -1,6 +1,6 @@
 """The step of the feedback memory as a CUDA graph, on a GPU.
 
-python -m pytest tests/gpu/test_feedback_graph.py -q
+python -m pytest -m gpu tests/gpu/test_feedback_graph.py
 """
 
 import threading
@@ -13,9 +13,6 @@ from fwlab import ops
 from fwlab.ops.feedback import kernels
 from problems import error, rebuild
 from problems.feedback import feedback, weights
-
-if not torch.cuda.is_available():
-    pytest.skip("a CUDA graph needs a GPU, and there is none", allow_module_level=True)
 
 LONG = 10**9
 HEADS, D, BATCH = 4, 64, 3

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fwlab import ops
-from fwlab.ops.call import gpu
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
+from fwlab.ops.call import gpu
 from problems import (
     aft,
     borders,

@@ -8,10 +8,10 @@ import torch
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
-from fwlab.ops.call import gpu
-from fwlab.ops.correcting import kernels as delta
 from fwlab.ops.additive import kernels as linear
+from fwlab.ops.call import gpu
 from fwlab.ops.call.rule import Rule
+from fwlab.ops.correcting import kernels as delta
 from problems import (
     borders,
     error,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fwlab.ops.call import gpu
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
+from fwlab.ops.call import gpu
 from fwlab.ops.correcting import kernels as delta
 from problems import ROWS, error, outcome, problem, rebuild
 

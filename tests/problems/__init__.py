@@ -89,6 +89,7 @@ def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for output in outputs:
         weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        weights = weights.to(output.device)
         finite = torch.where(torch.isinf(output), 0, output.double())
         total = total + (finite * weights).sum()
     return total

@@ -50,11 +50,11 @@ def local(time: int, generator: Generator, with_state: bool):
     return inputs, ops.WindowState(*state) if with_state else None
 
 
-def conv(time: int, generator: Generator, with_state: bool, *, key: int):
+def conv(time: int, generator: Generator, with_state: bool, *, one_key: bool):
     inputs, state = local(time, generator, with_state)
     q, k, v = (x.unflatten(-1, (HEADS, -1)) for x in inputs[:3])
     kernel = _random(generator, HEADS, WINDOW)
-    return [q, k[..., :key], v, kernel], state
+    return [q, k[..., :1] if one_key else k, v, kernel], state
 
 
 def cut_full(inputs: Inputs, start: int, stop: int) -> Inputs:
@@ -106,14 +106,14 @@ ROWS = {
     ),
     "aft-conv": Row(
         ops.aft_conv,
-        partial(conv, key=2),
+        partial(conv, one_key=False),
         partial(large, bias="kernel"),
         cut=cut_conv,
         small=small,
     ),
     "aft-conv-one-key": Row(
         ops.aft_conv,
-        partial(conv, key=1),
+        partial(conv, one_key=True),
         partial(large, bias="kernel"),
         cut=cut_conv,
         small=small,

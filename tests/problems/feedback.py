@@ -11,7 +11,7 @@ from fwlab import ops
 from fwlab.ops.feedback import efficient
 from problems.row import Inputs, Row
 
-HEADS = 2
+HEADS, WIDTH, LAYERS = 2, 6, 2
 
 
 def weights(
@@ -57,7 +57,7 @@ def feedback(*inputs: Tensor, heads: int = HEADS, **options: Any) -> Any:
 def make(
     time: int, generator: Generator, with_state: bool, *, shared: bool, normalize: bool
 ) -> tuple[Inputs, ops.FeedbackState | None]:
-    d, layers, past = 6, 2, 3
+    d, layers, past = WIDTH, LAYERS, 3
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -74,7 +74,10 @@ def decaying_sum(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, **options):
 
 
 def rows(
-    record: Rule, name: str, op: Callable[..., Any], options: dict[str, str] | None = None
+    record: Rule,
+    name: str,
+    op: Callable[..., Any],
+    options: dict[str, str] | None = None,
 ) -> dict[str, Row]:
     """A rule as its record says, with and without a normaliser."""
     made = {}
@@ -92,9 +95,9 @@ def rows(
 
 
 def dpfp(
-    time: int, generator: Generator, with_state: bool
+    time: int, generator: Generator, with_state: bool, nu: int = 1
 ) -> tuple[Inputs, Tensor | None]:
-    """Keys as they come; features of width 6 are made by the operation.
+    """Keys as they come; features of width `KEY * nu` are made by the operation.
 
     No zeros: divided by their sum, features jump there.
     """
@@ -102,9 +105,10 @@ def dpfp(
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    inputs = [random(2, time, HEADS, width) for width in (3, 3, VALUE)]
+    widths = (KEY // 2, KEY // 2, VALUE)
+    inputs = [random(2, time, HEADS, width) for width in widths]
     inputs.append(torch.rand(2, time, HEADS, generator=generator, dtype=torch.float64))
-    return inputs, random(2, HEADS, VALUE, 6) if with_state else None
+    return inputs, random(2, HEADS, VALUE, KEY * nu) if with_state else None
 
 
 ROWS = {

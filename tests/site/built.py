@@ -2,9 +2,11 @@
 several, so that nobody can tell which of them an import finds.
 """
 
+import re
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,18 @@ BUILD: list[float] = []
 #: The pages that tests have opened, again whenever one was loaded: what they
 #: cost, counted so that it is the same on every machine.
 OPENED: list[str] = []
+#: The expressions of `asks.js` by name, without the comments between them.
+_, *NAMED = re.split(
+    r"^const (\w+) = ",
+    Path(__file__).with_name("asks.js").read_text("utf-8"),
+    flags=re.M,
+)
+asks = SimpleNamespace(
+    **{
+        name: re.sub(r";\s*(//.*\n\s*)*\Z", "", expression)
+        for name, expression in zip(NAMED[::2], NAMED[1::2], strict=True)
+    }
+)
 
 
 def some(all_, *usual: str) -> list:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
-from built import BUILD, OPENED, PATIENCE, ROOT, Page
-from figure import fresh, tabs  # noqa: F401
+from built import BUILD, ROOT, Page
+from figure import fresh, tabs, watched  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -155,21 +155,10 @@ def look(browser, address):
         **options,
     ):
         """A new tab with a page of the site, or of a copy at `base`."""
-        context = browser.new_context(
-            color_scheme=scheme, viewport={"width": width, "height": height}, **options
-        )
-        contexts.append(context)
-        context.on("page", lambda tab: tab.on("load", lambda: OPENED.append(tab.url)))
-        context.set_default_timeout(PATIENCE)
-
-        def refuse(route):
-            seen.append(f"request: {route.request.url}")
-            route.abort()
-
-        context.route(re.compile(rf"^(?!{re.escape(base)}|data:)"), refuse)
-        tab = context.new_page()
-        tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
-        tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
+        size = {"width": width, "height": height}
+        options |= {"color_scheme": scheme, "viewport": size}
+        contexts.append(watched(browser, base, seen, **options))
+        tab = contexts[-1].new_page()
         tab.goto(base + page, wait_until="load")
         tab.evaluate("document.fonts.ready.then(() => 0)")
         return tab

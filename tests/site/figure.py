@@ -11,25 +11,8 @@ from collections.abc import Iterable
 
 import keep_figures
 import pytest
-from built import OPENED, PATIENCE, until
+from built import OPENED, PATIENCE, asks, until
 
-#: In a page, a figure as it came, and its script once more.
-ANEW = """async (name) => {
-  const id = `figure-${name}`;
-  if (!globalThis.asItCame) {
-    const text = await (await fetch(location.pathname)).text();
-    globalThis.asItCame = new DOMParser().parseFromString(text, "text/html");
-  }
-  performance.clearResourceTimings();
-  const fresh = document.importNode(asItCame.getElementById(id), true);
-  document.getElementById(id).replaceWith(fresh);
-  scrollTo({ top: 0, behavior: "instant" });
-  const old = [...document.scripts].find(({ src }) => src.endsWith(`/${name}.js`));
-  const script = Object.assign(document.createElement("script"), { src: old.src });
-  const done = new Promise((yes, no) => { script.onload = yes; script.onerror = no; });
-  old.replaceWith(script);
-  await done;
-}"""
 #: Their scripts listen to the whole window, also after their figure has gone.
 LISTEN = {"essay", "forgets"}
 #: What an expression about the `root` of a figure may use.
@@ -52,11 +35,11 @@ def number(text: str) -> float:
     return float(text.replace("−", "-"))
 
 
-def of_figure(rules: str, name: str) -> str:
+def of_figure(name: str) -> str:
     """The rules of accessibility for a figure alone: its page keeps them anyway."""
     whole = "axe.run(document"
-    assert rules.count(whole) == 1, "the rules of accessibility run in another way"
-    return rules.replace(whole, f"axe.run('#figure-{name}'")
+    assert asks.RULES.count(whole) == 1, "the rules of accessibility run in another way"
+    return asks.RULES.replace(whole, f"axe.run('#figure-{name}'")
 
 
 class Figure:
@@ -99,7 +82,7 @@ class Figure:
 
     def overlapping(self) -> list:
         """Texts of drawings that are cut off, or on one another."""
-        return self.ask(OVERLAPPING)
+        return self.ask(asks.OVERLAPPING)
 
     # What a reader does
 
@@ -174,27 +157,23 @@ class Figure:
             self.text.wait_for()
 
 
-#: Of each pair of texts that lie on one another, what they say; and of those
-#: that stick out of their drawing.
-OVERLAPPING = """(() => {
-  const found = [], boxes = [];
-  for (const text of all("svg text")) {
-    const box = text.getBoundingClientRect();
-    if (!text.textContent.trim() || !box.width) continue;
-    const svg = text.ownerSVGElement.getBoundingClientRect();
-    if (box.left < svg.left - 1 || box.right > svg.right + 1)
-      found.push(["cut off", text.textContent]);
-    for (const [other, said] of boxes) {
-      const apart = box.right <= other.left || other.right <= box.left;
-      const middle = Math.abs(box.y + box.height / 2 - other.y - other.height / 2);
-      // Lines of text lie close: a third of a line is its margin.
-      if (!apart && middle <= 0.66 * Math.min(box.height, other.height))
-        found.push([said, text.textContent]);
-    }
-    boxes.push([box, text.textContent]);
-  }
-  return found;
-})()"""
+def watched(browser, base: str, seen: list[str], **options):
+    """A context whose tabs ask nobody but `base`, and complain into `seen`."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE)
+
+    def refuse(route):
+        seen.append(f"request: {route.request.url}")
+        route.abort()
+
+    def watch(tab):
+        tab.on("load", lambda: OPENED.append(tab.url))
+        tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
+        tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
+
+    context.route(re.compile(rf"^(?!{re.escape(base)}|data:)"), refuse)
+    context.on("page", watch)
+    return context
 
 
 class Tabs:
@@ -234,30 +213,22 @@ class Tabs:
             if ways.get("timed"):
                 tab.clock.pause_at("2100-01-01")
         else:
-            tab.evaluate(ANEW, name)
+            tab.evaluate(asks.ANEW, name)
         while len(self.tabs) > self.MOST:
             self.tabs.pop(next(iter(self.tabs))).context.close()
         return Figure(tab, name)
 
     def open(self, scheme: str = "light", touch: bool = False, timed: bool = False):
         """An empty tab; `timed`: where time stands still until a test advances it."""
-        context = self.browser.new_context(color_scheme=scheme, has_touch=touch)
-        context.set_default_timeout(PATIENCE)
-        context.route(re.compile(rf"^(?!{re.escape(self.address)}|data:)"), self.refuse)
+        options = {"color_scheme": scheme, "has_touch": touch}
+        context = watched(self.browser, self.address, self.seen, **options)
         tab = context.new_page()
-        tab.on("load", lambda: OPENED.append(tab.url))
-        tab.on("console", lambda m: self.seen.append(f"console {m.type}: {m.text}"))
-        tab.on("pageerror", lambda error: self.seen.append(f"error: {error}"))
         tab.on("crash", functools.partial(self.forget, context))
         if timed:
             # In such a time, timers of the theme fail.
             context.route("**/bundle.*.min.js", lambda r: r.fulfill(body=""))
             tab.clock.install()
         return tab
-
-    def refuse(self, route):
-        self.seen.append(f"request: {route.request.url}")
-        route.abort()
 
     def forget(self, context, *_):
         self.tabs = {k: t for k, t in self.tabs.items() if t.context is not context}

@@ -677,7 +677,11 @@ def test_address_of_a_line_opens_there(look):
           return getSelection().toString();
         }"""
     )
-    lines = (ROOT / "fwlab/ops/correcting/rules/delta.py").read_text("utf-8").splitlines()[17:23]
+    lines = (
+        (ROOT / "fwlab/ops/correcting/rules/delta.py")
+        .read_text("utf-8")
+        .splitlines()[17:23]
+    )
     assert copied.split("\n")[:6] == lines
 
 

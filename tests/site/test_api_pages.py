@@ -2,45 +2,31 @@
 
 import inspect
 import re
-from html.parser import HTMLParser
+from typing import NamedTuple
 
 import pytest
 from test_api import ALL, MODULES, Public, doc_of, names_of
 
 
-class Shown(HTMLParser):
-    """What a page explains: the ids of its headings, and the names that
-    its signatures begin with.
-    """
+class Shown(NamedTuple):
+    """The ids of a page's headings, and the names its signatures begin with."""
 
-    def __init__(self, text: str):
-        super().__init__()
-        self.ids: set[str] = set()
-        self.signed: set[str] = set()
-        self.signs = False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        heading = "doc-heading" in (attributes.get("class") or "")
-        if re.fullmatch("h[1-6]", tag) and heading:
-            self.ids.add(attributes["id"])
-        self.signs |= "doc-signature" in (attributes.get("class") or "")
-
-    def handle_data(self, data):
-        if self.signs and data.strip():
-            self.signed.add(data)
-            self.signs = False
+    ids: set[str]
+    signed: set[str]
 
 
 @pytest.fixture(scope="module")
 def shown(site) -> dict[str, Shown]:
-    return {
-        module: Shown(
-            (site / "api" / f"{module.rpartition('.')[2]}.html").read_text("utf-8")
+    heading = '<h[1-6] id="([^"]+)" class="doc doc-heading">'
+    signature = r'class="[^"]*doc-signature[^>]*>(?:\s*<[^>]*>)*([^<]+)'
+    pages = {}
+    for module in MODULES:
+        path = site / "api" / f"{module.rpartition('.')[2]}.html"
+        found = (
+            re.findall(what, path.read_text("utf-8")) for what in (heading, signature)
         )
-        for module in MODULES
-    }
+        pages[module] = Shown(*map(set, found))
+    return pages
 
 
 def places(p: Public) -> set[str]:

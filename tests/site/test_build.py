@@ -84,15 +84,15 @@ def test_serve_follows_changes(site, tmp_path):
             assert "livereload" in html
             (scripts,) = re.findall("script-src [^;]*", html)
             assert scripts == "script-src 'self' file: 'unsafe-inline'"
-            file = copy / "fwlab" / "ops" / "delta" / "naive.py"
+            file = copy / "fwlab" / "ops" / "correcting" / "rules" / "delta.py"
             text = file.read_text("utf-8")
             assert text.count("# Eq. 20") == 1
             file.write_text(text.replace("# Eq. 20", "# Eq. 12"), "utf-8")
-            source = page.replace("equations", "source/ops/delta/naive")
+            source = page.replace("equations", "source/ops/correcting/rules/delta")
             _wait_for(server, source, "Eq. 12")
             html = _wait_for(server, page, "<table")
             row = re.search(r'id="schlag2021-12".*?</tr>', html, re.S)
-            assert "ops/delta/naive" in row[0]
+            assert "ops/correcting/rules/delta" in row[0]
             with (copy / "docs" / "notation.md").open("a") as notation:
                 notation.write("\nA sentence of this test.\n")
             page = page.replace("annotated/equations", "notation")

@@ -14,7 +14,7 @@ from html import unescape
 
 import pytest
 from address import current
-from built import ROOT
+from built import ROOT, asks
 
 from fwlab.exercises import EXERCISES, QUESTIONS, assert_correct, score
 from fwlab.exercises.pairs import MEMORIES
@@ -168,26 +168,8 @@ def test_map_of_the_course(site):
         assert f"{int(name[:2])} builds on {before}" in words
 
 
-#: What is wrong with the map: letters too small, and arrows over a notebook.
-MAP = """() => {
-  const wrong = [];
-  const map = document.querySelector(".course-map");
-  const scale = map.getScreenCTM().a;
-  if (13 * scale < 11) wrong.push(`letters of ${13 * scale} px`);
-  const boxes = [...map.querySelectorAll("rect")].map((rect) => rect.getBBox());
-  for (const arrow of map.querySelectorAll("path"))
-    for (let at = 1; at < arrow.getTotalLength(); at++) {
-      const { x, y } = arrow.getPointAtLength(at);
-      const inside = (box) => x > box.x && x < box.x + box.width
-        && y > box.y && y < box.y + box.height;
-      if (boxes.some(inside)) wrong.push(`${arrow.getAttribute("d")} at ${x}, ${y}`);
-    }
-  return wrong;
-}"""
-
-
 def test_map_can_be_read_on_a_phone(look):
-    assert look("course.html", width=390).evaluate(MAP) == []
+    assert look("course.html", width=390).evaluate(asks.MAP) == []
 
 
 def test_course_page_has_all_that_is_known(site):

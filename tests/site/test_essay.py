@@ -5,10 +5,10 @@ from math import hypot
 
 import pytest
 import torch
-from built import ROOT
+from built import ROOT, asks
 from figure import Figure, number, of_figure
 from test_course import article, targets
-from test_pages import ALL, AXE, RULES
+from test_pages import ALL, AXE
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize, sum_normalize
@@ -198,20 +198,11 @@ def test_numbers_of_the_text():
         assert said(step) == pytest.approx([*map(float, wanted)], abs=0.0051), step
 
 
-#: What a step shows: its state, words, and the texts that are seen.
-SHOWN = """(() => {
-  root.figure.jump(given);
-  const read = (css) => all(css + " text").filter(seen).map((e) => e.textContent).join(" ");
-  return [state(), words(), read("[data-vector=memory]"), read("[data-part=table]"),
-    read("[data-vector=written]"), read("[data-part=overlap]")];
-})()"""
-
-
 def test_the_picture_computes_what_fwlab_does(fresh):
     """The memory, all readings, and what is written: state, cells and words."""
     figure = fresh("essay")
     for step in STEPS:
-        check_step(step, *figure.ask(SHOWN, step))
+        check_step(step, *figure.ask(asks.ESSAY, step))
 
 
 def check_step(step: str, shown: dict, *texts: str):
@@ -256,7 +247,7 @@ def check_step(step: str, shown: dict, *texts: str):
 
 def test_the_chunk_is_fwlabs(fresh):
     """The triangular system, whose solution is what the steps have written."""
-    shown, *_ = fresh("essay").ask(SHOWN, "chunk")
+    shown, *_ = fresh("essay").ask(asks.ESSAY, "chunk")
     solved = {name: vector(*x) for name, x in shown["solved"].items()}
     K = torch.stack([vector(*key) for _, key, _ in ALL_FOUR])
     V = torch.stack([vector(*place) for *_, place in ALL_FOUR])
@@ -286,30 +277,6 @@ def scroll(figure, key: str, step: str):
     settle(figure, step)
 
 
-#: Whether the picture has ever been between two steps.
-WATCH = """(() => {
-  globalThis.moved = 0;
-  const watch = () => {
-    if (state().moving) moved += 1;
-    requestAnimationFrame(watch);
-  };
-  watch();
-})()"""
-PLACES = """(() => {
-  const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
-  const section = document.querySelector(`[data-step=${given}]`);
-  return {
-    figure: box(root),
-    picture: box(all("svg")[0]),
-    heading: box(section.querySelector("h2")),
-    text: box(section.querySelector("p")),
-    header: box(document.querySelector("header.md-header"))[3],
-    current: all(".fw-current", document).map((e) => e.dataset.step),
-    animations: document.getAnimations().length,
-  };
-})()"""
-
-
 @pytest.mark.parametrize(
     ("size", "motion"),
     [(SIZES[0], "reduce"), (SIZES[1], "reduce"), (SIZES[0], "no-preference")],
@@ -321,12 +288,12 @@ def test_the_picture_follows_the_text(fresh, size, motion):
     figure = fresh("essay", size, motion)
     down = STEPS if motion == "reduce" else STEPS[:2]
     settle(figure, STEPS[0])
-    figure.ask(WATCH)
+    figure.ask(asks.WATCH)
     for step in [*down, *down[-2::-3]]:
         heading = figure.tab.locator(f"[data-step={step}] h2")
         heading.evaluate("(e) => e.scrollIntoView({ behavior: 'instant' })")
         settle(figure, step)
-        at = figure.ask(PLACES, step)
+        at = figure.ask(asks.PLACES, step)
         if motion == "reduce":
             assert at["animations"] == 0
         left, top, right, bottom = at["figure"]
@@ -350,42 +317,32 @@ def test_a_link_to_a_step_shows_it(fresh):
     settle(figure, "third")
 
 
-def test_by_keyboard(fresh):
-    """Two buttons lead through the steps, and the usual keys scroll."""
-    figure = fresh("essay", SIZES[1], "reduce")
-    following = figure.tab.get_by_role("button", name="Next step")
-    previous = figure.tab.get_by_role("button", name="Previous step")
-    assert previous.is_disabled()
-    for step in STEPS[1:]:
-        following.press("Enter")
-        settle(figure, step)
-    assert following.is_disabled()
-    previous.press("Space")
-    settle(figure, STEPS[-2])
-    figure.until("state().goal === null")
-    previous.evaluate("(e) => e.blur()")
-    scroll(figure, "Home", STEPS[0])
-    scroll(figure, "End", STEPS[-1])
-
-
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_quick_presses_add_up(fresh, motion):
-    """However far the page has scrolled in between."""
+def test_by_keyboard_quick_presses_add_up(fresh, motion):
+    """However far the page has scrolled in between; the usual keys scroll, too."""
     figure = fresh("essay", SIZES[0], motion)
     press = "(e, times) => { for (let i = 0; i < times; i++) e.click(); }"
-    previous = figure.tab.get_by_role("button", name="Previous step")
-    figure.tab.get_by_role("button", name="Next step").focus()
+    following, previous = (
+        figure.tab.get_by_role("button", name=f"{which} step")
+        for which in ("Next", "Previous")
+    )
+    assert previous.is_disabled()
+    following.focus()
     for _ in range(4):
         figure.tab.keyboard.press("Enter")
     settle(figure, STEPS[4])
-    previous.evaluate(press, 3)
+    previous.press("Space")
+    previous.evaluate(press, 2)
     settle(figure, STEPS[1])
     # After a scroll, presses count from there.
     figure.until("state().goal === null")
+    previous.evaluate("(e) => e.blur()")
     scroll(figure, "End", STEPS[-1])
+    assert following.is_disabled()
     figure.until("state().goal === null")
     previous.evaluate(press, 3)
     settle(figure, STEPS[-4])
+    scroll(figure, "Home", STEPS[0])
 
 
 def test_what_is_seen_is_said(fresh):
@@ -401,21 +358,12 @@ def test_what_is_seen_is_said(fresh):
 # Without scripts, on paper, in a low window
 
 
-#: By step, whether its own picture is there; and of the one that moves.
-PICTURES = """[
-  ...all("[data-step]", document).filter((step) =>
-    ["svg", ".fw-words"].every((css) => all(`.fw-step ${css}`, step).some(seen))
-  ).map((step) => step.dataset.step),
-  ...(seen(all("svg")[0]) ? ["moving"] : []),
-]"""
-
-
 def test_without_scripts_each_step_has_a_picture(look):
     figure = Figure(look(PAGE, java_script_enabled=False), "essay")
     for width, height in SIZES:
         figure.tab.set_viewport_size({"width": width, "height": height})
         # The picture of the first step is that of the figure.
-        assert figure.ask(PICTURES) == [*STEPS[1:], "moving"]
+        assert figure.ask(asks.PICTURES) == [*STEPS[1:], "moving"]
     assert figure.tab.locator(".fw-essay button").count() == 0
     for step in STEPS[1:]:
         words = figure.tab.inner_text(f"[data-step={step}] .fw-words")
@@ -426,12 +374,12 @@ def test_without_scripts_each_step_has_a_picture(look):
 def test_on_paper_and_in_a_low_window_each_step_has_a_picture(fresh):
     """At 200 % zoom nothing may cover the text."""
     figure = fresh("essay")
-    assert figure.ask(PICTURES) == ["moving"]
+    assert figure.ask(asks.PICTURES) == ["moving"]
     figure.tab.emulate_media(media="print")
-    assert figure.ask(PICTURES) == STEPS
+    assert figure.ask(asks.PICTURES) == STEPS
     figure.tab.emulate_media(media="screen")
     figure.tab.set_viewport_size({"width": 640, "height": 400})
-    assert figure.ask(PICTURES) == STEPS
+    assert figure.ask(asks.PICTURES) == STEPS
 
 
 # The page
@@ -444,7 +392,7 @@ def test_every_step_is_accessible(fresh, size, scheme):
     for step in ("overlap", "third", "long", "chunk"):
         figure.tab.locator(f"[data-step={step}]").evaluate("(e) => e.scrollIntoView()")
         settle(figure, step)
-        assert figure.tab.evaluate(of_figure(RULES, "essay"), ALL) == [], step
+        assert figure.tab.evaluate(of_figure("essay"), ALL) == [], step
         assert figure.wide() <= size[0]
 
 

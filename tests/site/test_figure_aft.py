@@ -9,6 +9,7 @@ import re
 
 import pytest
 import torch
+from built import asks
 from figure import number
 
 from fwlab import ops
@@ -174,29 +175,6 @@ def test_every_part_of_the_slider(figure):
     assert first == {"none": (88, 6), "global": (103, 1), "tile": (106, 5)}
 
 
-def test_mouse_and_keys_move_the_key(figure):
-    slider = figure.slider(KEY)
-    slider.scroll_into_view_if_needed()
-    box, mouse = slider.bounding_box(), figure.tab.mouse
-    y = box["y"] + box["height"] / 2
-    mouse.move(box["x"] + box["width"] * 0.56, y)
-    mouse.down()
-    mouse.move(box["x"] + box["width"] * 0.8, y, steps=4)
-    mouse.up()
-    shown = figure.state()
-    assert 140 < shown["large"] < 170
-    compare(shown)
-    assert shown["methods"]["global"]["lost"] == [1, 2, 3, 4, 5]
-    assert shown["methods"]["tile"]["lost"] == [5]
-    assert figure.texts(".fw-slider .fw-value") == [str(shown["large"])]
-    for key, value in (
-        *(("Home", -20), ("ArrowRight", -19), ("End", 200), ("ArrowLeft", 199)),
-    ):
-        slider.press(key)
-        assert figure.state()["large"] == value
-        assert f"K6 = {value}.".replace("-", "−") in figure.words()
-
-
 def test_another_step_is_large(figure):
     figure.slide(KEY, 150)
     for step in range(3, 9):
@@ -214,24 +192,13 @@ def test_another_step_is_large(figure):
     assert figure.state()["step"] == 7
 
 
-#: The numbers and marks in the picture, without the help of its state.
-DRAWN = """({
-  now: state(), words: words(), keys: texts("text", all("svg g")[0]),
-  blocks: Object.fromEntries(all("[data-method]").map((block) => [block.dataset.method, {
-    label: block.getAttribute("aria-label"), texts: texts("text", block),
-    marks: Object.fromEntries(["lost", "wrong", "shade"].map((part) =>
-      [part, block.querySelector(`[data-part=${part}]`).getAttribute("d") ?? ""])),
-  }])),
-})"""
-
-
 def test_drawn_as_said(figure):
     begins = figure.state()
     # One picture with all that can happen: lost, wrong, and right.
     assert (begins["step"], begins["large"]) == (6, 103)
     assert begins["methods"]["global"]["lost"] and begins["methods"]["global"]["wrong"]
     assert figure.ask("all('.fw-picture')[0].outerHTML.length") < 25e3
-    for drawn in figure.sweep(KEY, (3, 88, 103, 104, 150), DRAWN):
+    for drawn in figure.sweep(KEY, (3, 88, 103, 104, 150), asks.AFT):
         methods = drawn["now"]["methods"]
         for name, method in methods.items():
             block = drawn["blocks"][name]

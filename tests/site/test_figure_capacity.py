@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 import torch
-from built import ROOT
+from built import ROOT, asks
 
 from fwlab import ops
 from fwlab.data.retrieval import law, loss
@@ -106,19 +106,12 @@ def test_random_keys_are_random_and_can_be_drawn_again(figure):
     assert (keys.square().mean(0) - 1 / 16).abs().max() < 0.01
 
 
-DRAWN = """({
-  state: state(), words: words(), table: texts("[data-part=table] text").slice(5),
-  curve: values("[data-curve=delta]", "d")[0],
-  laws: ["plain", "dpfp"].map((name) => values(`[data-law=${name}]`, "d")[0]),
-  dots: Object.fromEntries(all("[data-dot]").map((e) =>
-    [e.dataset.dot, [e.getAttribute("cx"), e.getAttribute("cy")]])),
-})"""
-
-
 def test_what_is_drawn_is_what_is_computed(figure):
     """The row of the table, the dots and the words, at several sizes."""
     sizes = (1, 32, 100)
-    for S, drawn in zip(sizes, figure.sweep("Pairs S", sizes, DRAWN), strict=True):
+    for S, drawn in zip(
+        sizes, figure.sweep("Pairs S", sizes, asks.CAPACITY), strict=True
+    ):
         shown, dots = drawn["state"], drawn["dots"]
         assert shown["count"] == S
         for n, name in enumerate(NAMES):

@@ -9,6 +9,7 @@ from itertools import chain
 
 import pytest
 import torch
+from built import asks
 from figure import number
 
 from fwlab import ops
@@ -243,27 +244,9 @@ def costs(size: int, tick: int) -> dict[str, dict[str, int]]:
     }
 
 
-#: What the pictures and the words show.
-DRAWN = """(() => {
-  const parts = {}, blocks = {}, states = {}, lanes = {};
-  for (const part of all("[data-part]"))
-    parts[part.dataset.part] = texts(".fw-cell-text", part);
-  for (const lane of ["loop", "chunks"])
-    lanes[lane] = texts(`[data-part=${lane}] text`).filter((text) => /^[0-9]+ of/.test(text));
-  for (const block of all("[data-block]")) {
-    const { x, y, width, height } = block.querySelector("rect").attributes;
-    blocks[block.dataset.block] = [y, x, height, width].map((a) => Number(a.value));
-  }
-  for (const one of all("[data-state]"))
-    states[one.parentNode.dataset.part + one.dataset.state] = texts(".fw-cell-text", one).length;
-  const labels = values("svg [role=img]", "aria-label");
-  return { state: state(), words: words(), parts, blocks, states, lanes, labels };
-})()"""
-
-
 def check(figure, size: int, tick: int):
     """What the pictures show after a tick."""
-    check_drawn(figure.ask(DRAWN), size, tick)
+    check_drawn(figure.ask(asks.CHUNKS), size, tick)
 
 
 def check_drawn(drawn: dict, size: int, tick: int):
@@ -350,27 +333,15 @@ def check_drawn(drawn: dict, size: int, tick: int):
     assert label == f"Tick {tick} of {len(stages) - 1}. {said}"
 
 
-#: All ticks that Next leads to, and back, until a button is off; with their words.
-WALK = """["Next", "Back"].map((name) => {
-  const button = all("button").find((e) => e.textContent === name);
-  const seen = [[state().tick, words()]];
-  while (!button.disabled) {
-    button.click();
-    seen.push([state().tick, words()]);
-  }
-  return seen;
-})"""
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_every_tick(figure, size):
     """By the slider, then by the buttons."""
     figure.choose(str(size))
     stages = [name for name, *_ in expected(size)]
-    for tick, drawn in enumerate(figure.sweep("Tick", range(len(stages)), DRAWN)):
+    for tick, drawn in enumerate(figure.sweep("Tick", range(len(stages)), asks.CHUNKS)):
         check_drawn(drawn, size, tick)
     figure.slide("Tick", 0)
-    there, back = figure.ask(WALK)
+    there, back = figure.ask(asks.WALK)
     # Where only the loop goes on, one press takes it to its end.
     ticks = [*range(stages.index("outputs") + 1), *range(RACE, len(stages))]
     assert [tick for tick, _ in there] == ticks
@@ -395,27 +366,24 @@ def test_the_race_plays_and_ends(race):
 
 
 def test_the_race_can_be_paused(race):
-    ticks(race, 5)
-    race.role("button", name="Pause").press("Enter")
-    ticks(race, 10)
-    check(race, 4, 5)
-    race.press("Play")
-    ticks(race, 2)
-    assert race.state()["tick"] == 7
-    # Who uses another control pauses it, too.
-    race.press("Next")
-    ticks(race, 10)
-    check(race, 4, 8)
-    # So does who asks for less motion.
     button = race.role("button", name=re.compile("Play|Pause"))
-    race.press("Play")
-    ticks(race, 2)
-    race.tab.emulate_media(reduced_motion="reduce")
-    button.wait_for(state="hidden")
-    ticks(race, 10)
-    check(race, 4, 10)
-    race.tab.emulate_media(reduced_motion="no-preference")
-    button.click()
+
+    def less_motion():
+        race.tab.emulate_media(reduced_motion="reduce")
+        button.wait_for(state="hidden")
+
+    # Who uses another control pauses it, too, and so does who asks for less motion.
+    for count, pause, tick in (
+        (5, lambda: button.press("Enter"), 5),
+        (2, lambda: race.press("Next"), 8),
+        (2, less_motion, 10),
+    ):
+        ticks(race, count)
+        pause()
+        ticks(race, 10)
+        check(race, 4, tick)
+        race.tab.emulate_media(reduced_motion="no-preference")
+        button.click()
     ticks(race, 2)
     assert race.state()["tick"] == 12
 
@@ -428,38 +396,19 @@ def test_the_race_waits_until_it_is_seen(fresh):
     figure.until("state().running")
 
 
-def test_nothing_moves_where_that_is_asked_for(fresh):
-    figure = fresh("chunks", motion="reduce", timed=True)
-    ticks(figure, 30)
-    check(figure, 4, 0)
-    assert figure.ask("document.getAnimations().length") == 0
-    assert figure.role("button").all_inner_texts() == ["Back", "Next"]
-
-
 def test_by_keyboard_and_mouse(figure):
-    keyboard, focused = figure.tab.keyboard, "document.activeElement"
     figure.role("button", name="Next").focus()
-    keyboard.press("Enter")
-    check(figure, 4, 1)
-    keyboard.press("Space")
-    check(figure, 4, 2)
-    keyboard.press("Shift+Tab")
-    assert figure.focused() == "Back"
-    keyboard.press("Enter")
-    keyboard.press("Enter")
-    # Nothing is left to go back to: the focus must not be lost.
-    assert figure.focused() == "Next"
-    check(figure, 4, 0)
-    keyboard.press("Tab")
-    assert figure.ask(f"{focused}.type") == "range"
-    keyboard.press("End")
-    check(figure, 4, 29)
-    keyboard.press("ArrowLeft")
-    check(figure, 4, 28)
-    assert figure.ask(f"{focused}.ariaValueText") == "28 of 29"
-    keyboard.press("Tab")
-    keyboard.press("ArrowRight")
-    check(figure, 6, 0)
-    assert figure.slider("Tick").get_attribute("max") == "28"
-    figure.slider("Tick").click()  # in the middle
+    for keys, size, tick in (
+        *(("Enter", 4, 1), ("Space", 4, 2)),
+        # Then nothing is left to go back to: the focus is on Next, not lost.
+        ("Shift+Tab Enter Enter", 4, 0),
+        *(("Tab End", 4, 29), ("ArrowLeft", 4, 28), ("Tab ArrowRight", 6, 0)),
+    ):
+        for key in keys.split():
+            figure.tab.keyboard.press(key)
+        check(figure, size, tick)
+    slider = figure.slider("Tick")
+    assert slider.get_attribute("max") == "28"
+    slider.click()  # in the middle
     check(figure, 6, 14)
+    assert slider.get_attribute("aria-valuetext") == "14 of 28"

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from built import asks
 from figure import number
 
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
@@ -56,7 +57,7 @@ def close(found, wanted: torch.Tensor) -> None:
 
 def compare(figure, nu: int, keys: list) -> dict:
     """All numbers of the state, then what is drawn, against fwlab; and the words."""
-    drawing = figure.ask(DRAWN)
+    drawing = figure.ask(asks.DPFP_DRAWN)
     shown = drawing["state"]
     k = torch.tensor(keys, dtype=torch.float64)
     phi = DPFP(nu)(k)
@@ -85,23 +86,6 @@ def compare(figure, nu: int, keys: list) -> dict:
         for text, wanted in zip(numbers[3 * n + 1 : 3 * n + 3], row, strict=True):
             assert number(text) == pytest.approx(wanted.item(), abs=0.0051)
     return shown | {"words": drawing["words"]}
-
-
-DRAWN = """({
-  state: state(), words: words(), names: texts("svg [data-name]"),
-  overlaps: texts("svg [data-part=overlap] text"), r: texts("svg [data-part=r] text"),
-  places: values("g[data-key]", "transform"),
-  bars: all("[data-part=r] rect").map((e) => e.width.baseVal.value),
-  cells: all("rect[data-feature]").map((e) => ({
-    of: e.dataset.of, n: Number(e.dataset.feature), fires: e.dataset.fires,
-    fill: getComputedStyle(e).fill, width: getComputedStyle(e).strokeWidth,
-    text: e.nextElementSibling.textContent })),
-  quadrants: all("[data-quadrant]").map((e) => {
-    const { x, y, width, height } = e.getBBox();
-    return [e.dataset.active, e.textContent, e.getAttribute("font-weight"),
-      x + width / 2, y + height / 2];
-  }),
-})"""
 
 
 def check_drawn(drawing, nu, k, phi, share, fires) -> None:
@@ -286,13 +270,3 @@ def test_keys_stay_in_the_plane_and_can_be_parted(figure):
     mouse.up()
     shown = figure.state()["keys"]
     assert shown[1] == START[1] and shown[0][0] < -1
-
-
-def test_by_touch_on_a_small_screen(fresh):
-    figure = fresh("dpfp", (390, 844), touch=True)
-    for j in range(2):
-        box = handle(figure, j).bounding_box()
-        assert box["width"] >= 24 and box["height"] >= 24
-    drag(figure, 0, [-1, -1])
-    compare(figure, 1, [[-1, -1], START[1]])
-    assert figure.wide() <= 390

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlencode
 
 import pytest
 import torch
-from built import until
+from built import asks, until
 
 from fwlab import ops
 
@@ -129,16 +129,7 @@ def test_a_new_draw_has_new_vectors_and_a_word_keeps_its_own(figure):
 def test_mean_is_that_of_twenty_draws(figure):
     figure.press("Many keys")
     means = state(figure)["means"]
-    draws = figure.ask(
-        """(() => {
-          const button = all("button").find((e) => e.textContent === "New draw");
-          return Array.from({ length: 20 }, () => {
-            const { memories } = state();
-            button.click();
-            return memories;
-          });
-        })()"""
-    )
+    draws = figure.ask(asks.TWENTY_DRAWS)
     assert state(figure)["means"] == means
     for name in NAMES:
         right = [one["right"] for memories in draws for one in memories[name]]
@@ -316,18 +307,18 @@ def test_a_wrong_address_is_ignored_in_plain_words(fresh):
     """`fresh` fails for every error of the page. The first one comes with the page,
     the others while it is there."""
     figure = None
-    for asks, said in WRONG.items():
+    for address, said in WRONG.items():
         if figure is None:
-            figure = fresh("forgets", place=f"#{asks}")
+            figure = fresh("forgets", place=f"#{address}")
         else:
-            figure.ask("location.hash = given", asks)
+            figure.ask("location.hash = given", address)
             figure.until_it_says(f"The address of this page asks for {said}")
         words = figure.words()
         assert words.startswith(f"The address of this page asks for {said}")
         assert "ignored" in words
         shown = state(figure)
         assert (shown["width"], shown["beta"], shown["draw"]) == (16, 0.8, 1)
-        assert len(shown["pairs"]) == (1 if "text=a%3Db" in asks else 11)
+        assert len(shown["pairs"]) == (1 if "text=a%3Db" in address else 11)
         # It is said once.
         figure.press("Many keys")
         assert "address" not in figure.words()
@@ -335,12 +326,12 @@ def test_a_wrong_address_is_ignored_in_plain_words(fresh):
 
 def test_other_addresses_mean_nothing(figure):
     before, words = state(figure), figure.words()
-    for asks in ("what-to-try", "%", "=&=", 'x"]', "width=4"):
+    for address in ("what-to-try", "%", "=&=", 'x"]', "width=4"):
         figure.ask(
             """new Promise((done) => {
               addEventListener("hashchange", () => setTimeout(done), { once: true });
               location.hash = given;
             })""",
-            asks,
+            address,
         )
-        assert (state(figure), figure.words()) == (before, words), asks
+        assert (state(figure), figure.words()) == (before, words), address

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from built import ROOT
+from built import ROOT, asks
 from figure import Figure
 from safetensors import safe_open
 
@@ -70,17 +70,6 @@ def tell(figure, text: str):
     field = figure.tab.get_by_label("Or type:")
     field.fill(text)
     field.press("Enter")
-
-
-#: What is on the page; of the table, sum, then delta.
-SHOWN = """({
-  state: state(), words: words(), marks: texts("tbody [role=img]"),
-  crossed: texts("s"), strong: texts("p strong"),
-  scores: Object.fromEntries([
-    ["all", texts("thead strong")],
-    ...all("tfoot tr").map((row) => [texts("th", row)[0], texts("td", row)]),
-  ]),
-})"""
 
 
 # The pair
@@ -184,15 +173,6 @@ def test_first_screen_has_sentence_model_and_three_ways_on(look, width, height):
     assert box["y"] + box["height"] <= height
 
 
-def test_ways_on_lead_there(home):
-    for name in ("Start the course", "Play", "Read the code"):
-        with home.tab.context.expect_page() as opened:
-            way = home.tab.locator("article a.fw-way", has_text=name)
-            way.click(modifiers=["ControlOrMeta"])
-        opened.value.locator("article h1").wait_for()
-        opened.value.close()
-
-
 # The model in the page
 
 
@@ -220,7 +200,7 @@ def test_one_press_shows_the_difference(home):
         assert re.fullmatch(r"\w+ is in \w+\.", sentence)
         press(home)
         name, _, _, place = sentence.rstrip(".").split()
-        shown = home.ask(SHOWN)
+        shown = home.ask(asks.LIVE)
         found = shown["state"]["answers"]
         assert shown["state"]["facts"][-1] == [name, place]
         added, corrected = (
@@ -263,7 +243,7 @@ def test_agrees_with_pytorch_for_many_people(home):
 def test_changes_can_be_typed(home):
     tell(home, "but now eve  is in BERN. Dan is in Rome")
     home.until("state().facts.length === 9")
-    shown = home.ask(SHOWN)
+    shown = home.ask(asks.LIVE)
     assert shown["state"]["facts"][-2:] == [["Eve", "Bern"], ["Dan", "Rome"]]
     assert home.tab.get_by_label("Or type:").input_value() == ""
     # What is no longer true is crossed out, what is new is strong.
@@ -299,7 +279,7 @@ def test_can_be_emptied_filled_and_begun_again(home):
     home.press("Empty")
     tell(home, "Ada is in Rome. Ben is in Oslo.")
     home.until("state().facts.length === 2")
-    shown = home.ask(SHOWN)
+    shown = home.ask(asks.LIVE)
     assert "Nobody has moved yet" in shown["words"]
     right = ["2 of 2", "2 of 2"]
     assert shown["scores"] == {

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from built import ROOT
+from built import ROOT, asks
 from safetensors import safe_open
 from torch.nn import functional as F
 
@@ -57,13 +57,6 @@ def test_files_are_small_and_of_trained_models(rule):
     assert f"{run['validation_loss']:.2f}" in text
 
 
-#: Of a head of each name, the state once it is chosen.
-CHOOSE_HEADS = """given.map((name) => {
-  all(".fw-heads button").find((button) => button.textContent === name).click();
-  return state();
-})"""
-
-
 @pytest.mark.parametrize("rule", ["delta", "sum"])
 def test_agrees_with_pytorch(live, rule):
     """Losses after every character, logits and all fast weights at some,
@@ -97,7 +90,7 @@ def test_agrees_with_pytorch(live, rule):
             for head in range(0 if position == 30 else W.shape[1] - 1, W.shape[1])
         ]
         names = [f"layer {layer + 1}, head {head + 1}" for layer, head in heads]
-        shown = live.ask(CHOOSE_HEADS, names)
+        shown = live.ask(asks.CHOOSE_HEADS, names)
         for (layer, head), found in zip(heads, shown, strict=True):
             assert found["position"] == position
             assert found["head"] == [layer, head]
@@ -201,18 +194,7 @@ def test_is_fast_enough_to_type_into(live):
 
 def test_replay_can_be_stopped(live):
     # In the page: a slow test would come after its end.
-    before, after, whole = live.ask(
-        """(async () => {
-          const button = all("button").find((e) => e.textContent === "Replay");
-          button.click();
-          const pause = (time) => new Promise((done) => setTimeout(done, time));
-          while (state().position < 3) await pause(5);
-          button.click();
-          const before = state().position;
-          await pause(400);
-          return [before, state().position, state().text.length];
-        })()"""
-    )
+    before, after, whole = live.ask(asks.REPLAY)
     assert before == after < whole
     # Of an empty text, it does nothing.
     live.press("Empty")
@@ -238,21 +220,7 @@ def test_the_last_choice_counts_while_weights_are_slow(live):
 
 def test_speaks_when_the_reader_pauses(live):
     """What changes with every key is not announced with every key."""
-    live.ask(
-        """(() => {
-          globalThis.said = [];
-          // One record per change, also of several changes at once.
-          new MutationObserver((changes) => {
-            for (const { addedNodes } of changes) said.push(addedNodes[0]?.textContent);
-          }).observe(all(".fw-status")[0], { childList: true });
-          // All in one turn of the browser: nobody can pause in between.
-          const [box] = all("textarea");
-          for (const letter of "to be") {
-            box.value += letter;
-            box.dispatchEvent(new Event("input", { bubbles: true }));
-          }
-        })()"""
-    )
+    live.ask(asks.SPOKEN)
     live.until("said.length > 0")
     live.tab.wait_for_timeout(300)
     assert live.ask("said") == [live.words()]

@@ -6,7 +6,7 @@ import pytest
 import test_figure_live as pair
 import test_figure_shakespeare as shakespeare
 import torch
-from built import ROOT
+from built import ROOT, asks
 
 from fwlab.data.moves import NAMES, PLACES, WORDS
 
@@ -41,20 +41,9 @@ def betas(model, tokens: list[int]) -> torch.Tensor:
     return torch.stack(found, dim=1)
 
 
-#: What is shown; and the height of a bar for a strength of 1, which is a
-#: twentieth of the window, within limits.
-DRAWN = """(() => {
-  const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
-  return [state(), words(), texts(".fw-betas em"),
-    all(".fw-betas i").map((e) => e.getBoundingClientRect().height),
-    Math.min(Math.max(1.8 * rem, innerWidth / 20), 3.2 * rem),
-    all("tbody tr").map((row) => texts("th, td", row).map((text) => text.trim()))];
-})()"""
-
-
 def compare(figure, model, tokens: list[int]) -> dict:
     """The state, the bars and their numbers, and the table of kinds."""
-    shown, words, numbers, heights, full, rows = figure.ask(DRAWN)
+    shown, words, numbers, heights, full, rows = figure.ask(asks.STRENGTH)
     wanted = betas(model, tokens)
     torch.testing.assert_close(torch.tensor(shown["betas"]), wanted, atol=1e-4, rtol=0)
     layer, head = shown["head"]

@@ -7,19 +7,33 @@ from io import BytesIO
 import keep_figures as figures
 import numpy as np
 import pytest
+from built import asks
 from figure import Figure, number, of_figure, page_of
 from matplotlib.image import imread
-from test_pages import AXE, RULES
+from test_pages import AXE
 
 NAMES = figures.names()
 DESK, PHONE = (1280, 800), (390, 844)
 
 
 def test_there_are_ten():
-    assert {
-        *("aft", "capacity", "chunks", "dpfp", "feedback"),
-        *("forgets", "live", "memory", "shakespeare", "strength"),
-    } <= set(NAMES)
+    old = "aft capacity chunks dpfp feedback forgets live memory shakespeare strength"
+    assert {*old.split()} <= set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("chunks", [("tick", 0)]), ("feedback", [("chosen", [2, 4])])]
+)
+def test_nothing_plays_where_that_is_asked_for(fresh, name, first):
+    """What else moves by itself; the pictures are those of the stills."""
+    figure = fresh(name, motion="reduce", timed=True)
+    words = figure.words()
+    figure.tab.clock.run_for(20_000)
+    shown = figure.state()
+    assert first == [(what, shown[what]) for what, _ in first]
+    assert figure.words() == words
+    assert figure.ask("document.getAnimations().length") == 0
+    assert figure.css("button", has_text="Play").filter(visible=True).count() == 0
 
 
 def parted(still: str) -> tuple[list[str], list[str], list]:
@@ -184,22 +198,6 @@ MAIN = {
 }
 #: Drawings, and the pictures of words.
 PICTURE = "svg, .fw-main"
-#: Whether a control is in the window with all drawings, below the header; it
-#: scrolls as someone who looks at the figure does.
-TOGETHER = """(control, css) => {
-  const root = control.closest("[id^=figure-]");
-  const header = document.querySelector("header.md-header");
-  const span = () => {
-    const boxes = [control, ...root.querySelectorAll(css)].map((e) => e.getBoundingClientRect());
-    return [Math.min(...boxes.map((b) => b.top)), Math.max(...boxes.map((b) => b.bottom))];
-  };
-  const above = header.getBoundingClientRect().bottom;
-  const [top, bottom] = span();
-  const by = top - above - 2;
-  if (bottom > innerHeight || by < 0) scrollBy({ top: by, behavior: "instant" });
-  const seen = span();
-  return seen[0] >= header.getBoundingClientRect().bottom && seen[1] <= innerHeight;
-}"""
 
 
 def check_seen_together(figure):
@@ -209,7 +207,7 @@ def check_seen_together(figure):
     for role, labels in MAIN[figure.name].items():
         for label in labels:
             control = figure.role(role, name=re.compile(f"^{label}"))
-            assert control.evaluate(TOGETHER, PICTURE), label
+            assert control.evaluate(asks.TOGETHER, PICTURE), label
 
 
 def check_fills_its_card(figure):
@@ -235,7 +233,7 @@ def check_accessible(figure):
     for control in figure.css("input[type=range]").all():
         control.press("ArrowRight")
     figure.tab.evaluate(AXE.read_text("utf-8"))
-    assert figure.tab.evaluate(of_figure(RULES, figure.name)) == []
+    assert figure.tab.evaluate(of_figure(figure.name)) == []
     assert figure.wide() <= figure.tab.viewport_size["width"]
     if figure.name in ("aft", "memory"):
         assert figure.overlapping() == []
@@ -244,29 +242,9 @@ def check_accessible(figure):
 def check_by_keyboard(figure):
     """Every control is reached, and has a name."""
     tab = figure.tab
-    count = figure.ask(
-        """(() => {
-          const controls = all(":is(button, input, textarea, [role=slider])");
-          // Of radio buttons, and of a grid, one is a stop; arrows lead on.
-          const stops = controls.filter((e) => !e.disabled && e.tabIndex >= 0
-            && e.getBoundingClientRect().width > 0 && (e.type !== "radio" || e.checked));
-          controls.forEach((e, i) => { e.dataset.number = i; });
-          return stops.length;
-        })()"""
-    )
+    count = figure.ask(asks.STOPS)
     assert count > 0
-    tab.evaluate(
-        """() => {
-          globalThis.reached = {};
-          document.addEventListener("focusin", ({ target: e }) => {
-            if (e.dataset.number)
-              reached[e.dataset.number] = e.ariaLabel || e.labels?.[0]?.textContent || e.textContent;
-          });
-          const before = document.querySelector("article h1");
-          before.tabIndex = -1;
-          before.focus();
-        }"""
-    )
+    tab.evaluate(asks.REACHED)
     for presses in range(150):
         tab.keyboard.press("Tab")
         if presses % 5 == 0 and len(seen := tab.evaluate("reached")) == count:
@@ -275,50 +253,9 @@ def check_by_keyboard(figure):
     assert all(label.strip() for label in seen.values())
 
 
-#: Letters below 10 px, or with less than 4.5 : 1 against what lies below.
-ILLEGIBLE = """(name) => {
-  const canvas = new OffscreenCanvas(1, 1);
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  const parse = (colour, opacity = 1) => {
-    context.clearRect(0, 0, 1, 1);
-    context.fillStyle = colour === "none" ? "transparent" : colour;
-    context.fillRect(0, 0, 1, 1);
-    const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
-    return [r, g, b, (a / 255) * opacity];
-  };
-  const over = ([r, g, b, a], below) =>
-    [r, g, b].map((c, i) => c * a + below[i] * (1 - a));
-  const light = (rgb) => rgb
-    .map((c) => ((c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const paint = (e) => {
-    const style = getComputedStyle(e);
-    if (!(e instanceof SVGGeometryElement)) return parse(style.backgroundColor);
-    return parse(style.fill, style.fillOpacity * style.opacity);
-  };
-  const found = [];
-  for (const e of document.querySelectorAll(`#figure-${name} svg text`)) {
-    if (!e.textContent.trim() || !e.checkVisibility()) continue;
-    const size = parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a;
-    if (size < 10) found.push([e.textContent, `${size} px`]);
-    const box = e.getBoundingClientRect();
-    const stack = document
-      .elementsFromPoint(box.x + box.width / 2, box.y + box.height / 2)
-      .filter((below) => !(below instanceof SVGTextContentElement));
-    const below = stack.reduceRight((colour, b) => over(paint(b), colour), [255, 255, 255]);
-    const style = getComputedStyle(e);
-    const text = over(parse(style.fill, style.opacity * style.fillOpacity), below);
-    const [low, high] = [light(text), light(below)].sort((a, b) => a - b);
-    const ratio = (high + 0.05) / (low + 0.05);
-    if (ratio < 4.5) found.push([e.textContent, ratio.toFixed(2)]);
-  }
-  return found;
-}"""
-
-
 def check_legible(figure):
     """In a window that is as narrow as a phone, and as high as the figure."""
-    assert figure.tab.evaluate(ILLEGIBLE, figure.name) == []
+    assert figure.tab.evaluate(asks.ILLEGIBLE, figure.name) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -343,23 +280,6 @@ def test_on_a_phone(fresh, name):
     check_legible(fresh(name, (390, 4000), touch=True))
 
 
-#: In a still, the drawings that do not fit, and the texts that are cut in two.
-CUT = """(still) => {
-  const outside = (a, b) => a.left < b.left - 1 || a.right > b.right + 1
-    || a.top < b.top - 1 || a.bottom > b.bottom + 1;
-  const box = (e) => e.getBoundingClientRect();
-  const found = [];
-  for (const svg of still.querySelectorAll(":scope > svg")) {
-    if (outside(box(svg), box(still))) found.push(svg.ariaLabel ?? "a drawing");
-    for (const text of svg.querySelectorAll("text")) {
-      const seen = box(text).width && box(text).top < box(svg).bottom;
-      if (seen && outside(box(text), box(svg))) found.push(text.textContent);
-    }
-  }
-  return found;
-}"""
-
-
 def test_gallery_shows_every_figure(look):
     """A picture, a line, and a link that the whole card is. It is the first of the
     figures."""
@@ -377,7 +297,7 @@ def test_gallery_shows_every_figure(look):
             assert card.locator(".fw-picture").first.is_visible()
             still = card.locator(".fw-still")
             assert still.bounding_box()["height"] > 150
-            assert still.evaluate(CUT) == []
+            assert still.evaluate(asks.CUT_IN_STILL) == []
             to = card.get_by_role("link").evaluate("(e) => e.href").removeprefix(base)
             found[to.partition("#")[0]] = still
         assert {page_of(name) for name in NAMES} == set(found)

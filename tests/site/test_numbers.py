@@ -6,7 +6,7 @@ import sys
 from urllib.parse import urljoin
 
 import pytest
-from built import ROOT
+from built import ROOT, asks
 from playwright.sync_api import expect
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
@@ -107,15 +107,6 @@ def test_a_number_is_explained(look, numbers, page, by):
 def test_numbers_stand_at_the_right_of_their_formulas(look, width):
     """On the line of the formula, not on top of it."""
     tab = look("notebooks/01_fast_weights.html", width=width)
-    places = tab.evaluate(
-        """() => [...document.querySelectorAll(".katex-display:has(.fw-number)")].map((e) => {
-          const range = document.createRange();
-          range.selectNodeContents(e.querySelector(".fw-number"));
-          const [number, formula] = [range, e.querySelector(".katex-html")]
-            .map((part) => part.getBoundingClientRect());
-          return [number.left - formula.right, number.top + number.height / 2 - formula.top,
-            formula.bottom - number.top - number.height / 2];
-        })"""
-    )
+    places = tab.evaluate(asks.BESIDE)
     assert len(places) > 5
     assert [place for place in places if min(place) < 0] == []

@@ -9,172 +9,11 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 from browser import served
-from built import ROOT, until
+from built import ROOT, asks, until
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-
-#: Formulas that are still TeX: as arithmatex marks them, or in notebooks.
-RAW = r"""() => {
-  const skip = "script, style, pre, code, svg, .katex, textarea";
-  const walk = document.createTreeWalker(
-    document.querySelector("article"), NodeFilter.SHOW_TEXT);
-  const found = [];
-  while (walk.nextNode()) {
-    const { parentElement, data } = walk.currentNode;
-    if (!parentElement.closest(skip) && /\$[^$\d][^$]*\$|\\[([a-z]/.test(data)) found.push(data);
-  }
-  return found;
-}"""
-RED = r"""() => [...document.querySelectorAll(".katex [style*=color]")]
-  .filter((e) => /^rgb\((204, 0, 0|255, 0, 0)\)$/.test(getComputedStyle(e).color))
-  .map((e) => e.textContent)"""
-#: Drawings of matplotlib that are not in the colours of the page, or mute.
-FIGURES = r"""() => [...document.querySelectorAll("article svg[role=img], article img")]
-  .filter((e) => e.outerHTML.toLowerCase().includes("#7b8190")
-    || (e.getAttribute("src") ?? "").startsWith("data:image/svg")
-    || (e.alt !== "" && (e.getAttribute("aria-label") ?? e.alt ?? "").length <= 8))
-  .map((e) => e.outerHTML.slice(0, 150))"""
-#: Lines of text, as far as they are longer than is easy to read.
-LONG = r"""() => {
-  const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
-  const found = [];
-  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
-    if (block.querySelector(":is(p, li, table, .katex)")) continue;
-    const lines = new Map();
-    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
-    const range = document.createRange();
-    while (walk.nextNode()) {
-      const { parentElement, data } = walk.currentNode;
-      if (parentElement.closest(skip)) continue;
-      for (const { 0: word, index } of data.matchAll(/[^\s-]*(-|\s+|$)/g)) {
-        range.setStart(walk.currentNode, index);
-        range.setEnd(walk.currentNode, index + word.length);
-        const { width, y } = range.getBoundingClientRect();
-        const top = Math.round(y / 8);
-        if (width) lines.set(top, `${lines.get(top) ?? ""}${word}`);
-      }
-    }
-    found.push(...[...lines.values()].map((line) => line.trim()).filter((line) => line.length > 80));
-  }
-  return found;
-}"""
-#: The same of text with formulas: wider than 80 letters of average width.
-WIDE = r"""() => {
-  const sample = "You write pairs into a matrix, read them back, and correct what it holds.";
-  const pen = document.createElement("canvas").getContext("2d");
-  const found = [];
-  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
-    if (block.querySelector(":is(p, li, table)") || !block.querySelector(".katex")) continue;
-    const { fontFamily, fontSize } = getComputedStyle(block);
-    pen.font = `${fontSize} ${fontFamily}`;
-    const [left, right] = [[], []];
-    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
-    const range = document.createRange();
-    while (walk.nextNode()) {
-      const skip = ".katex-display, .katex-mathml, .highlight, pre, svg, script, style";
-      if (walk.currentNode.parentElement.closest(skip)) continue;
-      range.selectNodeContents(walk.currentNode);
-      for (const box of range.getClientRects()) {
-        left.push(box.left);
-        right.push(box.right);
-      }
-    }
-    const letters = (Math.max(...right) - Math.min(...left)) /
-      (pen.measureText(sample).width / sample.length);
-    if (letters > 80) found.push(`${letters} letters: ${block.textContent.slice(0, 80)}`);
-  }
-  return found;
-}"""
-#: Tables of which something is cut, or that take words out of a reader's sight.
-CUT = """() => {
-  const folds = [...document.querySelectorAll("details:not([open])")];
-  for (const fold of folds) fold.open = true;
-  dispatchEvent(new Event("resize"));
-  const cut = [];
-  for (const table of document.querySelectorAll("article table"))
-    for (const cell of table.querySelectorAll("td, tbody th")) {
-      const { left, right, width } = cell.getBoundingClientRect();
-      const inside = left >= 0 && right <= innerWidth + 0.5;
-      if (width && inside && cell.scrollWidth <= cell.clientWidth + 1) continue;
-      if (width || cell.textContent.trim()) cut.push(cell.textContent.slice(0, 60));
-    }
-  for (const fold of folds) fold.open = false;
-  return cut;
-}"""
-#: Cells of a table that is shown as a list, without the name of their column.
-NAMELESS = """() => [...document.querySelectorAll("[data-rows]")].flatMap((table) => {
-  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
-  return [...table.tBodies].flatMap((body) => [...body.rows]).flatMap((row) => {
-    const cells = [...row.cells];
-    if (cells.some((cell) => cell.colSpan > 1)) return [];
-    return cells.slice(1).filter((cell, i) => cell.dataset.label !== names[i + 1]
-      || !getComputedStyle(cell, "::before").content.includes(names[i + 1]));
-  });
-}).map((cell) => cell.textContent)"""
-#: Letters that are too small, cut, or on top of each other. Text of matplotlib is
-#: drawn in units of a hundredth of its size.
-LETTERS = """() => [...document.querySelectorAll("article svg[role=img]")].flatMap((plot) => {
-  const name = plot.querySelector("[id]").id;
-  const frame = plot.getBoundingClientRect();
-  const texts = [...plot.querySelectorAll("g[id*=-text_]")].flatMap((group) => {
-    const letters = group.querySelector("g[transform*=scale]");
-    if (!letters) return [];
-    const { c, d } = letters.getScreenCTM();
-    return [{ id: group.id, size: 100 * Math.hypot(c, d), box: group.getBoundingClientRect() }];
-  });
-  const found = texts.length ? [] : [`${name}: no text`];
-  if (frame.width && (frame.left < 0 || frame.right > innerWidth)) found.push(`${name}: wide`);
-  for (const [i, { id, size, box }] of texts.entries()) {
-    if (size < 11) found.push(`${id}: ${size} px`);
-    if (box.left < frame.left - 1 || box.right > frame.right + 1
-      || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.push(`${id}: cut`);
-    for (const other of texts.slice(0, i)) {
-      // Two pixels apart, or they read as one word.
-      const wide = Math.min(box.right, other.box.right) - Math.max(box.left, other.box.left);
-      const high = Math.min(box.bottom, other.box.bottom) - Math.max(box.top, other.box.top);
-      if (wide > -2 && high > 2) found.push(`${id} on ${other.id}`);
-    }
-  }
-  return found;
-})"""
-#: What runs, or would run when something changes.
-MOVES = """() => {
-  const moves = document.getAnimations().map((a) => a.animationName ?? a.transitionProperty);
-  for (const element of document.querySelectorAll("*"))
-    for (const pseudo of [null, "::before", "::after"]) {
-      const style = getComputedStyle(element, pseudo);
-      if (style.scrollBehavior === "smooth" || style.animationName !== "none"
-        || style.transitionDuration.split(", ").some((time) => parseFloat(time) > 0))
-        moves.push(`${element.localName}.${element.className}${pseudo ?? ""}`);
-    }
-  return [...new Set(moves)];
-}"""
-#: Scrolling that a script asks for.
-SMOOTH = """
-  globalThis.smooth = [];
-  for (const [owner, name] of [
-    [window, "scrollTo"], [window, "scroll"], [window, "scrollBy"],
-    [Element.prototype, "scrollTo"], [Element.prototype, "scrollBy"],
-    [Element.prototype, "scrollIntoView"], [Element.prototype, "animate"],
-  ]) {
-    const original = owner[name];
-    owner[name] = function (...values) {
-      const asked = values.some((value) => value?.behavior === "smooth");
-      if (asked || name === "animate") smooth.push(name);
-      return original.apply(this, values);
-    };
-  }
-"""
 WIDTH = "document.documentElement.scrollWidth"
 ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
-#: What axe finds, as one line per rule that is broken.
-RULES = f"""(rules) => axe.run(document, {{
-    resultTypes: ["violations"],
-    runOnly: rules ?? {ALL},
-  }}).then((results) => results.violations
-    .filter((v) => ["serious", "critical"].includes(v.impact))
-    .map((v) => `${{v.id}}: ${{v.nodes.length}} x ${{v.nodes[0].html.slice(0, 150)}} `
-      + v.nodes[0].failureSummary.slice(0, 300)))"""
 #: What the colours of a theme can break.
 COLOURS = ["color-contrast", "link-in-text-block"]
 #: One page of each kind: a small one, since axe-core takes most of the time.
@@ -209,7 +48,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
     axe = AXE.read_text("utf-8")
     wrong, seen = {}, Counter()
     tab = look("404.html", reduced_motion="reduce")
-    tab.add_init_script(SMOOTH)
+    tab.add_init_script(asks.SMOOTH)
     base = tab.url.removesuffix("404.html")
     for page in pages:
         tab.set_viewport_size({"width": 390, "height": 844})
@@ -217,7 +56,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
         tab.goto(base + page, wait_until="load")
         tab.evaluate("document.fonts.ready.then(() => 0)")
         tab.evaluate(axe)
-        found = tab.evaluate(MOVES)
+        found = tab.evaluate(asks.MOVES)
         if tab.locator(".arithmatex, .nb-text").count():
             if not tab.locator("article .katex").count():
                 found.append("no formula")
@@ -225,15 +64,15 @@ def walk(look, pages, dark: list[str]) -> Counter:
                 found.append("no font")
         found += ["error"] * tab.locator(".katex-error").count()
         found += examined(tab, "default", 390, ALL)
-        letters = [LETTERS] if page.startswith(PLOTS) else []
-        for script in (RAW, RED, CUT, NAMELESS, *letters):
+        letters = [asks.LETTERS] if page.startswith(PLOTS) else []
+        for script in (asks.RAW, asks.RED, asks.CUT_CELLS, asks.NAMELESS, *letters):
             found += tab.evaluate(script)
         seen["lists"] += tab.locator("[data-rows]").count()
         seen["plots"] += tab.locator("article svg[role=img] [id*=-text_]").count() > 0
         tab.set_viewport_size({"width": 1440, "height": 900})
         tab.emulate_media(color_scheme="dark")
         found += examined(tab, "slate", 1440, dark)
-        found += [*tab.evaluate(LONG), *tab.evaluate(WIDE)]
+        found += [*tab.evaluate(asks.LONG), *tab.evaluate(asks.WIDE)]
         for button in tab.locator("article figure button:visible").all():
             if button.is_visible() and button.is_enabled():
                 button.click()
@@ -249,13 +88,13 @@ def walk(look, pages, dark: list[str]) -> Counter:
 def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
     """What is wrong in these colours and at this width."""
     tab.locator(f"body[data-md-color-scheme={scheme}]").wait_for()
-    found = [*tab.evaluate(FIGURES), *tab.evaluate(RULES, rules)]
+    found = [*tab.evaluate(asks.FIGURES), *tab.evaluate(asks.RULES, rules)]
     return found + [f"{w} px wide" for w in [tab.evaluate(WIDTH)] if w > width]
 
 
 def test_motion_is_what_is_left_out(look):
     """Without that wish, the same page has some: else nothing was tested."""
-    assert look("index.html").evaluate(MOVES)
+    assert look("index.html").evaluate(asks.MOVES)
 
 
 def test_a_wide_page_has_tables(look):
@@ -376,21 +215,7 @@ def test_search_finds(look, site):
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     tab = look("cheatsheet.html")
     found = tab.evaluate(
-        """async ([{ config, docs }, queries]) => {
-          const site = JSON.parse(document.querySelector("#__config").textContent);
-          const worker = new Worker(site.search);
-          const ask = (type, data) => new Promise((done) => {
-            worker.onmessage = (message) => done(message.data.data);
-            worker.postMessage({ type, data });
-          });
-          await ask(0, { config, docs, options: {} });
-          const found = {};
-          for (const query of queries) {
-            const { items } = await ask(2, query);
-            found[query] = items.slice(0, 3).map(([first]) => first.location);
-          }
-          return found;
-        }""",
+        asks.SEARCHED,
         [index, list(wanted)],
     )
     assert {
@@ -450,7 +275,7 @@ def test_page_that_is_not_there(browser, site, tmp_path):
         tab.goto(f"{root}folder/notebooks/old/404.html")
         until(tab, "document.links[0].href.endsWith('/folder/index.html')")
         tab.evaluate(AXE.read_text("utf-8"))
-        assert tab.evaluate(RULES, ALL) == []
+        assert tab.evaluate(asks.RULES, ALL) == []
         links = tab.evaluate("[...document.links].map((link) => link.href)")
         names = [link.removeprefix(f"{root}folder/") for link in links]
         assert names == FROM_404

@@ -4,30 +4,9 @@ import base64
 import hashlib
 
 import pytest
-from built import PATIENCE, Page, until
+from built import PATIENCE, Page, asks, until
 
 OTHER = "https://example.invalid/"
-#: What a script could try that came into a page somehow, and what is refused.
-TRIES = """(other) => {
-  globalThis.refused = new Set();
-  document.addEventListener("securitypolicyviolation", ({ effectiveDirective }) =>
-    refused.add(effectiveDirective));
-  const add = (name, attributes, text = "") => {
-    const element = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    element.textContent = text;
-    document.body.append(element);
-    return element;
-  };
-  add("script", {}, "globalThis.ran = true");
-  add("b", { onclick: "globalThis.ran = true" }).click();
-  add("script", { src: `${other}a.js` });
-  add("img", { src: `${other}a.png` });
-  add("iframe", { src: other });
-  add("link", { rel: "stylesheet", href: `${other}a.css` });
-  add("form", { action: other }).submit();
-  fetch(other).catch(() => null);
-}"""
 REFUSED = [
     *("connect-src", "form-action", "frame-src", "img-src"),
     *("script-src-attr", "script-src-elem", "style-src-elem"),
@@ -73,7 +52,7 @@ def test_what_a_page_does_not_need_is_refused(browser, site, address, disk):
     tab.on("console", lambda message: said.append((message.type, message.text)))
     tab.goto((f"{site.as_uri()}/" if disk else address) + "index.html")
     assert said == []
-    tab.evaluate(TRIES, OTHER)
+    tab.evaluate(asks.TRIES, OTHER)
     until(tab, "(all) => all.every((one) => refused.has(one))", REFUSED)
     assert tab.evaluate("globalThis.ran") is None
     assert {kind for kind, _ in said} == {"error"}

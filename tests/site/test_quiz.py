@@ -5,7 +5,7 @@ import io
 import json
 import re
 
-from built import ROOT
+from built import ROOT, asks
 
 from fwlab.exercises import QUESTIONS, predict, reveal
 
@@ -45,18 +45,6 @@ def answer(form, question, value: float | str) -> str:
     return form.locator("[role=status]").inner_text()
 
 
-#: What a page says to each of some answers.
-JUDGED = """(answers) => answers.map(([name, answer]) => {
-  const form = [...document.querySelectorAll(".fw-quiz")]
-    .find((each) => JSON.parse(each.dataset.question).name === name);
-  const chosen = form.querySelector(`input[value="${CSS.escape(answer)}"]`);
-  if (chosen) chosen.checked = true;
-  else form.querySelector("input").value = answer;
-  form.requestSubmit();
-  return form.querySelector("[role=status]").textContent;
-})"""
-
-
 def test_pages_judge_as_the_notebooks_do(look, site):
     """All questions, with the script of the site, on one page."""
     pages = (site / "notebooks" / f"{path.stem}.html" for path in NOTEBOOKS)
@@ -68,7 +56,7 @@ def test_pages_judge_as_the_notebooks_do(look, site):
     questions = [QUESTIONS[name] for path in NOTEBOOKS for name in asked(path)]
     answers = [(q, value) for q in questions for value in (q.truth, *q.tempting)]
     typed = [(q.name, v if q.choices else f"{v:g}") for q, v in answers]
-    judged = tab.evaluate(JUDGED, typed)
+    judged = tab.evaluate(asks.JUDGED, typed)
     for (question, value), said in zip(answers, judged, strict=True):
         printed = in_a_notebook(question.name, value)
         if value == question.truth:

@@ -135,7 +135,7 @@ def test_slider_follows_a_finger(look, figure):
     assert tab.evaluate("cancelled") == 0
 
 
-@pytest.mark.parametrize("name", some(NAMES, "memory", "chunks"))
+@pytest.mark.parametrize("name", some(NAMES, "memory", "chunks", "feedback"))
 def test_fingers_have_room(fresh, name):
     """Handles, buttons and cells to tap: at least 44 px."""
     figure = started(fresh, name, (390, 844), touch=True)

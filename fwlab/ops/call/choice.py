@@ -1,6 +1,5 @@
 """The choice of the implementation that computes a call."""
 
-import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import fla, gpu, measured
+from fwlab.ops.call import fla, gpu
 from fwlab.transforms import constant, forward_mode, transformed
 
 #: The names of implementations for GPUs: theirs, and ours.
 KERNELS = ("fla", "triton")
+
+PREFERRED = "fla"
+"""The one of them that "auto" tries first where both are installed.
+
+Others have measured theirs on many GPUs; nobody has timed ours on one.
+"""
 
 
 class Refused(ValueError):
@@ -94,7 +99,7 @@ def choose(
         if reason := refusal(requested):
             _refuse(op, implementations, requested, reason)
         return requested, _loaded(implementations[requested])
-    names, _ = preferred(op, implementations, device)
+    names = preferred(implementations, device)
     reasons: dict[str, str] = {}
     for name in names:
         if name in KERNELS and gpu.takes("cpu"):
@@ -129,38 +134,22 @@ def _refuse(
 
 
 def preferred(
-    op: str, implementations: Mapping[str, Any], device: torch.device
-) -> tuple[list[str], str | None]:
-    """What "auto" tries, in this order, and why in this one.
+    implementations: Mapping[str, Any], device: torch.device
+) -> list[str]:
+    """What "auto" tries, in this order.
 
-    The last implementation comes first. But flash-linear-attention,
-    where it is installed, comes before kernels that have not been
-    measured on this GPU to be right and faster.
+    The last implementation comes first, but on a GPU `PREFERRED` does
+    if it can run there at all.
     """
     names = [*implementations][::-1]
     theirs = implementations.get("fla")
     if theirs is not None and not theirs.auto:
         names.remove("fla")
     both = "fla" in names and "triton" in names
-    if not both or device.type != "cuda" or fla.missing():
-        return names, None
-    ours, why = _prefers_ours(op, device)
-    if not ours:
-        names.remove("fla")
-        names.insert(0, "fla")
-    return names, why
-
-
-@constant
-def _prefers_ours(op: str, device: torch.device) -> tuple[bool, str]:
-    """Whether our kernels come first on a GPU, and why."""
-    return measured.prefers_ours(op, _card(device))
-
-
-@functools.cache
-def _card(device: torch.device) -> str:
-    """The name of a GPU."""
-    return torch.cuda.get_device_name(device)
+    if both and device.type == "cuda" and not fla.missing():
+        names.remove(PREFERRED)
+        names.insert(0, PREFERRED)
+    return names
 
 
 @constant

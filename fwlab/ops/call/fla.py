@@ -11,9 +11,6 @@ arguments of ours. What differs:
   here.
 """
 
-import functools
-import importlib.metadata
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
-from fwlab.ops.call import compiler, gpu
+from fwlab.ops.call import gpu
 from fwlab.ops.parts import autograd
 from fwlab.transforms import constant
 
@@ -40,17 +37,12 @@ are $-\infty$ is not a number.
 """
 
 
-@functools.cache  # to look it up takes longer than a step of a rule
-def version() -> compiler.Version | None:
+def version() -> gpu.Version | None:
     """The version of flash-linear-attention; None = not installed."""
     # fla-core contains only the operations.
-    for package in ("flash-linear-attention", "fla-core"):
-        try:
-            found = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return tuple(map(int, re.findall(r"\d+", found)[:3]))
-    return None
+    return gpu.version("flash-linear-attention") or gpu.version(
+        "fla-core"
+    )
 
 
 @constant
@@ -58,7 +50,7 @@ def missing() -> str | None:
     """Why it cannot run on this machine at all; None = it can."""
     if (version() or ()) < OLDEST:
         return (
-            f"flash-linear-attention {compiler.said(OLDEST)} or newer "
+            f"flash-linear-attention {gpu.dotted(OLDEST)} or newer "
             'is not installed (pip install "fwlab[fla]")'
         )
     if gpu.stands_in():  # it launches its kernels itself

@@ -6,7 +6,9 @@ without it.
 
 import functools
 import importlib
+import importlib.metadata
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import compiler
 from fwlab.transforms import constant
 
 #: Whether kernels run in Triton's interpreter, on the CPU, for tests.
@@ -31,11 +32,36 @@ OLDEST = (3, 6)
 TENSOR_CORES = (8, 0)
 """The minimum compute capability at which Triton uses tensor cores."""
 
+HOPPER, TRITON, PTXAS = 9, (3, 7, 1), (13, 1)
+"""Where older compilers give wrong numbers: see `untrusted`."""
+
+Version = tuple[int, ...]
+
+
+@functools.cache  # to look it up takes longer than a step of a rule
+def version(package: str) -> Version | None:
+    """The version of a package; None = it is not installed."""
+    try:
+        text = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return numbers(text)
+
+
+def numbers(text: str) -> Version:
+    """The first three numbers of a version: "3.7.1" as (3, 7, 1)."""
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+
+
+def dotted(version: Version) -> str:
+    """A version as people write it: "3.7.1"."""
+    return ".".join(map(str, version))
+
 
 @constant
 def installed() -> bool:
     """Whether there is a Triton that is new enough for the kernels."""
-    return (compiler.triton() or ()) >= OLDEST
+    return (version("triton") or ()) >= OLDEST
 
 
 class Limit(str):
@@ -203,7 +229,7 @@ class Kernel:
         A `Limit` where nothing is missing on this machine.
         """
         if not installed():
-            oldest = compiler.said(OLDEST)
+            oldest = dotted(OLDEST)
             return f"Triton {oldest} or newer is not installed"
         if device.type != device_type():
             return (
@@ -222,8 +248,8 @@ class Kernel:
         have = capability(device)
         if have < self.minimum:
             return Limit(
-                f"compute capability {compiler.said(have)} is below "
-                f"{compiler.said(self.minimum)}"
+                f"compute capability {dotted(have)} is below "
+                f"{dotted(self.minimum)}"
             )
         # What a stand-in runs, no ptxas has compiled.
         if _stand_in is None and (why := _faulty(have)):
@@ -242,10 +268,40 @@ def _imported(module: str, function: str | None) -> Any:
     return getattr(found, function) if function else found
 
 
+@functools.cache
+def untrusted(capability: tuple[int, int]) -> str | None:
+    """Why nothing compiled for this GPU can be trusted; None = it can.
+
+    On Hopper, Triton before 3.7.1 and ptxas, which makes its machine
+    code, before 13.1 give wrong numbers without an error
+    (fla-org/flash-linear-attention#983 and #1262). The answer stays the
+    same until the process ends.
+    """
+    if capability[0] != HOPPER:
+        return None
+    have = version("triton") or ()
+    if have < TRITON:
+        return (
+            f"Triton {dotted(have)} computes wrong gradients on Hopper; "
+            f"install Triton {dotted(TRITON)} or newer"
+        )
+    from triton.knobs import nvidia
+
+    if numbers(nvidia.ptxas.version) >= PTXAS:
+        return None
+    return (
+        f"ptxas {nvidia.ptxas.version} computes wrong numbers on "
+        "Hopper; set TRITON_PTXAS_PATH to one of version "
+        f"{dotted(PTXAS)} or newer: Triton's own "
+        f"{nvidia.ptxas_blackwell.path} is "
+        f"{nvidia.ptxas_blackwell.version}"
+    )
+
+
 @constant
 def _faulty(have: tuple[int, int]) -> str | None:
-    """Why no compiler here is right for these GPUs; None = one is."""
-    return compiler.refusal(have)
+    """The same, for `torch.compile`."""
+    return untrusted(have)
 
 
 def device_type() -> str:

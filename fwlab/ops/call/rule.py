@@ -80,6 +80,8 @@ class Rule(Operation):
     - `feature_map`: the class of the feature map.
     - `key_norm`: "sum", "l2" or None.
     - `normalize`: whether it divides by $z$.
+    - `with_decay`, `with_dpfp`: the functions that compute it with a
+      decay, or make DPFP features themselves; None = its own.
     """
 
     gates: Mapping[str, Gate] = field(default_factory=dict)
@@ -93,6 +95,8 @@ class Rule(Operation):
     feature_map: Callable[[], FeatureMap] = Identity
     key_norm: str | None = None
     normalize: bool = False
+    with_decay: str | None = None
+    with_dpfp: str | None = None
 
     @property
     def required(self) -> tuple[str, ...]:

@@ -119,6 +119,14 @@ def feedback(
     `positions` are 0 (and without any memory, those of all weights of
     the attention).
 
+    A layer holds the weights, and trains them.
+
+        >>> from fwlab.layers import FeedbackTransformer
+        >>> stack = FeedbackTransformer(d_model=4, heads=2, layers=1)
+        >>> x = torch.zeros(1, 3, 4)
+        >>> ops.feedback(x, stack.weights(), heads=2).shape
+        torch.Size([1, 3, 4])
+
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
     arguments = {"x": (x, "batch time d"), **_named(weights)}
@@ -212,6 +220,13 @@ def feedback_attention(
     - `positions`: $P$, `[key, features]`, an even number of features.
     - Returns `[batch, heads, key]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    With equal scores, you read the mean of the values.
+
+        >>> q, k = torch.zeros(1, 1, 2), torch.zeros(1, 2, 1, 2)
+        >>> v = torch.tensor([[4.0, 0.0], [8.0, 2.0]])[None, :, None]
+        >>> ops.feedback_attention(q, k, v, torch.zeros(2, 2))
+        tensor([[[6., 1.]]])
 
     Source: Fan et al. 2020 (arXiv:2002.09402); the sinusoids are those
     of Transformer-XL (arXiv:1901.02860).

@@ -52,6 +52,13 @@ def fwp(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `a`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Two values under one key, squashed after each.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.fwp(v / 10, k, k, activation=torch.tanh).flatten()
+        tensor([0.3799, 0.8274])
+
     Source: Schmidhuber 1991, "Learning to control fast-weight memories";
     equation numbers from Schlag et al. 2021 (arXiv:2102.11174).
     """

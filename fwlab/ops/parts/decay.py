@@ -38,7 +38,9 @@ def of(
     if decay is None:
         return NoDecay()
     d = chunks.split([decay[:, steps]], chunk, dtype, fill=1)
-    return Decay(d) if d.shape[-1] == 1 else ChannelDecay(d, early)
+    if d.shape[-1] == 1 and not early:
+        return Decay(d)
+    return ChannelDecay(d, early)
 
 
 class NoDecay:

@@ -68,6 +68,10 @@ def detach(state: Any) -> Any:
       tuples, named tuples, lists and dicts of them.
     - Returns the same structure.
     - Raises `TypeError` for anything else in it.
+
+        >>> W = torch.zeros(1, 2, 4, 4, requires_grad=True)
+        >>> ops.detach((W, None))[0].requires_grad
+        False
     """
     if isinstance(state, Tensor):
         return state.detach()

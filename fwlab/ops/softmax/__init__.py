@@ -105,6 +105,13 @@ def softmax_attention(
     - Returns `y` `[batch, time, heads, value]`, with the heads of `q`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    With equal keys, you read the mean of the values.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.softmax_attention(k, k, v).flatten()
+        tensor([4., 6.])
+
     Source: Vaswani et al. 2017 (arXiv:1706.03762).
     """
     dims = "batch time heads key"

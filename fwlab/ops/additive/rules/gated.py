@@ -174,6 +174,14 @@ def gated_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Two values under one key.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> half = torch.full((1, 2, 1), 0.5)
+        >>> ops.gated_rule(k, k, v, half).flatten()
+        tensor([2., 5.])
+
     Source: Peng et al. 2021 (arXiv:2103.02143), Eq. 7, who write
     $g = 1 - \beta$; without normaliser Schlag et al. 2021
     (arXiv:2102.11174), Eq. 52.

@@ -1,9 +1,9 @@
 r"""# The sum rule, one step at a time
 
 Drop the softmax from attention, and the growing list of keys and values
-becomes one matrix $W$: a memory that adds up outer products. Here `k` and `q` are already features,
-$\phi(k)$ and $\phi(q)$. Equation numbers are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
+becomes one matrix $W$: a memory that adds up outer products. Here `k`
+and `q` are already features, $\phi(k)$ and $\phi(q)$. Equation numbers
+are those of [Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
 
 The loops are the specification, in float32 at least. Nothing else is
 computed with them.
@@ -189,9 +189,10 @@ def sum_rule(
     - `log_decay`: `[batch, time, heads]`, at most 0: $W_{t-1}$ and
       $z_{t-1}$ are multiplied by its exponential first; None = no
       decay. `[batch, time, heads, key]` is a decay per key channel
-      (gated linear attention), which takes no normaliser. (Features scaled by a running maximum need a decay.) The
-      mean is right however far they fade since the last write. What a
-      later write exceeds by $e^{80}$ counts as forgotten.
+      (gated linear attention), which takes no normaliser. (Features
+      scaled by a running maximum need a decay.) The mean is right
+      however far they fade since the last write. What a later write
+      exceeds by $e^{80}$ counts as forgotten.
     - `normalize`: divide by $z_t \cdot q_t$; without it
       $y_t = W_t q_t$. Where the denominator is 0 the result is 0.
     - `scale`: a factor of `q`; None = 1.
@@ -211,6 +212,13 @@ def sum_rule(
       or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Two values under one key; the second answer is their mean.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.sum_rule(k, k, v).flatten()
+        tensor([4., 6.])
 
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); equation
     numbers from Schlag et al. 2021 (arXiv:2102.11174).

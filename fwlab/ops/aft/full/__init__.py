@@ -71,6 +71,14 @@ def aft_full(
     key and a bias of 3e38 in float32, "naive" and "efficient" return
     NaN, and "triton" may return a number.
 
+    A bias of $\log 3$ on its own step: weights 1 and 3.
+
+        >>> q = k = torch.zeros(1, 2, 1)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1)
+        >>> bias = torch.tensor([[3.0, 1.0], [1.0, 3.0]]).log()
+        >>> ops.aft_full(q, k, v, bias).flatten()
+        tensor([2.0000, 3.5000])
+
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
     call = AFTCall(

@@ -77,6 +77,13 @@ def aft_simple(
     as well. The key of a later step changes no bit of an earlier
     output.
 
+    With equal keys, half of the mean: $\sigma(0) = 1/2$.
+
+        >>> q = k = torch.zeros(1, 2, 1)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1)
+        >>> ops.aft_simple(q, k, v).flatten()
+        tensor([2., 3.])
+
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
     call = AFTCall(

@@ -75,6 +75,14 @@ def aft_local(
     The result is exact wherever $k + w$ is finite, and undefined
     elsewhere, as for `aft_full`.
 
+    A window of one step: a bias for the step itself.
+
+        >>> q = k = torch.zeros(1, 2, 1)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1)
+        >>> band = torch.full((2, 1), 3.0).log()
+        >>> ops.aft_local(q, k, v, band).flatten()
+        tensor([2.0000, 3.5000])
+
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
     call = AFTCall(
@@ -120,6 +128,14 @@ def aft_conv(
 
     The result is exact wherever $k + w$ is finite, and undefined
     elsewhere, as for `aft_full`.
+
+    One head, and a window of one step.
+
+        >>> q = k = torch.zeros(1, 2, 1, 1)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> kernel = torch.full((1, 1), 3.0).log()
+        >>> ops.aft_conv(q, k, v, kernel).flatten()
+        tensor([2.0000, 3.5000])
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
@@ -167,6 +183,13 @@ def aft_conv2d(
 
     The result is exact wherever $k + w$ is finite, and undefined
     elsewhere, as for `aft_full`.
+
+    Without a bias, all pixels count the same.
+
+        >>> q = k = torch.zeros(1, 1, 2, 1, 1)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 1, 2, 1, 1)
+        >>> ops.aft_conv2d(q, k, v, torch.zeros(1, 1, 1)).flatten()
+        tensor([3., 3.])
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """

@@ -105,6 +105,15 @@ def comba_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    A key that asks for half removes half of what it holds.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> half = torch.full((1, 2, 1), 0.5)
+        >>> one, none = torch.ones(1, 2, 1), torch.zeros(1, 2, 1)
+        >>> ops.comba_rule(k, k, v, one, none, half).flatten()
+        tensor([ 4., 10.])
+
     Source: Hu et al. 2025 (arXiv:2506.02475).
     """
     return COMBA_RULE(

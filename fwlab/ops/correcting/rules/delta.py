@@ -2,8 +2,8 @@ r"""# The delta rule, one step at a time
 
 The sum rule can only add: two values written under one key are read
 back as a mixture. The delta rule first looks up what the key already
-holds, and then writes the *difference*. Here `k` and `q` are already features, $\phi(k)$ and
-$\phi(q)$. Equation numbers are those of
+holds, and then writes the *difference*. Here `k` and `q` are already
+features, $\phi(k)$ and $\phi(q)$. Equation numbers are those of
 [Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
 
 The loops are the specification, in float32 at least. Nothing else is
@@ -134,6 +134,8 @@ DELTA_RULE = Rule(
     benchmarks=((1024, 64), (4096, 64)),
     feature_map=DPFP,
     key_norm="sum",
+    with_decay="gated_delta_rule",
+    with_dpfp="dpfp_delta_rule",
 )
 DPFP_DELTA_RULE = replace(
     DELTA_RULE,
@@ -202,6 +204,13 @@ def delta_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Of two values under one key, the last wins.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> ops.delta_rule(k, k, v, torch.ones(1, 2, 1)).flatten()
+        tensor([4., 8.])
+
     Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), section
     4.2 and appendix A.1.
     """
@@ -251,6 +260,14 @@ def dpfp_delta_rule(
     - `state`: `W` `[batch, heads, value, 2 * d * nu]`, or None.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Queries and keys are not features yet.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> one = torch.ones(1, 2, 1)
+        >>> ops.dpfp_delta_rule(k, k + 1, v, one).shape
+        torch.Size([1, 2, 1, 1])
 
     Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174).
     """

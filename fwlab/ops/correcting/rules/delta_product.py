@@ -143,9 +143,18 @@ def delta_product(
 
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
       `kimi_delta_rule`.
-    - `implementation`: "auto", "naive", "chunked", or "efficient", "fla" or "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla" or
+      "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Both values in the steps of one token.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> k, v, one = k[:, None], v[:, None], torch.ones(1, 1, 2, 1)
+        >>> ops.delta_product(k[:, :, 0], k, v, one).flatten()
+        tensor([8.])
 
     Source: Siems et al. 2025 (arXiv:2502.10297).
     """

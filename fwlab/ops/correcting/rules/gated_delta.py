@@ -133,6 +133,14 @@ def gated_delta_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    Half of the memory is left, then half of the error is written.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> half = torch.full((1, 2, 1), 0.5)
+        >>> ops.gated_delta_rule(k, k, v, half, half.log()).flatten()
+        tensor([2.0000, 4.5000])
+
     Source: Yang, Kautz, Hatamizadeh 2024 (arXiv:2412.06464).
     """
     return GATED_DELTA_RULE(

@@ -25,7 +25,7 @@ from fwlab.ops.correcting.rules.delta import read, steps
 def replace(
     W: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor
 ) -> Tensor:
-    r"""Remove what some channels of the key hold, write some of the value:
+    r"""Remove what some key channels hold, write some of the value:
 
     $$W_i = \tilde W_i + \big(w_i \odot v_i
       - \tilde W_i\,(e_i \odot k_i)\big) \otimes k_i \tag{n5}$$
@@ -94,7 +94,7 @@ def gated_delta_rule_2(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Fade, erase and write, each channel by a gate of its own; then read.
+    r"""Fade, erase and write, channel by channel; then read.
 
     $\tilde W_t = W_{t-1}\, \mathrm{diag}(e^{\text{log\_decay}_t})$,
     $W_t = \tilde W_t + \big(\text{write}_t \odot v_t
@@ -115,6 +115,17 @@ def gated_delta_rule_2(
     - `implementation`: "auto", "naive", "chunked" or "efficient".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    Without erasing, the second value is added.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> none = torch.zeros_like(k)
+        >>> y = ops.gated_delta_rule_2(
+        ...     k, k, v, none, torch.ones_like(v), none
+        ... )
+        >>> y.flatten()
+        tensor([ 4., 12.])
 
     Source: Gated DeltaNet 2, 2026 (arXiv:2605.22791).
     """

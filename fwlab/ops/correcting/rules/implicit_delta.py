@@ -91,9 +91,18 @@ def implicit_delta_rule(
 
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
       `kimi_delta_rule`.
-    - `implementation`: "auto", "naive", "chunked", or "efficient", "fla" or "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla" or
+      "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
+
+    With a key of length 1 and `beta` of 1, a step goes half the way.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> one = torch.ones(1, 2, 1)
+        >>> ops.implicit_delta_rule(k, k, v, one).flatten()
+        tensor([2., 5.])
 
     Source: Liu et al. 2024, Longhorn (arXiv:2407.14207).
     """

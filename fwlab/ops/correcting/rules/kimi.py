@@ -132,6 +132,15 @@ def kimi_delta_rule(
     Exact for any log decay up to 0: strong and weak ones may be mixed
     within a chunk.
 
+    The channel of this key fades to a half, the other one stays.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> half = torch.full((1, 2, 1), 0.5)
+        >>> fade = torch.tensor([0.5, 1.0]).log().expand_as(k)
+        >>> ops.kimi_delta_rule(k, k, v, half, fade).flatten()
+        tensor([2.0000, 4.5000])
+
     Source: Kimi team 2025 (arXiv:2510.26692).
     """
     return KIMI_DELTA_RULE(

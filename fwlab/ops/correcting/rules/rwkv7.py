@@ -143,6 +143,14 @@ def rwkv7_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
+    With $a = -b$, the key $b$ is emptied before the pair is added.
+
+        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
+        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> none = torch.zeros_like(k)
+        >>> ops.rwkv7_rule(k, k, v, -k, k, none).flatten()
+        tensor([4., 8.])
+
     Source: Peng et al. 2025 (arXiv:2503.14456).
     """
     return RWKV7_RULE(

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fwlab.bench import mixers
+from fwlab.bench.case import layout
 
 MIXERS = ("softmax", "sum", "delta")
 #: How to run it: environment variables.
@@ -60,12 +62,13 @@ def run() -> list[dict[str, Any]]:
 
 
 def _fresh(mixer: str, setting: str) -> float:
-    given = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
     call = f"busy.milliseconds({mixer!r}, {SECONDS})"
-    code = f"from fwlab.bench import busy; print({call})"
+    code = f"from bench import busy; print({call})"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=given | SETTINGS[setting],
+        env=environment | SETTINGS[setting],
         check=True,
         capture_output=True,
         text=True,
@@ -82,3 +85,11 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
             for r in rows
         ),
     ]
+
+
+def measure() -> dict[str, Any]:
+    """Print the table, and return its rows."""
+    print("A training step on a quiet machine, and beside one busy core\n")
+    rows = run()
+    print(layout(table(rows), left=2))
+    return {"busy": rows}

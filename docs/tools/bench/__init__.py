@@ -1,0 +1,9 @@
+"""Benchmarks for those who work on fwlab, not in the package.
+
+- `peers`: what you would use instead of fwlab.
+- `lengths`: by sequence length and by batch, next to dense forms and
+  softmax attention.
+- `busy`: a training step while another program keeps a core busy.
+- `imports`: the time to import fwlab, next to PyTorch.
+- `training`: the loop of `fwlab train`, next to a bare loop.
+"""

@@ -1,0 +1,629 @@
+// What tests ask of a page, by name: each is handed to the browser as it stands.
+
+// In a page, a figure as it came, and its script once more.
+const ANEW = async (name) => {
+  const id = `figure-${name}`;
+  if (!globalThis.asItCame) {
+    const text = await (await fetch(location.pathname)).text();
+    globalThis.asItCame = new DOMParser().parseFromString(text, "text/html");
+  }
+  performance.clearResourceTimings();
+  const fresh = document.importNode(asItCame.getElementById(id), true);
+  document.getElementById(id).replaceWith(fresh);
+  scrollTo({ top: 0, behavior: "instant" });
+  const old = [...document.scripts].find(({ src }) => src.endsWith(`/${name}.js`));
+  const script = Object.assign(document.createElement("script"), { src: old.src });
+  const done = new Promise((yes, no) => { script.onload = yes; script.onerror = no; });
+  old.replaceWith(script);
+  await done;
+};
+
+// Of each pair of texts that lie on one another, what they say; and of those
+// that stick out of their drawing.
+const OVERLAPPING = (() => {
+  const found = [], boxes = [];
+  for (const text of all("svg text")) {
+    const box = text.getBoundingClientRect();
+    if (!text.textContent.trim() || !box.width) continue;
+    const svg = text.ownerSVGElement.getBoundingClientRect();
+    if (box.left < svg.left - 1 || box.right > svg.right + 1)
+      found.push(["cut off", text.textContent]);
+    for (const [other, said] of boxes) {
+      const apart = box.right <= other.left || other.right <= box.left;
+      const middle = Math.abs(box.y + box.height / 2 - other.y - other.height / 2);
+      // Lines of text lie close: a third of a line is its margin.
+      if (!apart && middle <= 0.66 * Math.min(box.height, other.height))
+        found.push([said, text.textContent]);
+    }
+    boxes.push([box, text.textContent]);
+  }
+  return found;
+})();
+
+// Formulas that are still TeX: as arithmatex marks them, or in notebooks.
+const RAW = () => {
+  const skip = "script, style, pre, code, svg, .katex, textarea";
+  const walk = document.createTreeWalker(
+    document.querySelector("article"), NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walk.nextNode()) {
+    const { parentElement, data } = walk.currentNode;
+    if (!parentElement.closest(skip) && /\$[^$\d][^$]*\$|\\[([a-z]/.test(data)) found.push(data);
+  }
+  return found;
+};
+
+const RED = () => [...document.querySelectorAll(".katex [style*=color]")]
+  .filter((e) => /^rgb\((204, 0, 0|255, 0, 0)\)$/.test(getComputedStyle(e).color))
+  .map((e) => e.textContent);
+
+// Drawings of matplotlib that are not in the colours of the page, or mute.
+const FIGURES = () => [...document.querySelectorAll("article svg[role=img], article img")]
+  .filter((e) => e.outerHTML.toLowerCase().includes("#7b8190")
+    || (e.getAttribute("src") ?? "").startsWith("data:image/svg")
+    || (e.alt !== "" && (e.getAttribute("aria-label") ?? e.alt ?? "").length <= 8))
+  .map((e) => e.outerHTML.slice(0, 150));
+
+// Lines of text, as far as they are longer than is easy to read.
+const LONG = () => {
+  const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
+  const found = [];
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
+    if (block.querySelector(":is(p, li, table, .katex)")) continue;
+    const lines = new Map();
+    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    while (walk.nextNode()) {
+      const { parentElement, data } = walk.currentNode;
+      if (parentElement.closest(skip)) continue;
+      for (const { 0: word, index } of data.matchAll(/[^\s-]*(-|\s+|$)/g)) {
+        range.setStart(walk.currentNode, index);
+        range.setEnd(walk.currentNode, index + word.length);
+        const { width, y } = range.getBoundingClientRect();
+        const top = Math.round(y / 8);
+        if (width) lines.set(top, `${lines.get(top) ?? ""}${word}`);
+      }
+    }
+    found.push(...[...lines.values()].map((line) => line.trim()).filter((line) => line.length > 80));
+  }
+  return found;
+};
+
+// The same of text with formulas: wider than 80 letters of average width.
+const WIDE = () => {
+  const sample = "You write pairs into a matrix, read them back, and correct what it holds.";
+  const pen = document.createElement("canvas").getContext("2d");
+  const found = [];
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
+    if (block.querySelector(":is(p, li, table)") || !block.querySelector(".katex")) continue;
+    const { fontFamily, fontSize } = getComputedStyle(block);
+    pen.font = `${fontSize} ${fontFamily}`;
+    const [left, right] = [[], []];
+    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    while (walk.nextNode()) {
+      const skip = ".katex-display, .katex-mathml, .highlight, pre, svg, script, style";
+      if (walk.currentNode.parentElement.closest(skip)) continue;
+      range.selectNodeContents(walk.currentNode);
+      for (const box of range.getClientRects()) {
+        left.push(box.left);
+        right.push(box.right);
+      }
+    }
+    const letters = (Math.max(...right) - Math.min(...left)) /
+      (pen.measureText(sample).width / sample.length);
+    if (letters > 80) found.push(`${letters} letters: ${block.textContent.slice(0, 80)}`);
+  }
+  return found;
+};
+
+// Tables of which something is cut, or that take words out of a reader's sight.
+const CUT_CELLS = () => {
+  const folds = [...document.querySelectorAll("details:not([open])")];
+  for (const fold of folds) fold.open = true;
+  dispatchEvent(new Event("resize"));
+  const cut = [];
+  for (const table of document.querySelectorAll("article table"))
+    for (const cell of table.querySelectorAll("td, tbody th")) {
+      const { left, right, width } = cell.getBoundingClientRect();
+      const inside = left >= 0 && right <= innerWidth + 0.5;
+      if (width && inside && cell.scrollWidth <= cell.clientWidth + 1) continue;
+      if (width || cell.textContent.trim()) cut.push(cell.textContent.slice(0, 60));
+    }
+  for (const fold of folds) fold.open = false;
+  return cut;
+};
+
+// Cells of a table that is shown as a list, without the name of their column.
+const NAMELESS = () => [...document.querySelectorAll("[data-rows]")].flatMap((table) => {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+  return [...table.tBodies].flatMap((body) => [...body.rows]).flatMap((row) => {
+    const cells = [...row.cells];
+    if (cells.some((cell) => cell.colSpan > 1)) return [];
+    return cells.slice(1).filter((cell, i) => cell.dataset.label !== names[i + 1]
+      || !getComputedStyle(cell, "::before").content.includes(names[i + 1]));
+  });
+}).map((cell) => cell.textContent);
+
+// Letters that are too small, cut, or on top of each other. Text of matplotlib is
+// drawn in units of a hundredth of its size.
+const LETTERS = () => [...document.querySelectorAll("article svg[role=img]")].flatMap((plot) => {
+  const name = plot.querySelector("[id]").id;
+  const frame = plot.getBoundingClientRect();
+  const texts = [...plot.querySelectorAll("g[id*=-text_]")].flatMap((group) => {
+    const letters = group.querySelector("g[transform*=scale]");
+    if (!letters) return [];
+    const { c, d } = letters.getScreenCTM();
+    return [{ id: group.id, size: 100 * Math.hypot(c, d), box: group.getBoundingClientRect() }];
+  });
+  const found = texts.length ? [] : [`${name}: no text`];
+  if (frame.width && (frame.left < 0 || frame.right > innerWidth)) found.push(`${name}: wide`);
+  for (const [i, { id, size, box }] of texts.entries()) {
+    if (size < 11) found.push(`${id}: ${size} px`);
+    if (box.left < frame.left - 1 || box.right > frame.right + 1
+      || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.push(`${id}: cut`);
+    for (const other of texts.slice(0, i)) {
+      // Two pixels apart, or they read as one word.
+      const wide = Math.min(box.right, other.box.right) - Math.max(box.left, other.box.left);
+      const high = Math.min(box.bottom, other.box.bottom) - Math.max(box.top, other.box.top);
+      if (wide > -2 && high > 2) found.push(`${id} on ${other.id}`);
+    }
+  }
+  return found;
+});
+
+// What runs, or would run when something changes.
+const MOVES = () => {
+  const moves = document.getAnimations().map((a) => a.animationName ?? a.transitionProperty);
+  for (const element of document.querySelectorAll("*"))
+    for (const pseudo of [null, "::before", "::after"]) {
+      const style = getComputedStyle(element, pseudo);
+      if (style.scrollBehavior === "smooth" || style.animationName !== "none"
+        || style.transitionDuration.split(", ").some((time) => parseFloat(time) > 0))
+        moves.push(`${element.localName}.${element.className}${pseudo ?? ""}`);
+    }
+  return [...new Set(moves)];
+};
+
+// Scrolling that a script asks for.
+const SMOOTH = (() => {
+  globalThis.smooth = [];
+  for (const [owner, name] of [
+    [window, "scrollTo"], [window, "scroll"], [window, "scrollBy"],
+    [Element.prototype, "scrollTo"], [Element.prototype, "scrollBy"],
+    [Element.prototype, "scrollIntoView"], [Element.prototype, "animate"],
+  ]) {
+    const original = owner[name];
+    owner[name] = function (...values) {
+      const asked = values.some((value) => value?.behavior === "smooth");
+      if (asked || name === "animate") smooth.push(name);
+      return original.apply(this, values);
+    };
+  }
+})();
+
+// Whether a control is in the window with all drawings, below the header; it
+// scrolls as someone who looks at the figure does.
+const TOGETHER = (control, css) => {
+  const root = control.closest("[id^=figure-]");
+  const header = document.querySelector("header.md-header");
+  const span = () => {
+    const boxes = [control, ...root.querySelectorAll(css)].map((e) => e.getBoundingClientRect());
+    return [Math.min(...boxes.map((b) => b.top)), Math.max(...boxes.map((b) => b.bottom))];
+  };
+  const above = header.getBoundingClientRect().bottom;
+  const [top, bottom] = span();
+  const by = top - above - 2;
+  if (bottom > innerHeight || by < 0) scrollBy({ top: by, behavior: "instant" });
+  const seen = span();
+  return seen[0] >= header.getBoundingClientRect().bottom && seen[1] <= innerHeight;
+};
+
+// Letters below 10 px, or with less than 4.5 : 1 against what lies below.
+const ILLEGIBLE = (name) => {
+  const canvas = new OffscreenCanvas(1, 1);
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  const parse = (colour, opacity = 1) => {
+    context.clearRect(0, 0, 1, 1);
+    context.fillStyle = colour === "none" ? "transparent" : colour;
+    context.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, (a / 255) * opacity];
+  };
+  const over = ([r, g, b, a], below) =>
+    [r, g, b].map((c, i) => c * a + below[i] * (1 - a));
+  const light = (rgb) => rgb
+    .map((c) => ((c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const paint = (e) => {
+    const style = getComputedStyle(e);
+    if (!(e instanceof SVGGeometryElement)) return parse(style.backgroundColor);
+    return parse(style.fill, style.fillOpacity * style.opacity);
+  };
+  const found = [];
+  for (const e of document.querySelectorAll(`#figure-${name} svg text`)) {
+    if (!e.textContent.trim() || !e.checkVisibility()) continue;
+    const size = parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a;
+    if (size < 10) found.push([e.textContent, `${size} px`]);
+    const box = e.getBoundingClientRect();
+    const stack = document
+      .elementsFromPoint(box.x + box.width / 2, box.y + box.height / 2)
+      .filter((below) => !(below instanceof SVGTextContentElement));
+    const below = stack.reduceRight((colour, b) => over(paint(b), colour), [255, 255, 255]);
+    const style = getComputedStyle(e);
+    const text = over(parse(style.fill, style.opacity * style.fillOpacity), below);
+    const [low, high] = [light(text), light(below)].sort((a, b) => a - b);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) found.push([e.textContent, ratio.toFixed(2)]);
+  }
+  return found;
+};
+
+// What a script could try that came into a page somehow, and what is refused.
+const TRIES = (other) => {
+  globalThis.refused = new Set();
+  document.addEventListener("securitypolicyviolation", ({ effectiveDirective }) =>
+    refused.add(effectiveDirective));
+  const add = (name, attributes, text = "") => {
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.textContent = text;
+    document.body.append(element);
+    return element;
+  };
+  add("script", {}, "globalThis.ran = true");
+  add("b", { onclick: "globalThis.ran = true" }).click();
+  add("script", { src: `${other}a.js` });
+  add("img", { src: `${other}a.png` });
+  add("iframe", { src: other });
+  add("link", { rel: "stylesheet", href: `${other}a.css` });
+  add("form", { action: other }).submit();
+  fetch(other).catch(() => null);
+};
+
+// What axe finds, as one line per rule that is broken.
+const RULES = (rules) => axe.run(document, {
+  resultTypes: ["violations"],
+  runOnly: rules ?? ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
+}).then((results) => results.violations
+  .filter((v) => ["serious", "critical"].includes(v.impact))
+  .map((v) => `${v.id}: ${v.nodes.length} x ${v.nodes[0].html.slice(0, 150)} `
+    + v.nodes[0].failureSummary.slice(0, 300)));
+
+// In a still, the drawings that do not fit, and the texts that are cut in two.
+const CUT_IN_STILL = (still) => {
+  const outside = (a, b) => a.left < b.left - 1 || a.right > b.right + 1
+    || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+  const box = (e) => e.getBoundingClientRect();
+  const found = [];
+  for (const svg of still.querySelectorAll(":scope > svg")) {
+    if (outside(box(svg), box(still))) found.push(svg.ariaLabel ?? "a drawing");
+    for (const text of svg.querySelectorAll("text")) {
+      const seen = box(text).width && box(text).top < box(svg).bottom;
+      if (seen && outside(box(text), box(svg))) found.push(text.textContent);
+    }
+  }
+  return found;
+};
+
+// --- The map of the course -------------------------------------------------
+
+// What is wrong with the map: letters too small, and arrows over a notebook.
+const MAP = () => {
+  const wrong = [];
+  const map = document.querySelector(".course-map");
+  const scale = map.getScreenCTM().a;
+  if (13 * scale < 11) wrong.push(`letters of ${13 * scale} px`);
+  const boxes = [...map.querySelectorAll("rect")].map((rect) => rect.getBBox());
+  for (const arrow of map.querySelectorAll("path"))
+    for (let at = 1; at < arrow.getTotalLength(); at++) {
+      const { x, y } = arrow.getPointAtLength(at);
+      const inside = (box) => x > box.x && x < box.x + box.width
+        && y > box.y && y < box.y + box.height;
+      if (boxes.some(inside)) wrong.push(`${arrow.getAttribute("d")} at ${x}, ${y}`);
+    }
+  return wrong;
+};
+
+// --- Questions -------------------------------------------------------------
+
+// What a page says to each of some answers.
+const JUDGED = (answers) => answers.map(([name, answer]) => {
+  const form = [...document.querySelectorAll(".fw-quiz")]
+    .find((each) => JSON.parse(each.dataset.question).name === name);
+  const chosen = form.querySelector(`input[value="${CSS.escape(answer)}"]`);
+  if (chosen) chosen.checked = true;
+  else form.querySelector("input").value = answer;
+  form.requestSubmit();
+  return form.querySelector("[role=status]").textContent;
+});
+
+// --- The essay -------------------------------------------------------------
+
+// What a step shows: its state, words, and the texts that are seen.
+const ESSAY = (() => {
+  root.figure.jump(given);
+  const read = (css) => all(css + " text").filter(seen).map((e) => e.textContent).join(" ");
+  return [state(), words(), read("[data-vector=memory]"), read("[data-part=table]"),
+    read("[data-vector=written]"), read("[data-part=overlap]")];
+})();
+
+// Whether the picture has ever been between two steps.
+const WATCH = (() => {
+  globalThis.moved = 0;
+  const watch = () => {
+    if (state().moving) moved += 1;
+    requestAnimationFrame(watch);
+  };
+  watch();
+})();
+
+const PLACES = (() => {
+  const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
+  const section = document.querySelector(`[data-step=${given}]`);
+  return {
+    figure: box(root),
+    picture: box(all("svg")[0]),
+    heading: box(section.querySelector("h2")),
+    text: box(section.querySelector("p")),
+    header: box(document.querySelector("header.md-header"))[3],
+    current: all(".fw-current", document).map((e) => e.dataset.step),
+    animations: document.getAnimations().length,
+  };
+})();
+
+// By step, whether its own picture is there; and of the one that moves.
+const PICTURES = [
+  ...all("[data-step]", document).filter((step) =>
+    ["svg", ".fw-words"].every((css) => all(`.fw-step ${css}`, step).some(seen))
+  ).map((step) => step.dataset.step),
+  ...(seen(all("svg")[0]) ? ["moving"] : []),
+];
+
+// --- aft -------------------------------------------------------------------
+
+// The numbers and marks in the picture, without the help of its state.
+const AFT = ({
+  now: state(), words: words(), keys: texts("text", all("svg g")[0]),
+  blocks: Object.fromEntries(all("[data-method]").map((block) => [block.dataset.method, {
+    label: block.getAttribute("aria-label"), texts: texts("text", block),
+    marks: Object.fromEntries(["lost", "wrong", "shade"].map((part) =>
+      [part, block.querySelector(`[data-part=${part}]`).getAttribute("d") ?? ""])),
+  }])),
+});
+
+// --- capacity --------------------------------------------------------------
+
+const CAPACITY = ({
+  state: state(), words: words(), table: texts("[data-part=table] text").slice(5),
+  curve: values("[data-curve=delta]", "d")[0],
+  laws: ["plain", "dpfp"].map((name) => values(`[data-law=${name}]`, "d")[0]),
+  dots: Object.fromEntries(all("[data-dot]").map((e) =>
+    [e.dataset.dot, [e.getAttribute("cx"), e.getAttribute("cy")]])),
+});
+
+// --- chunks ----------------------------------------------------------------
+
+// What the pictures and the words show.
+const CHUNKS = (() => {
+  const parts = {}, blocks = {}, states = {}, lanes = {};
+  for (const part of all("[data-part]"))
+    parts[part.dataset.part] = texts(".fw-cell-text", part);
+  for (const lane of ["loop", "chunks"])
+    lanes[lane] = texts(`[data-part=${lane}] text`).filter((text) => /^[0-9]+ of/.test(text));
+  for (const block of all("[data-block]")) {
+    const { x, y, width, height } = block.querySelector("rect").attributes;
+    blocks[block.dataset.block] = [y, x, height, width].map((a) => Number(a.value));
+  }
+  for (const one of all("[data-state]"))
+    states[one.parentNode.dataset.part + one.dataset.state] = texts(".fw-cell-text", one).length;
+  const labels = values("svg [role=img]", "aria-label");
+  return { state: state(), words: words(), parts, blocks, states, lanes, labels };
+})();
+
+// All ticks that Next leads to, and back, until a button is off; with their words.
+const WALK = ["Next", "Back"].map((name) => {
+  const button = all("button").find((e) => e.textContent === name);
+  const seen = [[state().tick, words()]];
+  while (!button.disabled) {
+    button.click();
+    seen.push([state().tick, words()]);
+  }
+  return seen;
+});
+
+// --- dpfp ------------------------------------------------------------------
+
+const DPFP_DRAWN = ({
+  state: state(), words: words(), names: texts("svg [data-name]"),
+  overlaps: texts("svg [data-part=overlap] text"), r: texts("svg [data-part=r] text"),
+  places: values("g[data-key]", "transform"),
+  bars: all("[data-part=r] rect").map((e) => e.width.baseVal.value),
+  cells: all("rect[data-feature]").map((e) => ({
+    of: e.dataset.of, n: Number(e.dataset.feature), fires: e.dataset.fires,
+    fill: getComputedStyle(e).fill, width: getComputedStyle(e).strokeWidth,
+    text: e.nextElementSibling.textContent })),
+  quadrants: all("[data-quadrant]").map((e) => {
+    const { x, y, width, height } = e.getBBox();
+    return [e.dataset.active, e.textContent, e.getAttribute("font-weight"),
+      x + width / 2, y + height / 2];
+  }),
+});
+
+// --- feedback --------------------------------------------------------------
+
+// Of each drawing, what it shows; of the lines of its path, the states at both ends.
+const FEEDBACK = [state(), words(), all("svg:has([data-state])").map((svg) => {
+  const cells = all("[data-state]", svg);
+  const at = ({ x, y }) => {
+    const near = cells.filter((cell) => {
+      const b = cell.querySelectorAll("rect")[1].getBBox();
+      return x >= b.x && x <= b.x + b.width && y >= b.y && y <= b.y + b.height;
+    });
+    return near.map((cell) => cell.dataset.state.split(",").map(Number))[0];
+  };
+  const ends = (line) => [0, line.getTotalLength()].map((s) => at(line.getPointAtLength(s)));
+  const part = (name, tag) => all(`[data-part=${name}] ${tag}`, svg);
+  return {
+    hops: part("path", "path").map(ends),
+    bar: part("bar", "rect").map((one) => one.getAttribute("fill") !== "none"),
+    counter: svg.querySelector("[data-part=counter]").textContent,
+    cells: Object.fromEntries(cells.map((cell) => [cell.dataset.state, {
+      look: cell.dataset.look,
+      text: cell.textContent,
+      tab: cell.tabIndex,
+      pressed: cell.ariaPressed,
+    }])),
+  };
+})];
+
+// --- live ------------------------------------------------------------------
+
+// What is on the page; of the table, sum, then delta.
+const LIVE = ({
+  state: state(), words: words(), marks: texts("tbody [role=img]"),
+  crossed: texts("s"), strong: texts("p strong"),
+  scores: Object.fromEntries([
+    ["all", texts("thead strong")],
+    ...all("tfoot tr").map((row) => [texts("th", row)[0], texts("td", row)]),
+  ]),
+});
+
+// --- memory ----------------------------------------------------------------
+
+// Of each mark, where it is, if it can be seen.
+const MEMORY = ({
+  state: state(), words: words(),
+  W: texts("svg [data-part=memory] .fw-cell-text"),
+  rows: all("svg [data-part=table] > g").filter(seen)
+    .map((row) => texts("text", row)),
+  marks: Object.fromEntries(["key", "read", "value", "before"].map((kind) =>
+    [kind, Object.fromEntries(all(`svg [data-${kind}]`)
+      .filter(seen)
+      .map((e) => [e.dataset[kind], [e.transform.baseVal[0].matrix, e.ariaValueNow]])
+      .map(([name, [{ e, f }, now]]) => [name, [e, f, now]]))])),
+  errors: Object.fromEntries(all("svg [data-error]").map((e) => [e.dataset.error, e.getAttribute("d")])),
+  curve: values("svg [data-part=ellipse]", "d")[0],
+});
+
+// --- shakespeare -----------------------------------------------------------
+
+// Of a head of each name, the state once it is chosen.
+const CHOOSE_HEADS = given.map((name) => {
+  all(".fw-heads button").find((button) => button.textContent === name).click();
+  return state();
+});
+
+// --- strength --------------------------------------------------------------
+
+// What is shown; and the height of a bar for a strength of 1, which is a
+// twentieth of the window, within limits.
+const STRENGTH = (() => {
+  const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+  return [state(), words(), texts(".fw-betas em"),
+    all(".fw-betas i").map((e) => e.getBoundingClientRect().height),
+    Math.min(Math.max(1.8 * rem, innerWidth / 20), 3.2 * rem),
+    all("tbody tr").map((row) => texts("th, td", row).map((text) => text.trim()))];
+})();
+
+// Where a key is after each of many arrows, from the other side.
+const ARROWS = (handle) => ["Left", "Right", "Up", "Down"].map((arrow) => {
+  const press = (arrow) => handle.dispatchEvent(
+    new KeyboardEvent("keydown", { key: `Arrow${arrow}`, cancelable: true }));
+  const other = { Left: "Right", Right: "Left", Up: "Down", Down: "Up" }[arrow];
+  // To the other side, wherever that is reached from.
+  for (let i = 0; i < 40; i++) press(other);
+  const places = [];
+  for (let i = 0; i <= 40; i++) {
+    const { e, f } = handle.transform.baseVal[0].matrix;
+    places.push({ Left: -e, Right: e, Up: -f, Down: f }[arrow]);
+    press(arrow);
+  }
+  return [places, handle.ariaValueNow];
+});
+
+// Replay, and stop after three letters: where it is then, and later.
+const REPLAY = (async () => {
+  const button = all("button").find((e) => e.textContent === "Replay");
+  button.click();
+  const pause = (time) => new Promise((done) => setTimeout(done, time));
+  while (state().position < 3) await pause(5);
+  button.click();
+  const before = state().position;
+  await pause(400);
+  return [before, state().position, state().text.length];
+})();
+
+// Type a text at once, and keep what is said of it.
+const SPOKEN = (() => {
+  globalThis.said = [];
+  // One record per change, also of several changes at once.
+  new MutationObserver((changes) => {
+    for (const { addedNodes } of changes) said.push(addedNodes[0]?.textContent);
+  }).observe(all(".fw-status")[0], { childList: true });
+  // All in one turn of the browser: nobody can pause in between.
+  const [box] = all("textarea");
+  for (const letter of "to be") {
+    box.value += letter;
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+})();
+
+// The number of controls that the tabulator should stop at.
+const STOPS = (() => {
+  const controls = all(":is(button, input, textarea, [role=slider])");
+  // Of radio buttons, and of a grid, one is a stop; arrows lead on.
+  const stops = controls.filter((e) => !e.disabled && e.tabIndex >= 0
+    && e.getBoundingClientRect().width > 0 && (e.type !== "radio" || e.checked));
+  controls.forEach((e, i) => { e.dataset.number = i; });
+  return stops.length;
+})();
+
+// Keep the names of the controls that get the focus, from the title on.
+const REACHED = () => {
+  globalThis.reached = {};
+  document.addEventListener("focusin", ({ target: e }) => {
+    if (e.dataset.number)
+      reached[e.dataset.number] = e.ariaLabel || e.labels?.[0]?.textContent || e.textContent;
+  });
+  const before = document.querySelector("article h1");
+  before.tabIndex = -1;
+  before.focus();
+};
+
+// How far each number is from its formula, and from its top and bottom.
+const BESIDE = () => [...document.querySelectorAll(".katex-display:has(.fw-number)")].map((e) => {
+  const range = document.createRange();
+  range.selectNodeContents(e.querySelector(".fw-number"));
+  const [number, formula] = [range, e.querySelector(".katex-html")]
+    .map((part) => part.getBoundingClientRect());
+  return [number.left - formula.right, number.top + number.height / 2 - formula.top,
+    formula.bottom - number.top - number.height / 2];
+});
+
+// What the worker of the search finds first for each query.
+const SEARCHED = async ([{ config, docs }, queries]) => {
+  const site = JSON.parse(document.querySelector("#__config").textContent);
+  const worker = new Worker(site.search);
+  const ask = (type, data) => new Promise((done) => {
+    worker.onmessage = (message) => done(message.data.data);
+    worker.postMessage({ type, data });
+  });
+  await ask(0, { config, docs, options: {} });
+  const found = {};
+  for (const query of queries) {
+    const { items } = await ask(2, query);
+    found[query] = items.slice(0, 3).map(([first]) => first.location);
+  }
+  return found;
+};
+
+// The memories of twenty draws.
+const TWENTY_DRAWS = (() => {
+  const button = all("button").find((e) => e.textContent === "New draw");
+  return Array.from({ length: 20 }, () => {
+    const { memories } = state();
+    button.click();
+    return memories;
+  });
+})();
