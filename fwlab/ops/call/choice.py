@@ -1,5 +1,6 @@
 """The choice of the implementation that computes a call."""
 
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -110,7 +111,7 @@ def choose(
         reasons[name] = reason
     ours = reasons.get("triton")
     if ours and name not in KERNELS and device.type == "cuda":
-        _warn(f"{op}: {ours}; {name!r} is used instead")
+        _tell(f"{op}: {ours}; {name!r} is used instead")
     return name, _loaded(implementations[name])
 
 
@@ -152,12 +153,13 @@ def preferred(
     return names
 
 
-@constant
+@functools.cache
 def _warn(text: str) -> None:
     """Warn once per text, no matter how often it is called."""
-    if text not in _warned:
-        _warned.add(text)
-        warnings.warn(text, stacklevel=2)
+    warnings.warn(text, stacklevel=3)
 
 
-_warned: set[str] = set()
+@constant
+def _tell(text: str) -> None:
+    """The same, for `torch.compile`."""
+    _warn(text)
