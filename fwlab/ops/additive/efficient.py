@@ -23,6 +23,8 @@ the next. `fade` knows all about decays and costs nothing where there
 are none.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -64,9 +66,13 @@ class Group:
         self.K = self.R[:, chunk:] if self.by_key else self.cut(k)
         self.V, self.s = self.cut(v), self.cut(strength)
         self.fade = decays.of(decay, self.steps, *self.kind, self.early)
-        self.scores = self.fade.scores(self.R, self.K)
         #: $P$ and, as they read the state before, the rows: $\gamma R$.
-        self.P, self.old = self.scores.P, self.fade.of_state(self.R)
+        self.P = self.fade.scores(self.R, self.K)
+        self.old = self.fade.of_state(self.R)
+        self.solve()
+
+    def solve(self) -> None:
+        """What else needs no state."""
 
     def cut(self, *parts: Tensor | None) -> Any:
         """These chunks of an input; of two, one below the other."""
@@ -287,7 +293,7 @@ def _backward(
     read, stored = torch.bmm(G, before), torch.bmm(U, after)
     del G, U
     dR, dK = fade.of_state(read), fade.at_end(stored)
-    group.scores.backward(dP, dR, dK)  # (c3), (c4)
+    fade.scores_backward(dP, dR, dK)  # (c3), (c4)
     dd = None
     if fade.forgets:
         met, kept = read.mul_(group.R), stored.mul_(group.K)
@@ -339,7 +345,7 @@ def _row(y: Tensor, W: Tensor) -> Tensor:
     return y.view(*W.shape[:2], 1, -1).transpose(1, 2)
 
 
-def remember(
+def memory(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -349,15 +355,18 @@ def remember(
     *,
     ask: Tensor | None = None,
     Kind: type[Group] = Group,
-) -> tuple[Tensor, Any, Tensor]:
-    """`Memory`, or one step without chunks if none will go back."""
+) -> Callable[[], tuple[Tensor, Any, Tensor]]:
+    """`Memory`, or one step without chunks if none will go back.
+
+    - Returns a function without arguments.
+    """
     given = (q, k, v, decay, strength, ask, W)
     keep = autograd.will_go_back(*given)
     # A text is generated step by step.
     if q.shape[1] == 1 and not keep:
-        return one_step(*given, Kind)
+        return partial(one_step, *given, Kind)
     run = Kind.operator if operators.traced(q) else Memory.apply
-    return run(*given, keep, Kind)
+    return partial(run, *given, keep, Kind)
 
 
 def additive(
@@ -371,11 +380,11 @@ def additive(
 ) -> tuple[Tensor, ...]:
     """Arguments and results of the chunked version."""
     if z is None:
-        y, _, W = remember(q, k, v, decay, strength, W)
+        y, _, W = memory(q, k, v, decay, strength, W)()
         return y, W
     # $z$ is one more row of $W$, into which every key writes 1.
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     W = torch.cat([W, z[:, :, None]], -2)
-    y, _, W = remember(q, k, v, decay, strength, W)
+    y, _, W = memory(q, k, v, decay, strength, W)()
     y = divide(y[..., :-1], y[..., -1:])  # Eq. 19
     return y, W[..., :-1, :].clone(), W[..., -1, :].clone()

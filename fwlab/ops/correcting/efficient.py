@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
-from fwlab.ops.additive.efficient import Group, operator, remember
+from fwlab.ops.additive.efficient import Group, memory, operator
 from fwlab.ops.call import operators
 
 
@@ -42,9 +42,8 @@ class Errors(Group):
 
     corrects = True
 
-    def __init__(self, *given: Any):
-        """The matrix of (d4) and its inverse: they need no state."""
-        super().__init__(*given)
+    def solve(self) -> None:
+        """The matrix of (d4) and its inverse."""
         self.L, self.K_bar = self.P[:, self.C :], self.old[:, self.C :]
         s = self.s
         self.X = inverse(self.L if s is None else self.L * s.mT)
@@ -134,7 +133,9 @@ def correcting(
         inputs = (q, k, v, decay, strength, W, z, ask)
         return normalized_correcting(*inputs)
     Kind = EarlyErrors if early else Errors
-    y, _, W = remember(q, k, v, decay, strength, W, ask=ask, Kind=Kind)
+    y, _, W = memory(
+        q, k, v, decay, strength, W, ask=ask, Kind=Kind
+    )()
     return y, W
 
 
@@ -159,17 +160,17 @@ def normalized_correcting(
     if single and operators.traced(k):  # the numbers are not known
         return _in_double(q, k, v, decay, strength, W, z, ask)
     one = k.new_ones(1, 1, 1, 1).expand(*k.shape[:3], 1)
-    total, held, after = remember(
+    total, held, after = memory(
         q, k, one, decay, None, z[:, :, None], ask=ask
-    )
+    )()
     least = torch.finfo(held.dtype).tiny ** 0.5
     if single and ((held != 0) & (held.abs() < least)).any():
         return _in_double(q, k, v, decay, strength, W, z, ask)
     # With divided keys, the rest is a delta rule without a normaliser.
     ask = divide(ask, held)  # an empty memory: query with 0, get 0
-    y, _, W = remember(
+    y, _, W = memory(
         q, k, v, decay, strength, W, ask=ask, Kind=Errors
-    )
+    )()
     return divide(y, total), W, after[:, :, 0]  # Eq. 28
 
 

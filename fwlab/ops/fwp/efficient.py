@@ -293,7 +293,7 @@ def fwp(
     """
     if activation is None:
         # Masked steps come as zeros, which write nothing.
-        y, _, W = linear.remember(x, b, a, None, None, W)  # (a2)
+        y, _, W = linear.memory(x, b, a, None, None, W)()  # (a2)
         return y, W
     if activation is not torch.tanh and torch.compiler.is_compiling():
         # Anyone's function: it is called, not traced.
