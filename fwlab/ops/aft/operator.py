@@ -41,7 +41,9 @@ def form(name: str) -> Callable[[Callable], Callable]:
                 return function(q, *given)
             k, v, w, *others = given
             state = [x for x in others if isinstance(x, Tensor)]
-            sizes = [x for x in others if not isinstance(x, Tensor)] or [0, 0]
+            sizes = [
+                x for x in others if not isinstance(x, Tensor)
+            ] or [0, 0]
             tensors = (q, k, v, w, *(state or (None, None)))
             keep = autograd.will_go_back(*tensors)
             results = _operator(*tensors, name, *sizes, keep)
@@ -68,7 +70,9 @@ def _computing(run: Callable) -> Iterator[None]:
         _tiles.reset(token)
 
 
-def _called(name: str, sizes: list[int], *given: Any) -> tuple[Any, ...]:
+def _called(
+    name: str, sizes: list[int], *given: Any
+) -> tuple[Any, ...]:
     """The results of a form: `y`, and perhaps a running mean."""
     tensors = [x for x in given if x is not None]
     out = FORMS[name](*tensors, *(size for size in sizes if size))
@@ -94,7 +98,9 @@ class _Form(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, *gradients: Tensor | None
+    ) -> tuple[Any, ...]:
         """Autograd, through all but the tiles."""
         from fwlab.ops.aft.full.efficient import second
 
@@ -127,7 +133,9 @@ def _shapes(*given: Any) -> tuple[Any, Any]:
     """What the operator returns and what it saves, without data."""
     *tensors, _, _, _, keep = given
     y = torch.empty_like(tensors[0])
-    end = [None if x is None else torch.empty_like(x) for x in tensors[4:]]
+    end = [
+        None if x is None else torch.empty_like(x) for x in tensors[4:]
+    ]
     saved = (*tensors, y, torch.empty_like(y)) if keep else ()
     return (y, *end), saved
 

@@ -125,7 +125,12 @@ class Call:
         own = {"key_mask": self.key_mask, "cu_seqlens": self.cu_seqlens}
         tensors = self.given | own
         return whole.call(
-            self.name, start, self.like, return_state, tensors, **options
+            self.name,
+            start,
+            self.like,
+            return_state,
+            tensors,
+            **options,
         )
 
     def masked(self, x: Tensor, fill: float = 0) -> Tensor:

@@ -16,7 +16,6 @@ A call with ordinary tensors does without all this.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -132,7 +131,9 @@ class Operator:
         found = self.packed(self.shapes, *given)
         return [x.new_empty(x.shape) for x in found]
 
-    def save(self, ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    def save(
+        self, ctx: Any, inputs: tuple, output: list[Tensor]
+    ) -> None:
         """Keep the arguments, and what the function saves."""
         made = []
         for x in output[self.results :]:
@@ -172,7 +173,10 @@ class Operator:
         *given, saved, gradients, needed = packed
         given = self.complete(given)
         ctx = Context()
-        ctx.options, ctx.needs_input_grad = given[self.tensors :], needed
+        ctx.options, ctx.needs_input_grad = (
+            given[self.tensors :],
+            needed,
+        )
         ctx.saved_tensors = [
             (None, *given)[x.shape[-1]] if x.dim() == 9 else x
             for x in saved

@@ -209,7 +209,13 @@ class Rule(Operation):
         own = name == "triton"
         start = None
         as_one = call.hidden or (name in KERNELS and traced(q))
-        if not own or state is not None or normalize or call.lengths or as_one:
+        if (
+            not own
+            or state is not None
+            or normalize
+            or call.lengths
+            or as_one
+        ):
             start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)

@@ -133,9 +133,7 @@ def correcting(
         inputs = (q, k, v, decay, strength, W, z, ask)
         return normalized_correcting(*inputs)
     Kind = EarlyErrors if early else Errors
-    y, _, W = memory(
-        q, k, v, decay, strength, W, ask=ask, Kind=Kind
-    )()
+    y, _, W = memory(q, k, v, decay, strength, W, ask=ask, Kind=Kind)()
     return y, W
 
 

@@ -578,9 +578,7 @@ def _causal_softmax(
     return a
 
 
-def _shapes(
-    x: Tensor, past: Tensor, *others: Any
-) -> tuple[Any, Any]:
+def _shapes(x: Tensor, past: Tensor, *others: Any) -> tuple[Any, Any]:
     """What `_Feedback` returns and what it saves, without data."""
     (batch, time, d), layers = x.shape, len(others[5])
     _, groups, _, heads, before, key = past.shape

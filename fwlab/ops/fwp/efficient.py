@@ -119,9 +119,13 @@ class _Segments(torch.autograd.Function):
         for i, ((a_s, b_s, x_s, keep_s), y_s) in enumerate(parts):
             if back:
                 starts[i] = start
-            a_s, b_s, x_s = (_by_time(part, W) for part in (a_s, b_s, x_s))
+            a_s, b_s, x_s = (
+                _by_time(part, W) for part in (a_s, b_s, x_s)
+            )
             states = _states(a_s, b_s, keep_s, start, activation)
-            y_s.copy_(_left(x_s, states[1:].mT).transpose(0, 1))  # Eq. 3
+            y_s.copy_(
+                _left(x_s, states[1:].mT).transpose(0, 1)
+            )  # Eq. 3
             start = states[-1]
         ctx.save_for_backward(a, b, x, keep, starts.flatten(0, 1))
         ctx.options = length, back, activation
@@ -144,7 +148,9 @@ class _Segments(torch.autograd.Function):
         gradients = [torch.empty_like(part) for part in (a, b, x)]
         outs = [part.split(length, 1) for part in gradients]
         for i in reversed(range(len(pieces))):
-            *parts, dW = _backward(*pieces[i], dW, starts[i], activation)
+            *parts, dW = _backward(
+                *pieces[i], dW, starts[i], activation
+            )
             for part, out in zip(parts, outs, strict=True):
                 out[i].copy_(part.transpose(0, 1))
         return *gradients, None, dW.clone(), None, None, None
@@ -297,7 +303,9 @@ def fwp(
         return y, W
     if activation is not torch.tanh and torch.compiler.is_compiling():
         # Anyone's function: it is called, not traced.
-        return torch.compiler.disable(_segments)(a, b, x, W, activation, real)
+        return torch.compiler.disable(_segments)(
+            a, b, x, W, activation, real
+        )
     return _segments(a, b, x, W, activation, real)
 
 
@@ -317,7 +325,9 @@ def _segments(
     length = SEGMENT or math.isqrt(a.shape[1] - 1) + 1  # (a1)
     if not (torch.is_grad_enabled() and _learns(activation, W)):
         back = autograd.will_go_back(a, b, x, W)
-        return _Segments.apply(a, b, x, real, W, length, back, activation)
+        return _Segments.apply(
+            a, b, x, real, W, length, back, activation
+        )
     # Autograd also finds the activation's parameters, and it has second
     # derivatives.
     # Not imported above: torch 2.6 loads half a compiler with it.
@@ -325,6 +335,8 @@ def _segments(
 
     outputs = []
     for piece in _cut(length, a, b, x, real):
-        y, W = checkpoint(_loop, *piece, W, activation, use_reentrant=False)
+        y, W = checkpoint(
+            _loop, *piece, W, activation, use_reentrant=False
+        )
         outputs.append(y)
     return torch.cat(outputs, dim=1), W

@@ -84,12 +84,16 @@ def pull_back(
             for y, dy in zip(function(*leaves), gradients, strict=True)
             if y is not None and dy is not None and y.requires_grad
         ]
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
+        wanted = [
+            x for x in leaves if x is not None and x.requires_grad
+        ]
         if not (pairs and wanted):
             return (None,) * len(leaves)
         outputs, given = zip(*pairs, strict=True)
         each = iter(
-            torch.autograd.grad(outputs, wanted, given, allow_unused=True)
+            torch.autograd.grad(
+                outputs, wanted, given, allow_unused=True
+            )
         )
     return tuple(
         next(each) if x is not None and x.requires_grad else None

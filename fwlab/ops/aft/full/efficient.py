@@ -274,7 +274,9 @@ class _Again(torch.autograd.Function):
         q, k, v, w, L, m, y, total = ctx.saved_tensors
         inner: Any = Context()
         inner.tiles, inner.count = ctx.tiles, ctx.count
-        inner.shapes = [None if x is None else x.shape for x in (k, v, L, m)]
+        inner.shapes = [
+            None if x is None else x.shape for x in (k, v, L, m)
+        ]
         kept = []
         for tile in ctx.tiles:
             sums = _rows(total[:, tile.rows], w, ctx.count).contiguous()

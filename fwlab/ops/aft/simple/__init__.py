@@ -107,7 +107,10 @@ def aft_simple(
 
     if call.hidden:
         return call.whole(
-            start, return_state, implementation=implementation, causal=causal
+            start,
+            return_state,
+            implementation=implementation,
+            causal=causal,
         )
 
     # Without causality there is nothing to stream, and no state.
