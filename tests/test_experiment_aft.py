@@ -100,14 +100,3 @@ def test_memory_of_pairs_and_of_windows():
     }
     assert mib[aft.DENSE, 512] > 3 * mib[aft.DENSE, 256]
     assert mib["aft-local", 512] < 2.2 * mib["aft-local", 256]
-
-
-def test_one_bias_reads_the_pixel_above():
-    """With a large bias for it, all other pixels do not count."""
-    layer, x = image_layer(1.0), torch.randn(1, 64, 8).double()
-    with torch.no_grad():
-        layer.kernel.gamma.fill_(10)
-        layer.kernel.raw.zero_().view(2, 9, 15)[:, 1, 7] = 1  # 1 up, 0 across
-        y = torch.sigmoid(layer.to_q(x)) * layer.to_v(x).roll(7, 1)
-        wanted = layer.to_out(y)
-        assert torch.allclose(layer(x)[:, 8:], wanted[:, 8:], atol=1e-6)

@@ -20,15 +20,14 @@ from fwlab.ops.aft import (
 from fwlab.ops.call import choice
 from fwlab.ops.call.call import Operation
 from fwlab.ops.correcting.rules.comba import COMBA_RULE, comba_rule
-from fwlab.ops.correcting.rules.delta import (
-    DELTA_RULE,
-    DPFP_DELTA_RULE,
-    delta_rule,
-    dpfp_delta_rule,
-)
+from fwlab.ops.correcting.rules.delta import DELTA_RULE, delta_rule
 from fwlab.ops.correcting.rules.delta_product import (
     DELTA_PRODUCT,
     delta_product,
+)
+from fwlab.ops.correcting.rules.dpfp_delta import (
+    DPFP_DELTA_RULE,
+    dpfp_delta_rule,
 )
 from fwlab.ops.correcting.rules.gated_delta import (
     GATED_DELTA_RULE,

@@ -15,12 +15,11 @@ computed with them.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fwlab.feature_maps import DPFP, divide, sum_normalize
+from fwlab.feature_maps import DPFP, divide
 from fwlab.ops.call.call import Variants
 from fwlab.ops.call.rule import Gate, Rule
 from fwlab.ops.correcting import FORMS
@@ -137,18 +136,6 @@ DELTA_RULE = Rule(
     with_decay="gated_delta_rule",
     with_dpfp="dpfp_delta_rule",
 )
-DPFP_DELTA_RULE = replace(
-    DELTA_RULE,
-    name="dpfp_delta_rule",
-    # Without "fla", which does not make these features.
-    implementations={
-        name: form
-        for name, form in DELTA_RULE.implementations.items()
-        if name != "fla"
-    },
-    mixer=None,
-    benchmarks=(),
-)
 
 
 def delta_rule(
@@ -226,63 +213,4 @@ def delta_rule(
         state=state,
         return_state=return_state,
         implementation=implementation,
-    )
-
-
-def dpfp_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    nu: int = 1,
-    *,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    state: Tensor | None = None,
-    return_state: bool = False,
-    implementation: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
-    r"""The delta rule on DPFP features divided by their sum.
-
-    The same as `delta_rule` for `sum_normalize(DPFP(nu)(q))` and
-    `sum_normalize(DPFP(nu)(k))` (Eqs. 37 and 29). On a GPU the kernels
-    make the features: they load the $d$ scalars of a key from HBM, not
-    its $2 d \nu$ features.
-
-    - `q`, `k`: `[batch, time, heads, d]`, any values; grouped heads as
-      for `delta_rule`.
-    - `v`: `[batch, time, heads, value]`.
-    - `beta`: `[batch, time, heads]`, write strength in $[0, 1]$.
-    - `nu`: the number of shifts of `DPFP`, at least 1.
-    - `key_mask`, `cu_seqlens`, `return_state`: as for `delta_rule`.
-    - `implementation`: "auto", "naive", "chunked", "efficient" or
-      "triton".
-    - `state`: `W` `[batch, heads, value, 2 * d * nu]`, or None.
-    - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
-    - Raises `ValueError` or `TypeError`, naming the argument.
-
-    Queries and keys are not features yet.
-
-        >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
-        >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
-        >>> one = torch.ones(1, 2, 1)
-        >>> ops.dpfp_delta_rule(k, k + 1, v, one).shape
-        torch.Size([1, 2, 1, 1])
-
-    Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174).
-    """
-    phi = DPFP(nu)
-    return DPFP_DELTA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta},
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
-        implementation=implementation,
-        features=lambda x: sum_normalize(phi(x)),
-        wider=2 * phi.nu,
-        nu=phi.nu,
     )
