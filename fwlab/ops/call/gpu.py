@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -156,10 +157,13 @@ def launch(
     - `constants`: its `constexpr` parameters.
     """
     given = Launch(kernel, grid, arguments, constants, warps, stages)
+    lead = next(x for x in arguments if isinstance(x, Tensor))
+    bare = lead.is_meta and not takes("meta")
+    if bare or hasattr(lead, "fake_mode"):  # there is only the shape
+        return
     if _stand_in is not None:
         _stand_in.run(given)
         return
-    lead = next(x for x in arguments if isinstance(x, Tensor))
     # Triton launches on the current device, not on that of the tensors.
     with torch.cuda.device_of(lead):
         _run(given)
@@ -216,7 +220,9 @@ class Kernel:
 
     # Imported at the first call: fwlab works without Triton.
     def load(self) -> Any:
-        return _imported(self.module, self.function)
+        _import(self.module)
+        module = sys.modules[self.module]
+        return getattr(module, self.function) if self.function else module
 
     def refusal(
         self,
@@ -261,11 +267,11 @@ class Kernel:
         return why and Limit(why)
 
 
-@functools.cache  # even to look a module up takes a while
-def _imported(module: str, function: str | None) -> Any:
-    """A function of a module, or the module itself."""
-    found = importlib.import_module(module)
-    return getattr(found, function) if function else found
+@constant
+def _import(module: str) -> None:
+    """Import a module once; even to look it up takes a while."""
+    if module not in sys.modules:
+        importlib.import_module(module)
 
 
 @functools.cache

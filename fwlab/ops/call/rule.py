@@ -208,7 +208,7 @@ class Rule(Operation):
         # convert the strengths that they load.
         own = name == "triton"
         start = None
-        as_one = call.hidden or (name in KERNELS and traced(q))
+        as_one = call.hidden or (name == "fla" and traced(q))
         if (
             not own
             or state is not None
