@@ -222,7 +222,9 @@ class Kernel:
     def load(self) -> Any:
         _import(self.module)
         module = sys.modules[self.module]
-        return getattr(module, self.function) if self.function else module
+        return (
+            getattr(module, self.function) if self.function else module
+        )
 
     def refusal(
         self,

@@ -587,20 +587,25 @@ def _shapes(x: Tensor, past: Tensor, *others: Any) -> tuple[Any, Any]:
     saved: Any = ()
     if others[-2]:  # `keep`
         states = x.new_empty(layers + 1, time, batch, d)
-        saved = *others[:9], states, states[1:], kv, None
+        lse = x.new_empty(layers, rows, time)
+        lse = None if others[-1][0] is Forward else lse
+        saved = *others[:9], states, states[1:], kv, lse
     return (torch.empty_like(x), kv), saved
 
 
-_operator = operators.Operator(
-    "feedback",
-    _Feedback,
+def operator(name: str, loops: tuple[Any, Any]) -> operators.Operator:
+    """Both loops, where a call is only traced."""
+    return operators.Operator(
+        name, _Feedback, SCHEMA, 2, loops, shapes=_shapes
+    )
+
+
+SCHEMA = (
     "Tensor x, Tensor past, Tensor? hidden, Tensor alpha, Tensor to_q, "
     "Tensor positions, Tensor to_kv, Tensor to_out, Tensor expand, "
-    "Tensor contract, Tensor? factors, bool normalize, bool keep",
-    2,
-    (Forward, Backward),
-    shapes=_shapes,
+    "Tensor contract, Tensor? factors, bool normalize, bool keep"
 )
+_operator = operator("feedback", (Forward, Backward))
 
 
 def feedback(
@@ -612,6 +617,7 @@ def feedback(
     mask: Tensor | None,
     factors: Tensor | None = None,
     loops: tuple[Any, Any] = (Forward, Backward),
+    operator: operators.Operator = _operator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments and results of the naive version, and dropout.
 
@@ -623,7 +629,7 @@ def feedback(
     to_kv = torch.stack([w.to_k, w.to_v])
     if w.norm_memory is not None:
         to_kv = to_kv * w.norm_memory[:, None]
-    run = _operator if operators.traced(x) else _Feedback.apply
+    run = operator if operators.traced(x) else _Feedback.apply
     y, kv = run(
         x,
         torch.stack([k, v]).permute(0, 3, 1, 4, 2, 5),
