@@ -1,4 +1,6 @@
-"""The command line: `fwlab info`, `train`, `train-pair`, `generate`, `export-web`, `bench`, `reproduce`."""
+"""The command line: `fwlab train`, `plot`, `generate`, `info`, `bench`,
+`exercises` and `reproduce`.
+"""
 
 import os
 import shlex
@@ -18,11 +20,9 @@ from tyro.conf import Positional, arg
 from fwlab import training
 from fwlab.data import CorpusError
 from fwlab.files import destination, replacing, write_json
-from fwlab.provenance import provenance
-from fwlab.training.pair import PairConfig, pair_result
 from fwlab.training.plan import describe, plan, vocabulary_size
 from fwlab.training.presets import PRESETS
-from fwlab.training.session import run_in, silence
+from fwlab.training.run_folder import run_in, silence
 
 if TYPE_CHECKING:
     from fwlab.experiments import Experiment
@@ -87,28 +87,6 @@ def _preset(arguments: list[str]) -> training.Config:
 
 
 @app.command
-def train_pair(
-    config: Annotated[PairConfig, arg(name="")], out: Path | None = None
-) -> None:
-    """Train one of the two models on the home page of the site.
-
-    They differ in nothing but the rule: sum or delta.
-
-    Args:
-        config: The run.
-        out: Folder for RULE.safetensors and result.json; default:
-            runs/pair-RULE.
-    """
-    out = out or Path("runs", f"pair-{config.rule}")
-    weights, about = out / f"{config.rule}.safetensors", out / "result.json"
-    for path in (weights, about):
-        destination(path)
-    result = pair_result(config, weights)
-    write_json(about, result | provenance(_command()))
-    print(f"right: {result['right']}, {result['seconds']:.0f} s\n{out}")
-
-
-@app.command
 def plot(runs: Positional[tuple[Path, ...]], /, out: Path = Path("curves.svg")) -> None:
     """Draw the losses of runs, while they train or afterwards.
 
@@ -117,7 +95,7 @@ def plot(runs: Positional[tuple[Path, ...]], /, out: Path = Path("curves.svg")) 
         out: The file to write; its ending decides its format.
     """
     from fwlab.plots import learning_curves
-    from fwlab.training.session import metrics
+    from fwlab.training.run_folder import metrics
 
     if not runs:
         raise ValueError("expected a run to plot, got none")
@@ -143,36 +121,22 @@ def generate(
     Args:
         checkpoint: A folder or a file that fwlab train has written.
         prompt: Text to continue; default: the start of a line.
-        length: Number of characters to add.
-        temperature: Divides the logits; 0 takes the most likely character.
-        top_k: Sample only from this many of the most likely characters.
+        length: Number of tokens to add.
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_k: Sample only from this many of the most likely tokens.
         seed: The same seed gives the same text.
     """
     if length < 0:
         raise ValueError(f"expected length to be 0 or more, got {length}")
     loaded = training.load(checkpoint)
     if prompt is None:
-        prompt = loaded.characters.start
-    tokens = loaded.characters.encode(prompt)[None]
+        prompt = loaded.vocabulary.start
+    tokens = loaded.vocabulary.encode(prompt)[None]
     if tokens.shape[1] == 0:
         one = loaded.config.tokens[:-1]
         raise ValueError(f"expected a prompt of at least one {one}, got {prompt!r}")
     text = loaded.model.eval().generate(tokens, length, temperature, top_k, seed)
-    print(loaded.characters.decode(text[0]))
-
-
-@app.command
-def export_web(checkpoint: Positional[Path], out: Positional[Path], /) -> None:
-    """Export a trained model for the live figure of the site.
-
-    Args:
-        checkpoint: A folder or a file that fwlab train has written, with
-            mixer delta or sum.
-        out: The file to write.
-    """
-    destination(out)
-    size = training.export_web(out, training.load(checkpoint))
-    print(f"{out}: {size:,} bytes")
+    print(loaded.vocabulary.decode(text[0]))
 
 
 @app.command
@@ -244,18 +208,18 @@ def exercises(
     from fwlab.exercises import EXERCISES, TOPICS, grading
 
     if action == "list":
-        for topic, found in TOPICS.items():
+        for topic, named in TOPICS.items():
             print(topic)
-            for name, each in found.items():
+            for name, each in named.items():
                 counts = f"{len(each.properties)} properties, {len(each.hints)} hints"
                 print(f"  {name:<20} {counts}")
     elif action == "export":
         if len(paths) != 1:
             raise ValueError(f"expected one folder, got {len(paths)}")
-        for topic, found in TOPICS.items():
+        for topic, named in TOPICS.items():
             path = paths[0] / f"{topic.lower().replace(' ', '_')}.ipynb"
-            write_json(path, grading.student_notebook(topic, found.values()))
-            print(f"{path}: {', '.join(found)}")
+            write_json(path, grading.student_notebook(topic, named.values()))
+            print(f"{path}: {', '.join(named)}")
     else:
         if not paths:
             raise ValueError(f"expected a notebook to grade ({', '.join(EXERCISES)})")
@@ -366,17 +330,17 @@ def _values(point: dict, *names: str) -> str:
 
 
 def _state(experiment: "Experiment", folder: Path) -> str:
-    """What the results in a folder say, and how many points they have."""
+    """Sum up the results in a folder, and count their points."""
     from fwlab.experiments import results, verdict
 
     try:
-        found = results(experiment, folder)
+        collected = results(experiment, folder)
     except (OSError, ValueError) as error:
         return str(error)
-    if found is None:
+    if collected is None:
         return "not yet run"
-    points = found["points"]
-    return f"{verdict(experiment.claims(points))} ({len(points)} of {found['grid']} points)"
+    points = collected["points"]
+    return f"{verdict(experiment.claims(points))} ({len(points)} of {collected['grid']} points)"
 
 
 def _command() -> str:

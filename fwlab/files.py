@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-#: What is no file to write to, by the letters of `ls -l`.
+#: Names of what cannot be written to, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
 OTHERS["l"] = "symbolic link"
 

@@ -32,7 +32,7 @@ def report() -> str:
 
 
 def _waiting() -> str:
-    """How threads wait for each other, as far as the environment says."""
+    """Read from the environment how threads wait for each other."""
     policy = os.environ.get("OMP_WAIT_POLICY", "").upper()
     return "asleep while they wait" if policy == "PASSIVE" else "awake while they wait"
 
@@ -52,8 +52,10 @@ def _assembler() -> str:
 
 def _fla() -> str:
     """The version of flash-linear-attention."""
-    found = fla.version()
-    return f"flash-linear-attention {gpu.dotted(found)}" if found else "not installed"
+    version = fla.version()
+    if not version:
+        return "not installed"
+    return f"flash-linear-attention {gpu.dotted(version)}"
 
 
 def _usable(op: str) -> str:

@@ -6,7 +6,9 @@ and letters) is a mid grey, which the site replaces by the colour of its
 own text; backgrounds are transparent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, isfinite, nan
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -15,6 +17,7 @@ from cycler import cycler
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 TRAINED = "#c96a1b"
 """Slow weights: what gradient descent trains."""
@@ -163,6 +166,177 @@ def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
     """
     options.setdefault("figsize", (6.4, 3.0 * rows))
     return plt.subplots(rows, columns, **options)
+
+
+WIDTH = 5.0
+"""Of the figures of experiments and of the results page, in inches: about
+that of a phone, so that letters keep their size there."""
+
+
+def panels(
+    height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `WIDTH`, with its axes row by row.
+
+    - `height`: of the figure, in inches.
+    - `rows`, `columns`: numbers of axes.
+    - `options`: for `Figure.subplots`.
+    - Returns `(figure, axes)`.
+    """
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, list(axes.flat)
+
+
+def grid(
+    count: int, xlabel: str, ylabel: str, height: float = 1.9
+) -> tuple[Figure, list[Axes]]:
+    """Small axes, two in a row, that share their scales.
+
+    - `count`: number of axes.
+    - `xlabel`, `ylabel`: labels of the outer axes.
+    - `height`: of one row, in inches.
+    - Returns `(figure, axes)`.
+    """
+    rows = -(-count // 2)
+    figure, axes = panels(height * rows + 0.5, rows, 2, sharex=True, sharey=True)
+    for ax in axes[count:]:
+        ax.set_visible(False)
+    for ax in axes[max(0, count - 2) : count]:
+        ax.xaxis.set_tick_params(labelbottom=True)
+        ax.set_xlabel(xlabel)
+    for ax in axes[:count:2]:
+        ax.set_ylabel(ylabel)
+    return figure, axes[:count]
+
+
+def marks(
+    ax: Axes, x: Iterable[float], y: Iterable[float], marker: str, **options: Any
+) -> None:
+    """Draw marks without a line between them.
+
+    - `ax`, `x`, `y`: where to draw, and the place of each mark.
+    - `marker`: matplotlib's letter of the mark.
+    - `options`: for `ax.plot`, such as `color` and `label`. Crosses are drawn
+      with thicker strokes, and other marks without an edge.
+    """
+    options.setdefault("markeredgewidth", 1.4 if marker in "x+" else 0)
+    ax.plot([*x], [*y], linestyle="none", marker=marker, **options)
+
+
+def medians(
+    points: Iterable[Mapping[str, Any]], x: str, y: str, finite: bool = True
+) -> dict[Any, float]:
+    """The median of `y` over seeds, for each `x` in order.
+
+    A seed that diverged has no `y`, and counts as infinite.
+
+    - `points`: with values by name.
+    - `x`, `y`: names of values.
+    - `finite`: leave out infinite medians.
+    - Returns the medians by `x`.
+    """
+    groups: dict[Any, list[float]] = {}
+    for point in points:
+        value = inf if point[y] is None else point[y]
+        groups.setdefault(point[x], []).append(value)
+    middle = {at: median(groups[at]) for at in sorted(groups)}
+    return {at: value for at, value in middle.items() if isfinite(value) or not finite}
+
+
+def series(
+    ax: Axes,
+    points: Sequence[Mapping[str, Any]],
+    color: str,
+    marker: str,
+    line: str,
+    label: str | None = None,
+    y: str = "loss",
+    x: str = "S",
+) -> None:
+    """Draw each seed as a mark, and a line through the medians.
+
+    - `ax`, `points`: where to draw, and what.
+    - `color`, `marker`, `line`, `label`: matplotlib's names of the looks.
+    - `y`, `x`: names of values of the points.
+    """
+    if not points:
+        return
+    seeds = [nan if p[y] is None else p[y] for p in points]
+    at = [p[x] for p in points]
+    marks(ax, at, seeds, marker, markersize=4, color=color, alpha=0.6)
+    middle = medians(points, x, y)
+    ax.plot(
+        list(middle),
+        list(middle.values()),
+        color=color,
+        linestyle=line,
+        marker=marker,
+        markersize=5.5,
+        markeredgewidth=0,
+        label=label,
+    )
+
+
+def published(
+    ax: Axes, losses: Mapping[Any, float], color: str, label: str | None = None
+) -> None:
+    """Draw published losses as crosses.
+
+    - `ax`: where to draw.
+    - `losses`: by their place on the other axis.
+    - `color`, `label`: of the crosses.
+    """
+    marks(ax, losses, losses.values(), "x", markersize=6, color=color, label=label)
+
+
+def rows(
+    ax: Axes,
+    named: Mapping[str, Sequence[float | None]],
+    color: str,
+    marker: str,
+    label: str | None = None,
+) -> None:
+    """Draw each number as a mark in the row of its name; None has no mark.
+
+    - `ax`: where to draw.
+    - `named`: the numbers of each row, by name, the first at the top.
+    - `color`, `marker`, `label`: of the marks.
+    """
+    places = [
+        (nan if x is None else x, row)
+        for row, numbers in enumerate(named.values())
+        for x in numbers
+    ]
+    x, y = [x for x, _ in places], [row for _, row in places]
+    alpha = 1 if marker in "x+" else 0.7
+    marks(ax, x, y, marker, markersize=6, alpha=alpha, color=color, label=label)
+    ax.set_yticks(range(len(named)), list(named))
+    ax.set_ylim(len(named) - 0.5, -0.5)
+
+
+def legend(figure: Figure, ax: Axes, columns: int) -> None:
+    """Put one legend above all axes.
+
+    - `figure`, `ax`: for which, and the axes with the labels.
+    - `columns`: number of columns.
+    """
+    figure.legend(
+        *ax.get_legend_handles_labels(), loc="outside upper left", ncols=columns
+    )
+
+
+def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
+    """Explain marks and lines that mean the same in all axes, above them.
+
+    - `figure`: for which.
+    - `entries`: mark, line and label of each.
+    """
+    handles = [
+        Line2D([], [], color=INK, marker=marker, linestyle=line, label=label)
+        for marker, line, label in entries
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(entries))
 
 
 def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:

@@ -111,12 +111,9 @@ PIECES: dict[str, Piece] = {
         )
         for name in KERNELS
     },
-    "interpreter-bench": Piece(
-        "tests/interpreter/test_bench_gpu.py", KERNELS, interpreted=True
-    ),
     **{
         f"emulator-{name}": Piece(
-            f"tests/emulator/test_kernels.py {ONLY[name]}",
+            f"tests/machine/emulator {ONLY[name]}",
             (name,),
             ("docs/results/emulator.json",) * (name == "rules"),
         )
@@ -124,7 +121,7 @@ PIECES: dict[str, Piece] = {
     },
     **{
         f"compiled-{name}": Piece(
-            f"tests/test_gpu.py tests/cycles/test_model.py {ONLY[name]}",
+            f"tests/machine/test_compiled.py tests/machine/cycles {ONLY[name]}",
             (name,),
             ("docs/results/kernels.json",),
         )
@@ -134,7 +131,11 @@ PIECES: dict[str, Piece] = {
     "dry-run": Piece(
         "tests/test_bench_gpu.py",
         KERNELS,
-        ("fwlab/bench/gpu/*.py", "fwlab/ops/**/kernels.py", "tests/emulator/*.py"),
+        (
+            "fwlab/bench/gpu.py",
+            "fwlab/ops/**/kernels.py",
+            "tests/machine/emulator/*.py",
+        ),
     ),
 }
 #: The loops: a `naive.py`, or the pages of all rules of a recurrence.

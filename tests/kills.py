@@ -52,14 +52,14 @@ STEPS = 9
 
 def half_precision():
     """float16 is refused on a CPU, but its scaler works there."""
-    accelerator = loop.engine.accelerator
+    accelerator = loop.devices.accelerator
 
     def with_scaler(*given, **options):
         found = accelerator(*given, **options)
         found.scaler = torch.amp.GradScaler("cpu", 2.0**127, growth_interval=3)
         return found
 
-    loop.engine.accelerator = with_scaler
+    loop.devices.accelerator = with_scaler
 
 
 def clock():
@@ -267,7 +267,7 @@ def command(kind, *more, steps=STEPS):
 
 #: Of a result: how, when and where it was computed.
 OTHERWISE = {"command", "date", "commit", "fwlab", "python", "torch", "machine"}
-OTHERWISE |= {"threads", "first_step", "seconds", "characters_per_second", "peak_mib"}
+OTHERWISE |= {"threads", "first_step", "seconds", "tokens_per_second", "peak_mib"}
 
 
 def about(run):
@@ -281,7 +281,7 @@ def about(run):
     seconds = [row.pop("seconds") for row in found["metrics"]]
     assert seconds == sorted(seconds) and seconds[0] >= 0, seconds
     for row in found["metrics"]:
-        del row["characters_per_second"]
+        del row["tokens_per_second"]
     for name in ("config", "result"):
         read = json.loads((run / f"{name}.json").read_text())
         found[name] = {k: x for k, x in read.items() if k not in OTHERWISE}

@@ -23,6 +23,7 @@ FILES = [
     path.relative_to(ROOT).as_posix()
     for folder, pattern in (
         ("fwlab", "**/*.py"),
+        ("fwlab/exercises", "*.toml"),
         ("notebooks", "*.ipynb"),
         ("docs", "**/*.md"),
         ("docs/figures", "**/*.js"),
@@ -39,7 +40,7 @@ def words(path: str) -> str:
     text = (ROOT / path).read_text("utf-8")
     if path.endswith(".js"):  # x1 and y2 are names of SVG
         return re.sub(r"\b[xy]\d\b", "", text)
-    if path.endswith((".md", ".txt")):
+    if path.endswith((".md", ".toml", ".txt")):
         return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     if path.endswith(".py"):
         return _words_of_code(text)

@@ -5,6 +5,7 @@ import torch
 
 from fwlab import ops
 from fwlab.experiments import recall
+from fwlab.experiments.experiment import held
 from fwlab.experiments.recall import UNASKED, Recaller, sequences
 
 
@@ -87,6 +88,6 @@ def test_two_keys_that_return_once():
 
 
 def test_a_claim_waits_for_all_its_sizes():
-    assert recall._all([True, True], 2) is True
-    assert recall._all([True], 2) is None and recall._all([], 2) is None
-    assert recall._all([False], 2) is False
+    assert held([True, True], 2) is True
+    assert held([True], 2) is None and held([], 2) is None
+    assert held([False], 2) is False

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -30,8 +31,10 @@ from fwlab.experiments import (
     state_tracking,
     verdict,
 )
-from fwlab.experiments.experiment import Claim, medians
+from fwlab.experiments.experiment import Claim
 from fwlab.experiments.retrieval import Retriever, feature_map, loss, train
+from fwlab.models import MIXERS
+from fwlab.plots import medians
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -311,6 +314,16 @@ def test_every_grid(experiment, quick):
     sizes = [point.get("S", 0) for point in points]
     assert all(a <= b for a, b in pairwise(sizes))  # stopped: all maps up to some S
     assert {point["seed"] for point in points} == {1, 2, 3}
+
+
+def test_a_new_mixer_grows_no_published_grid(monkeypatch):
+    monkeypatch.setitem(MIXERS, "new-rule", MIXERS["delta"])
+    monkeypatch.setitem(ops.TABLE, "new_rule", ops.TABLE["delta_rule"])
+    for experiment in EXPERIMENTS.values():
+        source = sys.modules[experiment.points.__module__].__file__
+        again = runpy.run_path(source)["points"]
+        for quick in (True, False):
+            assert again(quick) == experiment.points(quick)
 
 
 def test_the_command_lists_all_experiments():

@@ -63,13 +63,13 @@ def left(monkeypatch):
     monkeypatch.setenv("TZ", mark)  # a notebook sees it, and so do its children
 
     def count() -> int:
-        found = 0
+        alive = 0
         for place in Path("/proc").glob("[0-9]*/environ"):
             try:
-                found += mark.encode() in place.read_bytes()
+                alive += mark.encode() in place.read_bytes()
             except OSError:  # of somebody else, or gone
                 continue
-        return found
+        return alive
 
     return count
 
@@ -81,10 +81,10 @@ def outcome(graded: dict) -> tuple[set[str], list[str]]:
 
 def test_notebooks_for_students(tmp_path):
     assert fwlab("exercises", "export", str(tmp_path))[0] == 0
-    found = []
+    exported = []
     for path in tmp_path.glob("*.ipynb"):
         names = exercises_of(path)
-        found += names
+        exported += names
         content = json.loads(path.read_text("utf-8"))
         sources = ["".join(cell["source"]) for cell in content["cells"]]
         text = "\n".join(sources)
@@ -94,7 +94,7 @@ def test_notebooks_for_students(tmp_path):
         del content["metadata"]["fwlab"]  # as of a handout that a teacher wrote
         path.write_text(json.dumps(content), "utf-8")
         assert exercises_of(path) == names
-    assert sorted(found) == sorted(EXERCISES)
+    assert sorted(exported) == sorted(EXERCISES)
     nbformat = pytest.importorskip("nbformat")
     for path in tmp_path.glob("*.ipynb"):
         nbformat.validate(nbformat.read(path, as_version=4))
@@ -129,8 +129,8 @@ def test_grades(tmp_path, monkeypatch, left):
     if "bwrap" in graded["kept"]:
         expected = ["FileNotFoundError", *expected]
     assert len(errors) == len(expected)
-    for error, said in zip(errors, expected, strict=True):
-        assert said.replace("3 seconds", "12 seconds") in error
+    for error, part in zip(errors, expected, strict=True):
+        assert part.replace("3 seconds", "12 seconds") in error
         assert len(error) < 400 and error.isprintable()
     assert report(graded).startswith(
         f"{path}: 2 of 5 right\n✓ write\n✗ sum_normalize\n"
@@ -166,8 +166,8 @@ def test_a_notebook_that_leaves(tmp_path, left):
     write, other = graded["exercises"]
     assert write == {"name": "write", "right": True, "why": ""}
     assert other["name"] == "sum_normalize" and "ended Python" in other["why"]
-    said = report(graded)
-    assert "not finished: the notebook ended" in said and "lists no exercises" in said
+    text = report(graded)
+    assert "not finished: the notebook ended" in text and "lists no exercises" in text
 
 
 def test_a_notebook_that_cannot_be_stopped(tmp_path, left):
@@ -212,9 +212,9 @@ def test_the_command(tmp_path, monkeypatch):
     for each, make in zip(bad, UNREADABLE.values(), strict=True):
         make(each)
     right = hostile.notebook(tmp_path / "right.ipynb", FIRST)
-    given = [*map(str, [*bad, right]), "--out", str(out), "--handout", str(path)]
-    code, said, _ = fwlab("exercises", "grade", *given)
-    assert code == 0 and f"{right}: 1 of 2 right" in said
+    arguments = [*map(str, [*bad, right]), "--out", str(out), "--handout", str(path)]
+    code, text, _ = fwlab("exercises", "grade", *arguments)
+    assert code == 0 and f"{right}: 1 of 2 right" in text
     *unreadable, graded = json.loads(out.read_text("utf-8"))
     for each, file, reason in zip(unreadable, bad, UNREADABLE, strict=True):
         assert each["notebook"] == str(file) and outcome(each) == (set(), [])
@@ -223,17 +223,17 @@ def test_the_command(tmp_path, monkeypatch):
         assert reason in each["ended"]
     assert outcome(graded) == ({"write"}, [])
 
-    def interrupt(path, *given):  # by the teacher
+    def interrupt(path, *limits):  # by the teacher
         if path == right:
             raise KeyboardInterrupt
-        return grade(path, *given)
+        return grade(path, *limits)
 
     assert grading.missing([unreadable[0], {"kept": ["bwrap"]}]) == "libseccomp"
     assert grading.missing(unreadable) == ""
 
     out.unlink()
     monkeypatch.setattr(grading, "grade", interrupt)
-    assert fwlab("exercises", "grade", *given)[0] == 130
+    assert fwlab("exercises", "grade", *arguments)[0] == 130
     assert len(json.loads(out.read_text("utf-8"))) == len(bad)
 
     listed = fwlab("exercises", "list")[1]

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-
-from fwlab.data import moves
-from fwlab.data.moves import NAMES, PLACES, WORDS
+import tyro
+from moves import NAMES, PLACES, WORDS, moves
+from pair import PairConfig, main, pair_model, train_pair
 
 
 def questions(tokens):
@@ -78,8 +78,6 @@ def test_pair_differs_only_in_what_a_write_corrects():
     """With the first write both memories are the same; with the second, under
     the same key, only one of them has lost the first value.
     """
-    from fwlab.training.pair import PairConfig, pair_model
-
     mixers = [pair_model(PairConfig(rule)).blocks[0].mixer for rule in ("sum", "delta")]
     for mixer in mixers:
         with torch.no_grad():
@@ -97,18 +95,15 @@ def test_pair_differs_only_in_what_a_write_corrects():
 
 def test_train_pair(tmp_path, monkeypatch, capsys):
     """Command, weights and result, of a run that is too short to learn."""
-    pytest.importorskip("tyro")
     from safetensors import safe_open
 
-    from fwlab.cli import main
-
     monkeypatch.chdir(tmp_path)
-    command = "train-pair --rule sum --steps 4 --eval-every 2 --eval-texts 10"
-    monkeypatch.setattr(sys, "argv", ["fwlab", *command.split()])
-    main()
+    options = "--rule sum --steps 4 --eval-every 2 --eval-texts 10"
+    monkeypatch.setattr(sys, "argv", ["pair.py", *options.split()])
+    tyro.cli(main)
     folder = tmp_path / "runs" / "pair-sum"
     result = json.loads((folder / "result.json").read_text("utf-8"))
-    assert result["command"] == f"fwlab {command}"
+    assert result["command"] == f"python docs/tools/pair.py {options}"
     assert [row[0] for row in result["curve"]] == [2, 4]
     assert len(result["curve"][0]) == len(result["columns"])
     with safe_open(folder / "sum.safetensors", framework="pt") as file:
@@ -120,8 +115,6 @@ def test_train_pair(tmp_path, monkeypatch, capsys):
 
 def test_pair_learns():
     """The loss of a model that never looks is about log 16 = 2.8."""
-    from fwlab.training.pair import PairConfig, pair_model, train_pair
-
     config = PairConfig("delta", people=2, sentences=8, steps=60, batch=8)
     losses = [loss for _, loss, _ in train_pair(config, pair_model(config))]
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])

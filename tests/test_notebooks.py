@@ -140,7 +140,7 @@ def briefly(monkeypatch):
     text = (ROOT / "docs" / "errata.md").read_text("utf-8")
     text = "It is To be A a" + "".join(x for x in text if x.isascii())
     monkeypatch.setattr(training, "Trainer", Brief)
-    monkeypatch.setattr(training.engine, "device", lambda name: DEVICE)
+    monkeypatch.setattr(training.devices, "device", lambda name: DEVICE)
     monkeypatch.setattr(data, "corpus", lambda name=None: text[:12_000])
     for name in ("check", "predict", "quiz", "reveal", "scoreboard"):
         monkeypatch.setattr(exercises, name, lambda *given: None)

@@ -39,12 +39,13 @@ from fwlab.training import (
     loop,
     memory,
     save,
+    validation,
 )
 from fwlab.training.checkpoint import new_model
 from fwlab.training.lock import locked
 from fwlab.training.plan import plan
 from fwlab.training.presets import PRESETS
-from fwlab.training.session import metrics
+from fwlab.training.run_folder import metrics
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 SMALL = Config(
@@ -78,7 +79,7 @@ def test_it_learns(mixer):
     trainer = Trainer(config(mixer=mixer, steps=20, eval_every=10), TEXT)
     run = list(trainer.run())
     assert [p.step for p in run] == list(range(1, 21))
-    assert run[0].loss == pytest.approx(math.log(len(trainer.characters)), abs=0.3)
+    assert run[0].loss == pytest.approx(math.log(len(trainer.vocabulary)), abs=0.3)
     assert run[-1].val_loss < 2.7  # by frequencies alone: 3.05
     assert [p.step for p in run if p.val_loss is not None] == [10, 20]
 
@@ -142,15 +143,17 @@ def test_the_scale_of_half_precision_survives_a_stop(tmp_path, monkeypatch):
         found.scaler = scaler
         return found
 
-    accelerator = loop.engine.accelerator
-    monkeypatch.setattr(loop.engine, "accelerator", with_scaler)
+    accelerator = loop.devices.accelerator
+    monkeypatch.setattr(loop.devices, "accelerator", with_scaler)
     whole = Trainer(SMALL, TEXT)
     expected = losses(whole)
-    assert 1 < whole.engine.scaler.get_scale() < 2.0**127
+    assert 1 < whole.accelerator.scaler.get_scale() < 2.0**127
     half = stopped(Trainer(SMALL, TEXT), tmp_path)
     second = Trainer(SMALL, TEXT, resume=load(half))
     assert losses(second) == expected[5:]
-    assert second.engine.scaler.state_dict() == whole.engine.scaler.state_dict()
+    assert (
+        second.accelerator.scaler.state_dict() == whole.accelerator.scaler.state_dict()
+    )
     # Others have none, and precision may change.
     monkeypatch.undo()
     assert losses(Trainer(SMALL, TEXT, resume=load(half)))
@@ -172,14 +175,14 @@ def test_rows_without_targets():
 def test_validation_of_many_words_takes_little_memory(monkeypatch, pack):
     c = config(pack=pack)
     expected = Trainer(c, TEXT).evaluate()
-    monkeypatch.setattr(loop, "LOGITS", 3 * 28 * 16)
+    monkeypatch.setattr(validation, "LOGITS", 3 * 28 * 16)
     trainer = Trainer(c, TEXT)
-    assert len(trainer.characters) == 28
+    assert len(trainer.vocabulary) == 28
     seen = []
     trainer.model.register_forward_hook(lambda *given: seen.append(given[2].numel()))
     # Where a row ends, a document is cut.
     assert trainer.evaluate() == pytest.approx(expected, abs=2e-3 if pack else 1e-6)
-    assert len(seen) > 1 and max(seen) <= loop.LOGITS
+    assert len(seen) > 1 and max(seen) <= validation.LOGITS
 
 
 def test_growing_windows():
@@ -190,7 +193,7 @@ def test_growing_windows():
         trainer.step = progress.step
         lengths.append(trainer._batch().inputs.shape[1])
     assert lengths == [4, 6, 8, 10, 12, 14] + [16] * 7
-    assert progress.characters == 4 * (4 + 6 + 8 + 10 + 12 + 14 + 6 * 16)
+    assert progress.tokens == 4 * (4 + 6 + 8 + 10 + 12 + 14 + 6 * 16)
 
 
 @pytest.mark.parametrize("way", ["accumulate", "checkpointing"])
@@ -241,11 +244,11 @@ def test_words_and_packed_documents(tmp_path):
         (tmp_path / "texts" / f"{i:02}.txt").write_text(words + "\n")
     c = config(corpus=str(tmp_path / "texts"), tokens="words", pack=True)
     whole = Trainer(c)
-    assert len(whole.characters) == 10  # with <eos> and <unk>
+    assert len(whole.vocabulary) == 10  # with <eos> and <unk>
     given = whole._batch()
     assert given.inputs.shape == (1, 4 * 16)
     begins = given.cu_seqlens[:-1].long()
-    inside = (given.inputs[0, begins] == whole.characters.encode("a")).sum()
+    inside = (given.inputs[0, begins] == whole.vocabulary.encode("a")).sum()
     assert len(begins) > 1 and inside >= len(begins) - 1
     run = losses(whole)
     assert run[-1] < run[0]
@@ -382,7 +385,7 @@ def test_bf16_and_compile(monkeypatch):
     assert torch.bfloat16 in seen
     assert found != full and found == pytest.approx(full, abs=0.05)
     assert next(half.model.parameters()).dtype == torch.float32
-    monkeypatch.setattr("fwlab.training.engine._compiler", lambda: "g++")
+    monkeypatch.setattr("fwlab.training.devices._compiler", lambda: "g++")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
     compiled = Trainer(config(compile=True, steps=2), TEXT)
     assert losses(compiled) == pytest.approx(full[:2], abs=1e-5)
@@ -487,7 +490,7 @@ def test_checkpoint_round_trip(trained):
     trainer, path = trained
     loaded = load(path)
     assert (loaded.config, loaded.step) == (SMALL, 12)
-    assert loaded.characters.alphabet == trainer.characters.alphabet
+    assert loaded.vocabulary.alphabet == trainer.vocabulary.alphabet
     tokens = trainer.val_tokens[None, :16]
     assert torch.equal(loaded.model(tokens), trainer.model(tokens))
     assert loaded.curve == trainer.curve
@@ -632,7 +635,7 @@ def test_save_where_nothing_can_be_written(trained, tmp_path):
     trainer, path = trained
     with pytest.raises(CheckpointError, match="cannot write"):
         trainer.save(path / "below-a-file" / "model")
-    empty = Checkpoint(trainer.model, trainer.characters, SMALL, 0, {}, [], "")
+    empty = Checkpoint(trainer.model, trainer.vocabulary, SMALL, 0, {}, [], "")
     save(tmp_path / "new" / "folder" / "model", empty)
     assert load(tmp_path / "new" / "folder" / "model").adam == {}
 
@@ -754,8 +757,6 @@ print(during, before.mib())
         (["train", "--steps", "1" + "0" * 32], "steps to be at most"),
         (["train", "--layers", "1" + "0" * 9], "layers to be at most 10,000"),
         (["train", "--corpus", os.devnull], "to be a file or a folder"),
-        (["train-pair", "--steps", "0", "--out", "."], "steps to be at least 1"),
-        (["train-pair", "--lr", "1e30", "--out", "."], "step 2 is not finite"),
         (["train", "--d-ff", "0"], "d_ff to be at least 1, got 0"),
         (["train", "--device", "tpu"], "got 'tpu'"),
         (["train", "--device", "meta"], "got 'meta'"),
@@ -906,7 +907,7 @@ def test_the_files_of_a_run(fwlab, tmp_path, monkeypatch):
     assert load(folder / "best").step == -best[1] == load(folder).step
 
     # As if killed after the fifth step: the checkpoint has three.
-    monkeypatch.setattr(Trainer, "any", lambda self, _: False)
+    monkeypatch.setattr(loop.devices, "in_any", lambda *_: False)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_train_step", before_step(5, fail))
         assert fwlab(*train, "--out", "cut")[0] == 2
@@ -1117,7 +1118,7 @@ def test_a_lost_result_is_written(fwlab, run):
         again = result_of(run)
         for name in ("config", "curve", "sample", "validation_loss", "corpus_sha256"):
             assert again[name] == whole[name]
-        assert again["first_step"] == 6 and again["characters_per_second"] is None
+        assert again["first_step"] == 6 and again["tokens_per_second"] is None
         assert "nothing to do" in fwlab(*RUN, "--resume")[1]
 
 

@@ -1,6 +1,6 @@
 // A language model of fwlab in plain JavaScript: what models.LanguageModel
 // does in `step`, for the delta rule and the sum rule. Its weights come
-// from `fwlab export-web` or `fwlab train-pair`, as a safetensors file.
+// from docs/tools/export_web.py or docs/tools/pair.py, as a safetensors file.
 // A page that was opened from disk may not read one.
 fwlab.loadModel = async (url) => {
   if (location.protocol === "file:")

@@ -299,15 +299,14 @@ def _exercises() -> str:
                     "signature": exercise.signature,
                     "level": levels[name],
                     "hints": len(exercise.hints),
-                    "properties": [_sentence(holds) for holds in exercise.properties],
+                    "properties": [_escaped(each.says) for each in exercise.properties],
                 }
             )
     return render("course/exercises.md.jinja", exercises=found, levels=LEVELS)
 
 
-def _sentence(holds) -> str:
+def _escaped(text: str) -> str:
     """What `check` prints for a property, in Markdown."""
-    text = " ".join((holds.__doc__ or holds.__name__).split())
     return re.sub(r"([\[\]_*])", r"\\\1", text)
 
 

@@ -2,11 +2,11 @@
 
 `CASES` is a regular expression; cases whose name starts with a match are
 shown. Tables of the cycle model go in place of `<!-- model: TABLE -->`.
-tests/cycles/table.py writes the numbers; tests/test_gpu.py and
-tests/cycles/test_model.py check them.
+tests/machine/cycles/table.py writes the numbers, and the tests beside it check
+them.
 
 In place of `<!-- emulator -->` comes what the emulator has shown, which
-tests/emulate.py writes and tests/emulator checks.
+tests/machine/emulate.py writes and tests/machine/emulator checks.
 """
 
 import json

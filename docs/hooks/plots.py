@@ -7,18 +7,21 @@ holds.
 
 import io
 import re
+import sys
 from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from bench import lengths as by_length
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from fwlab.experiments.charts import WIDTH
 from fwlab.layers.fast_weight_attention import RULES
-from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, style
+from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, marks, panels, style
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
+from bench import lengths as by_length
 
 #: Points: letters of at least 11 pixels where the page is 390 wide.
 LETTERS = 11.5
@@ -68,19 +71,13 @@ def losses(runs: list[dict], published: dict[str, float]) -> str:
     mean = {mixer: sum(all_) / len(all_) for mixer, all_ in final.items()}
     order = sorted(mean, key=lambda mixer: (mean[mixer], mixer))
     with styled():
-        figure, ax = _new(0.25 * len(order) + 1)
+        figure, (ax,) = panels(0.25 * len(order) + 1)
         for place, mixer in enumerate(order):
             color, marker, *_ = _look(mixer)
             seeds = final[mixer]
-            ax.plot(
-                seeds,
-                [place] * len(seeds),
-                linestyle="none",
-                marker=marker,
-                markersize=7,
-                color=color,
-                markerfacecolor=color if len(seeds) == 1 else "none",
-            )
+            face, at = color if len(seeds) == 1 else "none", [place] * len(seeds)
+            look = {"color": color, "markerfacecolor": face, "markeredgewidth": None}
+            marks(ax, seeds, at, marker, markersize=7, **look)
             ax.text(
                 1.01,
                 place,
@@ -122,7 +119,7 @@ def curves(runs: list[dict]) -> str:
     for run in runs:
         first.setdefault(run["config"]["mixer"], run)
     with styled():
-        figure, ax = _new(4.4)
+        figure, (ax,) = panels(4.4)
         ends = []
         for mixer, run in first.items():
             color, marker, line, _ = _look(mixer)
@@ -183,30 +180,16 @@ def operations(run: dict) -> str:
     """How much more time and memory the naive form of each operation needs."""
     rows = ratios(run)
     with styled():
-        figure, ax = _new(0.25 * len(rows) + 1.15)
+        figure, (ax,) = panels(0.25 * len(rows) + 1.15)
         for place, (_, time, memory) in enumerate(rows):
             if memory:
                 ax.plot([time, memory], [place] * 2, color=INK, linewidth=1, ls="-")
         at = range(len(rows))
-        marks = {"linestyle": "none", "markersize": 7.5}
-        ax.plot(
-            [row[1] for row in rows],
-            at,
-            marker="o",
-            color=TRAINED,
-            label="time",
-            **marks,
-        )
-        ax.plot(
-            [row[2] or np.nan for row in rows],
-            at,
-            marker="s",
-            color=OTHER,
-            markerfacecolor="none",
-            markeredgewidth=1.8,
-            label="memory",
-            **marks,
-        )
+        time = {"color": TRAINED, "markeredgewidth": None, "label": "time"}
+        memory = {"color": OTHER, "markeredgewidth": 1.8, "label": "memory"}
+        memory["markerfacecolor"] = "none"
+        marks(ax, [row[1] for row in rows], at, "o", markersize=7.5, **time)
+        marks(ax, [row[2] or np.nan for row in rows], at, "s", markersize=7.5, **memory)
         ax.axvline(1, color=INK, linewidth=1.4, linestyle=(0, (4, 2)))
         ax.set_xscale("log")
         _ticks(ax.xaxis, [0.5, 1, 2, 5, 10, 20, 50, 100, 200])
@@ -235,7 +218,7 @@ def decoding(run: dict) -> str:
     }
     last = max(at for times in layers.values() for at in times)
     with styled():
-        figure, ax = _new(3.6)
+        figure, (ax,) = panels(3.6)
         ends = []
         for layer, times in layers.items():
             name = "fast weights" if layer.startswith("fast") else layer.split()[0]
@@ -359,11 +342,10 @@ def _panels(times: dict[str, dict]) -> tuple[Figure, dict]:
     """The lines of each operation, its dense form and softmax attention."""
     ops = [op for op in times if op != by_length.SOFTMAX]
     rows = -(-len(ops) // 2)
-    figure = Figure(figsize=(WIDTH, 1.9 * rows + 0.7), layout="constrained")
-    grid = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
-    for ax in grid.flat[len(ops) :]:
+    figure, grid = panels(1.9 * rows + 0.7, rows, 2, sharex=True, sharey=True)
+    for ax in grid[len(ops) :]:
         ax.set_visible(False)
-    axes = dict(zip(ops, grid.flat, strict=False))
+    axes = dict(zip(ops, grid, strict=False))
     softmax = times[by_length.SOFTMAX][by_length.FWLAB]
     for op, ax in axes.items():
         ax.set_title(op, fontsize=LETTERS)
@@ -384,7 +366,7 @@ def _panels(times: dict[str, dict]) -> tuple[Figure, dict]:
                 markersize=4,
                 label=label,
             )
-    handles, labels = grid.flat[0].get_legend_handles_labels()
+    handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(
         handles[::-1], labels[::-1], loc="outside upper center", ncols=len(handles)
     )
@@ -417,11 +399,6 @@ def styled():
         style()
         mpl.rcParams["font.size"] = LETTERS
         yield
-
-
-def _new(height: float):
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.add_subplot()
 
 
 def _look(mixer: str):

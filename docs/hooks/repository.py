@@ -6,13 +6,10 @@ repository: these functions return None, and lines with {{ repo_url }} or
 """
 
 import re
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
-# For the hooks that show what docs/tools/bench has measured.
-sys.path.append(str(ROOT / "docs" / "tools"))
 BRANCH = "main"
 MARK = re.compile(r"\{\{ (repo_url|colab) \}\}")
 

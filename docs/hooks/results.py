@@ -9,7 +9,6 @@ import re
 from itertools import groupby
 
 import plots
-from bench import lengths
 from repository import ROOT
 from templates import TEMPLATES, render
 
@@ -111,6 +110,7 @@ def _lengths() -> dict | None:
     run = _read(LENGTHS)
     if not run:
         return None
+    lengths = plots.by_length
     times = lengths.times(run["lengths"], "T")
     sizes = sorted({row["T"] for row in run["lengths"]})
     shown = [size for size in sizes if size in (64, 512, 4096)]

@@ -149,12 +149,20 @@ def piece(op: str, inputs: list[Tensor]) -> tuple[list[Tensor], int]:
         return [*first, *(kernel[:1] for kernel in inputs[3:])], 3
     if op.startswith("aft"):
         return [*first, *inputs[3:]], 3
-    return [x[:1, :, :1] for x in inputs], len(inputs)
+    record = ops.TABLE[op]
+    assert isinstance(record, Rule)
+    names = ("q", "k", "v", *record.required)
+    heads = [
+        record.dims(name, x).split().index("heads")
+        for name, x in zip(names, inputs, strict=False)
+    ]
+    parts = [x[:1].narrow(at, 0, 1) for at, x in zip(heads, inputs, strict=True)]
+    return parts, len(parts)
 
 
 def rows(case: Case, device: str, clock: Clock) -> list[Row]:
     """A row for each side: errors by precision, time and memory, and why not."""
-    found = {
+    found: dict[str, Row] = {
         side: {
             "op": case.name,
             "case": case.key,
@@ -176,8 +184,8 @@ def rows(case: Case, device: str, clock: Clock) -> list[Row]:
         dy = dy.to(device)
         try:
             exact = _reference(case, inputs, dy)
-        except Exception as error:
-            reason = f"error unknown: {explain(error)}"
+        except Exception as failure:
+            reason = f"error unknown: {explain(failure)}"
             return [row | {"reason": reason} for row in found.values()]
         for side, row in found.items():
             if row["reason"]:
@@ -425,12 +433,12 @@ def stand_in() -> gpu.StandIn:
 
     - Raises `ValueError` outside a clone of the repository.
     """
-    tests = Path(fwlab.__file__).parents[1] / "tests"
-    if not (tests / "emulator" / "__init__.py").exists():
+    machine = Path(fwlab.__file__).parents[1] / "tests" / "machine"
+    if not (machine / "emulator" / "__init__.py").exists():
         raise ValueError(
-            "bench --gpu --dry-run needs the emulator, which is in tests/emulator "
+            "bench --gpu --dry-run needs the emulator, which is in tests/machine "
             "of the repository"
         )
-    if str(tests) not in sys.path:
-        sys.path.append(str(tests))
+    if str(machine) not in sys.path:
+        sys.path.append(str(machine))
     return importlib.import_module("emulator").stand_in(CAPABILITY)

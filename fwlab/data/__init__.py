@@ -1,21 +1,18 @@
 """Text corpora, their characters or words as tokens, and synthetic tasks."""
 
-from fwlab.data.characters import Characters
 from fwlab.data.corpus import CORPORA, CorpusError, corpus, splits
-from fwlab.data.moves import Moves, moves
 from fwlab.data.numbers import number_words
 from fwlab.data.packing import Packed, packed, packed_rows
 from fwlab.data.programs import Programs, programs
 from fwlab.data.retrieval import Retrieval, retrieval
 from fwlab.data.texts import Part, Splits, Text
 from fwlab.data.tokens import Tokens, token_file
-from fwlab.data.words import Words
+from fwlab.data.vocabulary import Characters, Vocabulary, Words
 
 __all__ = [
     "CORPORA",
     "Characters",
     "CorpusError",
-    "Moves",
     "Packed",
     "Part",
     "Programs",
@@ -23,9 +20,9 @@ __all__ = [
     "Splits",
     "Text",
     "Tokens",
+    "Vocabulary",
     "Words",
     "corpus",
-    "moves",
     "number_words",
     "packed",
     "packed_rows",

@@ -181,7 +181,7 @@ def _fetch(name: str, source: _Source) -> Path:
     logger = pooch.get_logger()
     disabled, logger.disabled = logger.disabled, True
     try:
-        found = pooch.retrieve(
+        fetched = pooch.retrieve(
             source.url,
             known_hash=source.archive_hash or source.hash,
             fname=kept,
@@ -190,7 +190,7 @@ def _fetch(name: str, source: _Source) -> Path:
             # WikiText's server refuses the usual names of Python's libraries.
             downloader=pooch.HTTPDownloader(headers={"User-Agent": "fwlab"}),
         )
-        return Path(found[0] if source.member else found)
+        return Path(fetched[0] if source.member else fetched)
     except ValueError:
         raise CorpusError(
             f"{source.url} did not send the corpus {name!r}: its SHA-256 differs, so "
@@ -223,9 +223,9 @@ def _folder(folder: Path) -> Text:
         parts for parts in names if not any(p.startswith(".") for p in parts)
     )
     files = [path for parts in shown if (path := folder.joinpath(*parts)).is_file()]
-    found = [_part(path) for path in files]
-    binary = sum(kind == "binary" for _, kind in found)
-    texts = tuple(part for part, kind in found if kind == "text")
+    parts = [_part(path) for path in files]
+    binary = sum(kind == "binary" for _, kind in parts)
+    texts = tuple(part for part, kind in parts if kind == "text")
     if not texts:
         raise CorpusError(
             f"expected UTF-8 text files in the folder {folder}, got none of "

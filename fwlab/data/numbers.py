@@ -54,7 +54,7 @@ def _german(number: int) -> str:
 
 
 def _below_100(number: int, words: str) -> tuple[str, str]:
-    """The words for the tens and for the rest; "" for what is not said."""
+    """The words for the tens and for the rest; "" where there is none."""
     known = words.split()
     if number < 20:
         return "", known[number]

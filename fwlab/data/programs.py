@@ -94,11 +94,11 @@ def programs(
     time = max(len(tokens) for tokens, *_ in made)
 
     def rows(part: int, rest: int) -> Tensor:
-        found = []
+        padded = []
         for each in made:
             row = [-1 if x is None else numbers[str(x)] for x in each[part]]
-            found.append(row + [rest] * (time - len(row)))
-        return torch.tensor(found)
+            padded.append(row + [rest] * (time - len(row)))
+        return torch.tensor(padded)
 
     return Programs(rows(0, numbers["END"]), rows(1, -1), rows(2, -1))
 

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fwlab.data.characters import Characters
 from fwlab.data.corpus import CorpusError
 from fwlab.data.texts import Text
-from fwlab.data.words import Words
+from fwlab.data.vocabulary import Vocabulary
 from fwlab.files import replacing
 
 #: At the start of a file: its format, the SHA-256 of what it was made of,
@@ -37,9 +36,7 @@ class Tokens(NamedTuple):
     borders: Tensor
 
 
-def token_file(
-    text: Text, vocabulary: Characters | Words, path: str | Path | None
-) -> Tokens:
+def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> Tokens:
     """The tokens of a text, made once and then mapped into memory.
 
     However large the text is, about a megabyte of it is in memory at a
@@ -76,8 +73,8 @@ def token_file(
             ]
         ).encode()
     ).digest()
-    if (found := _map(path, made_of, dtype)) is not None:
-        return found
+    if (mapped := _map(path, made_of, dtype)) is not None:
+        return mapped
     try:
         with replacing(path) as part, part.open("wb") as file:
             file.seek(_HEADER.size)
@@ -96,7 +93,7 @@ def token_file(
 
 
 def _write(
-    file: BinaryIO, text: Text, vocabulary: Characters | Words, dtype: np.dtype
+    file: BinaryIO, text: Text, vocabulary: Vocabulary, dtype: np.dtype
 ) -> list[int]:
     """Write the tokens, and return the borders."""
     borders = [0]
@@ -126,10 +123,10 @@ def _map(path: Path, made_of: bytes, dtype: np.dtype) -> Tokens | None:
         raise CorpusError(f"cannot read the token file {path}: {why}") from None
     if len(header) < _HEADER.size:
         return None
-    format, found, count, documents = _HEADER.unpack(header)
+    format, source, count, documents = _HEADER.unpack(header)
     at = _HEADER.size + count * dtype.itemsize
     at += -at % 8
-    if (format, found, at + 8 * documents) != (_FORMAT, made_of, size):
+    if (format, source, at + 8 * documents) != (_FORMAT, made_of, size):
         return None
     # "c": copy on write, so that a tensor can be written to, but not the file.
     tokens = np.memmap(path, dtype, "c", _HEADER.size, (count,))

@@ -27,12 +27,13 @@ from fwlab.exercises import (
 )
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
 from fwlab.exercises.checker import assert_correct, check, hint, show, solution
-from fwlab.exercises.exercise import Exercise, Question
+from fwlab.exercises.exercise import Exercise, Property, Question
 from fwlab.exercises.pairs import eight_pairs, score, scoreboard
 from fwlab.exercises.predicting import predict, quiz, reveal
+from fwlab.exercises.properties import agrees, gradient, shape
 from fwlab.exercises.questions import QUESTIONS
 
-#: Exercises by topic, which is a notebook of its own for students.
+#: Exercises by topic; `fwlab exercises export` writes a notebook for each.
 TOPICS = {
     "Fast weights": fast_weights.EXERCISES,
     "Feature maps": feature_maps.EXERCISES,
@@ -55,20 +56,24 @@ __all__ = [
     "EXERCISES",
     "QUESTIONS",
     "Exercise",
+    "Property",
     "Question",
     "Wrong",
+    "agrees",
     "ask",
     "assert_correct",
     "check",
     "compare",
     "compare_gradients",
     "eight_pairs",
+    "gradient",
     "hint",
     "predict",
     "quiz",
     "reveal",
     "score",
     "scoreboard",
+    "shape",
     "show",
     "solution",
 ]

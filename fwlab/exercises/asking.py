@@ -59,29 +59,29 @@ def ask(
     call = Call({n: a.detach() if _is(a) else a for n, a in arguments.items()}, None)
     if (recorded := calls.get()) is not None:
         recorded.append(call)
-    given = "With " + ", ".join(_described(n, a) for n, a in arguments.items())
+    case = "With " + ", ".join(_described(n, a) for n, a in arguments.items())
     try:
         with torch.enable_grad():  # whatever mode an answer leaves behind
             result = answer(*copies.values())
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise Wrong(f"{given}: {raised(answer, error)}") from None
+        raise Wrong(f"{case}: {raised(answer, error)}") from None
     call.result = tensors(result)
     if isinstance(like, type):
-        return _number(result, like, given)
+        return _number(result, like, case)
     one = isinstance(like, Tensor)
     wanted = {"your result": like} if isinstance(like, Tensor) else dict(like)
-    found = _parts(result, wanted, one)
-    for (name, target), part in zip(wanted.items(), found, strict=True):
-        _check(name, part, target, given, one)
+    parts = _parts(result, wanted, one)
+    for (name, target), part in zip(wanted.items(), parts, strict=True):
+        _check(name, part, target, case, one)
     for name, copy in copies.items():
         if _is(copy) and not torch.equal(arguments[name], copy):
             raise Wrong(
                 f"Your function changed its argument {name} in place; "
                 "make a new tensor instead."
             )
-    return found[0] if one else found
+    return parts[0] if one else parts
 
 
 def normal(generator: Generator, *shape: int) -> Tensor:
@@ -96,13 +96,13 @@ def orthonormal(generator: Generator, width: int) -> Tensor:
 
 def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of tensors and modules, and everything else as it is."""
-    found = dict(arguments)
+    copies = dict(arguments)
     for name, thing in arguments.items():
         if _is(thing):
-            found[name] = thing.clone()
+            copies[name] = thing.clone()
         elif isinstance(thing, nn.Module):
-            found[name] = deepcopy(thing)
-    return found
+            copies[name] = deepcopy(thing)
+    return copies
 
 
 def tensors(result: Any) -> tuple[Tensor, ...] | None:
@@ -173,8 +173,8 @@ def compare_gradients(
         for n, x in arguments.items()
         if _is(x) and x.is_floating_point()
     }
-    given = {**arguments, **inputs}
-    right = reference(*given.values())
+    called = {**arguments, **inputs}
+    right = reference(*called.values())
     like = right if _is(right) else {f"result {i}": x for i, x in enumerate(right)}
     expected = of(right)
     one = _is(expected)
@@ -195,8 +195,8 @@ def compare_gradients(
         return torch.autograd.grad(total, leaves, materialize_grads=True)
 
     truths = gradients(expected)
-    found = gradients(of(ask(answer, like, **given)))
-    for name, gradient, truth in zip(inputs, found, truths, strict=True):
+    results = gradients(of(ask(answer, like, **called)))
+    for name, gradient, truth in zip(inputs, results, truths, strict=True):
         compare(gradient, truth, f"This is the gradient of {name}. {because}")
 
 
@@ -242,7 +242,7 @@ def short(text: str) -> str:
 
 
 def _globals(answer: Answer) -> Any:
-    """Those of the file or notebook that an answer was written in."""
+    """The globals of the file or notebook that an answer was written in."""
     while isinstance(answer, partial):
         answer = answer.func
     if isinstance(answer, nn.Module):
@@ -277,7 +277,7 @@ def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]
     return tuple(result)
 
 
-def _number(result: Any, kind: type[int] | type[float], given: str) -> int | float:
+def _number(result: Any, kind: type[int] | type[float], case: str) -> int | float:
     if result is None:
         raise Wrong("Your function returned None. Does it end in a `return`?")
     if not isinstance(result, bool):  # others include those of NumPy
@@ -287,11 +287,11 @@ def _number(result: Any, kind: type[int] | type[float], given: str) -> int | flo
             return int(result)
     what = "a number" if kind is float else "an integer"
     if isinstance(result, Tensor):
-        raise Wrong(f"{given}: expected {what}, got a tensor. Try .item() at its end.")
-    raise Wrong(f"{given}: expected {what}, got {short(repr(result))}.")
+        raise Wrong(f"{case}: expected {what}, got a tensor. Try .item() at its end.")
+    raise Wrong(f"{case}: expected {what}, got {short(repr(result))}.")
 
 
-def _check(name: str, part: Any, target: Tensor, given: str, one: bool) -> None:
+def _check(name: str, part: Any, target: Tensor, case: str, one: bool) -> None:
     if not isinstance(part, Tensor):
         kind = type(part).__name__
         raise Wrong(
@@ -302,7 +302,7 @@ def _check(name: str, part: Any, target: Tensor, given: str, one: bool) -> None:
     if part.shape != target.shape:
         what = "a result" if one else name
         raise Wrong(
-            f"{given}: expected {what} of shape {list(target.shape)}, "
+            f"{case}: expected {what} of shape {list(target.shape)}, "
             f"got {list(part.shape)}."
         )
     if part.dtype != target.dtype:

@@ -25,11 +25,11 @@ from fwlab.exercises.asking import (
     tensors,
     where,
 )
-from fwlab.exercises.exercise import Exercise
+from fwlab.exercises.exercise import Exercise, Property
 
 #: How long an answer may take to check one property.
 SECONDS = 10.0
-#: Hears the name of each exercise that is checked, and why the answer is
+#: Called with the name of each exercise that is checked, and why the answer is
 #: wrong ("" = it is right).
 listener: Callable[[str, str], object] | None = None
 
@@ -124,35 +124,37 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
     targets = _outcome(exercise.reference, arguments)
     assert targets is not None
 
-    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
-        """returns something"""
-        found.append(_explained(answer, arguments))
+    drawn: list[Any] = []
 
-    found: list[Any] = []
-    drawn = Exercise(exercise.name, "", exercise.solution, (holds,), ())
-    (verdict,) = _verdicts(drawn, answer)
-    if verdict.wrong or found[0] is None:
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        drawn.append(_explained(answer, arguments))
+
+    draws = Property("returns something", holds)
+    one = Exercise(exercise.name, "", exercise.solution, (draws,), ())
+    (verdict,) = _verdicts(one, answer)
+    if verdict.wrong or drawn[0] is None:
         print(verdict.wrong or "Your function returned nothing that can be drawn.")
         return None
     figure = Figure(figsize=(6.4, 2.2 * len(targets)), layout="constrained")
     rows = figure.subplots(len(targets), 3, squeeze=False)
-    for row, mine, target in zip(rows, found[0], targets, strict=False):
-        if mine.is_complex():
+    for row, yours, target in zip(rows, drawn[0], targets, strict=False):
+        if yours.is_complex():
             print("Your result has complex numbers.")
             return None
-        if mine.shape != target.shape:
-            print(f"Yours is {list(mine.shape)}, the target {list(target.shape)}.")
+        if yours.shape != target.shape:
+            print(f"Yours is {list(yours.shape)}, the target {list(target.shape)}.")
             return None
         limit = max(target.abs().max().item(), 1e-3)
-        parts = {"yours": mine, "target": target, "difference": mine.double() - target}
+        difference = yours.double() - target
+        parts = {"yours": yours, "target": target, "difference": difference}
         for ax, (title, values) in zip(row, parts.items(), strict=True):
             plots.matrix(ax, _as_matrix(values), title, limit)
     return figure
 
 
 class _Verdict(NamedTuple):
-    """What a property says, what is wrong ("" = nothing), and the name of
-    the mistake if it is a well-known one.
+    """The sentence of a property, what is wrong ("" = nothing), and what is wrong
+    with a well-known mistake if it is one.
     """
 
     sentence: str
@@ -161,14 +163,14 @@ class _Verdict(NamedTuple):
 
     @property
     def why(self) -> str:
-        """All of it, if something is wrong."""
+        """The whole explanation, if something is wrong."""
         return " ".join(
             filter(None, (f"{self.sentence}?", self.misconception, self.wrong))
         )
 
 
 def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
-    """The verdicts, of which the listener hears the outcome."""
+    """Yield the verdicts, and tell the listener their outcome."""
     why = "its check was stopped"  # unless we get further
     try:
         for verdict in _verdicts(exercise, answer):
@@ -189,31 +191,29 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
     The answer runs in a thread of its own: there it cannot hang the caller,
     whose modes (no_grad, autocast, default device) do not matter either.
     """
-    said: queue.Queue[_Verdict] = queue.Queue()
+    verdicts: queue.Queue[_Verdict] = queue.Queue()
 
     def work() -> None:
         calls.set([])
-        for number, holds in enumerate(exercise.properties):
+        for number, each in enumerate(exercise.properties):
             generator = Generator().manual_seed(number)
             try:
-                verdict = _verdict(exercise, holds, answer, generator)
+                verdict = _verdict(exercise, each, answer, generator)
             except BaseException as error:  # the answer was stopped
-                verdict = _Verdict(
-                    _sentence(holds), f"It ended with {type(error).__name__}."
-                )
-            said.put(verdict)
+                verdict = _Verdict(each.says, f"It ended with {type(error).__name__}.")
+            verdicts.put(verdict)
             if verdict.wrong:
                 return
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    for holds in exercise.properties:
+    for each in exercise.properties:
         try:
-            verdict = said.get(timeout=None if _debugged() else SECONDS)
+            verdict = verdicts.get(timeout=None if _debugged() else SECONDS)
         except queue.Empty:
             place = _stop(thread, answer)
             yield _Verdict(
-                _sentence(holds),
+                each.says,
                 f"This took more than {SECONDS:g} seconds, and was stopped"
                 f"{f' at {place}' if place else ''}. Is there a loop that never ends?",
             )
@@ -227,16 +227,16 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
 
 
 def _verdict(
-    exercise: Exercise, holds: Any, answer: Answer, generator: Generator
+    exercise: Exercise, tried: Property, answer: Answer, generator: Generator
 ) -> _Verdict:
     try:
-        holds(answer, exercise.reference, generator)
-        return _Verdict(_sentence(holds), "")
+        tried.holds(answer, exercise.reference, generator)
+        return _Verdict(tried.says, "")
     except Wrong as wrong:
         why = str(wrong)
     except Exception as error:  # an answer that we did not foresee
         why = f"Your result led to {described(error)}"
-    return _Verdict(_sentence(holds), why, _recognise(exercise, answer))
+    return _Verdict(tried.says, why, _recognise(exercise, answer))
 
 
 def _recognise(exercise: Exercise, answer: Answer) -> str:
@@ -252,9 +252,9 @@ def _recognise(exercise: Exercise, answer: Answer) -> str:
         return ""
     if all(_same(_outcome(exercise.reference, c.arguments), c.result) for c in asked):
         return ""  # the numbers are right: something else is wrong
-    for misconception in exercise.misconceptions:
+    for text, misconception in exercise.misconceptions:
         if all(_same(_outcome(misconception, c.arguments), c.result) for c in asked):
-            return " ".join((misconception.__doc__ or "").split())
+            return text
     return ""
 
 
@@ -272,12 +272,12 @@ def _outcome(
 
 
 def _explained(answer: Answer, arguments: dict[str, Any]) -> Any:
-    """The same, but an error raises `Wrong`, which says where it came from."""
+    """What `_outcome` returns; an error raises `Wrong`, which says its place."""
     try:
         return _outcome(answer, arguments, catch=False)
     except BaseException as error:
-        said = raised(answer, error)
-        raise Wrong(said[0].upper() + said[1:]) from None
+        reason = raised(answer, error)
+        raise Wrong(reason[0].upper() + reason[1:]) from None
 
 
 def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
@@ -288,10 +288,6 @@ def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
         and torch.allclose(x, y, 1e-9, 1e-12, equal_nan=True)
         for x, y in zip(a, b, strict=True)
     )
-
-
-def _sentence(holds: Any) -> str:
-    return (holds.__doc__ or holds.__name__).strip()
 
 
 def _stop(thread: threading.Thread, answer: Answer) -> str:

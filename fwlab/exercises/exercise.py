@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,23 @@ from torch import Generator
 
 from fwlab.exercises.asking import Answer
 
-#: Takes the answer, fwlab's own function and a seeded generator; its
-#: docstring says what the answer does if the property holds. Otherwise it
-#: raises `Wrong`.
-Property = Callable[[Answer, Answer, Generator], None]
+Catches = Mapping[str, Answer | tuple[Answer, ...]]
+
+
+@dataclass(frozen=True)
+class Property:
+    """Something that holds for every right answer.
+
+    - `says`: the sentence that `check` prints: what the answer does.
+    - `holds`: takes the answer, fwlab's own function and a seeded generator,
+      and raises `Wrong` if the property does not hold.
+    - `catches`: functions that many write instead and that fail here first,
+      one or several by a sentence that says what is wrong with them.
+    """
+
+    says: str
+    holds: Callable[[Answer, Answer, Generator], None]
+    catches: Catches = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -27,8 +40,6 @@ class Exercise:
     - `hints`: each reveals more than the one before.
     - `example`: draws arguments, by name and in order; for `show`, and to
       recognise misconceptions.
-    - `misconceptions`: functions that many write instead, each with the
-      property that it fails at. The docstring of each says what is wrong.
     """
 
     name: str
@@ -37,19 +48,30 @@ class Exercise:
     properties: tuple[Property, ...]
     hints: tuple[str, ...]
     example: Callable[[Generator], dict[str, Any]] | None = None
-    misconceptions: dict[Answer, Property] = field(default_factory=dict)
 
     @property
     def signature(self) -> str:
         """The line that a learner starts from."""
-        names = inspect.signature(self.reference).parameters.values()
-        given = ", ".join(p.name for p in names if p.default is p.empty)
-        return f"def {self.name}({given}): ..."
+        parameters = inspect.signature(self.reference).parameters.values()
+        names = ", ".join(p.name for p in parameters if p.default is p.empty)
+        return f"def {self.name}({names}): ..."
 
     @property
     def reference(self) -> Answer:
         """What answers are compared with."""
         return self.solution[0]
+
+    @property
+    def misconceptions(self) -> list[tuple[str, Answer]]:
+        """What is wrong with a function that many write instead, and the function."""
+        return [
+            (text, function)
+            for each in self.properties
+            for text, functions in each.catches.items()
+            for function in (
+                functions if isinstance(functions, tuple) else (functions,)
+            )
+        ]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def main() -> None:
         def enable_gui(self, gui: Any = None) -> None:
             """%matplotlib calls this; there is no window to open."""
 
-        def showtraceback(self, *given: Any, **options: Any) -> None:
+        def showtraceback(self, *arguments: Any, **options: Any) -> None:
             """Nobody reads it, and an error may resist being shown."""
 
         showsyntaxerror = showtraceback
@@ -55,8 +55,8 @@ def main() -> None:
         def ask_exit(self) -> None:
             """What exit() calls: the next cells still count."""
 
-    given = json.load(sys.stdin.buffer)
-    log, key = os.dup(1), given["key"]
+    task = json.load(sys.stdin.buffer)
+    log, key = os.dup(1), task["key"]
     nowhere = os.open(os.devnull, os.O_RDWR)
     write, dumps = os.write, json.dumps  # a notebook may replace those of modules
 
@@ -65,18 +65,18 @@ def main() -> None:
 
     shell = Shell.instance(config=Config(HistoryManager={"enabled": False}))
     checker.listener = lambda name, why: say(name=name, right=not why, why=why)
-    held = _restrict(given["gib"])
+    held = _restrict(task["gib"])
     for stream in range(3):
         os.dup2(nowhere, stream)
     say(held=held)
-    for name in asked(given["cells"]):
+    for name in asked(task["cells"]):
         say(asked=name)
-    for number, source in enumerate(given["cells"], 1):
+    for number, source in enumerate(task["cells"], 1):
         # A cell before may have closed it.
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         error: str | None
         try:
-            with _alarm(given["seconds"]):
+            with _alarm(task["seconds"]):
                 done = shell.run_cell(source)
                 errors = (done.error_before_exec, done.error_in_exec)
                 error = next((described(e) for e in errors if e is not None), None)
@@ -89,22 +89,22 @@ def main() -> None:
 
 
 def asked(cells: list[str]) -> list[str]:
-    """The exercises that cells check, in order, as far as it can be read off."""
-    found: dict[str, None] = {}
+    """The exercises that cells check, in order, as far as their source shows it."""
+    names: dict[str, None] = {}
     for source in cells:
         for call in _calls(source):
             by = {k.arg: k.value for k in call.keywords}
-            given = [by.get("answer"), *call.args, by.get("name")]
-            for part in [each for each in given if each is not None][-1:]:
+            parts = [by.get("answer"), *call.args, by.get("name")]
+            for part in [each for each in parts if each is not None][-1:]:
                 name = getattr(part, "value", getattr(part, "id", None))
                 if name in EXERCISES:
-                    found[name] = None
-    return list(found)
+                    names[name] = None
+    return list(names)
 
 
 def _calls(source: str) -> list[ast.Call]:
-    """Calls of `check`. If the cell does not parse, because of a mistake or a
-    magic command, in those lines that do.
+    """The calls of `check`; in a cell that does not parse, because of a mistake or
+    a magic command, those in the lines that do.
     """
     try:
         tree = ast.parse(source)
@@ -117,7 +117,7 @@ def _calls(source: str) -> list[ast.Call]:
 
 
 class TimeLimit(KeyboardInterrupt):
-    """So that `except Exception` in a cell does not stop it."""
+    """A cell took too long. `except Exception` does not catch this."""
 
 
 class _alarm:
@@ -136,7 +136,7 @@ class _alarm:
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _ring(self, *given: object) -> None:
+    def _ring(self, *_: object) -> None:
         raise TimeLimit(f"it took more than {self.seconds:g} seconds")
 
 
@@ -154,7 +154,7 @@ def _restrict(gib: float) -> bool:
     except ImportError:  # Windows
         return held
 
-    def refuse(*given: Any) -> NoReturn:
+    def refuse(*arguments: Any) -> NoReturn:
         raise PermissionError(REFUSED)
 
     # multiprocessing starts programs with it, and Python does not report that
@@ -173,13 +173,13 @@ def _restrict(gib: float) -> bool:
     return held
 
 
-def _audit(event: str, given: tuple[Any, ...]) -> None:
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in FORBIDDEN:
         raise PermissionError(REFUSED)
 
 
 class _Compare(ctypes.Structure):
-    """Of libseccomp: compare an argument of a call with a, or with a and b."""
+    """libseccomp's comparison of an argument of a call with a, or with a and b."""
 
     _fields_ = (
         ("argument", ctypes.c_uint),
@@ -205,8 +205,8 @@ def _filter() -> bool:
 
     def forbid(name: str, *only: _Compare, reason: int = errno.EPERM) -> bool:
         number = library.seccomp_syscall_resolve_name(name.encode())
-        given = fail | reason, number, len(only), (_Compare * len(only))(*only)
-        return bool(library.seccomp_rule_add_array(rules, *given) == 0)
+        rule = fail | reason, number, len(only), (_Compare * len(only))(*only)
+        return bool(library.seccomp_rule_add_array(rules, *rule) == 0)
 
     for name in CALLS:
         forbid(name)

@@ -24,19 +24,19 @@ from typing import IO, Any
 from fwlab.exercises.exercise import Exercise
 from fwlab.exercises.graded import FILE, asked
 
-#: Of the environment, a notebook sees no more than this.
+#: The environment variables that a notebook sees.
 PASSED = (
     *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "OMP_NUM_THREADS", "SYSTEMROOT"),
     *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
 )
-#: Of the file system, in bwrap: the system, and where Python and packages are.
+#: What bwrap shows of the file system, beside Python and its packages.
 SEEN = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix"),
     *("/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache", "/etc/localtime"),
 )
-#: Bytes of a notebook, and of what its process reports.
+#: The largest size of a notebook, and of what its process reports, in bytes.
 LARGE = 2**26
-#: What that process says; a notebook that finds out how can say anything.
+#: What that process reports; a notebook that finds out how can report anything.
 SAYS: tuple[dict[str, type], ...] = (
     {"held": bool},
     {"asked": str},
@@ -77,16 +77,16 @@ def grade(
       kept the notebook in: of "bwrap" and "libseccomp", those that work here;
       None = no cell ran.
     """
-    found: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     kept: list[str] | None = None
     try:
         content = _read(notebook)
         expected = _listed(content) if expected is None else expected
-        found, ended, kept = _run(_cells(content), seconds, cell_seconds, gib)
+        reports, ended, kept = _run(_cells(content), seconds, cell_seconds, gib)
     except ValueError as error:
         ended = str(error)
-    verdicts = [each for each in found if "right" in each]
-    names = [each["asked"] for each in found if "asked" in each]
+    verdicts = [each for each in reports if "right" in each]
+    names = [each["asked"] for each in reports if "asked" in each]
     names += [each["name"] for each in verdicts]
     missing = "not checked" if ended == "finished" else f"not checked: {ended}"
     graded = {
@@ -100,7 +100,7 @@ def grade(
     return {
         "notebook": str(notebook),
         "exercises": list(graded.values()),
-        "errors": [each for each in found if "cell" in each],
+        "errors": [each for each in reports if "cell" in each],
         "ended": ended,
         "listed": expected is not None,
         "kept": kept,
@@ -156,7 +156,7 @@ def student_notebook(title: str, exercises: Iterable[Exercise]) -> dict[str, Any
 
 
 def report(graded: dict[str, Any]) -> str:
-    """What `grade` has found, as text."""
+    """The result of `grade`, as text."""
     exercises = graded["exercises"]
     right = sum(each["right"] for each in exercises)
     lines = [f"{graded['notebook']}: {right} of {len(exercises)} right"]
@@ -228,12 +228,12 @@ def _listed(content: dict[str, Any]) -> list[str] | None:
 def _run(
     cells: list[str], seconds: float, cell_seconds: float, gib: float
 ) -> tuple[list[dict[str, Any]], str, list[str] | None]:
-    """Run cells; returns what their process said, how it ended, and what kept
-    it in.
+    """Run cells; returns the reports of their process, how it ended, and what
+    kept it in.
     """
     sandbox = _bwrap()
-    given: dict[str, Any] = {"cells": cells, "seconds": cell_seconds, "gib": gib}
-    # What the process says begins with a word that the notebook is not told.
+    task: dict[str, Any] = {"cells": cells, "seconds": cell_seconds, "gib": gib}
+    # Reports begin with a word that the notebook is not told.
     key = secrets.token_hex()
     with (
         _scratch() as folder,
@@ -241,7 +241,7 @@ def _run(
         tempfile.TemporaryFile() as log,
         tempfile.TemporaryFile() as errors,
     ):
-        source.write(json.dumps({**given, "key": key}).encode())
+        source.write(json.dumps({**task, "key": key}).encode())
         source.seek(0)
         home, work = (Path("/tmp" if sandbox else folder, n) for n in ("home", "work"))
         if not sandbox:
@@ -274,22 +274,22 @@ def _run(
         finally:  # also if somebody interrupts this
             _end(process, inside)
             os.close(told)
-        said = _said(log, key)
+        reports = _reports(log, key)
         errors.seek(0)
         lines = errors.read(LARGE).decode(errors="replace").splitlines()
-        if lines and not said:
+        if lines and not reports:
             ended = f"an error before its first cell: {_plain(lines[-1])}"
-    if any("finished" in each for each in said):
+    if any("finished" in each for each in reports):
         ended = "finished"
     kept = None
-    for held in [each["held"] for each in said if "held" in each][:1]:
+    for held in [each["held"] for each in reports if "held" in each][:1]:
         kept = ["bwrap"] * bool(sandbox) + ["libseccomp"] * held
-    return said, ended, kept
+    return reports, ended, kept
 
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """An empty folder, and delete it, with folders too deep for `shutil.rmtree`."""
+    """Make an empty folder, and delete it, also where it is too deep for `shutil`."""
     folder, number = Path(tempfile.mkdtemp()), count()
     try:
         yield folder
@@ -333,11 +333,11 @@ def _end(process: "subprocess.Popen[bytes]", inside: int | None) -> None:
         os.close(inside)
 
 
-def _said(log: IO[bytes], key: str) -> list[dict[str, Any]]:
-    """What a process has said, and nothing else that a notebook wrote there."""
+def _reports(log: IO[bytes], key: str) -> list[dict[str, Any]]:
+    """The reports of a process, and nothing else that a notebook wrote there."""
     log.seek(0)
     lines = log.read(LARGE).decode(errors="replace").split("\n")
-    said = []
+    reports = []
     for line in lines:
         with suppress(ValueError, RecursionError):  # cut off, or forged
             if line.startswith(key):
@@ -345,8 +345,8 @@ def _said(log: IO[bytes], key: str) -> list[dict[str, Any]]:
                 if not isinstance(what, dict):
                     continue
                 if {k: type(v) for k, v in what.items()} in SAYS:
-                    said.append({k: _plain(v) for k, v in what.items()})
-    return said
+                    reports.append({k: _plain(v) for k, v in what.items()})
+    return reports
 
 
 def _plain(text: Any) -> Any:

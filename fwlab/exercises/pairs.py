@@ -29,7 +29,7 @@ Features = Callable[[Tensor], Tensor]
 
 
 def eight_pairs() -> tuple[Tensor, Tensor]:
-    """The same pairs every time.
+    """Eight pairs, the same every time.
 
     - Returns keys of length 1 and values, both `[8, 8]`, in float64.
     """
@@ -58,8 +58,8 @@ def score(memory: Memory) -> tuple[float, float]:
             torch.cat([new, values[4:]]),
         ),
     ):
-        found = memory(keys, k, v)
-        errors.append(float((found - wanted).square().sum() / wanted.square().sum()))
+        result = memory(keys, k, v)
+        errors.append(float((result - wanted).square().sum() / wanted.square().sum()))
     return errors[0], errors[1]
 
 
@@ -148,7 +148,7 @@ def gated(beta: float) -> Memory:
 
 @cache
 def directions() -> FAVOR:
-    """Of the directions of the seeds 0 to 20, those with the median error."""
+    """The random directions with the median error among the seeds 0 to 20."""
     return FAVOR(8, 64, stabilize=False, seed=1).double()
 
 

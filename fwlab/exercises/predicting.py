@@ -55,15 +55,15 @@ def reveal(name: str, found: float | str | None = None) -> None:
     if is_right(question, answer):
         print(f"You predicted {answer}: right.")
         return
-    said = [f"You predicted {answer}"]
+    parts = [f"You predicted {answer}"]
     if isinstance(answer, float) and isinstance(question.truth, float | int):
-        said = [f"You predicted {answer:g}, off by {abs(answer - question.truth):.3g}"]
+        parts = [f"You predicted {answer:g}, off by {abs(answer - question.truth):.3g}"]
     why = [
         text
         for wrong, text in question.tempting.items()
         if _near(question, answer, wrong)
     ]
-    _say(". ".join(said + why[:1]) + ".")
+    _say(". ".join(parts + why[:1]) + ".")
 
 
 def quiz(name: str, answer: float | str | EllipsisType = ...) -> None:

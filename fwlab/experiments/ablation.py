@@ -7,7 +7,8 @@ from math import inf, log
 
 from matplotlib.figure import Figure
 
-from fwlab.experiments import charts, text
+from fwlab import plots
+from fwlab.experiments import text
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.models import Mixer
@@ -69,7 +70,7 @@ def model(point: Point) -> tuple[Config, Mixer]:
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    found = []
+    every = []
     for corpus, map in _tables(points):
         losses = {
             each: loss
@@ -79,7 +80,7 @@ def claims(points: list[Point]) -> list[Claim]:
         where = f"{CORPORA[corpus]}, {MAPS[map]}"
         listed = ", ".join(f"{x:.3f} ({NAMES[each]})" for each, x in losses.items())
         complete = len(losses) == len(NAMES)
-        found.append(
+        every.append(
             Claim(
                 f"{where}: normalisation costs, with and without positions",
                 "perplexity per word 30.4, 29.2 against 29.7, 28.1",
@@ -88,7 +89,7 @@ def claims(points: list[Point]) -> list[Claim]:
             )
         )
         lowest = min(losses, key=lambda each: losses[each])
-        found.append(
+        every.append(
             Claim(
                 f"{where}: lowest with neither",
                 "perplexity per word 28.1 against 29.2 to 30.4",
@@ -96,7 +97,7 @@ def claims(points: list[Point]) -> list[Claim]:
                 lowest == (0, 0) if complete else None,
             )
         )
-    return found
+    return every
 
 
 def _tables(points: list[Point]) -> list[tuple[str, str]]:
@@ -113,16 +114,14 @@ def _variant(
 
 
 def above(losses: list[float | None], without: float) -> list[float | None]:
-    """By how many per cent losses are above the one with neither."""
+    """Losses in per cent above the one with neither."""
     return [None if x is None else 100 * (x / without - 1) for x in losses]
 
 
 def draw(points: list[Point]) -> Figure:
     tables = _tables(points)
-    figure = Figure(
-        figsize=(charts.WIDTH, 2.0 * len(tables) + 0.6), layout="constrained"
-    )
-    axes = figure.subplots(len(tables), 1, sharex=True, squeeze=False)[:, 0]
+    count = len(tables)
+    figure, axes = plots.panels(2.0 * count + 0.6, count, sharex=True)
     for ax, (corpus, map) in zip(axes, tables, strict=True):
         without = median_loss(_variant(points, corpus, map, (0, 0)))
         ours = {
@@ -131,17 +130,16 @@ def draw(points: list[Point]) -> Figure:
             )
             for each, name in NAMES.items()
         }
-        charts.rows(ax, ours, FAST, "o", "ours")
+        plots.rows(ax, ours, FAST, "o", "ours")
         for i, (marker, split) in enumerate((("x", "valid"), ("+", "test"))):
             theirs = {
                 name: above([log(PUBLISHED[each][i])], log(PUBLISHED[0, 0][i]))
                 for each, name in NAMES.items()
             }
-            charts.rows(ax, theirs, INK, marker, f"published, {split}")
+            plots.rows(ax, theirs, INK, marker, f"published, {split}")
         ax.set_title(f"{CORPORA[corpus]}, {MAPS[map]}")
     axes[-1].set_xlabel("loss above that with neither, %")
-    handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper left", ncols=3)
+    plots.legend(figure, axes[0], 3)
     return figure
 
 

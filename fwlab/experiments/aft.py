@@ -5,9 +5,10 @@ layer alone, whose memory and speed are measured as sequences grow.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from math import inf, log
+from operator import lt
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -17,11 +18,18 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab import ops
+from fwlab import ops, plots
 from fwlab.bench.measure import in_turns, peak_mib
 from fwlab.data import Characters, CorpusError, corpus
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    listed,
+    numbers_claim,
+    select,
+)
+from fwlab.experiments.fit import fit
 from fwlab.layers import AFTConv, AFTFull, AFTLocal, AFTSimple, SoftmaxAttention
 from fwlab.models import LanguageModel
 from fwlab.plots import INK, OTHER, SERIES, WRONG
@@ -63,29 +71,22 @@ class AFTConvImage(AFTConv):
         across = predicted % SIDE - seen % SIDE + SIDE - 1
         self.register_buffer("entry", up * self.columns + across, persistent=False)
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         T = x.shape[1]
         w = self.kernel()[:, self.entry[:T, :T]]
         q, k, v = (
             project(x).chunk(self.heads, -1)
             for project in (self.to_q, self.to_k, self.to_v)
         )
-        options: Any = {"key_mask": key_mask, "implementation": implementation}
-        y: Any = [
-            ops.aft_full(*head, **options) for head in zip(q, k, v, w, strict=True)
-        ]
+        y: Any = [ops.aft_full(*head) for head in zip(q, k, v, w, strict=True)]
         return self.to_out(torch.cat(y, -1))
 
 
 class Dense(SoftmaxAttention):
     """Softmax attention that computes the matrix of all pairs of steps."""
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "naive"
-    ) -> Tensor:
-        return super().forward(x, key_mask, "naive")
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return super().forward(x, implementation="naive")
 
 
 #: The layers, of a width and a length.
@@ -98,7 +99,7 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "aft-conv-2d": lambda d, T: AFTConvImage(d, HEADS),
     DENSE: lambda d, T: Dense(d, HEADS),
 }
-#: What is trained, and what is measured alone.
+#: Layers that are trained on images, on text, and that are measured alone.
 OF_IMAGES = [name for name in LAYERS if name != DENSE]
 OF_TEXT = [name for name in OF_IMAGES if name != "aft-conv-2d"]
 OF_LENGTHS = [*OF_TEXT, DENSE]
@@ -131,17 +132,17 @@ def points(quick: bool) -> list[Point]:
 
 def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
-    found: Point = dict.fromkeys(
+    empty: Point = dict.fromkeys(
         ("parameters", "loss", "train", "steps", "mib", "milliseconds", "fused")
     )
     mixer, T, d_model = point["mixer"], point["T"], point["d_model"]
     if point["task"] == "layer":
-        return found | measure(mixer, T, d_model)
+        return empty | measure(mixer, T, d_model)
     data = digits() if point["task"] == "digits" else text(T)
     model = build(mixer, data.symbols, T, d_model, point["layers"])
     parameters = sum(p.numel() for p in model.parameters())
-    trained = fit(model, data, point["budget"], point["lr"])
-    return found | {"parameters": parameters, **trained}
+    trained = train(model, data, point["budget"], point["lr"])
+    return empty | {"parameters": parameters, **trained}
 
 
 # --- One layer ----------------------------------------------------------
@@ -272,25 +273,18 @@ def evaluate(model: nn.Module, tokens: Tensor) -> float:
     return sum(bits(model, part).item() * len(part) for part in parts) / len(tokens)
 
 
-def fit(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
+def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
     """Train until the loss of `check` no longer falls.
 
     - `budget`: maximum number of optimiser steps; `lr`: learning rate.
-    - Returns what was found where that loss was lowest: bits per token
+    - Returns what came out where that loss was lowest: bits per token
       of `test` (`loss`) and of `seen` (`train`), and the optimiser step.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, lr, budget, pct_start=0.1, cycle_momentum=False
-    )
     best, since, reached, weights = inf, 0, 0, model.state_dict()
     count = TOKENS // (data.test.shape[1] - 1)
-    for step in range(1, budget + 1):
-        optimizer.zero_grad(set_to_none=True)
-        bits(model, data.draw(count)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+    decayed = partial(torch.optim.AdamW, weight_decay=0.1)
+    steps = fit(model, lambda _: data.draw(count), bits, budget, lr, optimizer=decayed)
+    for step in steps:
         if step % EVERY:
             continue
         now = evaluate(model, data.check)
@@ -302,8 +296,8 @@ def fit(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
             break
     model.load_state_dict(weights)
     parts = {"loss": data.test, "train": data.seen}
-    found = {name: round(evaluate(model, x), 4) for name, x in parts.items()}
-    return {**found, "steps": reached}
+    losses = {name: round(evaluate(model, x), 4) for name, x in parts.items()}
+    return {**losses, "steps": reached}
 
 
 # --- What came out ------------------------------------------------------
@@ -322,13 +316,13 @@ NAMES = {
     "aft-conv": "AFT-conv",
     "aft-conv-2d": "AFT-conv 2-D",
 }
-#: In the figure of one layer, and in its claims.
+#: The names in the figure of one layer, and in its claims.
 ALONE = {**NAMES, SOFTMAX: "fused softmax", DENSE: "dense softmax"}
 
 
 def claims(points: list[Point]) -> list[Claim]:
     images = _losses(select(points, task="digits"))
-    found = [
+    every = [
         _below("digits", images, "aft-local", SOFTMAX),
         _below("digits", images, "aft-conv-2d", SOFTMAX),
         _below("digits", images, "aft-local", "aft-simple"),
@@ -336,52 +330,47 @@ def claims(points: list[Point]) -> list[Claim]:
     if max(p["T"] for p in points) > 1024:  # the full version
         texts = select(points, task="text")
         longest = _losses(select(texts, T=512))
-        found += [
+        every += [
             _below("digits", images, SOFTMAX, "aft-simple"),
             _below("text", longest, SOFTMAX, "aft-local"),
             _below("text", longest, "aft-local", "aft-simple"),
             _longer(select(texts, mixer="aft-local")),
         ]
     alone = select(points, task="layer")
-    return found + [_memory(name, select(alone, mixer=name)) for name in OF_LENGTHS]
+    return every + [_memory(name, select(alone, mixer=name)) for name in OF_LENGTHS]
 
 
 def _losses(points: list[Point]) -> dict[str, float]:
     """The median loss by layer, in the order of `LAYERS`."""
-    found = medians(points, "mixer", "loss")
-    return {name: found[name] for name in LAYERS if name in found}
+    middle = plots.medians(points, "mixer", "loss")
+    return {name: middle[name] for name in LAYERS if name in middle}
 
 
 def _below(task: str, losses: dict[str, float], better: str, worse: str) -> Claim:
-    known = PUBLISHED[task]
+    known, lower = PUBLISHED[task], "lower (ours)"
+    if better in known:
+        lower = f"{known[better]:g} against {known[worse]:g}"
+    text = f"{task}: {NAMES[better]} below {NAMES[worse]}"
     pair = [losses.get(better), losses.get(worse)]
-    both = [x for x in pair if x is not None]
-    return Claim(
-        f"{task}: {NAMES[better]} below {NAMES[worse]}",
-        f"{known[better]:g} against {known[worse]:g}"
-        if better in known
-        else "lower (ours)",
-        " against ".join(f"{x:.3f}" for x in both) + " bits" if both else "–",
-        both[0] < both[1] if len(both) == 2 else None,
-    )
+    return numbers_claim(text, lower, pair, lt, unit=" bits")
 
 
 def _longer(points: list[Point]) -> Claim:
-    found = medians(points, "T", "loss")
+    losses = plots.medians(points, "T", "loss")
     return Claim(
         "text: longer sequences lower the loss of AFT-local",
         "1.154, 1.135, 1.134 (T = 1024, 2048, 4096)",
-        charts.listed(found, ".3f", "T"),
-        all(a > b for a, b in pairwise(found.values())) if len(found) > 1 else None,
+        listed(losses, ".3f", "T"),
+        all(a > b for a, b in pairwise(losses.values())) if len(losses) > 1 else None,
     )
 
 
 def _memory(name: str, points: list[Point]) -> Claim:
-    """By which factor memory grows where T doubles, for the greatest T."""
-    mib = medians(points, "T", "mib")
+    """The growth of memory where T doubles, at the greatest T."""
+    mib = plots.medians(points, "T", "mib")
     growth = _growth(mib)
     what, source, holds = "grows with T", "Td (Table 1)", growth < 2.2
-    found = f"× {growth:.2f} where T doubles, up to {max(mib, default=0)}"
+    ours = f"× {growth:.2f} where T doubles, up to {max(mib, default=0)}"
     if name == DENSE:
         what, source, holds = "grows with T²", "T² + Td (Table 1)", growth > 3
     elif name == SOFTMAX:
@@ -390,11 +379,11 @@ def _memory(name: str, points: list[Point]) -> Claim:
         # As in Table 1: the biases and their gradient are not counted.
         rest = _growth({T: x - 2 * 4 * T * T / 2**20 for T, x in mib.items()})
         what, holds = "grows with T, biases not counted", rest < 2.2
-        found = f"× {rest:.2f}; with biases {found}"
+        ours = f"× {rest:.2f}; with biases {ours}"
     text = f"one layer, {ALONE[name]}: memory {what}"
     if growth == 0:
         return Claim(text, source, "–", None)
-    return Claim(text, source, found, holds)
+    return Claim(text, source, ours, holds)
 
 
 def _growth(mib: dict[Any, float]) -> float:
@@ -426,14 +415,13 @@ def draw(points: list[Point]) -> Figure:
     if texts:
         panels.insert(0, (texts, "loss", "bits per character"))
     height = 2.6 + 2.8 * len(panels)
-    figure = Figure(figsize=(charts.WIDTH, height), layout="constrained")
-    upper, *others = figure.subplots(len(panels) + 1, 1)
+    figure, (upper, *others) = plots.panels(height, len(panels) + 1)
     _difference(upper, select(points, task="digits"))
-    for ax, (mine, y, label) in zip(others, panels, strict=True):
+    for ax, (shown, y, label) in zip(others, panels, strict=True):
         for name, (color, marker, line) in LOOKS.items():
-            here = select(mine, mixer=name)
-            charts.series(ax, here, color, marker, line, ALONE[name], y, "T")
-        lengths = sorted({p["T"] for p in mine})
+            here = select(shown, mixer=name)
+            plots.series(ax, here, color, marker, line, ALONE[name], y, "T")
+        lengths = sorted({p["T"] for p in shown})
         ax.set_xscale("log", base=2)
         if y != "loss":
             ax.set_yscale("log", base=2)
@@ -451,21 +439,14 @@ def _difference(ax: Axes, points: list[Point]) -> None:
     zero, known = _losses(points).get(SOFTMAX), PUBLISHED["digits"]
     for row, name in enumerate(OF_IMAGES):
         color, marker, _ = LOOKS.get(name, (WRONG, "P", ""))
-        mine = [p["loss"] for p in select(points, mixer=name)]
+        losses = [p["loss"] for p in select(points, mixer=name)]
         if zero is not None:
-            ax.plot(
-                [loss - zero for loss in mine],
-                [row] * len(mine),
-                linestyle="none",
-                marker=marker,
-                color=color,
-                alpha=0.7,
-                markeredgewidth=0,
-            )
+            extra = [loss - zero for loss in losses]
+            plots.marks(ax, extra, [row] * len(losses), marker, color=color, alpha=0.7)
         if name in known:
             off = known[name] - known[SOFTMAX]
             label = None if row else "published, CIFAR-10"
-            charts.published(ax, {off: row}, INK, label)
+            plots.published(ax, {off: row}, INK, label)
     ax.axvline(0, color=INK, linewidth=1)
     ax.set_yticks(range(len(OF_IMAGES)), [NAMES[name] for name in OF_IMAGES])
     ax.set_ylim(len(OF_IMAGES) - 0.5, -0.5)

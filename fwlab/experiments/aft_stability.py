@@ -11,8 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fwlab import ops
-from fwlab.experiments import charts
+from fwlab import ops, plots
 from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.plots import SERIES
 
@@ -131,12 +130,12 @@ def claims(points: list[Point]) -> list[Claim]:
 
 
 def _fails(way: str, points: list[Point]) -> Claim:
-    """From which scale on, by precision, any of three shares is above 0."""
+    """Name the first scale in each precision at which a share is above 0."""
     first = {}
     for dtype in DTYPES:
-        mine = select(points, dtype=dtype)
-        for scale in sorted({p["scale"] for p in mine}):
-            at = select(mine, scale=scale)
+        own = select(points, dtype=dtype)
+        for scale in sorted({p["scale"] for p in own}):
+            at = select(own, scale=scale)
             if any(p["outputs"] or p["gradients"] or p["wrong"] for p in at):
                 first[dtype] = scale
                 break
@@ -159,21 +158,17 @@ def _exact(points: list[Point]) -> Claim:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, axes = charts.grid(len(WAYS), height=1.4)
+    figure, axes = plots.grid(len(WAYS), r"deviation $\sigma$", "share", height=1.4)
     looks = dict(zip(DTYPES, zip(SERIES, "o^s", strict=True), strict=True))
     for ax, way in zip(axes, WAYS, strict=True):
         for dtype, (color, marker) in looks.items():
-            mine = select(points, way=way, dtype=dtype)
-            charts.series(ax, mine, color, marker, "-", dtype, "wrong", "scale")
-            charts.series(ax, mine, color, "", ":", None, "gradients", "scale")
+            own = select(points, way=way, dtype=dtype)
+            plots.series(ax, own, color, marker, "-", dtype, "wrong", "scale")
+            plots.series(ax, own, color, "", ":", None, "gradients", "scale")
         ax.set_title(way)
         ax.set(xscale="log", ylim=(-0.05, 1.05), yticks=[0, 0.5, 1])
         ax.minorticks_off()
-    for ax in axes[::2]:
-        ax.set_ylabel("share")
-    for ax in axes[-2:]:
-        ax.set_xlabel(r"deviation $\sigma$")
-    charts.legend(figure, axes[0], columns=3)
+    plots.legend(figure, axes[0], columns=3)
     return figure
 
 

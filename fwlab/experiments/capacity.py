@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from fwlab import plots
 from fwlab.data.retrieval import law
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    held,
+    listed,
+    numbers_claim,
+    select,
+)
 from fwlab.experiments.retrieval import EPSILON, SOLVED, Retriever, d_dot, train
 from fwlab.plots import INK, OTHER, SERIES, TRAINED, WRONG
 
@@ -88,7 +96,7 @@ LOOKS = {
 
 
 def points(quick: bool) -> list[Point]:
-    """By S, so that a run that is stopped has all maps up to some S."""
+    """Order points by S, so that a stopped run has all maps up to some S."""
     grid = (
         [(S, name) for name, sizes in QUICK.items() for S in sizes]
         if quick
@@ -126,69 +134,63 @@ def claims(points: list[Point]) -> list[Claim]:
 
 def _within(points: list[Point]) -> list[Claim]:
     """The published capacities."""
-    found = []
+    every = []
     for name, limit in SOLVED_UP_TO.items():
-        losses = medians(select(points, map=name), "S", "loss")
-        mine = {S: loss for S, loss in losses.items() if limit >= S}
+        losses = plots.medians(select(points, map=name), "S", "loss")
+        inside = {S: loss for S, loss in losses.items() if limit >= S}
         wanted = [S for S in _SIZES + _LARGER if limit >= S]
-        good = [S for S in mine if mine[S] <= SOLVED]
-        if len(good) < len(mine):
-            holds: bool | None = False
-        else:
-            holds = True if len(mine) == len(wanted) else None
-        worst = max(mine, key=lambda S: mine[S], default=None)
+        holds = held([loss <= SOLVED for loss in inside.values()], len(wanted))
+        worst = max(inside, key=lambda S: inside[S], default=None)
         text = "–"
         if worst is not None:
-            text = f"{mine[worst]:.4f} at most (S = {worst}), up to S = {max(mine)}"
+            text = f"{inside[worst]:.4f} at most (S = {worst}), up to S = {max(inside)}"
         what = f"{LOOKS[name][0]}: loss of 0.001 or less up to S = {limit}"
-        found.append(Claim(what, "0.001", text, holds))
-    return found
+        every.append(Claim(what, "0.001", text, holds))
+    return every
 
 
 def _anchors(points: list[Point]) -> list[Claim]:
-    losses = medians(select(points, map="linear"), "S", "loss")
-    found = []
-    for S in (80, 100, 200):
-        wanted, mine = PUBLISHED["linear"][S], losses.get(S)
-        found.append(
-            Claim(
-                f"linear at S = {S}: within 0.015 of the published loss",
-                f"{wanted:.4f}",
-                "–" if mine is None else f"{mine:.4f}",
-                None if mine is None else abs(mine - wanted) <= 0.015,
-            )
+    losses = plots.medians(select(points, map="linear"), "S", "loss")
+    return [
+        numbers_claim(
+            f"linear at S = {S}: within 0.015 of the published loss",
+            f"{(wanted := PUBLISHED['linear'][S]):.4f}",
+            [losses.get(S)],
+            lambda loss, wanted=wanted: abs(loss - wanted) <= 0.015,
+            ".4f",
         )
-    return found
+        for S in (80, 100, 200)
+    ]
 
 
 def _quick(points: list[Point]) -> list[Claim]:
-    """At half of the capacity nearly everything is retrieved."""
-    found = []
+    """Claim that half of the capacity is retrieved almost without loss."""
+    every = []
     for name in QUICK:
-        mine = select(points, map=name)
-        features = mine[0]["d_dot"] if mine else None
-        inside = [p for p in mine if features is None or 2 * p["S"] <= features]
-        losses = medians(inside, "S", "loss")
+        own = select(points, map=name)
+        features = own[0]["d_dot"] if own else None
+        inside = [p for p in own if features is None or 2 * p["S"] <= features]
+        losses = plots.medians(inside, "S", "loss")
         limit = SOLVED if features is None else 0.05
         end = "throughout" if features is None else f"up to half of {features} keys"
-        found.append(
+        every.append(
             Claim(
                 f"{LOOKS[name][0]}: loss of {limit} or less {end}",
                 f"{limit} (ours)" if features else f"{limit}",
-                charts.listed(losses, ".4f"),
+                listed(losses, ".4f"),
                 all(x <= limit for x in losses.values()) if losses else None,
             )
         )
-    return found
+    return every
 
 
 def _beyond(points: list[Point]) -> Claim:
     """Beyond the capacity the loss follows the law."""
     off: dict[tuple[str, Any], float] = {}
     for name in ("linear", "dpfp-1", "dpfp-2", "dpfp-3"):
-        mine = [p for p in select(points, map=name) if p["S"] > 1.1 * p["d_dot"]]
-        for S, loss in medians(mine, "S", "loss").items():
-            off[name, S] = loss - law(S, mine[0]["d_dot"])
+        beyond = [p for p in select(points, map=name) if p["S"] > 1.1 * p["d_dot"]]
+        for S, loss in plots.medians(beyond, "S", "loss").items():
+            off[name, S] = loss - law(S, beyond[0]["d_dot"])
     worst = max(off, key=lambda each: abs(off[each]), default=None)
     text = "–"
     if worst is not None:
@@ -206,13 +208,13 @@ def _beyond(points: list[Point]) -> Claim:
 
 def draw(points: list[Point]) -> Figure:
     names = [name for name in LOOKS if select(points, map=name)]
-    figure, axes = charts.grid(len(names))
+    figure, axes = plots.grid(len(names), "number of keys $S$", "loss")
     full = points[0]["d_key"] == 64
     largest = _LARGER[-1] if full else max(p["S"] for p in points)
     for ax, name in zip(axes, names, strict=True):
         title, color = LOOKS[name]
-        mine = select(points, map=name)
-        features = mine[0]["d_dot"]
+        own = select(points, map=name)
+        features = own[0]["d_dot"]
         if features is not None and not name.startswith("favor"):
             title += f", $d_\\mathrm{{dot}}$ = {features}"
             at = range(1, largest + 1, max(1, largest // 150))
@@ -223,19 +225,15 @@ def draw(points: list[Point]) -> Figure:
                 linewidth=1.2,
                 linestyle=(0, (4, 2)),
             )
-        charts.series(ax, mine, color, "o", "-")
+        plots.series(ax, own, color, "o", "-")
         if full:
-            charts.published(ax, PUBLISHED[name], color)
+            plots.published(ax, PUBLISHED[name], color)
         ax.set_title(title)
         ax.set(ylim=(-0.02, 0.54), yticks=[0, 0.25, 0.5])
-    for ax in axes[::2]:
-        ax.set_ylabel("loss")
-    for ax in axes[-2:]:
-        ax.set_xlabel("number of keys $S$")
     entries = [("o", "-", "ours: median, seeds"), ("", (0, (4, 2)), "law")]
     if full:
         entries.insert(1, ("x", "none", "published"))
-    charts.key(figure, entries)
+    plots.key(figure, entries)
     return figure
 
 

@@ -1,14 +1,12 @@
 """What an experiment is: points to run, and what their numbers say."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
-from statistics import median
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-#: What identifies a point, and what running it has found: plain values.
+#: The settings of a point and its results, as plain values.
 Point = dict[str, Any]
 
 
@@ -53,7 +51,7 @@ class Experiment:
 
 
 def verdict(claims: Iterable[Claim]) -> str:
-    """What all claims together come to: reproduced, partly, not."""
+    """Sum up all claims: reproduced, partly or not."""
     every = [claim.holds for claim in claims]
     held = [holds for holds in every if holds is not None]
     if not held:
@@ -67,18 +65,42 @@ def select(points: Iterable[Point], **wanted: Any) -> list[Point]:
     return [p for p in points if all(p[k] == v for k, v in wanted.items())]
 
 
-def medians(
-    points: Iterable[Point], x: str, y: str, finite: bool = True
-) -> dict[Any, float]:
-    """The median of `y` over seeds, for each `x` in order.
+def numbers_claim(
+    text: str,
+    source: str,
+    numbers: Sequence[float | None],
+    holds: Callable[..., bool],
+    spec: str = ".3f",
+    between: str = " against ",
+    unit: str = "",
+) -> Claim:
+    """A claim about one number, or about a few that are compared.
 
-    A seed that diverged has no `y`, and counts as infinite.
-
-    - `finite`: leave out infinite medians.
+    - `text`, `source`: as in `Claim`.
+    - `numbers`: what came out; None = not yet run.
+    - `holds`: takes all numbers, and says whether the claim holds.
+    - `spec`, `between`, `unit`: how numbers are written, what is written
+      between two, and after the last one.
     """
-    groups: dict[Any, list[float]] = {}
-    for point in points:
-        value = inf if point[y] is None else point[y]
-        groups.setdefault(point[x], []).append(value)
-    middle = {at: median(groups[at]) for at in sorted(groups)}
-    return {at: value for at, value in middle.items() if isfinite(value) or not finite}
+    known = [x for x in numbers if x is not None]
+    listed = between.join(f"{x:{spec}}" for x in known)
+    complete = len(known) == len(numbers)
+    return Claim(
+        text,
+        source,
+        f"{listed}{unit}" if known else "–",
+        holds(*known) if complete else None,
+    )
+
+
+def held(good: Sequence[bool], wanted: int) -> bool | None:
+    """None if fewer than `wanted` are there, and all of them are good."""
+    if not all(good):
+        return False
+    return True if len(good) == wanted else None
+
+
+def listed(numbers: Mapping[Any, float], spec: str, x: str = "S") -> str:
+    """Numbers by `x`, as text."""
+    every = [f"{value:{spec}} ({x} = {at})" for at, value in numbers.items()]
+    return ", ".join(every) or "–"

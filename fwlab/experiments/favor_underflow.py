@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab import plots
+from fwlab.experiments.experiment import Claim, Experiment, Point, listed, select
 from fwlab.experiments.retrieval import EPSILON, Retriever, d_dot, retrieval, train
-from fwlab.plots import FAST, OTHER, WRONG
+from fwlab.plots import FAST, INK, OTHER, WRONG
 
 #: Feature map and epsilon of each variant.
 VARIANTS = {
@@ -55,8 +55,8 @@ def run(point: Point) -> Point:
     )
     size = _denominator(model)
     trained = train(model, point["S"], repeat=False, budget=point["budget"])
-    found = {"d_dot": d_dot(point["map"], point["d_key"]), "log10_denominator": size}
-    return {**found, **trained}
+    about = {"d_dot": d_dot(point["map"], point["d_key"]), "log10_denominator": size}
+    return {**about, **trained}
 
 
 @torch.no_grad()
@@ -73,9 +73,11 @@ def _denominator(model: Retriever) -> float:
 def claims(points: list[Point]) -> list[Claim]:
     late = [p for p in points if p["S"] >= STUCK]
     by: dict[str, dict[Any, float]] = {
-        v: medians(select(late, variant=v), "S", "loss") for v in VARIANTS
+        v: plots.medians(select(late, variant=v), "S", "loss") for v in VARIANTS
     }
-    sizes = medians(select(late, variant="as published"), "S", "log10_denominator")
+    sizes = plots.medians(
+        select(late, variant="as published"), "S", "log10_denominator"
+    )
 
     def every(variant: str, holds: Any) -> bool | None:
         return all(map(holds, by[variant].values())) if by[variant] else None
@@ -84,37 +86,37 @@ def claims(points: list[Point]) -> list[Claim]:
         Claim(
             f"as published, the loss stays at 0.5 from S = {STUCK} on",
             "0.5",
-            charts.listed(by["as published"], ".4f"),
+            listed(by["as published"], ".4f"),
             every("as published", lambda loss: abs(loss - 0.5) < 5e-4),
         ),
         Claim(
             "there the denominator is far below the epsilon of 1e-6",
             "below 1e-6 (ours)",
-            charts.listed({S: 10**size for S, size in sizes.items()}, ".0e"),
+            listed({S: 10**size for S, size in sizes.items()}, ".0e"),
             all(size < -8 for size in sizes.values()) if sizes else None,
         ),
         Claim(
             "stabilised, training leaves 0.5",
             "below 0.5 (ours)",
-            charts.listed(by["stabilised"], ".3f"),
+            listed(by["stabilised"], ".3f"),
             every("stabilised", lambda loss: loss < 0.49),
         ),
     ]
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, ax = charts.new(3.4)
+    figure, (ax,) = plots.panels(3.4)
     looks = {
         "as published": (WRONG, "s", "-"),
         "without epsilon": (OTHER, "^", ":"),
         "stabilised": (FAST, "o", "--"),
     }
     for variant, (color, marker, line) in looks.items():
-        charts.series(ax, select(points, variant=variant), color, marker, line, variant)
-    charts.published(ax, PUBLISHED, WRONG, "published")
-    ax.axhline(0.5, color=charts.INK, linewidth=1, linestyle=(0, (4, 2)))
+        plots.series(ax, select(points, variant=variant), color, marker, line, variant)
+    plots.published(ax, PUBLISHED, WRONG, "published")
+    ax.axhline(0.5, color=INK, linewidth=1, linestyle=(0, (4, 2)))
     ax.set(xlabel="number of keys $S$", ylabel="loss", ylim=(0, None))
-    charts.legend(figure, ax, columns=2)
+    plots.legend(figure, ax, columns=2)
     return figure
 
 

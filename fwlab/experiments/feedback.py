@@ -3,13 +3,18 @@
 A model reads tokens, and answers at those that have a label.
 """
 
+import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab.data import programs
+from fwlab.experiments.experiment import Point
+from fwlab.experiments.fit import fit
 from fwlab.models import LanguageModel
 
 #: Tokens and labels, `[batch, time]`; a label of -1 asks for nothing.
@@ -23,29 +28,33 @@ class Score(NamedTuple):
     loss: float
 
 
+def growing(
+    point: Point, variables: int, first: int, share: float, clauses: bool = True
+) -> Callable[[int], Batch]:
+    """Draws programs that get longer during a share of the training.
+
+    - `point`: with `seed`, `batch`, `steps` and the last number of
+      `statements`.
+    - `first`: the number of statements from which they grow.
+    - Returns what makes the batch of a step, counted from 0.
+    """
+    rng = random.Random(point["seed"])
+
+    def draw(step: int) -> Batch:
+        grown = min(1, (step + 1) / (share * point["steps"]))
+        statements = first + round((point["statements"] - first) * grown)
+        made = programs(point["batch"], statements, variables, rng, clauses)
+        return made.tokens, made.values
+
+    return draw
+
+
 def train(
     model: LanguageModel, draw: Callable[[int], Batch], steps: int, rate: float
 ) -> Iterator[int]:
-    """Train on new sequences in every step.
-
-    - `draw`: makes the batch of a step, counted from 0.
-    - `rate`: the highest learning rate, after a warm-up of a tenth of the
-      steps; then it falls to 0 along a cosine.
-    - Returns an iterator over the optimiser steps, counted from 1, that
-      takes one step per item.
-    """
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, steps, pct_start=0.1, cycle_momentum=False
-    )
-    for step in range(steps):
-        loss = loss_of(model, draw(step))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        yield step + 1
+    """Train on new sequences in every step, as `fit` does."""
+    adam = partial(torch.optim.Adam, betas=(0.9, 0.98))
+    return fit(model, draw, loss_of, steps, rate, optimizer=adam)
 
 
 def answers(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -61,7 +70,7 @@ def loss_of(model: Any, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def score(model: Any, batch: Batch) -> Score:
-    """Of all answers of a batch, which may be large."""
+    """Score all answers of a batch, which may be large."""
     right, loss, count = 0, 0.0, 0
     for part in zip(*(x.split(128) for x in batch), strict=True):
         logits, labels = answers(model, part)

@@ -5,7 +5,6 @@ sequences first, or a trained parallel transformer to start from, may save
 some of that.
 """
 
-import random
 import time
 from collections.abc import Iterator
 from math import inf
@@ -14,10 +13,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from fwlab import plots
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
-from fwlab.experiments import charts, feedback
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments import feedback
+from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.experiments.feedback_variables import test_rng
 from fwlab.layers import FeedbackTransformer
 from fwlab.models import LanguageModel
@@ -70,8 +70,8 @@ def run(point: Point) -> Point:
             continue
         lowest = min(lowest, feedback.score(model, asked).loss)
         if lowest <= point["target"]:
-            return {**cost.found(), "lowest": lowest}
-    return {**dict.fromkeys(cost.found()), "lowest": lowest}
+            return {**cost.spent(), "lowest": lowest}
+    return {**dict.fromkeys(cost.spent()), "lowest": lowest}
 
 
 def build(mixer: str, point: Point) -> LanguageModel:
@@ -98,23 +98,20 @@ def chain(model: LanguageModel, tokens: int) -> int:
 
 
 class Cost:
-    """What training takes, over all its stages."""
+    """The cost of training, summed over all its stages."""
 
     def __init__(self) -> None:
         self.steps, self.chain, self.cpu = 0, 0, 0.0
 
     def of(self, model: LanguageModel, point: Point, steps: int) -> Iterator[int]:
         """Train, and count; an iterator over optimiser steps, from 1."""
-        rng, growing = random.Random(point["seed"]), point["way"] == "growing length"
+        first = 4 if point["way"] == "growing length" else point["statements"]
+        growing = feedback.growing({**point, "steps": steps}, VARIABLES, first, 0.5)
 
         def draw(step: int) -> feedback.Batch:
-            statements = point["statements"]
-            if growing:  # for half of the budget, from 4 statements on
-                grown = min(1, (step + 1) / (0.5 * steps))
-                statements = 4 + round((statements - 4) * grown)
-            made = programs(point["batch"], statements, VARIABLES, rng, clauses=True)
-            self.chain += chain(model, made.tokens.shape[1])
-            return made.tokens, made.values
+            tokens, values = growing(step)
+            self.chain += chain(model, tokens.shape[1])
+            return tokens, values
 
         start = time.process_time()
         for step in feedback.train(model, draw, steps, point["rate"]):
@@ -123,7 +120,7 @@ class Cost:
             yield step
             start = time.process_time()
 
-    def found(self) -> dict[str, Any]:
+    def spent(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "chain": self.chain,
@@ -143,7 +140,7 @@ COSTS = {
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    chains = medians(points, "way", "chain", finite=False)
+    chains = plots.medians(points, "way", "chain", finite=False)
     scratch, *others = WAYS
     return [
         _shorter(way, chains.get(way), scratch, chains.get(scratch)) for way in others
@@ -155,16 +152,15 @@ def _shorter(way: str, ours: float | None, than: str, theirs: float | None) -> C
     source = "saves time (no number found)"
     if ours is None or theirs is None:
         return Claim(text, source, "–", None)
-    found = " against ".join(
+    chains = " against ".join(
         f"{chain / 1000:.1f}" if chain < inf else "not reached"
         for chain in (ours, theirs)
     )
-    return Claim(text, source, f"{found} thousand layers", ours < theirs)
+    return Claim(text, source, f"{chains} thousand layers", ours < theirs)
 
 
 def draw(points: list[Point]) -> Figure:
-    figure = Figure(figsize=(charts.WIDTH, 4.8), layout="constrained")
-    axes = figure.subplots(3, 1)
+    figure, axes = plots.panels(4.8, 3)
     for ax, (cost, label) in zip(axes, COSTS.items(), strict=True):
         unit = 1000 if cost == "chain" else 1
         for way, color in COLORS.items():
@@ -176,7 +172,7 @@ def draw(points: list[Point]) -> Figure:
                 ]
                 for name in WAYS
             }
-            charts.rows(ax, rows, color, MARKS[way])
+            plots.rows(ax, rows, color, MARKS[way])
         ax.set_xlim(0, 1.05 * max((p[cost] or 0) / unit for p in points) or 1)
         ax.set_xlabel(label)
     return figure

@@ -6,7 +6,7 @@ sees few memories, because each contains what came before. The price is a
 loop over time in training.
 """
 
-import random
+from operator import gt
 from statistics import median
 from typing import Any
 
@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab import ops
+from fwlab import ops, plots
 from fwlab.bench.measure import in_turns
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
-from fwlab.experiments import charts, feedback
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments import feedback
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.experiments.feedback_variables import RULES, rule_accuracy, test_rng
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.layers.heads import split_heads
@@ -37,7 +37,7 @@ ALL = 0
 TEST = 500
 #: Sequences that are timed, and their tokens.
 TIMED = (16, 64)
-#: What is timed, and with which mixer.
+#: The models that are timed, and their mixers.
 SPEEDS = {
     "feedback": "feedback",
     "feedback, shared": "feedback-shared",
@@ -76,28 +76,20 @@ def points(quick: bool) -> list[Point]:
 
 def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
-    found: Point = dict.fromkeys(("accuracy", "loss", "parameters", "train", "predict"))
+    empty: Point = dict.fromkeys(("accuracy", "loss", "parameters", "train", "predict"))
     if point["kind"] == "time":
-        return found | measure(point)
+        return empty | measure(point)
     size, seed = (point["statements"], VARIABLES), point["seed"]
     if point["kind"] == "rule":
         scores = [rule_accuracy(rule, *size, test_rng(seed)) for rule in RULES]
-        return found | {"accuracy": max(scores)}
+        return empty | {"accuracy": max(scores)}
     model = build(mixer(point["model"], point["memory"]), point)
-    rng = random.Random(seed)
-
-    def draw(step: int) -> feedback.Batch:
-        """Programs get longer during four fifths of the training."""
-        grown = min(1, (step + 1) / (0.8 * point["steps"]))
-        statements = FIRST + round((point["statements"] - FIRST) * grown)
-        made = programs(point["batch"], statements, VARIABLES, rng, clauses=True)
-        return made.tokens, made.values
-
+    draw = feedback.growing(point, VARIABLES, FIRST, 0.8)
     for _ in feedback.train(model, draw, point["steps"], point["rate"]):
         pass
     test = programs(TEST, *size, test_rng(seed), clauses=True)
     score = feedback.score(model, (test.tokens, test.labels))
-    return found | score._asdict() | {"parameters": model.num_parameters()}
+    return empty | score._asdict() | {"parameters": model.num_parameters()}
 
 
 def build(mix: Mixer | str, point: Point) -> LanguageModel:
@@ -111,7 +103,7 @@ def build(mix: Mixer | str, point: Point) -> LanguageModel:
 
 
 def mixer(model: str, memory: int) -> Mixer:
-    """Of a `LanguageModel`.
+    """Choose the mixer of a `LanguageModel`.
 
     - `model`: "feedback" or "transformer".
     - `memory`: tokens per block; a token sees its own block and the one
@@ -132,9 +124,7 @@ class ShortFeedback(FeedbackTransformer):
         super().__init__(size.d_model, size.heads, size.layers, size.d_ff)
         self.block = memory
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         weights, state, outputs = self.weights(), None, []
         for block in x.split(self.block, dim=1):
             y, (k, v, _) = ops.feedback(
@@ -152,9 +142,7 @@ class ShortAttention(SoftmaxAttention):
         super().__init__(size.d_model, size.heads)
         self.block = memory
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         q, k, v = (
             split_heads(project(x), self.heads).transpose(1, 2)
             for project in (self.to_q, self.to_k, self.to_v)
@@ -210,13 +198,13 @@ def claims(points: list[Point]) -> list[Claim]:
     trained = select(points, kind="accuracy")
     limited = [p for p in trained if p["memory"] != ALL]
     ours, theirs = (
-        medians(select(trained, model=model, memory=ALL), "layers", "accuracy")
+        plots.medians(select(trained, model=model, memory=ALL), "layers", "accuracy")
         for model in COLORS
     )
     low = 4 if full else 1
-    rule = medians(select(points, kind="rule"), "model", "accuracy").get("rule")
+    rule = plots.medians(select(points, kind="rule"), "model", "accuracy").get("rule")
     named = _named("feedback", low)
-    found = [
+    every = [
         _above(
             f"{named}: above {_named('transformer', 2 * low)}",
             "99.1 % against 33.7 % (4 and 8 layers)",
@@ -231,10 +219,12 @@ def claims(points: list[Point]) -> list[Claim]:
     ]
     for memory in (4, 16) if full else (4,):
         pair = [
-            medians(select(limited, model=model, memory=memory), "model", "accuracy")
+            plots.medians(
+                select(limited, model=model, memory=memory), "model", "accuracy"
+            )
             for model in COLORS
         ]
-        found.append(
+        every.append(
             _above(
                 f"memory of {memory} to {2 * memory - 1} tokens: feedback above "
                 "a transformer with twice as many layers",
@@ -242,7 +232,7 @@ def claims(points: list[Point]) -> list[Claim]:
                 tuple(next(iter(each.values()), None) for each in pair),
             )
         )
-    return found
+    return every
 
 
 def _named(model: str, layers: int) -> str:
@@ -250,35 +240,30 @@ def _named(model: str, layers: int) -> str:
 
 
 def _above(text: str, source: str, pair: tuple[float | None, ...]) -> Claim:
-    better, worse = pair
-    if better is None or worse is None:
-        return Claim(text, source, "–", None)
-    return Claim(text, source, f"{better:.1f} % against {worse:.1f} %", better > worse)
+    return numbers_claim(text, source, pair, gt, ".1f", " % against ", " %")
 
 
 def draw(points: list[Point]) -> Figure:
     full = points[0]["statements"] > 16
     trained = select(points, kind="accuracy")
-    rule = medians(select(points, kind="rule"), "model", "accuracy").get("rule")
-    figure = Figure(figsize=(charts.WIDTH, 6.8), layout="constrained")
-    depth, size, speed = figure.subplots(3, 1, height_ratios=[3, 3, 2])
+    rule = plots.medians(select(points, kind="rule"), "model", "accuracy").get("rule")
+    figure, axes = plots.panels(6.8, 3, height_ratios=[3, 3, 2])
+    depth, size, speed = axes
     sizes = sorted({p["memory"] for p in trained} - {ALL})
     place = {memory: at for at, memory in enumerate([*sizes, ALL])}
     for model, (color, marker, line) in COLORS.items():
         look = color, marker, line
-        mine = select(trained, model=model)
-        charts.series(
-            depth, select(mine, memory=ALL), *look, model, "accuracy", "layers"
-        )
+        own = select(trained, model=model)
+        plots.series(depth, select(own, memory=ALL), *look, model, "accuracy", "layers")
         if full:
-            charts.published(depth, PUBLISHED[model], color)
-        limited = [p for p in mine if p["memory"] != ALL]
+            plots.published(depth, PUBLISHED[model], color)
+        limited = [p for p in own if p["memory"] != ALL]
         for layers in {p["layers"]: None for p in limited}:
             placed = [
-                {**p, "at": place[p["memory"]]} for p in select(mine, layers=layers)
+                {**p, "at": place[p["memory"]]} for p in select(own, layers=layers)
             ]
             title = _named(model, layers)
-            charts.series(size, placed, *look, title, "accuracy", "at")
+            plots.series(size, placed, *look, title, "accuracy", "at")
     for ax, label in ((depth, "best rule"), (size, None)):
         if rule is not None:
             ax.axhline(rule, color=INK, linestyle=":", linewidth=1.2, label=label)
@@ -302,11 +287,11 @@ def draw(points: list[Point]) -> Figure:
     }
     for y, marker, color in (("train", "o", FAST), ("predict", "D", OTHER)):
         named = {name: [p[y] for p in each] for name, each in rows.items()}
-        charts.rows(speed, named, color, marker, TIMES[y])
+        plots.rows(speed, named, color, marker, TIMES[y])
     speed.axvline(1, color=INK, linewidth=1)
     speed.set_xlim(0, None)
     speed.set_xlabel("time, in multiples of a transformer's")
-    for ax in (depth, size, speed):
+    for ax in axes:
         # The names in the lowest panel leave room to the left of all three.
         ax.legend(loc="lower left", bbox_to_anchor=(-0.4, 1), ncols=2, columnspacing=1)
     return figure

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from fwlab import plots
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES, TOKENS, execute, program
-from fwlab.experiments import charts, feedback
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments import feedback
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, INK, OTHER
 
@@ -26,10 +27,10 @@ PUBLISHED = {
     5: {"feedback, 4 layers": 92.6, "transformer, 8 layers": 37.5},
 }
 MIXERS = {"feedback": "feedback", "transformer": "softmax"}
-#: What gets some answers right without executing everything.
+#: Rules that get some answers right without executing everything.
 RULES = ("most frequent value", "last print", "skip every if", "every if is true")
 COLORS = {"feedback": FAST, "transformer": OTHER}
-#: What counts as clearly above, in points.
+#: The points that count as clearly above.
 MARGIN = 10
 #: Programs for the accuracy.
 TEST = 500
@@ -75,15 +76,7 @@ def run(point: Point) -> Point:
         # A condition with an assignment is the longest statement.
         max_len=(2 if clauses else 9) * point["statements"] + 1,
     )
-    rng = random.Random(seed)
-
-    def draw(step: int) -> feedback.Batch:
-        """Programs get longer during four fifths of the training."""
-        grown = min(1, (step + 1) / (0.8 * point["steps"]))
-        statements = 3 + round((point["statements"] - 3) * grown)
-        made = programs(point["batch"], statements, point["variables"], rng, clauses)
-        return made.tokens, made.values
-
+    draw = feedback.growing(point, point["variables"], 3, 0.8, clauses)
     for _ in feedback.train(model, draw, point["steps"], rate=point["rate"]):
         pass
     test = programs(TEST, *size, test_rng(seed), clauses)
@@ -92,7 +85,7 @@ def run(point: Point) -> Point:
 
 
 def test_rng(seed: int) -> random.Random:
-    """Of the programs for the accuracy, which no training sees.
+    """Seed the programs for the accuracy, which no training sees.
 
     A negative seed would not do: Python takes its absolute value.
     """
@@ -111,19 +104,19 @@ def rule_accuracy(
         tokens, labels, _ = program(statements, variables, rng)
         guesses = guess(rule, tokens, labels)
         answers += [
-            (label, said)
-            for label, said in zip(labels, guesses, strict=True)
+            (label, answer)
+            for label, answer in zip(labels, guesses, strict=True)
             if label is not None
         ]
     if rule == "most frequent value":
         right = max(Counter(label for label, _ in answers).values())
     else:
-        right = sum(label == said for label, said in answers)
+        right = sum(label == answer for label, answer in answers)
     return round(100 * right / len(answers), 2)
 
 
 def guess(rule: str, tokens: list[str], labels: list[int | None]) -> list[int | None]:
-    """What a rule says at each print; None = nothing."""
+    """A rule's guess at each print; None = no guess."""
     if rule == "skip every if":
         return execute(tokens, conditions=False)
     if rule == "every if is true":
@@ -150,19 +143,19 @@ def name_of(point: Point) -> str:
 
 def by_name(points: list[Point]) -> dict[str, list[Point]]:
     """Points of models and of rules, in their order."""
-    found: dict[str, list[Point]] = {}
+    named: dict[str, list[Point]] = {}
     for point in points:
-        found.setdefault(name_of(point), []).append(point)
-    return found
+        named.setdefault(name_of(point), []).append(point)
+    return named
 
 
 def claims(points: list[Point]) -> list[Claim]:
     full = points[0]["statements"] == 100
-    found = []
+    every = []
     for variables in (3, 5) if full else (3,):
         rows = {
-            name: median(p["accuracy"] for p in mine)
-            for name, mine in by_name(select(points, variables=variables)).items()
+            name: median(p["accuracy"] for p in own)
+            for name, own in by_name(select(points, variables=variables)).items()
         }
         deep = 4 if full else 1
         ours, equal, deeper = (
@@ -175,7 +168,7 @@ def claims(points: list[Point]) -> list[Claim]:
         )
         rules = {name: rows[name] for name in RULES if name in rows}
         best = max(rules, key=rules.__getitem__, default=RULES[2])
-        said = " against ".join(f"{x} %" for x in PUBLISHED[variables].values())
+        published = " against ".join(f"{x} %" for x in PUBLISHED[variables].values())
         task = f"{variables} variables: feedback at least {MARGIN} points above"
         for text, source, other in (
             (
@@ -183,29 +176,36 @@ def claims(points: list[Point]) -> list[Claim]:
                 "higher (no number published)",
                 equal,
             ),
-            (f"{task} one with twice as many layers", said, deeper),
+            (f"{task} one with twice as many layers", published, deeper),
             (f"{task} the best rule ({best})", "above (ours)", best),
         ):
-            found.append(_above(text, source, rows.get(ours), rows.get(other)))
+            every.append(_above(text, source, rows.get(ours), rows.get(other)))
         if full:
-            found.append(_solved(variables, rows.get(ours)))
-    return found
+            every.append(_solved(variables, rows.get(ours)))
+    return every
 
 
 def _solved(variables: int, ours: float | None) -> Claim:
-    return Claim(
+    return numbers_claim(
         f"{variables} variables: feedback gets 90 % or more right",
         f"{PUBLISHED[variables]['feedback, 4 layers']} %",
-        "–" if ours is None else f"{ours:.1f} %",
-        None if ours is None else ours >= 90,
+        [ours],
+        lambda ours: ours >= 90,
+        ".1f",
+        unit=" %",
     )
 
 
 def _above(text: str, source: str, ours: float | None, other: float | None) -> Claim:
-    if ours is None or other is None:
-        return Claim(text, source, "–", None)
-    holds = ours >= other + MARGIN
-    return Claim(text, source, f"{ours:.1f} % against {other:.1f} %", holds)
+    return numbers_claim(
+        text,
+        source,
+        [ours, other],
+        lambda ours, other: ours >= other + MARGIN,
+        ".1f",
+        " % against ",
+        " %",
+    )
 
 
 def draw(points: list[Point]) -> Figure:
@@ -213,26 +213,17 @@ def draw(points: list[Point]) -> Figure:
     full = points[0]["statements"] == 100
     rows = by_name(points)
     height = 1 + (0.5 + 0.3 * len(rows)) * len(tasks)
-    figure = Figure(figsize=(charts.WIDTH, height), layout="constrained")
-    axes = figure.subplots(len(tasks), 1, sharex=True, squeeze=False)[:, 0]
+    figure, axes = plots.panels(height, len(tasks), sharex=True)
     for ax, variables in zip(axes, tasks, strict=True):
-        mine = by_name(select(points, variables=variables))
+        own = by_name(select(points, variables=variables))
         for row, name in enumerate(rows):
             color = next((c for key, c in COLORS.items() if name.startswith(key)), INK)
-            found = [p["accuracy"] for p in mine.get(name, [])]
+            right = [p["accuracy"] for p in own.get(name, [])]
             rule = name in RULES
-            ax.plot(
-                found,
-                [row] * len(found),
-                linestyle="none",
-                marker="s" if rule else "o",
-                markersize=5.5,
-                markeredgewidth=0,
-                alpha=0.7,
-                color=color,
-            )
+            marker, at = "s" if rule else "o", [row] * len(right)
+            plots.marks(ax, right, at, marker, markersize=5.5, alpha=0.7, color=color)
             if full and name in PUBLISHED[variables]:
-                charts.published(ax, {PUBLISHED[variables][name]: row}, color)
+                plots.published(ax, {PUBLISHED[variables][name]: row}, color)
         ax.set_title(f"{variables} variables")
         ax.set_yticks(range(len(rows)), list(rows))
         ax.set_ylim(len(rows) - 0.5, -0.5)
@@ -241,7 +232,7 @@ def draw(points: list[Point]) -> Figure:
     entries = [("o", "none", "trained models"), ("s", "none", "rules")]
     if full:
         entries.append(("x", "none", "published"))
-    charts.key(figure, entries)
+    plots.key(figure, entries)
     return figure
 
 

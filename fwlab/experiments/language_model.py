@@ -6,12 +6,14 @@ what else decides where the delta rule ends.
 """
 
 from math import inf, log
+from operator import gt
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from fwlab.experiments import charts, text
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab import plots
+from fwlab.experiments import text
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.models import MIXERS, Mixer
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
@@ -21,9 +23,9 @@ from fwlab.training import Config
 #: Table 2, the others in Table 5, small models.
 PUBLISHED = {"linear": (37.1, 34.1), "favor": (38.0, 36.0), "dpfp": (37.7, 33.9)}
 MAPS = {"linear": "ELU + 1", "favor": "FAVOR+", "dpfp": "DPFP", "identity": "unit keys"}
-#: For softmax attention, in nats per character.
+#: The loss of softmax attention, in nats per character.
 NANOGPT = 1.88
-#: The feature maps of the fast weight rules in `MIXERS`.
+#: The feature maps of the fast weight rules, as in `MIXERS`.
 USUAL = {
     "sum": "linear",
     "gated": "linear",
@@ -33,6 +35,11 @@ USUAL = {
 }
 #: The mixers of the question why, with as many settings each.
 COMPARED = ("delta", "gated", "fwp", "gated-delta", "sum")
+#: More mixers of the full version.
+OTHERS = (
+    *("transformer-xl", "kimi-delta", "aft-simple", "aft-full", "aft-local"),
+    *("aft-conv", "feedback", "feedback-shared"),
+)
 OTHER_LR = (2e-3, 4e-3)
 
 
@@ -43,22 +50,22 @@ def points(quick: bool) -> list[Point]:
         usual = {"map": USUAL.get(mixer, ""), "block": 64, "carry": 0, "lr": LR[size]}
         return {"mixer": mixer, **usual, **changes}
 
-    found = [setting("softmax")]
+    settings = [setting("softmax")]
     for name in PUBLISHED:
-        found += [setting("sum", map=name), setting("delta", map=name)]
+        settings += [setting("sum", map=name), setting("delta", map=name)]
     # What the delta rule lacks: a decay, keys of length 1, or both.
-    found += [setting("delta", map="identity"), setting("gated-delta", map="dpfp")]
-    found += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
+    settings += [setting("delta", map="identity"), setting("gated-delta", map="dpfp")]
+    settings += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
     if not quick:
-        found += [setting(mixer) for mixer in MIXERS if setting(mixer) not in found]
-        found += [setting("gated", map="dpfp")]
+        settings += [setting(mixer) for mixer in OTHERS]
+        settings += [setting("gated", map="dpfp")]
         for mixer in COMPARED:
-            found += [setting(mixer, block=256), setting(mixer, carry=1)]
-            found += [setting(mixer, lr=lr) for lr in OTHER_LR]
+            settings += [setting(mixer, block=256), setting(mixer, carry=1)]
+            settings += [setting(mixer, lr=lr) for lr in OTHER_LR]
     corpus = "any" if quick else "shakespeare"
     return [
         {**each, "size": size, "corpus": corpus, "seed": seed}
-        for each in found
+        for each in settings
         for seed in (1, 2, 3)
     ]
 
@@ -83,16 +90,16 @@ def model(point: Point) -> tuple[Config, Mixer]:
 
 def claims(points: list[Point]) -> list[Claim]:
     usual = as_usual(points)
-    found = [_delta_below_sum(usual, name) for name in PUBLISHED]
+    every = [_delta_below_sum(usual, name) for name in PUBLISHED]
     for what, mixer, map in (
         ("a decay, the same DPFP: gated delta ends below delta", "gated-delta", "dpfp"),
         ("keys of length 1 in place of DPFP: delta ends lower", "delta", "identity"),
     ):
         before = select(usual, mixer="delta", map="dpfp")
-        found.append(_falls(what, before, select(usual, mixer=mixer, map=map)))
+        every.append(_falls(what, before, select(usual, mixer=mixer, map=map)))
     if points[0]["size"] == "nanogpt":
-        found += [_softmax(usual), *_why(points)]
-    return found
+        every += [_softmax(usual), *_why(points)]
+    return every
 
 
 def as_usual(points: list[Point]) -> list[Point]:
@@ -113,30 +120,23 @@ def _falls(
     after: list[Point],
     published: str = "not published",
 ) -> Claim:
-    """Whether the median loss falls."""
-    some = (median_loss(before), median_loss(after))
-    losses = [loss for loss in some if loss is not None]
-    return Claim(
-        what,
-        published,
-        " → ".join(f"{loss:.3f}" for loss in losses) or "–",
-        losses[1] < losses[0] if len(losses) == 2 else None,
-    )
+    """Claim that the median loss falls."""
+    losses = [median_loss(before), median_loss(after)]
+    return numbers_claim(what, published, losses, gt, between=" → ")
 
 
 def _softmax(usual: list[Point]) -> Claim:
-    loss = median_loss(select(usual, mixer="softmax"))
-    return Claim(
+    return numbers_claim(
         "softmax attention: nanoGPT's loss, within 0.05",
         f"{NANOGPT}",
-        "–" if loss is None else f"{loss:.3f}",
-        None if loss is None else abs(loss - NANOGPT) <= 0.05,
+        [median_loss(select(usual, mixer="softmax"))],
+        lambda loss: abs(loss - NANOGPT) <= 0.05,
     )
 
 
 def saved(points: list[Point], name: str) -> list[float | None]:
-    """By how many per cent of the sum rule's median loss the delta rule
-    ends lower, for each seed.
+    """The saving of each seed of the delta rule, in per cent of the sum
+    rule's median loss.
     """
     loss = median_loss(select(points, mixer="sum", map=name)) or inf
     return [
@@ -153,7 +153,7 @@ def published_saving(name: str) -> float:
 
 def _why(points: list[Point]) -> list[Claim]:
     """When does the delta rule end behind the rules that forget?"""
-    found = []
+    every = []
     for name, some in comparisons(points).items():
         losses = {
             mixer: loss
@@ -162,7 +162,7 @@ def _why(points: list[Point]) -> list[Claim]:
         }
         ahead = losses.get("delta", inf) <= min(losses.values(), default=inf)
         listed = ", ".join(f"{loss:.3f} ({mixer})" for mixer, loss in losses.items())
-        found.append(
+        every.append(
             Claim(
                 f"{name}: delta ends lowest of {', '.join(COMPARED)}",
                 "not published",
@@ -170,7 +170,7 @@ def _why(points: list[Point]) -> list[Claim]:
                 ahead if len(losses) == len(COMPARED) else None,
             )
         )
-    return found
+    return every
 
 
 def comparisons(points: list[Point]) -> dict[str, list[Point]]:
@@ -185,13 +185,13 @@ def comparisons(points: list[Point]) -> dict[str, list[Point]]:
 
 
 def tuned(points: list[Point]) -> list[Point]:
-    """Of each mixer the points with the learning rate of the lowest loss."""
-    found = []
+    """Keep each mixer's points with the learning rate of the lowest loss."""
+    best = []
     for mixer in {p["mixer"]: None for p in points}:
-        mine = select(points, mixer=mixer)
-        rates = {p["lr"]: median_loss(select(mine, lr=p["lr"])) for p in mine}
-        found += select(mine, lr=min(rates, key=lambda lr: rates[lr] or inf))
-    return found
+        own = select(points, mixer=mixer)
+        rates = {p["lr"]: median_loss(select(own, lr=p["lr"])) for p in own}
+        best += select(own, lr=min(rates, key=lambda lr: rates[lr] or inf))
+    return best
 
 
 def draw(points: list[Point]) -> Figure:
@@ -204,13 +204,9 @@ def draw(points: list[Point]) -> Figure:
         named.setdefault(name, []).append(p)
     full = points[0]["size"] == "nanogpt"
     panels = [len(named), len(PUBLISHED)] + [len(COMPARED)] * full
-    figure = Figure(
-        figsize=(charts.WIDTH, 0.26 * sum(panels) + 1.1 * len(panels)),
-        layout="constrained",
-    )
-    axes = figure.subplots(
-        len(panels), 1, height_ratios=[n + 1 for n in panels], squeeze=False
-    )[:, 0]
+    height = 0.26 * sum(panels) + 1.1 * len(panels)
+    ratios = [n + 1 for n in panels]
+    figure, axes = plots.panels(height, len(panels), height_ratios=ratios)
 
     best_first = dict(
         sorted(named.items(), key=lambda each: median_loss(each[1]) or inf)
@@ -223,20 +219,20 @@ def draw(points: list[Point]) -> Figure:
         shown = {
             name: [
                 p["loss"]
-                for p in mine
+                for p in own
                 if (p["mixer"] if p["mixer"] in ("sum", "delta") else "") == rule
             ]
-            for name, mine in best_first.items()
+            for name, own in best_first.items()
         }
-        charts.rows(axes[0], shown, color, marker, rule or "others")
+        plots.rows(axes[0], shown, color, marker, rule or "others")
     if full:
         axes[0].axvline(NANOGPT, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
     axes[0].set_xlabel("validation loss, nats per character")
 
     ours = {MAPS[name]: saved(usual, name) for name in PUBLISHED}
     theirs = {MAPS[name]: [published_saving(name)] for name in PUBLISHED}
-    charts.rows(axes[1], ours, FAST, "o", "ours")
-    charts.rows(axes[1], theirs, INK, "x", "published")
+    plots.rows(axes[1], ours, FAST, "o", "ours")
+    plots.rows(axes[1], theirs, INK, "x", "published")
     axes[1].set_xlabel("% of the sum's loss that delta saves")
     axes[1].set_xlim(0, None)
 
@@ -246,7 +242,7 @@ def draw(points: list[Point]) -> Figure:
             comparisons(points).items(), looks, strict=True
         ):
             shown = {m: [p["loss"] for p in select(some, mixer=m)] for m in COMPARED}
-            charts.rows(axes[2], shown, color, marker, name)
+            plots.rows(axes[2], shown, color, marker, name)
         axes[2].set_xlabel("validation loss, nats per character")
     for ax in axes:
         ax.legend(loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=3)

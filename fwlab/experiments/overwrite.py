@@ -4,13 +4,22 @@ Keys return with new values, and the most recent one counts. A rule that
 only adds retrieves a mixture of all values that a key ever had.
 """
 
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
 
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab import plots
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    held,
+    listed,
+    numbers_claim,
+    select,
+)
 from fwlab.experiments.retrieval import SOLVED, Retriever, d_dot, evaluate, train
 from fwlab.plots import FAST, INK, SERIES, WRONG
 
@@ -70,7 +79,7 @@ PUBLISHED = {
 
 
 def points(quick: bool) -> list[Point]:
-    """By S, so that a run that is stopped has all rules up to some S."""
+    """Order points by S, so that a stopped run has all rules up to some S."""
     every = [
         {
             "rule": series.rule,
@@ -108,13 +117,14 @@ def run(point: Point) -> Point:
 def claims(points: list[Point]) -> list[Claim]:
     full = points[0]["d_key"] == 64
     losses: dict[tuple[str, str], dict[Any, float]] = {
-        (s.rule, s.map): medians(select(points, rule=s.rule, map=s.map), "S", "loss")
+        (s.rule, s.map): plots.medians(
+            select(points, rule=s.rule, map=s.map), "S", "loss"
+        )
         for s in SERIES_OF
     }
     delta, add = losses["delta", "dpfp-1"], losses["sum", "dpfp-1"]
     both = [S for S in delta if S in add]
     gaps = {S: add[S] - delta[S] for S in both}
-    wanted = _SIZES if full else (8, 16)
     smallest = min(gaps, key=lambda S: gaps[S], default=None)
     below = Claim(
         "DPFP-1: delta below sum at every S",
@@ -122,9 +132,7 @@ def claims(points: list[Point]) -> list[Claim]:
         "–"
         if smallest is None
         else f"minimum gap {gaps[smallest]:.4f} (S = {smallest}), up to S = {max(both)}",
-        False
-        if any(gap <= 0 for gap in gaps.values())
-        else (True if len(both) == len(wanted) else None),
+        held([gap > 0 for gap in gaps.values()], len(_SIZES if full else (8, 16))),
     )
     return [*(_full if full else _quick)(points, losses), below]
 
@@ -133,75 +141,59 @@ def _full(
     points: list[Point], losses: dict[tuple[str, str], dict[Any, float]]
 ) -> list[Claim]:
     at_20 = select(points, S=20)
-    delta = select(at_20, rule="delta", map="dpfp-1")
-    add = select(at_20, rule="sum", map="dpfp-1")
-    steps = medians(delta, "S", "steps").get(20)
-    twice = medians(add, "S", "loss_2S").get(20)
-    fwm = losses["fwm", "dpfp-1"].get(20)
-    tanh = losses["fwm", "tanh"].get(20)
-    found = [
-        _at(
-            "S = 20, delta, DPFP-1: loss of 0.001 or less",
-            "0.0008",
-            losses["delta", "dpfp-1"].get(20),
-            0.0,
-            SOLVED,
-        ),
-        Claim(
-            "S = 20, delta, DPFP-1: within about 700 steps (at most 1000)",
-            "700",
-            "–" if steps is None else f"{steps:.0f} steps",
-            None if steps is None else steps <= 1000,
-        ),
-        _at(
-            "S = 20, sum, DPFP-1: about 0.10 to 0.125, evaluated at L = S",
-            "0.1048",
-            losses["sum", "dpfp-1"].get(20),
-            0.09,
-            0.135,
-        ),
-        _at(
-            "S = 20, sum, DPFP-1: about 0.20, evaluated at L = 2S",
-            "not published",
-            twice,
-            0.17,
-            0.23,
-        ),
-        _at("S = 20, fwm, DPFP-1: about 0.05", "0.0505", fwm, 0.02, 0.08),
-        _at("S = 20, fwm, tanh: above 1", "1.69", tanh, 1.0, float("inf")),
-        _at(
-            "S = 80, delta, linear: about 0.10",
-            "0.1014",
-            losses["delta", "linear"].get(80),
-            0.085,
-            0.13,
-        ),
-    ]
+    delta, add = (select(at_20, rule=rule, map="dpfp-1") for rule in ("delta", "sum"))
+    steps = plots.medians(delta, "S", "steps").get(20)
+    twice = plots.medians(add, "S", "loss_2S").get(20)
+    ours = {name: each.get(20) for name, each in losses.items()}
+    sum_at_S = "about 0.10 to 0.125, evaluated at L = S"
+    every = [
+        _at(f"S = 20, {text}", published, loss, low, high)
+        for text, published, loss, low, high in (
+            ("delta, DPFP-1: loss of 0.001 or less", "0.0008",
+             ours["delta", "dpfp-1"], 0.0, SOLVED),
+            (f"sum, DPFP-1: {sum_at_S}", "0.1048", ours["sum", "dpfp-1"], 0.09, 0.135),
+            ("sum, DPFP-1: about 0.20, evaluated at L = 2S", "not published",
+             twice, 0.17, 0.23),
+            ("fwm, DPFP-1: about 0.05", "0.0505", ours["fwm", "dpfp-1"], 0.02, 0.08),
+            ("fwm, tanh: above 1", "1.69", ours["fwm", "tanh"], 1.0, inf),
+        )
+    ]  # fmt: skip
+    quickly = numbers_claim(
+        "S = 20, delta, DPFP-1: within about 700 steps (at most 1000)",
+        "700",
+        [steps],
+        lambda steps: steps <= 1000,
+        ".0f",
+        unit=" steps",
+    )
+    every.insert(1, quickly)
+    at_80, text = losses["delta", "linear"].get(80), "S = 80, delta, linear: about 0.10"
+    every.append(_at(text, "0.1014", at_80, 0.085, 0.13))
     for name, limit in (("linear", 60), ("dpfp-2", 200)):
-        mine = {S: x for S, x in losses["delta", name].items() if limit >= S}
-        good = [S for S in mine if mine[S] <= SOLVED]
-        done = len(mine) == len([S for S in _SIZES if limit >= S])
+        inside = {S: x for S, x in losses["delta", name].items() if limit >= S}
+        good = [loss <= SOLVED for loss in inside.values()]
+        wanted = sum(limit >= S for S in _SIZES)
         label = {"linear": "linear", "dpfp-2": "DPFP-2"}[name]
-        found.append(
+        every.append(
             Claim(
                 f"delta, {label}: loss of 0.001 or less up to S = {limit}",
                 "0.001",
-                charts.listed(mine, ".4f"),
-                False if len(good) < len(mine) else True if done else None,
+                listed(inside, ".4f"),
+                held(good, wanted),
             )
         )
-    return found
+    return every
 
 
 def _quick(
     points: list[Point], losses: dict[tuple[str, str], dict[Any, float]]
 ) -> list[Claim]:
-    twice = medians(select(points, rule="sum", map="dpfp-1"), "S", "loss_2S")
+    twice = plots.medians(select(points, rule="sum", map="dpfp-1"), "S", "loss_2S")
     wanted = (
         ("delta, DPFP-1: the new value replaces the old one", "delta", 0.0, 0.005),
         ("sum, DPFP-1: a mixture is left", "sum", 0.05, 1.0),
     )
-    found = [
+    every = [
         _at(
             f"S = {S}, {text}",
             f"{low:g} to {high:g} (ours)",
@@ -219,16 +211,14 @@ def _quick(
         0.15,
         1.0,
     )
-    return [*found, worse]
+    return [*every, worse]
 
 
 def _at(
-    text: str, published: str, found: float | None, low: float, high: float
+    text: str, published: str, loss: float | None, low: float, high: float
 ) -> Claim:
     """A claim that a number is in a range."""
-    if found is None:
-        return Claim(text, published, "–", None)
-    return Claim(text, published, f"{found:.4f}", low <= found <= high)
+    return numbers_claim(text, published, [loss], lambda x: low <= x <= high, ".4f")
 
 
 #: Losses above this are off the chart.
@@ -236,27 +226,25 @@ TOP = 0.6
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, (left, right) = charts.grid(2, height=3.6)
+    figure, (left, right) = plots.grid(2, "number of keys $S$", "loss", height=3.6)
     full = points[0]["d_key"] == 64
     for series in SERIES_OF:
-        mine = select(points, rule=series.rule, map=series.map)
-        if not mine:
+        own = select(points, rule=series.rule, map=series.map)
+        if not own:
             continue
         look = (series.color, series.marker, series.line)
-        charts.series(left, mine, *look, series.label)
-        charts.series(right, mine, *look, y="loss_2S")
+        plots.series(left, own, *look, series.label)
+        plots.series(right, own, *look, y="loss_2S")
         theirs = PUBLISHED.get((series.rule, series.map))
         if full and theirs:
             drawn = dict(zip(_SIZES, theirs, strict=True))
             known = {S: x for S, x in drawn.items() if x is not None}
-            charts.published(left, known, series.color)
-    left.set(title="evaluated at $L = S$", ylabel="loss", ylim=(-0.02, TOP))
+            plots.published(left, known, series.color)
+    left.set(title="evaluated at $L = S$", ylim=(-0.02, TOP))
     right.set(title="evaluated at $L = 2S$")
-    for ax in (left, right):
-        ax.set_xlabel("number of keys $S$")
     if full:
-        charts.published(left, {}, INK, "published")
-    charts.legend(figure, left, columns=2)
+        plots.published(left, {}, INK, "published")
+    plots.legend(figure, left, columns=2)
     return figure
 
 

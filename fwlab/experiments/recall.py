@@ -15,12 +15,13 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab import plots
 from fwlab.data import retrieval
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, held, listed, select
+from fwlab.experiments.fit import fit
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
-from fwlab.models import MIXERS, LanguageModel
+from fwlab.models import LanguageModel
 from fwlab.plots import FAST, FEATURES, OTHER, SERIES, TRAINED, WRONG
 
 #: A mixer, and its features: "own", or "dpfp-1" instead.
@@ -68,21 +69,23 @@ FULL = Grid(
     *(2, 128, 1000, (5e-3, 2e-2), (4, 8, 16, 32), (2, 1, 4, 8), 16, (4, 16)),
     names=(
         *RULES,
-        *((mixer, "own") for mixer in MIXERS if (mixer, "own") not in RULES),
+        *((mixer, "own") for mixer in ("softmax", "transformer-xl", "fwp")),
+        *((f"aft-{form}", "own") for form in ("simple", "full", "local", "conv")),
+        *((mixer, "own") for mixer in ("feedback", "feedback-shared")),
     ),
 )
 
 
 def points(quick: bool) -> list[Point]:
-    """By number of keys, so that a stopped run has all mixers up to some."""
+    """Order points by keys, so that a stopped run has all mixers up to some."""
     grid = QUICK if quick else FULL
-    found = []
+    settings = []
     for mixer, features in grid.names:
         pairs = grid.slow if mixer in STEPWISE else grid.pairs
         sizes = [(count, grid.heads[0]) for count in pairs]
         if (mixer, features) in RULES:
             sizes += [(grid.middle, heads) for heads in grid.heads[1:]]
-        found += [
+        settings += [
             {
                 "mixer": mixer,
                 "map": features,
@@ -100,7 +103,7 @@ def points(quick: bool) -> list[Point]:
             for lr in grid.rates
             for seed in (1, 2, 3)
         ]
-    return sorted(found, key=lambda point: point["pairs"])
+    return sorted(settings, key=lambda point: point["pairs"])
 
 
 def run(point: Point) -> Point:
@@ -111,21 +114,14 @@ def run(point: Point) -> Point:
         *(point["mixer"], point["map"], symbols),
         *(point["layers"], point["heads"], time),
     )
-    optimizer = torch.optim.Adam(model.parameters(), lr=point["lr"])
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, point["lr"], point["budget"], pct_start=0.1, cycle_momentum=False
-    )
+
+    def draw(step: int) -> tuple[Tensor, Tensor]:
+        """Two pairs are soon learned, and help with more."""
+        count = min(pairs, 2 + 2 * pairs * (step + 1) // point["budget"])
+        return sequences(BATCH, count, symbols, shows)
+
     accuracy, step = 0.0, 0
-    for step in range(1, point["budget"] + 1):
-        # Two pairs are soon learned, and help with more.
-        count = min(pairs, 2 + 2 * pairs * step // point["budget"])
-        tokens, wanted = sequences(BATCH, count, symbols, shows)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+    for step in fit(model, draw, loss_of, point["budget"], point["lr"]):
         if step % EVERY == 0 or step == point["budget"]:
             accuracy = evaluate(model, pairs, symbols, shows)
             if accuracy >= SOLVED:
@@ -136,6 +132,11 @@ def run(point: Point) -> Point:
         "accuracy": round(accuracy, 4),
         "steps": step,
     }
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    tokens, wanted = batch
+    return F.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten())
 
 
 def sequences(
@@ -217,7 +218,7 @@ def evaluate(model: nn.Module, pairs: int, symbols: int, shows: int) -> float:
 
 
 class Look(NamedTuple):
-    """How a mixer is drawn."""
+    """The label, colour, marker and line of a mixer."""
 
     label: str
     color: str
@@ -225,7 +226,7 @@ class Look(NamedTuple):
     line: Any
 
 
-#: By family, which has a part of the figure; softmax is in all of them.
+#: Each family has a part of the figure; softmax is in all of them.
 LOOKS: tuple[dict[Name, Look], ...] = (
     {
         DELTA: Look("delta, DPFP-1", FAST, "o", "-"),
@@ -257,10 +258,10 @@ def best(points: list[Point]) -> list[Point]:
     for p in points:
         size = tuple(p[key] for key in ("mixer", "map", "shows", "pairs", "heads"))
         groups.setdefault(size, {}).setdefault(p["lr"], []).append(p)
-    found = []
+    chosen = []
     for rates in groups.values():
-        found += max(rates.values(), key=lambda mine: median(accuracies(mine)))
-    return found
+        chosen += max(rates.values(), key=lambda own: median(accuracies(own)))
+    return chosen
 
 
 def accuracies(points: Iterable[Point]) -> list[float]:
@@ -278,7 +279,7 @@ def _of(points: list[Point], name: Name, **wanted: Any) -> list[Point]:
 def draw(points: list[Point]) -> Figure:
     grid, chosen = _grid(points), best(points)
     rows = [row for row in LOOKS if any(_of(chosen, name) for name in row)]
-    figure = Figure(figsize=(charts.WIDTH, 4.6 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(plots.WIDTH, 4.6 * len(rows)), layout="constrained")
     for part, looks in zip(_parts(figure, len(rows)), rows, strict=True):
         _family(part, chosen, grid, looks)
     return figure
@@ -299,9 +300,9 @@ def _family(
         by_pairs.set(title=title.replace(" with", "\nwith"), xlabel="keys")
         by_state.set(xlabel=f"scalars in the state,\n{grid.middle} keys")
         for name, look in every.items():
-            mine = _of(points, name, shows=shows)
-            usual = select(mine, heads=grid.heads[0])
-            middle = select(mine, pairs=grid.middle)
+            own = _of(points, name, shows=shows)
+            usual = select(own, heads=grid.heads[0])
+            middle = select(own, pairs=grid.middle)
             _line(by_pairs, usual, look, "pairs")
             _line(by_state, middle, look, "state")
         counts = sorted({p["pairs"] for p in points})
@@ -317,90 +318,54 @@ def _family(
 
 
 def _line(ax: Axes, points: list[Point], look: Look, x: str) -> None:
-    charts.series(
+    plots.series(
         ax, points, look.color, look.marker, look.line, look.label, "accuracy", x
     )
 
 
 def claims(points: list[Point]) -> list[Claim]:
     grid, chosen = _grid(points), best(points)
-    once, returns = (select(chosen, shows=shows) for shows in TASKS)
-    count = len(grid.pairs)
-    if grid is FULL:
-        found = [
-            _within(
-                "each key once, softmax: 0.99 or more",
-                "solved at every width (Arora et al., figure)",
-                *(_usual(once, SOFTMAX, grid), count, 0.99, 1.0),
-            ),
-            _within(
-                "each key once, delta: 0.99 or more",
-                "perfect with 64 keys (Yang et al., figure)",
-                *(_usual(once, DELTA, grid), count, 0.99, 1.0),
-            ),
+    full = grid is FULL
+    ours, half = "0.9 (ours)", "one of two values (ours)"
+    right: list[tuple[int, Name, str, str, float, float]] = (
+        [
+            (1, SOFTMAX, "softmax: 0.99 or more",
+             "solved at every width (Arora et al., figure)", 0.99, 1.0),
+            (1, DELTA, "delta: 0.99 or more",
+             "perfect with 64 keys (Yang et al., figure)", 0.99, 1.0),
         ]
-    else:
-        found = [
-            _within(
-                f"{TASKS[shows]}, {label}: 0.9 or more",
-                "0.9 (ours)",
-                *(_usual(select(chosen, shows=shows), name, grid), count, 0.9, 1.0),
-            )
-            for shows, name, label in (
-                (1, SOFTMAX, "softmax"),
-                (1, DELTA, "delta"),
-                (1, SUM, "sum"),
-                (2, SOFTMAX, "softmax"),
-                (2, DELTA, "delta"),
-            )
+        if full
+        else [
+            (1, SOFTMAX, "softmax: 0.9 or more", ours, 0.9, 1.0),
+            (1, DELTA, "delta: 0.9 or more", ours, 0.9, 1.0),
+            (1, SUM, "sum: 0.9 or more", ours, 0.9, 1.0),
+            (2, SOFTMAX, "softmax: 0.9 or more", ours, 0.9, 1.0),
+            (2, DELTA, "delta: 0.9 or more", ours, 0.9, 1.0),
+            (2, SUM, "sum: right about half of the time, 0.55 at most",
+             half, 0.0, 0.55),
         ]
-        found.append(
-            _within(
-                f"{TASKS[2]}, sum: right about half of the time, 0.55 at most",
-                "one of two values (ours)",
-                *(_usual(returns, SUM, grid), count, 0.0, 0.55),
-            )
-        )
+    )  # fmt: skip
+    every = []
+    for shows, name, text, source, low, high in right:
+        usual = _of(select(chosen, shows=shows), name, heads=grid.heads[0])
+        middle = plots.medians(usual, "pairs", "accuracy")
+        good = [low <= x <= high for x in middle.values()]
+        numbers, holds = listed(middle, ".3f", "keys"), held(good, len(grid.pairs))
+        every.append(Claim(f"{TASKS[shows]}, {text}", source, numbers, holds))
     # A second layer of the sum rule can find out that a key was there.
-    return [*found, _gap(returns, grid, 0.05 if grid is FULL else 0.3)]
-
-
-def _usual(points: list[Point], name: Name, grid: Grid) -> dict[Any, float]:
-    """Median accuracy by number of keys."""
-    mine = _of(points, name, heads=grid.heads[0])
-    return medians(mine, "pairs", "accuracy")
-
-
-def _within(
-    text: str,
-    source: str,
-    found: dict[Any, float],
-    wanted: int,
-    low: float,
-    high: float,
-) -> Claim:
-    """A claim that the medians at all sizes are in a range."""
-    holds = _all([low <= x <= high for x in found.values()], wanted)
-    return Claim(text, source, charts.listed(found, ".3f", "keys"), holds)
-
-
-def _all(good: list[bool], wanted: int) -> bool | None:
-    """None if fewer than `wanted` are there, and all of them are good."""
-    if not all(good):
-        return False
-    return True if len(good) == wanted else None
+    return [*every, _gap(select(chosen, shows=2), grid, 0.05 if full else 0.3)]
 
 
 def _gap(points: list[Point], grid: Grid, least: float) -> Claim:
     """Delta against sum where keys return, at every size."""
     gaps: dict[tuple[int, int], float] = {}
     for pairs, heads in {(p["pairs"], p["heads"]) for p in points}:
-        mine, theirs = (
+        ours, theirs = (
             accuracies(_of(points, name, pairs=pairs, heads=heads))
             for name in (DELTA, SUM)
         )
-        if mine and theirs:
-            gaps[pairs, heads] = median(mine) - median(theirs)
+        if ours and theirs:
+            gaps[pairs, heads] = median(ours) - median(theirs)
     text = "–"
     if gaps:
         pairs, heads = min(gaps, key=lambda size: gaps[size])
@@ -409,7 +374,7 @@ def _gap(points: list[Point], grid: Grid, least: float) -> Claim:
         f"{TASKS[2]}: delta above sum at every size, by {least} or more",
         f"{least} (ours)",
         text,
-        _all(
+        held(
             [gap >= least for gap in gaps.values()],
             len(grid.pairs) + len(grid.heads) - 1,
         ),

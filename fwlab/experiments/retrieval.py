@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.data import Retrieval, retrieval
 from fwlab.data.retrieval import loss
+from fwlab.experiments.fit import fit
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, divide, sum_normalize
 
 #: The epsilon of the authors' denominators. fwlab itself has none.
@@ -87,7 +88,7 @@ class Retriever(nn.Module):
                 nn.init.uniform_(projection.weight, -bound, bound)
 
     def forward(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
-        """What queries retrieve after the sequence, for training.
+        """Retrieve the values of queries after the sequence, for training.
 
         With few queries there is no need for the fast weights: a value is
         retrieved with the weight that its pair has for the query, as in
@@ -101,8 +102,8 @@ class Retriever(nn.Module):
         if self.rule == "fwm":
             return self._fast_weight_memory(q, k, values, torch.sigmoid(logits))
         weights = self._weights(q, k, logits)
-        found = weights.new_zeros(*queries.shape, self.symbols)
-        return found.scatter_add(-1, values[:, None].expand_as(weights), weights)
+        retrieved = weights.new_zeros(*queries.shape, self.symbols)
+        return retrieved.scatter_add(-1, values[:, None].expand_as(weights), weights)
 
     def retrieve(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
         """The same by fwlab's operation, for evaluation.
@@ -213,8 +214,8 @@ def evaluate(model: Retriever, length: int, repeat: bool) -> float:
     pairs = retrieval(SEQUENCES, model.symbols, length, repeat=repeat)
     queries = torch.arange(model.symbols).expand(SEQUENCES, -1)
     asked = pairs.answers >= 0
-    found = model.retrieve(pairs.keys, pairs.values, queries)
-    return loss(found[asked], pairs.answers[asked]).item()
+    retrieved = model.retrieve(pairs.keys, pairs.values, queries)
+    return loss(retrieved[asked], pairs.answers[asked]).item()
 
 
 def train(
@@ -234,15 +235,14 @@ def train(
       number of optimiser steps, and what ended the training: "solved",
       "no progress", "diverged" (the loss is None) or "budget".
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     best, since, ended = float("inf"), 0, "budget"
     last, step = best, 0
-    for step in range(1, budget + 1):
+
+    def draw(_: int) -> tuple[Retrieval, Tensor, Tensor]:
         pairs = retrieval(batch, model.symbols, length, repeat=repeat)
-        query, wanted = _question(pairs)
-        optimizer.zero_grad(set_to_none=True)
-        loss(model(pairs.keys, pairs.values, query), wanted).backward()
-        optimizer.step()
+        return pairs, *_question(pairs)
+
+    for step in fit(model, draw, loss_of, budget, lr, schedule=None, clip=None):
         if step % EVERY:
             continue
         last = evaluate(model, model.symbols, repeat)
@@ -263,6 +263,11 @@ def train(
         "steps": step,
         "ended": ended,
     }
+
+
+def loss_of(model: Retriever, batch: tuple[Retrieval, Tensor, Tensor]) -> Tensor:
+    pairs, query, wanted = batch
+    return loss(model(pairs.keys, pairs.values, query), wanted)
 
 
 def _question(pairs: Retrieval) -> tuple[Tensor, Tensor]:

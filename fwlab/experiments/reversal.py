@@ -6,14 +6,13 @@ paper keeps the last ones, and undoes one update after the other.
 
 from collections.abc import Callable
 from math import isfinite
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, medians, select
+from fwlab import plots
+from fwlab.experiments.experiment import Claim, Experiment, Point, select
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.plots import SERIES, WRONG
 
@@ -89,43 +88,20 @@ def recovered(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 
 def claims(points: list[Point]) -> list[Claim]:
+    late = f"error above {USELESS} from 2048 steps on"
+    useless = (late, f"above {USELESS} (ours)", lambda error: error > USELESS, 2048)
+    exact = "error below 1e-5 at any length", "exact (no number is given)"
     return [
-        _claim(
-            points,
-            "increments stored, float32: error below 1e-5 at any length",
-            "exact (no number is given)",
-            lambda error: error < 1e-5,
-            method="stored",
-            dtype="float32",
-        ),
-        _claim(
-            points,
-            f"increments stored, bfloat16: error above {USELESS} from 2048 steps on",
-            f"above {USELESS} (ours)",
-            lambda error: error > USELESS,
-            at_least=2048,
-            method="stored",
-            dtype="bfloat16",
-        ),
-        _claim(
-            points,
-            f"update inverted, float32: error above {USELESS} from 2048 steps on",
-            f"above {USELESS} (ours)",
-            lambda error: error > USELESS,
-            at_least=2048,
-            method="inverted",
-            dtype="float32",
-        ),
-        _claim(
-            points,
-            "increments stored, float32, decay of 0.99: "
-            f"error above {USELESS} from 2048 steps on",
-            f"above {USELESS} (ours)",
-            lambda error: error > USELESS,
-            at_least=2048,
-            method="decay",
-            dtype="float32",
-        ),
+        _claim(points, f"{what}: {text}", source, holds, at_least, method, dtype)
+        for what, method, dtype, (text, source, holds, at_least) in (
+            (
+                *("increments stored, float32", "stored", "float32"),
+                (*exact, lambda error: error < 1e-5, 0),
+            ),
+            ("increments stored, bfloat16", "stored", "bfloat16", useless),
+            ("update inverted, float32", "inverted", "float32", useless),
+            ("increments stored, float32, decay of 0.99", "decay", "float32", useless),
+        )
     ]
 
 
@@ -134,19 +110,23 @@ def _claim(
     text: str,
     source: str,
     holds: Callable[[float], bool],
-    at_least: int = 0,
-    **wanted: Any,
+    at_least: int,
+    method: str,
+    dtype: str,
 ) -> Claim:
-    """For both normalisations; the median of the longest is shown."""
-    mine = [p for p in select(points, **wanted) if p["length"] >= at_least]
-    found = {
-        norm: medians(select(mine, key_norm=norm), "length", "error", finite=False)
+    """Make a claim about both normalisations; it shows the longest's median."""
+    some = select(points, method=method, dtype=dtype)
+    late = [p for p in some if p["length"] >= at_least]
+    by_norm = {
+        norm: plots.medians(
+            select(late, key_norm=norm), "length", "error", finite=False
+        )
         for norm in NORMS
     }
-    every = [error for errors in found.values() for error in errors.values()]
+    every = [error for errors in by_norm.values() for error in errors.values()]
     longest = (
         f"{norm}: {_number(errors[max(errors)])} ({max(errors)} steps)"
-        for norm, errors in found.items()
+        for norm, errors in by_norm.items()
         if errors
     )
     return Claim(
@@ -162,25 +142,21 @@ def _number(error: float) -> str:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, axes = charts.grid(len(METHODS) * len(NORMS))
+    figure, axes = plots.grid(len(METHODS) * len(NORMS), "steps undone", "error")
     looks = dict(
         zip(DTYPES, zip(SERIES, "o^s", ("-", "--", ":"), strict=True), strict=True)
     )
     pairs = [(method, norm) for method in METHODS for norm in NORMS]
     for ax, (method, norm) in zip(axes, pairs, strict=True):
-        mine = select(points, method=method, key_norm=norm)
+        own = select(points, method=method, key_norm=norm)
         for dtype, (color, marker, line) in looks.items():
-            some = select(mine, dtype=dtype)
-            charts.series(ax, some, color, marker, line, dtype, "error", "length")
+            some = select(own, dtype=dtype)
+            plots.series(ax, some, color, marker, line, dtype, "error", "length")
         ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
         ax.set_title(f"{METHODS[method]},\n{norm.replace('l2', 'L2')} normalisation")
         ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
         ax.minorticks_off()
-    for ax in axes[::2]:
-        ax.set_ylabel("error")
-    for ax in axes[-2:]:
-        ax.set_xlabel("steps undone")
-    charts.legend(figure, axes[0], columns=3)
+    plots.legend(figure, axes[0], columns=3)
     return figure
 
 

@@ -90,8 +90,8 @@ class Runs:
         with ProcessPoolExecutor(
             min(jobs, len(left)), context, initializer=_end_with, initargs=(stop,)
         ) as pool:
-            given = self.experiment.name, self.quick, self.out, self._provenance()
-            waiting = [pool.submit(_run, *given, index) for index in left]
+            about = self.experiment.name, self.quick, self.out, self._provenance()
+            waiting = [pool.submit(_run, *about, index) for index in left]
             try:
                 for future in as_completed(waiting):
                     yield future.result()
@@ -148,20 +148,20 @@ class Runs:
             earlier = results(self.experiment, self.out) or {"points": []}
         except ValueError as error:
             raise ValueError(f"{error}; move it away to collect without it") from None
-        found = {}
+        kept = {}
         for point in earlier["points"]:
             run = earlier["runs"][point.pop("run")]
             for index in range(len(self.points)):
                 if self._is(index, point):
-                    found[index] = {"point": point, "run": run}
-        return found
+                    kept[index] = {"point": point, "run": run}
+        return kept
 
     def _is(self, index: int, point: Point) -> bool:
         settings = self.points[index].items()
         return all(point.get(key) == value for key, value in settings)
 
     def _provenance(self) -> dict[str, Any]:
-        """What is the same for every point."""
+        """The provenance that all points share."""
         quick = " --quick" if self.quick else ""
         command = f"fwlab reproduce {self.experiment.name}{quick}"
         return {**provenance(command), "threads": 1}
@@ -171,14 +171,14 @@ class Runs:
 
 
 def results(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
-    """What `Runs.collect` has written to a folder; None = nothing yet.
+    """Load what `Runs.collect` has written to a folder; None = nothing yet.
 
     - Raises `ValueError`, which names the file, if it is damaged.
     """
     path = folder / f"{experiment.name}.json"
     if not path.is_file():
         return None
-    return _sound(path, experiment, lambda found: _points(found, experiment.name))
+    return _sound(path, experiment, lambda data: _points(data, experiment.name))
 
 
 def _sealed(data: dict[str, Any]) -> dict[str, Any]:
@@ -201,9 +201,9 @@ def _sound(
     data = read_json(path)
     try:
         checksum = data.pop("sha256", None)
-        found = points(data)
+        contained = points(data)
         if checksum is None:  # of an older version: is all there that is needed?
-            experiment.claims(found)
+            experiment.claims(contained)
     except Exception:
         raise ValueError(
             f"{path} is damaged: not what fwlab reproduce {experiment.name} writes"

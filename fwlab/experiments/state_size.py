@@ -5,14 +5,16 @@ Table 4 of Schlag et al. 2021, at a size that a processor can train.
 
 from itertools import pairwise
 from math import inf, log
+from operator import lt
 from statistics import median
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fwlab.experiments import charts, text
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab import plots
+from fwlab.experiments import text
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.layers import TransformerXL
 from fwlab.models import Mixer
@@ -36,11 +38,11 @@ MEMORIES = {"nanogpt": (8, 32, 128), "small": (4, 16, 64)}
 
 def points(quick: bool) -> list[Point]:
     size = "small" if quick else "nanogpt"
-    found = [("delta", "linear", 0, 0), ("sum", "linear", 1, 0)]
-    found += [("gated-delta", "identity", 0, 0)]
+    settings = [("delta", "linear", 0, 0), ("sum", "linear", 1, 0)]
+    settings += [("gated-delta", "identity", 0, 0)]
     if not quick:
-        found += [("delta", "dpfp", 0, 0), ("sum", "linear", 0, 0)]
-    found += [("transformer-xl", "", 0, memory) for memory in MEMORIES[size]]
+        settings += [("delta", "dpfp", 0, 0), ("sum", "linear", 0, 0)]
+    settings += [("transformer-xl", "", 0, memory) for memory in MEMORIES[size]]
     names = ("model", "map", "normalize", "memory")
     return [
         {
@@ -50,7 +52,7 @@ def points(quick: bool) -> list[Point]:
             "lr": LR[size],
             "seed": seed,
         }
-        for each in found
+        for each in settings
         for seed in (1, 2, 3)
     ]
 
@@ -62,26 +64,26 @@ def run(point: Point) -> Point:
     rows = config.batch if point["size"] == "small" else 1
     corpus = text.load(point["corpus"])
     run = text.Run(config, mixer, corpus, carry=True, rows=rows)
-    found = text.train(run)
-    found["state_size"] = run.model.state_size(10**9)  # at its largest
-    found["windows_loss"] = text.finite(run.evaluate_windows())
+    result = text.train(run)
+    result["state_size"] = run.model.state_size(10**9)  # at its largest
+    result["windows_loss"] = text.finite(run.validation.of_windows())
     if not point["memory"]:
-        found |= summary(by_position(run))
-    return found
+        result |= summary(by_position(run))
+    return result
 
 
 def by_position(run: text.Run) -> list[list[float | None]]:
-    """What carried state does to the loss, and how large it becomes.
+    """Measure the loss with carried state, and how large the state becomes.
 
     Returns rows of the number of characters read, the loss since the row
     before, and the norm of a head's fast weights, the mean over layers
     and heads; None if the state is not fast weights alone.
     """
-    length, ends = len(run.val_tokens) // run.eval_rows, [run.config.block]
+    length, ends = len(run.val_tokens) // run.validation.rows, [run.config.block]
     while 2 * ends[-1] < length:
         ends.append(2 * ends[-1])
     rows: list[list[float | None]] = []
-    for end, loss, (_, *layers) in run.read(ends):
+    for end, loss, (_, *layers) in run.validation.read(ends):
         norm = None
         if all(isinstance(W, Tensor) for W in layers):
             norms = torch.stack(layers).norm(dim=(-2, -1))
@@ -91,7 +93,7 @@ def by_position(run: text.Run) -> list[list[float | None]]:
 
 
 def summary(rows: list[list[float | None]]) -> Point:
-    """Of `by_position`: the first and last norm, the lowest and last loss."""
+    """The first and last norm, and the lowest and last loss, of `by_position`."""
     (_, _, first), (_, loss, last) = rows[0], rows[-1]
     lowest = min(rows, key=lambda row: inf if row[1] is None else row[1])
     return {
@@ -126,7 +128,7 @@ def claims(points: list[Point]) -> list[Claim]:
     sums = select(points, model="sum", normalize=1)
     gated = select(points, model="gated-delta")
     published = "perplexity per word 27.8, above 260"
-    found = [
+    every = [
         _fails(points, sums),
         _below("delta: below sum", published, delta, sums),
         _equal_state(points, delta),
@@ -138,8 +140,8 @@ def claims(points: list[Point]) -> list[Claim]:
         bare = select(points, model="sum", normalize=0)
         what = "sum: below sum without attention normalisation"
         published = "perplexity per word above 260, above 1600"
-        found.append(_below(what, published, sums, bare))
-    return found
+        every.append(_below(what, published, sums, bare))
+    return every
 
 
 def _fails(points: list[Point], sums: list[Point]) -> Claim:
@@ -157,10 +159,8 @@ def _fails(points: list[Point], sums: list[Point]) -> Claim:
 
 
 def _below(what: str, source: str, one: list[Point], other: list[Point]) -> Claim:
-    """Whether the median loss of `one` is below that of `other`."""
-    a, b = median_loss(one), median_loss(other)
-    holds = None if a is None or b is None else a < b
-    return Claim(what, source, f"{_nats(a)} against {_nats(b)}", holds)
+    """Claim that the median loss of `one` is below that of `other`."""
+    return numbers_claim(what, source, [median_loss(one), median_loss(other)], lt)
 
 
 def _equal_state(points: list[Point], delta: list[Point]) -> Claim:
@@ -187,16 +187,16 @@ def _grows(points: list[Point]) -> Claim:
 
 def _kept(delta: list[Point], gated: list[Point]) -> Claim:
     """Norms after the first window and at the last position, medians."""
-    found = [
+    norms = [
         [median(p[name] or inf for p in some) for name in ("first_norm", "last_norm")]
         for some in (delta, gated)
         if some and all("first_norm" in p for p in some)
     ]
-    grown = [last / first for first, last in found]
+    grown = [last / first for first, last in norms]
     return Claim(
         "delta: fast weights grow with the text, more than with a decay",
         "not published",
-        ", ".join(f"norm {first:,.1f} to {last:,.1f}" for first, last in found) or "–",
+        ", ".join(f"norm {first:,.1f} to {last:,.1f}" for first, last in norms) or "–",
         grown[0] > grown[1] if len(grown) == 2 else None,
     )
 
@@ -210,8 +210,8 @@ def _nats(loss: float | None) -> str:
 
 
 def draw(points: list[Point]) -> Figure:
-    """In units of the delta rule's state and loss, ours and the published."""
-    figure, ax = charts.new(4.2)
+    """Draw losses and states in multiples of the delta rule's."""
+    figure, (ax,) = plots.panels(4.2)
     delta = select(points, model="delta", map="linear")
     loss = median_loss(delta) or inf
     state = delta[0]["state_size"] if delta else 1
@@ -232,18 +232,18 @@ def draw(points: list[Point]) -> Figure:
         "gated delta": (SERIES[0], "^", select(points, model="gated-delta")),
     }
     for name, (color, marker, some) in series.items():
-        charts.series(ax, relative(some), color, marker, "-", name, "loss", "state")
+        plots.series(ax, relative(some), color, marker, "-", name, "loss", "state")
     (unit, one), *_ = PUBLISHED["delta"].items()
     theirs = {
         size / unit: 100 * (log(perplexity) / log(one) - 1)
         for size, perplexity in PUBLISHED["transformer-xl"].items()
     }
-    charts.published(ax, theirs, OTHER, "Transformer-XL, published")
+    plots.published(ax, theirs, OTHER, "Transformer-XL, published")
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.set_xlabel("state, in multiples of the delta rule's")
     ax.set_ylabel("loss above the delta rule's, %")
-    charts.legend(figure, ax, 2)
+    plots.legend(figure, ax, 2)
     return figure
 
 

@@ -13,10 +13,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from fwlab import ops
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab import ops, plots
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
+from fwlab.experiments.fit import fit
 from fwlab.feature_maps import l2_normalize
 from fwlab.plots import SERIES
 
@@ -26,35 +27,35 @@ NEAR, FAR = 32, 256
 WIDTH = 8
 #: Pairs per topic, topics, width of the keys.
 PAIRS, TOPICS, D_KEY = 32, 8, 128
-#: What the gate does, and its decay per step; None: erases at new topics.
+#: The decay per step of each gate; None = it erases at new topics.
 FORGET: dict[str, float | None] = {
     "no decay": 1.0,
     "0.97 per step": 0.97,
     "0.9 per step": 0.9,
     "erase at a new topic": None,
 }
-#: What is better, and what is worse: with one topic, and with several.
+#: The better and the worse gate, with one topic and with several.
 CONSTANT = ("no decay", "0.97 per step")
 ERASE = ("erase at a new topic", "no decay")
 
 
 def points(quick: bool) -> list[Point]:
-    found = []
+    settings = []
     compose = [(2, 1, 1), (2, 2, 1), (3, 1, 2), (3, 2, 1), (3, 2, 2)]
     if not quick:
         compose += [(4, 1, 3), (4, 2, 1), (4, 2, 2), (4, 2, 3)]
     for items, limit, steps in compose:
-        found.append(("compose", "trained", items, limit, steps, ""))
+        settings.append(("compose", "trained", items, limit, steps, ""))
     for items in (2, 3, 5):
-        found.append(("compose", "by hand", items, 2, items - 1, ""))
+        settings.append(("compose", "by hand", items, 2, items - 1, ""))
     for task in ("one topic", "topics"):
         for forget in FORGET:
-            found.append((task, "none", 0, 1, 1, forget))
+            settings.append((task, "none", 0, 1, 1, forget))
     names = ("task", "weights", "items", "limit", "steps", "forget")
     budget = 500 if quick else 1500
     return [
         dict(zip(names, each, strict=True), seed=seed, budget=budget)
-        for each in found
+        for each in settings
         for seed in (1, 2, 3)
     ]
 
@@ -152,13 +153,13 @@ def matrix(permutation: tuple[int, ...]) -> Tensor:
 
 def swaps(permutation: tuple[int, ...]) -> list[tuple[int, int]]:
     """Pairs to swap, whose matrices multiply to that of the permutation."""
-    now, found = list(range(len(permutation))), []
+    now, pairs = list(range(len(permutation))), []
     for i, wanted in enumerate(permutation):
         j = now.index(wanted)
         if i != j:
             now[i], now[j] = now[j], now[i]
-            found.append((i, j))
-    return found
+            pairs.append((i, j))
+    return pairs
 
 
 def sequences(items: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
@@ -173,16 +174,18 @@ def sequences(items: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
 
 def train(model: Composer, budget: int) -> None:
     """Train on sequences that get longer, with `beta` kept in its range."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget)
-    for step in range(budget):
-        length = min(NEAR, 2 + 2 * NEAR * step // budget)
-        tokens, answers = sequences(model.items, 64, length)
-        logits = model(tokens)
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(logits.flatten(0, 1), answers.flatten()).backward()
-        optimizer.step()
-        schedule.step()
+
+    def draw(step: int) -> tuple[Tensor, Tensor]:
+        return sequences(model.items, 64, min(NEAR, 2 + 2 * NEAR * step // budget))
+
+    def loss(model: Composer, batch: tuple[Tensor, Tensor]) -> Tensor:
+        tokens, answers = batch
+        return F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
+
+    def cosine(adam: torch.optim.Optimizer, lr: float, steps: int) -> LRScheduler:
+        return CosineAnnealingLR(adam, steps)
+
+    for _ in fit(model, draw, loss, budget, 1e-2, schedule=cosine, clip=None):
         with torch.no_grad():
             model.strength.clamp_(0, 1)
 
@@ -218,8 +221,8 @@ def recall(topics: int, forget: str) -> float:
     beta = torch.ones_like(log_decay)
     _, W = ops.gated_delta_rule(k, k, v, beta, log_decay, return_state=True)
     assert isinstance(W, Tensor)
-    found = k[:, -PAIRS:, 0] @ W[:, 0].mT
-    loss = (found - v[:, -PAIRS:, 0]).square().sum(-1).mean() / 2
+    retrieved = k[:, -PAIRS:, 0] @ W[:, 0].mT
+    loss = (retrieved - v[:, -PAIRS:, 0]).square().sum(-1).mean() / 2
     return round(loss.item(), 5)
 
 
@@ -262,38 +265,31 @@ def claims(points: list[Point]) -> list[Claim]:
 
 def _scored(text: str, source: str, points: list[Point], holds: Any) -> Claim:
     """Medians at the larger length, by what is composed."""
-    found = {name: _median(mine, "far") for name, mine in _by_name(points).items()}
+    scores = {name: _median(own, "far") for name, own in _by_name(points).items()}
     return Claim(
         f"{text} at {FAR} tokens",
         source,
-        ", ".join(f"{score:.3f} ({name})" for name, score in found.items()) or "–",
-        all(map(holds, found.values())) if found else None,
+        ", ".join(f"{score:.3f} ({name})" for name, score in scores.items()) or "–",
+        all(map(holds, scores.values())) if scores else None,
     )
 
 
 def _forgetting(points: list[Point]) -> list[Claim]:
     loss = {
-        (task, forget): _median(mine, "loss")
+        (task, forget): _median(own, "loss")
         for task in ("one topic", "topics")
         for forget in FORGET
-        if (mine := select(points, task=task, forget=forget))
+        if (own := select(points, task=task, forget=forget))
     }
-    found = []
+    every = []
     for text, task, better, worse in (
         ("one topic: a decay of 0.97 per step costs", "one topic", *CONSTANT),
         ("topics change: erasing the old one helps", "topics", *ERASE),
     ):
         pair = [loss.get((task, forget)) for forget in (better, worse)]
-        known = [x for x in pair if x is not None]
-        found.append(
-            Claim(
-                text,
-                "lower loss (ours)",
-                " against ".join(f"{x:.3f}" for x in known) or "–",
-                known[0] < 0.9 * known[1] if len(known) == 2 else None,
-            )
-        )
-    return found
+        low = "lower loss (ours)"
+        every.append(numbers_claim(text, low, pair, lambda a, b: a < 0.9 * b))
+    return every
 
 
 def _median(points: list[Point], y: str) -> float:
@@ -302,25 +298,24 @@ def _median(points: list[Point], y: str) -> float:
 
 def _by_name(points: list[Point]) -> dict[str, list[Point]]:
     """Points of compositions by what differs, in the order of the points."""
-    found: dict[str, list[Point]] = {}
+    named: dict[str, list[Point]] = {}
     for p in points:
         what = "parity" if p["items"] == 2 else f"{p['items']} items"
         updates = f"{p['steps']} update{'s' if p['steps'] > 1 else ''}"
         hand = ", by hand" if p["weights"] == "by hand" else ""
         name = f"{what}, β ≤ {p['limit']}, {updates}{hand}"
-        found.setdefault(name, []).append(p)
-    return found
+        named.setdefault(name, []).append(p)
+    return named
 
 
 def draw(points: list[Point]) -> Figure:
     compose = _by_name(select(points, task="compose"))
     height = 2.8 + 0.3 * len(compose)
-    figure = Figure(figsize=(charts.WIDTH, height), layout="constrained")
     heights = [len(compose) + 1, len(FORGET) + 1]
-    upper, lower = figure.subplots(2, 1, height_ratios=heights)
+    figure, (upper, lower) = plots.panels(height, 2, height_ratios=heights)
     near, far = (_numbers(compose, y) for y in ("near", "far"))
-    charts.rows(upper, near, SERIES[0], "^", f"{NEAR} tokens, as in training")
-    charts.rows(upper, far, SERIES[1], "o", f"{FAR} tokens")
+    plots.rows(upper, near, SERIES[0], "^", f"{NEAR} tokens, as in training")
+    plots.rows(upper, far, SERIES[1], "o", f"{FAR} tokens")
     upper.set(xlabel="scaled accuracy", xlim=(-0.1, 1.05))
     forget = {name: select(points, forget=name) for name in FORGET}
     for task, color, marker in (
@@ -328,8 +323,8 @@ def draw(points: list[Point]) -> Figure:
         ("topics", SERIES[1], "D"),
     ):
         label = task if task == "one topic" else f"last of {TOPICS} topics"
-        mine = {name: select(some, task=task) for name, some in forget.items()}
-        charts.rows(lower, _numbers(mine, "loss"), color, marker, label)
+        own = {name: select(some, task=task) for name, some in forget.items()}
+        plots.rows(lower, _numbers(own, "loss"), color, marker, label)
     lower.set(xlabel="loss", xlim=(0, None))
     for ax in (upper, lower):
         ax.legend(loc="lower left", bbox_to_anchor=(-0.6, 1))
@@ -337,7 +332,7 @@ def draw(points: list[Point]) -> Figure:
 
 
 def _numbers(rows: dict[str, list[Point]], y: str) -> dict[str, list[float]]:
-    return {name: [p[y] for p in mine] for name, mine in rows.items()}
+    return {name: [p[y] for p in own] for name, own in rows.items()}
 
 
 EXPERIMENT = Experiment(

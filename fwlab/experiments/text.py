@@ -71,7 +71,7 @@ def config(point: Point, mixer: Mixer, block: int = 64) -> Config:
       characters as with windows of 64.
     """
     size = SIZES[point["size"]]
-    found = Config(
+    usual = Config(
         **{**size, "batch": size["batch"] * 64 // block},
         block=block,
         lr=point["lr"],
@@ -80,7 +80,7 @@ def config(point: Point, mixer: Mixer, block: int = 64) -> Config:
         eval_every=10**6,  # only at the end
         device="cpu",
     )
-    return replace(found, d_ff=equal_d_ff(mixer, found))
+    return replace(usual, d_ff=equal_d_ff(mixer, usual))
 
 
 @cache
@@ -119,10 +119,6 @@ class Run(Trainer):
         sizes = c.layers, c.heads, c.d_model, c.block, c.d_ff
         return LanguageModel(vocab_size, self.mixer, *sizes)
 
-    def evaluate_windows(self) -> float:
-        """Validation loss of windows that start with an empty state."""
-        return self._evaluate_windows()
-
     def saved_mib(self) -> float:
         """MiB of all that a training step saves for its backward pass.
 
@@ -149,7 +145,7 @@ class Run(Trainer):
 def train(run: Run) -> Point:
     """Train to the end, and say what came out; no loss if it diverged."""
     c, seconds, loss = run.config, 0.0, None
-    found: Point = {
+    about: Point = {
         "corpus_sha256": run.corpus_sha256[:12],
         "parameters": run.model.num_parameters(),
         "state_size": run.model.state_size(c.block),
@@ -163,7 +159,7 @@ def train(run: Run) -> Point:
         pass
     speed = round(run.step * c.batch * c.block / seconds) if seconds else None
     bits = None if loss is None else round(loss / math.log(2), 4)
-    return {"loss": loss, "bits": bits, **found, "tokens_per_second": speed}
+    return {"loss": loss, "bits": bits, **about, "tokens_per_second": speed}
 
 
 def finite(loss: float) -> float | None:

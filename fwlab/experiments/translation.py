@@ -5,6 +5,7 @@ come before the tens. Models read and write single characters.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,13 +14,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
-from torch.optim.lr_scheduler import OneCycleLR
 
+from fwlab import plots
 from fwlab.data import Characters, number_words
-from fwlab.experiments import charts
-from fwlab.experiments.experiment import Claim, Experiment, Point, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
+from fwlab.experiments.fit import fit, one_cycle
 from fwlab.experiments.retrieval import d_dot, feature_map
 from fwlab.feature_maps import FAVOR
 from fwlab.models import EncoderDecoder
@@ -65,7 +65,7 @@ FULL = QUICK | {"limit": 1_000_000, "train": 3000, "budget": 10_000}
 
 
 def points(quick: bool) -> list[Point]:
-    """By seed, so that a run that is stopped has all models of the paper."""
+    """Order points by seed, so that a stopped run has all of the paper's models."""
     sizes = QUICK if quick else FULL
     return [
         {"map": kind, "ratio": ratio, **sizes, "seed": seed}
@@ -99,12 +99,12 @@ def run(point: Point) -> Point:
     )
     train(model, Pairs.of(numbers[:count]), point)
     unseen = numbers[count:]
-    found = translate(model, Pairs.of(unseen))
+    written = translate(model, Pairs.of(unseen))
     wanted = [number_words(number, "german") for number in unseen]
-    exact = sum(a == b for a, b in zip(found, wanted, strict=True)) / len(unseen)
+    exact = sum(a == b for a, b in zip(written, wanted, strict=True)) / len(unseen)
     return {
         "d_dot": d_dot(name, d_key),
-        "bleu": round(metric.corpus_score(found, [wanted]).score, 2),
+        "bleu": round(metric.corpus_score(written, [wanted]).score, 2),
         "exact": round(100 * exact, 2),
     }
 
@@ -142,27 +142,27 @@ class Pairs(NamedTuple):
 
 def train(model: EncoderDecoder, pairs: Pairs, point: Point) -> None:
     """Train on random batches, with a rate that rises and then falls to 0."""
-    optimizer = torch.optim.Adam(model.parameters())
-    schedule = OneCycleLR(optimizer, point["lr"], point["budget"], cycle_momentum=False)
     random = [part for part in model.modules() if isinstance(part, FAVOR)]
-    for _ in range(point["budget"]):
+
+    def draw(_: int) -> Pairs:
         if point["map"] == "favor":
             for phi in random:
                 phi.redraw()  # and not after training, as in the paper
-        rows = torch.randint(len(pairs.mask), (point["batch"],))
-        source, mask, target = pairs.rows(rows)
+        return pairs.rows(torch.randint(len(pairs.mask), (point["batch"],)))
+
+    def loss(model: EncoderDecoder, batch: Pairs) -> Tensor:
+        source, mask, target = batch
         before, wanted = target[:, :-1], target[:, 1:]
         real = before != END
-        loss = F.cross_entropy(model(source, before, mask)[real], wanted[real])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        return F.cross_entropy(model(source, before, mask)[real], wanted[real])
+
+    rise = partial(one_cycle, rise=0.3)
+    for _ in fit(model, draw, loss, point["budget"], point["lr"], schedule=rise):
+        pass
 
 
 def translate(model: EncoderDecoder, pairs: Pairs) -> list[str]:
-    """What a model writes, at most as much as the maximum that is right."""
+    """Translate, up to the length of the longest right answer."""
     most = pairs.target.shape[1] - 1
     tokens = model.generate(pairs.source, most, START, END, pairs.mask)
     return [GERMAN.decode(row).partition(">")[0] for row in tokens]
@@ -185,41 +185,33 @@ def character_bleu() -> Any:
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    linear, standard = ("linear", 1), ("softmax", 0)
-    performer = [("favor", ratio) for ratio in (1, 4, 8)]
+    linear, standard, performer_1 = ("linear", 1), ("softmax", 0), ("favor", 1)
+    performer_4, performer_8 = ("favor", 4), ("favor", 8)
     dpfp = [("dpfp", ratio) for ratio in (4, 6, 8)]
-    found = [
-        _table_6(),
-        _order("Linear is better than Performer-1x", points, linear, performer[0]),
-        _order(
-            "Performer-8x is better than Performer-1x",
-            points,
-            performer[2],
-            performer[0],
-        ),
-        _order("DPFP-4x is better than Performer-4x", points, dpfp[0], performer[1]),
-        _order(
+    orders: list[tuple[str, tuple[Model, ...]]] = [
+        ("Linear is better than Performer-1x", (linear, performer_1)),
+        ("Performer-8x is better than Performer-1x", (performer_8, performer_1)),
+        ("DPFP-4x is better than Performer-4x", (dpfp[0], performer_4)),
+        (
             "Performer-1x is better if its features are drawn only once",
-            points,
-            FIXED[0],
-            performer[0],
+            (FIXED[0], performer_1),
         ),
     ]
-    if points and points[0]["limit"] == QUICK["limit"]:
-        return found  # for the rest, one seed says this and another that
-    found.append(_order("Performer improves at 4x and at 8x", points, *performer[::-1]))
-    for model in dpfp:
-        text = f"{label(model)} is better than Linear"
-        found.append(_order(text, points, model, linear))
-    text = "standard attention is better than Linear"
-    found.append(_order(text, points, standard, linear))
-    text = "Performer-8x is better than DPFP-8x"
-    return [*found, _order(text, points, performer[2], dpfp[2])]
+    # For the rest, one seed of the quick version says this and another that.
+    if not points or points[0]["limit"] != QUICK["limit"]:
+        improves = "Performer improves at 4x and at 8x"
+        orders.append((improves, (performer_8, performer_4, performer_1)))
+        for model in dpfp:
+            orders.append((f"{label(model)} is better than Linear", (model, linear)))
+        text = "standard attention is better than Linear"
+        orders.append((text, (standard, linear)))
+        orders.append(("Performer-8x is better than DPFP-8x", (performer_8, dpfp[2])))
+    return [_table_6(), *(_order(text, points, *models) for text, models in orders)]
 
 
 def _table_6() -> Claim:
     """The feature maps themselves say how wide they are."""
-    found = {
+    widths = {
         (kind, ratio): d_dot(map_name(kind, ratio, 64), 64)
         for kind in ("favor", "dpfp")
         for ratio in TABLE_6
@@ -228,26 +220,26 @@ def _table_6() -> Claim:
         "features of Performer (m = 128, 192, 256) and DPFP (ν = 2, 3, 4), keys of width 64",
         ", ".join(map(str, TABLE_6.values())),
         ", ".join(
-            " and ".join(str(found[kind, ratio]) for kind in ("favor", "dpfp"))
+            " and ".join(str(widths[kind, ratio]) for kind in ("favor", "dpfp"))
             for ratio in TABLE_6
         ),
-        all(d == TABLE_6[ratio] for (_, ratio), d in found.items()),
+        all(d == TABLE_6[ratio] for (_, ratio), d in widths.items()),
     )
 
 
 def _order(text: str, points: list[Point], *models: Model) -> Claim:
     """Every model has a larger BLEU than the next: medians over seeds."""
     known = [PUBLISHED.get(model) for model in models]
-    found = [
-        median(p["bleu"] for p in mine)
-        for kind, ratio in models
-        if (mine := select(points, map=kind, ratio=ratio))
-    ]
-    return Claim(
+    scores: list[float | None] = []
+    for kind, ratio in models:
+        seeds = [p["bleu"] for p in select(points, map=kind, ratio=ratio)]
+        scores.append(median(seeds) if seeds else None)
+    return numbers_claim(
         f"BLEU: {text}",
         " against ".join("–" if x is None else f"{x:.1f}" for x in known),
-        " against ".join(f"{x:.1f}" for x in found) or "–",
-        all(a > b for a, b in pairwise(found)) if len(found) == len(models) else None,
+        scores,
+        lambda *scores: all(a > b for a, b in pairwise(scores)),
+        ".1f",
     )
 
 
@@ -262,29 +254,24 @@ def label(model: Model) -> str:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure = Figure(figsize=(charts.WIDTH, 4.4), layout="constrained")
-    ours, theirs = figure.subplots(1, 2, sharey=True, width_ratios=[4, 3])
-    charts.rows(ours, _numbers(points, "bleu"), SERIES[0], "o", "BLEU")
-    charts.rows(ours, _numbers(points, "exact"), SERIES[1], "s", "exact match")
+    figure, (ours, theirs) = plots.panels(
+        4.4, columns=2, sharey=True, width_ratios=[4, 3]
+    )
+    plots.rows(ours, _numbers(points, "bleu"), SERIES[0], "o", "BLEU")
+    plots.rows(ours, _numbers(points, "exact"), SERIES[1], "s", "exact match")
     known = {row: x for row, x in enumerate(PUBLISHED.values()) if x is not None}
-    theirs.plot(
-        list(known.values()),
-        list(known),
-        linestyle="none",
-        marker="x",
-        markersize=7,
-        markeredgewidth=1.6,
-        color=INK,
+    plots.marks(
+        theirs, known.values(), known, "x", markersize=7, markeredgewidth=1.6, color=INK
     )
     ours.set(xlabel="ours, %", xlim=(-3, 103), xticks=[0, 50, 100])
     theirs.set_xlabel("published\nBLEU", loc="right")
     theirs.set(xlim=(23.5, 28.5), xticks=[24, 26, 28])
-    charts.legend(figure, ours, columns=2)
+    plots.legend(figure, ours, columns=2)
     return figure
 
 
 def _numbers(points: list[Point], y: str) -> dict[str, list[float]]:
-    """By name of the model, in the order of the paper."""
+    """Group results by model, in the order of the paper."""
     return {
         label(model): [p[y] for p in select(points, map=model[0], ratio=model[1])]
         for model in [*PUBLISHED, *FIXED]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
+from fwlab.layers.heads import head_width, split_heads
 from fwlab.ops.call import checks
 
 
@@ -42,22 +42,15 @@ class _AFT(Causal):
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Process a whole sequence in parallel.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token.
-        - `implementation`: as for the operations of `fwlab.ops`.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x`.
-        """
-        return self._whole(x, key_mask=key_mask, implementation=implementation)
-
-    def _whole(self, x: Tensor, *, key_mask: Tensor | None, **options: Any) -> Tensor:
-        q, k, v = self._project(x, "batch time d_model", key_mask)
-        y = self._mix(q, k, v, 0, causal=self.causal, key_mask=key_mask, **options)
-        return self.to_out(y)
+        q, k, v = self._project(x, key_mask, cu_seqlens)
+        options = self._options(key_mask, implementation, cu_seqlens)
+        return self.to_out(self._mix(q, k, v, 0, causal=self.causal, **options))
 
     def prefill(
         self,
@@ -65,38 +58,18 @@ class _AFT(Causal):
         state: Any = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
-    ) -> tuple[Tensor, Any]:
-        """Process part of a sequence, and return the state after it.
-
-        - `x`: `[batch, time, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
-        - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
-        - Raises `ValueError` if the layer is not causal.
-        """
-        return self._part(x, state, key_mask=key_mask, implementation=implementation)
-
-    def _part(
-        self, x: Tensor, state: Any, *, key_mask: Tensor | None, **options: Any
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         if not self.causal:
             raise ValueError(
                 f"{type(self).__name__}: prefill and step need causal=True; for a "
                 "whole sequence, call the layer itself"
             )
-        q, k, v = self._project(x, "batch time d_model", key_mask)
+        q, k, v = self._project(x, key_mask, cu_seqlens)
         past, memory = self._unpack(state)
-        y, memory = self._mix(
-            q,
-            k,
-            v,
-            past,
-            causal=True,
-            key_mask=key_mask,
-            state=memory,
-            return_state=True,
-            **options,
-        )
+        options = self._options(key_mask, implementation, cu_seqlens)
+        options |= {"causal": True, "state": memory, "return_state": True}
+        y, memory = self._mix(q, k, v, past, **options)
         return self.to_out(y), self._pack(past + x.shape[1], memory)
 
     def state_size(self, time: int = 0) -> int:
@@ -109,12 +82,19 @@ class _AFT(Causal):
         raise NotImplementedError
 
     # $Q$, $K$ and $V$ of real tokens; a masked token counts as 0.
-    def _project(
-        self, x: Tensor, dims: str, key_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        check_input(type(self).__name__, "x", x, dims, self.to_q.weight)
-        x = real_tokens(type(self).__name__, x, dims, key_mask)
+    def _project(self, x: Tensor, *checked: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x = self._checked(x, *checked)
         return self.to_q(x), self.to_k(x), self.to_v(x)
+
+    # What all operations take; only some know packed documents.
+    def _options(
+        self,
+        key_mask: Tensor | None,
+        implementation: str,
+        cu_seqlens: Tensor | None,
+    ) -> dict[str, Any]:
+        options = {"key_mask": key_mask, "implementation": implementation}
+        return options | ({"cu_seqlens": cu_seqlens} if self.packs else {})
 
     # The operation of a form, for `past` tokens before these.
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
@@ -145,48 +125,6 @@ class AFTSimple(_AFT):
 
     def __init__(self, d_model: int, causal: bool = True):
         super().__init__(d_model, causal)
-
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        """Process a whole sequence in parallel.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token.
-        - `implementation`: as for the operations of `fwlab.ops`.
-        - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the
-          borders of packed documents: none of them sees another one. The
-          batch is then 1.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x` or
-          `cu_seqlens`.
-        """
-        options = {"implementation": implementation, "cu_seqlens": cu_seqlens}
-        return self._whole(x, key_mask=key_mask, **options)
-
-    def prefill(
-        self,
-        x: Tensor,
-        state: ops.RunningMean | None = None,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, ops.RunningMean]:
-        """Process part of a sequence, and return the state after it.
-
-        - `x`: `[batch, time, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
-        - `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
-        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`; with
-          `cu_seqlens`, the state has one entry for each document.
-        - Raises `ValueError` if the layer is not causal.
-        """
-        options = {"implementation": implementation, "cu_seqlens": cu_seqlens}
-        return self._part(x, state, key_mask=key_mask, **options)
 
     def state_size(self, time: int = 0) -> int:
         """Number of scalars in the state of one sequence.
@@ -477,17 +415,23 @@ class AFTConv2d(_AFT):
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Process all pixels in parallel.
 
         - `x`: `[batch, height, width, d_model]`.
         - `key_mask`: `bool [batch, height, width]`, True = real pixel.
         - `implementation`: as for the operations of `fwlab.ops`.
+        - `cu_seqlens`: None; images are not packed.
         - Returns `[batch, height, width, d_model]`.
         - Raises `ValueError` or `TypeError` for an invalid `x`.
         """
-        parts = self._project(x, "batch height width d_model", key_mask)
+        dims = "batch height width d_model"
+        parts = self._project(x, key_mask, cu_seqlens, dims)
         q, k, v = (split_heads(part, self.heads) for part in parts)
         y = ops.aft_conv2d(
             q, k, v, self.kernel(), key_mask=key_mask, implementation=implementation

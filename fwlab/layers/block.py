@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, real_tokens
+from fwlab.layers.heads import check_input
 from fwlab.ops.call import checks
 
 
@@ -25,7 +25,8 @@ class Block(Causal):
       range, and `TypeError` for one that is not a number.
 
     No norm and no linear layer has a bias. A block has the methods of
-    its mixer, and the mixer's state is its state.
+    its mixer, and the mixer's state is its state. The input and output of
+    a masked step are 0.
     """
 
     # Two norms: each part of a pre-norm block has one before it.
@@ -77,19 +78,7 @@ class Block(Causal):
         implementation: str = "auto",
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Process a whole sequence in parallel; no state is computed.
-
-        The input and output of a masked step are 0.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token.
-        - `implementation`: as for the operations of `fwlab.ops`.
-        - `cu_seqlens`: borders of packed documents, for a mixer that
-          takes them.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x`.
-        """
-        x = self._checked(x, key_mask)
+        x = self._checked(x, key_mask, cu_seqlens)
         packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
         y = self.mixer(self.norm_mixer(x), key_mask, implementation, **packed)
         return self._mlp(x + self.dropout(y))
@@ -100,38 +89,19 @@ class Block(Causal):
         state: Any = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Process part of a sequence, and return the state after it.
-
-        The input and output of a masked step are 0.
-
-        - `x`: `[batch, time, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
-        - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
-        """
-        x = self._checked(x, key_mask)
+        x = self._checked(x, key_mask, cu_seqlens)
+        packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
         y, state = self.mixer.prefill(
-            self.norm_mixer(x), state, key_mask, implementation
+            self.norm_mixer(x), state, key_mask, implementation, **packed
         )
         return self._mlp(x + self.dropout(y)), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Process one token.
-
-        - `x`: `[batch, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
-        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
-        """
         check_input("Block", "x", x, "batch d_model", self.expand.weight)
         y, state = self.mixer.step(self.norm_mixer(x), state)
         return self._mlp(x + self.dropout(y)), state
-
-    # Masked inputs are set to 0, so that no NaN of theirs can spread.
-    def _checked(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        dims = "batch time d_model"
-        check_input("Block", "x", x, dims, self.expand.weight)
-        return real_tokens("Block", x, dims, key_mask)
 
     # The second half of the block, one token at a time.
     def _mlp(self, x: Tensor) -> Tensor:

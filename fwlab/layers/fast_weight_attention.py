@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap
 from fwlab.layers import gates
-from fwlab.layers.causal import Packing
+from fwlab.layers.causal import Causal
 from fwlab.layers.heads import (
     check_input,
     head_width,
@@ -37,7 +37,7 @@ RULES = {
 }
 
 
-class FastWeightAttention(Packing):
+class FastWeightAttention(Causal):
     r"""Multi-head fast weight memory.
 
     $q, k, v = W_q x, W_k x, W_v x$ per head, features $\phi(q), \phi(k)$,
@@ -109,6 +109,7 @@ class FastWeightAttention(Packing):
     that changes no result, and nothing overflows or underflows.
     """
 
+    packs = True
     one_token = "efficient"
 
     def __init__(

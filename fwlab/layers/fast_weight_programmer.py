@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from fwlab import ops
-from fwlab.layers.causal import Packing
-from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
+from fwlab.layers.causal import Causal
+from fwlab.layers.heads import head_width, split_heads
 
 
-class FastWeightProgrammer(Packing):
+class FastWeightProgrammer(Causal):
     r"""One network writes the weights of another (Schmidhuber 1991).
 
     $a, b = W_a x, W_b x$ (Eq. 1); the outer product $a \otimes b$
@@ -25,8 +25,11 @@ class FastWeightProgrammer(Packing):
       `TypeError` if either of them is not an integer.
 
     All three methods are causal, and any mixture of `prefill` and `step`
-    computes the same as one `forward` over the whole sequence.
+    computes the same as one `forward` over the whole sequence. The state
+    is the fast weights, `[batch, heads, value, key]`.
     """
+
+    packs = True
 
     # The slow network has two outputs: $a$ is written under $b$. The input $x$ itself
     # is the query, so there is no third projection.
@@ -66,18 +69,7 @@ class FastWeightProgrammer(Packing):
         implementation: str = "auto",
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Process part of a sequence, and return the state after it.
-
-        - `x`: `[batch, time, d_model]`.
-        - `state`: what an earlier call returned; None = zero fast weights.
-        - `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
-        - Returns `(y, state)`: `y` of shape `[batch, time, d_model]`, and
-          the fast weights `[batch, heads, value, key]`, with `cu_seqlens`
-          those after each document.
-        """
-        dims = "batch time d_model"
-        check_input("FastWeightProgrammer", "x", x, dims, self.to_a.weight)
-        x = real_tokens("FastWeightProgrammer", x, dims, key_mask)
+        x = self._checked(x, key_mask, cu_seqlens)
         a, b, x = (
             split_heads(part, self.heads) for part in (self.to_a(x), self.to_b(x), x)
         )

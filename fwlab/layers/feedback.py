@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fwlab import ops
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, head_width
+from fwlab.layers.heads import head_width
 from fwlab.ops.call import checks
 
 #: Weights that every layer has of its own, in both forms.
@@ -219,23 +219,19 @@ class FeedbackTransformer(Causal):
         """
         return 2 * len(self.memory) * self.d_model * time
 
-    def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, implementation: str = "auto"
-    ) -> Tensor:
-        """Process a whole sequence, step by step.
-
-        - `x`: `[batch, time, d_model]`.
-        - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
-          are skipped, and their output is 0.
-        - `implementation`: as for the operations of `fwlab.ops`.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x`.
-        """
-        return self._run(x, None, key_mask, implementation, return_state=False)
-
     # The dtype and device that inputs are compared with.
     def _like(self) -> Tensor:
         return self.blocks[0].to_q.weight
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        x = self._checked(x, key_mask, cu_seqlens)
+        return self._run(x, None, key_mask, implementation, return_state=False)
 
     def prefill(
         self,
@@ -243,14 +239,9 @@ class FeedbackTransformer(Causal):
         state: ops.FeedbackState | None = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, ops.FeedbackState]:
-        """Process part of a sequence, and return the state after it.
-
-        - `x`: `[batch, time, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
-        - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
-        """
+        x = self._checked(x, key_mask, cu_seqlens)
         return self._run(x, state, key_mask, implementation, return_state=True)
 
     # The whole stack is one operation: a step needs all layers of the one before.
@@ -262,7 +253,6 @@ class FeedbackTransformer(Causal):
         implementation: str,
         return_state: bool,
     ) -> Any:
-        check_input("FeedbackTransformer", "x", x, "batch time d_model", self._like())
         weights, factors = self.weights(), None
         if self.training and self.dropout.p:
             d_ff, d_model = weights.expand.shape[1:]
@@ -286,7 +276,7 @@ class FeedbackTransformer(Causal):
 
 def _parts(block: Any, number: int) -> dict[str, Tensor]:
     """The weights of one block of a parallel transformer, by name."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     mixer: Any = getattr(block, "mixer", None)
     if not hasattr(mixer, "heads"):
         raise TypeError(
@@ -304,8 +294,8 @@ def _parts(block: Any, number: int) -> dict[str, Tensor]:
                 f"from_transformer: expected {name} of block {number} without a bias, "
                 "got one; it has no counterpart here"
             )
-        found[name] = module.weight
-    return found
+        weights[name] = module.weight
+    return weights
 
 
 # Sizes can differ if the source is not uniform: the error names the weight.

@@ -4,13 +4,7 @@ from torch import Tensor, nn
 
 from fwlab import ops
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import (
-    check_input,
-    head_width,
-    real_tokens,
-    shared_heads,
-    split_heads,
-)
+from fwlab.layers.heads import head_width, shared_heads, split_heads
 from fwlab.ops.call import checks
 
 
@@ -70,17 +64,9 @@ class SoftmaxAttention(Causal):
         state: ops.KeyValueCache | None = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, ops.KeyValueCache]:
-        """Process part of a sequence, and return the cache after it.
-
-        - `x`: `[batch, time, d_model]`.
-        - `state`: the cache of the tokens before; None = empty.
-        - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
-        """
-        dims = "batch time d_model"
-        check_input("SoftmaxAttention", "x", x, dims, self.to_q.weight)
-        x = real_tokens("SoftmaxAttention", x, dims, key_mask)
+        x = self._checked(x, key_mask, cu_seqlens)
         q = split_heads(self.to_q(x), self.heads)
         k, v = (
             split_heads(project(x), self.kv_heads) for project in (self.to_k, self.to_v)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fwlab.layers.block import Block
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
+from fwlab.layers.heads import check_input, head_width, split_heads
 from fwlab.layers.positions import sinusoids
 from fwlab.ops.call import checks
 
@@ -114,11 +114,9 @@ class RelativeAttention(Causal):
         state: SegmentState | None = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, SegmentState]:
-        """Process part of a sequence, and return the state after it."""
-        dims = "batch time d_model"
-        check_input("TransformerXL", "x", x, dims, self.to_q.weight)
-        x = real_tokens("TransformerXL", x, dims, key_mask)
+        x = self._checked(x, key_mask, cu_seqlens)
         batch, time, _ = x.shape
         q, new = split_heads(self.to_q(x), self.heads), self._keys_and_values(x)
         empty = new[:, :0]
@@ -233,8 +231,9 @@ class TransformerXL(Causal):
     Blocks are pre-norm, each with a `RelativeAttention` and its own
     biases $u$ and $v$. There is no final norm, and no maximum sequence
     length. Any mixture of `prefill` and `step` computes the same as one
-    `forward` over the whole sequence: the state knows where its segment
-    began.
+    `forward` over the whole sequence: the state, a list with a
+    `SegmentState` per layer, knows where its segment began. Time and
+    memory of `step` stop growing once the segment memory is full.
 
     Source: arXiv:1901.02860, section 3 and appendix B.
     """
@@ -286,16 +285,9 @@ class TransformerXL(Causal):
         state: list[SegmentState] | None = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, list[SegmentState]]:
-        """Process part of a sequence, and return the state after it.
-
-        - `x`: `[batch, time, d_model]`.
-        - `state`: what an earlier call returned; None = start of text.
-        - `key_mask`, `implementation`: as in `forward`.
-        - Returns `(y, state)`, the state with a `SegmentState` per layer.
-        - Raises `ValueError` or `TypeError`, naming the argument.
-        """
-        check_input("TransformerXL", "x", x, "batch time d_model", self._like())
+        x = self._checked(x, key_mask, cu_seqlens)
         after: list[SegmentState] = []
         for block, part in zip(self.blocks, self._parts(state), strict=True):
             x, part = block.prefill(x, part, key_mask, implementation)
@@ -305,13 +297,6 @@ class TransformerXL(Causal):
     def step(
         self, x: Tensor, state: list[SegmentState] | None = None
     ) -> tuple[Tensor, list[SegmentState]]:
-        """Process one token; time and memory stop growing once the segment
-        memory is full.
-
-        - `x`: `[batch, d_model]`.
-        - `state`: as in `prefill`.
-        - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
-        """
         check_input("TransformerXL", "x", x, "batch d_model", self._like())
         after: list[SegmentState] = []
         for block, part in zip(self.blocks, self._parts(state), strict=True):

@@ -294,7 +294,7 @@ class LanguageModel(nn.Module):
         return self._logits(x), after
 
     def _through(self, block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-        """What a block computes, without keeping it if `checkpointing` is set."""
+        """Run a block; with `checkpointing`, keep only its inputs."""
         if self.checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(block, *inputs, use_reentrant=False, **options)
         return block(*inputs, **options)

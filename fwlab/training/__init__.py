@@ -6,7 +6,6 @@ try:
     from fwlab.training.loop import Progress, Trainer
     from fwlab.training.memory import PeakMemory
     from fwlab.training.watch import watch
-    from fwlab.training.web import WEB_MIXERS, export_web
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("fwlab"):
         raise
@@ -22,8 +21,6 @@ __all__ = [
     "PeakMemory",
     "Progress",
     "Trainer",
-    "WEB_MIXERS",
-    "export_web",
     "load",
     "save",
     "watch",

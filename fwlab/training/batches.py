@@ -14,7 +14,7 @@ from fwlab.training.config import Config
 
 
 class Batch(NamedTuple):
-    """What is read at once.
+    """The windows or documents that are read at once.
 
     - `inputs`, `targets`: `int64 [windows, time]`: the tokens, and the one
       after each of them; -100 = no target.
@@ -26,6 +26,12 @@ class Batch(NamedTuple):
     targets: Tensor
     cu_seqlens: Tensor | None
     begins: bool
+
+    def to(self, device: torch.device) -> "Batch":
+        inputs, targets, borders, begins = self
+        if borders is not None:
+            borders = borders.to(device)
+        return Batch(inputs.to(device), targets.to(device), borders, begins)
 
 
 def batch(text: Tokens, config: Config, step: int, part: int, parts: int) -> Batch:

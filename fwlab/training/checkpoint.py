@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fwlab.data import Characters, Words
+from fwlab.data import Characters, Vocabulary, Words
 from fwlab.files import replacing
 from fwlab.models import LanguageModel
 from fwlab.training.config import FREE, Config
@@ -30,7 +30,7 @@ from fwlab.training.config import FREE, Config
 FORMAT = "1"
 #: The name of the file, in the folder of its own.
 FILE = "checkpoint.safetensors"
-#: What a run in float16 keeps of its `torch.amp.GradScaler`.
+#: The entries of a `torch.amp.GradScaler` that a run in float16 keeps.
 SCALER = {"scale", "_growth_tracker"}
 #: The entry of the header; the first checkpoints had none.
 CHECKSUM = "sha256"
@@ -44,7 +44,7 @@ class Checkpoint(NamedTuple):
     """The contents of a checkpoint file.
 
     - `model`: with its trained weights, on the CPU.
-    - `characters`: the vocabulary, of characters or words.
+    - `vocabulary`: its tokens, characters or words.
     - `config`: the run that produced it.
     - `step`: number of optimiser steps so far.
     - `adam`: the optimiser's state per parameter name.
@@ -58,7 +58,7 @@ class Checkpoint(NamedTuple):
     """
 
     model: LanguageModel
-    characters: Characters | Words
+    vocabulary: Vocabulary
     config: Config
     step: int
     adam: dict[str, dict[str, Tensor]]
@@ -98,9 +98,9 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         "fwlab": FORMAT,
         "config": json.dumps(asdict(checkpoint.config)),
         "alphabet": json.dumps(
-            checkpoint.characters.vocabulary
-            if isinstance(checkpoint.characters, Words)
-            else checkpoint.characters.alphabet
+            checkpoint.vocabulary.vocabulary
+            if isinstance(checkpoint.vocabulary, Words)
+            else checkpoint.vocabulary.alphabet
         ),
         "step": str(checkpoint.step),
         "curve": json.dumps(checkpoint.curve),
@@ -133,12 +133,8 @@ def load(path: str | Path) -> Checkpoint:
     header, tensors = _read(path)
     try:
         config = _config(header)
-        characters, step = (
-            (Words if config.tokens == "words" else Characters)(
-                json.loads(header["alphabet"])
-            ),
-            int(header["step"]),
-        )
+        kind = Words if config.tokens == "words" else Characters
+        vocabulary, step = kind(json.loads(header["alphabet"])), int(header["step"])
         curve, corpus_sha256 = json.loads(header["curve"]), header["corpus_sha256"]
         scaler, state = json.loads(header.get("scaler", "{}")), _state(tensors)
         if not all(len(row) == 3 and all(map(math.isfinite, row)) for row in curve):
@@ -155,7 +151,7 @@ def load(path: str | Path) -> Checkpoint:
                 f"its tensors, got {config.layers}"
             )
         with torch.device("meta"):  # the stored sizes may be huge
-            expected = new_model(config, len(characters)).state_dict()
+            expected = new_model(config, len(vocabulary)).state_dict()
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise CheckpointError(_damaged_header(path, error)) from None
 
@@ -163,10 +159,10 @@ def load(path: str | Path) -> Checkpoint:
     adam = _adam(path, weights, tensors)
     if header.get(CHECKSUM, "") not in ("", _checksum(header, tensors)):
         raise CheckpointError(f"{path} is damaged: its checksum is wrong")
-    model = new_model(config, len(characters))
+    model = new_model(config, len(vocabulary))
     model.load_state_dict(weights)
     return Checkpoint(
-        model, characters, config, step, adam, curve, corpus_sha256, state, scaler
+        model, vocabulary, config, step, adam, curve, corpus_sha256, state, scaler
     )
 
 
@@ -180,13 +176,15 @@ def check_same_run(best: Path, last: Path) -> None:
         (config, text, curve), (other, other_text, later) = map(_run_of, (best, last))
     except CheckpointError:
         return  # `load` says so of the one that is needed
-    found = "it is of another text" if text != other_text else difference(other, config)
+    other_run = (
+        "it is of another text" if text != other_text else difference(other, config)
+    )
     # Killed after it wrote the best one, a run may have measured that again.
-    if not found and curve[:-1] != later[: len(curve) - 1]:
-        found = "it has other losses"
-    if found:
+    if not other_run and curve[:-1] != later[: len(curve) - 1]:
+        other_run = "it has other losses"
+    if other_run:
         raise CheckpointError(
-            f"expected {best} to be of the same run as {last}: {found}; remove the one "
+            f"expected {best} to be of the same run as {last}: {other_run}; remove the one "
             "that does not belong there"
         )
 
@@ -200,11 +198,11 @@ def _run_of(path: Path) -> tuple[Config, str, list[list[float]]]:
 
 
 def difference(config: Config, saved: Config) -> str:
-    """What makes two configurations different runs; "" = nothing."""
+    """Say why two configurations are different runs; "" = they are not."""
     for name in Config.__dataclass_fields__:
-        expected, found = getattr(config, name), getattr(saved, name)
-        if name not in FREE and expected != found:
-            return f"expected {name} {expected!r}, got {found!r}"
+        expected, stored = getattr(config, name), getattr(saved, name)
+        if name not in FREE and expected != stored:
+            return f"expected {name} {expected!r}, got {stored!r}"
     return ""
 
 
@@ -215,7 +213,7 @@ def _read(path: Path, tensors: bool = True) -> tuple[dict[str, str], dict[str, T
     try:
         with safe_open(path, framework="pt") as file:
             header, names = file.metadata() or {}, file.keys() if tensors else ()
-            found = {name: file.get_tensor(name) for name in names}
+            stored = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file ({str(error).splitlines()[0]})"
@@ -228,7 +226,7 @@ def _read(path: Path, tensors: bool = True) -> tuple[dict[str, str], dict[str, T
         raise CheckpointError(
             f"{path}: expected checkpoint format {FORMAT}, got {header['fwlab']}"
         )
-    return header, found
+    return header, stored
 
 
 def _config(header: dict[str, str]) -> Config:
@@ -242,7 +240,7 @@ def _damaged_header(path: Path, error: Exception) -> str:
     return f"the header of {path} is damaged ({str(error).splitlines()[0]})"
 
 
-#: What the first checkpoints had in their configurations.
+#: The fields in the configurations of the first checkpoints.
 FIRST = [
     "corpus",
     "mixer",
@@ -266,7 +264,7 @@ FIRST = [
 
 
 def _known(field: Field, stored: dict[str, Any]) -> bool:
-    """Whether to read a field; what came later has its default in old files."""
+    """Whether to read a field: old files lack those that have come since."""
     return field.name in FIRST or field.name in stored
 
 
@@ -301,21 +299,21 @@ def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
 def _weights(
     path: Path, config: Config, expected: dict[str, Tensor], tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    found = {
+    weights = {
         n.removeprefix("model."): t
         for n, t in tensors.items()
         if n.startswith("model.")
     }
-    for name in sorted(expected.keys() | found.keys()):
+    for name in sorted(expected.keys() | weights.keys()):
         here, there = (
-            list(d[name].shape) if name in d else "none" for d in (found, expected)
+            list(d[name].shape) if name in d else "none" for d in (weights, expected)
         )
         if here != there:
             raise CheckpointError(
                 f"{path} does not contain the {config.mixer} model of its header: "
                 f"expected weight {name} of shape {there}, got {here}"
             )
-    for name, tensor in found.items():
+    for name, tensor in weights.items():
         if tensor.dtype != expected[name].dtype:
             raise CheckpointError(
                 f"{path} does not contain the {config.mixer} model of its header: "
@@ -324,31 +322,31 @@ def _weights(
             )
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{path}: expected weight {name} to be finite")
-    return found
+    return weights
 
 
 def _adam(
     path: Path, weights: dict[str, Tensor], tensors: dict[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
     """The optimiser's state: of every weight, or of none."""
-    found = {
+    stored = {
         n.removeprefix("adam."): t for n, t in tensors.items() if n.startswith("adam.")
     }
-    if not found:
+    if not stored:
         return {}
     adam: dict[str, dict[str, Tensor]] = {name: {} for name in weights}
     for name, weight in weights.items():
         shapes = {"step": [], "exp_avg": [*weight.shape], "exp_avg_sq": [*weight.shape]}
         for key, shape in shapes.items():
-            part = found.pop(f"{key}.{name}", None)
+            part = stored.pop(f"{key}.{name}", None)
             if part is None or list(part.shape) != shape:
                 raise CheckpointError(
                     f"{path} is damaged: expected the optimiser's {key} of {name} of "
                     f"shape {shape}, got {'none' if part is None else list(part.shape)}"
                 )
             adam[name][key] = part
-    if found:
+    if stored:
         raise CheckpointError(
-            f"{path} is damaged: its optimiser state {min(found)} belongs to no weight"
+            f"{path} is damaged: its optimiser state {min(stored)} belongs to no weight"
         )
     return adam

@@ -17,7 +17,7 @@ MixerName = Annotated[
     ),
 ]
 
-#: What a value of each annotated type must be.
+#: The values of each annotated type, in words and as types.
 KINDS: dict[Any, tuple[str, Any]] = {
     bool: ("True or False", bool),
     int: ("an integer", int),
@@ -28,32 +28,27 @@ KINDS: dict[Any, tuple[str, Any]] = {
     str | None: ("a string or None", str | None),
 }
 
-#: Of the configurations of all trainings.
 AT_LEAST_0 = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps")
-AT_LEAST_1 = (
+AT_LEAST_1 = [
     "layers",
     "heads",
     "d_model",
     "d_ff",
-    "conv_size",
-    "people",
-    "sentences",
     "block",
     "batch",
     "accumulate",
     "steps",
     "eval_every",
     "eval_windows",
-    "eval_texts",
     "log_every",
-)
+]
 #: Layers are made one after the other before their memory is known.
 MOST_LAYERS = 10_000
-#: Of anything: a few times as much still fits PyTorch's integers.
+#: The largest integer: a few times as much still fits PyTorch's.
 LARGEST = 2**53
 #: How a run is computed and watched, and for how long, not what it trains:
 #: it may change when a run is resumed. The corpus is compared by its text.
-FREE = (
+FREE = [
     "corpus",
     "steps",
     "device",
@@ -64,11 +59,11 @@ FREE = (
     "compile",
     "checkpointing",
     "shard",
-)
+]
 
 
 def check_fields(config: Any) -> None:
-    """What any training expects of its configuration.
+    """Check the types and ranges of a configuration.
 
     - `config`: a dataclass.
     - Raises `ValueError` for a value of another type or out of range.
@@ -213,7 +208,7 @@ class Config:
             "carry": self.carry,
             "pack": self.pack,
         }
-        chosen = [name for name, given in ways.items() if given]
+        chosen = [name for name, on in ways.items() if on]
         if len(chosen) > 1:
             raise ValueError(
                 f"expected one of {', '.join(ways)} at most, got {' and '.join(chosen)}"

@@ -15,7 +15,7 @@ from fwlab.files import OTHERS
 
 #: Holds the number of the process and the name of its computer.
 LOCK = ".lock"
-#: What a system answers if another process holds the lock; others have no locks.
+#: The errors of a lock that another process holds; others mean no locks here.
 HELD = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
 
 

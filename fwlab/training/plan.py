@@ -10,12 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from fwlab.data import CorpusError
 from fwlab.training.checkpoint import new_model
 from fwlab.training.config import Config
-from fwlab.training.engine import Loss, device
+from fwlab.training.devices import Loss, device
 from fwlab.training.presets import PRESETS
 from fwlab.training.texts import run_text
 
 STEPS = 10
-#: Of a measured step at most: logits, about 2 GB with their gradients, and
+#: Limits of a measured step: logits, about 2 GB with their gradients, and
 #: operations, a few seconds on a CPU.
 LOGITS, OPERATIONS = 2**28, 2**38
 
@@ -116,21 +116,21 @@ def vocabulary_size(config: Config, preset: str | None = None) -> int:
         return PRESETS[preset].vocabulary
 
 
-def describe(config: Config, found: Plan) -> str:
+def describe(config: Config, plan: Plan) -> str:
     """A plan in words."""
     gib = 2**30
     return "\n".join(
         [
-            f"{config.mixer}: {found.parameters / 1e6:.1f} million parameters, "
-            f"{found.vocabulary:,} different tokens",
-            f"state      {found.state_size:,} numbers per sequence of {config.block} tokens",
-            f"memory     at least {(found.fixed + found.kept) / gib:.1f} GiB: "
-            f"{found.fixed / gib:.2f} for weights, gradients and averages, "
-            f"{found.kept / gib:.2f} kept for the backward pass",
-            f"operations {found.operations:.2g} per step, in matrix products",
-            f"time       {found.seconds:.3g} s per step of {config.batch} windows, "
-            f"measured on {found.device} with {found.windows} at a time; "
-            f"{config.steps:,} steps take {_duration(found.seconds * config.steps)}",
+            f"{config.mixer}: {plan.parameters / 1e6:.1f} million parameters, "
+            f"{plan.vocabulary:,} different tokens",
+            f"state      {plan.state_size:,} numbers per sequence of {config.block} tokens",
+            f"memory     at least {(plan.fixed + plan.kept) / gib:.1f} GiB: "
+            f"{plan.fixed / gib:.2f} for weights, gradients and averages, "
+            f"{plan.kept / gib:.2f} kept for the backward pass",
+            f"operations {plan.operations:.2g} per step, in matrix products",
+            f"time       {plan.seconds:.3g} s per step of {config.batch} windows, "
+            f"measured on {plan.device} with {plan.windows} at a time; "
+            f"{config.steps:,} steps take {_duration(plan.seconds * config.steps)}",
         ]
     )
 

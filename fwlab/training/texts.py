@@ -10,6 +10,7 @@ from fwlab.data import (
     Splits,
     Text,
     Tokens,
+    Vocabulary,
     Words,
     splits,
     token_file,
@@ -21,7 +22,7 @@ LARGE = 2**26
 
 
 class RunText(NamedTuple):
-    """What a run reads.
+    """The text of a run.
 
     - `vocabulary`: the tokens by number.
     - `train`, `valid`: for training, and for validation.
@@ -29,14 +30,14 @@ class RunText(NamedTuple):
       trained on.
     """
 
-    vocabulary: Characters | Words
+    vocabulary: Vocabulary
     train: Tokens
     valid: Tokens
     sha256: str
 
 
 def run_text(
-    config: Config, text: str | None, vocabulary: Characters | Words | None = None
+    config: Config, text: str | None, vocabulary: Vocabulary | None = None
 ) -> RunText:
     """Load the text of a run.
 
@@ -44,12 +45,11 @@ def run_text(
     - `vocabulary`: of an earlier part of the run.
     - Raises `CorpusError` if a split is shorter than a window.
     """
-    found = splits(config.corpus) if text is None else Splits.of(text)
-    sha256 = found.sha256()
+    parts = splits(config.corpus) if text is None else Splits.of(text)
+    sha256 = parts.sha256()
     if vocabulary is None:
-        vocabulary = _vocabulary(config, found)
-    tokens = [_tokens(config, part, vocabulary, sha256) for part in found[:2]]
-    train, valid = tokens
+        vocabulary = _vocabulary(config, parts)
+    train, valid = (_tokens(config, part, vocabulary, sha256) for part in parts[:2])
     sizes = len(train.tokens), len(valid.tokens)
     if min(sizes) < config.block + 1:
         raise CorpusError(
@@ -66,16 +66,14 @@ def run_text(
     return RunText(vocabulary, train, valid, sha256)
 
 
-def _vocabulary(config: Config, found: Splits) -> Characters | Words:
+def _vocabulary(config: Config, parts: Splits) -> Vocabulary:
     if config.tokens == "words":
-        return Words.of(found.train.pieces())
-    texts = (text.pieces() for text in found if text is not None)
+        return Words.of(parts.train.pieces())
+    texts = (text.pieces() for text in parts if text is not None)
     return Characters.of(chain.from_iterable(texts))
 
 
-def _tokens(
-    config: Config, text: Text, vocabulary: Characters | Words, sha256: str
-) -> Tokens:
+def _tokens(config: Config, text: Text, vocabulary: Vocabulary, sha256: str) -> Tokens:
     size = sum(
         len(part) if isinstance(part, str) else part.stop - part.start
         for part in text.parts

@@ -1,6 +1,6 @@
 """The same problems at the sizes of the GPU kernels.
 
-`tests/gpu` runs them on a GPU, `tests/emulator` the shorter ones on compiled code.
+`tests/gpu` runs them on a GPU, `tests/machine` the shorter ones on compiled code.
 """
 
 import math
@@ -112,7 +112,7 @@ def _rules(record: Rule) -> Iterator[Problem]:
     """Full and partial chunks; each width has a kernel of its own."""
     names = [record.mixer]
     if record.normalizes and not record.corrects:
-        names.append(f"{record.mixer}-normalized")
+        names.insert(0, f"{record.mixer}-normalized")
     if record.name == "sum_rule":
         names.append("sum-decay")
     sizes = [(130, 64, 64, 3), (77, 24, 40, 2), (1, 64, 64, 2), (1024, 64, 64, 2)]

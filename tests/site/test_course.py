@@ -192,7 +192,7 @@ def test_exercise_is_listed_as_it_is_checked(site, name):
     part = f'<h3[^>]* id="{name}".*?(?=<h[23] |</article>)'
     part = re.search(part, html, re.DOTALL)[0]
     lines = [text(item) for item in re.findall("<ol>(.*?)</ol>", part, re.DOTALL)]
-    properties = [" ".join(p.__doc__.split()) for p in EXERCISES[name].properties]
+    properties = [each.says for each in EXERCISES[name].properties]
     assert lines == [" ".join(properties)]
     assert f"def {name}(" in text(part)
     code = {n: "\n".join(cells(n, "code")) for n in NOTEBOOKS}

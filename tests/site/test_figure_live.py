@@ -12,12 +12,11 @@ import pytest
 import torch
 from built import ROOT, asks
 from figure import Figure
+from moves import NAMES, PLACES, WORDS, moves
+from pair import PairConfig, pair_model, score
 from safetensors import safe_open
 
-from fwlab.data import moves
-from fwlab.data.moves import NAMES, PLACES, WORDS
 from fwlab.models import LanguageModel
-from fwlab.training.pair import PairConfig, pair_model, score
 
 FOLDER = ROOT / "docs" / "figures" / "live"
 RULES = ("sum", "delta")

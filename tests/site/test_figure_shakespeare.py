@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from built import ROOT, asks
+from export_web import export_web
 from safetensors import safe_open
 from torch.nn import functional as F
 
@@ -230,8 +231,6 @@ def test_speaks_when_the_reader_pauses(live):
 
 
 def test_export_web(tmp_path):
-    from fwlab.cli import export_web
-
     run = training.Config(
         "delta", layers=1, heads=2, d_model=8, block=4, batch=2, steps=1, device="cpu"
     )
@@ -239,11 +238,12 @@ def test_export_web(tmp_path):
     for _ in trainer.run():
         pass
     trainer.save(tmp_path / "checkpoint.safetensors")
-    export_web(tmp_path / "checkpoint.safetensors", tmp_path / "web.safetensors")
+    checkpoint = training.load(tmp_path / "checkpoint.safetensors")
+    export_web(tmp_path / "web.safetensors", checkpoint)
     with safe_open(tmp_path / "web.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["model"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert about["alphabet"] == trainer.characters.alphabet
+    assert about["alphabet"] == trainer.vocabulary.alphabet
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(tensors[name], weight.half())
 
@@ -256,5 +256,5 @@ def test_export_web_refuses_other_mixers(tmp_path):
     with pytest.raises(
         training.CheckpointError, match="delta or sum for the live figure, got softmax"
     ):
-        training.export_web(tmp_path / "web.safetensors", checkpoint)
+        export_web(tmp_path / "web.safetensors", checkpoint)
     assert list(tmp_path.iterdir()) == []

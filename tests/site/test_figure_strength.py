@@ -7,8 +7,7 @@ import test_figure_live as pair
 import test_figure_shakespeare as shakespeare
 import torch
 from built import ROOT, asks
-
-from fwlab.data.moves import NAMES, PLACES, WORDS
+from moves import NAMES, PLACES, WORDS
 
 TEXT = (ROOT / "docs" / "figures" / "strength.md").read_text("utf-8")
 

@@ -25,7 +25,7 @@ def run(mixer: str, config: Config, rounds: int = ROUNDS) -> dict[str, Any]:
     """Tokens per second of both loops: medians of several rounds."""
     text = "".join(chr(97 + i * i % 26) for i in range(100_000))
     trainer = Trainer(config, text)
-    model = new_model(config, len(trainer.characters)).to(trainer.device)
+    model = new_model(config, len(trainer.vocabulary)).to(trainer.device)
     optimizer = torch.optim.AdamW(model.parameters(), config.lr)
     progress = trainer.run()
     given = [trainer._batch()]

@@ -17,7 +17,6 @@ CASES = {case.key: case for case in emulate.cases()}
 TABLE = json.loads(emulate.TABLE.read_text("utf-8"))
 
 
-@pytest.mark.evidence
 @pytest.mark.parametrize("key", CASES)
 def test_problems(key):
     assert emulate.check(CASES[key]) <= LIMITS[CASES[key].dtype]
@@ -33,9 +32,8 @@ def test_table_has_every_case():
     }
 
 
-@pytest.mark.evidence
 def test_barriers_in_the_table_are_those_of_the_kernels():
-    """Else the table is of other kernels: run python tests/emulate.py."""
+    """Else the table is of other kernels: run python tests/machine/emulate.py."""
     if triton.__version__ != TABLE["triton"]:
         pytest.skip("another compiler makes other code")
     name = "sum 64, normalized"
@@ -47,7 +45,6 @@ def test_barriers_in_the_table_are_those_of_the_kernels():
         assert kinds == {kind: found[0] for kind, found in counts.items()}
 
 
-@pytest.mark.evidence
 def test_a_barrier_is_missed():
     """The first of one kernel, which is otherwise right."""
     problem = emulate.DELETED["sum 64, normalized"]
@@ -61,7 +58,6 @@ def test_a_barrier_is_missed():
     assert not emulate.noticed(one, len(one.program.instructions) - 1)
 
 
-@pytest.mark.evidence
 @pytest.mark.parametrize("capability", [emulate.HOPPER, emulate.AMPERE])
 @pytest.mark.parametrize("name", ["delta 64", "sum 64, normalized"])
 def test_all_barriers_are_missed(name, capability):

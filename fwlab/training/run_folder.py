@@ -30,7 +30,7 @@ from fwlab.files import (
     write_json,
 )
 from fwlab.provenance import provenance
-from fwlab.training import engine
+from fwlab.training import devices
 from fwlab.training.checkpoint import (
     FILE,
     Checkpoint,
@@ -44,7 +44,7 @@ from fwlab.training.loop import Progress, Trainer
 from fwlab.training.memory import PeakMemory
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
-#: What every row of the metrics has, among other numbers.
+#: The numbers that every row of the metrics has, among others.
 ROW = {"step", "loss", "seconds"}
 
 
@@ -66,8 +66,8 @@ def run_in(
       raises.
     """
     with _no_empty_folders(folder), _alone(folder, config):
-        found = _last(folder)
-        if found is not None and not resume:
+        latest = _last(folder)
+        if latest is not None and not resume:
             raise ValueError(
                 f"expected a new folder, got {folder}, which has a run already: "
                 "--resume continues it, and --out chooses another folder"
@@ -75,20 +75,20 @@ def run_in(
         options: dict[str, Any] = (
             {} if track is None else {"log_with": track, "project_dir": folder}
         )
-        resumed = None if found is None else _loaded(folder, found)
+        resumed = None if latest is None else _loaded(folder, latest)
         trainer = Trainer(config, resume=resumed, **options)
         if trainer.step > config.steps:
             raise ValueError(
                 f"expected steps to be at least {trainer.step}, which {folder} already "
                 f"has, got {config.steps}"
             )
-        if track is not None and not trainer.engine.log_with:
+        if track is not None and not trainer.accelerator.log_with:
             raise ValueError(f"expected {track} to be installed: pip install {track}")
         run = Run(folder, trainer)
-        if resume and found is None:
+        if resume and latest is None:
             run.say(f"{folder} has no checkpoint yet: the run begins")
         run.train(command, track)
-        trainer.engine.end_training()
+        trainer.accelerator.end_training()
 
 
 @contextmanager
@@ -96,16 +96,16 @@ def _alone(folder: Path, config: Config) -> Iterator[None]:
     """Hold the folder, or raise `ValueError` in all processes of the run."""
     with ExitStack() as held:
         error: Exception | None = None
-        if engine.is_main(config):
+        if devices.is_main(config):
             try:
                 check_writable(folder)
                 for name in (CONFIG, METRICS, RESULT):
                     destination(folder / name)
                 held.enter_context(locked(folder))
-            except (OSError, ValueError) as found:
-                error = found
+            except (OSError, ValueError) as problem:
+                error = problem
         # Those that were not told would wait for the main process.
-        if error := engine.from_main(error):
+        if error := devices.from_main(error):
             raise error
         yield
 
@@ -126,7 +126,7 @@ def _loaded(folder: Path, path: Path) -> Checkpoint:
     """The checkpoint, if the best one is of the same run."""
     best = folder / "best" / FILE
     try:
-        found = load(path)
+        checkpoint = load(path)
     except CheckpointError as error:
         with contextlib.suppress(CheckpointError):
             step = load(best).step
@@ -136,7 +136,7 @@ def _loaded(folder: Path, path: Path) -> Checkpoint:
             )
         raise error from None
     check_same_run(best, path)
-    return found
+    return checkpoint
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ def _number(x: Any) -> bool:
 
 
 class Run:
-    """What a training prints and writes; only the main process does.
+    """Prints and writes the progress of a training, in the main process.
 
     - `folder`: of the run.
     - `trainer`: at its start, or where it was stopped.
@@ -183,7 +183,7 @@ class Run:
     def train(self, command: str, track: str | None) -> None:
         """Train to the end, and write the result."""
         trainer, config = self.trainer, self.trainer.config
-        processes = trainer.engine.num_processes
+        processes = trainer.accelerator.num_processes
         self.say(
             f"{config.mixer}: {trainer.model.num_parameters():,} parameters, "
             f"{len(trainer.train_tokens):,} training {config.tokens}, on "
@@ -206,7 +206,7 @@ class Run:
             write_json(self.folder / CONFIG, about | provenance(command))
             self._cut_metrics()
         if track is not None:
-            trainer.engine.init_trackers("fwlab", config=asdict(config))
+            trainer.accelerator.init_trackers("fwlab", config=asdict(config))
         try:
             spent = self._steps()
         except FloatingPointError as error:
@@ -239,7 +239,7 @@ class Run:
     def _steps(self) -> dict[str, Any]:
         """Train to the end; returns what it took."""
         trainer, c = self.trainer, self.trainer.config
-        memory, seconds, characters = PeakMemory(), 0.0, 0
+        memory, seconds, tokens = PeakMemory(), 0.0, 0
         with (
             _interrupts() as interrupted,
             tqdm(
@@ -261,20 +261,20 @@ class Run:
             ) as lines,
         ):
             for progress in trainer.run():
-                seconds, characters = progress.seconds, progress.characters
+                seconds, tokens = progress.seconds, progress.tokens
                 # Validation has larger batches: measure before the first one.
                 if self.peak is None or not trainer.curve:
                     self.peak = memory.mib()
-                found = self._metrics(progress)
-                bar.set_postfix_str(_status(found, c.tokens), refresh=False)
+                row = self._metrics(progress)
+                bar.set_postfix_str(_status(row, c.tokens), refresh=False)
                 bar.update()
                 validated = progress.val_loss is not None
                 if validated or progress.step % c.log_every == 0:
-                    lines.write(json.dumps(found) + "\n")
-                    trainer.engine.log(
-                        {k: x for k, x in found.items() if k != "step"}, progress.step
+                    lines.write(json.dumps(row) + "\n")
+                    trainer.accelerator.log(
+                        {k: x for k, x in row.items() if k != "step"}, progress.step
                     )
-                stop = trainer.any(bool(interrupted))
+                stop = devices.in_any(trainer.accelerator, bool(interrupted))
                 if validated or stop:
                     self._save(validated)
                 if validated:
@@ -284,7 +284,7 @@ class Run:
                     self.say(
                         f"step {progress.step}: validation loss "
                         f"{progress.val_loss:.4f}, "
-                        f"{found['characters_per_second']:,} {c.tokens}/s"
+                        f"{row['tokens_per_second']:,} {c.tokens}/s"
                         f"{_left(left * seconds)} | {text}"
                     )
                 if stop and trainer.step < c.steps:
@@ -296,23 +296,23 @@ class Run:
         return {
             "first_step": self.started,
             "seconds": round(seconds, 1),
-            "characters_per_second": round(characters / seconds) if seconds else None,
+            "tokens_per_second": round(tokens / seconds) if seconds else None,
             "peak_mib": self.peak,
         }
 
     def _metrics(self, progress: Progress) -> dict[str, Any]:
-        found = {
+        row = {
             "step": progress.step,
             "loss": round(progress.loss, 6),
             "lr": self.trainer.config.lr_at(progress.step - 1),
-            "characters_per_second": round(
-                progress.characters / max(progress.seconds, 1e-9)  # of a coarse clock
+            "tokens_per_second": round(
+                progress.tokens / max(progress.seconds, 1e-9)  # of a coarse clock
             ),
             "seconds": round(self.seconds_before + progress.seconds, 2),
         }
         if progress.val_loss is not None:
-            found["validation_loss"] = round(progress.val_loss, 6)
-        return found
+            row["validation_loss"] = round(progress.val_loss, 6)
+        return row
 
     def _finished(self) -> int | None:
         """The number of steps of the result, if there is one."""
@@ -369,15 +369,15 @@ def silence(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def _status(found: dict[str, Any], tokens: str) -> str:
+def _status(row: dict[str, Any], tokens: str) -> str:
     return (
-        f"loss {found['loss']:.3f}, lr {found['lr']:.2g}, "
-        f"{found['characters_per_second']:,} {tokens}/s"
+        f"loss {row['loss']:.3f}, lr {row['lr']:.2g}, "
+        f"{row['tokens_per_second']:,} {tokens}/s"
     )
 
 
 def _left(seconds: float) -> str:
-    """How long it will still take, if that is worth saying."""
+    """The time that is left, if it is worth printing."""
     if seconds < 60:
         return ""
     minutes = round(seconds / 60)

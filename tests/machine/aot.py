@@ -327,4 +327,4 @@ def _versions() -> dict[str, str]:
 
 #: The releases that compile: of Triton, and of ptxas for each GPU.
 VERSIONS = _versions()
-TABLE = Path(__file__).resolve().parents[1] / "docs/results/kernels.json"
+TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"

@@ -1,18 +1,20 @@
 """Runs the kernels in the emulator, and writes what that has shown.
 
-`python tests/emulate.py` writes docs/results/emulator.json: the worst error of
+`python tests/machine/emulate.py` writes docs/results/emulator.json: the worst error of
 every operation on compiled code, and for every barrier whether the emulator
 notices that it is missing.
 """
 
 import json
-import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import emulator
 import numpy as np
@@ -26,7 +28,7 @@ from fwlab.provenance import provenance
 from problems import ROWS, kernels
 from problems.kernels import Problem
 
-TABLE = Path(__file__).resolve().parents[1] / "docs/results/emulator.json"
+TABLE = Path(__file__).resolve().parents[2] / "docs/results/emulator.json"
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 
@@ -64,13 +66,11 @@ STEPS = {"feedback": 40, "aft_simple": 700}
 def cases() -> Iterator[Case]:
     """The problems of the kernels that are short enough.
 
-    All of them in bfloat16 on Hopper; a few of each row in the other
+    All of them in bfloat16 on Hopper; a few of each operation in the other
     precisions, on Ampere, and with few heads.
     """
     half = "bfloat16"
-    for _, group in groupby(
-        kernels.PROBLEMS, lambda one: re.split("[ ,]", one.name)[0]
-    ):
+    for _, group in groupby(kernels.PROBLEMS, lambda problem: problem.op):
         fitting = [p for p in group if p.time <= STEPS.get(p.op, 200)]
         for place, problem in enumerate(fitting):
             yield Case(problem, half, HOPPER)

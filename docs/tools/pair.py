@@ -1,4 +1,7 @@
-r"""Two models that differ in one term: the matched pair of the home page.
+r"""Train the two models of the home page, which differ in one term.
+
+    python docs/tools/pair.py --rule sum
+    python docs/tools/pair.py --rule delta
 
 Both have the same parameters with the same initial values, the same keys
 of length 1 and no normaliser, and see the same texts. One adds, the other
@@ -13,30 +16,31 @@ holds, and the second write the difference, also with the sum rule.
 
 import math
 import random
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+import tyro
+from export_web import write_web
+from moves import NAMES, PLACES, WORDS, Moves, moves
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab.data import Moves, moves
-from fwlab.data.moves import NAMES, PLACES, WORDS
 from fwlab.feature_maps import Identity
+from fwlab.files import destination, write_json
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel, Mixer
-from fwlab.training.config import check_fields
-from fwlab.training.web import write_web
+from fwlab.provenance import provenance
 
 
 @dataclass(frozen=True)
 class PairConfig:
-    """One model of the pair.
-    A value out of range raises `ValueError`, which names the field.
-    """
+    """One model of the pair."""
 
     rule: Literal["sum", "delta"] = "delta"
     """What a write does: add, or correct."""
@@ -70,9 +74,6 @@ class PairConfig:
     """Unseen texts with which the finished model is tested."""
     seed: int = 1337
     """Seed of the initial weights and of all texts."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def lr_at(self, step: int) -> float:
         """The learning rate of the step after this many, from 0."""
@@ -151,7 +152,7 @@ def score(model: LanguageModel, texts: Moves) -> Scores:
     """Ask a model the questions of some texts.
 
     - `model`: of the pair.
-    - `texts`: from `data.moves`.
+    - `texts`: from `moves`.
     - Returns the `Scores`.
     """
     right = model(texts.tokens).argmax(-1) == texts.labels
@@ -244,3 +245,28 @@ def pair_result(config: PairConfig, path: Path) -> dict[str, Any]:
         "bytes": size,
         "seconds": round(seconds, 1),
     }
+
+
+def main(
+    config: Annotated[PairConfig, tyro.conf.arg(name="")], out: Path | None = None
+) -> None:
+    """Train one of the two models on the home page of the site.
+
+    They differ only in the rule: sum or delta.
+
+    Args:
+        config: The run.
+        out: Folder for RULE.safetensors and result.json; default:
+            runs/pair-RULE.
+    """
+    out = out or Path("runs", f"pair-{config.rule}")
+    weights, about = out / f"{config.rule}.safetensors", out / "result.json"
+    for path in (weights, about):
+        destination(path)
+    command = shlex.join(["python", "docs/tools/pair.py", *sys.argv[1:]])
+    write_json(about, pair_result(config, weights) | provenance(command))
+    print(out)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -138,7 +138,6 @@ def test_unrolled_loops_have_no_rounds():
     assert rounds.rounds("backward_inputs", values, [END]) == []
 
 
-@pytest.mark.evidence
 @pytest.mark.parametrize("case", table.MODELLED)
 def test_the_table_is_that_of_the_kernels(case):
     if TABLE["versions"] != aot.VERSIONS:

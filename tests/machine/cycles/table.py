@@ -1,6 +1,6 @@
 """Writes docs/results/kernels.json: what the kernels need, and their modelled times.
 
-    PYTHONPATH=tests python -m cycles.table [--fla]
+    PYTHONPATH=tests/machine python -m cycles.table [--fla]
 
 `--fla` also models flash-linear-attention, which must be installed; without it,
 the rows of an earlier run stay.
@@ -269,7 +269,7 @@ def peers() -> dict[str, Any]:
         )
     return {
         "version": metadata.version("fla-core"),
-        **provenance("PYTHONPATH=tests python -m cycles.table --fla"),
+        **provenance("PYTHONPATH=tests/machine python -m cycles.table --fla"),
         "cases": cases,
         "published": published,
     }
@@ -283,7 +283,7 @@ def main() -> None:
     old = json.loads(aot.TABLE.read_text("utf-8"))
     new = {
         "versions": aot.VERSIONS,
-        **provenance("PYTHONPATH=tests python -m cycles.table"),
+        **provenance("PYTHONPATH=tests/machine python -m cycles.table"),
         "kernels": aot.rows(),
         "modelled": {case: ours(case) for case in MODELLED},
         "host": host.rows(),

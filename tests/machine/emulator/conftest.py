@@ -3,11 +3,6 @@
 import pytest
 import torch
 
-from fwlab.ops.call import gpu
-
-if gpu.INTERPRETED or not gpu.installed():
-    collect_ignore_glob = ["test_*.py"]
-
 
 @pytest.fixture(autouse=True)
 def poison():

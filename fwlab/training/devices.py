@@ -23,7 +23,7 @@ PRECISIONS = {"float32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accelerator":
-    """The engine of a run.
+    """Make what moves, divides and joins the tensors of a run.
 
     - `config`: the run.
     - `model`: what will be trained.
@@ -65,7 +65,7 @@ def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accele
     if config.compile:
         backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor")
         options["dynamo_plugin"] = TorchDynamoPlugin(backend=backend)
-    found = Accelerator(
+    accelerator = Accelerator(
         cpu=at.type == "cpu",
         mixed_precision=PRECISIONS[config.precision],
         step_scheduler_with_optimizer=False,
@@ -73,9 +73,9 @@ def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accele
     )
     if shard and _several() and at.type == "cpu":
         # Accelerate shards on accelerators only, PyTorch also on CPUs.
-        found.state.distributed_type = DistributedType.FSDP
-        found.state.fsdp_plugin = plugin
-    return found
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+    return accelerator
 
 
 def is_main(config: Config) -> bool:
@@ -88,12 +88,19 @@ def is_main(config: Config) -> bool:
 
 
 def from_main(value: Any) -> Any:
-    """What the main process has given; all processes must call this."""
+    """The value of the main process; all processes must call this."""
     if not _several():
         return value
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([value])[0]
+
+
+def in_any(accelerator: "Accelerator", flag: bool) -> bool:
+    """Whether the flag is True in a process; all processes must call this."""
+    if accelerator.num_processes == 1:
+        return flag
+    return bool(accelerator.reduce(torch.tensor(flag, device=accelerator.device).int()))
 
 
 def _several() -> bool:
@@ -102,7 +109,7 @@ def _several() -> bool:
 
 def _compiler() -> str | None:
     names = (os.environ.get("CXX"), "g++", "clang++", "c++")
-    return next((found for n in names if n and (found := shutil.which(n))), None)
+    return next((path for n in names if n and (path := shutil.which(n))), None)
 
 
 def device(name: str) -> torch.device:
@@ -112,14 +119,14 @@ def device(name: str) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        found = torch.device(name)
-        torch.zeros(1, device=found).item()  # "meta" has no values
+        chosen = torch.device(name)
+        torch.zeros(1, device=chosen).item()  # "meta" has no values
     except (RuntimeError, AssertionError):
         raise ValueError(
             "expected device to be auto, cpu, cuda or mps, and available here, "
             f"got {name!r}"
         ) from None
-    return found
+    return chosen
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Export of trained models for the live figures of the site.
+"""Export a trained model for a live figure of the site.
+
+    python docs/tools/export_web.py CHECKPOINT OUT
 
 One safetensors file: the weights in float16, and the rest of what the
 figures need in the header. docs/figures/model.js implements the blocks of
@@ -6,6 +8,7 @@ figures need in the header. docs/figures/model.js implements the blocks of
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from fwlab.data import Characters
-from fwlab.files import replacing
+from fwlab.files import destination, replacing
 from fwlab.models import LanguageModel
-from fwlab.training.checkpoint import Checkpoint, CheckpointError
+from fwlab.training import Checkpoint, CheckpointError, load
 
 FORMAT = "1"
 WEB_MIXERS = ("delta", "sum")
@@ -43,8 +46,8 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
             f"expected the mixer of the model to be {known} for the live figure, "
             f"got {config.mixer}"
         )
-    characters = checkpoint.characters
-    if not isinstance(characters, Characters):
+    vocabulary = checkpoint.vocabulary
+    if not isinstance(vocabulary, Characters):
         raise CheckpointError(
             "expected a model of characters for the live figure, got one of words"
         )
@@ -53,7 +56,7 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
         "layers": config.layers,
         "heads": config.heads,
         "d_model": config.d_model,
-        "alphabet": characters.alphabet,
+        "alphabet": vocabulary.alphabet,
         "steps": checkpoint.step,
         "validation_loss": checkpoint.curve[-1][-1] if checkpoint.curve else None,
     }
@@ -82,3 +85,9 @@ def write_web(path: str | Path, model: LanguageModel, about: dict[str, Any]) -> 
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {path}: {error}") from None
     return Path(path).stat().st_size
+
+
+if __name__ == "__main__":
+    trained, out = sys.argv[1:]
+    destination(Path(out))
+    print(f"{out}: {export_web(out, load(trained)):,} bytes")

@@ -1,0 +1,212 @@
+"""Properties that many exercises share, as data.
+
+Their arguments come from a function that takes a generator and sizes, and
+returns the arguments by name and in order. A size is a tuple, a mapping, or one
+value; with several sizes, the property has to hold for each.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from fwlab.exercises.asking import (
+    CUT,
+    Answer,
+    Wrong,
+    ask,
+    compare,
+    compare_gradients,
+)
+from fwlab.exercises.exercise import Catches, Property
+
+Draw = Callable[..., dict[str, Any]]
+#: A part of the result: takes the result, and then the arguments.
+Part = Callable[..., Any]
+
+
+def shape(
+    says: str,
+    draw: Draw,
+    sizes: Sequence[Any] = ((),),
+    *,
+    names: Sequence[str] = (),
+    catches: Catches | None = None,
+) -> Property:
+    """The answer returns what the reference does: tensors of its shapes, or a number.
+
+    - `says`, `catches`: as in `Property`.
+    - `draw`: draws the arguments, for each of the `sizes`.
+    - `names`: those of the results, if there are several.
+    - Returns the property.
+    """
+
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        for inputs, _ in _cases(draw, sizes, generator):
+            _asked(answer, reference, names, inputs)
+
+    return Property(says, holds, catches or {})
+
+
+def agrees(
+    says: str,
+    draw: Draw,
+    sizes: Sequence[Any] = ((),),
+    *,
+    change: Mapping[str, Callable[[Any], Any]] | None = None,
+    expected: Answer | None = None,
+    of: Part | None = None,
+    names: Sequence[str] = (),
+    only: Sequence[str] = (),
+    because: str = "",
+    catches: Catches | None = None,
+) -> Property:
+    """The answer agrees with the reference.
+
+    - `says`, `catches`: as in `Property`.
+    - `draw`: draws the arguments, for each of the `sizes`.
+    - `change`: functions of single arguments, which replace what was drawn.
+    - `expected`: what is right here, as a function of the arguments; None = the
+      result of the reference.
+    - `of`: the part of the result that counts; None = all of it.
+    - `names`: those of the results, if there are several.
+    - `only`: those of the results that count; none = all of them.
+    - `because`: a sentence on the likely cause, for `str.format` with the sizes,
+      the arguments, and the `name` of the result.
+    - Returns the property.
+    """
+
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        for inputs, named in _cases(draw, sizes, generator, change):
+            result, target = _asked(answer, reference, names, inputs)
+            if of:
+                result, target = (of(x, *inputs.values()) for x in (result, target))
+            if expected:
+                target = expected(*inputs.values())
+            pairs = [("", result, target)]
+            if names and not of:
+                pairs = [*zip(names, result, target, strict=True)]
+            for name, x, y in pairs:
+                if name in only or not only:
+                    _compare(x, y, because.format(name=name, **named), inputs)
+
+    return Property(says, holds, catches or {})
+
+
+def takes_heads(
+    draw: Draw,
+    leads: Sequence[tuple[int, ...]],
+    says: str = "works on any leading dimensions, such as [batch, heads]",
+    catches: Catches | None = None,
+) -> Property:
+    """The answer agrees with the reference for each of these leading dimensions.
+
+    - `draw`: takes a generator and `lead`.
+    """
+    because = "The leading dimensions were {lead}."
+    sizes = [{"lead": lead} for lead in leads]
+    return agrees(says, draw, sizes, because=because, catches=catches)
+
+
+def is_causal(draw: Draw, catches: Catches | None = None) -> Property:
+    """The first steps of the result, which is shaped like v, ignore the others."""
+
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        inputs = draw(generator)
+        later = {name: torch.cat([x[:3], x[3:] * 2 + 1]) for name, x in inputs.items()}
+        compare(
+            ask(answer, inputs["v"], **later)[:3],
+            ask(answer, inputs["v"], **inputs)[:3],
+            "Only steps 3 and 4 were changed, and steps 0 to 2 changed with them.",
+        )
+
+    return Property("does not look at later steps", holds, catches or {})
+
+
+def gradient(
+    says: str,
+    draw: Draw,
+    size: Any = (),
+    *,
+    of: Part | None = None,
+    because: str = CUT,
+    catches: Catches | None = None,
+) -> Property:
+    """Each tensor among the arguments gets the gradient that the reference gives it.
+
+    - `says`, `catches`: as in `Property`.
+    - `draw`, `size`: draws the arguments.
+    - `of`: the part of the result to differentiate; None = all of it.
+    - `because`: a sentence on the likely cause.
+    - Returns the property.
+    """
+
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        for inputs, _ in _cases(draw, [size], generator):
+            part = partial(_part, of, inputs)
+            compare_gradients(answer, reference, generator, because, part, **inputs)
+
+    return Property(says, holds, catches or {})
+
+
+def exactly(*names: str) -> Draw:
+    """Nothing is drawn: a size is the values of the arguments with these names."""
+
+    def draw(generator: Generator, *values: Any) -> dict[str, Any]:
+        return dict(zip(names, values, strict=True))
+
+    return draw
+
+
+def _cases(
+    draw: Draw,
+    sizes: Sequence[Any],
+    generator: Generator,
+    change: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The arguments for each size; and all that an explanation may name."""
+    for size in sizes:
+        if isinstance(size, Mapping):
+            bound = inspect.signature(draw).bind(generator, **size)
+        else:
+            size = size if isinstance(size, tuple) else (size,)
+            bound = inspect.signature(draw).bind(generator, *size)
+        bound.apply_defaults()
+        inputs = draw(*bound.args, **bound.kwargs)
+        for name, function in (change or {}).items():
+            inputs[name] = function(inputs[name])
+        named = {
+            name: list(x) if isinstance(x, tuple) else x
+            for name, x in bound.arguments.items()
+        }
+        yield inputs, inputs | named
+
+
+def _asked(
+    answer: Answer, reference: Answer, names: Sequence[str], inputs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The results of the answer and of the reference."""
+    target = reference(*inputs.values())
+    like: Any = target if isinstance(target, Tensor) else type(target)
+    if names:
+        like = dict(zip(names, target, strict=True))
+    return ask(answer, like, **inputs), target
+
+
+def _part(of: Part | None, inputs: dict[str, Any], result: Any) -> Any:
+    return of(result, *inputs.values()) if of else result
+
+
+def _compare(result: Any, target: Any, because: str, inputs: dict[str, Any]) -> None:
+    """Raise `Wrong` unless two tensors, or two numbers, agree to rounding."""
+    if isinstance(target, Tensor):
+        compare(result.double(), target.double(), because)
+    elif not abs(result - target) <= 1e-9 * (abs(target) or 1):
+        case = ", ".join(f"{name} = {x}" for name, x in inputs.items())
+        wanted, got = (
+            x if isinstance(x, int) else f"{x:.4g}" for x in (target, result)
+        )
+        raise Wrong(f"{case}: expected {wanted}, got {got}. {because}".strip())

@@ -1,0 +1,56 @@
+"""The training loop of all experiments but those on text."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+#: Makes the schedule of an optimiser, from its highest learning rate and the
+#: number of steps.
+Schedule = Callable[[torch.optim.Optimizer, float, int], LRScheduler]
+
+
+def one_cycle(
+    optimizer: torch.optim.Optimizer, lr: float, steps: int, rise: float = 0.1
+) -> LRScheduler:
+    """A rate that rises for a share of the steps, and falls along a cosine."""
+    return OneCycleLR(optimizer, lr, steps, pct_start=rise, cycle_momentum=False)
+
+
+def fit(
+    model: nn.Module,
+    draw: Callable[[int], Any],
+    loss: Callable[[Any, Any], Tensor],
+    steps: int,
+    lr: float,
+    *,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+    schedule: Schedule | None = one_cycle,
+    clip: float | None = 1.0,
+) -> Iterator[int]:
+    """Train on a new batch in every step.
+
+    - `model`: trained in place.
+    - `draw`: makes the batch of a step, counted from 0.
+    - `loss`: of the model, and a batch.
+    - `steps`, `lr`: number of optimiser steps, highest learning rate.
+    - `optimizer`: takes parameters and `lr`.
+    - `schedule`: of the learning rate; None = constant.
+    - `clip`: maximum norm of the gradient; None = any.
+    - Returns an iterator over the optimiser steps, counted from 1, that
+      takes one step per item.
+    """
+    adam = optimizer(model.parameters(), lr=lr)
+    rate = None if schedule is None else schedule(adam, lr, steps)
+    for step in range(steps):
+        batch = draw(step)
+        adam.zero_grad(set_to_none=True)
+        loss(model, batch).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        adam.step()
+        if rate is not None:
+            rate.step()
+        yield step + 1

@@ -1,0 +1,20 @@
+"""Tests of the machine are evidence: `make test` runs only one kernel."""
+
+from pathlib import Path
+
+import pytest
+
+from fwlab.ops.call import gpu
+
+HERE = Path(__file__).resolve().parent
+SMOKE = "test_as_a_stand_in"
+
+if gpu.INTERPRETED or not gpu.installed():
+    collect_ignore_glob = ["**/test_*.py", "test_*.py"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents and item.name != SMOKE:
+            item.add_marker(pytest.mark.evidence)
