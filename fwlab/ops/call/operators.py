@@ -88,7 +88,7 @@ class Operator:
             "Tensor[] saved, Tensor?[] gradients, bool[] needed",
         )
 
-    def __call__(self, *given: Any) -> tuple[Tensor | None, ...]:
+    def __call__(self, *given: Any) -> Any:
         """Called as the function's `apply`."""
         run = getattr(torch.ops.fwlab, self.name)
         results = run(*given[: self.count])[: self.results]
