@@ -1,9 +1,11 @@
 """Makes the pages of annotated source, from docs/templates/annotated.
 
 Every file of fwlab/ops and fwlab/layers, and feature_maps.py, has a page with
-notes on the left and code on the right. Every operation has a page with
-naive.py beside one of the other versions. The mark `<!-- versions: delta -->`
-of a page is replaced by kernels.py beside one of them.
+notes on the left and code on the right. Every rule, and every other operation,
+has a page with its specification, the file of its loop, beside one of the other
+versions: they come from the records of `fwlab.ops`. The mark
+`<!-- versions: delta -->` of a page is replaced by kernels.py beside one of
+them.
 
 Where versions are side by side, each row of one knows the row of the other
 that computes the same equations; scripts/annotated.js keeps the two in line.
@@ -12,7 +14,8 @@ that computes the same equations; scripts/annotated.js keeps the two in line.
 import inspect
 import json
 import re
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 
 import equations
 import stepped
@@ -23,60 +26,105 @@ from templates import render
 
 from fwlab.ops import TABLE
 from fwlab.ops.call import gpu
-from fwlab.ops.call.call import Variants
+from fwlab.ops.call.call import Operation, Variants
 
-
-def _title(folder: str) -> str:
-    """The first words of what the folder says of itself."""
-    words = Source(f"fwlab/ops/{folder}/__init__.py").summary
-    words = words.partition(":")[0].rstrip(".").removeprefix("The ")
-    return words[0].upper() + words[1:]
-
-
-#: The folders of fwlab/ops that hold an operation, and the titles of their pages.
-OPERATIONS = {
-    folder: _title(folder)
-    for folder in dict.fromkeys(record.folder for record in TABLE.values())
-    if folder != "softmax"
-}
 VERSIONS = {
     "naive": "Naive: the specification",
     "chunked": "Chunked: the same in matrix form",
     "efficient": "Efficient: the default",
     "kernels": "Triton: the GPU kernels",
 }
-#: Files outside its own folder that an operation's kernels are built from.
+#: Other files that kernels are built from.
 SHARED = {
-    "linear": {"tiles": ("What the kernels share", "tiles.py")},
-    "delta": {"chunks": ("Triton: the kernels of chunks", "linear/kernels.py")},
+    "additive": {"tiles": ("What the kernels share", "parts/kernels.py")},
+    "correcting": {"chunks": ("Triton: the kernels of chunks", "additive/kernels.py")},
     "aft/full": {
         "windows": ("Triton: the kernels of windows", "aft/window/kernels.py")
     },
     "aft/window": {"scan": ("Triton: the running mean", "aft/simple/kernels.py")},
 }
-#: The folders of operations, and the folders of their families above them.
+
+
+class Versions(NamedTuple):
+    """A page with several versions side by side.
+
+    - `title`: the first words of what its specification says of itself.
+    - `folder`: of its recurrence, in fwlab/ops.
+    - `records`: what the specification computes.
+    - `files`: the file of each version, from the specification on.
+    """
+
+    title: str
+    folder: str
+    records: list[Operation]
+    files: dict[str, str]
+
+
+def _title(path: str) -> str:
+    words = re.split("[,:]", Source(path).summary)[0]
+    words = words.rstrip(".").removeprefix("The ")
+    return words[0].upper() + words[1:]
+
+
+def _file_of(implementation: Any) -> str:
+    """The file of an entry of a record."""
+    if isinstance(implementation, Variants):
+        implementation = next(iter(implementation.by_names.values()))
+    if isinstance(implementation, gpu.Kernel):
+        module = implementation.module
+    else:
+        module = inspect.getmodule(implementation).__name__
+    return f"{module.replace('.', '/')}.py"
+
+
+def _pages() -> dict[str, Versions]:
+    """All pages of versions, by name: one for each file of a loop."""
+    pages: dict[str, Versions] = {}
+    for record in TABLE.values():
+        if record.folder == "softmax":
+            continue  # its efficient version is PyTorch's
+        naive = _file_of(record.implementations["naive"])
+        own = naive.rpartition("/")[0].endswith("/rules")
+        name = PurePosixPath(naive).stem if own else record.folder.replace("/", "-")
+        title = _title(naive if own else f"fwlab/ops/{record.folder}/__init__.py")
+        page = pages.setdefault(name, Versions(title, record.folder, [], {}))
+        page.records.append(record)
+        for version, implementation in record.implementations.items():
+            if version != "fla":  # another package
+                version = "kernels" if version == "triton" else version
+                page.files.setdefault(version, _file_of(implementation))
+    return pages
+
+
+PAGES = _pages()
+#: The files of versions, and the first page that shows each.
+SHOWN = {
+    path: (name, version)
+    for name, page in reversed(PAGES.items())
+    for version, path in page.files.items()
+}
+#: The folders of recurrences, after those of their families.
 FOLDERS = dict.fromkeys(
-    folder
-    for operation in (*OPERATIONS, "softmax")
-    for folder in (operation.partition("/")[0], operation)
+    part
+    for folder in (*(page.folder for page in PAGES.values()), "softmax")
+    for part in (folder.partition("/")[0], folder, f"{folder}/rules")
 )
 #: The files with a page of their own, in the best order to read them.
 TREE = {
     "Feature maps": ["fwlab/feature_maps.py"],
     "Operations": [f"fwlab/ops/{folder}" for folder in FOLDERS],
-    "What the operations share": ["fwlab/ops/*.py"],
-    "Layers": ["fwlab/layers/*.py"],
+    "What the operations share": ["fwlab/ops", "fwlab/ops/call", "fwlab/ops/parts"],
+    "Layers": ["fwlab/layers"],
 }
 INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
-MARK = re.compile(r"<!-- versions: ([\w/]+) -->")
-FILE = re.compile(r"fwlab/ops/([\w/]+)/(\w+)\.py")
+RULES = "rules.md"
+MARK = re.compile(r"<!-- versions: ([\w-]+) -->")
 
 
 def on_files(files, config):
     equations.forget()
-    for operation, title in OPERATIONS.items():
-        content = _operation(operation, title, config)
-        files.append(File.generated(config, _uri(operation), content=content))
+    for name in PAGES:
+        files.append(File.generated(config, _uri(name), content=_side(name, config)))
     for path in _paths():
         files.append(
             File.generated(
@@ -92,7 +140,7 @@ def on_files(files, config):
     for entry in config.nav:
         for title, value in entry.items():
             if value == "annotated/":
-                entry[title] = [INDEX, EQUATIONS, *map(_uri, OPERATIONS)]
+                entry[title] = [INDEX, RULES, EQUATIONS, *map(_uri, PAGES)]
     return files
 
 
@@ -109,10 +157,20 @@ def page_of(path: str, alone: bool = False) -> tuple[str, str] | None:
 
     - `alone`: the page of this file, not one of several versions.
     """
-    match = FILE.fullmatch(path)
-    if not alone and match and match[1] in OPERATIONS and match[2] in [*VERSIONS][:-1]:
-        return _uri(match[1]), f"#{match[2]}"
+    name, version = SHOWN.get(path, ("", "kernels"))
+    if not alone and version != "kernels":
+        return _uri(name), f"#{version}"
     return (_uri_of(path), "") if path in _paths() else None
+
+
+def repeated() -> list[tuple[str, str]]:
+    """Pages and versions of which an earlier page has the same file."""
+    return [
+        (_uri(name), version)
+        for name, page in PAGES.items()
+        for version, path in page.files.items()
+        if SHOWN[path] != (name, version)
+    ]
 
 
 def _paths() -> list[str]:
@@ -123,8 +181,8 @@ def _paths() -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in found]
 
 
-def _uri(operation: str) -> str:
-    return f"annotated/{operation.replace('/', '-')}.md"
+def _uri(name: str) -> str:
+    return f"annotated/{name}.md"
 
 
 def _uri_of(path: str) -> str:
@@ -133,53 +191,33 @@ def _uri_of(path: str) -> str:
     return f"annotated/source/{path.replace('__init__', 'init')}.md"
 
 
-def _kernel_page(operation: str) -> str | None:
+def _kernel_page(name: str) -> str | None:
     """The page of its kernels: one for all folders of a family."""
-    page = f"kernels/{operation.partition('/')[0]}.md"
-    return page if (ROOT / "docs" / page).exists() else None
+    folder = PAGES[name].folder.partition("/")[0]
+    page = f"kernels/{folder}.md"
+    here = "kernels" in PAGES[name].files and (ROOT / "docs" / page).exists()
+    return page if here else None
 
 
-def _operation(operation: str, title: str, config) -> str:
-    values = {"title": title, "kernels": _kernel_page(operation)}
-    values |= _columns(operation, "naive", config)
+def _side(name: str, config) -> str:
+    values = {"title": PAGES[name].title, "kernels": _kernel_page(name)}
+    values |= _columns(name, "naive", config)
     return render("annotated/operation.md.jinja", **values)
 
 
-def _versions(operation: str, config) -> str:
+def _versions(name: str, config) -> str:
     """All versions, the kernels beside one of the others."""
-    versions = _columns(operation, "kernels", config)
-    return render("annotated/versions.md.jinja", **versions)
+    return render("annotated/versions.md.jinja", **_columns(name, "kernels", config))
 
 
-def versions_of(operation: str) -> dict[str, str]:
-    """The file of each version: a folder may take one from another folder."""
-    return {
-        "kernels" if name == "triton" else name: _file_of(implementation)
-        for record in TABLE.values()
-        if record.folder == operation
-        for name, implementation in record.implementations.items()
-    }
-
-
-def _file_of(implementation: Any) -> str:
-    """The file of an entry of a record."""
-    if isinstance(implementation, Variants):
-        implementation = next(iter(implementation.by_names.values()))
-    if isinstance(implementation, gpu.Kernel):
-        module = implementation.module
-    else:
-        module = inspect.getmodule(implementation).__name__
-    return f"{module.replace('.', '/')}.py"
-
-
-def _columns(operation: str, stays: str, config) -> dict:
+def _columns(page: str, stays: str, config) -> dict:
     """Versions beside each other: `stays` is always there, with one other."""
-    files = versions_of(operation)
+    files, folder = PAGES[page].files, PAGES[page].folder
     titles = {name: title for name, title in VERSIONS.items() if name in files}
     paths = {name: files[name] for name in titles}
     versions = [*titles]
     if "kernels" in titles:
-        for name, (title, path) in SHARED.get(operation, {}).items():
+        for name, (title, path) in SHARED.get(folder, {}).items():
             titles[name], paths[name] = title, f"fwlab/ops/{path}"
     sources = {name: Source(path, name) for name, path in paths.items()}
     rows = _Rows(sources)
@@ -198,7 +236,7 @@ def _columns(operation: str, stays: str, config) -> dict:
                 row | {"beside": name not in left and beside}
                 for row, beside in zip(
                     rows.of(name),
-                    _beside_rows(operation, sources[name], [sources[n] for n in left]),
+                    _beside_rows(folder, sources[name], [sources[n] for n in left]),
                     strict=True,
                 )
             ],
@@ -207,7 +245,9 @@ def _columns(operation: str, stays: str, config) -> dict:
     ]
     steps = {}
     if stays == "naive" and "chunked" in sources:
-        steps = stepped.record(operation, sources["naive"], sources["chunked"])
+        steps = stepped.record(
+            PAGES[page].records, sources["naive"], sources["chunked"]
+        )
     return {
         "stays": stays,
         "versions": versions,
@@ -218,11 +258,16 @@ def _columns(operation: str, stays: str, config) -> dict:
     }
 
 
-def _beside_rows(operation: str, file: Source, left: list[Source]) -> list[str]:
+def _beside_rows(folder: str, file: Source, left: list[Source]) -> list[str]:
     """For each row of a file, the first rows of the functions on the left that
     compute most of the same equations, such as "naive-4". The first row of a
     file is what it says of itself.
     """
+
+    # What a chunk computes is many rules' equations.
+    here = set().union(
+        file.tags, file.computed, *(s.tags | {*s.computed} for s in left)
+    )
 
     def functions(source: Source) -> dict[int, set[str]]:
         """The index of the first row of each function, and its equations."""
@@ -236,13 +281,16 @@ def _beside_rows(operation: str, file: Source, left: list[Source]) -> list[str]:
         for index, tags in found.items():
             if not tags:
                 tags.update(named(source.rows[index].note))
-        return {i: equations.by_steps(operation, tags) for i, tags in found.items()}
+        return {i: equations.by_steps(folder, tags) & here for i, tags in found.items()}
 
     def best(source: Source, tags: set[str]) -> int | None:
         shared = {
             index: len(tags & others) / len(tags | others)
             for index, others in functions(source).items()
-            if index and tags & others
+            if index
+            and tags & others
+            # Neither a record nor the function that only calls it.
+            and source.rows[index].name.lower() not in TABLE
         }
         return max(shared, key=shared.__getitem__) if shared else None
 
@@ -258,19 +306,17 @@ def _beside_rows(operation: str, file: Source, left: list[Source]) -> list[str]:
 
 
 def _file(path: str, config) -> str:
-    match, operation = FILE.fullmatch(path), None
-    if match and match[1] in OPERATIONS and match[2] in VERSIONS:
-        operation = match[1]
+    name = SHOWN.get(path, (None,))[0]
     return render(
         "annotated/file.md.jinja",
         path=path,
         up="../" * (_uri_of(path).count("/") - 1),
-        versions=operation and _uri(operation).removeprefix("annotated/"),
-        kernels=operation and _kernel_page(operation),
+        versions=name and _uri(name).removeprefix("annotated/"),
+        kernels=name and _kernel_page(name),
         source=source(config.repo_url, path),
         # Search finds the words of the others in the API, or on the pages
         # with several versions.
-        searched=re.fullmatch(r"fwlab/ops/\w+\.py", path),
+        searched=re.fullmatch(r"fwlab/ops/((call|parts)/)?\w+\.py", path),
         rows=_Rows({"": Source(path)}, path=path).of(""),
     )
 
@@ -328,7 +374,7 @@ class _Rows:
         if tag in equations.listed()["exceptions"].get(path, {}):
             return None  # another paper's
         up = "../" * _uri_of(path).count("/") if self.path else "../"
-        place = equations.stated().get((paper, tag))
+        place = equations.stated_for(path, tag)
         if place in _paths():
             return f"{up}{_uri_of(place).removesuffix('.md')}.html#eq-{tag}"
         if tag in equations.papers().get(paper, {}).get("equations", {}):
@@ -400,26 +446,16 @@ def _beside(path: str) -> str:
 
 def _index() -> str:
     operations = [
-        {
-            "uri": _uri(name).removeprefix("annotated/"),
-            "title": title,
-            "kernels": _kernel_page(name),
-        }
-        for name, title in OPERATIONS.items()
+        {"uri": f"{name}.md", "title": page.title, "kernels": _kernel_page(name)}
+        for name, page in PAGES.items()
     ]
     tree = {
         title: [
             {"path": path, "uri": _beside(path), "summary": Source(path).summary}
             for pattern in patterns
             for path in _paths()
-            if _matches(path, pattern)
+            if pattern in (path, path.rpartition("/")[0])
         ]
         for title, patterns in TREE.items()
     }
     return render("annotated/index.md.jinja", operations=operations, tree=tree)
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """Whether a file is meant: by its name, its folder, or all of a folder."""
-    folder = path.rpartition("/")[0]
-    return pattern in (path, folder, f"{folder}/*.py")

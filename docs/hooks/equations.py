@@ -31,17 +31,34 @@ def paper(path: str) -> str | None:
 
 
 def by_steps(folder: str, tags: set[str]) -> set[str]:
-    """The equations of single steps that these compute, and those themselves."""
+    """The equations of single steps that these compute, and those themselves.
+
+    A letter alone means all of the folder's own numbers that begin with it.
+    """
     known = listed()["by_steps"].get(folder, {})
-    return tags.union(*(known.get(tag, ()) for tag in tags))
+    steps = tags.union(*(known.get(tag, ()) for tag in tags))
+    own = listed()["fwlab"].get(folder, {})
+    return steps | {tag for tag in own if tag[0] in steps}
+
+
+def family(path: str) -> str:
+    """The folder of fwlab/ops with numbers of its own that has a file, or ""."""
+    folder = path.removeprefix("fwlab/ops/").partition("/")[0]
+    return folder if folder in listed()["fwlab"] else ""
 
 
 @cache
 def sources() -> dict[str, Source]:
     """The files of the package, each specification before its other forms."""
     paths = [p.relative_to(ROOT).as_posix() for p in (ROOT / "fwlab").rglob("*.py")]
-    paths.sort(key=lambda path: (not path.endswith("/naive.py"), path))
+    paths.sort(key=lambda path: (not specifies(path), path))
     return {path: Source(path) for path in paths}
+
+
+def specifies(path: str) -> bool:
+    """Whether a file is a specification: a page of a rule, or naive.py."""
+    parts = Path(path).parts
+    return parts[-1] == "naive.py" or "rules" in parts[:-1]
 
 
 @cache
@@ -60,16 +77,25 @@ def computed() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
 def stated() -> dict[tuple[str | None, str], str]:
     """Paper and number of an equation, and the file that states it first.
 
-    Of our own numbers, only those with a single meaning.
+    Of our own numbers, by the folder in place of the paper; and by the paper
+    those with a single meaning.
     """
     found: dict[tuple[str | None, str], str] = {}
     twice = set()
     for path, file in sources().items():
         for tag in file.tags:
             first = found.setdefault((paper(path), tag), path)
-            if not tag[0].isdigit() and Path(first).parent != Path(path).parent:
-                twice.add((paper(path), tag))
+            if not tag[0].isdigit():
+                found.setdefault((family(path), tag), path)
+                if family(first) != family(path):
+                    twice.add((paper(path), tag))
     return {number: path for number, path in found.items() if number not in twice}
+
+
+def stated_for(path: str, tag: str) -> str | None:
+    """The file that states what a file means by a number."""
+    by_folder = stated().get((family(path), tag))
+    return by_folder or stated().get((paper(path), tag))
 
 
 def forget() -> None:

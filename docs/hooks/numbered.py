@@ -8,7 +8,7 @@ page has what is to be said of its numbers, and where they lead.
 import re
 
 import equations
-from annotated import EQUATIONS, OPERATIONS, page_of
+from annotated import EQUATIONS, PAGES, page_of
 from mkdocs.plugins import event_priority
 from templates import render
 
@@ -43,11 +43,7 @@ def about(label: str, tag: str, uri: str) -> tuple[str, str, str]:
     having = [family for family in families if tag in families[family]]
     # The same number may have another meaning in another family.
     family = next((family for family in having if family in path), having[0])
-    stated = next(
-        path
-        for path, file in equations.sources().items()
-        if path.startswith(f"fwlab/ops/{family}/") and tag in file.tags
-    )
+    stated = equations.stated()[family, tag]
     said = _sentence(f"({tag}) is our own number", families[family][tag])
     return said, page_of(stated, alone=True)[0], f"eq-{tag}"
 
@@ -56,9 +52,9 @@ def _counts_as(uri: str) -> str:
     """The path by which docs/equations.toml knows whose numbers a page has."""
     if uri.startswith("annotated/source/"):
         return f"fwlab/{uri.removeprefix('annotated/source/').removesuffix('.md')}"
-    for operation in OPERATIONS:
-        if uri == f"annotated/{operation.replace('/', '-')}.md":
-            return f"fwlab/ops/{operation}"
+    page = PAGES.get(uri.removeprefix("annotated/").removesuffix(".md"))
+    if page:
+        return f"fwlab/ops/{page.folder}/"
     return uri if uri.startswith("notebooks/") else f"docs/{uri}"
 
 

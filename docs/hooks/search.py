@@ -10,6 +10,7 @@ from html import escape, unescape
 from pathlib import Path
 
 import tex
+from annotated import repeated
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
@@ -24,8 +25,10 @@ CODE = re.compile(
 #: Notes that also appear on another page.
 AGAIN = re.compile(
     r"kernels/\w+\.html#(naive|chunked|efficient)"
-    r"|annotated/kimi\.html#(chunked|efficient)"
-    r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
+    + "".join(
+        rf"|{uri.replace('.md', '.html')}#{version}" for uri, version in repeated()
+    )
+    + r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
 )
 #: How much pages count that have the same words: more those to learn from,
 #: less single exercises and pages for developers.

@@ -8,7 +8,7 @@ pages show what the code computed when the site was built.
 import ast
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -21,57 +21,80 @@ from repository import ROOT
 
 from fwlab import ops
 from fwlab.ops import TABLE
+from fwlab.ops.call.call import Operation
 from fwlab.ops.call.rule import Rule
 from fwlab.ops.parts import chunks
 
-#: Steps per chunk: three tokens make two chunks.
+#: Tokens per chunk: three of them make two chunks.
 LENGTH = 2
-#: The third token writes another value under the key of the first. Queries
-#: are the keys: each token reads what it has just written.
+#: What the tokens of all rules are: the third writes another value under the key
+#: of the first. Queries are the keys: each token reads what it has just written.
 KEYS = [[1, 0], [0.6, 0.8], [1, 0]]
 VALUES = [[1, 2], [3, 0], [-1, 1]]
+#: Gates with values that are easy to follow; others are those of `Rule.example`.
 GATES = {
     "beta": [1, 0.5, 0.5],
     "log_decay": [0, math.log(0.5), math.log(0.5)],
 }
 
 
-def rules(folder: str) -> dict[str, Callable[[str], Any]]:
-    """What a folder computes: call one with the name of an implementation."""
-    found: dict[str, Callable[[str], Any]] = {}
-    loops = []
-    for name, rule in TABLE.items():
-        if rule.folder != folder or "chunked" not in rule.implementations:
-            continue
-        if rule.implementations["naive"] in loops:
+def arguments(rule: Rule) -> dict[str, torch.Tensor]:
+    """Three tokens for a rule, by the names of its arguments."""
+    sizes = {"batch": 1, "time": len(KEYS), "heads": 1, "key": 2, "value": 2}
+    x = rule.example(torch.Generator().manual_seed(0), **sizes)
+    toys = GATES | {"q": KEYS, "k": KEYS, "v": VALUES}
+    for name, usual in x.items():
+        if name in toys:
+            x[name] = _toy(toys[name], rule.dims(name, None).split()[2:], usual)
+        else:
+            x[name] = (usual * 4).round() / 4
+    return x | rule.related(**x)
+
+
+def _toy(numbers: list, dims: list[str], usual: torch.Tensor) -> torch.Tensor:
+    """Numbers of each token in the shape of others."""
+    toy = torch.tensor(numbers, dtype=usual.dtype)
+    if "steps" in dims:  # each step has the numbers of another token
+        toy = torch.stack([toy.roll(-j, 0) for j in range(usual.shape[2])], 1)
+    toy = toy.unsqueeze(1 + dims.index("heads"))
+    if toy.dim() <= len(dims):  # a gate per channel leaves the second alone
+        toy = toy[..., None] * toy.new_tensor([1, 0])
+    return toy[None]
+
+
+def rules(records: Iterable[Operation]) -> dict[str, tuple[Rule, Callable]]:
+    """What a page computes: call one with the name of an implementation."""
+    found: dict[str, tuple[Rule, Callable]] = {}
+    loops: list[Any] = []
+    for rule in records:
+        naive = rule.implementations["naive"]
+        if not isinstance(rule, Rule) or naive in loops:
             continue  # the same on other features
-        loops.append(rule.implementations["naive"])
-        found[name] = _call(rule)
+        loops.append(naive)
+        found[rule.name] = rule, _call(rule)
         if rule.normalizes:
-            found[f"{name}, normalize=True"] = _call(rule, normalize=True)
+            found[f"{rule.name}, normalize=True"] = rule, _call(rule, normalize=True)
     return found
 
 
 def _call(rule: Rule, **options: bool) -> Callable[[str], Any]:
     def call(implementation: str) -> Any:
-        k, v = (_sequence(x) for x in (KEYS, VALUES))
-        gates = {}
-        for name in rule.required:
-            gates[name] = _sequence(GATES[name])
-            if rule.gates[name] == "heads key":  # the second channel keeps all
-                gates[name] = gates[name][..., None] * k.new_tensor([1, 0])
         given = ({"normalize": False} if rule.normalizes else {}) | options
         given |= {"implementation": implementation, "return_state": True}
-        return getattr(ops, rule.name)(k, k, v, **gates, **given)
+        return getattr(ops, rule.name)(**arguments(rule), **given)
 
     return call
 
 
-def _sequence(numbers: list) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)[None, :, None]
+def _steps(rule: Rule) -> int:
+    """The steps of the recurrence that a token takes."""
+    x = arguments(rule)
+    return (x | rule.inputs(**x))["k"].shape[1] // len(KEYS)
 
 
-def record(folder: str, naive: Source, chunked: Source) -> dict[str, list[dict]]:
+def record(
+    records: Iterable[Operation], naive: Source, chunked: Source
+) -> dict[str, list[dict]]:
     """For each rule its steps: one for each equation that naive computes, and
     one for the result.
 
@@ -80,11 +103,12 @@ def record(folder: str, naive: Source, chunked: Source) -> dict[str, list[dict]]
     version belong to the same equations and to the chunk with this token.
     """
     found = {}
-    for name, call in rules(folder).items():
-        ours, theirs = (
-            moments(lambda version=version, call=call: call(version), source)
-            for version, source in (("naive", naive), ("chunked", chunked))
-        )
+    for name, (rule, call) in rules(records).items():
+        with _short_chunks(LENGTH * _steps(rule)):
+            ours, theirs = (
+                moments(lambda version=version, call=call: call(version), source)
+                for version, source in (("naive", naive), ("chunked", chunked))
+            )
         found[name] = [
             {
                 "token": moment.turn + 1,
@@ -95,7 +119,9 @@ def record(folder: str, naive: Source, chunked: Source) -> dict[str, list[dict]]
                         other
                         for other in theirs
                         if other.turn == moment.turn // LENGTH
-                        and _same(moment.tags, equations.by_steps(folder, other.tags))
+                        and _same(
+                            moment.tags, equations.by_steps(rule.folder, other.tags)
+                        )
                     ),
                 ),
             }
@@ -191,8 +217,9 @@ def _events(call: Callable[[], Any], source: Source) -> list[Event]:
             events.append(Event(source, statement.lineno, values, tags, turn, start))
 
     def trace(frame: FrameType, kind: str, result: Any) -> Any:
-        if frame.f_code.co_filename != file or frame.f_code.co_name.startswith("<"):
-            return None
+        name = frame.f_code.co_name
+        if frame.f_code.co_filename != file or name.startswith("<") or name in TABLE:
+            return None  # another file, or only the call of a record
         if kind == "line":
             statement = statements[frame.f_lineno]
             if frame in running:
@@ -205,12 +232,11 @@ def _events(call: Callable[[], Any], source: Source) -> list[Event]:
         return trace
 
     before = sys.gettrace()
-    with _short_chunks():
-        sys.settrace(trace)
-        try:
-            call()
-        finally:
-            sys.settrace(before)
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
     return events
 
 
@@ -224,9 +250,9 @@ def _statements(source: Source) -> dict[int, ast.stmt]:
 
 
 @contextmanager
-def _short_chunks() -> Iterator[None]:
+def _short_chunks(length: int) -> Iterator[None]:
     usual = chunks.length
-    chunks.length = lambda decay: LENGTH
+    chunks.length = lambda decay: length
     try:
         yield
     finally:

@@ -76,8 +76,8 @@ def test_every_number_says_whose_it_is(numbers):
         ("errata", "4", "Eq. 4 of Zhai et al. 2021. AFT-local"),
         ("errata", "29", "Eq. 29 of Schlag et al. 2021. Sum normalisation"),
         ("annotated/aft-simple", "5", "Eq. 5 of Zhai et al. 2021."),
-        ("annotated/source/ops/kimi/naive", "n1", "(n1) is our own number. Every key"),
-        ("annotated/delta", "n1", "(n1) is our own number. The gated delta rule"),
+        ("annotated/kimi", "n2", "(n2) is our own number. Every key"),
+        ("annotated/gated_delta", "n1", "(n1) is our own number. The gated delta rule"),
         ("notebooks/12_feedback", "f1", "(f1) is our own number. One memory per step"),
     ],
 )

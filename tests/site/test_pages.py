@@ -19,8 +19,8 @@ COLOURS = ["color-contrast", "link-in-text-block"]
 #: One page of each kind: a small one, since axe-core takes most of the time.
 KINDS = (
     *("index", "course", "cheatsheet", "results", "reproduce/ablation", "api/plots"),
-    *("figures/memory", "notebooks/03_dpfp", "annotated/programmer"),
-    *("annotated/equations", "annotated/source/ops/kimi/naive"),
+    *("figures/memory", "notebooks/03_dpfp", "annotated/fwp"),
+    *("annotated/equations", "annotated/source/ops/correcting/rules/comba"),
 )
 #: Where plots are drawn for phones, too.
 PLOTS = ("results", "reproduce/", "kernels/")

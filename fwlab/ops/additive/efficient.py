@@ -6,7 +6,7 @@ instead: only the inputs are kept, and one state per chunk.
 
 One function serves two recurrences. The additive rules write values,
 $E = V$; the delta rules write *errors* in their place, which solve a
-triangular system (`fwlab/ops/correcting`). With the strength $s$ (the delta
+triangular system (`ops/correcting`). With the strength $s$ (the delta
 rule's $\beta$), what is written is $U = s E$:
 
 $$Y = \gamma\, Q W^\top + P\, U, \quad

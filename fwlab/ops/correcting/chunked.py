@@ -73,6 +73,7 @@ def correcting(
     if z is not None:
         inputs = (q, k, v, decay, strength, W, z, ask)
         return normalized_correcting(*inputs)
+    # Only the state goes from chunk to chunk.
     y = []
     for d, Q, K, V, b, R in cut(decay, q, k, v, strength, ask):
         gamma, Gamma = asking = decays(d)

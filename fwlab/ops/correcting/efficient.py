@@ -1,16 +1,17 @@
 r"""# The correcting recurrence in chunks, with gradients by hand
 
 In chunks, a rule that corrects is an additive rule that writes *errors*
-in place of values. All that is left to do here is the triangular system of
-(d1), for the errors $E = V - \bar V$ themselves; the rest is the
+in place of values. All that is left to do here is the triangular system
+of (d1), for the errors $E = V - \bar V$ themselves; the rest is the
 efficient version of the additive rules, with $U = \beta E$. With
 $L = \mathrm{stril}(\bar K K^\top) \odot \Gamma$:
 
 $$(I + L \beta)\, E = V - \gamma \bar K W^\top \tag{d4}$$
 
 where $\beta$ scales columns. The rows $\bar K$, by which the memory is
-queried, are the keys that ask: $R$ of (d0). With attention normalisation, Eq. 27 divides what
-is retrieved by $z_{i-1} \cdot \phi(k_i)$. That is to query with
+queried, are the keys that ask: $R$ of (d0). With attention
+normalisation, Eq. 27 divides what is retrieved by
+$z_{i-1} \cdot \phi(k_i)$. That is to query with
 $\bar k_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$, and to write with
 $\phi(k_i)$ as before.
 """
@@ -132,6 +133,7 @@ def correcting(
     if z is not None:
         inputs = (q, k, v, decay, strength, W, z, ask)
         return normalized_correcting(*inputs)
+    # Some rules ask the memory as it was before the decay.
     Kind = EarlyErrors if early else Errors
     y, _, W = memory(q, k, v, decay, strength, W, ask=ask, Kind=Kind)()
     return y, W

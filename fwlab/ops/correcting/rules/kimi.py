@@ -100,7 +100,7 @@ def kimi_delta_rule(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Fade every key channel, then replace what a key holds, then read.
+    r"""Fade every key channel, replace what a key holds, then read.
 
     $\tilde W_t = W_{t-1}\, \mathrm{diag}(\alpha_t)$ with
     $\alpha_t = \exp(\text{log\_decay}_t)$ per key channel; then, as in

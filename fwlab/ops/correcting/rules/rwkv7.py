@@ -5,8 +5,8 @@ with one pair of vectors and writes with another: the memory is
 multiplied by a diagonal matrix plus a matrix of rank one. In the delta
 rule these are the identity and $-\beta\, k \otimes k$. Equation numbers
 are those of [Schlag et al. 2021](https://arxiv.org/abs/2102.11174),
-those with a letter are ours. The paper's state is the transpose: here
-values are rows and keys are columns.
+those with a letter are ours. The paper writes vectors as rows: its
+$v^\top k$ is our $v \otimes k$.
 
 - `q`, `k`, `a`, `b`, `log_decay`: `[batch, time, heads, key]`.
 - `v`: `[batch, time, heads, value]`.
@@ -121,11 +121,10 @@ def rwkv7_rule(
     return_state: bool = False,
     implementation: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Fade every key channel, move a part of the memory, add; then read.
+    r"""Fade every key channel, move a part of the memory, add, read.
 
     $W_t = W_{t-1} \big(\mathrm{diag}(e^{\text{log\_decay}_t})
-    + a_t b_t^\top\big) + v_t \otimes k_t$ and $y_t = W_t q_t$. The
-    paper's memory is the transpose of $W$.
+    + a_t b_t^\top\big) + v_t \otimes k_t$ and $y_t = W_t q_t$.
 
     - `q`, `k`: `[batch, time, heads, key]`. Grouped heads as for
       `delta_rule`.
