@@ -1,6 +1,5 @@
 """What every operation checks before it does any work."""
 
-import functools
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -33,7 +32,7 @@ def shapes(
         ordinary(op, argument, tensor)
         if names is None:
             continue
-        dims, found = _dimensions(names), tensor.shape
+        dims, found = names.split(), tensor.shape
         before = sizes.copy()
         fits = len(dims) == len(found)
         for dim, size in zip(dims, found, strict=False):
@@ -73,11 +72,6 @@ def dense(x: Any) -> bool:
         and x.layout is torch.strided
         and not x.is_nested
     )
-
-
-@functools.cache  # a call of a short kernel waits for these checks
-def _dimensions(names: str) -> list[str]:
-    return names.split()
 
 
 def group(op: str, q: Any, k: Any) -> int:
