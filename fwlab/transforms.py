@@ -4,6 +4,8 @@ Then a formula has to be plain: values cannot decide what is computed, and a
 backward pass by hand says nothing about tangents.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch.autograd import forward_ad
 
@@ -17,6 +19,16 @@ def transformed() -> bool:
 def forward_mode() -> bool:
     """Where tensors may carry tangents, as within `jacfwd`."""
     return forward_ad._current_level >= 0
+
+
+def constant(function: Callable) -> Callable:
+    """Decorator: `torch.compile` does not look into the function.
+
+    It calls it once, and uses what it returns as a constant. As
+    `torch.compiler.assume_constant_result`, which loads the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def traced() -> bool:

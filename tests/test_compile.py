@@ -5,18 +5,26 @@ Calls that are traced become operators of PyTorch: `fwlab/ops/call/operators.py`
 
 import subprocess
 import sys
+import traceback
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import fwlab
 from fwlab import layers, ops
 from fwlab.models import LanguageModel
 from fwlab.models.language_model import MIXERS
-from fwlab.ops.call import operators
+from fwlab.ops.additive.efficient import Memory
+from fwlab.ops.aft.full.efficient import Tiles
+from fwlab.ops.aft.simple.efficient import _Simple
 from fwlab.ops.call.operators import Operator
+from fwlab.ops.feedback.efficient import _Feedback
+from fwlab.ops.fwp.efficient import _Segments
 from problems import ROWS, error, outcome, parts, problem, rebuild, weighted
 
 #: Rows and mixers that share what is compiled with another.
@@ -141,17 +149,18 @@ def images(time):
 
 
 def calls_of(name, time):
-    """The operators that a call would go through, with their arguments."""
-    found = []
+    """The operators that a call goes through where it is traced, and their
+    arguments.
+    """
+    found, call = [], Operator.__call__
 
-    def record(self, *args, **given):
-        values = {**self.defaults, **dict(zip(self.names, args, strict=False)), **given}
-        found.append((self.name, [p.pack(values[p.name]) for p in self.parameters]))
-        return self.function(*args, **given)
+    def record(self, *given):
+        found.append((self.name, given[: self.count]))
+        return call(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Operator, "trace", record)
-        patch.setattr(operators, "_no_data", lambda args, given: True)
+        patch.setattr(Operator, "__call__", record)
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
         if name == "images":
             ops.aft_conv2d(*images(time))
         else:
@@ -161,24 +170,60 @@ def calls_of(name, time):
     return found
 
 
-def test_every_operation_is_an_operator():
-    """Except one, which PyTorch traces as it is."""
+def test_every_recurrence_is_an_operator():
     found = {name for row in (*ROWS, "images") for name, _ in calls_of(row, 2)}
-    assert found == set(ops.TABLE) - {"softmax_attention"}
+    assert found == RECURRENCES
 
 
-@pytest.mark.parametrize("time", [0, 3])
+@pytest.mark.parametrize("time", [1, 35])
 @pytest.mark.parametrize("name", some((*ROWS, "images"), AGAIN))
 def test_what_pytorch_is_told(name, time):
-    """Schema, shapes and gradients, checked by PyTorch; without steps, the
-    function returns tensors that it was given.
-    """
-    ((operator, arguments),) = calls_of(name, time)
-    opcheck(
-        getattr(torch.ops.fwlab, operator).default,
-        tuple(arguments),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
+    """Schema, shapes and gradients, checked by PyTorch."""
+    for operator, arguments in calls_of(name, time):
+        leaves = [
+            x.detach().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x
+            for x in arguments
+        ]
+        opcheck(
+            getattr(torch.ops.fwlab, operator).default,
+            tuple(leaves),
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )
+
+
+RECURRENCES = {"additive", "correcting", "correcting_early", "fwp", "aft", "aft_simple"}
+RECURRENCES |= {"feedback"}
+
+FORWARD = {
+    "delta-normalized": [Memory],
+    "fwp-tanh": [_Segments],
+    "aft-simple": [_Simple],
+    "aft-full": [Tiles],
+    "aft-local": [Tiles],
+    "feedback": [_Feedback],
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_nothing_is_computed_twice(name, monkeypatch):
+    """Compiled training has as many forward passes as any other."""
+    passes = []
+    for function in FORWARD[name]:
+
+        def counted(*given, forward=function.forward):
+            passes.append(forward)
+            return forward(*given)
+
+        monkeypatch.setattr(function, "forward", staticmethod(counted))
+    row = ROWS[name]
+    inputs, state = problem(row, 40)
+    outcome(row, inputs, state, "auto")
+    expected = len(passes)
+    whole = replace(row, op=compiled(lines(row)))
+    outcome(whole, inputs, state, "auto")
+    passes.clear()
+    outcome(whole, inputs, state, "auto")
+    assert len(passes) == expected > 0
 
 
 def test_backward_knows_what_is_not_needed(monkeypatch):
@@ -186,7 +231,9 @@ def test_backward_knows_what_is_not_needed(monkeypatch):
     an input that needs none.
     """
     ((name, arguments),) = calls_of("delta", 3)
-    arguments[0] = arguments[0].detach()
+    q, k, v, decay, strength, ask, W, keep = arguments
+    q = q.detach()
+    leaves = [x.detach().requires_grad_() for x in (k, v, strength, W)]
     seen, compute = [], Operator.backward
 
     def record(self, *packed):
@@ -194,18 +241,18 @@ def test_backward_knows_what_is_not_needed(monkeypatch):
         return compute(self, *packed)
 
     monkeypatch.setattr(Operator, "backward", record)
-    y, _ = getattr(torch.ops.fwlab, name)(*arguments)
-    leaves = [*arguments[1:4], *arguments[-3]]
+    k, v, strength, W = leaves
+    y, *_ = getattr(torch.ops.fwlab, name)(q, k, v, decay, strength, ask, W, keep)
     found = torch.autograd.grad(weighted(y), leaves)
     ((gradients, needed),) = seen
-    assert [x is None for x in gradients] == [False, True]
-    assert needed == [False, True, True, True, True]
-    y = ops.delta_rule(*arguments[:4], state=leaves[-1])
+    assert [x is None for x in gradients] == [False, True, True]
+    assert needed == [False, True, True, False, True, False, True]
+    y = ops.delta_rule(q, k, v, strength[..., 0], state=W)
     agree(found, torch.autograd.grad(weighted(y), leaves))
 
 
 def test_ordinary_calls_are_not_operators(monkeypatch):
-    monkeypatch.delattr(Operator, "trace")
+    monkeypatch.delattr(Operator, "__call__")
     inputs, _ = problem(ROWS["delta"], 3, with_state=False)
     ops.delta_rule(*inputs)
     ops.delta_rule(*map(torch.nn.Parameter, inputs))
@@ -281,9 +328,8 @@ def test_without_data_errors_are_the_same():
     with pytest.raises(TypeError, match="multiple values for argument 'q'"):
         ops.delta_rule(x, x, x, x[..., 0], q=x)
     y = ops.delta_rule(x.requires_grad_(), x, x, x[..., 0])
-    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="implementation='naive'"):
-        torch.autograd.grad(first.sum(), x)
+        torch.autograd.grad(y.sum(), x, create_graph=True)
     row, inputs, state, keep = masked_problem("feedback")
     options = {"state": rebuild(state, bare), "key_mask": bare(keep)}
     with pytest.raises(ValueError, match="expected return_state=False"):
@@ -298,9 +344,9 @@ def test_fake_tensors():
     assert isinstance(state, ops.NormalizedState)
 
 
-def model(mixer):
+def model(mixer, max_len=16):
     torch.manual_seed(0)
-    made = LanguageModel(11, mixer, layers=1, heads=2, d_model=8, max_len=16)
+    made = LanguageModel(11, mixer, layers=1, heads=2, d_model=8, max_len=max_len)
     return made, torch.randint(0, 11, (2, 9))
 
 
@@ -322,11 +368,17 @@ def test_models_are_exported(mixer):
     assert torch.equal(program.module()(tokens), made(tokens))
     names = {str(node.target) for node in program.graph.nodes}
     used = {name.split(".")[1] for name in names if "fwlab" in name}
-    assert len(used) == (mixer not in ("softmax", "transformer-xl"))
+    if mixer in ("softmax", "transformer-xl"):
+        assert not used
+    else:
+        assert used & RECURRENCES and used <= RECURRENCES
 
 
-def test_models_are_exported_for_any_length(tmp_path):
-    made, tokens = model("delta")
+@pytest.mark.parametrize(
+    "mixer", some(sorted(set(MIXERS) - {"transformer-xl"}), SLOW_MODELS)
+)
+def test_models_are_exported_for_any_length(mixer, tmp_path):
+    made, tokens = model(mixer, max_len=101)
     sizes = ({1: torch.export.Dim("time", min=2, max=100)},)
     program = torch.export.export(made, (tokens,), dynamic_shapes=sizes)
     torch.export.save(program, tmp_path / "model.pt2")
@@ -416,3 +468,23 @@ y, state = fwlab.ops.sum_rule(x, x, x, return_state=True)
 assert type(state) is fwlab.ops.NormalizedState
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_few_frames():
+    """From a layer's `forward` to the first product of its recurrence."""
+    layer, seen = layers.FastWeightAttention(8, 2), []
+    package = str(Path(fwlab.__file__).parent)
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.bmm.default:
+                frames = [(x.name, x.filename) for x in traceback.extract_stack()]
+                names, files = zip(*frames, strict=True)
+                # From the layer to PyTorch's own way to this mode.
+                end = max(i for i, file in enumerate(files) if file.startswith(package))
+                seen.append(end + 1 - names.index("forward"))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        layer(torch.randn(2, 5, 8))
+    assert 1 < seen[0] <= 9

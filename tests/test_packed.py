@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fwlab import feature_maps, ops
 from fwlab.layers import AFTSimple, Block, FastWeightAttention, FastWeightProgrammer
 from fwlab.models import MIXERS, LanguageModel
-from fwlab.ops.call import packed
+from fwlab.ops.call import packed, whole
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.rule import Rule
 from problems import (
@@ -223,9 +223,13 @@ def test_one_graph(name):
 def test_what_pytorch_is_told():
     inputs, state = packed_problem(PACKED["delta"], [2, 0, 4])
     cu_seqlens = borders([2, 0, 4])
+    tensors = (state, *inputs, cu_seqlens)
+    missing = [None] * (whole.TENSORS - len(tensors))
+    size = list(inputs[2].shape)
+    about = ("delta_rule", "q k v beta cu_seqlens", size)
     opcheck(
-        torch.ops.fwlab.delta_rule.default,
-        (*inputs, False, None, None, cu_seqlens, [state], True, "auto"),
+        torch.ops.fwlab.call.default,
+        (*tensors, *missing, *about, "auto", False, None, 0, True),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 

@@ -23,12 +23,15 @@ the next. `fade` knows all about decays and costs nothing where there
 are none.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
+from fwlab.ops.call import operators
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts import decay as decays
 
@@ -45,6 +48,8 @@ class Group:
     #: Whether errors are written, in place of values; and whether they
     #: are those of the memory before it fades.
     corrects, early = False, False
+    #: What takes the place of `Memory` where a call is only traced.
+    operator: ClassVar[operators.Operator]
 
     def __init__(
         self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
@@ -61,9 +66,13 @@ class Group:
         self.K = self.R[:, chunk:] if self.by_key else self.cut(k)
         self.V, self.s = self.cut(v), self.cut(strength)
         self.fade = decays.of(decay, self.steps, *self.kind, self.early)
-        self.scores = self.fade.scores(self.R, self.K)
         #: $P$ and, as they read the state before, the rows: $\gamma R$.
-        self.P, self.old = self.scores.P, self.fade.of_state(self.R)
+        self.P = self.fade.scores(self.R, self.K)
+        self.old = self.fade.of_state(self.R)
+        self.solve()
+
+    def solve(self) -> None:
+        """What else needs no state."""
 
     def cut(self, *parts: Tensor | None) -> Any:
         """These chunks of an input; of two, one below the other."""
@@ -149,8 +158,8 @@ class Memory(torch.autograd.Function):
         strength: Tensor | None,
         ask: Tensor | None,
         W: Tensor,
-        Kind: type[Group],
         keep: bool,
+        Kind: type[Group],
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Groups of chunks from the first to the last."""
         inputs = q, k, v, decay, strength, ask
@@ -176,8 +185,8 @@ class Memory(torch.autograd.Function):
             else:
                 S[0] = own[-1]
         # Inputs and one state per chunk: nothing else is kept.
-        ctx.save_for_backward(*inputs, S[:-1])
-        ctx.options = Kind, chunk
+        ctx.save_for_backward(*inputs, S if keep else None)
+        ctx.options = keep, Kind
         ctx.set_materialize_grads(False)
         return y, asked, S[first].clone().view_as(W)
 
@@ -191,8 +200,9 @@ class Memory(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Groups of chunks from the last to the first."""
         *inputs, S = ctx.saved_tensors
-        Kind, chunk = ctx.options
-        _, k, v, _, _, ask = inputs
+        _, k, v, decay, _, ask = inputs
+        _, Kind = ctx.options
+        chunk = min(chunks.length(decay), k.shape[1])
         # Some of the outputs may have no gradient.
         if dy is None:
             dy = S.new_zeros(v.shape)
@@ -213,6 +223,42 @@ class Memory(torch.autograd.Function):
         shape = k.shape[0], k.shape[2], *dS.shape[1:]
         # A copy: a view would keep the states of a whole group.
         return *gradients, dS.clone().view(shape), None, None
+
+
+def shapes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    strength: Tensor | None,
+    ask: Tensor | None,
+    W: Tensor,
+    keep: bool,
+    Kind: type[Group],
+) -> tuple[Any, Any]:
+    """What `Memory` returns and what it saves, without data."""
+    y, S = v.new_empty(v.shape, dtype=W.dtype), None
+    if keep:
+        n = chunks.count(q.shape[1], chunks.length(decay))
+        S = W.new_empty(n + 1, *W.flatten(0, 1).shape)
+    two = ask is not None and not Kind.corrects
+    asked = torch.empty_like(y) if two else None
+    results = y, asked, torch.empty_like(W)
+    return results, (q, k, v, decay, strength, ask, S)
+
+
+def operator(name: str, Kind: type[Group]) -> operators.Operator:
+    """`Memory` of a class of groups, where a call is only traced."""
+    schema = (
+        "Tensor q, Tensor k, Tensor v, Tensor? decay, "
+        "Tensor? strength, Tensor? ask, Tensor W, bool keep"
+    )
+    return operators.Operator(
+        name, Memory, schema, 3, Kind, shapes=shapes
+    )
+
+
+Group.operator = operator("additive", Group)
 
 
 def _backward(
@@ -247,7 +293,7 @@ def _backward(
     read, stored = torch.bmm(G, before), torch.bmm(U, after)
     del G, U
     dR, dK = fade.of_state(read), fade.at_end(stored)
-    group.scores.backward(dP, dR, dK)  # (c3), (c4)
+    fade.scores_backward(dP, dR, dK)  # (c3), (c4)
     dd = None
     if fade.forgets:
         met, kept = read.mul_(group.R), stored.mul_(group.K)
@@ -299,7 +345,7 @@ def _row(y: Tensor, W: Tensor) -> Tensor:
     return y.view(*W.shape[:2], 1, -1).transpose(1, 2)
 
 
-def remember(
+def memory(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -309,14 +355,18 @@ def remember(
     *,
     ask: Tensor | None = None,
     Kind: type[Group] = Group,
-) -> tuple[Tensor, Any, Tensor]:
-    """`Memory`, or one step without chunks if none will go back."""
+) -> Callable[[], tuple[Tensor, Any, Tensor]]:
+    """`Memory`, or one step without chunks if none will go back.
+
+    - Returns a function without arguments.
+    """
     given = (q, k, v, decay, strength, ask, W)
     keep = autograd.will_go_back(*given)
     # A text is generated step by step.
     if q.shape[1] == 1 and not keep:
-        return one_step(*given, Kind)
-    return Memory.apply(*given, Kind, keep)
+        return partial(one_step, *given, Kind)
+    run = Kind.operator if operators.traced(q) else Memory.apply
+    return partial(run, *given, keep, Kind)
 
 
 def additive(
@@ -330,11 +380,11 @@ def additive(
 ) -> tuple[Tensor, ...]:
     """Arguments and results of the chunked version."""
     if z is None:
-        y, _, W = remember(q, k, v, decay, strength, W)
+        y, _, W = memory(q, k, v, decay, strength, W)()
         return y, W
     # $z$ is one more row of $W$, into which every key writes 1.
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     W = torch.cat([W, z[:, :, None]], -2)
-    y, _, W = remember(q, k, v, decay, strength, W)
+    y, _, W = memory(q, k, v, decay, strength, W)()
     y = divide(y[..., :-1], y[..., -1:])  # Eq. 19
     return y, W[..., :-1, :].clone(), W[..., -1, :].clone()

@@ -45,6 +45,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fwlab.ops.call import gpu
+from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts.kernels import (
     contiguous,
@@ -627,7 +628,8 @@ def form(v: Tensor, K: int, nu: int) -> Form:
     full = v.dtype == torch.float32
     hopper = gpu.capability(v.device)[0] == 9
     cores = gpu.multiprocessors(v.device)
-    return _form(batch * heads, K, V, full, nu > 0, hopper, cores)
+    programs = int(batch * heads)  # if traced, it is now known
+    return _form(programs, K, V, full, nu > 0, hopper, cores)
 
 
 @functools.cache
@@ -684,9 +686,9 @@ class Chunked(torch.autograd.Function):
         strength: Tensor | None,
         W: Tensor | None,
         z: Tensor | None,
-        solve: Callable | None,
         nu: int,
         keep: bool,
+        solve: Callable | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """`forward` carries the state from chunk to chunk. Where that
         keeps too few programs busy, `read` computes the outputs.
@@ -764,7 +766,7 @@ class Chunked(torch.autograd.Function):
                 *(None if z is None else y, total),
                 *(states, z_states, q_total, k_total),
             )
-        ctx.nu, ctx.plan = nu, plan
+        ctx.options = nu, keep, solve
         ctx.set_materialize_grads(False)
         return y, W_end, z_end
 
@@ -784,9 +786,10 @@ class Chunked(torch.autograd.Function):
         )
         W, z, y, total, *saved = saved
         states, z_states, q_total, k_total = saved
-        plan, nu = ctx.plan, ctx.nu
+        nu = ctx.options[0]
         batch, time, heads, V = E.shape
         K = states.shape[-1]
+        plan = form(E, K, nu)
         n, programs = chunks.count(time, plan.C), batch * heads
         dy = torch.zeros_like(E) if dy is None else dy.contiguous()
         dW_end, dz_end = contiguous(dW_end, dz_end)
@@ -852,6 +855,18 @@ class Chunked(torch.autograd.Function):
         return dq, dk, dv, dd, ds, dW, dz, None, None, None
 
 
+def operator(name: str, solve: Callable | None) -> Operator:
+    """`Chunked` of a recurrence, where a call is only traced."""
+    schema = (
+        "Tensor q, Tensor k, Tensor v, Tensor? decay, "
+        "Tensor? strength, Tensor? W, Tensor? z, int nu, bool keep"
+    )
+    return Operator(name, Chunked, schema, 3, solve)
+
+
+_operator = operator("additive_kernels", None)
+
+
 def additive(
     q: Tensor,
     k: Tensor,
@@ -865,5 +880,6 @@ def additive(
     decay, strength = per_head(decay), per_head(strength)
     given = (*one_precision(q, k, v), decay, strength, W, z)
     keep = autograd.will_go_back(*given)
-    y, W, z = Chunked.apply(*given, None, 0, keep)
+    run = _operator if traced(q) else Chunked.apply
+    y, W, z = run(*given, 0, keep, None)
     return (y, W) if z is None else (y, W, z)

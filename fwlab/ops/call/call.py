@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import checks, choice, packed
+from fwlab.ops.call import checks, choice, packed, whole
+from fwlab.ops.call.operators import traced
 from fwlab.ops.parts.autograd import full_precision
 
 
@@ -76,8 +77,6 @@ class Call:
         cu_seqlens: Tensor | None = None,
     ):
         self.op, self.name, self.key_mask = op, op.name, key_mask
-        #: Whether the call is only traced: see `traced.py`.
-        self.only_shapes = False
         self.sizes = checks.shapes(op.name, **arguments)
         self.given = {name: x for name, (x, _) in arguments.items()}
         self.like = self.given[like]
@@ -89,6 +88,8 @@ class Call:
                 op.name, "key_mask", key_mask, self.like, **shape
             )
         self.cu_seqlens = cu_seqlens
+        #: Whether there are documents of unknown lengths.
+        self.hidden = cu_seqlens is not None and traced(self.like)
         #: Those of packed documents.
         self.lengths: list[int] | None = None
         if cu_seqlens is not None:
@@ -104,8 +105,7 @@ class Call:
         - `deciding`: the arguments whose device and dtypes decide.
         - `sizes`: other arguments for `refuses` of a kernel.
         """
-        self.only_shapes = isinstance(implementation, choice.Shapes)
-        if self.cu_seqlens is not None and not self.only_shapes:
+        if self.cu_seqlens is not None and not self.hidden:
             self.lengths = packed.lengths(
                 self.name, self.cu_seqlens, self.sizes["time"]
             )
@@ -116,6 +116,21 @@ class Call:
             *(self.given[name] for name in deciding),
             plain=self.op.plain,
             **{**self.sizes, **sizes},
+        )
+
+    def whole(
+        self, start: Any, return_state: bool, **options: Any
+    ) -> Any:
+        """The call as a single operator, with checked arguments."""
+        own = {"key_mask": self.key_mask, "cu_seqlens": self.cu_seqlens}
+        tensors = self.given | own
+        return whole.call(
+            self.name,
+            start,
+            self.like,
+            return_state,
+            tensors,
+            **options,
         )
 
     def masked(self, x: Tensor, fill: float = 0) -> Tensor:
@@ -188,19 +203,12 @@ class Call:
         compute: Callable[[], tuple[Tensor, Any]],
         start: Any,
         return_state: bool,
-        grows: bool = False,
     ) -> Any:
         """`(y, state)` of `compute`, in full precision.
 
         An empty sequence has no steps to compute, but its result still
         depends on the inputs.
-
-        - `grows`: the state has one entry per step, in dimension 1.
         """
-        if self.only_shapes:
-            y = self.like.new_empty(self.like.shape)
-            more = self.like.shape[1] if grows else 0
-            return (y, self._after(start, more)) if return_state else y
         with full_precision(self.like):
             if self.like.shape[1] == 0:
                 others = (
@@ -213,14 +221,3 @@ class Call:
                 y, after = compute()
             y = self.masked(y).to(self.like.dtype)
         return (y, after) if return_state else y
-
-    def _after(self, start: Any, more: int) -> Any:
-        """A state without data after `more` steps, with no masks."""
-        if start is None:
-            return None
-        if isinstance(start, tuple):
-            return type(start)(*(self._after(x, more) for x in start))
-        shape = list(start.shape)
-        if more:
-            shape[1] += more
-        return start.new_empty(shape, dtype=self.dtype)

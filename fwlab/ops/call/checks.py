@@ -1,6 +1,5 @@
 """What every operation checks before it does any work."""
 
-import functools
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -33,7 +32,7 @@ def shapes(
         ordinary(op, argument, tensor)
         if names is None:
             continue
-        dims, found = _dimensions(names), tensor.shape
+        dims, found = names.split(), tensor.shape
         before = sizes.copy()
         fits = len(dims) == len(found)
         for dim, size in zip(dims, found, strict=False):
@@ -56,25 +55,23 @@ def ordinary(op: str, argument: str, x: Any) -> None:
 
     Sparse, nested and oneDNN tensors are not.
     """
-    if not _dense(x):
+    if not dense(x):
         wanted = "dense tensor" if isinstance(x, Tensor) else "tensor"
         raise TypeError(
             f"{op}: expected {argument} to be a {wanted}, got {_kind(x)}"
         )
 
 
-# The shape of a nested tensor cannot even be asked for.
-def _dense(x: Any) -> bool:
+def dense(x: Any) -> bool:
+    """Whether it is a tensor with all its entries.
+
+    The shape of a nested tensor cannot even be asked for.
+    """
     return (
         isinstance(x, Tensor)
         and x.layout is torch.strided
         and not x.is_nested
     )
-
-
-@functools.cache  # a call of a short kernel waits for these checks
-def _dimensions(names: str) -> list[str]:
-    return names.split()
 
 
 def group(op: str, q: Any, k: Any) -> int:
@@ -83,7 +80,7 @@ def group(op: str, q: Any, k: Any) -> int:
     - Returns 1 if a shape does not fit at all: `shapes` reports that.
     - Raises `ValueError` for heads that cannot be shared evenly.
     """
-    if not all(_dense(x) and x.dim() == 4 for x in (q, k)):
+    if not all(dense(x) and x.dim() == 4 for x in (q, k)):
         return 1
     queries, keys = q.shape[2], k.shape[2]
     if queries == keys or not queries * keys:
@@ -207,7 +204,7 @@ def time_of(part: Any, dims: int) -> int:
 
     0 if it is not a tensor with `dims` dimensions.
     """
-    fits = _dense(part) and part.dim() == dims
+    fits = dense(part) and part.dim() == dims
     return part.shape[1] if fits else 0
 
 
@@ -215,7 +212,7 @@ def mask(
     op: str, argument: str, tensor: Tensor, like: Tensor, **sizes: int
 ) -> None:
     """Check a mask; `sizes` are its dimensions by name, in order."""
-    if not _dense(tensor) or tensor.dtype != torch.bool:
+    if not dense(tensor) or tensor.dtype != torch.bool:
         raise TypeError(
             f"{op}: expected {argument} to be a bool tensor "
             f"(True = real token), got {_kind(tensor)}"
@@ -235,7 +232,7 @@ def documents(op: str, cu_seqlens: Tensor, batch: int) -> int:
     - Returns the number of documents.
     """
     if (
-        not _dense(cu_seqlens)
+        not dense(cu_seqlens)
         or cu_seqlens.is_floating_point()
         or cu_seqlens.is_complex()
         or cu_seqlens.dtype == torch.bool

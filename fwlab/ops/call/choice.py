@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call import fla, gpu
-from fwlab.transforms import forward_mode, transformed
+from fwlab.transforms import constant, forward_mode, transformed
 
 #: The names of implementations for GPUs: theirs, and ours.
 KERNELS = ("fla", "triton")
@@ -19,13 +19,6 @@ PREFERRED = "fla"
 
 Others have measured theirs on many GPUs; nobody has timed ours on one.
 """
-
-
-class Shapes(str):
-    """The name of an implementation that is not to run.
-
-    A `Call` checks everything, and then returns tensors without data.
-    """
 
 
 class Refused(ValueError):
@@ -79,7 +72,7 @@ def choose(
             f"{op}: expected implementation 'auto' or one of {some}, "
             f"got {requested!r}"
         )
-    if not all(map(Tensor.numel, tensors)):
+    if not all(x.numel() for x in tensors):
         return "naive", implementations["naive"]  # nothing to compute
     forward = forward_mode()
     if forward or transformed():
@@ -118,7 +111,7 @@ def choose(
         reasons[name] = reason
     ours = reasons.get("triton")
     if ours and name not in KERNELS and device.type == "cuda":
-        _warn(f"{op}: {ours}; {name!r} is used instead")
+        _tell(f"{op}: {ours}; {name!r} is used instead")
     return name, _loaded(implementations[name])
 
 
@@ -163,4 +156,10 @@ def preferred(
 @functools.cache
 def _warn(text: str) -> None:
     """Warn once per text, no matter how often it is called."""
-    warnings.warn(text, stacklevel=2)
+    warnings.warn(text, stacklevel=3)
+
+
+@constant
+def _tell(text: str) -> None:
+    """The same, for `torch.compile`."""
+    _warn(text)

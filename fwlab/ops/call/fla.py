@@ -21,6 +21,7 @@ from torch import Tensor
 from fwlab.feature_maps import divide
 from fwlab.ops.call import gpu
 from fwlab.ops.parts import autograd
+from fwlab.transforms import constant
 
 OLDEST = (0, 6)
 """The oldest release with these functions."""
@@ -44,6 +45,7 @@ def version() -> gpu.Version | None:
     )
 
 
+@constant
 def missing() -> str | None:
     """Why it cannot run on this machine at all; None = it can."""
     if (version() or ()) < OLDEST:

@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fwlab.transforms import constant
 
 #: Whether kernels run in Triton's interpreter, on the CPU, for tests.
 #: Triton itself looks this up once, when a kernel is defined.
@@ -56,6 +59,7 @@ def dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
+@constant
 def installed() -> bool:
     """Whether there is a Triton that is new enough for the kernels."""
     return (version("triton") or ()) >= OLDEST
@@ -153,10 +157,13 @@ def launch(
     - `constants`: its `constexpr` parameters.
     """
     given = Launch(kernel, grid, arguments, constants, warps, stages)
+    lead = next(x for x in arguments if isinstance(x, Tensor))
+    bare = lead.is_meta and not takes("meta")
+    if bare or hasattr(lead, "fake_mode"):  # there is only the shape
+        return
     if _stand_in is not None:
         _stand_in.run(given)
         return
-    lead = next(x for x in arguments if isinstance(x, Tensor))
     # Triton launches on the current device, not on that of the tensors.
     with torch.cuda.device_of(lead):
         _run(given)
@@ -172,6 +179,7 @@ def _run(given: Launch) -> None:
     )
 
 
+@constant
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability, such as (9, 0); without a GPU (0, 0)."""
     if _stand_in is not None:
@@ -212,7 +220,11 @@ class Kernel:
 
     # Imported at the first call: fwlab works without Triton.
     def load(self) -> Any:
-        return _imported(self.module, self.function)
+        _import(self.module)
+        module = sys.modules[self.module]
+        return (
+            getattr(module, self.function) if self.function else module
+        )
 
     def refusal(
         self,
@@ -248,7 +260,7 @@ class Kernel:
                 f"{dotted(self.minimum)}"
             )
         # What a stand-in runs, no ptxas has compiled.
-        if _stand_in is None and (why := untrusted(have)):
+        if _stand_in is None and (why := _faulty(have)):
             return why
         if self.refuses is None:
             return None
@@ -257,11 +269,11 @@ class Kernel:
         return why and Limit(why)
 
 
-@functools.cache  # even to look a module up takes a while
-def _imported(module: str, function: str | None) -> Any:
-    """A function of a module, or the module itself."""
-    found = importlib.import_module(module)
-    return getattr(found, function) if function else found
+@constant
+def _import(module: str) -> None:
+    """Import a module once; even to look it up takes a while."""
+    if module not in sys.modules:
+        importlib.import_module(module)
 
 
 @functools.cache
@@ -292,6 +304,12 @@ def untrusted(capability: tuple[int, int]) -> str | None:
         f"{nvidia.ptxas_blackwell.path} is "
         f"{nvidia.ptxas_blackwell.version}"
     )
+
+
+@constant
+def _faulty(have: tuple[int, int]) -> str | None:
+    """The same, for `torch.compile`."""
+    return untrusted(have)
 
 
 def device_type() -> str:

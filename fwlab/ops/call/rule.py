@@ -21,6 +21,7 @@ from fwlab.feature_maps import (
 from fwlab.ops.call import checks
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
+from fwlab.ops.call.operators import traced
 from fwlab.ops.parts import units
 from fwlab.ops.parts.autograd import full_precision
 from fwlab.ops.parts.state import NormalizedState
@@ -205,13 +206,27 @@ class Rule(Operation):
         )
         # Our kernels begin without a state that would be all zeros, and
         # convert the strengths that they load.
-        own = name == "triton" and not call.only_shapes
+        own = name == "triton"
         start = None
-        if not own or state is not None or normalize or call.lengths:
+        as_one = call.hidden or (name == "fla" and traced(q))
+        if (
+            not own
+            or state is not None
+            or normalize
+            or call.lengths
+            or as_one
+        ):
             start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
-        if call.only_shapes or call.like.shape[1] == 0:
+        if as_one:
+            return call.whole(
+                start,
+                return_state,
+                **{"implementation": name, "normalize": normalize},
+                **{"scale": scale, "nu": options.get("nu", 0)},
+            )
+        if call.like.shape[1] == 0:
             return call.run(None, start, return_state)
         by_kernel = name in KERNELS
         # `scale` multiplies the result, which has full precision. A kernel
@@ -337,7 +352,7 @@ class Rule(Operation):
 
 def _has_steps(k: Any) -> bool:
     """Whether the first step of each token can be looked at."""
-    return isinstance(k, Tensor) and k.dim() == 5 and k.shape[2] > 0
+    return checks.dense(k) and k.dim() == 5 and k.shape[2] > 0
 
 
 def last_steps(y: Tensor, time: int) -> Tensor:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
-from fwlab.ops.additive.efficient import Group, remember
-from fwlab.ops.correcting import chunked
+from fwlab.ops.additive.efficient import Group, memory, operator
+from fwlab.ops.call import operators
 
 
 def inverse(A: Tensor) -> Tensor:
@@ -43,9 +43,8 @@ class Errors(Group):
 
     corrects = True
 
-    def __init__(self, *given: Any):
-        """The matrix of (d4) and its inverse: they need no state."""
-        super().__init__(*given)
+    def solve(self) -> None:
+        """The matrix of (d4) and its inverse."""
         self.L, self.K_bar = self.P[:, self.C :], self.old[:, self.C :]
         s = self.s
         self.X = inverse(self.L if s is None else self.L * s.mT)
@@ -112,6 +111,10 @@ class EarlyErrors(Errors):
     early = True
 
 
+Errors.operator = operator("correcting", Errors)
+EarlyErrors.operator = operator("correcting_early", EarlyErrors)
+
+
 def correcting(
     q: Tensor,
     k: Tensor,
@@ -132,7 +135,7 @@ def correcting(
         return normalized_correcting(*inputs)
     # Some rules ask the memory as it was before the decay.
     Kind = EarlyErrors if early else Errors
-    y, _, W = remember(q, k, v, decay, strength, W, ask=ask, Kind=Kind)
+    y, _, W = memory(q, k, v, decay, strength, W, ask=ask, Kind=Kind)()
     return y, W
 
 
@@ -151,23 +154,27 @@ def normalized_correcting(
     $z$ of Eq. 18 is a memory with one row, into which every key writes
     the value 1. Eq. 27 divides the key here, not the reading.
     """
-    given = (q, k, v, decay, strength, W, z, ask)
+    # A key divided by a tiny number would overflow in float32 where the
+    # reading, a mean, does not: then all of it is computed in float64.
+    single = W.dtype == torch.float32
+    if single and operators.traced(k):  # the numbers are not known
+        return _in_double(q, k, v, decay, strength, W, z, ask)
     one = k.new_ones(1, 1, 1, 1).expand(*k.shape[:3], 1)
-    total, held, after = remember(
+    total, held, after = memory(
         q, k, one, decay, None, z[:, :, None], ask=ask
-    )
-    # A key divided by a tiny number would overflow where the reading,
-    # a mean, does not: then the chunked version computes all of it in
-    # float64.
+    )()
     least = torch.finfo(held.dtype).tiny ** 0.5
-    if ((held != 0) & (held.abs() < least)).any():
-        wide: Any = [x if x is None else x.double() for x in given]
-        outputs = chunked.normalized_correcting(*wide)
-        y, W, z = (x.to(W.dtype) for x in outputs)
-        return y, W, z
+    if single and ((held != 0) & (held.abs() < least)).any():
+        return _in_double(q, k, v, decay, strength, W, z, ask)
     # With divided keys, the rest is a delta rule without a normaliser.
     ask = divide(ask, held)  # an empty memory: query with 0, get 0
-    y, _, W = remember(
+    y, _, W = memory(
         q, k, v, decay, strength, W, ask=ask, Kind=Errors
-    )
+    )()
     return divide(y, total), W, after[:, :, 0]  # Eq. 28
+
+
+def _in_double(*given: Tensor | None) -> Any:
+    """The same in float64, whose range is large enough."""
+    wide: Any = [x if x is None else x.double() for x in given]
+    return tuple(x.float() for x in normalized_correcting(*wide))

@@ -23,8 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fwlab.feature_maps import DPFP, sum_normalize
-from fwlab.ops.additive.kernels import Chunked, Form
+from fwlab.ops.additive.kernels import Chunked, Form, operator
 from fwlab.ops.call import gpu
+from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts.kernels import (
     causal_mask,
@@ -364,7 +365,6 @@ class _Steps(torch.autograd.Function):
         )
         if keep:
             ctx.save_for_backward(q, k, v, decay, beta, states)
-            ctx.begins = W is not None
         ctx.set_materialize_grads(False)
         return y, W_end
 
@@ -383,7 +383,8 @@ class _Steps(torch.autograd.Function):
         (dW_end,) = contiguous(dW_end)
         parts = chunks.count(V, rows_of_W(K, V))
         dv = torch.empty_like(v)
-        dW = torch.empty_like(states[0]) if ctx.begins else None
+        begins = ctx.needs_input_grad[5]
+        dW = torch.empty_like(states[0]) if begins else None
         dq, dk, db = (
             x.new_empty(parts, *x.shape, dtype=torch.float32)
             for x in (q, k, beta)
@@ -430,6 +431,16 @@ def _sizes(K: int, V: int, time: int) -> dict[str, int]:
     }
 
 
+_operator = operator("correcting_kernels", solve)
+_step_operator = Operator(
+    "correcting_steps",
+    _Steps,
+    "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor beta, "
+    "Tensor? W, bool keep",
+    2,
+)
+
+
 def _is_short(q: Tensor) -> bool:
     """Whether the recurrence is computed step by step."""
     old = gpu.capability(q.device) < gpu.TENSOR_CORES
@@ -458,6 +469,8 @@ def correcting(
     given = (*one_precision(q, k, v), decay, beta, W)
     keep = autograd.will_go_back(*given)
     if _is_short(q):
-        return _Steps.apply(*given, keep)
-    y, W, _ = Chunked.apply(*given, None, solve, nu, keep)
+        run = _step_operator if traced(q) else _Steps.apply
+        return run(*given, keep)
+    run = _operator if traced(q) else Chunked.apply
+    y, W, _ = run(*given, None, nu, keep, solve)
     return y, W

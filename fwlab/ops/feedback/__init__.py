@@ -1,6 +1,5 @@
 """Feedback memory: each layer attends to past results of all layers."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from fwlab.ops.call import checks, gpu
 from fwlab.ops.call.call import Call, Operation
-from fwlab.ops.call.operators import operator
+from fwlab.ops.call.operators import traced
 from fwlab.ops.feedback import efficient, naive
 from fwlab.ops.feedback.weights import FeedbackWeights
 from fwlab.ops.parts import autograd
@@ -77,22 +76,6 @@ class FeedbackState(NamedTuple):
     mask: Tensor | None
 
 
-# A state drops masked memories, so a mask decides its length.
-def _unknown(given: dict[str, Any]) -> str | None:
-    state = given["state"]
-    masked = given["key_mask"] is not None or (
-        state is not None and state[2] is not None
-    )
-    if masked and given["return_state"]:
-        return (
-            "with a mask, the number of memories in the state depends on "
-            "its values, which are not known where a call is only "
-            "traced; expected return_state=False, got True"
-        )
-    return None
-
-
-@partial(operator, unknown=_unknown)
 def feedback(
     x: Tensor,
     weights: FeedbackWeights,
@@ -170,7 +153,7 @@ def feedback(
 
     # Real tokens are moved to the front, so that all sequences of a
     # batch have memories without gaps.
-    def run() -> tuple[Tensor, FeedbackState]:
+    def run() -> tuple[Tensor, Any]:
         wide, order = call.masked(x.to(call.dtype)), None
         by_step = []
         if factors is not None:
@@ -181,9 +164,11 @@ def feedback(
         y, k, v = compute(wide, given, heads, *start, *by_step)
         if order is not None:
             y = _take(y, order.argsort(1))
+        if not return_state:
+            return y, None
         return y, _pack(k, v, start.mask, key_mask)
 
-    return call.run(run, start, return_state, grows=True)
+    return call.run(run, start, return_state)
 
 
 def _one_by_one(
@@ -385,6 +370,12 @@ def _pack(
     """
     if mask is None and new is None:
         return FeedbackState(k, v, None)
+    if traced(k) and not torch.compiler.is_dynamo_compiling():
+        raise ValueError(
+            "feedback: with a mask, the number of memories in the state "
+            "depends on its values, which are not known where a call is "
+            "only traced; expected return_state=False, got True"
+        )
     if new is None:
         assert mask is not None
         new = mask.new_ones(len(k), k.shape[1] - mask.shape[1])

@@ -41,6 +41,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fwlab.ops.call import operators
 from fwlab.ops.feedback.weights import EPS, FeedbackWeights
 from fwlab.ops.parts import autograd
 
@@ -97,9 +98,9 @@ class Forward:
         to_out: Tensor,
         expand: Tensor,
         contract: Tensor,
+        factors: Tensor | None,
         normalize: bool,
         keep: bool,
-        factors: Tensor | None,
     ):
         r"""
         - `x`: `[batch, time, d]`.
@@ -108,8 +109,9 @@ class Forward:
         - `alpha`: $\mathrm{softmax}(w)$.
         - `to_q`: `[layers, heads, key, d]`.
         - `to_kv`: `[2 * groups * d, d]`.
-        - `keep`: whether a backward pass may follow.
         - `factors`: `[layers, time, batch, 2 * d + d_ff]`; None = 1.
+        - `normalize`: whether a memory is normalised.
+        - `keep`: whether a backward pass may follow.
         """
         _, groups, batch, heads, self.past, key = past.shape
         rows, n = batch * heads, self.past + x.shape[1]
@@ -126,10 +128,7 @@ class Forward:
         self.kv = self.kv_split.view(2, groups, rows, n, key)
         back = _table(range(n, 0, -1), positions)
         self.r = back @ positions.T  # Eq. f4
-        self.hidden = hidden
-        if hidden is not None:
-            hidden = hidden.repeat_interleave(heads, 0)
-            self.hidden = hidden[:, None]
+        self.hidden = _by_head(hidden, heads)
 
     def run(self) -> Tensor:
         """All steps; returns `y`."""
@@ -194,20 +193,16 @@ class _Feedback(torch.autograd.Function):
     """The whole loop over time, with a hand-written gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, loops: tuple[Any, Any], *inputs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """`loops`: forward and backward; `inputs`: of the first."""
-        forward, ctx.backward_loop = loops
-        f = forward(*inputs)
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        """The arguments of the first of two loops, and both loops."""
+        *inputs, loops = given
+        f = loops[0](*inputs)
         y = f.run()
-        (_, _, _, alpha, to_q, positions, to_kv, to_out, expand,
-         contract, ctx.normalize, _, factors) = inputs  # fmt: skip
-        ctx.save_for_backward(
-            f.states, f.attended, f.kv, f.lse, f.hidden, alpha, to_q,
-            positions, to_kv, to_out, expand, contract, factors,
-        )  # fmt: skip
-        ctx.past = f.past
+        if f.keep:
+            ctx.save_for_backward(
+                *inputs[2:11], f.states, f.attended, f.kv, f.lse
+            )
+        ctx.options = given[11:]
         ctx.set_materialize_grads(False)
         return y, f.kv
 
@@ -217,7 +212,7 @@ class _Feedback(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, dkv: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """The backward loop does all of it."""
-        return None, *ctx.backward_loop(ctx, dy, dkv).run()
+        return ctx.options[-1][1](ctx, dy, dkv).run()
 
 
 class Backward:
@@ -241,9 +236,10 @@ class Backward:
 
     def __init__(self, ctx: Any, dy: Tensor | None, dkv: Tensor | None):
         """Recompute what was not saved, for all steps at once."""
-        (states, attended, kv, self.lse, self.hidden, alpha, to_q,
-         positions, to_kv, to_out, expand, contract,
-         factors) = ctx.saved_tensors  # fmt: skip
+        (hidden, alpha, to_q, positions, to_kv, to_out, expand,
+         contract, factors, states, attended, kv,
+         self.lse) = ctx.saved_tensors  # fmt: skip
+        normalize = ctx.options[0]
         self.states, self.attended, self.kv = states, attended, kv
         self.to_kv, self.to_out = to_kv, to_out
         self.expand, self.contract = expand, contract
@@ -252,8 +248,9 @@ class Backward:
         layers, time, batch, d = attended.shape
         _, groups, rows, n, key = kv.shape
         heads = rows // batch
-        self.past, self.split = ctx.past, (batch, heads)
-        self.to_past = ctx.needs_input_grad[2]
+        self.hidden = _by_head(hidden, heads)
+        self.past, self.split = n - time, (batch, heads)
+        self.to_past = ctx.needs_input_grad[1]
         self.group_of = range(layers) if groups > 1 else [0] * layers
         self.flat = (layers, time * batch, -1)
 
@@ -277,7 +274,7 @@ class Backward:
         self.h = torch.nn.functional.gelu(h)
         m = torch.mv(states.flatten(1).T, alpha).view(time, batch, d)
         self.m, self.m_norm = m, None
-        if ctx.normalize:
+        if normalize:
             self.m, self.m_norm = _norm(m)
         self.table = _table(range(n), positions)
         self.back = _table(range(n, 0, -1), positions)
@@ -343,9 +340,7 @@ class Backward:
             torch.bmm(
                 self.dropped(2, self.dx[1:]).reshape(flat).mT, self.h
             ),
-            None,
-            None,
-            None,
+            *(None,) * 4,
         )
 
     def dropped(self, which: int, dx: Tensor, *at: int) -> Tensor:
@@ -485,6 +480,13 @@ class Backward:
                 )  # (g4)
 
 
+def _by_head(hidden: Tensor | None, heads: int) -> Tensor | None:
+    """Which memories are hidden, `[batch * heads, 1, past]`."""
+    if hidden is None:
+        return None
+    return hidden.repeat_interleave(heads, 0)[:, None]
+
+
 def _split(
     factors: Tensor | None, contract: Tensor
 ) -> tuple[Tensor, ...] | None:
@@ -576,6 +578,36 @@ def _causal_softmax(
     return a
 
 
+def _shapes(x: Tensor, past: Tensor, *others: Any) -> tuple[Any, Any]:
+    """What `_Feedback` returns and what it saves, without data."""
+    (batch, time, d), layers = x.shape, len(others[5])
+    _, groups, _, heads, before, key = past.shape
+    rows, n = batch * heads, before + time
+    kv = x.new_empty(2, groups, rows, n, key)
+    saved: Any = ()
+    if others[-2]:  # `keep`
+        states = x.new_empty(layers + 1, time, batch, d)
+        lse = x.new_empty(layers, rows, time)
+        lse = None if others[-1][0] is Forward else lse
+        saved = *others[:9], states, states[1:], kv, lse
+    return (torch.empty_like(x), kv), saved
+
+
+def operator(name: str, loops: tuple[Any, Any]) -> operators.Operator:
+    """Both loops, where a call is only traced."""
+    return operators.Operator(
+        name, _Feedback, SCHEMA, 2, loops, shapes=_shapes
+    )
+
+
+SCHEMA = (
+    "Tensor x, Tensor past, Tensor? hidden, Tensor alpha, Tensor to_q, "
+    "Tensor positions, Tensor to_kv, Tensor to_out, Tensor expand, "
+    "Tensor contract, Tensor? factors, bool normalize, bool keep"
+)
+_operator = operator("feedback", (Forward, Backward))
+
+
 def feedback(
     x: Tensor,
     weights: FeedbackWeights,
@@ -585,6 +617,7 @@ def feedback(
     mask: Tensor | None,
     factors: Tensor | None = None,
     loops: tuple[Any, Any] = (Forward, Backward),
+    operator: operators.Operator = _operator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments and results of the naive version, and dropout.
 
@@ -596,8 +629,8 @@ def feedback(
     to_kv = torch.stack([w.to_k, w.to_v])
     if w.norm_memory is not None:
         to_kv = to_kv * w.norm_memory[:, None]
-    y, kv = _Feedback.apply(
-        loops,
+    run = operator if operators.traced(x) else _Feedback.apply
+    y, kv = run(
         x,
         torch.stack([k, v]).permute(0, 3, 1, 4, 2, 5),
         None if mask is None else ~mask,
@@ -608,9 +641,10 @@ def feedback(
         w.to_out,
         w.expand * w.norm_mlp[:, None],
         w.contract,
+        None if factors is None else factors.permute(2, 1, 0, 3),
         w.norm_memory is not None,
         autograd.will_go_back(x, k, v, *w),
-        None if factors is None else factors.permute(2, 1, 0, 3),
+        loops,
     )
     kv = kv.unflatten(2, (-1, heads)).permute(0, 2, 4, 1, 3, 5)
     return y, kv[0], kv[1]

@@ -692,6 +692,9 @@ class Backward(efficient.Backward):
         return dx
 
 
+_operator = efficient.operator("feedback_kernels", (Forward, Backward))
+
+
 def feedback(
     x: Tensor,
     weights: FeedbackWeights,
@@ -702,5 +705,7 @@ def feedback(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments and results of the naive version."""
     return efficient.feedback(
-        x, weights, heads, k, v, mask, loops=(Forward, Backward)
+        *(x, weights, heads, k, v, mask),
+        loops=(Forward, Backward),
+        operator=_operator,
     )

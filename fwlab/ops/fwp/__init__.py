@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Call, Operation, Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.fwp import efficient, naive
 
 FWP = Operation(
@@ -19,7 +18,6 @@ FWP = Operation(
 )
 
 
-@operator
 def fwp(
     a: Tensor,
     b: Tensor,
@@ -75,6 +73,8 @@ def fwp(
         key_mask=key_mask,
         cu_seqlens=cu_seqlens,
     )
+    if activation is not None and activation is not torch.tanh:
+        call.hidden = False  # no graph can describe the function
     name, compute = call.choose(implementation, "a")
     compute = call.by_document(compute, ("W",))
     if activation is not None and not callable(activation):
@@ -85,6 +85,13 @@ def fwp(
     shape = [call.sizes[n] for n in ("batch", "heads", "value", "key")]
     start = call.start(lambda W: W, state, {"": shape})
 
+    if call.hidden:
+        return call.whole(
+            start,
+            return_state,
+            implementation=name,
+            causal=activation is not None,
+        )
     sigma = _same_shape(activation)
     if sigma is None and name == "naive":
         sigma = torch.positive  # the identity

@@ -23,17 +23,20 @@ is the sum rule without a normaliser, and is computed in chunks.
 
 import math
 from collections.abc import Callable
-from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fwlab.ops.additive import efficient as linear
-from fwlab.ops.parts import autograd
+from fwlab.ops.call.operators import Operator, traced
+from fwlab.ops.parts import autograd, chunks
 
-#: Steps per segment; None = the root of the number of steps.
+#: Steps per segment; None = the root of the number of steps. Where a
+#: call is only traced, that number may not be known.
 SEGMENT: int | None = None
+TRACED = 32
 
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
@@ -89,8 +92,10 @@ def _left(x: Tensor, W: Tensor) -> Tensor:
     return (x[..., None, :] @ W)[..., 0, :]
 
 
-class _Segment(torch.autograd.Function):
-    """One segment; the backward pass computes its states again."""
+class _Segments(torch.autograd.Function):
+    """Segment after segment; the backward pass computes their states
+    again.
+    """
 
     @staticmethod
     def forward(
@@ -100,60 +105,141 @@ class _Segment(torch.autograd.Function):
         x: Tensor,
         keep: Tensor | None,
         W: Tensor,
+        length: int,
+        back: bool,
         activation: Callable,
     ) -> tuple[Tensor, Tensor]:
-        """Keep the inputs, and no state but the first."""
-        ctx.save_for_backward(a, b, x, keep, W)
-        ctx.activation = activation
-        a, b, x = (_by_time(part, W) for part in (a, b, x))
-        states = _states(a, b, keep, W, activation)
-        y = _left(x, states[1:].mT)  # Eq. 3
-        return y.transpose(0, 1), states[-1].clone()
+        """Keep the inputs, and the state before each segment if a
+        backward pass may follow.
+        """
+        pieces = _cut(length, a, b, x, keep)
+        starts = W.new_empty(len(pieces) if back else 0, *W.shape)
+        y, start = a.new_empty(a.shape, dtype=W.dtype), W
+        parts = zip(pieces, y.split(length, 1), strict=True)
+        for i, ((a_s, b_s, x_s, keep_s), y_s) in enumerate(parts):
+            if back:
+                starts[i] = start
+            a_s, b_s, x_s = (
+                _by_time(part, W) for part in (a_s, b_s, x_s)
+            )
+            states = _states(a_s, b_s, keep_s, start, activation)
+            y_s.copy_(
+                _left(x_s, states[1:].mT).transpose(0, 1)
+            )  # Eq. 3
+            start = states[-1]
+        ctx.save_for_backward(a, b, x, keep, starts.flatten(0, 1))
+        ctx.options = length, back, activation
+        ctx.set_materialize_grads(False)
+        return y, start.clone()
 
     @staticmethod
     @autograd.backward_pass
     def backward(
-        ctx: Any, dy: Tensor, dW: Tensor
+        ctx: Any, dy: Tensor | None, dW: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        r"""Let $P_i = W_{i-1} + a_i \otimes b_i$, so that
-        $W_i = \sigma(P_i)$. Each state is read once, and the next step
-        starts from it:
+        """From the last segment to the first."""
+        a, b, x, keep, starts = ctx.saved_tensors
+        length, _, activation = ctx.options
+        starts = starts.unflatten(0, (-1, len(a)))
+        if dy is None:
+            dy = starts.new_zeros(a.shape)
+        dW = torch.zeros_like(starts[0]) if dW is None else dW
+        pieces = _cut(length, a, b, x, keep, dy)
+        gradients = [torch.empty_like(part) for part in (a, b, x)]
+        outs = [part.split(length, 1) for part in gradients]
+        for i in reversed(range(len(pieces))):
+            *parts, dW = _backward(
+                *pieces[i], dW, starts[i], activation
+            )
+            for part, out in zip(parts, outs, strict=True):
+                out[i].copy_(part.transpose(0, 1))
+        return *gradients, None, dW.clone(), None, None, None
 
-        $$dW_i = dy_i \otimes x_i + dP_{i+1} \tag{a3}$$
-        $$dP_i = \sigma'(P_i)\; dW_i \tag{a4}$$
-        $$da_i = dP_i\, b_i, \quad db_i = dP_i^\top a_i, \quad
-          dx_i = W_i^\top dy_i \tag{a5}$$
 
-        The derivative of tanh is $1 - W_i^2$. Autograd computes that
-        of any other $\sigma$.
-        """
-        a, b, x, keep, W = ctx.saved_tensors
-        kinds = [part.dtype for part in (a, b, x)]
-        a, b, x, dy = (_by_time(part, W) for part in (a, b, x, dy))
-        states = _states(a, b, keep, W, ctx.activation)
-        dP, later, dW = torch.empty_like(states[1:]), dW, dW.clone()
-        steps = zip(
-            _columns(dy), _rows(x), dP.unbind(), states[1:].unbind(),
-            strict=True,
-        )  # fmt: skip
-        for i, (dy_i, x_i, dP_i, W_i) in reversed([*enumerate(steps)]):
-            torch.addcmul(later, dy_i, x_i, out=dW)  # (a3)
-            if ctx.activation is torch.tanh:
-                _tanh_backward(dW, W_i, grad_input=dP_i)  # (a4)
-            else:
-                P = _before(a[i], b[i], states[i])
-                dP_i.copy_(_pull_back(ctx.activation, P, dW))
-            later = dP_i
-            if keep is not None:
-                later = torch.where(_real(keep, i), dP_i, dW)
-        da = _left(b, dP.mT)  # (a5)
-        db = _left(a, dP)
-        dx = _left(dy, states[1:])
-        da, db, dx = (
-            part.transpose(0, 1).to(kind)
-            for part, kind in zip((da, db, dx), kinds, strict=True)
-        )
-        return da, db, dx, None, later.clone(), None
+def _cut(
+    length: int, *sequences: Tensor | None
+) -> list[tuple[Any, ...]]:
+    """The segments of sequences `[batch, time, ...]`; None stays None."""
+    cuts = (
+        repeat(None) if x is None else x.split(length, 1)
+        for x in sequences
+    )
+    return [*zip(*cuts, strict=False)]
+
+
+def _backward(
+    a: Tensor,
+    b: Tensor,
+    x: Tensor,
+    keep: Tensor | None,
+    dy: Tensor,
+    dW: Tensor,
+    W: Tensor,
+    activation: Callable,
+) -> tuple[Tensor, ...]:
+    r"""The gradients of a segment that begins with the state $W$.
+
+    Let $P_i = W_{i-1} + a_i \otimes b_i$, so that $W_i = \sigma(P_i)$.
+    Each state is read once, and the next step starts from it:
+
+    $$dW_i = dy_i \otimes x_i + dP_{i+1} \tag{a3}$$
+    $$dP_i = \sigma'(P_i)\; dW_i \tag{a4}$$
+    $$da_i = dP_i\, b_i, \quad db_i = dP_i^\top a_i, \quad
+      dx_i = W_i^\top dy_i \tag{a5}$$
+
+    The derivative of tanh is $1 - W_i^2$. Autograd computes that of any
+    other $\sigma$.
+
+    - `dW`: the gradient of the state after the segment; that of the
+      state before it is the last result.
+    """
+    a, b, x, dy = (_by_time(part, W) for part in (a, b, x, dy))
+    states = _states(a, b, keep, W, activation)
+    dP, later, dW = torch.empty_like(states[1:]), dW, dW.clone()
+    steps = zip(
+        _columns(dy), _rows(x), dP.unbind(), states[1:].unbind(),
+        strict=True,
+    )  # fmt: skip
+    for i, (dy_i, x_i, dP_i, W_i) in reversed([*enumerate(steps)]):
+        torch.addcmul(later, dy_i, x_i, out=dW)  # (a3)
+        if activation is torch.tanh:
+            _tanh_backward(dW, W_i, grad_input=dP_i)  # (a4)
+        else:
+            P = _before(a[i], b[i], states[i])
+            dP_i.copy_(_pull_back(activation, P, dW))
+        later = dP_i
+        if keep is not None:
+            later = torch.where(_real(keep, i), dP_i, dW)
+    da = _left(b, dP.mT)  # (a5)
+    return da, _left(a, dP), _left(dy, states[1:]), later
+
+
+def _shapes(
+    a: Tensor,
+    b: Tensor,
+    x: Tensor,
+    keep: Tensor | None,
+    W: Tensor,
+    length: int,
+    back: bool,
+    activation: Callable,
+) -> tuple[Any, Any]:
+    """What `_Segments` returns and what it saves, without data."""
+    y = a.new_empty(a.shape, dtype=W.dtype)
+    n = chunks.count(a.shape[1], length) if back else 0
+    starts = W.new_empty(n * len(W), *W.shape[1:])
+    return (y, torch.empty_like(W)), (a, b, x, keep, starts)
+
+
+_operator = Operator(
+    "fwp",
+    _Segments,
+    "Tensor a, Tensor b, Tensor x, Tensor? keep, Tensor W, "
+    "SymInt length, bool back",
+    2,
+    torch.tanh,
+    shapes=_shapes,
+)
 
 
 def _by_time(x: Tensor, W: Tensor) -> Tensor:
@@ -213,24 +299,44 @@ def fwp(
     """
     if activation is None:
         # Masked steps come as zeros, which write nothing.
-        y, _, W = linear.remember(x, b, a, None, None, W)  # (a2)
+        y, _, W = linear.memory(x, b, a, None, None, W)()  # (a2)
         return y, W
-    length = SEGMENT or math.isqrt(a.shape[1] - 1) + 1  # (a1)
-    cuts = [part.split(length, 1) for part in (a, b, x)]
-    masks = (
-        [None] * len(cuts[0]) if real is None else real.split(length, 1)
-    )
-    run: Callable = _Segment.apply
-    if torch.is_grad_enabled() and _learns(activation, W):
-        # Autograd also finds the activation's parameters, and it has
-        # second derivatives.
-        # Not imported above: torch 2.6 loads half a compiler with it.
-        from torch.utils.checkpoint import checkpoint
+    if activation is not torch.tanh and torch.compiler.is_compiling():
+        # Anyone's function: it is called, not traced.
+        return torch.compiler.disable(_segments)(
+            a, b, x, W, activation, real
+        )
+    return _segments(a, b, x, W, activation, real)
 
-        run = partial(checkpoint, _loop, use_reentrant=False)
+
+def _segments(
+    a: Tensor,
+    b: Tensor,
+    x: Tensor,
+    W: Tensor,
+    activation: Callable,
+    real: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """All segments, one after the other."""
+    # The root of an unknown number is no size.
+    if traced(a) and activation is torch.tanh:
+        back = autograd.will_go_back(a, b, x, W)
+        return _operator(a, b, x, real, W, SEGMENT or TRACED, back)
+    length = SEGMENT or math.isqrt(a.shape[1] - 1) + 1  # (a1)
+    if not (torch.is_grad_enabled() and _learns(activation, W)):
+        back = autograd.will_go_back(a, b, x, W)
+        return _Segments.apply(
+            a, b, x, real, W, length, back, activation
+        )
+    # Autograd also finds the activation's parameters, and it has second
+    # derivatives.
+    # Not imported above: torch 2.6 loads half a compiler with it.
+    from torch.utils.checkpoint import checkpoint
 
     outputs = []
-    for a_s, b_s, x_s, real_s in zip(*cuts, masks, strict=True):
-        y, W = run(a_s, b_s, x_s, real_s, W, activation)
+    for piece in _cut(length, a, b, x, real):
+        y, W = checkpoint(
+            _loop, *piece, W, activation, use_reentrant=False
+        )
         outputs.append(y)
     return torch.cat(outputs, dim=1), W

@@ -1,7 +1,7 @@
 """What hand-written backward passes have in common."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -60,4 +60,42 @@ def will_go_back(*tensors: Tensor | None) -> bool:
     """Whether a backward pass may follow, which needs saved states."""
     return torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors
+    )
+
+
+def pull_back(
+    function: Callable[..., Sequence[Tensor | None]],
+    tensors: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    gradients: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `tensors`, by autograd through another call.
+
+    - `needed`: which of them to compute.
+    - `gradients`: those of the results.
+    """
+    with torch.enable_grad():
+        leaves = [
+            x if x is None else x.detach().requires_grad_(need)
+            for x, need in zip(tensors, needed, strict=True)
+        ]
+        pairs = [
+            (y, dy)
+            for y, dy in zip(function(*leaves), gradients, strict=True)
+            if y is not None and dy is not None and y.requires_grad
+        ]
+        wanted = [
+            x for x in leaves if x is not None and x.requires_grad
+        ]
+        if not (pairs and wanted):
+            return (None,) * len(leaves)
+        outputs, given = zip(*pairs, strict=True)
+        each = iter(
+            torch.autograd.grad(
+                outputs, wanted, given, allow_unused=True
+            )
+        )
+    return tuple(
+        next(each) if x is not None and x.requires_grad else None
+        for x in leaves
     )

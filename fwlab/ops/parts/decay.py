@@ -48,9 +48,21 @@ class NoDecay:
 
     forgets = False
 
-    # $P$, how much step $i$ reads of what step $j$ writes.
-    def scores(self, R: Tensor, K: Tensor) -> "Scores":
-        return Scores(R, K)
+    def scores(self, R: Tensor, K: Tensor) -> Tensor:
+        r"""How much step $i$ reads of what step $j$ writes:
+        $P = \mathrm{tril}(R K^\top)$.
+        """
+        # The gradient of each factor is a product with the other.
+        self.R, self.K = R, K
+        return lower(torch.bmm(R, K.mT))
+
+    def scores_backward(
+        self, dP: Tensor, dR: Tensor, dK: Tensor
+    ) -> None:
+        """Add to `dR` and `dK`; `dP` is overwritten."""
+        lower(dP)
+        dR.baddbmm_(dP, self.K)
+        dK.baddbmm_(dP.mT, self.R)
 
     def of_state(self, R: Tensor) -> Tensor:
         r"""Rows that read the state before the chunk, $\gamma R$."""
@@ -84,22 +96,6 @@ def halves(x: Tensor, like: Tensor) -> Tensor:
     return x.unflatten(1, (-1, like.shape[1]))
 
 
-class Scores:
-    r"""$P = \mathrm{tril}(R K^\top)$ of chunks, and its gradient."""
-
-    # Both factors are kept: the gradient of each is a product with the
-    # other.
-    def __init__(self, R: Tensor, K: Tensor):
-        self.R, self.K = R, K
-        self.P = lower(torch.bmm(R, K.mT))
-
-    def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
-        """Add to `dR` and `dK`; `dP` is overwritten."""
-        lower(dP)
-        dR.baddbmm_(dP, self.K)
-        dK.baddbmm_(dP.mT, self.R)
-
-
 class Decay(NoDecay):
     """One decay per step and head. `d`: `[n, C, 1]`."""
 
@@ -115,12 +111,25 @@ class Decay(NoDecay):
         self.gamma = d.cumprod(1)
         self.state_left = self.gamma[:, -1:]
         self.left = rows[:, :, -1:].clone()
-        #: How much step i reads of what step j wrote: see `Scores`.
+        #: $P\, dP$ without decays, for `gradient`.
         self.between: Tensor | None = None
 
-    # $P \odot \Gamma$: reading across steps that forget.
-    def scores(self, R: Tensor, K: Tensor) -> Scores:
-        return _FadedScores(self, R, K)
+    # $P \odot \Gamma$. The product without decays is kept, too: the
+    # gradient of a decay needs it.
+    def scores(self, R: Tensor, K: Tensor) -> Tensor:
+        self.product = super().scores(R, K)
+        inside = self.inside[:, None]
+        return (halves(self.product, self.inside) * inside).flatten(
+            1, 2
+        )
+
+    # The gradients pass through $\Gamma$ as those of a constant.
+    def scores_backward(
+        self, dP: Tensor, dR: Tensor, dK: Tensor
+    ) -> None:
+        self.between = self.product.mul_(lower(dP))
+        halves(dP, self.inside).mul_(self.inside[:, None])
+        super().scores_backward(dP, dR, dK)
 
     # $\gamma R$, for one or two sets of rows at once.
     def of_state(self, R: Tensor) -> Tensor:
@@ -179,26 +188,6 @@ class Decay(NoDecay):
         return (torch.bmm(readers, pairs) * writers).sum(-1, True)
 
 
-class _FadedScores(Scores):
-    r"""$P = \mathrm{tril}(R K^\top) \odot \Gamma$."""
-
-    # The product without decays is kept, too: the gradient of a decay
-    # needs it.
-    def __init__(self, fade: Decay, R: Tensor, K: Tensor):
-        super().__init__(R, K)
-        self.fade, self.product = fade, self.P
-        inside = fade.inside[:, None]
-        self.P = (halves(self.P, fade.inside) * inside).flatten(1, 2)
-
-    # $P\, dP$ without decays goes to `Decay.gradient`; then the
-    # gradients pass through $\Gamma$ as those of a constant.
-    def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
-        fade = self.fade
-        fade.between = self.product.mul_(lower(dP))
-        halves(dP, fade.inside).mul_(fade.inside[:, None])
-        super().backward(dP, dR, dK)
-
-
 class ChannelDecay(NoDecay):
     r"""One decay per step, head and key channel. `d`: `[n, C, key]`.
 
@@ -248,9 +237,30 @@ class ChannelDecay(NoDecay):
         asking[:, min(by, 0)] = 0
         return torch.stack([rows[:, 0], asking], 1)
 
-    # $P$ with the decays inside the products.
-    def scores(self, R: Tensor, K: Tensor) -> Scores:
-        return _ChannelScores(self, R, K)
+    # $P$ with the decays inside the products. Step $i$ has its own
+    # keys, those of step $j$ faded until $i$, so $P$ is one small
+    # product per step.
+    def scores(self, R: Tensor, K: Tensor) -> Tensor:
+        self.K, C = K, K.shape[1]
+        #: Step i sees the faded keys `[n, i, j, key]`.
+        self.faded = self.inside * K[:, None]
+        #: All rows of step i, `[n, i, 1 or 2, key]`.
+        self.rows = self.moved(halves(R, K), -1).transpose(1, 2)
+        P = self.moved((self.rows @ self.faded.mT).transpose(1, 2), 1)
+        return lower(P.reshape(len(R), -1, C))
+
+    # The two products of the forward pass, each with one factor
+    # replaced by the gradient. `between` includes the decays.
+    def scores_backward(
+        self, dP: Tensor, dR: Tensor, dK: Tensor
+    ) -> None:
+        dP = self.moved(halves(lower(dP), self.K), -1).transpose(1, 2)
+        dR_rows = (dP @ self.faded).transpose(1, 2)
+        halves(dR, self.K).add_(self.moved(dR_rows, 1))
+        # `[n, i, j, key]`: the gradient of the faded keys.
+        share = (dP.mT @ self.rows).mul_(self.inside)
+        dK += share.sum(1)
+        self.between = share.mul_(self.K[:, None])
 
     def gradient(
         self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
@@ -275,31 +285,3 @@ class ChannelDecay(NoDecay):
         total += upto.tril(-1) @ (self.left * written)
         total += self.state_left * (S * after).sum(-2, True)
         return torch.where(self.d == 0, 0, total / self.d)
-
-
-class _ChannelScores(Scores):
-    r"""$P$ with a decay per key channel."""
-
-    # Step $i$ has its own keys, those of step $j$ faded until $i$, so
-    # $P$ is one small product per step.
-    def __init__(self, fade: ChannelDecay, R: Tensor, K: Tensor):
-        self.fade, self.K, C = fade, K, K.shape[1]
-        #: Step i sees the faded keys `[n, i, j, key]`.
-        self.faded = fade.inside * K[:, None]
-        #: All rows of step i, `[n, i, 1 or 2, key]`.
-        self.rows = fade.moved(halves(R, K), -1).transpose(1, 2)
-        P = fade.moved((self.rows @ self.faded.mT).transpose(1, 2), 1)
-        self.P = lower(P.reshape(len(R), -1, C))
-
-    # The two products of the forward pass, each with one factor
-    # replaced by the gradient. `between` includes the decays: see
-    # `ChannelDecay.gradient`.
-    def backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
-        fade = self.fade
-        dP = fade.moved(halves(lower(dP), self.K), -1).transpose(1, 2)
-        dR_rows = (dP @ self.faded).transpose(1, 2)
-        halves(dR, self.K).add_(fade.moved(dR_rows, 1))
-        # `[n, i, j, key]`: the gradient of the faded keys.
-        share = (dP.mT @ self.rows).mul_(fade.inside)
-        dK += share.sum(1)
-        fade.between = share.mul_(self.K[:, None])

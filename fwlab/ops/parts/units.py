@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab.ops.call.operators import traced
 from fwlab.transforms import transformed
 
 #: Sizes of a memory that need no unit, as a logarithm.
@@ -53,7 +54,11 @@ def in_range(
         if not forgets or k.shape[-1] == 0:
             return plainly()
         # A GPU would have to be waited for; `torch.func` cannot branch.
-        looks = k.device.type == "cpu" and not transformed()
+        looks = (
+            k.device.type == "cpu"
+            and not transformed()
+            and not traced(k)
+        )
         # Text is generated step by step: there, look at the state only.
         if looks and k.shape[1] == 1:
             found = plainly()

@@ -27,7 +27,6 @@ from fwlab.ops.additive.rules.sum import (
 )
 from fwlab.ops.call import fla
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor
 from fwlab.ops.parts.state import NormalizedState
 
@@ -140,7 +139,6 @@ GATED_RULE = Rule(
 )
 
 
-@operator
 def gated_rule(
     q: Tensor,
     k: Tensor,

@@ -21,7 +21,6 @@ from torch import Tensor
 from fwlab.feature_maps import ELU1, divide
 from fwlab.ops.additive import FORMS
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Rule, decay_gate, factor
 from fwlab.ops.parts.state import NormalizedState
 
@@ -163,7 +162,6 @@ SUM_RULE = Rule(
 )
 
 
-@operator
 def sum_rule(
     q: Tensor,
     k: Tensor,

@@ -10,7 +10,6 @@ from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.full import efficient, naive
 from fwlab.ops.call import checks, gpu
 from fwlab.ops.call.call import Operation
-from fwlab.ops.call.operators import operator
 
 #: "auto" takes the last one. The efficient form uses the products of
 #: the GPU's library; the kernel keeps less for the backward pass.
@@ -39,7 +38,6 @@ class KeysAndValues(NamedTuple):
     v: Tensor
 
 
-@operator
 def aft_full(
     q: Tensor,
     k: Tensor,
@@ -118,4 +116,4 @@ def aft_full(
         y = rows(call.q, *after, bias.to(call.dtype))
         return y, KeysAndValues(*(x.to(call.dtype) for x in after))
 
-    return call.run(run, start, return_state, grows=True)
+    return call.run(run, start, return_state)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fwlab.ops.aft.operator import apply, form
+from fwlab.ops.call.operators import Context
 from fwlab.ops.parts import autograd
 
 #: Rows per tile.
@@ -209,6 +211,86 @@ class Tiles(torch.autograd.Function):
         return dq, dk, dv, dw, dL, dm, None, None, None
 
 
+def first(sums: list[Tensor], *given: Any) -> Tensor:
+    """`Tiles` without its backward pass.
+
+    - `sums`: gets the sums of all rows, `[batch, rows, channels]`; 0 is
+      a row that was computed on its own.
+    """
+    ctx: Any = Context()
+    q, k, v, w, L, m, tiles, *count = given
+    count = count[0] if count else 1
+    y = Tiles.forward(ctx, q, k, v, w, L, m, tiles, count, False)
+    kept = ctx.saved_tensors[9:]
+    sums.append(torch.empty_like(q))
+    for tile, total, single in zip(
+        tiles, kept[::2], kept[1::2], strict=True
+    ):
+        if single is not None:
+            total[tuple(single.T)] = 0
+        _rows(sums[-1][:, tile.rows], w, count).copy_(total)
+    return y
+
+
+def second(rows: Any, *given: Any) -> Tensor:
+    """`Tiles` without its forward pass.
+
+    - `rows`: returns what a number of rows was and has summed up.
+    """
+    return _Again.apply(*rows(given[0].shape[1]), *given)
+
+
+class _Again(torch.autograd.Function):
+    """What `Tiles` returned, with its backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        total: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor,
+        L: Tensor | None,
+        m: Tensor | None,
+        tiles: Sequence[Tile],
+        count: int = 1,
+        keep: bool = False,
+    ) -> Tensor:
+        """Rows that only fill up a tile have no gradient."""
+        missing = q.shape[1] - y.shape[1]
+        if missing:
+            more = (0, 0, 0, missing)
+            y = torch.nn.functional.pad(y, more)
+            total = torch.nn.functional.pad(total, more, value=1)
+        ctx.save_for_backward(q, k, v, w, L, m, y, total)
+        ctx.tiles, ctx.count = tiles, count
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Sums of 0 mark single rows."""
+        q, k, v, w, L, m, y, total = ctx.saved_tensors
+        inner: Any = Context()
+        inner.tiles, inner.count = ctx.tiles, ctx.count
+        inner.shapes = [
+            None if x is None else x.shape for x in (k, v, L, m)
+        ]
+        kept = []
+        for tile in ctx.tiles:
+            sums = _rows(total[:, tile.rows], w, ctx.count).contiguous()
+            single = sums == 0
+            some = bool(single.any())
+            kept += [
+                sums.masked_fill(single, 1),
+                single.nonzero() if some else None,
+            ]
+        gate = torch.sigmoid(q)
+        inner.saved_tensors = gate, y, w, None, None, k, v, L, m, *kept
+        return None, None, *Tiles.backward(inner, dy)
+
+
 def _keys(
     pairs: Pairs, reach: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -377,6 +459,7 @@ def _steps(x: Tensor, size: int, every: int, groups: int) -> Tensor:
     return x.permute(1, 2, 4, 0, 3)
 
 
+@form("full")
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Row $t$ sees past and present; called as the naive version."""
     past, y = k.shape[1] - q.shape[1], []
@@ -394,7 +477,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
         given = (x[:, :end] for x in (k, v))
         bias = w[None, None, rows, :end]
         more = None, None, tiles, 1, len(runs) == 1
-        y.append(Tiles.apply(q[:, rows], *given, bias, *more))
+        y.append(apply(Tiles, q[:, rows], *given, bias, *more))
     return y[0] if len(y) == 1 else torch.cat(y, 1)
 
 
@@ -425,7 +508,8 @@ def _runs(k: Tensor, past: int) -> list[tuple[int, int]]:
     return runs
 
 
+@form("full, not causal")
 def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Every row sees all steps; arguments as in the naive version."""
     tile = Tile(slice(None), None, None)
-    return Tiles.apply(q, k, v, w[None, None], None, None, [tile])
+    return apply(Tiles, q, k, v, w[None, None], None, None, [tile])

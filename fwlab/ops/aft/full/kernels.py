@@ -8,7 +8,8 @@ and the mean of each row.
 import torch
 from torch import Tensor
 
-from fwlab.ops.aft.window.kernels import Window
+from fwlab.ops.aft.window.kernels import Window, operator
+from fwlab.ops.call.operators import traced
 from fwlab.ops.parts import autograd
 
 
@@ -28,5 +29,6 @@ def _seeing(
     """Row t sees the keys up to t + `reach`."""
     state = q.new_zeros(2, len(q), q.shape[-1], dtype=torch.float32)
     keep = autograd.will_go_back(q, k, v, w)
-    y, *_ = Window.apply(q, k, v, w[None], *state, reach, keep)
+    run = operator if traced(q) else Window.apply
+    y, *_ = run(q, k, v, w[None], *state, reach, keep)
     return y  # Eq. 2

@@ -9,7 +9,6 @@ from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.simple import efficient, naive
 from fwlab.ops.call import gpu
 from fwlab.ops.call.call import Operation
-from fwlab.ops.call.operators import operator
 
 AFT_SIMPLE = Operation(
     name="aft_simple",
@@ -39,7 +38,6 @@ class RunningMean(NamedTuple):
     mean: Tensor
 
 
-@operator
 def aft_simple(
     q: Tensor,
     k: Tensor,
@@ -106,6 +104,14 @@ def aft_simple(
         return_state,
         dict.fromkeys(names, (batch, channels)),
     )
+
+    if call.hidden:
+        return call.whole(
+            start,
+            return_state,
+            implementation=implementation,
+            causal=causal,
+        )
 
     # Without causality there is nothing to stream, and no state.
     def in_both_directions(**inputs: Tensor) -> tuple[Tensor]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
 
 
@@ -159,23 +160,46 @@ class _Simple(torch.autograd.Function):
         """Also returns the last running mean, as the state."""
         L, m = _forward(*given)
         ctx.save_for_backward(q, *given)
+        ctx.set_materialize_grads(False)
         ends = L[:, -1].clone(), m[:, -1].clone()
         return torch.sigmoid(q).mul_(m), *ends  # Eq. 5
 
     @staticmethod
     @autograd.backward_pass
     def backward(
-        ctx: Any, dy: Tensor, dL_end: Tensor, dm_end: Tensor
+        ctx: Any,
+        dy: Tensor | None,
+        dL_end: Tensor | None,
+        dm_end: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """The gate first, then the running means."""
         q, *given = ctx.saved_tensors
         after = _forward(*given)
-        gate = torch.sigmoid(q)
-        dm, dL = dy * gate, torch.zeros_like(dy)
+        gate, dL = torch.sigmoid(q), torch.zeros_like(q)
+        dm = torch.zeros_like(q) if dy is None else dy * gate
         dq = dm * after[1] * (1 - gate)
-        dm[:, -1] += dm_end
-        dL[:, -1] = dL_end
+        if dm_end is not None:
+            dm[:, -1] += dm_end
+        if dL_end is not None:
+            dL[:, -1] = dL_end
         return dq, *_backward(tuple(given), after, dL, dm)
+
+
+def _shapes(
+    q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
+) -> tuple[Any, Any]:
+    """What `_Simple` returns and what it saves, without data."""
+    given = q, k, v, log_sum, mean
+    return [torch.empty_like(x) for x in (q, log_sum, mean)], given
+
+
+_operator = Operator(
+    "aft_simple",
+    _Simple,
+    "Tensor q, Tensor k, Tensor v, Tensor log_sum, Tensor mean",
+    3,
+    shapes=_shapes,
+)
 
 
 class _Means(torch.autograd.Function):
@@ -268,7 +292,8 @@ def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Row $t$ sees past and present; called as the naive version."""
-    return _Simple.apply(q, k, v, log_sum, mean)
+    run = _operator if traced(q) else _Simple.apply
+    return run(q, k, v, log_sum, mean)
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fwlab.ops.call import gpu
+from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
 
 #: Steps per segment.
@@ -421,18 +422,23 @@ class _Simple(torch.autograd.Function):
             warps=_warps(BD),
         )
         ctx.save_for_backward(q, k, v, *state, *triples, *end)
+        ctx.set_materialize_grads(False)
         return y, end[0], end[1]
 
     @staticmethod
     @autograd.backward_pass
     def backward(
-        ctx: Any, dy: Tensor, dL: Tensor, dm: Tensor
+        ctx: Any, dy: Any, dL: Any, dm: Any
     ) -> tuple[Tensor, ...]:
         """Twice over the segments: their triples first, and then, with
         what later segments carry back, the gradients.
         """
         q, k, v, log_sum, mean, *saved = ctx.saved_tensors
         triples, end = saved[:3], saved[3:]
+        dy, dL, dm = (
+            torch.zeros_like(x) if dx is None else dx
+            for x, dx in ((v, dy), (log_sum, dL), (mean, dm))
+        )
         batch, time, D = k.shape
         n, BD = triples[0].shape[1], channels(D)
         after = _triples(k, n)
@@ -456,8 +462,17 @@ class _Simple(torch.autograd.Function):
         return *gradients, *state_gradients(total, log_sum, mean)
 
 
+_operator = Operator(
+    "aft_simple_kernels",
+    _Simple,
+    "Tensor q, Tensor k, Tensor v, Tensor log_sum, Tensor mean",
+    3,
+)
+
+
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Row $t$ sees past and present; called as the naive version."""
-    return _Simple.apply(q, k, v, log_sum, mean)
+    run = _operator if traced(q) else _Simple.apply
+    return run(q, k, v, log_sum, mean)

@@ -10,7 +10,6 @@ from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.window import efficient, naive
 from fwlab.ops.call import checks, gpu
 from fwlab.ops.call.call import Operation
-from fwlab.ops.call.operators import operator
 
 AFT_LOCAL = Operation(
     name="aft_local",
@@ -48,7 +47,6 @@ class WindowState(NamedTuple):
     mean: Tensor
 
 
-@operator
 def aft_local(
     q: Tensor,
     k: Tensor,
@@ -103,7 +101,6 @@ def aft_local(
     return _window(call, band[None], state, return_state)
 
 
-@operator
 def aft_conv(
     q: Tensor,
     k: Tensor,
@@ -161,7 +158,6 @@ def aft_conv(
     return out.view(v.shape)
 
 
-@operator
 def aft_conv2d(
     q: Tensor,
     k: Tensor,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fwlab.ops.aft.full.efficient import Tile, Tiles
+from fwlab.ops.aft.operator import apply, form
 from fwlab.ops.aft.simple.efficient import before_each, means
 from fwlab.ops.parts import chunks
 
@@ -20,6 +21,7 @@ from fwlab.ops.parts import chunks
 TILE = 64
 
 
+@form("window")
 def causal(
     q: Tensor,
     k: Tensor,
@@ -42,6 +44,7 @@ def causal(
     return y, L[:, -1], m[:, -1]
 
 
+@form("window, whole")
 def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     """`causal` without a state before the sequence or after it.
 
@@ -59,6 +62,7 @@ def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     return causal(q, k, v, band, log_sum, mean)[0]
 
 
+@form("window, not causal")
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     """Every row sees all steps; arguments as in the naive version."""
     time, half = q.shape[1], band.shape[-1] // 2
@@ -74,6 +78,7 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     return _tiles(q, k, v, w, outside, edges, None)
 
 
+@form("image")
 def image(
     q: Tensor,
     k: Tensor,
@@ -208,4 +213,4 @@ def _tiles(
         q = F.pad(q, (0, 0, 0, missing))
     tiles, count = [Tile(slice(None), None, reach)], q.shape[1] // r
     L, m = outside or (None, None)
-    return Tiles.apply(q, k, v, w, L, m, tiles, count)[:, :time]
+    return apply(Tiles, q, k, v, w, L, m, tiles, count)[:, :time]

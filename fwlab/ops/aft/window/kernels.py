@@ -38,6 +38,7 @@ from fwlab.ops.aft.simple.kernels import (
     summary,
 )
 from fwlab.ops.call import gpu
+from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks, kernels
 
 #: Rows per tile, and keys per product.
@@ -601,18 +602,28 @@ class Window(torch.autograd.Function):
         )
         if keep:
             ctx.save_for_backward(q, k, v, band, log_sum, mean, L, m)
-        ctx.reach = reach
+        ctx.options = reach, keep
+        ctx.set_materialize_grads(False)
         return y, end[0].clone(), end[1].clone()
 
     @staticmethod
     @autograd.backward_pass
     def backward(
-        ctx: Any, dy: Tensor, dL: Tensor, dm_end: Tensor
+        ctx: Any, dy: Any, dL: Any, dm_end: Any
     ) -> tuple[Tensor | None, ...]:
         """Gradients of keys and values, then those of the band. Here
         the triples run backward, and sum up later rows.
         """
         q, k, v, band, log_sum, mean, L, m = ctx.saved_tensors
+        reach = ctx.options[0]
+        dy, dL, dm_end = (
+            torch.zeros_like(x) if dx is None else dx
+            for x, dx in (
+                (v[:, : q.shape[1]], dy),
+                (log_sum, dL),
+                (mean, dm_end),
+            )
+        )
         (batch, time, D), keys = q.shape, k.shape[1]
         groups, rows, W = band.shape
         dm, db = torch.empty_like(m), torch.empty_like(m)
@@ -627,7 +638,7 @@ class Window(torch.autograd.Function):
         dm[:, time] = dm_end
         db[:, time] = dL - m[:, time] * dm_end
         after: list[Any] = [None] * 3
-        if ctx.reach is None:
+        if reach is None:
             after = summary(L, dm, db, time + 1, TILE, -1)
             zero = torch.zeros_like(mean)
             start = [torch.full_like(mean, -torch.inf), zero, zero]
@@ -637,7 +648,7 @@ class Window(torch.autograd.Function):
             dstate = dL, dm_end
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         blocks, how = _how(q, k, v, band)
-        sizes = (time, keys, W, ctx.reach, rows)
+        sizes = (time, keys, W, reach, rows)
         gpu.launch(
             window_backward_keys,
             (chunks.count(keys, TILE), batch, blocks),
@@ -646,7 +657,7 @@ class Window(torch.autograd.Function):
             **how,
         )
         dband = band.new_empty(groups, time, W)
-        span = keys if ctx.reach is not None else TILE + W - 1
+        span = keys if reach is not None else TILE + W - 1
         across = chunks.count(span, KEYS)
         gpu.launch(
             window_backward_band,
@@ -659,6 +670,15 @@ class Window(torch.autograd.Function):
         return dq, dk, dv, dband, *dstate, None, None
 
 
+operator = Operator(
+    "aft_kernels",
+    Window,
+    "Tensor q, Tensor k, Tensor v, Tensor band, Tensor log_sum, "
+    "Tensor mean, SymInt? reach, bool keep",
+    3,
+)
+
+
 def causal(
     q: Tensor,
     k: Tensor,
@@ -669,4 +689,5 @@ def causal(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Row $t$ sees past and present; called as the naive version."""
     given = (q, k, v, band, log_sum, mean)
-    return Window.apply(*given, None, autograd.will_go_back(*given))
+    run = operator if traced(q) else Window.apply
+    return run(*given, None, autograd.will_go_back(*given))

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor
 from fwlab.ops.correcting import PLAIN
 from fwlab.ops.correcting.rules.delta import correct, read, steps
@@ -67,7 +66,6 @@ COMBA_RULE = Rule(
 )
 
 
-@operator
 def comba_rule(
     q: Tensor,
     k: Tensor,

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from fwlab.feature_maps import DPFP, divide
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule
 from fwlab.ops.correcting import FORMS
 from fwlab.ops.parts.state import NormalizedState
@@ -139,7 +138,6 @@ DELTA_RULE = Rule(
 )
 
 
-@operator
 def delta_rule(
     q: Tensor,
     k: Tensor,

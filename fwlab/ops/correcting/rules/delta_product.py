@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor
 from fwlab.ops.correcting import FORMS
 from fwlab.ops.correcting.rules.delta import delta_step, read, steps
@@ -113,7 +112,6 @@ DELTA_PRODUCT = Rule(
 )
 
 
-@operator
 def delta_product(
     q: Tensor,
     k: Tensor,

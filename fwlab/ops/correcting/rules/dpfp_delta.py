@@ -5,7 +5,6 @@ from dataclasses import replace
 from torch import Tensor
 
 from fwlab.feature_maps import DPFP, sum_normalize
-from fwlab.ops.call.operators import operator
 from fwlab.ops.correcting.rules.delta import DELTA_RULE
 
 DPFP_DELTA_RULE = replace(
@@ -22,7 +21,6 @@ DPFP_DELTA_RULE = replace(
 )
 
 
-@operator
 def dpfp_delta_rule(
     q: Tensor,
     k: Tensor,

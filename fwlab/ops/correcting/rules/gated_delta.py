@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor
 from fwlab.ops.correcting import FORMS
 from fwlab.ops.correcting.rules.delta import (
@@ -94,7 +93,6 @@ GATED_DELTA_RULE = Rule(
 )
 
 
-@operator
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,

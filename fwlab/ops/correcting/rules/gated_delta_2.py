@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor
 from fwlab.ops.correcting import PLAIN
 from fwlab.ops.correcting.rules.delta import read, steps
@@ -80,7 +79,6 @@ GATED_DELTA_RULE_2 = Rule(
 )
 
 
-@operator
 def gated_delta_rule_2(
     q: Tensor,
     k: Tensor,

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule
 from fwlab.ops.correcting import FORMS
 from fwlab.ops.correcting.rules.delta import read, steps
@@ -64,7 +63,6 @@ IMPLICIT_DELTA_RULE = Rule(
 )
 
 
-@operator
 def implicit_delta_rule(
     q: Tensor,
     k: Tensor,

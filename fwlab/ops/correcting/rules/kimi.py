@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor
 from fwlab.ops.correcting import FORMS, PLAIN
 from fwlab.ops.correcting.rules.delta import read, steps
@@ -87,7 +86,6 @@ KIMI_DELTA_RULE = Rule(
 )
 
 
-@operator
 def kimi_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.operators import operator
 from fwlab.ops.call.rule import (
     Gate,
     Rule,
@@ -107,7 +106,6 @@ RWKV7_RULE = Rule(
 )
 
 
-@operator
 def rwkv7_rule(
     q: Tensor,
     k: Tensor,
