@@ -1,6 +1,7 @@
 """Cases of the Feedback Transformer."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,9 +47,7 @@ def problem(
     return [x.to(dtype).requires_grad_() for x in inputs], dy
 
 
-def stack(
-    x: Tensor, *weights: Tensor, implementation: str, heads: int = HEADS
-) -> Tensor:
+def stack(x: Tensor, *weights: Tensor, implementation: str, heads: int = HEADS) -> Any:
     """The operation as a function of tensors."""
     return ops.feedback(
         x, ops.FeedbackWeights(*weights), heads=heads, implementation=implementation

@@ -103,7 +103,7 @@ def problem(
     """An example of the record, and the gradient of its result."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"batch": batch, "time": time, "heads": heads, "key": width, "value": width}
-    inputs = [x.to(dtype) for x in record.example(generator, **sizes).values()]
+    inputs = [x.to(dtype) for x in record.example(generator, None, **sizes).values()]
     gradient = torch.randn(batch, time, heads, width, generator=generator)
     return [x.requires_grad_() for x in inputs], gradient.to(dtype)
 

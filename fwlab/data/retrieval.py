@@ -75,9 +75,7 @@ def loss(found: Tensor, wanted: Tensor) -> Tensor:
 
     Finding nothing costs exactly 0.5.
     """
-    return (found - F.one_hot(wanted, found.shape[-1])).square().sum(
-        -1
-    ).mean() / 2
+    return (found - F.one_hot(wanted, found.shape[-1])).square().sum(-1).mean() / 2
 
 
 def law(S: float, features: int) -> float:

@@ -125,11 +125,13 @@ class ShortFeedback(FeedbackTransformer):
         self.block = memory
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        weights, state, outputs = self.weights(), None, []
+        weights, outputs = self.weights(), []
+        state: Any = None
         for block in x.split(self.block, dim=1):
-            y, (k, v, _) = ops.feedback(
+            result: Any = ops.feedback(
                 block, weights, heads=self.heads, state=state, return_state=True
             )
+            y, (k, v, _) = result
             state = ops.FeedbackState(k[:, -self.block :], v[:, -self.block :], None)
             outputs.append(y)
         return torch.cat(outputs, dim=1)

@@ -6,6 +6,7 @@ how strongly, and how much of the rest to forget.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -221,9 +222,10 @@ class FastWeightAttention(Causal):
     @property
     def _nu(self) -> int:
         """`nu` of the features if the operation makes them itself, else 0."""
-        fits = type(self.feature_map) is DPFP and self.key_norm == "sum"
-        fits = fits and RULES[self.rule].with_dpfp and not self.normalize
-        return self.feature_map.nu if fits else 0
+        phi, known = self.feature_map, RULES[self.rule].with_dpfp is not None
+        if type(phi) is DPFP and known and self.key_norm == "sum":
+            return 0 if self.normalize else phi.nu
+        return 0
 
     def prefill(
         self,
@@ -264,7 +266,8 @@ class FastWeightAttention(Causal):
             lengths = packed.lengths("FastWeightAttention", cu_seqlens, x.shape[1])
         q, k, v, inputs = self._qkv(x, inputs, key_mask, lengths)
         record, log_scale = RULES[self.rule], None
-        name, options = record.name, {}
+        name: Any = record.name
+        options: dict[str, Any] = {}
         if record.normalizes:
             options["normalize"] = self.normalize
         # A gate may depend on the features of the keys.

@@ -200,7 +200,7 @@ class Call:
 
     def run(
         self,
-        compute: Callable[[], tuple[Tensor, Any]],
+        compute: Callable[[], tuple[Tensor, Any]] | None,
         start: Any,
         return_state: bool,
     ) -> Any:
@@ -218,6 +218,7 @@ class Call:
                 )
                 y, after = self.like * sum(others), start
             else:
+                assert compute is not None
                 y, after = compute()
             y = self.masked(y).to(self.like.dtype)
         return (y, after) if return_state else y

@@ -227,7 +227,7 @@ class Rule(Operation):
                 **{"scale": scale, "nu": options.get("nu", 0)},
             )
         if call.like.shape[1] == 0:
-            return call.run(None, start, return_state)
+            return call.run(None, start, return_state)  # nothing to do
         by_kernel = name in KERNELS
         # `scale` multiplies the result, which has full precision. A kernel
         # rounds it first; but features of its own lose the scale of `q`.

@@ -148,9 +148,8 @@ class _Segments(torch.autograd.Function):
         gradients = [torch.empty_like(part) for part in (a, b, x)]
         outs = [part.split(length, 1) for part in gradients]
         for i in reversed(range(len(pieces))):
-            *parts, dW = _backward(
-                *pieces[i], dW, starts[i], activation
-            )
+            inputs: Any = (*pieces[i], dW, starts[i], activation)
+            *parts, dW = _backward(*inputs)
             for part, out in zip(parts, outs, strict=True):
                 out[i].copy_(part.transpose(0, 1))
         return *gradients, None, dW.clone(), None, None, None

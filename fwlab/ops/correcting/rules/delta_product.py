@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor
+from fwlab.ops.call.rule import Gate, Rule, decay_gate
 from fwlab.ops.correcting import FORMS
 from fwlab.ops.correcting.rules.delta import delta_step, read, steps
 
@@ -90,7 +90,7 @@ def one_by_one(
     }
     if log_decay is not None:
         each = F.pad(log_decay[:, :, None], (0, 0, 0, more))
-        x["decay"] = factor(each.flatten(1, 2))
+        x["decay"] = each.exp().flatten(1, 2)[..., None]
     return x
 
 
@@ -143,8 +143,8 @@ def delta_product(
 
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
       `kimi_delta_rule`.
-    - `implementation`: "auto", "naive", "chunked", "efficient", "fla" or
-      "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
+      or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
