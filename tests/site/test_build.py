@@ -48,6 +48,10 @@ def test_pages_are_there(pages):
         folder = path.parent.relative_to(PACKAGE / "ops").as_posix()
         if folder != "softmax":  # its efficient version is PyTorch's
             names.add(f"annotated/{folder.replace('/', '-')}.html")
+    rules = (PACKAGE / "ops").glob("*/rules/*.py")
+    loops = [path.stem for path in rules if "\ndef loop(" in path.read_text("utf-8")]
+    assert len(loops) >= 10
+    names |= {f"annotated/{name}.html" for name in loops}
     assert names <= pages.keys()
 
 

@@ -204,8 +204,8 @@ def sum_rule(
       `state` has `documents` in place of `batch`. The values are read
       on the host, which waits for a GPU unless the tensor is on the
       CPU.
-    - `state`: the state that an earlier call returned; None = zeros. The
-      tensor `W` `[batch, heads, value, key]`, or with `normalize` a
+    - `state`: the state that an earlier call returned; None = zeros.
+      The tensor `W` `[batch, heads, value, key]`, or with `normalize` a
       `NormalizedState(W, z)`; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "chunked", "efficient", "fla"

@@ -143,8 +143,8 @@ def delta_product(
 
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
       `kimi_delta_rule`.
-    - `implementation`: "auto", "naive", "chunked", "efficient", "fla" or
-      "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
+      or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 

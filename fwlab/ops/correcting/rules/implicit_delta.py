@@ -91,8 +91,8 @@ def implicit_delta_rule(
 
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
       `kimi_delta_rule`.
-    - `implementation`: "auto", "naive", "chunked", "efficient", "fla" or
-      "triton".
+    - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
+      or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
