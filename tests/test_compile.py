@@ -5,17 +5,13 @@ Calls that are traced become operators of PyTorch: `fwlab/ops/call/operators.py`
 
 import subprocess
 import sys
-import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import fwlab
 from fwlab import layers, ops
 from fwlab.models import LanguageModel
 from fwlab.models.language_model import MIXERS
@@ -468,23 +464,3 @@ y, state = fwlab.ops.sum_rule(x, x, x, return_state=True)
 assert type(state) is fwlab.ops.NormalizedState
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_few_frames():
-    """From a layer's `forward` to the first product of its recurrence."""
-    layer, seen = layers.FastWeightAttention(8, 2), []
-    package = str(Path(fwlab.__file__).parent)
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function is torch.ops.aten.bmm.default:
-                frames = [(x.name, x.filename) for x in traceback.extract_stack()]
-                names, files = zip(*frames, strict=True)
-                # From the layer to PyTorch's own way to this mode.
-                end = max(i for i, file in enumerate(files) if file.startswith(package))
-                seen.append(end + 1 - names.index("forward"))
-            return function(*args, **(kwargs or {}))
-
-    with Watch():
-        layer(torch.randn(2, 5, 8))
-    assert 1 < seen[0] <= 9

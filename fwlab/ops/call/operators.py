@@ -170,8 +170,8 @@ class Operator:
         The last three arguments are what was saved, the gradients of
         the results, and for each tensor whether it needs one.
         """
-        *given, saved, gradients, needed = packed
-        given = self.complete(given)
+        *inputs, saved, gradients, needed = packed
+        given = self.complete(inputs)
         ctx = Context()
         ctx.options, ctx.needs_input_grad = (
             given[self.tensors :],

@@ -587,8 +587,9 @@ def _shapes(x: Tensor, past: Tensor, *others: Any) -> tuple[Any, Any]:
     saved: Any = ()
     if others[-2]:  # `keep`
         states = x.new_empty(layers + 1, time, batch, d)
-        lse = x.new_empty(layers, rows, time)
-        lse = None if others[-1][0] is Forward else lse
+        lse: Tensor | None = None
+        if others[-1][0] is not Forward:
+            lse = x.new_empty(layers, rows, time)
         saved = *others[:9], states, states[1:], kv, lse
     return (torch.empty_like(x), kv), saved
 

@@ -218,8 +218,8 @@ def first(sums: list[Tensor], *given: Any) -> Tensor:
       a row that was computed on its own.
     """
     ctx: Any = Context()
-    q, k, v, w, L, m, tiles, *count = given
-    count = count[0] if count else 1
+    q, k, v, w, L, m, tiles, *more = given
+    count = more[0] if more else 1
     y = Tiles.forward(ctx, q, k, v, w, L, m, tiles, count, False)
     kept = ctx.saved_tensors[9:]
     sums.append(torch.empty_like(q))
