@@ -579,7 +579,8 @@ def test_notes_stand_beside_their_code(look, address, sources):
         tab.goto(f"{address}{page}.html")
         rows = tab.evaluate(
             """() => [...document.querySelectorAll(".annotated.one .row")]
-              .map((row) => [".note", ".highlight"].map((s) => row.querySelector(s)))
+              .map((row) => [".note", ".highlight"]
+                .map((s) => row.querySelector(`:scope > ${s}`)))
               .filter(([note, code]) => note.textContent.trim() && code)
               .map((pair) => pair.map((e) => e.getBoundingClientRect().toJSON()))"""
         )
