@@ -45,7 +45,9 @@ def pytest_configure(config):
 #: Rules that differ from another one only in the inputs of their recurrence.
 #: `make test` compares them with their loop; what every call has in common, the
 #: others show, and `make test-all` these, too.
-RELATIVES = re.compile(r"(^|-)(comba|implicit-delta|gated-delta-2|sum-channels)(-|$)")
+RELATIVES = re.compile(
+    r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
+)
 COMPARED = ("is_naive", "key_mask", "streaming", "gradcheck", "theirs", "one_graph")
 COMPARED += (
     "every_parameter_learns",

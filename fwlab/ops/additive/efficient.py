@@ -241,7 +241,6 @@ def shapes(
     if keep:
         n = chunks.count(q.shape[1], chunks.length(decay))
         S = W.new_empty(n + 1, *W.flatten(0, 1).shape)
-    # Only an additive rule gives back what a second key reads.
     two = ask is not None and not Kind.corrects
     asked = torch.empty_like(y) if two else None
     results = y, asked, torch.empty_like(W)
