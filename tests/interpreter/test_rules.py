@@ -34,13 +34,15 @@ def few(row: Row) -> Row:
 
     def make(time, generator, with_state):
         inputs, state = row.make(time, generator, with_state)
-        return [x[:1, :, :2] for x in inputs], rebuild(state, lambda x: x[:1, :2])
+        heads = (x.shape.index(rules.HEADS, 2) for x in inputs)
+        inputs = [x[:1].narrow(i, 0, 2) for x, i in zip(inputs, heads, strict=True)]
+        return inputs, rebuild(state, lambda x: x[:1, :2])
 
     return replace(row, make=make)
 
 
 #: The rows that no kernel computes.
-WITHOUT = {"delta-normalized", "gated-delta-normalized"}
+WITHOUT = {"delta-normalized", "gated-delta-normalized", "sum-channels"}
 for record in ops.TABLE.values():
     if isinstance(record, Rule) and "triton" not in record.implementations:
         WITHOUT |= {record.mixer, f"{record.mixer}-normalized"}
