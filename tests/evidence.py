@@ -34,8 +34,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "tests" / "evidence"
 #: Where a run writes what it has found: its counts, and what it has imported.
 FOUND = "FWLAB_EVIDENCE"
-#: Set where mutants of this very tree have been made a moment ago.
-AGAIN = "FWLAB_MUTANTS_AGAIN"
 
 #: Whose change leaves the evidence of other families as it is.
 FAMILIES = {
@@ -226,8 +224,6 @@ def renew(name: str) -> bool:
         if not piece.mutants:
             plugin = {"PYTHONPATH": str(ROOT / "tests"), "PYTEST_PLUGINS": "evidence"}
             environment |= plugin
-        else:
-            os.environ[AGAIN] = "1"  # for the next piece
         command = piece.command.replace("python", f"'{sys.executable}'", 1)
         before, spent = sources(piece, tracked()), seconds()
         done = subprocess.run(command, shell=True, cwd=ROOT, env=environment)

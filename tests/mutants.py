@@ -97,8 +97,7 @@ def main() -> int:
     given = parser.parse_args()
     files = given.files or [*specifications(), "efficient"]
     # Other tests may come by there than in an earlier run.
-    if not os.environ.get(evidence.AGAIN):
-        shutil.rmtree(ROOT / "mutants", ignore_errors=True)
+    shutil.rmtree(ROOT / "mutants", ignore_errors=True)
     run = ("run", "--max-children", given.jobs)
     if whole := [f"{module(file)}.x*" for file in files if file != "efficient"]:
         mutmut(*run, *whole)
