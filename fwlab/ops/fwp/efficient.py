@@ -158,7 +158,7 @@ class _Segments(torch.autograd.Function):
 def _cut(
     length: int, *sequences: Tensor | None
 ) -> list[tuple[Any, ...]]:
-    """The segments of sequences `[batch, time, ...]`; None stays None."""
+    """Segments of sequences `[batch, time, ...]`; None stays None."""
     cuts = (
         repeat(None) if x is None else x.split(length, 1)
         for x in sequences
