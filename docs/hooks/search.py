@@ -34,6 +34,8 @@ AGAIN = re.compile(
 #: less single exercises and pages for developers.
 WEIGHTS = {
     r"notebooks/|figures/|memory_essay": 1.5,
+    # Of each number it says only a few words.
+    r"annotated/equations": 3,
     r"exercises\.html#|annotated/source/|kernels/|contribute|tested|changelog": 0.5,
 }
 #: TeX, which search would show as it is written.

@@ -190,7 +190,7 @@ def test_search_finds(look, site):
         "state size": "reproduce/state-size",
         "AFT stability": "notebooks/10_aft_stability",
         "log-sum-exp": "notebooks/10_aft_stability",
-        "gated delta": "api/ops",
+        "gated delta": "annotated/gated_delta",
         "gated_delta_rule": "api/ops",
         "checkpoint resume": "training",
         "cu_seqlens": "api/ops",
