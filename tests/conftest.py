@@ -48,7 +48,7 @@ def pytest_configure(config):
 RELATIVES = re.compile(
     r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
 )
-COMPARED = ("is_naive", "key_mask", "streaming", "gradcheck", "theirs", "one_graph")
+COMPARED = ("is_naive", "key_mask", "theirs")
 COMPARED += (
     "every_parameter_learns",
     "prefill_and_step",
