@@ -165,7 +165,7 @@ def test_questions():
         {"truth": "a", "choices": ["a", "b", "c"]},
         {"truth": 1.0},
         {"truth": "a", "tolerance": 0.1},
-        {"truth": 1.9, "tolerance": 0.1},
+        {"truth": 1.95, "tolerance": 0.1},
     ],
 )
 def test_a_question_without_a_right_answer_is_refused(fields):
