@@ -400,7 +400,7 @@ def slider(
 
     - `draw`: called as `draw(value, axes)`, with the axes that `new` returns.
       Set the same limits for every value.
-    - `values`: one for each picture. Ten small pictures are enough for a page.
+    - `values`: one for each picture. Each is about 20 kB: eight are a lot.
     - `label`: what a value is, such as "β".
     - `options`: for `new`.
     - Returns what a notebook displays as the last line of a cell.
@@ -410,7 +410,7 @@ def slider(
         figure, axes = new(**options)
         draw(value, axes)
         file = StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         plt.close(figure)
         frames.append(short_svg(file.getvalue()))
     return Slider(label, [f"{value}" for value in values], frames)
