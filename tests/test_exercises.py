@@ -318,7 +318,7 @@ def continued(step, prompt, length, cost=1, fresh=False):
     for _ in range(length):
         text.append(logits.argmax())
         logits, state = step(text[-1], None if fresh else state)
-    return torch.stack(text) if text else prompt[:0]
+    return torch.stack(text)
 
 
 def continued_by_reading_all(step, prompt, length):
@@ -581,7 +581,7 @@ WRONG = {
         "continued(*inputs, fresh=True)": "continues from its own",
         "continued(*inputs, cost=2)": "one step per token",
         "continued_by_reading_all(*inputs)": "one step per token",
-        "continued(step, prompt, max(length, 1))": "works for any lengths",
+        "continued(step, prompt, min(length, 50))": "works for any lengths",
     },
     "ablate": {
         "ablated(*inputs, no_mlp)": "of the only layer",
@@ -963,21 +963,25 @@ def test_hints(capsys):
     assert "no exercise" in capsys.readouterr().out
 
 
-def test_solutions_are_functions_of_the_package(capsys):
-    """To the letter."""
-    for name, exercise in EXERCISES.items():
-        solution(name)
-        source = capsys.readouterr().out
-        right = exercise.reference
-        assert inspect.getsource(right) in source and exercise.hints, name
-        assert right.__module__.startswith("fwlab."), name
-
-    def write(): ...
-
-    solution("write")
-    source = capsys.readouterr().out
-    solution(write)
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_printed_solution_can_be_pasted(name, capsys):
+    """Into a fresh notebook: with nothing but what was printed."""
+    solution(name)
+    source, notebook = capsys.readouterr().out, {}
+    exec(source, notebook)
+    solution(notebook[name])
     assert capsys.readouterr().out == source
+    assert len(source.splitlines()) < 33 and EXERCISES[name].hints
+    assert_correct(notebook[name])
+
+
+def test_the_solution_of_an_exercise_from_elsewhere_is_its_reference(
+    monkeypatch, capsys
+):
+    monkeypatch.setitem(EXERCISES, "mine", replace(EXERCISES["write"], name="mine"))
+    solution("mine")
+    source = capsys.readouterr().out.rstrip()
+    assert source == inspect.getsource(EXERCISES["write"].reference).rstrip()
 
 
 # --- Predictions ---------------------------------------------------------

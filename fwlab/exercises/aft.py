@@ -63,7 +63,7 @@ MEAN_OF = Exercise(
     "for `k`, `v` `[batch, keys, channels]` and `w` `[keys, 1]`. "
     r"Any input with finite $K + w$. A key of $-\infty$ is not seen, "
     "and a row that sees nothing gives 0.",
-    solution=(mean_of,),
+    reference=mean_of,
     properties=(
         shape(
             "returns a tensor of the shape of one step, [batch, channels]",
@@ -281,7 +281,7 @@ RUNNING_STEP = Exercise(
     "value into `(log_sum, mean)` and return both, all of one "
     r"shape. It starts from $(-\infty, 0)$, and a key of $-\infty$ "
     "changes nothing.",
-    solution=(running_step,),
+    reference=running_step,
     properties=(
         shape(
             "returns a tensor of the shape of log_sum, and another of the shape of "

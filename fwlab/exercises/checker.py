@@ -1,5 +1,6 @@
 """Checking an answer: properties in order, up to the first that fails."""
 
+import ast
 import ctypes
 import inspect
 import queue
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
 from fwlab import plots
+from fwlab.exercises import solutions
 from fwlab.exercises.asking import (
     Answer,
     Call,
@@ -96,7 +98,7 @@ def hint(name: Any, number: int = 1) -> None:
 
 
 def solution(name: Any) -> None:
-    """Print the source of the package's own function.
+    """Print a solution with all that it needs, to paste into a notebook.
 
     - `name`: the exercise, or the function that answers it.
     """
@@ -104,9 +106,28 @@ def solution(name: Any) -> None:
     if exercise is None:
         print(complaint)
         return
-    for function in exercise.solution:
-        print(f"# {function.__name__} in {function.__module__}")
-        print(inspect.getsource(function).rstrip(), end="\n\n")
+    print(_source(exercise))
+
+
+def _source(exercise: Exercise) -> str:
+    """The function in `solutions`, with its imports and the functions that it
+    calls; for an exercise from elsewhere, what answers are compared with.
+    """
+    text = inspect.getsource(solutions)
+    names, imports, functions = {exercise.name}, [], []
+    for node in reversed(ast.parse(text).body):  # it calls what stands above it
+        source = "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            functions.append(source)
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        elif isinstance(node, ast.Import | ast.ImportFrom) and any(
+            (alias.asname or alias.name) in names for alias in node.names
+        ):
+            imports.append(source)
+    if not functions:
+        return inspect.getsource(exercise.reference).rstrip()
+    head = ["\n".join(reversed(imports))] if imports else []
+    return "\n\n\n".join([*head, *reversed(functions)])
 
 
 def show(answer: Any, name: str | None = None) -> Figure | None:
@@ -130,7 +151,7 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
         drawn.append(_explained(answer, arguments))
 
     draws = Property("returns something", holds)
-    one = Exercise(exercise.name, "", exercise.solution, (draws,), ())
+    one = Exercise(exercise.name, "", exercise.reference, (draws,), ())
     (verdict,) = _verdicts(one, answer)
     if verdict.wrong or drawn[0] is None:
         print(verdict.wrong or "Your function returned nothing that can be drawn.")

@@ -35,7 +35,7 @@ class Exercise:
 
     - `name`: the name of the learner's function.
     - `task`: what to write, in Markdown: a title, then arguments and result.
-    - `solution`: fwlab's own function, and those that it calls.
+    - `reference`: the function that answers are compared with.
     - `properties`: what must hold, easiest first.
     - `hints`: each reveals more than the one before.
     - `example`: draws arguments, by name and in order; for `show`, and to
@@ -44,7 +44,7 @@ class Exercise:
 
     name: str
     task: str
-    solution: tuple[Answer, ...]
+    reference: Answer
     properties: tuple[Property, ...]
     hints: tuple[str, ...]
     example: Callable[[Generator], dict[str, Any]] | None = None
@@ -55,11 +55,6 @@ class Exercise:
         parameters = inspect.signature(self.reference).parameters.values()
         names = ", ".join(p.name for p in parameters if p.default is p.empty)
         return f"def {self.name}({names}): ..."
-
-    @property
-    def reference(self) -> Answer:
-        """What answers are compared with."""
-        return self.solution[0]
 
     @property
     def misconceptions(self) -> list[tuple[str, Answer]]:

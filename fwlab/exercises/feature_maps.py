@@ -11,14 +11,9 @@ from torch import Generator, Tensor
 from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, gradient, is_causal, shape
+from fwlab.exercises.solutions import favor, normaliser, positive_features
 
 # --- normaliser ----------------------------------------------------------
-
-
-def normaliser(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-    """Eqs. 17 to 19, all steps at once."""
-    weights = (phi_q @ phi_k.mT).tril()
-    return weights @ v / weights.sum(-1, keepdim=True)
 
 
 def _features(
@@ -53,7 +48,7 @@ NORMALISER = Exercise(
     task="**The normaliser** (Eqs. 17-19). From features `phi_q`, `phi_k` "
     "`[..., time, features]` and values `v` `[..., time, value]`, return "
     "causal linear attention `[..., time, value]`, with $z$.",
-    solution=(normaliser,),
+    reference=normaliser,
     properties=(
         shape("returns a tensor of the shape of v", _features, [5, 1, 3]),
         agrees(
@@ -127,14 +122,6 @@ NORMALISER = Exercise(
 # --- positive_features ---------------------------------------------------
 
 
-def positive_features(x: Tensor, R: Tensor) -> Tensor:
-    """Eqs. 31 and 32, with the mean over 2 m features."""
-    along = x @ R.mT
-    h = (-(x * x).sum(-1, keepdim=True) / 2).exp()
-    features = torch.cat([along.exp(), (-along).exp()], -1)
-    return h * features / math.sqrt(2 * len(R))
-
-
 def _keys(
     generator: Generator, size: tuple[int, ...] = (2, 4), m: int = 3
 ) -> dict[str, Tensor]:
@@ -192,7 +179,7 @@ POSITIVE_FEATURES = Exercise(
     "$2m$ features $\\frac{h(x)}{\\sqrt{2m}}\\,[e^{Rx}; e^{-Rx}]$ with "
     "$h(x) = e^{-|x|^2/2}$, for `x` `[..., d]` and directions `R` `[m, d]`, "
     "in any order.",
-    solution=(positive_features,),
+    reference=positive_features,
     properties=(
         shape(
             "returns 2 m features, [..., 2 * m]",
@@ -260,17 +247,6 @@ POSITIVE_FEATURES = Exercise(
 # --- favor -----------------------------------------------------------------
 
 
-def favor(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """A maximum for each query, and one for all keys."""
-    exponent_q, exponent_k = (
-        torch.cat([x @ R.mT, -x @ R.mT], -1) - (x * x).sum(-1, keepdim=True) / 2
-        for x in (q, k)
-    )
-    top_q = exponent_q.amax(-1, keepdim=True).detach()
-    top_k = exponent_k.amax((-2, -1), keepdim=True).detach()
-    return (exponent_q - top_q).exp(), (exponent_k - top_k).exp()
-
-
 def _attention(
     generator: Generator, lead: tuple[int, ...] = (), length: float = 1.0
 ) -> dict[str, Tensor]:
@@ -327,7 +303,7 @@ FAVOR = Exercise(
     "`R` `[m, d]`, which give the same weights of attention as those of "
     "exercise 2, but neither overflow nor vanish. A factor that a query or "
     "all keys of a sequence share does not matter.",
-    solution=(favor,),
+    reference=favor,
     properties=(
         shape(
             "returns phi_q and phi_k, [..., time, 2 * m] each",

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, gradient, shape, takes_heads
+from fwlab.exercises.solutions import chunked_sum, recomputing_backward, triangular
 from fwlab.feature_maps import l2_normalize
 
 
@@ -46,16 +47,6 @@ class _Alive(TorchDispatchMode):
 
 
 # --- chunked_sum ---------------------------------------------------------
-
-
-def chunked_sum(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> Tensor:
-    """(c1) and (c2) without decay and strength."""
-    W = v.new_zeros(*v.shape[:-2], v.shape[-1], k.shape[-1])
-    y = []
-    for Q, K, V in zip(*(x.split(chunk, -2) for x in (q, k, v)), strict=True):
-        y.append(Q @ W.mT + (Q @ K.mT).tril() @ V)  # (c1)
-        W = W + V.mT @ K  # (c2)
-    return torch.cat(y, -2)
 
 
 def _sequence(
@@ -113,7 +104,7 @@ CHUNKED_SUM = Exercise(
     "= \\sum_{j \\le i} v_j k_j^\\top$, `[..., time, value]`, computed in "
     "chunks of `chunk` steps; the last chunk may be shorter. Do not build "
     "the matrix of all pairs of steps.",
-    solution=(chunked_sum,),
+    reference=chunked_sum,
     properties=(
         shape(
             "returns a tensor of the shape of v", _sequence, [(6, 2), (3, 3), (8, 1)]
@@ -188,13 +179,6 @@ CHUNKED_SUM = Exercise(
 # --- triangular ----------------------------------------------------------
 
 
-def triangular(k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """(d1) from an empty memory and without decay."""
-    b = beta[..., None]
-    A = (b * (k @ k.mT)).tril(-1)
-    return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
-
-
 def _writes(
     generator: Generator, time: int = 5, key: int = 4, lead: tuple[int, ...] = ()
 ) -> dict[str, Tensor]:
@@ -235,7 +219,7 @@ TRIANGULAR = Exercise(
     "`[..., time, value]` and `beta` `[..., time]`, return the increments "
     "$U$ `[..., time, value]` that the delta rule writes, from an empty "
     "memory, by solving one triangular system.",
-    solution=(triangular,),
+    reference=triangular,
     properties=(
         shape("returns a tensor of the shape of v", _writes, [(5, 4), (1, 3), (3, 7)]),
         agrees(
@@ -326,30 +310,6 @@ TRIANGULAR = Exercise(
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def recomputing_backward(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dy: Tensor
-) -> Gradients:
-    """Reversal: keep the last W and all increments, and undo one write after
-    the other.
-    """
-    W, U = v.new_zeros(v.shape[1], k.shape[1]), []
-    for k_t, v_t, b_t in zip(k, v, beta, strict=True):
-        U.append(b_t * (v_t - W @ k_t))
-        W = W + torch.outer(U[-1], k_t)
-    dW = torch.zeros_like(W)
-    dq, dk, dv, dbeta = (torch.empty_like(x) for x in (q, k, v, beta))
-    for t in reversed(range(len(q))):
-        dW = dW + torch.outer(dy[t], q[t])
-        dq[t] = dy[t] @ W
-        W = W - torch.outer(U[t], k[t])  # now the one before the step
-        du = dW @ k[t]
-        dk[t] = U[t] @ dW - beta[t] * du @ W
-        dv[t] = beta[t] * du
-        dbeta[t] = du @ (v[t] - W @ k[t])
-        dW = dW - beta[t] * torch.outer(du, k[t])
-    return dq, dk, dv, dbeta
-
-
 def _pass(
     generator: Generator, time: int = 5, key: int = 4, value: int = 3
 ) -> dict[str, Tensor]:
@@ -430,7 +390,7 @@ RECOMPUTING_BACKWARD = Exercise(
     "`[time, value]`, `beta` `[time]`, and `dy` `[time, value]`, the "
     "gradient of the outputs $y_i = W_i q_i$. Return `dq, dk, dv, dbeta`. "
     "Do not keep $W_i$ for every step.",
-    solution=(recomputing_backward,),
+    reference=recomputing_backward,
     properties=(
         shape(
             "returns dq, dk, dv and dbeta, shaped like q, k, v and beta",
