@@ -53,6 +53,8 @@ DELTA_STEP = Exercise(
                 "memory.": lambda W, k, v, beta: delta_step(W, k, v, beta) - W,
                 "The sign is wrong: this moves away from v, since it adds W "
                 "k - v.": lambda W, k, v, beta: delta_step(W, k, v, -beta),
+                "Here beta and 1 - beta have changed places: beta is the share of the "
+                "new value.": lambda W, k, v, beta: delta_step(W, k, v, 1 - beta),
                 "This applies a sigmoid to beta, which is between 0 "
                 "and 1 already.": lambda W, k, v, beta: delta_step(
                     W, k, v, torch.sigmoid(beta)

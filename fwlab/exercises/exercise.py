@@ -40,6 +40,8 @@ class Exercise:
     - `hints`: each reveals more than the one before.
     - `example`: draws arguments, by name and in order; for `show`, and to
       recognise misconceptions.
+    - `matters`: the part of a result in which all right answers agree, as a
+      function of the result and the arguments; None = all of it.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Exercise:
     properties: tuple[Property, ...]
     hints: tuple[str, ...]
     example: Callable[[Generator], dict[str, Any]] | None = None
+    matters: Callable[..., Any] | None = None
 
     @property
     def signature(self) -> str:

@@ -97,6 +97,10 @@ def _pair(
     return {"W": W, "k": k, "v": normal(generator, *lead, value)}
 
 
+def _of_size(generator: Generator, size: float) -> dict[str, Tensor]:
+    return {name: size * x for name, x in _pair(generator).items()}
+
+
 def _stores(answer: Answer, reference: Answer, generator: Generator) -> None:
     W, v = torch.zeros(3, 4, dtype=torch.float64), normal(generator, 3)
     for place in range(4):
@@ -171,6 +175,17 @@ WRITE = Exercise(
                 "write only adds.": lambda W, k, v: delta_step(
                     W, k, v, torch.ones_like(k[..., 0])
                 ),
+            },
+        ),
+        agrees(
+            "adds v ⊗ k, whatever their lengths",
+            _of_size,
+            [1e-3, 1.0, 1e3],
+            because="W, k and v were multiplied by {size:g}. A write takes the key as "
+            "it is, and W has no limit: is there a normalize or a clamp?",
+            catches={
+                "This scales the key to length 1. A write takes the key as it "
+                "is.": lambda W, k, v: write(W, l2_normalize(k), v)
             },
         ),
         takes_heads(_pair, [(2,), (2, 3), (1, 4, 4)]),

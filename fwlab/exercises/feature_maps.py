@@ -56,9 +56,14 @@ NORMALISER = Exercise(
             _features,
             of=lambda y, *_: y[0],
             expected=lambda phi_q, phi_k, v: v[0],
-            because="There is one key, so its weight is 1: z is that key's feature. "
-            "Does step i read its own key, too?",
+            because="There is one key, so its weight is 1: z is that key's feature.",
             catches={
+                "This leaves out the key of the step itself: j goes up to i, and "
+                "includes it.": lambda phi_q, phi_k, v: (
+                    (weights := (phi_q @ phi_k.mT).tril(-1))
+                    @ v
+                    / weights.sum(-1, keepdim=True)
+                ),
                 "This forgets z: nothing divides the sum (Eq. 18 and the lower half of "
                 "19).": lambda phi_q, phi_k, v: _products(phi_q, phi_k) @ v,
                 "This sees the future: every step reads all keys, "
@@ -139,13 +144,13 @@ def _are_positive(answer: Answer, reference: Answer, generator: Generator) -> No
 
 def _estimate_exp(answer: Answer, reference: Answer, generator: Generator) -> None:
     q, k = 0.7 * normal(generator, 2, 3)
-    R = normal(generator, 20_000, 3)
+    R = normal(generator, 1000, 3)
     like = q.new_zeros(len(R) * 2)
     estimate = ask(answer, like, x=q, R=R) @ ask(answer, like, x=k, R=R)
     truth = (q @ k).exp()
     if not (estimate / truth - 1).abs() < 0.1:
         raise Wrong(
-            f"With 20,000 directions, expected about {truth:.3f}, got {estimate:.3f}. "
+            f"With 1000 directions, expected about {truth:.3f}, got {estimate:.3f}. "
             "Is h right? It makes up for the lengths of q and k."
         )
 
@@ -180,6 +185,7 @@ POSITIVE_FEATURES = Exercise(
     "$h(x) = e^{-|x|^2/2}$, for `x` `[..., d]` and directions `R` `[m, d]`, "
     "in any order.",
     reference=positive_features,
+    matters=lambda phi, x, R: phi.sort(-1).values,
     properties=(
         shape(
             "returns 2 m features, [..., 2 * m]",
@@ -217,6 +223,8 @@ POSITIVE_FEATURES = Exercise(
             {
                 "h is missing: the mean of these products is exp(|q + k|² / 2), not "
                 "exp(q . k).": lambda x, R: _along(x, R, 0),
+                "h takes the length of x here, and has to "
+                "take its square.": lambda x, R: _along(x, R, -(_square(x) ** 0.5) / 2),
                 "h is exp(-|x|²) here; half of the "
                 "square belongs there.": lambda x, R: _along(x, R, -_square(x)),
             },
@@ -224,10 +232,6 @@ POSITIVE_FEATURES = Exercise(
         Property(
             "follows Eqs. 31 and 32, features in any order",
             _are_right,
-            {
-                "h takes the length of x here, and has to "
-                "take its square.": lambda x, R: _along(x, R, -(_square(x) ** 0.5) / 2)
-            },
         ),
         gradient(
             "lets gradients through to x and R",
@@ -291,6 +295,13 @@ def _plain(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     return positive_features(q, R), positive_features(k, R)
 
 
+def _with_epsilon(
+    q: Tensor, k: Tensor, R: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    phi_q, phi_k = favor(q, k, R)
+    return phi_q + epsilon, phi_k + epsilon
+
+
 def _after_exp(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     phi_q, phi_k = _plain(q, k, R)
     return phi_q / phi_q.amax(-1, True), phi_k / phi_k.amax((-2, -1), True)
@@ -304,6 +315,7 @@ FAVOR = Exercise(
     "exercise 2, but neither overflow nor vanish. A factor that a query or "
     "all keys of a sequence share does not matter.",
     reference=favor,
+    matters=_weights,
     properties=(
         shape(
             "returns phi_q and phi_k, [..., time, 2 * m] each",
@@ -327,6 +339,11 @@ FAVOR = Exercise(
                 ),
                 "Every feature has its own maximum over the keys here. That weights "
                 "the features again.": partial(_above, over_k=-2),
+                "An epsilon is added to the features. It changes every weight, and "
+                "the maxima make it needless.": (
+                    partial(_with_epsilon, epsilon=1e-6),
+                    partial(_with_epsilon, epsilon=1e-4),
+                ),
                 "The exponents lack -|x|² / 2. For the keys it cannot "
                 "be left out.": partial(_above, half=0.0),
             },
@@ -340,12 +357,13 @@ FAVOR = Exercise(
             because="Keys and queries were about {length:.0f} long. Is a maximum "
             "subtracted from the exponents, before exp?",
             catches={
-                "No maximum is subtracted: exp(-|x|² / 2) vanishes "
-                "for long keys.": _plain,
                 "All queries share one maximum: shorter or longer ones vanish. "
                 "Subtract one for each query.": partial(_above, over_q=(-2, -1)),
-                "This divides by the largest feature after exp: what has vanished does "
-                "not come back.": _after_exp,
+                "No maximum is subtracted before exp: exp(-|x|² / 2) vanishes for long "
+                "keys, and a division after it brings nothing back.": (
+                    _plain,
+                    _after_exp,
+                ),
             },
         ),
         agrees(

@@ -231,9 +231,9 @@ SUM_NORMALIZE = Exercise(
         agrees(
             "does not depend on the scale of the key",
             lambda g, scale: {"x": scale * _keys(g)["x"]},
-            [1e-9, 1e9, 1e-100, 1e100],
-            because="All features were multiplied by {scale:g}. "
-            "Is an epsilon added to the sum?",
+            [1e-9, 1e9, 1e-300, 1e300],
+            because="All features were multiplied by {scale:g}. Is an epsilon added "
+            "to the sum, or is a small sum taken for 0?",
             catches={
                 EPSILON: (_with_epsilon(1e-8), _with_epsilon(1e-12)),
                 "The sum is not let below a small number. That replaces smaller sums, "

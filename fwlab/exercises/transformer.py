@@ -457,8 +457,8 @@ ABLATE = Exercise(
     name="ablate",
     task="**One layer without memory.** `loss(model, tokens)` is the loss of a "
     "`LanguageModel`. Block `i` computes the write strengths as the "
-    "sigmoid of what `model.blocks[i].mixer.to_beta`, an `nn.Linear`, "
-    "returns. Return `[layers]`: entry `i` is the loss if layer `i` has "
+    "sigmoid of what `model.blocks[i].mixer.to_beta`, an `nn.Linear` "
+    "without bias, returns. Return `[layers]`: entry `i` is the loss if layer `i` has "
     "write strength 0 and all others work. Leave the model as it was.",
     reference=ablate,
     properties=(
