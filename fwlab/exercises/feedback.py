@@ -13,7 +13,6 @@ from fwlab.ops.feedback.naive import (
     feedback_attention,
     merge_memory,
     sinusoids,
-    softmax,
 )
 
 # --- merge_memory ----------------------------------------------------
@@ -42,7 +41,7 @@ MERGE_MEMORY = Exercise(
     name="merge_memory",
     task="**One memory of many layers** (Eq. f1). `states` is `[L + 1, "
     "..., d]`, `w` is `[L + 1]`. Return `[..., d]`.",
-    solution=(merge_memory,),
+    reference=merge_memory,
     properties=(
         shape(
             "returns a tensor of the shape of one state",
@@ -174,7 +173,7 @@ FEEDBACK_ATTENTION = Exercise(
     "$P$, `[key, features]`. `naive.sinusoids(distances, features)` "
     "gives $s$ of Eq. f3 as `[past, features]`. With `past = 0` the "
     "result is 0.",
-    solution=(feedback_attention, softmax, sinusoids),
+    reference=feedback_attention,
     properties=(
         shape(
             "returns a tensor of the shape of q",

@@ -61,7 +61,7 @@ RETRIEVAL_LOSS = Exercise(
     "should be, from 0 to `symbols - 1`. Return the mean of "
     "$\\tfrac12 |v - \\hat v|^2$ over all queries: one number, a tensor "
     "of shape `[]`.",
-    solution=(loss,),
+    reference=loss,
     properties=(
         shape(
             "returns one number, a tensor of shape []",
@@ -162,7 +162,7 @@ CAPACITY = Exercise(
     name="capacity",
     task="**The law.** Return the smallest loss that a memory with `features` "
     "features can have after `S` pairs, as a number.",
-    solution=(law,),
+    reference=law,
     properties=(
         Property(
             "returns a number from 0 to ½",
@@ -313,7 +313,7 @@ MAKE_BATCH = Exercise(
     "value that each of the `symbols` keys holds at the end, "
     "`[batch, symbols]`: the one that it got last, and -1 if it never "
     "came.",
-    solution=(_last_values,),
+    reference=_last_values,
     properties=(
         shape(
             "returns integers, [batch, symbols]",
