@@ -29,6 +29,10 @@ def _new_only(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 DELTA_STEP = Exercise(
     name="delta_step",
+    notebook="04_delta_rule",
+    difficulty=2,
+    importance=5,
+    minutes=9,
     task="**The delta step** (Eqs. 20 and 24). Return the memory after "
     "one step, for `W` `[..., value, key]`, `k` `[..., key]`, `v` "
     "`[..., value]` and `beta` `[...]`.",
@@ -157,6 +161,10 @@ def _unit_gradient(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 GRADIENT_STEP = Exercise(
     name="gradient_step",
+    notebook="04_delta_rule",
+    difficulty=2,
+    importance=4,
+    minutes=9,
     task="**A gradient step.** Return the memory after one step of gradient "
     "descent on $\\tfrac12 \\lvert W k - v \\rvert^2$ with learning "
     "rate `beta`, for the arguments of exercise 1. Derive the gradient "
@@ -242,6 +250,10 @@ GRADIENT_STEP = Exercise(
 
 GATED_STEP = Exercise(
     name="gated_step",
+    notebook="04_delta_rule",
+    difficulty=1,
+    importance=4,
+    minutes=7,
     task="**The gated step** (Eq. 52). Return the memory after one step of "
     "the gated rule, for the arguments of exercise 1.",
     reference=gated_step,

@@ -34,6 +34,10 @@ def _one_hot(generator: Generator, place: int) -> dict[str, Tensor]:
 
 READ_MEMORY = Exercise(
     name="read_memory",
+    notebook="00_start_here",
+    difficulty=1,
+    importance=5,
+    minutes=5,
     task="**Read a memory.** Return $W q$: what the memory `W` "
     "`[..., value, key]` holds for the query `q` `[..., key]`. The dots "
     "are any leading dimensions, such as batch and heads.",
@@ -137,6 +141,10 @@ def _outer(v: Tensor, k: Tensor) -> Tensor:
 
 WRITE = Exercise(
     name="write",
+    notebook="01_fast_weights",
+    difficulty=1,
+    importance=5,
+    minutes=5,
     task=r"**The outer-product write** (Eq. 17). Return $W + v \otimes "
     "k$, for `W` `[..., value, key]`, `k` `[..., key]` and `v` "
     "`[..., value]`. The dots are any leading dimensions, such as "
@@ -234,6 +242,10 @@ def _with_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 LINEAR_ATTENTION = Exercise(
     name="linear_attention",
+    notebook="01_fast_weights",
+    difficulty=2,
+    importance=5,
+    minutes=7,
     task="**Attention without softmax** (Eqs. 8-11). From queries `q`, keys `k` "
     "`[..., time, key]` and values `v` `[..., time, value]`, return "
     "$y_i = \\sum_{j \\le i} v_j\\, (k_j \\cdot q_i)$ for every step $i$, "
@@ -345,6 +357,10 @@ def _size(generator: Generator) -> dict[str, object]:
 
 PREDICT_ERROR = Exercise(
     name="predict_error",
+    notebook="01_fast_weights",
+    difficulty=3,
+    importance=4,
+    minutes=5,
     task="**Predict the error.** `S` pairs are written under random keys of "
     "length 1 and width `d`, and all are read. Return the expected squared "
     "error of a value that is read, relative to the squared length of a "
