@@ -40,9 +40,8 @@ class Group:
     """Some chunks of the inputs, each `[n * batch * heads, C, width]`.
 
     As many as fit into the caches together: see `chunks.groups`. This
-    class writes values. States are
-    `[n + 1, batch * heads, value, key]`: one before each chunk, and the
-    last one.
+    class writes values. States are `[n + 1, batch * heads, value,
+    key]`: one before each chunk, and the last one.
     """
 
     #: Whether errors are written, in place of values; and whether they

@@ -128,11 +128,7 @@ def forward(
         remaining = time - n * C
         index = n * programs.to(tl.int64) + program
         if states is not None:
-            tl.store(
-                states + index * V * K + at,
-                S.to(TYPE),
-                mask=mask,
-            )
+            tl.store(states + index * V * K + at, S.to(TYPE), mask=mask)
         key = features(
             k, k_total, origin, t, remaining, heads, 0, K, BK, NU
         )
@@ -265,11 +261,7 @@ def backward_state(
         origin = start + n * C * heads.to(tl.int64)
         remaining = time - n * C
         index = n * programs.to(tl.int64) + program
-        tl.store(
-            afters + index * V * K + at,
-            D.to(TYPE),
-            mask=mask,
-        )
+        tl.store(afters + index * V * K + at, D.to(TYPE), mask=mask)
         query, key = queries_and_keys(
             q, k, q_total, k_total, origin, t, remaining, heads,
             0, K, BK, NU,
@@ -291,9 +283,7 @@ def backward_state(
             if first == 0:
                 # The gradient of a denominator is -dy y / denominator.
                 tl.store(
-                    z_afters + index * K + column,
-                    sums,
-                    mask=column < K,
+                    z_afters + index * K + column, sums, mask=column < K
                 )
                 dy_rows = rows(
                     dy, origin, t, remaining, heads, 0, V, AV

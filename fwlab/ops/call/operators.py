@@ -1,10 +1,9 @@
 r"""Recurrences as operators of PyTorch, for calls that are traced.
 
-`torch.compile` and `torch.export` only trace a call, and tensors on the
-device "meta" have no data. Everything in a call is then traced as it
-is, except for its recurrence: an autograd function written by hand. It
-becomes the operator `torch.ops.fwlab.NAME`, one node of a graph. PyTorch
-knows three things about it:
+`torch.compile` and `torch.export` only trace a call, and tensors on the device "meta"
+have no data. Everything in a call is then traced as it is, except for its recurrence:
+an autograd function written by hand. It becomes the operator `torch.ops.fwlab.NAME`,
+one node of a graph. PyTorch knows three things about it:
 
 - what it computes: the forward pass of the function, whose results and
   all that it saves for the backward pass are one list;
@@ -82,11 +81,7 @@ class Operator:
         self.count, self.results = schema.count(",") + 1, results
         self.tensors = schema.count("Tensor")
         self.shapes = shapes or self.compute
-        define(
-            self,
-            f"{schema}",
-            "Tensor[] saved, Tensor?[] gradients, bool[] needed",
-        )
+        define(self, f"{schema}", "Tensor[] saved, Tensor?[] gradients, bool[] needed")
 
     def __call__(self, *given: Any) -> Any:
         """Called as the function's `apply`."""
@@ -131,9 +126,7 @@ class Operator:
         found = self.packed(self.shapes, *given)
         return [x.new_empty(x.shape) for x in found]
 
-    def save(
-        self, ctx: Any, inputs: tuple, output: list[Tensor]
-    ) -> None:
+    def save(self, ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
         """Keep the arguments, and what the function saves."""
         made = []
         for x in output[self.results :]:
@@ -152,15 +145,7 @@ class Operator:
         given, made = tensors[: self.tensors], tensors[self.tensors :]
         needed = list(ctx.needs_input_grad[: self.tensors])
         run = getattr(torch.ops.fwlab, f"{self.name}_backward")
-        found = iter(
-            run(
-                *given,
-                *ctx.options,
-                made,
-                gradients[: self.results],
-                needed,
-            )
-        )
+        found = iter(run(*given, *ctx.options, made, gradients[: self.results], needed))
         each = [next(found) if need else None for need in needed]
         return (*each, *[None] * len(ctx.options))
 
@@ -173,13 +158,9 @@ class Operator:
         *inputs, saved, gradients, needed = packed
         given = self.complete(inputs)
         ctx = Context()
-        ctx.options, ctx.needs_input_grad = (
-            given[self.tensors :],
-            needed,
-        )
+        ctx.options, ctx.needs_input_grad = (given[self.tensors :], needed)
         ctx.saved_tensors = [
-            (None, *given)[x.shape[-1]] if x.dim() == 9 else x
-            for x in saved
+            (None, *given)[x.shape[-1]] if x.dim() == 9 else x for x in saved
         ]
         found = self.function.backward(ctx, *gradients)
         wanted = [
@@ -250,14 +231,10 @@ def define(new: Any, schema: str, more: str) -> None:
         full = name + suffix
         library.define(f"{full}({arguments}) -> Tensor[]")
         library.impl(full, now(run), "CompositeExplicitAutograd")
-        torch.library.register_fake(
-            f"fwlab::{full}", now(f"{run}_shapes"), lib=library
-        )
+        torch.library.register_fake(f"fwlab::{full}", now(f"{run}_shapes"), lib=library)
     torch.library.register_autograd(
         f"fwlab::{name}",
         now("differentiate"),
-        setup_context=lambda ctx, inputs, output: known[name].save(
-            ctx, inputs, output
-        ),
+        setup_context=lambda ctx, inputs, output: known[name].save(ctx, inputs, output),
         lib=library,
     )

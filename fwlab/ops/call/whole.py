@@ -82,9 +82,7 @@ def _sorted(tensors: list[Any], names: str) -> tuple[list, dict]:
     """The parts of the state, and the other tensors by name."""
     each = [x for x in tensors if x is not None]
     count = len(each) - len(names.split())
-    return each[:count], dict(
-        zip(names.split(), each[count:], strict=True)
-    )
+    return each[:count], dict(zip(names.split(), each[count:], strict=True))
 
 
 class _Call(torch.autograd.Function):
@@ -98,9 +96,7 @@ class _Call(torch.autograd.Function):
         return _called(tensors, *about)
 
     @staticmethod
-    def backward(
-        ctx: Any, *gradients: Tensor | None
-    ) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         """Autograd, through another call."""
         return autograd.pull_back(
             lambda *tensors: _called([*tensors], *ctx.options),

@@ -10,10 +10,9 @@ $$(I + L \beta)\, E = V - \gamma \bar K W^\top \tag{d4}$$
 
 where $\beta$ scales columns. The rows $\bar K$, by which the memory is
 queried, are the keys that ask: $R$ of (d0). With attention
-normalisation, Eq. 27 divides what is retrieved by
-$z_{i-1} \cdot \phi(k_i)$. That is to query with
-$\bar k_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$, and to write with
-$\phi(k_i)$ as before.
+normalisation, Eq. 27 divides what is retrieved by $z_{i-1} \cdot
+\phi(k_i)$. That is to query with $\bar k_i = \phi(k_i) / (z_{i-1} \cdot
+\phi(k_i))$, and to write with $\phi(k_i)$ as before.
 """
 
 from typing import Any

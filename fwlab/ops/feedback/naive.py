@@ -7,11 +7,10 @@ every layer of every later step attends to it. So even the lowest layer
 can use the highest representations of the past. The price is that the
 steps must be computed one after the other.
 
-The model is that of
-[Fan et al. 2020](https://arxiv.org/abs/2002.09402), with equation
-numbers of our own. The positions are not theirs: a learned table has a
-maximum length, but a projection of sinusoids (as in Transformer-XL) has
-none.
+The model is that of [Fan et al.
+2020](https://arxiv.org/abs/2002.09402), with equation numbers of our
+own. The positions are not theirs: a learned table has a maximum length,
+but a projection of sinusoids (as in Transformer-XL) has none.
 
 The functions below take the memories of all steps so far, and project
 them again at every step and in every layer, as the equations say.

@@ -128,9 +128,8 @@ class Tiles(torch.autograd.Function):
     @autograd.backward_pass
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         r"""With $p = E X / (E X)$ the weights of a row,
-        $dV = p^\top dm$, and $w$ and $K$ both get
-        $p\, dm\, (V - m)$, summed over the rows or columns that share
-        them:
+        $dV = p^\top dm$, and $w$ and $K$ both get $p\, dm\, (V - m)$,
+        summed over the rows or columns that share them:
 
         $$G = \frac{dm}{E X}, \qquad dV = X \odot E^\top G \tag{e6}$$
         $$dK = X \odot \big(V \odot E^\top G - E^\top (G m)\big)

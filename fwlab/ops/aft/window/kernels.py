@@ -319,14 +319,7 @@ def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=[
-        "time",
-        "keys",
-        "W",
-        "reach",
-        "rows",
-        "segments",
-    ]
+    do_not_specialize=["time", "keys", "W", "reach", "rows", "segments"]
 )
 def window_backward_keys(
     k, v, band, L, dm, db, top, s, a, dk, dv,

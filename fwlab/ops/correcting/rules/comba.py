@@ -83,10 +83,9 @@ def comba_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Decay, then replace what a scaled key retrieves, then read.
 
-    With $\alpha_t = \exp(\text{log\_decay}_t)$ and
-    $\tilde W_t = \alpha_t W_{t-1}$:
-    $W_t = \tilde W_t + \beta_t (v_t - \text{ask}_t\, \tilde W_t k_t)
-    \otimes k_t$ and $y_t = W_t q_t$.
+    With $\alpha_t = \exp(\text{log\_decay}_t)$ and $\tilde W_t =
+    \alpha_t W_{t-1}$: $W_t = \tilde W_t + \beta_t (v_t - \text{ask}_t\,
+    \tilde W_t k_t) \otimes k_t$ and $y_t = W_t q_t$.
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for

@@ -154,15 +154,14 @@ def delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
     r"""Replace the value of a key, then read (Eqs. 20-25).
 
-    $\bar v_t = W_{t-1} k_t$,
-    $W_t = W_{t-1} + \beta_t (v_t - \bar v_t) \otimes k_t$,
-    $y_t = W_t q_t$. Keys and queries are features: first apply a map
-    and a normalisation of `fwlab.feature_maps`. The recurrence is
-    stable while $\beta_t |k_t|^2 \le 2$. For `beta` in $[0, 1]$ and
-    features that are not negative, either normalisation ensures this.
-    Where it diverges and overflows, a chunked implementation loses the
-    whole chunk: up to 63 outputs before the overflow are not finite,
-    either. "naive" keeps them.
+    $\bar v_t = W_{t-1} k_t$, $W_t = W_{t-1} + \beta_t (v_t - \bar v_t)
+    \otimes k_t$, $y_t = W_t q_t$. Keys and queries are features: first
+    apply a map and a normalisation of `fwlab.feature_maps`. The
+    recurrence is stable while $\beta_t |k_t|^2 \le 2$. For `beta` in
+    $[0, 1]$ and features that are not negative, either normalisation
+    ensures this. Where it diverges and overflows, a chunked
+    implementation loses the whole chunk: up to 63 outputs before the
+    overflow are not finite, either. "naive" keeps them.
 
     - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of
       these heads: consecutive ones then read one memory (grouped

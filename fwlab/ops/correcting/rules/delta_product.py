@@ -4,9 +4,8 @@ A delta rule changes its memory in one direction per token. DeltaProduct
 ([Siems et al. 2025](https://arxiv.org/abs/2502.10297)) takes several
 steps before it reads, each with a key, a value and a strength of its
 own. With strengths up to 2 two steps can rotate what a head holds,
-which one step cannot. Equation numbers are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174), those
-with a letter are ours.
+which one step cannot. Equation numbers are those of [Schlag et al.
+2021](https://arxiv.org/abs/2102.11174), those with a letter are ours.
 
 - `q`: `[batch, time, heads, key]`.
 - `k`: `[batch, time, steps, heads, key]`, `v`: the same with `value`,

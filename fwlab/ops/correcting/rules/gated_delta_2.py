@@ -4,9 +4,8 @@ In the delta rule one number per head says how much is removed and how
 much is written. Gated DeltaNet 2
 ([2026](https://arxiv.org/abs/2605.22791)) separates the two: a gate per
 key channel *erases*, a gate per value channel *writes*. Equation
-numbers are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174), those
-with a letter are ours.
+numbers are those of [Schlag et al.
+2021](https://arxiv.org/abs/2102.11174), those with a letter are ours.
 
 - `q`, `k`, `erase`, `log_decay`: `[batch, time, heads, key]`.
 - `v`, `write`: `[batch, time, heads, value]`.

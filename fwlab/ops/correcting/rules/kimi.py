@@ -102,11 +102,10 @@ def kimi_delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Fade every key channel, replace what a key holds, then read.
 
-    $\tilde W_t = W_{t-1}\, \mathrm{diag}(\alpha_t)$ with
-    $\alpha_t = \exp(\text{log\_decay}_t)$ per key channel; then, as in
-    the delta rule,
-    $W_t = \tilde W_t + \beta_t (v_t - \tilde W_t k_t) \otimes k_t$ and
-    $y_t = W_t q_t$.
+    $\tilde W_t = W_{t-1}\, \mathrm{diag}(\alpha_t)$ with $\alpha_t =
+    \exp(\text{log\_decay}_t)$ per key channel; then, as in the delta
+    rule, $W_t = \tilde W_t + \beta_t (v_t - \tilde W_t k_t) \otimes
+    k_t$ and $y_t = W_t q_t$.
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for

@@ -19,13 +19,7 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.rule import (
-    Gate,
-    Rule,
-    decay_gate,
-    factor,
-    in_turn,
-)
+from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor, in_turn
 from fwlab.ops.correcting import PLAIN
 from fwlab.ops.correcting.rules.delta import read, steps
 
