@@ -132,7 +132,7 @@ PIECES: dict[str, Piece] = {
         "tests/test_bench_gpu.py",
         KERNELS,
         (
-            "fwlab/bench/gpu.py",
+            "fwlab/bench/kernels.py",
             "fwlab/ops/**/kernels.py",
             "tests/machine/emulator/*.py",
         ),

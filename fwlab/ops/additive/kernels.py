@@ -44,7 +44,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts.kernels import (
@@ -616,8 +616,8 @@ def form(v: Tensor, K: int, nu: int) -> Form:
     """
     batch, _, heads, V = v.shape
     full = v.dtype == torch.float32
-    hopper = gpu.capability(v.device)[0] == 9
-    cores = gpu.multiprocessors(v.device)
+    hopper = launcher.capability(v.device)[0] == 9
+    cores = launcher.multiprocessors(v.device)
     programs = int(batch * heads)  # if traced, it is now known
     return _form(programs, K, V, full, nu > 0, hopper, cores)
 
@@ -703,7 +703,7 @@ class Chunked(torch.autograd.Function):
                 q, k, decay, gammas, products, strength, plan, nu
             )
         elif decay is not None:
-            gpu.launch(
+            launcher.launch(
                 multiply_decays,
                 (n * programs,),
                 *(decay, gammas, products, time, heads, programs),
@@ -723,7 +723,7 @@ class Chunked(torch.autograd.Function):
                 z_states = z.new_empty(n * programs, K)
         sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
         sizes |= {"NU": nu, "PRECISION": precision(v.dtype)}
-        gpu.launch(
+        launcher.launch(
             forward,
             (programs, chunks.count(V, plan.BV)),
             *(q, k, v, gammas, products, strength, X, q_total, k_total),
@@ -738,7 +738,7 @@ class Chunked(torch.autograd.Function):
             **sizes,
         )
         if split:
-            gpu.launch(
+            launcher.launch(
                 read,
                 (n * programs, chunks.count(V, plan.AV)),
                 *(q, k, E, gammas, products, strength),
@@ -790,7 +790,7 @@ class Chunked(torch.autograd.Function):
         dv, afters = torch.empty_like(E), torch.empty_like(states)
         sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
         sizes |= {"NU": nu, "PRECISION": precision(E.dtype)}
-        gpu.launch(
+        launcher.launch(
             backward_state,
             (programs, chunks.count(V, plan.BV)),
             *(q, k, dy, gammas, products, strength, X),
@@ -819,7 +819,7 @@ class Chunked(torch.autograd.Function):
             )
             for x in (gammas, strength)
         )
-        gpu.launch(
+        launcher.launch(
             backward_inputs,
             (n * programs, parts),
             *(q, k, E, dy, None if X is None else dv, gammas, products),

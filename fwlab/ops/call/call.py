@@ -26,7 +26,7 @@ class Operation:
     - `name`: the name of its function in `fwlab.ops`.
     - `folder`: the folder of its implementations in `fwlab/ops`, and of
       its page of annotated source.
-    - `implementations`: name -> function or `gpu.Kernel`, simplest
+    - `implementations`: name -> function or `launcher.Kernel`, simplest
       first. "auto" takes the last one that can run.
     - `plain`: those made of PyTorch's own functions alone, which
       `torch.func` can transform.

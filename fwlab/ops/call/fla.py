@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.parts import autograd
 from fwlab.transforms import constant
 
@@ -36,10 +36,10 @@ are $-\infty$ is not a number.
 """
 
 
-def version() -> gpu.Version | None:
+def version() -> launcher.Version | None:
     """The version of flash-linear-attention; None = not installed."""
     # fla-core contains only the operations.
-    return gpu.version("flash-linear-attention") or gpu.version("fla-core")
+    return launcher.version("flash-linear-attention") or launcher.version("fla-core")
 
 
 @constant
@@ -47,16 +47,16 @@ def missing() -> str | None:
     """Why it cannot run on this machine at all; None = it can."""
     if (version() or ()) < OLDEST:
         return (
-            f"flash-linear-attention {gpu.dotted(OLDEST)} or newer "
+            f"flash-linear-attention {launcher.dotted(OLDEST)} or newer "
             'is not installed (pip install "fwlab[fla]")'
         )
-    if gpu.stands_in():  # it launches its kernels itself
+    if launcher.stands_in():  # it launches its kernels itself
         return "flash-linear-attention needs a GPU"
     return None
 
 
 @dataclass(frozen=True)
-class Borrowed(gpu.Kernel):
+class Borrowed(launcher.Kernel):
     """The entry of flash-linear-attention in the table of an operation.
 
     - `auto`: whether "auto" may choose it.
@@ -68,7 +68,7 @@ class Borrowed(gpu.Kernel):
         self, device: torch.device, dtypes: set[torch.dtype], **sizes: Any
     ) -> str | None:
         """Why it cannot compute this; None = it can."""
-        if device.type != gpu.device_type():
+        if device.type != launcher.device_type():
             return (
                 f"flash-linear-attention needs a GPU, but the tensors are on {device}"
             )

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 
 #: Shapes in the list of results begin with this where there is no
 #: tensor (then 0), or one of the arguments or results (1 more than its
@@ -34,9 +34,9 @@ def traced(x: Any) -> bool:
         return True
     if type(x) is Tensor and not x.is_meta:
         return False
-    # `gpu.recording` works with tensors without data itself.
+    # `launcher.recording` works with tensors without data itself.
     fake = hasattr(x, "fake_mode")  # as those of torch.export
-    return (fake or x.is_meta) and not gpu.takes("meta")
+    return (fake or x.is_meta) and not launcher.takes("meta")
 
 
 class Context:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.ops.additive.kernels import Chunked, Form, operator
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts.kernels import (
@@ -170,7 +170,7 @@ def solve(
         beta.new_empty(beta.shape, dtype=torch.float32) if nu else None
         for _ in range(2)
     ]
-    gpu.launch(
+    launcher.launch(
         prepare,
         (n,),
         *(q, k, decay, gammas, products, beta, *totals, X),
@@ -357,7 +357,7 @@ class _Steps(torch.autograd.Function):
         if keep:
             n = chunks.count(time, segment(time))
             states = W_end.new_empty(n, *shape)
-        gpu.launch(
+        launcher.launch(
             steps,
             (programs, chunks.count(V, rows_of_W(K, V))),
             *(q, k, v, decay, beta, W, y, states, W_end, time, heads),
@@ -393,7 +393,7 @@ class _Steps(torch.autograd.Function):
         scratch = states.new_empty(
             min(segment(time), time), *states.shape[1:]
         )
-        gpu.launch(
+        launcher.launch(
             steps_backward,
             (programs, parts),
             *(q, k, v, decay, beta, dy, states, dW_end),
@@ -443,7 +443,7 @@ _step_operator = Operator(
 
 def _is_short(q: Tensor) -> bool:
     """Whether the recurrence is computed step by step."""
-    old = gpu.capability(q.device) < gpu.TENSOR_CORES
+    old = launcher.capability(q.device) < launcher.TENSOR_CORES
     return q.shape[1] <= SHORT or old
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import checks, gpu
+from fwlab.ops.call import checks, launcher
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.operators import traced
 from fwlab.ops.feedback import efficient, naive
@@ -51,7 +51,7 @@ FEEDBACK = Operation(
     implementations={
         "naive": naive.feedback,
         "efficient": efficient.feedback,
-        "triton": gpu.Kernel(
+        "triton": launcher.Kernel(
             "fwlab.ops.feedback.kernels",
             "feedback",
             minimum=(7, 5),

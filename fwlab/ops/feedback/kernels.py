@@ -59,7 +59,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.feedback import efficient
 from fwlab.ops.feedback.weights import FeedbackWeights
 
@@ -498,7 +498,7 @@ class Forward(efficient.Forward):
         K, V = self.kv[:, self.group_of[l]]
         rows, N, key = K.shape
         assert self.lse is not None
-        gpu.launch(
+        launcher.launch(
             attend,
             (rows,),
             q,
@@ -560,7 +560,7 @@ class Backward(efficient.Backward):
         groups, _, N, _ = self.kv.shape[1:]
         batch, heads = self.split
         out = self.q.new_empty(count, batch, 2, layers, heads, key)
-        gpu.launch(
+        launcher.launch(
             pull,
             (count * layers * rows,),
             self.q,
@@ -598,7 +598,7 @@ class Backward(efficient.Backward):
     def layer_at_clock(self, l: int, up: Tensor, dm: Tensor) -> Tensor:
         """Through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
         dh = torch.mm(up, self.contract[l])
-        gpu.launch(
+        launcher.launch(
             slope,
             (triton.cdiv(dh.numel(), 1024),),
             dh,
@@ -621,7 +621,7 @@ class Backward(efficient.Backward):
         rows, N, key = K.shape
         features = self.back.shape[1]
         sizes = _sizes(key, features)
-        gpu.launch(
+        launcher.launch(
             attend_backward,
             (rows,),
             dz,
@@ -672,7 +672,7 @@ class Backward(efficient.Backward):
         """(k5) for all sequences."""
         dx = torch.empty_like(dy)
         batch, d = dy.shape
-        gpu.launch(
+        launcher.launch(
             norm_backward,
             (batch,),
             dy,

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
 
@@ -325,7 +325,7 @@ def summary(
     batch, stride, D = x.shape
     n, BD = chunks.count(time, R), channels(D)
     out = _triples(x, n)
-    gpu.launch(
+    launcher.launch(
         summarize,
         (n, batch, chunks.count(D, BD)),
         *(x, u, w, *out, time, D, stride),
@@ -347,7 +347,7 @@ def carried(
     batch, n, D = triples[0].shape
     BD = channels(D, 32)
     end = [torch.empty_like(x) for x in start]
-    gpu.launch(
+    launcher.launch(
         carry,
         (batch, chunks.count(D, BD)),
         *(*triples, *start, *end, n, D),
@@ -413,7 +413,7 @@ class _Simple(torch.autograd.Function):
         triples = summary(k, None, v, time, SEGMENT, 1)
         end = as_state(*carried(triples, as_triple(*state), False))
         y, BD = torch.empty_like(v), channels(D)
-        gpu.launch(
+        launcher.launch(
             outputs,
             (triples[0].shape[1], batch, chunks.count(D, BD)),
             *(q, k, v, *triples, y, time, D),
@@ -446,7 +446,7 @@ class _Simple(torch.autograd.Function):
         given = (q, k, v, dy.contiguous(), *triples, *after, *gradients)
         grid = n, batch, chunks.count(D, BD)
         for only in (True, False):
-            gpu.launch(
+            launcher.launch(
                 outputs_backward,
                 grid,
                 *(*given, time, D),

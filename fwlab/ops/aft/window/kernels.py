@@ -37,7 +37,7 @@ from fwlab.ops.aft.simple.kernels import (
     state_gradients,
     summary,
 )
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks, kernels
 
@@ -539,7 +539,7 @@ def _how(
     groups, D = len(band), q.shape[-1]
     BD = max(channels(D // groups, WIDE), 16)  # a product needs 16
     either = torch.promote_types(k.dtype, v.dtype)
-    products = gpu.capability(q.device) >= gpu.TENSOR_CORES
+    products = launcher.capability(q.device) >= launcher.TENSOR_CORES
     return groups * chunks.count(D // groups, BD), {
         "D": D,
         "H": groups,
@@ -586,7 +586,7 @@ class Window(torch.autograd.Function):
             )
             L[:, time], m[:, time] = end
         blocks, how = _how(q, k, v, band)
-        gpu.launch(
+        launcher.launch(
             window_forward,
             (chunks.count(time, TILE), batch, blocks),
             *(q, k, v, band, *triples, y, L, m),
@@ -621,7 +621,7 @@ class Window(torch.autograd.Function):
         groups, rows, W = band.shape
         dm, db = torch.empty_like(m), torch.empty_like(m)
         dq = torch.empty_like(q)
-        gpu.launch(
+        launcher.launch(
             rows_backward,
             (chunks.count(time * D, 1024), batch),
             *(q, dy.contiguous(), m, dm, db, dq, time * D, D),
@@ -642,7 +642,7 @@ class Window(torch.autograd.Function):
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         blocks, how = _how(q, k, v, band)
         sizes = (time, keys, W, reach, rows)
-        gpu.launch(
+        launcher.launch(
             window_backward_keys,
             (chunks.count(keys, TILE), batch, blocks),
             *(k, v, band, L, dm, db, *after, dk, dv, *sizes),
@@ -652,7 +652,7 @@ class Window(torch.autograd.Function):
         dband = band.new_empty(groups, time, W)
         span = keys if reach is not None else TILE + W - 1
         across = chunks.count(span, KEYS)
-        gpu.launch(
+        launcher.launch(
             window_backward_band,
             (chunks.count(time, TILE) * across, groups),
             *(k, v, band, L, m, dm, dband, *sizes, batch, across),
