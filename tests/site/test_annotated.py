@@ -89,7 +89,7 @@ def test_lines_fit_the_page():
 
 
 #: Code lines below a note, at most: with their signature, about 15.
-LONGEST = 19
+LONGEST = 16
 
 
 def test_every_block_has_a_note_and_the_core_more():

@@ -149,17 +149,10 @@ class Memory(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        strength: Tensor | None,
-        ask: Tensor | None,
-        W: Tensor,
-        keep: bool,
-        Kind: type[Group],
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+        strength: Tensor | None, ask: Tensor | None, W: Tensor,
+        keep: bool, Kind: type[Group],
+    ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
         """Groups of chunks from the first to the last."""
         inputs = q, k, v, decay, strength, ask
         chunk = min(chunks.length(decay), q.shape[1])
@@ -225,16 +218,10 @@ class Memory(torch.autograd.Function):
 
 
 def shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Tensor | None,
-    ask: Tensor | None,
-    W: Tensor,
-    keep: bool,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+    strength: Tensor | None, ask: Tensor | None, W: Tensor, keep: bool,
     Kind: type[Group],
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """What `Memory` returns and what it saves, without data."""
     y, S = v.new_empty(v.shape, dtype=W.dtype), None
     if keep:
@@ -304,15 +291,10 @@ def _backward(
 
 
 def one_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Tensor | None,
-    ask: Tensor | None,
-    W: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+    strength: Tensor | None, ask: Tensor | None, W: Tensor,
     Kind: type[Group],
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """(c0) or (d0) as products of matrices with single rows.
 
     For a single step nothing is gained from chunks.

@@ -483,61 +483,21 @@ def backward_inputs(
             every = tl.where((column < K)[None, :], 1.0, 0.0)
             every = every + tl.zeros([C, BK], tl.float32)
             d_query += features_backward(
-                g_q,
-                q,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-                BD,
-                PRECISION,
-            )
+                g_q, q, origin, t, remaining, heads, first_key, K, BK,
+                NU, BD, PRECISION,
+            )  # fmt: skip
             d_key += features_backward(
-                g_k,
-                k,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-                BD,
-                PRECISION,
-            )
+                g_k, k, origin, t, remaining, heads, first_key, K, BK,
+                NU, BD, PRECISION,
+            )  # fmt: skip
             one_query += features_backward(
-                every,
-                q,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-                BD,
-                PRECISION,
-            )
+                every, q, origin, t, remaining, heads, first_key, K, BK,
+                NU, BD, PRECISION,
+            )  # fmt: skip
             one_key += features_backward(
-                every,
-                k,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-                BD,
-                PRECISION,
-            )
+                every, k, origin, t, remaining, heads, first_key, K, BK,
+                NU, BD, PRECISION,
+            )  # fmt: skip
     if NU > 0:
         # Eq. 29 divides by the sum; its gradient subtracts the mean.
         by = reciprocal(
@@ -624,14 +584,9 @@ def form(v: Tensor, K: int, nu: int) -> Form:
 
 @functools.cache
 def _form(
-    heads: int,
-    K: int,
-    V: int,
-    full: bool,
-    makes_features: bool,
-    hopper: bool,
-    cores: int,
-) -> Form:
+    heads: int, K: int, V: int, full: bool, makes_features: bool,
+    hopper: bool, cores: int,
+) -> Form:  # fmt: skip
     """The same for `heads` of all sequences and a GPU of `cores`."""
     width = max(K, V)
     if full:
@@ -668,18 +623,10 @@ class Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        strength: Tensor | None,
-        W: Tensor | None,
-        z: Tensor | None,
-        nu: int,
-        keep: bool,
-        solve: Callable | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+        strength: Tensor | None, W: Tensor | None, z: Tensor | None,
+        nu: int, keep: bool, solve: Callable | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         """`forward` carries the state from chunk to chunk. Where that
         keeps too few programs busy, `read` computes the outputs.
         """
@@ -739,16 +686,12 @@ class Chunked(torch.autograd.Function):
         )
         if split:
             launcher.launch(
-                read,
-                (n * programs, chunks.count(V, plan.AV)),
+                read, (n * programs, chunks.count(V, plan.AV)),
                 *(q, k, E, gammas, products, strength),
                 *(q_total, k_total),
-                *(states, y, time, heads, programs),
-                BK=padded_width(K),
-                BV=plan.AV,
-                warps=plan.chunk_warps,
-                **sizes,
-            )
+                *(states, y, time, heads, programs), BK=padded_width(K),
+                BV=plan.AV, warps=plan.chunk_warps, **sizes,
+            )  # fmt: skip
         if keep:
             # Without X, E is v itself.
             ctx.save_for_backward(
@@ -820,20 +763,14 @@ class Chunked(torch.autograd.Function):
             for x in (gammas, strength)
         )
         launcher.launch(
-            backward_inputs,
-            (n * programs, parts),
+            backward_inputs, (n * programs, parts),
             *(q, k, E, dy, None if X is None else dv, gammas, products),
             *(strength, q_total, k_total, total, dtotal),
-            *(states, afters),
-            *(z_states, z_afters, dq, dk, dd, ds),
-            *(time, heads, programs),
-            BK=plan.BK,
-            BV=plan.AV,
-            BD=padded_width(q.shape[-1]),
-            PER=blocks // parts,
-            warps=plan.chunk_warps,
-            **sizes,
-        )
+            *(states, afters), *(z_states, z_afters, dq, dk, dd, ds),
+            *(time, heads, programs), BK=plan.BK, BV=plan.AV,
+            BD=padded_width(q.shape[-1]), PER=blocks // parts,
+            warps=plan.chunk_warps, **sizes,
+        )  # fmt: skip
         dd, ds = (
             x
             if x is None

@@ -139,15 +139,9 @@ def correcting(
 
 
 def normalized_correcting(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Any,
-    W: Tensor,
-    z: Tensor,
-    ask: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+    strength: Any, W: Tensor, z: Tensor, ask: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""The sums with $z$ are a sum rule of their own.
 
     $z$ of Eq. 18 is a memory with one row, into which every key writes

@@ -134,16 +134,9 @@ def prepare(
     G = causal_mask(C)
     if decay is not None:
         G = put_decays(
-            decay,
-            gammas,
-            products,
-            index,
-            origin,
-            t,
-            remaining,
-            heads,
+            decay, gammas, products, index, origin, t, remaining, heads,
             C,
-        )
+        )  # fmt: skip
     A = tl.where(t[:, None] > t[None, :], A * G, 0.0)
     A *= scalars(beta, origin, t, remaining, heads, 0.0)[None, :]
     x = inverse(A, C, PRECISION)
@@ -152,15 +145,9 @@ def prepare(
 
 
 def solve(
-    q: Tensor,
-    k: Tensor,
-    decay: Tensor | None,
-    gammas: Tensor | None,
-    products: Tensor | None,
-    beta: Tensor,
-    form: Form,
-    nu: int,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    q: Tensor, k: Tensor, decay: Tensor | None, gammas: Tensor | None,
+    products: Tensor | None, beta: Tensor, form: Form, nu: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """The inverses of all chunks, `[chunks * batch * heads, C, C]`."""
     batch, time, heads, d = k.shape
     programs = batch * heads
@@ -171,17 +158,12 @@ def solve(
         for _ in range(2)
     ]
     launcher.launch(
-        prepare,
-        (n,),
+        prepare, (n,),
         *(q, k, decay, gammas, products, beta, *totals, X),
-        *(time, heads, programs),
-        K=K,
-        BK=padded_width(K),
-        C=form.C,
-        NU=nu,
-        PRECISION=precision(k.dtype),
+        *(time, heads, programs), K=K, BK=padded_width(K), C=form.C,
+        NU=nu, PRECISION=precision(k.dtype),
         warps=1 if K <= 128 and form.C < 64 and not nu else 4,
-    )
+    )  # fmt: skip
     return X, totals[0], totals[1]
 
 
@@ -337,15 +319,9 @@ class _Steps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        beta: Tensor,
-        W: Tensor | None,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+        beta: Tensor, W: Tensor | None, keep: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """For the backward pass, keep a state every few steps."""
         given = q, k, v, decay, beta, W
         q, k, v, decay, beta, W = contiguous(*given)

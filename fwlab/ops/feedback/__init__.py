@@ -172,14 +172,9 @@ def feedback(
 
 
 def _one_by_one(
-    x: Tensor,
-    weights: FeedbackWeights,
-    heads: int,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    factors: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
+    v: Tensor, mask: Tensor | None, factors: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The naive version, with other weights for every single step.
 
     A factor multiplies a row of the matrix before it, or a column of

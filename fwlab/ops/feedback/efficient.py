@@ -87,21 +87,11 @@ class Forward:
     lse: Tensor | None = None
 
     def __init__(
-        self,
-        x: Tensor,
-        past: Tensor,
-        hidden: Tensor | None,
-        alpha: Tensor,
-        to_q: Tensor,
-        positions: Tensor,
-        to_kv: Tensor,
-        to_out: Tensor,
-        expand: Tensor,
-        contract: Tensor,
-        factors: Tensor | None,
-        normalize: bool,
-        keep: bool,
-    ):
+        self, x: Tensor, past: Tensor, hidden: Tensor | None,
+        alpha: Tensor, to_q: Tensor, positions: Tensor, to_kv: Tensor,
+        to_out: Tensor, expand: Tensor, contract: Tensor,
+        factors: Tensor | None, normalize: bool, keep: bool,
+    ):  # fmt: skip
         r"""
         - `x`: `[batch, time, d]`.
         - `past`: `[2, groups, batch, heads, past, key]`, keys and

@@ -77,21 +77,9 @@ _capture = threading.Lock()
 
 @triton.jit(do_not_specialize=["N", "time", "past"])
 def attend(
-    q,
-    k,
-    v,
-    r,
-    hidden,
-    z,
-    lse,
-    clock,
-    N,
-    time,
-    past,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    BN: tl.constexpr,
-):
+    q, k, v, r, hidden, z, lse, clock, N, time, past, K: tl.constexpr,
+    BK: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """Eqs. f4, f5 and (k1): one query of one head, all its memories.
 
     Each of the BN rows of a tile has its own maximum and sum, which are
@@ -142,29 +130,10 @@ def attend(
 
 @triton.jit(do_not_specialize=["N", "time", "past"])
 def attend_backward(
-    dz_now,
-    z,
-    q,
-    lse,
-    k,
-    v,
-    r,
-    s,
-    hidden,
-    dz,
-    D,
-    d_qu,
-    dq_now,
-    clock,
-    N,
-    time,
-    past,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    F: tl.constexpr,
-    BF: tl.constexpr,
-    BN: tl.constexpr,
-):
+    dz_now, z, q, lse, k, v, r, s, hidden, dz, D, d_qu, dq_now, clock,
+    N, time, past, K: tl.constexpr, BK: tl.constexpr, F: tl.constexpr,
+    BF: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """(k2) and (k4): the gradient of one query of one head.
 
     It stores the two parts of dq apart, as the efficient form does, and
@@ -228,27 +197,10 @@ def attend_backward(
     ]
 )  # fmt: skip
 def pull(
-    q,
-    dz,
-    lse,
-    D,
-    kv,
-    dkv,
-    r,
-    hidden,
-    out,
-    clock,
-    N,
-    time,
-    past,
-    batch,
-    heads,
-    layers,
-    groups,
-    K: tl.constexpr,
-    BK: tl.constexpr,
+    q, dz, lse, D, kv, dkv, r, hidden, out, clock, N, time, past, batch,
+    heads, layers, groups, K: tl.constexpr, BK: tl.constexpr,
     BN: tl.constexpr,
-):
+):  # fmt: skip
     """(k2) and (k3): the gradient of one memory in one head and layer.
 
     This sums over all queries after it, which are contiguous in time.
@@ -334,19 +286,9 @@ def slope(dh, saved, clock, width, BW: tl.constexpr):
 
 @triton.jit(do_not_specialize=["d", "l"])
 def norm_backward(
-    dy,
-    y,
-    rstd,
-    base,
-    alpha,
-    dm,
-    dx,
-    saved,
-    clock,
-    d,
-    l,
+    dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l,
     BD: tl.constexpr,
-):
+):  # fmt: skip
     r"""Through a norm, for one sequence, plus other gradients.
 
     $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
@@ -499,22 +441,10 @@ class Forward(efficient.Forward):
         rows, N, key = K.shape
         assert self.lse is not None
         launcher.launch(
-            attend,
-            (rows,),
-            q,
-            K,
-            V,
-            self.r,
-            self.hidden,
-            z,
-            self.lse[l],
-            self.clock,
-            N,
-            self.x.shape[1],
-            self.past,
-            warps=8,
-            **_sizes(key),
-        )
+            attend, (rows,), q, K, V, self.r, self.hidden, z,
+            self.lse[l], self.clock, N, self.x.shape[1], self.past,
+            warps=8, **_sizes(key),
+        )  # fmt: skip
 
 
 class Backward(efficient.Backward):
@@ -561,28 +491,11 @@ class Backward(efficient.Backward):
         batch, heads = self.split
         out = self.q.new_empty(count, batch, 2, layers, heads, key)
         launcher.launch(
-            pull,
-            (count * layers * rows,),
-            self.q,
-            self.dz,
-            self.lse,
-            self.D,
-            self.kv,
-            self.dkv,
-            self.r,
-            self.hidden,
-            out,
-            clock,
-            N,
-            time,
-            self.past,
-            batch,
-            heads,
-            layers,
-            groups,
-            warps=8,
+            pull, (count * layers * rows,), self.q, self.dz, self.lse,
+            self.D, self.kv, self.dkv, self.r, self.hidden, out, clock,
+            N, time, self.past, batch, heads, layers, groups, warps=8,
             **_sizes(key),
-        )
+        )  # fmt: skip
         return out if groups == layers else out.sum(3, keepdim=True)
 
     def memory_at_clock(self) -> Tensor:
@@ -599,22 +512,13 @@ class Backward(efficient.Backward):
         """Through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
         dh = torch.mm(up, self.contract[l])
         launcher.launch(
-            slope,
-            (triton.cdiv(dh.numel(), 1024),),
-            dh,
-            self.dh[l],
-            self.clock,
-            dh.numel(),
-            warps=4,
-            BW=1024,
-        )
+            slope, (triton.cdiv(dh.numel(), 1024),), dh, self.dh[l],
+            self.clock, dh.numel(), warps=4, BW=1024,
+        )  # fmt: skip
         below = self.norm(
-            torch.mm(dh, self.expand[l]),
-            self.normed_mlp[l],
-            self.middle_norm[2][l],
-            self.d_middle[l],
-            up,
-        )
+            torch.mm(dh, self.expand[l]), self.normed_mlp[l],
+            self.middle_norm[2][l], self.d_middle[l], up,
+        )  # fmt: skip
         dz = torch.mm(below, self.to_out[l])
         dq = torch.empty_like(dz)
         K, V = self.kv[:, self.group_of[l]]
@@ -622,42 +526,19 @@ class Backward(efficient.Backward):
         features = self.back.shape[1]
         sizes = _sizes(key, features)
         launcher.launch(
-            attend_backward,
-            (rows,),
-            dz,
-            self.attended[l],
-            self.q[l],
-            self.lse[l],
-            K,
-            V,
-            self.r,
-            self.back,
-            self.hidden,
-            self.dz[l],
-            self.D[l],
-            self.d_qu[l],
-            dq,
-            self.clock,
-            N,
-            self.q.shape[2],
-            self.past,
-            warps=8,
-            F=features,
-            BF=max(triton.next_power_of_2(features), 16),
-            **sizes,
-        )
+            attend_backward, (rows,), dz, self.attended[l], self.q[l],
+            self.lse[l], K, V, self.r, self.back, self.hidden,
+            self.dz[l], self.D[l], self.d_qu[l], dq, self.clock, N,
+            self.q.shape[2], self.past, warps=8, F=features,
+            BF=max(triton.next_power_of_2(features), 16), **sizes,
+        )  # fmt: skip
         if l == 0:  # no earlier step needs its gradient
             return below
         dn = torch.mm(dq, self.to_q[l].flatten(0, 1))
         return self.norm(
-            dn,
-            self.normed[l],
-            self.x_norm[2][l],
-            self.dx[l],
-            below,
-            dm,
-            l,
-        )
+            dn, self.normed[l], self.x_norm[2][l], self.dx[l], below,
+            dm, l,
+        )  # fmt: skip
 
     def norm(
         self,
@@ -673,22 +554,10 @@ class Backward(efficient.Backward):
         dx = torch.empty_like(dy)
         batch, d = dy.shape
         launcher.launch(
-            norm_backward,
-            (batch,),
-            dy,
-            y,
-            rstd,
-            base,
-            None if dm is None else self.alpha,
-            dm,
-            dx,
-            saved,
-            self.clock,
-            d,
-            l,
-            warps=8,
-            BD=triton.next_power_of_2(d),
-        )
+            norm_backward, (batch,), dy, y, rstd, base,
+            None if dm is None else self.alpha, dm, dx, saved,
+            self.clock, d, l, warps=8, BD=triton.next_power_of_2(d),
+        )  # fmt: skip
         return dx
 
 
@@ -696,13 +565,9 @@ _operator = efficient.operator("feedback_kernels", (Forward, Backward))
 
 
 def feedback(
-    x: Tensor,
-    weights: FeedbackWeights,
-    heads: int,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
+    v: Tensor, mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Arguments and results of the naive version."""
     return efficient.feedback(
         *(x, weights, heads, k, v, mask),

@@ -127,13 +127,9 @@ def feedback_attention(
 
 
 def feedback(
-    x: Tensor,
-    weights: FeedbackWeights,
-    heads: int,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
+    v: Tensor, mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Compute all layers of a step, then its memory, step by step.
 
     $$q_t^l = W_Q^l\, \mathrm{LN}(x_t^l), \qquad

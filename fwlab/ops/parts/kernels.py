@@ -256,13 +256,9 @@ def reciprocal(x):
 
 @triton.jit
 def state_tile(
-    first,
-    first_key,
-    V: tl.constexpr,
-    K: tl.constexpr,
-    BV: tl.constexpr,
-    BK: tl.constexpr,
-):
+    first, first_key, V: tl.constexpr, K: tl.constexpr,
+    BV: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """Offsets of a tile in a state `[V, K]`, and which are inside.
 
     The tile begins at row `first` and column `first_key`.

@@ -69,13 +69,9 @@ def normalized_loop(
 
 
 def fading_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Both ways to forget: a decay of (n1), then Eq. 52."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
@@ -87,14 +83,9 @@ def fading_loop(
 
 
 def normalized_fading_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
-    z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
+    W: Tensor, z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The same with a normaliser."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):

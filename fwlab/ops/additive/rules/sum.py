@@ -125,13 +125,9 @@ def fading_loop(
 
 
 def normalized_fading_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, W: Tensor,
     z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Keys fade with the values that were written with them:
 
     $$z_i = d_i\, z_{i-1} + \phi(k_i) \tag{n2}$$

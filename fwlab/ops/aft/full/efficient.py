@@ -396,13 +396,9 @@ def _softmax(
 
 
 def _seen(
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    L: Tensor | None,
-    m: Tensor | None,
+    k: Tensor, v: Tensor, w: Tensor, L: Tensor | None, m: Tensor | None,
     count: int,
-) -> Pairs:
+) -> Pairs:  # fmt: skip
     """All keys and values that the tiles see, as views."""
     _, groups, rows, size = w.shape
     pair = [_steps(x, size, rows, groups) for x in (k, v)]
@@ -415,13 +411,9 @@ def _seen(
 
 
 def _places(
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    L: Tensor | None,
-    m: Tensor | None,
+    k: Tensor, v: Tensor, w: Tensor, L: Tensor | None, m: Tensor | None,
     count: int,
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
+) -> Iterator[tuple[slice, Tensor, Tensor]]:  # fmt: skip
     """Where the keys that the tiles see come from, without overlap.
 
     - Yields pieces of them: a slice, its keys and its values.

@@ -131,12 +131,8 @@ def _step(M, S, A, k, v):
     old, new = tl.where(k > M, e, 1.0), tl.where(k > M, 1.0, e)
     v = tl.where(k > LOW, v, 0.0)
     return (
-        tl.maximum(M, k),
-        S * old + new,
-        A * old + new * v,
-        old,
-        new,
-    )
+        tl.maximum(M, k), S * old + new, A * old + new * v, old, new,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["time", "D", "stride"])
@@ -326,14 +322,10 @@ def summary(
     n, BD = chunks.count(time, R), channels(D)
     out = _triples(x, n)
     launcher.launch(
-        summarize,
-        (n, batch, chunks.count(D, BD)),
-        *(x, u, w, *out, time, D, stride),
-        R=R,
-        BD=BD,
-        SIGN=sign,
+        summarize, (n, batch, chunks.count(D, BD)),
+        *(x, u, w, *out, time, D, stride), R=R, BD=BD, SIGN=sign,
         warps=_warps(BD),
-    )
+    )  # fmt: skip
     return out
 
 
@@ -348,14 +340,10 @@ def carried(
     BD = channels(D, 32)
     end = [torch.empty_like(x) for x in start]
     launcher.launch(
-        carry,
-        (batch, chunks.count(D, BD)),
-        *(*triples, *start, *end, n, D),
-        BD=BD,
-        AHEAD=AHEAD,
-        REVERSE=reverse,
-        warps=1,
-    )
+        carry, (batch, chunks.count(D, BD)),
+        *(*triples, *start, *end, n, D), BD=BD, AHEAD=AHEAD,
+        REVERSE=reverse, warps=1,
+    )  # fmt: skip
     return end
 
 
@@ -414,13 +402,10 @@ class _Simple(torch.autograd.Function):
         end = as_state(*carried(triples, as_triple(*state), False))
         y, BD = torch.empty_like(v), channels(D)
         launcher.launch(
-            outputs,
-            (triples[0].shape[1], batch, chunks.count(D, BD)),
-            *(q, k, v, *triples, y, time, D),
-            R=SEGMENT,
-            BD=BD,
+            outputs, (triples[0].shape[1], batch, chunks.count(D, BD)),
+            *(q, k, v, *triples, y, time, D), R=SEGMENT, BD=BD,
             warps=_warps(BD),
-        )
+        )  # fmt: skip
         ctx.save_for_backward(q, k, v, *state, *triples, *end)
         ctx.set_materialize_grads(False)
         return y, end[0], end[1]
@@ -447,14 +432,9 @@ class _Simple(torch.autograd.Function):
         grid = n, batch, chunks.count(D, BD)
         for only in (True, False):
             launcher.launch(
-                outputs_backward,
-                grid,
-                *(*given, time, D),
-                R=SEGMENT,
-                BD=BD,
-                ONLY=only,
-                warps=_warps(BD),
-            )
+                outputs_backward, grid, *(*given, time, D), R=SEGMENT,
+                BD=BD, ONLY=only, warps=_warps(BD),
+            )  # fmt: skip
             if only:
                 total = carried(
                     after, _end_gradients(end[0], end[1], dL, dm), True

@@ -375,13 +375,9 @@ def window_backward_keys(
                 p[:, None] < tl.where(t < time, keys, time)[None, :]
             )
             w = _bias(
-                band + row.to(tl.int64)[None, :] * W,
-                t[None, :],
-                p[:, None],
-                visible,
-                W,
-                reach,
-            )
+                band + row.to(tl.int64)[None, :] * W, t[None, :],
+                p[:, None], visible, W, reach,
+            )  # fmt: skip
             dm_t = _tile(dm, t0, end, c, channel, 0.0, P, D)
             db_t = _tile(db, t0, end, c, channel, 0.0, P, D)
             E = _factor(w)
@@ -560,16 +556,9 @@ class Window(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        band: Tensor,
-        log_sum: Tensor,
-        mean: Tensor,
-        reach: int | None,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Tensor,
+        log_sum: Tensor, mean: Tensor, reach: int | None, keep: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Older steps come as triples, from `summary`."""
         q, k, v, band = (x.contiguous() for x in (q, k, v, band))
         (batch, time, D), keys = q.shape, k.shape[1]
@@ -673,13 +662,9 @@ operator = Operator(
 
 
 def causal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Tensor,
-    log_sum: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor,
     mean: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Row $t$ sees past and present; called as the naive version."""
     given = (q, k, v, band, log_sum, mean)
     run = operator if traced(q) else Window.apply

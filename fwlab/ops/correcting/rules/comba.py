@@ -21,14 +21,9 @@ from fwlab.ops.correcting.rules.delta import correct, read, steps
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    ask: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
+    ask: Tensor, W: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Fade, correct what a scaled key retrieves, then read:
 
     $$\bar v_i = d_i\, W_{i-1}\,(c_i\, k_i) \tag{n6}$$

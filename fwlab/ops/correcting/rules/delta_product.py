@@ -55,13 +55,9 @@ def loop(
 
 
 def fading_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same with one decay per token, before its first step."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):

@@ -28,13 +28,9 @@ from fwlab.ops.parts.state import NormalizedState
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Fade by $d_i = e^{\mathrm{log\_decay}_i}$ first, then correct:
 
     $$W_i = d_i\, W_{i-1} + \beta_i\, \big(v_i - d_i\, W_{i-1}\,
@@ -52,15 +48,9 @@ def loop(
 
 
 def normalized_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ask: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
-    z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, ask: Tensor, beta: Tensor,
+    log_decay: Tensor, W: Tensor, z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Fade the memory and its normaliser first."""
     y = []
     for q_t, k_t, v_t, a_t, b_t, l_t in steps(

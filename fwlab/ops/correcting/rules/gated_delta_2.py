@@ -37,14 +37,9 @@ def replace(
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    erase: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor,
+    log_decay: Tensor, W: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Fade every key channel, replace, then read."""
     y = []
     for q_t, k_t, v_t, e_t, w_t, l_t in steps(

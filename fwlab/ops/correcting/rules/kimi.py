@@ -49,13 +49,9 @@ def correct(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Fade, correct, then read."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):

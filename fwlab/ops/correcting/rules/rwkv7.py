@@ -39,14 +39,9 @@ def transition(
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
+    log_decay: Tensor, W: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Move, add a pair, then read."""
     y = []
     for q_t, k_t, v_t, a_t, b_t, l_t in steps(q, k, v, a, b, log_decay):
@@ -57,14 +52,9 @@ def loop(
 
 
 def two_steps(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    log_decay: Tensor,
-    **_: Any,
-) -> dict[str, Any]:
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
+    log_decay: Tensor, **_: Any,
+) -> dict[str, Any]:  # fmt: skip
     """First correct with `a` and `b`, towards 0; then add the pair.
 
     $a$ asks the memory before it fades. After that it would have to be
