@@ -178,15 +178,8 @@ def gated_rule(
     (arXiv:2102.11174), Eq. 52.
     """
     return GATED_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay},
-        normalize=normalize,
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay},
+        normalize=normalize, scale=scale, key_mask=key_mask,
+        cu_seqlens=cu_seqlens, state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

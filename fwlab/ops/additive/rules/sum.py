@@ -220,15 +220,8 @@ def sum_rule(
     numbers from Schlag et al. 2021 (arXiv:2102.11174).
     """
     return SUM_RULE(
-        q,
-        k,
-        v,
-        {"log_decay": log_decay},
-        normalize=normalize,
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"log_decay": log_decay},
+        normalize=normalize, scale=scale, key_mask=key_mask,
+        cu_seqlens=cu_seqlens, state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

@@ -84,7 +84,7 @@ def comba_rule(
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$.
@@ -92,9 +92,8 @@ def comba_rule(
     - `ask`: `[batch, time, heads]`, the factor of the key that asks; 1
       gives `gated_delta_rule`. (The paper's layer trains one per head,
       and subtracts a part of that key from the query.)
-
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
-      `kimi_delta_rule`.
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked" or "efficient".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -111,14 +110,8 @@ def comba_rule(
     Source: Hu et al. 2025 (arXiv:2506.02475).
     """
     return COMBA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay, "ask": ask},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay, "ask": ask},
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

@@ -129,15 +129,14 @@ def delta_product(
 
     - `q`: `[batch, time, heads, key]`, as features; the paper divides
       queries and keys by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `k`: `[batch, time, steps, heads, key]`.
     - `v`: `[batch, time, steps, heads, value]`.
     - `beta`: `[batch, time, steps, heads]`, in $[0, 2]$ for keys of
       length 1: with 2 a step reflects what the key holds.
     - `log_decay`: `[batch, time, heads]`, at most 0; None = no decay.
-
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
-      `kimi_delta_rule`.
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
       or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
@@ -154,14 +153,8 @@ def delta_product(
     Source: Siems et al. 2025 (arXiv:2502.10297).
     """
     return DELTA_PRODUCT(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay},
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

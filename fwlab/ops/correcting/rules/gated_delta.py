@@ -106,7 +106,7 @@ def gated_delta_rule(
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$.
@@ -118,7 +118,7 @@ def gated_delta_rule(
       faded by more than $e^{-80}$ since the last write counts as empty
       for what the next key retrieves.
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`,
-      `implementation`: as for `delta_rule`.
+      `implementation`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
@@ -133,15 +133,8 @@ def gated_delta_rule(
     Source: Yang, Kautz, Hatamizadeh 2024 (arXiv:2412.06464).
     """
     return GATED_DELTA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay},
-        normalize=normalize,
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay},
+        normalize=normalize, scale=scale, key_mask=key_mask,
+        cu_seqlens=cu_seqlens, state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

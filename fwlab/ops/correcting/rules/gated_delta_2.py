@@ -98,14 +98,13 @@ def gated_delta_rule_2(
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `erase`: `[batch, time, heads, key]`, usually in $[0, 1]$.
     - `write`: `[batch, time, heads, value]`, usually in $[0, 1]$.
     - `log_decay`: `[batch, time, heads, key]`, at most 0.
-
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
-      `kimi_delta_rule`.
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked" or "efficient".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -124,14 +123,8 @@ def gated_delta_rule_2(
     Source: Gated DeltaNet 2, 2026 (arXiv:2605.22791).
     """
     return GATED_DELTA_RULE_2(
-        q,
-        k,
-        v,
-        {"erase": erase, "write": write, "log_decay": log_decay},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"erase": erase, "write": write, "log_decay": log_decay},
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip
