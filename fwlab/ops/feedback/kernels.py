@@ -53,6 +53,7 @@ graph, about 2 µs.
 import functools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -426,7 +427,7 @@ class Forward(efficient.Forward):
             """Read the clock, compute, store, advance the clock."""
             t, n = self.clock[:1], self.clock[1:]
             torch.index_select(steps, 0, t, out=self.states[0])
-            new = self.step(0)
+            new = self.step(0, 0, (), self.r)
             saved.index_copy_(1, t, made)
             self.kv_split.index_copy_(4, n, new.unsqueeze(4))
             self.clock.add_(1)
@@ -435,13 +436,15 @@ class Forward(efficient.Forward):
         self.attended, self.states = saved[:layers], saved[layers:]
         return saved[-1].transpose(0, 1).contiguous()
 
-    def attend(self, l: int, q: Tensor, z: Tensor) -> None:
+    def attend(
+        self, l: int, q: Tensor, z: Tensor, seen: Any, r: Tensor
+    ) -> None:
         """One kernel in place of scores, softmax and mean."""
         K, V = self.kv[:, self.group_of[l]]
         rows, N, key = K.shape
         assert self.lse is not None
         launcher.launch(
-            attend, (rows,), q, K, V, self.r, self.hidden, z,
+            attend, (rows,), q, K, V, r, self.hidden, z,
             self.lse[l], self.clock, N, self.x.shape[1], self.past,
             warps=8, **_sizes(key),
         )  # fmt: skip
