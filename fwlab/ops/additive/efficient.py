@@ -75,8 +75,8 @@ class Group:
 
     def cut(self, *parts: Tensor | None) -> Any:
         """These chunks of an input; of two, one below the other."""
-        given = [x[:, self.steps] for x in parts if x is not None]
-        return chunks.split(given, *self.kind) if given else None
+        present = [x[:, self.steps] for x in parts if x is not None]
+        return chunks.split(present, *self.kind) if present else None
 
     def put(self, part: Tensor | None, whole: Tensor | None) -> None:
         """The reverse of `cut`, for what has a gradient."""
@@ -341,13 +341,13 @@ def memory(
 
     - Returns a function without arguments.
     """
-    given = (q, k, v, decay, strength, ask, W)
-    keep = autograd.will_go_back(*given)
+    inputs = (q, k, v, decay, strength, ask, W)
+    keep = autograd.will_go_back(*inputs)
     # A text is generated step by step.
     if q.shape[1] == 1 and not keep:
-        return partial(one_step, *given, Kind)
+        return partial(one_step, *inputs, Kind)
     run = Kind.operator if operators.traced(q) else Memory.apply
-    return partial(run, *given, keep, Kind)
+    return partial(run, *inputs, keep, Kind)
 
 
 def additive(

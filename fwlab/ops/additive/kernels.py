@@ -590,26 +590,26 @@ def _form(
     """The same for `heads` of all sequences and a GPU of `cores`."""
     width = max(K, V)
     if full:
-        found = FULL if K <= 128 else FULL_WIDE
+        plan = FULL if K <= 128 else FULL_WIDE
     elif makes_features:
-        found = FEATURES if K <= 128 else MANY_FEATURES
+        plan = FEATURES if K <= 128 else MANY_FEATURES
     elif width <= 64:
-        found = NARROW if hopper else HALF
+        plan = NARROW if hopper else HALF
     elif K <= 128:
-        found = BROAD if hopper else HALF_BROAD
+        plan = BROAD if hopper else HALF_BROAD
     else:
-        found = WIDE
-    found = found._replace(
-        BV=min(found.BV, padded_width(V)),
-        BK=min(found.BK, padded_width(K)),
-        AV=min(found.AV, padded_width(V)),
+        plan = WIDE
+    plan = plan._replace(
+        BV=min(plan.BV, padded_width(V)),
+        BK=min(plan.BK, padded_width(K)),
+        AV=min(plan.AV, padded_width(V)),
     )
     # Rows of W are independent: few heads get more programs each.
-    programs = heads * chunks.count(V, found.BV)
-    while found.BV > 16 and programs < cores:
-        found = found._replace(BV=found.BV // 2)
-        programs = heads * chunks.count(V, found.BV)
-    return found._replace(split=programs < cores // 2)
+    programs = heads * chunks.count(V, plan.BV)
+    while plan.BV > 16 and programs < cores:
+        plan = plan._replace(BV=plan.BV // 2)
+        programs = heads * chunks.count(V, plan.BV)
+    return plan._replace(split=programs < cores // 2)
 
 
 class Chunked(torch.autograd.Function):
@@ -630,8 +630,8 @@ class Chunked(torch.autograd.Function):
         """`forward` carries the state from chunk to chunk. Where that
         keeps too few programs busy, `read` computes the outputs.
         """
-        given = (q, k, v, decay, strength, W, z)
-        q, k, v, decay, strength, W, z = contiguous(*given)
+        inputs = (q, k, v, decay, strength, W, z)
+        q, k, v, decay, strength, W, z = contiguous(*inputs)
         batch, time, heads, V = v.shape
         K = q.shape[-1] * (2 * nu or 1)
         plan = form(v, K, nu)
@@ -805,8 +805,8 @@ def additive(
 ) -> tuple[Tensor, ...]:
     """Arguments and results of the chunked version."""
     decay, strength = per_head(decay), per_head(strength)
-    given = (*one_precision(q, k, v), decay, strength, W, z)
-    keep = autograd.will_go_back(*given)
+    inputs = (*one_precision(q, k, v), decay, strength, W, z)
+    keep = autograd.will_go_back(*inputs)
     run = _operator if traced(q) else Chunked.apply
-    y, W, z = run(*given, 0, keep, None)
+    y, W, z = run(*inputs, 0, keep, None)
     return (y, W) if z is None else (y, W, z)

@@ -51,8 +51,8 @@ class Variants:
             frozenset(inspect.signature(f).parameters): f for f in functions
         }
 
-    def __call__(self, **given: Any) -> tuple[Tensor, ...]:
-        return self.by_names[frozenset(given)](**given)
+    def __call__(self, **arguments: Any) -> tuple[Tensor, ...]:
+        return self.by_names[frozenset(arguments)](**arguments)
 
 
 class Call:
@@ -76,10 +76,10 @@ class Call:
     ):
         self.op, self.name, self.key_mask = op, op.name, key_mask
         self.sizes = checks.shapes(op.name, **arguments)
-        self.given = {name: x for name, (x, _) in arguments.items()}
-        self.like = self.given[like]
+        self.tensors = {name: x for name, (x, _) in arguments.items()}
+        self.like = self.tensors[like]
         #: The precision of states and sums.
-        self.dtype = checks.compute_dtype(op.name, **self.given)
+        self.dtype = checks.compute_dtype(op.name, **self.tensors)
         if key_mask is not None:
             shape = {n: self.sizes[n] for n in ("batch", "time")}
             checks.mask(op.name, "key_mask", key_mask, self.like, **shape)
@@ -107,7 +107,7 @@ class Call:
             self.name,
             self.op.implementations,
             implementation,
-            *(self.given[name] for name in deciding),
+            *(self.tensors[name] for name in deciding),
             plain=self.op.plain,
             **{**self.sizes, **sizes},
         )
@@ -115,7 +115,7 @@ class Call:
     def whole(self, start: Any, return_state: bool, **options: Any) -> Any:
         """The call as a single operator, with checked arguments."""
         own = {"key_mask": self.key_mask, "cu_seqlens": self.cu_seqlens}
-        tensors = self.given | own
+        tensors = self.tensors | own
         return whole.call(self.name, start, self.like, return_state, tensors, **options)
 
     def masked(self, x: Tensor, fill: float = 0) -> Tensor:
@@ -189,7 +189,7 @@ class Call:
             if self.like.shape[1] == 0:
                 others = (
                     x.sum().to(self.dtype)
-                    for x in self.given.values()
+                    for x in self.tensors.values()
                     if x is not self.like
                 )
                 y, after = self.like * sum(others), start

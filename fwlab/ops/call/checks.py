@@ -30,10 +30,10 @@ def shapes(op: str, **expected: tuple[Tensor, str | None]) -> dict[str, int]:
         ordinary(op, argument, tensor)
         if names is None:
             continue
-        dims, found = names.split(), tensor.shape
+        dims, shape = names.split(), tensor.shape
         before = sizes.copy()
-        fits = len(dims) == len(found)
-        for dim, size in zip(dims, found, strict=False):
+        fits = len(dims) == len(shape)
+        for dim, size in zip(dims, shape, strict=False):
             # What is not known yet is whatever it is.
             fits = sizes.setdefault(dim, size) == size and fits
         if not fits:
@@ -42,7 +42,7 @@ def shapes(op: str, **expected: tuple[Tensor, str | None]) -> dict[str, int]:
             if any(isinstance(need, int) for need in known):
                 text += f" ([{', '.join(dims)}])"
             raise ValueError(
-                f"{op}: expected {argument} of shape {text}, got {list(found)}"
+                f"{op}: expected {argument} of shape {text}, got {list(shape)}"
             )
     return sizes
 

@@ -153,26 +153,26 @@ def launch(
       tensor, in the order of the kernel's parameters.
     - `constants`: its `constexpr` parameters.
     """
-    given = Launch(kernel, grid, arguments, constants, warps, stages)
+    one = Launch(kernel, grid, arguments, constants, warps, stages)
     lead = next(x for x in arguments if isinstance(x, Tensor))
     bare = lead.is_meta and not takes("meta")
     if bare or hasattr(lead, "fake_mode"):  # there is only the shape
         return
     if _stand_in is not None:
-        _stand_in.run(given)
+        _stand_in.run(one)
         return
     # Triton launches on the current device, not on that of the tensors.
     with torch.cuda.device_of(lead):
-        _run(given)
+        _run(one)
 
 
-def _run(given: Launch) -> None:
+def _run(one: Launch) -> None:
     """Let Triton launch it."""
-    given.kernel[given.grid](
-        *given.arguments,
-        **given.constants,
-        num_warps=given.warps,
-        num_stages=given.stages,
+    one.kernel[one.grid](
+        *one.arguments,
+        **one.constants,
+        num_warps=one.warps,
+        num_stages=one.stages,
     )
 
 

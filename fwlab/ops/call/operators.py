@@ -83,25 +83,25 @@ class Operator:
         self.shapes = shapes or self.compute
         define(self, f"{schema}", "Tensor[] saved, Tensor?[] gradients, bool[] needed")
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Called as the function's `apply`."""
         run = getattr(torch.ops.fwlab, self.name)
-        results = run(*given[: self.count])[: self.results]
+        results = run(*arguments[: self.count])[: self.results]
         return tuple(None if x.dim() == 9 else x for x in results)
 
-    def compute(self, *given: Any) -> tuple[Sequence, Sequence]:
+    def compute(self, *arguments: Any) -> tuple[Sequence, Sequence]:
         """Results and saved tensors of the forward pass."""
         ctx = Context()
-        results = self.function.forward(ctx, *given)
+        results = self.function.forward(ctx, *arguments)
         if isinstance(results, Tensor):
             results = (results,)
         return results, ctx.saved_tensors
 
-    def packed(self, compute: Callable, *given: Any) -> list[Tensor]:
+    def packed(self, compute: Callable, *arguments: Any) -> list[Tensor]:
         """The list of results of the operator."""
-        given = self.complete(given)
-        results, saved = compute(*given)
-        known = [id(x) for x in (*given[: self.tensors], *results)]
+        arguments = self.complete(arguments)
+        results, saved = compute(*arguments)
+        known = [id(x) for x in (*arguments[: self.tensors], *results)]
         out = []
         for x, own in (
             *((x, True) for x in results),
@@ -109,22 +109,22 @@ class Operator:
         ):
             if x is None or not own:
                 where = 0 if x is None else known.index(id(x)) + 1
-                x = given[0].new_empty((*NOWHERE, where))
+                x = arguments[0].new_empty((*NOWHERE, where))
             out.append(x)
         return out
 
-    def complete(self, given: Sequence[Any]) -> tuple[Any, ...]:
+    def complete(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """All arguments of the function."""
-        return (*map(contiguous, given), *self.fixed)
+        return (*map(contiguous, arguments), *self.fixed)
 
-    def forward(self, *given: Any) -> list[Tensor]:
+    def forward(self, *arguments: Any) -> list[Tensor]:
         """What the operator computes."""
-        return apart(self.packed(self.compute, *given), given)
+        return apart(self.packed(self.compute, *arguments), arguments)
 
-    def forward_shapes(self, *given: Any) -> list[Tensor]:
+    def forward_shapes(self, *arguments: Any) -> list[Tensor]:
         """The same without data."""
-        found = self.packed(self.shapes, *given)
-        return [x.new_empty(x.shape) for x in found]
+        results = self.packed(self.shapes, *arguments)
+        return [x.new_empty(x.shape) for x in results]
 
     def save(self, ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
         """Keep the arguments, and what the function saves."""
@@ -142,11 +142,13 @@ class Operator:
         """The call of `NAME_backward`."""
         refuse_second()
         tensors = ctx.saved_tensors
-        given, made = tensors[: self.tensors], tensors[self.tensors :]
+        arguments, made = tensors[: self.tensors], tensors[self.tensors :]
         needed = list(ctx.needs_input_grad[: self.tensors])
         run = getattr(torch.ops.fwlab, f"{self.name}_backward")
-        found = iter(run(*given, *ctx.options, made, gradients[: self.results], needed))
-        each = [next(found) if need else None for need in needed]
+        pulled = iter(
+            run(*arguments, *ctx.options, made, gradients[: self.results], needed)
+        )
+        each = [next(pulled) if need else None for need in needed]
         return (*each, *[None] * len(ctx.options))
 
     def backward(self, *packed: Any) -> list[Tensor]:
@@ -156,24 +158,24 @@ class Operator:
         the results, and for each tensor whether it needs one.
         """
         *inputs, saved, gradients, needed = packed
-        given = self.complete(inputs)
+        arguments = self.complete(inputs)
         ctx = Context()
-        ctx.options, ctx.needs_input_grad = (given[self.tensors :], needed)
+        ctx.options, ctx.needs_input_grad = (arguments[self.tensors :], needed)
         ctx.saved_tensors = [
-            (None, *given)[x.shape[-1]] if x.dim() == 9 else x for x in saved
+            (None, *arguments)[x.shape[-1]] if x.dim() == 9 else x for x in saved
         ]
-        found = self.function.backward(ctx, *gradients)
+        pulled = self.function.backward(ctx, *gradients)
         wanted = [
             torch.zeros_like(x) if dx is None else dx
-            for x, dx, need in zip(given, found, needed)  # noqa: B905
+            for x, dx, need in zip(arguments, pulled, needed)  # noqa: B905
             if need
         ]
-        return apart(wanted, [*given, *saved, *gradients])
+        return apart(wanted, [*arguments, *saved, *gradients])
 
     def backward_shapes(self, *packed: Any) -> list[Tensor]:
         """The same without data."""
-        *given, _, _, needed = packed
-        pairs = zip(given, needed)  # noqa: B905
+        *arguments, _, _, needed = packed
+        pairs = zip(arguments, needed)  # noqa: B905
         return [x.new_empty(x.shape) for x, need in pairs if need]
 
 
@@ -222,7 +224,7 @@ def define(new: Any, schema: str, more: str) -> None:
         return
 
     def now(method: str) -> Callable:
-        return lambda *given: getattr(known[name], method)(*given)
+        return lambda *arguments: getattr(known[name], method)(*arguments)
 
     for suffix, arguments, run in (
         ("", schema, "forward"),

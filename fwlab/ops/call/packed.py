@@ -54,18 +54,18 @@ def batches(lengths: Sequence[int]) -> list[list[int]]:
         key=lengths.__getitem__,
         reverse=True,
     )
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     padded = real = 0
     for i in order:
         real += lengths[i]
-        if found:
-            padded += lengths[found[-1][0]]
-        if found and padded <= 2 * real:
-            found[-1].append(i)
+        if groups:
+            padded += lengths[groups[-1][0]]
+        if groups and padded <= 2 * real:
+            groups[-1].append(i)
         else:
-            found.append([i])
+            groups.append([i])
             padded = real = lengths[i]
-    return found
+    return groups
 
 
 def by_document(
@@ -101,11 +101,11 @@ def by_document(
         ]
     )
 
-    def run(**given: Any) -> tuple[Tensor, ...]:
-        device = next(iter(given.values())).device
+    def run(**tensors: Any) -> tuple[Tensor, ...]:
+        device = next(iter(tensors.values())).device
         order, place = by_group.to(device), by_step.to(device)
         parts: dict[str, Sequence[Tensor]] = {}
-        for name, x in given.items():
+        for name, x in tensors.items():
             if name in states:
                 x = x.index_select(0, order)
                 parts[name] = x.split([*map(len, groups), len(idle)])
@@ -119,15 +119,15 @@ def by_document(
                         rows.split([*map(math.prod, shapes)]), shapes, strict=True
                     )
                 ]
-        found = [
-            compute(**given | {n: part[i] for n, part in parts.items()})
+        computed = [
+            compute(**tensors | {n: part[i] for n, part in parts.items()})
             for i in range(len(groups))
         ]
-        y = torch.cat([rows.flatten(0, 1) for rows, *_ in found])
+        y = torch.cat([rows.flatten(0, 1) for rows, *_ in computed])
         unchanged = [parts[n][-1] for n in states if n in parts]
         after = (
             torch.cat(each).index_select(0, order.argsort())
-            for each in zip(*(after for _, *after in found), unchanged, strict=True)
+            for each in zip(*(after for _, *after in computed), unchanged, strict=True)
         )
         return y.index_select(0, place)[None], *after
 

@@ -262,7 +262,7 @@ class Rule(Operation):
         """
         # In a masked step all inputs are 0: a zero key writes nothing,
         # and a log decay of 0 keeps the state.
-        x = {name: call.masked(part) for name, part in call.given.items()}
+        x = {name: call.masked(part) for name, part in call.tensors.items()}
         if features is not None:
             x |= {part: features(x[part].to(call.dtype)) for part in "qk"}
         if normalize:

@@ -167,7 +167,7 @@ def normalized_correcting(
     return divide(y, total), W, after[:, :, 0]  # Eq. 28
 
 
-def _in_double(*given: Tensor | None) -> Any:
+def _in_double(*inputs: Tensor | None) -> Any:
     """The same in float64, whose range is large enough."""
-    wide: Any = [x if x is None else x.double() for x in given]
+    wide: Any = [x if x is None else x.double() for x in inputs]
     return tuple(x.float() for x in normalized_correcting(*wide))

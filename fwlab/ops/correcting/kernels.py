@@ -323,8 +323,8 @@ class _Steps(torch.autograd.Function):
         beta: Tensor, W: Tensor | None, keep: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """For the backward pass, keep a state every few steps."""
-        given = q, k, v, decay, beta, W
-        q, k, v, decay, beta, W = contiguous(*given)
+        inputs = q, k, v, decay, beta, W
+        q, k, v, decay, beta, W = contiguous(*inputs)
         batch, time, heads, K = q.shape
         V, programs = v.shape[-1], batch * heads
         y, shape = torch.empty_like(v), (batch, heads, V, K)
@@ -442,11 +442,11 @@ def correcting(
         phi, nu = DPFP(nu), 0
         q, k = (sum_normalize(phi(x.float())) for x in (q, k))
     decay, beta = per_head(decay), per_head(strength)
-    given = (*one_precision(q, k, v), decay, beta, W)
-    keep = autograd.will_go_back(*given)
+    inputs = (*one_precision(q, k, v), decay, beta, W)
+    keep = autograd.will_go_back(*inputs)
     if _is_short(q):
         run = _step_operator if traced(q) else _Steps.apply
-        return run(*given, keep)
+        return run(*inputs, keep)
     run = _operator if traced(q) else Chunked.apply
-    y, W, _ = run(*given, None, nu, keep, solve)
+    y, W, _ = run(*inputs, None, nu, keep, solve)
     return y, W

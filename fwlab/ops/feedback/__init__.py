@@ -143,7 +143,7 @@ def feedback(
         factors = None  # nothing to drop
     elif dropout and name == "naive":
         compute = _one_by_one
-    given = weights._replace(
+    converted = weights._replace(
         **{
             name: w.to(call.dtype)
             for name, w in weights._asdict().items()
@@ -161,7 +161,7 @@ def feedback(
         if key_mask is not None:  # real tokens first, in their order
             order = torch.argsort(~key_mask, dim=1, stable=True)
             wide, *by_step = (_take(s, order) for s in (wide, *by_step))
-        y, k, v = compute(wide, given, heads, *start, *by_step)
+        y, k, v = compute(wide, converted, heads, *start, *by_step)
         if order is not None:
             y = _take(y, order.argsort(1))
         if not return_state:

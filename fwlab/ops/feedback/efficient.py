@@ -198,16 +198,16 @@ class _Feedback(torch.autograd.Function):
     """The whole loop over time, with a hand-written gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         """The arguments of the first of two loops, and both loops."""
-        *inputs, loops = given
+        *inputs, loops = arguments
         f = loops[0](*inputs)
         y = f.run()
         if f.keep:
             ctx.save_for_backward(
                 *inputs[2:11], f.states, f.attended, f.kv, f.lse
             )
-        ctx.options = given[11:]
+        ctx.options = arguments[11:]
         ctx.set_materialize_grads(False)
         return y, f.kv
 

@@ -47,10 +47,10 @@ def backward_pass(function: Callable) -> Callable:
             )
         # Not from `ctx.saved_tensors`: under activation checkpointing
         # they can be read only once.
-        given = next((g for g in gradients if g is not None), None)
-        if given is None:  # no gradient has come
+        first = next((g for g in gradients if g is not None), None)
+        if first is None:  # no gradient has come
             return (None,) * len(ctx.needs_input_grad)
-        with full_precision(given):
+        with full_precision(first):
             return function(ctx, *gradients)
 
     return run
@@ -89,10 +89,10 @@ def pull_back(
         ]
         if not (pairs and wanted):
             return (None,) * len(leaves)
-        outputs, given = zip(*pairs, strict=True)
+        outputs, incoming = zip(*pairs, strict=True)
         each = iter(
             torch.autograd.grad(
-                outputs, wanted, given, allow_unused=True
+                outputs, wanted, incoming, allow_unused=True
             )
         )
     return tuple(

@@ -41,15 +41,15 @@ def in_range(
         W: Tensor,
         z: Tensor,
         log_decay: Tensor | None = None,
-        **given: Any,
+        **rest: Any,
     ) -> tuple[Tensor, ...]:
         def plainly() -> tuple[Tensor, ...]:
             decay = (
                 {} if log_decay is None else {"log_decay": log_decay}
             )
-            return compute(k=k, W=W, z=z, **decay, **given)
+            return compute(k=k, W=W, z=z, **decay, **rest)
 
-        others = {name: given[name] for name in gates if name in given}
+        others = {name: rest[name] for name in gates if name in rest}
         forgets = bool(others) or log_decay is not None
         if not forgets or k.shape[-1] == 0:
             return plainly()
@@ -61,9 +61,9 @@ def in_range(
         )
         # Text is generated step by step: there, look at the state only.
         if looks and k.shape[1] == 1:
-            found = plainly()
-            if (found[-1].detach().abs().amax(-1) > 1e-17).all():
-                return found
+            result = plainly()
+            if (result[-1].detach().abs().amax(-1) > 1e-17).all():
+                return result
         most = torch.finfo(k.dtype).max
         with torch.no_grad():
             parts = inputs(**others, log_decay=None)
@@ -94,7 +94,7 @@ def in_range(
             W=start[..., None] * W,
             z=start * z,
             log_decay=kept.to(z.dtype),
-            **given,
+            **rest,
         )
         # A state that has faded too far stays there: what is written
         # later hides it anyway.

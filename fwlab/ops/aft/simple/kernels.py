@@ -428,11 +428,19 @@ class _Simple(torch.autograd.Function):
         n, BD = triples[0].shape[1], channels(D)
         after = _triples(k, n)
         gradients = [torch.empty_like(x) for x in (q, k, v)]
-        given = (q, k, v, dy.contiguous(), *triples, *after, *gradients)
+        tensors = (
+            q,
+            k,
+            v,
+            dy.contiguous(),
+            *triples,
+            *after,
+            *gradients,
+        )
         grid = n, batch, chunks.count(D, BD)
         for only in (True, False):
             launcher.launch(
-                outputs_backward, grid, *(*given, time, D), R=SEGMENT,
+                outputs_backward, grid, *(*tensors, time, D), R=SEGMENT,
                 BD=BD, ONLY=only, warps=_warps(BD),
             )  # fmt: skip
             if only:

@@ -666,6 +666,6 @@ def causal(
     mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Row $t$ sees past and present; called as the naive version."""
-    given = (q, k, v, band, log_sum, mean)
+    inputs = (q, k, v, band, log_sum, mean)
     run = operator if traced(q) else Window.apply
-    return run(*given, None, autograd.will_go_back(*given))
+    return run(*inputs, None, autograd.will_go_back(*inputs))
