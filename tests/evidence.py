@@ -134,6 +134,7 @@ PIECES: dict[str, Piece] = {
         (
             "fwlab/bench/kernels.py",
             "fwlab/ops/**/kernels.py",
+            "fwlab/ops/triton_tiles.py",
             "tests/machine/emulator/*.py",
         ),
     ),

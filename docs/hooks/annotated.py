@@ -36,7 +36,7 @@ VERSIONS = {
 }
 #: Other files that kernels are built from.
 SHARED = {
-    "additive": {"tiles": ("What the kernels share", "parts/kernels.py")},
+    "additive": {"tiles": ("What the kernels share", "triton_tiles.py")},
     "correcting": {"chunks": ("Triton: the kernels of chunks", "additive/kernels.py")},
     "aft/full": {
         "windows": ("Triton: the kernels of windows", "aft/window/kernels.py")

@@ -124,11 +124,6 @@ class AFTSimple(_AFT):
         super().__init__(d_model, causal)
 
     def state_size(self, time: int = 0) -> int:
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far; has no effect.
-        - Returns `2 * d_model`.
-        """
         return 2 * self.d_model
 
     # Eq. 5 has no bias, so the position has no effect.
@@ -197,11 +192,6 @@ class AFTFull(_Positioned):
             self.bias = nn.Parameter(torch.zeros(max_len, max_len))
 
     def state_size(self, time: int) -> int:  # type: ignore[override]
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far.
-        - Returns `2 * time * d_model`.
-        """
         return 2 * time * self.d_model
 
     # Its state has every past key, and so their number.
@@ -253,11 +243,6 @@ class AFTLocal(_Positioned):
             self.band = nn.Parameter(torch.zeros(max_len, columns))
 
     def state_size(self, time: int = 0) -> int:
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far; has no effect.
-        - Returns `2 * window * d_model`.
-        """
         return 2 * self.window * self.d_model
 
     # A window does not know how many tokens came before it, so the state counts them.
@@ -362,11 +347,6 @@ class AFTConv(_AFT):
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def state_size(self, time: int = 0) -> int:
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far; has no effect.
-        - Returns `2 * window * d_model`.
-        """
         return 2 * self.window * self.d_model
 
     # The kernel is the same at all positions (Eq. 6), so no count of tokens is needed.

@@ -44,7 +44,7 @@ def versions(page: str) -> dict[str, Path]:
 
 #: What stands beside kernels that are built from other files, too.
 SHARED = {
-    "additive": {"tiles": OPS / "parts" / "kernels.py"},
+    "additive": {"tiles": OPS / "triton_tiles.py"},
     "correcting": {"chunks": OPS / "additive" / "kernels.py"},
     "aft/full": {"windows": OPS / "aft" / "window" / "kernels.py"},
     "aft/window": {"scan": OPS / "aft" / "simple" / "kernels.py"},

@@ -47,7 +47,7 @@ from torch import Tensor
 from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
-from fwlab.ops.parts.kernels import (
+from fwlab.ops.triton_tiles import (
     contiguous,
     decays,
     features,

@@ -27,7 +27,7 @@ from fwlab.ops.additive.kernels import Chunked, Form, operator
 from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
-from fwlab.ops.parts.kernels import (
+from fwlab.ops.triton_tiles import (
     causal_mask,
     contiguous,
     features,

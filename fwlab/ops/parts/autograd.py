@@ -35,8 +35,7 @@ def backward_pass(function: Callable) -> Callable:
     in a backward pass only if it will differentiate it again.
     """
 
-    # A gradient that has not come is 0: if none has, there is nothing
-    # to do.
+    # A gradient that has not come is 0: if none has, there is nothing to do.
     @functools.wraps(function)
     def run(ctx: Any, *gradients: Tensor | None) -> Any:
         if torch.is_grad_enabled():
@@ -84,18 +83,11 @@ def pull_back(
             for y, dy in zip(function(*leaves), gradients, strict=True)
             if y is not None and dy is not None and y.requires_grad
         ]
-        wanted = [
-            x for x in leaves if x is not None and x.requires_grad
-        ]
+        wanted = [x for x in leaves if x is not None and x.requires_grad]
         if not (pairs and wanted):
             return (None,) * len(leaves)
         outputs, incoming = zip(*pairs, strict=True)
-        each = iter(
-            torch.autograd.grad(
-                outputs, wanted, incoming, allow_unused=True
-            )
-        )
+        each = iter(torch.autograd.grad(outputs, wanted, incoming, allow_unused=True))
     return tuple(
-        next(each) if x is not None and x.requires_grad else None
-        for x in leaves
+        next(each) if x is not None and x.requires_grad else None for x in leaves
     )

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fwlab.ops import triton_tiles
 from fwlab.ops.aft.simple.kernels import (
     as_state,
     as_triple,
@@ -39,7 +40,7 @@ from fwlab.ops.aft.simple.kernels import (
 )
 from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
-from fwlab.ops.parts import autograd, chunks, kernels
+from fwlab.ops.parts import autograd, chunks
 
 #: Rows per tile, and keys per product.
 TILE, KEYS = 32, 32
@@ -543,7 +544,7 @@ def _how(
         "BD": BD,
         "P": KEYS,
         "PRODUCTS": products,
-        "PRECISION": kernels.precision(either),
+        "PRECISION": triton_tiles.precision(either),
         "warps": 4,
     }
 
