@@ -123,7 +123,8 @@ def gated_delta_rule_2(
     Source: Gated DeltaNet 2, 2026 (arXiv:2605.22791).
     """
     return GATED_DELTA_RULE_2(
-        q, k, v, {"erase": erase, "write": write, "log_decay": log_decay},
+        q, k, v,
+        {"erase": erase, "write": write, "log_decay": log_decay},
         scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
         state=state, return_state=return_state,
         implementation=implementation,
