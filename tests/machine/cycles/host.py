@@ -38,10 +38,7 @@ def microseconds(name: str, gates: int) -> dict[str, Any]:
 
     stand_in = launcher.StandIn((9, 0), "cpu", launches.append)
     with launcher.standing_in(stand_in):
-        return {
-            "forward": shortest(alone, launches),
-            "both": shortest(both, launches),
-        }
+        return {"forward": shortest(alone, launches), "both": shortest(both, launches)}
 
 
 def shortest(call: Callable[[], Any], launches: list[launcher.Launch]) -> float:

@@ -11,11 +11,10 @@ the formats bfloat16, float16 and TF32; the tensor cores of compute capability
 beside the threads (`cp.async`); barriers and fences: an access to shared
 memory that no barrier separates from one of another warp is an error.
 
-What is not: `ptxas`, which translates PTX for the GPU; time; the order in
-which tensor cores add; races between blocks or between threads of one warp,
-and between warps that access the same tensor in HBM;
-the instructions of Blackwell (`tcgen05`). An instruction that the emulator
-does not know is an error.
+What is not: `ptxas`, which translates PTX for the GPU; time; the order in which tensor
+cores add; races between blocks or between threads of one warp, and between warps that
+access the same tensor in HBM; the instructions of Blackwell (`tcgen05`). An instruction
+that the emulator does not know is an error.
 """
 
 import ctypes
