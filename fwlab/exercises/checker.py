@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
 from fwlab import plots
+from fwlab.exercises import progress
 from fwlab.exercises.asking import (
     Answer,
     Call,
@@ -52,6 +53,8 @@ def check(answer: Any, name: str | None = None) -> bool:
         for line in filter(None, (verdict.misconception, verdict.wrong)):
             print(f"  {line}")
             right = False
+    if right:
+        progress.note(exercise.name, True)
     print(
         f"{exercise.name}: "
         + ("all right." if right else f'not yet. Try hint("{exercise.name}").')
