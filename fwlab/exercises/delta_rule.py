@@ -6,6 +6,7 @@ from torch import Generator, Tensor
 from fwlab.exercises.asking import Answer, Wrong, ask, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, gradient, shape
+from fwlab.exercises.solutions import gated_step, gradient_step
 from fwlab.exercises.steps import (
     at_key,
     elsewhere,
@@ -29,10 +30,14 @@ def _new_only(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 DELTA_STEP = Exercise(
     name="delta_step",
+    notebook="04_delta_rule",
+    difficulty=2,
+    importance=5,
+    minutes=9,
     task="**The delta step** (Eqs. 20 and 24). Return the memory after "
     "one step, for `W` `[..., value, key]`, `k` `[..., key]`, `v` "
     "`[..., value]` and `beta` `[...]`.",
-    solution=(delta_step, read, write),
+    reference=delta_step,
     properties=(
         step_has_shape(),
         agrees(
@@ -53,6 +58,8 @@ DELTA_STEP = Exercise(
                 "memory.": lambda W, k, v, beta: delta_step(W, k, v, beta) - W,
                 "The sign is wrong: this moves away from v, since it adds W "
                 "k - v.": lambda W, k, v, beta: delta_step(W, k, v, -beta),
+                "Here beta and 1 - beta have changed places: beta is the share of the "
+                "new value.": lambda W, k, v, beta: delta_step(W, k, v, 1 - beta),
                 "This applies a sigmoid to beta, which is between 0 "
                 "and 1 already.": lambda W, k, v, beta: delta_step(
                     W, k, v, torch.sigmoid(beta)
@@ -127,15 +134,6 @@ DELTA_STEP = Exercise(
 # --- gradient_step --------------------------------------------------
 
 
-def gradient_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """Step down the gradient of half the squared error.
-
-    The gradient with respect to W is (W k - v) ⊗ k, so this is `delta_step`.
-    """
-    gradient = torch.einsum("...v,...k->...vk", read(W, k) - v, k)
-    return W - beta[..., None, None] * gradient
-
-
 def _loss(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (read(W, k) - v).square().sum(-1) / 2
 
@@ -164,11 +162,15 @@ def _unit_gradient(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 GRADIENT_STEP = Exercise(
     name="gradient_step",
+    notebook="04_delta_rule",
+    difficulty=2,
+    importance=4,
+    minutes=9,
     task="**A gradient step.** Return the memory after one step of gradient "
     "descent on $\\tfrac12 \\lvert W k - v \\rvert^2$ with learning "
     "rate `beta`, for the arguments of exercise 1. Derive the gradient "
     "by hand, or let autograd do it.",
-    solution=(gradient_step, read),
+    reference=gradient_step,
     properties=(
         step_has_shape(),
         agrees(
@@ -247,16 +249,15 @@ GRADIENT_STEP = Exercise(
 # --- gated_step -----------------------------------------------------
 
 
-def gated_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """Let the whole memory fade to make room for one pair (Eq. 52)."""
-    return write((1 - beta[..., None, None]) * W, k, beta[..., None] * v)
-
-
 GATED_STEP = Exercise(
     name="gated_step",
+    notebook="04_delta_rule",
+    difficulty=1,
+    importance=4,
+    minutes=7,
     task="**The gated step** (Eq. 52). Return the memory after one step of "
     "the gated rule, for the arguments of exercise 1.",
-    solution=(gated_step, write),
+    reference=gated_step,
     properties=(
         step_has_shape(),
         agrees(
@@ -367,7 +368,7 @@ DELTA_LAYER = Exercise(
     "`[time, value]` and `logits` `[time]`, return the readings of Eqs. 20-25, "
     "`[time, value]`, from an empty memory. The logits are what Eq. 21 applies its "
     "sigmoid to.",
-    solution=(healthy_layer,),
+    reference=healthy_layer,
     properties=(
         shape("returns a reading for each step", _steps, [{}, {"time": 1}]),
         agrees(
