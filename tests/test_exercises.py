@@ -670,9 +670,9 @@ TOLD = {
         ),
     },
     "chunked_sum": {
-        "(q @ k.mT).tril() @ v": "as many as all pairs of steps",
-        "every_W(q, k, v)": "as many as W of every step",
-        "list_of_W(q, k, v)": "as many as W of every step",
+        "(q @ k.mT).tril() @ v": "Do you keep the matrix of all pairs of steps?",
+        "every_W(q, k, v)": "Do you keep every W_i?",
+        "list_of_W(q, k, v)": "Do you keep every W_i?",
         "chunked_sum(q, k, v, 1)": "the same work in chunks of 32 and of 64",
         "blocks(q, k, v, 16)": "the same work in chunks of 32 and of 64",
         "sum_in_place(*inputs)": "write W = W + ...",

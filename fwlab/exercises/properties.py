@@ -223,10 +223,10 @@ def in_chunks(draw: Draw, time: int = 1024) -> Property:
             states = time * inputs["k"].shape[-1] * inputs["v"].shape[-1]
             if yours.peak > min(time**2, states) / 2:
                 all_pairs = time**2 <= yours.largest < states
+                what = "the matrix of all pairs of steps" if all_pairs else "every W_i"
                 raise Wrong(
-                    f"{case}, your tensors held {yours.peak:,} numbers at once: as "
-                    f"many as {'all pairs of steps' if all_pairs else 'W of every step'}. "
-                    f"{right.peak:,} are enough."
+                    f"{case}, your tensors held {yours.peak:,} numbers at once; "
+                    f"{right.peak:,} are enough. Do you keep {what}?"
                 )
             if yours.products > 3 * right.products:
                 raise Wrong(
@@ -243,7 +243,7 @@ def in_chunks(draw: Draw, time: int = 1024) -> Property:
             )
         if yours.operators >= time:
             raise Wrong(
-                f"{case}, your function takes {yours.operators:,} operators: it goes "
+                f"{case}, your function calls {yours.operators:,} operators: it goes "
                 "through the steps one by one. A chunk needs a few matrix products."
             )
 
