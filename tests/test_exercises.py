@@ -16,21 +16,15 @@ import torch
 from fwlab import ops
 from fwlab.exercises import (
     EXERCISES,
-    QUESTIONS,
     Wrong,
     agrees,
     assert_correct,
     check,
     checker,
     hint,
-    predict,
-    quiz,
-    reveal,
     show,
     solution,
 )
-from fwlab.exercises.predicting import is_right
-from fwlab.exercises.questions import _question
 from fwlab.exercises.solutions import chunked_sum, linear_attention, make_batch
 from fwlab.feature_maps import DPFP, sum_normalize
 
@@ -1051,8 +1045,6 @@ def test_results_of_other_kinds(capsys):
     assert "complex" in capsys.readouterr().out
     assert show(kind(lambda x: x.nonsense), "read_memory") is None
     assert re.match("Line .* raised AttributeError", capsys.readouterr().out)
-    predict("crosstalk", np.float32(0.5))
-    assert capsys.readouterr().out == "Your prediction: 0.5.\n"
     for change in (torch.Tensor.to_sparse, lambda x: x.to("meta")):
         text = verdict(kind(change), "read_memory")[1]
         assert "✗ with a one-hot query" in text and "Your result led to" in text
@@ -1104,103 +1096,3 @@ def test_the_solution_of_an_exercise_from_elsewhere_is_its_reference(monkeypatch
     monkeypatch.setitem(EXERCISES, "mine", replace(EXERCISES["write"], name="mine"))
     source = inspect.getsource(EXERCISES["write"].reference)
     assert printed("mine").rstrip() == source.rstrip()
-
-
-# --- Predictions ---------------------------------------------------------
-
-
-def test_a_prediction_is_noted_and_answered(capsys):
-    predict("same_key", "b")
-    assert "Your prediction: v2." in capsys.readouterr().out
-    reveal("same_key", "v1 + v2")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert (
-        "The answer: v1 + v2." in printed
-        and "You predicted v2. That is what" in printed
-    )
-    predict("same_key", "v1 + v2")
-    reveal("same_key")
-    assert "You predicted v1 + v2: right." in capsys.readouterr().out
-
-    predict("crosstalk", 0)
-    reveal("crosstalk", 0.88)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "You predicted 0, off by 0.875. A matrix of width 8" in printed
-    predict("crosstalk", 0.9)
-    reveal("crosstalk")
-    assert "You predicted 0.9: right." in capsys.readouterr().out
-    predict("crosstalk", 7)
-    reveal("crosstalk")
-    assert capsys.readouterr().out.endswith("You predicted 7, off by 6.12.\n")
-
-
-def test_without_a_prediction_the_question_is_asked(capsys):
-    predict("same_key", "a")
-    predict("same_key", ...)
-    printed = capsys.readouterr().out
-    assert "  c) v1 + v2\n" in printed
-    assert QUESTIONS["same_key"].text in " ".join(printed.split())
-    reveal("same_key")
-    assert "You predicted" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "phrase"),
-    [
-        ("same_key", "z", "expected one of a, b, c, d, got 'z'"),
-        ("same_key", 3, "expected one of a, b, c, d, got 3"),
-        ("crosstalk", "a", "expected a number, got 'a'"),
-        ("crosstalk", True, "expected a number, got True"),
-        ("nothing", 1, "no question named 'nothing'"),
-    ],
-)
-def test_answers_that_are_none(name, answer, phrase, capsys):
-    predict(name, answer)
-    assert phrase in capsys.readouterr().out
-
-
-def test_a_notebook_that_finds_something_else_fails():
-    with pytest.raises(AssertionError, match=r"expected to find 0\.875, got 0\.5"):
-        reveal("crosstalk", 0.5)
-
-
-def test_questions():
-    for name, question in QUESTIONS.items():
-        assert question.text.endswith("?") and question.because.endswith("."), name
-        assert is_right(question, question.truth) and question.tempting, name
-        for wrong, why in question.tempting.items():
-            assert not is_right(question, wrong) and not why.endswith("."), name
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"truth": "c", "choices": ["a", "b"]},
-        {"truth": "a", "choices": ["a", "b", "c"]},
-        {"truth": 1.0},
-        {"truth": "a", "tolerance": 0.1},
-    ],
-)
-def test_a_question_without_a_right_answer_is_refused(fields):
-    table = {"text": "Why?", "because": "So.", "tempting": {"b": "No"}}
-    if "choices" not in fields:
-        table["tempting"] = {"2": "No"}
-    with pytest.raises(ValueError, match="why: expected"):
-        _question("why", table | fields)
-
-
-@pytest.mark.parametrize(
-    ("truth", "answer"),
-    [(1 / 6, "0.167"), (1 / 256, "0.00391"), (0.875, "0.875"), (4096.0, "4096")],
-)
-def test_an_answer_has_at_most_three_digits_of_a_fraction(truth, answer):
-    assert replace(QUESTIONS["crosstalk"], truth=truth).answer == answer
-
-
-def test_a_quiz_answers_at_once(capsys):
-    quiz("same_key", ...)
-    assert "The answer" not in capsys.readouterr().out
-    quiz("same_key", "z")
-    assert "The answer" not in capsys.readouterr().out
-    quiz("same_key", "c")
-    assert "You predicted v1 + v2: right." in capsys.readouterr().out

@@ -58,6 +58,10 @@ def _quotient(e: Tensor, v: Tensor) -> Tensor:
 
 MEAN_OF = Exercise(
     name="mean_of",
+    notebook="10_aft_stability",
+    difficulty=4,
+    importance=4,
+    minutes=11,
     task="**One row that does not break** (Eq. 2 without its gate). "
     r"Return the mean of the values `v` with weights $\exp(K + w)$, "
     "for `k`, `v` `[batch, keys, channels]` and `w` `[keys, 1]`. "
@@ -276,6 +280,10 @@ def _from_infinity(
 
 RUNNING_STEP = Exercise(
     name="running_step",
+    notebook="10_aft_stability",
+    difficulty=4,
+    importance=4,
+    minutes=17,
     task="**The running log-sum-exp** (section 4). Take one more key and "
     "value into `(log_sum, mean)` and return both, all of one "
     r"shape. It starts from $(-\infty, 0)$, and a key of $-\infty$ "

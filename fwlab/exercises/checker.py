@@ -1,8 +1,6 @@
 """Checking an answer: properties in order, up to the first that fails."""
 
-import ast
 import ctypes
-import inspect
 import queue
 import sys
 import threading
@@ -15,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
 from fwlab import plots
-from fwlab.exercises import solutions
+from fwlab.exercises import progress
 from fwlab.exercises.asking import (
     Answer,
     Call,
@@ -54,6 +52,8 @@ def check(answer: Any, name: str | None = None) -> bool:
         for line in filter(None, (verdict.misconception, verdict.wrong)):
             print(f"  {line}")
             right = False
+    if right:
+        progress.note(exercise.name, True)
     print(
         f"{exercise.name}: "
         + ("all right." if right else f'not yet. Try hint("{exercise.name}").')
@@ -73,61 +73,6 @@ def assert_correct(answer: Any, name: str | None = None) -> None:
     for verdict in list(_heard(exercise, answer)):
         if verdict.wrong:
             raise AssertionError(f"{exercise.name} is wrong: {verdict.why}")
-
-
-def hint(name: Any, number: int = 1) -> None:
-    """Print a hint.
-
-    - `name`: the exercise, or the function that answers it.
-    - `number`: hint 1 is a nudge; later ones reveal more.
-    """
-    exercise, complaint = _find(name)
-    if exercise is None:
-        print(complaint)
-        return
-    count = len(exercise.hints)
-    if type(number) is not int or number not in range(1, count + 1):
-        print(
-            f"{exercise.name} has {count} hints, 1 to {count}; after that, "
-            f'use solution("{exercise.name}").'
-        )
-        return
-    print(f"Hint {number} of {count}: {exercise.hints[number - 1]}")
-    if number < count:
-        print(f'More: hint("{exercise.name}", {number + 1})')
-
-
-def solution(name: Any) -> None:
-    """Print a solution with all that it needs, to paste into a notebook.
-
-    - `name`: the exercise, or the function that answers it.
-    """
-    exercise, complaint = _find(name)
-    if exercise is None:
-        print(complaint)
-        return
-    print(_source(exercise))
-
-
-def _source(exercise: Exercise) -> str:
-    """The function in `solutions`, with its imports and the functions that it
-    calls; for an exercise from elsewhere, what answers are compared with.
-    """
-    text = inspect.getsource(solutions)
-    names, imports, functions = {exercise.name}, [], []
-    for node in reversed(ast.parse(text).body):  # it calls what stands above it
-        source = "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
-        if isinstance(node, ast.FunctionDef) and node.name in names:
-            functions.append(source)
-            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        elif isinstance(node, ast.Import | ast.ImportFrom) and any(
-            (alias.asname or alias.name) in names for alias in node.names
-        ):
-            imports.append(source)
-    if not functions:
-        return inspect.getsource(exercise.reference).rstrip()
-    head = ["\n".join(reversed(imports))] if imports else []
-    return "\n\n\n".join([*head, *reversed(functions)])
 
 
 def show(answer: Any, name: str | None = None) -> Figure | None:

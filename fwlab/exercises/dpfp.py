@@ -58,6 +58,10 @@ def _rolled_over_keys(x: Tensor, nu: int) -> Tensor:
 
 DPFP = Exercise(
     name="dpfp",
+    notebook="03_dpfp",
+    difficulty=3,
+    importance=4,
+    minutes=7,
     task="**The features** (Eq. 37). For keys `x` `[..., d]`, return the "
     "`[..., 2 * d * nu]` products $r_i\\, r_{i+j}$ with "
     "$r = \\mathrm{ReLU}([x; -x])$: those of all $i$ for $j = 1$, then "
@@ -146,6 +150,10 @@ def _width(generator: Generator) -> dict[str, object]:
 
 USEFUL_NU = Exercise(
     name="useful_nu",
+    notebook="03_dpfp",
+    difficulty=3,
+    importance=2,
+    minutes=5,
     task="**Useful shifts.** Return the largest $\\nu$ for which the last "
     "shift still adds something new, as a function of the width `d` of "
     "the keys.",
@@ -193,6 +201,10 @@ def _sizes(generator: Generator) -> dict[str, object]:
 
 DOT_CAPACITY = Exercise(
     name="dot_capacity",
+    notebook="03_dpfp",
+    difficulty=2,
+    importance=2,
+    minutes=5,
     task="**Room for pairs.** How many keys can have orthogonal features? "
     "Return the rank that the features of keys of width `d` can have, "
     "for any `nu`.",

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,10 @@ class Exercise:
       recognise misconceptions.
     - `matters`: the part of a result in which all right answers agree, as a
       function of the result and the arguments; None = all of it.
+    - `difficulty`: from 1, a line that copies an equation, to 5.
+    - `importance`: from 1, a side road, to 5, what all later notebooks need.
+    - `minutes`: how long it takes, task and thought included.
+    - `notebook`: the notebook that asks it, such as "04_delta_rule".
     """
 
     name: str
@@ -51,6 +56,10 @@ class Exercise:
     hints: tuple[str, ...]
     example: Callable[[Generator], dict[str, Any]] | None = None
     matters: Callable[..., Any] | None = None
+    difficulty: int = 2
+    importance: int = 3
+    minutes: int = 10
+    notebook: str = ""
 
     @property
     def signature(self) -> str:
@@ -84,6 +93,9 @@ class Question:
     - `tempting`: wrong choices or numbers, and why each is wrong, without a full
       stop at the end.
     - `tolerance`: a number that is off by less is right.
+    - `hints`: each reveals more than the one before; a question may have none.
+    - `difficulty`, `importance`, `minutes`: as for an `Exercise`.
+    - `notebook`: the notebook that explains the answer.
     """
 
     name: str
@@ -93,6 +105,11 @@ class Question:
     choices: tuple[str, ...] = ()
     tempting: dict[Any, str] = field(default_factory=dict)
     tolerance: float = 0.0
+    hints: tuple[str, ...] = ()
+    difficulty: int = 2
+    importance: int = 3
+    minutes: int = 1
+    notebook: str = ""
 
     @property
     def answer(self) -> str:
@@ -101,3 +118,17 @@ class Question:
             return self.truth
         whole = math.isfinite(self.truth) and self.truth == round(self.truth)
         return f"{self.truth:.0f}" if whole else f"{self.truth:.3g}"
+
+
+def say(text: str) -> None:
+    """Print a paragraph."""
+    print(textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False))
+
+
+def joined(field: Any) -> Any:
+    """A field of a TOML file whose texts have no line breaks, lists as tuples."""
+    if isinstance(field, dict):
+        return {key: joined(part) for key, part in field.items()}
+    if isinstance(field, list):
+        return tuple(map(joined, field))
+    return " ".join(field.split()) if isinstance(field, str) else field

@@ -45,6 +45,10 @@ def _softmax(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
 
 NORMALISER = Exercise(
     name="normaliser",
+    notebook="02_feature_maps",
+    difficulty=2,
+    importance=5,
+    minutes=7,
     task="**The normaliser** (Eqs. 17-19). From features `phi_q`, `phi_k` "
     "`[..., time, features]` and values `v` `[..., time, value]`, return "
     "causal linear attention `[..., time, value]`, with $z$.",
@@ -180,6 +184,10 @@ def _sine_and_cosine(x: Tensor, R: Tensor) -> Tensor:
 
 POSITIVE_FEATURES = Exercise(
     name="positive_features",
+    notebook="02_feature_maps",
+    difficulty=2,
+    importance=3,
+    minutes=11,
     task="**Random features of the exponential** (Eqs. 31 and 32). Return the "
     "$2m$ features $\\frac{h(x)}{\\sqrt{2m}}\\,[e^{Rx}; e^{-Rx}]$ with "
     "$h(x) = e^{-|x|^2/2}$, for `x` `[..., d]` and directions `R` `[m, d]`, "
@@ -309,6 +317,10 @@ def _after_exp(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 
 FAVOR = Exercise(
     name="favor",
+    notebook="02_feature_maps",
+    difficulty=4,
+    importance=2,
+    minutes=17,
     task="**Keep them in range.** Return features `phi_q` and `phi_k` "
     "`[..., time, 2 * m]` of `q` and `k` `[..., time, d]` with directions "
     "`R` `[m, d]`, which give the same weights of attention as those of "

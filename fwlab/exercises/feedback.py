@@ -39,6 +39,10 @@ def _weighted(weights: Tensor, states: Tensor) -> Tensor:
 
 MERGE_MEMORY = Exercise(
     name="merge_memory",
+    notebook="12_feedback",
+    difficulty=1,
+    importance=3,
+    minutes=7,
     task="**One memory of many layers** (Eq. f1). `states` is `[L + 1, "
     "..., d]`, `w` is `[L + 1]`. Return `[..., d]`.",
     reference=merge_memory,
@@ -167,6 +171,10 @@ def _attend(
 
 FEEDBACK_ATTENTION = Exercise(
     name="feedback_attention",
+    notebook="12_feedback",
+    difficulty=3,
+    importance=4,
+    minutes=17,
     task="**Attend to the past** (Eqs. f4 and f5). `q` is `[batch, "
     "heads, key]`; `k` and `v` are `[batch, past, heads, key]`, "
     "oldest first, the last one being 1 step back; `positions` is "

@@ -66,6 +66,10 @@ def _whole_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> Tensor:
 
 CHUNKED_SUM = Exercise(
     name="chunked_sum",
+    notebook="09_chunks",
+    difficulty=4,
+    importance=5,
+    minutes=15,
     task="**The sum rule in chunks.** For `q`, `k` `[..., time, key]` and `v` "
     "`[..., time, value]`, return the outputs $y_i = W_i\\, q_i$ with $W_i "
     "= \\sum_{j \\le i} v_j k_j^\\top$, `[..., time, value]`, computed in "
@@ -199,6 +203,10 @@ def _at_once(answer: Answer, reference: Answer, generator: Generator) -> None:
 
 TRIANGULAR = Exercise(
     name="triangular",
+    notebook="09_chunks",
+    difficulty=4,
+    importance=5,
+    minutes=9,
     task="**The triangular system.** From `k` `[..., time, key]`, `v` "
     "`[..., time, value]` and `beta` `[..., time]`, return the increments "
     "$U$ `[..., time, value]` that the delta rule writes, from an empty "
@@ -375,6 +383,10 @@ def _divides(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dy: Tensor) -> Gradi
 
 RECOMPUTING_BACKWARD = Exercise(
     name="recomputing_backward",
+    notebook="08_memory",
+    difficulty=5,
+    importance=4,
+    minutes=35,
     task="**The backward pass without stored memories.** For one head of the "
     "delta rule, from an empty memory: `q` and `k` `[time, key]`, `v` "
     "`[time, value]`, `beta` `[time]`, and `dy` `[time, value]`, the "

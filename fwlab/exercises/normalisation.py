@@ -76,6 +76,10 @@ def _of_zeros(answer: Answer, reference: Answer, generator: Generator) -> None:
 
 STABLE_BETA = Exercise(
     name="stable_beta",
+    notebook="05_normalisation",
+    difficulty=2,
+    importance=4,
+    minutes=5,
     task="**The largest stable beta.** For features `phi` `[..., key]`, return "
     "`[...]`: for each key, the largest write strength with which the "
     "error along this key does not grow, however often it is written. "
@@ -189,6 +193,10 @@ def _only_positive_sums(x: Tensor) -> Tensor:
 
 SUM_NORMALIZE = Exercise(
     name="sum_normalize",
+    notebook="05_normalisation",
+    difficulty=3,
+    importance=4,
+    minutes=9,
     task="**Sum normalisation** (Eq. 29). Divide the features of each "
     "key, the last dimension of `x`, by their sum. A key whose sum "
     "is 0 gives 0, with gradient 0; no epsilon.",
@@ -315,6 +323,10 @@ def _unit(k: Tensor) -> Tensor:
 
 L2_WRITE = Exercise(
     name="l2_write",
+    notebook="05_normalisation",
+    difficulty=3,
+    importance=3,
+    minutes=11,
     task="**A write that stores everything.** Return the memory after one "
     "step of the delta rule under the key `k` scaled to length 1, so "
     "that reading with that key returns `v` at `beta` = 1; for `W` "

@@ -96,6 +96,10 @@ def _sums(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 FAST_WEIGHT_LAYER = Exercise(
     name="fast_weight_layer",
+    notebook="07_transformer",
+    difficulty=3,
+    importance=5,
+    minutes=17,
     task="**The layer** (Eqs. 20, 21, 24, 25, 29 and 37). One head. `x` is "
     "`[batch, time, d]`, `W_q` and `W_k` are `[key, d]`, `W_v` is "
     "`[value, d]`, `W_beta` is `[1, d]`, `W_out` is `[d, value]`. Use "
@@ -285,6 +289,10 @@ def _frozen_state(step: Step, prompt: Tensor, length: int) -> Tensor:
 
 GENERATE = Exercise(
     name="generate",
+    notebook="07_transformer",
+    difficulty=3,
+    importance=4,
+    minutes=21,
     task="**Continue a text.** `step(token, state)` reads one token and returns "
     "`(logits, state)`: the logits of the next token, `[vocabulary]`, and "
     "the state after it. The state is None before the first token. Read "
@@ -455,6 +463,10 @@ def _skips_block(model: Any, tokens: Tensor, loss: Loss) -> Tensor:
 
 ABLATE = Exercise(
     name="ablate",
+    notebook="07_transformer",
+    difficulty=4,
+    importance=3,
+    minutes=19,
     task="**One layer without memory.** `loss(model, tokens)` is the loss of a "
     "`LanguageModel`. Block `i` computes the write strengths as the "
     "sigmoid of what `model.blocks[i].mixer.to_beta`, an `nn.Linear` "
