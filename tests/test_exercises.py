@@ -648,8 +648,8 @@ TOLD = {
     },
     "sum_normalize": {
         "x / x.sum()": "divides by the sum over all keys together",
-        "unless(x, lambda sum: sum < 1e-150)": "is a small sum taken for 0?",
-        "unless(x, lambda sum: sum < 1e-12)": "is a small sum taken for 0?",
+        "unless(x, lambda sum: sum < 1e-150)": "A small sum is raised to a limit, or taken for 0.",
+        "unless(x, lambda sum: sum < 1e-12)": "A small sum is raised to a limit, or taken for 0.",
     },
     "delta_step": {"delta(W, k, v, 1 - beta)": "beta and 1 - beta have changed places"},
     "normaliser": {
@@ -667,8 +667,8 @@ TOLD = {
         "(q @ k.mT).tril() @ v": "Do you keep the matrix of all pairs of steps?",
         "every_W(q, k, v)": "Do you keep every W_i?",
         "list_of_W(q, k, v)": "Do you keep every W_i?",
-        "chunked_sum(q, k, v, 1)": "the same work in chunks of 32 and of 64",
-        "blocks(q, k, v, 16)": "the same work in chunks of 32 and of 64",
+        "chunked_sum(q, k, v, 1)": "it goes through the steps one by one",
+        "blocks(q, k, v, 16)": "the same work in chunks of 64 and of 32",
         "sum_in_place(*inputs)": "write W = W + ...",
         "all_earlier_keys(*inputs)": "Does each chunk meet all earlier keys again?",
         "all_earlier_keys(q, k, v, 1)": "Does each chunk meet all earlier keys again?",
