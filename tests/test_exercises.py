@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +23,11 @@ from fwlab.exercises import (
     check,
     checker,
     hint,
+    properties,
     show,
     solution,
 )
+from fwlab.exercises.properties import Work
 from fwlab.exercises.solutions import chunked_sum, linear_attention, make_batch
 from fwlab.feature_maps import DPFP, sum_normalize
 
@@ -987,6 +990,29 @@ def test_an_endless_loop_is_stopped(monkeypatch):
     (left,) = set(threading.enumerate()) - before
     released.set()
     left.join(LONG)
+
+
+def test_no_thread_lives_when_check_returns(monkeypatch):
+    """Python would abort at the end of a script."""
+
+    class Slow(threading.Thread):
+        def run(self):
+            super().run()
+            time.sleep(0.1)
+
+    monkeypatch.setattr(threading, "Thread", Slow)
+    before = threading.active_count()
+    for answer in (outer, EXERCISES["write"].reference):
+        verdict(answer, "write")
+        assert threading.active_count() == before
+
+
+def test_work_is_counted_without_the_compiler():
+    with Work() as work:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    assert (work.operators, work.products, work.largest) == (3, 42, 12)
+    # PyTorch would wrap it in a function that loads the compiler: a second or more.
+    assert Work.__torch_dispatch__.__code__.co_filename == properties.__file__
 
 
 def test_modes_of_the_caller_do_not_matter():

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fwlab.data.retrieval import _last_values, law, loss
 from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
-from fwlab.exercises.properties import agrees, exactly, gradient, shape
+from fwlab.exercises.properties import Mode, agrees, exactly, gradient, shape
 
 # --- retrieval_loss ------------------------------------------------------
 
@@ -253,7 +252,7 @@ def _listed(
     return {"keys": both[0], "values": both[1], "symbols": symbols}
 
 
-class _Backwards(TorchDispatchMode):
+class _Backwards(Mode):
     """Writes several values at once in the opposite order.
 
     PyTorch promises no order, if a place comes twice.
