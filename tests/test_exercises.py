@@ -783,7 +783,7 @@ def test_misconceptions_fail_at_their_property_and_are_named(name):
     """Also if they are written in another way."""
     for holds in EXERCISES[name].properties:
         for text, caught in holds.catches.items():
-            assert text.endswith(".") and len(text) < 160
+            assert text.endswith((".", "?")) and len(text) < 160
             for each in caught if isinstance(caught, tuple) else (caught,):
                 assert fault(name, each, holds.says, text) == []
                 assert refused(written_otherwise(each), name, text), text

@@ -168,10 +168,12 @@ def generate(step, prompt, length):
     state, text = None, []
     for token in prompt:
         logits, state = step(token, state)
-    for _ in range(length):
-        text.append(logits.argmax())
-        logits, state = step(text[-1], state)
-    return torch.stack(text)
+    while len(text) < length:
+        token = logits.argmax()
+        text.append(token)
+        if len(text) < length:  # nobody needs the logits after the last one
+            logits, state = step(token, state)
+    return torch.tensor(text)
 
 
 def ablate(model, tokens, loss):
