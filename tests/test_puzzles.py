@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import re
 from collections import defaultdict
 from dataclasses import replace
+from io import StringIO
 from math import sqrt
 from numbers import Real
 
@@ -483,8 +485,12 @@ def test_example_is_right():
 def test_figure():
     """The matrix after each step, up to the first wrong reading."""
     verdict = solve("stack", SOLUTIONS["stack"])
-    titles = [ax.get_title() for ax in verdict.figure().axes]
+    figure = verdict.figure()
+    titles = [ax.get_title() for ax in figure.axes]
     assert titles[:3] == ["push=3 (1/2)", "push=3 (2/2)", "push=5 (1/2)"]
+    figure.savefig(svg := StringIO(), format="svg")
+    ids = re.findall(r'<image [^>]*id="(\w+)"', svg.getvalue())
+    assert len(ids) == len({*ids}) == len(titles) == 11
     wrong = solve("swap", {**AB, "swap": row(key=[1, -1], beta=0.5)})
     axes = wrong.figure().axes
     assert [ax.get_title() for ax in axes] == ["a=3,1", "b=4,2", "swap", "a?"]

@@ -35,7 +35,10 @@ from torch import Tensor
 from fwlab import ops, plots
 from fwlab.exercises.asking import Wrong
 
-Numbers = Sequence[float]
+__all__ = ["Verdict", "puzzle", "row", "solve"]
+
+#: Query, key, value and strength of a step, in numbers.
+Inputs = tuple[list[float], ...]
 #: Numbers that are not 0 are in these bounds: otherwise a tiny strength and a
 #: huge value could pass for a rule that adds.
 SMALL, LARGE = 0.01, 100
@@ -104,7 +107,7 @@ class Puzzle:
 
 @dataclass(frozen=True)
 class Step:
-    """A row with numbers in all places; the value is `times` · x + `plus`."""
+    """A row, completed and in numbers; the value is `times` · x + `plus`."""
 
     key: list[float]
     times: float
@@ -266,7 +269,7 @@ def _parts(of: Row) -> dict[str, Any]:
 
 
 def _steps_of(asked: Puzzle, rows: Mapping[str, Any]) -> dict[str, list[Step]]:
-    """The steps of each kind of token, with numbers in all places."""
+    """The steps of each kind of token, completed and in numbers."""
     whole: dict[str, list[Row]] = {}
     for kind in {**asked.rows, **asked.given}:
         given = asked.given.get(kind, ())
@@ -394,9 +397,9 @@ def _number(kind: str, name: str, number: Any) -> float:
 
 def _inputs(
     asked: Puzzle, steps: Mapping[str, Sequence[Step]], case: Sequence[Token]
-) -> list[tuple[list[float], ...]]:
+) -> list[Inputs]:
     """Query, key, value and strength of each step of a sequence."""
-    found = []
+    found: list[Inputs] = []
     for token in case:
         x = token.x or (0.0,) * asked.numbers
         for s in steps[token.kind]:
@@ -486,8 +489,11 @@ def _draw(verdict: Verdict) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(lines, COLUMNS, squeeze=False).flat
     limit = max(1e-3, *(frame.W.abs().max().item() for frame in frames))
-    for ax, (token, title, W, reading, last) in zip(axes, frames, strict=False):
+    numbered = zip(axes, enumerate(frames), strict=False)
+    for ax, (n, (token, title, W, reading, last)) in numbered:
         plots.matrix(ax, W, title, limit)
+        # By default equal matrices get equal ids, which a page may have only once.
+        ax.images[0].set_gid(f"step{n}")
         if last and token.expected is not None:
             says, right = f"reads {_shown(reading)}", _near(reading, token.expected)
             if not right:
@@ -568,7 +574,9 @@ def _puzzle(name: str, table: dict[str, Any]) -> Puzzle:
         tuple(_token(text, [*rows, *given]) for text in case.split())
         for case in table.pop("cases")
     )
-    lists = {key: tuple(table.pop(key)) for key in ("limit", "best", "hints")}
+    lists: dict[str, Any] = {
+        key: tuple(table.pop(key)) for key in ("limit", "best", "hints")
+    }
     return Puzzle(
         name=name,
         rows=rows,
