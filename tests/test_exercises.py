@@ -6,6 +6,7 @@ import inspect
 import io
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,12 @@ def by_largest_sum(x):
     return torch.where(small, 0 * x, x / torch.where(small, 1, total))
 
 
+def with_threshold(x, threshold):
+    total = x.sum(-1, keepdim=True)
+    small = total.abs() < threshold
+    return torch.where(small, 0, x / torch.where(small, 1, total))
+
+
 def by_own_size(x):
     """Takes a sum for 0 that is small next to its terms."""
     total = x.sum(-1, keepdim=True)
@@ -161,15 +168,20 @@ def skip_all(log_sum, mean, k, v):
 
 def step_replaced_afterwards(log_sum, mean, k, v):
     """Right numbers, and NaN in the gradient."""
-    total = torch.logaddexp(log_sum, k)
-    old = (log_sum - total).exp().nan_to_num()
-    new = (k - total).exp().nan_to_num()
-    return total, old * mean + new * v
+    old, new = (log_sum - k).exp(), (k - log_sum).exp()
+    moved = (old * mean + v) / (1 + old), (mean + new * v) / (1 + new)
+    mean = torch.where(k == -torch.inf, mean, torch.where(k > log_sum, *moved))
+    return torch.logaddexp(log_sum, k), mean
 
 
 def attention(q, k, v, epsilon=0.0):
     weights = (q @ k.mT).tril()
     return weights @ v / (weights.sum(-1, keepdim=True) + epsilon)
+
+
+def earlier(q, k, v):
+    weights = (q @ k.mT).tril(-1)
+    return weights @ v / weights.sum(-1, keepdim=True)
 
 
 def products(x, shifts, times=torch.mul):
@@ -189,6 +201,59 @@ def blocks(q, k, v, chunk, decay=1.0, take=None):
     return torch.cat(y, -2)
 
 
+def every_W(q, k, v):
+    W = torch.einsum("...tv,...tk->...tvk", v, k).cumsum(-3)
+    return torch.einsum("...tvk,...tk->...tv", W, q)
+
+
+def every_W_in_a_list(q, k, v):
+    W = [outer(v[..., 0, :], k[..., 0, :])]
+    for i in range(1, q.shape[-2]):
+        W.append(W[-1] + outer(v[..., i, :], k[..., i, :]))
+    return torch.stack([held(W, q[..., i, :]) for i, W in enumerate(W)], -2)
+
+
+def all_earlier_keys(q, k, v, chunk):
+    """In chunks, but without a state."""
+    y = []
+    for i in range(0, q.shape[-2], chunk):
+        seen = slice(0, i + chunk)
+        weights = (q[..., i : i + chunk, :] @ k[..., seen, :].mT).tril(i)
+        y.append(weights @ v[..., seen, :])
+    return torch.cat(y, -2)
+
+
+def a_row_for_each_step(q, k, v):
+    rows = range(q.shape[-2])
+    y = [
+        q[..., i : i + 1, :] @ k[..., : i + 1, :].mT @ v[..., : i + 1, :] for i in rows
+    ]
+    return torch.cat(y, -2)
+
+
+def steps_of_a_chunk(q, k, v, chunk):
+    """Its own pairs one step after the other."""
+    W, y = torch.zeros_like(v[..., :1, :].mT @ k[..., :1, :]), []
+    for i in range(0, q.shape[-2], chunk):
+        K, V = k[..., i : i + chunk, :], v[..., i : i + chunk, :]
+        own = a_row_for_each_step(q[..., i : i + chunk, :], K, V)
+        y.append(q[..., i : i + chunk, :] @ W.mT + own)
+        W = W + V.mT @ K
+    return torch.cat(y, -2)
+
+
+def all_chunks_at_once(q, k, v, chunk):
+    """Right: the states of all chunks are sums of their products."""
+    time = q.shape[-2]
+    q, k, v = (
+        torch.nn.functional.pad(x, (0, 0, 0, -time % chunk)).unflatten(-2, (-1, chunk))
+        for x in (q, k, v)
+    )
+    new = v.mT @ k
+    y = q @ (new.cumsum(-3) - new).mT + (q @ k.mT).tril() @ v
+    return y.flatten(-3, -2)[..., :time, :]
+
+
 def flat(*parts):
     """All sequences as one; the last part may have one number for each step."""
     return (x.reshape(-1, *x.shape[parts[0].dim() - 1 :]) for x in parts)
@@ -201,6 +266,14 @@ def increments(k, v, beta, power=1, last=None):
     if last is not None:  # only the last few steps
         A = A.triu(-last)
     return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
+
+
+def increments_in_a_loop(k, v, beta):
+    W, U = torch.zeros_like(outer(v[..., 0, :], k[..., 0, :])), []
+    for i in range(k.shape[-2]):
+        U.append(b(beta[..., i]) * (v[..., i, :] - held(W, k[..., i, :])))
+        W = W + outer(U[i], k[..., i, :])
+    return torch.stack(U, -2)
 
 
 def states(k, v, beta, every=1):
@@ -226,6 +299,52 @@ def back(q, k, v, beta, dy, before):
         dk[t] = u @ dW - beta[t] * du @ old
         dv[t], dbeta[t] = beta[t] * du, du @ (v[t] - old @ k[t])
         dW = dW - beta[t] * outer(du, k[t])
+    return dq, dk, dv, dbeta
+
+
+def in_numpy(every):
+    """The backward pass from W before some steps, computed in NumPy."""
+
+    def backward(*inputs):
+        q, k, v, beta, dy = (x.numpy() for x in inputs)
+        W, kept = np.zeros((v.shape[1], k.shape[1])), []
+        for t in range(len(q)):
+            if t % every == 0:
+                kept.append(W)
+            W = W + np.outer(beta[t] * (v[t] - W @ k[t]), k[t])
+        dW, results = 0 * W, [np.empty_like(x) for x in (q, k, v, beta)]
+        dq, dk, dv, dbeta = results
+        for t in reversed(range(len(q))):
+            W = kept[t // every]
+            for i in range(t // every * every, t):
+                W = W + np.outer(beta[i] * (v[i] - W @ k[i]), k[i])
+            u = beta[t] * (v[t] - W @ k[t])
+            dW = dW + np.outer(dy[t], q[t])
+            du = dW @ k[t]
+            dq[t] = dy[t] @ (W + np.outer(u, k[t]))
+            dk[t] = u @ dW - beta[t] * du @ W
+            dv[t], dbeta[t] = beta[t] * du, du @ (v[t] - W @ k[t])
+            dW = dW - beta[t] * np.outer(du, k[t])
+        return tuple(map(torch.from_numpy, results))
+
+    return backward
+
+
+def undone_in_place(q, k, v, beta, dy):
+    """Right, and W is changed in place."""
+    W, dW, U = *torch.zeros(2, v.shape[1], k.shape[1], dtype=v.dtype), []
+    for t in range(len(q)):
+        U.append(beta[t] * (v[t] - W @ k[t]))
+        W += outer(U[t], k[t])
+    dq, dk, dv, dbeta = (torch.empty_like(x) for x in (q, k, v, beta))
+    for t in reversed(range(len(q))):
+        dW += outer(dy[t], q[t])
+        dq[t] = dy[t] @ W
+        W -= outer(U[t], k[t])
+        du = dW @ k[t]
+        dk[t] = U[t] @ dW - beta[t] * du @ W
+        dv[t], dbeta[t] = beta[t] * du, du @ (v[t] - W @ k[t])
+        dW -= beta[t] * outer(du, k[t])
     return dq, dk, dv, dbeta
 
 
@@ -301,7 +420,7 @@ def layer_with_softmax(x, W_q, W_k, W_v, W_beta, W_out):
     return x + weights @ x @ W_v.mT @ W_out.mT
 
 
-def continued(step, prompt, length, cost=1, fresh=False):
+def continued(step, prompt, length, cost=1, fresh=False, made=torch.stack):
     """Greedy tokens with a choice of mistakes."""
     state, text = None, []
     for token in prompt:
@@ -311,7 +430,7 @@ def continued(step, prompt, length, cost=1, fresh=False):
     for _ in range(length):
         text.append(logits.argmax())
         logits, state = step(text[-1], None if fresh else state)
-    return torch.stack(text) if text else prompt[:0]
+    return made(text)
 
 
 def continued_by_reading_all(step, prompt, length):
@@ -356,6 +475,10 @@ def last_stays_off(model, tokens, loss):
         hooks = off(block)
         losses.append(loss(model, tokens))
     return torch.stack(losses)
+
+
+def half_off(block):
+    return hook(block.mixer.to_beta, torch.zeros_like)
 
 
 def no_mlp(block):
@@ -466,7 +589,7 @@ WRONG = {
         "favor(q, k, R)[::-1]": "changes no weight",
     },
     "chunked_sum": {
-        "(q @ k.mT).tril() @ v": "never has the matrix of all pairs",
+        "(q @ k.mT).tril() @ v": "works in chunks",
         "blocks(k, q, v, chunk)": "with one chunk for all",
         "blocks(*inputs, 0.5)": "earlier chunks",
         "blocks(*inputs, take=slice(-1, None))": "earlier chunks",
@@ -481,6 +604,7 @@ WRONG = {
         "increments(*inputs, last=1)": "step-by-step",
         "increments(k, v, beta.clamp(min=1e-3))": "where beta is 0",
         "increments(*flat(*inputs)).view_as(v)": "any leading dimensions",
+        "increments_in_a_loop(*inputs)": "without a loop over steps",
     },
     "recomputing_backward": {
         "back(*inputs, states(k, v, beta).__getitem__)": "does not keep W for every",
@@ -574,7 +698,7 @@ WRONG = {
         "continued(*inputs, fresh=True)": "continues from its own",
         "continued(*inputs, cost=2)": "one step per token",
         "continued_by_reading_all(*inputs)": "one step per token",
-        "continued(step, prompt, max(length, 1))": "works for any lengths",
+        "continued(step, prompt, min(length, 50))": "works for any lengths",
     },
     "ablate": {
         "ablated(*inputs, no_mlp)": "of the only layer",
@@ -582,6 +706,45 @@ WRONG = {
         "ablated(*inputs, off).flip(0)": "one layer at a time",
         "last_stays_off(*inputs)": "leaves the model as it was",
         "ablated(model, tokens, cross_entropy, off)": "the loss that it was given",
+    },
+}
+#: Wrong answers that once passed, or were told something else; and what each is told.
+TOLD = {
+    "write": {
+        "(W + outer(v, k)).clamp(-9, 9)": "is there a normalize or a clamp?",
+        "W + outer(v, unit(k))": "This scales the key to length 1.",
+    },
+    "sum_normalize": {
+        "x / x.sum()": "divides by the sum over all keys together",
+        "with_threshold(x, 1e-150)": "is a small sum taken for 0?",
+        "with_threshold(x, 1e-12)": "is a small sum taken for 0?",
+    },
+    "delta_step": {"delta(W, k, v, 1 - beta)": "beta and 1 - beta have changed places"},
+    "normaliser": {
+        "earlier(phi_q, phi_k, v)": "This leaves out the key of the step itself",
+        "2 * attention(phi_q, phi_k, v)": "so its weight is 1: z is that key's feature.\n",
+    },
+    "favor": {"[x / 3 + 1e-6 / 3 for x in favor(q, k, R)]": "An epsilon is added"},
+    "linear_attention": {"changed_in_place(q, k, v)": "write W = W + ..."},
+    "chunked_sum": {
+        "(q @ k.mT).tril() @ v": "as many as all pairs of steps",
+        "every_W(q, k, v)": "as many as W of every step",
+        "every_W_in_a_list(q, k, v)": "as many as W of every step",
+        "attention_in_a_loop(q, k, v)": "the same work in chunks of 32 and of 64",
+        "blocks(q, k, v, 16)": "the same work in chunks of 32 and of 64",
+        "changed_in_place(q, k, v)": "write W = W + ...",
+        "all_earlier_keys(*inputs)": "Does each chunk meet all earlier keys again?",
+        "a_row_for_each_step(q, k, v)": "Does each chunk meet all earlier keys again?",
+        "steps_of_a_chunk(*inputs)": "it goes through the steps one by one",
+    },
+    "triangular": {
+        "increments_in_a_loop(*inputs)": "goes through the steps one by one",
+    },
+    "recomputing_backward": {
+        "in_numpy(1)(*inputs)": "numbers at once; W of every step is",
+    },
+    "ablate": {
+        "torch.tensor(ablated(*inputs, half_off).tolist())": "sigmoid(0) is 1/2",
     },
 }
 #: No results at all; what every exercise looks at first.
@@ -594,7 +757,10 @@ NONE = [
     leave,
 ]
 #: The property that looks at gradients; others do so last.
-GRADIENT = {"sum_normalize": "gives zero where", "running_step": "lets gradients"}
+GRADIENT = {
+    "sum_normalize": "gives zero where",
+    **dict.fromkeys(("running_step", "chunked_sum", "triangular"), "lets gradients"),
+}
 #: Answers that are numbers or tokens, change a model, or need no gradient.
 NO_GRADIENT = {
     *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
@@ -642,6 +808,13 @@ def test_wrong_answers_fail_at_their_property(name):
         answer = written(name, source)
         assert fault(name, answer, the(name, where)) == [], source
     assert refused(answer, name)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_wrong_answers_are_told_why(name):
+    for source, words in TOLD[name].items():
+        right, text = verdict(written(name, source), name)
+        assert not right and words in text, (source, text)
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -783,14 +956,35 @@ def step_that_keeps_the_mean(log_sum, mean, k, v):
     return total, torch.where(nothing, mean, moved)
 
 
-def increments_one_by_one(k, v, beta):
-    """Forward substitution by hand."""
-    rows = []
-    for i in range(k.shape[-2]):
-        earlier = (k[..., j, :] * k[..., i, :] for j in range(i))
-        held = sum(u * x.sum(-1, True) for u, x in zip(rows, earlier, strict=True))
-        rows.append(beta[..., i, None] * (v[..., i, :] - held))
-    return torch.stack(rows, -2)
+def interpolated(log_sum, mean, k, v):
+    """A step towards the new value."""
+    total = torch.logaddexp(log_sum, k)
+    share = torch.where(k == -torch.inf, 0, (k - total).exp())
+    return total, torch.lerp(mean, v, share)
+
+
+def one_by_one(x, R):
+    """A loop over directions, of which there should not be too many."""
+    h = (-(x * x).sum(-1) / 2).exp()
+    y = [h * (sign * (x @ r)).exp() for r in R for sign in (1, -1)]
+    return torch.stack(y, -1) / (2 * len(R)) ** 0.5
+
+
+def by_doubling(k, v, beta):
+    """(I + A)⁻¹ = (I - A)(I + A²)(I + A⁴)..., since a power of A is 0."""
+    A = -(b(beta) * (k @ k.mT)).tril(-1)
+    U, steps = b(beta) * v, 1
+    while steps < k.shape[-2]:
+        U, A, steps = U + A @ U, A @ A, 2 * steps
+    return U
+
+
+def changed_in_place(q, k, v):
+    W, read = torch.zeros_like(outer(v[..., 0, :], k[..., 0, :])), []
+    for i in range(q.shape[-2]):
+        W += outer(v[..., i, :], k[..., i, :])
+        read.append(held(W, q[..., i, :]))
+    return torch.stack(read, -2)
 
 
 def attention_in_a_loop(q, k, v):
@@ -810,8 +1004,10 @@ def attention_in_a_loop(q, k, v):
         ("dot_capacity", lambda d, nu: 2 * d * np.minimum(nu, d - 1)),
         ("merge_memory", lambda states, w: torch.tensordot(w.softmax(0), states, 1)),
         ("recomputing_backward", from_some_states),
-        ("chunked_sum", lambda q, k, v, chunk: blocks(q, k, v, min(chunk, 3))),
-        ("triangular", increments_one_by_one),
+        ("recomputing_backward", in_numpy(8)),
+        ("recomputing_backward", undone_in_place),
+        ("chunked_sum", all_chunks_at_once),
+        ("triangular", lambda k, v, beta: by_doubling(k, v, beta)),
         ("linear_attention", attention_in_a_loop),
         (
             "predict_error",
@@ -830,7 +1026,11 @@ def attention_in_a_loop(q, k, v):
         ),
         ("fast_weight_layer", layer),
         ("generate", continued),
+        ("generate", functools.partial(continued, made=torch.tensor)),
         ("ablate", lambda *inputs: ablated(*inputs, silent)),
+        ("ablate", lambda *inputs: torch.tensor(ablated(*inputs, silent).tolist())),
+        ("running_step", interpolated),
+        ("positive_features", one_by_one),
     ],
 )
 def test_unusual_right_answers(name, answer):
@@ -906,6 +1106,21 @@ def test_show(capsys):
     assert "division by zero" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("favor", lambda q, k, R: [x / 3 for x in favor(q, k, R)]),
+        ("positive_features", lambda x, R: random_features(x, R).flip(-1)),
+    ],
+)
+def test_a_right_answer_of_another_form_is_drawn_without_a_difference(name, answer):
+    assert_correct(answer, name)
+    difference = show(answer, name).axes[2]
+    assert difference.get_title() == "difference"
+    (image,) = difference.images
+    assert abs(image.get_array()).max() < 1e-12
+
+
 def test_results_of_other_kinds(capsys):
     def kind(change):
         return lambda W, q: change((W @ q[..., None])[..., 0])
@@ -954,18 +1169,22 @@ def test_hints(capsys):
     assert "no exercise" in capsys.readouterr().out
 
 
-def test_solutions_are_functions_of_the_package(capsys):
-    """To the letter."""
-    for name, exercise in EXERCISES.items():
-        solution(name)
-        source = capsys.readouterr().out
-        right = exercise.reference
-        assert inspect.getsource(right) in source and exercise.hints, name
-        assert right.__module__.startswith("fwlab."), name
-
-    def write(): ...
-
-    solution("write")
-    source = capsys.readouterr().out
-    solution(write)
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_printed_solution_can_be_pasted(name, capsys):
+    """Into a fresh notebook: with nothing but what was printed."""
+    solution(name)
+    source, notebook = capsys.readouterr().out, {}
+    exec(source, notebook)
+    solution(notebook[name])
     assert capsys.readouterr().out == source
+    assert len(source.splitlines()) < 33 and EXERCISES[name].hints
+    assert_correct(notebook[name])
+
+
+def test_the_solution_of_an_exercise_from_elsewhere_is_its_reference(
+    monkeypatch, capsys
+):
+    monkeypatch.setitem(EXERCISES, "mine", replace(EXERCISES["write"], name="mine"))
+    solution("mine")
+    source = capsys.readouterr().out.rstrip()
+    assert source == inspect.getsource(EXERCISES["write"].reference).rstrip()

@@ -9,7 +9,7 @@ def delta_step(W, k, v, beta):
 check(delta_step)      # True or False, and prints why
 show(delta_step)       # draws your result, the target, and the difference
 hint("delta_step")     # a nudge; hint("delta_step", 2) reveals more
-solution("delta_step") # the source of fwlab's own function
+solution("delta_step") # one way to write it, ready to paste
 ```
 """
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from fwlab.exercises.asking import Answer, Wrong, ask, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, exactly, gradient, shape
+from fwlab.exercises.solutions import dot_capacity, useful_nu
 from fwlab.feature_maps import _dpfp
 
 # --- dpfp --------------------------------------------------------------
@@ -57,11 +58,15 @@ def _rolled_over_keys(x: Tensor, nu: int) -> Tensor:
 
 DPFP = Exercise(
     name="dpfp",
+    notebook="03_dpfp",
+    difficulty=3,
+    importance=4,
+    minutes=7,
     task="**The features** (Eq. 37). For keys `x` `[..., d]`, return the "
     "`[..., 2 * d * nu]` products $r_i\\, r_{i+j}$ with "
     "$r = \\mathrm{ReLU}([x; -x])$: those of all $i$ for $j = 1$, then "
     "for $j = 2$, and so on up to $\\nu$. The index wraps around.",
-    solution=(_dpfp,),
+    reference=_dpfp,
     properties=(
         shape(
             "returns 2 d nu features, [..., 2 * d * nu]",
@@ -139,23 +144,20 @@ DPFP = Exercise(
 # --- useful_nu -----------------------------------------------------------
 
 
-def useful_nu(d: int) -> int:
-    """Shift d multiplies r(k_i) by r(-k_i), which is 0; shift 2 d - j repeats
-    shift j.
-    """
-    return d - 1
-
-
 def _width(generator: Generator) -> dict[str, object]:
     return {"d": int(torch.randint(5, 20, (), generator=generator))}
 
 
 USEFUL_NU = Exercise(
     name="useful_nu",
+    notebook="03_dpfp",
+    difficulty=3,
+    importance=2,
+    minutes=5,
     task="**Useful shifts.** Return the largest $\\nu$ for which the last "
     "shift still adds something new, as a function of the width `d` of "
     "the keys.",
-    solution=(useful_nu,),
+    reference=useful_nu,
     properties=(
         shape("returns an integer", exactly("d"), [4]),
         agrees(
@@ -192,11 +194,6 @@ USEFUL_NU = Exercise(
 # --- dot_capacity --------------------------------------------------------
 
 
-def dot_capacity(d: int, nu: int) -> int:
-    """2 d features for each useful shift."""
-    return 2 * d * min(nu, d - 1)
-
-
 def _sizes(generator: Generator) -> dict[str, object]:
     d, nu = torch.randint(2, 12, (2,), generator=generator).tolist()
     return {"d": d, "nu": nu}
@@ -204,10 +201,14 @@ def _sizes(generator: Generator) -> dict[str, object]:
 
 DOT_CAPACITY = Exercise(
     name="dot_capacity",
+    notebook="03_dpfp",
+    difficulty=2,
+    importance=2,
+    minutes=5,
     task="**Room for pairs.** How many keys can have orthogonal features? "
     "Return the rank that the features of keys of width `d` can have, "
     "for any `nu`.",
-    solution=(dot_capacity,),
+    reference=dot_capacity,
     properties=(
         shape("returns an integer", exactly("d", "nu"), [(4, 1)]),
         agrees(

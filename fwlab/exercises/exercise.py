@@ -36,11 +36,13 @@ class Exercise:
 
     - `name`: the name of the learner's function.
     - `task`: what to write, in Markdown: a title, then arguments and result.
-    - `solution`: fwlab's own function, and those that it calls.
+    - `reference`: the function that answers are compared with.
     - `properties`: what must hold, easiest first.
     - `hints`: each reveals more than the one before.
     - `example`: draws arguments, by name and in order; for `show`, and to
       recognise misconceptions.
+    - `matters`: the part of a result in which all right answers agree, as a
+      function of the result and the arguments; None = all of it.
     - `difficulty`: from 1, a line that copies an equation, to 5.
     - `importance`: from 1, a side road, to 5, what all later notebooks need.
     - `minutes`: how long it takes, task and thought included.
@@ -49,10 +51,11 @@ class Exercise:
 
     name: str
     task: str
-    solution: tuple[Answer, ...]
+    reference: Answer
     properties: tuple[Property, ...]
     hints: tuple[str, ...]
     example: Callable[[Generator], dict[str, Any]] | None = None
+    matters: Callable[..., Any] | None = None
     difficulty: int = 2
     importance: int = 3
     minutes: int = 10
@@ -64,11 +67,6 @@ class Exercise:
         parameters = inspect.signature(self.reference).parameters.values()
         names = ", ".join(p.name for p in parameters if p.default is p.empty)
         return f"def {self.name}({names}): ..."
-
-    @property
-    def reference(self) -> Answer:
-        """What answers are compared with."""
-        return self.solution[0]
 
     @property
     def misconceptions(self) -> list[tuple[str, Answer]]:

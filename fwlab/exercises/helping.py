@@ -1,8 +1,10 @@
 """Hints and solutions, of exercises, derivations and questions alike."""
 
+import ast
+import inspect
 from typing import Any
 
-from fwlab.exercises import checker
+from fwlab.exercises import checker, solutions
 from fwlab.exercises.exercise import Exercise, Question, say
 from fwlab.exercises.formulas import DERIVATIONS, Derivation
 
@@ -37,13 +39,34 @@ def solution(name: Any) -> None:
     """
     asked = _find(name)
     if isinstance(asked, Exercise):
-        checker.solution(asked.name)
+        print(_source(asked))
     elif isinstance(asked, Derivation):
         for letter, blank in asked.blanks.items():
             print(f"{letter} = {blank.truth}")
         say(asked.because)
     elif isinstance(asked, Question):
         say(f"The answer: {asked.answer}. {asked.because}")
+
+
+def _source(exercise: Exercise) -> str:
+    """The function in `solutions`, with its imports and the functions that it
+    calls; for an exercise from elsewhere, what answers are compared with.
+    """
+    text = inspect.getsource(solutions)
+    names, imports, functions = {exercise.name}, [], []
+    for node in reversed(ast.parse(text).body):  # it calls what stands above it
+        source = "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            functions.append(source)
+            names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        elif isinstance(node, ast.Import | ast.ImportFrom) and any(
+            (alias.asname or alias.name) in names for alias in node.names
+        ):
+            imports.append(source)
+    if not functions:
+        return inspect.getsource(exercise.reference).rstrip()
+    head = ["\n".join(reversed(imports))] if imports else []
+    return "\n\n\n".join([*head, *reversed(functions)])
 
 
 def _find(name: Any) -> Exercise | Derivation | Question | None:
