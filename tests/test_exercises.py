@@ -498,6 +498,18 @@ WRONG = {
         "1": "for any width",
         "max(d - 1, 1)": "for any width",
     },
+    "correct": {
+        "held(W, k)": "shape of W",
+        "W + outer(v - held(W, k), k) / 2": "after it",
+        "W + outer(v - held(W, k), unit(k))": "with any key",
+        "W + outer(v - held(W, k), k) * (W.dim() == 2)": "leading dimensions",
+    },
+    "my_features": {
+        "torch.cat([x, -x], -1)": "negative",
+        "torch.ones_like(x)": "better than DPFP",
+        "torch.zeros_like(x)": "better than DPFP",
+        "x.relu() / x.relu().sum()": "whatever other keys",
+    },
     "dot_capacity": {
         "2 * d * nu / 1": "returns an integer",
         "(2 * d) ** nu": "counts one dimension for each feature",
@@ -702,6 +714,7 @@ GRADIENT = {
 NO_GRADIENT = {
     *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
     *("generate", "ablate", "gradient_step", "stable_beta", "recomputing_backward"),
+    "my_features",
 }
 
 
