@@ -269,10 +269,11 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], boxes: set) -> str:
         way = f"V{above:g}H{to_x:g}V{to_y - 2:g}"
     elif not any((r, to_column) in boxes for r in between):
         way = f"V{below:g}H{to_x:g}V{to_y - 2:g}"
-    else:  # between two columns, and in from the left
-        left = to_x - WIDTH / 2
-        way = f"V{below:g}H{left - GAP_X / 2:g}V{to_y + HEIGHT / 2:g}H{left - 1:g}"
-        return f"M{x:g} {y + HEIGHT:g}{way}m-5 -4l5 4l-5 4"
+    else:  # between two columns, and in from the side
+        out = 1 if column > to_column else -1
+        side = to_x + out * WIDTH / 2
+        way = f"V{below:g}H{side + out * GAP_X / 2:g}V{to_y + HEIGHT / 2:g}H{side + out:g}"
+        return f"M{x:g} {y + HEIGHT:g}{way}m{5 * out} -4l{-5 * out} 4l{5 * out} 4"
     return f"M{x:g} {y + HEIGHT:g}{way}m-4 -6l4 6l4 -6"
 
 
