@@ -178,9 +178,9 @@ def _headings(body, page) -> None:
         (open_[-1]["children"] if open_ else root).append(token)
         open_.append(token)
     if root and root[0]["level"] == 1:
-        number = posixpath.basename(page.file.src_uri)[:2]
+        number = re.match(r"(\d+)_|", posixpath.basename(page.file.src_uri))[1]
         title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
-        page.title = f"{number} {title}"
+        page.title = f"{number} {title}" if number else title
     page.toc = get_toc(root)
 
 

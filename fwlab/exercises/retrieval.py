@@ -56,12 +56,16 @@ def _cross_entropy(found: Tensor, wanted: Tensor) -> Tensor:
 
 RETRIEVAL_LOSS = Exercise(
     name="retrieval_loss",
+    notebook="06_retrieval",
+    difficulty=2,
+    importance=3,
+    minutes=7,
     task="**The loss.** `found` `[..., symbols]` is what reading has returned "
     "for each query, and `wanted` `[...]` says which one-hot vector it "
     "should be, from 0 to `symbols - 1`. Return the mean of "
     "$\\tfrac12 |v - \\hat v|^2$ over all queries: one number, a tensor "
     "of shape `[]`.",
-    solution=(loss,),
+    reference=loss,
     properties=(
         shape(
             "returns one number, a tensor of shape []",
@@ -160,9 +164,13 @@ def _capacity_example(generator: Generator) -> dict[str, int]:
 
 CAPACITY = Exercise(
     name="capacity",
+    notebook="06_retrieval",
+    difficulty=2,
+    importance=4,
+    minutes=5,
     task="**The law.** Return the smallest loss that a memory with `features` "
     "features can have after `S` pairs, as a number.",
-    solution=(law,),
+    reference=law,
     properties=(
         Property(
             "returns a number from 0 to ½",
@@ -308,12 +316,16 @@ def _pick(keys: Tensor, values: Tensor, symbols: int, of: str) -> Tensor:
 
 MAKE_BATCH = Exercise(
     name="make_batch",
+    notebook="06_retrieval",
+    difficulty=3,
+    importance=3,
+    minutes=13,
     task="**What should reading return?** For sequences of `keys` and `values` "
     "`[batch, time]`, both integers from 0 to `symbols - 1`, return the "
     "value that each of the `symbols` keys holds at the end, "
     "`[batch, symbols]`: the one that it got last, and -1 if it never "
     "came.",
-    solution=(_last_values,),
+    reference=_last_values,
     properties=(
         shape(
             "returns integers, [batch, symbols]",
