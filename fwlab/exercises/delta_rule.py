@@ -3,9 +3,9 @@
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.asking import Answer, Wrong, ask
+from fwlab.exercises.asking import Answer, Wrong, ask, normal
 from fwlab.exercises.exercise import Exercise, Property
-from fwlab.exercises.properties import agrees
+from fwlab.exercises.properties import agrees, gradient, shape
 from fwlab.exercises.solutions import gated_step, gradient_step
 from fwlab.exercises.steps import (
     at_key,
@@ -16,6 +16,7 @@ from fwlab.exercises.steps import (
     step_mixes,
     step_takes_heads,
 )
+from fwlab.feature_maps import l2_normalize
 from fwlab.ops.additive.rules.sum import read, write
 from fwlab.ops.correcting.rules.delta import delta_step
 
@@ -322,4 +323,95 @@ GATED_STEP = Exercise(
 )
 
 
-EXERCISES = {each.name: each for each in (DELTA_STEP, GRADIENT_STEP, GATED_STEP)}
+# --- delta_layer ----------------------------------------------------
+
+
+def healthy_layer(q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
+    """One head of the delta rule, step by step."""
+    return _layer(q, k, v, torch.sigmoid(logits))
+
+
+def _layer(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, late: bool = False) -> Tensor:
+    """`late`: a step reads before it writes."""
+    W, y = v.new_zeros(v.shape[1], k.shape[1]), []
+    for q_t, k_t, v_t, beta_t in zip(q, k, v, beta, strict=True):
+        before, W = W, delta_step(W, k_t, v_t, beta_t)
+        y.append(read(before if late else W, q_t))
+    return torch.stack(y)
+
+
+def sick_layer(q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
+    """The layer of the bug hunt, with both of its bugs."""
+    return _layer(q, k, v, logits.sigmoid().sigmoid(), late=True)
+
+
+def _steps(
+    generator: Generator, logit: float | None = None, time: int = 6
+) -> dict[str, Tensor]:
+    """`logit`: that of all steps; None = each step its own."""
+    q, k = (l2_normalize(normal(generator, time, 4)) for _ in range(2))
+    logits = 2 * normal(generator, time)
+    if logit is not None:
+        logits = torch.full_like(logits, logit)
+    return {"q": q, "k": k, "v": normal(generator, time, 3), "logits": logits}
+
+
+def _asked_back(generator: Generator, logit: float) -> dict[str, Tensor]:
+    """Each step asks for its own key."""
+    inputs = _steps(generator, logit)
+    return inputs | {"q": inputs["k"]}
+
+
+DELTA_LAYER = Exercise(
+    name="delta_layer",
+    task="**A sick layer.** For one head, `q` and `k` `[time, key]`, `v` "
+    "`[time, value]` and `logits` `[time]`, return the readings of Eqs. 20-25, "
+    "`[time, value]`, from an empty memory. The logits are what Eq. 21 applies its "
+    "sigmoid to.",
+    reference=healthy_layer,
+    properties=(
+        shape("returns a reading for each step", _steps, [{}, {"time": 1}]),
+        agrees(
+            "at full strength, returns the value just written to its own key",
+            _asked_back,
+            [40.0],
+            expected=lambda q, k, v, logits: v,
+            because="Every logit was 40, so beta is 1, and each query was the key of "
+            "its step.",
+            catches={
+                "Two bugs are left. Watch one step at full strength: what is read, "
+                "and when?": sick_layer,
+                "Each step reads before it writes, so it sees the memory of the step "
+                "before. Eq. 25 reads W_i.": lambda q, k, v, logits: _layer(
+                    q, k, v, logits.sigmoid(), late=True
+                ),
+                "Here beta goes through two sigmoids: it is never below 1/2 and never "
+                "above 0.73.": lambda q, k, v, logits: _layer(
+                    q, k, v, logits.sigmoid().sigmoid()
+                ),
+                "There is no sigmoid left: Eq. 21 has one.": _layer,
+            },
+        ),
+        agrees(
+            "at strength 0, writes nothing",
+            _steps,
+            [-800.0],
+            expected=lambda q, k, v, logits: torch.zeros_like(v),
+            because="Every logit was -800, so beta is 0, and the memory stays empty.",
+        ),
+        agrees("follows Eqs. 20-25 for any strengths", _steps, [(None, 6), (None, 1)]),
+        gradient("lets gradients through to q, k, v and the logits", _steps),
+    ),
+    hints=(
+        "Set all logits to 40: beta should be 1. Which beta does the step get?",
+        "Ask with the key that was just written. In what order does the loop read "
+        "and write?",
+        "One sigmoid is enough, and y.append has to come after the write.",
+    ),
+    example=_steps,
+)
+
+
+EXERCISES = {
+    each.name: each for each in (DELTA_STEP, GRADIENT_STEP, GATED_STEP, DELTA_LAYER)
+}
