@@ -37,6 +37,11 @@ def predict_error(S, d):
     return (S - 1) / d
 
 
+def correct(W, k, v):
+    held = torch.einsum("...vk,...k->...v", W, k)
+    return W + (v - held)[..., :, None] * k[..., None, :]
+
+
 # --- Feature maps
 
 
@@ -163,12 +168,10 @@ def generate(step, prompt, length):
     state, text = None, []
     for token in prompt:
         logits, state = step(token, state)
-    while len(text) < length:
-        token = logits.argmax()
-        text.append(token)
-        if len(text) < length:  # nobody needs the logits after the last one
-            logits, state = step(token, state)
-    return torch.tensor(text)
+    for _ in range(length):
+        text.append(logits.argmax())
+        logits, state = step(text[-1], state)
+    return torch.stack(text)
 
 
 def ablate(model, tokens, loss):
