@@ -499,6 +499,18 @@ WRONG = {
         "1": "for any width",
         "max(d - 1, 1)": "for any width",
     },
+    "correct": {
+        "held(W, k)": "shape of W",
+        "W + outer(v - held(W, k), k) / 2": "after it",
+        "W + outer(v - held(W, k), unit(k))": "with any key",
+        "W + outer(v - held(W, k), k) * (W.dim() == 2)": "leading dimensions",
+    },
+    "my_features": {
+        "torch.cat([x, -x], -1)": "negative",
+        "torch.ones_like(x)": "better than DPFP",
+        "torch.zeros_like(x)": "better than DPFP",
+        "x.relu() / x.relu().sum()": "whatever other keys",
+    },
     "dot_capacity": {
         "2 * d * nu / 1": "returns an integer",
         "(2 * d) ** nu": "counts one dimension for each feature",
@@ -659,8 +671,8 @@ TOLD = {
     },
     "sum_normalize": {
         "x / x.sum()": "divides by the sum over all keys together",
-        "unless(x, lambda sum: sum < 1e-150)": "is a small sum taken for 0?",
-        "unless(x, lambda sum: sum < 1e-12)": "is a small sum taken for 0?",
+        "unless(x, lambda sum: sum < 1e-150)": "A small sum is raised to a limit, or taken for 0.",
+        "unless(x, lambda sum: sum < 1e-12)": "A small sum is raised to a limit, or taken for 0.",
     },
     "delta_step": {"delta(W, k, v, 1 - beta)": "beta and 1 - beta have changed places"},
     "normaliser": {
@@ -675,11 +687,11 @@ TOLD = {
         ),
     },
     "chunked_sum": {
-        "(q @ k.mT).tril() @ v": "as many as all pairs of steps",
-        "every_W(q, k, v)": "as many as W of every step",
-        "list_of_W(q, k, v)": "as many as W of every step",
-        "chunked_sum(q, k, v, 1)": "the same work in chunks of 32 and of 64",
-        "blocks(q, k, v, 16)": "the same work in chunks of 32 and of 64",
+        "(q @ k.mT).tril() @ v": "Do you keep the matrix of all pairs of steps?",
+        "every_W(q, k, v)": "Do you keep every W_i?",
+        "list_of_W(q, k, v)": "Do you keep every W_i?",
+        "chunked_sum(q, k, v, 1)": "it goes through the steps one by one",
+        "blocks(q, k, v, 16)": "the same work in chunks of 64 and of 32",
         "sum_in_place(*inputs)": "write W = W + ...",
         "all_earlier_keys(*inputs)": "Does each chunk meet all earlier keys again?",
         "all_earlier_keys(q, k, v, 1)": "Does each chunk meet all earlier keys again?",
@@ -715,6 +727,7 @@ GRADIENT = {
 NO_GRADIENT = {
     *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
     *("generate", "ablate", "gradient_step", "stable_beta", "recomputing_backward"),
+    "my_features",
 }
 
 
@@ -796,7 +809,7 @@ def test_misconceptions_fail_at_their_property_and_are_named(name):
     """Also if they are written in another way."""
     for holds in EXERCISES[name].properties:
         for text, caught in holds.catches.items():
-            assert text.endswith(".") and len(text) < 160
+            assert text.endswith((".", "?")) and len(text) < 160
             for each in caught if isinstance(caught, tuple) else (caught,):
                 assert fault(name, each, holds.says, text) == []
                 assert refused(written_otherwise(each), name, text), text

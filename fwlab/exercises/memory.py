@@ -200,7 +200,7 @@ def _at_once(answer: Answer, reference: Answer, generator: Generator) -> None:
         ask(answer, inputs["v"], **inputs)
     if work.operators >= time:
         raise Wrong(
-            f"With {time} steps, your function takes {work.operators:,} operators: it "
+            f"With {time} steps, your function calls {work.operators:,} operators: it "
             "goes through the steps one by one. One torch.linalg.solve_triangular "
             "finds all rows of U."
         )

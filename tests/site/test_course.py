@@ -109,7 +109,6 @@ def test_head_and_foot_of_a_notebook(site, name):
     assert "</h1>" in top and "<h2" not in top
     github = current().repository.startswith("https://github.com/")
     assert ("Open in Colab</a>" in top) == github
-    assert "Download notebook</a>" in top and "(ZIP)</a>" in top
     assert entry["run"] in text(head)
     assert f"{entry['read']} minutes" in text(head)
     for idea in entry["ideas"]:
