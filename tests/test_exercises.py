@@ -64,6 +64,7 @@ def test_the_reference_is_right(name):
 favor = EXERCISES["favor"].reference
 feedback = EXERCISES["feedback_attention"].reference
 random_features = EXERCISES["positive_features"].reference
+delta_in_chunks = EXERCISES["chunked_delta"].reference
 
 
 def outer(v, k):
@@ -550,6 +551,11 @@ WRONG = {
         "increments(*flat(*inputs)).view_as(v)": "any leading dimensions",
         "increments_in_a_loop(*inputs)": "without a loop over steps",
     },
+    "chunked_delta": {
+        "(q @ k.mT).tril() @ increments(k, v, beta)": "works in chunks",
+        "delta_in_chunks(q, k, v, beta, 0 if len(q) % chunk else chunk)": "a shorter",
+        "delta_in_chunks(*flat(q, k, v, beta), chunk).view_as(v)": "leading dimensions",
+    },
     "recomputing_backward": {
         "back(*inputs, states(k, v, beta).__getitem__)": "does not keep W for every",
         "from_autograd(*inputs)": "does not keep W for every",
@@ -636,6 +642,11 @@ WRONG = {
         "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
         "layer_that_begins_again(*inputs)": "any sizes, and long sequences",
     },
+    "mended_layer": {
+        "layer_of_one_sequence(*inputs)": "alone and in a batch",
+        "layer(*inputs, scale=2)": "follows the delta rule",
+        "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
+    },
     "generate": {
         "continued(*inputs).double()": "the new tokens",
         "continued(step, prompt.flip(0), length)": "begins with the most likely",
@@ -708,7 +719,9 @@ NONE = [
 #: The property that looks at gradients; others do so last.
 GRADIENT = {
     "sum_normalize": "gives zero where",
-    **dict.fromkeys(("running_step", "chunked_sum", "triangular"), "lets gradients"),
+    **dict.fromkeys(
+        ("running_step", "chunked_sum", "triangular", "chunked_delta"), "lets gradients"
+    ),
 }
 #: Answers that are numbers or tokens, change a model, or need no gradient.
 NO_GRADIENT = {
