@@ -67,6 +67,7 @@ def test_the_reference_is_right(name):
 favor = EXERCISES["favor"].reference
 feedback = EXERCISES["feedback_attention"].reference
 random_features = EXERCISES["positive_features"].reference
+delta_in_chunks = EXERCISES["chunked_delta"].reference
 
 
 def outer(v, k):
@@ -501,6 +502,18 @@ WRONG = {
         "1": "for any width",
         "max(d - 1, 1)": "for any width",
     },
+    "correct": {
+        "held(W, k)": "shape of W",
+        "W + outer(v - held(W, k), k) / 2": "after it",
+        "W + outer(v - held(W, k), unit(k))": "with any key",
+        "W + outer(v - held(W, k), k) * (W.dim() == 2)": "leading dimensions",
+    },
+    "my_features": {
+        "torch.cat([x, -x], -1)": "negative",
+        "torch.ones_like(x)": "better than DPFP",
+        "torch.zeros_like(x)": "better than DPFP",
+        "x.relu() / x.relu().sum()": "whatever other keys",
+    },
     "dot_capacity": {
         "2 * d * nu / 1": "returns an integer",
         "(2 * d) ** nu": "counts one dimension for each feature",
@@ -540,6 +553,11 @@ WRONG = {
         "increments(k, v, beta.clamp(min=1e-3))": "where beta is 0",
         "increments(*flat(*inputs)).view_as(v)": "any leading dimensions",
         "increments_in_a_loop(*inputs)": "without a loop over steps",
+    },
+    "chunked_delta": {
+        "(q @ k.mT).tril() @ increments(k, v, beta)": "works in chunks",
+        "delta_in_chunks(q, k, v, beta, 0 if len(q) % chunk else chunk)": "a shorter",
+        "delta_in_chunks(*flat(q, k, v, beta), chunk).view_as(v)": "leading dimensions",
     },
     "recomputing_backward": {
         "back(*inputs, states(k, v, beta).__getitem__)": "does not keep W for every",
@@ -627,6 +645,11 @@ WRONG = {
         "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
         "layer_that_begins_again(*inputs)": "any sizes, and long sequences",
     },
+    "mended_layer": {
+        "layer_of_one_sequence(*inputs)": "alone and in a batch",
+        "layer(*inputs, scale=2)": "follows the delta rule",
+        "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
+    },
     "generate": {
         "continued(*inputs).double()": "the new tokens",
         "continued(step, prompt.flip(0), length)": "begins with the most likely",
@@ -699,12 +722,15 @@ NONE = [
 #: The property that looks at gradients; others do so last.
 GRADIENT = {
     "sum_normalize": "gives zero where",
-    **dict.fromkeys(("running_step", "chunked_sum", "triangular"), "lets gradients"),
+    **dict.fromkeys(
+        ("running_step", "chunked_sum", "triangular", "chunked_delta"), "lets gradients"
+    ),
 }
 #: Answers that are numbers or tokens, change a model, or need no gradient.
 NO_GRADIENT = {
     *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
     *("generate", "ablate", "gradient_step", "stable_beta", "recomputing_backward"),
+    "my_features",
 }
 
 
@@ -786,7 +812,7 @@ def test_misconceptions_fail_at_their_property_and_are_named(name):
     """Also if they are written in another way."""
     for holds in EXERCISES[name].properties:
         for text, caught in holds.catches.items():
-            assert text.endswith(".") and len(text) < 160
+            assert text.endswith((".", "?")) and len(text) < 160
             for each in caught if isinstance(caught, tuple) else (caught,):
                 assert fault(name, each, holds.says, text) == []
                 assert refused(written_otherwise(each), name, text), text
