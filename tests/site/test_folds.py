@@ -27,10 +27,10 @@ requestAnimationFrame(look);"""
 
 
 #: As browsers that know no part which is hidden until something in it is found.
-OLD = """const set = Element.prototype.setAttribute;
-Element.prototype.setAttribute = function (name, value) {
-  set.call(this, name, name === "hidden" ? "" : value);
-};"""
+OLD = """Object.defineProperty(HTMLElement.prototype, "hidden", {
+  get() { return this.hasAttribute("hidden"); },
+  set(value) { this.toggleAttribute("hidden", Boolean(value)); },
+});"""
 
 
 def predicted(path) -> list[str]:
