@@ -508,6 +508,11 @@ def at_places(x):
     return torch.nn.functional.pad(x, (0, 40))
 
 
+def know_the_keys(x):
+    """One-hot for the eight keys of the table."""
+    return at_places(x @ torch.linalg.inv(eight_pairs()[0]))
+
+
 #: Answers that are no misconceptions: an expression of the arguments (`*inputs`: of
 #: all), and words of the property that each fails at, which only that property has.
 WRONG = {
@@ -533,8 +538,7 @@ WRONG = {
         "DPFP(nu=3)(x)[..., :40]": "48 features",
         "at_places(torch.eye(8).double().expand(*x.shape[:-1], 8)"
         " if len(x) == 8 else x)": "by itself",
-        # One-hot for the eight keys of the table.
-        "at_places(x @ torch.linalg.inv(eight_pairs()[0]))": "not seen",
+        "know_the_keys(x)": "not seen",
     },
     "mean_of": {
         "torch.softmax(k + w, 1) * v": "of the shape",
