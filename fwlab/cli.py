@@ -169,9 +169,9 @@ def bench(
     if dry_run and not gpu:
         raise ValueError("--dry-run needs --gpu")
     if gpu:
-        from fwlab.bench import gpu as gpu_benchmark
+        from fwlab.bench import kernels
 
-        if not gpu_benchmark.main(out, _command(), dry_run=dry_run):
+        if not kernels.main(out, _command(), dry_run=dry_run):
             sys.exit(1)
         return
     from fwlab import bench as benchmark

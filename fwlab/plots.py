@@ -2,8 +2,9 @@
 
 Colours have one meaning everywhere, and are never the only sign. Each
 has a contrast of at least 3.6 to 1 on white and on dark pages. Ink (axes
-and letters) is a mid grey, which the site replaces by the colour of its
-own text; backgrounds are transparent.
+and letters) is a grey with 4.5 to 1 on white and 4 to 1 on dark pages, since
+no colour has 4.5 on both; the site replaces it by the colour of its own text.
+Backgrounds are transparent.
 """
 
 import base64
@@ -35,7 +36,7 @@ WRONG = "#d9534f"
 """What is wrong or lost: interference, error."""
 SERIES = ("#1c8f93", "#b85a9a", "#8f7d17")
 """Several settings of the same thing, without a colour of their own."""
-INK = "#7b8190"
+INK = "#707685"
 """Axes and letters."""
 SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
     "fwlab",

@@ -67,7 +67,7 @@ def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
     if MAP not in html:
         return html
-    page.meta.setdefault("scripts", []).append(PROGRESS)
+    page.meta["early_scripts"] = [PROGRESS]
     return html.replace(MAP, _map(page, files))
 
 
@@ -93,7 +93,9 @@ def _course() -> dict[str, dict]:
     }
     for stem, entry in found.items():
         entry["after"] = [before for before in entry["after"] if before in found]
-        entry["number"] = int(stem.split("_")[0])
+        digits = re.match(r"\d+(?=_)", stem)  # a notebook for any time has none
+        entry["number"] = int(digits[0]) if digits else entry["short"]
+        entry["mark"] = f"{entry['number']}. " if digits else ""
         entry["uri"] = _uri(stem)
     return found
 
@@ -243,7 +245,7 @@ def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
 
 
 def _box(entry: dict, x: float, y: float) -> dict:
-    lines = textwrap.wrap(f"{entry['number']}. {entry['short']}", 15)
+    lines = textwrap.wrap(entry["mark"] + entry["short"], 15)
     lines.append(f"about {entry['read']} min")
     top = y + HEIGHT / 2 - 9 * (len(lines) - 1) + 4.5
     return {

@@ -421,6 +421,104 @@ PREDICT_ERROR = Exercise(
 )
 
 
+# --- correct --------------------------------------------------------
+
+
+def correct(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The delta rule with a write strength of 1."""
+    return delta_step(W, k, v, torch.ones_like(k[..., 0]))
+
+
+def _unit_pair(
+    generator: Generator, value: int = 4, key: int = 4, lead: tuple[int, ...] = ()
+) -> dict[str, Tensor]:
+    inputs = _pair(generator, value, key, lead)
+    return inputs | {"k": l2_normalize(inputs["k"])}
+
+
+def _keeps_orthogonal(answer: Answer, reference: Answer, generator: Generator) -> None:
+    keys, v = orthonormal(generator, 4), normal(generator, 3)
+    W = normal(generator, 3, 4)
+    written = ask(answer, W, W=W, k=keys[0], v=v)
+    compare(
+        written @ keys[1:].T,
+        W @ keys[1:].T,
+        "The write changed what orthogonal keys read.",
+    )
+
+
+CORRECT = Exercise(
+    name="correct",
+    task="**Correct a memory.** Return $W + (v - W k)\\,k^\\top$, the delta rule at "
+    "$\\beta = 1$, for `W` `[..., value, key]`, `k` `[..., key]` and `v` "
+    "`[..., value]`.",
+    solution=(correct,),
+    properties=(
+        shape(
+            "returns a tensor of the shape of W",
+            _pair,
+            [(3, 5), (5, 3), (1, 1)],
+            catches={
+                "This multiplies entry by entry. Every entry of the difference meets "
+                "every entry of k.": lambda W, k, v: W + (v - read(W, k)) * k
+            },
+        ),
+        agrees(
+            "after it, a key of length 1 reads the new value",
+            _unit_pair,
+            [(3, 5), (4, 4)],
+            of=lambda W, _, k, v: read(W, k),
+            expected=lambda W, k, v: v,
+            because="This is W k after the write; it should be v.",
+            catches={
+                "This adds v ⊗ k, and the old value stays. Read first, and write the "
+                "difference.": write,
+                "This subtracts the difference. Check the sign.": lambda W, k, v: write(
+                    W, k, read(W, k) - v
+                ),
+                "This is the write alone: what W held is lost.": lambda W, k, v: _outer(
+                    v - read(W, k), k
+                ),
+                "This removes what the key held, but does not write the new "
+                "value.": lambda W, k, v: write(W, k, -read(W, k)),
+            },
+        ),
+        Property(
+            "keeps what orthogonal keys read",
+            _keeps_orthogonal,
+            {
+                "This clears the memory first. Only what k reads may "
+                "change.": lambda W, k, v: _outer(v, k),
+            },
+        ),
+        agrees(
+            "with any key, adds the difference times the key",
+            _pair,
+            [(3, 5), (4, 4)],
+            because="This is W + (v - W k) k^T, with the key as it is given.",
+            catches={
+                "This makes the length of the key 1 first. The formula takes it as it "
+                "is.": lambda W, k, v: correct(W, l2_normalize(k), v)
+            },
+        ),
+        takes_heads(_pair, [(2,), (2, 3), (4, 4)]),
+        gradient("lets gradients through to W, k and v", _pair, (4, 5, (2,))),
+    ),
+    hints=(
+        "Two steps: first what the key reads now, W k. Then a write of the difference.",
+        "old is read_memory(W, k). The matrix to add has v - old in its rows and k in "
+        "its columns.",
+        "W + (v - old)[..., :, None] * k[..., None, :]",
+    ),
+    example=_pair,
+    difficulty=2,
+    importance=5,
+    minutes=5,
+    notebook="00_start_here",
+)
+
+
 EXERCISES = {
-    each.name: each for each in (READ_MEMORY, WRITE, LINEAR_ATTENTION, PREDICT_ERROR)
+    each.name: each
+    for each in (READ_MEMORY, CORRECT, WRITE, LINEAR_ATTENTION, PREDICT_ERROR)
 }
