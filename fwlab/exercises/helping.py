@@ -39,7 +39,7 @@ def solution(name: Any) -> None:
     """
     asked = _find(name)
     if isinstance(asked, Exercise):
-        print(_source(asked))
+        print(source(asked))
     elif isinstance(asked, Derivation):
         for letter, blank in asked.blanks.items():
             print(f"{letter} = {blank.truth}")
@@ -48,7 +48,7 @@ def solution(name: Any) -> None:
         say(f"The answer: {asked.answer}. {asked.because}")
 
 
-def _source(exercise: Exercise) -> str:
+def source(exercise: Exercise) -> str:
     """The function in `solutions`, with its imports and the functions that it
     calls; for an exercise from elsewhere, what answers are compared with.
     """

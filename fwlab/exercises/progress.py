@@ -46,6 +46,12 @@ def place() -> Path | None:
     return Path.cwd() / FILE if hasattr(shell, "kernel") and not tested else None
 
 
+def found(folder: Path) -> dict[str, bool]:
+    """What is remembered in a folder, or in the folder of notebooks inside it."""
+    files = (place(), folder / FILE, folder / "notebooks" / FILE)
+    return next((read(file) for file in files if file and file.is_file()), {})
+
+
 def read(file: Path) -> dict[str, bool]:
     """What a file remembers; nothing if it cannot be read."""
     try:
@@ -54,3 +60,28 @@ def read(file: Path) -> dict[str, bool]:
         return {}
     known = content.items() if isinstance(content, dict) else ()
     return {name: right for name, right in known if isinstance(right, bool)}
+
+
+def overview(known: dict[str, bool]) -> str:
+    """All exercises, derivations and questions by notebook, and which are done.
+
+    - `known`: what was right and what was not, by name.
+    """
+    from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS
+
+    kinds = {"exercise": EXERCISES, "derivation": DERIVATIONS, "question": QUESTIONS}
+    notebooks: dict[str, list[str]] = {}
+    minutes: dict[str, int] = {}
+    for kind, named in kinds.items():
+        for name, each in named.items():
+            mark = {True: "✓", False: "✗", None: " "}[known.get(name)]
+            notebooks.setdefault(each.notebook, []).append(
+                f"{mark} {name:<26}{kind:<10}{each.difficulty:>12}"
+                f"{each.importance:>12}{each.minutes:>9}"
+            )
+            minutes[each.notebook] = minutes.get(each.notebook, 0) + each.minutes
+    lines = [f"{'':38}{'difficulty':>12}{'importance':>12}{'minutes':>9}"]
+    for notebook in sorted(notebooks):
+        lines += ["", f"{notebook or 'your own'}: {minutes[notebook]} minutes"]
+        lines += notebooks[notebook]
+    return "\n".join(lines)
