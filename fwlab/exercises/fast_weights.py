@@ -452,7 +452,7 @@ CORRECT = Exercise(
     task="**Correct a memory.** Return $W + (v - W k)\\,k^\\top$, the delta rule at "
     "$\\beta = 1$, for `W` `[..., value, key]`, `k` `[..., key]` and `v` "
     "`[..., value]`.",
-    solution=(correct,),
+    reference=correct,
     properties=(
         shape(
             "returns a tensor of the shape of W",
