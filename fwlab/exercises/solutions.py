@@ -37,6 +37,11 @@ def predict_error(S, d):
     return (S - 1) / d
 
 
+def correct(W, k, v):
+    old = read_memory(W, k)
+    return write(W, k, v - old)  # the delta rule with beta = 1
+
+
 # --- Feature maps
 
 
