@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import io
+import itertools
 import re
 import threading
 from dataclasses import replace
@@ -25,6 +26,7 @@ from fwlab.exercises import (
     show,
     solution,
 )
+from fwlab.exercises.solutions import chunked_sum, linear_attention, make_batch
 from fwlab.feature_maps import DPFP, sum_normalize
 
 #: Seconds that nothing here takes, also beside other work.
@@ -43,6 +45,14 @@ def verdict(answer, name=None):
     return right, out.getvalue()
 
 
+def printed(name):
+    """What `solution` prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        solution(name)
+    return out.getvalue()
+
+
 @pytest.mark.parametrize("name", EXERCISES)
 def test_the_reference_is_right(name):
     right, text = verdict(EXERCISES[name].reference, name)
@@ -55,6 +65,7 @@ def test_the_reference_is_right(name):
 favor = EXERCISES["favor"].reference
 feedback = EXERCISES["feedback_attention"].reference
 random_features = EXERCISES["positive_features"].reference
+delta_in_chunks = EXERCISES["chunked_delta"].reference
 
 
 def outer(v, k):
@@ -85,14 +96,6 @@ def half_square(found, wanted):
     return (found - torch.eye(found.shape[-1]).double()[wanted]).square() / 2
 
 
-def held_last(keys, values, symbols):
-    """Step by step, as a learner would."""
-    held = torch.full((len(keys), symbols), -1)
-    for t in range(keys.shape[1]):
-        held[torch.arange(len(keys)), keys[:, t]] = values[:, t]
-    return held
-
-
 def assigned(keys, values, symbols):
     held = torch.full((len(keys), symbols), -1)
     held[torch.arange(len(keys))[:, None], keys] = values
@@ -121,24 +124,11 @@ def one_bad_key_spoils_all(x):
     return 0 * x if (total == 0).any() else x / total
 
 
-def by_largest_sum(x):
-    """Right for keys of similar size: the rest falls below a threshold."""
+def unless(x, small):
+    """Takes small sums for 0; `small` says which."""
     total = x.sum(-1, keepdim=True)
-    small = total.abs() < 1e-40 * total.abs().max()
-    return torch.where(small, 0 * x, x / torch.where(small, 1, total))
-
-
-def with_threshold(x, threshold):
-    total = x.sum(-1, keepdim=True)
-    small = total.abs() < threshold
+    small = small(total.abs())
     return torch.where(small, 0, x / torch.where(small, 1, total))
-
-
-def by_own_size(x):
-    """Takes a sum for 0 that is small next to its terms."""
-    total = x.sum(-1, keepdim=True)
-    small = total.abs() < 1e-2 * x.abs().sum(-1, keepdim=True)
-    return torch.where(small, 0 * x, x / torch.where(small, 1, total))
 
 
 def along_the_last_of_squares(states, w):
@@ -175,14 +165,9 @@ def step_replaced_afterwards(log_sum, mean, k, v):
     return torch.logaddexp(log_sum, k), mean
 
 
-def attention(q, k, v, epsilon=0.0):
-    weights = (q @ k.mT).tril()
+def attention(q, k, v, epsilon=0.0, diagonal=0):
+    weights = (q @ k.mT).tril(diagonal)
     return weights @ v / (weights.sum(-1, keepdim=True) + epsilon)
-
-
-def earlier(q, k, v):
-    weights = (q @ k.mT).tril(-1)
-    return weights @ v / weights.sum(-1, keepdim=True)
 
 
 def products(x, shifts, times=torch.mul):
@@ -190,12 +175,12 @@ def products(x, shifts, times=torch.mul):
     return torch.cat([times(r, r.roll(-j, -1)) for j in shifts], -1)
 
 
-def blocks(q, k, v, chunk, decay=1.0, take=None):
+def blocks(q, k, v, chunk, decay=1.0, take=None, own=linear_attention):
     """The sum rule in chunks, with a choice of mistakes."""
     W = v.new_zeros(*v.shape[:-2], v.shape[-1], k.shape[-1])
     y = []
     for Q, K, V in zip(*(x.split(chunk, -2) for x in (q, k, v)), strict=True):
-        y.append(Q @ W.mT + (Q @ K.mT).tril() @ V)
+        y.append(Q @ W.mT + own(Q, K, V))
         W = decay * W + (
             V.mT @ K if take is None else V[..., take, :].mT @ K[..., take, :]
         )
@@ -207,11 +192,9 @@ def every_W(q, k, v):
     return torch.einsum("...tvk,...tk->...tv", W, q)
 
 
-def every_W_in_a_list(q, k, v):
-    W = [outer(v[..., 0, :], k[..., 0, :])]
-    for i in range(1, q.shape[-2]):
-        W.append(W[-1] + outer(v[..., i, :], k[..., i, :]))
-    return torch.stack([held(W, q[..., i, :]) for i, W in enumerate(W)], -2)
+def list_of_W(q, k, v):
+    W = [*itertools.accumulate(map(outer, v.unbind(-2), k.unbind(-2)))]
+    return torch.stack([*map(held, W, q.unbind(-2))], -2)
 
 
 def all_earlier_keys(q, k, v, chunk):
@@ -221,25 +204,6 @@ def all_earlier_keys(q, k, v, chunk):
         seen = slice(0, i + chunk)
         weights = (q[..., i : i + chunk, :] @ k[..., seen, :].mT).tril(i)
         y.append(weights @ v[..., seen, :])
-    return torch.cat(y, -2)
-
-
-def a_row_for_each_step(q, k, v):
-    rows = range(q.shape[-2])
-    y = [
-        q[..., i : i + 1, :] @ k[..., : i + 1, :].mT @ v[..., : i + 1, :] for i in rows
-    ]
-    return torch.cat(y, -2)
-
-
-def steps_of_a_chunk(q, k, v, chunk):
-    """Its own pairs one step after the other."""
-    W, y = torch.zeros_like(v[..., :1, :].mT @ k[..., :1, :]), []
-    for i in range(0, q.shape[-2], chunk):
-        K, V = k[..., i : i + chunk, :], v[..., i : i + chunk, :]
-        own = a_row_for_each_step(q[..., i : i + chunk, :], K, V)
-        y.append(q[..., i : i + chunk, :] @ W.mT + own)
-        W = W + V.mT @ K
     return torch.cat(y, -2)
 
 
@@ -269,6 +233,11 @@ def increments(k, v, beta, power=1, last=None):
     return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
 
 
+def solved(A, B):
+    """By a system that is not known to be triangular."""
+    return torch.linalg.solve(torch.eye(A.shape[-1]).double() + A.tril(-1), B)
+
+
 def increments_in_a_loop(k, v, beta):
     W, U = torch.zeros_like(outer(v[..., 0, :], k[..., 0, :])), []
     for i in range(k.shape[-2]):
@@ -279,7 +248,7 @@ def increments_in_a_loop(k, v, beta):
 
 def states(k, v, beta, every=1):
     """W before each `every`-th step."""
-    W, kept = v.new_zeros(v.shape[1], k.shape[1]), []
+    W, kept = 0 * outer(v[0], k[0]), []
     for t in range(len(k)):
         if t % every == 0:
             kept.append(W)
@@ -290,7 +259,7 @@ def states(k, v, beta, every=1):
 def back(q, k, v, beta, dy, before):
     """The backward pass of the delta rule from W before each step."""
     dW = 0 * before(len(q) - 1)
-    dq, dk, dv, dbeta = (torch.empty_like(x) for x in (q, k, v, beta))
+    dq, dk, dv, dbeta = (0 * x for x in (q, k, v, beta))
     for t in reversed(range(len(q))):
         old = before(t)
         u = beta[t] * (v[t] - old @ k[t])
@@ -304,49 +273,21 @@ def back(q, k, v, beta, dy, before):
 
 
 def in_numpy(every):
-    """The backward pass from W before some steps, computed in NumPy."""
-
     def backward(*inputs):
-        q, k, v, beta, dy = (x.numpy() for x in inputs)
-        W, kept = np.zeros((v.shape[1], k.shape[1])), []
-        for t in range(len(q)):
-            if t % every == 0:
-                kept.append(W)
-            W = W + np.outer(beta[t] * (v[t] - W @ k[t]), k[t])
-        dW, results = 0 * W, [np.empty_like(x) for x in (q, k, v, beta)]
-        dq, dk, dv, dbeta = results
-        for t in reversed(range(len(q))):
-            W = kept[t // every]
-            for i in range(t // every * every, t):
-                W = W + np.outer(beta[i] * (v[i] - W @ k[i]), k[i])
-            u = beta[t] * (v[t] - W @ k[t])
-            dW = dW + np.outer(dy[t], q[t])
-            du = dW @ k[t]
-            dq[t] = dy[t] @ (W + np.outer(u, k[t]))
-            dk[t] = u @ dW - beta[t] * du @ W
-            dv[t], dbeta[t] = beta[t] * du, du @ (v[t] - W @ k[t])
-            dW = dW - beta[t] * np.outer(du, k[t])
-        return tuple(map(torch.from_numpy, results))
+        arrays = from_some_states(*(x.numpy() for x in inputs), every)
+        return tuple(map(torch.from_numpy, arrays))
 
     return backward
 
 
-def undone_in_place(q, k, v, beta, dy):
-    """Right, and W is changed in place."""
-    W, dW, U = *torch.zeros(2, v.shape[1], k.shape[1], dtype=v.dtype), []
-    for t in range(len(q)):
-        U.append(beta[t] * (v[t] - W @ k[t]))
-        W += outer(U[t], k[t])
-    dq, dk, dv, dbeta = (torch.empty_like(x) for x in (q, k, v, beta))
-    for t in reversed(range(len(q))):
-        dW += outer(dy[t], q[t])
-        dq[t] = dy[t] @ W
-        W -= outer(U[t], k[t])
-        du = dW @ k[t]
-        dk[t] = U[t] @ dW - beta[t] * du @ W
-        dv[t], dbeta[t] = beta[t] * du, du @ (v[t] - W @ k[t])
-        dW -= beta[t] * outer(du, k[t])
-    return dq, dk, dv, dbeta
+def in_place(name):
+    """The solution with W += ... in place of W = W + ..."""
+    changed = re.sub(r"(\w+) = \1 ([+-]) ", r"\1 \2= ", printed(name))
+    exec(changed, notebook := {})
+    return notebook[name]
+
+
+sum_in_place = in_place("chunked_sum")
 
 
 def from_some_states(q, k, v, beta, dy, every=8):
@@ -384,14 +325,6 @@ def corrected(q, k, v):
     for q_i, k_i, v_i in zip(q, k, v, strict=True):
         W = W + outer(v_i - W @ k_i, k_i)
         read.append(W @ q_i)
-    return torch.stack(read)
-
-
-def loop_over_the_first_dimension(q, k, v):
-    W, read = 0, []
-    for q_i, k_i, v_i in zip(q, k, v, strict=True):
-        W = W + outer(v_i, k_i)
-        read.append(held(W, q_i))
     return torch.stack(read)
 
 
@@ -524,10 +457,10 @@ WRONG = {
     "sum_normalize": {
         "x / x.sum(-1)": "of the shape",
         "x / x.sum(-1, keepdim=True).abs()": "features of either sign",
-        "by_own_size(x)": "features of either sign",
+        "unless(x, lambda sum: sum < 1e-2 * x.abs().sum(-1, True))": "features of either sign",
         "torch.nan_to_num(x / x.sum(-1, keepdim=True))": "gives zero where",
         "one_bad_key_spoils_all(x)": "gives zero where",
-        "by_largest_sum(x)": "every key by itself",
+        "unless(x, lambda sum: sum < 1e-40 * sum.max())": "every key by itself",
     },
     "delta_step": {
         "W + torch.outer(beta * (v - W @ k), k)": "any leading dimensions",
@@ -583,6 +516,18 @@ WRONG = {
         "1": "for any width",
         "max(d - 1, 1)": "for any width",
     },
+    "correct": {
+        "held(W, k)": "shape of W",
+        "W + outer(v - held(W, k), k) / 2": "after it",
+        "W + outer(v - held(W, k), unit(k))": "with any key",
+        "W + outer(v - held(W, k), k) * (W.dim() == 2)": "leading dimensions",
+    },
+    "my_features": {
+        "torch.cat([x, -x], -1)": "negative",
+        "torch.ones_like(x)": "better than DPFP",
+        "torch.zeros_like(x)": "better than DPFP",
+        "x.relu() / x.relu().sum()": "whatever other keys",
+    },
     "dot_capacity": {
         "2 * d * nu / 1": "returns an integer",
         "(2 * d) ** nu": "counts one dimension for each feature",
@@ -623,6 +568,11 @@ WRONG = {
         "increments(*flat(*inputs)).view_as(v)": "any leading dimensions",
         "increments_in_a_loop(*inputs)": "without a loop over steps",
     },
+    "chunked_delta": {
+        "(q @ k.mT).tril() @ increments(k, v, beta)": "works in chunks",
+        "delta_in_chunks(q, k, v, beta, 0 if len(q) % chunk else chunk)": "a shorter",
+        "delta_in_chunks(*flat(q, k, v, beta), chunk).view_as(v)": "leading dimensions",
+    },
     "recomputing_backward": {
         "back(*inputs, states(k, v, beta).__getitem__)": "does not keep W for every",
         "from_autograd(*inputs)": "does not keep W for every",
@@ -639,7 +589,7 @@ WRONG = {
         "(q @ k.mT).tril().abs() @ v": "the first value, weighted by",
         "corrected(*inputs)": "weights the value of each step",
         "(q @ k.transpose(0, 1)).tril() @ v": "any leading dimensions",
-        "loop_over_the_first_dimension(*inputs)": "any leading dimensions",
+        "chunked_sum(*(x.transpose(0, -2) for x in (q, k, v)), 1).transpose(0, -2)": "any leading dimensions",
     },
     "predict_error": {
         "min(1, (S - 1) / d)": "agrees with memories",
@@ -691,11 +641,11 @@ WRONG = {
         "min(0.25, max(0, 0.5 - features / S / 2))": "follows the law",
     },
     "make_batch": {
-        "held_last(*inputs).double()": "returns integers",
-        "held_last(*inputs).tolist()": "returns integers",
-        "held_last(keys[:, :-1], values[:, :-1], symbols)": "if each came once",
-        "held_last(*inputs) + (held_last(*inputs) == 0) * -1": "if each came once",
-        "held_last(keys[:1], values[:1], symbols).expand(len(keys), -1)": "any length",
+        "make_batch(*inputs).double()": "returns integers",
+        "make_batch(*inputs).tolist()": "returns integers",
+        "make_batch(keys[:, :-1], values[:, :-1], symbols)": "if each came once",
+        "make_batch(*inputs) + (make_batch(*inputs) == 0) * -1": "if each came once",
+        "make_batch(keys[:1], values[:1], symbols).expand(len(keys), -1)": "any length",
         "torch.full((len(keys), symbols), -1).scatter_(1, keys, values)": "the order",
         "assigned(*inputs)": "the order in",
     },
@@ -708,6 +658,11 @@ WRONG = {
         "layer_with_softmax(*inputs)": "does not depend on the lengths",
         "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
         "layer_that_begins_again(*inputs)": "any sizes, and long sequences",
+    },
+    "mended_layer": {
+        "layer_of_one_sequence(*inputs)": "alone and in a batch",
+        "layer(*inputs, scale=2)": "follows the delta rule",
+        "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
     },
     "generate": {
         "continued(*inputs).double()": "the new tokens",
@@ -733,26 +688,31 @@ TOLD = {
     },
     "sum_normalize": {
         "x / x.sum()": "divides by the sum over all keys together",
-        "with_threshold(x, 1e-150)": "is a small sum taken for 0?",
-        "with_threshold(x, 1e-12)": "is a small sum taken for 0?",
+        "unless(x, lambda sum: sum < 1e-150)": "A small sum is raised to a limit, or taken for 0.",
+        "unless(x, lambda sum: sum < 1e-12)": "A small sum is raised to a limit, or taken for 0.",
     },
     "delta_step": {"delta(W, k, v, 1 - beta)": "beta and 1 - beta have changed places"},
     "normaliser": {
-        "earlier(phi_q, phi_k, v)": "This leaves out the key of the step itself",
+        "attention(phi_q, phi_k, v, diagonal=-1)": "This leaves out the key of the step itself",
         "2 * attention(phi_q, phi_k, v)": "so its weight is 1: z is that key's feature.\n",
     },
     "favor": {"[x / 3 + 1e-6 / 3 for x in favor(q, k, R)]": "An epsilon is added"},
-    "linear_attention": {"changed_in_place(q, k, v)": "write W = W + ..."},
+    "linear_attention": {
+        "sum_in_place(q, k, v, 1)": "write W = W + ...",
+        "(y := (q @ k.mT).tril() @ v, y.requires_grad and y.sum().backward())[0]": (
+            "RuntimeError: Trying to backward through the graph a second time"
+        ),
+    },
     "chunked_sum": {
-        "(q @ k.mT).tril() @ v": "as many as all pairs of steps",
-        "every_W(q, k, v)": "as many as W of every step",
-        "every_W_in_a_list(q, k, v)": "as many as W of every step",
-        "attention_in_a_loop(q, k, v)": "the same work in chunks of 32 and of 64",
-        "blocks(q, k, v, 16)": "the same work in chunks of 32 and of 64",
-        "changed_in_place(q, k, v)": "write W = W + ...",
+        "(q @ k.mT).tril() @ v": "Do you keep the matrix of all pairs of steps?",
+        "every_W(q, k, v)": "Do you keep every W_i?",
+        "list_of_W(q, k, v)": "Do you keep every W_i?",
+        "chunked_sum(q, k, v, 1)": "it goes through the steps one by one",
+        "blocks(q, k, v, 16)": "the same work in chunks of 64 and of 32",
+        "sum_in_place(*inputs)": "write W = W + ...",
         "all_earlier_keys(*inputs)": "Does each chunk meet all earlier keys again?",
-        "a_row_for_each_step(q, k, v)": "Does each chunk meet all earlier keys again?",
-        "steps_of_a_chunk(*inputs)": "it goes through the steps one by one",
+        "all_earlier_keys(q, k, v, 1)": "Does each chunk meet all earlier keys again?",
+        "blocks(*inputs, own=lambda *parts: all_earlier_keys(*parts, 1))": "it goes through the steps one by one",
     },
     "triangular": {
         "increments_in_a_loop(*inputs)": "goes through the steps one by one",
@@ -776,13 +736,16 @@ NONE = [
 #: The property that looks at gradients; others do so last.
 GRADIENT = {
     "sum_normalize": "gives zero where",
-    **dict.fromkeys(("running_step", "chunked_sum", "triangular"), "lets gradients"),
+    **dict.fromkeys(
+        ("running_step", "chunked_sum", "triangular", "chunked_delta"), "lets gradients"
+    ),
 }
 #: Answers that are numbers or tokens, change a model, or need no gradient.
 NO_GRADIENT = {
     *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
     "few_features",
     *("generate", "ablate", "gradient_step", "stable_beta", "recomputing_backward"),
+    "my_features",
 }
 
 
@@ -864,7 +827,7 @@ def test_misconceptions_fail_at_their_property_and_are_named(name):
     """Also if they are written in another way."""
     for holds in EXERCISES[name].properties:
         for text, caught in holds.catches.items():
-            assert text.endswith(".") and len(text) < 160
+            assert text.endswith((".", "?")) and len(text) < 160
             for each in caught if isinstance(caught, tuple) else (caught,):
                 assert fault(name, each, holds.says, text) == []
                 assert refused(written_otherwise(each), name, text), text
@@ -988,31 +951,6 @@ def one_by_one(x, R):
     return torch.stack(y, -1) / (2 * len(R)) ** 0.5
 
 
-def by_doubling(k, v, beta):
-    """(I + A)⁻¹ = (I - A)(I + A²)(I + A⁴)..., since a power of A is 0."""
-    A = -(b(beta) * (k @ k.mT)).tril(-1)
-    U, steps = b(beta) * v, 1
-    while steps < k.shape[-2]:
-        U, A, steps = U + A @ U, A @ A, 2 * steps
-    return U
-
-
-def changed_in_place(q, k, v):
-    W, read = torch.zeros_like(outer(v[..., 0, :], k[..., 0, :])), []
-    for i in range(q.shape[-2]):
-        W += outer(v[..., i, :], k[..., i, :])
-        read.append(held(W, q[..., i, :]))
-    return torch.stack(read, -2)
-
-
-def attention_in_a_loop(q, k, v):
-    W, read = torch.zeros_like(outer(v[..., 0, :], k[..., 0, :])), []
-    for i in range(q.shape[-2]):
-        W = W + outer(v[..., i, :], k[..., i, :])
-        read.append(held(W, q[..., i, :]))
-    return torch.stack(read, -2)
-
-
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
@@ -1023,15 +961,18 @@ def attention_in_a_loop(q, k, v):
         ("merge_memory", lambda states, w: torch.tensordot(w.softmax(0), states, 1)),
         ("recomputing_backward", from_some_states),
         ("recomputing_backward", in_numpy(8)),
-        ("recomputing_backward", undone_in_place),
+        ("recomputing_backward", in_place("recomputing_backward")),
         ("chunked_sum", all_chunks_at_once),
-        ("triangular", lambda k, v, beta: by_doubling(k, v, beta)),
-        ("linear_attention", attention_in_a_loop),
+        (
+            "triangular",
+            lambda k, v, beta: solved(beta[..., None] * (k @ k.mT), b(beta) * v),
+        ),
+        ("linear_attention", lambda q, k, v: chunked_sum(q, k, v, 1)),
         (
             "predict_error",
             lambda S, d: np.float32(0) if S == 1 else np.true_divide(S - 1, d),
         ),
-        ("make_batch", held_last),
+        ("make_batch", make_batch),
         ("make_batch", latest),
         (
             "retrieval_loss",
@@ -1188,21 +1129,14 @@ def test_hints(capsys):
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_a_printed_solution_can_be_pasted(name, capsys):
+def test_a_printed_solution_can_be_pasted(name):
     """Into a fresh notebook: with nothing but what was printed."""
-    solution(name)
-    source, notebook = capsys.readouterr().out, {}
-    exec(source, notebook)
-    solution(notebook[name])
-    assert capsys.readouterr().out == source
-    assert len(source.splitlines()) < 33 and EXERCISES[name].hints
+    exec(source := printed(name), notebook := {})
+    assert printed(notebook[name]) == source and len(source.splitlines()) < 33
     assert_correct(notebook[name])
 
 
-def test_the_solution_of_an_exercise_from_elsewhere_is_its_reference(
-    monkeypatch, capsys
-):
+def test_the_solution_of_an_exercise_from_elsewhere_is_its_reference(monkeypatch):
     monkeypatch.setitem(EXERCISES, "mine", replace(EXERCISES["write"], name="mine"))
-    solution("mine")
-    source = capsys.readouterr().out.rstrip()
-    assert source == inspect.getsource(EXERCISES["write"].reference).rstrip()
+    source = inspect.getsource(EXERCISES["write"].reference)
+    assert printed("mine").rstrip() == source.rstrip()

@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import re
 from collections import defaultdict
 from dataclasses import replace
+from io import StringIO
 from math import sqrt
 from numbers import Real
 
@@ -437,7 +439,7 @@ READS = row(query=[1])
         (
             "swap",
             {**AB, "swap": row(key=[1, -1], beta=0.5)},
-            "the reading after a? is 3.5,1.5, expected 4,2.",
+            "swap a?: the last reading is 3.5,1.5, expected 4,2.",
         ),
     ],
 )
@@ -483,10 +485,14 @@ def test_example_is_right():
 def test_figure():
     """The matrix after each step, up to the first wrong reading."""
     verdict = solve("stack", SOLUTIONS["stack"])
-    titles = [ax.get_title() for ax in verdict.figure().axes if ax.get_visible()]
+    figure = verdict.figure()
+    titles = [ax.get_title() for ax in figure.axes]
     assert titles[:3] == ["push=3 (1/2)", "push=3 (2/2)", "push=5 (1/2)"]
+    figure.savefig(svg := StringIO(), format="svg")
+    ids = re.findall(r'<image [^>]*id="(\w+)"', svg.getvalue())
+    assert len(ids) == len({*ids}) == len(titles) == 11
     wrong = solve("swap", {**AB, "swap": row(key=[1, -1], beta=0.5)})
-    axes = [ax for ax in wrong.figure().axes if ax.get_visible()]
+    axes = wrong.figure().axes
     assert [ax.get_title() for ax in axes] == ["a=3,1", "b=4,2", "swap", "a?"]
     assert axes[-1].get_xlabel() == "reads 3.5,1.5,\nexpected 4,2"
     numbers = [text.get_text() for text in axes[2].texts]

@@ -321,7 +321,7 @@ def _check(
             f"{case}: expected {what} of shape {list(target.shape)}, "
             f"got {list(part.shape)}."
         )
-    free = not floats and part.is_floating_point() and target.is_floating_point()
+    free = target.is_floating_point() and not floats
     if part.dtype != target.dtype and not free:
         raise Wrong(
             f"Expected {name} to be {_short(target)} like the arguments, got "

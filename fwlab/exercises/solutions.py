@@ -87,6 +87,11 @@ def dot_capacity(d, nu):
     return 2 * d * min(nu, useful_nu(d))
 
 
+def my_features(x):
+    # A power makes large products larger, so a key weights itself more.
+    return dpfp(x, 3) ** 3
+
+
 # --- The delta rule
 
 
@@ -188,6 +193,17 @@ def ablate(model, tokens, loss):
     return torch.stack(losses)
 
 
+def mended_layer(x, W_q, W_k, W_v, W_beta, W_out):
+    def features(x):
+        phi = DPFP(nu=1)(x)
+        return sum_normalize(phi)  # over the features of each token (Eq. 29)
+
+    q, k, v = features(x @ W_q.T), features(x @ W_k.T), x @ W_v.T
+    beta = torch.sigmoid(x @ W_beta.T)
+    y = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
+    return x + y[:, :, 0] @ W_out.T
+
+
 # --- Memory
 
 
@@ -225,6 +241,16 @@ def triangular(k, v, beta):
     b = beta[..., None]
     A = (b * (k @ k.mT)).tril(-1)
     return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
+
+
+def chunked_delta(q, k, v, beta, chunk):
+    W, y = torch.zeros_like(v[..., :1, :].mT @ k[..., :1, :]), []
+    for i in range(0, q.shape[-2], chunk):
+        Q, K, V = (x[..., i : i + chunk, :] for x in (q, k, v))
+        U = triangular(K, V - K @ W.mT, beta[..., i : i + chunk])  # (d1)
+        y.append(Q @ W.mT + (Q @ K.mT).tril() @ U)  # (d2)
+        W = W + U.mT @ K  # (d3)
+    return torch.cat(y, -2)
 
 
 # --- Attention Free Transformer
