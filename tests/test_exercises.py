@@ -22,6 +22,7 @@ from fwlab.exercises import (
     assert_correct,
     check,
     checker,
+    eight_pairs,
     hint,
     properties,
     show,
@@ -438,6 +439,16 @@ def cross_entropy(model, tokens):
     return torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:])
 
 
+def at_places(x):
+    """Eight features, and 40 that are 0."""
+    return torch.nn.functional.pad(x, (0, 40))
+
+
+def know_the_keys(x):
+    """One-hot for the eight keys of the table."""
+    return at_places(x @ torch.linalg.inv(eight_pairs()[0]))
+
+
 #: Answers that are no misconceptions: an expression of the arguments (`*inputs`: of
 #: all), and words of the property that each fails at, which only that property has.
 WRONG = {
@@ -458,6 +469,12 @@ WRONG = {
         "W + torch.outer(beta * (v - W @ k), k)": "any leading dimensions",
         # Right for equal leading dimensions only by accident of broadcasting.
         "W + beta * outer(v - held(W, k), k)": "any leading dimensions",
+    },
+    "few_features": {
+        "DPFP(nu=3)(x)[..., :40]": "48 features",
+        "at_places(torch.eye(8).double().expand(*x.shape[:-1], 8)"
+        " if len(x) == 8 else x)": "by itself",
+        "know_the_keys(x)": "not seen",
     },
     "mean_of": {
         "torch.softmax(k + w, 1) * v": "of the shape",
@@ -729,6 +746,7 @@ GRADIENT = {
 #: Answers that are numbers or tokens, change a model, or need no gradient.
 NO_GRADIENT = {
     *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
+    "few_features",
     *("generate", "ablate", "gradient_step", "stable_beta", "recomputing_backward"),
     "my_features",
 }
