@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +22,13 @@ from fwlab.exercises import (
     assert_correct,
     check,
     checker,
+    eight_pairs,
     hint,
+    properties,
     show,
     solution,
 )
+from fwlab.exercises.properties import Work
 from fwlab.exercises.solutions import chunked_sum, linear_attention, make_batch
 from fwlab.feature_maps import DPFP, sum_normalize
 
@@ -435,6 +439,16 @@ def cross_entropy(model, tokens):
     return torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:])
 
 
+def at_places(x):
+    """Eight features, and 40 that are 0."""
+    return torch.nn.functional.pad(x, (0, 40))
+
+
+def know_the_keys(x):
+    """One-hot for the eight keys of the table."""
+    return at_places(x @ torch.linalg.inv(eight_pairs()[0]))
+
+
 #: Answers that are no misconceptions: an expression of the arguments (`*inputs`: of
 #: all), and words of the property that each fails at, which only that property has.
 WRONG = {
@@ -455,6 +469,12 @@ WRONG = {
         "W + torch.outer(beta * (v - W @ k), k)": "any leading dimensions",
         # Right for equal leading dimensions only by accident of broadcasting.
         "W + beta * outer(v - held(W, k), k)": "any leading dimensions",
+    },
+    "few_features": {
+        "DPFP(nu=3)(x)[..., :40]": "48 features",
+        "at_places(torch.eye(8).double().expand(*x.shape[:-1], 8)"
+        " if len(x) == 8 else x)": "by itself",
+        "know_the_keys(x)": "not seen",
     },
     "mean_of": {
         "torch.softmax(k + w, 1) * v": "of the shape",
@@ -725,6 +745,7 @@ GRADIENT = {
 #: Answers that are numbers or tokens, change a model, or need no gradient.
 NO_GRADIENT = {
     *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
+    "few_features",
     *("generate", "ablate", "gradient_step", "stable_beta", "recomputing_backward"),
     "my_features",
 }
@@ -1014,6 +1035,29 @@ def test_an_endless_loop_is_stopped(monkeypatch):
     left.join(LONG)
 
 
+def test_no_thread_lives_when_check_returns(monkeypatch):
+    """Python would abort at the end of a script."""
+
+    class Slow(threading.Thread):
+        def run(self):
+            super().run()
+            time.sleep(0.1)
+
+    monkeypatch.setattr(threading, "Thread", Slow)
+    before = threading.active_count()
+    for answer in (outer, EXERCISES["write"].reference):
+        verdict(answer, "write")
+        assert threading.active_count() == before
+
+
+def test_work_is_counted_without_the_compiler():
+    with Work() as work:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    assert (work.operators, work.products, work.largest) == (3, 42, 12)
+    # PyTorch would wrap it in a function that loads the compiler: a second or more.
+    assert Work.__torch_dispatch__.__code__.co_filename == properties.__file__
+
+
 def test_modes_of_the_caller_do_not_matter():
     with torch.no_grad():
         assert verdict(EXERCISES["write"].reference)[0]
@@ -1036,7 +1080,8 @@ def test_modes_that_an_answer_leaves_behind_do_not_matter():
 
 
 def test_show(capsys):
-    for name, exercise in EXERCISES.items():
+    drawn = {name: each for name, each in EXERCISES.items() if each.example}
+    for name, exercise in drawn.items():
         figure = show(exercise.reference, name)
         titles = {ax.get_title() for ax in figure.axes}
         assert titles == {"yours", "target", "difference"}

@@ -332,12 +332,12 @@ SIZES = [(2, 4, 3), (7, 4, 3), (6, 3, 5)]
 def _keeps_no_states(answer: Answer, reference: Answer, generator: Generator) -> None:
     time, width = 128, 64
     inputs = _pass(generator, time, width, width)
-    with Work():  # what Python imports for this is not the answer's
-        reference(*_pass(generator).values())
-    tracemalloc.start()  # what Python and NumPy hold
+    like = {name: inputs[name[1:]] for name in NAMES}
+    with Work() as work:
+        ask(answer, like, **inputs)
+    tracemalloc.start()  # again: what Python and NumPy hold
     try:
-        with Work() as work:
-            ask(answer, {name: inputs[name[1:]] for name in NAMES}, **inputs)
+        ask(answer, like, **inputs)
         held = work.peak + tracemalloc.get_traced_memory()[1] // 8
     finally:
         tracemalloc.stop()

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from fwlab import ops
-from fwlab.feature_maps import DPFP
+from fwlab.feature_maps import DPFP, l2_normalize
 from fwlab.ops.feedback import naive
 
 # --- Fast weights
@@ -289,3 +289,23 @@ def feedback_attention(q, k, v, positions):
     position = torch.einsum("bhd,jd->bhj", q, r)
     weights = torch.softmax((content + position) / key**0.5, -1)  # Eq. f4
     return torch.einsum("bhj,bjhd->bhd", weights, v)  # Eq. f5
+
+
+# --- The delta rule: a layer
+
+
+def delta_layer(q, k, v, logits):
+    W, beta = v.new_zeros(v.shape[1], k.shape[1]), torch.sigmoid(logits)  # Eq. 21
+    y = []
+    for t in range(len(k)):
+        W = delta_step(W, k[t], v[t], beta[t])  # first write
+        y.append(W @ q[t])  # then read (Eq. 25)
+    return torch.stack(y)
+
+
+# --- Retrieval: beat the table
+
+
+def few_features(x):
+    # A power makes large features larger, so different keys overlap less.
+    return l2_normalize(DPFP(nu=3)(x) ** 3)
