@@ -663,7 +663,6 @@ WRONG = {
         "layer_that_begins_again(*inputs)": "any sizes, and long sequences",
     },
     "mended_layer": {
-        "layer_of_one_sequence(*inputs)": "alone and in a batch",
         "layer(*inputs, scale=2)": "follows the delta rule",
         "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
     },

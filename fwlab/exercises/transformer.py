@@ -549,18 +549,12 @@ ABLATE = Exercise(
 # --- mended_layer ---------------------------------------------------
 
 
-def _alone(answer: Answer, reference: Answer, generator: Generator) -> None:
-    inputs = _layer(generator, batch=3)
-    x = inputs.pop("x")
-    together = ask(answer, x, x=x, **inputs)
-    compare(
-        ask(answer, x[-1:], x=x[-1:], **inputs),
-        together[-1:],
-        "The last sequence was alone, and before that in a batch of 3. No sequence "
-        "may change the result of another.",
+#: What `check` says of it must not tell where the bug is.
+_AS_FOUND = {
+    "This is the layer as you found it.": partial(
+        _other, queries=_over_batch, keys=_over_batch
     )
-
-
+}
 MENDED_LAYER = replace(
     FAST_WEIGHT_LAYER,
     name="mended_layer",
@@ -569,17 +563,8 @@ MENDED_LAYER = replace(
     reference=mended_layer,
     properties=(
         FAST_WEIGHT_LAYER.properties[0],
-        Property(
-            "gives a sequence the same result alone and in a batch",
-            _alone,
-            {
-                "One sum goes over the sequences of the batch.": partial(
-                    _other, queries=_over_batch, keys=_over_batch
-                )
-            },
-        ),
         *(
-            replace(each, catches={})
+            replace(each, catches=_AS_FOUND if "step to step" in each.says else {})
             for each in FAST_WEIGHT_LAYER.properties
             if each.says.startswith(("follows", "writes nothing", "lets gradients"))
         ),
