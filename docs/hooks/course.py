@@ -209,7 +209,7 @@ def minutes(stem: str) -> int:
         for kind in ("markdown", "code")
     )
     words = len(re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL).split())
-    asked = {*re.findall(r'\b(?:check(?:_formula)?|predict|quiz)\("?(\w+)', code)}
+    asked = {*re.findall(r'\b(?:check(?:_formula)?|golf|predict|quiz)\("?(\w+)', code)}
     tasks = EXERCISES | QUESTIONS | DERIVATIONS
     whole = words / PACE + sum(tasks[n].minutes for n in asked & tasks.keys())
     return 5 * math.ceil(whole / 5)
