@@ -345,6 +345,10 @@ def sick_layer(q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
     return _layer(q, k, v, logits.sigmoid().sigmoid(), late=True)
 
 
+#: The curves that the hunt starts from.
+LAYERS = {"a healthy layer": healthy_layer, "this layer": sick_layer}
+
+
 def _steps(
     generator: Generator, logit: float | None = None, time: int = 6
 ) -> dict[str, Tensor]:
