@@ -607,6 +607,10 @@ WRONG = {
         # One step for the mean over all memories.
         "W + outer(b(beta) * (v - held(W, k)), k) / beta.numel()": "in each memory",
     },
+    "delta_layer": {
+        "right(q, k, v, logits.clamp(min=-1))": "at strength 0",
+        "right(q, k, v, 2 * logits)": "for any strengths",
+    },
     "gated_step": {
         "gated(W, k, v, torch.sigmoid(beta))": "in an empty memory",
         "gated(W, unit(k), v, beta)": "keys of any length",
@@ -754,7 +758,8 @@ NO_GRADIENT = {
 def written(name, source):
     """An answer of one expression."""
     names = re.search(r"\((.*)\)", EXERCISES[name].signature)[1]
-    return eval(f"lambda {names}: {source.replace('*inputs', names)}", globals())
+    known = globals() | {"right": EXERCISES[name].reference}
+    return eval(f"lambda {names}: {source.replace('*inputs', names)}", known)
 
 
 def the(name, where):

@@ -96,7 +96,8 @@ def test_cells_fit_on_a_screen():
 
 def test_exercises_exist():
     text = "\n".join(cell.source for book in BOOKS.values() for cell in code(book))
-    asked = re.findall(r"\b(?:check|golf|hint|solution)\(\"?(\w+)", text)
+    ask = r"\b(?:check|golf|hint|solution)\((?:\w+, )?\"?(\w+)"
+    asked = re.findall(ask, text)
     assert set(asked) <= EXERCISES.keys()
     assert (
         set(re.findall(r"\b(?:predict|quiz|reveal)\(\"(\w+)", text)) <= QUESTIONS.keys()
