@@ -8,7 +8,7 @@ import torch
 
 import fwlab
 from fwlab import ops
-from fwlab.ops.call import choice, fla, gpu
+from fwlab.ops.call import choice, fla, launcher
 from fwlab.provenance import machine
 
 
@@ -45,8 +45,8 @@ def _assembler() -> str:
 
     here = torch.cuda.is_available()
     capability = torch.cuda.get_device_capability() if here else (0, 0)
-    one = nvidia.ptxas if capability[0] <= gpu.HOPPER else nvidia.ptxas_blackwell
-    reason = gpu.untrusted(capability)
+    one = nvidia.ptxas if capability[0] <= launcher.HOPPER else nvidia.ptxas_blackwell
+    reason = launcher.untrusted(capability)
     return f"{one.version}, {one.path}" + (f"; not used: {reason}" if reason else "")
 
 
@@ -55,7 +55,7 @@ def _fla() -> str:
     version = fla.version()
     if not version:
         return "not installed"
-    return f"flash-linear-attention {gpu.dotted(version)}"
+    return f"flash-linear-attention {launcher.dotted(version)}"
 
 
 def _usable(op: str) -> str:
@@ -64,7 +64,7 @@ def _usable(op: str) -> str:
     """
     names, table = ", ".join(ops.implementations(op)), ops.TABLE[op].implementations
     kernel = table.get("triton")
-    if reason := kernel and gpu.why_not(kernel):
+    if reason := kernel and launcher.why_not(kernel):
         return f"{names} (no triton: {reason})"
     if torch.cuda.is_available() and {"fla", "triton"} <= {*table}:
         first, *_ = choice.preferred(table, torch.device("cuda", 0))

@@ -132,8 +132,9 @@ PIECES: dict[str, Piece] = {
         "tests/test_bench_gpu.py",
         KERNELS,
         (
-            "fwlab/bench/gpu.py",
+            "fwlab/bench/kernels.py",
             "fwlab/ops/**/kernels.py",
+            "fwlab/ops/triton_tiles.py",
             "tests/machine/emulator/*.py",
         ),
     ),

@@ -7,10 +7,9 @@ listed in `equivalent_mutants.toml`; any other survivor is a failure.
 
     python tests/mutants.py [FILE ...]
 
-tries every mutant of those files; without FILE, those of the feature maps and
-of every loop, and some of every `efficient.py`, which the word `efficient`
-names, too. Which tests are run, and what is not changed, says `[tool.mutmut]` in
-`pyproject.toml`.
+tries every mutant of those files; without FILE, those of the feature maps and of every
+loop, and some of every `efficient.py`, which the word `efficient` names, too. Which
+tests are run, and what is not changed, says `[tool.mutmut]` in `pyproject.toml`.
 """
 
 import argparse

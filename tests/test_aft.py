@@ -538,8 +538,7 @@ def image(q, k, v, kernel, keep):
 @both
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
-    ("height", "width", "size"),
-    [(1, 1, 3), (5, 4, 3), (4, 7, 5), (3, 3, 9), (6, 5, 1)],
+    ("height", "width", "size"), [(1, 1, 3), (5, 4, 3), (4, 7, 5), (3, 3, 9), (6, 5, 1)]
 )
 def test_images(implementation, height, width, size, masked):
     q, k, v = (random(2, height, width, 2, 3, seed=i) for i in range(3))

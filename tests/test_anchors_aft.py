@@ -149,9 +149,8 @@ def test_conv_with_two_heads(implementation):
     y = ops.aft_conv(q, k, v, kernel, **how)
     holds(y[:, :, 0], "3", "33/7", "387/26")
     holds(y[:, :, 1], "6", "8", "24")
-    # Not causal, head 1, the next step counts twice.
-    # Row 0: 1, 4 and 3, (12 + 96 + 180) / 8 = 36.
-    # Row 1: 4, 2 and 6, (48 + 48 + 360) / 12 = 38.
+    # Not causal, head 1, the next step counts twice. Row 0: 1, 4 and 3, (12 + 96 + 180)
+    # / 8 = 36. Row 1: 4, 2 and 6, (48 + 48 + 360) / 12 = 38.
     kernel = table(row(2, 3, 5), row(1, 4, 2))
     y = ops.aft_conv(q, k, v, kernel, causal=False, **how)
     holds(y[:, :, 0], "37/5", "129/11", "387/26")
@@ -167,12 +166,11 @@ def test_image(implementation):
     # above and right of it; 5 times the pixel itself.
     kernel = table(row(1, 1, 4), row(2, 5, 1), row(1, 3, 1))[None]
     y = ops.aft_conv2d(zeros, zeros, v, kernel, implementation=implementation)
-    # The sum of all values is 45, of all weights 9. Pixel 5, in the middle:
-    # 45 + 4 * 5 + 4 + 2 * 8 + 3 * 3 = 94 over 9 + 4 + 1 + 2 + 3 = 19.
-    # Pixel 1: itself and 4 below: 45 + 4 + 2 * 4 = 57 over 15.
-    # Pixel 3: itself, 2 and 6: 45 + 12 + 2 + 12 = 71 over 16.
-    # Pixel 7: itself and 5: 45 + 28 + 15 = 88 over 16.
-    # Pixel 9: itself and 8: 45 + 36 + 8 = 89 over 14.
+    # The sum of all values is 45, of all weights 9. Pixel 5, in the middle: 45 + 4 * 5
+    # + 4 + 2 * 8 + 3 * 3 = 94 over 9 + 4 + 1 + 2 + 3 = 19. Pixel 1: itself and 4 below:
+    # 45 + 4 + 2 * 4 = 57 over 15. Pixel 3: itself, 2 and 6: 45 + 12 + 2 + 12 = 71 over
+    # 16. Pixel 7: itself and 5: 45 + 28 + 15 = 88 over 16. Pixel 9: itself and 8: 45 +
+    # 36 + 8 = 89 over 14.
     found = y.flatten()[[0, 2, 4, 6, 8]]
     holds(found, "57/30", "71/32", "94/38", "88/32", "89/28")
 

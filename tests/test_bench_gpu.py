@@ -9,30 +9,29 @@ import pytest
 import torch
 
 from fwlab import cli, ops
-from fwlab.bench import gpu
+from fwlab.bench import kernels
 from fwlab.bench.case import layout
-from fwlab.ops.call import choice, fla
-from fwlab.ops.call import gpu as kernels
+from fwlab.ops.call import choice, fla, launcher
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import results as hook  # noqa: E402
 
-TINY = {case.name: case for case in gpu.cases(**gpu.TINY)}
+TINY = {case.name: case for case in kernels.cases(**kernels.TINY)}
 
 
 def test_slug():
-    assert gpu.slug("NVIDIA GeForce RTX 4090 (Laptop)") == (
+    assert kernels.slug("NVIDIA GeForce RTX 4090 (Laptop)") == (
         "nvidia-geforce-rtx-4090-laptop"
     )
 
 
 def test_default_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert gpu.written("x") == Path("gpu-x.json")
-    assert gpu.written("x", dry_run=True).parent.is_dir()
+    assert kernels.written("x") == Path("gpu-x.json")
+    assert kernels.written("x", dry_run=True).parent.is_dir()
     monkeypatch.chdir(ROOT)
-    assert gpu.written("x") == Path("docs/results/gpu-x.json")
+    assert kernels.written("x") == Path("docs/results/gpu-x.json")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_default_path(tmp_path, monkeypatch):
 def test_refusal(tmp_path, monkeypatch, capsys, arguments, says):
     """Exit code 2, one sentence, nothing written."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["fwlab", "bench", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -58,20 +57,20 @@ def test_refusal(tmp_path, monkeypatch, capsys, arguments, says):
 
 
 def test_a_wrong_compiler_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     about = {"name": "NVIDIA H100", "slug": "h100", "capability": (9, 0)}
-    monkeypatch.setattr(gpu, "card", lambda: about)
-    monkeypatch.setattr(gpu.gpu, "untrusted", lambda capability: "set this")
+    monkeypatch.setattr(kernels, "card", lambda: about)
+    monkeypatch.setattr(kernels.launcher, "untrusted", lambda capability: "set this")
     with pytest.raises(ValueError, match="bench --gpu: set this"):
-        gpu.main(tmp_path / "x.json", "")
+        kernels.main(tmp_path / "x.json", "")
 
 
 def test_a_dry_run_needs_the_repository(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
-    monkeypatch.setattr(gpu.fwlab, "__file__", str(tmp_path / "fwlab/__init__.py"))
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(kernels.fwlab, "__file__", str(tmp_path / "fwlab/__init__.py"))
     with pytest.raises(ValueError, match="the emulator, which is in tests/"):
-        gpu.main(None, "", dry_run=True)
+        kernels.main(None, "", dry_run=True)
 
 
 def test_card(monkeypatch):
@@ -79,15 +78,15 @@ def test_card(monkeypatch):
         name, major, minor, total_memory = "NVIDIA H200", 9, 0, 140 * 2**30
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
-    about = gpu.card()
+    about = kernels.card()
     assert about["slug"] == "nvidia-h200" and about["capability"] == (9, 0)
 
 
 def test_every_kernel_has_a_case():
     with_kernels = [n for n, o in ops.TABLE.items() if "triton" in o.implementations]
-    assert [*dict.fromkeys(case.name for case in gpu.cases())] == with_kernels
+    assert [*dict.fromkeys(case.name for case in kernels.cases())] == with_kernels
     assert [*TINY] == with_kernels
-    keys = [case.key for case in gpu.cases()]
+    keys = [case.key for case in kernels.cases()]
     assert len(set(keys)) == len(keys)
 
 
@@ -99,8 +98,8 @@ def tried(case, triton="efficient", change=None):
         y = sides[triton](*inputs)
         return y if change is None else change(y)
 
-    return gpu.rows(
-        case._replace(sides=sides | {"triton": stand_in}), "cpu", gpu.nothing
+    return kernels.rows(
+        case._replace(sides=sides | {"triton": stand_in}), "cpu", kernels.nothing
     )
 
 
@@ -111,7 +110,7 @@ def test_errors_are_those_of_an_independent_piece(case, monkeypatch):
     found = tried(case)
     assert [row["side"] for row in found] == ["triton", "efficient"]
     for row in found:
-        assert not row["reason"] and not gpu.wrong(row), row
+        assert not row["reason"] and not kernels.wrong(row), row
         assert all(error > 0 for error in row["errors"].values())
     json.dumps(found, allow_nan=False)
 
@@ -128,7 +127,7 @@ def test_errors_are_those_of_an_independent_piece(case, monkeypatch):
 def test_what_is_wrong_shows(op, change, says):
     """In the output or in a gradient, at any place of the piece."""
     ours, other = tried(TINY[op], change=change)[:1], tried(TINY[op])[1:]
-    right, sentence = gpu.verdict(ours + other)
+    right, sentence = kernels.verdict(ours + other)
     json.dumps(ours, allow_nan=False)
     assert not right and sentence.startswith("wrong in 1 of 1 cases: " + op)
     assert says in sentence
@@ -151,49 +150,49 @@ def test_a_wrong_gradient_shows():
 @pytest.mark.parametrize(
     ("reason", "row"),
     [
-        (kernels.Limit("too wide"), {"refused": "too wide", "reason": None}),
+        (launcher.Limit("too wide"), {"refused": "too wide", "reason": None}),
         ("no GPU", {"refused": None, "reason": "ValueError: delta_rule: "}),
     ],
 )
 def test_only_limits_are_refusals(monkeypatch, reason, row):
     """What is missing on this machine has not been checked."""
-    monkeypatch.setattr(kernels.Kernel, "refusal", lambda *_, **__: reason)
-    found = gpu.rows(TINY["delta_rule"], "cpu", gpu.nothing)[0]
+    monkeypatch.setattr(launcher.Kernel, "refusal", lambda *_, **__: reason)
+    found = kernels.rows(TINY["delta_rule"], "cpu", kernels.nothing)[0]
     assert found["refused"] == row["refused"]
     assert (found["reason"] or "")[: len(row["reason"] or "")] == (row["reason"] or "")
-    assert not gpu.verdict([found])[0]
+    assert not kernels.verdict([found])[0]
     json.dumps(found, allow_nan=False)
 
 
 def row(side="triton", case="a", ms=1.0, error=1e-3, **more):
     """A row of the result."""
     values = {"op": "delta_rule", "case": case, "shape": {"T": 4096}, "side": side}
-    values |= {"errors": {**dict.fromkeys(gpu.LIMITS), "bfloat16": error}}
+    values |= {"errors": {**dict.fromkeys(kernels.LIMITS), "bfloat16": error}}
     return values | {"refused": None, "reason": None, "ms": ms, "peak_mib": 2.0} | more
 
 
 def test_verdict():
     good = [row(), row("fla", ms=2.0), row("efficient", ms=0.5)]
-    assert gpu.verdict(good) == (
+    assert kernels.verdict(good) == (
         True,
         "right in all 1 cases that the kernels take; faster than fla in 1 of 1; "
         "faster than efficient in 0 of 1",
     )
     refused = row(case="b", error=None, ms=None, refused="too wide")
-    assert gpu.verdict([*good, refused])[0]
-    assert gpu.verdict([refused]) == (False, "no kernel was checked")
+    assert kernels.verdict([*good, refused])[0]
+    assert kernels.verdict([refused]) == (False, "no kernel was checked")
     failed = row(case="b", error=None, ms=None, reason="out of memory")
-    assert gpu.verdict([*good, failed]) == (
+    assert kernels.verdict([*good, failed]) == (
         False,
         "wrong in 1 of 2 cases: b: out of memory",
     )
     # What others do wrong is not ours.
-    assert gpu.verdict([row(), row("fla", error=1.0)])[0]
+    assert kernels.verdict([row(), row("fla", error=1.0)])[0]
 
 
 def test_table():
     rows = [row(), row("fla", ms=2.0), row("efficient", ms=None, reason="out")]
-    cells = gpu.table(rows)
+    cells = kernels.table(rows)
     assert len({len(line) for line in layout(cells, left=3).splitlines()}) == 1
     assert [line[4] for line in cells] == ["x triton", "1.00", "2.00", "-"]
 
@@ -201,13 +200,17 @@ def test_table():
 def whole():
     """A result as a run leaves it."""
     rows = [row(), row("fla", ms=2.0), row("efficient", ms=None, reason="out")]
-    right, verdict = gpu.verdict(rows)
+    right, verdict = kernels.verdict(rows)
     about = {"name": "NVIDIA H200", "slug": "nvidia-h200", "capability": [9, 0]}
     about |= {"memory_gib": 139.8, "cuda": "13.0"}
     return {
-        **{"complete": True, "dry_run": False, "card": about, "limits": gpu.LIMITS},
-        **{"versions": gpu.versions(), "rows": rows, "right": right},
-        **{"verdict": verdict, "seconds": 9.0, **gpu.provenance("fwlab bench --gpu")},
+        **{"complete": True, "dry_run": False, "card": about, "limits": kernels.LIMITS},
+        **{"versions": kernels.versions(), "rows": rows, "right": right},
+        **{
+            "verdict": verdict,
+            "seconds": 9.0,
+            **kernels.provenance("fwlab bench --gpu"),
+        },
     }
 
 
@@ -237,13 +240,13 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     case = TINY["sum_rule"]
     wrong = case._replace(sides=case.sides | {"triton": lambda *x: 2 * x[2]})
     right = case._replace(sides=case.sides | {"triton": case.sides["efficient"]})
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
-    monkeypatch.setattr(gpu, "stand_in", lambda: kernels._stand_in)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(kernels, "stand_in", lambda: launcher._stand_in)
     path = tmp_path / "x.json"
     arguments = ["fwlab", "bench", "--gpu", "--dry-run", "--out", str(path)]
     monkeypatch.setattr(sys, "argv", arguments)
     for one, code in ((wrong, 1), (right, 0)):
-        monkeypatch.setattr(gpu, "cases", lambda one=one, **sizes: [one])
+        monkeypatch.setattr(kernels, "cases", lambda one=one, **sizes: [one])
         if code:
             with pytest.raises(SystemExit) as ended:
                 cli.main()
@@ -261,7 +264,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 def test_dry_run(tmp_path):
     """The command from its beginning to its end."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    path = tmp_path / "gpu.json"
+    path = tmp_path / "kernels.json"
     command = [sys.executable, "-m", "fwlab", "bench", "--gpu", "--dry-run"]
     done = subprocess.run(
         [*command, "--out", str(path)], capture_output=True, text=True
@@ -277,7 +280,7 @@ def test_dry_run(tmp_path):
 def test_a_name_is_imported_only_when_a_kernel_runs():
     """Neither the kernels nor flash-linear-attention."""
     code = (
-        "import sys, fwlab.bench.gpu\n"
+        "import sys, fwlab.bench.kernels\n"
         "assert not [m for m in sys.modules if m in ('fla', 'triton')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

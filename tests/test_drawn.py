@@ -9,6 +9,7 @@ import test_house
 import torch
 
 from fwlab import ops
+from fwlab.layers.fast_weight_attention import RULES as RECORDS
 from fwlab.ops.call.rule import Rule
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -87,6 +88,17 @@ def test_rows_say_what_the_records_compute(row):
     assert (re.fullmatch(r"\$v(_j)?\$", row.v) is not None) == same
     wide = inputs["decay"] is not None and inputs["decay"].shape[-1] > 1
     assert ("channel" in row.decay) == wide
+
+
+def test_defaults_of_the_layer():
+    row = re.compile(r"^\| `(\w+)` \| .+ \| `(\w+)` \| (\w+) \| (\w+) \|$", re.M)
+    stated = {name: cells for name, *cells in row.findall(RULES)}
+    records = {name: RECORDS[name] for name in stated}
+    assert {"delta", "rwkv7"} <= {*stated}
+    assert stated == {
+        name: [r.feature_map.__name__, str(r.key_norm), str(r.normalize)]
+        for name, r in records.items()
+    }
 
 
 def test_the_equation_is_that_of_every_rule():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from terminal import fwlab
 
-from fwlab.bench import gpu
+from fwlab.bench import kernels
 from fwlab.files import OTHERS, read_json, replacing, write_json
 
 NEEDS_TRITON = pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")
@@ -137,12 +137,12 @@ def test_the_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
     ],
 )
 def test_commands_complain_before_they_work(pipe, monkeypatch, arguments, name):
-    for at in ("operations.measure", "gpu.rows"):
+    for at in ("operations.measure", "kernels.rows"):
         monkeypatch.setattr(f"fwlab.bench.{at}", lambda *_: pytest.fail("measures"))
     if "--gpu" in arguments:
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         about = {"name": "x", "slug": "x", "capability": (8, 0)}
-        monkeypatch.setattr(gpu, "card", lambda: about)
+        monkeypatch.setattr(kernels, "card", lambda: about)
     out = pipe
     if name:
         pipe = pipe.rename(pipe.with_name(name))

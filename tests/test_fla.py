@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fwlab import info, ops
-from fwlab.ops.call import choice, fla, gpu
+from fwlab.ops.call import choice, fla, launcher
 from problems import error, outcome, parts, problem, rules
 
 CALLS = []
@@ -83,20 +83,20 @@ def installed(monkeypatch):
         setattr(module, f"chunk_{name}", called)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(fla, "version", lambda: (0, 6, 0))
-    monkeypatch.setattr(gpu, "installed", lambda: True)
-    monkeypatch.setattr(gpu, "stands_in", lambda: False)
+    monkeypatch.setattr(launcher, "installed", lambda: True)
+    monkeypatch.setattr(launcher, "stands_in", lambda: False)
     CALLS.clear()
-    with gpu.standing_in(gpu.StandIn((9, 0), "cpu", print)):
+    with launcher.standing_in(launcher.StandIn((9, 0), "cpu", print)):
         yield
 
 
 @pytest.fixture
 def any_dtype(monkeypatch):
     """Also float64, to compare exactly."""
-    monkeypatch.setattr(gpu, "DTYPES", (*gpu.DTYPES, torch.float64))
-    monkeypatch.setattr(gpu.StandIn, "dtypes", (torch.float64,))
-    one = gpu.StandIn((9, 0), "cpu", print, (torch.float64, torch.float16))
-    with gpu.standing_in(one):
+    monkeypatch.setattr(launcher, "DTYPES", (*launcher.DTYPES, torch.float64))
+    monkeypatch.setattr(launcher.StandIn, "dtypes", (torch.float64,))
+    one = launcher.StandIn((9, 0), "cpu", print, (torch.float64, torch.float16))
+    with launcher.standing_in(one):
         yield
 
 
@@ -224,7 +224,7 @@ def test_not_on_a_cpu(monkeypatch):
     """Installed or not, which would not help."""
     monkeypatch.setattr(fla, "version", lambda: None)
     says = "flash-linear-attention needs a GPU, but the tensors are on cpu"
-    with gpu.standing_in(None), pytest.raises(ValueError, match=says):
+    with launcher.standing_in(None), pytest.raises(ValueError, match=says):
         call("delta_rule", implementation="fla")
 
 
@@ -236,7 +236,7 @@ def test_not_with_a_stand_in(monkeypatch):
         return {"fla" in ops.implementations(name) for name in names}
 
     assert listed() == {True}
-    monkeypatch.setattr(gpu, "stands_in", lambda: True)
+    monkeypatch.setattr(launcher, "stands_in", lambda: True)
     with pytest.raises(ValueError, match="flash-linear-attention needs a GPU"):
         call("delta_rule", implementation="fla")
     assert listed() == {"fla" in ops.implementations("dpfp_delta_rule")} == {False}
@@ -284,7 +284,7 @@ def test_auto(op, dtype, name, recwarn, monkeypatch):
     monkeypatch.setattr(choice, "_loaded", lambda entry: entry)  # without Triton
     choice._warn.cache_clear()
     table = ops.TABLE[op].implementations
-    with gpu.standing_in(gpu.StandIn((9, 0), "cuda", print)):
+    with launcher.standing_in(launcher.StandIn((9, 0), "cuda", print)):
         found, _ = choice.choose(op, table, "auto", on_gpu(dtype))
     assert found == name
     assert len(recwarn) == (op == "delta_rule" and name == "efficient")
@@ -297,7 +297,7 @@ def test_report():
 def test_info(monkeypatch):
     """Which kernel "auto" tries first."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with gpu.standing_in(gpu.StandIn((9, 0), "cuda", print)):
+    with launcher.standing_in(launcher.StandIn((9, 0), "cuda", print)):
         assert info._usable("delta_rule") == (
             "naive, chunked, efficient, fla, triton (fla first)"
         )

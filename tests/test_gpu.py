@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fwlab import info, ops
-from fwlab.ops.call import choice, gpu
+from fwlab.ops.call import choice, launcher
 
-if gpu.INTERPRETED or not gpu.installed():
+if launcher.INTERPRETED or not launcher.installed():
     pytest.skip("no kernel can be compiled here", allow_module_level=True)
 
 HOPPER, AMPERE = (9, 0), (8, 0)
@@ -27,10 +27,13 @@ def test_why_there_is_no_kernel():
         "delta_rule: implementation 'triton' cannot run here: Triton needs a GPU, "
         "but the tensors are on cpu; 'efficient' can"
     )
-    with gpu.recording((7, 0)), pytest.raises(ValueError, match=r"7\.0 is below 7\.5"):
+    with (
+        launcher.recording((7, 0)),
+        pytest.raises(ValueError, match=r"7\.0 is below 7\.5"),
+    ):
         call(implementation="triton")
     with (
-        gpu.recording((9, 0)),
+        launcher.recording((9, 0)),
         pytest.raises(ValueError, match="no kernel for float64"),
     ):
         call(dtype=torch.float64, implementation="triton")
@@ -48,7 +51,7 @@ def test_why_there_is_no_kernel():
 def test_limit_of_features(dtype, nu, limit):
     """The features count, not the scalars that they are made of."""
     x = torch.zeros(1, 100, 1, 64, dtype=dtype, device="meta")
-    with gpu.recording((9, 0)) as launches:
+    with launcher.recording((9, 0)) as launches:
         if limit is None:
             ops.dpfp_delta_rule(x, x, x, x[..., 0], nu, implementation="triton")
             assert launches
@@ -63,7 +66,7 @@ def test_limit_of_features(dtype, nu, limit):
     [((9, 0), 100, "forward"), ((9, 0), 1, "steps"), ((7, 5), 100, "steps")],
 )
 def test_auto_picks_by_capability_and_length(capability, time, kernel):
-    with gpu.recording(capability) as launches:
+    with launcher.recording(capability) as launches:
         call(time=time)
     assert kernel in [launch.kernel.__name__ for launch in launches]
 
@@ -76,7 +79,7 @@ def test_auto_falls_back_and_says_so(monkeypatch):
         device = torch.device("cuda")
 
     on_gpu = torch.zeros(1, dtype=torch.float64).as_subclass(OnGPU)
-    monkeypatch.setattr(gpu, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(launcher, "capability", lambda device: (9, 0))
     with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
         found = choice.choose("delta_rule", table, "auto", on_gpu)
     assert found == ("efficient", table["efficient"])
@@ -89,7 +92,7 @@ def test_lengths_do_not_compile_again():
     """The same kernels with the same constants for any length."""
     made = []
     for time in (1000, 1024, 1025):
-        with gpu.recording((9, 0)) as launches:
+        with launcher.recording((9, 0)) as launches:
             call(time=time)
         made.append([(one.kernel, one.constants, one.warps) for one in launches])
     assert made[0] == made[1] == made[2]
@@ -114,7 +117,7 @@ def test_grids_have_room(time):
 
     heads = [x(1, time, 4, 16) for _ in range(3)]
     flat = [x(1, time, 64) for _ in range(3)]
-    with gpu.recording((9, 0)) as launches:
+    with launcher.recording((9, 0)) as launches:
         for y in (
             ops.aft_simple(*flat),
             ops.aft_full(*flat, x(time, time), implementation="triton"),
@@ -129,7 +132,7 @@ def test_grids_have_room(time):
         ((70_000, 8, 4), "batch up to 65535, got 70000"),
         ((1, 8, 70_000), "channels up to 65535, got 70000"),
     ):
-        with gpu.recording((9, 0)), pytest.raises(ValueError, match=message):
+        with launcher.recording((9, 0)), pytest.raises(ValueError, match=message):
             ops.aft_simple(*(x(*shape) for _ in range(3)), implementation="triton")
 
 
@@ -145,44 +148,44 @@ def ptxas(tmp_path, monkeypatch):
         path.write_text(f"#!/bin/sh\necho release {version}, V{version}.1\n")
         path.chmod(0o755)
         monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
-        gpu.untrusted.cache_clear()
+        launcher.untrusted.cache_clear()
 
     yield use
-    gpu.untrusted.cache_clear()
+    launcher.untrusted.cache_clear()
 
 
 @pytest.mark.parametrize("version", ["12.8", "13.0"])
 def test_a_wrong_ptxas_is_refused_on_hopper(ptxas, version):
     """And what is to be set is there, with a version that will do."""
     ptxas(version)
-    reason = gpu.untrusted(HOPPER)
+    reason = launcher.untrusted(HOPPER)
     assert reason.startswith(f"ptxas {version} computes wrong numbers on Hopper; set")
     assert "TRITON_PTXAS_PATH to one of version 13.1 or newer" in reason
     path, own = re.search(r"own (\S+) is (\S+)$", reason).groups()
-    assert gpu.numbers(own) >= gpu.PTXAS and path.endswith("ptxas-blackwell")
-    assert gpu.untrusted(AMPERE) is None
+    assert launcher.numbers(own) >= launcher.PTXAS and path.endswith("ptxas-blackwell")
+    assert launcher.untrusted(AMPERE) is None
 
 
 @pytest.mark.parametrize("version", ["13.1", "13.3", "14.0"])
 def test_a_newer_ptxas_is_taken(ptxas, version):
     ptxas(version)
-    assert gpu.untrusted(HOPPER) is None
+    assert launcher.untrusted(HOPPER) is None
 
 
 def test_a_wrong_triton_is_refused_on_hopper(ptxas, monkeypatch):
     """On a GPU; what stands in for one runs no machine code."""
     ptxas("13.3")
-    monkeypatch.setattr(gpu, "version", lambda package: (3, 7, 0))
-    kernel = gpu.Kernel("fwlab.ops.additive.kernels")
-    monkeypatch.setattr(gpu, "capability", lambda device: HOPPER)
-    with gpu.standing_in(None):
+    monkeypatch.setattr(launcher, "version", lambda package: (3, 7, 0))
+    kernel = launcher.Kernel("fwlab.ops.additive.kernels")
+    monkeypatch.setattr(launcher, "capability", lambda device: HOPPER)
+    with launcher.standing_in(None):
         reason = kernel.refusal(torch.device("cuda"), {torch.float16})
     assert reason == (
         "Triton 3.7.0 computes wrong gradients on Hopper; install Triton 3.7.1 or newer"
     )
-    with gpu.standing_in(gpu.StandIn(HOPPER, "cuda", print)):
+    with launcher.standing_in(launcher.StandIn(HOPPER, "cuda", print)):
         assert kernel.refusal(torch.device("cuda"), {torch.float16}) is None
-    assert gpu.untrusted(AMPERE) is None
+    assert launcher.untrusted(AMPERE) is None
 
 
 def test_info_shows_the_ptxas(ptxas, monkeypatch):

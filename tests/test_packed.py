@@ -19,16 +19,7 @@ from fwlab.models import MIXERS, LanguageModel
 from fwlab.ops.call import packed, whole
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.rule import Rule
-from problems import (
-    ROWS,
-    borders,
-    fwp,
-    packed_problem,
-    parts,
-    rebuild,
-    rules,
-    weighted,
-)
+from problems import ROWS, borders, fwp, packed_problem, parts, rebuild, rules, weighted
 from problems.row import Row
 
 PACKED = {**fwp.ROWS, **rules.ROWS, "aft-simple": ROWS["aft-simple"]}

@@ -19,23 +19,11 @@ def random(*shape, seed=0):
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
+SCALED = ("sum", "gated", "delta", "gated-delta", "sum-normalized", "delta-normalized")
+
+
 @both
-@pytest.mark.parametrize(
-    "name",
-    [
-        n
-        for n in ROWS
-        if n
-        in (
-            "sum",
-            "gated",
-            "delta",
-            "gated-delta",
-            "sum-normalized",
-            "delta-normalized",
-        )
-    ],
-)
+@pytest.mark.parametrize("name", SCALED)
 def test_scale_multiplies_q(name, implementation):
     row = ROWS[name]
     (q, *rest), _ = problem(row, 20)

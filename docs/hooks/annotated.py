@@ -25,7 +25,7 @@ from repository import ROOT, source
 from templates import render
 
 from fwlab.ops import TABLE
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.call import Operation, Variants
 
 VERSIONS = {
@@ -36,7 +36,7 @@ VERSIONS = {
 }
 #: Other files that kernels are built from.
 SHARED = {
-    "additive": {"tiles": ("What the kernels share", "parts/kernels.py")},
+    "additive": {"tiles": ("What the kernels share", "triton_tiles.py")},
     "correcting": {"chunks": ("Triton: the kernels of chunks", "additive/kernels.py")},
     "aft/full": {
         "windows": ("Triton: the kernels of windows", "aft/window/kernels.py")
@@ -70,7 +70,7 @@ def _file_of(implementation: Any) -> str:
     """The file of an entry of a record."""
     if isinstance(implementation, Variants):
         implementation = next(iter(implementation.by_names.values()))
-    if isinstance(implementation, gpu.Kernel):
+    if isinstance(implementation, launcher.Kernel):
         module = implementation.module
     else:
         module = inspect.getmodule(implementation).__name__

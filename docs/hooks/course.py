@@ -9,6 +9,7 @@ fwlab.exercises.
 
 import json
 import logging
+import math
 import re
 import textwrap
 import tomllib
@@ -67,7 +68,7 @@ def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
     if MAP not in html:
         return html
-    page.meta.setdefault("scripts", []).append(PROGRESS)
+    page.meta["early_scripts"] = [PROGRESS]
     return html.replace(MAP, _map(page, files))
 
 
@@ -187,6 +188,31 @@ def _questions(stem: str) -> list[str]:
     cells = json.loads((ROOT / _uri(stem)).read_text("utf-8"))["cells"]
     code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
     return QUESTION.findall(code)
+
+
+#: Words that a reader takes in in a minute, of a text with equations.
+PACE = 180
+
+
+def minutes(stem: str) -> int:
+    """How long it takes to work through a notebook, in steps of five minutes.
+
+    Its text at a reader's pace, without displayed equations; and each exercise,
+    derivation and question as long as its own entry says.
+    """
+    from fwlab.exercises import EXERCISES, QUESTIONS
+    from fwlab.exercises.formulas import DERIVATIONS
+
+    cells = json.loads((ROOT / _uri(stem)).read_text("utf-8"))["cells"]
+    text, code = (
+        "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == kind)
+        for kind in ("markdown", "code")
+    )
+    words = len(re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL).split())
+    asked = {*re.findall(r'\b(?:check(?:_formula)?|golf|predict|quiz)\("?(\w+)', code)}
+    tasks = EXERCISES | QUESTIONS | DERIVATIONS
+    whole = words / PACE + sum(tasks[n].minutes for n in asked & tasks.keys())
+    return 5 * math.ceil(whole / 5)
 
 
 #: Three boxes beside each other can be read on a phone.
@@ -322,7 +348,7 @@ def _places() -> dict[str, dict[str, str]]:
             source = "".join(cell["source"])
             if cell["cell_type"] == "markdown":
                 section = ([section, *re.findall(r"^## (.+)$", source, re.M)])[-1]
-            elif check := re.search(r"\bcheck\((\w+)", source):
+            elif check := re.search(r"\b(?:check|golf)\((\w+)", source):
                 name = check[1]
                 if name in places:
                     continue

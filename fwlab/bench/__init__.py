@@ -1,4 +1,4 @@
-"""Benchmarks: `operations` on a CPU, `gpu` on a GPU.
+"""Benchmarks: `operations` on a CPU, `kernels` on a GPU.
 
 `operations` measures naive against efficient, training steps and
 decoding. Those in docs/tools/bench of the repository compare with others.

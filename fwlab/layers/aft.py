@@ -88,10 +88,7 @@ class _AFT(Causal):
 
     # What all operations take; only some know packed documents.
     def _options(
-        self,
-        key_mask: Tensor | None,
-        implementation: str,
-        cu_seqlens: Tensor | None,
+        self, key_mask: Tensor | None, implementation: str, cu_seqlens: Tensor | None
     ) -> dict[str, Any]:
         options = {"key_mask": key_mask, "implementation": implementation}
         return options | ({"cu_seqlens": cu_seqlens} if self.packs else {})
@@ -127,11 +124,6 @@ class AFTSimple(_AFT):
         super().__init__(d_model, causal)
 
     def state_size(self, time: int = 0) -> int:
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far; has no effect.
-        - Returns `2 * d_model`.
-        """
         return 2 * self.d_model
 
     # Eq. 5 has no bias, so the position has no effect.
@@ -182,10 +174,9 @@ class AFTFull(_Positioned):
 
     - `d_model`: width of the input.
     - `max_len`: maximum sequence length; beyond it, `ValueError`.
-    - `factor`: $d'$ of the factorised bias $w_{t,t'} = u_t \cdot v_{t'}$
-      (Eq. 7) with $2 \cdot \text{max\_len} \cdot d'$ parameters, which
-      start normal with standard deviation 0.1; None = a table of
-      `max_len` by `max_len`, which starts at 0.
+    - `factor`: $d'$ of the factorised bias $w_{t,t'} = u_t \cdot v_{t'}$ (Eq. 7) with
+      $2 \cdot \text{max\_len} \cdot d'$ parameters, which start normal with standard
+      deviation 0.1; None = a table of `max_len` by `max_len`, which starts at 0.
     - `causal`: see past and present; False = all tokens, `forward` only.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
@@ -194,22 +185,13 @@ class AFTFull(_Positioned):
 
     # A whole table can start at 0, where its gradient is not 0.
     def __init__(
-        self,
-        d_model: int,
-        max_len: int,
-        factor: int | None = None,
-        causal: bool = True,
+        self, d_model: int, max_len: int, factor: int | None = None, causal: bool = True
     ):
         super().__init__(d_model, causal, max_len, factor)
         if factor is None:
             self.bias = nn.Parameter(torch.zeros(max_len, max_len))
 
     def state_size(self, time: int) -> int:  # type: ignore[override]
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far.
-        - Returns `2 * time * d_model`.
-        """
         return 2 * time * self.d_model
 
     # Its state has every past key, and so their number.
@@ -234,9 +216,8 @@ class AFTLocal(_Positioned):
 
     - `d_model`: width of the input.
     - `max_len`: maximum sequence length; beyond it, `ValueError`.
-    - `window`: $s$; a token has biases for itself and the $s - 1$ tokens
-      before it (not causal: and after it). All other tokens contribute
-      with bias 0.
+    - `window`: $s$; a token has biases for itself and the $s - 1$ tokens before it (not
+      causal: and after it). All other tokens contribute with bias 0.
     - `factor`: $d'$ of the factorised bias (Eq. 7), as in `AFTFull`;
       None = a band of `max_len` by `window`, which starts at 0.
     - `causal`: see past and present; False = all tokens, `forward` only.
@@ -262,11 +243,6 @@ class AFTLocal(_Positioned):
             self.band = nn.Parameter(torch.zeros(max_len, columns))
 
     def state_size(self, time: int = 0) -> int:
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far; has no effect.
-        - Returns `2 * window * d_model`.
-        """
         return 2 * self.window * self.d_model
 
     # A window does not know how many tokens came before it, so the state counts them.
@@ -312,11 +288,10 @@ class _Kernel(nn.Module):
 
     $$w \leftarrow \gamma\, \frac{w - \mathrm{mean}(w)}{\mathrm{std}(w)} + \beta$$
 
-    per head, with the biased standard deviation (divided by the size of
-    the kernel, not by one less). $\gamma$ and $\beta$ start at 0, so
-    the layer starts as AFT-simple, and the raw kernel, which starts
-    normal, is trained from the second optimiser step on. A constant
-    kernel becomes $\beta$.
+    per head, with the biased standard deviation (divided by the size of the kernel, not
+    by one less). $\gamma$ and $\beta$ start at 0, so the layer starts as AFT-simple,
+    and the raw kernel, which starts normal, is trained from the second optimiser step
+    on. A constant kernel becomes $\beta$.
     """
 
     # $\gamma$ and $\beta$ of Eq. 8, one per head.
@@ -343,9 +318,8 @@ class AFTConv(_AFT):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads; the channels of a head share its biases.
-    - `window`: a token has biases for itself and the `window - 1` tokens
-      before it (not causal: and after it). All other tokens contribute
-      with bias 0.
+    - `window`: a token has biases for itself and the `window - 1` tokens before it (not
+      causal: and after it). All other tokens contribute with bias 0.
     - `shared_key`: one key per head and token, as in the paper, instead
       of one per channel.
     - `causal`: see past and present; False = all tokens, `forward` only.
@@ -373,11 +347,6 @@ class AFTConv(_AFT):
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def state_size(self, time: int = 0) -> int:
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far; has no effect.
-        - Returns `2 * window * d_model`.
-        """
         return 2 * self.window * self.d_model
 
     # The kernel is the same at all positions (Eq. 6), so no count of tokens is needed.

@@ -24,9 +24,8 @@ class Block(Causal):
     - Raises `ValueError` for a `d_ff` below 1 or a probability out of
       range, and `TypeError` for one that is not a number.
 
-    No norm and no linear layer has a bias. A block has the methods of
-    its mixer, and the mixer's state is its state. The input and output of
-    a masked step are 0.
+    No norm and no linear layer has a bias. A block has the methods of its mixer, and
+    the mixer's state is its state. The input and output of a masked step are 0.
     """
 
     # Two norms: each part of a pre-norm block has one before it.

@@ -22,24 +22,21 @@ State = ops.NormalizedState | ops.KeyValueCache
 class CrossAttention(nn.Module):
     r"""Multi-head attention from `x` to a source, not causal.
 
-    With a feature map this is linear attention (Katharopoulos et al.
-    2020): all source tokens write $W = \sum_j v_j \otimes \phi(k_j)$ and
-    $z = \sum_j \phi(k_j)$, and every query reads $y = W\phi(q) \,/\,
-    (z \cdot \phi(q))$. The size of the state does not depend on the
-    length of the source. With softmax, the state is the keys and values
-    of the source.
+    With a feature map this is linear attention (Katharopoulos et al. 2020): all source
+    tokens write $W = \sum_j v_j \otimes \phi(k_j)$ and $z = \sum_j \phi(k_j)$, and
+    every query reads $y = W\phi(q) \,/\, (z \cdot \phi(q))$. The size of the state does
+    not depend on the length of the source. With softmax, the state is the keys and
+    values of the source.
 
     - `d_model`: width of both sequences; a multiple of `heads`.
     - `heads`: number of heads, each with a state of its own.
     - `feature_map`: a `FeatureMap`; None = softmax attention.
-    - `attention_dropout`: probability of dropout of the attention
-      weights in training, from 0 to below 1; softmax only, because
-      linear attention computes no attention weights. Above 0, training
-      keeps `time` x `source` weights per head in memory.
+    - `attention_dropout`: probability of dropout of the attention weights in training,
+      from 0 to below 1; softmax only, because linear attention computes no attention
+      weights. Above 0, training keeps `time` x `source` weights per head in memory.
     - Raises `ValueError` or `TypeError` for invalid arguments.
 
-    No projection has a bias. If the whole source is masked, the output
-    is 0.
+    No projection has a bias. If the whole source is masked, the output is 0.
     """
 
     def __init__(

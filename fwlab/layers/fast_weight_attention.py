@@ -41,45 +41,17 @@ RULES = {
 class FastWeightAttention(Causal):
     r"""Multi-head fast weight memory.
 
-    $q, k, v = W_q x, W_k x, W_v x$ per head, features $\phi(q), \phi(k)$,
-    the gates of the rule, then the rule, then an output projection. No
-    projection has a bias, as in Schlag et al. 2021. Each rule has its
-    own gates, one per head, and its own defaults:
-
-    - sum: no gates. `ELU1()`, `normalize=True`.
-    - gated: $\beta = \sigma(w_\beta \cdot x + b_\beta)$ ($1 - g$ of Peng
-      et al. 2021). The biases start so that head $1, 2, 3, \dots$
-      forgets $1/2, 1/4, 1/8, \dots$ per step. `ELU1()`,
-      `normalize=True`.
-    - delta: $\beta = \sigma(w_\beta \cdot x)$ (Eq. 21). `DPFP(nu=1)`,
-      `key_norm="sum"` (Eq. 29).
-    - gated_delta: the same $\beta$, and $\log \alpha = -e^A\,
-      \mathrm{softplus}(w_\alpha \cdot x + b_\alpha)$ as in Yang et al.
-      2024, with their initial values: $e^A$ uniform in $[0, 16]$, and
-      softplus of the bias log-uniform in $[0.001, 0.1]$. `Identity()`,
-      `key_norm="l2"`.
-    - kimi_delta: the same, but $\alpha$ and its bias have a value per
-      key channel; $A$ has one per head. As in Kimi Linear (Kimi team
-      2025), the projection to $\alpha$ is of low rank: two matrices with
-      the width of a head between them. It has no normaliser, and neither
-      have those below.
-    - gated_delta_2: the same $\alpha$; gates that erase per key channel
-      and write per value channel, sigmoids of projections of $x$.
-    - comba: as gated_delta; the key that asks is multiplied by a trained
-      number per head, a sigmoid.
-    - implicit_delta: the $\beta$ of delta, no `key_norm`.
-    - delta_product: `steps` keys, values and $\beta$ per token.
-    - rwkv7: $a = -k$, $b = k \odot \sigma(W x)$, and
-      $\log \alpha = -e^{-1/2}\, \sigma(\cdot)$ per key channel, as in
-      Peng et al. 2025, whose low-rank projections and token shift it leaves
-      out.
+    $q, k, v = W_q x, W_k x, W_v x$ per head, features $\phi(q), \phi(k)$, the gates of
+    the rule, then the rule, then an output projection. No projection has a bias, as in
+    Schlag et al. 2021. The record of a rule has its gates and its defaults; a table of
+    them is on the page "One equation, ten rules".
 
     Arguments:
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads, each with its own memory.
     - `feature_map`: a `FeatureMap`; None takes the rule's default.
-    - `rule`: the name of a rule above.
+    - `rule`: the name of a rule in that table, such as "gated_delta".
     - `key_norm`: "sum", "l2" or None, applied to keys and queries after
       the feature map; "auto" takes the rule's default.
     - `normalize`: divide by the sum of the keys (Eqs. 19, 26-28); None
@@ -92,15 +64,14 @@ class FastWeightAttention(Causal):
     - `kv_heads`: number of memories; None = `heads`. With fewer, each is
       read by the queries of `heads / kv_heads` consecutive heads. Keys,
       values, gates and the state are that much smaller.
-    - `expand_v`: width of the values of a head, in units of
-      `d_model / heads`.
+    - `expand_v`: width of the values of a head, in units of `d_model / heads`.
     - `conv_size`: if not 0, queries, keys and values pass a
       `ShortConvolution` over this many tokens before the feature map.
     - `out_norm`: divide what each head reads by its root mean square,
       and multiply it by trained weights: `torch.nn.RMSNorm`.
     - `beta_max`: the maximum of $\beta$ (or of the erasing gate) in a rule
       that corrects, up to 2: above 1, a head can turn around what a key holds.
-    - `steps`: steps per token, for "delta_product"; None = 2.
+    - `steps`: steps per token, for a rule that can take several; None = 2.
     - `out_gate`: multiply it by $\mathrm{SiLU}(W_g x)$, after the norm.
 
     All three methods are causal, and any mixture of `prefill` and `step`
@@ -161,12 +132,8 @@ class FastWeightAttention(Causal):
                 "FastWeightAttention: expected key_norm to be 'sum', 'l2' or None, "
                 f"got {key_norm!r}"
             )
-        self.d_model, self.heads, self.rule, self.key_norm = (
-            d_model,
-            heads,
-            rule,
-            key_norm,
-        )
+        self.d_model, self.heads = d_model, heads
+        self.rule, self.key_norm = rule, key_norm
         self.normalize = record.normalize if normalize is None else normalize
         if self.normalize and not record.normalizes:
             raise ValueError(
@@ -240,11 +207,10 @@ class FastWeightAttention(Causal):
         - `x`: `[batch, time, d_model]`.
         - `state`: the state before it; None = empty memory.
         - `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
-        - Returns `(y, state)`: `[batch, time, d_model]`, and the fast
-          weights `[batch, kv_heads, value, key]` (with `normalize`, a
-          `NormalizedState`; with a running scale, a `ScaledState`; with
-          convolutions, a `ConvState` of that), with `cu_seqlens` those
-          after each document.
+        - Returns `(y, state)`: `[batch, time, d_model]`, and the fast weights `[batch,
+          kv_heads, value, key]` (with `normalize`, a `NormalizedState`; with a running
+          scale, a `ScaledState`; with convolutions, a `ConvState` of that), with
+          `cu_seqlens` those after each document.
         - Raises `ValueError` or `TypeError` for an invalid `x`, or the
           state of another layer.
         """

@@ -44,11 +44,10 @@ class MemoryProjection(nn.Module):
 class FeedbackTransformer(Causal):
     r"""A stack whose layers all attend to the memories of past steps.
 
-    The feedback memory of a step is a learned weighted mean of the
-    representations of that step in all layers (`ops.feedback` has the
-    equations), so that even the lowest layer sees the highest
-    representation of the past. This replaces a stack of blocks, without
-    embeddings and without a final norm.
+    The feedback memory of a step is a learned weighted mean of the representations of
+    that step in all layers (`ops.feedback` has the equations), so that even the lowest
+    layer sees the highest representation of the past. This replaces a stack of blocks,
+    without embeddings and without a final norm.
 
     - `d_model`: width; a multiple of `heads`.
     - `heads`: heads per layer.
@@ -56,26 +55,22 @@ class FeedbackTransformer(Causal):
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
     - `shared`: one key and one value projection for all layers, instead
       of one per layer: the state is smaller by a factor of `layers`.
-    - `normalize_memory`: a layer norm between a memory and its
-      projections.
-    - `dropout`: probability of dropout in training, from 0 to below 1, as
-      in `Block`: of what the attention and the MLP of each layer add to
-      their input, and inside the MLP. Attention weights have none, and
-      neither have the GPU kernels.
+    - `normalize_memory`: a layer norm between a memory and its projections.
+    - `dropout`: probability of dropout in training, from 0 to below 1, as in `Block`:
+      of what the attention and the MLP of each layer add to their input, and inside the
+      MLP. Attention weights have none, and neither have the GPU kernels.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     There is no maximum sequence length. Steps are computed one after the
     other, each in time proportional to the number of steps before it.
 
-    **Parameters.** Each layer has `norm_mixer`, `to_q`, `to_out`,
-    `norm_mlp`, `expand` and `contract` in `blocks`. Each layer, or the
-    whole stack if `shared`, has `norm_memory`, `to_k` and `to_v` in
-    `memory`. The stack has `merge`, the logits of the mean, which start
-    at 0, and `positions`, which turns the sines and cosines of a distance
-    into a key whose entries start with variance 1. No linear layer or
-    norm has a bias. Every parameter gets a gradient from any sequence;
-    for a single step, which has nothing to attend to, the gradients of
-    the attention parameters are zero.
+    **Parameters.** Each layer has `norm_mixer`, `to_q`, `to_out`, `norm_mlp`, `expand`
+    and `contract` in `blocks`. Each layer, or the whole stack if `shared`, has
+    `norm_memory`, `to_k` and `to_v` in `memory`. The stack has `merge`, the logits of
+    the mean, which start at 0, and `positions`, which turns the sines and cosines of a
+    distance into a key whose entries start with variance 1. No linear layer or norm has
+    a bias. Every parameter gets a gradient from any sequence; for a single step, which
+    has nothing to attend to, the gradients of the attention parameters are zero.
 
     The [official code](https://github.com/facebookresearch/transformer-sequential)
     normalises the memory with the layer's own first norm; here the memory
@@ -146,15 +141,14 @@ class FeedbackTransformer(Causal):
         - Raises `TypeError` or `ValueError` for an invalid source, saying
           what is missing.
 
-        Every weight that has a counterpart is copied. The norm of the
-        memory is a copy of the norm before the keys and values; the
-        shared form averages this norm and both projections over layers.
-        Two parameters have no counterpart: `merge`, which starts as the
-        plain mean, and `positions`, which starts at 0, so that scores
-        stay as they were trained. Embeddings, a position table and the
-        final norm belong to the model around the stack. The new stack
-        does not compute the same function, but is a good starting point:
-        a step sees other memories, and not itself.
+        Every weight that has a counterpart is copied. The norm of the memory is a copy
+        of the norm before the keys and values; the shared form averages this norm and
+        both projections over layers. Two parameters have no counterpart: `merge`, which
+        starts as the plain mean, and `positions`, which starts at 0, so that scores
+        stay as they were trained. Embeddings, a position table and the final norm
+        belong to the model around the stack. The new stack does not compute the same
+        function, but is a good starting point: a step sees other memories, and not
+        itself.
         """
         blocks = getattr(source, "blocks", source)
         if not isinstance(blocks, Iterable):

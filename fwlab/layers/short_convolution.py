@@ -17,10 +17,9 @@ class ShortConvolution(nn.Module):
 
     $$x'_t = \mathrm{SiLU}\Big(\sum_{j=0}^{n-1} c_j \odot x_{t-j}\Big)$$
 
-    with $x_t = 0$ before the first token, and $\mathrm{SiLU}(x) = x\,
-    \sigma(x)$. The weights $c_j$ are the columns of `weight`, $c_0$ the
-    last one; initial values as for `torch.nn.Conv1d`, uniform in
-    $\pm 1/\sqrt{n}$.
+    with $x_t = 0$ before the first token, and $\mathrm{SiLU}(x) = x\, \sigma(x)$. The
+    weights $c_j$ are the columns of `weight`, $c_0$ the last one; initial values as for
+    `torch.nn.Conv1d`, uniform in $\pm 1/\sqrt{n}$.
 
     - `channels`: width of the input.
     - `size`: $n$, the number of inputs that an output sees.

@@ -22,8 +22,7 @@ class SegmentState(NamedTuple):
 
     - `memory`: `[batch, up to memory, heads, 2 * width]`, of the tokens
       before the segment.
-    - `segment`: `[batch, up to segment, heads, 2 * width]`, of the
-      segment so far.
+    - `segment`: `[batch, up to segment, heads, 2 * width]`, of the segment so far.
     - `mask`: `bool [batch, memory and segment]`, True = real token; None
       as long as every token was real.
     """
@@ -41,9 +40,8 @@ def shift_rows(scores: Tensor) -> Tensor:
     length (appendix B of the paper).
 
     - `scores`: `[..., L, K]`, column $c$ = the distance $K - 1 - c$.
-    - Returns the same shape, column $j$ = key $j$, where the query of
-      row $i$ is at position $K - L + i$. The scores of later keys are
-      not valid.
+    - Returns the same shape, column $j$ = key $j$, where the query of row $i$ is at
+      position $K - L + i$. The scores of later keys are not valid.
     """
     L, K = scores.shape[-2:]
     wide = F.pad(scores, (1, 0)).flatten(-2)
@@ -58,10 +56,9 @@ class RelativeAttention(Causal):
     $$\big(q_i^\top W_{k,E}\, x_j + q_i^\top W_{k,R} R_{i-j}
        + u^\top W_{k,E}\, x_j + v^\top W_{k,R} R_{i-j}\big) / \sqrt d$$
 
-    with sinusoidal encodings $R$ of distances and trained biases $u$
-    (content) and $v$ (position), which start at 0. Values do not depend
-    on the position. Arguments and methods are those of `TransformerXL`,
-    for one layer without norms.
+    with sinusoidal encodings $R$ of distances and trained biases $u$ (content) and $v$
+    (position), which start at 0. Values do not depend on the position. Arguments and
+    methods are those of `TransformerXL`, for one layer without norms.
     """
 
     codes: Tensor
@@ -210,12 +207,11 @@ class RelativeAttention(Causal):
 class TransformerXL(Causal):
     r"""A stack of attention layers with segment memory (Dai et al. 2019).
 
-    The sequence is split into segments. A token sees its own segment up
-    to itself and, in every layer, the `memory` tokens before the segment.
-    A stack of $n$ layers thus reaches back up to $n \cdot$ `memory`
-    tokens. **No gradient flows from a segment into the representations of
-    tokens before it**; it flows into the projections of their keys and
-    values, as in the paper. (For a token of an earlier call of `prefill`
+    The sequence is split into segments. A token sees its own segment up to itself and,
+    in every layer, the `memory` tokens before the segment. A stack of $n$ layers thus
+    reaches back up to $n \cdot$ `memory` tokens. **No gradient flows from a segment
+    into the representations of tokens before it**; it flows into the projections of
+    their keys and values, as in the paper. (For a token of an earlier call of `prefill`
     or `step`, the keys and values are constants to later segments.)
 
     - `d_model`: width of input and output; a multiple of `heads`.
@@ -228,12 +224,11 @@ class TransformerXL(Causal):
       weights in training, from 0 to below 1.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
-    Blocks are pre-norm, each with a `RelativeAttention` and its own
-    biases $u$ and $v$. There is no final norm, and no maximum sequence
-    length. Any mixture of `prefill` and `step` computes the same as one
-    `forward` over the whole sequence: the state, a list with a
-    `SegmentState` per layer, knows where its segment began. Time and
-    memory of `step` stop growing once the segment memory is full.
+    Blocks are pre-norm, each with a `RelativeAttention` and its own biases $u$ and $v$.
+    There is no final norm, and no maximum sequence length. Any mixture of `prefill` and
+    `step` computes the same as one `forward` over the whole sequence: the state, a list
+    with a `SegmentState` per layer, knows where its segment began. Time and memory of
+    `step` stop growing once the segment memory is full.
 
     Source: arXiv:1901.02860, section 3 and appendix B.
     """

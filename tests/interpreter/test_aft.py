@@ -6,7 +6,7 @@ import torch
 from fwlab import ops
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from problems import (
     aft,
     borders,
@@ -183,7 +183,7 @@ def test_windows_without_tensor_cores(name, small, monkeypatch):
     monkeypatch.setattr(window, "_at", lambda *x: [taken.append(0), one(*x)][1])
     agrees(row, inputs, state, 1e-5)
     assert not taken
-    monkeypatch.setattr(gpu, "TENSOR_CORES", (10, 0))
+    monkeypatch.setattr(launcher, "TENSOR_CORES", (10, 0))
     monkeypatch.setattr(window, "_dot", None)
     agrees(row, inputs, state, 1e-5)
     assert taken

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from fwlab import ops
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.feedback import kernels, naive
 from problems import ROWS as ALL
 from problems import error, outcome, parts, problem, rebuild, saved_bytes, weighted
@@ -182,12 +182,12 @@ def test_a_step_can_be_played(row, keep, monkeypatch, small):
                 return row(x, *tensors, state=state, implementation="triton")
         return outcome(row, [x, *tensors], state, "triton")
 
-    wanted, loops, real = run(), [], gpu.launch
+    wanted, loops, real = run(), [], launcher.launch
 
     def play(step, times, like):
         tape = Tape()
         with monkeypatch.context() as patch, tape:
-            patch.setattr(gpu, "launch", partial(tape.launch, real))
+            patch.setattr(launcher, "launch", partial(tape.launch, real))
             step()
         for _ in range(times - 1):
             for operation in tape.played:
@@ -307,7 +307,7 @@ def test_nothing_is_copied_from_or_to_the_host(monkeypatch):
 
     (x, *tensors), _ = problem(ROWS["feedback"], 5, torch.float32, with_state=False)
     x, *tensors = (t.detach().to("meta").requires_grad_() for t in (x, *tensors))
-    with gpu.recording((9, 0)) as launches, Watch():
+    with launcher.recording((9, 0)) as launches, Watch():
         ROWS["feedback"](x, *tensors, implementation="triton").sum().backward()
     assert launches
 
@@ -383,7 +383,7 @@ def test_one_query(n, small):
     mask[0, ::2], mask[1] = False, False
     back = naive.sinusoids(torch.arange(N, 0, -1).double(), 4).float()
     z, lse = torch.full_like(q, torch.nan), torch.full((4, 7), torch.nan)
-    gpu.launch(
+    launcher.launch(
         kernels.attend,
         (batch * HEADS,),
         q / key**0.5,
@@ -421,7 +421,7 @@ def test_too_many_memories():
     )
     state = ops.FeedbackState(k, v, None)
     with (
-        gpu.recording((9, 0)),
+        launcher.recording((9, 0)),
         pytest.raises(ValueError, match="no kernel for 1073741826 memories"),
     ):
         ROWS["feedback"](x, *tensors, state=state, implementation="triton")

@@ -9,7 +9,7 @@ import torch
 from fwlab import ops
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.ops.additive import kernels as linear
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.rule import Rule
 from fwlab.ops.correcting import kernels as delta
 from problems import (
@@ -91,7 +91,9 @@ CORES = {"one kernel": 1, "split": 1000}
 
 @pytest.fixture(params=CORES)
 def split(request, monkeypatch):
-    monkeypatch.setattr(gpu, "multiprocessors", lambda device: CORES[request.param])
+    monkeypatch.setattr(
+        launcher, "multiprocessors", lambda device: CORES[request.param]
+    )
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def chunked(monkeypatch):
 @pytest.mark.parametrize("row", WHOLE.values(), ids=WHOLE)
 def test_chunks(row, chunked, monkeypatch):
     """Two whole chunks and a step, of several sequences and heads."""
-    monkeypatch.setattr(gpu, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(launcher, "multiprocessors", lambda device: 1)
     agrees(row, 33, torch.float32)
 
 
@@ -112,7 +114,7 @@ def test_chunks(row, chunked, monkeypatch):
 @pytest.mark.parametrize("time", [1, 70])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_chunks_of_any_kind(row, time, dtype, cores, chunked, monkeypatch):
-    monkeypatch.setattr(gpu, "multiprocessors", lambda device: CORES[cores])
+    monkeypatch.setattr(launcher, "multiprocessors", lambda device: CORES[cores])
     agrees(row, time, dtype)
 
 
@@ -131,7 +133,7 @@ def test_steps_of_several_sequences(row):
 
 def test_steps_of_a_long_sequence(monkeypatch):
     """Without tensor cores the recurrence takes any length."""
-    monkeypatch.setattr(gpu, "capability", lambda device: (7, 5))
+    monkeypatch.setattr(launcher, "capability", lambda device: (7, 5))
     monkeypatch.setattr(delta, "SHORT", 10)
     monkeypatch.setattr(delta, "LONG_SEGMENT", 6)
     agrees(ROWS["gated-delta"], 20, torch.float32)

@@ -8,7 +8,7 @@ import torch
 
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.correcting import kernels as delta
 from problems import ROWS, error, outcome, problem, rebuild
 
@@ -42,15 +42,15 @@ def exact(x):
 
 
 def test_every_kernel(small, monkeypatch):
-    real, launched, errors = gpu.launch, set(), {}
+    real, launched, errors = launcher.launch, set(), {}
 
     def launch(kernel, *arguments, **options):
         launched.add(kernel.__name__)
         real(kernel, *arguments, **options)
 
-    monkeypatch.setattr(gpu, "launch", launch)
+    monkeypatch.setattr(launcher, "launch", launch)
     for name, steps, cores in PROBLEMS:
-        monkeypatch.setattr(gpu, "multiprocessors", lambda device, n=cores: n)
+        monkeypatch.setattr(launcher, "multiprocessors", lambda device, n=cores: n)
         row, (inputs, state) = ROWS[name], problem(ROWS[name], steps, torch.float32)
         found = outcome(row, inputs, state, "triton")
         wanted = outcome(row, [*map(exact, inputs)], rebuild(state, exact), "naive")

@@ -15,8 +15,8 @@ from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.compiler import ASTSource
 
 from fwlab import ops
-from fwlab.ops.call import gpu
-from fwlab.ops.call.gpu import Launch
+from fwlab.ops.call import launcher
+from fwlab.ops.call.launcher import Launch
 
 TYPES = {
     torch.float32: "*fp32",
@@ -79,7 +79,7 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
     choose_ptxas(capability)
     result = triton.compile(source(launch), target=target, options=options)
     # Triton has no tensor cores before 8.0: products would fall apart.
-    assert capability >= gpu.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
+    assert capability >= launcher.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
     # No product is pending across a wait, so ptxas before 13.3 will do:
     # docs/kernels/index.md.
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", result.asm["ptx"])
@@ -92,7 +92,7 @@ def choose_ptxas(capability: tuple[int, int]) -> str:
 
     For Hopper it is the newer one of the two, as fwlab asks of its users.
     """
-    newer = capability[0] >= gpu.HOPPER
+    newer = capability[0] >= launcher.HOPPER
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     knobs.nvidia.ptxas = str(folder / ("ptxas-blackwell" if newer else "ptxas"))
     get_ptxas_version.cache_clear()  # it is in the names of what Triton keeps
@@ -121,7 +121,7 @@ def launches(
     run: Callable[[], torch.Tensor], capability: tuple[int, int]
 ) -> list[Launch]:
     """The launches of forward and backward of `run` on such a GPU."""
-    with gpu.recording(capability) as recorded:
+    with launcher.recording(capability) as recorded:
         go_back(run())
     return list(recorded)
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 
 HERE = Path(__file__).resolve().parent
 SMOKE = "test_as_a_stand_in"
 
-if gpu.INTERPRETED or not gpu.installed():
+if launcher.INTERPRETED or not launcher.installed():
     collect_ignore_glob = ["**/test_*.py", "test_*.py"]
 
 

@@ -22,7 +22,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.correcting import kernels as delta
 from fwlab.provenance import provenance
 from problems import ROWS, kernels
@@ -94,9 +94,9 @@ def machine(case: Case) -> Iterator[None]:
     """A GPU for this case: with few multiprocessors, all are busy."""
     cores = 132 if case.few else 1
     with (
-        mock.patch.object(gpu, "multiprocessors", lambda device: cores),
+        mock.patch.object(launcher, "multiprocessors", lambda device: cores),
         mock.patch.object(delta, "SHORT", case.short),
-        gpu.standing_in(emulator.stand_in(case.capability)),
+        launcher.standing_in(emulator.stand_in(case.capability)),
     ):
         yield
 
@@ -124,7 +124,7 @@ class Kept(NamedTuple):
     """A launch, with what its tensors held before and after."""
 
     program: emulator.Program
-    launch: gpu.Launch
+    launch: launcher.Launch
     before: list[Tensor]
     after: list[Tensor]
 
@@ -134,18 +134,21 @@ def kept(case: Case) -> list[Kept]:
     found: dict[int, Kept] = {}
     of = emulator.Emulator(case.capability)
 
-    def run(launch: gpu.Launch) -> None:
+    def run(launch: launcher.Launch) -> None:
         program, before = of.program(launch), _tensors(launch)
         of.run(launch)
         found.setdefault(id(program), Kept(program, launch, before, _tensors(launch)))
 
-    with machine(case), gpu.standing_in(gpu.StandIn(case.capability, "cpu", run)):
+    with (
+        machine(case),
+        launcher.standing_in(launcher.StandIn(case.capability, "cpu", run)),
+    ):
         error = max(case.problem.errors(case.dtype))
     assert error <= kernels.LIMITS[case.dtype], error
     return list(found.values())
 
 
-def _tensors(launch: gpu.Launch) -> list[Tensor]:
+def _tensors(launch: launcher.Launch) -> list[Tensor]:
     return [x.clone() for x in launch.arguments if isinstance(x, Tensor)]
 
 

@@ -20,8 +20,7 @@ TARGETS = [
 def test_what_kernels_take(name, capability):
     """Shared memory and spills of all that is shipped, as in the table.
 
-    Another compiler may give other numbers; whatever it gives
-    must fit.
+    Another compiler may give other numbers; whatever it gives must fit.
     """
     found = aot.uses(name, capability)
     table = {key: TABLE["kernels"][name][key] for key in found}

@@ -60,10 +60,7 @@ def conv(time: int, generator: Generator, with_state: bool, *, one_key: bool):
 def cut_full(inputs: Inputs, start: int, stop: int) -> Inputs:
     q, k, v, bias = inputs
     past = bias.shape[1] - len(bias)
-    return [
-        *(x[:, start:stop] for x in (q, k, v)),
-        bias[start:stop, : past + stop],
-    ]
+    return [*(x[:, start:stop] for x in (q, k, v)), bias[start:stop, : past + stop]]
 
 
 def cut_local(inputs: Inputs, start: int, stop: int) -> Inputs:

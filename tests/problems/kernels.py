@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from fwlab import ops
-from fwlab.bench.gpu import LIMITS
+from fwlab.bench.kernels import LIMITS
 from fwlab.ops.call.rule import Rule
 from problems import ROWS, aft, error, feedback, outcome, parts, problem, rebuild, rules
 from problems.row import Inputs, Row

@@ -28,9 +28,8 @@ def make(
 ) -> tuple[Inputs, Tensor | ops.NormalizedState | None]:
     """Examples of the record, with exact edges of every gate.
 
-    With a normaliser keys are DPFP features, as in the papers: a signed
-    denominator can come arbitrarily close to 0, and no two ways to add it
-    up agree there.
+    With a normaliser keys are DPFP features, as in the papers: a signed denominator can
+    come arbitrarily close to 0, and no two ways to add it up agree there.
     """
 
     def random(*shape: int) -> Tensor:

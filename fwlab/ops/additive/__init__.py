@@ -3,7 +3,7 @@
 from typing import Any
 
 from fwlab.ops.additive import chunked, efficient
-from fwlab.ops.call import fla, gpu
+from fwlab.ops.call import fla, launcher
 
 
 def too_wide(
@@ -31,7 +31,7 @@ FORMS: dict[str, Any] = {
     "chunked": chunked.additive,
     "efficient": efficient.additive,
     "fla": fla.ADDITIVE,
-    "triton": gpu.Kernel(
+    "triton": launcher.Kernel(
         "fwlab.ops.additive.kernels", "additive", refuses=too_wide
     ),
 }

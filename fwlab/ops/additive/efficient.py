@@ -40,9 +40,8 @@ class Group:
     """Some chunks of the inputs, each `[n * batch * heads, C, width]`.
 
     As many as fit into the caches together: see `chunks.groups`. This
-    class writes values. States are
-    `[n + 1, batch * heads, value, key]`: one before each chunk, and the
-    last one.
+    class writes values. States are `[n + 1, batch * heads, value,
+    key]`: one before each chunk, and the last one.
     """
 
     #: Whether errors are written, in place of values; and whether they
@@ -76,8 +75,8 @@ class Group:
 
     def cut(self, *parts: Tensor | None) -> Any:
         """These chunks of an input; of two, one below the other."""
-        given = [x[:, self.steps] for x in parts if x is not None]
-        return chunks.split(given, *self.kind) if given else None
+        present = [x[:, self.steps] for x in parts if x is not None]
+        return chunks.split(present, *self.kind) if present else None
 
     def put(self, part: Tensor | None, whole: Tensor | None) -> None:
         """The reverse of `cut`, for what has a gradient."""
@@ -150,17 +149,10 @@ class Memory(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        strength: Tensor | None,
-        ask: Tensor | None,
-        W: Tensor,
-        keep: bool,
-        Kind: type[Group],
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+        strength: Tensor | None, ask: Tensor | None, W: Tensor,
+        keep: bool, Kind: type[Group],
+    ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
         """Groups of chunks from the first to the last."""
         inputs = q, k, v, decay, strength, ask
         chunk = min(chunks.length(decay), q.shape[1])
@@ -226,16 +218,10 @@ class Memory(torch.autograd.Function):
 
 
 def shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Tensor | None,
-    ask: Tensor | None,
-    W: Tensor,
-    keep: bool,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+    strength: Tensor | None, ask: Tensor | None, W: Tensor, keep: bool,
     Kind: type[Group],
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """What `Memory` returns and what it saves, without data."""
     y, S = v.new_empty(v.shape, dtype=W.dtype), None
     if keep:
@@ -305,15 +291,10 @@ def _backward(
 
 
 def one_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Tensor | None,
-    ask: Tensor | None,
-    W: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+    strength: Tensor | None, ask: Tensor | None, W: Tensor,
     Kind: type[Group],
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """(c0) or (d0) as products of matrices with single rows.
 
     For a single step nothing is gained from chunks.
@@ -360,13 +341,13 @@ def memory(
 
     - Returns a function without arguments.
     """
-    given = (q, k, v, decay, strength, ask, W)
-    keep = autograd.will_go_back(*given)
+    inputs = (q, k, v, decay, strength, ask, W)
+    keep = autograd.will_go_back(*inputs)
     # A text is generated step by step.
     if q.shape[1] == 1 and not keep:
-        return partial(one_step, *given, Kind)
+        return partial(one_step, *inputs, Kind)
     run = Kind.operator if operators.traced(q) else Memory.apply
-    return partial(run, *given, keep, Kind)
+    return partial(run, *inputs, keep, Kind)
 
 
 def additive(

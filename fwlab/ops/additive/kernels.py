@@ -44,10 +44,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
-from fwlab.ops.parts.kernels import (
+from fwlab.ops.triton_tiles import (
     contiguous,
     decays,
     features,
@@ -128,11 +128,7 @@ def forward(
         remaining = time - n * C
         index = n * programs.to(tl.int64) + program
         if states is not None:
-            tl.store(
-                states + index * V * K + at,
-                S.to(TYPE),
-                mask=mask,
-            )
+            tl.store(states + index * V * K + at, S.to(TYPE), mask=mask)
         key = features(
             k, k_total, origin, t, remaining, heads, 0, K, BK, NU
         )
@@ -265,11 +261,7 @@ def backward_state(
         origin = start + n * C * heads.to(tl.int64)
         remaining = time - n * C
         index = n * programs.to(tl.int64) + program
-        tl.store(
-            afters + index * V * K + at,
-            D.to(TYPE),
-            mask=mask,
-        )
+        tl.store(afters + index * V * K + at, D.to(TYPE), mask=mask)
         query, key = queries_and_keys(
             q, k, q_total, k_total, origin, t, remaining, heads,
             0, K, BK, NU,
@@ -291,9 +283,7 @@ def backward_state(
             if first == 0:
                 # The gradient of a denominator is -dy y / denominator.
                 tl.store(
-                    z_afters + index * K + column,
-                    sums,
-                    mask=column < K,
+                    z_afters + index * K + column, sums, mask=column < K
                 )
                 dy_rows = rows(
                     dy, origin, t, remaining, heads, 0, V, AV
@@ -493,61 +483,21 @@ def backward_inputs(
             every = tl.where((column < K)[None, :], 1.0, 0.0)
             every = every + tl.zeros([C, BK], tl.float32)
             d_query += features_backward(
-                g_q,
-                q,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-                BD,
-                PRECISION,
-            )
+                g_q, q, origin, t, remaining, heads, first_key, K, BK,
+                NU, BD, PRECISION,
+            )  # fmt: skip
             d_key += features_backward(
-                g_k,
-                k,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-                BD,
-                PRECISION,
-            )
+                g_k, k, origin, t, remaining, heads, first_key, K, BK,
+                NU, BD, PRECISION,
+            )  # fmt: skip
             one_query += features_backward(
-                every,
-                q,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-                BD,
-                PRECISION,
-            )
+                every, q, origin, t, remaining, heads, first_key, K, BK,
+                NU, BD, PRECISION,
+            )  # fmt: skip
             one_key += features_backward(
-                every,
-                k,
-                origin,
-                t,
-                remaining,
-                heads,
-                first_key,
-                K,
-                BK,
-                NU,
-                BD,
-                PRECISION,
-            )
+                every, k, origin, t, remaining, heads, first_key, K, BK,
+                NU, BD, PRECISION,
+            )  # fmt: skip
     if NU > 0:
         # Eq. 29 divides by the sum; its gradient subtracts the mean.
         by = reciprocal(
@@ -626,45 +576,40 @@ def form(v: Tensor, K: int, nu: int) -> Form:
     """
     batch, _, heads, V = v.shape
     full = v.dtype == torch.float32
-    hopper = gpu.capability(v.device)[0] == 9
-    cores = gpu.multiprocessors(v.device)
+    hopper = launcher.capability(v.device)[0] == 9
+    cores = launcher.multiprocessors(v.device)
     programs = int(batch * heads)  # if traced, it is now known
     return _form(programs, K, V, full, nu > 0, hopper, cores)
 
 
 @functools.cache
 def _form(
-    heads: int,
-    K: int,
-    V: int,
-    full: bool,
-    makes_features: bool,
-    hopper: bool,
-    cores: int,
-) -> Form:
+    heads: int, K: int, V: int, full: bool, makes_features: bool,
+    hopper: bool, cores: int,
+) -> Form:  # fmt: skip
     """The same for `heads` of all sequences and a GPU of `cores`."""
     width = max(K, V)
     if full:
-        found = FULL if K <= 128 else FULL_WIDE
+        plan = FULL if K <= 128 else FULL_WIDE
     elif makes_features:
-        found = FEATURES if K <= 128 else MANY_FEATURES
+        plan = FEATURES if K <= 128 else MANY_FEATURES
     elif width <= 64:
-        found = NARROW if hopper else HALF
+        plan = NARROW if hopper else HALF
     elif K <= 128:
-        found = BROAD if hopper else HALF_BROAD
+        plan = BROAD if hopper else HALF_BROAD
     else:
-        found = WIDE
-    found = found._replace(
-        BV=min(found.BV, padded_width(V)),
-        BK=min(found.BK, padded_width(K)),
-        AV=min(found.AV, padded_width(V)),
+        plan = WIDE
+    plan = plan._replace(
+        BV=min(plan.BV, padded_width(V)),
+        BK=min(plan.BK, padded_width(K)),
+        AV=min(plan.AV, padded_width(V)),
     )
     # Rows of W are independent: few heads get more programs each.
-    programs = heads * chunks.count(V, found.BV)
-    while found.BV > 16 and programs < cores:
-        found = found._replace(BV=found.BV // 2)
-        programs = heads * chunks.count(V, found.BV)
-    return found._replace(split=programs < cores // 2)
+    programs = heads * chunks.count(V, plan.BV)
+    while plan.BV > 16 and programs < cores:
+        plan = plan._replace(BV=plan.BV // 2)
+        programs = heads * chunks.count(V, plan.BV)
+    return plan._replace(split=programs < cores // 2)
 
 
 class Chunked(torch.autograd.Function):
@@ -678,23 +623,15 @@ class Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        strength: Tensor | None,
-        W: Tensor | None,
-        z: Tensor | None,
-        nu: int,
-        keep: bool,
-        solve: Callable | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+        strength: Tensor | None, W: Tensor | None, z: Tensor | None,
+        nu: int, keep: bool, solve: Callable | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         """`forward` carries the state from chunk to chunk. Where that
         keeps too few programs busy, `read` computes the outputs.
         """
-        given = (q, k, v, decay, strength, W, z)
-        q, k, v, decay, strength, W, z = contiguous(*given)
+        inputs = (q, k, v, decay, strength, W, z)
+        q, k, v, decay, strength, W, z = contiguous(*inputs)
         batch, time, heads, V = v.shape
         K = q.shape[-1] * (2 * nu or 1)
         plan = form(v, K, nu)
@@ -713,7 +650,7 @@ class Chunked(torch.autograd.Function):
                 q, k, decay, gammas, products, strength, plan, nu
             )
         elif decay is not None:
-            gpu.launch(
+            launcher.launch(
                 multiply_decays,
                 (n * programs,),
                 *(decay, gammas, products, time, heads, programs),
@@ -733,7 +670,7 @@ class Chunked(torch.autograd.Function):
                 z_states = z.new_empty(n * programs, K)
         sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
         sizes |= {"NU": nu, "PRECISION": precision(v.dtype)}
-        gpu.launch(
+        launcher.launch(
             forward,
             (programs, chunks.count(V, plan.BV)),
             *(q, k, v, gammas, products, strength, X, q_total, k_total),
@@ -748,17 +685,13 @@ class Chunked(torch.autograd.Function):
             **sizes,
         )
         if split:
-            gpu.launch(
-                read,
-                (n * programs, chunks.count(V, plan.AV)),
+            launcher.launch(
+                read, (n * programs, chunks.count(V, plan.AV)),
                 *(q, k, E, gammas, products, strength),
                 *(q_total, k_total),
-                *(states, y, time, heads, programs),
-                BK=padded_width(K),
-                BV=plan.AV,
-                warps=plan.chunk_warps,
-                **sizes,
-            )
+                *(states, y, time, heads, programs), BK=padded_width(K),
+                BV=plan.AV, warps=plan.chunk_warps, **sizes,
+            )  # fmt: skip
         if keep:
             # Without X, E is v itself.
             ctx.save_for_backward(
@@ -800,7 +733,7 @@ class Chunked(torch.autograd.Function):
         dv, afters = torch.empty_like(E), torch.empty_like(states)
         sizes: dict[str, Any] = {"K": K, "V": V, "C": plan.C}
         sizes |= {"NU": nu, "PRECISION": precision(E.dtype)}
-        gpu.launch(
+        launcher.launch(
             backward_state,
             (programs, chunks.count(V, plan.BV)),
             *(q, k, dy, gammas, products, strength, X),
@@ -829,21 +762,15 @@ class Chunked(torch.autograd.Function):
             )
             for x in (gammas, strength)
         )
-        gpu.launch(
-            backward_inputs,
-            (n * programs, parts),
+        launcher.launch(
+            backward_inputs, (n * programs, parts),
             *(q, k, E, dy, None if X is None else dv, gammas, products),
             *(strength, q_total, k_total, total, dtotal),
-            *(states, afters),
-            *(z_states, z_afters, dq, dk, dd, ds),
-            *(time, heads, programs),
-            BK=plan.BK,
-            BV=plan.AV,
-            BD=padded_width(q.shape[-1]),
-            PER=blocks // parts,
-            warps=plan.chunk_warps,
-            **sizes,
-        )
+            *(states, afters), *(z_states, z_afters, dq, dk, dd, ds),
+            *(time, heads, programs), BK=plan.BK, BV=plan.AV,
+            BD=padded_width(q.shape[-1]), PER=blocks // parts,
+            warps=plan.chunk_warps, **sizes,
+        )  # fmt: skip
         dd, ds = (
             x
             if x is None
@@ -878,8 +805,8 @@ def additive(
 ) -> tuple[Tensor, ...]:
     """Arguments and results of the chunked version."""
     decay, strength = per_head(decay), per_head(strength)
-    given = (*one_precision(q, k, v), decay, strength, W, z)
-    keep = autograd.will_go_back(*given)
+    inputs = (*one_precision(q, k, v), decay, strength, W, z)
+    keep = autograd.will_go_back(*inputs)
     run = _operator if traced(q) else Chunked.apply
-    y, W, z = run(*given, 0, keep, None)
+    y, W, z = run(*inputs, 0, keep, None)
     return (y, W) if z is None else (y, W, z)

@@ -36,10 +36,10 @@ def form(name: str) -> Callable[[Callable], Callable]:
         FORMS[name] = function
 
         @functools.wraps(function)
-        def call(q: Tensor, *given: Any) -> Any:
+        def call(q: Tensor, *arguments: Any) -> Any:
             if not traced(q):
-                return function(q, *given)
-            k, v, w, *others = given
+                return function(q, *arguments)
+            k, v, w, *others = arguments
             state = [x for x in others if isinstance(x, Tensor)]
             sizes = [
                 x for x in others if not isinstance(x, Tensor)
@@ -54,10 +54,12 @@ def form(name: str) -> Callable[[Callable], Callable]:
     return decorate
 
 
-def apply(function: Any, *given: Any) -> Tensor:
+def apply(function: Any, *arguments: Any) -> Tensor:
     """`function.apply`, or within an operator what takes its place."""
     run = _tiles.get()
-    return function.apply(*given) if run is None else run(*given)
+    return (
+        function.apply(*arguments) if run is None else run(*arguments)
+    )
 
 
 @contextmanager
@@ -71,10 +73,10 @@ def _computing(run: Callable) -> Iterator[None]:
 
 
 def _called(
-    name: str, sizes: list[int], *given: Any
+    name: str, sizes: list[int], *arguments: Any
 ) -> tuple[Any, ...]:
     """The results of a form: `y`, and perhaps a running mean."""
-    tensors = [x for x in given if x is not None]
+    tensors = [x for x in arguments if x is not None]
     out = FORMS[name](*tensors, *(size for size in sizes if size))
     return out if isinstance(out, tuple) else (out, None, None)
 
@@ -83,11 +85,11 @@ class _Form(torch.autograd.Function):
     """What the operator computes; it is never applied itself."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
         """Keep the inputs, and of each row its output and its sum."""
         from fwlab.ops.aft.full.efficient import first
 
-        *tensors, name, height, width, keep = given
+        *tensors, name, height, width, keep = arguments
         sums: list[Tensor] = []
         with _computing(functools.partial(first, sums)):
             results = _called(name, [height, width], *tensors)
@@ -129,9 +131,9 @@ def iter_rows(y: Tensor, total: Tensor) -> Callable[[int], Any]:
     return take
 
 
-def _shapes(*given: Any) -> tuple[Any, Any]:
+def _shapes(*arguments: Any) -> tuple[Any, Any]:
     """What the operator returns and what it saves, without data."""
-    *tensors, _, _, _, keep = given
+    *tensors, _, _, _, keep = arguments
     y = torch.empty_like(tensors[0])
     end = [
         None if x is None else torch.empty_like(x) for x in tensors[4:]

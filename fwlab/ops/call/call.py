@@ -1,10 +1,9 @@
 """The record of an operation, and what all calls have in common.
 
-A record says once what the rest of fwlab needs to know about an
-operation: the lists of `fwlab.ops`, of layers, mixers, benchmarks,
-tests and pages come from it. A `Call` checks the arguments, chooses an
-implementation, masks steps, passes the state on, and handles empty and
-packed sequences.
+A record says once what the rest of fwlab needs to know about an operation: the lists of
+`fwlab.ops`, of layers, mixers, benchmarks, tests and pages come from it. A `Call`
+checks the arguments, chooses an implementation, masks steps, passes the state on, and
+handles empty and packed sequences.
 """
 
 import inspect
@@ -27,7 +26,7 @@ class Operation:
     - `name`: the name of its function in `fwlab.ops`.
     - `folder`: the folder of its implementations in `fwlab/ops`, and of
       its page of annotated source.
-    - `implementations`: name -> function or `gpu.Kernel`, simplest
+    - `implementations`: name -> function or `launcher.Kernel`, simplest
       first. "auto" takes the last one that can run.
     - `plain`: those made of PyTorch's own functions alone, which
       `torch.func` can transform.
@@ -49,12 +48,11 @@ class Variants:
     # The names of the parameters say what a function computes.
     def __init__(self, *functions: Callable):
         self.by_names = {
-            frozenset(inspect.signature(f).parameters): f
-            for f in functions
+            frozenset(inspect.signature(f).parameters): f for f in functions
         }
 
-    def __call__(self, **given: Any) -> tuple[Tensor, ...]:
-        return self.by_names[frozenset(given)](**given)
+    def __call__(self, **arguments: Any) -> tuple[Tensor, ...]:
+        return self.by_names[frozenset(arguments)](**arguments)
 
 
 class Call:
@@ -78,15 +76,13 @@ class Call:
     ):
         self.op, self.name, self.key_mask = op, op.name, key_mask
         self.sizes = checks.shapes(op.name, **arguments)
-        self.given = {name: x for name, (x, _) in arguments.items()}
-        self.like = self.given[like]
+        self.tensors = {name: x for name, (x, _) in arguments.items()}
+        self.like = self.tensors[like]
         #: The precision of states and sums.
-        self.dtype = checks.compute_dtype(op.name, **self.given)
+        self.dtype = checks.compute_dtype(op.name, **self.tensors)
         if key_mask is not None:
             shape = {n: self.sizes[n] for n in ("batch", "time")}
-            checks.mask(
-                op.name, "key_mask", key_mask, self.like, **shape
-            )
+            checks.mask(op.name, "key_mask", key_mask, self.like, **shape)
         self.cu_seqlens = cu_seqlens
         #: Whether there are documents of unknown lengths.
         self.hidden = cu_seqlens is not None and traced(self.like)
@@ -97,9 +93,7 @@ class Call:
                 op.name, cu_seqlens, self.sizes["batch"]
             )
 
-    def choose(
-        self, implementation: str, *deciding: str, **sizes: Any
-    ) -> Any:
+    def choose(self, implementation: str, *deciding: str, **sizes: Any) -> Any:
         """The name and the function of the implementation.
 
         - `deciding`: the arguments whose device and dtypes decide.
@@ -113,44 +107,29 @@ class Call:
             self.name,
             self.op.implementations,
             implementation,
-            *(self.given[name] for name in deciding),
+            *(self.tensors[name] for name in deciding),
             plain=self.op.plain,
             **{**self.sizes, **sizes},
         )
 
-    def whole(
-        self, start: Any, return_state: bool, **options: Any
-    ) -> Any:
+    def whole(self, start: Any, return_state: bool, **options: Any) -> Any:
         """The call as a single operator, with checked arguments."""
         own = {"key_mask": self.key_mask, "cu_seqlens": self.cu_seqlens}
-        tensors = self.given | own
-        return whole.call(
-            self.name,
-            start,
-            self.like,
-            return_state,
-            tensors,
-            **options,
-        )
+        tensors = self.tensors | own
+        return whole.call(self.name, start, self.like, return_state, tensors, **options)
 
     def masked(self, x: Tensor, fill: float = 0) -> Tensor:
         """`[batch, time, ...]` with `fill` in place of masked steps.
 
-        This uses `where`, not a product: a masked step may contain
-        anything, even NaN.
+        This uses `where`, not a product: a masked step may contain anything, even NaN.
         """
         if self.key_mask is None:
             return x
         more = [1] * (x.dim() - 2)
-        return torch.where(
-            self.key_mask.unflatten(1, (-1, *more)), x, fill
-        )
+        return torch.where(self.key_mask.unflatten(1, (-1, *more)), x, fill)
 
     def by_document(
-        self,
-        compute: packed.Compute,
-        states: Collection[str],
-        **fills: float,
+        self, compute: packed.Compute, states: Collection[str], **fills: float
     ) -> packed.Compute:
         """The computation for each document, if the call is packed.
 
@@ -170,8 +149,7 @@ class Call:
     ) -> Any:
         """The given state, checked, or an empty one.
 
-        - `kind`: a named tuple, or a function of one tensor for a state
-          without parts.
+        - `kind`: a named tuple, or a function of one tensor for a state without parts.
         - `shapes`: the shape of each part, by name.
         - `empty`: fill values of an empty state, where not 0.
         - `dtypes`: dtypes of an empty state, where not `self.dtype`.
@@ -193,9 +171,7 @@ class Call:
             parts = list(state)
         for (part, shape), x in zip(shapes.items(), parts, strict=True):
             argument = f"state.{part}" if part else "state"
-            checks.state_part(
-                self.name, argument, x, shape, self.dtype, self.like
-            )
+            checks.state_part(self.name, argument, x, shape, self.dtype, self.like)
         return kind(*parts)
 
     def run(
@@ -213,7 +189,7 @@ class Call:
             if self.like.shape[1] == 0:
                 others = (
                     x.sum().to(self.dtype)
-                    for x in self.given.values()
+                    for x in self.tensors.values()
                     if x is not self.like
                 )
                 y, after = self.like * sum(others), start

@@ -14,9 +14,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST = sys.float_info.max
 
 
-def shapes(
-    op: str, **expected: tuple[Tensor, str | None]
-) -> dict[str, int]:
+def shapes(op: str, **expected: tuple[Tensor, str | None]) -> dict[str, int]:
     """Match tensors with named dimensions, in the given order.
 
     `shapes("delta_rule", q=(q, "batch time heads key"), ...)` takes the
@@ -32,10 +30,10 @@ def shapes(
         ordinary(op, argument, tensor)
         if names is None:
             continue
-        dims, found = names.split(), tensor.shape
+        dims, shape = names.split(), tensor.shape
         before = sizes.copy()
-        fits = len(dims) == len(found)
-        for dim, size in zip(dims, found, strict=False):
+        fits = len(dims) == len(shape)
+        for dim, size in zip(dims, shape, strict=False):
             # What is not known yet is whatever it is.
             fits = sizes.setdefault(dim, size) == size and fits
         if not fits:
@@ -44,8 +42,7 @@ def shapes(
             if any(isinstance(need, int) for need in known):
                 text += f" ([{', '.join(dims)}])"
             raise ValueError(
-                f"{op}: expected {argument} of shape {text}, "
-                f"got {list(found)}"
+                f"{op}: expected {argument} of shape {text}, got {list(shape)}"
             )
     return sizes
 
@@ -57,9 +54,7 @@ def ordinary(op: str, argument: str, x: Any) -> None:
     """
     if not dense(x):
         wanted = "dense tensor" if isinstance(x, Tensor) else "tensor"
-        raise TypeError(
-            f"{op}: expected {argument} to be a {wanted}, got {_kind(x)}"
-        )
+        raise TypeError(f"{op}: expected {argument} to be a {wanted}, got {_kind(x)}")
 
 
 def dense(x: Any) -> bool:
@@ -67,11 +62,7 @@ def dense(x: Any) -> bool:
 
     The shape of a nested tensor cannot even be asked for.
     """
-    return (
-        isinstance(x, Tensor)
-        and x.layout is torch.strided
-        and not x.is_nested
-    )
+    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
 
 
 def group(op: str, q: Any, k: Any) -> int:
@@ -140,18 +131,14 @@ def compute_dtype(op: str, **tensors: Tensor) -> torch.dtype:
                 f"{op}: expected {argument} in {', '.join(names)} or "
                 f"{last}, got {_name(tensor.dtype)}"
             )
-        if (tensor.dtype == torch.float64) != (
-            lead.dtype == torch.float64
-        ):
+        if (tensor.dtype == torch.float64) != (lead.dtype == torch.float64):
             raise TypeError(
                 f"{op}: expected {argument} in the precision of {first}, "
                 f"{_name(lead.dtype)}, got {_name(tensor.dtype)}; float64 "
                 "does not mix with lower precision"
             )
         same_device(op, argument, tensor, first, lead)
-    return (
-        torch.float64 if lead.dtype == torch.float64 else torch.float32
-    )
+    return torch.float64 if lead.dtype == torch.float64 else torch.float32
 
 
 def same_device(
@@ -178,8 +165,7 @@ def state_part(
     ordinary(op, argument, tensor)
     if list(tensor.shape) != expected:
         raise ValueError(
-            f"{op}: expected {argument} of shape {expected}, "
-            f"got {list(tensor.shape)}"
+            f"{op}: expected {argument} of shape {expected}, got {list(tensor.shape)}"
         )
     if tensor.dtype != dtype:
         raise TypeError(
@@ -208,9 +194,7 @@ def time_of(part: Any, dims: int) -> int:
     return part.shape[1] if fits else 0
 
 
-def mask(
-    op: str, argument: str, tensor: Tensor, like: Tensor, **sizes: int
-) -> None:
+def mask(op: str, argument: str, tensor: Tensor, like: Tensor, **sizes: int) -> None:
     """Check a mask; `sizes` are its dimensions by name, in order."""
     if not dense(tensor) or tensor.dtype != torch.bool:
         raise TypeError(
@@ -248,9 +232,7 @@ def documents(op: str, cu_seqlens: Tensor, batch: int) -> int:
             f"least 1 document, got {shape}"
         )
     if batch != 1:
-        raise ValueError(
-            f"{op}: expected a batch of 1 with cu_seqlens, got {batch}"
-        )
+        raise ValueError(f"{op}: expected a batch of 1 with cu_seqlens, got {batch}")
     return shape[0] - 1
 
 

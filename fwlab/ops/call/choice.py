@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import fla, gpu
+from fwlab.ops.call import fla, launcher
 from fwlab.transforms import constant, forward_mode, transformed
 
 #: The names of implementations for GPUs: theirs, and ours.
@@ -27,7 +27,7 @@ class Refused(ValueError):
     - `limit`: which one, in words.
     """
 
-    def __init__(self, text: str, limit: gpu.Limit):
+    def __init__(self, text: str, limit: launcher.Limit):
         super().__init__(text)
         self.limit = limit
 
@@ -37,8 +37,7 @@ def usable(implementations: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         name
         for name, entry in implementations.items()
-        if not isinstance(entry, gpu.Kernel)
-        or gpu.why_not(entry) is None
+        if not isinstance(entry, launcher.Kernel) or launcher.why_not(entry) is None
     )
 
 
@@ -56,21 +55,18 @@ def choose(
       run. If that is not a kernel, although there is one in Triton,
       this warns on a GPU, once for each reason.
     - `tensors`: those whose device and dtypes decide.
-    - `plain`: those that `torch.func` can transform; within `vmap`,
-      `grad` or `jacrev`, "auto" takes the last of them, and where
-      tangents are computed (`jvp`, `torch.autograd.forward_ad`), the
-      last that is not "efficient".
+    - `plain`: those that `torch.func` can transform; within `vmap`, `grad` or `jacrev`,
+      "auto" takes the last of them, and where tangents are computed (`jvp`,
+      `torch.autograd.forward_ad`), the last that is not "efficient".
     - `sizes`: those of the problem, by the names in `refuses`.
-    - Raises `ValueError` for an unknown name, for "triton" if there
-      is no kernel for these arguments, with the reason (`Refused` if
-      it is a limit of the kernel), and for what `torch.func` cannot
-      transform.
+    - Raises `ValueError` for an unknown name, for "triton" if there is no kernel for
+      these arguments, with the reason (`Refused` if it is a limit of the kernel), and
+      for what `torch.func` cannot transform.
     """
     if requested not in ("auto", *implementations):
         some = ", ".join(map(repr, implementations))
         raise ValueError(
-            f"{op}: expected implementation 'auto' or one of {some}, "
-            f"got {requested!r}"
+            f"{op}: expected implementation 'auto' or one of {some}, got {requested!r}"
         )
     if not all(x.numel() for x in tensors):
         return "naive", implementations["naive"]  # nothing to compute
@@ -91,7 +87,7 @@ def choose(
 
     def refusal(name: str) -> str | None:
         entry = implementations[name]
-        if not isinstance(entry, gpu.Kernel):
+        if not isinstance(entry, launcher.Kernel):
             return None
         dtypes = {x.dtype for x in tensors}
         return entry.refusal(device, dtypes, **sizes)
@@ -103,7 +99,7 @@ def choose(
     names = preferred(implementations, device)
     reasons: dict[str, str] = {}
     for name in names:
-        if name in KERNELS and gpu.takes("cpu"):
+        if name in KERNELS and launcher.takes("cpu"):
             continue
         reason = refusal(name)
         if reason is None:
@@ -117,7 +113,7 @@ def choose(
 
 def _loaded(entry: Any) -> Any:
     """The function, or the module, of an entry."""
-    return entry.load() if isinstance(entry, gpu.Kernel) else entry
+    return entry.load() if isinstance(entry, launcher.Kernel) else entry
 
 
 def _refuse(
@@ -125,18 +121,13 @@ def _refuse(
 ) -> None:
     """Say that a kernel cannot run, and what can."""
     able = [other for other in implementations if other not in KERNELS]
-    text = (
-        f"{op}: implementation {name!r} cannot run here: {reason}; "
-        f"{able[-1]!r} can"
-    )
-    if isinstance(reason, gpu.Limit):
+    text = f"{op}: implementation {name!r} cannot run here: {reason}; {able[-1]!r} can"
+    if isinstance(reason, launcher.Limit):
         raise Refused(text, reason)
     raise ValueError(text)
 
 
-def preferred(
-    implementations: Mapping[str, Any], device: torch.device
-) -> list[str]:
+def preferred(implementations: Mapping[str, Any], device: torch.device) -> list[str]:
     """What "auto" tries, in this order.
 
     The last implementation comes first, but on a GPU `PREFERRED` does

@@ -7,8 +7,7 @@ arguments of ours. What differs:
 - it multiplies queries by $K^{-1/2}$ unless told otherwise;
 - a state is `[batch, heads, key, value]`;
 - it takes the logarithm of a decay;
-- it divides by $z$ in the precision of the inputs, so $z$ is computed
-  here.
+- it divides by $z$ in the precision of the inputs, so $z$ is computed here.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.parts import autograd
 from fwlab.transforms import constant
 
@@ -37,12 +36,10 @@ are $-\infty$ is not a number.
 """
 
 
-def version() -> gpu.Version | None:
+def version() -> launcher.Version | None:
     """The version of flash-linear-attention; None = not installed."""
     # fla-core contains only the operations.
-    return gpu.version("flash-linear-attention") or gpu.version(
-        "fla-core"
-    )
+    return launcher.version("flash-linear-attention") or launcher.version("fla-core")
 
 
 @constant
@@ -50,16 +47,16 @@ def missing() -> str | None:
     """Why it cannot run on this machine at all; None = it can."""
     if (version() or ()) < OLDEST:
         return (
-            f"flash-linear-attention {gpu.dotted(OLDEST)} or newer "
+            f"flash-linear-attention {launcher.dotted(OLDEST)} or newer "
             'is not installed (pip install "fwlab[fla]")'
         )
-    if gpu.stands_in():  # it launches its kernels itself
+    if launcher.stands_in():  # it launches its kernels itself
         return "flash-linear-attention needs a GPU"
     return None
 
 
 @dataclass(frozen=True)
-class Borrowed(gpu.Kernel):
+class Borrowed(launcher.Kernel):
     """The entry of flash-linear-attention in the table of an operation.
 
     - `auto`: whether "auto" may choose it.
@@ -68,16 +65,12 @@ class Borrowed(gpu.Kernel):
     auto: bool = True
 
     def refusal(
-        self,
-        device: torch.device,
-        dtypes: set[torch.dtype],
-        **sizes: Any,
+        self, device: torch.device, dtypes: set[torch.dtype], **sizes: Any
     ) -> str | None:
         """Why it cannot compute this; None = it can."""
-        if device.type != gpu.device_type():
+        if device.type != launcher.device_type():
             return (
-                "flash-linear-attention needs a GPU, but the tensors "
-                f"are on {device}"
+                f"flash-linear-attention needs a GPU, but the tensors are on {device}"
             )
         return missing() or super().refusal(device, dtypes, **sizes)
 
@@ -91,9 +84,7 @@ def refuses(
 ) -> str | None:
     """What the additive rules cannot have, in words."""
     if full:
-        return (
-            "fwlab calls flash-linear-attention in half precision only"
-        )
+        return "fwlab calls flash-linear-attention in half precision only"
     if normalize and gates:
         return (
             "flash-linear-attention has no kernel for normalize=True "
@@ -113,10 +104,7 @@ def refuses_to_correct(
     if normalize:
         return "flash-linear-attention has no kernel for normalize=True"
     if key > WIDEST:
-        return (
-            f"flash-linear-attention takes keys of width up to "
-            f"{WIDEST}, got {key}"
-        )
+        return f"flash-linear-attention takes keys of width up to {WIDEST}, got {key}"
     return refuses(capability, full)
 
 
@@ -144,12 +132,7 @@ def additive(
 
 
 def correcting(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Tensor,
-    W: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, strength: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results of the chunked version."""
     beta = strength[..., 0]
@@ -161,10 +144,7 @@ def correcting(
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
         return _called(
-            chunk_gated_delta_rule,
-            *(q, k, v, W),
-            g=_logarithm(decay),
-            beta=beta,
+            chunk_gated_delta_rule, *(q, k, v, W), g=_logarithm(decay), beta=beta
         )
     from fla.ops.kda import chunk_kda
 
@@ -217,10 +197,7 @@ class _Once(torch.autograd.Function):
 
 
 ADDITIVE = Borrowed(__name__, "additive", refuses=refuses)
-# The derivative of a logarithm divides by the decay, here by 1 - beta.
-# So close to 1 the gradient of beta loses digits, and at 1 a part of it
-# is missing.
+# The derivative of a logarithm divides by the decay, here by 1 - beta. So close to 1
+# the gradient of beta loses digits, and at 1 a part of it is missing.
 GATED = replace(ADDITIVE, auto=False)
-CORRECTING = Borrowed(
-    __name__, "correcting", refuses=refuses_to_correct
-)
+CORRECTING = Borrowed(__name__, "correcting", refuses=refuses_to_correct)

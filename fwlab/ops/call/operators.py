@@ -1,10 +1,9 @@
 r"""Recurrences as operators of PyTorch, for calls that are traced.
 
-`torch.compile` and `torch.export` only trace a call, and tensors on the
-device "meta" have no data. Everything in a call is then traced as it
-is, except for its recurrence: an autograd function written by hand. It
-becomes the operator `torch.ops.fwlab.NAME`, one node of a graph. PyTorch
-knows three things about it:
+`torch.compile` and `torch.export` only trace a call, and tensors on the device "meta"
+have no data. Everything in a call is then traced as it is, except for its recurrence:
+an autograd function written by hand. It becomes the operator `torch.ops.fwlab.NAME`,
+one node of a graph. PyTorch knows three things about it:
 
 - what it computes: the forward pass of the function, whose results and
   all that it saves for the backward pass are one list;
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 
 #: Shapes in the list of results begin with this where there is no
 #: tensor (then 0), or one of the arguments or results (1 more than its
@@ -35,9 +34,9 @@ def traced(x: Any) -> bool:
         return True
     if type(x) is Tensor and not x.is_meta:
         return False
-    # `gpu.recording` works with tensors without data itself.
+    # `launcher.recording` works with tensors without data itself.
     fake = hasattr(x, "fake_mode")  # as those of torch.export
-    return (fake or x.is_meta) and not gpu.takes("meta")
+    return (fake or x.is_meta) and not launcher.takes("meta")
 
 
 class Context:
@@ -82,31 +81,27 @@ class Operator:
         self.count, self.results = schema.count(",") + 1, results
         self.tensors = schema.count("Tensor")
         self.shapes = shapes or self.compute
-        define(
-            self,
-            f"{schema}",
-            "Tensor[] saved, Tensor?[] gradients, bool[] needed",
-        )
+        define(self, f"{schema}", "Tensor[] saved, Tensor?[] gradients, bool[] needed")
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Called as the function's `apply`."""
         run = getattr(torch.ops.fwlab, self.name)
-        results = run(*given[: self.count])[: self.results]
+        results = run(*arguments[: self.count])[: self.results]
         return tuple(None if x.dim() == 9 else x for x in results)
 
-    def compute(self, *given: Any) -> tuple[Sequence, Sequence]:
+    def compute(self, *arguments: Any) -> tuple[Sequence, Sequence]:
         """Results and saved tensors of the forward pass."""
         ctx = Context()
-        results = self.function.forward(ctx, *given)
+        results = self.function.forward(ctx, *arguments)
         if isinstance(results, Tensor):
             results = (results,)
         return results, ctx.saved_tensors
 
-    def packed(self, compute: Callable, *given: Any) -> list[Tensor]:
+    def packed(self, compute: Callable, *arguments: Any) -> list[Tensor]:
         """The list of results of the operator."""
-        given = self.complete(given)
-        results, saved = compute(*given)
-        known = [id(x) for x in (*given[: self.tensors], *results)]
+        arguments = self.complete(arguments)
+        results, saved = compute(*arguments)
+        known = [id(x) for x in (*arguments[: self.tensors], *results)]
         out = []
         for x, own in (
             *((x, True) for x in results),
@@ -114,26 +109,24 @@ class Operator:
         ):
             if x is None or not own:
                 where = 0 if x is None else known.index(id(x)) + 1
-                x = given[0].new_empty((*NOWHERE, where))
+                x = arguments[0].new_empty((*NOWHERE, where))
             out.append(x)
         return out
 
-    def complete(self, given: Sequence[Any]) -> tuple[Any, ...]:
+    def complete(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """All arguments of the function."""
-        return (*map(contiguous, given), *self.fixed)
+        return (*map(contiguous, arguments), *self.fixed)
 
-    def forward(self, *given: Any) -> list[Tensor]:
+    def forward(self, *arguments: Any) -> list[Tensor]:
         """What the operator computes."""
-        return apart(self.packed(self.compute, *given), given)
+        return apart(self.packed(self.compute, *arguments), arguments)
 
-    def forward_shapes(self, *given: Any) -> list[Tensor]:
+    def forward_shapes(self, *arguments: Any) -> list[Tensor]:
         """The same without data."""
-        found = self.packed(self.shapes, *given)
-        return [x.new_empty(x.shape) for x in found]
+        results = self.packed(self.shapes, *arguments)
+        return [x.new_empty(x.shape) for x in results]
 
-    def save(
-        self, ctx: Any, inputs: tuple, output: list[Tensor]
-    ) -> None:
+    def save(self, ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
         """Keep the arguments, and what the function saves."""
         made = []
         for x in output[self.results :]:
@@ -149,19 +142,13 @@ class Operator:
         """The call of `NAME_backward`."""
         refuse_second()
         tensors = ctx.saved_tensors
-        given, made = tensors[: self.tensors], tensors[self.tensors :]
+        arguments, made = tensors[: self.tensors], tensors[self.tensors :]
         needed = list(ctx.needs_input_grad[: self.tensors])
         run = getattr(torch.ops.fwlab, f"{self.name}_backward")
-        found = iter(
-            run(
-                *given,
-                *ctx.options,
-                made,
-                gradients[: self.results],
-                needed,
-            )
+        pulled = iter(
+            run(*arguments, *ctx.options, made, gradients[: self.results], needed)
         )
-        each = [next(found) if need else None for need in needed]
+        each = [next(pulled) if need else None for need in needed]
         return (*each, *[None] * len(ctx.options))
 
     def backward(self, *packed: Any) -> list[Tensor]:
@@ -171,28 +158,24 @@ class Operator:
         the results, and for each tensor whether it needs one.
         """
         *inputs, saved, gradients, needed = packed
-        given = self.complete(inputs)
+        arguments = self.complete(inputs)
         ctx = Context()
-        ctx.options, ctx.needs_input_grad = (
-            given[self.tensors :],
-            needed,
-        )
+        ctx.options, ctx.needs_input_grad = (arguments[self.tensors :], needed)
         ctx.saved_tensors = [
-            (None, *given)[x.shape[-1]] if x.dim() == 9 else x
-            for x in saved
+            (None, *arguments)[x.shape[-1]] if x.dim() == 9 else x for x in saved
         ]
-        found = self.function.backward(ctx, *gradients)
+        pulled = self.function.backward(ctx, *gradients)
         wanted = [
             torch.zeros_like(x) if dx is None else dx
-            for x, dx, need in zip(given, found, needed)  # noqa: B905
+            for x, dx, need in zip(arguments, pulled, needed)  # noqa: B905
             if need
         ]
-        return apart(wanted, [*given, *saved, *gradients])
+        return apart(wanted, [*arguments, *saved, *gradients])
 
     def backward_shapes(self, *packed: Any) -> list[Tensor]:
         """The same without data."""
-        *given, _, _, needed = packed
-        pairs = zip(given, needed)  # noqa: B905
+        *arguments, _, _, needed = packed
+        pairs = zip(arguments, needed)  # noqa: B905
         return [x.new_empty(x.shape) for x, need in pairs if need]
 
 
@@ -241,7 +224,7 @@ def define(new: Any, schema: str, more: str) -> None:
         return
 
     def now(method: str) -> Callable:
-        return lambda *given: getattr(known[name], method)(*given)
+        return lambda *arguments: getattr(known[name], method)(*arguments)
 
     for suffix, arguments, run in (
         ("", schema, "forward"),
@@ -250,14 +233,10 @@ def define(new: Any, schema: str, more: str) -> None:
         full = name + suffix
         library.define(f"{full}({arguments}) -> Tensor[]")
         library.impl(full, now(run), "CompositeExplicitAutograd")
-        torch.library.register_fake(
-            f"fwlab::{full}", now(f"{run}_shapes"), lib=library
-        )
+        torch.library.register_fake(f"fwlab::{full}", now(f"{run}_shapes"), lib=library)
     torch.library.register_autograd(
         f"fwlab::{name}",
         now("differentiate"),
-        setup_context=lambda ctx, inputs, output: known[name].save(
-            ctx, inputs, output
-        ),
+        setup_context=lambda ctx, inputs, output: known[name].save(ctx, inputs, output),
         lib=library,
     )

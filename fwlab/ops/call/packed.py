@@ -1,11 +1,10 @@
 r"""Packed sequences: documents of any length, one after another.
 
-An operation computes sequences of equal length, each with a state of
-its own. So every document becomes a row of a batch, padded with steps
-that change no state, and the results go back to their places. Documents
-of similar length share a batch: all batches together have at most twice
-as many steps as the documents, and there are at most
-$1 + \log_2(\text{longest} / \text{shortest})$ of them.
+An operation computes sequences of equal length, each with a state of its own. So every
+document becomes a row of a batch, padded with steps that change no state, and the
+results go back to their places. Documents of similar length share a batch: all batches
+together have at most twice as many steps as the documents, and there are at most $1 +
+\log_2(\text{longest} / \text{shortest})$ of them.
 """
 
 import math
@@ -24,16 +23,12 @@ def lengths(op: str, cu_seqlens: Tensor, time: int) -> list[int]:
     """The length of each document; this waits for the device."""
     if cu_seqlens.is_meta:
         raise ValueError(
-            f"{op}: expected cu_seqlens with values, got a tensor on "
-            "the device 'meta'"
+            f"{op}: expected cu_seqlens with values, got a tensor on the device 'meta'"
         )
     # Not `tolist`, which `torch.func` cannot call in PyTorch 2.6.
     borders = [int(border) for border in cu_seqlens.cpu()]
     if borders[0] != 0:
-        raise ValueError(
-            f"{op}: expected cu_seqlens to begin with 0, "
-            f"got {borders[0]}"
-        )
+        raise ValueError(f"{op}: expected cu_seqlens to begin with 0, got {borders[0]}")
     for start, stop in pairwise(borders):
         if stop < start:
             raise ValueError(
@@ -51,27 +46,26 @@ def lengths(op: str, cu_seqlens: Tensor, time: int) -> list[int]:
 def batches(lengths: Sequence[int]) -> list[list[int]]:
     """The documents that share a batch, as indices, longest first.
 
-    A batch takes documents while at least half of its steps are real.
-    So the longest one of the next batch is less than half as long.
-    Empty documents are in no batch.
+    A batch takes documents while at least half of its steps are real. So the longest
+    one of the next batch is less than half as long. Empty documents are in no batch.
     """
     order = sorted(
         (i for i, length in enumerate(lengths) if length),
         key=lengths.__getitem__,
         reverse=True,
     )
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     padded = real = 0
     for i in order:
         real += lengths[i]
-        if found:
-            padded += lengths[found[-1][0]]
-        if found and padded <= 2 * real:
-            found[-1].append(i)
+        if groups:
+            padded += lengths[groups[-1][0]]
+        if groups and padded <= 2 * real:
+            groups[-1].append(i)
         else:
-            found.append([i])
+            groups.append([i])
             padded = real = lengths[i]
-    return found
+    return groups
 
 
 def by_document(
@@ -107,37 +101,33 @@ def by_document(
         ]
     )
 
-    def run(**given: Any) -> tuple[Tensor, ...]:
-        device = next(iter(given.values())).device
+    def run(**tensors: Any) -> tuple[Tensor, ...]:
+        device = next(iter(tensors.values())).device
         order, place = by_group.to(device), by_step.to(device)
         parts: dict[str, Sequence[Tensor]] = {}
-        for name, x in given.items():
+        for name, x in tensors.items():
             if name in states:
                 x = x.index_select(0, order)
                 parts[name] = x.split([*map(len, groups), len(idle)])
             elif isinstance(x, Tensor):
-                rows = x.new_full(
-                    (total, *x.shape[2:]), fills.get(name, 0)
-                ).index_copy(0, place, x.flatten(0, 1))
+                rows = x.new_full((total, *x.shape[2:]), fills.get(name, 0)).index_copy(
+                    0, place, x.flatten(0, 1)
+                )
                 parts[name] = [
                     part.unflatten(0, shape)
                     for part, shape in zip(
-                        rows.split([*map(math.prod, shapes)]),
-                        shapes,
-                        strict=True,
+                        rows.split([*map(math.prod, shapes)]), shapes, strict=True
                     )
                 ]
-        found = [
-            compute(**given | {n: part[i] for n, part in parts.items()})
+        computed = [
+            compute(**tensors | {n: part[i] for n, part in parts.items()})
             for i in range(len(groups))
         ]
-        y = torch.cat([rows.flatten(0, 1) for rows, *_ in found])
+        y = torch.cat([rows.flatten(0, 1) for rows, *_ in computed])
         unchanged = [parts[n][-1] for n in states if n in parts]
         after = (
             torch.cat(each).index_select(0, order.argsort())
-            for each in zip(
-                *(after for _, *after in found), unchanged, strict=True
-            )
+            for each in zip(*(after for _, *after in computed), unchanged, strict=True)
         )
         return y.index_select(0, place)[None], *after
 

@@ -12,12 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab.feature_maps import (
-    FeatureMap,
-    Identity,
-    l2_normalize,
-    unit_range,
-)
+from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
 from fwlab.ops.call import checks
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
@@ -61,10 +56,9 @@ class Rule(Operation):
     r"""A rule $W_t = f(W_{t-1}, k_t, v_t, \text{gates}_t)$.
 
     - `gates`: what it takes besides `q`, `k` and `v`, in this order.
-    - `inputs`: the inputs of its recurrence. It takes `q`, `k`, `v` and
-      the gates by name, and returns `decay`, `strength`, `ask` and
-      others by name; what it leaves out stays as it is, and a gate goes
-      nowhere else.
+    - `inputs`: the inputs of its recurrence. It takes `q`, `k`, `v` and the gates by
+      name, and returns `decay`, `strength`, `ask` and others by name; what it leaves
+      out stays as it is, and a gate goes nowhere else.
     - `corrects`: whether it writes the difference between the value and
       what the key retrieves.
     - `steps`: how many steps of the recurrence a token usually takes,
@@ -126,8 +120,7 @@ class Rule(Operation):
 
         - `options`: optional gates that it also makes, with their
           dimensions after batch and time.
-        - `sizes`: `batch`, `time`, `heads`, `key` and `value`, perhaps
-          `steps`.
+        - `sizes`: `batch`, `time`, `heads`, `key` and `value`, perhaps `steps`.
         - Returns `q` and `k` of length 1, `v`, and the gates.
         """
         options, sizes = options or {}, {"steps": self.steps} | sizes
@@ -137,9 +130,7 @@ class Rule(Operation):
             if name in options:
                 dims = f"batch time {options[name]}"
             shape = [sizes[dim] for dim in dims.split()]
-            draw = torch.randn(
-                shape, generator=generator, dtype=torch.float64
-            )
+            draw = torch.randn(shape, generator=generator, dtype=torch.float64)
             if name in self.gates:
                 draw = self.gates[name].of(draw)
             x[name] = draw if name not in "qk" else l2_normalize(draw)
@@ -209,13 +200,7 @@ class Rule(Operation):
         own = name == "triton"
         start = None
         as_one = call.hidden or (name == "fla" and traced(q))
-        if (
-            not own
-            or state is not None
-            or normalize
-            or call.lengths
-            or as_one
-        ):
+        if not own or state is not None or normalize or call.lengths or as_one:
             start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
@@ -247,16 +232,12 @@ class Rule(Operation):
             alone = group == 1 and call.lengths is None
             fades = normalize and "log_decay" in self.gates
             if fades or not alone:
-                compute = self._wrapped(
-                    call, compute, name, dims, group, fades
-                )
+                compute = self._wrapped(call, compute, name, dims, group, fades)
             elif name != "naive":
                 x = self._recurrence(**x)
             x |= options if by_kernel else {}
             memory = (
-                start._asdict()
-                if isinstance(start, NormalizedState)
-                else {"W": start}
+                start._asdict() if isinstance(start, NormalizedState) else {"W": start}
             )
             y, *after = compute(**x, **memory)
             y = call.masked(last_steps(y, call.like.shape[1]))
@@ -281,13 +262,9 @@ class Rule(Operation):
         """
         # In a masked step all inputs are 0: a zero key writes nothing,
         # and a log decay of 0 keeps the state.
-        x = {
-            name: call.masked(part) for name, part in call.given.items()
-        }
+        x = {name: call.masked(part) for name, part in call.tensors.items()}
         if features is not None:
-            x |= {
-                part: features(x[part].to(call.dtype)) for part in "qk"
-            }
+            x |= {part: features(x[part].to(call.dtype)) for part in "qk"}
         if normalize:
             x["q"] = unit_range(x["q"])
             if scale is not None:  # its size cancels in the quotient
@@ -305,9 +282,7 @@ class Rule(Operation):
     def _recurrence(self, **x: Any) -> dict[str, Any]:
         """The inputs of the recurrence for those of the rule."""
         rest = {n: part for n, part in x.items() if n not in self.gates}
-        return (
-            {"decay": None, "strength": None} | rest | self.inputs(**x)
-        )
+        return {"decay": None, "strength": None} | rest | self.inputs(**x)
 
     def _wrapped(
         self,
@@ -326,9 +301,7 @@ class Rule(Operation):
 
         run = compute if name == "naive" else recurrence
         if fades:
-            run = units.in_range(
-                run, self.gates, self.inputs, self.corrects
-            )
+            run = units.in_range(run, self.gates, self.inputs, self.corrects)
         if group > 1:
             run = grouped(run, group, dims)
         # As a masked step: all its inputs are 0, and it keeps the state.
@@ -376,15 +349,10 @@ def grouped(
 
     - `dims`: the dimensions of each argument but the states, in words.
     """
-    place = {
-        n: words.split().index("heads")
-        for n, words in dims.items()
-        if n != "q"
-    }
+    place = {n: words.split().index("heads") for n, words in dims.items() if n != "q"}
     place |= {"W": 1, "z": 1, "ask": place.get("ask", 2)}
 
-    # Copies of one memory stay equal, so the first is enough
-    # afterwards.
+    # Copies of one memory stay equal, so the first is enough afterwards.
     def run(q: Tensor, **others: Any) -> tuple[Tensor, ...]:
         copies = {
             name: x.repeat_interleave(group, place[name])

@@ -44,11 +44,11 @@ def call(
     """
     parts = tuple(start) if isinstance(start, tuple) else (start,)
     names = [n for n, x in tensors.items() if x is not None]
-    given = [*parts, *(tensors[n] for n in names)]
-    missing = [None] * (TENSORS - len(given))
+    arguments = [*parts, *(tensors[n] for n in names)]
+    missing = [None] * (TENSORS - len(arguments))
     rest = [(DEFAULTS | options)[name] for name in OPTIONS]
     about = (op, " ".join(names), list(like.shape), *rest)
-    y, *after = _operator(*given, *missing, *about)
+    y, *after = _operator(*arguments, *missing, *about)
     if not return_state:
         return y
     if not isinstance(start, tuple):
@@ -82,25 +82,21 @@ def _sorted(tensors: list[Any], names: str) -> tuple[list, dict]:
     """The parts of the state, and the other tensors by name."""
     each = [x for x in tensors if x is not None]
     count = len(each) - len(names.split())
-    return each[:count], dict(
-        zip(names.split(), each[count:], strict=True)
-    )
+    return each[:count], dict(zip(names.split(), each[count:], strict=True))
 
 
 class _Call(torch.autograd.Function):
     """What the operator computes; it is never applied itself."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
         """Keep the arguments alone."""
-        tensors, about = [*given[:TENSORS]], given[TENSORS:]
+        tensors, about = [*arguments[:TENSORS]], arguments[TENSORS:]
         ctx.save_for_backward(*tensors)
         return _called(tensors, *about)
 
     @staticmethod
-    def backward(
-        ctx: Any, *gradients: Tensor | None
-    ) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         """Autograd, through another call."""
         return autograd.pull_back(
             lambda *tensors: _called([*tensors], *ctx.options),
@@ -110,9 +106,9 @@ class _Call(torch.autograd.Function):
         )
 
 
-def _shapes(*given: Any) -> tuple[Any, Any]:
+def _shapes(*arguments: Any) -> tuple[Any, Any]:
     """What the operator returns and what it saves, without data."""
-    tensors, (_, names, size, *_) = given[:TENSORS], given[TENSORS:]
+    tensors, (_, names, size, *_) = arguments[:TENSORS], arguments[TENSORS:]
     parts, named = _sorted([*tensors], names)
     like = named["a" if "a" in named else "v"]
     after = [torch.empty_like(x) for x in parts]

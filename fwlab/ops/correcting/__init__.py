@@ -3,7 +3,7 @@
 from typing import Any
 
 from fwlab.ops.additive import too_wide
-from fwlab.ops.call import fla, gpu
+from fwlab.ops.call import fla, launcher
 from fwlab.ops.correcting import chunked, efficient
 
 
@@ -27,7 +27,7 @@ FORMS: dict[str, Any] = {
     "fla": fla.CORRECTING,
     # Both kinds of kernels are behind one function, which chooses by
     # length.
-    "triton": gpu.Kernel(
+    "triton": launcher.Kernel(
         "fwlab.ops.correcting.kernels",
         "correcting",
         minimum=(7, 5),

@@ -96,15 +96,9 @@ def before(x: Tensor) -> Tensor:
 
 
 def normalized_correcting(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Any,
-    W: Tensor,
-    z: Tensor,
-    ask: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+    strength: Any, W: Tensor, z: Tensor, ask: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Both readings are divided by what the same key reads in $z$.
 
     In (d1) the keys that retrieve, `ask`, are divided by

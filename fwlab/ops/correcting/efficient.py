@@ -10,10 +10,9 @@ $$(I + L \beta)\, E = V - \gamma \bar K W^\top \tag{d4}$$
 
 where $\beta$ scales columns. The rows $\bar K$, by which the memory is
 queried, are the keys that ask: $R$ of (d0). With attention
-normalisation, Eq. 27 divides what is retrieved by
-$z_{i-1} \cdot \phi(k_i)$. That is to query with
-$\bar k_i = \phi(k_i) / (z_{i-1} \cdot \phi(k_i))$, and to write with
-$\phi(k_i)$ as before.
+normalisation, Eq. 27 divides what is retrieved by $z_{i-1} \cdot
+\phi(k_i)$. That is to query with $\bar k_i = \phi(k_i) / (z_{i-1} \cdot
+\phi(k_i))$, and to write with $\phi(k_i)$ as before.
 """
 
 from typing import Any
@@ -140,15 +139,9 @@ def correcting(
 
 
 def normalized_correcting(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    strength: Any,
-    W: Tensor,
-    z: Tensor,
-    ask: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+    strength: Any, W: Tensor, z: Tensor, ask: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""The sums with $z$ are a sum rule of their own.
 
     $z$ of Eq. 18 is a memory with one row, into which every key writes
@@ -174,7 +167,7 @@ def normalized_correcting(
     return divide(y, total), W, after[:, :, 0]  # Eq. 28
 
 
-def _in_double(*given: Tensor | None) -> Any:
+def _in_double(*inputs: Tensor | None) -> Any:
     """The same in float64, whose range is large enough."""
-    wide: Any = [x if x is None else x.double() for x in given]
+    wide: Any = [x if x is None else x.double() for x in inputs]
     return tuple(x.float() for x in normalized_correcting(*wide))

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.ops.additive.kernels import Chunked, Form, operator
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
-from fwlab.ops.parts.kernels import (
+from fwlab.ops.triton_tiles import (
     causal_mask,
     contiguous,
     features,
@@ -134,16 +134,9 @@ def prepare(
     G = causal_mask(C)
     if decay is not None:
         G = put_decays(
-            decay,
-            gammas,
-            products,
-            index,
-            origin,
-            t,
-            remaining,
-            heads,
+            decay, gammas, products, index, origin, t, remaining, heads,
             C,
-        )
+        )  # fmt: skip
     A = tl.where(t[:, None] > t[None, :], A * G, 0.0)
     A *= scalars(beta, origin, t, remaining, heads, 0.0)[None, :]
     x = inverse(A, C, PRECISION)
@@ -152,15 +145,9 @@ def prepare(
 
 
 def solve(
-    q: Tensor,
-    k: Tensor,
-    decay: Tensor | None,
-    gammas: Tensor | None,
-    products: Tensor | None,
-    beta: Tensor,
-    form: Form,
-    nu: int,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    q: Tensor, k: Tensor, decay: Tensor | None, gammas: Tensor | None,
+    products: Tensor | None, beta: Tensor, form: Form, nu: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """The inverses of all chunks, `[chunks * batch * heads, C, C]`."""
     batch, time, heads, d = k.shape
     programs = batch * heads
@@ -170,18 +157,13 @@ def solve(
         beta.new_empty(beta.shape, dtype=torch.float32) if nu else None
         for _ in range(2)
     ]
-    gpu.launch(
-        prepare,
-        (n,),
+    launcher.launch(
+        prepare, (n,),
         *(q, k, decay, gammas, products, beta, *totals, X),
-        *(time, heads, programs),
-        K=K,
-        BK=padded_width(K),
-        C=form.C,
-        NU=nu,
-        PRECISION=precision(k.dtype),
+        *(time, heads, programs), K=K, BK=padded_width(K), C=form.C,
+        NU=nu, PRECISION=precision(k.dtype),
         warps=1 if K <= 128 and form.C < 64 and not nu else 4,
-    )
+    )  # fmt: skip
     return X, totals[0], totals[1]
 
 
@@ -337,18 +319,12 @@ class _Steps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        beta: Tensor,
-        W: Tensor | None,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+        beta: Tensor, W: Tensor | None, keep: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """For the backward pass, keep a state every few steps."""
-        given = q, k, v, decay, beta, W
-        q, k, v, decay, beta, W = contiguous(*given)
+        inputs = q, k, v, decay, beta, W
+        q, k, v, decay, beta, W = contiguous(*inputs)
         batch, time, heads, K = q.shape
         V, programs = v.shape[-1], batch * heads
         y, shape = torch.empty_like(v), (batch, heads, V, K)
@@ -357,7 +333,7 @@ class _Steps(torch.autograd.Function):
         if keep:
             n = chunks.count(time, segment(time))
             states = W_end.new_empty(n, *shape)
-        gpu.launch(
+        launcher.launch(
             steps,
             (programs, chunks.count(V, rows_of_W(K, V))),
             *(q, k, v, decay, beta, W, y, states, W_end, time, heads),
@@ -393,7 +369,7 @@ class _Steps(torch.autograd.Function):
         scratch = states.new_empty(
             min(segment(time), time), *states.shape[1:]
         )
-        gpu.launch(
+        launcher.launch(
             steps_backward,
             (programs, parts),
             *(q, k, v, decay, beta, dy, states, dW_end),
@@ -443,7 +419,7 @@ _step_operator = Operator(
 
 def _is_short(q: Tensor) -> bool:
     """Whether the recurrence is computed step by step."""
-    old = gpu.capability(q.device) < gpu.TENSOR_CORES
+    old = launcher.capability(q.device) < launcher.TENSOR_CORES
     return q.shape[1] <= SHORT or old
 
 
@@ -466,11 +442,11 @@ def correcting(
         phi, nu = DPFP(nu), 0
         q, k = (sum_normalize(phi(x.float())) for x in (q, k))
     decay, beta = per_head(decay), per_head(strength)
-    given = (*one_precision(q, k, v), decay, beta, W)
-    keep = autograd.will_go_back(*given)
+    inputs = (*one_precision(q, k, v), decay, beta, W)
+    keep = autograd.will_go_back(*inputs)
     if _is_short(q):
         run = _step_operator if traced(q) else _Steps.apply
-        return run(*given, keep)
+        return run(*inputs, keep)
     run = _operator if traced(q) else Chunked.apply
-    y, W, _ = run(*given, None, nu, keep, solve)
+    y, W, _ = run(*inputs, None, nu, keep, solve)
     return y, W

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import checks, gpu
+from fwlab.ops.call import checks, launcher
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.operators import traced
 from fwlab.ops.feedback import efficient, naive
@@ -51,7 +51,7 @@ FEEDBACK = Operation(
     implementations={
         "naive": naive.feedback,
         "efficient": efficient.feedback,
-        "triton": gpu.Kernel(
+        "triton": launcher.Kernel(
             "fwlab.ops.feedback.kernels",
             "feedback",
             minimum=(7, 5),
@@ -143,7 +143,7 @@ def feedback(
         factors = None  # nothing to drop
     elif dropout and name == "naive":
         compute = _one_by_one
-    given = weights._replace(
+    converted = weights._replace(
         **{
             name: w.to(call.dtype)
             for name, w in weights._asdict().items()
@@ -161,7 +161,7 @@ def feedback(
         if key_mask is not None:  # real tokens first, in their order
             order = torch.argsort(~key_mask, dim=1, stable=True)
             wide, *by_step = (_take(s, order) for s in (wide, *by_step))
-        y, k, v = compute(wide, given, heads, *start, *by_step)
+        y, k, v = compute(wide, converted, heads, *start, *by_step)
         if order is not None:
             y = _take(y, order.argsort(1))
         if not return_state:
@@ -172,14 +172,9 @@ def feedback(
 
 
 def _one_by_one(
-    x: Tensor,
-    weights: FeedbackWeights,
-    heads: int,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    factors: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
+    v: Tensor, mask: Tensor | None, factors: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The naive version, with other weights for every single step.
 
     A factor multiplies a row of the matrix before it, or a column of

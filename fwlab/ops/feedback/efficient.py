@@ -36,6 +36,7 @@ the result of GELU, and what the MLP adds. Both passes get the same
 ones.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,9 @@ BLOCK = 32
 
 #: Steps from which transposing the weights pays.
 MANY = 8
+
+#: What belongs to one layer or step: see `_each`.
+Rows = tuple[Tensor, ...]
 
 
 def rotate(u: Tensor, table: Tensor) -> Tensor:
@@ -87,21 +91,11 @@ class Forward:
     lse: Tensor | None = None
 
     def __init__(
-        self,
-        x: Tensor,
-        past: Tensor,
-        hidden: Tensor | None,
-        alpha: Tensor,
-        to_q: Tensor,
-        positions: Tensor,
-        to_kv: Tensor,
-        to_out: Tensor,
-        expand: Tensor,
-        contract: Tensor,
-        factors: Tensor | None,
-        normalize: bool,
-        keep: bool,
-    ):
+        self, x: Tensor, past: Tensor, hidden: Tensor | None,
+        alpha: Tensor, to_q: Tensor, positions: Tensor, to_kv: Tensor,
+        to_out: Tensor, expand: Tensor, contract: Tensor,
+        factors: Tensor | None, normalize: bool, keep: bool,
+    ):  # fmt: skip
         r"""
         - `x`: `[batch, time, d]`.
         - `past`: `[2, groups, batch, heads, past, key]`, keys and
@@ -140,17 +134,20 @@ class Forward:
         steps = _each(self.x.transpose(0, 1), y.transpose(0, 1))
         for t, (x_t, y_t) in enumerate(steps):
             index, n = t if self.keep else 0, self.past + t
-            self.now = _each(*self.kv[..., :n, :])
-            self.r_now = self.r[len(self.r) - n :].T
-            self.t = t
+            seen = _each(*self.kv[..., :n, :])
             self.states[0, index] = x_t
-            new = self.step(index)
+            new = self.step(index, t, seen, self.r[len(self.r) - n :].T)
             y_t.copy_(self.states[-1, index])
             self.kv_split[..., n, :] = new
         return y
 
-    def step(self, index: int) -> Tensor:
-        """All layers, for the input in `states[0, index]`.
+    def step(
+        self, index: int, t: int, seen: Sequence[Rows], r: Tensor
+    ) -> Tensor:
+        """All layers, for the input of step `t` in `states[0, index]`.
+
+        - `seen`: keys and values before it, by group; `r`: the keys of
+          their distances, `[key, memories]`.
 
         Returns keys and values of the memory of this step,
         `[2, groups, batch, heads, key]`.
@@ -159,10 +156,11 @@ class Forward:
         layers = _each(states[:-1], states[1:], self.attended[:, index])
         for l, (x_l, above, z) in enumerate(layers):
             to_q, to_out, expand, contract = self.weights[l]
-            self.attend(l, torch.mm(_norm(x_l)[0], to_q), z)
+            q = torch.mm(_norm(x_l)[0], to_q)
+            self.attend(l, q, z, seen, r)
             f_z = f_h = f_y = None
             if self.factors is not None:
-                f_z, f_h, f_y = (f[l, self.t] for f in self.factors)
+                f_z, f_h, f_y = (f[l, t] for f in self.factors)
             x_l = _add(x_l, z, to_out, f_z)  # Eq. f6
             h = torch.mm(_norm(x_l)[0], expand)
             h = torch.nn.functional.gelu(h)
@@ -176,14 +174,21 @@ class Forward:
         new = new.view(batch, 2, groups, heads, key)
         return new.permute(1, 2, 0, 3, 4)
 
-    def attend(self, l: int, q: Tensor, z: Tensor) -> None:
+    def attend(
+        self,
+        l: int,
+        q: Tensor,
+        z: Tensor,
+        seen: Sequence[Rows],
+        r: Tensor,
+    ) -> None:
         """Eqs. f4 and f5; `q` and `z`: `[batch, d]`."""
-        K, V = self.now[self.group_of[l]]
+        K, V = seen[self.group_of[l]]
         if K.shape[1] == 0:
             z.zero_()  # nothing to attend to
             return
         q = q.view(len(K), -1)
-        a = torch.mm(q, self.r_now).unsqueeze(1)
+        a = torch.mm(q, r).unsqueeze(1)
         a.baddbmm_(q.unsqueeze(1), K.mT)  # Eq. f4
         a = _softmax(a, self.hidden)
         torch.bmm(a, V, out=z.view(len(K), 1, -1))  # Eq. f5
@@ -193,16 +198,16 @@ class _Feedback(torch.autograd.Function):
     """The whole loop over time, with a hand-written gradient."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         """The arguments of the first of two loops, and both loops."""
-        *inputs, loops = given
+        *inputs, loops = arguments
         f = loops[0](*inputs)
         y = f.run()
         if f.keep:
             ctx.save_for_backward(
                 *inputs[2:11], f.states, f.attended, f.kv, f.lse
             )
-        ctx.options = given[11:]
+        ctx.options = arguments[11:]
         ctx.set_materialize_grads(False)
         return y, f.kv
 
@@ -352,65 +357,73 @@ class Backward:
     def loop(self) -> None:
         """Blocks of steps, the last one first."""
         layers, time = self.attended.shape[:2]
-        self.weights = _each(
+        weights = _each(
             self.contract, self.expand, self.to_out, self.to_qu
         )
         rows, key = self.q.shape[1::2]
         by_head = (layers, time, rows, 1, key)
-        parts = (
+        rooms = (
             self.dx[1:], self.dh, self.d_middle, self.dx[:-1],
             self.attended.view(by_head),
             self.dz.transpose(1, 2).unsqueeze(3),
             self.d_qu.flatten(3),
             self.d_qu.view(layers, time, rows, -1),
         )  # fmt: skip
-        self.parts = [_each(*part) for part in _each(*parts)]
-        norms = (*self.middle_norm, *self.x_norm)
-        self.norms = [_each(*part) for part in _each(*norms)]
+        steps = [_each(*room) for room in _each(*rooms)]
+        norms = [
+            _each(*part)
+            for part in _each(*self.middle_norm, *self.x_norm)
+        ]
         # A row times them is faster this way.
         keys, values = self.kv[0], self.kv[1].mT.contiguous()
         for start in reversed(range(0, time, BLOCK)):
             stop = min(start + BLOCK, time)
-            self.attention_weights(start, stop)
+            pairs = self.attention_weights(start, stop)
             old = self.past + start
             later = self.dkv_split[..., old : self.past + stop, :]
             self.d_new[start:stop] = later.permute(4, 2, 0, 1, 3, 5)
             for t in reversed(range(start, stop)):
                 n, i = self.past + t, t - start
-                self.memory(t, start, stop)
-                self.now = _each(keys[:, :, :n], values[..., :n])
-                self.pairs = _each(
-                    *self.pairs_of_block[..., i : i + 1, :n]
-                )
-                self.back_now = self.back[len(self.back) - n :]
+                self.memory(t, pairs[:, :, :, i + 1 :, n])
+                seen = _each(keys[:, :, :n], values[..., :n])
+                row = _each(*pairs[..., i : i + 1, :n])
+                back = self.back[len(self.back) - n :]
                 for l in reversed(range(layers)):
-                    self.layer(l, t, old if l == 0 else 0)
-            self.older(start, stop)
+                    self.layer(
+                        l, t, weights[l], steps[l][t], norms[l][t],
+                        seen[self.group_of[l]], row[l], back,
+                        old if l == 0 else 0,
+                    )  # fmt: skip
+            self.older(start, stop, *pairs)
 
-    def attention_weights(self, start: int, stop: int) -> None:
-        """The weights $p$ of a block of queries, and zeros for $da$."""
+    def attention_weights(self, start: int, stop: int) -> Tensor:
+        """Zeros for $da$, and the weights $p$ of a block of queries.
+
+        - Returns `[2, layers, batch * heads, steps, memories]`.
+        """
         old, n = self.past + start, self.past + stop
         shape = (2, *self.q.shape[:2], stop - start, n)
-        self.pairs_of_block = pairs = self.kv.new_zeros(shape)
-        self.da, self.p = pairs
-        self.columns = pairs.flatten(0, 2)
-        q = self.q[:, :, start:stop]
+        pairs = self.kv.new_zeros(shape)
+        q, p = self.q[:, :, start:stop], pairs[1]
         u = rotate(q @ self.positions, self.table[old:n])
-        torch.matmul(u, self.table[:n].T, out=self.p)  # (g1)
+        torch.matmul(u, self.table[:n].T, out=p)  # (g1)
         for l, group in enumerate(self.group_of):
             K = self.kv[0, group, :, :n]
-            self.p[l].baddbmm_(q[l], K.mT)  # Eq. f4
-            self.p[l] = _causal_softmax(self.p[l], old, self.hidden)
+            p[l].baddbmm_(q[l], K.mT)  # Eq. f4
+            p[l] = _causal_softmax(p[l], old, self.hidden)
+        return pairs
 
-    def memory(self, t: int, start: int, stop: int) -> None:
-        """Back through Eqs. f2 and f1: from keys, values to states."""
-        n, layers, new = self.past + t, len(self.q), self.d_new[t]
-        if t + 1 < stop:
+    def memory(self, t: int, later: Tensor) -> None:
+        """Back through Eqs. f2 and f1: from keys, values to states.
+
+        - `later`: the pairs of this memory with later steps of the
+          block, `[2, layers, batch * heads, steps]`.
+        """
+        layers, new, steps = len(self.q), self.d_new[t], later.shape[-1]
+        if steps:
             pulled = torch.bmm(
-                self.columns[:, t + 1 - start :, n]
-                .unsqueeze(1)
-                .contiguous(),
-                self.vectors[:, t + 1 : stop],
+                later.flatten(0, 2).unsqueeze(1).contiguous(),
+                self.vectors[:, t + 1 : t + 1 + steps],
             )  # (g4)
             pulled = pulled.view(2, layers, *self.split, -1)
             if layers > new.shape[2]:  # all layers share a projection
@@ -422,16 +435,23 @@ class Backward:
         self.d_m[t] = dm
         self.dx[:, t].addcmul_(self.alpha, dm)
 
-    def layer(self, l: int, t: int, first: int) -> None:
+    def layer(
+        self, l: int, t: int, weights: Rows, step: Rows, norms: Rows,
+        seen: Rows, pairs: Rows, back: Tensor, first: int,
+    ) -> None:  # fmt: skip
         """Back through Eqs. f7 to f4: from a state to the one below.
 
         The query of the lowest layer depends on $x$ alone, so no
         earlier step needs its gradient: (g3) is computed only for the
-        keys of the block.
+        keys of the block, from `first` on.
+
+        - `weights`, `step`, `norms`: what belongs to this layer, and
+          to this step: room for gradients, and what norms have saved.
+        - `seen`: keys and values before it; `pairs`: $da$ and $p$;
+          `back`: the positions of their distances.
         """
-        contract, expand, to_out, to_qu = self.weights[l]
-        up, dh, below, dx, z, dz_t, d_qu, d_heads = self.parts[l][t]
-        norms = self.norms[l][t]
+        contract, expand, to_out, to_qu = weights
+        up, dh, below, dx, z, dz_t, d_qu, d_heads = step
         dh.mul_(torch.mm(self.dropped(2, up, l, t), contract))
         dn = torch.mm(dh, expand)
         torch.add(up, _norm_backward(dn, *norms[:3]), out=below)
@@ -440,7 +460,7 @@ class Backward:
         dz = dz.view(z.shape)
         dz_t.copy_(dz)
 
-        (K, V), (da, p) = self.now[self.group_of[l]], self.pairs[l]
+        (K, V), (da, p) = seen, pairs
         if first:
             V, da, p = V[..., first:], da[..., first:], p[..., first:]
         if V.shape[-1] == 0:
@@ -451,29 +471,31 @@ class Backward:
         if l == 0:
             return
         dq = torch.bmm(da, K).squeeze(1)
-        du = torch.mm(da.squeeze(1), self.back_now)  # (g5)
+        du = torch.mm(da.squeeze(1), back)  # (g5)
         torch.cat([dq, du], 1, out=d_heads)
         dn = torch.mm(d_qu, to_qu)
         dx.add_(_norm_backward(dn, *norms[3:]))
 
-    def older(self, start: int, stop: int) -> None:
+    def older(
+        self, start: int, stop: int, da: Tensor, p: Tensor
+    ) -> None:
         """The gradients of a block for the memories before it."""
         old, n = self.past + start, self.past + stop
         steps, (rows, key) = slice(start, stop), self.q.shape[1::2]
         # The lowest layer: (g3) for older keys, and its queries.
-        dz, da, (K, V) = self.dz[0, :, steps], self.da[0], self.kv[:, 0]
+        dz, (K, V) = self.dz[0, :, steps], self.kv[:, 0]
         z = self.attended[0, steps].view(-1, rows, key).transpose(0, 1)
         D = (dz * z).sum(-1, keepdim=True)
         dp = torch.bmm(dz, V[:, :old].mT) - D
-        da[..., :old] = self.p[0, ..., :old] * dp  # (g3)
-        dq, du = torch.bmm(da, K[:, :n]), da @ self.table[:n]
+        da[0, ..., :old] = p[0, ..., :old] * dp  # (g3)
+        dq, du = torch.bmm(da[0], K[:, :n]), da[0] @ self.table[:n]
         du = rotate(du, self.table[old:n])  # (g5)
         d_qu = torch.cat([dq, du], -1).unflatten(0, self.split)
         self.d_qu[0, steps] = d_qu.permute(2, 0, 1, 3)
         for l, group in enumerate(self.group_of):
             for d_part, pairs, vectors in (
-                (self.dkv[0], self.da[l], self.q[l]),
-                (self.dkv[1], self.p[l], self.dz[l]),
+                (self.dkv[0], da[l], self.q[l]),
+                (self.dkv[1], p[l], self.dz[l]),
             ):
                 d_part[group, :, :old] += torch.bmm(
                     pairs[..., :old].mT, vectors[:, steps]

@@ -53,13 +53,14 @@ graph, about 2 µs.
 import functools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.feedback import efficient
 from fwlab.ops.feedback.weights import FeedbackWeights
 
@@ -77,21 +78,9 @@ _capture = threading.Lock()
 
 @triton.jit(do_not_specialize=["N", "time", "past"])
 def attend(
-    q,
-    k,
-    v,
-    r,
-    hidden,
-    z,
-    lse,
-    clock,
-    N,
-    time,
-    past,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    BN: tl.constexpr,
-):
+    q, k, v, r, hidden, z, lse, clock, N, time, past, K: tl.constexpr,
+    BK: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """Eqs. f4, f5 and (k1): one query of one head, all its memories.
 
     Each of the BN rows of a tile has its own maximum and sum, which are
@@ -142,29 +131,10 @@ def attend(
 
 @triton.jit(do_not_specialize=["N", "time", "past"])
 def attend_backward(
-    dz_now,
-    z,
-    q,
-    lse,
-    k,
-    v,
-    r,
-    s,
-    hidden,
-    dz,
-    D,
-    d_qu,
-    dq_now,
-    clock,
-    N,
-    time,
-    past,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    F: tl.constexpr,
-    BF: tl.constexpr,
-    BN: tl.constexpr,
-):
+    dz_now, z, q, lse, k, v, r, s, hidden, dz, D, d_qu, dq_now, clock,
+    N, time, past, K: tl.constexpr, BK: tl.constexpr, F: tl.constexpr,
+    BF: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """(k2) and (k4): the gradient of one query of one head.
 
     It stores the two parts of dq apart, as the efficient form does, and
@@ -228,27 +198,10 @@ def attend_backward(
     ]
 )  # fmt: skip
 def pull(
-    q,
-    dz,
-    lse,
-    D,
-    kv,
-    dkv,
-    r,
-    hidden,
-    out,
-    clock,
-    N,
-    time,
-    past,
-    batch,
-    heads,
-    layers,
-    groups,
-    K: tl.constexpr,
-    BK: tl.constexpr,
+    q, dz, lse, D, kv, dkv, r, hidden, out, clock, N, time, past, batch,
+    heads, layers, groups, K: tl.constexpr, BK: tl.constexpr,
     BN: tl.constexpr,
-):
+):  # fmt: skip
     """(k2) and (k3): the gradient of one memory in one head and layer.
 
     This sums over all queries after it, which are contiguous in time.
@@ -334,19 +287,9 @@ def slope(dh, saved, clock, width, BW: tl.constexpr):
 
 @triton.jit(do_not_specialize=["d", "l"])
 def norm_backward(
-    dy,
-    y,
-    rstd,
-    base,
-    alpha,
-    dm,
-    dx,
-    saved,
-    clock,
-    d,
-    l,
+    dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l,
     BD: tl.constexpr,
-):
+):  # fmt: skip
     r"""Through a norm, for one sequence, plus other gradients.
 
     $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
@@ -484,7 +427,7 @@ class Forward(efficient.Forward):
             """Read the clock, compute, store, advance the clock."""
             t, n = self.clock[:1], self.clock[1:]
             torch.index_select(steps, 0, t, out=self.states[0])
-            new = self.step(0)
+            new = self.step(0, 0, (), self.r)
             saved.index_copy_(1, t, made)
             self.kv_split.index_copy_(4, n, new.unsqueeze(4))
             self.clock.add_(1)
@@ -493,28 +436,18 @@ class Forward(efficient.Forward):
         self.attended, self.states = saved[:layers], saved[layers:]
         return saved[-1].transpose(0, 1).contiguous()
 
-    def attend(self, l: int, q: Tensor, z: Tensor) -> None:
+    def attend(
+        self, l: int, q: Tensor, z: Tensor, seen: Any, r: Tensor
+    ) -> None:
         """One kernel in place of scores, softmax and mean."""
         K, V = self.kv[:, self.group_of[l]]
         rows, N, key = K.shape
         assert self.lse is not None
-        gpu.launch(
-            attend,
-            (rows,),
-            q,
-            K,
-            V,
-            self.r,
-            self.hidden,
-            z,
-            self.lse[l],
-            self.clock,
-            N,
-            self.x.shape[1],
-            self.past,
-            warps=8,
-            **_sizes(key),
-        )
+        launcher.launch(
+            attend, (rows,), q, K, V, r, self.hidden, z,
+            self.lse[l], self.clock, N, self.x.shape[1], self.past,
+            warps=8, **_sizes(key),
+        )  # fmt: skip
 
 
 class Backward(efficient.Backward):
@@ -560,29 +493,12 @@ class Backward(efficient.Backward):
         groups, _, N, _ = self.kv.shape[1:]
         batch, heads = self.split
         out = self.q.new_empty(count, batch, 2, layers, heads, key)
-        gpu.launch(
-            pull,
-            (count * layers * rows,),
-            self.q,
-            self.dz,
-            self.lse,
-            self.D,
-            self.kv,
-            self.dkv,
-            self.r,
-            self.hidden,
-            out,
-            clock,
-            N,
-            time,
-            self.past,
-            batch,
-            heads,
-            layers,
-            groups,
-            warps=8,
+        launcher.launch(
+            pull, (count * layers * rows,), self.q, self.dz, self.lse,
+            self.D, self.kv, self.dkv, self.r, self.hidden, out, clock,
+            N, time, self.past, batch, heads, layers, groups, warps=8,
             **_sizes(key),
-        )
+        )  # fmt: skip
         return out if groups == layers else out.sum(3, keepdim=True)
 
     def memory_at_clock(self) -> Tensor:
@@ -598,66 +514,34 @@ class Backward(efficient.Backward):
     def layer_at_clock(self, l: int, up: Tensor, dm: Tensor) -> Tensor:
         """Through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
         dh = torch.mm(up, self.contract[l])
-        gpu.launch(
-            slope,
-            (triton.cdiv(dh.numel(), 1024),),
-            dh,
-            self.dh[l],
-            self.clock,
-            dh.numel(),
-            warps=4,
-            BW=1024,
-        )
+        launcher.launch(
+            slope, (triton.cdiv(dh.numel(), 1024),), dh, self.dh[l],
+            self.clock, dh.numel(), warps=4, BW=1024,
+        )  # fmt: skip
         below = self.norm(
-            torch.mm(dh, self.expand[l]),
-            self.normed_mlp[l],
-            self.middle_norm[2][l],
-            self.d_middle[l],
-            up,
-        )
+            torch.mm(dh, self.expand[l]), self.normed_mlp[l],
+            self.middle_norm[2][l], self.d_middle[l], up,
+        )  # fmt: skip
         dz = torch.mm(below, self.to_out[l])
         dq = torch.empty_like(dz)
         K, V = self.kv[:, self.group_of[l]]
         rows, N, key = K.shape
         features = self.back.shape[1]
         sizes = _sizes(key, features)
-        gpu.launch(
-            attend_backward,
-            (rows,),
-            dz,
-            self.attended[l],
-            self.q[l],
-            self.lse[l],
-            K,
-            V,
-            self.r,
-            self.back,
-            self.hidden,
-            self.dz[l],
-            self.D[l],
-            self.d_qu[l],
-            dq,
-            self.clock,
-            N,
-            self.q.shape[2],
-            self.past,
-            warps=8,
-            F=features,
-            BF=max(triton.next_power_of_2(features), 16),
-            **sizes,
-        )
+        launcher.launch(
+            attend_backward, (rows,), dz, self.attended[l], self.q[l],
+            self.lse[l], K, V, self.r, self.back, self.hidden,
+            self.dz[l], self.D[l], self.d_qu[l], dq, self.clock, N,
+            self.q.shape[2], self.past, warps=8, F=features,
+            BF=max(triton.next_power_of_2(features), 16), **sizes,
+        )  # fmt: skip
         if l == 0:  # no earlier step needs its gradient
             return below
         dn = torch.mm(dq, self.to_q[l].flatten(0, 1))
         return self.norm(
-            dn,
-            self.normed[l],
-            self.x_norm[2][l],
-            self.dx[l],
-            below,
-            dm,
-            l,
-        )
+            dn, self.normed[l], self.x_norm[2][l], self.dx[l], below,
+            dm, l,
+        )  # fmt: skip
 
     def norm(
         self,
@@ -672,23 +556,11 @@ class Backward(efficient.Backward):
         """(k5) for all sequences."""
         dx = torch.empty_like(dy)
         batch, d = dy.shape
-        gpu.launch(
-            norm_backward,
-            (batch,),
-            dy,
-            y,
-            rstd,
-            base,
-            None if dm is None else self.alpha,
-            dm,
-            dx,
-            saved,
-            self.clock,
-            d,
-            l,
-            warps=8,
-            BD=triton.next_power_of_2(d),
-        )
+        launcher.launch(
+            norm_backward, (batch,), dy, y, rstd, base,
+            None if dm is None else self.alpha, dm, dx, saved,
+            self.clock, d, l, warps=8, BD=triton.next_power_of_2(d),
+        )  # fmt: skip
         return dx
 
 
@@ -696,13 +568,9 @@ _operator = efficient.operator("feedback_kernels", (Forward, Backward))
 
 
 def feedback(
-    x: Tensor,
-    weights: FeedbackWeights,
-    heads: int,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
+    v: Tensor, mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Arguments and results of the naive version."""
     return efficient.feedback(
         *(x, weights, heads, k, v, mask),

@@ -7,11 +7,10 @@ every layer of every later step attends to it. So even the lowest layer
 can use the highest representations of the past. The price is that the
 steps must be computed one after the other.
 
-The model is that of
-[Fan et al. 2020](https://arxiv.org/abs/2002.09402), with equation
-numbers of our own. The positions are not theirs: a learned table has a
-maximum length, but a projection of sinusoids (as in Transformer-XL) has
-none.
+The model is that of [Fan et al.
+2020](https://arxiv.org/abs/2002.09402), with equation numbers of our
+own. The positions are not theirs: a learned table has a maximum length,
+but a projection of sinusoids (as in Transformer-XL) has none.
 
 The functions below take the memories of all steps so far, and project
 them again at every step and in every layer, as the equations say.
@@ -128,13 +127,9 @@ def feedback_attention(
 
 
 def feedback(
-    x: Tensor,
-    weights: FeedbackWeights,
-    heads: int,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
+    v: Tensor, mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Compute all layers of a step, then its memory, step by step.
 
     $$q_t^l = W_Q^l\, \mathrm{LN}(x_t^l), \qquad

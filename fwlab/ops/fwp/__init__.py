@@ -99,7 +99,7 @@ def fwp(
     # Naive gets its inputs in the precision of the state.
     def run() -> tuple[Tensor, Tensor]:
         inputs = {
-            n: call.masked(part) for n, part in call.given.items()
+            n: call.masked(part) for n, part in call.tensors.items()
         }
         if name == "naive":
             inputs = {n: x.to(call.dtype) for n, x in inputs.items()}

@@ -99,16 +99,9 @@ class _Segments(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        a: Tensor,
-        b: Tensor,
-        x: Tensor,
-        keep: Tensor | None,
-        W: Tensor,
-        length: int,
-        back: bool,
-        activation: Callable,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, a: Tensor, b: Tensor, x: Tensor, keep: Tensor | None,
+        W: Tensor, length: int, back: bool, activation: Callable,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Keep the inputs, and the state before each segment if a
         backward pass may follow.
         """
@@ -167,15 +160,9 @@ def _cut(
 
 
 def _backward(
-    a: Tensor,
-    b: Tensor,
-    x: Tensor,
-    keep: Tensor | None,
-    dy: Tensor,
-    dW: Tensor,
-    W: Tensor,
-    activation: Callable,
-) -> tuple[Tensor, ...]:
+    a: Tensor, b: Tensor, x: Tensor, keep: Tensor | None, dy: Tensor,
+    dW: Tensor, W: Tensor, activation: Callable,
+) -> tuple[Tensor, ...]:  # fmt: skip
     r"""The gradients of a segment that begins with the state $W$.
 
     Let $P_i = W_{i-1} + a_i \otimes b_i$, so that $W_i = \sigma(P_i)$.
@@ -214,15 +201,9 @@ def _backward(
 
 
 def _shapes(
-    a: Tensor,
-    b: Tensor,
-    x: Tensor,
-    keep: Tensor | None,
-    W: Tensor,
-    length: int,
-    back: bool,
-    activation: Callable,
-) -> tuple[Any, Any]:
+    a: Tensor, b: Tensor, x: Tensor, keep: Tensor | None, W: Tensor,
+    length: int, back: bool, activation: Callable,
+) -> tuple[Any, Any]:  # fmt: skip
     """What `_Segments` returns and what it saves, without data."""
     y = a.new_empty(a.shape, dtype=W.dtype)
     n = chunks.count(a.shape[1], length) if back else 0
@@ -268,13 +249,9 @@ def _learns(activation: Callable, W: Tensor) -> bool:
 
 
 def _loop(
-    a: Tensor,
-    b: Tensor,
-    x: Tensor,
-    keep: Tensor | None,
-    W: Tensor,
+    a: Tensor, b: Tensor, x: Tensor, keep: Tensor | None, W: Tensor,
     activation: Callable,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """A segment that autograd can differentiate."""
     a, b, x = (_by_time(part, W) for part in (a, b, x))
     y = []
@@ -309,13 +286,9 @@ def fwp(
 
 
 def _segments(
-    a: Tensor,
-    b: Tensor,
-    x: Tensor,
-    W: Tensor,
-    activation: Callable,
+    a: Tensor, b: Tensor, x: Tensor, W: Tensor, activation: Callable,
     real: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All segments, one after the other."""
     # The root of an unknown number is no size.
     if traced(a) and activation is torch.tanh:

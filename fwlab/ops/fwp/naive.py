@@ -58,13 +58,9 @@ def fwp(
 
 
 def masked_fwp(
-    a: Tensor,
-    b: Tensor,
-    x: Tensor,
-    real: Tensor,
-    W: Tensor,
+    a: Tensor, b: Tensor, x: Tensor, real: Tensor, W: Tensor,
     activation: Callable,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""The same, with steps that do not change $W$ at all.
 
     - `real`: `bool [batch, time]`, False where a step is padding.

@@ -35,8 +35,7 @@ def backward_pass(function: Callable) -> Callable:
     in a backward pass only if it will differentiate it again.
     """
 
-    # A gradient that has not come is 0: if none has, there is nothing
-    # to do.
+    # A gradient that has not come is 0: if none has, there is nothing to do.
     @functools.wraps(function)
     def run(ctx: Any, *gradients: Tensor | None) -> Any:
         if torch.is_grad_enabled():
@@ -47,10 +46,10 @@ def backward_pass(function: Callable) -> Callable:
             )
         # Not from `ctx.saved_tensors`: under activation checkpointing
         # they can be read only once.
-        given = next((g for g in gradients if g is not None), None)
-        if given is None:  # no gradient has come
+        first = next((g for g in gradients if g is not None), None)
+        if first is None:  # no gradient has come
             return (None,) * len(ctx.needs_input_grad)
-        with full_precision(given):
+        with full_precision(first):
             return function(ctx, *gradients)
 
     return run
@@ -84,18 +83,11 @@ def pull_back(
             for y, dy in zip(function(*leaves), gradients, strict=True)
             if y is not None and dy is not None and y.requires_grad
         ]
-        wanted = [
-            x for x in leaves if x is not None and x.requires_grad
-        ]
+        wanted = [x for x in leaves if x is not None and x.requires_grad]
         if not (pairs and wanted):
             return (None,) * len(leaves)
-        outputs, given = zip(*pairs, strict=True)
-        each = iter(
-            torch.autograd.grad(
-                outputs, wanted, given, allow_unused=True
-            )
-        )
+        outputs, incoming = zip(*pairs, strict=True)
+        each = iter(torch.autograd.grad(outputs, wanted, incoming, allow_unused=True))
     return tuple(
-        next(each) if x is not None and x.requires_grad else None
-        for x in leaves
+        next(each) if x is not None and x.requires_grad else None for x in leaves
     )

@@ -27,9 +27,8 @@ def length(decay: Tensor | None) -> int:
 def groups(x: Tensor, chunk: int) -> list[tuple[slice, slice]]:
     """Cut the time axis of `[batch, time, heads, d]` into groups.
 
-    A group is a number of chunks, of which the last may be shorter.
-    Returns two slices for each group: its steps, and the indices of its
-    chunks.
+    A group is a number of chunks, of which the last may be shorter. Returns two slices
+    for each group: its steps, and the indices of its chunks.
     """
     batch, time, heads, _ = x.shape
     rows = ROWS.get(x.device.type, ROWS_ELSEWHERE)
@@ -54,10 +53,9 @@ def split(
 ) -> Tensor:
     """`[batch, time, heads, d]` to `[chunks * batch * heads, chunk, d]`.
 
-    Of several tensors, the rows of a chunk stand one below the other. A
-    short last chunk is filled up with zeros: a zero key writes nothing,
-    and `join` drops what a zero query reads. (Decays are filled up with
-    ones.)
+    Of several tensors, the rows of a chunk stand one below the other. A short last
+    chunk is filled up with zeros: a zero key writes nothing, and `join` drops what a
+    zero query reads. (Decays are filled up with ones.)
     """
     batch, time, heads, d = parts[0].shape
     n, rows = count(time, chunk), len(parts) * chunk
@@ -66,9 +64,7 @@ def split(
     whole = time // chunk
     for x, place in zip(parts, out.split(chunk, 3), strict=True):
         if whole:
-            cut = x[:, : whole * chunk].reshape(
-                batch, whole, chunk, heads, d
-            )
+            cut = x[:, : whole * chunk].reshape(batch, whole, chunk, heads, d)
             place[:whole] = cut.permute(1, 0, 3, 2, 4)
         if n > whole:
             ragged = time - whole * chunk
@@ -87,13 +83,9 @@ def join(x: Tensor, out: Tensor) -> None:
     whole = time // chunk
     if whole:
         cut = x[:whole].permute(1, 0, 3, 2, 4)
-        out[:, : whole * chunk].view(
-            batch, whole, chunk, heads, d
-        ).copy_(cut)
+        out[:, : whole * chunk].view(batch, whole, chunk, heads, d).copy_(cut)
     if n > whole:
-        out[:, whole * chunk :] = x[
-            -1, :, :, : time - whole * chunk
-        ].transpose(1, 2)
+        out[:, whole * chunk :] = x[-1, :, :, : time - whole * chunk].transpose(1, 2)
 
 
 def each(n: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -1,14 +1,12 @@
 r"""Forgetting inside a chunk: products of decays, and their gradients.
 
-With a decay, step $t$ keeps $d_t W_{t-1}$. Inside a chunk of steps
-$1 \dots C$, the query of step $i$ reads what step $j$ wrote with the
-factor $\Gamma_{ij} = \prod_{j < m \le i} d_m$, and the state before
-the chunk with the factor $\gamma_i = \prod_{m \le i} d_m$. Everything
-else in the chunked forms is as without a decay.
+With a decay, step $t$ keeps $d_t W_{t-1}$. Inside a chunk of steps $1 \dots C$, the
+query of step $i$ reads what step $j$ wrote with the factor $\Gamma_{ij} = \prod_{j < m
+\le i} d_m$, and the state before the chunk with the factor $\gamma_i = \prod_{m \le i}
+d_m$. Everything else in the chunked forms is as without a decay.
 
-The factors are multiplied out, never computed as differences of summed
-logarithms: so a decay may be exactly 0, and one strong decay does not
-make those after it less precise.
+The factors are multiplied out, never computed as differences of summed logarithms: so a
+decay may be exactly 0, and one strong decay does not make those after it less precise.
 
 Three classes have the same methods: `NoDecay`, `Decay` (one decay per
 head) and `ChannelDecay` (one per key channel).
@@ -56,9 +54,7 @@ class NoDecay:
         self.R, self.K = R, K
         return lower(torch.bmm(R, K.mT))
 
-    def scores_backward(
-        self, dP: Tensor, dR: Tensor, dK: Tensor
-    ) -> None:
+    def scores_backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
         """Add to `dR` and `dK`; `dP` is overwritten."""
         lower(dP)
         dR.baddbmm_(dP, self.K)
@@ -119,23 +115,17 @@ class Decay(NoDecay):
     def scores(self, R: Tensor, K: Tensor) -> Tensor:
         self.product = super().scores(R, K)
         inside = self.inside[:, None]
-        return (halves(self.product, self.inside) * inside).flatten(
-            1, 2
-        )
+        return (halves(self.product, self.inside) * inside).flatten(1, 2)
 
     # The gradients pass through $\Gamma$ as those of a constant.
-    def scores_backward(
-        self, dP: Tensor, dR: Tensor, dK: Tensor
-    ) -> None:
+    def scores_backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
         self.between = self.product.mul_(lower(dP))
         halves(dP, self.inside).mul_(self.inside[:, None])
         super().scores_backward(dP, dR, dK)
 
     # $\gamma R$, for one or two sets of rows at once.
     def of_state(self, R: Tensor) -> Tensor:
-        return (halves(R, self.gamma) * self.gamma[:, None]).flatten(
-            1, 2
-        )
+        return (halves(R, self.gamma) * self.gamma[:, None]).flatten(1, 2)
 
     # $\Gamma_C K$: what step $j$ wrote has faded by the end.
     def at_end(self, K: Tensor) -> Tensor:
@@ -152,18 +142,16 @@ class Decay(NoDecay):
     ) -> Tensor:
         r"""The gradients $dd_t = \langle dW_t, W_{t-1} \rangle$.
 
-        Neither matrix is ever formed. $W_{t-1}$ is the sum of
-        $\gamma_{t-1} S$ and of what the steps $j < t$ wrote, times
-        $\Gamma_{t-1,j}$. $dW_t$ is the sum of $\Gamma_{Ct}\, dW'$ and
-        of the gradients of the steps $i \ge t$ that read, times
-        $\Gamma_{it}$. So only the product of each pair of steps $i$ and
-        $j$ is needed. The state before the chunk is one more step that
-        writes, and the state after it one more step that reads.
+        Neither matrix is ever formed. $W_{t-1}$ is the sum of $\gamma_{t-1} S$ and of
+        what the steps $j < t$ wrote, times $\Gamma_{t-1,j}$. $dW_t$ is the sum of
+        $\Gamma_{Ct}\, dW'$ and of the gradients of the steps $i \ge t$ that read, times
+        $\Gamma_{it}$. So only the product of each pair of steps $i$ and $j$ is needed.
+        The state before the chunk is one more step that writes, and the state after it
+        one more step that reads.
 
         - `S`, `after`: `[n, value, key]`, the state before, and the
           gradient of the state after the chunk.
-        - `read`: `[n, C or 2 C, key]`, how much each row reads of `S`,
-          per channel.
+        - `read`: `[n, C or 2 C, key]`, how much each row reads of `S`, per channel.
         - `written`: `[n, C, key]`, how much `after` takes of what each
           step wrote, per channel.
         - Returns `[n, C, 1]`.
@@ -173,9 +161,7 @@ class Decay(NoDecay):
         pairs = S.new_empty(n, C + 1, C + 1)
         pairs[:, :-1, 0] = halves(read, self.gamma).sum((1, -1))
         pairs[:, :-1, 1:] = halves(self.between, self.gamma).sum(1)
-        pairs[:, -1, 0] = torch.linalg.vecdot(
-            S.flatten(1), after.flatten(1)
-        )
+        pairs[:, -1, 0] = torch.linalg.vecdot(S.flatten(1), after.flatten(1))
         pairs[:, -1, 1:] = written.sum(-1)
         # The decays from step t to those that read, and before it.
         readers = S.new_empty(n, C, C + 1)
@@ -237,9 +223,8 @@ class ChannelDecay(NoDecay):
         asking[:, min(by, 0)] = 0
         return torch.stack([rows[:, 0], asking], 1)
 
-    # $P$ with the decays inside the products. Step $i$ has its own
-    # keys, those of step $j$ faded until $i$, so $P$ is one small
-    # product per step.
+    # $P$ with the decays inside the products. Step $i$ has its own keys, those of step
+    # $j$ faded until $i$, so $P$ is one small product per step.
     def scores(self, R: Tensor, K: Tensor) -> Tensor:
         self.K, C = K, K.shape[1]
         #: Step i sees the faded keys `[n, i, j, key]`.
@@ -251,9 +236,7 @@ class ChannelDecay(NoDecay):
 
     # The two products of the forward pass, each with one factor
     # replaced by the gradient. `between` includes the decays.
-    def scores_backward(
-        self, dP: Tensor, dR: Tensor, dK: Tensor
-    ) -> None:
+    def scores_backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
         dP = self.moved(halves(lower(dP), self.K), -1).transpose(1, 2)
         dR_rows = (dP @ self.faded).transpose(1, 2)
         halves(dR, self.K).add_(self.moved(dR_rows, 1))
@@ -267,17 +250,15 @@ class ChannelDecay(NoDecay):
     ) -> Tensor:
         r"""As in `Decay`, channel by channel.
 
-        Here the entries of `between` include the decays. So the sum
-        over all $i \ge t$ and $j < t$ is $d_t\, dd_t$: a sum of
-        products, without differences.
+        Here the entries of `between` include the decays. So the sum over all $i \ge t$
+        and $j < t$ is $d_t\, dd_t$: a sum of products, without differences.
 
         - Returns `[n, C, key]`.
         """
         assert self.between is not None
         C = self.d.shape[1]
         upto = S.new_ones(C, C).tril()  # [t, s], s <= t
-        # `[t, i, j]`: whether step t stands between a writer j and a
-        # reader i.
+        # `[t, i, j]`: whether step t stands between a writer j and a reader i.
         pairs = upto.mT[:, :, None] * upto.tril(-1)[:, None]
         total = pairs.flatten(1) @ self.between.flatten(1, 2)
         rows = self.moved(halves(read, self.d), -1).sum(1)

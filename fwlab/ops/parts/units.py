@@ -1,12 +1,10 @@
 r"""Means that stay right however far a memory fades.
 
-With a decay, both sides of $W q / (z \cdot q)$ fade together. Before
-their quotient loses any digit in float32, both have left its range:
-after a decay of $e^{-103}$, it is 0/0. But the quotient is the same in
-any unit. So step $t$ has its memory in units of $e^{m_t}$: its decay is
-then $e^{l_t + m_{t-1} - m_t}$ and its key $k_t e^{-m_t}$, in every
-implementation. The results do not depend on the units, so these need no
-gradient.
+With a decay, both sides of $W q / (z \cdot q)$ fade together. Before their quotient
+loses any digit in float32, both have left its range: after a decay of $e^{-103}$, it is
+0/0. But the quotient is the same in any unit. So step $t$ has its memory in units of
+$e^{m_t}$: its decay is then $e^{l_t + m_{t-1} - m_t}$ and its key $k_t e^{-m_t}$, in
+every implementation. The results do not depend on the units, so these need no gradient.
 """
 
 from collections.abc import Callable, Collection
@@ -37,33 +35,23 @@ def in_range(
     """
 
     def run(
-        k: Tensor,
-        W: Tensor,
-        z: Tensor,
-        log_decay: Tensor | None = None,
-        **given: Any,
+        k: Tensor, W: Tensor, z: Tensor, log_decay: Tensor | None = None, **rest: Any
     ) -> tuple[Tensor, ...]:
         def plainly() -> tuple[Tensor, ...]:
-            decay = (
-                {} if log_decay is None else {"log_decay": log_decay}
-            )
-            return compute(k=k, W=W, z=z, **decay, **given)
+            decay = {} if log_decay is None else {"log_decay": log_decay}
+            return compute(k=k, W=W, z=z, **decay, **rest)
 
-        others = {name: given[name] for name in gates if name in given}
+        others = {name: rest[name] for name in gates if name in rest}
         forgets = bool(others) or log_decay is not None
         if not forgets or k.shape[-1] == 0:
             return plainly()
         # A GPU would have to be waited for; `torch.func` cannot branch.
-        looks = (
-            k.device.type == "cpu"
-            and not transformed()
-            and not traced(k)
-        )
+        looks = k.device.type == "cpu" and not transformed() and not traced(k)
         # Text is generated step by step: there, look at the state only.
         if looks and k.shape[1] == 1:
-            found = plainly()
-            if (found[-1].detach().abs().amax(-1) > 1e-17).all():
-                return found
+            result = plainly()
+            if (result[-1].detach().abs().amax(-1) > 1e-17).all():
+                return result
         most = torch.finfo(k.dtype).max
         with torch.no_grad():
             parts = inputs(**others, log_decay=None)
@@ -94,7 +82,7 @@ def in_range(
             W=start[..., None] * W,
             z=start * z,
             log_decay=kept.to(z.dtype),
-            **given,
+            **rest,
         )
         # A state that has faded too far stays there: what is written
         # later hides it anyway.
@@ -111,18 +99,14 @@ def _size(x: Tensor) -> Tensor:
 
 
 def _units(
-    size: Tensor,
-    start: Tensor,
-    log_decay: Tensor | None,
-    fades: Tensor | None,
+    size: Tensor, start: Tensor, log_decay: Tensor | None, fades: Tensor | None
 ) -> Tensor:
     r"""The units $m_t$.
 
-    $M_t$ is the logarithm of the largest part of $z_t$: a key, faded
-    since it was written. Within `PLAIN`, $m_t = 0$, and nothing changes
-    by one bit; beyond, $m_t$ follows $M_t$ at this distance. It never
-    falls by more than a step fades, so no decay becomes more than 1,
-    unless the memory is empty: that needs no unit.
+    $M_t$ is the logarithm of the largest part of $z_t$: a key, faded since it was
+    written. Within `PLAIN`, $m_t = 0$, and nothing changes by one bit; beyond, $m_t$
+    follows $M_t$ at this distance. It never falls by more than a step fades, so no
+    decay becomes more than 1, unless the memory is empty: that needs no unit.
 
     - `size`: `[batch, time, heads]`, of what is written.
     - `start`: `[batch, 1, heads]`, that of the state; 0 = it is empty.

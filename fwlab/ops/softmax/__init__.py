@@ -37,22 +37,16 @@ def _torch(
 
 
 def attention_with_dropout(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Tensor | None,
-    dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float
 ) -> Tensor:
     """Softmax attention that drops some of the attention weights.
 
-    Unlike PyTorch's own attention, it draws the same weights wherever
-    it is computed. They are kept for the backward pass, so memory is
-    quadratic.
+    Unlike PyTorch's own attention, it draws the same weights wherever it is computed.
+    They are kept for the backward pass, so memory is quadratic.
 
     - `q`: `[batch, heads, queries, key]`, already scaled;
       `k`, `v`: `[batch, heads, keys, key or value]`.
-    - `visible`: `bool`, broadcast to `[batch, heads, queries, keys]`;
-      None = all.
+    - `visible`: `bool`, broadcast to `[batch, heads, queries, keys]`; None = all.
     - `dropout`: the probability that a weight becomes 0. The others are
       divided by `1 - dropout`, so that the mean stays the same.
     """
@@ -65,10 +59,7 @@ def attention_with_dropout(
 SOFTMAX_ATTENTION = Operation(
     name="softmax_attention",
     folder="softmax",
-    implementations={
-        "naive": naive.softmax_attention,
-        "efficient": _torch,
-    },
+    implementations={"naive": naive.softmax_attention, "efficient": _torch},
     plain=("naive", "efficient"),
 )
 
@@ -92,10 +83,9 @@ def softmax_attention(
     - `v`: `[batch, time, heads, value]`.
     - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, the
       usual choice (the equation omits it: `scale=1.0`).
-    - `dropout`: the probability that an attention weight becomes 0,
-      from 0 to below 1; the others are divided by `1 - dropout`. All
-      implementations draw the same weights from PyTorch's generator,
-      and need memory for `time` x `time` weights.
+    - `dropout`: the probability that an attention weight becomes 0, from 0 to below 1;
+      the others are divided by `1 - dropout`. All implementations draw the same weights
+      from PyTorch's generator, and need memory for `time` x `time` weights.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       are hidden from all queries and return 0.
     - `state`: the `KeyValueCache` of an earlier call; None = empty.
@@ -141,15 +131,15 @@ def softmax_attention(
         k, v, real = _append(call.name, state, k, v, key_mask)
 
     past = k.shape[1] - time
-    visible = torch.ones(
-        time, past + time, dtype=torch.bool, device=q.device
-    ).tril(past)
+    visible = torch.ones(time, past + time, dtype=torch.bool, device=q.device).tril(
+        past
+    )
     if real is not None:
         # A masked query still sees its own key: a row that may see
         # nothing would be 0/0, and this row is dropped below.
-        itself = torch.eye(
-            time, past + time, dtype=torch.bool, device=q.device
-        ).roll(past, 1)
+        itself = torch.eye(time, past + time, dtype=torch.bool, device=q.device).roll(
+            past, 1
+        )
         visible = ((visible & real[:, None]) | itself)[:, None]
     if scale is None:
         scale = max(call.sizes["key"], 1) ** -0.5
@@ -170,31 +160,18 @@ def softmax_attention(
 # Keys and values of earlier calls, then those of this one. A missing
 # mask means that all tokens are real.
 def _append(
-    op: str,
-    state: KeyValueCache,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
+    op: str, state: KeyValueCache, k: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     checks.state_kind(op, state, KeyValueCache)
     past_k, past_v, past_mask = state
     batch, time, heads, key = k.shape
     past = checks.time_of(past_k, 4)
+    checks.state_part(op, "state.k", past_k, [batch, past, heads, key], k.dtype, k)
     checks.state_part(
-        op, "state.k", past_k, [batch, past, heads, key], k.dtype, k
-    )
-    checks.state_part(
-        op,
-        "state.v",
-        past_v,
-        [batch, past, heads, v.shape[-1]],
-        v.dtype,
-        v,
+        op, "state.v", past_v, [batch, past, heads, v.shape[-1]], v.dtype, v
     )
     if past_mask is not None:
-        checks.mask(
-            op, "state.mask", past_mask, k, batch=batch, past=past
-        )
+        checks.mask(op, "state.mask", past_mask, k, batch=batch, past=past)
     real = None
     if key_mask is not None or past_mask is not None:
         real = torch.cat(
@@ -206,8 +183,4 @@ def _append(
             ],
             dim=1,
         )
-    return (
-        torch.cat([past_k, k], dim=1),
-        torch.cat([past_v, v], dim=1),
-        real,
-    )
+    return (torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1), real)

@@ -1,18 +1,15 @@
 r"""# Softmax attention
 
-The baseline. Keys and values are stored instead of being summed into
-one matrix, and every query is compared with all keys. Equation numbers
-are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
+The baseline. Keys and values are stored instead of being summed into one matrix, and
+every query is compared with all keys. Equation numbers are those of [Schlag et al.
+2021](https://arxiv.org/abs/2102.11174).
 """
 
 import torch
 from torch import Tensor
 
 
-def softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor
-) -> Tensor:
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     r"""Compare with each key, and average the values:
 
     $$y_i = V_i\, \mathrm{softmax}\big(K_i^\top q_i\big) \tag{7}$$

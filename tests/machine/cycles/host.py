@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fwlab import ops
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 
 #: Batch, steps, heads, width: a size at which a GPU waits for its host.
 SHAPE = (4, 512, 4, 32)
@@ -23,7 +23,7 @@ def microseconds(name: str, gates: int) -> dict[str, Any]:
     q, k, v = (torch.randn(SHAPE, dtype=torch.bfloat16) for _ in range(3))
     more = [torch.rand(SHAPE[:3], dtype=torch.bfloat16) for _ in range(gates)]
     inputs = [x.requires_grad_() for x in (q, k, v, *more)]
-    launches: list[gpu.Launch] = []
+    launches: list[launcher.Launch] = []
 
     def forward() -> torch.Tensor:
         return getattr(ops, name)(*inputs, normalize=False, implementation="triton")
@@ -36,15 +36,12 @@ def microseconds(name: str, gates: int) -> dict[str, Any]:
         with torch.no_grad():
             forward()
 
-    stand_in = gpu.StandIn((9, 0), "cpu", launches.append)
-    with gpu.standing_in(stand_in):
-        return {
-            "forward": shortest(alone, launches),
-            "both": shortest(both, launches),
-        }
+    stand_in = launcher.StandIn((9, 0), "cpu", launches.append)
+    with launcher.standing_in(stand_in):
+        return {"forward": shortest(alone, launches), "both": shortest(both, launches)}
 
 
-def shortest(call: Callable[[], Any], launches: list[gpu.Launch]) -> float:
+def shortest(call: Callable[[], Any], launches: list[launcher.Launch]) -> float:
     """The minimum of many calls, in microseconds."""
     best = float("inf")
     for _ in range(CALLS):

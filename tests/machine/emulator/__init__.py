@@ -2,7 +2,7 @@
 
 `stand_in` takes the place of a GPU:
 
-    with gpu.standing_in(emulator.stand_in((9, 0))):
+    with launcher.standing_in(emulator.stand_in((9, 0))):
         ops.delta_rule(q, k, v, beta, implementation="triton")
 
 What is modelled: registers, HBM and shared memory with bounds and alignment;
@@ -11,11 +11,10 @@ the formats bfloat16, float16 and TF32; the tensor cores of compute capability
 beside the threads (`cp.async`); barriers and fences: an access to shared
 memory that no barrier separates from one of another warp is an error.
 
-What is not: `ptxas`, which translates PTX for the GPU; time; the order in
-which tensor cores add; races between blocks or between threads of one warp,
-and between warps that access the same tensor in HBM;
-the instructions of Blackwell (`tcgen05`). An instruction that the emulator
-does not know is an error.
+What is not: `ptxas`, which translates PTX for the GPU; time; the order in which tensor
+cores add; races between blocks or between threads of one warp, and between warps that
+access the same tensor in HBM; the instructions of Blackwell (`tcgen05`). An instruction
+that the emulator does not know is an error.
 """
 
 import ctypes
@@ -31,7 +30,7 @@ from emulator import matrix, scalar, transfer  # noqa: F401 (the instructions)
 from emulator.block import run as run_program
 from emulator.memory import Fault, Tensors
 from emulator.text import Program, Unknown, parse
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 
 __all__ = ["Fault", "Unknown", "Emulator", "Program", "execute", "stand_in"]
 
@@ -43,7 +42,7 @@ class Emulator:
         self.capability = capability
         self.programs: dict[tuple, Program] = {}
 
-    def program(self, launch: gpu.Launch) -> Program:
+    def program(self, launch: launcher.Launch) -> Program:
         """The compiled kernel of a launch."""
         key = (
             launch.kernel,
@@ -56,7 +55,7 @@ class Emulator:
             self.programs[key] = self._compile(launch)
         return self.programs[key]
 
-    def _compile(self, launch: gpu.Launch) -> Program:
+    def _compile(self, launch: launcher.Launch) -> Program:
         major, minor = self.capability
         compiled = triton.compile(
             aot.source(launch),
@@ -65,12 +64,12 @@ class Emulator:
         )
         return parse(compiled.asm["ptx"], compiled.metadata.shared)
 
-    def run(self, launch: gpu.Launch) -> None:
+    def run(self, launch: launcher.Launch) -> None:
         """Compile it, and run it on tensors of the CPU."""
         execute(self.program(launch), launch)
 
 
-def execute(program: Program, launch: gpu.Launch) -> None:
+def execute(program: Program, launch: launcher.Launch) -> None:
     """Run a program with the arguments of a launch."""
     tensors, given = Tensors(), []
     names = [n for n in launch.kernel.arg_names if n not in launch.constants]
@@ -102,7 +101,7 @@ def _kind(x: object) -> object:
 
 
 @cache
-def stand_in(capability: tuple[int, int]) -> gpu.StandIn:
+def stand_in(capability: tuple[int, int]) -> launcher.StandIn:
     """A stand-in that runs launches as a GPU of this capability would.
 
     - `capability`: (9, 0) or (8, 0).
@@ -110,4 +109,4 @@ def stand_in(capability: tuple[int, int]) -> gpu.StandIn:
     Raises `Fault` for what a GPU would do wrong or leaves undefined, and
     `Unknown` for an instruction that is not modelled.
     """
-    return gpu.StandIn(capability, "cpu", Emulator(capability).run)
+    return launcher.StandIn(capability, "cpu", Emulator(capability).run)

@@ -13,10 +13,9 @@ def fragments(product: Instruction) -> frozenset[str]:
 def fences(program: Program) -> None:
     """Raise if a wgmma may take registers before they are written.
 
-    What it takes or adds to needs a `wgmma.fence` after the last ordinary
-    instruction that writes there. Copies from register to register are
-    exempt: LLVM puts some behind the fence, and `ptxas` gives both the same
-    register or orders them itself.
+    What it takes or adds to needs a `wgmma.fence` after the last ordinary instruction
+    that writes there. Copies from register to register are exempt: LLVM puts some
+    behind the fence, and `ptxas` gives both the same register or orders them itself.
     """
     for index, product in enumerate(program.instructions):
         if product.parts[:2] != ("wgmma", "mma_async"):

@@ -89,12 +89,11 @@ IN_FLIGHT = 2**31 - 1
 class Shared:
     """The shared memory of some blocks that run in lockstep.
 
-    Time is counted in phases: a barrier or a proxy fence begins the next
-    one. For each piece of `grain` bytes, the narrowest access of the
-    kernel, this remembers the last write and the last read, and by which
-    warp. Two accesses of different warps, at least one of them a write,
-    need a barrier between them. Bytes that `cp.async` has yet to write,
-    or `wgmma` to read, are in flight.
+    Time is counted in phases: a barrier or a proxy fence begins the next one. For each
+    piece of `grain` bytes, the narrowest access of the kernel, this remembers the last
+    write and the last read, and by which warp. Two accesses of different warps, at
+    least one of them a write, need a barrier between them. Bytes that `cp.async` has
+    yet to write, or `wgmma` to read, are in flight.
     """
 
     def __init__(self, blocks: int, size: int, grain: int) -> None:

@@ -10,7 +10,7 @@ import triton
 
 import emulator
 from fwlab import ops
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from problems.kernels import LIMITS
 
 CASES = {case.key: case for case in emulate.cases()}
@@ -76,7 +76,7 @@ def test_as_a_stand_in():
     """A kernel runs in place, and "auto" does not choose it on a CPU."""
     x = torch.randn(1, 3, 1, 16)
     beta = torch.rand(1, 3, 1)
-    with gpu.standing_in(emulator.stand_in((8, 0))):
+    with launcher.standing_in(emulator.stand_in((8, 0))):
         found = ops.delta_rule(x, x, x, beta, implementation="triton")
         assert torch.equal(
             ops.delta_rule(x, x, x, beta),

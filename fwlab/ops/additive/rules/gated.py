@@ -69,13 +69,9 @@ def normalized_loop(
 
 
 def fading_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Both ways to forget: a decay of (n1), then Eq. 52."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
@@ -87,14 +83,9 @@ def fading_loop(
 
 
 def normalized_fading_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
-    z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
+    W: Tensor, z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The same with a normaliser."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
@@ -187,15 +178,8 @@ def gated_rule(
     (arXiv:2102.11174), Eq. 52.
     """
     return GATED_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay},
-        normalize=normalize,
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay},
+        normalize=normalize, scale=scale, key_mask=key_mask,
+        cu_seqlens=cu_seqlens, state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

@@ -125,13 +125,9 @@ def fading_loop(
 
 
 def normalized_fading_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, W: Tensor,
     z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Keys fade with the values that were written with them:
 
     $$z_i = d_i\, z_{i-1} + \phi(k_i) \tag{n2}$$
@@ -224,15 +220,8 @@ def sum_rule(
     numbers from Schlag et al. 2021 (arXiv:2102.11174).
     """
     return SUM_RULE(
-        q,
-        k,
-        v,
-        {"log_decay": log_decay},
-        normalize=normalize,
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"log_decay": log_decay},
+        normalize=normalize, scale=scale, key_mask=key_mask,
+        cu_seqlens=cu_seqlens, state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

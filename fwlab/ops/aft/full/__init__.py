@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.full import efficient, naive
-from fwlab.ops.call import checks, gpu
+from fwlab.ops.call import checks, launcher
 from fwlab.ops.call.call import Operation
 
 #: "auto" takes the last one. The efficient form uses the products of
@@ -18,7 +18,7 @@ AFT_FULL = Operation(
     folder="aft/full",
     implementations={
         "naive": naive,
-        "triton": gpu.Kernel(
+        "triton": launcher.Kernel(
             "fwlab.ops.aft.full.kernels",
             minimum=(7, 5),
             refuses=partial(refuses, only_causal=False),

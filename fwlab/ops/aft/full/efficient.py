@@ -85,8 +85,8 @@ class Tiles(torch.autograd.Function):
         keep: bool = True,
     ) -> Tensor:
         """Weights, sums and outputs of one tile after the other."""
-        given: tuple[Tensor | None, ...] = k, v, L, m
-        ctx.shapes = [None if x is None else x.shape for x in given]
+        inputs: tuple[Tensor | None, ...] = k, v, L, m
+        ctx.shapes = [None if x is None else x.shape for x in inputs]
         ctx.tiles, ctx.count = tiles, count
         pairs, kept = _seen(k, v, w, L, m, count), []
         X, XV, bad = _keys(pairs, tiles[0].reach)
@@ -119,18 +119,17 @@ class Tiles(torch.autograd.Function):
             kept += [total, indices]
         # Only single rows need the inputs as well.
         if keep and all(x is None for x in kept[1::2]):
-            given = (None,) * 4
+            inputs = (None,) * 4
         factors = (X, XV) if keep else (None, None)
-        ctx.save_for_backward(gate, y, w, *factors, *given, *kept)
+        ctx.save_for_backward(gate, y, w, *factors, *inputs, *kept)
         return y
 
     @staticmethod
     @autograd.backward_pass
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         r"""With $p = E X / (E X)$ the weights of a row,
-        $dV = p^\top dm$, and $w$ and $K$ both get
-        $p\, dm\, (V - m)$, summed over the rows or columns that share
-        them:
+        $dV = p^\top dm$, and $w$ and $K$ both get $p\, dm\, (V - m)$,
+        summed over the rows or columns that share them:
 
         $$G = \frac{dm}{E X}, \qquad dV = X \odot E^\top G \tag{e6}$$
         $$dK = X \odot \big(V \odot E^\top G - E^\top (G m)\big)
@@ -211,14 +210,14 @@ class Tiles(torch.autograd.Function):
         return dq, dk, dv, dw, dL, dm, None, None, None
 
 
-def first(sums: list[Tensor], *given: Any) -> Tensor:
+def first(sums: list[Tensor], *arguments: Any) -> Tensor:
     """`Tiles` without its backward pass.
 
     - `sums`: gets the sums of all rows, `[batch, rows, channels]`; 0 is
       a row that was computed on its own.
     """
     ctx: Any = Context()
-    q, k, v, w, L, m, tiles, *more = given
+    q, k, v, w, L, m, tiles, *more = arguments
     count = more[0] if more else 1
     y = Tiles.forward(ctx, q, k, v, w, L, m, tiles, count, False)
     kept = ctx.saved_tensors[9:]
@@ -232,12 +231,12 @@ def first(sums: list[Tensor], *given: Any) -> Tensor:
     return y
 
 
-def second(rows: Any, *given: Any) -> Tensor:
+def second(rows: Any, *arguments: Any) -> Tensor:
     """`Tiles` without its forward pass.
 
     - `rows`: returns what a number of rows was and has summed up.
     """
-    return _Again.apply(*rows(given[0].shape[1]), *given)
+    return _Again.apply(*rows(arguments[0].shape[1]), *arguments)
 
 
 class _Again(torch.autograd.Function):
@@ -397,13 +396,9 @@ def _softmax(
 
 
 def _seen(
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    L: Tensor | None,
-    m: Tensor | None,
+    k: Tensor, v: Tensor, w: Tensor, L: Tensor | None, m: Tensor | None,
     count: int,
-) -> Pairs:
+) -> Pairs:  # fmt: skip
     """All keys and values that the tiles see, as views."""
     _, groups, rows, size = w.shape
     pair = [_steps(x, size, rows, groups) for x in (k, v)]
@@ -416,13 +411,9 @@ def _seen(
 
 
 def _places(
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    L: Tensor | None,
-    m: Tensor | None,
+    k: Tensor, v: Tensor, w: Tensor, L: Tensor | None, m: Tensor | None,
     count: int,
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
+) -> Iterator[tuple[slice, Tensor, Tensor]]:  # fmt: skip
     """Where the keys that the tiles see come from, without overlap.
 
     - Yields pieces of them: a slice, its keys and its values.
@@ -474,10 +465,10 @@ def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
             )
             for t in range(0, stop - start, TILE)
         ]
-        given = (x[:, :end] for x in (k, v))
+        visible = (x[:, :end] for x in (k, v))
         bias = w[None, None, rows, :end]
         more = None, None, tiles, 1, len(runs) == 1
-        y.append(apply(Tiles, q[:, rows], *given, bias, *more))
+        y.append(apply(Tiles, q[:, rows], *visible, bias, *more))
     return y[0] if len(y) == 1 else torch.cat(y, 1)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.simple import efficient, naive
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.call import Operation
 
 AFT_SIMPLE = Operation(
@@ -16,7 +16,7 @@ AFT_SIMPLE = Operation(
     implementations={
         "naive": naive,
         "efficient": efficient,
-        "triton": gpu.Kernel(
+        "triton": launcher.Kernel(
             "fwlab.ops.aft.simple.kernels",
             minimum=(7, 5),
             refuses=refuses,

@@ -96,7 +96,7 @@ def _quotient(total: Tensor, s: Tensor) -> Tensor:
 
 
 def _backward(
-    given: tuple[Tensor, ...],
+    inputs: tuple[Tensor, ...],
     after: tuple[Tensor, Tensor],
     dL: Tensor,
     dm: Tensor,
@@ -112,7 +112,7 @@ def _backward(
 
     The initial state gets its gradients as one more step.
     """
-    k, v, log_sum, mean = given
+    k, v, log_sum, mean = inputs
     L, m = after
     fade = torch.ones_like(k)
     fade[:, 1:] = _share(L[:, :-1], L[:, 1:]).flip(1)
@@ -130,10 +130,10 @@ class _RunningMean(torch.autograd.Function):
     """`log_sum` and `mean` `[batch, time, channels]` of each step."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Keep what came in and what came out."""
-        after = _forward(*given)
-        ctx.save_for_backward(*given, *after)
+        after = _forward(*inputs)
+        ctx.save_for_backward(*inputs, *after)
         return after
 
     @staticmethod
@@ -142,8 +142,8 @@ class _RunningMean(torch.autograd.Function):
         ctx: Any, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor, ...]:
         """(e3) and (e4), from what was kept."""
-        *given, L, m = ctx.saved_tensors
-        return _backward(tuple(given), (L, m), dL, dm)
+        *inputs, L, m = ctx.saved_tensors
+        return _backward(tuple(inputs), (L, m), dL, dm)
 
 
 class _Simple(torch.autograd.Function):
@@ -155,11 +155,11 @@ class _Simple(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, *given: Tensor
+        ctx: Any, q: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Also returns the last running mean, as the state."""
-        L, m = _forward(*given)
-        ctx.save_for_backward(q, *given)
+        L, m = _forward(*inputs)
+        ctx.save_for_backward(q, *inputs)
         ctx.set_materialize_grads(False)
         ends = L[:, -1].clone(), m[:, -1].clone()
         return torch.sigmoid(q).mul_(m), *ends  # Eq. 5
@@ -173,8 +173,8 @@ class _Simple(torch.autograd.Function):
         dm_end: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """The gate first, then the running means."""
-        q, *given = ctx.saved_tensors
-        after = _forward(*given)
+        q, *inputs = ctx.saved_tensors
+        after = _forward(*inputs)
         gate, dL = torch.sigmoid(q), torch.zeros_like(q)
         dm = torch.zeros_like(q) if dy is None else dy * gate
         dq = dm * after[1] * (1 - gate)
@@ -182,15 +182,15 @@ class _Simple(torch.autograd.Function):
             dm[:, -1] += dm_end
         if dL_end is not None:
             dL[:, -1] = dL_end
-        return dq, *_backward(tuple(given), after, dL, dm)
+        return dq, *_backward(tuple(inputs), after, dL, dm)
 
 
 def _shapes(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Any, Any]:
     """What `_Simple` returns and what it saves, without data."""
-    given = q, k, v, log_sum, mean
-    return [torch.empty_like(x) for x in (q, log_sum, mean)], given
+    inputs = q, k, v, log_sum, mean
+    return [torch.empty_like(x) for x in (q, log_sum, mean)], inputs
 
 
 _operator = Operator(

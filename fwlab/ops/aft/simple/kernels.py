@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
 from fwlab.ops.parts import autograd, chunks
 
@@ -131,12 +131,8 @@ def _step(M, S, A, k, v):
     old, new = tl.where(k > M, e, 1.0), tl.where(k > M, 1.0, e)
     v = tl.where(k > LOW, v, 0.0)
     return (
-        tl.maximum(M, k),
-        S * old + new,
-        A * old + new * v,
-        old,
-        new,
-    )
+        tl.maximum(M, k), S * old + new, A * old + new * v, old, new,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["time", "D", "stride"])
@@ -325,15 +321,11 @@ def summary(
     batch, stride, D = x.shape
     n, BD = chunks.count(time, R), channels(D)
     out = _triples(x, n)
-    gpu.launch(
-        summarize,
-        (n, batch, chunks.count(D, BD)),
-        *(x, u, w, *out, time, D, stride),
-        R=R,
-        BD=BD,
-        SIGN=sign,
+    launcher.launch(
+        summarize, (n, batch, chunks.count(D, BD)),
+        *(x, u, w, *out, time, D, stride), R=R, BD=BD, SIGN=sign,
         warps=_warps(BD),
-    )
+    )  # fmt: skip
     return out
 
 
@@ -347,15 +339,11 @@ def carried(
     batch, n, D = triples[0].shape
     BD = channels(D, 32)
     end = [torch.empty_like(x) for x in start]
-    gpu.launch(
-        carry,
-        (batch, chunks.count(D, BD)),
-        *(*triples, *start, *end, n, D),
-        BD=BD,
-        AHEAD=AHEAD,
-        REVERSE=reverse,
-        warps=1,
-    )
+    launcher.launch(
+        carry, (batch, chunks.count(D, BD)),
+        *(*triples, *start, *end, n, D), BD=BD, AHEAD=AHEAD,
+        REVERSE=reverse, warps=1,
+    )  # fmt: skip
     return end
 
 
@@ -413,14 +401,11 @@ class _Simple(torch.autograd.Function):
         triples = summary(k, None, v, time, SEGMENT, 1)
         end = as_state(*carried(triples, as_triple(*state), False))
         y, BD = torch.empty_like(v), channels(D)
-        gpu.launch(
-            outputs,
-            (triples[0].shape[1], batch, chunks.count(D, BD)),
-            *(q, k, v, *triples, y, time, D),
-            R=SEGMENT,
-            BD=BD,
+        launcher.launch(
+            outputs, (triples[0].shape[1], batch, chunks.count(D, BD)),
+            *(q, k, v, *triples, y, time, D), R=SEGMENT, BD=BD,
             warps=_warps(BD),
-        )
+        )  # fmt: skip
         ctx.save_for_backward(q, k, v, *state, *triples, *end)
         ctx.set_materialize_grads(False)
         return y, end[0], end[1]
@@ -443,18 +428,21 @@ class _Simple(torch.autograd.Function):
         n, BD = triples[0].shape[1], channels(D)
         after = _triples(k, n)
         gradients = [torch.empty_like(x) for x in (q, k, v)]
-        given = (q, k, v, dy.contiguous(), *triples, *after, *gradients)
+        tensors = (
+            q,
+            k,
+            v,
+            dy.contiguous(),
+            *triples,
+            *after,
+            *gradients,
+        )
         grid = n, batch, chunks.count(D, BD)
         for only in (True, False):
-            gpu.launch(
-                outputs_backward,
-                grid,
-                *(*given, time, D),
-                R=SEGMENT,
-                BD=BD,
-                ONLY=only,
-                warps=_warps(BD),
-            )
+            launcher.launch(
+                outputs_backward, grid, *(*tensors, time, D), R=SEGMENT,
+                BD=BD, ONLY=only, warps=_warps(BD),
+            )  # fmt: skip
             if only:
                 total = carried(
                     after, _end_gradients(end[0], end[1], dL, dm), True

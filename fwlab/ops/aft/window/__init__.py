@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fwlab.ops.aft.call import AFTCall, refuses
 from fwlab.ops.aft.window import efficient, naive
-from fwlab.ops.call import checks, gpu
+from fwlab.ops.call import checks, launcher
 from fwlab.ops.call.call import Operation
 
 AFT_LOCAL = Operation(
@@ -17,7 +17,7 @@ AFT_LOCAL = Operation(
     implementations={
         "naive": naive,
         "efficient": efficient,
-        "triton": gpu.Kernel(
+        "triton": launcher.Kernel(
             "fwlab.ops.aft.window.kernels",
             minimum=(7, 5),
             refuses=refuses,

@@ -23,13 +23,9 @@ TILE = 64
 
 @form("window")
 def causal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Tensor,
-    log_sum: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor,
     mean: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Row $t$ sees past and present; called as the naive version."""
     time, width = q.shape[1], band.shape[-1]
     r = _rows(time)
@@ -80,13 +76,9 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
 
 @form("image")
 def image(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kernel: Tensor,
-    height: int,
+    q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, height: int,
     width: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """AFT-conv of an image; arguments as in the naive version.
 
     A line of the image is a tile. It sees the lines that the kernel
@@ -185,14 +177,10 @@ def _outside(
 
 
 def _tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    outside: tuple[Tensor, Tensor] | None,
-    edges: tuple[int, int],
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor,
+    outside: tuple[Tensor, Tensor] | None, edges: tuple[int, int],
     reach: int | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Tiles that each see a span of keys, and means of all others.
 
     - `q`: `[batch, time, channels]`.

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fwlab.ops import triton_tiles
 from fwlab.ops.aft.simple.kernels import (
     as_state,
     as_triple,
@@ -37,9 +38,9 @@ from fwlab.ops.aft.simple.kernels import (
     state_gradients,
     summary,
 )
-from fwlab.ops.call import gpu
+from fwlab.ops.call import launcher
 from fwlab.ops.call.operators import Operator, traced
-from fwlab.ops.parts import autograd, chunks, kernels
+from fwlab.ops.parts import autograd, chunks
 
 #: Rows per tile, and keys per product.
 TILE, KEYS = 32, 32
@@ -319,14 +320,7 @@ def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=[
-        "time",
-        "keys",
-        "W",
-        "reach",
-        "rows",
-        "segments",
-    ]
+    do_not_specialize=["time", "keys", "W", "reach", "rows", "segments"]
 )
 def window_backward_keys(
     k, v, band, L, dm, db, top, s, a, dk, dv,
@@ -382,13 +376,9 @@ def window_backward_keys(
                 p[:, None] < tl.where(t < time, keys, time)[None, :]
             )
             w = _bias(
-                band + row.to(tl.int64)[None, :] * W,
-                t[None, :],
-                p[:, None],
-                visible,
-                W,
-                reach,
-            )
+                band + row.to(tl.int64)[None, :] * W, t[None, :],
+                p[:, None], visible, W, reach,
+            )  # fmt: skip
             dm_t = _tile(dm, t0, end, c, channel, 0.0, P, D)
             db_t = _tile(db, t0, end, c, channel, 0.0, P, D)
             E = _factor(w)
@@ -546,7 +536,7 @@ def _how(
     groups, D = len(band), q.shape[-1]
     BD = max(channels(D // groups, WIDE), 16)  # a product needs 16
     either = torch.promote_types(k.dtype, v.dtype)
-    products = gpu.capability(q.device) >= gpu.TENSOR_CORES
+    products = launcher.capability(q.device) >= launcher.TENSOR_CORES
     return groups * chunks.count(D // groups, BD), {
         "D": D,
         "H": groups,
@@ -554,7 +544,7 @@ def _how(
         "BD": BD,
         "P": KEYS,
         "PRODUCTS": products,
-        "PRECISION": kernels.precision(either),
+        "PRECISION": triton_tiles.precision(either),
         "warps": 4,
     }
 
@@ -567,16 +557,9 @@ class Window(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        band: Tensor,
-        log_sum: Tensor,
-        mean: Tensor,
-        reach: int | None,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Tensor,
+        log_sum: Tensor, mean: Tensor, reach: int | None, keep: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Older steps come as triples, from `summary`."""
         q, k, v, band = (x.contiguous() for x in (q, k, v, band))
         (batch, time, D), keys = q.shape, k.shape[1]
@@ -593,7 +576,7 @@ class Window(torch.autograd.Function):
             )
             L[:, time], m[:, time] = end
         blocks, how = _how(q, k, v, band)
-        gpu.launch(
+        launcher.launch(
             window_forward,
             (chunks.count(time, TILE), batch, blocks),
             *(q, k, v, band, *triples, y, L, m),
@@ -628,7 +611,7 @@ class Window(torch.autograd.Function):
         groups, rows, W = band.shape
         dm, db = torch.empty_like(m), torch.empty_like(m)
         dq = torch.empty_like(q)
-        gpu.launch(
+        launcher.launch(
             rows_backward,
             (chunks.count(time * D, 1024), batch),
             *(q, dy.contiguous(), m, dm, db, dq, time * D, D),
@@ -649,7 +632,7 @@ class Window(torch.autograd.Function):
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         blocks, how = _how(q, k, v, band)
         sizes = (time, keys, W, reach, rows)
-        gpu.launch(
+        launcher.launch(
             window_backward_keys,
             (chunks.count(keys, TILE), batch, blocks),
             *(k, v, band, L, dm, db, *after, dk, dv, *sizes),
@@ -659,7 +642,7 @@ class Window(torch.autograd.Function):
         dband = band.new_empty(groups, time, W)
         span = keys if reach is not None else TILE + W - 1
         across = chunks.count(span, KEYS)
-        gpu.launch(
+        launcher.launch(
             window_backward_band,
             (chunks.count(time, TILE) * across, groups),
             *(k, v, band, L, m, dm, dband, *sizes, batch, across),
@@ -680,14 +663,10 @@ operator = Operator(
 
 
 def causal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Tensor,
-    log_sum: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor,
     mean: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Row $t$ sees past and present; called as the naive version."""
-    given = (q, k, v, band, log_sum, mean)
+    inputs = (q, k, v, band, log_sum, mean)
     run = operator if traced(q) else Window.apply
-    return run(*given, None, autograd.will_go_back(*given))
+    return run(*inputs, None, autograd.will_go_back(*inputs))

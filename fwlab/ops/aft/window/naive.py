@@ -44,13 +44,9 @@ def mean_of(k: Tensor, v: Tensor, w: Tensor | float) -> Tensor:
 
 
 def causal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Tensor,
-    log_sum: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor,
     mean: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Row $t$ sees past and present.
 
     - `q`: `[batch, time, channels]`.
@@ -104,13 +100,9 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
 
 
 def image(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kernel: Tensor,
-    height: int,
+    q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, height: int,
     width: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     r"""AFT-conv of an image: every pixel sees all pixels.
 
     $w$ of two pixels is the entry of the kernel at their offset from

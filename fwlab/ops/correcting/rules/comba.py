@@ -21,14 +21,9 @@ from fwlab.ops.correcting.rules.delta import correct, read, steps
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    ask: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
+    ask: Tensor, W: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Fade, correct what a scaled key retrieves, then read:
 
     $$\bar v_i = d_i\, W_{i-1}\,(c_i\, k_i) \tag{n6}$$
@@ -83,14 +78,13 @@ def comba_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Decay, then replace what a scaled key retrieves, then read.
 
-    With $\alpha_t = \exp(\text{log\_decay}_t)$ and
-    $\tilde W_t = \alpha_t W_{t-1}$:
-    $W_t = \tilde W_t + \beta_t (v_t - \text{ask}_t\, \tilde W_t k_t)
-    \otimes k_t$ and $y_t = W_t q_t$.
+    With $\alpha_t = \exp(\text{log\_decay}_t)$ and $\tilde W_t =
+    \alpha_t W_{t-1}$: $W_t = \tilde W_t + \beta_t (v_t - \text{ask}_t\,
+    \tilde W_t k_t) \otimes k_t$ and $y_t = W_t q_t$.
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$.
@@ -98,9 +92,8 @@ def comba_rule(
     - `ask`: `[batch, time, heads]`, the factor of the key that asks; 1
       gives `gated_delta_rule`. (The paper's layer trains one per head,
       and subtracts a part of that key from the query.)
-
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
-      `kimi_delta_rule`.
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked" or "efficient".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -117,14 +110,8 @@ def comba_rule(
     Source: Hu et al. 2025 (arXiv:2506.02475).
     """
     return COMBA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay, "ask": ask},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay, "ask": ask},
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

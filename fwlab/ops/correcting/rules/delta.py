@@ -98,14 +98,9 @@ def loop(
 
 
 def normalized_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ask: Tensor,
-    beta: Tensor,
-    W: Tensor,
-    z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, ask: Tensor, beta: Tensor,
+    W: Tensor, z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Both readings are means; $z$ sums up the keys:
 
     $$z_i = z_{i-1} + \phi(k_i) \tag{26}$$
@@ -154,40 +149,25 @@ def delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor | NormalizedState]:
     r"""Replace the value of a key, then read (Eqs. 20-25).
 
-    $\bar v_t = W_{t-1} k_t$,
-    $W_t = W_{t-1} + \beta_t (v_t - \bar v_t) \otimes k_t$,
-    $y_t = W_t q_t$. Keys and queries are features: first apply a map
-    and a normalisation of `fwlab.feature_maps`. The recurrence is
-    stable while $\beta_t |k_t|^2 \le 2$. For `beta` in $[0, 1]$ and
-    features that are not negative, either normalisation ensures this.
-    Where it diverges and overflows, a chunked implementation loses the
-    whole chunk: up to 63 outputs before the overflow are not finite,
-    either. "naive" keeps them.
+    $\bar v_t = W_{t-1} k_t$, $W_t = W_{t-1} + \beta_t (v_t - \bar v_t)
+    \otimes k_t$, $y_t = W_t q_t$. Keys and queries are features: first
+    apply a map and a normalisation of `fwlab.feature_maps`. The
+    recurrence is stable while $\beta_t |k_t|^2 \le 2$. For `beta` in
+    $[0, 1]$ and features that are not negative, either normalisation
+    ensures this. Where it diverges and overflows, a chunked
+    implementation loses the whole chunk: up to 63 outputs before the
+    overflow are not finite, either. "naive" keeps them.
 
-    - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of
-      these heads: consecutive ones then read one memory (grouped
-      heads), and `y` has the heads of `q`, the state those of `k`.
+    - `q`, `k`: `[batch, time, heads, key]`; grouped heads as for
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$: 0 keeps the old value of the key, 1 replaces it.
     - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$
       and $z \cdot q$ (Eqs. 26-28); the result is 0 where a denominator
       is 0.
-    - `scale`: a factor of `q`; None = 1.
-    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
-      leave the state untouched and return 0.
-    - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`: where
-      documents that are packed one after another begin and end. The
-      batch is then 1, and every document has a state of its own:
-      `state` has `documents` in place of `batch`. The values are read
-      on the host, which waits for a GPU unless the tensor is on the
-      CPU.
-    - `state`: the state that an earlier call returned; None = zeros.
-      The tensor `W` `[batch, heads, value, key]`, or with `normalize` a
-      `NormalizedState(W, z)`; float32 for half-precision inputs.
-    - `return_state`: return `(y, state)` instead of `y`.
-    - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
-      or "triton".
+    - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`,
+      `implementation`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
@@ -202,15 +182,8 @@ def delta_rule(
     4.2 and appendix A.1.
     """
     return DELTA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta},
-        normalize=normalize,
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta},
+        normalize=normalize, scale=scale, key_mask=key_mask,
+        cu_seqlens=cu_seqlens, state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

@@ -4,9 +4,8 @@ A delta rule changes its memory in one direction per token. DeltaProduct
 ([Siems et al. 2025](https://arxiv.org/abs/2502.10297)) takes several
 steps before it reads, each with a key, a value and a strength of its
 own. With strengths up to 2 two steps can rotate what a head holds,
-which one step cannot. Equation numbers are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174), those
-with a letter are ours.
+which one step cannot. Equation numbers are those of [Schlag et al.
+2021](https://arxiv.org/abs/2102.11174), those with a letter are ours.
 
 - `q`: `[batch, time, heads, key]`.
 - `k`: `[batch, time, steps, heads, key]`, `v`: the same with `value`,
@@ -56,13 +55,9 @@ def loop(
 
 
 def fading_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same with one decay per token, before its first step."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
@@ -134,15 +129,14 @@ def delta_product(
 
     - `q`: `[batch, time, heads, key]`, as features; the paper divides
       queries and keys by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `k`: `[batch, time, steps, heads, key]`.
     - `v`: `[batch, time, steps, heads, value]`.
     - `beta`: `[batch, time, steps, heads]`, in $[0, 2]$ for keys of
       length 1: with 2 a step reflects what the key holds.
     - `log_decay`: `[batch, time, heads]`, at most 0; None = no decay.
-
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
-      `kimi_delta_rule`.
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
       or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
@@ -159,14 +153,8 @@ def delta_product(
     Source: Siems et al. 2025 (arXiv:2502.10297).
     """
     return DELTA_PRODUCT(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay},
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

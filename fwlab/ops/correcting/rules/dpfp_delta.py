@@ -42,11 +42,11 @@ def dpfp_delta_rule(
     its $2 d \nu$ features.
 
     - `q`, `k`: `[batch, time, heads, d]`, any values; grouped heads as
-      for `delta_rule`.
+      for `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength in $[0, 1]$.
     - `nu`: the number of shifts of `DPFP`, at least 1.
-    - `key_mask`, `cu_seqlens`, `return_state`: as for `delta_rule`.
+    - `key_mask`, `cu_seqlens`, `return_state`: as for `sum_rule`.
     - `implementation`: "auto", "naive", "chunked", "efficient" or
       "triton".
     - `state`: `W` `[batch, heads, value, 2 * d * nu]`, or None.
@@ -65,16 +65,10 @@ def dpfp_delta_rule(
     """
     phi = DPFP(nu)
     return DPFP_DELTA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta},
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
-        implementation=implementation,
+        q, k, v, {"beta": beta},
+        key_mask=key_mask, cu_seqlens=cu_seqlens, state=state,
+        return_state=return_state, implementation=implementation,
         features=lambda x: sum_normalize(phi(x)),
         wider=2 * phi.nu,
         nu=phi.nu,
-    )
+    )  # fmt: skip

@@ -1,11 +1,10 @@
 r"""# The gated delta rule, one step at a time
 
 The delta rule removes only what a key holds: what no key asks for stays
-forever. Gated DeltaNet
-([Yang et al. 2024](https://arxiv.org/abs/2412.06464)) lets the whole
-memory of a head fade first. Equation numbers are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174), those with a
-letter are ours.
+forever. Gated DeltaNet ([Yang et al.
+2024](https://arxiv.org/abs/2412.06464)) lets the whole memory of a head
+fade first. Equation numbers are those of [Schlag et al.
+2021](https://arxiv.org/abs/2102.11174), those with a letter are ours.
 
 - `q`, `k`: `[batch, time, heads, key]`, `v`: the same with `value`.
 - `beta`, `log_decay`: `[batch, time, heads]`.
@@ -29,13 +28,9 @@ from fwlab.ops.parts.state import NormalizedState
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Fade by $d_i = e^{\mathrm{log\_decay}_i}$ first, then correct:
 
     $$W_i = d_i\, W_{i-1} + \beta_i\, \big(v_i - d_i\, W_{i-1}\,
@@ -53,15 +48,9 @@ def loop(
 
 
 def normalized_loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ask: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
-    z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, ask: Tensor, beta: Tensor,
+    log_decay: Tensor, W: Tensor, z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Fade the memory and its normaliser first."""
     y = []
     for q_t, k_t, v_t, a_t, b_t, l_t in steps(
@@ -117,7 +106,7 @@ def gated_delta_rule(
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$.
@@ -129,7 +118,7 @@ def gated_delta_rule(
       faded by more than $e^{-80}$ since the last write counts as empty
       for what the next key retrieves.
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`,
-      `implementation`: as for `delta_rule`.
+      `implementation`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
@@ -144,15 +133,8 @@ def gated_delta_rule(
     Source: Yang, Kautz, Hatamizadeh 2024 (arXiv:2412.06464).
     """
     return GATED_DELTA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay},
-        normalize=normalize,
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay},
+        normalize=normalize, scale=scale, key_mask=key_mask,
+        cu_seqlens=cu_seqlens, state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

@@ -4,9 +4,8 @@ In the delta rule one number per head says how much is removed and how
 much is written. Gated DeltaNet 2
 ([2026](https://arxiv.org/abs/2605.22791)) separates the two: a gate per
 key channel *erases*, a gate per value channel *writes*. Equation
-numbers are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174), those
-with a letter are ours.
+numbers are those of [Schlag et al.
+2021](https://arxiv.org/abs/2102.11174), those with a letter are ours.
 
 - `q`, `k`, `erase`, `log_decay`: `[batch, time, heads, key]`.
 - `v`, `write`: `[batch, time, heads, value]`.
@@ -38,14 +37,9 @@ def replace(
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    erase: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor,
+    log_decay: Tensor, W: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Fade every key channel, replace, then read."""
     y = []
     for q_t, k_t, v_t, e_t, w_t, l_t in steps(
@@ -104,14 +98,13 @@ def gated_delta_rule_2(
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `erase`: `[batch, time, heads, key]`, usually in $[0, 1]$.
     - `write`: `[batch, time, heads, value]`, usually in $[0, 1]$.
     - `log_decay`: `[batch, time, heads, key]`, at most 0.
-
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
-      `kimi_delta_rule`.
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked" or "efficient".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -130,14 +123,9 @@ def gated_delta_rule_2(
     Source: Gated DeltaNet 2, 2026 (arXiv:2605.22791).
     """
     return GATED_DELTA_RULE_2(
-        q,
-        k,
-        v,
+        q, k, v,
         {"erase": erase, "write": write, "log_decay": log_decay},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

@@ -84,13 +84,12 @@ def implicit_delta_rule(
     rule is stable for keys of any length.
 
     - `q`, `k`: `[batch, time, heads, key]`, as features. Grouped heads
-      as for `delta_rule`.
+      as for `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, at least 0: how much the pair of
       this step counts against what is known; it may exceed 1.
-
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
-      `kimi_delta_rule`.
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked", "efficient", "fla"
       or "triton".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
@@ -107,14 +106,8 @@ def implicit_delta_rule(
     Source: Liu et al. 2024, Longhorn (arXiv:2407.14207).
     """
     return IMPLICIT_DELTA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta},
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

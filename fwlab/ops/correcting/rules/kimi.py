@@ -49,13 +49,9 @@ def correct(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     W: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Fade, correct, then read."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
@@ -102,28 +98,21 @@ def kimi_delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Fade every key channel, replace what a key holds, then read.
 
-    $\tilde W_t = W_{t-1}\, \mathrm{diag}(\alpha_t)$ with
-    $\alpha_t = \exp(\text{log\_decay}_t)$ per key channel; then, as in
-    the delta rule,
-    $W_t = \tilde W_t + \beta_t (v_t - \tilde W_t k_t) \otimes k_t$ and
-    $y_t = W_t q_t$.
+    $\tilde W_t = W_{t-1}\, \mathrm{diag}(\alpha_t)$ with $\alpha_t =
+    \exp(\text{log\_decay}_t)$ per key channel; then, as in the delta
+    rule, $W_t = \tilde W_t + \beta_t (v_t - \tilde W_t k_t) \otimes
+    k_t$ and $y_t = W_t q_t$.
 
     - `q`, `k`: `[batch, time, heads, key]`, as features; the paper
       divides both by their Euclidean norm. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in
       $[0, 1]$.
     - `log_decay`: `[batch, time, heads, key]`, at most 0: 0 keeps a
       channel, $-\infty$ empties it.
-    - `scale`: a factor of `q`; None = 1.
-    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
-      leave the state untouched and return 0.
-    - `cu_seqlens`: borders of packed documents, as for `delta_rule`.
-    - `state`: the tensor `W` `[batch, heads, value, key]` that an
-      earlier call returned; None = zeros. float32 for half-precision
-      inputs.
-    - `return_state`: return `(y, state)` instead of `y`.
+    - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked", "efficient" or
       "fla".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
@@ -144,14 +133,8 @@ def kimi_delta_rule(
     Source: Kimi team 2025 (arXiv:2510.26692).
     """
     return KIMI_DELTA_RULE(
-        q,
-        k,
-        v,
-        {"beta": beta, "log_decay": log_decay},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"beta": beta, "log_decay": log_decay},
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

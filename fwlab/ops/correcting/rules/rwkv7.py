@@ -19,13 +19,7 @@ import torch
 from torch import Tensor
 
 from fwlab.ops.call.call import Variants
-from fwlab.ops.call.rule import (
-    Gate,
-    Rule,
-    decay_gate,
-    factor,
-    in_turn,
-)
+from fwlab.ops.call.rule import Gate, Rule, decay_gate, factor, in_turn
 from fwlab.ops.correcting import PLAIN
 from fwlab.ops.correcting.rules.delta import read, steps
 
@@ -45,14 +39,9 @@ def transition(
 
 
 def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    log_decay: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
+    log_decay: Tensor, W: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Move, add a pair, then read."""
     y = []
     for q_t, k_t, v_t, a_t, b_t, l_t in steps(q, k, v, a, b, log_decay):
@@ -63,14 +52,9 @@ def loop(
 
 
 def two_steps(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    log_decay: Tensor,
-    **_: Any,
-) -> dict[str, Any]:
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
+    log_decay: Tensor, **_: Any,
+) -> dict[str, Any]:  # fmt: skip
     """First correct with `a` and `b`, towards 0; then add the pair.
 
     $a$ asks the memory before it fades. After that it would have to be
@@ -127,7 +111,7 @@ def rwkv7_rule(
     + a_t b_t^\top\big) + v_t \otimes k_t$ and $y_t = W_t q_t$.
 
     - `q`, `k`: `[batch, time, heads, key]`. Grouped heads as for
-      `delta_rule`.
+      `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
     - `a`, `b`: `[batch, time, heads, key]`; the paper has
       $a = -\hat\kappa$ of length 1, and $b = \hat\kappa$ times a rate
@@ -135,9 +119,8 @@ def rwkv7_rule(
     - `log_decay`: `[batch, time, heads, key]`, at most 0; the paper
       keeps it above $-0.61$. The rule is exact for any, $-\infty$
       included.
-
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`: as for
-      `kimi_delta_rule`.
+      `sum_rule`.
     - `implementation`: "auto", "naive", "chunked" or "efficient".
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -153,14 +136,8 @@ def rwkv7_rule(
     Source: Peng et al. 2025 (arXiv:2503.14456).
     """
     return RWKV7_RULE(
-        q,
-        k,
-        v,
-        {"a": a, "b": b, "log_decay": log_decay},
-        scale=scale,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        state=state,
-        return_state=return_state,
+        q, k, v, {"a": a, "b": b, "log_decay": log_decay},
+        scale=scale, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        state=state, return_state=return_state,
         implementation=implementation,
-    )
+    )  # fmt: skip

@@ -180,17 +180,17 @@ def row_products(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
     N: tl.constexpr = b.shape[0]
     K: tl.constexpr = a.shape[1]
     if K <= 128:
-        found = product(a, tl.trans(b), TYPE, PRECISION)
+        out = product(a, tl.trans(b), TYPE, PRECISION)
     else:
         a = tl.reshape(a.to(TYPE), [M, K // 64, 64])
         b = tl.reshape(b.to(TYPE), [N, K // 64, 64])
-        found = tl.dot(
+        out = tl.dot(
             tl.permute(a, (1, 0, 2)),
             tl.permute(b, (1, 2, 0)),
             input_precision=PRECISION,
         )
-        found = tl.sum(found, 0)
-    return found
+        out = tl.sum(out, 0)
+    return out
 
 
 @triton.jit
@@ -256,13 +256,9 @@ def reciprocal(x):
 
 @triton.jit
 def state_tile(
-    first,
-    first_key,
-    V: tl.constexpr,
-    K: tl.constexpr,
-    BV: tl.constexpr,
-    BK: tl.constexpr,
-):
+    first, first_key, V: tl.constexpr, K: tl.constexpr,
+    BV: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """Offsets of a tile in a state `[V, K]`, and which are inside.
 
     The tile begins at row `first` and column `first_key`.

@@ -35,7 +35,7 @@ from fwlab import ops
 from fwlab.bench import aft, feedback, rules
 from fwlab.bench.case import Case, layout, once
 from fwlab.files import destination, write_json
-from fwlab.ops.call import fla, gpu
+from fwlab.ops.call import fla, launcher
 from fwlab.ops.call.choice import Refused
 from fwlab.ops.call.rule import Rule
 from fwlab.provenance import provenance
@@ -356,9 +356,9 @@ def main(out: Path | None, command: str, *, dry_run: bool = False) -> bool:
             "bench --gpu needs an Nvidia GPU, but PyTorch finds none on this machine"
         )
     about = {"name": "dry run, no GPU", "slug": "dry-run"} if dry_run else card()
-    if not dry_run and (reason := gpu.untrusted(about["capability"])):
+    if not dry_run and (reason := launcher.untrusted(about["capability"])):
         raise ValueError(f"bench --gpu: {reason}")
-    place = gpu.standing_in(stand_in()) if dry_run else nullcontext()
+    place = launcher.standing_in(stand_in()) if dry_run else nullcontext()
     path = out or written(about["slug"], dry_run)
     destination(path)
     result: dict[str, Any] = {
@@ -428,7 +428,7 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def stand_in() -> gpu.StandIn:
+def stand_in() -> launcher.StandIn:
     """The emulator.
 
     - Raises `ValueError` outside a clone of the repository.

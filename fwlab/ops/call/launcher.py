@@ -1,7 +1,6 @@
 """What GPU kernels have in common: where they run, and their launch.
 
-Triton is imported when a kernel is first used; everything else works
-without it.
+Triton is imported when a kernel is first used; everything else works without it.
 """
 
 import functools
@@ -101,9 +100,7 @@ class StandIn(NamedTuple):
 
 # Without bfloat16, because Triton's interpreter lacks it.
 _stand_in = (
-    StandIn(
-        (9, 0), "cpu", lambda x: _run(x), (torch.float32, torch.float16)
-    )
+    StandIn((9, 0), "cpu", lambda x: _run(x), (torch.float32, torch.float16))
     if INTERPRETED
     else None
 )
@@ -156,26 +153,26 @@ def launch(
       tensor, in the order of the kernel's parameters.
     - `constants`: its `constexpr` parameters.
     """
-    given = Launch(kernel, grid, arguments, constants, warps, stages)
+    one = Launch(kernel, grid, arguments, constants, warps, stages)
     lead = next(x for x in arguments if isinstance(x, Tensor))
     bare = lead.is_meta and not takes("meta")
     if bare or hasattr(lead, "fake_mode"):  # there is only the shape
         return
     if _stand_in is not None:
-        _stand_in.run(given)
+        _stand_in.run(one)
         return
     # Triton launches on the current device, not on that of the tensors.
     with torch.cuda.device_of(lead):
-        _run(given)
+        _run(one)
 
 
-def _run(given: Launch) -> None:
+def _run(one: Launch) -> None:
     """Let Triton launch it."""
-    given.kernel[given.grid](
-        *given.arguments,
-        **given.constants,
-        num_warps=given.warps,
-        num_stages=given.stages,
+    one.kernel[one.grid](
+        *one.arguments,
+        **one.constants,
+        num_warps=one.warps,
+        num_stages=one.stages,
     )
 
 
@@ -222,15 +219,10 @@ class Kernel:
     def load(self) -> Any:
         _import(self.module)
         module = sys.modules[self.module]
-        return (
-            getattr(module, self.function) if self.function else module
-        )
+        return getattr(module, self.function) if self.function else module
 
     def refusal(
-        self,
-        device: torch.device,
-        dtypes: set[torch.dtype],
-        **sizes: Any,
+        self, device: torch.device, dtypes: set[torch.dtype], **sizes: Any
     ) -> str | None:
         """Why the kernel cannot compute this; None = it can.
 
@@ -240,24 +232,18 @@ class Kernel:
             oldest = dotted(OLDEST)
             return f"Triton {oldest} or newer is not installed"
         if device.type != device_type():
-            return (
-                f"Triton needs a GPU, but the tensors are on {device}"
-            )
+            return f"Triton needs a GPU, but the tensors are on {device}"
         if torch.version.hip is not None:
             return "the kernels are written for Nvidia GPUs"
         for dtype in dtypes:
             if dtype not in DTYPES:
                 return f"there is no kernel for {_name(dtype)}"
             if _stand_in is not None and dtype not in _stand_in.dtypes:
-                return (
-                    "Triton's interpreter does not compute in "
-                    f"{_name(dtype)}"
-                )
+                return f"Triton's interpreter does not compute in {_name(dtype)}"
         have = capability(device)
         if have < self.minimum:
             return Limit(
-                f"compute capability {dotted(have)} is below "
-                f"{dotted(self.minimum)}"
+                f"compute capability {dotted(have)} is below {dotted(self.minimum)}"
             )
         # What a stand-in runs, no ptxas has compiled.
         if _stand_in is None and (why := _faulty(have)):
@@ -280,10 +266,9 @@ def _import(module: str) -> None:
 def untrusted(capability: tuple[int, int]) -> str | None:
     """Why nothing compiled for this GPU can be trusted; None = it can.
 
-    On Hopper, Triton before 3.7.1 and ptxas, which makes its machine
-    code, before 13.1 give wrong numbers without an error
-    (fla-org/flash-linear-attention#983 and #1262). The answer stays the
-    same until the process ends.
+    On Hopper, Triton before 3.7.1 and ptxas, which makes its machine code, before 13.1
+    give wrong numbers without an error (fla-org/flash-linear-attention#983 and #1262).
+    The answer stays the same until the process ends.
     """
     if capability[0] != HOPPER:
         return None
