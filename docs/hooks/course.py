@@ -348,7 +348,7 @@ def _places() -> dict[str, dict[str, str]]:
             source = "".join(cell["source"])
             if cell["cell_type"] == "markdown":
                 section = ([section, *re.findall(r"^## (.+)$", source, re.M)])[-1]
-            elif check := re.search(r"\b(?:check|golf)\((\w+)", source):
+            elif check := re.search(r'\b(?:check|golf)\((?:\w+, )?"?(\w+)', source):
                 name = check[1]
                 if name in places:
                     continue
