@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +22,13 @@ from fwlab.exercises import (
     assert_correct,
     check,
     checker,
+    eight_pairs,
     hint,
+    properties,
     show,
     solution,
 )
+from fwlab.exercises.properties import Work
 from fwlab.exercises.solutions import chunked_sum, linear_attention, make_batch
 from fwlab.feature_maps import DPFP, sum_normalize
 
@@ -64,6 +68,7 @@ def test_the_reference_is_right(name):
 favor = EXERCISES["favor"].reference
 feedback = EXERCISES["feedback_attention"].reference
 random_features = EXERCISES["positive_features"].reference
+delta_in_chunks = EXERCISES["chunked_delta"].reference
 
 
 def outer(v, k):
@@ -434,6 +439,16 @@ def cross_entropy(model, tokens):
     return torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:])
 
 
+def at_places(x):
+    """Eight features, and 40 that are 0."""
+    return torch.nn.functional.pad(x, (0, 40))
+
+
+def know_the_keys(x):
+    """One-hot for the eight keys of the table."""
+    return at_places(x @ torch.linalg.inv(eight_pairs()[0]))
+
+
 #: Answers that are no misconceptions: an expression of the arguments (`*inputs`: of
 #: all), and words of the property that each fails at, which only that property has.
 WRONG = {
@@ -454,6 +469,12 @@ WRONG = {
         "W + torch.outer(beta * (v - W @ k), k)": "any leading dimensions",
         # Right for equal leading dimensions only by accident of broadcasting.
         "W + beta * outer(v - held(W, k), k)": "any leading dimensions",
+    },
+    "few_features": {
+        "DPFP(nu=3)(x)[..., :40]": "48 features",
+        "at_places(torch.eye(8).double().expand(*x.shape[:-1], 8)"
+        " if len(x) == 8 else x)": "by itself",
+        "know_the_keys(x)": "not seen",
     },
     "mean_of": {
         "torch.softmax(k + w, 1) * v": "of the shape",
@@ -550,6 +571,11 @@ WRONG = {
         "increments(*flat(*inputs)).view_as(v)": "any leading dimensions",
         "increments_in_a_loop(*inputs)": "without a loop over steps",
     },
+    "chunked_delta": {
+        "(q @ k.mT).tril() @ increments(k, v, beta)": "works in chunks",
+        "delta_in_chunks(q, k, v, beta, 0 if len(q) % chunk else chunk)": "a shorter",
+        "delta_in_chunks(*flat(q, k, v, beta), chunk).view_as(v)": "leading dimensions",
+    },
     "recomputing_backward": {
         "back(*inputs, states(k, v, beta).__getitem__)": "does not keep W for every",
         "from_autograd(*inputs)": "does not keep W for every",
@@ -580,6 +606,10 @@ WRONG = {
         "W + torch.outer(beta * (v - W @ k), k)": "in each memory",
         # One step for the mean over all memories.
         "W + outer(b(beta) * (v - held(W, k)), k) / beta.numel()": "in each memory",
+    },
+    "delta_layer": {
+        "right(q, k, v, logits.clamp(min=-1))": "at strength 0",
+        "right(q, k, v, 2 * logits)": "for any strengths",
     },
     "gated_step": {
         "gated(W, k, v, torch.sigmoid(beta))": "in an empty memory",
@@ -635,6 +665,10 @@ WRONG = {
         "layer_with_softmax(*inputs)": "does not depend on the lengths",
         "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
         "layer_that_begins_again(*inputs)": "any sizes, and long sequences",
+    },
+    "mended_layer": {
+        "layer(*inputs, scale=2)": "follows the delta rule",
+        "layer(*inputs, f=lambda y: y / y.sum(-1, keepdim=True))": "without features",
     },
     "generate": {
         "continued(*inputs).double()": "the new tokens",
@@ -708,11 +742,14 @@ NONE = [
 #: The property that looks at gradients; others do so last.
 GRADIENT = {
     "sum_normalize": "gives zero where",
-    **dict.fromkeys(("running_step", "chunked_sum", "triangular"), "lets gradients"),
+    **dict.fromkeys(
+        ("running_step", "chunked_sum", "triangular", "chunked_delta"), "lets gradients"
+    ),
 }
 #: Answers that are numbers or tokens, change a model, or need no gradient.
 NO_GRADIENT = {
     *("useful_nu", "dot_capacity", "predict_error", "capacity", "make_batch"),
+    "few_features",
     *("generate", "ablate", "gradient_step", "stable_beta", "recomputing_backward"),
     "my_features",
 }
@@ -721,7 +758,8 @@ NO_GRADIENT = {
 def written(name, source):
     """An answer of one expression."""
     names = re.search(r"\((.*)\)", EXERCISES[name].signature)[1]
-    return eval(f"lambda {names}: {source.replace('*inputs', names)}", globals())
+    known = globals() | {"right": EXERCISES[name].reference}
+    return eval(f"lambda {names}: {source.replace('*inputs', names)}", known)
 
 
 def the(name, where):
@@ -1002,6 +1040,29 @@ def test_an_endless_loop_is_stopped(monkeypatch):
     left.join(LONG)
 
 
+def test_no_thread_lives_when_check_returns(monkeypatch):
+    """Python would abort at the end of a script."""
+
+    class Slow(threading.Thread):
+        def run(self):
+            super().run()
+            time.sleep(0.1)
+
+    monkeypatch.setattr(threading, "Thread", Slow)
+    before = threading.active_count()
+    for answer in (outer, EXERCISES["write"].reference):
+        verdict(answer, "write")
+        assert threading.active_count() == before
+
+
+def test_work_is_counted_without_the_compiler():
+    with Work() as work:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    assert (work.operators, work.products, work.largest) == (3, 42, 12)
+    # PyTorch would wrap it in a function that loads the compiler: a second or more.
+    assert Work.__torch_dispatch__.__code__.co_filename == properties.__file__
+
+
 def test_modes_of_the_caller_do_not_matter():
     with torch.no_grad():
         assert verdict(EXERCISES["write"].reference)[0]
@@ -1024,7 +1085,8 @@ def test_modes_that_an_answer_leaves_behind_do_not_matter():
 
 
 def test_show(capsys):
-    for name, exercise in EXERCISES.items():
+    drawn = {name: each for name, each in EXERCISES.items() if each.example}
+    for name, exercise in drawn.items():
         figure = show(exercise.reference, name)
         titles = {ax.get_title() for ax in figure.axes}
         assert titles == {"yours", "target", "difference"}

@@ -429,6 +429,7 @@ READS = row(query=[1])
         ("keep", {"a=": row(key=[1], value="y"), "a?": READS}, "or \"x\", got 'y'."),
         ("keep", {"a=": row(key=[1], beta=2), "a?": READS}, "from 0 to 1, got 2."),
         ("keep", {"a=": row(key=[1], beta=-1), "a?": READS}, "from 0 to 1, got -1."),
+        ("keep", {"a=": row(key=[1], value="-x"), "a?": READS}, "is -3, expected 3."),
         ("keep", {"a=": row(key=[0.001]), "a?": READS}, "got 0.001 in the key."),
         ("keep", {"a=": row(key=[1], value=1e3), "a?": READS}, "in the value."),
         ("forget", {**AB, "forget": row(key=[1, 0], value="x")}, "there is no x."),

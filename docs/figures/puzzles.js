@@ -262,7 +262,7 @@
         "aria-label": "The puzzle, and its matrix step by step",
         tabindex: 0,
       },
-      html("p", {}, title, " ", task),
+      html("p", {}, title, html("br"), task),
       html("div", {}, which, tape),
     );
     const draw = () => {
@@ -392,7 +392,7 @@
     const show = (n) => {
       name = select.value = n;
       hints = 0;
-      title.textContent = `${puzzle().title}.`;
+      title.textContent = puzzle().title;
       task.textContent = puzzle().task;
       const rule =
         puzzle().rule === "delta"

@@ -209,7 +209,7 @@ def minutes(stem: str) -> int:
         for kind in ("markdown", "code")
     )
     words = len(re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL).split())
-    asked = {*re.findall(r'\b(?:check(?:_formula)?|predict|quiz)\("?(\w+)', code)}
+    asked = {*re.findall(r'\b(?:check(?:_formula)?|golf|predict|quiz)\("?(\w+)', code)}
     tasks = EXERCISES | QUESTIONS | DERIVATIONS
     whole = words / PACE + sum(tasks[n].minutes for n in asked & tasks.keys())
     return 5 * math.ceil(whole / 5)
@@ -295,10 +295,11 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], boxes: set) -> str:
         way = f"V{above:g}H{to_x:g}V{to_y - 2:g}"
     elif not any((r, to_column) in boxes for r in between):
         way = f"V{below:g}H{to_x:g}V{to_y - 2:g}"
-    else:  # between two columns, and in from the left
-        left = to_x - WIDTH / 2
-        way = f"V{below:g}H{left - GAP_X / 2:g}V{to_y + HEIGHT / 2:g}H{left - 1:g}"
-        return f"M{x:g} {y + HEIGHT:g}{way}m-5 -4l5 4l-5 4"
+    else:  # between two columns, and in from the side
+        out = 1 if column > to_column else -1
+        side = to_x + out * WIDTH / 2
+        way = f"V{below:g}H{side + out * GAP_X / 2:g}V{to_y + HEIGHT / 2:g}H{side + out:g}"
+        return f"M{x:g} {y + HEIGHT:g}{way}m{5 * out} -4l{-5 * out} 4l{5 * out} 4"
     return f"M{x:g} {y + HEIGHT:g}{way}m-4 -6l4 6l4 -6"
 
 
@@ -347,7 +348,7 @@ def _places() -> dict[str, dict[str, str]]:
             source = "".join(cell["source"])
             if cell["cell_type"] == "markdown":
                 section = ([section, *re.findall(r"^## (.+)$", source, re.M)])[-1]
-            elif check := re.search(r"\bcheck\((\w+)", source):
+            elif check := re.search(r'\b(?:check|golf)\((?:\w+, )?"?(\w+)', source):
                 name = check[1]
                 if name in places:
                     continue

@@ -160,7 +160,15 @@ PRODUCTS = {"mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"}
 PRODUCTS |= {"linalg_solve_triangular", "_linalg_solve_ex"}
 
 
-class Work(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """Sees each operator, and does not load PyTorch's compiler, which takes a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Work(Mode):
     """Counts what PyTorch does meanwhile.
 
     - `operators`: how many it calls.

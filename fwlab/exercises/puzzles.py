@@ -169,7 +169,8 @@ def puzzle(name: str, hint: int = 0) -> None:
     rule = "sum rule, no strengths"
     if asked.rule == "delta":
         rule = f"delta rule, β · |key|² up to {asked.strength:g}"
-    _say(f"{asked.title.upper()}. {asked.task}")
+    print(asked.title.upper())
+    _say(asked.task)
     print(f"For example:  {_told(asked.cases[0])}")
     kinds: dict[tuple[str, ...], list[str]] = {}
     for kind, names in asked.rows.items():

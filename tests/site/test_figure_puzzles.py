@@ -86,6 +86,12 @@ def test_swap_by_hand(figure):
     assert figure.words().startswith("✓ Right")
     figure.press("Clear")
     assert figure.words().startswith("Still blank")
+    # The example begins as an example.
+    pick(figure, "keep")
+    fill(figure, {"a=: value": "-x"})
+    assert "the last reading is -3, expected 3." in figure.words()
+    figure.tab.reload()
+    assert figure.words().startswith("✓ Right")
 
 
 def test_stack_by_keyboard(figure):
@@ -153,6 +159,7 @@ def test_clock_by_touch(fresh):
             {"a=: β": "1000"},
             "✗ a=, β: numbers are 0, or 0.01 to 100 in size; got 1000.",
         ),
+        ({"a=: key": "0.001"}, "in size; got 0.001."),
         ({"a=: β": "1 1"}, "✗ a=: expected one number as β."),
         ({"a=: value": "1 1"}, "✗ a=: expected 1 numbers as the value."),
         ({"a=: value": "7"}, "the last reading is 7, expected 3."),

@@ -101,7 +101,7 @@ def test_without_scripts_the_answer_unfolds(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_cell_names_the_answer_that_it_reveals(path):
-    """It computes it: whoever works through the notebook would read it there."""
+    """It computes it: anyone who works through the notebook would read it there."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     given = [
         (cell["id"], ast.unparse(argument))
