@@ -38,8 +38,8 @@ def predict_error(S, d):
 
 
 def correct(W, k, v):
-    old = read_memory(W, k)
-    return write(W, k, v - old)  # the delta rule with beta = 1
+    difference = v - read_memory(W, k)  # from what k reads now
+    return W + difference[..., :, None] * k[..., None, :]
 
 
 # --- Feature maps
