@@ -178,7 +178,7 @@ def generate(step, prompt, length):
         text.append(token)
         if len(text) < length:  # nobody needs the logits after the last one
             logits, state = step(token, state)
-    return torch.tensor(text)
+    return torch.stack([*prompt, *text])[len(prompt) :]  # also for length 0
 
 
 def ablate(model, tokens, loss):
