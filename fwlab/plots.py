@@ -418,10 +418,13 @@ def slider(
 
 
 def short_svg(svg: str) -> str:
-    """A drawing of matplotlib's with digits that can be seen.
+    """Shorten the numbers of a drawing to digits that can be seen.
 
     A hundredth of a point is finer than any screen; but letters are drawn large,
     and scaled.
+
+    - `svg`: a drawing of matplotlib's.
+    - Returns the same drawing, with fewer digits and spaces.
     """
     svg = re.sub(
         r"scale\([^)]*\)|\d+\.\d{3,}",
@@ -432,7 +435,12 @@ def short_svg(svg: str) -> str:
 
 
 class Slider(NamedTuple):
-    """What `slider` returns: a picture for each value."""
+    """What `slider` returns: a picture for each value.
+
+    - `label`: the name of what changes.
+    - `values`: its values, as text.
+    - `frames`: a drawing for each value, as SVG.
+    """
 
     label: str
     values: list[str]

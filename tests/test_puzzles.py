@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import re
 from collections import defaultdict
 from dataclasses import replace
+from io import StringIO
 from math import sqrt
 from numbers import Real
 
@@ -427,6 +429,7 @@ READS = row(query=[1])
         ("keep", {"a=": row(key=[1], value="y"), "a?": READS}, "or \"x\", got 'y'."),
         ("keep", {"a=": row(key=[1], beta=2), "a?": READS}, "from 0 to 1, got 2."),
         ("keep", {"a=": row(key=[1], beta=-1), "a?": READS}, "from 0 to 1, got -1."),
+        ("keep", {"a=": row(key=[1], value="-x"), "a?": READS}, "is -3, expected 3."),
         ("keep", {"a=": row(key=[0.001]), "a?": READS}, "got 0.001 in the key."),
         ("keep", {"a=": row(key=[1], value=1e3), "a?": READS}, "in the value."),
         ("forget", {**AB, "forget": row(key=[1, 0], value="x")}, "there is no x."),
@@ -437,7 +440,7 @@ READS = row(query=[1])
         (
             "swap",
             {**AB, "swap": row(key=[1, -1], beta=0.5)},
-            "the reading after a? is 3.5,1.5, expected 4,2.",
+            "swap a?: the last reading is 3.5,1.5, expected 4,2.",
         ),
     ],
 )
@@ -483,10 +486,14 @@ def test_example_is_right():
 def test_figure():
     """The matrix after each step, up to the first wrong reading."""
     verdict = solve("stack", SOLUTIONS["stack"])
-    titles = [ax.get_title() for ax in verdict.figure().axes if ax.get_visible()]
+    figure = verdict.figure()
+    titles = [ax.get_title() for ax in figure.axes]
     assert titles[:3] == ["push=3 (1/2)", "push=3 (2/2)", "push=5 (1/2)"]
+    figure.savefig(svg := StringIO(), format="svg")
+    ids = re.findall(r'<image [^>]*id="(\w+)"', svg.getvalue())
+    assert len(ids) == len({*ids}) == len(titles) == 11
     wrong = solve("swap", {**AB, "swap": row(key=[1, -1], beta=0.5)})
-    axes = [ax for ax in wrong.figure().axes if ax.get_visible()]
+    axes = wrong.figure().axes
     assert [ax.get_title() for ax in axes] == ["a=3,1", "b=4,2", "swap", "a?"]
     assert axes[-1].get_xlabel() == "reads 3.5,1.5,\nexpected 4,2"
     numbers = [text.get_text() for text in axes[2].texts]

@@ -49,13 +49,14 @@
 
   // --- From what is typed to numbers ------------------------------------
 
-  // "0.5", "1/2", "√3", "-2√3/3"
-  const NUMBER = /^([-−]?)(\d*\.?\d*)(?:√(\d+\.?\d*))?(?:\/(\d+\.?\d*))?$/;
+  // "0.5", "1/2", "√3", "-2√3/3", "1/√3"
+  const NUMBER = /^([-−]?)(\d*\.?\d*)(?:√(\d+\.?\d*))?(?:\/(√?)(\d+\.?\d*))?$/;
   const number = (text, place) => {
-    const [found, sign, times, root, over] = NUMBER.exec(text.replace("sqrt", "√")) ?? [];
+    const parts = NUMBER.exec(text.replaceAll("sqrt", "√")) ?? [];
+    const [found, sign, times, root, under, over = 1] = parts;
     if (!found || !(/\d/.test(times) || root))
       throw new Wrong(`${place}: expected numbers such as 1, 0.5, 1/2 or √3, got ${text}.`);
-    const size = (((times || 1) * Math.sqrt(root ?? 1)) / (over ?? 1));
+    const size = ((times || 1) * Math.sqrt(root ?? 1)) / (under ? Math.sqrt(over) : over);
     if (!Number.isFinite(size) || (size && !(size >= SMALL && size <= LARGE)))
       throw new Wrong(`${place}: numbers are 0, or ${SMALL} to ${LARGE} in size; got ${text}.`);
     return sign ? -size : size;
@@ -169,10 +170,10 @@
         if (at < 0) continue;
         const before = frames.slice(0, at + 1);
         const { token: of, read } = frames[at];
-        const told_ = before.filter(({ step }) => step === 1).map(({ token: t }) => told(t));
+        const came = before.filter(({ step }) => step === 1).map((frame) => told(frame.token));
         const says =
-          `✗ Wrong in the sequence  ${told_.join(" ")} : the reading after ${told(of)} is ` +
-          `${shown(read)}, expected ${shown(of.expected)}.`;
+          `✗ Wrong in the sequence ${came.join(" ")}: the last reading is ${shown(read)}, ` +
+          `expected ${shown(of.expected)}.`;
         return { ...verdict, size, case: n, frames: before, says };
       }
       const [score, best] = [size, puzzle.best].map(([a, b]) => a * b);
@@ -239,17 +240,18 @@
       const numbers = W.map((row) => row.map((n) => (n === null ? "?" : short(n))).join(" "));
       grid.setAttribute("aria-label", `W: ${numbers.join("; ")}`);
       const title = all > 1 ? `${told(of)} ${step}/${all}` : told(of);
-      const box = html("li", {}, html("b", {}, title), grid);
+      const box = html("div", { role: "listitem" }, html("b", {}, title), grid);
       if (!last || of.expected === null) return box;
       if (!read) box.append(html("em", {}, `→ ${shown(of.expected)}`));
       else if (near(read, of.expected)) box.append(html("em", {}, `✓ ${shown(read)}`));
       else {
-        const said = `✗ ${shown(read)}, expected ${shown(of.expected)}`;
+        const said = `✗ ${shown(read)},\nexpected ${shown(of.expected)}`;
         box.append(html("em", { class: "fw-wrong" }, said));
       }
       return box;
     };
-    const tape = html("ol", { class: "fw-tape" });
+    const tape = html("div", { class: "fw-tape", role: "list" });
+    const which = html("small", {});
     const title = html("strong", {});
     const task = html("span", {});
     const picture = html(
@@ -260,15 +262,19 @@
         "aria-label": "The puzzle, and its matrix step by step",
         tabindex: 0,
       },
-      html("p", {}, title, " ", task),
-      tape,
+      html("p", {}, title, html("br"), task),
+      html("div", {}, which, tape),
     );
     const draw = () => {
       const unknown = Array.from({ length: puzzle().numbers }, () =>
         Array(puzzle().best[1]).fill(null),
       );
       const waiting = puzzle().cases[0].map((of) => ({ token: of, step: 1, of: 1, W: unknown }));
-      const frames = (verdict.frames ?? waiting).slice(-MOST);
+      const all = verdict.frames ?? waiting;
+      const frames = all.slice(-MOST);
+      which.textContent =
+        (verdict.case === null ? "An example" : "The first sequence that fails") +
+        (all.length > MOST ? `, its last ${MOST} steps:` : ":");
       const limit = Math.max(1e-3, ...frames.flatMap(({ W }) => W.flat().map(Math.abs)));
       tape.replaceChildren(...frames.map((frame) => drawn(frame, limit)));
     };
@@ -345,7 +351,7 @@
     };
 
     const options = {};
-    const select = html("select", { class: "fw-text" });
+    const select = html("select", { class: "fw-text", "aria-label": "Puzzle" });
     const solved = {}; // by name: whether right, and whether nothing is smaller
     const mark = (n, { right, smallest }) => {
       solved[n] = right;
@@ -386,7 +392,7 @@
     const show = (n) => {
       name = select.value = n;
       hints = 0;
-      title.textContent = `${puzzle().title}.`;
+      title.textContent = puzzle().title;
       task.textContent = puzzle().task;
       const rule =
         puzzle().rule === "delta"

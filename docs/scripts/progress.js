@@ -83,8 +83,7 @@
       const done = of(OPEN[0]).has(OPEN[1]) || all("", "tried:");
       const open = done || this.found || all("", "tried:", "shown:");
       const folded = this.hasAttribute("hidden");
-      if (open) this.removeAttribute("hidden");
-      else this.setAttribute("hidden", "until-found");
+      this.hidden = open ? false : "until-found"; // older browsers: just hidden
       this.previousElementSibling.hidden = done;
       this.button.setAttribute("aria-expanded", open);
       this.button.textContent = open ? "Fold it again" : "Show me anyway";
@@ -113,17 +112,17 @@
   });
   addEventListener("hashchange", follow);
 
-  // The search marks the words it has found, late and all over the page: those
-  // of the section that it leads to are shown.
-  const watchMarks = () => {
+  // What a search has found: in the section that it leads to, if it names one.
+  const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}_]+/gu) ?? [];
+  const unfoldFound = () => {
+    const begins = words(new URLSearchParams(location.search).get("h") ?? "");
     const there = named(location.hash);
     const section = there?.closest("fw-fold")?.dataset.section ?? there?.id;
-    const open = () => {
-      for (const mark of document.querySelectorAll("fw-fold[hidden] mark"))
-        if (!section || mark.closest("fw-fold").dataset.section === section) unfold(mark);
-    };
-    const watched = { childList: true, subtree: true };
-    new MutationObserver(open).observe(document.querySelector("article"), watched);
+    for (const fold of document.querySelectorAll("fw-fold[hidden]")) {
+      if (section && fold.dataset.section !== section) continue;
+      const all = words(fold.textContent);
+      if (begins.some((begin) => all.some((word) => word.startsWith(begin)))) fold.find();
+    }
   };
 
   const lost = () =>
@@ -216,7 +215,7 @@
     });
     addEventListener("pageshow", show); // also when the reader comes back to it
     addEventListener("storage", show); // what another tab has kept
+    unfoldFound();
     follow();
-    if (/[?&]h=/.test(location.search)) watchMarks();
   });
 }

@@ -194,6 +194,8 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
         except BaseException:
             _stop(thread, answer)
             raise
+        if verdict.wrong or each is exercise.properties[-1]:
+            thread.join(1)  # a thread that lives when a script ends would abort it
         yield verdict
         if verdict.wrong:
             return

@@ -345,6 +345,10 @@ def sick_layer(q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
     return _layer(q, k, v, logits.sigmoid().sigmoid(), late=True)
 
 
+#: The curves that the hunt starts from.
+LAYERS = {"a healthy layer": healthy_layer, "this layer": sick_layer}
+
+
 def _steps(
     generator: Generator, logit: float | None = None, time: int = 6
 ) -> dict[str, Tensor]:
@@ -364,6 +368,10 @@ def _asked_back(generator: Generator, logit: float) -> dict[str, Tensor]:
 
 DELTA_LAYER = Exercise(
     name="delta_layer",
+    notebook="04_delta_rule",
+    difficulty=3,
+    importance=3,
+    minutes=10,
     task="**A sick layer.** For one head, `q` and `k` `[time, key]`, `v` "
     "`[time, value]` and `logits` `[time]`, return the readings of Eqs. 20-25, "
     "`[time, value]`, from an empty memory. The logits are what Eq. 21 applies its "
@@ -379,8 +387,8 @@ DELTA_LAYER = Exercise(
             because="Every logit was 40, so beta is 1, and each query was the key of "
             "its step.",
             catches={
-                "Two bugs are left. Watch one step at full strength: what is read, "
-                "and when?": sick_layer,
+                "Two bugs are left. Watch one step at full strength: which value is read, "
+                "and when.": sick_layer,
                 "Each step reads before it writes, so it sees the memory of the step "
                 "before. Eq. 25 reads W_i.": lambda q, k, v, logits: _layer(
                     q, k, v, logits.sigmoid(), late=True

@@ -1,4 +1,4 @@
-"""Three exercises: chunks of a sum, the triangular system, a backward pass by hand."""
+"""Four exercises: a backward pass by hand, chunks, and the triangular system."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -18,7 +18,12 @@ from fwlab.exercises.properties import (
     shape,
     takes_heads,
 )
-from fwlab.exercises.solutions import chunked_sum, recomputing_backward, triangular
+from fwlab.exercises.solutions import (
+    chunked_delta,
+    chunked_sum,
+    recomputing_backward,
+    triangular,
+)
 from fwlab.feature_maps import l2_normalize
 
 # --- chunked_sum ---------------------------------------------------------
@@ -195,7 +200,7 @@ def _at_once(answer: Answer, reference: Answer, generator: Generator) -> None:
         ask(answer, inputs["v"], **inputs)
     if work.operators >= time:
         raise Wrong(
-            f"With {time} steps, your function takes {work.operators:,} operators: it "
+            f"With {time} steps, your function calls {work.operators:,} operators: it "
             "goes through the steps one by one. One torch.linalg.solve_triangular "
             "finds all rows of U."
         )
@@ -327,10 +332,12 @@ SIZES = [(2, 4, 3), (7, 4, 3), (6, 3, 5)]
 def _keeps_no_states(answer: Answer, reference: Answer, generator: Generator) -> None:
     time, width = 128, 64
     inputs = _pass(generator, time, width, width)
-    tracemalloc.start()  # what Python and NumPy hold
+    like = {name: inputs[name[1:]] for name in NAMES}
+    with Work() as work:
+        ask(answer, like, **inputs)
+    tracemalloc.start()  # again: what Python and NumPy hold
     try:
-        with Work() as work:
-            ask(answer, {name: inputs[name[1:]] for name in NAMES}, **inputs)
+        ask(answer, like, **inputs)
         held = work.peak + tracemalloc.get_traced_memory()[1] // 8
     finally:
         tracemalloc.stop()
@@ -491,6 +498,122 @@ RECOMPUTING_BACKWARD = Exercise(
 )
 
 
+# --- chunked_delta -------------------------------------------------------
+
+
+def _writes_and_reads(
+    generator: Generator, time: int = 6, chunk: int = 2, lead: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    q = normal(generator, *lead, time, 4)
+    return {"q": q, **_writes(generator, time, 4, lead), "chunk": chunk}
+
+
+def _wide_writes(generator: Generator, time: int, chunk: int) -> dict[str, Any]:
+    inputs = _wide(generator, time, chunk)
+    beta = torch.rand(time, generator=generator, dtype=torch.float64)
+    q, k, v = inputs["q"], l2_normalize(inputs["k"]), inputs["v"]
+    return {"q": q, "k": k, "v": v, "beta": beta, "chunk": chunk}
+
+
+def _all_steps(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, chunk: int | None = None
+) -> Tensor:
+    """The closed form, which has no chunks."""
+    return (q @ k.mT).tril() @ triangular(k, v, beta)
+
+
+def _chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    chunk: int,
+    state: float = 1.0,
+    read: float = 1.0,
+    own: int = 0,
+    solve: bool = True,
+) -> Tensor:
+    """The solution, with a choice of mistakes."""
+    W, y = torch.zeros_like(v[..., :1, :].mT @ k[..., :1, :]), []
+    for Q, K, V, b in zip(
+        *(x.split(chunk, -2) for x in (q, k, v, beta[..., None])), strict=True
+    ):
+        U = triangular(K, V - state * K @ W.mT, b[..., 0])
+        U = U if solve else b * (V - state * K @ W.mT)
+        y.append(read * Q @ W.mT + (Q @ K.mT).tril(own) @ U)
+        W = W + U.mT @ K
+    return torch.cat(y, -2)
+
+
+CHUNKED_DELTA = Exercise(
+    name="chunked_delta",
+    notebook="09_chunks",
+    difficulty=4,
+    importance=4,
+    minutes=10,
+    task="**The delta rule in chunks.** For `q`, `k` `[..., time, key]`, `v` "
+    "`[..., time, value]` and `beta` `[..., time]`, return the outputs $y_i = "
+    "W_i\\, q_i$ of the delta rule, from an empty memory, `[..., time, value]`, "
+    "computed in chunks of `chunk` steps; the last chunk may be shorter.",
+    reference=chunked_delta,
+    properties=(
+        shape(
+            "returns a tensor of the shape of v",
+            _writes_and_reads,
+            [(6, 2), (3, 3), (8, 1)],
+        ),
+        agrees(
+            "with one chunk for all steps, is the closed form",
+            _writes_and_reads,
+            [(4, 4), (7, 7)],
+            expected=_all_steps,
+            because="All {time} steps are in one chunk, so the state before it is 0.",
+            catches={
+                "The increments are beta (V - K W^T): what earlier steps of the chunk "
+                "wrote is not removed (d1).": partial(_chunks, solve=False),
+                "The diagonal of Q K^T is left out: a step reads its own pair, "
+                "too.": partial(_chunks, own=-1),
+            },
+        ),
+        agrees(
+            "reads and corrects what earlier chunks have written",
+            _writes_and_reads,
+            [(6, 3), (4, 1), (12, 4)],
+            expected=_all_steps,
+            because="There were {time} steps in chunks of {chunk}.",
+            catches={
+                "The increments do not see the state: its values under the keys of the "
+                "chunk have to go, too, V - K W^T (d1).": partial(_chunks, state=0.0),
+                "The queries do not read the state before the chunk, Q W^T "
+                "(d2).": partial(_chunks, read=0.0),
+            },
+        ),
+        agrees(
+            "takes a shorter last chunk, and chunks longer than the sequence",
+            _writes_and_reads,
+            [(7, 3), (5, 2), (3, 8), (1, 2)],
+            expected=_all_steps,
+            because="There were {time} steps in chunks of {chunk}.",
+        ),
+        takes_heads(_writes_and_reads, [(2,), (2, 3), (6, 6)]),
+        gradient(
+            "lets gradients through to q, k, v and beta", _writes_and_reads, (7, 3)
+        ),
+        in_chunks(_wide_writes),
+    ),
+    hints=(
+        "Take your chunks of the sum rule. Only the rows that are written change: "
+        "increments U in place of values V.",
+        "U solves (I + A) U = beta (V - K W^T): your triangular system, with "
+        "V - K @ W.mT in place of V.",
+        "U = triangular(K, V - K @ W.mT, b); Q @ W.mT + (Q @ K.mT).tril() @ U; "
+        "then W = W + U.mT @ K.",
+    ),
+    example=_writes_and_reads,
+)
+
+
 EXERCISES = {
-    each.name: each for each in (RECOMPUTING_BACKWARD, CHUNKED_SUM, TRIANGULAR)
+    each.name: each
+    for each in (RECOMPUTING_BACKWARD, CHUNKED_SUM, TRIANGULAR, CHUNKED_DELTA)
 }

@@ -244,8 +244,11 @@ SUM_NORMALIZE = Exercise(
             "to the sum, or is a small sum taken for 0?",
             catches={
                 EPSILON: (_with_epsilon(1e-8), _with_epsilon(1e-12)),
-                "The sum is not let below a small number. That replaces smaller sums, "
-                "and all negative ones.": (_at_least(1e-6), _at_least(1e-12)),
+                "A small sum is raised to a limit, or taken for 0. Every sum but 0 "
+                "divides as it is, negative ones too.": (
+                    _at_least(1e-6),
+                    _at_least(1e-12),
+                ),
             },
         ),
         agrees(

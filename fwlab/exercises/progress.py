@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fwlab.files import write_json
 
@@ -69,7 +70,11 @@ def overview(known: dict[str, bool]) -> str:
     """
     from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS
 
-    kinds = {"exercise": EXERCISES, "derivation": DERIVATIONS, "question": QUESTIONS}
+    kinds: dict[str, dict[str, Any]] = {
+        "exercise": EXERCISES,
+        "derivation": DERIVATIONS,
+        "question": QUESTIONS,
+    }
     notebooks: dict[str, list[str]] = {}
     minutes: dict[str, int] = {}
     for kind, named in kinds.items():

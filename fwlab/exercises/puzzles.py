@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
@@ -35,12 +35,15 @@ from torch import Tensor
 from fwlab import ops, plots
 from fwlab.exercises.asking import Wrong
 
-Numbers = Sequence[float]
+__all__ = ["Verdict", "puzzle", "row", "solve"]
+
+#: Query, key, value and strength of a step, in numbers.
+Inputs = tuple[list[float], ...]
 #: Numbers that are not 0 are in these bounds: otherwise a tiny strength and a
 #: huge value could pass for a rule that adds.
 SMALL, LARGE = 0.01, 100
-#: Steps that fit into one picture.
-SHOWN = 12
+#: Steps that fit into one picture, and side by side in it.
+SHOWN, COLUMNS = 12, 6
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Puzzle:
 
 @dataclass(frozen=True)
 class Step:
-    """A row with numbers in all places; the value is `times` · x + `plus`."""
+    """A row, completed and in numbers; the value is `times` · x + `plus`."""
 
     key: list[float]
     times: float
@@ -166,10 +169,14 @@ def puzzle(name: str, hint: int = 0) -> None:
     rule = "sum rule, no strengths"
     if asked.rule == "delta":
         rule = f"delta rule, β · |key|² up to {asked.strength:g}"
-    _say(f"{asked.title.upper()}. {asked.task}")
+    print(asked.title.upper())
+    _say(asked.task)
     print(f"For example:  {_told(asked.cases[0])}")
-    wanted = (f"{kind} ({', '.join(names)})" for kind, names in asked.rows.items())
-    _say(f"You write: {', '.join(wanted)}.")
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for kind, names in asked.rows.items():
+        kinds.setdefault(names, []).append(kind)
+    wanted = (f"{', '.join(n)} of {', '.join(k)}" for n, k in kinds.items())
+    _say(f"You write: {'; '.join(wanted)}.")
     for kind, rows in asked.given.items():
         print(f"Given: {kind} {' then '.join(map(_of_row, rows))}.")
     print(
@@ -212,7 +219,7 @@ def judge(asked: Puzzle, rows: Any) -> Verdict:
                 continue
             before = " ".join(str(token) for token in case[: t + 1])
             says = (
-                f"✗ Wrong in the sequence  {before} : the reading after {token} is "
+                f"✗ Wrong in the sequence {before}: the last reading is "
                 f"{_shown(found)}, expected {_shown(token.expected)}."
             )
             failed = tuple(tuple(r) for r in readings[: t + 1])
@@ -263,7 +270,7 @@ def _parts(of: Row) -> dict[str, Any]:
 
 
 def _steps_of(asked: Puzzle, rows: Mapping[str, Any]) -> dict[str, list[Step]]:
-    """The steps of each kind of token, with numbers in all places."""
+    """The steps of each kind of token, completed and in numbers."""
     whole: dict[str, list[Row]] = {}
     for kind in {**asked.rows, **asked.given}:
         given = asked.given.get(kind, ())
@@ -391,9 +398,9 @@ def _number(kind: str, name: str, number: Any) -> float:
 
 def _inputs(
     asked: Puzzle, steps: Mapping[str, Sequence[Step]], case: Sequence[Token]
-) -> list[tuple[list[float], ...]]:
+) -> list[Inputs]:
     """Query, key, value and strength of each step of a sequence."""
-    found = []
+    found: list[Inputs] = []
     for token in case:
         x = token.x or (0.0,) * asked.numbers
         for s in steps[token.kind]:
@@ -447,48 +454,54 @@ def _near(found: Sequence[float], expected: Sequence[float]) -> bool:
     )
 
 
-def _draw(verdict: Verdict) -> Figure:
+class Frame(NamedTuple):
+    """The matrix after a step of a sequence, and what is read."""
+
+    token: Token
+    title: str
+    W: Tensor
+    reading: list[float]
+    last: bool
+
+
+def _frames(verdict: Verdict) -> list[Frame]:
+    """The steps of the first sequence, or of the one that fails up to there."""
     asked, steps = verdict.puzzle, verdict.steps
-    if verdict.case is None:
-        lengths = [
-            sum(len(steps[token.kind]) for token in case) for case in asked.cases
-        ]
-        fitting = [n for n, length in enumerate(lengths) if length <= SHOWN]
-        chosen = max(fitting or [0], key=lambda n: lengths[n])
-        case = asked.cases[chosen]
-    else:
-        case = asked.cases[verdict.case][: len(verdict.readings)]
-    titles = []
+    case = asked.cases[verdict.case or 0]
+    if verdict.case is not None:
+        case = case[: len(verdict.readings)]
+    found, W = [], None
     for token in case:
-        count = len(steps[token.kind])
-        titles += [(token, n + 1, count) for n in range(count)]
-    W, matrices, readings = None, [], []
-    for each in _inputs(asked, steps, case):
-        y, W = _run(asked, [[each]], W)
-        matrices.append(W[0, 0])
-        readings.append(y[0, 0].tolist())
-    columns = min(6, len(matrices))
-    lines = -(-len(matrices) // columns)
-    figure = Figure(
-        figsize=(6.4, lines * (0.9 + 0.35 * asked.numbers)), layout="constrained"
-    )
-    axes = [*figure.subplots(lines, columns, squeeze=False).flat]
-    limit = max(1e-3, *(m.abs().max().item() for m in matrices))
-    for ax in axes:
-        ax.set_visible(False)
-    for ax, W, y, (token, n, count) in zip(
-        axes, matrices, readings, titles, strict=False
-    ):
-        ax.set_visible(True)
-        plots.matrix(
-            ax, W, f"{token}" + (f" ({n}/{count})" if count > 1 else ""), limit
-        )
-        if n == count and token.expected is not None:
-            right = _near(y, token.expected)
-            says = f"reads {_shown(y)}"
+        inputs = _inputs(asked, steps, [token])
+        for n, each in enumerate(inputs, 1):
+            y, W = _run(asked, [[each]], W)
+            many = f" ({n}/{len(inputs)})" if len(inputs) > 1 else ""
+            reading = y[0, 0].tolist()
+            found.append(
+                Frame(token, f"{token}{many}", W[0, 0], reading, n == len(inputs))
+            )
+    return found[-SHOWN:]
+
+
+def _draw(verdict: Verdict) -> Figure:
+    frames = _frames(verdict)
+    lines = -(-len(frames) // COLUMNS)
+    size = 6.4, lines * (0.75 + 0.4 * verdict.puzzle.numbers)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(lines, COLUMNS, squeeze=False).flat
+    limit = max(1e-3, *(frame.W.abs().max().item() for frame in frames))
+    numbered = zip(axes, enumerate(frames), strict=False)
+    for ax, (n, (token, title, W, reading, last)) in numbered:
+        plots.matrix(ax, W, title, limit)
+        # By default equal matrices get equal ids, which a page may have only once.
+        ax.images[0].set_gid(f"step{n}")
+        if last and token.expected is not None:
+            says, right = f"reads {_shown(reading)}", _near(reading, token.expected)
             if not right:
                 says += f",\nexpected {_shown(token.expected)}"
             ax.set_xlabel(says, color=plots.INK if right else plots.WRONG)
+    for ax in figure.axes[len(frames) :]:
+        ax.remove()
     return figure
 
 
@@ -562,7 +575,9 @@ def _puzzle(name: str, table: dict[str, Any]) -> Puzzle:
         tuple(_token(text, [*rows, *given]) for text in case.split())
         for case in table.pop("cases")
     )
-    lists = {key: tuple(table.pop(key)) for key in ("limit", "best", "hints")}
+    lists: dict[str, Any] = {
+        key: tuple(table.pop(key)) for key in ("limit", "best", "hints")
+    }
     return Puzzle(
         name=name,
         rows=rows,

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from fwlab import ops
-from fwlab.feature_maps import DPFP
+from fwlab.feature_maps import DPFP, l2_normalize
 from fwlab.ops.feedback import naive
 
 # --- Fast weights
@@ -38,8 +38,8 @@ def predict_error(S, d):
 
 
 def correct(W, k, v):
-    old = read_memory(W, k)
-    return write(W, k, v - old)  # the delta rule with beta = 1
+    difference = v - read_memory(W, k)  # from what k reads now
+    return W + difference[..., :, None] * k[..., None, :]
 
 
 # --- Feature maps
@@ -85,6 +85,11 @@ def useful_nu(d):
 
 def dot_capacity(d, nu):
     return 2 * d * min(nu, useful_nu(d))
+
+
+def my_features(x):
+    # A power makes large products larger, so a key weights itself more.
+    return dpfp(x, 3) ** 3
 
 
 # --- The delta rule
@@ -173,7 +178,7 @@ def generate(step, prompt, length):
         text.append(token)
         if len(text) < length:  # nobody needs the logits after the last one
             logits, state = step(token, state)
-    return torch.tensor(text)
+    return torch.stack(text)
 
 
 def ablate(model, tokens, loss):
@@ -186,6 +191,17 @@ def ablate(model, tokens, loss):
         losses.append(loss(model, tokens))
         hook.remove()
     return torch.stack(losses)
+
+
+def mended_layer(x, W_q, W_k, W_v, W_beta, W_out):
+    def features(x):
+        phi = DPFP(nu=1)(x)
+        return sum_normalize(phi)  # over the features of each token (Eq. 29)
+
+    q, k, v = features(x @ W_q.T), features(x @ W_k.T), x @ W_v.T
+    beta = torch.sigmoid(x @ W_beta.T)
+    y = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
+    return x + y[:, :, 0] @ W_out.T
 
 
 # --- Memory
@@ -227,6 +243,16 @@ def triangular(k, v, beta):
     return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
 
 
+def chunked_delta(q, k, v, beta, chunk):
+    W, y = torch.zeros_like(v[..., :1, :].mT @ k[..., :1, :]), []
+    for i in range(0, q.shape[-2], chunk):
+        Q, K, V = (x[..., i : i + chunk, :] for x in (q, k, v))
+        U = triangular(K, V - K @ W.mT, beta[..., i : i + chunk])  # (d1)
+        y.append(Q @ W.mT + (Q @ K.mT).tril() @ U)  # (d2)
+        W = W + U.mT @ K  # (d3)
+    return torch.cat(y, -2)
+
+
 # --- Attention Free Transformer
 
 
@@ -263,3 +289,23 @@ def feedback_attention(q, k, v, positions):
     position = torch.einsum("bhd,jd->bhj", q, r)
     weights = torch.softmax((content + position) / key**0.5, -1)  # Eq. f4
     return torch.einsum("bhj,bjhd->bhd", weights, v)  # Eq. f5
+
+
+# --- The delta rule: a layer
+
+
+def delta_layer(q, k, v, logits):
+    W, beta = v.new_zeros(v.shape[1], k.shape[1]), torch.sigmoid(logits)  # Eq. 21
+    y = []
+    for t in range(len(k)):
+        W = delta_step(W, k[t], v[t], beta[t])  # first write
+        y.append(W @ q[t])  # then read (Eq. 25)
+    return torch.stack(y)
+
+
+# --- Retrieval: beat the table
+
+
+def few_features(x):
+    # A power makes large features larger, so different keys overlap less.
+    return l2_normalize(DPFP(nu=3)(x) ** 3)

@@ -1,6 +1,7 @@
 """A layer put together, and a model of such layers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -12,7 +13,12 @@ from fwlab import ops
 from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, gradient, shape
-from fwlab.exercises.solutions import ablate, fast_weight_layer, generate
+from fwlab.exercises.solutions import (
+    ablate,
+    fast_weight_layer,
+    generate,
+    mended_layer,
+)
 from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.models import LanguageModel
 
@@ -65,6 +71,11 @@ def _read(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 def _features(x: Tensor) -> Tensor:
     return sum_normalize(DPFP(nu=1)(x))
+
+
+def _over_batch(x: Tensor) -> Tensor:
+    phi = DPFP(nu=1)(x)
+    return phi / phi.sum(0).clamp(min=1e-9)
 
 
 def _other(
@@ -140,7 +151,7 @@ FAST_WEIGHT_LAYER = Exercise(
             },
         ),
         agrees(
-            "reads, at the first step, half of v where W_beta is 0",
+            "writes half of v at the first step where W_beta is 0",
             _same_query,
             change={"W_beta": torch.zeros_like},
             because="Query and key were the same, phi. sigmoid(0) = 1/2, so W = v "
@@ -153,6 +164,10 @@ FAST_WEIGHT_LAYER = Exercise(
                 ),
                 "The write strength is W_beta x itself: the sigmoid is missing (Eq. "
                 "21).": partial(_other, strength=lambda logit: logit),
+                "The features are divided by their sum over the sequences of the "
+                "batch, not over the features of a token (Eq. 29).": partial(
+                    _other, queries=_over_batch, keys=_over_batch
+                ),
                 "This reads before it writes. Eq. 25 reads the memory that holds the "
                 "pair of this step.": partial(_other, read=_reads_first),
             },
@@ -531,4 +546,44 @@ ABLATE = Exercise(
 )
 
 
-EXERCISES = {each.name: each for each in (FAST_WEIGHT_LAYER, GENERATE, ABLATE)}
+# --- mended_layer ---------------------------------------------------
+
+
+#: What `check` says of it must not tell where the bug is.
+_AS_FOUND = {
+    "This is the layer as you found it.": partial(
+        _other, queries=_over_batch, keys=_over_batch
+    )
+}
+MENDED_LAYER = replace(
+    FAST_WEIGHT_LAYER,
+    name="mended_layer",
+    task="**Find the bug.** This layer is meant to be that of exercise 1: one head, "
+    "the same arguments, the same result. It has a single mistake. Mend it in place.",
+    reference=mended_layer,
+    properties=(
+        FAST_WEIGHT_LAYER.properties[0],
+        *(
+            replace(each, catches=_AS_FOUND if "step to step" in each.says else {})
+            for each in FAST_WEIGHT_LAYER.properties
+            if each.says.startswith(("follows", "writes nothing", "lets gradients"))
+        ),
+    ),
+    hints=(
+        "In training, a window meets other windows in every batch. Which line mixes "
+        "the sequences of a batch?",
+        "phi is [batch, time, features]. Eq. 29 divides by the sum of the features of "
+        "one token: which dimension is that, and which is 0?",
+        "phi.sum(0) has the shape [time, features], and broadcasting hides it. "
+        "sum_normalize(phi) divides by phi.sum(-1, keepdim=True), and gives 0 where "
+        "that is 0.",
+    ),
+    difficulty=3,
+    importance=4,
+    minutes=8,
+)
+
+
+EXERCISES = {
+    each.name: each for each in (FAST_WEIGHT_LAYER, GENERATE, ABLATE, MENDED_LAYER)
+}

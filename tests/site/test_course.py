@@ -79,6 +79,17 @@ def test_entry_is_what_the_notebook_says(name):
     assert entry["next"] == following
 
 
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_time_is_by_a_readers_pace(name, monkeypatch):
+    """As the notebook, the map and the course page tell it."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    took = importlib.import_module("course").minutes(name)
+    if name != "puzzles":  # its tasks are not exercises
+        assert COURSE[name]["read"] == took
+    told = re.findall(r"Time: (\d+) minutes", "\n".join(cells(name, "markdown")))
+    assert told in ([], [str(COURSE[name]["read"])])
+
+
 def test_missing_entry_and_missing_notebook_are_warned_of(monkeypatch, caplog):
     """mkdocs build --strict fails at a warning."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
@@ -109,7 +120,6 @@ def test_head_and_foot_of_a_notebook(site, name):
     assert "</h1>" in top and "<h2" not in top
     github = current().repository.startswith("https://github.com/")
     assert ("Open in Colab</a>" in top) == github
-    assert "Download notebook</a>" in top and "(ZIP)</a>" in top
     assert entry["run"] in text(head)
     assert f"{entry['read']} minutes" in text(head)
     for idea in entry["ideas"]:
