@@ -58,7 +58,7 @@ def test_what_is_wrong_is_said(blank, phrase, capsys):
 
 
 def test_an_expression_cannot_change_the_symbols():
-    """Those of the other blanks are drawn anew."""
+    """Those of the other blanks are drawn again."""
     assert not check_formula("unit_factor", **RIGHT | {"a": "phi.zero_() @ phi"})
     assert check_formula("unit_factor", **RIGHT | {"a": "phi @ phi.clone()"})
 
