@@ -190,45 +190,52 @@ def exercises(
     cell_seconds: float = 60,
     gib: float = 4,
     handout: Path | None = None,
+    own: Annotated[Path | None, arg(name="from")] = None,
+    force: bool = False,
 ) -> None:
-    """For teachers: list all exercises, export them as notebooks, grade answers.
+    """List exercises and what is done of them, export them as notebooks, grade answers.
 
     Each notebook is graded in a process of its own, without network.
 
     Args:
-        action: list; export FOLDER; grade NOTEBOOK [NOTEBOOK ...].
-        paths: A folder for the notebooks of students, or what they hand in.
+        action: list [FOLDER]; export FOLDER [NOTEBOOK ...]; grade NOTEBOOK [NOTEBOOK ...].
+        paths: The folder of the course; or a folder for the notebooks of students,
+            and notebooks to copy into it without their results; or what students
+            hand in.
         out: File for the grades, as JSON.
         seconds: Time limit for a notebook.
         cell_seconds: Time limit for a cell.
         gib: Memory limit for a notebook, where the system can set one.
         handout: The notebook that was handed out; its exercises are those
             that count. Default: the list that export writes into notebooks.
+        own: A Python file with exercises of your own: they are listed and graded
+            with the others, and only they are exported.
+        force: Export over notebooks that are there.
     """
-    from fwlab.exercises import EXERCISES, TOPICS, grading
+    from fwlab.exercises import TOPICS, grading, handouts, progress
 
+    topics = dict(TOPICS)
+    if own:
+        topics = {own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8"))}
     if action == "list":
-        for topic, named in TOPICS.items():
-            print(topic)
-            for name, each in named.items():
-                counts = f"{len(each.properties)} properties, {len(each.hints)} hints"
-                print(f"  {name:<20} {counts}")
+        print(progress.overview(progress.found(paths[0] if paths else Path())))
     elif action == "export":
-        if len(paths) != 1:
-            raise ValueError(f"expected one folder, got {len(paths)}")
-        for topic, named in TOPICS.items():
-            path = paths[0] / f"{topic.lower().replace(' ', '_')}.ipynb"
-            write_json(path, grading.student_notebook(topic, named.values()))
-            print(f"{path}: {', '.join(named)}")
+        if not paths:
+            raise ValueError("expected a folder, got none")
+        for path in handouts.export(*paths, topics=topics, own=own, force=force):
+            print(path)
     else:
         if not paths:
-            raise ValueError(f"expected a notebook to grade ({', '.join(EXERCISES)})")
+            names = ", ".join(name for named in topics.values() for name in named)
+            raise ValueError(f"expected a notebook to grade ({names})")
         if out:
             destination(out)
         expected = grading.exercises_of(handout) if handout else None
         grades = []
         for path in paths:
-            grades.append(grading.grade(path, seconds, cell_seconds, gib, expected))
+            grades.append(
+                grading.grade(path, seconds, cell_seconds, gib, expected, own)
+            )
             print(grading.report(grades[-1]), flush=True)
             if out:
                 write_json(out, grades)

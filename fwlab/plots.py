@@ -2,14 +2,19 @@
 
 Colours have one meaning everywhere, and are never the only sign. Each
 has a contrast of at least 3.6 to 1 on white and on dark pages. Ink (axes
-and letters) is a mid grey, which the site replaces by the colour of its
-own text; backgrounds are transparent.
+and letters) is a grey with 4.5 to 1 on white and 4 to 1 on dark pages, since
+no colour has 4.5 on both; the site replaces it by the colour of its own text.
+Backgrounds are transparent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from io import StringIO
 from math import inf, isfinite, nan
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -31,7 +36,7 @@ WRONG = "#d9534f"
 """What is wrong or lost: interference, error."""
 SERIES = ("#1c8f93", "#b85a9a", "#8f7d17")
 """Several settings of the same thing, without a colour of their own."""
-INK = "#7b8190"
+INK = "#707685"
 """Axes and letters."""
 SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
     "fwlab",
@@ -371,3 +376,98 @@ def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure
     axes[1].set(xlabel="minutes of training")
     axes[0].legend(title="validation (thin: training)", title_fontsize="small")
     return figure
+
+
+#: Moves between the pictures of every slider on a page.
+SLIDE = """
+for (const box of document.querySelectorAll(".fw-slider")) {
+  const frames = box.querySelectorAll("[data-value]"), input = box.querySelector("input");
+  input.closest("div").hidden = false;
+  input.oninput = () => {
+    frames.forEach((frame, i) => { frame.hidden = i !== Number(input.value); });
+    box.querySelector("output").value = frames[input.value].dataset.value;
+  };
+}
+"""
+
+
+def slider(
+    draw: Callable[[Any, Any], object],
+    values: Sequence[Any],
+    label: str,
+    **options: Any,
+) -> "Slider":
+    """Pictures that a reader moves through; without scripts, the first of them.
+
+    - `draw`: called as `draw(value, axes)`, with the axes that `new` returns.
+      Set the same limits for every value.
+    - `values`: one for each picture. Each is about 20 kB: eight are a lot.
+    - `label`: what a value is, such as "β".
+    - `options`: for `new`.
+    - Returns what a notebook displays as the last line of a cell.
+    """
+    frames = []
+    for value in values:
+        figure, axes = new(**options)
+        draw(value, axes)
+        file = StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+        frames.append(short_svg(file.getvalue()))
+    return Slider(label, [f"{value}" for value in values], frames)
+
+
+def short_svg(svg: str) -> str:
+    """Shorten the numbers of a drawing to digits that can be seen.
+
+    A hundredth of a point is finer than any screen; but letters are drawn large,
+    and scaled.
+
+    - `svg`: a drawing of matplotlib's.
+    - Returns the same drawing, with fewer digits and spaces.
+    """
+    svg = re.sub(
+        r"scale\([^)]*\)|\d+\.\d{3,}",
+        lambda m: m[0] if m[0].startswith("scale") else f"{float(m[0]):.2f}",
+        svg,
+    )
+    return re.sub(r"\s+", " ", re.sub(r">\s+<", "><", svg))
+
+
+class Slider(NamedTuple):
+    """What `slider` returns: a picture for each value.
+
+    - `label`: the name of what changes.
+    - `values`: its values, as text.
+    - `frames`: a drawing for each value, as SVG.
+    """
+
+    label: str
+    values: list[str]
+    frames: list[str]
+
+    def __repr__(self) -> str:
+        return f"{self.label}: {', '.join(self.values)}"
+
+    def _repr_html_(self) -> str:
+        """Pictures, a control that scripts show, and the script.
+
+        The site allows this script by its hash, and puts the drawings into the page.
+        """
+        last = len(self.frames) - 1
+        html = (
+            f'<div class="fw-slider"><div hidden><label>{escape(self.label)} = '
+            f"<output>{escape(self.values[0])}</output> "
+            f'<input type="range" min="0" max="{last}" value="0" autocomplete="off" '
+            'style="width: 60%; vertical-align: middle"></label></div>'
+        )
+        for number, (value, svg) in enumerate(
+            zip(self.values, self.frames, strict=True)
+        ):
+            source = base64.b64encode(svg.encode()).decode()
+            html += (
+                f'<div data-value="{escape(value)}"{" hidden" if number else ""}>'
+                f'<img alt="{escape(f"{self.label} = {value}")}" '
+                f'src="data:image/svg+xml;base64,{source}"></div>'
+            )
+        return f"{html}<script>{SLIDE}</script></div>"

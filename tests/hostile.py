@@ -314,6 +314,7 @@ CELLS = {
         "for f in gc.get_objects():\n"
         "    if type(f).__name__ == 'function' and f.__name__ == 'say':\n"
         "        say = dict(zip(f.__code__.co_freevars, f.__closure__ or ()))\n"
+        "        if not say: continue\n"
         "        log, key = (say[n].cell_contents for n in ('log', 'key'))\n"
         'for what in (\'[1]\', \'{"name": [1], "right": 1, "why": 1}\',\n'
         "             '{\"asked\": 3}', '{\"cell\": 1}', '[' * 10**5):\n"

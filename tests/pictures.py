@@ -41,15 +41,24 @@ def pytest_collection_modifyitems(items):
     items[:] = others + sorted(cells, key=lambda cell: (cell.path, cell.cell_num))
 
 
+def drawings(outputs):
+    """The pictures of a cell, those of a slider included."""
+    found = []
+    for data in (output.get("data", {}) for output in outputs):
+        coded = re.findall(
+            rf"{re.escape(SVG)};base64,([^\"]+)", data.get("text/html", "")
+        )
+        found += [data[SVG]] if SVG in data else []
+        found += [base64.b64decode(each).decode() for each in coded]
+    return found
+
+
 def compare_outputs(cell, found, stored):
     """In place of nbval's method of a cell: whether the outputs are the same."""
-    skip = (*cell.parent.skip_compare, SVG)
+    skip = (*cell.parent.skip_compare, SVG, "text/html")
     if not IPyNbCell.compare_outputs(cell, found, stored, skip):
         return False
-    found, stored = (
-        [output.data[SVG] for output in outputs if SVG in output.get("data", {})]
-        for outputs in (found, stored)
-    )
+    found, stored = drawings(found), drawings(stored)
     labels_only = LABELS_ONLY in cell.cell.metadata.get("tags", [])
     said = [difference(*two, labels_only) for two in zip(found, stored)]  # noqa: B905
     if len(found) != len(stored):

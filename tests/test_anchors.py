@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fwlab import ops
+from fwlab.data.retrieval import law
 from fwlab.feature_maps import (
     DPFP,
     ELU1,
@@ -347,6 +348,45 @@ def test_appendix_b(op, implementation):
     ]
     same(read[0], 0.75 * v1 if op == "gated_rule" else v1)
     same(read[1], double([2, 5, 0]))  # 3/4 v2 + 1/4 v3, under either rule
+
+
+@every("delta_rule")
+def test_appendix_a(op, implementation):
+    """Removing and writing (Eq. 23), and what enters and leaves each column (Eq. 51)."""
+    k, W = double([3, 0, 1]) / 4, double([[1, 2, 3], [-1, 0, 2]])
+    v, beta = double([2, -3]), 0.25
+    v_bar = W @ k
+    mixed = beta * v + (1 - beta) * v_bar  # Eq. 22
+    eq_23 = W + torch.outer(mixed, k) - torch.outer(v_bar, k)
+    columns = [
+        W[:, i] + k[i] * v - sum(k[i] * k[j] * W[:, j] for j in range(3))
+        for i in range(3)
+    ]
+    for strength, wanted in ((beta, eq_23), (1, torch.stack(columns, 1))):
+        _, found = getattr(ops, op)(
+            k[None, None, None],
+            k[None, None, None],
+            v[None, None, None],
+            constant(1, 1, 1, value=strength),
+            state=W[None, None],
+            return_state=True,
+            implementation=implementation,
+        )
+        same(found[0, 0], wanted)
+
+
+def test_no_memory_beats_the_law():
+    """Some of rank 2 reach it for three pairs, others stay above."""
+    I = torch.eye(3, dtype=DOUBLE)
+    shared = double([[1, 0, 0], [0, 1 / 2, 1 / 2], [0, 1 / 2, 1 / 2]])
+    forgotten, random = I.clone(), double([[1, 2], [0, 1], [1, 1]])
+    forgotten[2, 2] = 0
+    loss = [
+        ((I - G) ** 2).sum().item() / 6
+        for G in (shared, forgotten, random @ random.T / 4)
+    ]
+    assert loss[:2] == pytest.approx([law(3, 2)] * 2)
+    assert loss[2] > law(3, 2) + 0.01
 
 
 @every("delta_rule")

@@ -271,7 +271,7 @@ def test_hostile_notebooks(name, bwrap, tmp_path, monkeypatch, left):
 
 
 def test_tasks_are_those_of_the_notebooks():
-    """And the line to start from, too."""
+    """And the line to start from, too, or the one whose function has a bug."""
     cells = [
         "".join(cell["source"])
         for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -282,6 +282,6 @@ def test_tasks_are_those_of_the_notebooks():
         name
         for name, exercise in EXERCISES.items()
         if sum(exercise.task.removeprefix("**") in cell for cell in plain) == 1
-        and sum(exercise.signature in cell for cell in cells) == 1
+        and sum(exercise.signature[:-4] in cell for cell in cells) == 1
     ]
     assert once == list(EXERCISES)

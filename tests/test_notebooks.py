@@ -21,7 +21,7 @@ PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
 #: The course, without the notebooks on the articles after the first.
-COURSE = dict(list(BOOKS.items())[:9])
+COURSE = {name: book for name, book in BOOKS.items() if name < "10"}
 
 
 def code(book):
@@ -96,7 +96,8 @@ def test_cells_fit_on_a_screen():
 
 def test_exercises_exist():
     text = "\n".join(cell.source for book in BOOKS.values() for cell in code(book))
-    asked = re.findall(r"\b(?:check|hint|solution)\(\"?(\w+)", text)
+    ask = r"\b(?:check|golf|hint|solution)\((?:\w+, )?\"?(\w+)"
+    asked = re.findall(ask, text)
     assert set(asked) <= EXERCISES.keys()
     assert (
         set(re.findall(r"\b(?:predict|quiz|reveal)\(\"(\w+)", text)) <= QUESTIONS.keys()
@@ -123,7 +124,43 @@ def test_exercises_stand_beside_their_idea(name):
                 for node in ast.walk(ast.parse(cell.source))
                 for kind in ("id", "attr", "name")
             }
-    assert len(asked) == (1 if name.startswith("00") else 3)
+    assert asked
+
+
+@pytest.mark.parametrize("name", COURSE)
+def test_notebooks_are_short(name):
+    """In cells, words and checks, which are better in tests."""
+    cells = COURSE[name].cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    words = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL).split()
+    checks = re.findall(
+        r"^ *assert ", "\n".join(cell.source for cell in code(COURSE[name])), re.M
+    )
+    assert (len(cells) <= 40, len(words) <= 2000, len(checks) <= 3) == (True,) * 3
+
+
+@pytest.mark.parametrize("name", COURSE)
+def test_predictions_are_blind(name):
+    """Each is asked for before its result, in the same section, and no answer
+    stands in the code.
+    """
+    asked = []
+    for cell in COURSE[name].cells:
+        if cell.cell_type == "markdown" and re.search("^## ", cell.source, re.M):
+            assert not asked, f"no result in its section: {asked}"
+        elif cell.cell_type == "code" and cell.id != "setup":
+            for node in ast.walk(ast.parse(cell.source)):
+                call = getattr(getattr(node, "func", None), "id", "")
+                if call == "predict":
+                    asked.append(node.args[0].value)
+                elif call == "reveal":
+                    # One by one, or in a loop over their names.
+                    left = [name for name in asked if f'"{name}"' not in cell.source]
+                    computed = node.args[1:]
+                    literal = [x for x in computed if isinstance(x, ast.Constant)]
+                    assert not literal, ast.unparse(node)
+                    asked = left
+    assert not asked
 
 
 @pytest.fixture

@@ -39,6 +39,12 @@ def test_digits_of_a_matrix_stand_out(page):
         assert contrast(cell, *digits) >= 4.5
 
 
+@pytest.mark.parametrize(("page", "least"), [("#ffffff", 4.5), ("#121318", 4.0)])
+def test_letters_stand_out(page, least):
+    """No colour reaches 4.5 on both, so pages that print are first."""
+    assert contrast(plots.INK, page) >= least
+
+
 def test_cells_have_one_meaning_on_any_page():
     ax = mpl.figure.Figure().subplots()
     plots.cells(ax, torch.tensor([[-1.0, 0.0, 1.0]]), "from -1 to 1", aspect="auto")

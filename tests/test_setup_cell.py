@@ -276,8 +276,8 @@ def test_notebook_stops_at_the_cell(machine):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs_alone(machine, wheel, path):
-    """As somebody has it who unpacked the ZIP of the site: nothing else is
-    there, no network, and no texts kept from before.
+    """As somebody has it who took both from the site: nothing else is there, no
+    network, and no texts kept from before.
     """
     shutil.copy(path, machine.here)
     shutil.copy(wheel, machine.here)

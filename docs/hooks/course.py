@@ -9,6 +9,7 @@ fwlab.exercises.
 
 import json
 import logging
+import math
 import re
 import textwrap
 import tomllib
@@ -67,7 +68,7 @@ def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
     if MAP not in html:
         return html
-    page.meta.setdefault("scripts", []).append(PROGRESS)
+    page.meta["early_scripts"] = [PROGRESS]
     return html.replace(MAP, _map(page, files))
 
 
@@ -93,7 +94,9 @@ def _course() -> dict[str, dict]:
     }
     for stem, entry in found.items():
         entry["after"] = [before for before in entry["after"] if before in found]
-        entry["number"] = int(stem.split("_")[0])
+        digits = re.match(r"\d+(?=_)", stem)  # a notebook for any time has none
+        entry["number"] = int(digits[0]) if digits else entry["short"]
+        entry["mark"] = f"{entry['number']}. " if digits else ""
         entry["uri"] = _uri(stem)
     return found
 
@@ -187,6 +190,31 @@ def _questions(stem: str) -> list[str]:
     return QUESTION.findall(code)
 
 
+#: Words that a reader takes in in a minute, of a text with equations.
+PACE = 180
+
+
+def minutes(stem: str) -> int:
+    """How long it takes to work through a notebook, in steps of five minutes.
+
+    Its text at a reader's pace, without displayed equations; and each exercise,
+    derivation and question as long as its own entry says.
+    """
+    from fwlab.exercises import EXERCISES, QUESTIONS
+    from fwlab.exercises.formulas import DERIVATIONS
+
+    cells = json.loads((ROOT / _uri(stem)).read_text("utf-8"))["cells"]
+    text, code = (
+        "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == kind)
+        for kind in ("markdown", "code")
+    )
+    words = len(re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL).split())
+    asked = {*re.findall(r'\b(?:check(?:_formula)?|golf|predict|quiz)\("?(\w+)', code)}
+    tasks = EXERCISES | QUESTIONS | DERIVATIONS
+    whole = words / PACE + sum(tasks[n].minutes for n in asked & tasks.keys())
+    return 5 * math.ceil(whole / 5)
+
+
 #: Three boxes beside each other can be read on a phone.
 COLUMNS, WIDTH, HEIGHT, GAP_X, GAP_Y = 3, 112, 66, 16, 34
 
@@ -243,7 +271,7 @@ def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
 
 
 def _box(entry: dict, x: float, y: float) -> dict:
-    lines = textwrap.wrap(f"{entry['number']}. {entry['short']}", 15)
+    lines = textwrap.wrap(entry["mark"] + entry["short"], 15)
     lines.append(f"about {entry['read']} min")
     top = y + HEIGHT / 2 - 9 * (len(lines) - 1) + 4.5
     return {
@@ -267,10 +295,11 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], boxes: set) -> str:
         way = f"V{above:g}H{to_x:g}V{to_y - 2:g}"
     elif not any((r, to_column) in boxes for r in between):
         way = f"V{below:g}H{to_x:g}V{to_y - 2:g}"
-    else:  # between two columns, and in from the left
-        left = to_x - WIDTH / 2
-        way = f"V{below:g}H{left - GAP_X / 2:g}V{to_y + HEIGHT / 2:g}H{left - 1:g}"
-        return f"M{x:g} {y + HEIGHT:g}{way}m-5 -4l5 4l-5 4"
+    else:  # between two columns, and in from the side
+        out = 1 if column > to_column else -1
+        side = to_x + out * WIDTH / 2
+        way = f"V{below:g}H{side + out * GAP_X / 2:g}V{to_y + HEIGHT / 2:g}H{side + out:g}"
+        return f"M{x:g} {y + HEIGHT:g}{way}m{5 * out} -4l{-5 * out} 4l{5 * out} 4"
     return f"M{x:g} {y + HEIGHT:g}{way}m-4 -6l4 6l4 -6"
 
 
@@ -319,7 +348,7 @@ def _places() -> dict[str, dict[str, str]]:
             source = "".join(cell["source"])
             if cell["cell_type"] == "markdown":
                 section = ([section, *re.findall(r"^## (.+)$", source, re.M)])[-1]
-            elif check := re.search(r"\bcheck\((\w+)", source):
+            elif check := re.search(r'\b(?:check|golf)\((?:\w+, )?"?(\w+)', source):
                 name = check[1]
                 if name in places:
                     continue

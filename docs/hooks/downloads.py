@@ -1,16 +1,16 @@
-"""The downloads: the package as a wheel, and each notebook with it.
+"""The downloads: the package as a wheel, and two editions of each notebook.
 
-The wheel is at the root of the site, and {{ wheel }} in a page is its name.
-Next to each notebook is a ZIP of the two, for a machine that has neither: the
-setup cell of a notebook installs a wheel that it finds next to it.
+The wheel is at the root of the site, and {{ wheel }} in a page is its name. The
+setup cell of a notebook installs a wheel that it finds next to it. mkdocs-jupyter
+puts the notebook itself, with its results, next to its page; the edition for
+working, in the folder beside, shows nothing before the reader has run it.
 """
 
-import io
+import json
 import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,8 +20,7 @@ from repository import ROOT
 
 #: The files that go into a wheel.
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "fwlab")
-#: The earliest date in a ZIP, so that the same files give the same bytes.
-DATE = (1980, 1, 1, 0, 0, 0)
+#: The earliest date in a wheel, so that the same files give the same bytes.
 EPOCH = "315532800"
 BUILD = (
     "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
@@ -33,9 +32,11 @@ def on_files(files, config):
     config.extra["wheel"] = name
     files.append(File.generated(config, name, content=wheel))
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
-        packed = pack({path.name: path.read_bytes(), name: wheel})
-        uri = f"notebooks/{path.stem}.zip"
-        files.append(File.generated(config, uri, content=packed))
+        uri, content = (
+            f"notebooks/working/{path.name}",
+            working(path.read_text("utf-8")),
+        )
+        files.append(File.generated(config, uri, content=content))
     return files
 
 
@@ -74,13 +75,10 @@ def build() -> tuple[str, bytes]:
         return wheel.name, wheel.read_bytes()
 
 
-def pack(content: dict[str, bytes]) -> bytes:
-    """A ZIP of files."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in content.items():
-            file = zipfile.ZipInfo(name, DATE)
-            file.compress_type = zipfile.ZIP_DEFLATED
-            file.external_attr = 0o644 << 16
-            archive.writestr(file, data)
-    return packed.getvalue()
+def working(notebook: str) -> bytes:
+    """A notebook without what its cells have shown."""
+    content = json.loads(notebook)
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            cell |= {"execution_count": None, "outputs": []}
+    return f"{json.dumps(content, ensure_ascii=False, indent=1)}\n".encode()

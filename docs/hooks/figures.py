@@ -13,16 +13,20 @@ The gallery has every page of docs/figures, in the order of the navigation,
 with the `description` of its front matter.
 """
 
+import json
 import re
+import tomllib
 from pathlib import Path
 
 from markupsafe import Markup
+from mkdocs.structure.files import File
 from repository import ROOT
 from templates import render
 
 MARK = re.compile(r"<!-- figure: (\w+) -->")
 STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
+PUZZLES = ROOT / "fwlab" / "exercises" / "puzzles.toml"
 GALLERY = "<!-- gallery -->"
 #: What makes a control of a drawing, and has no place in a picture of it.
 CONTROL = re.compile(r' (tabindex|role|aria-[\w-]+)="[^"]*"')
@@ -52,9 +56,18 @@ NEEDS = {
     "forgets": ["algebra"],
     "live": ["algebra", "model"],
     "memory": ["algebra", "plane"],
+    "puzzles": ["algebra", "puzzles-data"],
     "shakespeare": ["algebra", "model"],
     "strength": ["algebra", "model"],
 }
+
+
+def on_files(files, config):
+    """The puzzles as data: a page opened from disk cannot fetch a file."""
+    puzzles = tomllib.loads(PUZZLES.read_text("utf-8"))
+    script = f"fwlab.puzzles = {json.dumps(puzzles)};\n"
+    files.append(File.generated(config, "figures/puzzles-data.js", content=script))
+    return files
 
 
 def on_page_content(html, page, config, files):

@@ -7,16 +7,18 @@ that Markdown pages have, so that they look, search and copy alike.
 """
 
 import base64
+import json
 import logging
 import posixpath
 import re
 from html import escape
+from itertools import takewhile
 from urllib.parse import unquote, urlsplit
 
 import course
 import plots
 from annotated import page_of
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
@@ -32,6 +34,7 @@ FOLDER = "notebooks"
 CELL = re.compile("^cell-id=")
 #: A cell that only asks, as in `predict("crosstalk", ...)`.
 ASKS = re.compile(r'((predict|quiz)\("\w+", \.\.\.\)\s*)+')
+ASKED = re.compile(r'(predict|quiz)\("(\w+)"')
 #: The first line of a cell that does not teach: it prepares or draws.
 FOLDED = re.compile(r"# (?:@title )?(Setup|Draws [^\n]+)")
 SVG = "data:image/svg+xml;base64,"
@@ -64,6 +67,7 @@ def on_page_content(html, page, config, files):
         return html
     page.edit_url = source(config.repo_url, page.file.src_uri)
     svgs: list[str] = []
+    stem = posixpath.basename(page.file.src_uri).removesuffix(".ipynb")
     cells = map(_cell, BeautifulSoup(html, "html.parser").find_all(id=CELL))
     body = _parsed("notebook/cells.html", cells=cells)
     for badge in body.select('p > a[href*="colab.research"] > img'):
@@ -77,14 +81,15 @@ def on_page_content(html, page, config, files):
         pre.append(code)
     _headings(body, page)
     _sections(body)
+    _fold(body, stem)
     _links(body, page, config, files)
     entry = course.entry_of(page, files)
     if entry:
         _drop_facts(body)
-    head, title = _head(page, config, entry), body.find("h1")
+    head, title = _head(page, config, entry, bool(body("fw-fold"))), body.find("h1")
     title.insert_after(head) if title else body.insert(0, head)
     if entry:
-        page.meta.setdefault("scripts", []).append(course.PROGRESS)
+        page.meta["early_scripts"] = [course.PROGRESS]
         body.append(_parsed("notebook/foot.html", entry=entry))
     # Drawings go in last: a parser of HTML would change them.
     return re.sub("\0(\\d+)\0", lambda match: svgs[int(match[1])], str(body))
@@ -100,8 +105,14 @@ def _cell(cell) -> dict:
         return {"text": Markup(text.decode_contents()), "questions": []}
     code, outputs = cell.select_one(".jp-InputArea pre"), []
     if code and ASKS.fullmatch(code.get_text()):
-        names = re.findall('"(\\w+)"', code.get_text())
-        return {"text": "", "questions": [_question(QUESTIONS[n]) for n in names]}
+        asked = ASKED.findall(code.get_text())
+        return {
+            "text": "",
+            "questions": [
+                _question(QUESTIONS[name]) | {"predicted": how == "predict"}
+                for how, name in asked
+            ],
+        }
     for output in cell.select(".jp-OutputArea-output"):
         # Long output scrolls, so it must be reachable by keyboard.
         for pre in output.find_all("pre"):
@@ -167,9 +178,9 @@ def _headings(body, page) -> None:
         (open_[-1]["children"] if open_ else root).append(token)
         open_.append(token)
     if root and root[0]["level"] == 1:
-        number = posixpath.basename(page.file.src_uri)[:2]
+        number = re.match(r"(\d+)_|", posixpath.basename(page.file.src_uri))[1]
         title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
-        page.title = f"{number} {title}"
+        page.title = f"{number} {title}" if number else title
     page.toc = get_toc(root)
 
 
@@ -190,6 +201,23 @@ def _sections(body) -> None:
     for box in body.select("div.nb-text"):
         if not box.get_text(strip=True) and not box.find(True):
             box.decompose()
+
+
+def _fold(body, stem: str) -> None:
+    """What follows the predictions of a cell, up to the next section, goes into a
+    part that progress.js folds until they are answered. Such a part may have
+    predictions of its own, and so another part.
+    """
+    for box in reversed(body.select(".nb-predict")):
+        names = [json.loads(form["data-question"])["name"] for form in box("form")]
+        rest = [e for e in box.next_siblings if isinstance(e, Tag)]
+        rest = list(takewhile(lambda e: e.name not in ("h1", "h2"), rest))
+        if not rest:
+            continue
+        section = box.find_previous("h2")["id"]
+        part = _parsed("notebook/fold.html", names=names, stem=stem, section=section)
+        part.find("fw-fold").extend(rest)
+        box.insert_after(part)
 
 
 def _drop_facts(body) -> None:
@@ -239,14 +267,18 @@ def _warn(page, target: str, why: str) -> None:
     log.warning("%s links to %r: %s", page.file.src_uri, target, why)
 
 
-def _head(page, config, entry: dict | None) -> BeautifulSoup:
-    """What follows the title: downloads, and what the reader needs."""
+def _head(page, config, entry: dict | None, predicts: bool) -> BeautifulSoup:
+    """What follows the title: downloads, and what the reader needs.
+
+    - `predicts`: whether parts of the page are folded.
+    """
     name = posixpath.basename(page.file.src_uri)
     return _parsed(
         "notebook/head.html",
         name=name,
-        stem=name.removesuffix(".ipynb"),
         colab=colab(config.repo_url, page.file.src_uri),
         wheel=config.extra["wheel"],
+        root=posixpath.relpath(".", posixpath.dirname(page.file.dest_uri)),
+        predicts=predicts,
         entry=entry,
     )

@@ -18,7 +18,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from fwlab.layers.fast_weight_attention import RULES
-from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, marks, panels, style
+from fwlab.plots import (
+    FAST,
+    INK,
+    OTHER,
+    SERIES,
+    TRAINED,
+    marks,
+    panels,
+    short_svg,
+    style,
+)
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 from bench import lengths as by_length
@@ -472,13 +482,6 @@ def drawn(figure: Figure, name: str, label: str) -> str:
     figure.get_layout_engine().set(w_pad=0.07)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
-    # A hundredth of a point is finer than any screen; but letters are drawn
-    # large, and scaled.
-    svg = re.sub(
-        r"scale\([^)]*\)|\d+\.\d{3,}",
-        lambda m: m[0] if m[0].startswith("scale") else f"{float(m[0]):.2f}",
-        file.getvalue(),
-    )
-    svg = re.sub(r"\s+", " ", re.sub(r">\s+<", "><", svg))
+    svg = short_svg(file.getvalue())
     svg = inline(svg, f"plot-{name}", escape(label))
     return f'<div class="nb-output nb-svg+xml" data-search-exclude>{svg}</div>'

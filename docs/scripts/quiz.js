@@ -1,6 +1,7 @@
 // Questions of the course: say whether an answer is right, and why a tempting
 // one is wrong. The data are those of `predict` in the notebooks. Nothing that
-// a reader answers leaves the browser; progress.js keeps what was right.
+// a reader answers leaves the browser; progress.js keeps how it went, and unfolds
+// what follows a prediction.
 {
   const number = (text) => {
     const plain = text.trim().replace(/\s/g, "").replace("−", "-");
@@ -18,7 +19,8 @@
     if (near(question.truth)) return [true, `Right: ${question.answer}. ${question.because}`];
     const why = question.tempting.find(([wrong]) => near(wrong));
     const said = why ? ` ${why[1]}.` : question.choices.length ? "" : ` You are off by ${Number(Math.abs(answer - question.truth).toPrecision(3))}.`;
-    return [false, `Not yet.${said} Try again, or show the answer.`];
+    const or = question.predicted ? "read on" : "show the answer";
+    return [false, `Not yet.${said} Try again, or ${or}.`];
   };
   for (const form of document.querySelectorAll(".fw-quiz")) {
     const question = JSON.parse(form.dataset.question);
@@ -32,7 +34,7 @@
       const [right, words] = unread ? [false, "Write a number, such as 0.5."] : judge(question, answer);
       form.dataset.right = unread ? "" : right ? "yes" : "no";
       said.textContent = (unread ? "" : right ? "✓ " : "✗ ") + words;
-      if (right) form.dispatchEvent(new Event("fw-right", { bubbles: true }));
+      if (!unread) form.dispatchEvent(new CustomEvent("fw-answer", { bubbles: true, detail: { right } }));
     });
     form.addEventListener("input", () => {
       form.dataset.right = said.textContent = "";

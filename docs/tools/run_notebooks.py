@@ -9,6 +9,7 @@ are written again, with the current address (address.py).
     python docs/tools/run_notebooks.py [NOTEBOOK ...]
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def execute(path: Path) -> None:
     """Run one notebook, and write it back."""
     address.rewrite_notebook(path, address.current())
     notebook = nbformat.read(path, as_version=4)
+    os.environ["FWLAB_PROGRESS"] = ""  # nobody answers here
     NotebookClient(
         notebook,
         timeout=1200,

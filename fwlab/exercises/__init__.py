@@ -9,7 +9,7 @@ def delta_step(W, k, v, beta):
 check(delta_step)      # True or False, and prints why
 show(delta_step)       # draws your result, the target, and the difference
 hint("delta_step")     # a nudge; hint("delta_step", 2) reveals more
-solution("delta_step") # the source of fwlab's own function
+solution("delta_step") # one way to write it, ready to paste
 ```
 """
 
@@ -26,12 +26,15 @@ from fwlab.exercises import (
     transformer,
 )
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
-from fwlab.exercises.checker import assert_correct, check, hint, show, solution
+from fwlab.exercises.checker import assert_correct, check, show
 from fwlab.exercises.exercise import Exercise, Property, Question
+from fwlab.exercises.formulas import DERIVATIONS, Derivation, check_formula
+from fwlab.exercises.helping import hint, solution
 from fwlab.exercises.pairs import eight_pairs, score, scoreboard
-from fwlab.exercises.predicting import predict, quiz, reveal
+from fwlab.exercises.predicting import predict, predictions, quiz, reveal
 from fwlab.exercises.properties import agrees, gradient, shape
 from fwlab.exercises.questions import QUESTIONS
+from fwlab.exercises.using import golf, yours_or
 
 #: Exercises by topic; `fwlab exercises export` writes a notebook for each.
 TOPICS = {
@@ -53,8 +56,10 @@ EXERCISES: dict[str, Exercise] = {
 """Every exercise by name."""
 
 __all__ = [
+    "DERIVATIONS",
     "EXERCISES",
     "QUESTIONS",
+    "Derivation",
     "Exercise",
     "Property",
     "Question",
@@ -63,12 +68,15 @@ __all__ = [
     "ask",
     "assert_correct",
     "check",
+    "check_formula",
     "compare",
     "compare_gradients",
     "eight_pairs",
+    "golf",
     "gradient",
     "hint",
     "predict",
+    "predictions",
     "quiz",
     "reveal",
     "score",
@@ -76,4 +84,5 @@ __all__ = [
     "shape",
     "show",
     "solution",
+    "yours_or",
 ]

@@ -58,12 +58,16 @@ def _quotient(e: Tensor, v: Tensor) -> Tensor:
 
 MEAN_OF = Exercise(
     name="mean_of",
+    notebook="10_aft_stability",
+    difficulty=4,
+    importance=4,
+    minutes=11,
     task="**One row that does not break** (Eq. 2 without its gate). "
     r"Return the mean of the values `v` with weights $\exp(K + w)$, "
     "for `k`, `v` `[batch, keys, channels]` and `w` `[keys, 1]`. "
     r"Any input with finite $K + w$. A key of $-\infty$ is not seen, "
     "and a row that sees nothing gives 0.",
-    solution=(mean_of,),
+    reference=mean_of,
     properties=(
         shape(
             "returns a tensor of the shape of one step, [batch, channels]",
@@ -199,10 +203,12 @@ def _step(generator: Generator, *size: int) -> dict[str, Tensor]:
     return {n: normal(generator, *(size or (2, 3))) for n in (*PAIR, "k", "v")}
 
 
-def _masked_step(generator: Generator) -> dict[str, Tensor]:
-    """Channels 0 and 2 are masked; the first sequence had no key before."""
+def _masked_step(generator: Generator, masked: slice) -> dict[str, Tensor]:
+    """Channels 0 and 2 are masked in these sequences; the first sequence had no key
+    before.
+    """
     inputs = _step(generator, 2, 4)
-    inputs["k"][:, ::2] = -torch.inf
+    inputs["k"][masked, ::2] = -torch.inf
     inputs["log_sum"][0], inputs["mean"][0] = -torch.inf, 0
     return inputs
 
@@ -231,7 +237,7 @@ def _step_is_a_softmax(answer: Answer, reference: Answer, generator: Generator) 
 
 def _step_skips_masked(answer: Answer, reference: Answer, generator: Generator) -> None:
     for row in (0, 1):  # row 1: there was a key before
-        inputs = _masked_step(generator)
+        inputs = _masked_step(generator, slice(None))
         log_sum, mean = _ask_step(answer, **inputs)
         wanted = reference(*inputs.values())
         because = "Channels 0 and 2 of k were -inf: masked."
@@ -247,11 +253,8 @@ def _step_skips_masked(answer: Answer, reference: Answer, generator: Generator) 
             )
 
 
-def _mean_of_seen(
-    result: tuple[Tensor, Tensor], log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """Where both are -inf, a mean of 0 may be kept, or be made again."""
-    return result[1][(k > -torch.inf) | (log_sum > -torch.inf)]
+def _mean(result: tuple[Tensor, Tensor], *inputs: Tensor) -> Tensor:
+    return result[1]
 
 
 def _of_sums(
@@ -277,11 +280,15 @@ def _from_infinity(
 
 RUNNING_STEP = Exercise(
     name="running_step",
+    notebook="10_aft_stability",
+    difficulty=4,
+    importance=4,
+    minutes=17,
     task="**The running log-sum-exp** (section 4). Take one more key and "
     "value into `(log_sum, mean)` and return both, all of one "
     r"shape. It starts from $(-\infty, 0)$, and a key of $-\infty$ "
     "changes nothing.",
-    solution=(running_step,),
+    reference=running_step,
     properties=(
         shape(
             "returns a tensor of the shape of log_sum, and another of the shape of "
@@ -362,9 +369,10 @@ RUNNING_STEP = Exercise(
         ),
         gradient("lets gradients through to log_sum, mean, k and v", _step),
         gradient(
-            "has gradients without NaN where keys are -inf",
+            "has gradients without NaN where log_sum or the key is -inf",
             _masked_step,
-            of=_mean_of_seen,
+            (slice(1, None),),  # where both are, the gradient does not matter
+            of=_mean,
             because="A NaN that you replace only afterwards comes back in the backward "
             "pass.",
         ),

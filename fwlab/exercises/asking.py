@@ -71,10 +71,11 @@ def ask(
     if isinstance(like, type):
         return _number(result, like, case)
     one = isinstance(like, Tensor)
+    floats = any(_is(a) and a.is_floating_point() for a in arguments.values())
     wanted = {"your result": like} if isinstance(like, Tensor) else dict(like)
     parts = _parts(result, wanted, one)
     for (name, target), part in zip(wanted.items(), parts, strict=True):
-        _check(name, part, target, case, one)
+        _check(name, part, target, case, one, floats)
     for name, copy in copies.items():
         if _is(copy) and not torch.equal(arguments[name], copy):
             raise Wrong(
@@ -116,17 +117,19 @@ def tensors(result: Any) -> tuple[Tensor, ...] | None:
 def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
     """Raise `Wrong`, with numbers, unless two tensors agree to rounding.
 
-    - `found`: of the answer, any shape.
-    - `expected`: the same shape, float64.
+    - `found`: of the answer, any shape; float32 is compared with fewer digits.
+    - `expected`: the same shape.
     - `because`: a sentence on the likely cause.
     """
+    tolerance = 1e-5 if found.dtype == torch.float32 else 1e-8
+    found, expected = found.double(), expected.double()
     if not torch.isfinite(found).all():
         bad = int((~torch.isfinite(found)).sum())
         raise Wrong(
             f"{bad} of {found.numel()} numbers are NaN or infinite. {because}".strip()
         )
     difference = (found - expected).abs()
-    outside = difference > 1e-8 * (1 + expected.abs())
+    outside = difference > tolerance * (1 + expected.abs())
     if not outside.any():
         return
     worst = int(difference.argmax())
@@ -136,7 +139,7 @@ def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
         for digits in range(4, 18)
         if len(set(pair := (f"{target:.{digits}g}", f"{number:.{digits}g}"))) == 2
     )
-    rounded = found.detach().float().to(found.dtype)
+    rounded = found.detach().float().double()
     if torch.equal(rounded, found) and (difference < 1e-5 * (1 + expected.abs())).all():
         because = (
             "All your numbers have the few digits of float32. Is there a .float(), "
@@ -192,7 +195,15 @@ def compare_gradients(
             )
         total = torch.stack(terms).sum()
         leaves = list(inputs.values())
-        return torch.autograd.grad(total, leaves, materialize_grads=True)
+        try:
+            return torch.autograd.grad(total, leaves, materialize_grads=True)
+        except RuntimeError as error:
+            if "inplace" not in str(error):
+                raise
+            raise Wrong(
+                "The backward pass needs a tensor that your function has changed in "
+                "place. Make a new one: write W = W + ..., not W += ..."
+            ) from None
 
     truths = gradients(expected)
     results = gradients(of(ask(answer, like, **called)))
@@ -291,7 +302,12 @@ def _number(result: Any, kind: type[int] | type[float], case: str) -> int | floa
     raise Wrong(f"{case}: expected {what}, got {short(repr(result))}.")
 
 
-def _check(name: str, part: Any, target: Tensor, case: str, one: bool) -> None:
+def _check(
+    name: str, part: Any, target: Tensor, case: str, one: bool, floats: bool
+) -> None:
+    """Raise `Wrong` unless a part of the result has the kind, shape and dtype of
+    the target. Without `floats` among the arguments, any of them will do.
+    """
     if not isinstance(part, Tensor):
         kind = type(part).__name__
         raise Wrong(
@@ -305,7 +321,8 @@ def _check(name: str, part: Any, target: Tensor, case: str, one: bool) -> None:
             f"{case}: expected {what} of shape {list(target.shape)}, "
             f"got {list(part.shape)}."
         )
-    if part.dtype != target.dtype:
+    free = target.is_floating_point() and not floats
+    if part.dtype != target.dtype and not free:
         raise Wrong(
             f"Expected {name} to be {_short(target)} like the arguments, got "
             f"{_short(part)}. A tensor that you make yourself needs dtype=, and "

@@ -1,7 +1,6 @@
 """Checking an answer: properties in order, up to the first that fails."""
 
 import ctypes
-import inspect
 import queue
 import sys
 import threading
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
 from fwlab import plots
+from fwlab.exercises import progress
 from fwlab.exercises.asking import (
     Answer,
     Call,
@@ -52,6 +52,8 @@ def check(answer: Any, name: str | None = None) -> bool:
         for line in filter(None, (verdict.misconception, verdict.wrong)):
             print(f"  {line}")
             right = False
+    if right:
+        progress.note(exercise.name, True)
     print(
         f"{exercise.name}: "
         + ("all right." if right else f'not yet. Try hint("{exercise.name}").')
@@ -73,42 +75,6 @@ def assert_correct(answer: Any, name: str | None = None) -> None:
             raise AssertionError(f"{exercise.name} is wrong: {verdict.why}")
 
 
-def hint(name: Any, number: int = 1) -> None:
-    """Print a hint.
-
-    - `name`: the exercise, or the function that answers it.
-    - `number`: hint 1 is a nudge; later ones reveal more.
-    """
-    exercise, complaint = _find(name)
-    if exercise is None:
-        print(complaint)
-        return
-    count = len(exercise.hints)
-    if type(number) is not int or number not in range(1, count + 1):
-        print(
-            f"{exercise.name} has {count} hints, 1 to {count}; after that, "
-            f'use solution("{exercise.name}").'
-        )
-        return
-    print(f"Hint {number} of {count}: {exercise.hints[number - 1]}")
-    if number < count:
-        print(f'More: hint("{exercise.name}", {number + 1})')
-
-
-def solution(name: Any) -> None:
-    """Print the source of the package's own function.
-
-    - `name`: the exercise, or the function that answers it.
-    """
-    exercise, complaint = _find(name)
-    if exercise is None:
-        print(complaint)
-        return
-    for function in exercise.solution:
-        print(f"# {function.__name__} in {function.__module__}")
-        print(inspect.getsource(function).rstrip(), end="\n\n")
-
-
 def show(answer: Any, name: str | None = None) -> Figure | None:
     """Draw the result of an answer, the target, and their difference.
 
@@ -121,16 +87,17 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
         print(complaint or f"{name} has no example to draw.")
         return None
     arguments = exercise.example(Generator().manual_seed(0))
-    targets = _outcome(exercise.reference, arguments)
+    targets = _compared(exercise, _outcome(exercise.reference, arguments), arguments)
     assert targets is not None
 
     drawn: list[Any] = []
 
     def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
-        drawn.append(_explained(answer, arguments))
+        result = _explained(answer, arguments)
+        drawn.append(_compared(exercise, result, arguments))
 
     draws = Property("returns something", holds)
-    one = Exercise(exercise.name, "", exercise.solution, (draws,), ())
+    one = Exercise(exercise.name, "", exercise.reference, (draws,), ())
     (verdict,) = _verdicts(one, answer)
     if verdict.wrong or drawn[0] is None:
         print(verdict.wrong or "Your function returned nothing that can be drawn.")
@@ -179,10 +146,16 @@ def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
             yield verdict
             if verdict.wrong:
                 return
-        why = ""
+        why = "this is fwlab's own function" if _ours(exercise, answer) else ""
     finally:
         if listener is not None:
             listener(exercise.name, why)
+
+
+def _ours(exercise: Exercise, answer: Answer) -> bool:
+    """Whether an answer is a function of the package."""
+    module = getattr(answer, "__module__", None) or ""
+    return answer is exercise.reference or module.partition(".")[0] == "fwlab"
 
 
 def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
@@ -221,6 +194,8 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
         except BaseException:
             _stop(thread, answer)
             raise
+        if verdict.wrong or each is exercise.properties[-1]:
+            thread.join(1)  # a thread that lives when a script ends would abort it
         yield verdict
         if verdict.wrong:
             return
@@ -250,10 +225,20 @@ def _recognise(exercise: Exercise, answer: Answer) -> str:
             asked.append(Call(arguments, _outcome(answer, arguments)))
     if all(call.result is None for call in asked):
         return ""
-    if all(_same(_outcome(exercise.reference, c.arguments), c.result) for c in asked):
+
+    def gives_all(function: Answer) -> bool:
+        return all(
+            _same(
+                _compared(exercise, _outcome(function, c.arguments), c.arguments),
+                _compared(exercise, c.result, c.arguments),
+            )
+            for c in asked
+        )
+
+    if gives_all(exercise.reference):
         return ""  # the numbers are right: something else is wrong
     for text, misconception in exercise.misconceptions:
-        if all(_same(_outcome(misconception, c.arguments), c.result) for c in asked):
+        if gives_all(misconception):
             return text
     return ""
 
@@ -271,6 +256,19 @@ def _outcome(
         raise
 
 
+def _compared(
+    exercise: Exercise, result: tuple[Tensor, ...] | None, arguments: dict[str, Any]
+) -> tuple[Tensor, ...] | None:
+    """The part of a result that matters, if there is one."""
+    if result is None or exercise.matters is None:
+        return result
+    try:
+        whole = result if len(result) > 1 else result[0]
+        return tensors(exercise.matters(whole, *arguments.values()))
+    except Exception:  # of another shape, for example
+        return result
+
+
 def _explained(answer: Answer, arguments: dict[str, Any]) -> Any:
     """What `_outcome` returns; an error raises `Wrong`, which says its place."""
     try:
@@ -284,8 +282,15 @@ def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
     if a is None or b is None:
         return a is b
     return len(a) == len(b) and all(
-        (x.shape, x.dtype, x.layout, x.device) == (y.shape, y.dtype, y.layout, y.device)
-        and torch.allclose(x, y, 1e-9, 1e-12, equal_nan=True)
+        (x.shape, x.layout, x.device) == (y.shape, y.layout, y.device)
+        and x.is_complex() == y.is_complex()
+        and torch.allclose(
+            x.to(wide := torch.promote_types(x.dtype, torch.float64)),
+            y.to(wide),
+            1e-5 if torch.float32 in (x.dtype, y.dtype) else 1e-9,
+            1e-12,
+            equal_nan=True,
+        )
         for x, y in zip(a, b, strict=True)
     )
 

@@ -3,9 +3,10 @@
 import torch
 from torch import Generator, Tensor
 
-from fwlab.exercises.asking import Answer, Wrong, ask
+from fwlab.exercises.asking import Answer, Wrong, ask, normal
 from fwlab.exercises.exercise import Exercise, Property
-from fwlab.exercises.properties import agrees
+from fwlab.exercises.properties import agrees, gradient, shape
+from fwlab.exercises.solutions import gated_step, gradient_step
 from fwlab.exercises.steps import (
     at_key,
     elsewhere,
@@ -15,6 +16,7 @@ from fwlab.exercises.steps import (
     step_mixes,
     step_takes_heads,
 )
+from fwlab.feature_maps import l2_normalize
 from fwlab.ops.additive.rules.sum import read, write
 from fwlab.ops.correcting.rules.delta import delta_step
 
@@ -28,10 +30,14 @@ def _new_only(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 DELTA_STEP = Exercise(
     name="delta_step",
+    notebook="04_delta_rule",
+    difficulty=2,
+    importance=5,
+    minutes=9,
     task="**The delta step** (Eqs. 20 and 24). Return the memory after "
     "one step, for `W` `[..., value, key]`, `k` `[..., key]`, `v` "
     "`[..., value]` and `beta` `[...]`.",
-    solution=(delta_step, read, write),
+    reference=delta_step,
     properties=(
         step_has_shape(),
         agrees(
@@ -52,6 +58,8 @@ DELTA_STEP = Exercise(
                 "memory.": lambda W, k, v, beta: delta_step(W, k, v, beta) - W,
                 "The sign is wrong: this moves away from v, since it adds W "
                 "k - v.": lambda W, k, v, beta: delta_step(W, k, v, -beta),
+                "Here beta and 1 - beta have changed places: beta is the share of the "
+                "new value.": lambda W, k, v, beta: delta_step(W, k, v, 1 - beta),
                 "This applies a sigmoid to beta, which is between 0 "
                 "and 1 already.": lambda W, k, v, beta: delta_step(
                     W, k, v, torch.sigmoid(beta)
@@ -126,15 +134,6 @@ DELTA_STEP = Exercise(
 # --- gradient_step --------------------------------------------------
 
 
-def gradient_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """Step down the gradient of half the squared error.
-
-    The gradient with respect to W is (W k - v) ⊗ k, so this is `delta_step`.
-    """
-    gradient = torch.einsum("...v,...k->...vk", read(W, k) - v, k)
-    return W - beta[..., None, None] * gradient
-
-
 def _loss(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (read(W, k) - v).square().sum(-1) / 2
 
@@ -163,11 +162,15 @@ def _unit_gradient(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 GRADIENT_STEP = Exercise(
     name="gradient_step",
+    notebook="04_delta_rule",
+    difficulty=2,
+    importance=4,
+    minutes=9,
     task="**A gradient step.** Return the memory after one step of gradient "
     "descent on $\\tfrac12 \\lvert W k - v \\rvert^2$ with learning "
     "rate `beta`, for the arguments of exercise 1. Derive the gradient "
     "by hand, or let autograd do it.",
-    solution=(gradient_step, read),
+    reference=gradient_step,
     properties=(
         step_has_shape(),
         agrees(
@@ -246,16 +249,15 @@ GRADIENT_STEP = Exercise(
 # --- gated_step -----------------------------------------------------
 
 
-def gated_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """Let the whole memory fade to make room for one pair (Eq. 52)."""
-    return write((1 - beta[..., None, None]) * W, k, beta[..., None] * v)
-
-
 GATED_STEP = Exercise(
     name="gated_step",
+    notebook="04_delta_rule",
+    difficulty=1,
+    importance=4,
+    minutes=7,
     task="**The gated step** (Eq. 52). Return the memory after one step of "
     "the gated rule, for the arguments of exercise 1.",
-    solution=(gated_step, write),
+    reference=gated_step,
     properties=(
         step_has_shape(),
         agrees(
@@ -321,4 +323,103 @@ GATED_STEP = Exercise(
 )
 
 
-EXERCISES = {each.name: each for each in (DELTA_STEP, GRADIENT_STEP, GATED_STEP)}
+# --- delta_layer ----------------------------------------------------
+
+
+def healthy_layer(q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
+    """One head of the delta rule, step by step."""
+    return _layer(q, k, v, torch.sigmoid(logits))
+
+
+def _layer(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, late: bool = False) -> Tensor:
+    """`late`: a step reads before it writes."""
+    W, y = v.new_zeros(v.shape[1], k.shape[1]), []
+    for q_t, k_t, v_t, beta_t in zip(q, k, v, beta, strict=True):
+        before, W = W, delta_step(W, k_t, v_t, beta_t)
+        y.append(read(before if late else W, q_t))
+    return torch.stack(y)
+
+
+def sick_layer(q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
+    """The layer of the bug hunt, with both of its bugs."""
+    return _layer(q, k, v, logits.sigmoid().sigmoid(), late=True)
+
+
+#: The curves that the hunt starts from.
+LAYERS = {"a healthy layer": healthy_layer, "this layer": sick_layer}
+
+
+def _steps(
+    generator: Generator, logit: float | None = None, time: int = 6
+) -> dict[str, Tensor]:
+    """`logit`: that of all steps; None = each step its own."""
+    q, k = (l2_normalize(normal(generator, time, 4)) for _ in range(2))
+    logits = 2 * normal(generator, time)
+    if logit is not None:
+        logits = torch.full_like(logits, logit)
+    return {"q": q, "k": k, "v": normal(generator, time, 3), "logits": logits}
+
+
+def _asked_back(generator: Generator, logit: float) -> dict[str, Tensor]:
+    """Each step asks for its own key."""
+    inputs = _steps(generator, logit)
+    return inputs | {"q": inputs["k"]}
+
+
+DELTA_LAYER = Exercise(
+    name="delta_layer",
+    notebook="04_delta_rule",
+    difficulty=3,
+    importance=3,
+    minutes=10,
+    task="**A sick layer.** For one head, `q` and `k` `[time, key]`, `v` "
+    "`[time, value]` and `logits` `[time]`, return the readings of Eqs. 20-25, "
+    "`[time, value]`, from an empty memory. The logits are what Eq. 21 applies its "
+    "sigmoid to.",
+    reference=healthy_layer,
+    properties=(
+        shape("returns a reading for each step", _steps, [{}, {"time": 1}]),
+        agrees(
+            "at full strength, returns the value just written to its own key",
+            _asked_back,
+            [40.0],
+            expected=lambda q, k, v, logits: v,
+            because="Every logit was 40, so beta is 1, and each query was the key of "
+            "its step.",
+            catches={
+                "Two bugs are left. Watch one step at full strength: which value is read, "
+                "and when.": sick_layer,
+                "Each step reads before it writes, so it sees the memory of the step "
+                "before. Eq. 25 reads W_i.": lambda q, k, v, logits: _layer(
+                    q, k, v, logits.sigmoid(), late=True
+                ),
+                "Here beta goes through two sigmoids: it is never below 1/2 and never "
+                "above 0.73.": lambda q, k, v, logits: _layer(
+                    q, k, v, logits.sigmoid().sigmoid()
+                ),
+                "There is no sigmoid left: Eq. 21 has one.": _layer,
+            },
+        ),
+        agrees(
+            "at strength 0, writes nothing",
+            _steps,
+            [-800.0],
+            expected=lambda q, k, v, logits: torch.zeros_like(v),
+            because="Every logit was -800, so beta is 0, and the memory stays empty.",
+        ),
+        agrees("follows Eqs. 20-25 for any strengths", _steps, [(None, 6), (None, 1)]),
+        gradient("lets gradients through to q, k, v and the logits", _steps),
+    ),
+    hints=(
+        "Set all logits to 40: beta should be 1. Which beta does the step get?",
+        "Ask with the key that was just written. In what order does the loop read "
+        "and write?",
+        "One sigmoid is enough, and y.append has to come after the write.",
+    ),
+    example=_steps,
+)
+
+
+EXERCISES = {
+    each.name: each for each in (DELTA_STEP, GRADIENT_STEP, GATED_STEP, DELTA_LAYER)
+}

@@ -1,15 +1,17 @@
-"""Three exercises: the features, which shifts are useful, and how many pairs fit."""
+"""DPFP: the features, useful shifts, how many pairs fit, and a map that does better."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab.exercises.asking import Answer, Wrong, ask, normal
+from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, exactly, gradient, shape
-from fwlab.feature_maps import _dpfp
+from fwlab.exercises.solutions import dot_capacity, my_features, useful_nu
+from fwlab.feature_maps import _dpfp, l2_normalize
 
 # --- dpfp --------------------------------------------------------------
 
@@ -57,11 +59,15 @@ def _rolled_over_keys(x: Tensor, nu: int) -> Tensor:
 
 DPFP = Exercise(
     name="dpfp",
+    notebook="03_dpfp",
+    difficulty=3,
+    importance=4,
+    minutes=7,
     task="**The features** (Eq. 37). For keys `x` `[..., d]`, return the "
     "`[..., 2 * d * nu]` products $r_i\\, r_{i+j}$ with "
     "$r = \\mathrm{ReLU}([x; -x])$: those of all $i$ for $j = 1$, then "
     "for $j = 2$, and so on up to $\\nu$. The index wraps around.",
-    solution=(_dpfp,),
+    reference=_dpfp,
     properties=(
         shape(
             "returns 2 d nu features, [..., 2 * d * nu]",
@@ -139,23 +145,20 @@ DPFP = Exercise(
 # --- useful_nu -----------------------------------------------------------
 
 
-def useful_nu(d: int) -> int:
-    """Shift d multiplies r(k_i) by r(-k_i), which is 0; shift 2 d - j repeats
-    shift j.
-    """
-    return d - 1
-
-
 def _width(generator: Generator) -> dict[str, object]:
     return {"d": int(torch.randint(5, 20, (), generator=generator))}
 
 
 USEFUL_NU = Exercise(
     name="useful_nu",
+    notebook="03_dpfp",
+    difficulty=3,
+    importance=2,
+    minutes=5,
     task="**Useful shifts.** Return the largest $\\nu$ for which the last "
     "shift still adds something new, as a function of the width `d` of "
     "the keys.",
-    solution=(useful_nu,),
+    reference=useful_nu,
     properties=(
         shape("returns an integer", exactly("d"), [4]),
         agrees(
@@ -192,11 +195,6 @@ USEFUL_NU = Exercise(
 # --- dot_capacity --------------------------------------------------------
 
 
-def dot_capacity(d: int, nu: int) -> int:
-    """2 d features for each useful shift."""
-    return 2 * d * min(nu, d - 1)
-
-
 def _sizes(generator: Generator) -> dict[str, object]:
     d, nu = torch.randint(2, 12, (2,), generator=generator).tolist()
     return {"d": d, "nu": nu}
@@ -204,10 +202,14 @@ def _sizes(generator: Generator) -> dict[str, object]:
 
 DOT_CAPACITY = Exercise(
     name="dot_capacity",
+    notebook="03_dpfp",
+    difficulty=2,
+    importance=2,
+    minutes=5,
     task="**Room for pairs.** How many keys can have orthogonal features? "
     "Return the rank that the features of keys of width `d` can have, "
     "for any `nu`.",
-    solution=(dot_capacity,),
+    reference=dot_capacity,
     properties=(
         shape("returns an integer", exactly("d", "nu"), [(4, 1)]),
         agrees(
@@ -244,4 +246,120 @@ DOT_CAPACITY = Exercise(
 )
 
 
-EXERCISES = {each.name: each for each in (DPFP, USEFUL_NU, DOT_CAPACITY)}
+# --- my_features ---------------------------------------------------------
+
+MOST = 48
+DRAWS = 200
+
+
+def _features(answer: Answer, x: Tensor) -> Tensor:
+    """Whatever their number, up to `MOST`."""
+    width = MOST
+    with suppress(Exception):  # ask will say what is wrong
+        width = min(answer(x.clone()).shape[-1], MOST)
+    phi: Tensor = ask(answer, x.new_zeros(*x.shape[:-1], width), x=x)
+    return phi
+
+
+def _has_room(answer: Answer, reference: Answer, generator: Generator) -> None:
+    for lead in ((8,), (2, 8)):
+        _features(answer, l2_normalize(normal(generator, *lead, 8)))
+
+
+def _is_not_negative(answer: Answer, reference: Answer, generator: Generator) -> None:
+    phi = _features(answer, l2_normalize(normal(generator, 200, 8)))
+    if (phi < 0).any():
+        raise Wrong(
+            f"{int((phi < 0).any(-1).sum())} of 200 keys had features below 0. Then "
+            "weights can be below 0, and their sum can be 0."
+        )
+
+
+def _looks_at_one_key(answer: Answer, reference: Answer, generator: Generator) -> None:
+    x = l2_normalize(normal(generator, 8, 8))
+    alone = torch.cat([_features(answer, key[None]) for key in x])
+    compare(
+        _features(answer, x), alone, "Each key was given alone, and then all together."
+    )
+
+
+def _mean_error(phi: Answer, x: Tensor, v: Tensor) -> float:
+    """Of reading pairs with these features, relative to the values."""
+    features = phi(x)
+    weights = features @ features.mT
+    read = weights @ v / weights.sum(-1, keepdim=True)
+    return float(((read - v).square().sum() / v.square().sum()).nan_to_num(torch.inf))
+
+
+def _beats_dpfp(answer: Answer, reference: Answer, generator: Generator) -> None:
+    x, v = normal(generator, 2, DRAWS, 8, 8)
+    x = l2_normalize(x)
+    yours = _mean_error(lambda x: _features(answer, x), x, v)
+    theirs = _mean_error(lambda x: _dpfp(x, 3), x, v)
+    if yours >= theirs:
+        raise Wrong(
+            f"In {DRAWS} memories of eight pairs, your mean error was {yours:.3f}, and "
+            f"that of DPFP with three shifts {theirs:.3f}."
+        )
+
+
+MY_FEATURES = Exercise(
+    name="my_features",
+    notebook="03_dpfp",
+    difficulty=4,
+    importance=3,
+    minutes=20,
+    task="**Beat the table.** From keys `x` `[..., 8]` of length 1, return at most 48 "
+    "features `[..., features]`, none below 0, with which linear attention holds eight "
+    "random pairs better than with the 48 features of DPFP, $\\nu = 3$.",
+    reference=my_features,
+    properties=(
+        Property(
+            "returns at most 48 features for each key",
+            _has_room,
+            {
+                "These are more than 48 features.": lambda x: _dpfp(x, 7),
+            },
+        ),
+        Property(
+            "has no negative features",
+            _is_not_negative,
+            {
+                "These are the keys themselves. Half of their entries are below "
+                "0.": lambda x: x.clone(),
+            },
+        ),
+        Property(
+            "gives a key the same features, whatever other keys there are",
+            _looks_at_one_key,
+            {
+                "This compares the keys with each other. A memory gets one key after "
+                "the other.": lambda x: x.softmax(-2),
+            },
+        ),
+        Property(
+            "holds eight pairs better than DPFP with three shifts",
+            _beats_dpfp,
+            {
+                "This is DPFP with three shifts, the row to beat.": lambda x: _dpfp(
+                    x, 3
+                ),
+                "ELU + 1 has nearly the same features for all keys.": lambda x: (
+                    F.elu(x) + 1
+                ),
+                "This is r = ReLU([x; -x]) without products. Two keys share half of the "
+                "entries above 0.": _r,
+            },
+        ),
+    ),
+    hints=(
+        "The weight of a pair is phi(k) · phi(q). It should be large where k = q, and "
+        "fall quickly as k turns away. Which features fall faster than those of DPFP?",
+        "A power of a feature that is not negative exaggerates the large ones. Or take "
+        "48 directions, and let a softmax decide which of them a key is close to.",
+        "Take the 48 features of DPFP to the power of 2 or 3.",
+    ),
+)
+
+
+EXERCISES = {each.name: each for each in (DPFP, USEFUL_NU, DOT_CAPACITY, MY_FEATURES)}

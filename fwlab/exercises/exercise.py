@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,19 +36,30 @@ class Exercise:
 
     - `name`: the name of the learner's function.
     - `task`: what to write, in Markdown: a title, then arguments and result.
-    - `solution`: fwlab's own function, and those that it calls.
+    - `reference`: the function that answers are compared with.
     - `properties`: what must hold, easiest first.
     - `hints`: each reveals more than the one before.
     - `example`: draws arguments, by name and in order; for `show`, and to
       recognise misconceptions.
+    - `matters`: the part of a result in which all right answers agree, as a
+      function of the result and the arguments; None = all of it.
+    - `difficulty`: from 1, a line that copies an equation, to 5.
+    - `importance`: from 1, a side road, to 5, what all later notebooks need.
+    - `minutes`: how long it takes, task and thought included.
+    - `notebook`: the notebook that asks it, such as "04_delta_rule".
     """
 
     name: str
     task: str
-    solution: tuple[Answer, ...]
+    reference: Answer
     properties: tuple[Property, ...]
     hints: tuple[str, ...]
     example: Callable[[Generator], dict[str, Any]] | None = None
+    matters: Callable[..., Any] | None = None
+    difficulty: int = 2
+    importance: int = 3
+    minutes: int = 10
+    notebook: str = ""
 
     @property
     def signature(self) -> str:
@@ -55,11 +67,6 @@ class Exercise:
         parameters = inspect.signature(self.reference).parameters.values()
         names = ", ".join(p.name for p in parameters if p.default is p.empty)
         return f"def {self.name}({names}): ..."
-
-    @property
-    def reference(self) -> Answer:
-        """What answers are compared with."""
-        return self.solution[0]
 
     @property
     def misconceptions(self) -> list[tuple[str, Answer]]:
@@ -86,6 +93,9 @@ class Question:
     - `tempting`: wrong choices or numbers, and why each is wrong, without a full
       stop at the end.
     - `tolerance`: a number that is off by less is right.
+    - `hints`: each reveals more than the one before; a question may have none.
+    - `difficulty`, `importance`, `minutes`: as for an `Exercise`.
+    - `notebook`: the notebook that explains the answer.
     """
 
     name: str
@@ -95,6 +105,11 @@ class Question:
     choices: tuple[str, ...] = ()
     tempting: dict[Any, str] = field(default_factory=dict)
     tolerance: float = 0.0
+    hints: tuple[str, ...] = ()
+    difficulty: int = 2
+    importance: int = 3
+    minutes: int = 1
+    notebook: str = ""
 
     @property
     def answer(self) -> str:
@@ -103,3 +118,17 @@ class Question:
             return self.truth
         whole = math.isfinite(self.truth) and self.truth == round(self.truth)
         return f"{self.truth:.0f}" if whole else f"{self.truth:.3g}"
+
+
+def say(text: str) -> None:
+    """Print a paragraph."""
+    print(textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False))
+
+
+def joined(field: Any) -> Any:
+    """A field of a TOML file whose texts have no line breaks, lists as tuples."""
+    if isinstance(field, dict):
+        return {key: joined(part) for key, part in field.items()}
+    if isinstance(field, list):
+        return tuple(map(joined, field))
+    return " ".join(field.split()) if isinstance(field, str) else field

@@ -13,6 +13,7 @@ from fwlab.exercises.properties import (
     shape,
     takes_heads,
 )
+from fwlab.exercises.solutions import linear_attention, predict_error
 from fwlab.feature_maps import l2_normalize
 from fwlab.ops.additive.rules.sum import read, write
 from fwlab.ops.correcting.rules.delta import delta_step
@@ -33,10 +34,14 @@ def _one_hot(generator: Generator, place: int) -> dict[str, Tensor]:
 
 READ_MEMORY = Exercise(
     name="read_memory",
+    notebook="00_start_here",
+    difficulty=1,
+    importance=5,
+    minutes=5,
     task="**Read a memory.** Return $W q$: what the memory `W` "
     "`[..., value, key]` holds for the query `q` `[..., key]`. The dots "
     "are any leading dimensions, such as batch and heads.",
-    solution=(read,),
+    reference=read,
     properties=(
         shape(
             "returns a tensor of the shape of a value",
@@ -96,6 +101,10 @@ def _pair(
     return {"W": W, "k": k, "v": normal(generator, *lead, value)}
 
 
+def _of_size(generator: Generator, size: float) -> dict[str, Tensor]:
+    return {name: size * x for name, x in _pair(generator).items()}
+
+
 def _stores(answer: Answer, reference: Answer, generator: Generator) -> None:
     W, v = torch.zeros(3, 4, dtype=torch.float64), normal(generator, 3)
     for place in range(4):
@@ -132,11 +141,15 @@ def _outer(v: Tensor, k: Tensor) -> Tensor:
 
 WRITE = Exercise(
     name="write",
+    notebook="01_fast_weights",
+    difficulty=1,
+    importance=5,
+    minutes=5,
     task=r"**The outer-product write** (Eq. 17). Return $W + v \otimes "
     "k$, for `W` `[..., value, key]`, `k` `[..., key]` and `v` "
     "`[..., value]`. The dots are any leading dimensions, such as "
     "batch and heads.",
-    solution=(write,),
+    reference=write,
     properties=(
         shape(
             "returns a tensor of the shape of W",
@@ -172,6 +185,17 @@ WRITE = Exercise(
                 ),
             },
         ),
+        agrees(
+            "adds v ⊗ k, whatever their lengths",
+            _of_size,
+            [1e-3, 1.0, 1e3],
+            because="W, k and v were multiplied by {size:g}. A write takes the key as "
+            "it is, and W has no limit: is there a normalize or a clamp?",
+            catches={
+                "This scales the key to length 1. A write takes the key as it "
+                "is.": lambda W, k, v: write(W, l2_normalize(k), v)
+            },
+        ),
         takes_heads(_pair, [(2,), (2, 3), (1, 4, 4)]),
         gradient("lets gradients through to W, k and v", _pair, (4, 5, (2,))),
     ),
@@ -188,11 +212,6 @@ WRITE = Exercise(
 
 
 # --- linear_attention -----------------------------------------------
-
-
-def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Eqs. 8 to 11, all steps at once."""
-    return (q @ k.mT).tril() @ v
 
 
 def _sequence(
@@ -223,12 +242,16 @@ def _with_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 LINEAR_ATTENTION = Exercise(
     name="linear_attention",
+    notebook="01_fast_weights",
+    difficulty=2,
+    importance=5,
+    minutes=7,
     task="**Attention without softmax** (Eqs. 8-11). From queries `q`, keys `k` "
     "`[..., time, key]` and values `v` `[..., time, value]`, return "
     "$y_i = \\sum_{j \\le i} v_j\\, (k_j \\cdot q_i)$ for every step $i$, "
     "`[..., time, value]`: in a loop that writes and reads, or all steps at "
     "once.",
-    solution=(linear_attention,),
+    reference=linear_attention,
     properties=(
         shape(
             "returns a tensor of the shape of v",
@@ -313,11 +336,6 @@ LINEAR_ATTENTION = Exercise(
 # --- predict_error --------------------------------------------------
 
 
-def predict_error(S: int, d: int) -> float:
-    """S - 1 other values, each with a weight whose square is 1 / d on average."""
-    return (S - 1) / d
-
-
 def _as_measured(answer: Answer, reference: Answer, generator: Generator) -> None:
     for S, d in ((2, 8), (9, 8), (33, 16), (5, 64)):
         k = l2_normalize(normal(generator, 2000, S, d))
@@ -339,11 +357,15 @@ def _size(generator: Generator) -> dict[str, object]:
 
 PREDICT_ERROR = Exercise(
     name="predict_error",
+    notebook="01_fast_weights",
+    difficulty=3,
+    importance=4,
+    minutes=5,
     task="**Predict the error.** `S` pairs are written under random keys of "
     "length 1 and width `d`, and all are read. Return the expected squared "
     "error of a value that is read, relative to the squared length of a "
     "value.",
-    solution=(predict_error,),
+    reference=predict_error,
     properties=(
         agrees(
             "is 0 for one pair, which nothing disturbs",
@@ -399,6 +421,104 @@ PREDICT_ERROR = Exercise(
 )
 
 
+# --- correct --------------------------------------------------------
+
+
+def correct(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The delta rule with a write strength of 1."""
+    return delta_step(W, k, v, torch.ones_like(k[..., 0]))
+
+
+def _unit_pair(
+    generator: Generator, value: int = 4, key: int = 4, lead: tuple[int, ...] = ()
+) -> dict[str, Tensor]:
+    inputs = _pair(generator, value, key, lead)
+    return inputs | {"k": l2_normalize(inputs["k"])}
+
+
+def _keeps_orthogonal(answer: Answer, reference: Answer, generator: Generator) -> None:
+    keys, v = orthonormal(generator, 4), normal(generator, 3)
+    W = normal(generator, 3, 4)
+    written = ask(answer, W, W=W, k=keys[0], v=v)
+    compare(
+        written @ keys[1:].T,
+        W @ keys[1:].T,
+        "The write changed what orthogonal keys read.",
+    )
+
+
+CORRECT = Exercise(
+    name="correct",
+    task="**Correct a memory.** Return $W + (v - W k)\\,k^\\top$, the delta rule at "
+    "$\\beta = 1$, for `W` `[..., value, key]`, `k` `[..., key]` and `v` "
+    "`[..., value]`.",
+    reference=correct,
+    properties=(
+        shape(
+            "returns a tensor of the shape of W",
+            _pair,
+            [(3, 5), (5, 3), (1, 1)],
+            catches={
+                "This multiplies entry by entry. Every entry of the difference meets "
+                "every entry of k.": lambda W, k, v: W + (v - read(W, k)) * k
+            },
+        ),
+        agrees(
+            "after it, a key of length 1 reads the new value",
+            _unit_pair,
+            [(3, 5), (4, 4)],
+            of=lambda W, _, k, v: read(W, k),
+            expected=lambda W, k, v: v,
+            because="This is W k after the write; it should be v.",
+            catches={
+                "This adds v ⊗ k, and the old value stays. Read first, and write the "
+                "difference.": write,
+                "This subtracts the difference. Check the sign.": lambda W, k, v: write(
+                    W, k, read(W, k) - v
+                ),
+                "This is the write alone: what W held is lost.": lambda W, k, v: _outer(
+                    v - read(W, k), k
+                ),
+                "This removes what the key held, but does not write the new "
+                "value.": lambda W, k, v: write(W, k, -read(W, k)),
+            },
+        ),
+        Property(
+            "keeps what orthogonal keys read",
+            _keeps_orthogonal,
+            {
+                "This clears the memory first. Only what k reads may "
+                "change.": lambda W, k, v: _outer(v, k),
+            },
+        ),
+        agrees(
+            "with any key, adds the difference times the key",
+            _pair,
+            [(3, 5), (4, 4)],
+            because="This is W + (v - W k) k^T, with the key as it is given.",
+            catches={
+                "This makes the length of the key 1 first. The formula takes it as it "
+                "is.": lambda W, k, v: correct(W, l2_normalize(k), v)
+            },
+        ),
+        takes_heads(_pair, [(2,), (2, 3), (4, 4)]),
+        gradient("lets gradients through to W, k and v", _pair, (4, 5, (2,))),
+    ),
+    hints=(
+        "Two steps: first what the key reads now, W k. Then a write of the difference.",
+        "old is read_memory(W, k). The matrix to add has v - old in its rows and k in "
+        "its columns.",
+        "W + (v - old)[..., :, None] * k[..., None, :]",
+    ),
+    example=_pair,
+    difficulty=2,
+    importance=5,
+    minutes=5,
+    notebook="00_start_here",
+)
+
+
 EXERCISES = {
-    each.name: each for each in (READ_MEMORY, WRITE, LINEAR_ATTENTION, PREDICT_ERROR)
+    each.name: each
+    for each in (READ_MEMORY, CORRECT, WRITE, LINEAR_ATTENTION, PREDICT_ERROR)
 }

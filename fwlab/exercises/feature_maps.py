@@ -11,14 +11,9 @@ from torch import Generator, Tensor
 from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, gradient, is_causal, shape
+from fwlab.exercises.solutions import favor, normaliser, positive_features
 
 # --- normaliser ----------------------------------------------------------
-
-
-def normaliser(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
-    """Eqs. 17 to 19, all steps at once."""
-    weights = (phi_q @ phi_k.mT).tril()
-    return weights @ v / weights.sum(-1, keepdim=True)
 
 
 def _features(
@@ -50,10 +45,14 @@ def _softmax(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> Tensor:
 
 NORMALISER = Exercise(
     name="normaliser",
+    notebook="02_feature_maps",
+    difficulty=2,
+    importance=5,
+    minutes=7,
     task="**The normaliser** (Eqs. 17-19). From features `phi_q`, `phi_k` "
     "`[..., time, features]` and values `v` `[..., time, value]`, return "
     "causal linear attention `[..., time, value]`, with $z$.",
-    solution=(normaliser,),
+    reference=normaliser,
     properties=(
         shape("returns a tensor of the shape of v", _features, [5, 1, 3]),
         agrees(
@@ -61,9 +60,14 @@ NORMALISER = Exercise(
             _features,
             of=lambda y, *_: y[0],
             expected=lambda phi_q, phi_k, v: v[0],
-            because="There is one key, so its weight is 1: z is that key's feature. "
-            "Does step i read its own key, too?",
+            because="There is one key, so its weight is 1: z is that key's feature.",
             catches={
+                "This leaves out the key of the step itself: j goes up to i, and "
+                "includes it.": lambda phi_q, phi_k, v: (
+                    (weights := (phi_q @ phi_k.mT).tril(-1))
+                    @ v
+                    / weights.sum(-1, keepdim=True)
+                ),
                 "This forgets z: nothing divides the sum (Eq. 18 and the lower half of "
                 "19).": lambda phi_q, phi_k, v: _products(phi_q, phi_k) @ v,
                 "This sees the future: every step reads all keys, "
@@ -127,14 +131,6 @@ NORMALISER = Exercise(
 # --- positive_features ---------------------------------------------------
 
 
-def positive_features(x: Tensor, R: Tensor) -> Tensor:
-    """Eqs. 31 and 32, with the mean over 2 m features."""
-    along = x @ R.mT
-    h = (-(x * x).sum(-1, keepdim=True) / 2).exp()
-    features = torch.cat([along.exp(), (-along).exp()], -1)
-    return h * features / math.sqrt(2 * len(R))
-
-
 def _keys(
     generator: Generator, size: tuple[int, ...] = (2, 4), m: int = 3
 ) -> dict[str, Tensor]:
@@ -152,13 +148,13 @@ def _are_positive(answer: Answer, reference: Answer, generator: Generator) -> No
 
 def _estimate_exp(answer: Answer, reference: Answer, generator: Generator) -> None:
     q, k = 0.7 * normal(generator, 2, 3)
-    R = normal(generator, 20_000, 3)
+    R = normal(generator, 1000, 3)
     like = q.new_zeros(len(R) * 2)
     estimate = ask(answer, like, x=q, R=R) @ ask(answer, like, x=k, R=R)
     truth = (q @ k).exp()
     if not (estimate / truth - 1).abs() < 0.1:
         raise Wrong(
-            f"With 20,000 directions, expected about {truth:.3f}, got {estimate:.3f}. "
+            f"With 1000 directions, expected about {truth:.3f}, got {estimate:.3f}. "
             "Is h right? It makes up for the lengths of q and k."
         )
 
@@ -188,11 +184,16 @@ def _sine_and_cosine(x: Tensor, R: Tensor) -> Tensor:
 
 POSITIVE_FEATURES = Exercise(
     name="positive_features",
+    notebook="02_feature_maps",
+    difficulty=2,
+    importance=3,
+    minutes=11,
     task="**Random features of the exponential** (Eqs. 31 and 32). Return the "
     "$2m$ features $\\frac{h(x)}{\\sqrt{2m}}\\,[e^{Rx}; e^{-Rx}]$ with "
     "$h(x) = e^{-|x|^2/2}$, for `x` `[..., d]` and directions `R` `[m, d]`, "
     "in any order.",
-    solution=(positive_features,),
+    reference=positive_features,
+    matters=lambda phi, x, R: phi.sort(-1).values,
     properties=(
         shape(
             "returns 2 m features, [..., 2 * m]",
@@ -230,6 +231,8 @@ POSITIVE_FEATURES = Exercise(
             {
                 "h is missing: the mean of these products is exp(|q + k|² / 2), not "
                 "exp(q . k).": lambda x, R: _along(x, R, 0),
+                "h takes the length of x here, and has to "
+                "take its square.": lambda x, R: _along(x, R, -(_square(x) ** 0.5) / 2),
                 "h is exp(-|x|²) here; half of the "
                 "square belongs there.": lambda x, R: _along(x, R, -_square(x)),
             },
@@ -237,10 +240,6 @@ POSITIVE_FEATURES = Exercise(
         Property(
             "follows Eqs. 31 and 32, features in any order",
             _are_right,
-            {
-                "h takes the length of x here, and has to "
-                "take its square.": lambda x, R: _along(x, R, -(_square(x) ** 0.5) / 2)
-            },
         ),
         gradient(
             "lets gradients through to x and R",
@@ -258,17 +257,6 @@ POSITIVE_FEATURES = Exercise(
 
 
 # --- favor -----------------------------------------------------------------
-
-
-def favor(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """A maximum for each query, and one for all keys."""
-    exponent_q, exponent_k = (
-        torch.cat([x @ R.mT, -x @ R.mT], -1) - (x * x).sum(-1, keepdim=True) / 2
-        for x in (q, k)
-    )
-    top_q = exponent_q.amax(-1, keepdim=True).detach()
-    top_k = exponent_k.amax((-2, -1), keepdim=True).detach()
-    return (exponent_q - top_q).exp(), (exponent_k - top_k).exp()
 
 
 def _attention(
@@ -315,6 +303,13 @@ def _plain(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     return positive_features(q, R), positive_features(k, R)
 
 
+def _with_epsilon(
+    q: Tensor, k: Tensor, R: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    phi_q, phi_k = favor(q, k, R)
+    return phi_q + epsilon, phi_k + epsilon
+
+
 def _after_exp(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     phi_q, phi_k = _plain(q, k, R)
     return phi_q / phi_q.amax(-1, True), phi_k / phi_k.amax((-2, -1), True)
@@ -322,12 +317,17 @@ def _after_exp(q: Tensor, k: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 
 FAVOR = Exercise(
     name="favor",
+    notebook="02_feature_maps",
+    difficulty=4,
+    importance=2,
+    minutes=17,
     task="**Keep them in range.** Return features `phi_q` and `phi_k` "
     "`[..., time, 2 * m]` of `q` and `k` `[..., time, d]` with directions "
     "`R` `[m, d]`, which give the same weights of attention as those of "
     "exercise 2, but neither overflow nor vanish. A factor that a query or "
     "all keys of a sequence share does not matter.",
-    solution=(favor,),
+    reference=favor,
+    matters=_weights,
     properties=(
         shape(
             "returns phi_q and phi_k, [..., time, 2 * m] each",
@@ -351,6 +351,11 @@ FAVOR = Exercise(
                 ),
                 "Every feature has its own maximum over the keys here. That weights "
                 "the features again.": partial(_above, over_k=-2),
+                "An epsilon is added to the features. It changes every weight, and "
+                "the maxima make it needless.": (
+                    partial(_with_epsilon, epsilon=1e-6),
+                    partial(_with_epsilon, epsilon=1e-4),
+                ),
                 "The exponents lack -|x|² / 2. For the keys it cannot "
                 "be left out.": partial(_above, half=0.0),
             },
@@ -364,12 +369,13 @@ FAVOR = Exercise(
             because="Keys and queries were about {length:.0f} long. Is a maximum "
             "subtracted from the exponents, before exp?",
             catches={
-                "No maximum is subtracted: exp(-|x|² / 2) vanishes "
-                "for long keys.": _plain,
                 "All queries share one maximum: shorter or longer ones vanish. "
                 "Subtract one for each query.": partial(_above, over_q=(-2, -1)),
-                "This divides by the largest feature after exp: what has vanished does "
-                "not come back.": _after_exp,
+                "No maximum is subtracted before exp: exp(-|x|² / 2) vanishes for long "
+                "keys, and a division after it brings nothing back.": (
+                    _plain,
+                    _after_exp,
+                ),
             },
         ),
         agrees(

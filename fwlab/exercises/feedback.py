@@ -13,7 +13,6 @@ from fwlab.ops.feedback.naive import (
     feedback_attention,
     merge_memory,
     sinusoids,
-    softmax,
 )
 
 # --- merge_memory ----------------------------------------------------
@@ -40,9 +39,13 @@ def _weighted(weights: Tensor, states: Tensor) -> Tensor:
 
 MERGE_MEMORY = Exercise(
     name="merge_memory",
+    notebook="12_feedback",
+    difficulty=1,
+    importance=3,
+    minutes=7,
     task="**One memory of many layers** (Eq. f1). `states` is `[L + 1, "
     "..., d]`, `w` is `[L + 1]`. Return `[..., d]`.",
-    solution=(merge_memory,),
+    reference=merge_memory,
     properties=(
         shape(
             "returns a tensor of the shape of one state",
@@ -168,13 +171,17 @@ def _attend(
 
 FEEDBACK_ATTENTION = Exercise(
     name="feedback_attention",
+    notebook="12_feedback",
+    difficulty=3,
+    importance=4,
+    minutes=17,
     task="**Attend to the past** (Eqs. f4 and f5). `q` is `[batch, "
     "heads, key]`; `k` and `v` are `[batch, past, heads, key]`, "
     "oldest first, the last one being 1 step back; `positions` is "
     "$P$, `[key, features]`. `naive.sinusoids(distances, features)` "
     "gives $s$ of Eq. f3 as `[past, features]`. With `past = 0` the "
     "result is 0.",
-    solution=(feedback_attention, softmax, sinusoids),
+    reference=feedback_attention,
     properties=(
         shape(
             "returns a tensor of the shape of q",

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from fwlab.exercises import EXERCISES, checker
 from fwlab.exercises.asking import described
+from fwlab.exercises.handouts import own_exercises
 
 #: What a graded notebook may not do: use the network, start programs or end
 #: them. Python reports these; the system does not depend on it.
@@ -65,6 +66,8 @@ def main() -> None:
 
     shell = Shell.instance(config=Config(HistoryManager={"enabled": False}))
     checker.listener = lambda name, why: say(name=name, right=not why, why=why)
+    if task["own"]:
+        own_exercises(*task["own"])
     held = _restrict(task["gib"])
     for stream in range(3):
         os.dup2(nowhere, stream)
@@ -103,7 +106,7 @@ def asked(cells: list[str]) -> list[str]:
 
 
 def _calls(source: str) -> list[ast.Call]:
-    """The calls of `check`; in a cell that does not parse, because of a mistake or
+    """The calls of `check` and `golf`; in a cell that does not parse, because of a mistake or
     a magic command, those in the lines that do.
     """
     try:
@@ -113,7 +116,8 @@ def _calls(source: str) -> list[ast.Call]:
         return [c for line in lines if line != source for c in _calls(line.strip())]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     names = ("id", "attr")  # check, or exercises.check
-    return [c for c in calls if "check" in [getattr(c.func, n, "") for n in names]]
+    checks = {"check", "golf"}
+    return [c for c in calls if checks & {getattr(c.func, n, "") for n in names}]
 
 
 class TimeLimit(KeyboardInterrupt):

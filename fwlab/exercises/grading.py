@@ -21,7 +21,6 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from fwlab.exercises.exercise import Exercise
 from fwlab.exercises.graded import FILE, asked
 
 #: The environment variables that a notebook sees.
@@ -45,12 +44,6 @@ SAYS: tuple[dict[str, type], ...] = (
     {"finished": bool},
 )
 
-GUIDE = (
-    "`check` says which property holds, and explains the first one that does not. "
-    '`hint("NAME")` and `hint("NAME", 2)` help, and `show(NAME)` draws your result '
-    "beside the right one."
-)
-
 
 def grade(
     notebook: Path,
@@ -58,6 +51,7 @@ def grade(
     cell_seconds: float = 60,
     gib: float = 4,
     expected: Iterable[str] | None = None,
+    own: Path | None = None,
 ) -> dict[str, Any]:
     """Run a notebook, and see which exercises its own checks find right.
 
@@ -71,6 +65,7 @@ def grade(
       where the system can limit it (not on Windows or macOS).
     - `expected`: names of the exercises; None = those that the notebook
       lists, as `student_notebook` writes them, or else those that it checks.
+    - `own`: a file with further exercises, which the notebook may import.
     - Returns `notebook`; `exercises`, a list of `name`, `right` and `why`;
       `errors`, the cells that raised an error; `ended`: "finished", or why
       not; `listed`: whether there was a list of exercises; and `kept`, what
@@ -82,7 +77,7 @@ def grade(
     try:
         content = _read(notebook)
         expected = _listed(content) if expected is None else expected
-        reports, ended, kept = _run(_cells(content), seconds, cell_seconds, gib)
+        reports, ended, kept = _run(_cells(content), seconds, cell_seconds, gib, own)
     except ValueError as error:
         ended = str(error)
     verdicts = [each for each in reports if "right" in each]
@@ -118,41 +113,6 @@ def exercises_of(handout: Path) -> list[str]:
     if not names:
         raise ValueError(f"expected {handout} to have exercises, got none")
     return names
-
-
-def student_notebook(title: str, exercises: Iterable[Exercise]) -> dict[str, Any]:
-    """A notebook to hand out: each task, a function to fill in, a check."""
-    exercises = list(exercises)
-    start = "from fwlab.exercises import check, hint, show, solution"
-    cells = [("markdown", f"# {title}\n\n{GUIDE}"), ("code", start)]
-    for number, exercise in enumerate(exercises, 1):
-        code = f"{exercise.signature}  # your code here\n\n\n_ = check({exercise.name})"
-        cells += [("markdown", f"**{number}.** {exercise.task}"), ("code", code)]
-    extra: dict[str, Any] = {
-        "code": {"outputs": [], "execution_count": None},
-        "markdown": {},
-    }
-    language = {"name": "python"}
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return {
-        "nbformat": 4,
-        "nbformat_minor": 5,
-        "metadata": {
-            "kernelspec": kernel,
-            "language_info": language,
-            "fwlab": {"exercises": [each.name for each in exercises]},
-        },
-        "cells": [
-            {
-                "cell_type": kind,
-                "id": f"cell-{number}",
-                "metadata": {},
-                "source": source,
-                **extra[kind],
-            }
-            for number, (kind, source) in enumerate(cells)
-        ],
-    }
 
 
 def report(graded: dict[str, Any]) -> str:
@@ -226,13 +186,18 @@ def _listed(content: dict[str, Any]) -> list[str] | None:
 
 
 def _run(
-    cells: list[str], seconds: float, cell_seconds: float, gib: float
+    cells: list[str],
+    seconds: float,
+    cell_seconds: float,
+    gib: float,
+    own: Path | None,
 ) -> tuple[list[dict[str, Any]], str, list[str] | None]:
     """Run cells; returns the reports of their process, how it ended, and what
     kept it in.
     """
     sandbox = _bwrap()
     task: dict[str, Any] = {"cells": cells, "seconds": cell_seconds, "gib": gib}
+    task["own"] = own and (own.stem, own.read_text("utf-8"))
     # Reports begin with a word that the notebook is not told.
     key = secrets.token_hex()
     with (

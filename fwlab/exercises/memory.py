@@ -1,100 +1,63 @@
-"""Three exercises: chunks of a sum, the triangular system, a backward pass by hand."""
+"""Four exercises: a backward pass by hand, chunks, and the triangular system."""
 
-import weakref
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
+from fwlab.exercises.asking import Answer, Wrong, ask, normal
 from fwlab.exercises.exercise import Exercise, Property
-from fwlab.exercises.properties import agrees, gradient, shape, takes_heads
+from fwlab.exercises.properties import (
+    Work,
+    agrees,
+    gradient,
+    in_chunks,
+    shape,
+    takes_heads,
+)
+from fwlab.exercises.solutions import (
+    chunked_delta,
+    chunked_sum,
+    recomputing_backward,
+    triangular,
+)
 from fwlab.feature_maps import l2_normalize
-
-
-class _Alive(TorchDispatchMode):
-    """Counts the numbers of all tensors made meanwhile that are alive at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = operator(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(x, Tensor):
-                self._count(x.untyped_storage(), x.element_size())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage, size: int) -> None:
-        key, numbers = id(storage), storage.nbytes() // size
-        if key not in self._known:  # else a view, or changed in place
-            self._known.add(key)
-            self.now += numbers
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._free, key, numbers)
-
-    def _free(self, key: int, numbers: int) -> None:
-        self._known.discard(key)
-        self.now -= numbers
-
 
 # --- chunked_sum ---------------------------------------------------------
 
 
-def chunked_sum(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> Tensor:
-    """(c1) and (c2) without decay and strength."""
-    W = v.new_zeros(*v.shape[:-2], v.shape[-1], k.shape[-1])
-    y = []
-    for Q, K, V in zip(*(x.split(chunk, -2) for x in (q, k, v)), strict=True):
-        y.append(Q @ W.mT + (Q @ K.mT).tril() @ V)  # (c1)
-        W = W + V.mT @ K  # (c2)
-    return torch.cat(y, -2)
-
-
 def _sequence(
-    generator: Generator, time: int = 6, chunk: int = 2, lead: tuple[int, ...] = ()
+    generator: Generator,
+    time: int = 6,
+    chunk: int = 2,
+    lead: tuple[int, ...] = (),
+    key: int = 4,
+    value: int = 3,
 ) -> dict[str, Any]:
-    q, k = normal(generator, 2, *lead, time, 4)
-    return {"q": q, "k": k, "v": normal(generator, *lead, time, 3), "chunk": chunk}
+    q, k = normal(generator, 2, *lead, time, key)
+    return {"q": q, "k": k, "v": normal(generator, *lead, time, value), "chunk": chunk}
 
 
-def _stays_small(answer: Answer, reference: Answer, generator: Generator) -> None:
-    time = 1024
-    inputs = _sequence(generator, time, 16)
-    with _Alive() as alive:
-        y = ask(answer, inputs["v"], **inputs)
-    compare(y, reference(**inputs), f"There were {time} steps in chunks of 16.")
-    if alive.peak > time * time / 8:
-        raise Wrong(
-            f"With {time} steps in chunks of 16, your tensors held {alive.peak:,} "
-            f"numbers at once; all {time} x {time} pairs are {time * time:,}, and the "
-            f"pairs of all diagonal blocks only {time * 16:,}."
-        )
+def _wide(generator: Generator, time: int, chunk: int) -> dict[str, Any]:
+    return _sequence(generator, time, chunk, (), 48, 32)
 
 
 def _blocks(
-    rows: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, chunk: int
+    rows: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunk: int,
+    kept: float = 1.0,
 ) -> Tensor:
     """Rows of each chunk, from its parts and the state before it."""
     y, W = [], v.new_zeros(*v.shape[:-2], v.shape[-1], k.shape[-1])
     for Q, K, V in zip(*(x.split(chunk, -2) for x in (q, k, v)), strict=True):
         y.append(rows(Q, K, V, W))
-        W = W + V.mT @ K
-    return torch.cat(y, -2)
-
-
-def _replaced(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> Tensor:
-    y, W = [], v.new_zeros(*v.shape[:-2], v.shape[-1], k.shape[-1])
-    for Q, K, V in zip(*(x.split(chunk, -2) for x in (q, k, v)), strict=True):
-        y.append(Q @ W.mT + (Q @ K.mT).tril() @ V)
-        W = V.mT @ K
+        W = kept * W + V.mT @ K
     return torch.cat(y, -2)
 
 
@@ -108,12 +71,16 @@ def _whole_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> Tensor:
 
 CHUNKED_SUM = Exercise(
     name="chunked_sum",
+    notebook="09_chunks",
+    difficulty=4,
+    importance=5,
+    minutes=15,
     task="**The sum rule in chunks.** For `q`, `k` `[..., time, key]` and `v` "
     "`[..., time, value]`, return the outputs $y_i = W_i\\, q_i$ with $W_i "
     "= \\sum_{j \\le i} v_j k_j^\\top$, `[..., time, value]`, computed in "
     "chunks of `chunk` steps; the last chunk may be shorter. Do not build "
     "the matrix of all pairs of steps.",
-    solution=(chunked_sum,),
+    reference=chunked_sum,
     properties=(
         shape(
             "returns a tensor of the shape of v", _sequence, [(6, 2), (3, 3), (8, 1)]
@@ -156,7 +123,11 @@ CHUNKED_SUM = Exercise(
                 "This computes the diagonal blocks alone: nothing reads the earlier "
                 "chunks.": partial(_blocks, lambda Q, K, V, W: (Q @ K.mT).tril() @ V),
                 "Each chunk replaces the state. It has to be added to what the state "
-                "holds.": _replaced,
+                "holds.": partial(
+                    _blocks,
+                    lambda Q, K, V, W: Q @ W.mT + (Q @ K.mT).tril() @ V,
+                    kept=0.0,
+                ),
             },
         ),
         agrees(
@@ -170,8 +141,8 @@ CHUNKED_SUM = Exercise(
             },
         ),
         takes_heads(_sequence, [(2,), (2, 3), (6, 6)]),
-        Property("never has the matrix of all pairs of steps", _stays_small),
         gradient("lets gradients through to q, k and v", _sequence, (7, 3)),
+        in_chunks(_wide),
     ),
     hints=(
         "Go from chunk to chunk with a state W that holds all earlier chunks. "
@@ -186,13 +157,6 @@ CHUNKED_SUM = Exercise(
 
 
 # --- triangular ----------------------------------------------------------
-
-
-def triangular(k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """(d1) from an empty memory and without decay."""
-    b = beta[..., None]
-    A = (b * (k @ k.mT)).tril(-1)
-    return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
 
 
 def _writes(
@@ -229,13 +193,30 @@ def _first_order(k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
     return B - _rows(k, beta).tril(-1) @ B
 
 
+def _at_once(answer: Answer, reference: Answer, generator: Generator) -> None:
+    time = 256
+    inputs = _writes(generator, time)
+    with Work() as work:
+        ask(answer, inputs["v"], **inputs)
+    if work.operators >= time:
+        raise Wrong(
+            f"With {time} steps, your function calls {work.operators:,} operators: it "
+            "goes through the steps one by one. One torch.linalg.solve_triangular "
+            "finds all rows of U."
+        )
+
+
 TRIANGULAR = Exercise(
     name="triangular",
+    notebook="09_chunks",
+    difficulty=4,
+    importance=5,
+    minutes=9,
     task="**The triangular system.** From `k` `[..., time, key]`, `v` "
     "`[..., time, value]` and `beta` `[..., time]`, return the increments "
     "$U$ `[..., time, value]` that the delta rule writes, from an empty "
     "memory, by solving one triangular system.",
-    solution=(triangular,),
+    reference=triangular,
     properties=(
         shape("returns a tensor of the shape of v", _writes, [(5, 4), (1, 3), (3, 7)]),
         agrees(
@@ -309,6 +290,7 @@ TRIANGULAR = Exercise(
         ),
         takes_heads(_writes, [(2,), (2, 3), (5, 5)]),
         gradient("lets gradients through to k, v and beta", _writes),
+        Property("solves one system, without a loop over steps", _at_once),
     ),
     hints=(
         "Move all u to one side: u_i + beta_i sum_{j<i} (k_i . k_j) u_j = beta_i v_i.",
@@ -324,30 +306,6 @@ TRIANGULAR = Exercise(
 # --- recomputing_backward ------------------------------------------------
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def recomputing_backward(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dy: Tensor
-) -> Gradients:
-    """Reversal: keep the last W and all increments, and undo one write after
-    the other.
-    """
-    W, U = v.new_zeros(v.shape[1], k.shape[1]), []
-    for k_t, v_t, b_t in zip(k, v, beta, strict=True):
-        U.append(b_t * (v_t - W @ k_t))
-        W = W + torch.outer(U[-1], k_t)
-    dW = torch.zeros_like(W)
-    dq, dk, dv, dbeta = (torch.empty_like(x) for x in (q, k, v, beta))
-    for t in reversed(range(len(q))):
-        dW = dW + torch.outer(dy[t], q[t])
-        dq[t] = dy[t] @ W
-        W = W - torch.outer(U[t], k[t])  # now the one before the step
-        du = dW @ k[t]
-        dk[t] = U[t] @ dW - beta[t] * du @ W
-        dv[t] = beta[t] * du
-        dbeta[t] = du @ (v[t] - W @ k[t])
-        dW = dW - beta[t] * torch.outer(du, k[t])
-    return dq, dk, dv, dbeta
 
 
 def _pass(
@@ -374,11 +332,18 @@ SIZES = [(2, 4, 3), (7, 4, 3), (6, 3, 5)]
 def _keeps_no_states(answer: Answer, reference: Answer, generator: Generator) -> None:
     time, width = 128, 64
     inputs = _pass(generator, time, width, width)
-    with _Alive() as alive:
-        ask(answer, {name: inputs[name[1:]] for name in NAMES}, **inputs)
-    if alive.peak > 2 / 3 * time * width * width:
+    like = {name: inputs[name[1:]] for name in NAMES}
+    with Work() as work:
+        ask(answer, like, **inputs)
+    tracemalloc.start()  # again: what Python and NumPy hold
+    try:
+        ask(answer, like, **inputs)
+        held = work.peak + tracemalloc.get_traced_memory()[1] // 8
+    finally:
+        tracemalloc.stop()
+    if held > 2 / 3 * time * width * width:
         raise Wrong(
-            f"With {time} steps and width {width}, your tensors held {alive.peak:,} "
+            f"With {time} steps and width {width}, your function held {held:,} "
             f"numbers at once; W of every step is {time * width * width:,}, and the "
             f"inputs are only {sum(x.numel() for x in inputs.values()):,}."
         )
@@ -425,12 +390,16 @@ def _divides(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dy: Tensor) -> Gradi
 
 RECOMPUTING_BACKWARD = Exercise(
     name="recomputing_backward",
+    notebook="08_memory",
+    difficulty=5,
+    importance=4,
+    minutes=35,
     task="**The backward pass without stored memories.** For one head of the "
     "delta rule, from an empty memory: `q` and `k` `[time, key]`, `v` "
     "`[time, value]`, `beta` `[time]`, and `dy` `[time, value]`, the "
     "gradient of the outputs $y_i = W_i q_i$. Return `dq, dk, dv, dbeta`. "
     "Do not keep $W_i$ for every step.",
-    solution=(recomputing_backward,),
+    reference=recomputing_backward,
     properties=(
         shape(
             "returns dq, dk, dv and dbeta, shaped like q, k, v and beta",
@@ -529,6 +498,122 @@ RECOMPUTING_BACKWARD = Exercise(
 )
 
 
+# --- chunked_delta -------------------------------------------------------
+
+
+def _writes_and_reads(
+    generator: Generator, time: int = 6, chunk: int = 2, lead: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    q = normal(generator, *lead, time, 4)
+    return {"q": q, **_writes(generator, time, 4, lead), "chunk": chunk}
+
+
+def _wide_writes(generator: Generator, time: int, chunk: int) -> dict[str, Any]:
+    inputs = _wide(generator, time, chunk)
+    beta = torch.rand(time, generator=generator, dtype=torch.float64)
+    q, k, v = inputs["q"], l2_normalize(inputs["k"]), inputs["v"]
+    return {"q": q, "k": k, "v": v, "beta": beta, "chunk": chunk}
+
+
+def _all_steps(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, chunk: int | None = None
+) -> Tensor:
+    """The closed form, which has no chunks."""
+    return (q @ k.mT).tril() @ triangular(k, v, beta)
+
+
+def _chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    chunk: int,
+    state: float = 1.0,
+    read: float = 1.0,
+    own: int = 0,
+    solve: bool = True,
+) -> Tensor:
+    """The solution, with a choice of mistakes."""
+    W, y = torch.zeros_like(v[..., :1, :].mT @ k[..., :1, :]), []
+    for Q, K, V, b in zip(
+        *(x.split(chunk, -2) for x in (q, k, v, beta[..., None])), strict=True
+    ):
+        U = triangular(K, V - state * K @ W.mT, b[..., 0])
+        U = U if solve else b * (V - state * K @ W.mT)
+        y.append(read * Q @ W.mT + (Q @ K.mT).tril(own) @ U)
+        W = W + U.mT @ K
+    return torch.cat(y, -2)
+
+
+CHUNKED_DELTA = Exercise(
+    name="chunked_delta",
+    notebook="09_chunks",
+    difficulty=4,
+    importance=4,
+    minutes=10,
+    task="**The delta rule in chunks.** For `q`, `k` `[..., time, key]`, `v` "
+    "`[..., time, value]` and `beta` `[..., time]`, return the outputs $y_i = "
+    "W_i\\, q_i$ of the delta rule, from an empty memory, `[..., time, value]`, "
+    "computed in chunks of `chunk` steps; the last chunk may be shorter.",
+    reference=chunked_delta,
+    properties=(
+        shape(
+            "returns a tensor of the shape of v",
+            _writes_and_reads,
+            [(6, 2), (3, 3), (8, 1)],
+        ),
+        agrees(
+            "with one chunk for all steps, is the closed form",
+            _writes_and_reads,
+            [(4, 4), (7, 7)],
+            expected=_all_steps,
+            because="All {time} steps are in one chunk, so the state before it is 0.",
+            catches={
+                "The increments are beta (V - K W^T): what earlier steps of the chunk "
+                "wrote is not removed (d1).": partial(_chunks, solve=False),
+                "The diagonal of Q K^T is left out: a step reads its own pair, "
+                "too.": partial(_chunks, own=-1),
+            },
+        ),
+        agrees(
+            "reads and corrects what earlier chunks have written",
+            _writes_and_reads,
+            [(6, 3), (4, 1), (12, 4)],
+            expected=_all_steps,
+            because="There were {time} steps in chunks of {chunk}.",
+            catches={
+                "The increments do not see the state: its values under the keys of the "
+                "chunk have to go, too, V - K W^T (d1).": partial(_chunks, state=0.0),
+                "The queries do not read the state before the chunk, Q W^T "
+                "(d2).": partial(_chunks, read=0.0),
+            },
+        ),
+        agrees(
+            "takes a shorter last chunk, and chunks longer than the sequence",
+            _writes_and_reads,
+            [(7, 3), (5, 2), (3, 8), (1, 2)],
+            expected=_all_steps,
+            because="There were {time} steps in chunks of {chunk}.",
+        ),
+        takes_heads(_writes_and_reads, [(2,), (2, 3), (6, 6)]),
+        gradient(
+            "lets gradients through to q, k, v and beta", _writes_and_reads, (7, 3)
+        ),
+        in_chunks(_wide_writes),
+    ),
+    hints=(
+        "Take your chunks of the sum rule. Only the rows that are written change: "
+        "increments U in place of values V.",
+        "U solves (I + A) U = beta (V - K W^T): your triangular system, with "
+        "V - K @ W.mT in place of V.",
+        "U = triangular(K, V - K @ W.mT, b); Q @ W.mT + (Q @ K.mT).tril() @ U; "
+        "then W = W + U.mT @ K.",
+    ),
+    example=_writes_and_reads,
+)
+
+
 EXERCISES = {
-    each.name: each for each in (RECOMPUTING_BACKWARD, CHUNKED_SUM, TRIANGULAR)
+    each.name: each
+    for each in (RECOMPUTING_BACKWARD, CHUNKED_SUM, TRIANGULAR, CHUNKED_DELTA)
 }

@@ -14,6 +14,7 @@ from fwlab.exercises.asking import (
 )
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, exactly, shape
+from fwlab.exercises.solutions import l2_write, stable_beta
 from fwlab.exercises.steps import (
     at_key,
     elsewhere,
@@ -22,19 +23,11 @@ from fwlab.exercises.steps import (
     step_mixes,
     step_takes_heads,
 )
-from fwlab.feature_maps import divide, l2_normalize, sum_normalize, unit_range
+from fwlab.feature_maps import sum_normalize
 from fwlab.ops.additive.rules.sum import write
 from fwlab.ops.correcting.rules.delta import correct, delta_step, read
 
 # --- stable_beta ----------------------------------------------------
-
-
-def stable_beta(phi: Tensor) -> Tensor:
-    """The factor 1 - beta |phi|² along the key must not fall below -1.
-
-    - `phi`: `[..., key]`. Returns `[...]`; 2 / 0 is infinite.
-    """
-    return 2 / phi.square().sum(-1)
 
 
 def _features(generator: Generator, *size: int) -> dict[str, Tensor]:
@@ -83,11 +76,15 @@ def _of_zeros(answer: Answer, reference: Answer, generator: Generator) -> None:
 
 STABLE_BETA = Exercise(
     name="stable_beta",
+    notebook="05_normalisation",
+    difficulty=2,
+    importance=4,
+    minutes=5,
     task="**The largest stable beta.** For features `phi` `[..., key]`, return "
     "`[...]`: for each key, the largest write strength with which the "
     "error along this key does not grow, however often it is written. "
     "For a key of zeros, it is infinite.",
-    solution=(stable_beta,),
+    reference=stable_beta,
     properties=(
         shape(
             "returns one number for each key", _features, [(4,), (3, 5), (2, 3, 4, 6)]
@@ -196,10 +193,14 @@ def _only_positive_sums(x: Tensor) -> Tensor:
 
 SUM_NORMALIZE = Exercise(
     name="sum_normalize",
+    notebook="05_normalisation",
+    difficulty=3,
+    importance=4,
+    minutes=9,
     task="**Sum normalisation** (Eq. 29). Divide the features of each "
     "key, the last dimension of `x`, by their sum. A key whose sum "
     "is 0 gives 0, with gradient 0; no epsilon.",
-    solution=(sum_normalize, unit_range, divide),
+    reference=sum_normalize,
     properties=(
         shape(
             "returns a tensor of the shape of x", _keys, [(4,), (3, 5), (2, 3, 4, 6)]
@@ -238,13 +239,16 @@ SUM_NORMALIZE = Exercise(
         agrees(
             "does not depend on the scale of the key",
             lambda g, scale: {"x": scale * _keys(g)["x"]},
-            [1e-9, 1e9, 1e-100, 1e100],
-            because="All features were multiplied by {scale:g}. "
-            "Is an epsilon added to the sum?",
+            [1e-9, 1e9, 1e-300, 1e300],
+            because="All features were multiplied by {scale:g}. Is an epsilon added "
+            "to the sum, or is a small sum taken for 0?",
             catches={
                 EPSILON: (_with_epsilon(1e-8), _with_epsilon(1e-12)),
-                "The sum is not let below a small number. That replaces smaller sums, "
-                "and all negative ones.": (_at_least(1e-6), _at_least(1e-12)),
+                "A small sum is raised to a limit, or taken for 0. Every sum but 0 "
+                "divides as it is, negative ones too.": (
+                    _at_least(1e-6),
+                    _at_least(1e-12),
+                ),
             },
         ),
         agrees(
@@ -297,11 +301,6 @@ SUM_NORMALIZE = Exercise(
 # --- l2_write -------------------------------------------------------
 
 
-def l2_write(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    """A step of the delta rule whose key has length 1."""
-    return delta_step(W, l2_normalize(k), v, beta)
-
-
 def _l2_of_nothing(answer: Answer, reference: Answer, generator: Generator) -> None:
     inputs = step(generator, lead=(3,))
     inputs["k"][1] = 0
@@ -327,13 +326,17 @@ def _unit(k: Tensor) -> Tensor:
 
 L2_WRITE = Exercise(
     name="l2_write",
+    notebook="05_normalisation",
+    difficulty=3,
+    importance=3,
+    minutes=11,
     task="**A write that stores everything.** Return the memory after one "
     "step of the delta rule under the key `k` scaled to length 1, so "
     "that reading with that key returns `v` at `beta` = 1; for `W` "
     "`[..., value, key]`, `k` `[..., key]`, `v` `[..., value]` and "
     "`beta` `[...]`. A key of zeros changes nothing, with gradient 0; "
     "no epsilon.",
-    solution=(l2_write, l2_normalize, delta_step),
+    reference=l2_write,
     properties=(
         step_has_shape(),
         agrees(

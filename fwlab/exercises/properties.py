@@ -6,12 +6,14 @@ value; with several sizes, the property has to hold for each.
 """
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fwlab.exercises.asking import (
     CUT,
@@ -152,6 +154,112 @@ def gradient(
     return Property(says, holds, catches or {})
 
 
+#: Operators that multiply and add along the last dimension of the argument before
+#: the last.
+PRODUCTS = {"mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"}
+PRODUCTS |= {"linalg_solve_triangular", "_linalg_solve_ex"}
+
+
+class Mode(TorchDispatchMode):
+    """Sees each operator, and does not load PyTorch's compiler, which takes a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Work(Mode):
+    """Counts what PyTorch does meanwhile.
+
+    - `operators`: how many it calls.
+    - `products`: how many numbers they make, where a sum of products of numbers
+      counts once for each product.
+    - `peak`: how many numbers the tensors made meanwhile hold at once.
+    - `largest`: how many the largest of them holds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = self.products = self.peak = self.largest = self._now = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        self.operators += 1
+        times = 1
+        if operator._schema.name.removeprefix("aten::").rstrip("_") in PRODUCTS:
+            times = args[-2].shape[-1]
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(x, Tensor) and not operator.is_view:
+                self.products += times * x.numel()
+                self._hold(x.untyped_storage(), x.element_size())
+        return result
+
+    def _hold(self, storage: torch.UntypedStorage, size: int) -> None:
+        key, numbers = id(storage), storage.nbytes() // size
+        if key not in self._known:  # else it is changed in place
+            self._known.add(key)
+            self._now += numbers
+            self.peak = max(self.peak, self._now)
+            self.largest = max(self.largest, numbers)
+            weakref.finalize(storage, self._free, key, numbers)
+
+    def _free(self, key: int, numbers: int) -> None:
+        self._known.discard(key)
+        self._now -= numbers
+
+
+def in_chunks(draw: Draw, time: int = 1024) -> Property:
+    """The answer does about as much work as the reference, for two sizes of chunks.
+
+    - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
+      and values `v` have to be wide.
+    """
+
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        more = []
+        for chunk in (64, 32):
+            inputs = draw(generator, time, chunk)
+            with Work() as right:
+                target = reference(*inputs.values())
+            with Work() as yours:
+                y = ask(answer, target, **inputs)
+            case = f"With {time} steps in chunks of {chunk}"
+            compare(y, target, f"{case}.")
+            states = time * inputs["k"].shape[-1] * inputs["v"].shape[-1]
+            if yours.peak > min(time**2, states) / 2:
+                all_pairs = time**2 <= yours.largest < states
+                what = "the matrix of all pairs of steps" if all_pairs else "every W_i"
+                raise Wrong(
+                    f"{case}, your tensors held {yours.peak:,} numbers at once; "
+                    f"{right.peak:,} are enough. Do you keep {what}?"
+                )
+            if yours.products > 3 * right.products:
+                raise Wrong(
+                    f"{case}, your function makes {yours.products:,} products; "
+                    f"{right.products:,} are enough. Does each chunk meet all earlier "
+                    "keys again? A state W holds them."
+                )
+            if yours.operators > 64 * time / chunk:
+                raise Wrong(
+                    f"{case}, your function calls {yours.operators:,} operators: it "
+                    "goes through the steps one by one. A chunk needs a few matrix "
+                    "products."
+                )
+            more.append((yours.products, right.products))
+        (many, many_right), (few, few_right) = more
+        if many - few < (many_right - few_right) / 4:
+            raise Wrong(
+                "Your function does the same work in chunks of 64 and of 32 steps: "
+                "chunk is not used. A chunk of n steps has n x n products of its own."
+            )
+
+    says = "works in chunks: a few matrix products for each, and one state between them"
+    return Property(says, holds)
+
+
 def exactly(*names: str) -> Draw:
     """Nothing is drawn: a size is the values of the arguments with these names."""
 
@@ -203,7 +311,7 @@ def _part(of: Part | None, inputs: dict[str, Any], result: Any) -> Any:
 def _compare(result: Any, target: Any, because: str, inputs: dict[str, Any]) -> None:
     """Raise `Wrong` unless two tensors, or two numbers, agree to rounding."""
     if isinstance(target, Tensor):
-        compare(result.double(), target.double(), because)
+        compare(result, target, because)
     elif not abs(result - target) <= 1e-9 * (abs(target) or 1):
         case = ", ".join(f"{name} = {x}" for name, x in inputs.items())
         wanted, got = (

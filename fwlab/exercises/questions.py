@@ -1,10 +1,11 @@
 """Questions to predict before a result is shown: questions.toml."""
 
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fwlab.exercises.exercise import Question
+from fwlab.exercises.exercise import Question, joined
 
 
 def _question(name: str, fields: dict[str, Any]) -> Question:
@@ -12,29 +13,20 @@ def _question(name: str, fields: dict[str, Any]) -> Question:
 
     - Raises `ValueError` if no answer is right, or a tempting one is no choice.
     """
-    truth, choices = fields.pop("truth"), tuple(fields.pop("choices", ()))
-    tolerance = fields.pop("tolerance", 0.0)
+    fields = joined(fields)
+    truth, choices = fields["truth"], fields.get("choices", ())
+    tolerance = fields.get("tolerance", 0.0)
     tempting = {
-        key if choices else float(key): _joined(why)
-        for key, why in fields.pop("tempting").items()
+        key if choices else float(key): why for key, why in fields["tempting"].items()
     }
-    texts = {key: _joined(text) for key, text in fields.items()}
     if choices and {truth, *tempting} != {*choices}:
         raise ValueError(f"{name}: expected truth and tempting to be the choices")
     if not choices and not (tolerance > 0 and isinstance(truth, float)):
         raise ValueError(f"{name}: expected choices, or a number with a tolerance")
-    return Question(
-        name=name,
-        truth=truth,
-        choices=choices,
-        tempting=tempting,
-        tolerance=tolerance,
-        **texts,
-    )
-
-
-def _joined(text: str) -> str:
-    return " ".join(text.split())
+    given = [] if choices else sorted([truth, *tempting])
+    if any(abs(a - b) <= tolerance for a, b in pairwise(given)):
+        raise ValueError(f"{name}: expected numbers further apart than the tolerance")
+    return Question(**fields | {"name": name, "tempting": tempting})
 
 
 QUESTIONS = {

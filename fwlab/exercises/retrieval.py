@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fwlab.data.retrieval import _last_values, law, loss
+from fwlab.exercises import pairs
 from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
-from fwlab.exercises.properties import agrees, exactly, gradient, shape
+from fwlab.exercises.properties import Mode, agrees, exactly, gradient, shape
+from fwlab.exercises.solutions import few_features
+from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
+from fwlab.ops.correcting.rules.delta import delta_step
 
 # --- retrieval_loss ------------------------------------------------------
 
@@ -56,12 +59,16 @@ def _cross_entropy(found: Tensor, wanted: Tensor) -> Tensor:
 
 RETRIEVAL_LOSS = Exercise(
     name="retrieval_loss",
+    notebook="06_retrieval",
+    difficulty=2,
+    importance=3,
+    minutes=7,
     task="**The loss.** `found` `[..., symbols]` is what reading has returned "
     "for each query, and `wanted` `[...]` says which one-hot vector it "
     "should be, from 0 to `symbols - 1`. Return the mean of "
     "$\\tfrac12 |v - \\hat v|^2$ over all queries: one number, a tensor "
     "of shape `[]`.",
-    solution=(loss,),
+    reference=loss,
     properties=(
         shape(
             "returns one number, a tensor of shape []",
@@ -160,9 +167,13 @@ def _capacity_example(generator: Generator) -> dict[str, int]:
 
 CAPACITY = Exercise(
     name="capacity",
+    notebook="06_retrieval",
+    difficulty=2,
+    importance=4,
+    minutes=5,
     task="**The law.** Return the smallest loss that a memory with `features` "
     "features can have after `S` pairs, as a number.",
-    solution=(law,),
+    reference=law,
     properties=(
         Property(
             "returns a number from 0 to ½",
@@ -245,7 +256,7 @@ def _listed(
     return {"keys": both[0], "values": both[1], "symbols": symbols}
 
 
-class _Backwards(TorchDispatchMode):
+class _Backwards(Mode):
     """Writes several values at once in the opposite order.
 
     PyTorch promises no order, if a place comes twice.
@@ -308,12 +319,16 @@ def _pick(keys: Tensor, values: Tensor, symbols: int, of: str) -> Tensor:
 
 MAKE_BATCH = Exercise(
     name="make_batch",
+    notebook="06_retrieval",
+    difficulty=3,
+    importance=3,
+    minutes=13,
     task="**What should reading return?** For sequences of `keys` and `values` "
     "`[batch, time]`, both integers from 0 to `symbols - 1`, return the "
     "value that each of the `symbols` keys holds at the end, "
     "`[batch, symbols]`: the one that it got last, and -1 if it never "
     "came.",
-    solution=(_last_values,),
+    reference=_last_values,
     properties=(
         shape(
             "returns integers, [batch, symbols]",
@@ -387,4 +402,97 @@ MAKE_BATCH = Exercise(
 )
 
 
-EXERCISES = {each.name: each for each in (RETRIEVAL_LOSS, CAPACITY, MAKE_BATCH)}
+# --- few_features --------------------------------------------------------
+
+
+def _unit_keys(generator: Generator, *lead: int) -> dict[str, Tensor]:
+    return {"x": l2_normalize(normal(generator, *(lead or (8,)), 8))}
+
+
+def _row(x: Tensor) -> Tensor:
+    """The best row of the table that was not trained."""
+    return l2_normalize(DPFP(nu=3)(x))
+
+
+def _by_itself(answer: Answer, reference: Answer, generator: Generator) -> None:
+    x = _unit_keys(generator)["x"]
+    together = ask(answer, x.new_zeros(8, 48), x=x)
+    compare(
+        ask(answer, x.new_zeros(1, 48), x=x[3:4]),
+        together[3:4],
+        "These are the features of a key alone, and of the same key among eight. A "
+        "memory gets its keys one after another.",
+    )
+
+
+def _beats_the_row(answer: Answer, reference: Answer, generator: Generator) -> None:
+    def asked(x: Tensor) -> Tensor:
+        features: Tensor = ask(answer, x.new_zeros(len(x), 48), x=x)
+        return features
+
+    yours, row = pairs.score(pairs.delta(asked)), pairs.score(pairs.delta(_row))
+    if not (yours[0] < row[0] and yours[1] < row[1]):
+        raise Wrong(
+            f"Your errors are {yours[0]:.3f} and {yours[1]:.3f}; those to beat are "
+            f"{row[0]:.3f} and {row[1]:.3f}."
+        )
+
+
+def _on_other_keys(answer: Answer, reference: Answer, generator: Generator) -> None:
+    errors = torch.zeros(2)
+    for _ in range(20):
+        x, v = _unit_keys(generator)["x"], normal(generator, 8, 8)
+        features = (ask(answer, x.new_zeros(8, 48), x=x), _row(x))
+        for i, phi in enumerate(features):
+            W = torch.zeros_like(v @ phi)
+            for phi_t, v_t in zip(phi, v, strict=True):
+                W = delta_step(W, phi_t, v_t, phi.new_tensor(1.0))
+            errors[i] += (phi @ W.mT - v).square().sum() / v.square().sum() / 20
+    if not errors[0] < errors[1]:
+        raise Wrong(
+            f"On 20 other sets of eight keys, your mean error is {errors[0]:.3f}, and "
+            f"that of the row {errors[1]:.3f}. Do your features know the eight keys?"
+        )
+
+
+FEW_FEATURES = Exercise(
+    name="few_features",
+    notebook="06_retrieval",
+    difficulty=4,
+    importance=2,
+    minutes=15,
+    task="**Beat the table.** Return features of the keys `x` `[..., 8]`, "
+    "`[..., 48]`: with the delta rule at `beta` = 1 and one pass over the pairs, they "
+    'should have smaller errors than the row "delta rule, DPFP, L2 norm". Each key has '
+    "length 1 and gets its features by itself, without training.",
+    reference=few_features,
+    properties=(
+        shape("returns 48 features for each key", _unit_keys, [(8,), (1,), (2, 3)]),
+        Property("gives a key its features by itself", _by_itself),
+        Property(
+            "beats the row, before and after four values are replaced",
+            _beats_the_row,
+            {
+                "This is the row itself: the same error is not a smaller one.": _row,
+                "These features sum to 1, so one write stores only a part of the "
+                "value.": lambda x: sum_normalize(DPFP(nu=3)(x) ** 3),
+                "These features have no fixed length, so a write stores too much or "
+                "too little.": (DPFP(nu=3), lambda x: DPFP(nu=3)(x) ** 3),
+            },
+        ),
+        Property("beats it on keys that it has not seen", _on_other_keys),
+    ),
+    hints=(
+        "Start from the row, l2_normalize(DPFP(nu=3)(x)), and print the 8 x 8 matrix "
+        "of products between the features of different keys: it should be smaller.",
+        "What makes large features larger and small ones smaller, so that each key is "
+        "left with a few features of its own?",
+        "Raise the features to a power before you normalise their length.",
+    ),
+    example=_unit_keys,
+)
+
+
+EXERCISES = {
+    each.name: each for each in (RETRIEVAL_LOSS, CAPACITY, MAKE_BATCH, FEW_FEATURES)
+}

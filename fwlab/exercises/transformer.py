@@ -1,6 +1,7 @@
 """A layer put together, and a model of such layers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -12,22 +13,16 @@ from fwlab import ops
 from fwlab.exercises.asking import Answer, Wrong, ask, compare, normal
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, gradient, shape
+from fwlab.exercises.solutions import (
+    ablate,
+    fast_weight_layer,
+    generate,
+    mended_layer,
+)
 from fwlab.feature_maps import DPFP, sum_normalize
 from fwlab.models import LanguageModel
 
 # --- fast_weight_layer ----------------------------------------------
-
-
-def fast_weight_layer(
-    x: Tensor, W_q: Tensor, W_k: Tensor, W_v: Tensor, W_beta: Tensor, W_out: Tensor
-) -> Tensor:
-    """One head with the delta rule, and the sum with its input."""
-    phi = DPFP(nu=1)
-    q, k = (sum_normalize(phi(x @ W.T)) for W in (W_q, W_k))  # Eqs. 37, 29
-    v, beta = x @ W_v.T, torch.sigmoid(x @ W_beta.T)  # Eq. 21
-    # Eqs. 20, 24, 25, for one head.
-    y: Any = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
-    return x + y[:, :, 0] @ W_out.T
 
 
 def _layer(
@@ -78,6 +73,11 @@ def _features(x: Tensor) -> Tensor:
     return sum_normalize(DPFP(nu=1)(x))
 
 
+def _over_batch(x: Tensor) -> Tensor:
+    phi = DPFP(nu=1)(x)
+    return phi / phi.sum(0).clamp(min=1e-9)
+
+
 def _other(
     x: Tensor,
     W_q: Tensor,
@@ -107,13 +107,17 @@ def _sums(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 FAST_WEIGHT_LAYER = Exercise(
     name="fast_weight_layer",
+    notebook="07_transformer",
+    difficulty=3,
+    importance=5,
+    minutes=17,
     task="**The layer** (Eqs. 20, 21, 24, 25, 29 and 37). One head. `x` is "
     "`[batch, time, d]`, `W_q` and `W_k` are `[key, d]`, `W_v` is "
     "`[value, d]`, `W_beta` is `[1, d]`, `W_out` is `[d, value]`. Use "
     "`DPFP(nu=1)`, `sum_normalize` and `ops.delta_rule(q, k, v, beta)`, "
     "which takes `[batch, time, heads, ...]` and beta `[batch, time, "
     "heads]`. Return x plus what the layer adds to it, `[batch, time, d]`.",
-    solution=(fast_weight_layer,),
+    reference=fast_weight_layer,
     properties=(
         shape(
             "returns a tensor of the shape of x",
@@ -147,7 +151,7 @@ FAST_WEIGHT_LAYER = Exercise(
             },
         ),
         agrees(
-            "reads, at the first step, half of v where W_beta is 0",
+            "writes half of v at the first step where W_beta is 0",
             _same_query,
             change={"W_beta": torch.zeros_like},
             because="Query and key were the same, phi. sigmoid(0) = 1/2, so W = v "
@@ -160,6 +164,10 @@ FAST_WEIGHT_LAYER = Exercise(
                 ),
                 "The write strength is W_beta x itself: the sigmoid is missing (Eq. "
                 "21).": partial(_other, strength=lambda logit: logit),
+                "The features are divided by their sum over the sequences of the "
+                "batch, not over the features of a token (Eq. 29).": partial(
+                    _other, queries=_over_batch, keys=_over_batch
+                ),
                 "This reads before it writes. Eq. 25 reads the memory that holds the "
                 "pair of this step.": partial(_other, read=_reads_first),
             },
@@ -216,19 +224,6 @@ FAST_WEIGHT_LAYER = Exercise(
 #: Takes a token and a state (None = nothing was read); returns logits of the
 #: next token `[vocabulary]`, and the state after it.
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
-
-
-def generate(step: Step, prompt: Tensor, length: int) -> Tensor:
-    """Continue a prompt with the most likely tokens, one step per token."""
-    state = None
-    for token in prompt:
-        logits, state = step(token, state)
-    text: list[Tensor] = []
-    while len(text) < length:
-        text.append(logits.argmax())
-        if len(text) < length:
-            logits, state = step(text[-1], state)
-    return torch.stack(text) if text else prompt[:0]
 
 
 def _network(generator: Generator, tokens: int = 40, width: int = 8) -> Step:
@@ -309,12 +304,16 @@ def _frozen_state(step: Step, prompt: Tensor, length: int) -> Tensor:
 
 GENERATE = Exercise(
     name="generate",
+    notebook="07_transformer",
+    difficulty=3,
+    importance=4,
+    minutes=21,
     task="**Continue a text.** `step(token, state)` reads one token and returns "
     "`(logits, state)`: the logits of the next token, `[vocabulary]`, and "
     "the state after it. The state is None before the first token. Read "
     "`prompt`, `int64 [time]`, then add the most likely token again and "
     "again. Return the `length` new tokens, `int64 [length]`.",
-    solution=(generate,),
+    reference=generate,
     properties=(
         shape(
             "returns the new tokens, without the prompt",
@@ -367,9 +366,9 @@ GENERATE = Exercise(
         ),
         Property("takes one step per token", _is_cheap),
         agrees(
-            "works for any lengths, and adds nothing where length is 0",
+            "works for any lengths",
             _text,
-            [(1, 60, 3), (70, 2, 300), (2, 1, 1), (3, 0, 9)],
+            [(1, 60, 3), (70, 2, 300), (2, 1, 1)],
             because="The prompt had {before} tokens of {tokens} different ones, and "
             "length was {length}.",
         ),
@@ -390,20 +389,6 @@ GENERATE = Exercise(
 
 #: Takes a model and tokens; returns a tensor of no dimensions.
 Loss = Callable[[nn.Module, Tensor], Tensor]
-
-
-def ablate(model: LanguageModel, tokens: Tensor, loss: Loss) -> Tensor:
-    """The loss if one layer does not write, for each layer in turn."""
-
-    def never(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return torch.full_like(output, -torch.inf)  # sigmoid makes it 0
-
-    losses = []
-    for block in model.blocks:
-        # A hook replaces what to_beta returns, until the end of `with`.
-        with block.mixer.to_beta.register_forward_hook(never):
-            losses.append(loss(model, tokens))
-    return torch.stack(losses)
 
 
 def _cross_entropy(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -493,12 +478,16 @@ def _skips_block(model: Any, tokens: Tensor, loss: Loss) -> Tensor:
 
 ABLATE = Exercise(
     name="ablate",
+    notebook="07_transformer",
+    difficulty=4,
+    importance=3,
+    minutes=19,
     task="**One layer without memory.** `loss(model, tokens)` is the loss of a "
     "`LanguageModel`. Block `i` computes the write strengths as the "
-    "sigmoid of what `model.blocks[i].mixer.to_beta`, an `nn.Linear`, "
-    "returns. Return `[layers]`: entry `i` is the loss if layer `i` has "
+    "sigmoid of what `model.blocks[i].mixer.to_beta`, an `nn.Linear` "
+    "without bias, returns. Return `[layers]`: entry `i` is the loss if layer `i` has "
     "write strength 0 and all others work. Leave the model as it was.",
-    solution=(ablate,),
+    reference=ablate,
     properties=(
         shape("returns one loss per layer", _model, [3, 1, 2]),
         agrees(
@@ -557,4 +546,44 @@ ABLATE = Exercise(
 )
 
 
-EXERCISES = {each.name: each for each in (FAST_WEIGHT_LAYER, GENERATE, ABLATE)}
+# --- mended_layer ---------------------------------------------------
+
+
+#: What `check` says of it must not tell where the bug is.
+_AS_FOUND = {
+    "This is the layer as you found it.": partial(
+        _other, queries=_over_batch, keys=_over_batch
+    )
+}
+MENDED_LAYER = replace(
+    FAST_WEIGHT_LAYER,
+    name="mended_layer",
+    task="**Find the bug.** This layer is meant to be that of exercise 1: one head, "
+    "the same arguments, the same result. It has a single mistake. Mend it in place.",
+    reference=mended_layer,
+    properties=(
+        FAST_WEIGHT_LAYER.properties[0],
+        *(
+            replace(each, catches=_AS_FOUND if "step to step" in each.says else {})
+            for each in FAST_WEIGHT_LAYER.properties
+            if each.says.startswith(("follows", "writes nothing", "lets gradients"))
+        ),
+    ),
+    hints=(
+        "In training, a window meets other windows in every batch. Which line mixes "
+        "the sequences of a batch?",
+        "phi is [batch, time, features]. Eq. 29 divides by the sum of the features of "
+        "one token: which dimension is that, and which is 0?",
+        "phi.sum(0) has the shape [time, features], and broadcasting hides it. "
+        "sum_normalize(phi) divides by phi.sum(-1, keepdim=True), and gives 0 where "
+        "that is 0.",
+    ),
+    difficulty=3,
+    importance=4,
+    minutes=8,
+)
+
+
+EXERCISES = {
+    each.name: each for each in (FAST_WEIGHT_LAYER, GENERATE, ABLATE, MENDED_LAYER)
+}

@@ -59,7 +59,7 @@ const RED = () => [...document.querySelectorAll(".katex [style*=color]")]
 
 // Drawings of matplotlib that are not in the colours of the page, or mute.
 const FIGURES = () => [...document.querySelectorAll("article svg[role=img], article img")]
-  .filter((e) => e.outerHTML.toLowerCase().includes("#7b8190")
+  .filter((e) => e.outerHTML.toLowerCase().includes("#707685")
     || (e.getAttribute("src") ?? "").startsWith("data:image/svg")
     || (e.alt !== "" && (e.getAttribute("aria-label") ?? e.alt ?? "").length <= 8))
   .map((e) => e.outerHTML.slice(0, 150));

@@ -2,7 +2,7 @@
 
 import contextlib
 import gzip
-import io
+import json
 import os
 import re
 import shutil
@@ -189,15 +189,21 @@ def test_wheel_can_be_downloaded(site, pages):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_can_be_downloaded(site, pages, name):
-    """Alone, packed with the wheel, and into Colab."""
+    """With results, for working, and into Colab; and what it needs."""
     page, source = f"notebooks/{name}.html", f"{name}.ipynb"
-    assert {source, f"{name}.zip"} <= {*pages[page].links}
+    (wheel,) = site.glob("*.whl")
+    offered = {source, f"working/{source}", f"../{wheel.name}"}
+    assert offered <= {*pages[page].links}
     original = (ROOT / "notebooks" / source).read_bytes()
     assert (site / "notebooks" / source).read_bytes() == original
-    (wheel,) = site.glob("*.whl")
-    with zipfile.ZipFile(site / "notebooks" / f"{name}.zip") as packed:
-        held = {n: packed.read(n) for n in packed.namelist()}
-    assert held == {source: original, wheel.name: wheel.read_bytes()}
+    # Nothing but outputs is missing from the edition for working.
+    text = (site / "notebooks" / "working" / source).read_text("utf-8")
+    working, whole = json.loads(text), json.loads(original)
+    assert "image/" not in text
+    for cell in whole["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"], cell["execution_count"] = [], None
+    assert working == whole
     words = (site / page).read_text("utf-8")
     assert f"drop <code>{wheel.name}</code> into it" in words
     colab = [u for u in pages[page].links if "colab.research" in u]
@@ -209,17 +215,13 @@ def test_notebook_can_be_downloaded(site, pages, name):
     ]
 
 
-def test_downloads_are_the_same_each_time(site, monkeypatch):
+def test_the_wheel_is_the_same_each_time(site, monkeypatch):
     """No matter who built them, and when."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
     import downloads
 
     name, wheel = downloads.build()
     assert (site / name).read_bytes() == wheel
-    for stem in NOTEBOOKS:
-        notebook = (ROOT / "notebooks" / f"{stem}.ipynb").read_bytes()
-        packed = downloads.pack({f"{stem}.ipynb": notebook, name: wheel})
-        assert (site / "notebooks" / f"{stem}.zip").read_bytes() == packed
 
 
 def test_sitemap_lists_every_page(site, pages):
@@ -268,16 +270,10 @@ def test_site_leads_to_no_strangers(site):
 
 
 def _content(path):
-    """Name and bytes of a file, or of all files that are packed in it."""
-    if path.suffix in (".zip", ".whl"):
-        with zipfile.ZipFile(path) as packed:
-            for name in packed.namelist():
-                data = packed.read(name)
-                if name.endswith(".whl"):
-                    with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-                        yield from ((n, wheel.read(n)) for n in wheel.namelist())
-                else:
-                    yield name, data
+    """Name and bytes of a file, or of all files in a wheel."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            yield from ((n, wheel.read(n)) for n in wheel.namelist())
     elif path.is_file():
         yield path.name, path.read_bytes()
 

@@ -73,8 +73,21 @@ def test_entry_is_what_the_notebook_says(name):
     before = NOTEBOOKS[: NOTEBOOKS.index(name)]
     assert set(entry["after"]) <= set(before)
     assert bool(entry["after"]) == (name != NOTEBOOKS[0])
-    following = [*NOTEBOOKS, "exercises.md"][NOTEBOOKS.index(name) + 1]
+    numbered = [stem for stem in NOTEBOOKS if stem[0].isdigit()]
+    order = [*numbered, "exercises.md"] if name in numbered else [name, "exercises.md"]
+    following = order[order.index(name) + 1]
     assert entry["next"] == following
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_time_is_by_a_readers_pace(name, monkeypatch):
+    """As the notebook, the map and the course page tell it."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    took = importlib.import_module("course").minutes(name)
+    if name != "puzzles":  # its tasks are not exercises
+        assert COURSE[name]["read"] == took
+    told = re.findall(r"Time: (\d+) minutes", "\n".join(cells(name, "markdown")))
+    assert told in ([], [str(COURSE[name]["read"])])
 
 
 def test_missing_entry_and_missing_notebook_are_warned_of(monkeypatch, caplog):
@@ -107,7 +120,6 @@ def test_head_and_foot_of_a_notebook(site, name):
     assert "</h1>" in top and "<h2" not in top
     github = current().repository.startswith("https://github.com/")
     assert ("Open in Colab</a>" in top) == github
-    assert "Download notebook</a>" in top and "(ZIP)</a>" in top
     assert entry["run"] in text(head)
     assert f"{entry['read']} minutes" in text(head)
     for idea in entry["ideas"]:
@@ -165,7 +177,8 @@ def test_map_of_the_course(site):
     words = text(html[html.index(drawing) + len(drawing) :])
     for name in NOTEBOOKS[1:]:
         before = " and ".join(str(int(stem[:2])) for stem in COURSE[name]["after"])
-        assert f"{int(name[:2])} builds on {before}" in words
+        number = int(name[:2]) if name[0].isdigit() else COURSE[name]["short"]
+        assert f"{number} builds on {before}" in words
 
 
 def test_map_can_be_read_on_a_phone(look):

@@ -195,6 +195,7 @@ MAIN = {
         "slider": ["Write strength", "Decay", "Width"],
     },
     "strength": {"radio": ["people who move"], "textbox": ["Text to read"]},
+    "puzzles": {"combobox": ["Puzzle"], "textbox": ["a=: key", "a\\?: query"]},
 }
 #: Drawings, and the pictures of words.
 PICTURE = "svg, .fw-main"

@@ -1,10 +1,13 @@
 """Questions of the notebooks, asked on their pages."""
 
+import ast
 import contextlib
 import io
 import json
 import re
+from html import escape
 
+import pytest
 from built import ROOT, asks
 
 from fwlab.exercises import QUESTIONS, predict, reveal
@@ -87,8 +90,26 @@ def test_numbers_as_people_write_them(look):
 
 
 def test_without_scripts_the_answer_unfolds(site):
-    html = (site / "notebooks" / "00_start_here.html").read_text("utf-8")
+    """Below what is asked on an earlier notebook; see `test_folds.py` for predictions."""
+    html = (site / "notebooks" / "01_fast_weights.html").read_text("utf-8")
     form = re.search('<form class="fw-quiz".*?</form>', html, re.DOTALL)[0]
     assert re.search("<button[^>]* hidden", form)
     answer = re.search("<details>.*</details>", form, re.DOTALL)[0]
-    assert "v1. W k1 = v1 (k1 · k1)" in answer
+    (first, *_) = asked(ROOT / "notebooks" / "01_fast_weights.ipynb")
+    assert escape(QUESTIONS[first].answer, quote=False) in answer
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_cell_names_the_answer_that_it_reveals(path):
+    """It computes it: anyone who works through the notebook would read it there."""
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    given = [
+        (cell["id"], ast.unparse(argument))
+        for cell in cells
+        if cell["cell_type"] == "code"
+        for node in ast.walk(ast.parse("".join(cell["source"])))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "reveal"
+        for argument in [*node.args[1:], *(word.value for word in node.keywords)]
+        if not any(isinstance(part, ast.Name) for part in ast.walk(argument))
+    ]
+    assert given == []

@@ -68,7 +68,7 @@ def test_names_are_unique_and_the_ink_is_that_of_the_text(html):
     assert len(drawings) == len(NAMES)
     for drawing in drawings:
         assert len(gzip.compress(drawing.encode())) < 15_000  # as it is sent
-        assert "#7b8190" not in drawing.lower() and "currentColor" in drawing
+        assert "#707685" not in drawing.lower() and "currentColor" in drawing
     together = "".join(drawings)
     ids = re.findall(r'\sid="([^"]+)"', together)
     assert len(ids) == len(set(ids))

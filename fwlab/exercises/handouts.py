@@ -1,0 +1,143 @@
+"""Notebooks to hand out: tasks alone, or notebooks of the course without results."""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fwlab.exercises import solutions
+from fwlab.exercises.exercise import Exercise
+from fwlab.exercises.helping import source
+from fwlab.files import read_json, replacing, write_json
+
+GUIDE = (
+    "`check` says which property holds, and explains the first one that does not. "
+    '`hint("NAME")` and `hint("NAME", 2)` help, and `show(NAME)` draws your result '
+    "beside the right one."
+)
+
+
+def student_notebook(
+    title: str, exercises: Iterable[Exercise], own: str = ""
+) -> dict[str, Any]:
+    """A notebook to hand out: each task, a function to fill in, a check.
+
+    - `title`, `exercises`: its heading, and what it asks.
+    - `own`: a module to import, where the exercises are not fwlab's.
+    """
+    exercises = list(exercises)
+    start = [*_imports(exercises), *([f"import {own}"] if own else [])]
+    start.append("from fwlab.exercises import check, hint, show, solution")
+    cells = [("markdown", f"# {title}\n\n{GUIDE}"), ("code", "\n".join(start))]
+    for number, exercise in enumerate(exercises, 1):
+        code = f"{exercise.signature}  # your code here\n\n\n_ = check({exercise.name})"
+        cells += [("markdown", f"**{number}.** {exercise.task}"), ("code", code)]
+    extra: dict[str, Any] = {
+        "code": {"outputs": [], "execution_count": None},
+        "markdown": {},
+    }
+    language = {"name": "python"}
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {
+            "kernelspec": kernel,
+            "language_info": language,
+            "fwlab": {"exercises": [each.name for each in exercises]},
+        },
+        "cells": [
+            {
+                "cell_type": kind,
+                "id": f"cell-{number}",
+                "metadata": {},
+                "source": text,
+                **extra[kind],
+            }
+            for number, (kind, text) in enumerate(cells)
+        ],
+    }
+
+
+def working_edition(notebook: dict[str, Any]) -> dict[str, Any]:
+    """A notebook as a reader starts it: without the results of its cells.
+
+    - `notebook`: the content of its file.
+    """
+    notebook = deepcopy(notebook)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    return notebook
+
+
+def own_exercises(name: str, text: str) -> dict[str, Exercise]:
+    """Run a module that adds exercises to `EXERCISES`, or questions to `QUESTIONS`.
+
+    - `name`, `text`: of the module, which can be imported from here on.
+    - Returns its exercises.
+    - Raises `ValueError` if there are none.
+    """
+    from fwlab.exercises import EXERCISES
+
+    before = dict(EXERCISES)
+    module = sys.modules[name] = ModuleType(name)
+    exec(compile(text, f"{name}.py", "exec"), vars(module))
+    new = {n: e for n, e in EXERCISES.items() if before.get(n) is not e}
+    if not new:
+        raise ValueError(f"expected {name}.py to add exercises to EXERCISES, got none")
+    return new
+
+
+def export(
+    folder: Path,
+    *notebooks: Path,
+    topics: Mapping[str, Mapping[str, Exercise]],
+    own: Path | None,
+    force: bool,
+) -> list[Path]:
+    """Write a notebook for each topic, and notebooks without their results.
+
+    - `folder`: where to; what it lacks is made.
+    - `notebooks`: files whose working edition is written there, too.
+    - `topics`: exercises, by topic and name.
+    - `own`: the file that the exercises are from, which goes there as well.
+    - `force`: write over files that are there.
+    - Returns the files.
+    - Raises `FileExistsError`, before it writes any, if one of them is there.
+    """
+    files: dict[Path, Any] = {}
+    for topic, named in topics.items():
+        name = f"{topic.lower().replace(' ', '_')}.ipynb"
+        module = own.stem if own else ""
+        files[folder / name] = student_notebook(topic, named.values(), module)
+    for path in notebooks:
+        files[folder / path.name] = working_edition(read_json(path))
+    if own:
+        files[folder / own.name] = own.read_text("utf-8")
+    if there := [path for path in files if path.exists() and not force]:
+        raise FileExistsError(f"{there[0]} is there: use --force to write over it")
+    for path, content in files.items():
+        if isinstance(content, str):
+            with replacing(path) as part:
+                part.write_text(content, encoding="utf-8")
+        else:
+            write_json(path, content)
+    return list(files)
+
+
+def _imports(exercises: list[Exercise]) -> list[str]:
+    """The imports that tasks, hints and solutions use."""
+    said = " ".join(" ".join((e.task, *e.hints, source(e))) for e in exercises)
+    lines = re.findall(
+        r"^(?:from \S+ )?import .*$", inspect.getsource(solutions), re.MULTILINE
+    )
+    return [
+        line
+        for line in ["import math", *lines]
+        if re.search(rf"\b{line.split()[-1]}\b[.(]", said)
+    ]

@@ -1,0 +1,92 @@
+"""What a reader has done, remembered in the folder of the course."""
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fwlab.files import write_json
+
+#: The file, beside the notebooks.
+FILE = "fwlab_progress.json"
+_session: dict[str, bool] = {}
+
+
+def note(name: str, right: bool) -> None:
+    """Remember a right answer, or how the first prediction came out.
+
+    - `name`: of an exercise, a question or a derivation.
+    - `right`: later answers do not change it.
+    """
+    _session.setdefault(name, right)
+    if (file := place()) is not None:
+        with suppress(OSError):  # a folder that cannot be written to
+            write_json(file, done())
+
+
+def done() -> dict[str, bool]:
+    """What was right and what was not, by name, in this session and before."""
+    file = place()
+    return _session | (read(file) if file else {})
+
+
+def place() -> Path | None:
+    """Where this session remembers; None = only until it ends.
+
+    It is the folder of a notebook that somebody works in: not one of a test or
+    of continuous integration. The environment variable `FWLAB_PROGRESS` names
+    another file; empty = none.
+    """
+    if (asked := os.environ.get("FWLAB_PROGRESS")) is not None:
+        return Path(asked) if asked else None
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    tested = {"CI", "PYTEST_VERSION", "PYTEST_CURRENT_TEST"} & os.environ.keys()
+    return Path.cwd() / FILE if hasattr(shell, "kernel") and not tested else None
+
+
+def found(folder: Path) -> dict[str, bool]:
+    """What is remembered in a folder, or in the folder of notebooks inside it."""
+    files = (place(), folder / FILE, folder / "notebooks" / FILE)
+    return next((read(file) for file in files if file and file.is_file()), {})
+
+
+def read(file: Path) -> dict[str, bool]:
+    """What a file remembers; nothing if it cannot be read."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    known = content.items() if isinstance(content, dict) else ()
+    return {name: right for name, right in known if isinstance(right, bool)}
+
+
+def overview(known: dict[str, bool]) -> str:
+    """All exercises, derivations and questions by notebook, and which are done.
+
+    - `known`: what was right and what was not, by name.
+    """
+    from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS
+
+    kinds: dict[str, dict[str, Any]] = {
+        "exercise": EXERCISES,
+        "derivation": DERIVATIONS,
+        "question": QUESTIONS,
+    }
+    notebooks: dict[str, list[str]] = {}
+    minutes: dict[str, int] = {}
+    for kind, named in kinds.items():
+        for name, each in named.items():
+            mark = {True: "✓", False: "✗", None: " "}[known.get(name)]
+            notebooks.setdefault(each.notebook, []).append(
+                f"{mark} {name:<26}{kind:<10}{each.difficulty:>12}"
+                f"{each.importance:>12}{each.minutes:>9}"
+            )
+            minutes[each.notebook] = minutes.get(each.notebook, 0) + each.minutes
+    lines = [f"{'':38}{'difficulty':>12}{'importance':>12}{'minutes':>9}"]
+    for notebook in sorted(notebooks):
+        lines += ["", f"{notebook or 'your own'}: {minutes[notebook]} minutes"]
+        lines += notebooks[notebook]
+    return "\n".join(lines)

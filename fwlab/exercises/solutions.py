@@ -1,0 +1,311 @@
+"""The solution of each exercise, as one would write it on a board.
+
+`solution` prints a function of this file with its imports, and with the
+functions of earlier exercises that it calls. Only those that are nowhere else
+in the package are also what answers are compared with.
+"""
+# mypy: ignore-errors
+# There are no type hints on a board.
+
+import torch
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.feature_maps import DPFP, l2_normalize
+from fwlab.ops.feedback import naive
+
+# --- Fast weights
+
+
+def read_memory(W, q):
+    # Each query meets the columns of its own W.
+    return torch.einsum("...vk,...k->...v", W, q)
+
+
+def write(W, k, v):
+    # Entry (i, j) of v ⊗ k is v_i k_j (Eq. 17).
+    return W + v[..., :, None] * k[..., None, :]
+
+
+def linear_attention(q, k, v):
+    weights = q @ k.mT  # row i, column j: k_j · q_i
+    return weights.tril() @ v  # j up to i (Eqs. 8-11)
+
+
+def predict_error(S, d):
+    # S - 1 other values come in, each with a weight whose square is 1/d on average.
+    return (S - 1) / d
+
+
+def correct(W, k, v):
+    difference = v - read_memory(W, k)  # from what k reads now
+    return W + difference[..., :, None] * k[..., None, :]
+
+
+# --- Feature maps
+
+
+def normaliser(phi_q, phi_k, v):
+    weights = (phi_q @ phi_k.mT).tril()
+    return weights @ v / weights.sum(-1, keepdim=True)  # their sum is z · phi(q)
+
+
+def positive_features(x, R):
+    along = x @ R.mT
+    h = (-(x * x).sum(-1, keepdim=True) / 2).exp()
+    features = torch.cat([along.exp(), (-along).exp()], -1)
+    return h * features / (2 * len(R)) ** 0.5
+
+
+def favor(q, k, R):
+    def exponents(x):
+        along = x @ R.mT
+        return torch.cat([along, -along], -1) - (x * x).sum(-1, keepdim=True) / 2
+
+    of_q, of_k = exponents(q), exponents(k)
+    top_q = of_q.amax(-1, keepdim=True)  # one for each query
+    top_k = of_k.amax((-2, -1), keepdim=True)  # one for all keys
+    return (of_q - top_q.detach()).exp(), (of_k - top_k.detach()).exp()
+
+
+# --- DPFP
+
+
+def dpfp(x, nu):
+    r = torch.cat([x, -x], -1).relu()
+    # Roll by -j, so that entry i + j comes to place i.
+    return torch.cat([r * r.roll(-j, -1) for j in range(1, nu + 1)], -1)
+
+
+def useful_nu(d):
+    # Shift d multiplies r(k_i) by r(-k_i), which is 0, and shift 2d - j
+    # repeats shift j.
+    return d - 1
+
+
+def dot_capacity(d, nu):
+    return 2 * d * min(nu, useful_nu(d))
+
+
+def my_features(x):
+    # A power makes large products larger, so a key weights itself more.
+    return dpfp(x, 3) ** 3
+
+
+# --- The delta rule
+
+
+def delta_step(W, k, v, beta):
+    old = torch.einsum("...vk,...k->...v", W, k)  # Eq. 20
+    new = beta[..., None] * (v - old)
+    return W + new[..., :, None] * k[..., None, :]  # Eq. 24
+
+
+def gradient_step(W, k, v, beta):
+    error = torch.einsum("...vk,...k->...v", W, k) - v
+    gradient = error[..., :, None] * k[..., None, :]
+    return W - beta[..., None, None] * gradient
+
+
+def gated_step(W, k, v, beta):
+    new = beta[..., None] * v
+    return (1 - beta[..., None, None]) * W + new[..., :, None] * k[..., None, :]
+
+
+# --- Normalisation
+
+
+def stable_beta(phi):
+    # The factor 1 - beta |phi|² may fall to -1. And 2 / 0 is infinite.
+    return 2 / (phi * phi).sum(-1)
+
+
+def sum_normalize(x):
+    total = x.sum(-1, keepdim=True)
+    # Divide by 1 where the sum is 0, so that no gradient is NaN.
+    shares = x / torch.where(total == 0, 1, total)
+    return torch.where(total == 0, 0, shares)
+
+
+def l2_write(W, k, v, beta):
+    squares = (k * k).sum(-1, keepdim=True)
+    nothing = squares == 0
+    unit = k / torch.where(nothing, 1, squares).sqrt()
+    return delta_step(W, torch.where(nothing, 0, unit), v, beta)
+
+
+# --- Retrieval
+
+
+def retrieval_loss(found, wanted):
+    error = found - F.one_hot(wanted, found.shape[-1])
+    return (error * error).sum(-1).mean() / 2
+
+
+def capacity(S, features):
+    # S - features of S directions are lost, and each costs 1/2.
+    return max(0, S - features) / S / 2
+
+
+def make_batch(keys, values, symbols):
+    held = torch.full((len(keys), symbols), -1)
+    rows = torch.arange(len(keys))
+    for t in range(keys.shape[1]):
+        held[rows, keys[:, t]] = values[:, t]
+    return held
+
+
+# --- A transformer
+
+
+def fast_weight_layer(x, W_q, W_k, W_v, W_beta, W_out):
+    phi = DPFP(nu=1)
+    q = sum_normalize(phi(x @ W_q.T))  # Eqs. 37 and 29
+    k = sum_normalize(phi(x @ W_k.T))
+    v = x @ W_v.T
+    beta = torch.sigmoid(x @ W_beta.T)  # Eq. 21
+    # One head, which writes, then reads (Eqs. 20, 24 and 25).
+    y = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
+    return x + y[:, :, 0] @ W_out.T
+
+
+def generate(step, prompt, length):
+    state, text = None, []
+    for token in prompt:
+        logits, state = step(token, state)
+    while len(text) < length:
+        token = logits.argmax()
+        text.append(token)
+        if len(text) < length:  # nobody needs the logits after the last one
+            logits, state = step(token, state)
+    return torch.stack(text)
+
+
+def ablate(model, tokens, loss):
+    def never(module, inputs, output):
+        return torch.full_like(output, -torch.inf)  # whose sigmoid is 0
+
+    losses = []
+    for block in model.blocks:
+        hook = block.mixer.to_beta.register_forward_hook(never)
+        losses.append(loss(model, tokens))
+        hook.remove()
+    return torch.stack(losses)
+
+
+def mended_layer(x, W_q, W_k, W_v, W_beta, W_out):
+    def features(x):
+        phi = DPFP(nu=1)(x)
+        return sum_normalize(phi)  # over the features of each token (Eq. 29)
+
+    q, k, v = features(x @ W_q.T), features(x @ W_k.T), x @ W_v.T
+    beta = torch.sigmoid(x @ W_beta.T)
+    y = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
+    return x + y[:, :, 0] @ W_out.T
+
+
+# --- Memory
+
+
+def recomputing_backward(q, k, v, beta, dy):
+    # Forward: keep the last W, and the increment of each step.
+    W, U = torch.zeros_like(torch.outer(v[0], k[0])), []
+    for t in range(len(q)):
+        U.append(beta[t] * (v[t] - W @ k[t]))
+        W = W + torch.outer(U[t], k[t])
+    # Backward: undo one write after the other.
+    dW = torch.zeros_like(W)
+    dq, dk, dv, dbeta = (torch.zeros_like(x) for x in (q, k, v, beta))
+    for t in reversed(range(len(q))):
+        dW = dW + torch.outer(dy[t], q[t])
+        dq[t] = dy[t] @ W
+        W = W - torch.outer(U[t], k[t])  # now the one before the step
+        du = dW @ k[t]
+        dk[t] = U[t] @ dW - beta[t] * du @ W
+        dv[t] = beta[t] * du
+        dbeta[t] = du @ (v[t] - W @ k[t])
+        dW = dW - beta[t] * torch.outer(du, k[t])
+    return dq, dk, dv, dbeta
+
+
+def chunked_sum(q, k, v, chunk):
+    W, y = torch.zeros_like(v[..., :1, :].mT @ k[..., :1, :]), []
+    for i in range(0, q.shape[-2], chunk):
+        Q, K, V = (x[..., i : i + chunk, :] for x in (q, k, v))
+        y.append(Q @ W.mT + (Q @ K.mT).tril() @ V)  # (c1)
+        W = W + V.mT @ K  # (c2)
+    return torch.cat(y, -2)
+
+
+def triangular(k, v, beta):
+    b = beta[..., None]
+    A = (b * (k @ k.mT)).tril(-1)
+    return torch.linalg.solve_triangular(A, b * v, upper=False, unitriangular=True)
+
+
+def chunked_delta(q, k, v, beta, chunk):
+    W, y = torch.zeros_like(v[..., :1, :].mT @ k[..., :1, :]), []
+    for i in range(0, q.shape[-2], chunk):
+        Q, K, V = (x[..., i : i + chunk, :] for x in (q, k, v))
+        U = triangular(K, V - K @ W.mT, beta[..., i : i + chunk])  # (d1)
+        y.append(Q @ W.mT + (Q @ K.mT).tril() @ U)  # (d2)
+        W = W + U.mT @ K  # (d3)
+    return torch.cat(y, -2)
+
+
+# --- Attention Free Transformer
+
+
+def mean_of(k, v, w):
+    exponent = k + w
+    nothing = (exponent == -torch.inf).all(1, keepdim=True)
+    weights = torch.softmax(torch.where(nothing, 0, exponent), 1)
+    return torch.where(nothing[:, 0], 0, (weights * v).sum(1))  # Eq. 2
+
+
+def running_step(log_sum, mean, k, v):
+    top = torch.maximum(log_sum, k).detach()
+    top = torch.where(top == -torch.inf, 0, top)  # no inf - inf
+    old, new = (log_sum - top).exp(), (k - top).exp()
+    nothing = old + new == 0
+    total = torch.where(nothing, 1, old + new)
+    log_sum = torch.where(nothing, -torch.inf, top + total.log())
+    return log_sum, (old * mean + new * v) / total
+
+
+# --- Feedback Transformer
+
+
+def merge_memory(states, w):
+    weights = torch.softmax(w, 0)
+    return torch.einsum("l,l...->...", weights, states)  # Eq. f1
+
+
+def feedback_attention(q, k, v, positions):
+    past, (key, features) = k.shape[1], positions.shape
+    back = torch.arange(past, 0, -1, dtype=q.dtype)  # the last one is 1 step back
+    r = naive.sinusoids(back, features) @ positions.T
+    content = torch.einsum("bhd,bjhd->bhj", q, k)
+    position = torch.einsum("bhd,jd->bhj", q, r)
+    weights = torch.softmax((content + position) / key**0.5, -1)  # Eq. f4
+    return torch.einsum("bhj,bjhd->bhd", weights, v)  # Eq. f5
+
+
+# --- The delta rule: a layer
+
+
+def delta_layer(q, k, v, logits):
+    W, beta = v.new_zeros(v.shape[1], k.shape[1]), torch.sigmoid(logits)  # Eq. 21
+    y = []
+    for t in range(len(k)):
+        W = delta_step(W, k[t], v[t], beta[t])  # first write
+        y.append(W @ q[t])  # then read (Eq. 25)
+    return torch.stack(y)
+
+
+# --- Retrieval: beat the table
+
+
+def few_features(x):
+    # A power makes large features larger, so different keys overlap less.
+    return l2_normalize(DPFP(nu=3)(x) ** 3)

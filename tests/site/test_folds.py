@@ -1,0 +1,194 @@
+"""What follows a prediction is folded on its page until the prediction is made."""
+
+import json
+import re
+
+import pytest
+from bs4 import BeautifulSoup
+from built import ROOT, until
+from playwright.sync_api import expect
+from test_progress import kept
+from test_quiz import NOTEBOOKS, answer
+
+from fwlab.exercises import QUESTIONS
+
+STEM = "00_start_here"
+PAGE = f"notebooks/{STEM}.html"
+#: The height of each folded part, without those in it.
+HEIGHTS = "parts => parts.map((part) => part.offsetHeight)"
+#: The greatest height that a part has had in any frame.
+TALLEST = """globalThis.tallest = 0;
+const look = () => {
+  for (const part of document.querySelectorAll("fw-fold"))
+    tallest = Math.max(tallest, part.offsetHeight);
+  requestAnimationFrame(look);
+};
+requestAnimationFrame(look);"""
+
+
+#: As browsers that know no part which is hidden until something in it is found.
+OLD = """Object.defineProperty(HTMLElement.prototype, "hidden", {
+  get() { return this.hasAttribute("hidden"); },
+  set(value) { this.toggleAttribute("hidden", Boolean(value)); },
+});"""
+
+
+def predicted(path) -> list[str]:
+    """The predictions that a notebook asks for, in order."""
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    return re.findall(r'^predict\("(\w+)", \.\.\.\)$', code, re.MULTILINE)
+
+
+FIRST, SECOND, *_ = predicted(ROOT / "notebooks" / f"{STEM}.ipynb")
+
+
+def parts(tab):
+    return tab.locator("fw-fold")
+
+
+def is_open(tab) -> list[bool]:
+    return [height > 0 for height in parts(tab).evaluate_all(HEIGHTS)]
+
+
+def buttons(tab):
+    return tab.locator(".fw-anyway button")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_answer_is_folded_after_its_question(site, path):
+    """It is in the same section, and nowhere before."""
+    html = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
+    html = re.sub("<svg.*?</svg>", "", html, flags=re.DOTALL)  # quick to read
+    article = BeautifulSoup(html, "html.parser").find("article")
+    forms = {
+        json.loads(form["data-question"])["name"]: form
+        for form in article.select("form.fw-quiz")
+    }
+    folds = {n: f for f in article("fw-fold") for n in f["data-after"].split()}
+    assert [*folds] == predicted(path)
+    for name, fold in folds.items():
+        question, form = QUESTIONS[name], forms[name]
+        said = "".join(f"The answer: {question.answer}. {question.because}".split())
+        texts = ["".join(part.get_text().split()) for part in (fold, article)]
+        assert [text.count(said) for text in texts] == [1, 1]
+        assert question.because not in form.get_text() and not form("details")
+        assert fold.find_previous("form") is forms[fold["data-after"].split()[-1]]
+        # All the rest of the section is in it.
+        assert not fold("h2")
+        following = fold.find_next_sibling()
+        assert following is None or following.name in ("h2", "hr")
+
+
+def test_a_part_opens_when_it_may(look):
+    """By an answer, by the button, by the switch; and stays so."""
+    tab = look("404.html")
+    tab.add_init_script(TALLEST)
+    tab.goto(tab.url.replace("404.html", PAGE), wait_until="load")
+    tab.evaluate("document.fonts.ready.then(() => 0)")
+    # Not even for a moment, so that nothing moves.
+    assert tab.evaluate("tallest") == 0
+    assert not any(is_open(tab)) and len(is_open(tab)) > 2
+    expect(buttons(tab).nth(0)).to_have_attribute("aria-expanded", "false")
+    expect(tab.get_by_text("The answer:").first).not_to_be_visible()
+
+    form, question = tab.locator(".fw-quiz").first, QUESTIONS[FIRST]
+    wrong = next(iter(question.tempting))
+    said = answer(form, question, wrong)
+    assert question.tempting[wrong] in said and said.endswith("or read on.")
+    assert is_open(tab)[:2] == [True, False]
+    expect(buttons(tab).nth(0)).not_to_be_visible()
+    expect(tab.get_by_text("The answer:").first).to_be_visible()
+
+    buttons(tab).nth(1).press("Enter")
+    assert is_open(tab)[:3] == [True, True, False]
+    expect(buttons(tab).nth(1)).to_be_focused()
+    expect(buttons(tab).nth(1)).to_have_attribute("aria-expanded", "true")
+    assert kept(tab) == {STEM: [f"tried:{FIRST}", f"shown:{SECOND}"]}
+    tab.reload()
+    assert is_open(tab)[:3] == [True, True, False]
+    buttons(tab).nth(1).click()
+    assert is_open(tab)[:3] == [True, False, False]
+
+    switch = tab.get_by_role("switch")
+    switch.press("Space")
+    assert all(is_open(tab))
+    assert tab.locator(".fw-anyway:visible").count() == 0
+    tab.reload()
+    assert all(is_open(tab))
+    expect(switch).to_be_checked()
+    switch.press("Space")
+    assert is_open(tab)[:3] == [True, False, False]
+    assert kept(tab) == {STEM: [f"tried:{FIRST}"]}
+
+    # On paper, all of it.
+    tab.emulate_media(media="print")
+    assert all(is_open(tab))
+    assert tab.locator(".fw-anyway:visible, .fw-everything:visible").count() == 0
+
+
+def test_a_part_opens_for_who_is_sent_there(look):
+    """By an address, a link, or a search; also in a browser that opens nothing itself."""
+    tab = look("404.html")
+    tab.add_init_script(OLD)
+    page = tab.url.replace("404.html", PAGE)
+
+    def deep(route):
+        """In each part, a heading to link to."""
+        html = route.fetch().text()
+        number = iter(range(99))
+        found = re.sub(
+            "<fw-fold.*?>",
+            lambda m: f'{m[0]}<h3 id="deep{next(number)}">Deep</h3>',
+            html,
+        )
+        route.fulfill(body=found, content_type="text/html")
+
+    tab.route(f"**/{PAGE}*", deep)
+    tab.goto(f"{page}#deep1", wait_until="load")
+    assert is_open(tab)[:3] == [False, True, False]
+    expect(tab.locator("#deep1")).to_be_in_viewport()
+    tab.evaluate("location.hash = 'deep0'")
+    until(tab, "document.querySelector('fw-fold').offsetHeight > 0")
+    expect(tab.locator("#deep0")).to_be_in_viewport()
+    # What is seen so is not made up: it needs no other look.
+    assert kept(tab) is None
+    buttons(tab).nth(0).click()
+    assert is_open(tab)[:3] == [False, True, False]
+    tab.evaluate(
+        "document.querySelector('h1').innerHTML = '<a href=\"#deep0\">Deep</a>'"
+    )
+    tab.get_by_role("link", name="Deep").first.click()
+    assert is_open(tab)[:3] == [True, True, False]
+    expect(tab.locator("#deep0")).to_be_in_viewport()
+
+    # What other browsers say when they have found words in a part.
+    parts(tab).nth(2).dispatch_event("beforematch")
+    assert is_open(tab)[:3] == [True, True, True]
+
+    # The section that the search has found, not the others with that word.
+    section = parts(tab).nth(2).get_attribute("data-section")
+    tab.goto(f"{page}?h=answer#{section}", wait_until="load")
+    tab.locator("fw-fold mark:visible").first.wait_for()
+    assert is_open(tab)[:3] == [False, False, True]
+    tab.goto(f"{page}?h=answer", wait_until="load")
+    tab.locator("fw-fold mark:visible").first.wait_for()
+    assert is_open(tab)[:3] == [True, True, True]
+
+
+def test_a_finger_opens_a_part(look):
+    tab = look(PAGE, width=390, height=844, has_touch=True, is_mobile=True)
+    touched = ".fw-anyway button, .fw-everything label, .fw-quiz label, .fw-quiz button"
+    boxes = [each.bounding_box() for each in tab.locator(touched).all()]
+    assert min(box["height"] for box in boxes) >= 44
+    buttons(tab).nth(0).tap()
+    assert is_open(tab)[:2] == [True, False]
+    tab.locator(".fw-quiz label").first.tap()
+    assert tab.locator(".fw-quiz input").first.is_checked()
+
+
+def test_without_scripts_nothing_is_folded(look):
+    tab = look(PAGE, java_script_enabled=False)
+    assert tab.get_by_text("The answer:").first.is_visible()
+    assert tab.locator("fw-fold").count() == tab.locator("fw-fold:visible").count()
+    assert tab.locator(".fw-anyway:visible, .fw-everything:visible").count() == 0
