@@ -546,6 +546,12 @@ def test_two_reflections_are_a_rotation(implementation):
     assert error(W[0, 0] @ first, turned * torch.tensor([1.0, -1.0])) < 1e-12
 
 
+def test_a_state_comes_only_if_asked_for():
+    for name, row in rules.ROWS.items():
+        inputs, _ = problem(row, 3, with_state=False)
+        assert isinstance(row(*inputs), torch.Tensor), name
+
+
 #: One step by hand, from W = (1, 2) and read with (1, 1): the arguments after q,
 #: W after the step, and what is read.
 BY_HAND = {

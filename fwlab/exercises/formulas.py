@@ -94,7 +94,7 @@ def _print(derivation: Derivation) -> None:
 
 
 def _wrong(derivation: Derivation, letter: str, expression: Any) -> str:
-    """What is wrong with what stands in a blank; "" = nothing."""
+    """What is wrong with the expression in a blank; "" = nothing."""
     blank = derivation.blanks[letter]
     if expression in (..., "..."):
         return "still empty."
