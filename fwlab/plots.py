@@ -379,7 +379,7 @@ def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure
 
 
 #: Moves between the pictures of every slider on a page.
-SLIDE = """
+_SLIDE = """
 for (const box of document.querySelectorAll(".fw-frames")) {
   const frames = box.querySelectorAll("[data-value]"), input = box.querySelector("input");
   input.closest("div").hidden = false;
@@ -470,4 +470,4 @@ class Slider(NamedTuple):
                 f'<img alt="{escape(f"{self.label} = {value}")}" '
                 f'src="data:image/svg+xml;base64,{source}"></div>'
             )
-        return f"{html}<script>{SLIDE}</script></div>"
+        return f"{html}<script>{_SLIDE}</script></div>"
