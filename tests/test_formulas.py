@@ -45,7 +45,7 @@ def test_any_way_to_write_it_is_right(ways):
         ("exit()", "SystemExit"),
         (3, "differs"),
         (None, "TypeError"),
-        ("", "SyntaxError"),
+        ("", "still empty"),
         ("...", "still empty"),
         (..., "still empty"),
     ],

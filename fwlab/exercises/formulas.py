@@ -96,7 +96,7 @@ def _print(derivation: Derivation) -> None:
 def _wrong(derivation: Derivation, letter: str, expression: Any) -> str:
     """What is wrong with the expression in a blank; "" = nothing."""
     blank = derivation.blanks[letter]
-    if expression in (..., "..."):
+    if expression in (..., "...") or not str(expression).strip():
         return "still empty."
     draws = [_draw(derivation, seed) for seed in range(3)]
     truths = [_value(blank.truth, symbols) for symbols in draws]

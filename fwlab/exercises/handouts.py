@@ -120,7 +120,7 @@ def export(
         files[folder / name] = student_notebook(topic, named.values(), module)
     for path in notebooks:
         files[folder / path.name] = working_edition(read_json(path))
-    if own:
+    if own and own.resolve() != (folder / own.name).resolve():
         files[folder / own.name] = own.read_text("utf-8")
     if there := [path for path in files if path.exists() and not force]:
         raise FileExistsError(f"{there[0]} is there: use --force to write over it")
@@ -139,6 +139,8 @@ def _imports(exercises: list[Exercise]) -> list[str]:
     lines = re.findall(
         r"^(?:from \S+ )?import .*$", inspect.getsource(solutions), re.MULTILINE
     )
+    if all(exercise.name != "sum_normalize" for exercise in exercises):
+        lines.append("from fwlab.feature_maps import sum_normalize")
     return [
         line
         for line in ["import math", *lines]

@@ -85,7 +85,7 @@ def predictions() -> None:
     for notebook, names in sorted(again.items()):
         say(f"Look again at {notebook}: {', '.join(names)}.")
     if file := progress.place():
-        print(f"Kept in {file}. Delete this file to start again.")
+        print(f"Kept in {file}. To start again, delete it and restart the kernel.")
 
 
 def is_right(question: Question, answer: Any) -> bool:

@@ -244,9 +244,9 @@ def in_chunks(draw: Draw, time: int = 1024) -> Property:
                 )
             if yours.operators > 64 * time / chunk:
                 raise Wrong(
-                    f"{case}, your function calls {yours.operators:,} operators: it "
-                    "goes through the steps one by one. A chunk needs a few matrix "
-                    "products."
+                    f"{case}, your function calls {yours.operators:,} operators. A "
+                    "chunk needs a few matrix products. Does it go through the steps "
+                    "one by one, or in chunks of another size?"
                 )
             more.append((yours.products, right.products))
         (many, many_right), (few, few_right) = more

@@ -23,11 +23,13 @@ def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
 
     for each in EXERCISES.values():
         if answer is each.reference:  # the cell ran before
-            print(f"{each.name}: fwlab's.")
-            return answer
+            name = each.name
     exercise, complaint = checker._find(answer if name is None else name)
     if exercise is None:
         print(complaint)
+        return answer
+    if checker._ours(exercise, answer):
+        print(f"{exercise.name}: fwlab's.")
         return answer
     with redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
         verdicts = [*checker._verdicts(exercise, answer)]
