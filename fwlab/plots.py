@@ -379,8 +379,8 @@ def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure
 
 
 #: Moves between the pictures of every slider on a page.
-SLIDE = """
-for (const box of document.querySelectorAll(".fw-slider")) {
+_SLIDE = """
+for (const box of document.querySelectorAll(".fw-frames")) {
   const frames = box.querySelectorAll("[data-value]"), input = box.querySelector("input");
   input.closest("div").hidden = false;
   input.oninput = () => {
@@ -456,7 +456,7 @@ class Slider(NamedTuple):
         """
         last = len(self.frames) - 1
         html = (
-            f'<div class="fw-slider"><div hidden><label>{escape(self.label)} = '
+            f'<div class="fw-frames"><div hidden><label>{escape(self.label)} = '
             f"<output>{escape(self.values[0])}</output> "
             f'<input type="range" min="0" max="{last}" value="0" autocomplete="off" '
             'style="width: 60%; vertical-align: middle"></label></div>'
@@ -470,4 +470,4 @@ class Slider(NamedTuple):
                 f'<img alt="{escape(f"{self.label} = {value}")}" '
                 f'src="data:image/svg+xml;base64,{source}"></div>'
             )
-        return f"{html}<script>{SLIDE}</script></div>"
+        return f"{html}<script>{_SLIDE}</script></div>"

@@ -1,4 +1,4 @@
-"""Whoever follows docs/contribute.md adds a rule.
+"""Anyone who follows docs/contribute.md adds a rule.
 
 The section "How to add a rule" is followed in a copy of the tree: its blocks
 are written into the files that they name, and its command is run.

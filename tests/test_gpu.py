@@ -173,7 +173,7 @@ def test_a_newer_ptxas_is_taken(ptxas, version):
 
 
 def test_a_wrong_triton_is_refused_on_hopper(ptxas, monkeypatch):
-    """On a GPU; what stands in for one runs no machine code."""
+    """On a GPU; its stand-in runs no machine code."""
     ptxas("13.3")
     monkeypatch.setattr(launcher, "version", lambda package: (3, 7, 0))
     kernel = launcher.Kernel("fwlab.ops.additive.kernels")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from ctypes.util import find_library
 from pathlib import Path
@@ -15,6 +16,7 @@ from terminal import fwlab
 from fwlab.exercises import EXERCISES, grading
 from fwlab.exercises.graded import asked
 from fwlab.exercises.grading import exercises_of, grade, report
+from fwlab.exercises.helping import source
 
 ROOT = Path(__file__).parent.parent
 #: Every way to check an answer, and answers of the same name.
@@ -98,6 +100,102 @@ def test_notebooks_for_students(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     for path in tmp_path.glob("*.ipynb"):
         nbformat.validate(nbformat.read(path, as_version=4))
+
+
+def answered(folder, out, answer):
+    """All exported notebooks as one, each blank function replaced by `answer`."""
+    cells, names = [], []
+    for path in sorted(folder.glob("*.ipynb")):
+        names += exercises_of(path)
+        content = json.loads(path.read_text("utf-8"))
+        cells += [c["source"] for c in content["cells"] if c["cell_type"] == "code"]
+    for name in names:
+        blank = f"{EXERCISES[name].signature}  # your code here"
+        cells = [cell.replace(blank, answer(name, blank)) for cell in cells]
+    return hostile.notebook(out, *cells, listed=names), len(names)
+
+
+def test_blank_notebooks_score_nothing_and_solutions_everything(tmp_path):
+    """A solution needs no imports but those that `export` writes."""
+    folder = tmp_path / "out"
+    fwlab("exercises", "export", str(folder))
+
+    def solved(name, blank):
+        lines = source(EXERCISES[name]).splitlines()
+        return "\n".join(x for x in lines if not re.match("import|from", x))
+
+    for answer, share in ((lambda name, blank: blank, 0), (solved, 1)):
+        path, count = answered(folder, tmp_path / "a", answer)
+        graded = grade(path)
+        wrong = [e["name"] for e in graded["exercises"] if not e["right"]]
+        assert graded["ended"] == "finished" and not graded["errors"]
+        assert len(wrong) == count * (1 - share), wrong
+
+
+def test_a_package_function_under_your_name_is_not_yours(tmp_path):
+    """As after `write = yours_or(write)`."""
+    blank = "from fwlab.exercises import check, yours_or\ndef write(W, k, v): ..."
+    cells = (blank, "check(write)", "write = yours_or(write)\ncheck(write)")
+    graded = grade(hostile.notebook(tmp_path / "a", *cells))
+    assert outcome(graded) == (set(), [])
+    assert graded["exercises"][0]["why"] == "this is fwlab's own function"
+
+
+OWN = """
+import torch
+from fwlab.exercises import EXERCISES, Exercise, shape
+
+def draw(generator, size):
+    return {"x": torch.zeros(size)}
+
+EXERCISES["twice"] = Exercise(
+    "twice", "**Twice.** Return $2 x$.", lambda x: 2 * x, (shape("is it", draw, [2]),), ()
+)
+"""
+
+
+def test_exercises_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("fwlab.exercises.EXERCISES", dict(EXERCISES))
+    own, folder = tmp_path / "my_exercises.py", tmp_path / "out"
+    own.write_text(OWN)
+    given = ("--from", str(own))
+    assert "twice" in fwlab("exercises", "list", *given)[1]
+    assert fwlab("exercises", "export", str(folder), *given)[0] == 0
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == ["my_exercises.ipynb", "my_exercises.py"]
+    notebook = folder / "my_exercises.ipynb"
+    for answer, right in (("...", "0 of 1"), ("return x + x", "1 of 1")):
+        text = notebook.read_text().replace(
+            "def twice(x): ...", f"def twice(x): {answer}"
+        )
+        notebook.write_text(text)
+        said = fwlab("exercises", "grade", str(notebook), *given)[1]
+        assert f"{right} right" in said and "raised" not in said
+    own.write_text("import torch")
+    code, _, error = fwlab("exercises", "list", *given)
+    assert code == 2 and "expected my_exercises.py to add exercises" in error
+
+
+def test_export_writes_over_nothing(tmp_path):
+    path = tmp_path / "dpfp.ipynb"
+    path.write_text("answers")
+    code, _, error = fwlab("exercises", "export", str(tmp_path))
+    assert code == 2 and f"{path} is there" in error and "--force" in error
+    assert path.read_text() == "answers" and len([*tmp_path.iterdir()]) == 1
+    assert fwlab("exercises", "export", str(tmp_path), "--force")[0] == 0
+    assert path.read_text() != "answers"
+
+
+def test_export_of_a_notebook_without_its_results(tmp_path):
+    course = ROOT / "notebooks" / "00_start_here.ipynb"
+    fwlab("exercises", "export", str(tmp_path), str(course))
+    found, wanted = (
+        json.loads(path.read_text("utf-8"))["cells"]
+        for path in (tmp_path / course.name, course)
+    )
+    assert [c["source"] for c in found] == [c["source"] for c in wanted]
+    code = [cell for cell in found if cell["cell_type"] == "code"]
+    assert not any(c["outputs"] or c["execution_count"] for c in code)
 
 
 def test_grades(tmp_path, monkeypatch, left):

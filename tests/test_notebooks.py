@@ -141,8 +141,8 @@ def test_notebooks_are_short(name):
 
 @pytest.mark.parametrize("name", COURSE)
 def test_predictions_are_blind(name):
-    """Each is asked for before its result, in the same section, and no answer
-    stands in the code.
+    """Each is asked for before its result, in the same section, and the code names
+    no answer.
     """
     asked = []
     for cell in COURSE[name].cells:

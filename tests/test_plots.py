@@ -1,5 +1,7 @@
 """Figures can be read."""
 
+import re
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -76,3 +78,25 @@ def test_traces_are_signed_and_start_where_something_is():
         (plots.SERIES[1], 0.52): (0.5, 1.5),
         (plots.SERIES[1], 0.76): (2.5, 3.5),
     }
+
+
+def test_a_slider_shows_its_first_picture_without_scripts():
+    """And it is the same every time, without a figure left open."""
+
+    def draw(value, axes):
+        axes[1].plot([0, 1], [0, value])
+        axes[1].set_title(f"at {value}")
+
+    with mpl.rc_context():
+        plots.style()
+        made = [plots.slider(draw, [0.5, 1], "<β>", columns=2) for _ in range(2)]
+    html = made[0]._repr_html_()
+    assert html == made[1]._repr_html_() and repr(made[0]) == "<β>: 0.5, 1"
+    frames = re.findall('<div data-value="([^"]+)"( hidden)?><img alt="([^"]+)"', html)
+    assert frames == [("0.5", "", "&lt;β&gt; = 0.5"), ("1", " hidden", "&lt;β&gt; = 1")]
+    assert "<div hidden><label>&lt;β&gt; = <output>0.5</output>" in html
+    assert 'min="0" max="1" value="0"' in html and html.count("<script>") == 1
+    assert not re.search(r"<[^>]* on\w+=", html)  # the site's policy forbids it
+    first, second = made[0].frames
+    assert "at 0.5" in first and "at 1" in second and "dc:date" not in first
+    assert not plots.plt.get_fignums()

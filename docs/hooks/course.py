@@ -32,7 +32,6 @@ NOTEBOOKS = "<!-- course: notebooks -->"
 SCOREBOARD = "<!-- scoreboard -->"
 EXERCISES = "<!-- exercises -->"
 QUESTION = re.compile(r'^(?:predict|quiz)\("(\w+)", \.\.\.\)$', re.MULTILINE)
-LEVELS = {1: "a line or two", 2: "one idea to find", 3: "edge cases"}
 #: Kinds of pages that go with a notebook: their label and their place.
 COMPANIONS = {
     "figures": ("Figures", "figures/{}.md"),
@@ -309,14 +308,10 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], boxes: set) -> str:
 def _exercises() -> str:
     from fwlab.exercises import EXERCISES
 
-    levels, places, course = _table()["exercises"], _places(), _course()
-    for name in sorted(levels.keys() - EXERCISES.keys()):
-        log.warning("%s gives a level to %s: no such exercise", FILE, name)
+    places, course = _places(), _course()
     found = []
     for name, exercise in EXERCISES.items():
-        if name not in levels:
-            log.warning("%s gives no level to the exercise %s", FILE, name)
-        elif name not in places:
+        if name not in places:
             log.warning("no notebook has a cell that checks the exercise %s", name)
         elif places[name]["file"] in course:  # else on_files has warned
             found.append(
@@ -326,12 +321,13 @@ def _exercises() -> str:
                     "place": places[name],
                     "task": exercise.task,
                     "signature": exercise.signature,
-                    "level": levels[name],
+                    "difficulty": exercise.difficulty,
+                    "minutes": exercise.minutes,
                     "hints": len(exercise.hints),
                     "properties": [_escaped(each.says) for each in exercise.properties],
                 }
             )
-    return render("course/exercises.md.jinja", exercises=found, levels=LEVELS)
+    return render("course/exercises.md.jinja", exercises=found)
 
 
 def _escaped(text: str) -> str:

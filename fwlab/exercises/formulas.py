@@ -94,7 +94,7 @@ def _print(derivation: Derivation) -> None:
 
 
 def _wrong(derivation: Derivation, letter: str, expression: Any) -> str:
-    """What is wrong with what stands in a blank; "" = nothing."""
+    """What is wrong with the expression in a blank; "" = nothing."""
     blank = derivation.blanks[letter]
     if expression in (..., "..."):
         return "still empty."
@@ -102,7 +102,7 @@ def _wrong(derivation: Derivation, letter: str, expression: Any) -> str:
     truths = [_value(blank.truth, symbols) for symbols in draws]
     try:
         values = [_value(expression, symbols) for symbols in draws]
-    except Exception as error:  # whatever a reader writes
+    except (Exception, SystemExit) as error:  # whatever a reader writes
         return f"{type(error).__name__}: {error}"
     for mistake, why in blank.tempting.items():
         wrongs = [_value(mistake, symbols) for symbols in draws]

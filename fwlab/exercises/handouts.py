@@ -1,6 +1,7 @@
 """Notebooks to hand out: tasks alone, or notebooks of the course without results."""
 
 import inspect
+import linecache
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -85,8 +86,10 @@ def own_exercises(name: str, text: str) -> dict[str, Exercise]:
     from fwlab.exercises import EXERCISES
 
     before = dict(EXERCISES)
-    module = sys.modules[name] = ModuleType(name)
-    exec(compile(text, f"{name}.py", "exec"), vars(module))
+    module, file = ModuleType(name), f"{name}.py"
+    sys.modules[name] = module
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    exec(compile(text, file, "exec"), vars(module))
     new = {n: e for n, e in EXERCISES.items() if before.get(n) is not e}
     if not new:
         raise ValueError(f"expected {name}.py to add exercises to EXERCISES, got none")
@@ -139,5 +142,8 @@ def _imports(exercises: list[Exercise]) -> list[str]:
     return [
         line
         for line in ["import math", *lines]
-        if re.search(rf"\b{line.split()[-1]}\b[.(]", said)
+        if any(
+            re.search(rf"\b{part.split()[-1]}\b[.(]", said)
+            for part in line.partition("import ")[2].split(",")
+        )
     ]

@@ -43,7 +43,7 @@ def place() -> Path | None:
         return Path(asked) if asked else None
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    tested = {"CI", "PYTEST_VERSION", "PYTEST_CURRENT_TEST"} & os.environ.keys()
+    tested = {"CI", "PYTEST_VERSION"} & os.environ.keys()
     return Path.cwd() / FILE if hasattr(shell, "kernel") and not tested else None
 
 

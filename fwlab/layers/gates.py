@@ -39,7 +39,7 @@ class Beta:
             beta = beta + layer.beta_bias
         if rule.steps:
             beta = beta.unflatten(-1, (layer.steps, -1))
-        return layer.beta_max * torch.sigmoid(beta)
+        return layer.beta_max * torch.sigmoid(beta)  # Eq. 21
 
 
 class LogDecay:

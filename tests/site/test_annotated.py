@@ -142,11 +142,12 @@ def test_every_reference_to_an_equation_is_a_link(site):
     html = (site / NAIVE).read_text("utf-8")
     for tag in ("20", "24", "25", "26", "27", "28"):
         assert f'<a class="eq" href="#eq-{tag}">Eq. {tag}</a>' in html
-    layer = site / "annotated/source/layers/fast_weight_attention.html"
-    layer = layer.read_text("utf-8")
+    layers = site / "annotated" / "source" / "layers"
+    layer = (layers / "fast_weight_attention.html").read_text("utf-8")
     # Stated in another file; and stated nowhere, but listed.
     assert 'source/ops/additive/rules/sum.html#eq-19">' in layer
-    assert 'annotated/equations.html#schlag2021-21">' in layer
+    gates = (layers / "gates.html").read_text("utf-8")
+    assert 'annotated/equations.html#schlag2021-21">' in gates
 
 
 # In the browser

@@ -16,7 +16,7 @@ import pytest
 from address import current
 from built import ROOT, asks
 
-from fwlab.exercises import EXERCISES, QUESTIONS, assert_correct, score
+from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, assert_correct, score
 from fwlab.exercises.pairs import MEMORIES
 
 with open(ROOT / "docs" / "course.toml", "rb") as file:
@@ -67,9 +67,10 @@ def test_entry_is_what_the_notebook_says(name):
     entry = COURSE[name]
     words = "\n".join(cells(name, "markdown"))
     assert re.findall(r"^# (.+)$", words, re.MULTILINE) == [entry["title"]]
-    asked = re.findall(r"\bcheck\((\w+)\)", "\n".join(cells(name, "code")))
+    code = "\n".join(cells(name, "code"))
+    asked = {*re.findall(r'\b(?:check|golf)\((?:\w+, )?"?(\w+)', code)}
     assert len(asked) == entry["exercises"]
-    assert set(asked) <= EXERCISES.keys()
+    assert asked <= EXERCISES.keys()
     before = NOTEBOOKS[: NOTEBOOKS.index(name)]
     assert set(entry["after"]) <= set(before)
     assert bool(entry["after"]) == (name != NOTEBOOKS[0])
@@ -107,7 +108,12 @@ def test_missing_entry_and_missing_notebook_are_warned_of(monkeypatch, caplog):
 
 
 def test_exercises_are_all_asked_for_and_graded():
-    assert TABLE["exercises"].keys() == EXERCISES.keys()
+    code = {n: "\n".join(cells(n, "code")) for n in NOTEBOOKS}
+    for name, exercise in EXERCISES.items():
+        asks = re.search(rf"\b(check|golf)\({name}\b", code.get(exercise.notebook, ""))
+        assert asks, f"{exercise.notebook!r} does not check {name}"
+    for each in (*QUESTIONS.values(), *DERIVATIONS.values()):
+        assert each.notebook in NOTEBOOKS, each.name
     assert sum(entry["exercises"] for entry in COURSE.values()) == len(EXERCISES)
 
 
@@ -208,10 +214,10 @@ def test_exercise_is_listed_as_it_is_checked(site, name):
     properties = [each.says for each in EXERCISES[name].properties]
     assert lines == [" ".join(properties)]
     assert f"def {name}(" in text(part)
-    code = {n: "\n".join(cells(n, "code")) for n in NOTEBOOKS}
-    (notebook,) = (n for n in NOTEBOOKS if f"check({name})" in code[n])
-    assert f"notebooks/{notebook}.html" in targets(part, "exercises.html")
-    assert f"{TABLE['exercises'][name]} of 3" in text(part)
+    assert f"notebooks/{EXERCISES[name].notebook}.html" in targets(
+        part, "exercises.html"
+    )
+    assert f"Difficulty: {EXERCISES[name].difficulty} of 5" in text(part)
 
 
 def test_exercises_page_shows_no_solution(site):
@@ -239,7 +245,7 @@ def test_examples_print_what_the_page_says(monkeypatch):
         if said:
             assert out.getvalue().rstrip() == said.rstrip()
             compared += 1
-    assert compared == 4
+    assert compared == 6
     # The example of a new exercise is one: it tells right from wrong.
     assert_correct(session["read"], "read")
     with pytest.raises(AssertionError, match="column 0 of W"):

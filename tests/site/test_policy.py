@@ -6,6 +6,8 @@ import hashlib
 import pytest
 from built import PATIENCE, Page, asks, until
 
+from fwlab.plots import _SLIDE
+
 OTHER = "https://example.invalid/"
 REFUSED = [
     *("connect-src", "form-action", "frame-src", "img-src"),
@@ -24,8 +26,9 @@ def test_every_page_has_the_policy(site, pages):
         policy = dict(part.split(" ", 1) for part in meta["content"].split("; "))
         assert policy["default-src"] == policy["base-uri"] == "'none'", name
         assert policy["connect-src"] == "'self'", name
-        # The theme's own, and the one of the page that is not there.
-        assert len(page.inline) == (1 if name == "404.html" else 3), name
+        # The theme's own, the one of the page that is not there, and of sliders.
+        sliders = page.inline.count(_SLIDE)
+        assert len(page.inline) == (1 if name == "404.html" else 3 + sliders), name
         hashes = [_hash(script) for script in page.inline]
         scripts = policy.pop("script-src").split()
         assert scripts == ["'self'", "file:", *dict.fromkeys(hashes)], name

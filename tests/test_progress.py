@@ -1,0 +1,186 @@
+"""What a reader wrote is used, and what is done is remembered."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from terminal import fwlab
+
+from fwlab.exercises import (
+    DERIVATIONS,
+    EXERCISES,
+    QUESTIONS,
+    check,
+    check_formula,
+    checker,
+    golf,
+    predict,
+    predictions,
+    progress,
+    reveal,
+    yours_or,
+)
+from fwlab.exercises.using import lines_of
+
+
+def write(W, k, v):
+    """A comment is no line of code,
+
+    and neither is this.
+    """
+    # nor this
+    return (
+        W  # a statement is one line, however it is broken
+        + v[..., :, None] * k[..., None, :]
+    )
+
+
+def noisy(W, k, v):
+    print("here I am")
+    torch.rand(3)
+    return write(W, k, v)
+
+
+def blank(W, k, v): ...
+
+
+def hopeless(W, k, v):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def notebook(monkeypatch, tmp_path):
+    """A kernel in which somebody works, in an empty folder."""
+    for name in ("CI", "PYTEST_VERSION", "FWLAB_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
+    shell = SimpleNamespace(kernel="")
+    ipython = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setattr(progress, "_session", {})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / progress.FILE
+
+
+# --- Your own functions -------------------------------------------------
+
+
+def test_your_function_is_used_if_it_is_right(capsys):
+    assert yours_or(write) is write
+    assert capsys.readouterr().out == "write: yours, from here on.\n"
+    mine = lambda W, k, v: write(W, k, v)  # noqa: E731
+    assert yours_or(mine, "write") is mine
+
+
+@pytest.mark.parametrize("answer", [blank, hopeless, None, ...])
+def test_ours_is_used_otherwise(answer, capsys):
+    ours = yours_or(answer, name="write")
+    assert ours is EXERCISES["write"].reference
+    assert capsys.readouterr().out == "write: fwlab's, until yours passes check.\n"
+    assert yours_or(ours) is ours  # the cell runs again
+    assert capsys.readouterr().out == "write: fwlab's.\n"
+
+
+def test_an_unknown_function_stays_what_it_is(capsys):
+    def unknown(): ...
+
+    assert yours_or(unknown) is unknown
+    assert "no exercise named 'unknown'" in capsys.readouterr().out
+
+
+def test_yours_or_leaves_nothing_behind(notebook, monkeypatch, capsys):
+    """No numbers drawn, nothing printed, nothing graded or remembered."""
+    heard: list[str] = []
+    monkeypatch.setattr(checker, "listener", lambda *given: heard.append(given))
+    torch.manual_seed(0)
+    wanted = torch.rand(2)
+    torch.manual_seed(0)
+    assert yours_or(noisy, "write") is noisy
+    assert torch.equal(torch.rand(2), wanted)
+    assert capsys.readouterr().out == "write: yours, from here on.\n"
+    assert not heard and not notebook.exists() and not progress.done()
+
+
+def test_golf_counts_statements(capsys):
+    assert lines_of(write) == 2
+    assert golf(write, "write")
+    assert capsys.readouterr().out.endswith("all right.\nYour lines: 2. Par: 2.\n")
+    made: dict = {}
+    exec("def write(W, k, v): return W + v[..., :, None] * k[..., None, :]", made)
+    assert golf(made["write"], "write")
+    assert "cannot be counted" in capsys.readouterr().out
+    assert not golf(blank, "write")
+    assert "lines" not in capsys.readouterr().out
+
+
+def test_golf_is_not_won_with_semicolons():
+    def joined(x):
+        a = x; b = a; return b  # noqa: E702  # fmt: skip
+
+    assert lines_of(joined) == 4
+
+
+# --- What is done -------------------------------------------------------
+
+
+def test_a_notebook_remembers_what_passed(notebook, capsys):
+    check(blank, "write")
+    assert not notebook.exists()
+    check(write)
+    predict("same_key", "b")
+    reveal("same_key")
+    predict("same_key", "c")
+    reveal("same_key")
+    check_formula("unit_factor", a="1")
+    check(blank, "write")  # does not undo it
+    assert json.loads(notebook.read_text()) == {"write": True, "same_key": False}
+    progress._session.clear()  # the next day
+    check_formula("unit_factor", a="phi @ phi", b="1 - beta * a", c="beta")
+    capsys.readouterr()
+    predictions()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "0 of 1 predictions were right. Look again at 00_start_here" in printed
+    assert str(notebook) in printed
+    listed = fwlab("exercises", "list")[1]
+    assert "✓ write " in listed and "✗ same_key " in listed
+    assert "  delta_step " in listed and "  unit_factor " in listed
+
+
+@pytest.mark.parametrize("name", ["CI", "PYTEST_VERSION"])
+def test_tests_remember_nothing_unless_asked(name, notebook, monkeypatch, tmp_path):
+    monkeypatch.setenv(name, "1")
+    check(write)
+    assert not notebook.exists()
+    asked = tmp_path / "asked.json"
+    monkeypatch.setenv("FWLAB_PROGRESS", str(asked))
+    check(write)
+    assert json.loads(asked.read_text()) == {"write": True}
+
+
+def test_only_a_kernel_remembers(notebook, monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", None)
+    check(write)
+    assert not notebook.exists() and progress.done() == {"write": True}
+
+
+def test_what_cannot_be_read_or_written_is_no_error(notebook):
+    for content in ("{", "[]", '{"write": 3}'):
+        notebook.write_text(content)
+        assert progress.done() == {}
+    notebook.unlink()
+    notebook.mkdir()
+    check(write)
+    assert progress.done() == {"write": True}
+
+
+def test_everything_is_listed_by_notebook():
+    listed = progress.overview({"crosstalk": True})
+    names = [*EXERCISES, *DERIVATIONS, *QUESTIONS]
+    assert len(set(names)) == len(names)
+    lines = [line[2:].split() for line in listed.splitlines()]
+    assert sorted(line[0] for line in lines if len(line) == 5) == sorted(names)
+    assert "✓ crosstalk" in listed
+    for each in (*EXERCISES.values(), *DERIVATIONS.values(), *QUESTIONS.values()):
+        assert min(each.difficulty, each.importance) >= 1, each.name
+        assert max(each.difficulty, each.importance) <= 5, each.name
