@@ -59,7 +59,7 @@ test-notebooks: $(READY)
 # Terms in another order: notebooks whose outputs are compared, not those that
 # mostly train.
 test-order: $(READY)
-	FWLAB_GROUP=order FWLAB_PROCESSOR=$(or $(PROCESSOR),1) $(PYTEST) tests/test_processor.py $(filter-out notebooks/07% notebooks/12%,$(wildcard notebooks/*.ipynb))
+	FWLAB_GROUP=order FWLAB_PROCESSOR=$(or $(PROCESSOR),1) $(PYTEST) tests/test_processor.py $(filter-out notebooks/07% notebooks/13%,$(wildcard notebooks/*.ipynb))
 
 test-kernels: $(READY)
 	FWLAB_GROUP=kernels TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
