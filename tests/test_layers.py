@@ -304,26 +304,59 @@ def test_decays_per_channel_come_through_the_width_of_a_head():
     narrow, wide, _ = layer.to_alpha
     assert narrow.weight.shape == (4, 12) and wide.weight.shape == (3 * 8, 4)
     assert layer.log_rate.shape == (3,) and layer.alpha_bias.shape == (3, 8)
-    record, x = RULES["kimi_delta"], torch.randn(2, 5, 12)
-    decay = layer._gates["log_decay"].of(layer, record, x, x)
+    x = torch.randn(2, 5, 12)
+    decay = layer._gates["log_decay"].of(layer, x, x)
     assert decay.shape == (2, 5, 3, 8) and (decay < 0).all()
 
 
-def test_a_gate_that_no_layer_makes(monkeypatch):
+@pytest.mark.parametrize(
+    ("gates", "message"),
+    [
+        (
+            {"beta": Gate("heads"), "pressure": Gate("heads")},
+            "pressure of odd_rule .*got 'pressure'; add how a layer makes it",
+        ),
+        ({"a": Gate("heads key")}, "a of odd_rule .*got 'a'; add"),
+        (
+            {"beta": Gate("heads key")},
+            "beta of odd_rule, a gate of kind 'beta', to have the dimensions 'heads' "
+            "or 'steps heads', got 'heads key'",
+        ),
+        (
+            {"a": Gate("heads value", kind="rate")},
+            "kind 'rate', to have the dimensions 'heads key', got 'heads value'",
+        ),
+    ],
+)
+def test_a_gate_that_no_layer_makes(gates, message, monkeypatch):
     """It is refused at once, not at the first call."""
-    gates = {"beta": Gate("heads"), "pressure": Gate("heads")}
-    monkeypatch.setitem(RULES, "odd", replace(RULES["delta"], gates=gates))
-    with pytest.raises(ValueError, match="got 'pressure'; add how a layer makes it"):
+    odd = replace(RULES["delta"], name="odd_rule", gates=gates)
+    monkeypatch.setitem(RULES, "odd", odd)
+    with pytest.raises(ValueError, match=message):
         FastWeightAttention(8, 2, rule="odd")
+
+
+def test_a_record_says_how_its_gates_are_made(monkeypatch):
+    """Not the name of the gate, nor that of the rule."""
+    gates = {"fade": Gate("heads key", kind="bounded_decay")}
+    odd = replace(RULES["delta"], name="odd_rule", gates=gates)
+    monkeypatch.setitem(RULES, "odd", odd)
+    layer = FastWeightAttention(8, 2, ELU1(), rule="odd")
+    fade = layer._gates["fade"].of(layer, torch.randn(2, 5, 8), torch.zeros(0))
+    assert fade.shape == (2, 5, 2, 4) and -0.61 < fade.min() <= fade.max() < 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta_max": 3}, "beta_max to be above 0 and at most 2, got 3"),
-        ({"beta_max": "2"}, "beta_max to be above 0 and at most 2, got '2'"),
-        ({"rule": "sum", "beta_max": 2}, "beta_max=1 for rule 'sum'"),
-        ({"rule": "rwkv7", "beta_max": 2}, "beta_max=1 for rule 'rwkv7'"),
+        ({"beta_max": 3}, "beta_max to be a number above 0, at most 2, got 3"),
+        ({"beta_max": "2"}, "beta_max to be a number above 0, at most 2, got '2'"),
+        ({"rule": "sum", "beta_max": 0.5}, "'sum', which does not correct, got 0.5"),
+        ({"rule": "gated", "beta_max": 2}, "'gated', which does not correct, got 2"),
+        ({"rule": "rwkv7", "beta_max": 2}, "'rwkv7', which has no beta and no erasing"),
+        ({"rule": ["delta"]}, r"rule to be one of 'sum', .*got \['delta'\]"),
+        ({"key_norm": ["l2"]}, r"'sum', 'l2' or None, got \['l2'\]"),
+        ({"normalize": "yes"}, "normalize to be True, False or None, got 'yes'"),
         ({"steps": 2}, "steps to be 1 for rule 'delta', got 2"),
         ({"rule": "delta_product", "steps": 0}, "steps to be at least 1, got 0"),
         ({"steps": 1.5}, "steps to be an integer or None, got 1.5"),
@@ -341,8 +374,9 @@ def test_a_head_can_turn_around_what_a_key_holds():
     with torch.no_grad():
         layer.to_beta.weight.fill_(100)
     x = torch.ones(1, 1, 8)
-    gate = layer._gates["beta"]
-    assert gate.of(layer, RULES["gated_delta"], x, x).allclose(torch.tensor(2.0))
+    beta = layer._gates["beta"].of(layer, x, x)
+    assert beta.allclose(torch.tensor(2.0))
+    assert "beta_max=2, steps=1" in repr(layer)
 
 
 def test_steps_of_a_token_are_in_its_projections():
