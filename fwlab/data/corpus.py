@@ -142,7 +142,7 @@ def _text(name: str | None) -> Text:
 
 
 class _Unreachable(CorpusError):
-    """No network, or no library to download with: another text will do."""
+    """There is no network, or no library to download with."""
 
 
 def _known(name: str, source: _Source) -> Text:

@@ -46,7 +46,7 @@ def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> T
 
     - `text`: at least one token.
     - `vocabulary`: knows every character or word of the text.
-    - `path`: of the file; None = keep the tokens in memory.
+    - `path`: path of the file; None = keep the tokens in memory.
     - Returns a `Tokens`. Changes to its tensors never reach the file.
     - Raises `ValueError` for an unknown character or word, and
       `CorpusError` if there are no tokens or the file cannot be written.

@@ -304,7 +304,7 @@ class FastWeightAttention(Causal):
         return split_heads(q, self.heads), k, v, inputs
 
     def _finish(self, y: Tensor, x: Tensor) -> Tensor:
-        """What the heads read, with norm and gate, and side by side."""
+        """What the heads read, side by side, after norm and gate."""
         if self.out_norm is not None:
             # Under autocast `y` has half the precision of the weights.
             y = self.out_norm(y.to(self.out_norm.weight.dtype))

@@ -58,7 +58,7 @@ class FeedbackTransformer(Causal):
     - `normalize_memory`: a layer norm between a memory and its projections.
     - `dropout`: probability of dropout in training, from 0 to below 1, as in `Block`:
       of what the attention and the MLP of each layer add to their input, and inside the
-      MLP. Attention weights have none, and neither have the GPU kernels.
+      MLP. There is no dropout of attention weights, and none in the GPU kernels.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     There is no maximum sequence length. Steps are computed one after the

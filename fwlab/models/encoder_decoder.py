@@ -86,7 +86,7 @@ class EncoderDecoder(nn.Module):
     - `dropout`: probability of dropout in training, from 0 to below 1: of
       embeddings with positions, of what every attention and MLP adds to
       its input, and inside the MLPs.
-    - `attention_dropout`: the same, of attention weights; softmax only.
+    - `attention_dropout`: the same for attention weights; softmax only.
     - Raises `ValueError` or `TypeError` for invalid arguments.
 
     Positions are sinusoids, added to the embeddings on both sides: there

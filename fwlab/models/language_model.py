@@ -118,7 +118,7 @@ class LanguageModel(nn.Module):
     - `dropout`: probability of dropout in training, from 0 to below 1: of
       embeddings with positions, of what every mixer and MLP adds to its
       input, and inside the MLPs.
-    - `attention_dropout`: the same, of attention weights. Only softmax
+    - `attention_dropout`: the same for attention weights. Only softmax
       and transformer-xl have it: AFT and fast weights compute no
       attention weights, and feedback does not drop them.
     - Raises `ValueError` or `TypeError` for invalid sizes or names.
