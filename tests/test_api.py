@@ -10,6 +10,7 @@ import doctest
 import importlib
 import inspect
 import itertools
+import random
 import re
 import textwrap
 from collections.abc import Iterator
@@ -313,12 +314,27 @@ def test_the_package_lists_what_is_on_a_page():
         assert name == "__version__" or len(at) > 1, f"{name} is on no page"
 
 
+def run_example(name: str, value: Any, names: dict[str, Any]) -> None:
+    names = {"random": random, "torch": torch, **names}
+    finder = doctest.DocTestFinder(recurse=False)
+    (test,) = finder.find(value, name, globs=names)
+    assert test.examples, f"{name} has no example"
+    assert not doctest.DocTestRunner().run(test).failed, name
+
+
 @pytest.mark.parametrize("name", [n for n in ops.__all__ if n[0].islower()])
 def test_examples_run(name):
     """Every function has one, and it says what happens."""
-    finder = doctest.DocTestFinder(recurse=False)
-    ((test,),) = [
-        finder.find(getattr(ops, name), name, globs={"ops": ops, "torch": torch})
-    ]
-    assert test.examples, "no example"
-    assert not doctest.DocTestRunner().run(test).failed
+    run_example(name, getattr(ops, name), {"ops": ops})
+
+
+@pytest.mark.parametrize("module", MODULES[1:5])
+def test_examples_of_a_module_run(module):
+    """Every function has one, and every class that a caller makes objects of."""
+    loaded = importlib.import_module(module)
+    names = {name: getattr(loaded, name) for name in names_of(module)}
+    for name, value in names.items():
+        made = inspect.isclass(value) and not issubclass(value, tuple | Exception)
+        base = "The base class" in (inspect.getdoc(value) or "")
+        if inspect.isfunction(value) or (made and not base):
+            run_example(name, value, names)

@@ -30,6 +30,9 @@ class Packed(NamedTuple):
 def packed_rows(borders: Tensor, length: int) -> int:
     """The number of rows that hold every document once.
 
+        >>> packed_rows(torch.tensor([0, 3, 8]), length=4)
+        2
+
     - `borders`: borders of the documents, as from `token_file`.
     - `length`: length of a row, at least 1.
     - Returns the number of rows in an epoch.
@@ -52,6 +55,9 @@ def packed(
     except the first token of each document, which is never a target. The
     last row of an epoch ends with zeros without targets, as a document of
     their own, unless the tokens fill it.
+
+        >>> packed(torch.arange(8), torch.tensor([0, 3, 8]), 4, row=0).targets
+        tensor([[   1,    2, -100,    4]])
 
     - `tokens`, `borders`: as from `token_file`.
     - `length`: tokens in the row, at least 1.

@@ -29,7 +29,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Text:
-    """A text of documents. Nothing is loaded before it is needed.
+    r"""A text of documents. Nothing is loaded before it is needed.
+
+        >>> list(Text(("one\n", "two\n")).pieces())
+        ['one\n', 'two\n']
 
     - `parts`: texts, or parts of files, each of them a document.
     - `articles`: whether a part holds articles of WikiText instead, each

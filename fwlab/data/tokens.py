@@ -44,6 +44,9 @@ def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> T
     complete or not there at all. It is made again if it is truncated, or
     if it was made of another text or vocabulary.
 
+        >>> token_file(Text(("a", "ba")), Characters("ab"), path=None).borders
+        tensor([0, 1, 3])
+
     - `text`: at least one token.
     - `vocabulary`: knows every character or word of the text.
     - `path`: path of the file; None = keep the tokens in memory.

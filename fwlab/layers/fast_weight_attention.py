@@ -83,6 +83,11 @@ class FastWeightAttention(Causal):
     come with a scale (stabilised FAVOR+) and a denominator, the largest
     scale so far is carried along, and the memory fades when it grows:
     that changes no result, and nothing overflows or underflows.
+
+        >>> layer = FastWeightAttention(d_model=8, heads=2)
+        >>> y, state = layer.prefill(torch.randn(1, 5, 8))
+        >>> y.shape, state.shape
+        (torch.Size([1, 5, 8]), torch.Size([1, 2, 4, 8]))
     """
 
     packs = True

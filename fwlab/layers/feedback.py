@@ -77,6 +77,9 @@ class FeedbackTransformer(Causal):
     has a norm of its own, in both forms. The official code also has a
     table of learned positions, as long as its memory.
 
+        >>> FeedbackTransformer(d_model=8, heads=2, layers=3).state_size(time=10)
+        480
+
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
 

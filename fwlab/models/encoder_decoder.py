@@ -95,6 +95,11 @@ class EncoderDecoder(nn.Module):
     embeddings. Blocks are pre-norm, without biases. **Initial weights**:
     embeddings normal with variance $1/d$, and multiplied by $\sqrt d$
     when looked up; linear layers Xavier uniform, norms 1.
+
+        >>> model = EncoderDecoder(10, 12, layers=1, heads=2, d_model=8)
+        >>> source = target = torch.zeros(1, 5, dtype=torch.long)
+        >>> model(source, target).shape
+        torch.Size([1, 5, 12])
     """
 
     def __init__(
