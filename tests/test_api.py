@@ -69,10 +69,10 @@ def assigned(module: Any) -> dict[str, str | None]:
     """The names a module defines, with the strings that describe constants."""
     lines = inspect.getsource(module).splitlines()
     body = ast.parse(inspect.getsource(module)).body
-    found: dict[str, str | None] = {}
+    described: dict[str, str | None] = {}
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = ast.get_docstring(node)
+            described[node.name] = ast.get_docstring(node)
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
         said = []
@@ -85,8 +85,8 @@ def assigned(module: Any) -> dict[str, str | None]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
             if isinstance(target, ast.Name):
-                found[target.id] = "\n".join(said).strip() or None
-    return found
+                described[target.id] = "\n".join(said).strip() or None
+    return described
 
 
 def methods(name: str, cls: type) -> Iterator[Public]:
@@ -192,8 +192,8 @@ def referred(p: Public, place: re.Match) -> list[Public]:
     if place[2]:
         target = above
     for name in (f"{above}.{target}", target, f"{TOP}.{target}"):
-        if found := [q for q in CALLED if q.name == name]:
-            return found
+        if callables := [q for q in CALLED if q.name == name]:
+            return callables
     if target in MODULES:
         return [
             q
@@ -249,7 +249,7 @@ def raised(p: Public) -> set[str]:
         if not inspect.isfunction(value):
             return set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
-    found = {
+    errors = {
         ast.unparse(node.exc.func)
         for node in ast.walk(tree)
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
@@ -261,7 +261,7 @@ def raised(p: Public) -> set[str]:
         for name in ast.walk(node.type)
         if isinstance(name, ast.Name)
     }
-    return found - caught - {"NotImplementedError"}
+    return errors - caught - {"NotImplementedError"}
 
 
 def test_every_error_is_documented():
