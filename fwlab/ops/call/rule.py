@@ -13,11 +13,10 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
-from fwlab.ops.call import checks
+from fwlab.ops.call import checks, units
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.operators import traced
-from fwlab.ops.parts import units
 from fwlab.ops.parts.autograd import full_precision
 from fwlab.ops.parts.state import NormalizedState
 
