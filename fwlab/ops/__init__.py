@@ -136,7 +136,7 @@ def implementations(op: str) -> tuple[str, ...]:
         >>> ops.implementations("softmax_attention")
         ('naive', 'efficient')
     """
-    if op not in TABLE:
+    if not isinstance(op, str) or op not in TABLE:
         raise ValueError(
             f"expected op to be one of {', '.join(TABLE)}, got {op!r}"
         )

@@ -63,6 +63,11 @@ def dpfp_delta_rule(
 
     Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174).
     """
+    if isinstance(nu, bool) or not isinstance(nu, int) or nu < 1:
+        raise ValueError(
+            "dpfp_delta_rule: expected nu to be an integer of at least "
+            f"1, got {nu!r}"
+        )
     phi = DPFP(nu)
     return DPFP_DELTA_RULE(
         q, k, v, {"beta": beta},
