@@ -241,7 +241,7 @@ class ChannelDecay(Decay):
         assert self.between is not None
         C = self.d.shape[1]
         upto = S.new_ones(C, C).tril()  # [t, s], s <= t
-        # `[t, i, j]`: whether step t stands between a writer j and a reader i.
+        # `[t, i, j]`: whether step t comes between a writer j and a reader i.
         pairs = upto.mT[:, :, None] * upto.tril(-1)[:, None]
         total = pairs.flatten(1) @ self.between.flatten(1, 2)
         rows = self.moved(halves(read, self.d), -1).sum(1)

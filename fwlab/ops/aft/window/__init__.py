@@ -73,7 +73,7 @@ def aft_local(
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere, as for `aft_full`.
+    elsewhere.
 
     A window of one step: a bias for the step itself.
 
@@ -127,7 +127,7 @@ def aft_conv(
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere, as for `aft_full`.
+    elsewhere.
 
     One head, and a window of one step.
 
@@ -182,7 +182,7 @@ def aft_conv2d(
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere, as for `aft_full`.
+    elsewhere.
 
     Without a bias, all pixels count the same.
 
