@@ -86,14 +86,7 @@ def aft_local(
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
     call = AFTCall(
-        AFT_LOCAL,
-        q,
-        k,
-        v,
-        causal,
-        key_mask,
-        implementation,
-        band=band,
+        AFT_LOCAL, q, k, v, causal, key_mask, implementation, band=band
     )
     time = call.q.shape[1]
     width = call.width("band", band, "time, window")
@@ -142,12 +135,7 @@ def aft_conv(
     op = "aft_conv"
     flat = _heads_side_by_side(op, q, k, v, "batch time heads channels")
     call = AFTCall(
-        AFT_CONV,
-        *flat,
-        causal,
-        key_mask,
-        implementation,
-        kernel=kernel,
+        AFT_CONV, *flat, causal, key_mask, implementation, kernel=kernel
     )
     heads = q.shape[2]
     width = call.width("kernel", kernel, "heads, window")
