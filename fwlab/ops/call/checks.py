@@ -106,6 +106,14 @@ def flag(op: str, argument: str, value: Any) -> None:
         raise TypeError(f"{op}: expected {argument} to be True or False, got {value!r}")
 
 
+def at_least_one(op: str, argument: str, value: Any) -> None:
+    """Raise `ValueError` unless it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"{op}: expected {argument} to be an integer of at least 1, got {value!r}"
+        )
+
+
 def dropout(op: str, value: Any, argument: str = "dropout") -> None:
     """Check a probability with which dropout sets entries to 0."""
     text = f"{op}: expected {argument} to be at least 0 and below 1"
