@@ -351,7 +351,7 @@ def test_streams_of_anything_finite(data):
 
 @both
 def test_traps_of_the_stabilising_tricks(implementation):
-    """Each breaks a form that people use: see notebook 10."""
+    """Each breaks a form that people use: see notebook 11."""
     how = {"implementation": implementation}
     one = torch.ones(1, 2, 1)
     v = torch.tensor([1.0, 3.0]).view(1, 2, 1)

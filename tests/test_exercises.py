@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import inspect
 import io
 import itertools
@@ -9,6 +10,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -713,6 +715,7 @@ TOLD = {
         "(q @ k.mT).tril() @ v": "Do you keep the matrix of all pairs of steps?",
         "every_W(q, k, v)": "Do you keep every W_i?",
         "list_of_W(q, k, v)": "Do you keep every W_i?",
+        "chunked_sum(q, k, v, 2 * chunk)": "Are your chunks longer than chunk?",
         "chunked_sum(q, k, v, 1)": "Does it go through the steps one by one",
         "blocks(q, k, v, 16)": "the same work in chunks of 64 and of 32",
         "sum_in_place(*inputs)": "write W = W + ...",
@@ -755,10 +758,23 @@ NO_GRADIENT = {
 }
 
 
+#: Answers to the exercises of one topic: WRONG, TOLD, NO_GRADIENT, and RIGHT answers in
+#: unusual styles, as above.
+TOPICS = [
+    importlib.import_module(f"answers.{path.stem}")
+    for path in sorted((Path(__file__).parent / "answers").glob("*.py"))
+]
+KNOWN = {name: vars(topic) for topic in TOPICS for name in topic.WRONG}
+for topic in TOPICS:
+    WRONG |= topic.WRONG
+    TOLD |= topic.TOLD
+    NO_GRADIENT |= topic.NO_GRADIENT
+
+
 def written(name, source):
     """An answer of one expression."""
-    names = re.search(r"\((.*)\)", EXERCISES[name].signature)[1]
-    known = globals() | {"right": EXERCISES[name].reference}
+    names = re.search(r"^def \w+\((.*)\)", EXERCISES[name].signature, re.M)[1]
+    known = KNOWN.get(name, globals()) | {"right": EXERCISES[name].reference}
     return eval(f"lambda {names}: {source.replace('*inputs', names)}", known)
 
 
@@ -838,6 +854,15 @@ def test_misconceptions_fail_at_their_property_and_are_named(name):
             for each in caught if isinstance(caught, tuple) else (caught,):
                 assert fault(name, each, holds.says, text) == []
                 assert refused(written_otherwise(each), name, text), text
+
+
+@pytest.mark.parametrize("name", [n for n, e in EXERCISES.items() if e.start])
+def test_a_bug_hunt_begins_with_a_known_fault(name):
+    names = {"torch": torch}
+    exec(EXERCISES[name].start, names)
+    right, text = verdict(names[name], name)
+    assert not right
+    assert any(what in text for what, _ in EXERCISES[name].misconceptions), text
 
 
 def test_every_property_is_failed_by_some_answer():
@@ -997,6 +1022,12 @@ def one_by_one(x, R):
         ("ablate", lambda *inputs: torch.tensor(ablated(*inputs, silent).tolist())),
         ("running_step", interpolated),
         ("positive_features", one_by_one),
+        *(
+            (name, answer)
+            for topic in TOPICS
+            for name, answers in topic.RIGHT.items()
+            for answer in answers
+        ),
     ],
 )
 def test_unusual_right_answers(name, answer):

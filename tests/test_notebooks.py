@@ -117,6 +117,10 @@ def test_exercises_stand_beside_their_idea(name):
                 )
                 task = EXERCISES[exercise].task.replace("**", title, 1)
                 assert " ".join(task.split()) in " ".join(cells[i - 1].source.split())
+                start = re.sub(
+                    r"^from .*\n+", "", EXERCISES[exercise].start, flags=re.M
+                )
+                assert start.strip() in cell.source
                 answers = {exercise, EXERCISES[exercise].reference.__name__}
                 assert not answers & before, exercise
             before |= {

@@ -15,14 +15,21 @@ solution("delta_step") # one way to write it, ready to paste
 
 from fwlab.exercises import (
     aft,
+    aft_language,
+    aft_stability,
     delta_rule,
     dpfp,
     fast_weights,
     feature_maps,
     feedback,
+    feedback_trained,
     memory,
     normalisation,
+    project,
+    regression,
     retrieval,
+    since_2021,
+    to_qwen,
     transformer,
 )
 from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
@@ -47,7 +54,14 @@ TOPICS = {
     "A transformer": transformer.EXERCISES,
     "Memory": memory.EXERCISES,
     "Attention Free Transformer": aft.EXERCISES,
+    "Stability": aft_stability.EXERCISES,
+    "Biases of AFT": aft_language.EXERCISES,
     "Feedback Transformer": feedback.EXERCISES,
+    "Feedback trained": feedback_trained.EXERCISES,
+    "Since 2021": since_2021.EXERCISES,
+    "Layers of today": to_qwen.EXERCISES,
+    "Regression": regression.EXERCISES,
+    "A project": project.EXERCISES,
 }
 
 EXERCISES: dict[str, Exercise] = {

@@ -376,6 +376,22 @@ DELTA_LAYER = Exercise(
     "`[time, value]` and `logits` `[time]`, return the readings of Eqs. 20-25, "
     "`[time, value]`, from an empty memory. The logits are what Eq. 21 applies its "
     "sigmoid to.",
+    start="""\
+from fwlab.ops.additive.rules.sum import read
+from fwlab.ops.correcting.rules.delta import delta_step
+
+
+def delta_layer(q, k, v, logits):
+    W, beta = v.new_zeros(v.shape[1], k.shape[1]), torch.sigmoid(logits)
+    y = []
+    for q_t, k_t, v_t, beta_t in zip(q, k, v, beta):
+        y.append(read(W, q_t))
+        W = step_of_layer(W, k_t, v_t, beta_t)
+    return torch.stack(y)
+
+
+def step_of_layer(W, k, v, strength):
+    return delta_step(W, k, v, torch.sigmoid(strength))""",
     reference=healthy_layer,
     properties=(
         shape("returns a reading for each step", _steps, [{}, {"time": 1}]),

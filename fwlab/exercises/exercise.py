@@ -47,6 +47,7 @@ class Exercise:
     - `importance`: from 1, a side road, to 5, what all later notebooks need.
     - `minutes`: how long it takes, task and thought included.
     - `notebook`: the notebook that asks it, such as "04_delta_rule".
+    - `start`: the faulty code that a bug hunt begins with; "" = an empty function.
     """
 
     name: str
@@ -60,13 +61,16 @@ class Exercise:
     importance: int = 3
     minutes: int = 10
     notebook: str = ""
+    start: str = ""
 
     @property
     def signature(self) -> str:
-        """The line that a learner starts from."""
+        """The code that a learner starts from."""
+        if self.start:
+            return self.start
         parameters = inspect.signature(self.reference).parameters.values()
         names = ", ".join(p.name for p in parameters if p.default is p.empty)
-        return f"def {self.name}({names}): ..."
+        return f"def {self.name}({names}): ...  # your code here"
 
     @property
     def misconceptions(self) -> list[tuple[str, Answer]]:
@@ -96,6 +100,7 @@ class Question:
     - `hints`: each reveals more than the one before; a question may have none.
     - `difficulty`, `importance`, `minutes`: as for an `Exercise`.
     - `notebook`: the notebook that explains the answer.
+    - `asked`: the notebook that asks.
     """
 
     name: str
@@ -110,6 +115,7 @@ class Question:
     importance: int = 3
     minutes: int = 1
     notebook: str = ""
+    asked: str = ""
 
     @property
     def answer(self) -> str:

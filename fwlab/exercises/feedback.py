@@ -39,7 +39,7 @@ def _weighted(weights: Tensor, states: Tensor) -> Tensor:
 
 MERGE_MEMORY = Exercise(
     name="merge_memory",
-    notebook="12_feedback",
+    notebook="13_feedback",
     difficulty=1,
     importance=3,
     minutes=7,
@@ -171,7 +171,7 @@ def _attend(
 
 FEEDBACK_ATTENTION = Exercise(
     name="feedback_attention",
-    notebook="12_feedback",
+    notebook="13_feedback",
     difficulty=3,
     importance=4,
     minutes=17,

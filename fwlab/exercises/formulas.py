@@ -1,14 +1,13 @@
-"""Derivations with blanks: derivations.toml, and a check of them by numbers."""
+"""Derivations with blanks, and a check of them by numbers."""
 
-import tomllib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from fwlab.exercises import progress
+from fwlab.exercises.course import asked
 from fwlab.exercises.exercise import joined, say
 
 
@@ -36,6 +35,7 @@ class Derivation:
     - `because`: what to say when all blanks are right.
     - `hints`: each reveals more than the one before.
     - `difficulty`, `importance`, `minutes`, `notebook`: as for an `Exercise`.
+    - `asked`: the same notebook, as for a `Question`.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Derivation:
     importance: int = 3
     minutes: int = 10
     notebook: str = ""
+    asked: str = ""
 
 
 def check_formula(name: str, **blanks: Any) -> bool:
@@ -146,10 +147,5 @@ def _derivation(name: str, fields: dict[str, Any]) -> Derivation:
     return Derivation(**fields | {"name": name, "text": text, "blanks": blanks})
 
 
-DERIVATIONS = {
-    name: _derivation(name, fields)
-    for name, fields in tomllib.loads(
-        Path(__file__).with_name("derivations.toml").read_text("utf-8")
-    ).items()
-}
+DERIVATIONS = {name: _derivation(name, fields) for name, fields in asked(True).items()}
 """Every derivation by name."""

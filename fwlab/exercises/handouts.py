@@ -35,7 +35,7 @@ def student_notebook(
     start.append("from fwlab.exercises import check, hint, show, solution")
     cells = [("markdown", f"# {title}\n\n{GUIDE}"), ("code", "\n".join(start))]
     for number, exercise in enumerate(exercises, 1):
-        code = f"{exercise.signature}  # your code here\n\n\n_ = check({exercise.name})"
+        code = f"{exercise.signature}\n\n\n_ = check({exercise.name})"
         cells += [("markdown", f"**{number}.** {exercise.task}"), ("code", code)]
     extra: dict[str, Any] = {
         "code": {"outputs": [], "execution_count": None},
@@ -135,7 +135,7 @@ def export(
 
 def _imports(exercises: list[Exercise]) -> list[str]:
     """The imports that tasks, hints and solutions use."""
-    said = " ".join(" ".join((e.task, *e.hints, source(e))) for e in exercises)
+    said = " ".join(" ".join((e.task, *e.hints, e.start, source(e))) for e in exercises)
     lines = re.findall(
         r"^(?:from \S+ )?import .*$", inspect.getsource(solutions), re.MULTILINE
     )

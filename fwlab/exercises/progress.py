@@ -79,12 +79,13 @@ def overview(known: dict[str, bool]) -> str:
     minutes: dict[str, int] = {}
     for kind, named in kinds.items():
         for name, each in named.items():
+            where = getattr(each, "asked", "") or each.notebook
             mark = {True: "✓", False: "✗", None: " "}[known.get(name)]
-            notebooks.setdefault(each.notebook, []).append(
+            notebooks.setdefault(where, []).append(
                 f"{mark} {name:<26}{kind:<10}{each.difficulty:>12}"
                 f"{each.importance:>12}{each.minutes:>9}"
             )
-            minutes[each.notebook] = minutes.get(each.notebook, 0) + each.minutes
+            minutes[where] = minutes.get(where, 0) + each.minutes
     lines = [f"{'':38}{'difficulty':>12}{'importance':>12}{'minutes':>9}"]
     for notebook in sorted(notebooks):
         lines += ["", f"{notebook or 'your own'}: {minutes[notebook]} minutes"]

@@ -1,10 +1,9 @@
-"""Questions to predict before a result is shown: questions.toml."""
+"""Questions to predict before a result is shown."""
 
-import tomllib
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from fwlab.exercises.course import asked
 from fwlab.exercises.exercise import Question, joined
 
 
@@ -29,10 +28,5 @@ def _question(name: str, fields: dict[str, Any]) -> Question:
     return Question(**fields | {"name": name, "tempting": tempting})
 
 
-QUESTIONS = {
-    name: _question(name, fields)
-    for name, fields in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text("utf-8")
-    ).items()
-}
+QUESTIONS = {name: _question(name, fields) for name, fields in asked(False).items()}
 """Every question by name."""

@@ -560,6 +560,20 @@ MENDED_LAYER = replace(
     name="mended_layer",
     task="**Find the bug.** This layer is meant to be that of exercise 1: one head, "
     "the same arguments, the same result. It has a single mistake. Mend it in place.",
+    start="""\
+from fwlab import ops
+from fwlab.feature_maps import DPFP
+
+
+def mended_layer(x, W_q, W_k, W_v, W_beta, W_out):
+    def features(x):
+        phi = DPFP(nu=1)(x)
+        return phi / phi.sum(0).clamp(min=1e-9)  # Eq. 29
+
+    q, k, v = features(x @ W_q.T), features(x @ W_k.T), x @ W_v.T
+    beta = torch.sigmoid(x @ W_beta.T)
+    y = ops.delta_rule(q[:, :, None], k[:, :, None], v[:, :, None], beta)
+    return x + y[:, :, 0] @ W_out.T""",
     reference=mended_layer,
     properties=(
         FAST_WEIGHT_LAYER.properties[0],
