@@ -256,6 +256,44 @@ def chunked_delta(q, k, v, beta, chunk):
 # --- Attention Free Transformer
 
 
+def aft_row(q, k, v, w):
+    weights = torch.softmax(k + w[:, None], 1)  # of each channel, over the keys
+    return torch.sigmoid(q) * (weights * v).sum(1)  # the query only gates
+
+
+def local_band(band):
+    w = band.new_zeros(len(band), len(band))  # outside the window: 0 (Eq. 4)
+    for t, row in enumerate(band):
+        near = row[: t + 1]  # a row has t + 1 keys
+        w[t, t + 1 - len(near) : t + 1] = near.flip(0)
+    return w
+
+
+def conv_bias(k, v, kernel):
+    def near_and_all(x):
+        total = x.cumsum(0)
+        for j, bias in enumerate(kernel):
+            moved = F.pad(x, (0, 0, j, 0))[: len(x)]  # by j steps
+            total = total + (bias.exp() - 1) * moved
+        return total
+
+    return near_and_all(k.exp() * v) / near_and_all(k.exp())  # Eq. 6
+
+
+def aft_layer(q, k, v, w):
+    e_k, e_w = k.exp(), w.exp().tril()  # no weight above the diagonal
+    return torch.sigmoid(q) * (e_w @ (e_k * v)) / (e_w @ e_k)
+
+
+def unseal(layer, time):
+    values = torch.eye(time, dtype=torch.float64)  # a channel for each step
+    weights = layer(50 + 0 * values, 0 * values, values)  # an open gate, equal keys
+    return weights.log() - weights.diagonal()[:, None].log()
+
+
+# --- Stability
+
+
 def mean_of(k, v, w):
     exponent = k + w
     nothing = (exponent == -torch.inf).all(1, keepdim=True)
