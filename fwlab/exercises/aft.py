@@ -466,9 +466,6 @@ AFT_LAYER = Exercise(
     "biases `w` `[time, time]`, return the outputs of causal AFT-full, "
     "`[time, channels]`.",
     start="""\
-import torch
-
-
 def aft_layer(q, k, v, w):
     w = w * torch.ones_like(w).tril()  # causal: no weight above the diagonal
     e_k, e_w = k.exp(), w.exp()
