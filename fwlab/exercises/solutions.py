@@ -294,6 +294,24 @@ def unseal(layer, time):
 # --- Stability
 
 
+def break_it(trick):
+    k, w = torch.zeros(8).double(), torch.zeros(8, 8).double()
+    v = torch.tensor([1.0, -1]).double().repeat(4)
+    if trick == "no maximum":  # 8 e^88 is infinite
+        k, w = k + 44, w + 44
+    elif trick == "plus epsilon":  # e^-12 is about as small as 1e-6
+        k, w = k - 6, w - 6
+    elif trick == "clamped keys":  # both count as 30
+        k[0], k[1] = 30, 31
+    elif trick == "maximum over time":  # e^-104 is 0
+        k[:7], k[7] = -52, 52
+    elif trick == "running maximum":  # row 1: k + w is 0 twice
+        k[0], k[1], w[1, 0], w[1, 1] = -52, 52, 52, -52
+    else:  # row 0 has the exponent -52, and its tile 52
+        k[:1], k[1:], w[:, :1], w[:, 1:] = -26, 26, -26, 26
+    return k, v, w
+
+
 def mean_of(k, v, w):
     exponent = k + w
     nothing = (exponent == -torch.inf).all(1, keepdim=True)
@@ -309,6 +327,17 @@ def running_step(log_sum, mean, k, v):
     total = torch.where(nothing, 1, old + new)
     log_sum = torch.where(nothing, -torch.inf, top + total.log())
     return log_sum, (old * mean + new * v) / total
+
+
+def stream_mean(k, v):
+    top = torch.full_like(k[0], -torch.inf)  # of no keys
+    above, below, y = 0, 0, []
+    for k_t, v_t in zip(k, v, strict=True):
+        new_top = torch.maximum(top, k_t)
+        old, new = (top - new_top).exp(), (k_t - new_top).exp()
+        above, below, top = above * old + new * v_t, below * old + new, new_top
+        y.append(above / below)
+    return torch.stack(y)
 
 
 # --- Feedback Transformer
