@@ -451,7 +451,7 @@ RUNNING_STEP = Exercise(
     difficulty=4,
     importance=4,
     minutes=17,
-    task="**The running log-sum-exp** (section 4). Take one more key and "
+    task="**The running log-sum-exp** (n1). Take one more key and "
     "value into `(log_sum, mean)` and return both, all of one "
     r"shape. It starts from $(-\infty, 0)$, and a key of $-\infty$ "
     "changes nothing.",
@@ -602,6 +602,10 @@ def _streamed(
 def sick_stream(k: Tensor, v: Tensor) -> Tensor:
     """The code of the bug hunt, with both of its bugs."""
     return _streamed(k, v, 0.0, below_too=False)
+
+
+#: The curves that the hunt starts from.
+STREAMS = {"healthy": healthy_stream, "this one": sick_stream}
 
 
 def _cumulative(k: Tensor, v: Tensor) -> Tensor:
