@@ -376,3 +376,34 @@ def delta_layer(q, k, v, logits):
 def few_features(x):
     # A power makes large features larger, so different keys overlap less.
     return l2_normalize(DPFP(nu=3)(x) ** 3)
+
+
+# --- AFT: where a language model looks
+
+
+def position_shift(band, past, time):
+    rows = torch.arange(past, past + time)[:, None]
+    back = rows - torch.arange(past + time)
+    inside = (back >= 0) & (back < band.shape[1])
+    entries = band[rows, back.clamp(0, band.shape[1] - 1)]
+    return torch.where(inside, entries, 0)  # Eq. 4
+
+
+def read_bias(w):
+    time = len(w)
+    later = torch.ones(time, time, device=w.device).triu(1).bool()
+    a = torch.softmax(w.masked_fill(later, -torch.inf), 1)
+    share = torch.arange(1, time + 1, device=w.device)[:, None] * a
+    return torch.stack([share.diagonal(-n).mean() for n in range(time)])
+
+
+def mended_kernel(raw, gamma, beta):
+    std, mean = torch.std_mean(raw, 1, correction=0, keepdim=True)  # of each head
+    return gamma[:, None] * (raw - mean) / std + beta[:, None]  # Eq. 8
+
+
+def frozen_kernels(heads, window):
+    w = torch.zeros(heads, window)
+    for i in range(heads):
+        w[i, (i + 1) % window] = 6.0  # one key for each head
+    return w
