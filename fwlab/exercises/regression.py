@@ -81,6 +81,8 @@ IMPLICIT_STEP = Exercise(
                 "The sign is wrong: this moves away from v.": lambda W, k, v, beta: (
                     delta_step(W, k, v, -beta / (1 + beta * _square(k)))
                 ),
+                "This stays close to 0, and not to W: what other keys hold is "
+                "lost.": lambda W, k, v, beta: implicit_step(0 * W, k, v, beta),
                 "What the key held is not subtracted: this adds s v, where it should "
                 "add s (v - W k).": lambda W, k, v, beta: write(
                     W, k, (beta / (1 + beta * _square(k)))[..., None] * v
@@ -120,6 +122,14 @@ IMPLICIT_STEP = Exercise(
                 ),
             },
         ),
+        agrees(
+            "leaves the values of orthogonal keys alone",
+            step,
+            [(0.7, 1.0), (3.0, 2.0)],
+            of=elsewhere,
+            expected=lambda W, k, v, beta: elsewhere(W, W, k),
+            because="A key orthogonal to k lost part of its value.",
+        ),
         Property(
             "minimises |W' - W|² + beta |W' k - v|²",
             _minimises,
@@ -136,15 +146,6 @@ IMPLICIT_STEP = Exercise(
             [(1e3, 10.0), (1e6, 1.0), (1.0, 1e3)],
             of=lambda new, W, k, v, beta: read(new, k),
             because="beta was {beta:g}, and the key had length {length:g}.",
-        ),
-        agrees(
-            "leaves the values of orthogonal keys alone",
-            step,
-            [(0.7, 1.0), (3.0, 2.0)],
-            of=elsewhere,
-            expected=lambda W, k, v, beta: elsewhere(W, W, k),
-            because="A key orthogonal to k lost part of its value. Does the first term "
-            "pull W' to 0, and not to W?",
         ),
         step_takes_heads(),
         step_has_gradient(),
@@ -393,8 +394,9 @@ def recursive_least_squares(k, v, ridge):
             expected=lambda k, v, ridge: v / (1 + ridge),
             because="The ridge was {ridge}, and the key had length 1.",
             catches={
-                "Before the first pair H is ridge I, and P is its "
-                "inverse.": partial(_recursion, first=1.0),
+                "Before the first pair H is ridge I, and P is its inverse.": partial(
+                    _recursion, first=1.0
+                ),
                 "P starts from I, as if the ridge were 1.": partial(
                     _recursion, first=0.0
                 ),

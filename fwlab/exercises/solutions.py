@@ -328,10 +328,10 @@ def least_squares(k, v, ridge):
 def recursive_least_squares(k, v, ridge):
     W = v.new_zeros(v.shape[1], k.shape[1])
     P = torch.eye(k.shape[1], dtype=k.dtype) / ridge  # of H before the first pair
-    for k_t, v_t in zip(k, v):
-        Pk = P @ k_t
-        P = P - torch.outer(Pk, Pk) / (1 + k_t @ Pk)  # first learn the key
-        W = W + torch.outer(v_t - W @ k_t, P @ k_t)  # then write
+    for t in range(len(k)):
+        Pk = P @ k[t]
+        P = P - torch.outer(Pk, Pk) / (1 + k[t] @ Pk)  # first learn the key
+        W = W + torch.outer(v[t] - W @ k[t], P @ k[t])  # then write
     return W
 
 

@@ -4,14 +4,8 @@ from functools import partial
 
 import torch
 
-from fwlab.exercises.regression import _better, _recursion
-from fwlab.exercises.solutions import (
-    delta_step,
-    gradient_step,
-    implicit_step,
-    least_squares,
-)
-from fwlab.feature_maps import l2_normalize
+from fwlab.exercises import regression
+from fwlab.exercises.solutions import delta_step, implicit_step, least_squares
 
 # --- implicit_step ---------------------------------------------------
 
@@ -40,6 +34,14 @@ def by_mean(W, k, v, beta):
     return W + change[..., :, None] * k[..., None, :]
 
 
+def of_a_unit_key(W, k, v, beta):
+    return implicit_step(W, k / k.norm(dim=-1, keepdim=True), v, beta)
+
+
+def half_a_step(W, k, v, beta):
+    return (W + delta_step(W, k, v, beta)) / 2
+
+
 def descended(W, k, v, beta, steps=300):
     """Runs gradient descent on the two squares, with a fixed rate."""
     new = W
@@ -50,9 +52,11 @@ def descended(W, k, v, beta, steps=300):
     return new
 
 
-def pulled_to_zero(W, k, v, beta):
-    """W' minimises |W'|² + beta |W' k - v|², plus what the key held."""
-    return implicit_step(0 * W, k, v, beta) + W / (1 + beta)[..., None, None]
+def fading(W, k, v, beta):
+    """Right for this key; what all others hold fades."""
+    unit = k / k.norm(dim=-1, keepdim=True)
+    here = unit[..., :, None] * unit[..., None, :]
+    return implicit_step(W, k, v, beta) - (W - W @ here) * beta[..., None, None] / 9
 
 
 # --- least_squares ---------------------------------------------------
@@ -173,12 +177,23 @@ def counted_in_a_corner(W, z, k, v):
     return W + u[..., None] * where[..., None, :], z + k.square()
 
 
+def by_dimensions(W, z, k, v):
+    """Another strength for memories with leading dimensions."""
+    return regression._better(W, z, k, v, slower=1 / W.dim())
+
+
+def slower(W, z, k, v, law):
+    """The delta rule, whose strength changes with the number of pairs so far."""
+    return delta_step(W, k, v, law(z.sum(-1))), z + k * k
+
+
 WRONG = {
     "implicit_step": {
         "towards(*inputs, below=0.0).nan_to_num()": "goes half the way",
-        "(delta_step(W, k, v, beta) + W) / 2": "length of the key",
-        "implicit_step(W, l2_normalize(k), v, beta)": "length of the key",
+        "half_a_step(*inputs)": "length of the key",
+        "of_a_unit_key(*inputs)": "length of the key",
         "towards(W, k, v, beta, power=3.0)": "length of the key",
+        "fading(*inputs)": "orthogonal",
         "towards(W, k, v, beta**2)": "minimises",
         "implicit_step(W, k, v, beta.clamp(max=100))": "never goes beyond",
         "descended(*inputs)": "never goes beyond",
@@ -204,20 +219,20 @@ WRONG = {
     "better_step": {
         "W": "returns W and z",
         "(W, z.sum())": "returns W and z",
-        "_better(W, z, k, v, slower=1.0 / (1 + W.dim()))": "treats each memory",
+        "by_dimensions(*inputs)": "treats each memory",
         "(implicit_step(W, k, v, k[..., 0] * 0 + 1), z)": "constant strength",
         "(W, z)": "constant strength",
-        "(delta_step(W, k, v, 1 / (1 + z.sum(-1))), z + k * k)": "constant strength",
-        "(gradient_step(W, k, v, 0.98 ** z.sum(-1)), z + k * k)": "constant strength",
+        "slower(*inputs, lambda n: 1 / (1 + n))": "constant strength",
+        "slower(*inputs, lambda n: 0.98**n)": "constant strength",
     },
 }
 TOLD = {
     "least_squares": {"v.mT @ torch.linalg.pinv(k).mT": "This forgets the ridge."},
     "recursive_least_squares": {
-        "_recursion(k, v, ridge, first=1.0)": "is its inverse.",
+        "by_gain(k, v, 1 / ridge)": "is its inverse.",
     },
     "better_step": {
-        "(delta_step(W, k, v, 16 / (16 + z.sum(-1))), z + k * k)": "share a few channels",
+        "slower(*inputs, lambda n: 16 / (16 + n))": "share a few channels",
     },
 }
 RIGHT = {
