@@ -407,3 +407,35 @@ def frozen_kernels(heads, window):
     for i in range(heads):
         w[i, (i + 1) % window] = 6.0  # one key for each head
     return w
+# --- Regression
+
+
+def implicit_step(W, k, v, beta):
+    strength = beta / (1 + beta * (k * k).sum(-1))
+    return delta_step(W, k, v, strength)
+
+
+def least_squares(k, v, ridge):
+    # W H = G with H = sum of k k^T + ridge I and G = sum of v k^T. H is symmetric.
+    H = k.mT @ k + ridge * torch.eye(k.shape[-1], dtype=k.dtype)
+    return torch.linalg.solve(H, k.mT @ v).mT
+
+
+def recursive_least_squares(k, v, ridge):
+    W = v.new_zeros(v.shape[1], k.shape[1])
+    P = torch.eye(k.shape[1], dtype=k.dtype) / ridge  # of H before the first pair
+    for t in range(len(k)):
+        Pk = P @ k[t]
+        P = P - torch.outer(Pk, Pk) / (1 + k[t] @ Pk)  # first learn the key
+        W = W + torch.outer(v[t] - W @ k[t], P @ k[t])  # then write
+    return W
+
+
+def better_step(W, z, k, v):
+    pairs = z.sum(-1, keepdim=True)  # so far: each key has length 1
+    z = z + k * k
+    where = k / (0.1 + z)  # less in the channels that many keys share
+    where = where / (where * k).sum(-1, keepdim=True)
+    old = torch.einsum("...vk,...k->...v", W, k)
+    u = (v - old) / (1 + pairs / k.shape[-1])  # later pairs move less
+    return W + u[..., :, None] * where[..., None, :], z
