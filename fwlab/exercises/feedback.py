@@ -565,7 +565,6 @@ FEEDBACK_STEP = Exercise(
     "`L` layers, with `l` from 0, and `project(m)` the key and the value of a memory. "
     "Return the output of the top layer, and the keys and values for the next step.",
     start="""\
-import torch
 from fwlab.ops.feedback.naive import merge_memory
 
 
