@@ -343,6 +343,14 @@ def stream_mean(k, v):
 # --- Feedback Transformer
 
 
+def chain_depth(reads, layers, steps):
+    depth = torch.zeros(layers + 1, steps, dtype=torch.long)
+    for t in range(steps):  # upper layers of the past come first
+        for l in range(1, layers + 1):
+            depth[l, t] = 1 + max(depth[state] for state in reads(l, t))
+    return depth
+
+
 def merge_memory(states, w):
     weights = torch.softmax(w, 0)
     return torch.einsum("l,l...->...", weights, states)  # Eq. f1
@@ -356,6 +364,20 @@ def feedback_attention(q, k, v, positions):
     position = torch.einsum("bhd,jd->bhj", q, r)
     weights = torch.softmax((content + position) / key**0.5, -1)  # Eq. f4
     return torch.einsum("bhj,bjhd->bhd", weights, v)  # Eq. f5
+
+
+def feedback_step(x, keys, values, w, layer, project):
+    states = [x]
+    for l in range(len(w) - 1):
+        states.append(layer(l, states[-1], keys, values))
+    k, v = project(merge_memory(torch.stack(states), w))
+    return states[-1], torch.cat([keys, k[None]]), torch.cat([values, v[None]])
+
+
+def cheap_mask(steps):
+    # The place of each step in its chain: a new one may begin at any time.
+    place = torch.tensor([1, 2, 1, 2, 3, 4, 2, 3, 4, 3, 4, 4])
+    return (place < place[:, None]).tril(-1)  # row t: earlier, with a lower place
 
 
 # --- The delta rule: a layer
@@ -407,6 +429,8 @@ def frozen_kernels(heads, window):
     for i in range(heads):
         w[i, (i + 1) % window] = 6.0  # one key for each head
     return w
+
+
 # --- Regression
 
 
