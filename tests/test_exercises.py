@@ -715,6 +715,7 @@ TOLD = {
         "(q @ k.mT).tril() @ v": "Do you keep the matrix of all pairs of steps?",
         "every_W(q, k, v)": "Do you keep every W_i?",
         "list_of_W(q, k, v)": "Do you keep every W_i?",
+        "chunked_sum(q, k, v, 2 * chunk)": "Are your chunks longer than chunk?",
         "chunked_sum(q, k, v, 1)": "Does it go through the steps one by one",
         "blocks(q, k, v, 16)": "the same work in chunks of 64 and of 32",
         "sum_in_place(*inputs)": "write W = W + ...",
