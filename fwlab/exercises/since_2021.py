@@ -370,6 +370,10 @@ ERASE_AND_WRITE = Exercise(
                 "k.": lambda W, decay, k, v, e, w: _instead(
                     W, decay, k, v, e, w, writes=1
                 ),
+                "The gate is on the key that writes. It belongs on the key that "
+                "asks.": lambda W, decay, k, v, e, w: _instead(
+                    W, decay, k, v, e, w, asks=0, writes=1
+                ),
                 "Here e is one more decay, so other keys lose their values, "
                 "too.": lambda W, decay, k, v, e, w: write(
                     _fade(W, decay * (1 - e)), k, w * v
@@ -382,8 +386,8 @@ ERASE_AND_WRITE = Exercise(
             change={"w": torch.zeros_like},
             because="w was 0. The answer to e ⊙ k is subtracted under k.",
             catches={
-                "The gate is on the writing key. It is the key that asks which is "
-                "multiplied by e.": lambda W, decay, k, v, e, w: write(
+                "This erases under e ⊙ k what k holds. It should erase under k what e ⊙ "
+                "k finds.": lambda W, decay, k, v, e, w: write(
                     write(_fade(W, decay), e * k, -read(_fade(W, decay), k)), k, w * v
                 ),
                 "This erases by the mean of e. Each key channel has its "

@@ -56,7 +56,7 @@ WRONG = {
         "decay * W + torch.outer(beta * (v - decay * (W @ k)), k)": (
             "shape of W"  # a batch of two is among the sizes
         ),
-        "right(W, k, v, beta, decay[..., None][..., 0] ** 2)": "other keys keep",
+        "right(W, k, v, beta, decay**2)": "other keys keep",
         "torch.stack([right(*x) for x in zip(W, k, v, beta, decay)]) "
         "if W.dim() == 3 else right(*inputs) if W.dim() == 2 else W": (
             "any leading dimensions"
