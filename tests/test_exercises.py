@@ -493,6 +493,7 @@ WRONG = {
         "[x.nan_to_num() for x in plain_step(*inputs)]": "where the key is -inf",
         "skip_all(*inputs)": "where the key is -inf",
         "step_replaced_afterwards(*inputs)": "gradients without NaN",
+        "interpolated(*inputs)": "none where both",
     },
     "merge_memory": {
         "torch.tensordot((w / 2).softmax(0), states, 1)": "softmax of the logits",
@@ -970,7 +971,7 @@ def step_that_keeps_the_mean(log_sum, mean, k, v):
 
 
 def interpolated(log_sum, mean, k, v):
-    """A step towards the new value."""
+    """A step towards the new value, whose gradient is NaN where both are -inf."""
     total = torch.logaddexp(log_sum, k)
     share = torch.where(k == -torch.inf, 0, (k - total).exp())
     return total, torch.lerp(mean, v, share)
@@ -1020,7 +1021,6 @@ def one_by_one(x, R):
         ("generate", functools.partial(continued, made=torch.tensor)),
         ("ablate", lambda *inputs: ablated(*inputs, silent)),
         ("ablate", lambda *inputs: torch.tensor(ablated(*inputs, silent).tolist())),
-        ("running_step", interpolated),
         ("positive_features", one_by_one),
         *(
             (name, answer)
