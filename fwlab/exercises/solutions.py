@@ -400,6 +400,44 @@ def few_features(x):
     return l2_normalize(DPFP(nu=3)(x) ** 3)
 
 
+# --- Rules since 2021
+
+
+def ask_is_not_write(W, d, r, k, v, s):
+    W = W * d[..., None, :]  # fade each column
+    answer = torch.einsum("...vk,...k->...v", W, r)
+    u = s[..., None] * (v - answer)
+    return W + u[..., :, None] * k[..., None, :]
+
+
+def gated_delta_step(W, k, v, beta, decay):
+    W = decay[..., None, None] * W  # first fade
+    return delta_step(W, k, v, beta)  # then ask what is left
+
+
+def erase_and_write(W, decay, k, v, e, w):
+    one = torch.ones(W.shape[:-2], dtype=W.dtype)
+    return ask_is_not_write(W, decay, e * k, k, w * v, one)
+
+
+def parity(bits):
+    # At a 1, W becomes 2 v - W = 1 - W; at a 0 it stays.
+    return torch.full_like(bits, 0.5), 2 * bits
+
+
+def two_steps(angle):
+    # Two reflections turn by twice the angle between their keys.
+    at = torch.stack([0 * angle, angle / 2])
+    return torch.stack([at.cos(), at.sin()], -1)
+
+
+def four_cups(p):
+    corners = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
+    C = torch.tensor(corners, dtype=torch.float64)
+    M = C.mT @ C[p] / 4  # corner i goes to corner p[i]
+    return M * torch.linalg.det(M)  # with the sign of p, all are turns
+
+
 # --- AFT: where a language model looks
 
 
