@@ -222,7 +222,8 @@ def test_exercise_is_listed_as_it_is_checked(site, name):
 
 def test_exercises_page_shows_no_solution(site):
     page = text(article(site, "exercises.html"))
-    for exercise in EXERCISES.values():
+    hunts = {name for name, each in EXERCISES.items() if each.start}  # faulty code
+    for exercise in (EXERCISES[name] for name in EXERCISES.keys() - hunts):
         body = exercise.reference.__code__
         lines = (ROOT / body.co_filename).read_text("utf-8").splitlines()
         lines = [" ".join(line.split()) for line in lines[body.co_firstlineno :]]
