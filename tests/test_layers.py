@@ -318,6 +318,10 @@ def test_decays_per_channel_come_through_the_width_of_a_head():
         ),
         ({"a": Gate("heads key")}, "a of odd_rule .*got 'a'; add"),
         (
+            {"beta": Gate("heads"), "more": Gate("heads", kind="beta")},
+            "more of odd_rule to be a gate of kind share, .*got 'beta'",
+        ),
+        (
             {"beta": Gate("heads key")},
             "beta of odd_rule, a gate of kind 'beta', to have the dimensions 'heads' "
             "or 'steps heads', got 'heads key'",

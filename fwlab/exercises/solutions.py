@@ -376,3 +376,66 @@ def delta_layer(q, k, v, logits):
 def few_features(x):
     # A power makes large features larger, so different keys overlap less.
     return l2_normalize(DPFP(nu=3)(x) ** 3)
+
+
+# --- AFT: where a language model looks
+
+
+def position_shift(band, past, time):
+    rows = torch.arange(past, past + time)[:, None]
+    back = rows - torch.arange(past + time)
+    inside = (back >= 0) & (back < band.shape[1])
+    entries = band[rows, back.clamp(0, band.shape[1] - 1)]
+    return torch.where(inside, entries, 0)  # Eq. 4
+
+
+def read_bias(w):
+    time = len(w)
+    later = torch.ones(time, time, device=w.device).triu(1).bool()
+    a = torch.softmax(w.masked_fill(later, -torch.inf), 1)
+    share = torch.arange(1, time + 1, device=w.device)[:, None] * a
+    return torch.stack([share.diagonal(-n).mean() for n in range(time)])
+
+
+def mended_kernel(raw, gamma, beta):
+    std, mean = torch.std_mean(raw, 1, correction=0, keepdim=True)  # of each head
+    return gamma[:, None] * (raw - mean) / std + beta[:, None]  # Eq. 8
+
+
+def frozen_kernels(heads, window):
+    w = torch.zeros(heads, window)
+    for i in range(heads):
+        w[i, (i + 1) % window] = 6.0  # one key for each head
+    return w
+# --- Regression
+
+
+def implicit_step(W, k, v, beta):
+    strength = beta / (1 + beta * (k * k).sum(-1))
+    return delta_step(W, k, v, strength)
+
+
+def least_squares(k, v, ridge):
+    # W H = G with H = sum of k k^T + ridge I and G = sum of v k^T. H is symmetric.
+    H = k.mT @ k + ridge * torch.eye(k.shape[-1], dtype=k.dtype)
+    return torch.linalg.solve(H, k.mT @ v).mT
+
+
+def recursive_least_squares(k, v, ridge):
+    W = v.new_zeros(v.shape[1], k.shape[1])
+    P = torch.eye(k.shape[1], dtype=k.dtype) / ridge  # of H before the first pair
+    for t in range(len(k)):
+        Pk = P @ k[t]
+        P = P - torch.outer(Pk, Pk) / (1 + k[t] @ Pk)  # first learn the key
+        W = W + torch.outer(v[t] - W @ k[t], P @ k[t])  # then write
+    return W
+
+
+def better_step(W, z, k, v):
+    pairs = z.sum(-1, keepdim=True)  # so far: each key has length 1
+    z = z + k * k
+    where = k / (0.1 + z)  # less in the channels that many keys share
+    where = where / (where * k).sum(-1, keepdim=True)
+    old = torch.einsum("...vk,...k->...v", W, k)
+    u = (v - old) / (1 + pairs / k.shape[-1])  # later pairs move less
+    return W + u[..., :, None] * where[..., None, :], z

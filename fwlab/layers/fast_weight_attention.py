@@ -72,9 +72,9 @@ class FastWeightAttention(Causal):
     - `out_gate`: multiply what each head reads by $\mathrm{SiLU}(W_g x)$, after
       the norm.
     - `beta_max`: the maximum of $\beta$ (or of the erasing gate) in a rule that
-      corrects, above 0 and at most 2. A step multiplies what a key of length 1
-      holds by $1 - \beta$, so above 1 a head can flip its sign. (In
-      "implicit_delta" no $\beta$ can: a larger one only goes closer to the value.)
+      corrects, above 0 and at most 2. A step multiplies what a key $k$ holds by
+      $1 - \beta |k|^2$: with keys of length 1, a $\beta$ above 1 flips its sign.
+      (In "implicit_delta" none does: a larger one only goes closer to the value.)
     - `steps`: steps per token, for a rule that can take several; None = the
       rule's default, 2 for "delta_product" and 1 for all others.
 

@@ -196,22 +196,23 @@ KINDS: dict[str, type[_Kind]] = {
 def of(rule: Rule) -> dict[str, _Kind]:
     """The gates that a layer with this rule makes, by name.
 
-    Raises `ValueError` for a kind or a shape that no layer makes.
+    Raises `ValueError` for a kind or a shape that no layer makes, and for a
+    second gate of one kind.
     """
-    made = {}
+    made, left = {}, dict(KINDS)
     for name in rule.required:
         gate = rule.gates[name]
         kind, message = gate.kind or name, f"FastWeightAttention: expected {name} of "
-        if kind not in KINDS:
+        if kind not in left:
             raise ValueError(
-                f"{message}{rule.name} to be a gate of kind {', '.join(KINDS)}, got "
+                f"{message}{rule.name} to be a gate of kind {', '.join(left)}, got "
                 f"{kind!r}; add how a layer makes it to fwlab/layers/gates.py"
             )
-        if gate.dims not in KINDS[kind].shapes:
+        make = left.pop(kind)  # two of one kind would share their parameters
+        if gate.dims not in make.shapes:
             raise ValueError(
                 f"{message}{rule.name}, a gate of kind {kind!r}, to have the "
-                f"dimensions {' or '.join(map(repr, KINDS[kind].shapes))}, got "
-                f"{gate.dims!r}"
+                f"dimensions {' or '.join(map(repr, make.shapes))}, got {gate.dims!r}"
             )
-        made[name] = KINDS[kind](gate.dims)
+        made[name] = make(gate.dims)
     return made
