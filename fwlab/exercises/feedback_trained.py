@@ -634,7 +634,7 @@ def fair_scores(first, second, tokens, labels):
         agrees(
             "judges both on all programs",
             _judged,
-            [16, 6, 23],
+            [16, 12, 24],
             because="There were {count} programs.",
             catches={
                 "Both see the same programs now, but only the first eight.": (
