@@ -599,9 +599,6 @@ FAIR_SCORES = Exercise(
     "something; -1 asks for nothing. Compute with a few programs at a time, as the code "
     "does. It has more than one mistake.",
     start="""\
-import torch
-
-
 def fair_scores(first, second, tokens, labels):
     parts, scores = zip(tokens.split(4), labels.split(4)), []
     for model in (first, second):
