@@ -38,8 +38,6 @@ CONFIG: dict[str, Any] = {
     "eval_programs": 500,
 }
 FOLDER = Path(__file__).parents[2] / "fwlab/data/results"
-#: Statements that share a row of `by_position`.
-BIN = 4
 #: Mixer, and the statements of the first programs; None = as configured.
 MODELS = {
     "transformer": ("softmax", None),
@@ -82,21 +80,7 @@ def trained(
         "curve": curve,
         "accuracy": curve[-1][2],
         "loss": curve[-1][3],
-        "by_position": by_position(model, test),
     }
-
-
-@torch.no_grad()
-def by_position(model: LanguageModel, test: Programs) -> list[float]:
-    """Right answers at prints in percent, for each `BIN` of statements."""
-    condition = torch.tensor([clause.startswith("if") for clause in CLAUSES])
-    statement = (~condition[test.tokens]).cumsum(1) - 1
-    right = model(test.tokens).argmax(-1) == test.labels
-    asked = test.labels >= 0
-    return [
-        round(100 * right[asked & (statement // BIN == row)].float().mean().item(), 2)
-        for row in range(CONFIG["statements"] // BIN)
-    ]
 
 
 def main(seed: int) -> None:
