@@ -52,14 +52,16 @@ test-site: $(READY)
 test-package: $(READY)
 	FWLAB_GROUP=package $(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py --ignore tests/test_processor.py
 
-# With a file of tests, for what tests/conftest.py sets.
-test-notebooks: $(READY)
-	FWLAB_GROUP=notebooks $(PYTEST) notebooks tests/test_notebooks.py
+# Each notebook runs once: those that mostly train as they are, the others, whose
+# outputs are compared, with their terms in another order. With files of tests, for
+# what tests/conftest.py sets.
+TRAINING := $(wildcard notebooks/07* notebooks/13* notebooks/14*)
 
-# Terms in another order: notebooks whose outputs are compared, not those that
-# mostly train.
+test-notebooks: $(READY)
+	FWLAB_GROUP=notebooks $(PYTEST) tests/test_notebooks.py $(if $(SLOW),notebooks,$(TRAINING))
+
 test-order: $(READY)
-	FWLAB_GROUP=order FWLAB_PROCESSOR=$(or $(PROCESSOR),1) $(PYTEST) tests/test_processor.py $(filter-out notebooks/07% notebooks/13%,$(wildcard notebooks/*.ipynb))
+	FWLAB_GROUP=order FWLAB_PROCESSOR=$(or $(PROCESSOR),1) $(PYTEST) tests/test_processor.py $(filter-out $(TRAINING),$(wildcard notebooks/*.ipynb))
 
 test-kernels: $(READY)
 	FWLAB_GROUP=kernels TRITON_INTERPRET=1 $(PYTEST) tests/interpreter

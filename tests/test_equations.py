@@ -150,3 +150,27 @@ def test_exceptions_name_a_paper_that_has_the_number():
     for path, numbers in LIST["exceptions"].items():
         for number, paper in numbers.items():
             assert number in equations.papers()[paper]["equations"], path
+
+
+def test_every_equation_has_its_places():
+    """A notebook, a line of code or the reason why there is none, and a test."""
+    papers = {name: set(LIST[name]["equations"]) for name in ("schlag2021", "zhai2021")}
+    papers["fan2020"] = {tag for tag in LIST["fwlab"]["feedback"] if tag[0] == "f"}
+    code = {
+        key
+        for places in (equations.computed(), equations.described())
+        for key, at in places.items()
+        if any(not path.startswith("fwlab/exercises/") for path, _ in at)
+    }
+    for paper, tags in papers.items():
+        numbers = "fwlab" if paper == "fan2020" else paper
+        have = {tag for whose, tag in code if whose == numbers} & tags
+        reasons = equations.said_of("no_code", paper)
+        assert tags - have == set(reasons), paper
+        seen = {tag for whose, tag in equations.in_notebooks() if whose == numbers}
+        assert tags <= seen, f"{paper}, in no notebook: {tags - seen}"
+        shown = equations.said_of("shown_by", paper)
+        assert set(shown) == tags, paper
+        for file, test in map(str.split, set(shown.values())):
+            text = (ROOT / "tests" / f"{file}.py").read_text("utf-8")
+            assert f"def test_{test}(" in text, (file, test)

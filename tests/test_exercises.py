@@ -493,6 +493,7 @@ WRONG = {
         "[x.nan_to_num() for x in plain_step(*inputs)]": "where the key is -inf",
         "skip_all(*inputs)": "where the key is -inf",
         "step_replaced_afterwards(*inputs)": "gradients without NaN",
+        "interpolated(*inputs)": "none where both",
     },
     "merge_memory": {
         "torch.tensordot((w / 2).softmax(0), states, 1)": "softmax of the logits",
@@ -715,6 +716,7 @@ TOLD = {
         "(q @ k.mT).tril() @ v": "Do you keep the matrix of all pairs of steps?",
         "every_W(q, k, v)": "Do you keep every W_i?",
         "list_of_W(q, k, v)": "Do you keep every W_i?",
+        "chunked_sum(q, k, v, 2 * chunk)": "Are your chunks longer than chunk?",
         "chunked_sum(q, k, v, 1)": "Does it go through the steps one by one",
         "blocks(q, k, v, 16)": "the same work in chunks of 64 and of 32",
         "sum_in_place(*inputs)": "write W = W + ...",
@@ -969,7 +971,7 @@ def step_that_keeps_the_mean(log_sum, mean, k, v):
 
 
 def interpolated(log_sum, mean, k, v):
-    """A step towards the new value."""
+    """A step towards the new value, whose gradient is NaN where both are -inf."""
     total = torch.logaddexp(log_sum, k)
     share = torch.where(k == -torch.inf, 0, (k - total).exp())
     return total, torch.lerp(mean, v, share)
@@ -1019,7 +1021,6 @@ def one_by_one(x, R):
         ("generate", functools.partial(continued, made=torch.tensor)),
         ("ablate", lambda *inputs: ablated(*inputs, silent)),
         ("ablate", lambda *inputs: torch.tensor(ablated(*inputs, silent).tolist())),
-        ("running_step", interpolated),
         ("positive_features", one_by_one),
         *(
             (name, answer)

@@ -154,7 +154,7 @@ def test_a_memory_in_range_is_computed_as_ever(rule, monkeypatch):
     for implementation in PLAIN:
         y, state = called(rule, implementation, *given)
         with monkeypatch.context() as patch:
-            patch.setattr(ops.parts.units, "PLAIN", (-torch.inf, torch.inf))
+            patch.setattr(ops.call.units, "PLAIN", (-torch.inf, torch.inf))
             plain, end = called(rule, implementation, *given)
         assert torch.equal(y, plain)
         assert all(map(torch.equal, state, end))

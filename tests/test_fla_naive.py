@@ -71,61 +71,98 @@ def plain(*order):
     return lambda f, *x: call(f, *x[:-1], S=x[-1])
 
 
-#: rule -> optional gates, folder, function, and how it is called.
+#: Their function -> our rule, optional gates, folder, and how it is called.
 PEERS = {
-    "sum_rule": ({"log_decay": "heads key"}, "gla", "naive_recurrent_gla", gla),
-    "delta_rule": ({}, "delta_rule", "delta_rule_recurrence", delta),
-    "gated_delta_rule": (
+    "naive_recurrent_linear_attn": ("sum_rule", {}, "linear_attn", plain()),
+    "naive_recurrent_simple_gla": (
+        "sum_rule",
+        {"log_decay": "heads"},
+        "simple_gla",
+        plain("g"),
+    ),
+    "naive_recurrent_gla": ("sum_rule", {"log_decay": "heads key"}, "gla", gla),
+    "delta_rule_recurrence": ("delta_rule", {}, "delta_rule", delta),
+    "naive_recurrent_gated_delta_rule": (
+        "gated_delta_rule",
         {},
         "gated_delta_rule",
-        "naive_recurrent_gated_delta_rule",
         plain("beta", "g"),
     ),
-    "kimi_delta_rule": ({}, "kda", "naive_recurrent_kda", plain("beta", "g")),
-    "gated_delta_rule_2": ({}, "gdn2", "naive_recurrent_gdn2", plain("b", "w", "g")),
-    "comba_rule": ({}, "comba", "naive_recurrent_comba", comba),
-    "delta_product": (
+    "naive_recurrent_kda": ("kimi_delta_rule", {}, "kda", plain("beta", "g")),
+    "naive_recurrent_gdn2": ("gated_delta_rule_2", {}, "gdn2", plain("b", "w", "g")),
+    "naive_recurrent_comba": ("comba_rule", {}, "comba", comba),
+    "naive_recurrent_gated_delta_product": (
+        "delta_product",
         {"log_decay": "heads"},
         "gated_delta_product",
-        "naive_recurrent_gated_delta_product",
         product,
     ),
-    "rwkv7_rule": ({}, "generalized_delta_rule/dplr", "dplr_recurrence", dplr),
+    "dplr_recurrence": ("rwkv7_rule", {}, "generalized_delta_rule/dplr", dplr),
 }
+both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
+SIZES = {"batch": 2, "time": 37, "heads": 3, "key": 8, "value": 6}
 
 
-@pytest.mark.parametrize("implementation", ["naive", "efficient"])
-@pytest.mark.parametrize("rule", PEERS)
-def test_same_as_theirs(rule, implementation, monkeypatch):
-    """Outputs and final state, from a state, with several steps a token."""
-    options, folder, name, call = PEERS[rule]
+def example(rule, options, **sizes):
+    """Arguments by name, and a state."""
     generator = torch.Generator().manual_seed(0)
-    sizes = {"batch": 2, "time": 37, "heads": 3, "key": 8, "value": 6}
-    if rule == "delta_product":
-        sizes["steps"] = 3
-    record = ops.TABLE[rule]
-    x = record.example(generator, options, **sizes)
-    q, k, v, *gates = (part.float() for part in x.values())
-    W = torch.randn(2, 3, 6, 8, generator=generator)
-    more = {"normalize": False} if record.normalizes else {}
-    if rule == "sum_rule":
-        more, gates = {**more, "log_decay": gates[0]}, []
+    x = ops.TABLE[rule].example(generator, options, **SIZES | sizes)
+    x = {name: part.float() for name, part in x.items()}
+    return x, torch.randn(2, 3, 6, 8, generator=generator)
+
+
+@both
+@pytest.mark.parametrize("name", PEERS)
+def test_same_as_theirs(name, implementation, monkeypatch):
+    """Outputs and final state, from a state, with several steps a token."""
+    rule, options, folder, call = PEERS[name]
+    x, W = example(rule, options, steps=3)
+    more = {"normalize": False} if ops.TABLE[rule].normalizes else {}
     y, after = getattr(ops, rule)(
-        *(q, k, v, *gates),
+        **x,
         scale=8**-0.5,
         state=W,
         return_state=True,
         implementation=implementation,
         **more,
     )
-    gates = gates or [more["log_decay"]]
-    function = theirs(folder, name, monkeypatch)
-    o, S = call(function, q, k, v, *gates, W.mT.clone())
+    o, S = call(theirs(folder, name, monkeypatch), *x.values(), W.mT.clone())
     # Both add in float32, in another order.
     assert error(y, o) < 2e-6 and error(after, S.mT) < 2e-6
+
+
+@both
+def test_linear_attention_with_a_normaliser(implementation, monkeypatch):
+    x, W = example("sum_rule", {})
+    q, k, v = x["q"].abs(), x["k"].abs(), x["v"]
+    z = k[:, 0]
+    y, after = ops.sum_rule(
+        *(q, k, v),
+        state=ops.NormalizedState(W, z),
+        return_state=True,
+        implementation=implementation,
+    )
+    f = theirs("linear_attn", "naive_recurrent_linear_attn", monkeypatch)
+    start, more = (W.mT, z[:, None]), {"output_final_state": True, "normalize": True}
+    o, (S, total) = f(q, k, v, initial_state=start, **more)
+    assert error(y, o) < 2e-6
+    assert error(after.W, S.mT) < 2e-6 and error(after.z, total[:, 0]) < 2e-6
+
+
+@both
+def test_retention(implementation, monkeypatch):
+    """The sum rule with a constant decay for each head."""
+    x, _ = example("sum_rule", {})
+    heads = torch.arange(3.0)
+    log_decay = (1 - 2 ** (-5 - heads)).log().expand(2, 37, 3)
+    options = {"normalize": False, "scale": 8**-0.5}
+    y = ops.sum_rule(**x, log_decay=log_decay, implementation=implementation, **options)
+    f = theirs("retention", "naive_retention", monkeypatch)
+    assert error(y, f(*by_head(*x.values())).transpose(1, 2)) < 2e-6
 
 
 def test_every_rule_that_they_have_is_compared():
     """But for those that they do not have, and DPFP features."""
     rules = {name for name, record in ops.TABLE.items() if hasattr(record, "gates")}
-    assert rules - {*PEERS} == {"gated_rule", "dpfp_delta_rule", "implicit_delta_rule"}
+    compared = {rule for rule, *_ in PEERS.values()}
+    assert rules - compared == {"gated_rule", "dpfp_delta_rule", "implicit_delta_rule"}

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from ctypes.util import find_library
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from hostile import CELLS, FIRST, LAST, LISTED
 from terminal import fwlab
 
-from fwlab.exercises import EXERCISES, grading
+from fwlab.exercises import EXERCISES, TOPICS, grading
 from fwlab.exercises.graded import asked
 from fwlab.exercises.grading import exercises_of, grade, report
 from fwlab.exercises.helping import source
@@ -102,34 +104,50 @@ def test_notebooks_for_students(tmp_path):
         nbformat.validate(nbformat.read(path, as_version=4))
 
 
-def answered(folder, out, answer):
-    """All exported notebooks as one, each blank function replaced by `answer`."""
-    cells, names = [], []
-    for path in sorted(folder.glob("*.ipynb")):
-        names += exercises_of(path)
-        content = json.loads(path.read_text("utf-8"))
-        cells += [c["source"] for c in content["cells"] if c["cell_type"] == "code"]
-    for name in names:
-        blank = f"{EXERCISES[name].signature}  # your code here"
-        cells = [cell.replace(blank, answer(name, blank)) for cell in cells]
-    return hostile.notebook(out, *cells, listed=names), len(names)
+def answered(path, answer):
+    """The code of an exported notebook, each function to write replaced by `answer`."""
+    content = json.loads(path.read_text("utf-8"))
+    code = "\n".join(c["source"] for c in content["cells"] if c["cell_type"] == "code")
+    for name in exercises_of(path):
+        blank = EXERCISES[name].signature
+        code = code.replace(blank, answer(name, blank))
+    return code
 
 
 def test_blank_notebooks_score_nothing_and_solutions_everything(tmp_path):
-    """A solution needs no imports but those that `export` writes."""
+    """Of each topic, one is graded: all are checked in test_exercises.py."""
     folder = tmp_path / "out"
     fwlab("exercises", "export", str(folder))
+    firsts = {next(iter(exercises)) for exercises in TOPICS.values()}
 
     def solved(name, blank):
         lines = source(EXERCISES[name]).splitlines()
         return "\n".join(x for x in lines if not re.match("import|from", x))
 
-    for answer, share in ((lambda name, blank: blank, 0), (solved, 1)):
-        path, count = answered(folder, tmp_path / "a", answer)
-        graded = grade(path)
-        wrong = [e["name"] for e in graded["exercises"] if not e["right"]]
+    def first(name, blank):
+        return solved(name, blank) if name in firsts else blank
+
+    paths = sorted(folder.glob("*.ipynb"))
+    for answer, right in ((lambda name, blank: blank, set()), (first, firsts)):
+        cells = [answered(path, answer) for path in paths]
+        graded = grade(hostile.notebook(tmp_path / "a", *cells, listed=[*EXERCISES]))
+        assert {e["name"] for e in graded["exercises"] if e["right"]} == right
+        assert len(graded["exercises"]) == len(EXERCISES)
         assert graded["ended"] == "finished" and not graded["errors"]
-        assert len(wrong) == count * (1 - share), wrong
+    # Solutions need no imports but those that `export` writes.
+    for path in paths:
+        path.with_suffix(".py").write_text(answered(path, solved), "utf-8")
+    ruff = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select=F821",
+        "--exclude=*.ipynb",
+    ]
+    done = subprocess.run([*ruff, folder], capture_output=True, encoding="utf-8")
+    assert not done.returncode, done.stdout
 
 
 def test_a_package_function_under_your_name_is_not_yours(tmp_path):

@@ -1,6 +1,7 @@
 """The structure of the package: which file may import which."""
 
 import ast
+import graphlib
 import importlib
 import re
 import subprocess
@@ -31,11 +32,20 @@ ORDER = [
     "cli",
     "__main__",
 ]
+#: The same for the folders and files of `ops`.
+INNER = [
+    "parts",
+    "call",
+    "triton_tiles",
+    "additive",
+    "correcting",
+    "fwp",
+    "aft",
+    "feedback",
+    "softmax",
+    "__init__",
+]
 FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-def floor(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imported(path: Path) -> list[str]:
@@ -49,18 +59,48 @@ def imported(path: Path) -> list[str]:
     return names
 
 
-def test_imports_point_up():
+def file_of(name: str) -> Path:
+    """The file of a module, or of what it defines."""
+    parts = name.split(".")
+    for path in (ROOT.joinpath(*parts), ROOT.joinpath(*parts[:-1])):
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    raise AssertionError(f"no file of fwlab has {name}")
+
+
+def arrows(folder: str) -> dict[Path, set[Path]]:
+    """The files of a folder, and those of fwlab that they import."""
+    return {
+        path: {file_of(name) for name in imported(path) if name.startswith("fwlab")}
+        for path in FILES
+        if path.is_relative_to(PACKAGE / folder)
+    }
+
+
+@pytest.mark.parametrize(("folder", "order"), [("", ORDER), ("ops", INNER)])
+def test_imports_point_up(folder, order):
+    def floor(path: Path) -> str:
+        room = path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py")
+        assert room in (*order, "__init__"), f"{room} has no place in the house"
+        return room
+
     down = []
-    for path in FILES:
-        if (here := floor(path)) == "__init__":
+    for path, others in arrows(folder).items():
+        if path == PACKAGE / "__init__.py":
             continue
-        assert here in ORDER, f"{here} has no place in the order of the house"
-        for name in imported(path):
-            package, _, rest = name.partition(".")
-            there = rest.partition(".")[0]
-            if package == "fwlab" and there in ORDER[ORDER.index(here) + 1 :]:
-                down.append(f"{path} imports {name}")
+        below = order[order.index(floor(path)) + 1 :]
+        down += [
+            f"{path} imports {other}"
+            for other in others
+            if other.is_relative_to(PACKAGE / folder) and floor(other) in below
+        ]
     assert not down, down
+
+
+def test_no_circle_in_ops():
+    """Nor inside a room, where imports have no order."""
+    graphlib.TopologicalSorter(arrows("ops")).prepare()
 
 
 def test_nothing_else_computes_with_the_specification():
@@ -155,7 +195,8 @@ def test_latex_is_in_raw_docstrings():
         for match in re.finditer(
             r'(r?)"""(.*?)"""', path.read_text("utf-8"), re.DOTALL
         ):
-            if "\\" in match[2].replace("\\n", ""):
+            # A backslash at the end of a line only joins it with the next.
+            if "\\" in match[2].replace("\\n", "").replace("\\\n", ""):
                 assert match[1] == "r", f"{path}: {match[2][:40]!r}"
 
 

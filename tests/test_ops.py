@@ -447,6 +447,8 @@ def test_implementations():
     assert ops.implementations("delta_rule") == ("naive", "chunked", "efficient")
     with pytest.raises(ValueError, match="delta_rul'"):
         ops.implementations("delta_rul")
+    with pytest.raises(ValueError, match=r"got \['delta_rule'\]"):
+        ops.implementations(["delta_rule"])
 
 
 def bad(**changes):
@@ -474,7 +476,11 @@ def bad(**changes):
         (bad(scale="a"), TypeError, "expected scale to be a finite number, got 'a'"),
         (bad(scale=True), TypeError, "expected scale to be a finite number, got True"),
         (bad(scale=float("nan")), ValueError, "expected scale to be a finite number, got nan"),
-        (bad(scale=torch.ones(2)), ValueError, r"finite number or a tensor of one, got a tensor of shape \[2\] and float32"),
+        (bad(scale=torch.ones(2)), ValueError, r"finite number or a tensor of one, got a float32 tensor of shape \[2\]"),
+        (bad(scale=torch.tensor(True)), ValueError, r"got a bool tensor of shape \[\]"),
+        (bad(normalize="yes"), TypeError, "expected normalize to be True or False, got 'yes'"),
+        (lambda: ops.aft_simple(*[torch.zeros(2, 7, 4)] * 3, causal="no"), TypeError, "aft_simple: expected causal to be True or False, got 'no'"),
+        (lambda: ops.delta_product(torch.zeros(2, 7, 3, 4), *[torch.zeros(2, 7, 0, 3, 4)] * 2, torch.zeros(2, 7, 0, 3)), ValueError, r"delta_product: expected k .*with at least 1 step, got \[2, 7, 0, 3, 4\]"),
         (bad(k=torch.zeros(2, 7, 3, 4).to(torch.float8_e4m3fn)), TypeError, "expected k in float16, bfloat16, float32 or float64, got float8_e4m3fn"),
         (bad(implementation="cuda"), ValueError, "'naive', 'chunked', 'efficient'.*got 'cuda'"),
     ],
@@ -483,6 +489,14 @@ def test_errors_name_the_argument(call, error_type, message):
     with pytest.raises(error_type, match=message) as info:
         call()
     assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("nu", [0, True, 1.5, "1"])
+def test_the_number_of_shifts(nu):
+    x = torch.zeros(2, 7, 3, 4)
+    message = f"dpfp_delta_rule: expected nu to be an integer of at least 1, got {nu!r}"
+    with pytest.raises(ValueError, match=message):
+        ops.dpfp_delta_rule(x, x, x, x[..., 0], nu)
 
 
 @pytest.mark.parametrize(
@@ -495,7 +509,7 @@ def test_errors_name_the_argument(call, error_type, message):
         ({"implementation": "flash"}, "got 'flash'"),
         ({"scale": "a"}, "expected scale to be a finite number, got 'a'"),
         ({"scale": float("inf")}, "got inf"),
-        ({"scale": torch.ones(3)}, r"got a tensor of shape \[3\]"),
+        ({"scale": torch.ones(3)}, r"got a float32 tensor of shape \[3\]"),
     ],
 )
 def test_softmax_errors(options, message):

@@ -238,6 +238,25 @@ def test_without_data(row):
             assert (x.shape, x.dtype) == (expected.shape, expected.dtype)
 
 
+@every_row
+def test_one_input_in_half_precision_without_data(row):
+    """Also without documents."""
+    inputs, state = packed_problem(row, [2, 0, 4])
+    state = rebuild(state, torch.Tensor.float)
+
+    def kinds(device, half, options):
+        given = [x.detach().float().to(device) for x in inputs]
+        given[half] = given[half].bfloat16()
+        here = {n: rebuild(x, lambda x: x.to(device)) for n, x in options.items()}
+        out = parts(row(*given, return_state=True, **here))
+        return [(x.shape, x.dtype) for x in out]
+
+    for half in range(len(inputs)):
+        for options in ({}, {"cu_seqlens": borders([2, 0, 4]), "state": state}):
+            wanted = kinds("cpu", half, options)
+            assert kinds("meta", half, options) == wanted
+
+
 def test_torch_func():
     inputs, _ = packed_problem(PACKED["delta"], [2, 0, 4])
     inputs = [x.detach() for x in inputs]

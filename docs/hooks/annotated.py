@@ -401,28 +401,46 @@ class _Rows:
 def _equations() -> str:
     """Every equation of the papers, and where it is."""
     papers = [
-        paper | {"name": name, "rows": _stated_and_computed(name, paper["equations"])}
+        paper | {"name": name, "rows": _places(name, paper["equations"])}
         for name, paper in equations.papers().items()
         if paper["equations"]
     ]
+    # Fan et al. have no numbers: those of the operation stand for them.
+    own = equations.listed()["fwlab"]["feedback"]
+    own = {tag: words for tag, words in own.items() if tag[0] == "f"}
+    fan = equations.papers()["fan2020"]
+    papers.append(fan | {"name": "fan2020", "rows": _places("fwlab", own, "fan2020")})
     return render("annotated/equations.md.jinja", papers=papers)
 
 
-def _stated_and_computed(paper: str, listed: dict[str, str]) -> list[dict]:
+def _places(whose: str, listed: dict[str, str], paper: str = "") -> list[dict]:
+    """The rows of a paper: in which notebooks, lines and tests each equation is.
+
+    - `whose`: numbers they are, where files name them.
+    """
     rows, pages = [], _paths()
+    shown_by = equations.said_of("shown_by", paper or whose)
+    reasons = equations.said_of("no_code", paper or whose)
     for words, tags in _together(listed):
-        place = equations.stated().get((paper, tags[0]))
-        computed: dict[str, dict] = {}
-        for path, line in equations.computed().get((paper, tags[0]), []):
-            if path in pages:
-                found = computed.setdefault(path, {"uri": _beside(path), "lines": []})
-                found["lines"].append(line)
+        lines, notebooks, tests = {}, {}, {}
+        for places in (equations.computed(), equations.described()):
+            for tag in tags if not lines else ():
+                for path, line in places.get((whose, tag), []):
+                    if path in pages:
+                        lines.setdefault(path, {}).setdefault(line)
+        for tag in tags:
+            notebooks |= dict.fromkeys(equations.in_notebooks().get((whose, tag), []))
+            tests |= dict.fromkeys([shown_by[tag]] if tag in shown_by else [])
         rows.append(
             {
                 "tags": tags,
                 "words": re.sub(r" \(Eqs\. [\d-]+\)$", "", words),
-                "stated": place in pages and {"path": place, "uri": _beside(place)},
-                "computed": computed,
+                "notebooks": [*notebooks][:3],
+                "code": {
+                    path: (_beside(path), [*at][:4]) for path, at in lines.items()
+                },
+                "reason": reasons.get(tags[0], ""),
+                "tests": [test.split() for test in tests],
             }
         )
     return rows

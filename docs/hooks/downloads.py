@@ -18,6 +18,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from repository import ROOT
 
+from fwlab.exercises.handouts import working_edition
+
 #: The files that go into a wheel.
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "fwlab")
 #: The earliest date in a wheel, so that the same files give the same bytes.
@@ -77,8 +79,5 @@ def build() -> tuple[str, bytes]:
 
 def working(notebook: str) -> bytes:
     """A notebook without what its cells have shown."""
-    content = json.loads(notebook)
-    for cell in content["cells"]:
-        if cell["cell_type"] == "code":
-            cell |= {"execution_count": None, "outputs": []}
+    content = working_edition(json.loads(notebook))
     return f"{json.dumps(content, ensure_ascii=False, indent=1)}\n".encode()

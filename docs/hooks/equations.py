@@ -3,11 +3,13 @@
 docs/equations.toml lists the equations of each paper.
 """
 
+import json
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
 
-from literate import Source
+from literate import Source, named
 from repository import ROOT
 
 LIST = ROOT / "docs" / "equations.toml"
@@ -23,11 +25,30 @@ def papers() -> dict[str, dict]:
     return {name: part for name, part in listed().items() if "arxiv" in part}
 
 
+def every(numbers: str) -> list[str]:
+    """Each of "24" or "f3-f5"."""
+    letter, low, high = re.fullmatch(
+        r"([a-z]?)(\d+)(?:-[a-z]?(\d+))?", numbers
+    ).groups()
+    return [f"{letter}{n}" for n in range(int(low), int(high or low) + 1)]
+
+
+def said_of(table: str, paper: str) -> dict[str, str]:
+    """By number, what a table of the list says of a paper's equations."""
+    rows = listed()[table].get(paper, {})
+    return {tag: words for numbers, words in rows.items() for tag in every(numbers)}
+
+
 def paper(path: str) -> str | None:
     """The paper whose numbers a file uses: that of its longest known parent."""
     counts_by = listed()["counts_by"]
     known = [start for start in counts_by if path.startswith(start)]
     return counts_by[max(known, key=len)] if known else None
+
+
+def whose(path: str, tag: str) -> str | None:
+    """The paper whose number this is in a file."""
+    return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
 
 
 def by_steps(folder: str, tags: set[str]) -> set[str]:
@@ -67,10 +88,43 @@ def computed() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
     found: dict[tuple[str | None, str], list[tuple[str, int]]] = {}
     for path, file in sources().items():
         for tag, lines in file.computed.items():
-            if tag not in listed()["exceptions"].get(path, {}):
-                places = found.setdefault((paper(path), tag), [])
-                places += [(path, line) for line in lines]
+            places = found.setdefault((whose(path, tag), tag), [])
+            places += [(path, line) for line in lines]
     return found
+
+
+@cache
+def described() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
+    """Paper and number of an equation, and the functions whose notes name it."""
+    found: dict[tuple[str | None, str], list[tuple[str, int]]] = {}
+    for path, file in sources().items():
+        for row in file.rows:
+            for tag in named(row.note) if row.name else ():
+                place = (path, row.lines[0])
+                found.setdefault((whose(path, tag), tag), []).append(place)
+    return found
+
+
+@cache
+def in_notebooks() -> dict[tuple[str | None, str], list[str]]:
+    """Paper and number of an equation, and the notebooks that have it.
+
+    Those that state it come before those that name it.
+    """
+    state, name = {}, {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        here = paper(f"notebooks/{path.name}")
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+        for numbers in re.findall(r"\\tag\{([\w-]+)\}", text):
+            for tag in every(numbers.replace("--", "-")):
+                state.setdefault((here, tag), []).append(path.stem)
+        for tag in named(text):
+            name.setdefault((here, tag), []).append(path.stem)
+    return {
+        key: list(dict.fromkeys(state.get(key, []) + name.get(key, [])))
+        for key in {**state, **name}
+    }
 
 
 @cache
@@ -100,5 +154,5 @@ def stated_for(path: str, tag: str) -> str | None:
 
 def forget() -> None:
     """Read everything again: files change while the site is served."""
-    for known in (listed, sources, computed, stated):
+    for known in (listed, sources, computed, described, in_notebooks, stated):
         known.cache_clear()

@@ -77,13 +77,13 @@ def errors(case: Case) -> dict[str, float]:
     inputs, dy = case.problem(torch.float32)
     doubled = [x.detach().double().requires_grad_() for x in inputs]
     exact = once(case.sides[case.exact], doubled, None if dy is None else dy.double())
-    found = {}
+    largest = {}
     for name, side in case.sides.items():
         pairs = zip(once(side, inputs, dy), exact, strict=True)
-        found[name] = max(
+        largest[name] = max(
             ((a - b).norm() / b.norm().clamp(min=1e-30)).item() for a, b in pairs
         )
-    return found
+    return largest
 
 
 def run(case: Case) -> list[dict[str, Any]]:

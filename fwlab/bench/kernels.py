@@ -162,7 +162,7 @@ def piece(op: str, inputs: list[Tensor]) -> tuple[list[Tensor], int]:
 
 def rows(case: Case, device: str, clock: Clock) -> list[Row]:
     """A row for each side: errors by precision, time and memory, and why not."""
-    found: dict[str, Row] = {
+    by_side: dict[str, Row] = {
         side: {
             "op": case.name,
             "case": case.key,
@@ -186,8 +186,8 @@ def rows(case: Case, device: str, clock: Clock) -> list[Row]:
             exact = _reference(case, inputs, dy)
         except Exception as failure:
             reason = f"error unknown: {explain(failure)}"
-            return [row | {"reason": reason} for row in found.values()]
-        for side, row in found.items():
+            return [row | {"reason": reason} for row in by_side.values()]
+        for side, row in by_side.items():
             if row["reason"]:
                 continue
             with _explained(row):
@@ -197,14 +197,14 @@ def rows(case: Case, device: str, clock: Clock) -> list[Row]:
                 if not math.isfinite(error):
                     raise ArithmeticError(f"{dtype}: the result is not finite")
                 row["errors"][dtype] = float(f"{error:.1e}")
-    for side, row in found.items():
+    for side, row in by_side.items():
         if row["errors"][dtype] is None or row["reason"]:
             continue
         with _explained(row):
             row["ms"], row["peak_mib"] = clock(
                 partial(once, case.sides[side], inputs, dy)
             )
-    return [*found.values()]
+    return [*by_side.values()]
 
 
 def _reference(case: Case, inputs: list[Tensor], dy: Tensor) -> list[Tensor]:
@@ -220,9 +220,9 @@ def _of_output(case: Case, y: Tensor) -> Tensor:
     return piece(case.name, [y])[0][0]
 
 
-def _error(case: Case, found: list[Tensor], exact: list[Tensor]) -> float:
+def _error(case: Case, results: list[Tensor], exact: list[Tensor]) -> float:
     """The maximum relative error of the piece; infinite if it is not a number."""
-    y, *gradients = found
+    y, *gradients = results
     have = [_of_output(case, y), *piece(case.name, gradients)[0]]
     worst = 0.0
     for a, b in zip(have, exact, strict=False):
@@ -294,12 +294,12 @@ def wrong(row: Row) -> list[str]:
     return [row["reason"]] if row["reason"] else beyond
 
 
-def verdict(found: list[Row]) -> tuple[bool, str]:
+def verdict(measured: list[Row]) -> tuple[bool, str]:
     """Whether our kernels are right, and one sentence about it.
 
     What a kernel refuses by design is neither right nor wrong.
     """
-    ours = {row["case"]: row for row in found if row["side"] == "triton"}
+    ours = {row["case"]: row for row in measured if row["side"] == "triton"}
     bad = {case: wrong(row) for case, row in ours.items() if wrong(row)}
     checked = [row for row in ours.values() if any(row["errors"].values())]
     if bad:
@@ -311,7 +311,7 @@ def verdict(found: list[Row]) -> tuple[bool, str]:
     for side in SIDES[1:]:
         ratios = [
             row["ms"] / ours[row["case"]]["ms"]
-            for row in found
+            for row in measured
             if row["side"] == side and row["ms"] and ours[row["case"]]["ms"]
         ]
         if ratios:
@@ -320,11 +320,11 @@ def verdict(found: list[Row]) -> tuple[bool, str]:
     return True, text
 
 
-def table(found: list[Row]) -> list[list[str]]:
+def table(measured: list[Row]) -> list[list[str]]:
     """The rows as text, with a header."""
-    ours = {row["case"]: row["ms"] for row in found if row["side"] == "triton"}
+    ours = {row["case"]: row["ms"] for row in measured if row["side"] == "triton"}
     cells = [["operation", "shape", "version", "ms", "x triton", "MiB", *LIMITS]]
-    for row in found:
+    for row in measured:
         ms, base = row["ms"], ours.get(row["case"])
         cells.append(
             [
@@ -419,13 +419,13 @@ def written(name: str, dry_run: bool = False) -> Path:
 
 def versions() -> dict[str, str | None]:
     """Versions of the packages that compute; None = not installed."""
-    found: dict[str, str | None] = {}
+    installed: dict[str, str | None] = {}
     for package in ("torch", "triton", "flash-linear-attention", "fla-core"):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            installed[package] = None
+    return installed
 
 
 def stand_in() -> launcher.StandIn:

@@ -64,8 +64,8 @@ def dense(
         left = (total[..., :, None] - total[..., None, :]).tril().exp()
 
     def pairs(rows: Tensor) -> Tensor:
-        found = rows @ k.mT
-        return found if left is None else found * left
+        products = rows @ k.mT
+        return products if left is None else products * left
 
     if beta is not None:
         v = beta.transpose(1, 2)[..., None] * v

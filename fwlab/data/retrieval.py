@@ -36,6 +36,9 @@ def retrieval(
     once. Setting 2 (`repeat=True`) tests whether it can be updated: keys
     return with new values, and the most recent one counts.
 
+        >>> retrieval(batch=2, symbols=3).keys.shape
+        torch.Size([2, 3])
+
     - `batch`: number of sequences, 0 or more.
     - `symbols`: number of different keys, and of different values, at
       least 1.
@@ -70,12 +73,12 @@ def _last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
     return values.gather(1, last.clamp(min=0)).masked_fill(last < 0, -1)
 
 
-def loss(found: Tensor, wanted: Tensor) -> Tensor:
+def loss(answer: Tensor, wanted: Tensor) -> Tensor:
     """Half the squared error against one-hot values, mean over queries.
 
     Finding nothing costs exactly 0.5.
     """
-    return (found - F.one_hot(wanted, found.shape[-1])).square().sum(-1).mean() / 2
+    return (answer - F.one_hot(wanted, answer.shape[-1])).square().sum(-1).mean() / 2
 
 
 def law(S: float, features: int) -> float:

@@ -255,6 +255,11 @@ def in_chunks(draw: Draw, time: int = 1024) -> Property:
                 "Your function does the same work in chunks of 64 and of 32 steps: "
                 "chunk is not used. A chunk of n steps has n x n products of its own."
             )
+        if many - few > 7 / 4 * (many_right - few_right):
+            raise Wrong(
+                "Between chunks of 64 and of 32 steps, your work changes by more than "
+                "the pairs of steps of a chunk. Are your chunks longer than chunk?"
+            )
 
     says = "works in chunks: a few matrix products for each, and one state between them"
     return Property(says, holds)

@@ -19,7 +19,6 @@ rows on many sequences: one matrix, which begins as 0, is updated by each row,
 and read with the query of a token's last row. The puzzles are in puzzles.toml.
 """
 
-import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -34,6 +33,7 @@ from torch import Tensor
 
 from fwlab import ops, plots
 from fwlab.exercises.asking import Wrong
+from fwlab.exercises.exercise import say
 
 __all__ = ["Verdict", "puzzle", "row", "solve"]
 
@@ -164,19 +164,19 @@ def puzzle(name: str, hint: int = 0) -> None:
         if hint not in range(1, count + 1):
             print(f"{name} has {count} hints: 1 to {count}.")
             return
-        _say(f"Hint {hint} of {count}: {asked.hints[hint - 1]}")
+        say(f"Hint {hint} of {count}: {asked.hints[hint - 1]}")
         return
     rule = "sum rule, no strengths"
     if asked.rule == "delta":
         rule = f"delta rule, β · |key|² up to {asked.strength:g}"
     print(asked.title.upper())
-    _say(asked.task)
+    say(asked.task)
     print(f"For example:  {_told(asked.cases[0])}")
     kinds: dict[tuple[str, ...], list[str]] = {}
     for kind, names in asked.rows.items():
         kinds.setdefault(names, []).append(kind)
     wanted = (f"{', '.join(n)} of {', '.join(k)}" for n, k in kinds.items())
-    _say(f"You write: {'; '.join(wanted)}.")
+    say(f"You write: {'; '.join(wanted)}.")
     for kind, rows in asked.given.items():
         print(f"Given: {kind} {' then '.join(map(_of_row, rows))}.")
     print(
@@ -197,7 +197,7 @@ def solve(name: str, rows: Any = ...) -> Verdict | None:
     if asked is None:
         return None
     verdict = judge(asked, rows)
-    _say(verdict.says)
+    say(verdict.says)
     return verdict
 
 
@@ -536,10 +536,6 @@ def _columns(count: int) -> str:
 
 def _size(size: tuple[int, int]) -> str:
     return f"{_steps(size[0])} × {_columns(size[1])}"
-
-
-def _say(text: str) -> None:
-    print(textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False))
 
 
 def _find(name: str) -> Puzzle | None:

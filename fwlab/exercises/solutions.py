@@ -257,6 +257,62 @@ def chunked_delta(q, k, v, beta, chunk):
 # --- Attention Free Transformer
 
 
+def aft_row(q, k, v, w):
+    weights = torch.softmax(k + w[:, None], 1)  # of each channel, over the keys
+    return torch.sigmoid(q) * (weights * v).sum(1)  # the query only gates
+
+
+def local_band(band):
+    w = band.new_zeros(len(band), len(band))  # outside the window: 0 (Eq. 4)
+    for t, row in enumerate(band):
+        near = row[: t + 1]  # a row has t + 1 keys
+        w[t, t + 1 - len(near) : t + 1] = near.flip(0)
+    return w
+
+
+def conv_bias(k, v, kernel):
+    def near_and_all(x):
+        total = x.cumsum(0)
+        for j, bias in enumerate(kernel):
+            moved = F.pad(x, (0, 0, j, 0))[: len(x)]  # by j steps
+            total = total + (bias.exp() - 1) * moved
+        return total
+
+    return near_and_all(k.exp() * v) / near_and_all(k.exp())  # Eq. 6
+
+
+def aft_layer(q, k, v, w):
+    e_k, e_w = k.exp(), w.exp().tril()  # no weight above the diagonal
+    return torch.sigmoid(q) * (e_w @ (e_k * v)) / (e_w @ e_k)
+
+
+def unseal(layer, time):
+    values = torch.eye(time, dtype=torch.float64)  # a channel for each step
+    weights = layer(50 + 0 * values, 0 * values, values)  # an open gate, equal keys
+    return weights.log() - weights.diagonal()[:, None].log()
+
+
+# --- Stability
+
+
+def break_it(trick):
+    k, w = torch.zeros(8).double(), torch.zeros(8, 8).double()
+    v = torch.tensor([1.0, -1]).double().repeat(4)
+    if trick == "no maximum":  # 8 e^88 is infinite
+        k, w = k + 44, w + 44
+    elif trick == "plus epsilon":  # e^-12 is about as small as 1e-6
+        k, w = k - 6, w - 6
+    elif trick == "clamped keys":  # both count as 30
+        k[0], k[1] = 30, 31
+    elif trick == "maximum over time":  # e^-104 is 0
+        k[:7], k[7] = -52, 52
+    elif trick == "running maximum":  # row 1: k + w is 0 twice
+        k[0], k[1], w[1, 0], w[1, 1] = -52, 52, 52, -52
+    else:  # row 0 has the exponent -52, and its tile 52
+        k[:1], k[1:], w[:, :1], w[:, 1:] = -26, 26, -26, 26
+    return k, v, w
+
+
 def mean_of(k, v, w):
     exponent = k + w
     nothing = (exponent == -torch.inf).all(1, keepdim=True)
@@ -272,6 +328,17 @@ def running_step(log_sum, mean, k, v):
     total = torch.where(nothing, 1, old + new)
     log_sum = torch.where(nothing, -torch.inf, top + total.log())
     return log_sum, (old * mean + new * v) / total
+
+
+def stream_mean(k, v):
+    top = torch.full_like(k[0], -torch.inf)  # of no keys
+    above, below, y = 0, 0, []
+    for k_t, v_t in zip(k, v, strict=True):
+        new_top = torch.maximum(top, k_t)
+        old, new = (top - new_top).exp(), (k_t - new_top).exp()
+        above, below, top = above * old + new * v_t, below * old + new, new_top
+        y.append(above / below)
+    return torch.stack(y)
 
 
 # --- Feedback Transformer
@@ -362,3 +429,64 @@ def fair_scores(first, second, tokens, labels):
             right.append((model(x).argmax(-1) == y)[y >= 0])
         scores.append(100 * torch.cat(right).double().mean())
     return torch.stack(scores)
+# --- AFT: where a language model looks
+
+
+def position_shift(band, past, time):
+    rows = torch.arange(past, past + time)[:, None]
+    back = rows - torch.arange(past + time)
+    inside = (back >= 0) & (back < band.shape[1])
+    entries = band[rows, back.clamp(0, band.shape[1] - 1)]
+    return torch.where(inside, entries, 0)  # Eq. 4
+
+
+def read_bias(w):
+    time = len(w)
+    later = torch.ones(time, time, device=w.device).triu(1).bool()
+    a = torch.softmax(w.masked_fill(later, -torch.inf), 1)
+    share = torch.arange(1, time + 1, device=w.device)[:, None] * a
+    return torch.stack([share.diagonal(-n).mean() for n in range(time)])
+
+
+def mended_kernel(raw, gamma, beta):
+    std, mean = torch.std_mean(raw, 1, correction=0, keepdim=True)  # of each head
+    return gamma[:, None] * (raw - mean) / std + beta[:, None]  # Eq. 8
+
+
+def frozen_kernels(heads, window):
+    w = torch.zeros(heads, window)
+    for i in range(heads):
+        w[i, (i + 1) % window] = 6.0  # one key for each head
+    return w
+# --- Regression
+
+
+def implicit_step(W, k, v, beta):
+    strength = beta / (1 + beta * (k * k).sum(-1))
+    return delta_step(W, k, v, strength)
+
+
+def least_squares(k, v, ridge):
+    # W H = G with H = sum of k k^T + ridge I and G = sum of v k^T. H is symmetric.
+    H = k.mT @ k + ridge * torch.eye(k.shape[-1], dtype=k.dtype)
+    return torch.linalg.solve(H, k.mT @ v).mT
+
+
+def recursive_least_squares(k, v, ridge):
+    W = v.new_zeros(v.shape[1], k.shape[1])
+    P = torch.eye(k.shape[1], dtype=k.dtype) / ridge  # of H before the first pair
+    for t in range(len(k)):
+        Pk = P @ k[t]
+        P = P - torch.outer(Pk, Pk) / (1 + k[t] @ Pk)  # first learn the key
+        W = W + torch.outer(v[t] - W @ k[t], P @ k[t])  # then write
+    return W
+
+
+def better_step(W, z, k, v):
+    pairs = z.sum(-1, keepdim=True)  # so far: each key has length 1
+    z = z + k * k
+    where = k / (0.1 + z)  # less in the channels that many keys share
+    where = where / (where * k).sum(-1, keepdim=True)
+    old = torch.einsum("...vk,...k->...v", W, k)
+    u = (v - old) / (1 + pairs / k.shape[-1])  # later pairs move less
+    return W + u[..., :, None] * where[..., None, :], z

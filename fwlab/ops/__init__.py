@@ -17,7 +17,7 @@ from fwlab.ops.aft import (
     aft_local,
     aft_simple,
 )
-from fwlab.ops.call import choice
+from fwlab.ops.call import choice, whole
 from fwlab.ops.call.call import Operation
 from fwlab.ops.correcting.rules.comba import COMBA_RULE, comba_rule
 from fwlab.ops.correcting.rules.delta import DELTA_RULE, delta_rule
@@ -123,6 +123,8 @@ TABLE: dict[str, Operation] = {
 }
 """The records of all operations, by name: see `Operation`."""
 
+whole.FUNCTIONS.update((name, globals()[name]) for name in TABLE)
+
 
 def implementations(op: str) -> tuple[str, ...]:
     """The ways to compute an operation that are usable on this machine.
@@ -134,7 +136,7 @@ def implementations(op: str) -> tuple[str, ...]:
         >>> ops.implementations("softmax_attention")
         ('naive', 'efficient')
     """
-    if op not in TABLE:
+    if not isinstance(op, str) or op not in TABLE:
         raise ValueError(
             f"expected op to be one of {', '.join(TABLE)}, got {op!r}"
         )

@@ -61,14 +61,14 @@ def transformer() -> dict:
 
 def graph(model: str, states: dict) -> dict:
     """Per state: what it reads directly, and all that autograd finds behind it."""
-    found = {}
+    edges = {}
     for l, t in ALL:
         others = {name: x for name, x in states.items() if name != (l, t)}
         reachable = seen(states[l, t], others) if l else set()
         reads = direct(model, l, t)
-        assert reads | {x for low in reads for x in found[low][1]} == reachable
-        found[l, t] = reads, reachable
-    return found
+        assert reads | {x for low in reads for x in edges[low][1]} == reachable
+        edges[l, t] = reads, reachable
+    return edges
 
 
 def feedback(monkeypatch) -> dict:

@@ -76,7 +76,7 @@ def decays(d: Tensor | None) -> tuple[Any, Any]:
 def scores(Q: Tensor, K: Tensor, Gamma: Any) -> Tensor:
     r"""Queries against keys of a chunk, $Q K^\top \odot \Gamma$.
 
-    With a decay per key channel, $\Gamma$ stands inside the product:
+    With a decay per key channel, $\Gamma$ is inside the product:
     $\sum_c Q_{ic} K_{jc} \Gamma_{ijc}$.
     """
     if isinstance(Gamma, int):

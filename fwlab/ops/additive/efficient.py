@@ -53,30 +53,35 @@ class Group:
     def __init__(
         self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
     ):
-        """Some chunks of `inputs`, the first six of `Memory.forward`;
-        `place` is an item of `chunks.groups`.
+        """Cut `inputs`, the first six of `Memory.forward`, at `place`,
+        an item of `chunks.groups`.
         """
         (self.steps, self.places), self.kind = place, (chunk, dtype)
         self.n, self.C = self.places.stop - self.places.start, chunk
-        q, k, v, decay, strength, ask = inputs
+        q, k, v, self.decay, strength, ask = inputs
         # The delta rules query by key, unless told otherwise.
         self.by_key = self.corrects and ask is None
         self.R = self.cut(q, k if self.by_key else ask)
         self.K = self.R[:, chunk:] if self.by_key else self.cut(k)
         self.V, self.s = self.cut(v), self.cut(strength)
-        self.fade = decays.of(decay, self.steps, *self.kind, self.early)
+
+    def prepare(self) -> None:
+        """What needs no state."""
+        self.fade = decays.of(self.cut(self.decay, fill=1), self.early)
         #: $P$ and, as they read the state before, the rows: $\gamma R$.
         self.P = self.fade.scores(self.R, self.K)
         self.old = self.fade.of_state(self.R)
         self.solve()
 
     def solve(self) -> None:
-        """What else needs no state."""
+        """A rule that corrects has a system; this one has none."""
 
-    def cut(self, *parts: Tensor | None) -> Any:
+    def cut(self, *parts: Tensor | None, fill: float = 0) -> Any:
         """These chunks of an input; of two, one below the other."""
         present = [x[:, self.steps] for x in parts if x is not None]
-        return chunks.split(present, *self.kind) if present else None
+        return (
+            chunks.split(present, *self.kind, fill) if present else None
+        )
 
     def put(self, part: Tensor | None, whole: Tensor | None) -> None:
         """The reverse of `cut`, for what has a gradient."""
@@ -168,6 +173,7 @@ class Memory(torch.autograd.Function):
         # One group after the other, all chunks of a group together.
         for place in groups:
             group = Kind(inputs, place, chunk, W.dtype)
+            group.prepare()
             own = S[first : first + group.n + 1]
             Y = group.read(own, group.write(own))
             group.put(Y[:, :chunk], y)
@@ -207,6 +213,7 @@ class Memory(torch.autograd.Function):
         gradients = [autograd.room(x) for x in inputs]
         for place in reversed(chunks.groups(k, chunk)):
             group = Kind(inputs, place, chunk, S.dtype)
+            group.prepare()
             dS, *parts = _backward(
                 group, group.cut(dy, d_asked), S[place[1]], dS
             )

@@ -520,7 +520,7 @@ def backward_inputs(
         d_s += fade * stored
         put_scalars(dstrength + part, d_s, origin, t, remaining, heads)
     if products is not None:
-        # Of the state at step t, its own decay is not a factor.
+        # The decay of step t is no factor of its own gradient.
         front = scalars(
             gammas, origin, tl.maximum(t - 1, 0), remaining, heads, 1.0
         )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fwlab.ops.call import checks
 from fwlab.ops.call.call import Call, Operation
 
 
@@ -67,6 +68,7 @@ class AFTCall(Call):
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
         )
+        checks.flag(op.name, "causal", causal)
         self.causal = causal
         name, self.form = self.choose(
             implementation, "q", "k", "v", causal=causal

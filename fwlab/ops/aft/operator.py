@@ -21,7 +21,8 @@ from fwlab.ops.parts import autograd
 #: The functions that compute a form, by name.
 FORMS: dict[str, Callable[..., Any]] = {}
 
-#: What computes tiles within an operator; None = an autograd function.
+#: The name of the method that computes tiles within an operator, and its first
+#: argument; None = an autograd function.
 _tiles: ContextVar[Any] = ContextVar("tiles", default=None)
 
 
@@ -56,16 +57,15 @@ def form(name: str) -> Callable[[Callable], Callable]:
 
 def apply(function: Any, *arguments: Any) -> Tensor:
     """`function.apply`, or within an operator what takes its place."""
-    run = _tiles.get()
-    return (
-        function.apply(*arguments) if run is None else run(*arguments)
-    )
+    if (chosen := _tiles.get()) is None:
+        return function.apply(*arguments)
+    return getattr(function, chosen[0])(chosen[1], *arguments)
 
 
 @contextmanager
-def _computing(run: Callable) -> Iterator[None]:
-    """Let `run` compute tiles."""
-    token = _tiles.set(run)
+def _computing(method: str, argument: Any) -> Iterator[None]:
+    """Let this method compute tiles."""
+    token = _tiles.set((method, argument))
     try:
         yield
     finally:
@@ -87,11 +87,9 @@ class _Form(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
         """Keep the inputs, and of each row its output and its sum."""
-        from fwlab.ops.aft.full.efficient import first
-
         *tensors, name, height, width, keep = arguments
         sums: list[Tensor] = []
-        with _computing(functools.partial(first, sums)):
+        with _computing("first", sums):
             results = _called(name, [height, width], *tensors)
         if keep:
             rows = tensors[0].shape[1]
@@ -104,12 +102,9 @@ class _Form(torch.autograd.Function):
         ctx: Any, *gradients: Tensor | None
     ) -> tuple[Any, ...]:
         """Autograd, through all but the tiles."""
-        from fwlab.ops.aft.full.efficient import second
-
         *tensors, y, total = ctx.saved_tensors
         name, *sizes, _ = ctx.options
-        run = functools.partial(second, iter_rows(y, total))
-        with _computing(run):
+        with _computing("second", iter_rows(y, total)):
             return autograd.pull_back(
                 functools.partial(_called, name, sizes),
                 tensors,

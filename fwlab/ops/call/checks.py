@@ -89,15 +89,29 @@ def scale(op: str, value: Any) -> None:
     text = f"{op}: expected scale to be a finite number"
     if isinstance(value, Tensor):
         ordinary(op, "scale", value)
-        if value.numel() != 1 or value.is_complex():
+        if value.numel() != 1 or value.is_complex() or value.dtype == torch.bool:
             raise ValueError(
-                f"{text} or a tensor of one, got a tensor of shape "
-                f"{list(value.shape)} and {_name(value.dtype)}"
+                f"{text} or a tensor of one, got a {_name(value.dtype)} "
+                f"tensor of shape {list(value.shape)}"
             )
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{text}, got {value!r}")
     elif not -LARGEST <= value <= LARGEST:
         raise ValueError(f"{text}, got {value!r}")
+
+
+def flag(op: str, argument: str, value: Any) -> None:
+    """Raise `TypeError` unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{op}: expected {argument} to be True or False, got {value!r}")
+
+
+def at_least_one(op: str, argument: str, value: Any) -> None:
+    """Raise `ValueError` unless it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"{op}: expected {argument} to be an integer of at least 1, got {value!r}"
+        )
 
 
 def dropout(op: str, value: Any, argument: str = "dropout") -> None:

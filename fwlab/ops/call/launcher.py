@@ -245,7 +245,7 @@ class Kernel:
             return Limit(
                 f"compute capability {dotted(have)} is below {dotted(self.minimum)}"
             )
-        # What a stand-in runs, no ptxas has compiled.
+        # No ptxas has compiled what a stand-in runs.
         if _stand_in is None and (why := _faulty(have)):
             return why
         if self.refuses is None:

@@ -13,11 +13,10 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
-from fwlab.ops.call import checks
+from fwlab.ops.call import checks, units
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.operators import traced
-from fwlab.ops.parts import units
 from fwlab.ops.parts.autograd import full_precision
 from fwlab.ops.parts.state import NormalizedState
 
@@ -34,21 +33,24 @@ class Gate(NamedTuple):
     - `of`: makes usual values from any numbers.
     - `edges`: the borders of its range, where a rule is still exact.
     - `optional`: it may be None.
+    - `kind`: how a layer makes it, a name of `KINDS` in
+      `fwlab/layers/gates.py`; None = the name of the gate.
     """
 
     dims: str
     of: Callable[[Tensor], Tensor] = torch.sigmoid
     edges: tuple[float, ...] = (0.0, 1.0)
     optional: bool = False
+    kind: str | None = None
 
 
-def decay_gate(dims: str, optional: bool = False) -> Gate:
+def decay_gate(dims: str, optional: bool = False, kind: str | None = None) -> Gate:
     """The logarithm of a decay: at most 0."""
 
     def usual(x: Tensor) -> Tensor:
         return -F.softplus(x - 1)
 
-    return Gate(dims, usual, (0.0, -1000.0), optional)
+    return Gate(dims, usual, (0.0, -1000.0), optional, kind)
 
 
 @dataclass(frozen=True)
@@ -159,41 +161,16 @@ class Rule(Operation):
         - `features`: maps `q` and `k` to features that are `wider`
           times as wide. A kernel does this itself, using the `options`.
         """
-        one = k[:, :, 0] if self.steps and _has_steps(k) else k
-        group = checks.group(self.name, q, one)
-        x: dict[str, Any] = {"q": q, "k": k, "v": v}
-        x |= {
-            name: gate
-            for name, gate in gates.items()
-            if gate is not None or not self.gates[name].optional
-        }
-        dims = {name: self.dims(name, part) for name, part in x.items()}
-        if group > 1:
-            dims["q"] = "batch time queries key"
-        call = Call(
-            self,
-            {name: (part, dims[name]) for name, part in x.items()},
-            like="v",
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
+        call, dims, group = self._checked(
+            q, k, v, gates, normalize, key_mask, cu_seqlens
         )
-        by_channel = "key" in dims.get("log_decay", "").split()
-        if normalize and by_channel:
-            raise ValueError(
-                f"{self.name}: expected normalize=False with a decay per "
-                "key channel, got True"
-            )
         call.sizes["key"] *= wider
-        if self.steps or group > 1:
-            like = v[:, :, 0] if self.steps else v
-            heads = q.shape[2]
-            call.like = like[:, :, :1].expand(-1, -1, heads, -1)
         name, compute = call.choose(
             implementation,
             *("q", "k", "v"),
             normalize=normalize,
-            gates=tuple(x)[3:],
-            by_channel=by_channel,
+            gates=tuple(dims)[3:],
+            by_channel=_by_channel(dims),
         )
         # Our kernels begin without a state that would be all zeros, and
         # convert the strengths that they load.
@@ -247,6 +224,51 @@ class Rule(Operation):
         if not return_state:
             return y
         return y, NormalizedState(*after) if normalize else after[0]
+
+    def _checked(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Tensor | None],
+        normalize: bool,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Call, dict[str, str], int]:
+        """The call, its arguments' dimensions, and queries per memory."""
+        # Each step of a token has the heads of its first one.
+        several = self.steps and checks.dense(k) and k.dim() == 5
+        if several and not k.shape[2]:
+            raise ValueError(
+                f"{self.name}: expected k of shape [batch, time, steps, heads, "
+                f"key] with at least 1 step, got {list(k.shape)}"
+            )
+        group = checks.group(self.name, q, k[:, :, 0] if several else k)
+        x: dict[str, Any] = {"q": q, "k": k, "v": v} | {
+            name: gate
+            for name, gate in gates.items()
+            if gate is not None or not self.gates[name].optional
+        }
+        dims = {name: self.dims(name, part) for name, part in x.items()}
+        if group > 1:
+            dims["q"] = "batch time queries key"
+        call = Call(
+            self,
+            {name: (part, dims[name]) for name, part in x.items()},
+            like="v",
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+        )
+        checks.flag(self.name, "normalize", normalize)
+        if normalize and _by_channel(dims):
+            raise ValueError(
+                f"{self.name}: expected normalize=False with a decay per "
+                "key channel, got True"
+            )
+        if self.steps or group > 1:
+            like = v[:, :, 0] if self.steps else v
+            call.like = like[:, :, :1].expand(-1, -1, q.shape[2], -1)
+        return call, dims, group
 
     def _read(
         self,
@@ -323,9 +345,9 @@ class Rule(Operation):
         return call.start(lambda W: W, state, {"": W})
 
 
-def _has_steps(k: Any) -> bool:
-    """Whether the first step of each token can be looked at."""
-    return checks.dense(k) and k.dim() == 5 and k.shape[2] > 0
+def _by_channel(dims: Mapping[str, str]) -> bool:
+    """Whether each key channel has its own decay."""
+    return "key" in dims.get("log_decay", "").split()
 
 
 def last_steps(y: Tensor, time: int) -> Tensor:

@@ -7,6 +7,7 @@ its arguments, and its backward pass computes the call once more.
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from fwlab.ops.call.operators import Operator
 from fwlab.ops.parts import autograd
+
+#: The public functions of `fwlab.ops`, by name; it enters them itself.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 #: The maximum number of tensors of a call.
 TENSORS = 14
@@ -60,9 +64,7 @@ def _called(
     tensors: list[Any], op: str, names: str, size: Any, *rest: Any
 ) -> tuple[Any, ...]:
     """What the call returns: `y`, and the parts of its state."""
-    from fwlab import ops
-
-    function = getattr(ops, op)
+    function = FUNCTIONS[op]
     parts, named = _sorted(tensors, names)
     takes = inspect.signature(function).parameters
     options = dict(zip(OPTIONS, rest, strict=True))
@@ -108,9 +110,9 @@ class _Call(torch.autograd.Function):
 
 def _shapes(*arguments: Any) -> tuple[Any, Any]:
     """What the operator returns and what it saves, without data."""
-    tensors, (_, names, size, *_) = arguments[:TENSORS], arguments[TENSORS:]
+    tensors, (op, names, size, *_) = arguments[:TENSORS], arguments[TENSORS:]
     parts, named = _sorted([*tensors], names)
-    like = named["a" if "a" in named else "v"]
+    like = named["a" if op == "fwp" else "v"]
     after = [torch.empty_like(x) for x in parts]
     return (like.new_empty(size), *after, None)[:3], tensors
 

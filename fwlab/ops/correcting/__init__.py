@@ -9,9 +9,7 @@ from fwlab.ops.correcting import chunked, efficient
 
 # What the kernels of chunks and of steps cannot compute, in words.
 def _refuses(
-    capability: tuple[int, int],
-    normalize: bool = False,
-    **widths: Any,
+    capability: tuple[int, int], normalize: bool = False, **widths: Any
 ) -> str | None:
     if normalize:
         return "there is no kernel for normalize=True"

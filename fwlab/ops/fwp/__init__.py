@@ -44,7 +44,7 @@ def fwp(
       "efficient" calls it again in the backward pass.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
       leave $W$ untouched ($\sigma$ included) and return 0.
-    - `cu_seqlens`: borders of packed documents, as for `delta_rule`.
+    - `cu_seqlens`: borders of packed documents, as for `sum_rule`.
     - `state`: the `W` `[batch, heads, value, key]` of an earlier call;
       None = zeros; float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.

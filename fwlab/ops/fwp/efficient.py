@@ -79,7 +79,7 @@ def _rows(b: Tensor) -> tuple[Tensor, ...]:
 
 
 def _real(keep: Tensor, i: int) -> Tensor:
-    """Of each sequence, whether step i is a real one."""
+    """Whether step i is a real one, for each sequence."""
     return keep[:, i, None, None, None]
 
 

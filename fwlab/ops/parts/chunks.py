@@ -53,9 +53,9 @@ def split(
 ) -> Tensor:
     """`[batch, time, heads, d]` to `[chunks * batch * heads, chunk, d]`.
 
-    Of several tensors, the rows of a chunk stand one below the other. A short last
-    chunk is filled up with zeros: a zero key writes nothing, and `join` drops what a
-    zero query reads. (Decays are filled up with ones.)
+    A chunk of several tensors has their rows one below the other. A short last chunk is
+    filled up with zeros: a zero key writes nothing, and `join` drops what a zero query
+    reads. (Decays are filled up with ones.)
     """
     batch, time, heads, d = parts[0].shape
     n, rows = count(time, chunk), len(parts) * chunk

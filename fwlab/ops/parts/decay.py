@@ -17,28 +17,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops.parts import chunks
 
-
-def of(
-    decay: Tensor | None,
-    steps: slice,
-    chunk: int,
-    dtype: torch.dtype,
-    early: bool = False,
-) -> Any:
+def of(d: Tensor | None, early: bool = False) -> Any:
     """The decays of one group of chunks.
 
-    - `decay`: `[batch, time, heads, 1 or key]`, 0 to 1; None = 1.
+    - `d`: `[n, C, 1 or key]`, 0 to 1; None = 1.
     - `early`: rows that ask read the memory before it fades; only with
       a decay per key channel.
     """
-    if decay is None:
+    if d is None:
         return NoDecay()
-    d = chunks.split([decay[:, steps]], chunk, dtype, fill=1)
+    # Row j is 1 up to column j, then d; its running product.
+    C, gamma = d.shape[1], d.cumprod(1)
     if d.shape[-1] == 1 and not early:
-        return Decay(d)
-    return ChannelDecay(d, early)
+        rows = d.mT.expand(-1, C, C).triu(1)
+        rows = rows.add_(d.new_ones(C, C).tril()).cumprod(-1)
+        return Decay(gamma, rows.mT.contiguous(), rows[:, :, -1:].clone())
+    later = d.new_ones(C, C).triu(1)[..., None]
+    rows = (d[:, None] * later).add_(1 - later).cumprod_(2)
+    return ChannelDecay(gamma, rows.transpose(1, 2), rows[:, :, -1], d=d, early=early)
 
 
 class NoDecay:
@@ -93,22 +90,19 @@ def halves(x: Tensor, like: Tensor) -> Tensor:
 
 
 class Decay(NoDecay):
-    """One decay per step and head. `d`: `[n, C, 1]`."""
+    r"""One decay per step and head.
+
+    - `gamma`: $\gamma$, `[n, C, 1]`; `inside`: $\Gamma$, `[n, C, C]`,
+      with ones above the diagonal; `left`: its last row, $\Gamma_C$.
+    """
 
     forgets = True
+    #: $P\, dP$ without decays, for `gradient`.
+    between: Tensor | None = None
 
-    def __init__(self, d: Tensor):
-        # Row j is 1 up to column j, then d; its running product.
-        n, C, _ = d.shape
-        rows = d.mT.expand(n, C, C).triu(1)
-        rows = rows.add_(d.new_ones(C, C).tril()).cumprod(-1)
-        #: $\Gamma$, with ones above the diagonal.
-        self.inside = rows.mT.contiguous()
-        self.gamma = d.cumprod(1)
-        self.state_left = self.gamma[:, -1:]
-        self.left = rows[:, :, -1:].clone()
-        #: $P\, dP$ without decays, for `gradient`.
-        self.between: Tensor | None = None
+    def __init__(self, gamma: Tensor, inside: Tensor, left: Tensor):
+        self.gamma, self.inside, self.left = gamma, inside, left
+        self.state_left = gamma[:, -1:]
 
     # $P \odot \Gamma$. The product without decays is kept, too: the
     # gradient of a decay needs it.
@@ -174,10 +168,10 @@ class Decay(NoDecay):
         return (torch.bmm(readers, pairs) * writers).sum(-1, True)
 
 
-class ChannelDecay(NoDecay):
-    r"""One decay per step, head and key channel. `d`: `[n, C, key]`.
+class ChannelDecay(Decay):
+    r"""One decay per step, head and key channel, `d`: `[n, C, key]`.
 
-    $\Gamma_{ij}$ is now a vector inside the products:
+    $\Gamma_{ij}$, `[n, i, j, key]`, is now a vector inside the products:
 
     $$P_{ij} = \sum_c Q_{ic}\, K_{jc}\, \Gamma_{ijc}$$
 
@@ -189,20 +183,9 @@ class ChannelDecay(NoDecay):
     as a row of that step, so no decay is ever divided out.
     """
 
-    forgets = True
-
-    # As in `Decay`, with one product of decays per key channel.
-    def __init__(self, d: Tensor, early: bool = False):
-        self.d, self.early, C = d, early, d.shape[1]
-        later = d.new_ones(C, C).triu(1)[..., None]
-        rows = (d[:, None] * later).add_(1 - later).cumprod_(2)
-        #: $\Gamma$ `[n, i, j, key]`, with ones above the diagonal.
-        self.inside = rows.transpose(1, 2)
-        self.gamma = d.cumprod(1)
-        self.state_left, self.left = self.gamma[:, -1:], rows[:, :, -1]
-        self.between: Tensor | None = None
-
-    at_end, carry = Decay.at_end, Decay.carry
+    def __init__(self, *products: Tensor, d: Tensor, early: bool):
+        super().__init__(*products)
+        self.d, self.early = d, early
 
     # $\gamma R$, for one or two sets of rows at once.
     def of_state(self, R: Tensor) -> Tensor:
@@ -258,7 +241,7 @@ class ChannelDecay(NoDecay):
         assert self.between is not None
         C = self.d.shape[1]
         upto = S.new_ones(C, C).tril()  # [t, s], s <= t
-        # `[t, i, j]`: whether step t stands between a writer j and a reader i.
+        # `[t, i, j]`: whether step t comes between a writer j and a reader i.
         pairs = upto.mT[:, :, None] * upto.tril(-1)[:, None]
         total = pairs.flatten(1) @ self.between.flatten(1, 2)
         rows = self.moved(halves(read, self.d), -1).sum(1)

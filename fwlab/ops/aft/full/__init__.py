@@ -82,14 +82,7 @@ def aft_full(
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
     call = AFTCall(
-        AFT_FULL,
-        q,
-        k,
-        v,
-        causal,
-        key_mask,
-        implementation,
-        bias=bias,
+        AFT_FULL, q, k, v, causal, key_mask, implementation, bias=bias
     )
     batch, time, channels = call.q.shape
     past = 0

@@ -209,34 +209,34 @@ class Tiles(torch.autograd.Function):
                 sums.add_(part[:, :, here])
         return dq, dk, dv, dw, dL, dm, None, None, None
 
+    @staticmethod
+    def first(sums: list[Tensor], *arguments: Any) -> Tensor:
+        """`Tiles` without its backward pass.
 
-def first(sums: list[Tensor], *arguments: Any) -> Tensor:
-    """`Tiles` without its backward pass.
+        - `sums`: gets the sums of all rows, `[batch, rows, channels]`;
+          0 is a row that was computed on its own.
+        """
+        ctx: Any = Context()
+        q, k, v, w, L, m, tiles, *more = arguments
+        count = more[0] if more else 1
+        y = Tiles.forward(ctx, q, k, v, w, L, m, tiles, count, False)
+        kept = ctx.saved_tensors[9:]
+        sums.append(torch.empty_like(q))
+        for tile, total, single in zip(
+            tiles, kept[::2], kept[1::2], strict=True
+        ):
+            if single is not None:
+                total[tuple(single.T)] = 0
+            _rows(sums[-1][:, tile.rows], w, count).copy_(total)
+        return y
 
-    - `sums`: gets the sums of all rows, `[batch, rows, channels]`; 0 is
-      a row that was computed on its own.
-    """
-    ctx: Any = Context()
-    q, k, v, w, L, m, tiles, *more = arguments
-    count = more[0] if more else 1
-    y = Tiles.forward(ctx, q, k, v, w, L, m, tiles, count, False)
-    kept = ctx.saved_tensors[9:]
-    sums.append(torch.empty_like(q))
-    for tile, total, single in zip(
-        tiles, kept[::2], kept[1::2], strict=True
-    ):
-        if single is not None:
-            total[tuple(single.T)] = 0
-        _rows(sums[-1][:, tile.rows], w, count).copy_(total)
-    return y
+    @staticmethod
+    def second(rows: Any, *arguments: Any) -> Tensor:
+        """`Tiles` without its forward pass.
 
-
-def second(rows: Any, *arguments: Any) -> Tensor:
-    """`Tiles` without its forward pass.
-
-    - `rows`: returns what a number of rows was and has summed up.
-    """
-    return _Again.apply(*rows(arguments[0].shape[1]), *arguments)
+        - `rows`: returns what a number of rows was and has summed up.
+        """
+        return _Again.apply(*rows(arguments[0].shape[1]), *arguments)
 
 
 class _Again(torch.autograd.Function):

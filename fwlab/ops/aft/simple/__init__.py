@@ -60,7 +60,7 @@ def aft_simple(
       sees all steps.
     - `key_mask`: `bool [batch, time]`, True = real token. No step
       sees a masked step, which returns 0.
-    - `cu_seqlens`: borders of packed documents, as for `delta_rule`.
+    - `cu_seqlens`: borders of packed documents, as for `sum_rule`.
     - `state`: the `RunningMean` of an earlier call (only `causal`);
       None = empty. float32 for half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.

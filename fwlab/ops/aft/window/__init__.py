@@ -73,7 +73,7 @@ def aft_local(
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere, as for `aft_full`.
+    elsewhere.
 
     A window of one step: a bias for the step itself.
 
@@ -86,14 +86,7 @@ def aft_local(
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
     call = AFTCall(
-        AFT_LOCAL,
-        q,
-        k,
-        v,
-        causal,
-        key_mask,
-        implementation,
-        band=band,
+        AFT_LOCAL, q, k, v, causal, key_mask, implementation, band=band
     )
     time = call.q.shape[1]
     width = call.width("band", band, "time, window")
@@ -127,7 +120,7 @@ def aft_conv(
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere, as for `aft_full`.
+    elsewhere.
 
     One head, and a window of one step.
 
@@ -142,12 +135,7 @@ def aft_conv(
     op = "aft_conv"
     flat = _heads_side_by_side(op, q, k, v, "batch time heads channels")
     call = AFTCall(
-        AFT_CONV,
-        *flat,
-        causal,
-        key_mask,
-        implementation,
-        kernel=kernel,
+        AFT_CONV, *flat, causal, key_mask, implementation, kernel=kernel
     )
     heads = q.shape[2]
     width = call.width("kernel", kernel, "heads, window")
@@ -182,7 +170,7 @@ def aft_conv2d(
     - Raises `ValueError` or `TypeError`, naming the argument.
 
     The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere, as for `aft_full`.
+    elsewhere.
 
     Without a bias, all pixels count the same.
 

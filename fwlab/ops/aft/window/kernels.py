@@ -53,7 +53,7 @@ LOW = tl.constexpr(float("-inf"))
 #: exponent of a factor, the maximum of a factor with a value, and the
 #: bounds of the sums.
 MAX_EXPONENT, MAX_VALUE = tl.constexpr(27.0), tl.constexpr(1e20)
-#: What stands for a sum that is out of bounds.
+#: The mark of a sum that is out of bounds.
 WRONG = tl.constexpr(-1.0)
 MIN_SUM, MAX_SUM = tl.constexpr(1e-10), tl.constexpr(1e35)
 

@@ -25,20 +25,13 @@ from fwlab.ops.correcting import FORMS
 from fwlab.ops.correcting.rules.delta import read, steps
 
 
-def strength(k: Tensor, beta: Tensor) -> Tensor:
-    r"""How far the best step goes, with the solution put in:
-
-    $$s_i = \frac{\beta_i}{1 + \beta_i\, |k_i|^2} \tag{n7}$$
-
-    - `k`: `[..., key]`, `beta`: `[...]`.
-    """
-    return beta / (1 + beta * k.square().sum(-1))
-
-
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Correct by the best step, then read."""
+    r"""Correct by the best step, then read. The step is as long as
+
+    $$s_i = \frac{\beta_i}{1 + \beta_i\, |k_i|^2} \tag{n7}$$
+    """
     y = []
     for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
         s = b_t / (1 + b_t * (k_t * k_t).sum(-1))  # (n7)
@@ -46,6 +39,14 @@ def loop(
         W = W + torch.einsum("...v,...k->...vk", u, k_t)  # Eq. 24
         y.append(read(W, q_t))  # Eq. 25
     return torch.stack(y, dim=1), W
+
+
+def strength(k: Tensor, beta: Tensor) -> Tensor:
+    """The step of (n7), which the recurrence takes as a strength.
+
+    - `k`: `[..., key]`, `beta`: `[...]`.
+    """
+    return beta / (1 + beta * k.square().sum(-1))
 
 
 IMPLICIT_DELTA_RULE = Rule(
