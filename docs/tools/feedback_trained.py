@@ -1,8 +1,7 @@
 """Trains the models of notebook 14, and records what they answer.
 
-One seed trains a transformer, and three feedback models of equal size: on growing
-programs, on growing programs from the weights of that transformer, and on programs
-of full length from the first step.
+One seed trains, all on the same growing programs, a transformer, a feedback model of
+equal size, and another one that starts from the weights of that transformer.
 `python docs/tools/feedback_trained.py SEED` writes
 `fwlab/data/results/feedback-trained-SEED.json`, and for seed 1 the weights of the
 first two models, in half precision, beside it.
@@ -38,13 +37,8 @@ CONFIG: dict[str, Any] = {
     "eval_programs": 500,
 }
 FOLDER = Path(__file__).parents[2] / "fwlab/data/results"
-#: Mixer, and the statements of the first programs; None = as configured.
-MODELS = {
-    "transformer": ("softmax", None),
-    "feedback": ("feedback", None),
-    "warm": ("feedback", None),
-    "full length": ("feedback", CONFIG["statements"]),
-}
+#: Their mixers.
+MODELS = {"transformer": "softmax", "feedback": "feedback", "warm": "feedback"}
 
 
 def build(mixer: str) -> LanguageModel:
@@ -59,16 +53,12 @@ def build(mixer: str) -> LanguageModel:
     )
 
 
-def trained(
-    model: LanguageModel, seed: int, test: Programs, first: int | None
-) -> dict[str, Any]:
+def trained(model: LanguageModel, seed: int, test: Programs) -> dict[str, Any]:
     """Train, and return the curve, its cost, and the last score."""
     point: dict[str, Any] = {**CONFIG, "seed": seed}
-    first = first or point["first"]
-    draw = feedback.growing(point, point["variables"], first, point["share"])
-    asked, cpu = (test.tokens, test.labels), 0.0
-    curve = [(0, 0.0, *feedback.score(model, asked))]
-    start = time.process_time()
+    draw = feedback.growing(point, point["variables"], point["first"], point["share"])
+    asked = (test.tokens, test.labels)
+    curve, cpu, start = [], 0.0, time.process_time()
     for step in feedback.train(model, draw, point["steps"], point["rate"]):
         if step % point["eval_every"] == 0:
             cpu += time.process_time() - start
@@ -87,21 +77,19 @@ def main(seed: int) -> None:
     torch.set_num_threads(1)
     size = (CONFIG["statements"], CONFIG["variables"])
     test = programs(CONFIG["eval_programs"], *size, test_rng(seed), clauses=True)
-    start = time.time()
     models: dict[str, LanguageModel] = {}
     results: dict[str, Any] = {}
-    for name, (mixer, first) in MODELS.items():
+    for name, mixer in MODELS.items():
         torch.manual_seed(seed)
         models[name] = model = build(mixer)
         if name == "warm":
             model.start_from(models["transformer"])
-        results[name] = trained(model, seed, test, first)
+        results[name] = trained(model, seed, test)
     record = {
         "config": {**CONFIG, "seed": seed},
         "columns": ["step", "cpu seconds", "accuracy", "loss"],
         "rules": {rule: rule_accuracy(rule, *size, test_rng(seed)) for rule in RULES},
         "models": results,
-        "seconds": round(time.time() - start, 1),
         **provenance(f"python docs/tools/feedback_trained.py {seed}"),
     }
     path = FOLDER / f"feedback-trained-{seed}.json"

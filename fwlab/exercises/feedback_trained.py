@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import islice
-from operator import ge, gt, le, lt
+from operator import eq, ge, gt, le, lt
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from fwlab.exercises.solutions import (
     interpreter,
     warm_start,
 )
-from fwlab.experiments.feedback_variables import guess
 from fwlab.layers import FeedbackTransformer
 from fwlab.models import LanguageModel
 
@@ -187,8 +186,7 @@ INTERPRETER = Exercise(
 
 # --- fool ------------------------------------------------------------------
 
-#: The rules to fool, the clauses of a program at most, and the prints that are enough.
-FOOLED = ("skip every if", "every if is true", "last print")
+#: Clauses of a program at most, and prints that are enough.
 MOST, ENOUGH = 16, 5
 
 
@@ -253,17 +251,23 @@ def _is_legal(answer: Answer, reference: Answer, generator: Generator) -> None:
 
 def _fools(answer: Answer, reference: Answer, generator: Generator) -> None:
     tokens = " ".join(_program(answer)).split()
-    labels = execute(tokens)
-    asked = [at for at, label in enumerate(labels) if label is not None]
-    said = {rule: guess(rule, tokens, labels) for rule in FOOLED}
-    fooled = sum(all(said[r][at] != labels[at] for r in FOOLED) for at in asked)
+    truth, skip, take = (
+        [value for value in execute(tokens, conditions) if value is not None]
+        for conditions in (None, False, True)
+    )
+    said = {
+        "skip every if": skip,
+        "every if is true": take,
+        "last print": [None, *truth[:-1]],
+    }
+    pairs = [*zip(truth, *said.values(), strict=True)]
+    fooled = sum(value not in guesses for value, *guesses in pairs)
     if fooled < ENOUGH:
         right = ", ".join(
-            f"{rule}: {sum(said[rule][at] == labels[at] for at in asked)}"
-            for rule in FOOLED
+            f"{rule}: {sum(map(eq, truth, guesses))}" for rule, guesses in said.items()
         )
         raise Wrong(
-            f"Your program has {len(asked)} prints, and {fooled} of them fool all three "
+            f"Your program has {len(truth)} prints, and {fooled} of them fool all three "
             f"rules; at least {ENOUGH} should. Right answers of each rule: {right}."
         )
 

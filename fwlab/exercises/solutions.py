@@ -429,6 +429,8 @@ def fair_scores(first, second, tokens, labels):
             right.append((model(x).argmax(-1) == y)[y >= 0])
         scores.append(100 * torch.cat(right).double().mean())
     return torch.stack(scores)
+
+
 # --- AFT: where a language model looks
 
 
@@ -458,6 +460,8 @@ def frozen_kernels(heads, window):
     for i in range(heads):
         w[i, (i + 1) % window] = 6.0  # one key for each head
     return w
+
+
 # --- Regression
 
 
