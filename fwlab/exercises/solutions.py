@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, l2_normalize
+from fwlab.layers import FeedbackTransformer
 from fwlab.ops.feedback import naive
 
 # --- Fast weights
@@ -436,6 +437,56 @@ def four_cups(p):
     C = torch.tensor(corners, dtype=torch.float64)
     M = C.mT @ C[p] / 4  # corner i goes to corner p[i]
     return M * torch.linalg.det(M)  # with the sign of p, all are turns
+# --- A feedback transformer, trained
+
+
+def interpreter(clauses):
+    values, after, run = {}, [], True
+    for clause in clauses:
+        first, *rest = clause.split()
+        if first == "if":
+            name, sign, limit, _ = rest
+            a = values[name]
+            b = int(limit) if limit.isdigit() else values[limit]
+            run = a < b if sign == "<" else a > b
+            after.append(0)
+            continue
+        name = rest[0] if first == "print" else first
+        if run and first != "print":
+            change = {"++": 1, "--": -1}.get(rest[0])
+            values[name] = values[name] + change if change else int(rest[1])
+        run = True  # a condition is for one statement
+        after.append(values.get(name, 0))
+    return torch.tensor(after)
+
+
+def fool():
+    start = ["x = 5 ;", "if x > 4 :", "x ++ ;", "if x > 9 :", "x -- ;", "print x ;"]
+    return start + ["x ++ ;", "print x ;"] * 4 + ["x -- ;", "print x ;"]
+
+
+def curriculum(step, steps, first, last, share):
+    done = min(1, step / (share * steps))
+    return first + round((last - first) * done)
+
+
+def warm_start(new, old, tokens):
+    stack = FeedbackTransformer.from_transformer(old)
+    new.blocks[0].load_state_dict(stack.state_dict())
+    new.embedding.load_state_dict(old.embedding.state_dict())
+    new.norm.load_state_dict(old.norm.state_dict())
+    return new.eval()(tokens)
+
+
+def fair_scores(first, second, tokens, labels):
+    scores = []
+    for model in (first, second):
+        right = []
+        for i in range(0, len(tokens), 4):  # for each model anew, and to the end
+            x, y = tokens[i : i + 4], labels[i : i + 4]
+            right.append((model(x).argmax(-1) == y)[y >= 0])
+        scores.append(100 * torch.cat(right).double().mean())
+    return torch.stack(scores)
 
 
 # --- AFT: where a language model looks
