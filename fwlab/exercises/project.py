@@ -211,7 +211,7 @@ GAIN = Exercise(
     "the bar, this code returns a gain. It has two bugs.",
     start="""\
 def gain(bar, mine):
-    validation, test = mine
+    test = mine[1]
     best = test.mean(1).argmin()
     return bar[1, 0].mean() - test[best].mean()""",
     reference=gain,
