@@ -7,6 +7,8 @@ in the package are also what answers are compared with.
 # mypy: ignore-errors
 # There are no type hints on a board.
 
+from itertools import combinations
+
 import torch
 from torch.nn import functional as F
 
@@ -552,3 +554,41 @@ def better_step(W, z, k, v):
     old = torch.einsum("...vk,...k->...v", W, k)
     u = (v - old) / (1 + pairs / k.shape[-1])  # later pairs move less
     return W + u[..., :, None] * where[..., None, :], z
+
+
+# --- A project
+
+
+def by_luck(mine, theirs):
+    runs = torch.cat([mine, theirs]).tolist()
+    groups = [sum(group) for group in combinations(runs, len(mine))]
+    return sum(group <= sum(mine.tolist()) + 1e-9 for group in groups) / len(groups)
+
+
+def gain(bar, mine):
+    losses = []
+    for validation, test in (bar, mine):
+        best = validation.mean(1).argmin()  # the test loss has no say
+        losses.append(test[best].mean())
+    return losses[0] - losses[1]
+
+
+def unequal(a, b):
+    fields = "parameters", "data", "seeds", "tokens", "windows", "rates"
+
+    def said(record, field):
+        value = record.get(field)
+        if value and field in ("seeds", "rates"):
+            value = set(value)  # neither order nor repeats matter
+        return len(value) if value and field == "rates" else value
+
+    pairs = [(said(a, field), said(b, field)) for field in fields]
+    return torch.tensor([0.0 if x and x == y else 1.0 for x, y in pairs])
+
+
+def my_step(W, k, v):
+    old = torch.einsum("...vk,...k->...v", W, k)
+    used = torch.einsum("...vk,...v->...k", W, old)  # where W has other keys
+    where = k - 0.1 * used / (v * v).sum(-1, keepdim=True)
+    where = where / (where * k).sum(-1, keepdim=True)
+    return W + 0.7 * (v - old)[..., :, None] * where[..., None, :]
