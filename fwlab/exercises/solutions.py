@@ -7,11 +7,14 @@ in the package are also what answers are compared with.
 # mypy: ignore-errors
 # There are no type hints on a board.
 
+from itertools import combinations
+
 import torch
 from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, l2_normalize
+from fwlab.layers import FeedbackTransformer
 from fwlab.ops.feedback import naive
 
 # --- Fast weights
@@ -436,6 +439,56 @@ def four_cups(p):
     C = torch.tensor(corners, dtype=torch.float64)
     M = C.mT @ C[p] / 4  # corner i goes to corner p[i]
     return M * torch.linalg.det(M)  # with the sign of p, all are turns
+# --- A feedback transformer, trained
+
+
+def interpreter(clauses):
+    values, after, run = {}, [], True
+    for clause in clauses:
+        first, *rest = clause.split()
+        if first == "if":
+            name, sign, limit, _ = rest
+            a = values[name]
+            b = int(limit) if limit.isdigit() else values[limit]
+            run = a < b if sign == "<" else a > b
+            after.append(0)
+            continue
+        name = rest[0] if first == "print" else first
+        if run and first != "print":
+            change = {"++": 1, "--": -1}.get(rest[0])
+            values[name] = values[name] + change if change else int(rest[1])
+        run = True  # a condition is for one statement
+        after.append(values.get(name, 0))
+    return torch.tensor(after)
+
+
+def fool():
+    start = ["x = 5 ;", "if x > 4 :", "x ++ ;", "if x > 9 :", "x -- ;", "print x ;"]
+    return start + ["x ++ ;", "print x ;"] * 4 + ["x -- ;", "print x ;"]
+
+
+def curriculum(step, steps, first, last, share):
+    done = min(1, step / (share * steps))
+    return first + round((last - first) * done)
+
+
+def warm_start(new, old, tokens):
+    stack = FeedbackTransformer.from_transformer(old)
+    new.blocks[0].load_state_dict(stack.state_dict())
+    new.embedding.load_state_dict(old.embedding.state_dict())
+    new.norm.load_state_dict(old.norm.state_dict())
+    return new.eval()(tokens)
+
+
+def fair_scores(first, second, tokens, labels):
+    scores = []
+    for model in (first, second):
+        right = []
+        for i in range(0, len(tokens), 4):  # for each model anew, and to the end
+            x, y = tokens[i : i + 4], labels[i : i + 4]
+            right.append((model(x).argmax(-1) == y)[y >= 0])
+        scores.append(100 * torch.cat(right).double().mean())
+    return torch.stack(scores)
 
 
 # --- AFT: where a language model looks
@@ -501,3 +554,41 @@ def better_step(W, z, k, v):
     old = torch.einsum("...vk,...k->...v", W, k)
     u = (v - old) / (1 + pairs / k.shape[-1])  # later pairs move less
     return W + u[..., :, None] * where[..., None, :], z
+
+
+# --- A project
+
+
+def by_luck(mine, theirs):
+    runs = torch.cat([mine, theirs]).tolist()
+    groups = [sum(group) for group in combinations(runs, len(mine))]
+    return sum(group <= sum(mine.tolist()) + 1e-9 for group in groups) / len(groups)
+
+
+def gain(bar, mine):
+    losses = []
+    for validation, test in (bar, mine):
+        best = validation.mean(1).argmin()  # the test loss has no say
+        losses.append(test[best].mean())
+    return losses[0] - losses[1]
+
+
+def unequal(a, b):
+    fields = "parameters", "data", "seeds", "tokens", "windows", "rates"
+
+    def said(record, field):
+        value = record.get(field)
+        if value and field in ("seeds", "rates"):
+            value = set(value)  # neither order nor repeats matter
+        return len(value) if value and field == "rates" else value
+
+    pairs = [(said(a, field), said(b, field)) for field in fields]
+    return torch.tensor([0.0 if x and x == y else 1.0 for x, y in pairs])
+
+
+def my_step(W, k, v):
+    old = torch.einsum("...vk,...k->...v", W, k)
+    used = torch.einsum("...vk,...v->...k", W, old)  # where W has other keys
+    where = k - 0.1 * used / (v * v).sum(-1, keepdim=True)
+    where = where / (where * k).sum(-1, keepdim=True)
+    return W + 0.7 * (v - old)[..., :, None] * where[..., None, :]
