@@ -663,7 +663,7 @@ def fair_scores(first, second, tokens, labels):
         "Give it the same model twice: fair_scores(m, m, tokens, labels). Which programs "
         "does each of the two see?",
         "zip(...) is an iterator, and the second model goes on where the first has "
-        "stopped. Make it anew for each model, or a list. And which programs come "
+        "stopped. Make it again for each model, or a list. And which programs come "
         "after the break?",
         "Collect the right answers of all parts, and take one mean of them all: "
         "100 * torch.cat(rights).mean().",

@@ -484,7 +484,7 @@ def fair_scores(first, second, tokens, labels):
     scores = []
     for model in (first, second):
         right = []
-        for i in range(0, len(tokens), 4):  # for each model anew, and to the end
+        for i in range(0, len(tokens), 4):  # from the first program, for both models
             x, y = tokens[i : i + 4], labels[i : i + 4]
             right.append((model(x).argmax(-1) == y)[y >= 0])
         scores.append(100 * torch.cat(right).double().mean())
