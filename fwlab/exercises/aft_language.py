@@ -104,6 +104,14 @@ POSITION_SHIFT = Exercise(
             because="{past} characters came before, so the first row is row {past} of "
             "the band, and its own key is column {past}.",
             catches={
+                "past plays no part here: rows and columns are those of a call at the "
+                "beginning of the text.": lambda band, past, time: F.pad(
+                    position_shift(band, 0, time), (0, past)
+                ),
+                "The rows are right. In row t, the key of the step itself is "
+                "column past + t.": lambda band, past, time: F.pad(
+                    position_shift(band[past:], 0, time), (0, past)
+                ),
                 "These are the rows of the first characters. Position 0 is the first "
                 "character of the text, not of the call.": lambda band, past, time: (
                     position_shift(band.roll(past, 0), past, time)
@@ -180,7 +188,7 @@ READ_BIAS = Exercise(
             _none,
             [1, 2, 7],
             expected=_ones,
-            because="There were {time} characters. Distance n has {time} - n rows.",
+            because="time was {time}, and distance n has time - n rows.",
             catches={
                 "The share is not compared with the even one: "
                 "row t has t + 1 keys.": lambda w: _means(_shares(w)),
@@ -280,7 +288,20 @@ def mended_kernel(raw, gamma, beta):
     reference=mended_kernel,
     properties=(
         shape("returns the shape of raw", _raw, [(3, 5), (1, 4), (5, 2)]),
-        agrees("follows Eq. 8 for one head", _raw, [(1, 7), (1, 3)]),
+        agrees(
+            "follows Eq. 8 for one head",
+            _raw,
+            [(1, 7), (1, 3)],
+            catches={
+                "This standard deviation divides by one less than the number of entries. "
+                "It takes correction=0.": lambda raw, gamma, beta: (
+                    gamma[:, None]
+                    * (raw - raw.mean(1, keepdim=True))
+                    / raw.std(1, keepdim=True)
+                    + beta[:, None]
+                ),
+            },
+        ),
         agrees(
             "follows Eq. 8 for several heads",
             _raw,

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, l2_normalize
+from fwlab.layers import FeedbackTransformer
 from fwlab.ops.feedback import naive
 
 # --- Fast weights
@@ -345,6 +346,14 @@ def stream_mean(k, v):
 # --- Feedback Transformer
 
 
+def chain_depth(reads, layers, steps):
+    depth = torch.zeros(layers + 1, steps, dtype=torch.long)
+    for t in range(steps):  # upper layers of the past come first
+        for l in range(1, layers + 1):
+            depth[l, t] = 1 + max(depth[state] for state in reads(l, t))
+    return depth
+
+
 def merge_memory(states, w):
     weights = torch.softmax(w, 0)
     return torch.einsum("l,l...->...", weights, states)  # Eq. f1
@@ -358,6 +367,20 @@ def feedback_attention(q, k, v, positions):
     position = torch.einsum("bhd,jd->bhj", q, r)
     weights = torch.softmax((content + position) / key**0.5, -1)  # Eq. f4
     return torch.einsum("bhj,bjhd->bhd", weights, v)  # Eq. f5
+
+
+def feedback_step(x, keys, values, w, layer, project):
+    states = [x]
+    for l in range(len(w) - 1):
+        states.append(layer(l, states[-1], keys, values))
+    k, v = project(merge_memory(torch.stack(states), w))
+    return states[-1], torch.cat([keys, k[None]]), torch.cat([values, v[None]])
+
+
+def cheap_mask(steps):
+    # The place of each step in its chain: a new one may begin at any time.
+    place = torch.tensor([1, 2, 1, 2, 3, 4, 2, 3, 4, 3, 4, 4])
+    return (place < place[:, None]).tril(-1)  # row t: earlier, with a lower place
 
 
 # --- The delta rule: a layer
@@ -378,6 +401,94 @@ def delta_layer(q, k, v, logits):
 def few_features(x):
     # A power makes large features larger, so different keys overlap less.
     return l2_normalize(DPFP(nu=3)(x) ** 3)
+
+
+# --- Rules since 2021
+
+
+def ask_is_not_write(W, d, r, k, v, s):
+    W = W * d[..., None, :]  # fade each column
+    answer = torch.einsum("...vk,...k->...v", W, r)
+    u = s[..., None] * (v - answer)
+    return W + u[..., :, None] * k[..., None, :]
+
+
+def gated_delta_step(W, k, v, beta, decay):
+    W = decay[..., None, None] * W  # first fade
+    return delta_step(W, k, v, beta)  # then ask what is left
+
+
+def erase_and_write(W, decay, k, v, e, w):
+    one = torch.ones(W.shape[:-2], dtype=W.dtype)
+    return ask_is_not_write(W, decay, e * k, k, w * v, one)
+
+
+def parity(bits):
+    # At a 1, W becomes 2 v - W = 1 - W; at a 0 it stays.
+    return torch.full_like(bits, 0.5), 2 * bits
+
+
+def two_steps(angle):
+    # Two reflections turn by twice the angle between their keys.
+    at = torch.stack([0 * angle, angle / 2])
+    return torch.stack([at.cos(), at.sin()], -1)
+
+
+def four_cups(p):
+    corners = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
+    C = torch.tensor(corners, dtype=torch.float64)
+    M = C.mT @ C[p] / 4  # corner i goes to corner p[i]
+    return M * torch.linalg.det(M)  # with the sign of p, all are turns
+# --- A feedback transformer, trained
+
+
+def interpreter(clauses):
+    values, after, run = {}, [], True
+    for clause in clauses:
+        first, *rest = clause.split()
+        if first == "if":
+            name, sign, limit, _ = rest
+            a = values[name]
+            b = int(limit) if limit.isdigit() else values[limit]
+            run = a < b if sign == "<" else a > b
+            after.append(0)
+            continue
+        name = rest[0] if first == "print" else first
+        if run and first != "print":
+            change = {"++": 1, "--": -1}.get(rest[0])
+            values[name] = values[name] + change if change else int(rest[1])
+        run = True  # a condition is for one statement
+        after.append(values.get(name, 0))
+    return torch.tensor(after)
+
+
+def fool():
+    start = ["x = 5 ;", "if x > 4 :", "x ++ ;", "if x > 9 :", "x -- ;", "print x ;"]
+    return start + ["x ++ ;", "print x ;"] * 4 + ["x -- ;", "print x ;"]
+
+
+def curriculum(step, steps, first, last, share):
+    done = min(1, step / (share * steps))
+    return first + round((last - first) * done)
+
+
+def warm_start(new, old, tokens):
+    stack = FeedbackTransformer.from_transformer(old)
+    new.blocks[0].load_state_dict(stack.state_dict())
+    new.embedding.load_state_dict(old.embedding.state_dict())
+    new.norm.load_state_dict(old.norm.state_dict())
+    return new.eval()(tokens)
+
+
+def fair_scores(first, second, tokens, labels):
+    scores = []
+    for model in (first, second):
+        right = []
+        for i in range(0, len(tokens), 4):  # for each model anew, and to the end
+            x, y = tokens[i : i + 4], labels[i : i + 4]
+            right.append((model(x).argmax(-1) == y)[y >= 0])
+        scores.append(100 * torch.cat(right).double().mean())
+    return torch.stack(scores)
 
 
 # --- AFT: where a language model looks

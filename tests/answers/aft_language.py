@@ -186,7 +186,6 @@ WRONG = {
         "right(raw, gamma, beta).sum(1)": "returns the shape",
         "gamma[:, None] * unit(raw)": "follows Eq. 8 for one",
         "gamma[:, None] * (unit(raw) + beta[:, None])": "follows Eq. 8 for one",
-        "gamma[:, None] * (raw - raw.mean(1, keepdim=True)) / raw.std(1, keepdim=True) + beta[:, None]": "follows Eq. 8 for one",
         "gamma[:, None] * (raw - raw.mean(1, keepdim=True)) / raw.var(1, correction=0, keepdim=True) + beta[:, None]": "follows Eq. 8 for one",
         "gamma[:, None] * F.normalize(raw - raw.mean(1, keepdim=True)) + beta[:, None]": "follows Eq. 8 for one",
         "gamma[:, None] * torch.softmax(raw, 1) + beta[:, None]": "follows Eq. 8 for one",
