@@ -260,8 +260,8 @@ def parts_of(name: str) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
         return config, less, recall, lambda model: test(model, recall)
     if name == "shakespeare":
         first, rest, tokens = text()
-        sizes = {"tokens": tokens, "layers": "dd", "d": 48, "heads": 2}
-        config = {"model": sizes, "steps": 250, "rate": 5e-3}
+        sizes = {"tokens": tokens, "layers": "dd", "d": 32, "heads": 2}
+        config = {"model": sizes, "steps": 200, "rate": 1e-2}
         hybrid = {"a layer": {"layers": "da"}, "both layers": {"layers": "aa"}}
         return config, less | hybrid, first, lambda model: test(model, rest, 100)
     config = {"model": {"tokens": 18, "d": 32, "heads": 2, "width": 8}}

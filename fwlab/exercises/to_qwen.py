@@ -52,14 +52,13 @@ def drawn(
     value_heads: int = 2,
     key: int = 3,
     value: int = 4,
-    size: float = 1.0,
 ) -> dict[str, Any]:
-    """Arguments of `modern_layer`; `size`: a factor of W_qkv."""
+    """Arguments of `modern_layer`."""
     draw, d = partial(normal, generator), 6
     channels = 2 * key_heads * key + value_heads * value
     return {
         "x": draw(batch, time, d),
-        "W_qkv": size * draw(channels, d),
+        "W_qkv": draw(channels, d),
         "conv": draw(channels, 4) / 2,
         "W_z": draw(value_heads * value, d),
         "W_b": draw(value_heads, d),
@@ -109,6 +108,15 @@ VALUE_GROUPS = Exercise(
             _heads,
             [(2, 2), (3, 3)],
             expected=lambda x, value_heads: x,
+            catches={
+                "This gives the mean of all key heads to "
+                "every value head.": lambda x, value_heads: x.mean(
+                    -2, keepdim=True
+                ).expand(*x.shape[:-2], value_heads, -1),
+                "The groups are in reverse order.": lambda x, value_heads: value_groups(
+                    x.flip(-2), value_heads
+                ),
+            },
         ),
         agrees(
             "with a single key head, gives it to every value head",
@@ -130,13 +138,6 @@ VALUE_GROUPS = Exercise(
             catches={
                 "Here value heads take turns: 0, 1, 0, 1. Consecutive ones share a "
                 "key head: 0, 0, 1, 1.": _tiled,
-                "This gives the mean of all key heads to "
-                "every value head.": lambda x, value_heads: x.mean(
-                    -2, keepdim=True
-                ).expand(*x.shape[:-2], value_heads, -1),
-                "The groups are in reverse order.": lambda x, value_heads: value_groups(
-                    x.flip(-2), value_heads
-                ),
             },
         ),
         agrees(
@@ -233,12 +234,6 @@ def _as_published(answer: Answer, reference: Answer, generator: Generator) -> No
             )
 
 
-#: Weights so large that no epsilon counts.
-_large = partial(drawn, size=30.0)
-#: Weights so small that every epsilon counts.
-_small = partial(drawn, size=2e-3)
-
-
 def _first(y: Tensor, *_: Any) -> Tensor:
     return y[:, :1]
 
@@ -260,11 +255,11 @@ MODERN_LAYER = Exercise(
         shape("returns a tensor of the shape of x", drawn, [{}, {"time": 1}]),
         agrees(
             "at the first token, returns what it has just written, with norm and gate",
-            _large,
+            drawn,
             [{"time": 1}, {}],
             of=_first,
             because="Before the first token there are zeros. The first steps are W_qkv, "
-            "conv and SiLU, the last RMS norm, gate and W_out.",
+            "conv and SiLU, the last RMS norm, gate and W_out. Epsilons count, too.",
             catches={
                 "The gate is a sigmoid here. In this layer it is SiLU.": partial(
                     _layer, gate=torch.sigmoid
@@ -289,6 +284,24 @@ MODERN_LAYER = Exercise(
                         * z
                     ),
                 ),
+                "The strength is 1 everywhere. It is the sigmoid of W_b x.": partial(
+                    _layer, strength=torch.ones_like
+                ),
+                "Keys are used as they are. They have to be of length 1.": partial(
+                    _layer, unit=lambda x: x
+                ),
+                "The queries lack the factor K^-0.5. Only the epsilon of the norm "
+                "shows it.": partial(_layer, scale=1.0),
+                "Keys and queries are divided by their norm without an "
+                "epsilon.": partial(_layer, unit=l2_normalize),
+                "The epsilon of the keys belongs inside the root: "
+                "sqrt(|x|² + 1e-6).": partial(
+                    _layer, unit=lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-6)
+                ),
+                "The norm has another epsilon than 1e-6.": (
+                    partial(_layer, eps=1e-5),
+                    partial(_layer, eps=0.0),
+                ),
                 "There is no SiLU after the convolution.": partial(
                     _layer, after=lambda qkv: qkv
                 ),
@@ -300,7 +313,7 @@ MODERN_LAYER = Exercise(
         ),
         agrees(
             "over several tokens, fades, corrects and reads",
-            _large,
+            drawn,
             [{"time": 2}, {"time": 7, "key": 4, "value": 3}],
             because="There were {time} tokens. Look at beta and at the decay: log d = "
             "-exp(A_log) softplus(a + dt_bias).",
@@ -315,42 +328,16 @@ MODERN_LAYER = Exercise(
                 "Nothing fades: log_decay is 0.": partial(
                     _layer, rate=torch.zeros_like
                 ),
-                "The strength is 1 everywhere. It is the sigmoid of W_b x.": partial(
-                    _layer, strength=torch.ones_like
-                ),
-                "Keys are used as they are. They have to be of length 1.": partial(
-                    _layer, unit=lambda x: x / 30
-                ),
             },
         ),
         agrees(
             "with more value heads, shares key heads between neighbours",
-            _large,
+            drawn,
             [{"value_heads": 4}, {"key_heads": 1, "value_heads": 3}],
             because="There were {key_heads} key heads and {value_heads} value heads.",
             catches={
                 "Value heads take turns with the key heads here. Consecutive ones share "
                 "a key head.": partial(_layer, group=_tiled),
-            },
-        ),
-        agrees(
-            "where little is read, adds the epsilons, and divides queries by sqrt(K)",
-            _small,
-            [{}],
-            because="W_qkv was tiny, so the epsilons count: 1e-6 inside both roots.",
-            catches={
-                "The queries lack the factor K^-0.5. Only the epsilon of the norm "
-                "shows it.": partial(_layer, scale=1.0),
-                "Keys and queries are divided by their norm without an "
-                "epsilon.": partial(_layer, unit=l2_normalize),
-                "Keys and queries are multiplied by 1 / (|x| + 1e-6). The epsilon is "
-                "inside the root: |x|² + 1e-6.": partial(
-                    _layer, unit=lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-6)
-                ),
-                "The norm has another epsilon than 1e-6.": (
-                    partial(_layer, eps=1e-5),
-                    partial(_layer, eps=0.0),
-                ),
             },
         ),
         Property(
@@ -414,8 +401,7 @@ def _alone(
 def _fades_on(
     k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, mask: Tensor
 ) -> Tensor:
-    zero = torch.zeros_like(beta)
-    return _state(k, v, torch.where(mask, beta, zero), log_decay)
+    return _state(k, v, beta * mask, log_decay)
 
 
 def _state(k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
@@ -426,8 +412,7 @@ def _emptied(
     k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, mask: Tensor
 ) -> Tensor:
     """Padding empties the memory."""
-    fade = torch.where(mask, log_decay, -torch.inf)
-    return _fades_on(k, v, beta, fade, mask)
+    return _fades_on(k, v, beta, log_decay.where(mask == 1, -torch.inf), mask)
 
 
 def _keys_only(
@@ -481,16 +466,16 @@ def padded_state(k, v, beta, log_decay, mask):
             catches={
                 "The mask is upside down: it is True "
                 "at real tokens.": lambda k, v, beta, log_decay, mask: padded_state(
-                    k, v, beta, log_decay, ~mask
+                    k, v, beta, log_decay, mask == 0
                 ),
                 "The state never fades. Real tokens do fade it.": (
                     lambda k, v, beta, log_decay, mask: padded_state(
-                        k, v, beta, 0 * log_decay, mask
+                        k, v, beta, 0 * log_decay, mask == 1
                     )
                 ),
                 "The strengths of the real tokens are lost, too.": (
                     lambda k, v, beta, log_decay, mask: padded_state(
-                        k, v, torch.ones_like(beta), log_decay, mask
+                        k, v, torch.ones_like(beta), log_decay, mask == 1
                     )
                 ),
             },
@@ -638,8 +623,6 @@ RECALL_BY_HAND = Exercise(
                 "The query is the token before, which is a value.": partial(
                     _by_hand, query=-2
                 ),
-                "Key and value are exchanged: the key is "
-                "written under its value.": partial(_by_hand, key=-1, value=-2),
                 "The key is two tokens back.": partial(_by_hand, key=-3),
                 "The columns of conv are the other way round: the last one belongs to "
                 "the token itself.": partial(_by_hand, query=0, key=1, value=0),
@@ -650,6 +633,10 @@ RECALL_BY_HAND = Exercise(
             8,
             0,
             "There was a pair for each key. Are the keys of different tokens orthogonal?",
+            {
+                "Key and value are exchanged: the key is "
+                "written under its value.": partial(_by_hand, key=-1, value=-2),
+            },
         ),
         _recalls(
             "recalls the newest value of a key that came again",
