@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.data import corpus
+from fwlab.exercises.to_qwen import recall_text
 from fwlab.feature_maps import l2_normalize
 from fwlab.provenance import provenance
 
@@ -145,35 +146,6 @@ class Model(nn.Module):
         return self.head(F.rms_norm(x, x.shape[-1:]))
 
 
-def recall(
-    generator: Generator, batch: int = 16, items: int = 20, n: int = 8
-) -> tuple[Tensor, Tensor]:
-    """Pairs that are written, asked for, overwritten, and forgotten all together.
-
-    Items of two tokens: `key value` writes; `key ?` asks, and the answer is the newest
-    value of this key since the last `| |`, or `.` if there is none; `. .` does nothing.
-    Keys are tokens 0 to n - 1, values the next n, then `.`, `|` and `?`.
-
-    - Returns tokens and answers, `[batch, 2 items]`, an answer of -100 = not asked.
-    """
-    nothing, reset, ask = range(2 * n, 2 * n + 3)
-    keys = torch.randint(n, (batch, items), generator=generator)
-    values = torch.randint(n, 2 * n, (batch, items), generator=generator)
-    chance = torch.rand(batch, items, generator=generator)
-    held = torch.full((batch, n), nothing)
-    tokens, answers = [], []
-    for k, v, c in zip(keys.T, values.T, chance.T, strict=True):
-        write, asks, fades = c < 0.5, (c >= 0.5) & (c < 0.9), c > 0.95
-        first = torch.where(write | asks, k, torch.where(fades, reset, nothing))
-        second = torch.where(write, v, torch.where(asks, ask, first))
-        old = held.gather(1, k[:, None])[:, 0]
-        tokens += [first, second]
-        answers += [torch.full_like(old, -100), torch.where(asks, old, -100)]
-        held = held.scatter(1, k[:, None], torch.where(write, v, old)[:, None])
-        held = held.masked_fill(fades[:, None], nothing)
-    return torch.stack(tokens, 1), torch.stack(answers, 1)
-
-
 def parity(
     generator: Generator, batch: int = 16, asked: int = 10, n: int = 8
 ) -> tuple[Tensor, Tensor]:
@@ -257,7 +229,7 @@ def parts_of(name: str) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
     if name == "recall":
         sizes = {"tokens": 19, "layers": "d", "d": 32, "heads": 1, "mlp": False}
         config = {"model": sizes, "steps": 300, "rate": 1e-2}
-        return config, less, recall, lambda model: test(model, recall)
+        return config, less, recall_text, lambda model: test(model, recall_text)
     if name == "shakespeare":
         first, rest, tokens = text()
         sizes = {"tokens": tokens, "layers": "dd", "d": 32, "heads": 2}

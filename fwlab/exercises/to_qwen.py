@@ -71,6 +71,48 @@ def drawn(
     }
 
 
+def measured(name: str) -> dict[str, list[dict[str, Any]]]:
+    """Runs that are too long for a notebook, by row: three seeds each.
+
+    - `name`: "recall", "shakespeare" or "parity"; `docs/tools/qwen_parts.py` makes
+      them, and the file `data/results/qwen-parts.json` says with which settings.
+    """
+    file = resources.files("fwlab") / "data" / "results" / "qwen-parts.json"
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for run in json.loads(file.read_text())[name]["runs"]:
+        rows.setdefault(run["row"], []).append(run)
+    return rows
+
+
+def recall_text(
+    generator: Generator, batch: int = 16, items: int = 20, n: int = 8
+) -> tuple[Tensor, Tensor]:
+    """Pairs that are written, asked for, overwritten, and forgotten all together.
+
+    Items of two tokens: `key value` writes; `key ?` asks, and the answer is the newest
+    value of this key since the last `| |`, or `.` if there is none; `. .` does nothing.
+    Keys are tokens 0 to n - 1, values the next n, then `.`, `|` and `?`.
+
+    - Returns tokens and answers, `[batch, 2 items]`, an answer of -100 = not asked.
+    """
+    nothing, reset, ask = range(2 * n, 2 * n + 3)
+    keys = torch.randint(n, (batch, items), generator=generator)
+    values = torch.randint(n, 2 * n, (batch, items), generator=generator)
+    chance = torch.rand(batch, items, generator=generator)
+    held = torch.full((batch, n), nothing)
+    tokens, answers = [], []
+    for k, v, c in zip(keys.T, values.T, chance.T, strict=True):
+        write, asks, fades = c < 0.5, (c >= 0.5) & (c < 0.9), c > 0.95
+        first = torch.where(write | asks, k, torch.where(fades, reset, nothing))
+        second = torch.where(write, v, torch.where(asks, ask, first))
+        old = held.gather(1, k[:, None])[:, 0]
+        tokens += [first, second]
+        answers += [torch.full_like(old, -100), torch.where(asks, old, -100)]
+        held = held.scatter(1, k[:, None], torch.where(write, v, old)[:, None])
+        held = held.masked_fill(fades[:, None], nothing)
+    return torch.stack(tokens, 1), torch.stack(answers, 1)
+
+
 # --- value_groups ----------------------------------------------------------
 
 
@@ -161,7 +203,7 @@ VALUE_GROUPS = Exercise(
 # --- modern_layer ----------------------------------------------------------
 
 
-def _layer(
+def layer_with(
     x: Tensor,
     W_qkv: Tensor,
     conv: Tensor,
@@ -186,7 +228,7 @@ def _layer(
     scale: float | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """The solution, with a choice of mistakes."""
+    """`modern_layer`, with a choice of changes; `scale`: in place of K^-0.5."""
     heads, width = len(A_log), len(norm)
     qkv = F.conv1d(F.pad((x @ W_qkv.T).mT, padding), conv[:, None], groups=len(conv))
     qkv = after(qkv).mT
@@ -262,11 +304,11 @@ MODERN_LAYER = Exercise(
             "conv and SiLU, the last RMS norm, gate and W_out. Epsilons count, too.",
             catches={
                 "The gate is a sigmoid here. In this layer it is SiLU.": partial(
-                    _layer, gate=torch.sigmoid
+                    layer_with, gate=torch.sigmoid
                 ),
-                "There is no gate.": partial(_layer, gate=torch.ones_like),
+                "There is no gate.": partial(layer_with, gate=torch.ones_like),
                 "The gate comes before the norm here. It comes after it.": partial(
-                    _layer,
+                    layer_with,
                     finish=lambda y, z, norm: F.rms_norm(
                         y * z, (len(norm),), norm, 1e-6
                     ),
@@ -274,10 +316,10 @@ MODERN_LAYER = Exercise(
                 "The norm multiplies by 1 + weight. In this layer it "
                 "is the weight itself.": _changed("norm", lambda norm: 1 + norm),
                 "There is no norm.": partial(
-                    _layer, finish=lambda y, z, norm: norm * y * z
+                    layer_with, finish=lambda y, z, norm: norm * y * z
                 ),
                 "The norm is over all heads together. Each head has its own.": partial(
-                    _layer,
+                    layer_with,
                     finish=lambda y, z, norm: (
                         norm
                         * F.rms_norm(y.flatten(-2), (y[0, 0].numel(),)).view_as(y)
@@ -285,30 +327,30 @@ MODERN_LAYER = Exercise(
                     ),
                 ),
                 "The strength is 1 everywhere. It is the sigmoid of W_b x.": partial(
-                    _layer, strength=torch.ones_like
+                    layer_with, strength=torch.ones_like
                 ),
                 "Keys are used as they are. They have to be of length 1.": partial(
-                    _layer, unit=lambda x: x
+                    layer_with, unit=lambda x: x
                 ),
                 "The queries lack the factor K^-0.5. Only the epsilon of the norm "
-                "shows it.": partial(_layer, scale=1.0),
+                "shows it.": partial(layer_with, scale=1.0),
                 "Keys and queries are divided by their norm without an "
-                "epsilon.": partial(_layer, unit=l2_normalize),
+                "epsilon.": partial(layer_with, unit=l2_normalize),
                 "The epsilon of the keys belongs inside the root: "
                 "sqrt(|x|² + 1e-6).": partial(
-                    _layer, unit=lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-6)
+                    layer_with, unit=lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-6)
                 ),
                 "The norm has another epsilon than 1e-6.": (
-                    partial(_layer, eps=1e-5),
-                    partial(_layer, eps=0.0),
+                    partial(layer_with, eps=1e-5),
+                    partial(layer_with, eps=0.0),
                 ),
                 "There is no SiLU after the convolution.": partial(
-                    _layer, after=lambda qkv: qkv
+                    layer_with, after=lambda qkv: qkv
                 ),
                 "The convolution is turned around: its last column belongs to the "
                 "token itself.": _changed("conv", lambda conv: conv.flip(1)),
                 "This convolution sees later tokens: its zeros belong before the "
-                "first token.": partial(_layer, padding=(0, 3)),
+                "first token.": partial(layer_with, padding=(0, 3)),
             },
         ),
         agrees(
@@ -319,14 +361,14 @@ MODERN_LAYER = Exercise(
             "-exp(A_log) softplus(a + dt_bias).",
             catches={
                 "The exponential of A_log is missing.": partial(
-                    _layer, amount=lambda A: A
+                    layer_with, amount=lambda A: A
                 ),
                 "dt_bias is not added.": _changed("dt_bias", torch.zeros_like),
                 "The decay has a sigmoid in place of the softplus.": partial(
-                    _layer, rate=torch.sigmoid
+                    layer_with, rate=torch.sigmoid
                 ),
                 "Nothing fades: log_decay is 0.": partial(
-                    _layer, rate=torch.zeros_like
+                    layer_with, rate=torch.zeros_like
                 ),
             },
         ),
@@ -337,7 +379,7 @@ MODERN_LAYER = Exercise(
             because="There were {key_heads} key heads and {value_heads} value heads.",
             catches={
                 "Value heads take turns with the key heads here. Consecutive ones share "
-                "a key head.": partial(_layer, group=_tiled),
+                "a key head.": partial(layer_with, group=_tiled),
             },
         ),
         Property(
@@ -398,9 +440,10 @@ def _alone(
     return torch.stack(states)
 
 
-def _fades_on(
+def sick_state(
     k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, mask: Tensor
 ) -> Tensor:
+    """What the faulty code of `padded_state` returns."""
     return _state(k, v, beta * mask, log_decay)
 
 
@@ -412,7 +455,7 @@ def _emptied(
     k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, mask: Tensor
 ) -> Tensor:
     """Padding empties the memory."""
-    return _fades_on(k, v, beta, log_decay.where(mask == 1, -torch.inf), mask)
+    return sick_state(k, v, beta, log_decay.where(mask == 1, -torch.inf), mask)
 
 
 def _keys_only(
@@ -502,7 +545,7 @@ def padded_state(k, v, beta, log_decay, mask):
             "do they still do to W?",
             catches={
                 "Padding writes nothing any more, but the memory fades at every token: "
-                "the longer the padding, the less is left.": (_fades_on, _keys_only),
+                "the longer the padding, the less is left.": (sick_state, _keys_only),
                 "The values of padding are 0, but its keys are not: writing 0 erases "
                 "what the key holds.": _values_only,
                 "At padding the decay is 0 here, which erases everything. A decay of 1, "
