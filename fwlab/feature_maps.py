@@ -30,6 +30,9 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     float32 below 1.2e-38) counts as 0, because its gradient may be beyond
     all numbers.
 
+        >>> divide(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))
+        tensor([0.2500, 0.0000])
+
     - `x`: any shape, finite.
     - `total`: a shape that broadcasts with that of `x`.
     - Returns the shape the two broadcast to.
@@ -52,6 +55,9 @@ def unit_range(x: Tensor) -> Tensor:
     underflow (1e-30 squared is 0 in float32). A power of two changes no
     digit, and it is constant almost everywhere, so it has no gradient.
 
+        >>> unit_range(torch.tensor([3.0, 8.0]))
+        tensor([0.3750, 1.0000])
+
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
     return x if x.shape[-1] == 0 else x / _power(x)
@@ -71,6 +77,9 @@ def sum_normalize(x: Tensor) -> Tensor:
     $\phi'(k) = \phi(k) \,/\, \sum_j \phi(k)_j$, which balances what a
     step of the delta rule writes against what it removes (Eqs. 41-51).
 
+        >>> sum_normalize(torch.tensor([1.0, 3.0]))
+        tensor([0.2500, 0.7500])
+
     - `x`: features, `[..., width]`. Signed features are allowed: the sum
       may then be negative.
     - Returns the same shape. A vector whose sum is 0 gives 0, with
@@ -84,6 +93,9 @@ def l2_normalize(x: Tensor) -> Tensor:
 
     The normalisation of Gated DeltaNet (Yang et al. 2024,
     arXiv:2412.06464) in place of the sum of Eq. 29.
+
+        >>> l2_normalize(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
 
     - `x`: features, `[..., width]`.
     - Returns the same shape. The zero vector gives 0, with gradient 0.
@@ -235,6 +247,9 @@ class FeatureMap(nn.Module):
 class Identity(FeatureMap):
     r"""$\phi(x) = x$: the fast weights of 1991, and of Gated DeltaNet.
 
+        >>> Identity()(torch.tensor([-1.0, 2.0]))
+        tensor([-1.,  2.])
+
     - Input `[..., d]`, output `[..., d]`.
     """
 
@@ -249,6 +264,9 @@ class Identity(FeatureMap):
 
 class ReLU(FeatureMap):
     r"""$\phi(x) = \max(x, 0)$.
+
+        >>> ReLU()(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
 
     - Input `[..., d]`, output `[..., d]`.
     """
@@ -267,6 +285,9 @@ class ELU1(FeatureMap):
 
     Katharopoulos et al. 2020; Eq. 30 of Schlag et al. 2021, who call it
     "linear". It equals $x + 1$ for $x > 0$ and $e^x$ otherwise.
+
+        >>> ELU1()(torch.tensor([0.0, 2.0]))
+        tensor([1., 3.])
 
     - Input `[..., d]`, output `[..., d]`.
     """
@@ -329,6 +350,9 @@ class DPFP(FeatureMap):
 
     The authors' Listing 1 rolls the other way and takes $r_{i-j}$: the
     same set of products in another order.
+
+        >>> DPFP(nu=1)(torch.tensor([2.0, 3.0]))
+        tensor([6., 0., 0., 0.])
     """
 
     # A bool is an integer to Python, but not a number of shifts.
@@ -479,6 +503,9 @@ def gaussian_directions(
     the length of an independent Gaussian vector. The columns of $Q$ take
     the signs of $R$'s diagonal; otherwise LAPACK's $Q$ is not uniform.
 
+        >>> gaussian_directions(3, d=2, orthogonal=True).shape
+        torch.Size([3, 2])
+
     - `count`: number of rows, 0 or more.
     - `d`: width of a row, at least 1.
     - `orthogonal`: the rows of a block are orthogonal; False = all rows
@@ -504,6 +531,9 @@ class FAVOR(RandomFeatures):
     $\phi(x) = \frac{h(x)}{\sqrt{2m}} [e^{\Omega x}; e^{-\Omega x}]$ with
     $h(x) = e^{-|x|^2/2}$, so that $\phi(q) \cdot \phi(k)$ is $e^{q \cdot k}$
     on average over $\Omega$.
+
+        >>> (FAVOR(d=4, directions=16)(torch.randn(4)) > 0).sum()
+        tensor(32)
 
     - `d`: width of the keys.
     - `directions`: $m$, the number of rows of $\Omega$.
@@ -574,6 +604,9 @@ class RandomFourier(RandomFeatures):
     have length 1, and the mean of $\phi(x) \cdot \phi(y)$ is the Gaussian
     kernel $e^{-|\sigma \odot (\hat x - \hat y)|^2 / 2}$. The features are
     signed, so their sums can be small or negative.
+
+        >>> RandomFourier(d=4, directions=16)(torch.randn(4)).shape
+        torch.Size([32])
 
     - `d`: width of the keys.
     - `directions`: $m$, the number of rows of $\Omega$.

@@ -42,11 +42,11 @@ SIGNED = mpl.colors.LinearSegmentedColormap.from_list(
     "fwlab",
     [mpl.colors.to_rgba(*part) for part in ((SERIES[1], 1), (INK, 0), (FAST, 1))],
 )
-"""For signed numbers: positive in `FAST`, transparent at zero, negative
+"""The colours of signed numbers: positive in `FAST`, transparent at zero, negative
 in the second of `SERIES`."""
 PAPER, DIGITS = "#eef0f4", "#08090c"
-"""Under the cells that hold digits, and these digits: a contrast of at least
-4.5 to 1 on every colour of `SIGNED`, whatever the page looks like."""
+"""The background of cells that hold digits, and the colour of these digits. Their
+contrast is at least 4.5 to 1 on every colour of `SIGNED`, on any page."""
 
 
 def style() -> None:
@@ -163,7 +163,7 @@ def traces(ax: Axes, values: Any, marks: Any, title: str, limit: float = 1.0) ->
 def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
     """`plt.subplots` in the usual width.
 
-    - `columns`, `rows`: number of axes side by side, and one below the
+    - `columns`, `rows`: number of axes side by side and on top of each
       other.
     - `options`: for `plt.subplots`; the default `figsize` is 6.4 inches
       by 3 per row.
@@ -174,8 +174,8 @@ def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
 
 
 WIDTH = 5.0
-"""Of the figures of experiments and of the results page, in inches: about
-that of a phone, so that letters keep their size there."""
+"""The width of the figures of experiments and of the results page, in inches:
+about that of a phone, so that letters keep their size there."""
 
 
 def panels(
@@ -183,7 +183,7 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """A figure of `WIDTH`, with its axes row by row.
 
-    - `height`: of the figure, in inches.
+    - `height`: height of the figure, in inches.
     - `rows`, `columns`: numbers of axes.
     - `options`: for `Figure.subplots`.
     - Returns `(figure, axes)`.
@@ -200,7 +200,7 @@ def grid(
 
     - `count`: number of axes.
     - `xlabel`, `ylabel`: labels of the outer axes.
-    - `height`: of one row, in inches.
+    - `height`: height of one row, in inches.
     - Returns `(figure, axes)`.
     """
     rows = -(-count // 2)
@@ -289,8 +289,8 @@ def published(
     """Draw published losses as crosses.
 
     - `ax`: where to draw.
-    - `losses`: by their place on the other axis.
-    - `color`, `label`: of the crosses.
+    - `losses`: the losses, by their place on the other axis.
+    - `color`, `label`: matplotlib's names of their looks.
     """
     marks(ax, losses, losses.values(), "x", markersize=6, color=color, label=label)
 
@@ -306,7 +306,7 @@ def rows(
 
     - `ax`: where to draw.
     - `named`: the numbers of each row, by name, the first at the top.
-    - `color`, `marker`, `label`: of the marks.
+    - `color`, `marker`, `label`: matplotlib's names of their looks.
     """
     places = [
         (nan if x is None else x, row)
@@ -323,7 +323,7 @@ def rows(
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
     """Put one legend above all axes.
 
-    - `figure`, `ax`: for which, and the axes with the labels.
+    - `figure`, `ax`: the figure, and the axes with the labels.
     - `columns`: number of columns.
     """
     figure.legend(
@@ -334,7 +334,7 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
 def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
     """Explain marks and lines that mean the same in all axes, above them.
 
-    - `figure`: for which.
+    - `figure`: the figure.
     - `entries`: mark, line and label of each.
     """
     handles = [
@@ -347,7 +347,7 @@ def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
 def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
     """Training and validation loss of several runs.
 
-    - `runs`: by name, the rows of `metrics.jsonl`: `step`, `seconds`, `loss`,
+    - `runs`: for each name, the rows of `metrics.jsonl`: `step`, `seconds`, `loss`,
       and `validation_loss` where it was measured.
     - Returns the figure: losses by steps, and by minutes of training.
     """

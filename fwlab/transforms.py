@@ -24,13 +24,13 @@ def forward_mode() -> bool:
 def constant(function: Callable) -> Callable:
     """Decorator: `torch.compile` does not look into the function.
 
-    It calls it once, and uses what it returns as a constant. As
-    `torch.compiler.assume_constant_result`, which loads the compiler.
+    It calls the function once, and uses the result as a constant. So does
+    `torch.compiler.assume_constant_result`, but that loads the compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def traced() -> bool:
-    """In any of these, or in `torch.compile`."""
+    """Whether `torch.compile`, `torch.func` or forward mode transforms the call."""
     return torch.compiler.is_compiling() or transformed() or forward_mode()

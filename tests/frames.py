@@ -34,17 +34,17 @@ def frames(rule: str = "delta") -> list[Called]:
     """
     layer = FastWeightAttention(16, heads=2, rule=rule)
     x = torch.randn(1, 70, 16)
-    found: list[Called] = []
+    called: list[Called] = []
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event != "c_call" or argument.__name__ not in PRODUCTS or found:
+        if event != "c_call" or argument.__name__ not in PRODUCTS or called:
             return
         at: FrameType | None = frame
         while at is not None:
             path = Path(at.f_code.co_filename)
             if path.is_relative_to(PACKAGE / "fwlab"):
                 file = path.relative_to(PACKAGE).as_posix()
-                found.insert(0, Called(at.f_code.co_qualname, file))
+                called.insert(0, Called(at.f_code.co_qualname, file))
             at = at.f_back
 
     layer(x)  # what is imported, checked or counted once
@@ -53,7 +53,7 @@ def frames(rule: str = "delta") -> list[Called]:
         layer(x)
     finally:
         sys.setprofile(None)
-    return found
+    return called
 
 
 if __name__ == "__main__":

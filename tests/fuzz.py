@@ -121,9 +121,9 @@ class Problem:
             return x.narrow(dim, 0, 1).expand(x.shape)
         return x
 
-    def leaf(self, x: Tensor, dtype: torch.dtype, given: int = 1) -> Tensor:
+    def leaf(self, x: Tensor, dtype: torch.dtype, factor: int = 1) -> Tensor:
         share = {"all": 1, "some": 0.5, "none": 0}[self.c["grad"]]
-        needs = self.uniform(1).item() < share * given
+        needs = self.uniform(1).item() < share * factor
         return self.laid(x.to(dtype)).requires_grad_(needs)
 
     # Each makes the inputs and the state of some operations.
@@ -362,8 +362,10 @@ class Problem:
             return named + [(f"d {n}", torch.zeros_like(leaf)) for n, leaf in leaves]
         options = {"allow_unused": True, "materialize_grads": True}
         tensors = [leaf for _, leaf in leaves]
-        found = torch.autograd.grad(total, tensors, weights, **options)
-        return named + [(f"d {n}", d) for (n, _), d in zip(leaves, found, strict=True)]
+        gradients = torch.autograd.grad(total, tensors, weights, **options)
+        return named + [
+            (f"d {n}", d) for (n, _), d in zip(leaves, gradients, strict=True)
+        ]
 
 
 def finite(x: Tensor) -> Tensor:
@@ -377,16 +379,16 @@ def check(c: Case) -> str | None:
     if wanted and not all((finite(x).abs() <= LARGEST).all() for _, x in wanted):
         return "beyond"
     try:
-        found = p.found()
+        got = p.found()
     except Exception as e:
         return f"{type(e).__name__}: {e}"
     if wanted is None:  # no sequence: nothing to compare
         return None
-    if [(n, x.shape) for n, x in found] != [(n, x.shape) for n, x in wanted]:
-        return f"wrong shapes: {[(n, [*x.shape]) for n, x in found]}"
+    if [(n, x.shape) for n, x in got] != [(n, x.shape) for n, x in wanted]:
+        return f"wrong shapes: {[(n, [*x.shape]) for n, x in got]}"
     top = max(finite(x).norm().item() for _, x in wanted)
     others: list[Any] = []
-    for i, ((name, x), (_, y)) in enumerate(zip(found, wanted, strict=True)):
+    for i, ((name, x), (_, y)) in enumerate(zip(got, wanted, strict=True)):
         if not torch.equal(x.isinf(), y.isinf()) or x.isnan().any():
             return f"{name} is not finite where it should be"
         info, size = torch.finfo(x.dtype), max(x.numel(), 1) ** 0.5

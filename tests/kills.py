@@ -54,10 +54,10 @@ def half_precision():
     """float16 is refused on a CPU, but its scaler works there."""
     accelerator = loop.devices.accelerator
 
-    def with_scaler(*given, **options):
-        found = accelerator(*given, **options)
-        found.scaler = torch.amp.GradScaler("cpu", 2.0**127, growth_interval=3)
-        return found
+    def with_scaler(*arguments, **options):
+        prepared = accelerator(*arguments, **options)
+        prepared.scaler = torch.amp.GradScaler("cpu", 2.0**127, growth_interval=3)
+        return prepared
 
     loop.devices.accelerator = with_scaler
 
@@ -272,21 +272,21 @@ OTHERWISE |= {"threads", "first_step", "seconds", "tokens_per_second", "peak_mib
 
 def about(run):
     """All that may not depend on kills."""
-    found = {}
+    facts = {}
     for name in ("last", "best"):
         with safe_open(run / name / FILE, "pt") as file:
-            found[name] = file.metadata()[CHECKSUM]  # of tensors and header
+            facts[name] = file.metadata()[CHECKSUM]  # of tensors and header
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    found["metrics"] = [json.loads(line) for line in lines]
-    seconds = [row.pop("seconds") for row in found["metrics"]]
+    facts["metrics"] = [json.loads(line) for line in lines]
+    seconds = [row.pop("seconds") for row in facts["metrics"]]
     assert seconds == sorted(seconds) and seconds[0] >= 0, seconds
-    for row in found["metrics"]:
+    for row in facts["metrics"]:
         del row["tokens_per_second"]
     for name in ("config", "result"):
         read = json.loads((run / f"{name}.json").read_text())
-        found[name] = {k: x for k, x in read.items() if k not in OTHERWISE}
-    found["files"] = sorted(str(p.relative_to(run)) for p in run.rglob("*"))
-    return found
+        facts[name] = {k: x for k, x in read.items() if k not in OTHERWISE}
+    facts["files"] = sorted(str(p.relative_to(run)) for p in run.rglob("*"))
+    return facts
 
 
 def printed(folder):
@@ -377,12 +377,12 @@ class Night:
                 self.counts["signals", "a second process"] += len(ended) > ranks
             arguments = command(kind, *self.resume(rng, run))
             self.must(train(folder, arguments, kind, ranks=kind.ranks[-1]), folder)
-            found = about(run)
+            facts = about(run)
             if len({*kind.ranks}) > 1:
-                close(expected, found)
+                close(expected, facts)
             else:
                 for part, value in expected.items():
-                    assert found[part] == value, (part, value, found[part])
+                    assert facts[part] == value, (part, value, facts[part])
             self.counts[name, "continued"] += 1
         except Exception as error:
             self.wrong.append(index)
@@ -464,9 +464,9 @@ def torchrun(night):
         while what != "nothing" and start(folder).wait() and (tries := tries + 1) < 9:
             time.sleep(2)
         try:
-            found = about(run)
-            expected = expected or found
-            assert found == expected, what
+            facts = about(run)
+            expected = expected or facts
+            assert facts == expected, what
             night.counts["torchrun", "continued"] += what != "nothing"
         except Exception as error:
             night.wrong.append(what)
@@ -480,19 +480,19 @@ def main():
     )
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--case", type=int)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"seed {given.seed}", flush=True)
+    print(f"seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory() as at:
-        night = Night(given.seed, Path(at))
+        night = Night(arguments.seed, Path(at))
         softmax = Kind(("--mixer", "softmax"))
         trained = folder_of(softmax, Path(at, "first"))
         night.must(train(trained, command(softmax), softmax), trained)
         (trained / "run").rename(Path(at, "trained"))
-        cases = range(given.cases) if given.case is None else [given.case]
+        cases = range(arguments.cases) if arguments.case is None else [arguments.case]
         for index in cases:
             night.case(index)
-        if given.case is None:
+        if arguments.case is None:
             held(night)
             torchrun(night)
         for (name, what), count in sorted(night.counts.items()):
@@ -501,7 +501,7 @@ def main():
         for (name, what), count in night.counts.items():
             if name not in ("signals", "torchrun"):
                 total[what] += count
-        print(f"seed {given.seed}: {dict(total)}, wrong: {night.wrong}", flush=True)
+        print(f"seed {arguments.seed}: {dict(total)}, wrong: {night.wrong}", flush=True)
     sys.exit(bool(night.wrong))
 
 

@@ -43,42 +43,42 @@ def pytest_collection_modifyitems(items):
 
 def drawings(outputs):
     """The pictures of a cell, those of a slider included."""
-    found = []
+    svgs = []
     for data in (output.get("data", {}) for output in outputs):
         coded = re.findall(
             rf"{re.escape(SVG)};base64,([^\"]+)", data.get("text/html", "")
         )
-        found += [data[SVG]] if SVG in data else []
-        found += [base64.b64decode(each).decode() for each in coded]
-    return found
+        svgs += [data[SVG]] if SVG in data else []
+        svgs += [base64.b64decode(each).decode() for each in coded]
+    return svgs
 
 
-def compare_outputs(cell, found, stored):
+def compare_outputs(cell, new, stored):
     """In place of nbval's method of a cell: whether the outputs are the same."""
     skip = (*cell.parent.skip_compare, SVG, "text/html")
-    if not IPyNbCell.compare_outputs(cell, found, stored, skip):
+    if not IPyNbCell.compare_outputs(cell, new, stored, skip):
         return False
-    found, stored = drawings(found), drawings(stored)
+    new, stored = drawings(new), drawings(stored)
     labels_only = LABELS_ONLY in cell.cell.metadata.get("tags", [])
-    said = [difference(*two, labels_only) for two in zip(found, stored)]  # noqa: B905
-    if len(found) != len(stored):
-        said.append(f"{len(found)} pictures instead of {len(stored)}")
+    said = [difference(*two, labels_only) for two in zip(new, stored)]  # noqa: B905
+    if len(new) != len(stored):
+        said.append(f"{len(new)} pictures instead of {len(stored)}")
     cell.comparison_traceback += filter(None, said)
     return not any(said)
 
 
-def difference(found, stored, labels_only=False):
+def difference(fresh, stored, labels_only=False):
     """What a picture shows that the stored one does not, or None."""
-    found, stored = (
+    fresh, stored = (
         sorted(labels(svg) if labels_only else marks(svg), key=itemgetter(0, 1))
-        for svg in (found, stored)
+        for svg in (fresh, stored)
     )
-    have, want = (Counter(mark[:2] for mark in some) for some in (found, stored))
+    have, want = (Counter(mark[:2] for mark in some) for some in (fresh, stored))
     for place, kind in sorted(want | have):
         a, b = have[place, kind], want[place, kind]
         if a != b:
             return f"{place}: {a} {kind} instead of {b}"
-    for new, (place, kind, look, at) in zip(found, stored, strict=True):
+    for new, (place, kind, look, at) in zip(fresh, stored, strict=True):
         if new[2] != look:
             return f"{place}: {kind} {new[2]!r} instead of {look!r}"
         far = np.abs(np.subtract(new[3], at)).max(initial=0)

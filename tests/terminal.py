@@ -43,7 +43,9 @@ def copies() -> Iterator[Callable[..., str]]:
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=_load) as clean:
-        yield lambda *given, **options: clean.submit(_start, *given, **options).result()
+        yield lambda *arguments, **options: clean.submit(
+            _start, *arguments, **options
+        ).result()
 
 
 def _load() -> None:
@@ -63,8 +65,8 @@ def _start(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
-    given = folder, arguments, ranks if number > 1 else {}, before
-    start_processes(_copy, given, number, start_method="fork")
+    passed = folder, arguments, ranks if number > 1 else {}, before
+    start_processes(_copy, passed, number, start_method="fork")
     return "".join(path.read_text("utf-8") for path in folder.glob("printed-*"))
 
 

@@ -10,6 +10,7 @@ import doctest
 import importlib
 import inspect
 import itertools
+import random
 import re
 import textwrap
 from collections.abc import Iterator
@@ -68,10 +69,10 @@ def assigned(module: Any) -> dict[str, str | None]:
     """The names a module defines, with the strings that describe constants."""
     lines = inspect.getsource(module).splitlines()
     body = ast.parse(inspect.getsource(module)).body
-    found: dict[str, str | None] = {}
+    described: dict[str, str | None] = {}
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = ast.get_docstring(node)
+            described[node.name] = ast.get_docstring(node)
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
         said = []
@@ -84,8 +85,8 @@ def assigned(module: Any) -> dict[str, str | None]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
             if isinstance(target, ast.Name):
-                found[target.id] = "\n".join(said).strip() or None
-    return found
+                described[target.id] = "\n".join(said).strip() or None
+    return described
 
 
 def methods(name: str, cls: type) -> Iterator[Public]:
@@ -191,8 +192,8 @@ def referred(p: Public, place: re.Match) -> list[Public]:
     if place[2]:
         target = above
     for name in (f"{above}.{target}", target, f"{TOP}.{target}"):
-        if found := [q for q in CALLED if q.name == name]:
-            return found
+        if callables := [q for q in CALLED if q.name == name]:
+            return callables
     if target in MODULES:
         return [
             q
@@ -248,7 +249,7 @@ def raised(p: Public) -> set[str]:
         if not inspect.isfunction(value):
             return set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
-    found = {
+    errors = {
         ast.unparse(node.exc.func)
         for node in ast.walk(tree)
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
@@ -260,7 +261,7 @@ def raised(p: Public) -> set[str]:
         for name in ast.walk(node.type)
         if isinstance(name, ast.Name)
     }
-    return found - caught - {"NotImplementedError"}
+    return errors - caught - {"NotImplementedError"}
 
 
 def test_every_error_is_documented():
@@ -313,12 +314,27 @@ def test_the_package_lists_what_is_on_a_page():
         assert name == "__version__" or len(at) > 1, f"{name} is on no page"
 
 
+def run_example(name: str, value: Any, names: dict[str, Any]) -> None:
+    names = {"random": random, "torch": torch, **names}
+    finder = doctest.DocTestFinder(recurse=False)
+    (test,) = finder.find(value, name, globs=names)
+    assert test.examples, f"{name} has no example"
+    assert not doctest.DocTestRunner().run(test).failed, name
+
+
 @pytest.mark.parametrize("name", [n for n in ops.__all__ if n[0].islower()])
 def test_examples_run(name):
     """Every function has one, and it says what happens."""
-    finder = doctest.DocTestFinder(recurse=False)
-    ((test,),) = [
-        finder.find(getattr(ops, name), name, globs={"ops": ops, "torch": torch})
-    ]
-    assert test.examples, "no example"
-    assert not doctest.DocTestRunner().run(test).failed
+    run_example(name, getattr(ops, name), {"ops": ops})
+
+
+@pytest.mark.parametrize("module", MODULES[1:5])
+def test_examples_of_a_module_run(module):
+    """Every function has one, and every class that a caller makes objects of."""
+    loaded = importlib.import_module(module)
+    names = {name: getattr(loaded, name) for name in names_of(module)}
+    for name, value in names.items():
+        made = inspect.isclass(value) and not issubclass(value, tuple | Exception)
+        base = "The base class" in (inspect.getdoc(value) or "")
+        if inspect.isfunction(value) or (made and not base):
+            run_example(name, value, names)

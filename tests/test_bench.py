@@ -49,7 +49,9 @@ def test_the_benchmarks_of_the_repository(name, monkeypatch, capsys):
     assert "float32; torch" in capsys.readouterr().out
     monkeypatch.setattr(run, "RESULTS", Path("nowhere"))
     seen = []
-    monkeypatch.setattr(fwlab.bench, "main", lambda *given: seen.append(given[1:]))
+    monkeypatch.setattr(
+        fwlab.bench, "main", lambda *arguments: seen.append(arguments[1:])
+    )
     monkeypatch.setattr(sys, "argv", ["bench", name, "--write"])
     run.main()
     command = f"PYTHONPATH=docs/tools python -m bench {name} --write"

@@ -51,8 +51,8 @@ def compiled(function, **options):
     return torch.compile(function, backend="aot_eager", **options)
 
 
-def agree(found, wanted, limit=1e-10):
-    for a, b in zip(found, wanted, strict=True):
+def agree(got, wanted, limit=1e-10):
+    for a, b in zip(got, wanted, strict=True):
         assert a.dtype == b.dtype
         assert error(a, b) < limit
 
@@ -70,8 +70,8 @@ def test_one_graph(name):
     row = ROWS[name]
     inputs, state = problem(row, 9)
     whole = replace(row, op=compiled(lines(row)))
-    found = outcome(whole, inputs, state, "auto")
-    agree(found, outcome(row, inputs, state, "auto"), 1e-14)
+    compiled_outcome = outcome(whole, inputs, state, "auto")
+    agree(compiled_outcome, outcome(row, inputs, state, "auto"), 1e-14)
 
 
 @pytest.mark.parametrize("name", ["delta-normalized", "aft-local", "fwp-tanh"])
@@ -89,8 +89,8 @@ def test_masks_and_missing_gradients(name):
         both = torch.autograd.grad(weighted(y, *parts(after)), leaves)
         return [y, *both, *(x for x in first if x is not None and x.any())]
 
-    found = run(compiled(lines(row)))
-    agree(found, run(row), 1e-14)
+    got = run(compiled(lines(row)))
+    agree(got, run(row), 1e-14)
 
 
 @pytest.mark.parametrize("name", some(["delta", "aft-full", "feedback"], {"aft-full"}))
@@ -100,8 +100,8 @@ def test_other_lengths(name):
     whole = replace(row, op=compiled(lines(row), dynamic=True))
     for time in (9, 33, 1, 0, 12):
         inputs, state = problem(row, time)
-        found = outcome(whole, inputs, state, "auto")
-        agree(found, outcome(row, inputs, state, "auto"), 1e-14)
+        compiled_outcome = outcome(whole, inputs, state, "auto")
+        agree(compiled_outcome, outcome(row, inputs, state, "auto"), 1e-14)
 
 
 def test_lower_precision_and_autocast():
@@ -115,8 +115,10 @@ def test_lower_precision_and_autocast():
     inputs, _ = problem(row, 9, torch.float32, with_state=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = whole(*inputs)
-        found = torch.autograd.grad(weighted(y), inputs)
-    agree([y, *found], [y := row(*inputs), *torch.autograd.grad(weighted(y), inputs)])
+        gradients = torch.autograd.grad(weighted(y), inputs)
+    agree(
+        [y, *gradients], [y := row(*inputs), *torch.autograd.grad(weighted(y), inputs)]
+    )
 
 
 def test_options():
@@ -148,11 +150,11 @@ def calls_of(name, time):
     """The operators that a call goes through where it is traced, and their
     arguments.
     """
-    found, call = [], Operator.__call__
+    calls, call = [], Operator.__call__
 
-    def record(self, *given):
-        found.append((self.name, given[: self.count]))
-        return call(self, *given)
+    def record(self, *arguments):
+        calls.append((self.name, arguments[: self.count]))
+        return call(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Operator, "__call__", record)
@@ -163,12 +165,12 @@ def calls_of(name, time):
             row = ROWS[name]
             inputs, state = problem(row, time)
             row(*inputs, state=state, return_state=True)
-    return found
+    return calls
 
 
 def test_every_recurrence_is_an_operator():
-    found = {name for row in (*ROWS, "images") for name, _ in calls_of(row, 2)}
-    assert found == RECURRENCES
+    operators = {name for row in (*ROWS, "images") for name, _ in calls_of(row, 2)}
+    assert operators == RECURRENCES
 
 
 @pytest.mark.parametrize("time", [1, 35])
@@ -206,9 +208,9 @@ def test_nothing_is_computed_twice(name, monkeypatch):
     passes = []
     for function in FORWARD[name]:
 
-        def counted(*given, forward=function.forward):
+        def counted(*arguments, forward=function.forward):
             passes.append(forward)
-            return forward(*given)
+            return forward(*arguments)
 
         monkeypatch.setattr(function, "forward", staticmethod(counted))
     row = ROWS[name]
@@ -239,12 +241,12 @@ def test_backward_knows_what_is_not_needed(monkeypatch):
     monkeypatch.setattr(Operator, "backward", record)
     k, v, strength, W = leaves
     y, *_ = getattr(torch.ops.fwlab, name)(q, k, v, decay, strength, ask, W, keep)
-    found = torch.autograd.grad(weighted(y), leaves)
+    computed = torch.autograd.grad(weighted(y), leaves)
     ((gradients, needed),) = seen
     assert [x is None for x in gradients] == [False, True, True]
     assert needed == [False, True, True, False, True, False, True]
     y = ops.delta_rule(q, k, v, strength[..., 0], state=W)
-    agree(found, torch.autograd.grad(weighted(y), leaves))
+    agree(computed, torch.autograd.grad(weighted(y), leaves))
 
 
 def test_ordinary_calls_are_not_operators(monkeypatch):
@@ -264,11 +266,11 @@ def test_what_no_graph_can_describe():
         return ops.fwp(a, b, x, torch.sigmoid, state=state)
 
     whole = compiled(own, fullgraph=False)
-    found, wanted = (
+    got, wanted = (
         [f(*inputs), *torch.autograd.grad(weighted(f(*inputs)), inputs)]
         for f in (whole, own)
     )
-    agree(found, wanted)
+    agree(got, wanted)
 
     row, inputs, state, keep = masked_problem("feedback")
 
@@ -276,16 +278,16 @@ def test_what_no_graph_can_describe():
         return row(*x, key_mask=keep, **options)
 
     options = {"state": state, "return_state": True}
-    found = compiled(masked, fullgraph=False)(*inputs, **options)
+    got = compiled(masked, fullgraph=False)(*inputs, **options)
     wanted = masked(*inputs, **options)
-    agree(parts(found), parts(wanted))
-    assert torch.equal(found[1].mask, wanted[1].mask)
+    agree(parts(got), parts(wanted))
+    assert torch.equal(got[1].mask, wanted[1].mask)
     # Without a new state there is nothing unknown.
-    found, wanted = (
-        compiled(masked)(*inputs, state=found[1]),
+    got, wanted = (
+        compiled(masked)(*inputs, state=got[1]),
         masked(*inputs, state=wanted[1]),
     )
-    agree([found], [wanted])
+    agree([got], [wanted])
 
 
 def bare(x):
@@ -300,9 +302,9 @@ def test_without_data(name, dtype):
     inputs, state = problem(row, 5, dtype)
     y, after = row(*inputs, state=state, return_state=True)
     state = rebuild(state, bare)
-    found, found_after = row(*map(bare, inputs), state=state, return_state=True)
-    assert type(found_after) is type(after)
-    for x, wanted in zip(parts((found, found_after)), parts((y, after)), strict=True):
+    y_bare, after_bare = row(*map(bare, inputs), state=state, return_state=True)
+    assert type(after_bare) is type(after)
+    for x, wanted in zip(parts((y_bare, after_bare)), parts((y, after)), strict=True):
         assert (x.device.type, x.shape, x.dtype) == ("meta", wanted.shape, wanted.dtype)
     leaves = [*map(bare, problem(row, 5, dtype, with_state=False)[0])]
     for x, dx in zip(leaves, torch.autograd.grad(row(*leaves).sum(), leaves)):  # noqa: B905
@@ -400,13 +402,13 @@ def test_a_step_of_a_layer_is_one_graph():
     layer = layers.FastWeightAttention(8, 2, rule="gated_delta", conv_size=3)
     x = torch.randn(2, 8)
     step = compiled(layer.step)
-    found, wanted, y = None, None, []
+    state, expected, y = None, None, []
     for _ in range(3):
-        a, found = step(x, found)
-        b, wanted = layer.step(x, wanted)
+        a, state = step(x, state)
+        b, expected = layer.step(x, expected)
         y.append((a, b))
     agree(*zip(*y, strict=True), 1e-6)
-    agree(parts(found), parts(wanted), 1e-6)
+    agree(parts(state), parts(expected), 1e-6)
 
 
 @pytest.mark.parametrize("name", some(ROWS, AGAIN))

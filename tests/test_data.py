@@ -166,15 +166,15 @@ def test_own_splits(monkeypatch, tmp_path):
         name = f"wikitext-103-{split}"
         hash = f"sha1:{hashlib.sha1(text).hexdigest()}"
         monkeypatch.setitem(CORPORA, name, CORPORA[name]._replace(hash=hash))
-    found = splits("wikitext-103")
-    assert found._fields == ("train", "valid", "test")
-    for split, text in found._asdict().items():
+    texts = splits("wikitext-103")
+    assert texts._fields == ("train", "valid", "test")
+    for split, text in texts._asdict().items():
         assert text.articles
         assert "".join(text.pieces()) == corpus(f"wikitext-103-{split}")
         assert f"= {split} =" in corpus(f"wikitext-103-{split}")
     whole = corpus("wikitext-103")
-    assert whole == "".join(corpus(f"wikitext-103-{split}") for split in found._fields)
-    assert found.sha256() == hashlib.sha256(whole.encode()).hexdigest()
+    assert whole == "".join(corpus(f"wikitext-103-{split}") for split in texts._fields)
+    assert texts.sha256() == hashlib.sha256(whole.encode()).hexdigest()
     (tmp_path / "wikitext-103" / "valid.txt").write_bytes(b"another\n")
     said = "is not the corpus 'wikitext-103-valid'"
     refuses(lambda: splits("wikitext-103"), said, CorpusError)

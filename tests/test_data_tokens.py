@@ -53,8 +53,8 @@ def test_words():
 def test_most_frequent_words_come_first():
     text = "c b b a a <unk> d\n<unk> d d\n"
     for pieces in ([text], text.splitlines(keepends=True), iter([text])):
-        found = Words.of(pieces).vocabulary
-        assert found == ["<eos>", "<unk>", "d", "b", "a", "c"]
+        vocabulary = Words.of(pieces).vocabulary
+        assert vocabulary == ["<eos>", "<unk>", "d", "b", "a", "c"]
     assert Words.of([text], minimum=2).vocabulary == ["<eos>", "<unk>", "d", "b", "a"]
     assert Words.of([]).vocabulary == ["<eos>", "<unk>"]
     with pytest.raises(ValueError, match="minimum to be at least 1, got 0"):
@@ -98,18 +98,18 @@ def test_cut(on_disk, before):
     for part in (on_disk.parts[0], "".join(ARTICLES)):
         whole = first + "".join(ARTICLES)
         cut = int(0.9 * len(whole))
-        found = Splits.of(Text((first, part) if first else (part,), articles=True))
-        assert "".join(found.train.pieces()) == whole[:cut]
-        assert "".join(found.valid.pieces()) == whole[cut:]
-        assert found.train.articles and found.valid.articles
-        assert found.sha256() == hashlib.sha256(whole.encode()).hexdigest()
+        both = Splits.of(Text((first, part) if first else (part,), articles=True))
+        assert "".join(both.train.pieces()) == whole[:cut]
+        assert "".join(both.valid.pieces()) == whole[cut:]
+        assert both.train.articles and both.valid.articles
+        assert both.sha256() == hashlib.sha256(whole.encode()).hexdigest()
 
 
 def test_cut_between_documents():
     """Of ten equal documents, the last is for validation."""
-    found = Splits.of(Text(tuple("abcdefghij")))
-    assert found.train.parts == tuple("abcdefghi")
-    assert found.valid.parts == ("j",)
+    both = Splits.of(Text(tuple("abcdefghij")))
+    assert both.train.parts == tuple("abcdefghi")
+    assert both.valid.parts == ("j",)
     assert Splits.of("0123456789").valid.parts == ("9",)
 
 
@@ -117,8 +117,8 @@ def words_of(text):
     return Words.of(text.pieces())
 
 
-def same(found, tokens, borders):
-    assert found.tokens.equal(tokens) and found.borders.equal(borders)
+def same(made, tokens, borders):
+    assert made.tokens.equal(tokens) and made.borders.equal(borders)
 
 
 def test_token_file(on_disk, tmp_path, monkeypatch):
@@ -195,13 +195,13 @@ def test_other_files_are_never_taken(tmp_path):
         (Text(("a",)), Characters("a"), ([0], [0, 1])),
     ]:
         for _ in range(2):
-            found = token_file(text, vocabulary, path)
-            assert (found.tokens.tolist(), found.borders.tolist()) == expected
+            made = token_file(text, vocabulary, path)
+            assert (made.tokens.tolist(), made.borders.tolist()) == expected
     whole = "".join(ARTICLES)
     vocabulary = Words.of([whole])
     for articles in (False, True):
-        found = token_file(Text((whole,), articles), vocabulary, path)
-        assert len(found.borders) == (4 if articles else 2)
+        made = token_file(Text((whole,), articles), vocabulary, path)
+        assert len(made.borders) == (4 if articles else 2)
 
 
 def test_truncated_file(tmp_path):
@@ -212,8 +212,8 @@ def test_truncated_file(tmp_path):
     for wrong in (b"", whole[:20], whole[:-1], whole + b"\0", b"\0" + whole[1:]):
         path.unlink()  # what is mapped stays
         path.write_bytes(wrong)
-        found = token_file(text, words, path)
-        same(found, tokens, borders)
+        made = token_file(text, words, path)
+        same(made, tokens, borders)
         assert path.read_bytes() == whole
 
 
@@ -266,12 +266,12 @@ def test_every_token_once_per_epoch(sizes, length, seed):
     tokens, borders = documents(sizes)
     rows, count = packed_rows(borders, length), len(tokens)
     for epoch in range(2):
-        found = [
+        batches = [
             packed(tokens, borders, length, row, seed)
             for row in range(epoch * rows, (epoch + 1) * rows)
         ]
-        assert {each.inputs.shape for each in found} == {(1, length)}
-        inputs, targets = (torch.cat([x[i][0] for x in found]) for i in (0, 1))
+        assert {each.inputs.shape for each in batches} == {(1, length)}
+        inputs, targets = (torch.cat([x[i][0] for x in batches]) for i in (0, 1))
         assert (inputs[count:] == 0).all() and (targets[count:] == -100).all()
         inputs, targets = inputs[:count], targets[:count]
         assert inputs.sort().values.equal(tokens.long())
@@ -283,9 +283,9 @@ def test_every_token_once_per_epoch(sizes, length, seed):
         step = torch.arange(rows * length)
         begins = (step % length == 0) | (step == count)
         begins[:count] |= inputs % 100 == 0
-        cu = [each.cu_seqlens + row * length for row, each in enumerate(found)]
+        cu = [each.cu_seqlens + row * length for row, each in enumerate(batches)]
         assert torch.cat([x[:-1] for x in cu]).equal(begins.nonzero()[:, 0])
-        assert all(each.cu_seqlens[-1] == length for each in found)
+        assert all(each.cu_seqlens[-1] == length for each in batches)
 
 
 def test_order_of_documents():

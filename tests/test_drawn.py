@@ -57,6 +57,7 @@ ROWS = [Row(line) for line in RULES.splitlines() if line.startswith("| **")]
 
 def test_every_rule_has_a_row():
     records = [r for r in ops.TABLE.values() if isinstance(r, Rule) and r.mixer]
+    records = [r for r in records if r.folder in ("additive", "correcting")]
     assert {row.function for row in ROWS} == {record.name for record in records}
 
 

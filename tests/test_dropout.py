@@ -83,14 +83,14 @@ def test_training_draws_from_the_generator(mixer):
 
 def dropped(model, *inputs):
     """What each `nn.Dropout` gets and returns in one call, by its name."""
-    found = {}
+    calls = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout):
             module.register_forward_hook(
-                lambda _, x, y, name=name: found.setdefault(name, []).append((*x, y))
+                lambda _, x, y, name=name: calls.setdefault(name, []).append((*x, y))
             )
     seeded(model, *inputs)
-    return found
+    return calls
 
 
 def assert_dropped(x, y, p=DROPOUT):
@@ -128,9 +128,11 @@ def assert_dropped(x, y, p=DROPOUT):
     ids=["language model", "encoder-decoder"],
 )
 def test_where(model, widths):
-    found = dropped(*model())
-    assert {n: [x.shape[-1] for x, _ in calls] for n, calls in found.items()} == widths
-    for calls in found.values():
+    by_name = dropped(*model())
+    assert {
+        n: [x.shape[-1] for x, _ in calls] for n, calls in by_name.items()
+    } == widths
+    for calls in by_name.values():
         for x, y in calls:
             assert_dropped(x, y)
 
@@ -200,17 +202,17 @@ def test_feedback_continues_with_dropout(shared):
     mask[0, 2:7] = False
     _, state = stack.prefill(x[:, :5], key_mask=mask[:, :5])
     state = ops.detach(state)
-    found = []
+    results = []
     for implementation in ("efficient", "naive"):
         k = state.k.clone().requires_grad_()
         args = x[:, 5:], state._replace(k=k), mask[:, 5:], implementation
         y, after = seeded(stack.prefill, *args)
         loss = (y * random(*y.shape, seed=3)).sum() + after.v.sin().sum()
         gradients = torch.autograd.grad(loss, [k, *stack.parameters()])
-        found.append([y, after.k, after.v, *gradients])
+        results.append([y, after.k, after.v, *gradients])
         with torch.no_grad():
             torch.testing.assert_close(seeded(stack.prefill, *args)[0], y)
-    agree(*found, 1e-10)
+    agree(*results, 1e-10)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -220,7 +222,7 @@ def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
     q, k, v = random(2, 9, 4, 3), random(2, 9, kv_heads, 3), random(2, 9, kv_heads, 5)
     mask = drawn_mask(2, 9, seed=1) if masked else None
     for scale in (None, 0.3):
-        found = []
+        outputs = []
         for dropout in (0, 1e-12):
             state, options = None, {"scale": scale, "dropout": dropout}
             for part in (slice(0, 4), slice(4, 9)):
@@ -229,8 +231,8 @@ def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
                 y, state = ops.softmax_attention(
                     *inputs, state=state, return_state=True, **options
                 )
-                found.append(y)
-        agree(found[2:], found[:2], 1e-10)
+                outputs.append(y)
+        agree(outputs[2:], outputs[:2], 1e-10)
 
 
 @pytest.mark.parametrize("implementation", ["naive", "efficient"])
@@ -241,11 +243,11 @@ def test_attention_weights_are_dropped(implementation):
     unit = torch.eye(time).double()[:, None].expand(30, time, 2, time)
     weights = ops.softmax_attention(q, k, unit, **run)
     torch.manual_seed(1)
-    found = ops.softmax_attention(q, k, unit, dropout=DROPOUT, **run)
+    kept = ops.softmax_attention(q, k, unit, dropout=DROPOUT, **run)
     past = torch.ones(time, time, dtype=torch.bool).tril()
     seen = past[:, None].expand_as(weights)
-    assert_dropped(weights[seen], found[seen])
-    assert not found[~seen].any()
+    assert_dropped(weights[seen], kept[seen])
+    assert not kept[~seen].any()
 
 
 def attentions():
@@ -279,12 +281,12 @@ def test_cross_attention_with_dropout_is_the_same_function(masked):
     mask = drawn_mask(2, 7, seed=1) if masked else None
     if masked:
         mask[1] = False
-    found = []
+    outputs = []
     for dropout in (1e-12, 0):
         torch.manual_seed(0)
         layer = CrossAttention(8, 2, attention_dropout=dropout).double()
-        found.append(layer(x, source, mask))
-    assert error(*found) < 1e-10
+        outputs.append(layer(x, source, mask))
+    assert error(*outputs) < 1e-10
 
 
 @pytest.mark.parametrize("attention", ["softmax", ELU1()], ids=["softmax", "elu"])
@@ -325,8 +327,8 @@ def test_activation_checkpointing(mixer):
         return torch.autograd.grad(loss, list(model.parameters()))
 
     wanted = gradients(lambda: model(text))
-    found = gradients(lambda: checkpoint(model, text, use_reentrant=False))
-    assert all(map(torch.equal, found, wanted))
+    again = gradients(lambda: checkpoint(model, text, use_reentrant=False))
+    assert all(map(torch.equal, again, wanted))
 
 
 @mixers

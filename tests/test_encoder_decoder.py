@@ -42,8 +42,8 @@ def test_every_query_compares_itself_with_every_key(make_map, masked):
     weights = weights * mask[:, None, None]
     weights = weights / weights.sum(-1, keepdim=True)
     wanted = layer.to_out(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(-2))
-    found = layer(x, source, mask if masked else None)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+    y = layer(x, source, mask if masked else None)
+    torch.testing.assert_close(y, wanted, rtol=1e-9, atol=1e-11)
     itself = layer(source, key_mask=mask)
     torch.testing.assert_close(itself, layer(source, source, mask))
 
@@ -206,8 +206,8 @@ def test_padding_changes_nothing(model):
     more = torch.cat([target, tokens(1, 3, seed=1)], 1)
     kept = (torch.arange(9) < 6)[None]
     for target_mask in (None, kept):
-        found = model(source, more, target_mask=target_mask)[:, :6]
-        torch.testing.assert_close(found, wanted)
+        logits = model(source, more, target_mask=target_mask)[:, :6]
+        torch.testing.assert_close(logits, wanted)
 
 
 def test_generate_is_greedy_argmax(model):
@@ -255,9 +255,9 @@ def test_every_weight_learns(model):
 def test_each_attention_has_a_map_of_its_own():
     phi = FAVOR(8, 8, seed=0)
     model = EncoderDecoder(10, 12, 2, 2, 16, attention=phi)
-    found = {id(m) for m in model.modules() if isinstance(m, FAVOR)}
-    assert len(found) == 6
-    assert id(phi) not in found
+    maps = {id(m) for m in model.modules() if isinstance(m, FAVOR)}
+    assert len(maps) == 6
+    assert id(phi) not in maps
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_all_evidence_is_recorded():
 def test_the_page_says_how_many_mutants():
     page = (evidence.ROOT / "docs" / "tested.md").read_text("utf-8")
     rows = re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \| \d+ \| (\d+) \|$", page, re.M)
-    found = {}
+    counted = {}
     for name, piece in evidence.PIECES.items():
         if piece.mutants and (path := evidence.RECORDS / f"{name}.json").exists():
             record = json.loads(path.read_text("utf-8"))
@@ -60,8 +60,8 @@ def test_the_page_says_how_many_mutants():
             elif "/rules/" in first:
                 row = f"`{first.rpartition('/')[0]}/`"
             counts = (record.get(x, 0) for x in ("mutants", "equivalent", "survive"))
-            found[row] = tuple(map(str, counts))
-    assert found.items() <= {name: tuple(counts) for name, *counts in rows}.items()
+            counted[row] = tuple(map(str, counts))
+    assert counted.items() <= {name: tuple(counts) for name, *counts in rows}.items()
 
 
 @pytest.fixture

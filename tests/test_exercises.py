@@ -68,7 +68,6 @@ def test_the_reference_is_right(name):
 
 
 favor = EXERCISES["favor"].reference
-feedback = EXERCISES["feedback_attention"].reference
 random_features = EXERCISES["positive_features"].reference
 delta_in_chunks = EXERCISES["chunked_delta"].reference
 
@@ -134,12 +133,6 @@ def unless(x, small):
     total = x.sum(-1, keepdim=True)
     small = small(total.abs())
     return torch.where(small, 0, x / torch.where(small, 1, total))
-
-
-def along_the_last_of_squares(states, w):
-    if states.shape[0] == states.shape[1]:
-        return (w.softmax(0) * states).sum(0)
-    return torch.tensordot(w.softmax(0), states, 1)
 
 
 def mask_by_number(k, v, w):
@@ -493,18 +486,7 @@ WRONG = {
         "[x.nan_to_num() for x in plain_step(*inputs)]": "where the key is -inf",
         "skip_all(*inputs)": "where the key is -inf",
         "step_replaced_afterwards(*inputs)": "gradients without NaN",
-    },
-    "merge_memory": {
-        "torch.tensordot((w / 2).softmax(0), states, 1)": "softmax of the logits",
-        "torch.tensordot(w.softmax(0)[:4], states[:4], 1)": "softmax of the logits",
-        "along_the_last_of_squares(*inputs)": "other dimensions have the same size",
-    },
-    "feedback_attention": {
-        "v[:, 0] if len(v[0]) else 0 * q": "the mean of the values",
-        "v.mean(1)": "scaled dot-product",
-        "feedback(q, k, v, positions * (2 if k.any() else 1))": "adds both scores",
-        "feedback(*inputs) / (0 if v.shape[1] == 0 else 1)": "without any memory",
-        "feedback(q.clamp(-9, 9), k, v, positions)": "large scores",
+        "interpolated(*inputs)": "none where both",
     },
     "read_memory": {
         "W @ q / q.sum()": "the sum of the columns times its entries",
@@ -970,7 +952,7 @@ def step_that_keeps_the_mean(log_sum, mean, k, v):
 
 
 def interpolated(log_sum, mean, k, v):
-    """A step towards the new value."""
+    """A step towards the new value, whose gradient is NaN where both are -inf."""
     total = torch.logaddexp(log_sum, k)
     share = torch.where(k == -torch.inf, 0, (k - total).exp())
     return total, torch.lerp(mean, v, share)
@@ -990,7 +972,6 @@ def one_by_one(x, R):
         ("mean_of", mean_step_by_step),
         ("useful_nu", lambda d: np.int64(d - 1)),
         ("dot_capacity", lambda d, nu: 2 * d * np.minimum(nu, d - 1)),
-        ("merge_memory", lambda states, w: torch.tensordot(w.softmax(0), states, 1)),
         ("recomputing_backward", from_some_states),
         ("recomputing_backward", in_numpy(8)),
         ("recomputing_backward", in_place("recomputing_backward")),
@@ -1020,7 +1001,6 @@ def one_by_one(x, R):
         ("generate", functools.partial(continued, made=torch.tensor)),
         ("ablate", lambda *inputs: ablated(*inputs, silent)),
         ("ablate", lambda *inputs: torch.tensor(ablated(*inputs, silent).tolist())),
-        ("running_step", interpolated),
         ("positive_features", one_by_one),
         *(
             (name, answer)

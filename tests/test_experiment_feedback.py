@@ -61,10 +61,10 @@ def test_a_long_memory_is_no_limit(model, usual):
 
 def test_claims_of_depth():
     points = depth.points(True)
-    found = {"rule": 70.0, ("feedback", 1): 80.0, ("feedback", 2): 90.0}
+    accuracy = {"rule": 70.0, ("feedback", 1): 80.0, ("feedback", 2): 90.0}
     for point in points:
         name = (point["model"], point["layers"])
-        point["accuracy"] = found.get(point["kind"], found.get(name, 60.0))
+        point["accuracy"] = accuracy.get(point["kind"], accuracy.get(name, 60.0))
     assert verdict(depth.claims(points)) == "reproduced"
     assert depth.claims(points)[-1].found == "80.0 % against 60.0 %"
     rest = [p for p in points if p["memory"] == depth.ALL]
@@ -72,8 +72,8 @@ def test_claims_of_depth():
 
 
 def point_of(way: str) -> dict:
-    found = next(p for p in curriculum.points(True) if p["way"] == way)
-    return {**found, "statements": 6, "width": 8, "batch": 2, "budget": 4}
+    first = next(p for p in curriculum.points(True) if p["way"] == way)
+    return {**first, "statements": 6, "width": 8, "batch": 2, "budget": 4}
 
 
 def test_cost_counts_all_stages():

@@ -39,11 +39,11 @@ def test_without_carried_state_it_is_the_training_of_fwlab_train():
 
 
 def test_the_same_seed_gives_the_same_result():
-    found = [text.train(small(carry=True)) for _ in "ab"]
-    for each in found:
+    results = [text.train(small(carry=True)) for _ in "ab"]
+    for each in results:
         assert each.pop("tokens_per_second") > 0
-    assert found[0] == found[1]
-    assert found[0]["bits"] == pytest.approx(found[0]["loss"] / log(2), abs=1e-4)
+    assert results[0] == results[1]
+    assert results[0]["bits"] == pytest.approx(results[0]["loss"] / log(2), abs=1e-4)
 
 
 def test_carried_windows_follow_one_another():
@@ -53,13 +53,13 @@ def test_carried_windows_follow_one_another():
     windows, logits = (rows.shape[1] - 1) // 8, []
     for step in range(windows + 1):
         run.step = step
-        given, start = run._batch(), step % windows * 8
-        assert torch.equal(given.inputs, rows[:, start : start + 8])
-        assert torch.equal(given.targets, rows[:, start + 1 : start + 9])
-        assert given.begins == (start == 0)
+        batch, start = run._batch(), step % windows * 8
+        assert torch.equal(batch.inputs, rows[:, start : start + 8])
+        assert torch.equal(batch.targets, rows[:, start + 1 : start + 9])
+        assert batch.begins == (start == 0)
         with torch.no_grad():
-            state = None if given.begins else run.states[0]
-            logits.append(run.model.prefill(given.inputs, state)[0])
+            state = None if batch.begins else run.states[0]
+            logits.append(run.model.prefill(batch.inputs, state)[0])
         run._backward()
     whole = run.model(rows[:, :16])
     assert torch.allclose(torch.cat(logits[:2], 1), whole, atol=1e-5)
@@ -96,9 +96,9 @@ def test_loss_and_norm_by_position(mixer):
         assert rows[-1][2] == pytest.approx(norm, abs=1e-4)
     else:  # what it reads is divided by a sum of keys
         assert rows[-1][2] is None
-    found = state_size.summary([[8, 3.0, 1.5], [16, 2.0, None], [32, None, 4.5]])
-    assert [found["first_norm"], found["last_norm"]] == [1.5, 4.5]
-    assert [found["lowest_loss"], found["lowest_at"], found["last_loss"]] == [
+    summary = state_size.summary([[8, 3.0, 1.5], [16, 2.0, None], [32, None, 4.5]])
+    assert [summary["first_norm"], summary["last_norm"]] == [1.5, 4.5]
+    assert [summary["lowest_loss"], summary["lowest_at"], summary["last_loss"]] == [
         2.0,
         16,
         None,

@@ -82,8 +82,8 @@ def test_german_is_read_back():
 
     def value(word: str) -> int:
         for unit, size in (("tausend", 1000), ("hundert", 100)):
-            count, found, rest = word.partition(unit)
-            if found:
+            count, matched, rest = word.partition(unit)
+            if matched:
                 return value(count) * size + (value(rest) if rest else 0)
         ones, und, tens = word.partition("und")
         return small[ones] + ties[tens] if und else below[word]
@@ -123,15 +123,15 @@ def test_every_attention_of_a_model_has_the_map_of_its_point(monkeypatch):
     for point in translation.points(True):
         if point["seed"] > 1:
             continue
-        found = translation.run({**point, "train": 10})
+        result = translation.run({**point, "train": 10})
         maps = [m for m in seen[-1].modules() if isinstance(m, FeatureMap)]
         if point["map"] == "softmax":
-            assert not maps and found["d_dot"] is None
+            assert not maps and result["d_dot"] is None
             continue
         assert len(maps) == 3 * point["layers"]
         assert all(isinstance(phi, kinds[point["map"]]) for phi in maps)
-        assert found["d_dot"] == point["ratio"] * point["d_key"]
-        assert {phi.width(point["d_key"]) for phi in maps} == {found["d_dot"]}
+        assert result["d_dot"] == point["ratio"] * point["d_key"]
+        assert {phi.width(point["d_key"]) for phi in maps} == {result["d_dot"]}
 
 
 def test_table_6_is_computed():
@@ -175,8 +175,8 @@ def test_bleu_counts_characters():
     pytest.importorskip("sacrebleu")
     metric = translation.character_bleu()
 
-    def bleu(*found):
-        return metric.corpus_score(found, [["einundzwanzig", "dreizehn"]]).score
+    def bleu(*sentences):
+        return metric.corpus_score(sentences, [["einundzwanzig", "dreizehn"]]).score
 
     assert bleu("einundzwanzig", "dreizehn") == pytest.approx(100)
     assert 50 < bleu("einundzwanzig", "vierzehn") < 95

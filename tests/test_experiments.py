@@ -335,8 +335,8 @@ def test_the_command_lists_all_experiments():
 
 
 def test_the_command_lists_points(tmp_path):
-    given = ["capacity", "--quick", "--list-points", "--out", str(tmp_path)]
-    code, lines, _ = fwlab("reproduce", *given)
+    arguments = ["capacity", "--quick", "--list-points", "--out", str(tmp_path)]
+    code, lines, _ = fwlab("reproduce", *arguments)
     assert code == 0 and len(lines.splitlines()) == len(capacity.points(True))
     assert not list(tmp_path.iterdir())
 
@@ -447,16 +447,16 @@ def test_linear_features_hold_as_many_pairs_as_they_are_wide():
 
 def test_increments_must_be_stored():
     """`reversal` in float32, with one seed."""
-    found = {
+    errors = {
         point["method"]: reversal.run(point)["error"]
         for point in reversal.points(True)
         if point["length"] == 1024
         and (point["dtype"], point["key_norm"]) == ("float32", "l2")
         and point["seed"] == 1
     }
-    assert found["stored"] < 1e-6
-    assert found["inverted"] is None or found["inverted"] > 1e6
-    assert 1e-5 < found["decay"] < 1e-1
+    assert errors["stored"] < 1e-6
+    assert errors["inverted"] is None or errors["inverted"] > 1e6
+    assert 1e-5 < errors["decay"] < 1e-1
 
 
 def test_an_inverted_update_gives_its_increment():

@@ -75,9 +75,9 @@ def installed(monkeypatch):
     for function in (simple_gla, delta_rule, gated_delta_rule, kda):
         name = function.__name__
 
-        def called(*given, function=function, **options):
+        def called(*arguments, function=function, **options):
             CALLS.append(function.__name__)
-            return function(*given, **options)
+            return function(*arguments, **options)
 
         module = ModuleType(f"fla.ops.{name}")
         setattr(module, f"chunk_{name}", called)
@@ -110,8 +110,8 @@ FUNCTIONS = {
 ROWS = {name: rules.ROWS[name] for name in FUNCTIONS}
 
 
-def close(found, wanted, limit=1e-9):
-    for a, b in zip(found, wanted, strict=True):
+def close(got, wanted, limit=1e-9):
+    for a, b in zip(got, wanted, strict=True):
         assert a.dtype == b.dtype and error(a, b) < limit
 
 
@@ -121,14 +121,14 @@ def test_is_naive(name, with_state, any_dtype):
     """Outputs, states and every gradient, with decays of 0 and of 1."""
     row = ROWS[name]
     inputs, state = problem(row, 23, with_state=with_state)
-    found = outcome(row, inputs, state, "fla")
+    fla_outcome = outcome(row, inputs, state, "fla")
     wanted = outcome(row, inputs, state, "naive")
     assert [FUNCTIONS[name]] == CALLS
     if name == "gated":  # log(1 - beta) has no derivative at 1
-        (at,) = {i for i, x in enumerate(found) if x.dim() == 3 and i > 1}
-        assert (found[at] - wanted[at])[inputs[3] < 1].abs().max() <= 1e-9
-        found[at] = wanted[at]
-    close(found, wanted)
+        (at,) = {i for i, x in enumerate(fla_outcome) if x.dim() == 3 and i > 1}
+        assert (fla_outcome[at] - wanted[at])[inputs[3] < 1].abs().max() <= 1e-9
+        fla_outcome[at] = wanted[at]
+    close(fla_outcome, wanted)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -136,12 +136,12 @@ def test_half_precision(name):
     """It gets the inputs as they are, and its state has full precision."""
     row = ROWS[name]
     inputs, state = problem(row, 23, dtype=torch.bfloat16)
-    found = outcome(row, inputs, state, "fla")
-    assert found[0].dtype == torch.bfloat16 and found[1].dtype == torch.float32
+    half = outcome(row, inputs, state, "fla")
+    assert half[0].dtype == torch.bfloat16 and half[1].dtype == torch.float32
     wanted = outcome(row, inputs, state, "naive")
     if name == "gated":  # but for the gradient of beta
-        found, wanted = ([x for x in each if x.dim() != 3] for each in (found, wanted))
-    close(found, wanted, 2e-2)
+        half, wanted = ([x for x in each if x.dim() != 3] for each in (half, wanted))
+    close(half, wanted, 2e-2)
 
 
 @pytest.mark.parametrize("name", ["sum-normalized", "gated", "delta", "kimi-delta"])
@@ -157,9 +157,9 @@ def test_contract(name, any_dtype):
         (one, {"cu_seqlens": torch.tensor([0, 5, 5, 12])}),
         ([inputs[0].repeat_interleave(2, 2), *inputs[1:]], {}),
     ]
-    for given, options in calls:
+    for arguments, options in calls:
         a, b = (
-            row(*given, return_state=True, implementation=implementation, **options)
+            row(*arguments, return_state=True, implementation=implementation, **options)
             for implementation in ("fla", "naive")
         )
         close(parts(a), parts(b))
@@ -171,8 +171,8 @@ def test_an_infinite_decay(any_dtype):
     inputs, state = problem(row, 9)
     with torch.no_grad():
         inputs[-1][:, 4] = -torch.inf
-    found = outcome(row, inputs, state, "fla")
-    close(found, outcome(row, inputs, state, "naive"))
+    fla_outcome = outcome(row, inputs, state, "fla")
+    close(fla_outcome, outcome(row, inputs, state, "naive"))
 
 
 def test_no_second_derivative(any_dtype):
@@ -285,8 +285,8 @@ def test_auto(op, dtype, name, recwarn, monkeypatch):
     choice._warn.cache_clear()
     table = ops.TABLE[op].implementations
     with launcher.standing_in(launcher.StandIn((9, 0), "cuda", print)):
-        found, _ = choice.choose(op, table, "auto", on_gpu(dtype))
-    assert found == name
+        chosen, _ = choice.choose(op, table, "auto", on_gpu(dtype))
+    assert chosen == name
     assert len(recwarn) == (op == "delta_rule" and name == "efficient")
 
 

@@ -32,6 +32,6 @@ def test_a_mistake_is_found_and_made_simple(monkeypatch):
     monkeypatch.setattr(ops, "fwp", wrong)
     monkeypatch.setattr(fuzz, "OPERATIONS", ("fwp",))
     case = next(c for i in range(99) if fuzz.fails(c := fuzz.draw(f"0/{i}")))
-    found = fuzz.parsed(fuzz.line(fuzz.simpler(case)))
-    assert found == fuzz.SIMPLEST | {"op": "fwp", "time": 9, "seed": case["seed"]}
-    assert "y is off by" in fuzz.check(found)
+    simple = fuzz.parsed(fuzz.line(fuzz.simpler(case)))
+    assert simple == fuzz.SIMPLEST | {"op": "fwp", "time": 9, "seed": case["seed"]}
+    assert "y is off by" in fuzz.check(simple)

@@ -81,8 +81,8 @@ def test_auto_falls_back_and_says_so(monkeypatch):
     on_gpu = torch.zeros(1, dtype=torch.float64).as_subclass(OnGPU)
     monkeypatch.setattr(launcher, "capability", lambda device: (9, 0))
     with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
-        found = choice.choose("delta_rule", table, "auto", on_gpu)
-    assert found == ("efficient", table["efficient"])
+        chosen = choice.choose("delta_rule", table, "auto", on_gpu)
+    assert chosen == ("efficient", table["efficient"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call(device="cpu", dtype=torch.float32)

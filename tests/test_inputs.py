@@ -53,8 +53,8 @@ def test_softmax_attention_with_any_scale(dtype, limit):
                 attend = partial(
                     ops.softmax_attention, scale=factor, implementation=implementation
                 )
-                found = all_of(attend, q, k, v)
-                for x, y in zip(found, wanted, strict=True):
+                results = all_of(attend, q, k, v)
+                for x, y in zip(results, wanted, strict=True):
                     # With scores of 0, q and k have none, up to 1e-300.
                     nothing = x.double().norm() < 1e-30 > y.norm()
                     assert nothing or error(x, y) < limit
@@ -65,8 +65,8 @@ def test_a_scale_does_not_round_queries():
     q, k, v = torch.randn(3, 1, 9, 2, 4).bfloat16()
     options = {"scale": 3.0, "implementation": "naive"}
     wanted = ops.softmax_attention(q.double(), k.double(), v.double(), **options)
-    found = ops.softmax_attention(q, k, v, **options)
-    assert error(found, wanted.bfloat16()) < 1e-3
+    y = ops.softmax_attention(q, k, v, **options)
+    assert error(y, wanted.bfloat16()) < 1e-3
 
 
 def test_tangents():
@@ -86,10 +86,10 @@ def test_tangents():
             above, below = (near(inputs[i] + s * tangent) for s in (1e-6, -1e-6))
             with forward_ad.dual_level():
                 dual = forward_ad.make_dual(inputs[i], tangent)
-                found = forward_ad.unpack_dual(near(dual)).tangent
+                forward = forward_ad.unpack_dual(near(dual)).tangent
                 with pytest.raises(ValueError, match=r"'efficient' does not .*forward"):
                     near(dual, implementation="efficient")
-            assert error(found, (above - below) / 2e-6) < 1e-6, (name, i)
+            assert error(forward, (above - below) / 2e-6) < 1e-6, (name, i)
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested|Sparse CSR).*")
@@ -110,9 +110,9 @@ def test_tensors_that_are_not_dense(kind):
         inputs, state = problem(row, 5, torch.float32)
         for i, x in enumerate(inputs):
             if x.dim() > 1:
-                given = [*inputs[:i], kind(x.detach()), *inputs[i + 1 :]]
+                changed = [*inputs[:i], kind(x.detach()), *inputs[i + 1 :]]
                 with pytest.raises(TypeError, match="to be a dense tensor, got "):
-                    row(*given)
+                    row(*changed)
         if isinstance(state, torch.Tensor):
             with pytest.raises(TypeError, match="state to be a dense tensor, got "):
                 row(*inputs, state=kind(state.detach()))

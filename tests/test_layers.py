@@ -147,11 +147,11 @@ def test_causal(name):
     layer, x = setup(LAYERS[name])
     later = x.clone()
     later[:, 20:] = 100 * torch.randn(2, 20, 12)
-    found, wanted = layer(later), layer(x)
+    y, before = layer(later), layer(x)
     if name.startswith("aft"):
-        assert torch.equal(found[:, :20], wanted[:, :20])
-    torch.testing.assert_close(found[:, :20], wanted[:, :20])
-    assert not torch.allclose(found[:, 20:], wanted[:, 20:])
+        assert torch.equal(y[:, :20], before[:, :20])
+    torch.testing.assert_close(y[:, :20], before[:, :20])
+    assert not torch.allclose(y[:, 20:], before[:, 20:])
 
 
 @layers
@@ -185,7 +185,7 @@ def test_what_stands_in_masked_steps_reaches_nothing(make):
     keep = drawn_mask(2, 40, share=0.7)
     if isinstance(layer, AFTConv2d):
         x, keep = x.view(2, 5, 8, 12), keep.view(2, 5, 8)
-    found = []
+    results = []
     for filling in (1.0, torch.nan):
         dirty = torch.where(keep[..., None], x, filling).requires_grad_()
         y = layer(dirty, key_mask=keep)
@@ -193,10 +193,10 @@ def test_what_stands_in_masked_steps_reaches_nothing(make):
         # As for a loss that leaves padding out.
         loss = y[keep].sin().sum()
         leaves = [dirty, *layer.parameters()]
-        found.append([y, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
-    assert not found[0][1][~keep].any()
-    identical(*found)
-    assert all(torch.isfinite(each).all() for each in found[1])
+        results.append([y, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
+    assert not results[0][1][~keep].any()
+    identical(*results)
+    assert all(torch.isfinite(each).all() for each in results[1])
 
 
 @all_layers
@@ -264,9 +264,9 @@ def test_favor_scale_changes_nothing(rule):
     layer = FastWeightAttention(12, 3, FAVOR(4, 6, seed=0), rule=rule).double()
     assert layer._scales
     x = 3 * torch.randn(2, 30, 12, dtype=torch.float64)
-    found = layer(x)
+    y = layer(x)
     layer.feature_map.scales = False
-    torch.testing.assert_close(found, layer(x), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(y, layer(x), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("make", [LAYERS["favor-sum"], LAYERS["favor-gated"]])
@@ -304,26 +304,63 @@ def test_decays_per_channel_come_through_the_width_of_a_head():
     narrow, wide, _ = layer.to_alpha
     assert narrow.weight.shape == (4, 12) and wide.weight.shape == (3 * 8, 4)
     assert layer.log_rate.shape == (3,) and layer.alpha_bias.shape == (3, 8)
-    record, x = RULES["kimi_delta"], torch.randn(2, 5, 12)
-    decay = layer._gates["log_decay"].of(layer, record, x, x)
+    x = torch.randn(2, 5, 12)
+    decay = layer._gates["log_decay"].of(layer, x, x)
     assert decay.shape == (2, 5, 3, 8) and (decay < 0).all()
 
 
-def test_a_gate_that_no_layer_makes(monkeypatch):
+@pytest.mark.parametrize(
+    ("gates", "message"),
+    [
+        (
+            {"beta": Gate("heads"), "pressure": Gate("heads")},
+            "pressure of odd_rule .*got 'pressure'; add how a layer makes it",
+        ),
+        ({"a": Gate("heads key")}, "a of odd_rule .*got 'a'; add"),
+        (
+            {"beta": Gate("heads"), "more": Gate("heads", kind="beta")},
+            "more of odd_rule to be a gate of kind share, .*got 'beta'",
+        ),
+        (
+            {"beta": Gate("heads key")},
+            "beta of odd_rule, a gate of kind 'beta', to have the dimensions 'heads' "
+            "or 'steps heads', got 'heads key'",
+        ),
+        (
+            {"a": Gate("heads value", kind="rate")},
+            "kind 'rate', to have the dimensions 'heads key', got 'heads value'",
+        ),
+    ],
+)
+def test_a_gate_that_no_layer_makes(gates, message, monkeypatch):
     """It is refused at once, not at the first call."""
-    gates = {"beta": Gate("heads"), "pressure": Gate("heads")}
-    monkeypatch.setitem(RULES, "odd", replace(RULES["delta"], gates=gates))
-    with pytest.raises(ValueError, match="got 'pressure'; add how a layer makes it"):
+    odd = replace(RULES["delta"], name="odd_rule", gates=gates)
+    monkeypatch.setitem(RULES, "odd", odd)
+    with pytest.raises(ValueError, match=message):
         FastWeightAttention(8, 2, rule="odd")
+
+
+def test_a_record_says_how_its_gates_are_made(monkeypatch):
+    """Not the name of the gate, nor that of the rule."""
+    gates = {"fade": Gate("heads key", kind="bounded_decay")}
+    odd = replace(RULES["delta"], name="odd_rule", gates=gates)
+    monkeypatch.setitem(RULES, "odd", odd)
+    layer = FastWeightAttention(8, 2, ELU1(), rule="odd")
+    fade = layer._gates["fade"].of(layer, torch.randn(2, 5, 8), torch.zeros(0))
+    assert fade.shape == (2, 5, 2, 4) and -0.61 < fade.min() <= fade.max() < 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta_max": 3}, "beta_max to be above 0 and at most 2, got 3"),
-        ({"beta_max": "2"}, "beta_max to be above 0 and at most 2, got '2'"),
-        ({"rule": "sum", "beta_max": 2}, "beta_max=1 for rule 'sum'"),
-        ({"rule": "rwkv7", "beta_max": 2}, "beta_max=1 for rule 'rwkv7'"),
+        ({"beta_max": 3}, "beta_max to be a number above 0, at most 2, got 3"),
+        ({"beta_max": "2"}, "beta_max to be a number above 0, at most 2, got '2'"),
+        ({"rule": "sum", "beta_max": 0.5}, "'sum', which does not correct, got 0.5"),
+        ({"rule": "gated", "beta_max": 2}, "'gated', which does not correct, got 2"),
+        ({"rule": "rwkv7", "beta_max": 2}, "'rwkv7', which has no beta and no erasing"),
+        ({"rule": ["delta"]}, r"rule to be one of 'sum', .*got \['delta'\]"),
+        ({"key_norm": ["l2"]}, r"'sum', 'l2' or None, got \['l2'\]"),
+        ({"normalize": "yes"}, "normalize to be True, False or None, got 'yes'"),
         ({"steps": 2}, "steps to be 1 for rule 'delta', got 2"),
         ({"rule": "delta_product", "steps": 0}, "steps to be at least 1, got 0"),
         ({"steps": 1.5}, "steps to be an integer or None, got 1.5"),
@@ -341,8 +378,9 @@ def test_a_head_can_turn_around_what_a_key_holds():
     with torch.no_grad():
         layer.to_beta.weight.fill_(100)
     x = torch.ones(1, 1, 8)
-    gate = layer._gates["beta"]
-    assert gate.of(layer, RULES["gated_delta"], x, x).allclose(torch.tensor(2.0))
+    beta = layer._gates["beta"].of(layer, x, x)
+    assert beta.allclose(torch.tensor(2.0))
+    assert "beta_max=2, steps=1" in repr(layer)
 
 
 def test_steps_of_a_token_are_in_its_projections():
@@ -452,19 +490,19 @@ def test_without_options_nothing_changes():
     # In the order in which they are drawn.
     rate = torch.empty(3).uniform_(1e-3, 16).log()
     wanted = {f"to_{n}.weight": w for n, w in zip(names, weights, strict=True)}
-    found = dict(layer.named_parameters())
-    assert set(found) == {*wanted, "log_rate", "alpha_bias"}
-    assert all(torch.equal(found[n], w) for n, w in wanted.items())
+    parameters = dict(layer.named_parameters())
+    assert set(parameters) == {*wanted, "log_rate", "alpha_bias"}
+    assert all(torch.equal(parameters[n], w) for n, w in wanted.items())
     assert torch.equal(layer.log_rate, rate)
 
     x = torch.randn(2, 40, 12)
     q, k, v = (F.linear(x, w).view(2, 40, 3, 4) for w in weights[:3])
     pace = F.softplus(F.linear(x, weights[5]) + layer.alpha_bias)
     gates = torch.sigmoid(F.linear(x, weights[4])), -layer.log_rate.exp() * pace
-    given = l2_normalize(q), l2_normalize(k), v, *gates
-    y, W = ops.gated_delta_rule(*given, return_state=True)
-    found, state = layer.prefill(x)
-    assert torch.equal(found, F.linear(y.flatten(2), weights[3]))
+    inputs = l2_normalize(q), l2_normalize(k), v, *gates
+    y, W = ops.gated_delta_rule(*inputs, return_state=True)
+    parameters, state = layer.prefill(x)
+    assert torch.equal(parameters, F.linear(y.flatten(2), weights[3]))
     assert torch.equal(state, W)
 
     # Options that come after are drawn after.
@@ -495,24 +533,24 @@ def test_all_options_by_hand():
     beta = torch.sigmoid(layer.to_beta(x))[..., [0, 0, 1, 1]]
     pace = F.softplus(layer.to_alpha(x) + layer.alpha_bias)
     log_decay = (-layer.log_rate.exp() * pace)[..., [0, 0, 1, 1]]
-    given = l2_normalize(q), l2_normalize(k), v, beta, log_decay
-    y, W = ops.gated_delta_rule(*given, return_state=True, implementation="naive")
+    inputs = l2_normalize(q), l2_normalize(k), v, beta, log_decay
+    y, W = ops.gated_delta_rule(*inputs, return_state=True, implementation="naive")
     y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     gate = layer.to_gate(x)
     y = (y * layer.out_norm.weight).flatten(2) * gate * torch.sigmoid(gate)
-    found, state = layer.prefill(x)
-    assert error(found, layer.to_out(y)) < 1e-12
+    out, state = layer.prefill(x)
+    assert error(out, layer.to_out(y)) < 1e-12
     assert error(state.memory, W[:, ::2]) < 1e-12
     assert torch.equal(state.inputs, qkv[:, -3:])
 
 
 def test_norm_has_full_precision_under_autocast():
     layer, x = setup(OPTIONAL["delta-norm"], torch.float32)
-    given = []
-    layer.out_norm.register_forward_pre_hook(lambda _, inputs: given.extend(inputs))
+    seen = []
+    layer.out_norm.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         layer(x)
-    assert [y.dtype for y in given] == [torch.float32]
+    assert [y.dtype for y in seen] == [torch.float32]
 
 
 @pytest.mark.parametrize("keep", [None, torch.arange(40).expand(2, 40) % 7 != 3])

@@ -14,24 +14,24 @@ from pair import PairConfig, main, pair_model, train_pair
 def questions(tokens):
     """The questions of a text, answered by reading it: `?` to (place, moves)."""
     words = [WORDS[token] for token in tokens.tolist()]
-    at, moved, found = {}, {}, {}
+    at, moved, asked = {}, {}, {}
     for i, word in enumerate(words):
         if words[i + 1 : i + 3] == ["is", "in"]:
             at[word] = words[i + 3]
             moved[word] = moved.get(word, -1) + 1
         if word == "?":
-            found[i] = (at[words[i - 1]], moved[words[i - 1]])
-    return found
+            asked[i] = (at[words[i - 1]], moved[words[i - 1]])
+    return asked
 
 
 def test_labels_are_what_the_text_says():
     texts = moves(40, 24, 8, random.Random(0))
     every = set()
     for tokens, labels, moved in zip(*texts, strict=True):
-        found = questions(tokens)
+        answers = questions(tokens)
         asked = (labels >= 0).nonzero()[:, 0].tolist()
-        assert asked == (moved >= 0).nonzero()[:, 0].tolist() == list(found)
-        for i, (place, times) in found.items():
+        assert asked == (moved >= 0).nonzero()[:, 0].tolist() == list(answers)
+        for i, (place, times) in answers.items():
             assert WORDS[labels[i]] == place and moved[i] == times
             assert tokens[i + 1] == labels[i]  # the text answers it
             every.add(min(times, 2))

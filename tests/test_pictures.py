@@ -98,7 +98,7 @@ def test_a_cell_is_compared_by_texts_and_pictures():
     stored = outputs("1", STORED)
     same, other = picture(salt="b"), picture("step")
     assert compare_outputs(Cell(), outputs("1", same), stored)
-    for found in (("2", same), ("1", other), ("1", None), ("1",)):
+    for new in (("2", same), ("1", other), ("1", None), ("1",)):
         cell = Cell()
-        assert not compare_outputs(cell, outputs(*found), stored), found
+        assert not compare_outputs(cell, outputs(*new), stored), new
         assert cell.comparison_traceback

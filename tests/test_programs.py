@@ -118,8 +118,8 @@ def test_batches():
         tokens, *wanted = program(8, 3, rng)
         words = [TOKENS[number] for number in row]
         assert words[: len(tokens)] == tokens and set(words[len(tokens) :]) <= {"END"}
-        for found, said in zip(numbers, wanted, strict=True):
-            values = [None if x < 0 else int(TOKENS[x]) for x in found]
+        for got, said in zip(numbers, wanted, strict=True):
+            values = [None if x < 0 else int(TOKENS[x]) for x in got]
             assert values == said + [None] * (len(row) - len(said))
     assert len({part.shape for part in made}) == 1 and len(set(TOKENS)) == len(TOKENS)
 
@@ -177,7 +177,7 @@ def test_guesses():
 
 def test_the_published_transformer_is_worse_than_simple_rules(monkeypatch):
     monkeypatch.setattr(feedback_variables, "TEST", 60)
-    found = {
+    accuracy = {
         (rule, variables): feedback_variables.rule_accuracy(
             rule, 100, variables, random.Random(0)
         )
@@ -187,19 +187,21 @@ def test_the_published_transformer_is_worse_than_simple_rules(monkeypatch):
     for variables in (3, 5):
         published = feedback_variables.PUBLISHED[variables]["transformer, 8 layers"]
         for rule in feedback_variables.RULES[2:]:
-            assert published + 2 < found[rule, variables] < 60
-        assert found["most frequent value", variables] < 17
+            assert published + 2 < accuracy[rule, variables] < 60
+        assert accuracy["most frequent value", variables] < 17
 
 
 def test_models_of_equal_size():
     """A feedback model and a transformer of as many layers."""
-    found = {
+    points = {
         (p["model"], p["layers"]): feedback_variables.run(
             {**p, "steps": 1, "batch": 2, "statements": 4}
         )
         for p in feedback_variables.points(True)
         if p["seed"] == 1
     }
-    ours, usual = (found[name, 1]["parameters"] for name in ("feedback", "transformer"))
+    ours, usual = (
+        points[name, 1]["parameters"] for name in ("feedback", "transformer")
+    )
     assert abs(ours - usual) < 0.02 * usual
-    assert all(0 <= point["accuracy"] <= 100 for point in found.values())
+    assert all(0 <= point["accuracy"] <= 100 for point in points.values())

@@ -92,7 +92,7 @@ def test_an_unknown_function_stays_what_it_is(capsys):
 def test_yours_or_leaves_nothing_behind(notebook, monkeypatch, capsys):
     """No numbers drawn, nothing printed, nothing graded or remembered."""
     heard: list[str] = []
-    monkeypatch.setattr(checker, "listener", lambda *given: heard.append(given))
+    monkeypatch.setattr(checker, "listener", lambda *arguments: heard.append(arguments))
     torch.manual_seed(0)
     wanted = torch.rand(2)
     torch.manual_seed(0)

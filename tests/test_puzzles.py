@@ -37,8 +37,8 @@ def ask(tokens):
         if kind.endswith("="):
             held[kind[0]] = x
         a, b = held.values()
-        found = {"sum?": a + b, "difference?": a - b, "mean?": (a + b) / 2}
-        yield found.get(kind)
+        answers = {"sum?": a + b, "difference?": a - b, "mean?": (a + b) / 2}
+        yield answers.get(kind)
 
 
 def forget(tokens):
@@ -188,17 +188,17 @@ JOBS = {name: globals()[name] for name in PUZZLES}
 def done(name, tokens):
     """What has to be read after each token, by the job."""
     one = PUZZLES[name].numbers == 1
-    given = [(t.kind, t.x[0] if t.x and one else t.x) for t in tokens]
+    inputs = [(t.kind, t.x[0] if t.x and one else t.x) for t in tokens]
     return [
         y if y is None else y if isinstance(y, tuple) else (y,)
-        for y in JOBS[name](given)
+        for y in JOBS[name](inputs)
     ]
 
 
 def sequence(name, draw, length=10):
     """Random tokens, as they may come."""
     kinds = [*{**PUZZLES[name].rows, **PUZZLES[name].given}]
-    found = []
+    made = []
     for t in range(length):
         kind = draw.choice(kinds)
         if name == "mean":
@@ -207,13 +207,13 @@ def sequence(name, draw, length=10):
             kind = kinds[min(t, 1 + draw.randrange(2))]
         elif name == "stack" and kind == "push=":
             depth = 0
-            for token in found:
+            for token in made:
                 depth = max(0, depth + {"push=": 1, "pop": -1}.get(token.kind, 0))
             kind = kind if depth < 2 else "pop"
         count = PUZZLES[name].numbers if kind.endswith("=") else 0
         x = tuple(draw.randint(-9, 9) for _ in range(count))
-        found.append(Token(kind, x, None))
-    pairs = zip(found, done(name, found), strict=True)
+        made.append(Token(kind, x, None))
+    pairs = zip(made, done(name, made), strict=True)
     return tuple(replace(token, expected=y) for token, y in pairs)
 
 

@@ -160,8 +160,8 @@ def test_wheel_beside_the_notebook(machine, wheel):
 
 def test_checkout_above_the_notebook(machine):
     copy_of_package(machine.above)
-    found = machine.set_up(addressed(), FWLAB_SOURCE=NOWHERE)
-    assert found == machine.above / "fwlab" / "__init__.py"
+    origin = machine.set_up(addressed(), FWLAB_SOURCE=NOWHERE)
+    assert origin == machine.above / "fwlab" / "__init__.py"
     assert not list(machine.packages.glob("fwlab*"))
 
 
@@ -240,8 +240,8 @@ def test_torch_stays_as_it_is(machine, wheel):
     shutil.copy(wheel, machine.here)
     said = machine.stop(PIP_FIND_LINKS=links.as_uri())
     assert "torch==2.0.0" in said
-    found = [path.name for path in machine.packages.glob("torch*")]
-    assert found == ["torch-2.0.0.dist-info"]
+    packages = [path.name for path in machine.packages.glob("torch*")]
+    assert packages == ["torch-2.0.0.dist-info"]
 
 
 #: Runs notebooks as `jupyter execute` does.

@@ -137,11 +137,11 @@ def test_resume_is_as_if_never_stopped(tmp_path, changes):
 def test_the_scale_of_half_precision_survives_a_stop(tmp_path, monkeypatch):
     """float16 is refused on a CPU, but its scaler works there."""
 
-    def with_scaler(*given):
-        found = accelerator(*given)
+    def with_scaler(*arguments):
+        prepared = accelerator(*arguments)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4)
-        found.scaler = scaler
-        return found
+        prepared.scaler = scaler
+        return prepared
 
     accelerator = loop.devices.accelerator
     monkeypatch.setattr(loop.devices, "accelerator", with_scaler)
@@ -179,7 +179,9 @@ def test_validation_of_many_words_takes_little_memory(monkeypatch, pack):
     trainer = Trainer(c, TEXT)
     assert len(trainer.vocabulary) == 28
     seen = []
-    trainer.model.register_forward_hook(lambda *given: seen.append(given[2].numel()))
+    trainer.model.register_forward_hook(
+        lambda *arguments: seen.append(arguments[2].numel())
+    )
     # Where a row ends, a document is cut.
     assert trainer.evaluate() == pytest.approx(expected, abs=2e-3 if pack else 1e-6)
     assert len(seen) > 1 and max(seen) <= validation.LOGITS
@@ -245,10 +247,10 @@ def test_words_and_packed_documents(tmp_path):
     c = config(corpus=str(tmp_path / "texts"), tokens="words", pack=True)
     whole = Trainer(c)
     assert len(whole.vocabulary) == 10  # with <eos> and <unk>
-    given = whole._batch()
-    assert given.inputs.shape == (1, 4 * 16)
-    begins = given.cu_seqlens[:-1].long()
-    inside = (given.inputs[0, begins] == whole.vocabulary.encode("a")).sum()
+    batch = whole._batch()
+    assert batch.inputs.shape == (1, 4 * 16)
+    begins = batch.cu_seqlens[:-1].long()
+    inside = (batch.inputs[0, begins] == whole.vocabulary.encode("a")).sum()
     assert len(begins) > 1 and inside >= len(begins) - 1
     run = losses(whole)
     assert run[-1] < run[0]
@@ -379,11 +381,11 @@ def test_bf16_and_compile(monkeypatch):
     half = Trainer(config(precision="bf16"), TEXT)
     seen = []
     half.model.blocks[0].mixer.to_q.register_forward_hook(
-        lambda module, given, y: seen.append(y.dtype)
+        lambda module, inputs, y: seen.append(y.dtype)
     )
-    found = losses(half)
+    lower = losses(half)
     assert torch.bfloat16 in seen
-    assert found != full and found == pytest.approx(full, abs=0.05)
+    assert lower != full and lower == pytest.approx(full, abs=0.05)
     assert next(half.model.parameters()).dtype == torch.float32
     monkeypatch.setattr("fwlab.training.devices._compiler", lambda: "g++")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
@@ -405,13 +407,13 @@ def test_learning_rate():
 def test_evaluation_is_the_mean_over_the_validation_text():
     trainer = Trainer(SMALL, TEXT)
     block, tokens = SMALL.block, trainer.val_tokens
-    found = []
+    losses = []
     for start in range(0, len(tokens) - block, block):
         logits = trainer.model(tokens[None, start : start + block])[0]
         log_p = torch.log_softmax(logits, -1)
         targets = tokens[start + 1 : start + block + 1]
-        found.append(-log_p[torch.arange(block), targets].mean())
-    assert trainer.evaluate() == pytest.approx(torch.stack(found).mean().item())
+        losses.append(-log_p[torch.arange(block), targets].mean())
+    assert trainer.evaluate() == pytest.approx(torch.stack(losses).mean().item())
 
 
 @pytest.mark.parametrize(
@@ -532,8 +534,8 @@ def rewrite(path, tensors=None, **header):
 def header(**changes):
     """Another header: text as it is, and changes of the configuration."""
     text = {name: changes.pop(name) for name in {*changes} - {*vars(SMALL)}}
-    given = json.dumps(dataclasses.asdict(config(**changes)))
-    return lambda path: rewrite(path, **{"config": given} | text)
+    text_in_json = json.dumps(dataclasses.asdict(config(**changes)))
+    return lambda path: rewrite(path, **{"config": text_in_json} | text)
 
 
 def tensor(name, value):
@@ -841,16 +843,16 @@ def test_waiting_threads_sleep():
         assert "GOMP_SPINCOUNT = '0'" in done.stderr
 
 
-@pytest.mark.parametrize("given", ["ACTIVE", None])
-def test_waiting_threads_are_as_you_decide(monkeypatch, given):
+@pytest.mark.parametrize("policy", ["ACTIVE", None])
+def test_waiting_threads_are_as_you_decide(monkeypatch, policy):
     """Also by loading PyTorch first, which reads this once."""
-    if given:
+    if policy:
         monkeypatch.delitem(sys.modules, "torch")
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     else:
         monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     runpy.run_path(root.__file__)
-    assert os.getenv("OMP_WAIT_POLICY") == given
+    assert os.getenv("OMP_WAIT_POLICY") == policy
 
 
 # --- what people do to a run -------------------------------------------
@@ -951,8 +953,8 @@ def killed_after_save(number):
     """Each validation saves the last checkpoint, and before it perhaps the best."""
     counter, save = itertools.count(1), loop.checkpoints.save
 
-    def save_and_count(*given):
-        save(*given)
+    def save_and_count(*arguments):
+        save(*arguments)
         if next(counter) == number:
             kill()
 
@@ -1007,14 +1009,14 @@ def test_a_night_of_kills():
 
 def rows(folder, name):
     """A column of metrics.jsonl, by step; what is not a whole line is left out."""
-    found = {}
+    values = {}
     for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
         if line.endswith("}"):
             row = json.loads(line)
             if name in row:
-                assert row["step"] not in found
-                found[row["step"]] = row[name]
-    return found
+                assert row["step"] not in values
+                values[row["step"]] = row[name]
+    return values
 
 
 @pytest.mark.parametrize("options", [[], ["--resume"]])

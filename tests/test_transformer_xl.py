@@ -61,8 +61,8 @@ def test_formula(memory, segment):
     y, r = model(x), torch.randn(2, 23, 12, dtype=torch.float64)
     torch.testing.assert_close(y, plain, rtol=1e-10, atol=1e-11)
     leaves = [x, *model.parameters()]
-    found, wanted = (torch.autograd.grad((z * r).sum(), leaves) for z in (y, plain))
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    gradients, wanted = (torch.autograd.grad((z * r).sum(), leaves) for z in (y, plain))
+    torch.testing.assert_close(gradients, wanted, rtol=1e-9, atol=1e-10)
 
 
 PART = torch.zeros(2, 3, 3, 8, dtype=torch.float64)
@@ -113,12 +113,12 @@ def test_what_a_token_sees():
 
 def test_state_sizes_of_table_4():
     """In millions: the sum of memory and target, not the product."""
-    found = []
+    millions = []
     for memory, segment in ((15, 1), (64, 64), (128, 128), (384, 384)):
         with torch.device("meta"):
             model = TransformerXL(256, 8, 16, memory=memory, segment=segment)
-        found.append(round(model.state_size() / 1e6, 3))
-    assert found == [0.131, 1.049, 2.097, 6.291]
+        millions.append(round(model.state_size() / 1e6, 3))
+    assert millions == [0.131, 1.049, 2.097, 6.291]
 
 
 @cuts
@@ -143,11 +143,11 @@ def test_gradients_through_the_state():
     (whole,) = torch.autograd.grad((model(x[:, :8])[:, 3:] * r).sum(), x)
     _, state = model.prefill(x[:, :3])
     y, state = model.prefill(x[:, 3:8], state)
-    (found,) = torch.autograd.grad((y * r).sum(), x, retain_graph=True)
-    torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-10)
+    (gradient,) = torch.autograd.grad((y * r).sum(), x, retain_graph=True)
+    torch.testing.assert_close(gradient, whole, rtol=1e-9, atol=1e-10)
     y, _ = model.prefill(x[:, 8:13], state)
-    (found,) = torch.autograd.grad((y * r).sum(), x, retain_graph=True)
-    assert not found[:, :8].any()
+    (gradient,) = torch.autograd.grad((y * r).sum(), x, retain_graph=True)
+    assert not gradient[:, :8].any()
     model.prefill(x[:, 8:13], detach(state))[0].sum().backward()
 
 

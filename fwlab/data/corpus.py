@@ -95,6 +95,9 @@ def corpus(name: str | None = None) -> str:
     is downloaded once into the user's cache. The archives of WikiText are
     from https://wikitext.smerity.com; this download is tested with a
     server of our own only.
+
+        >>> corpus("python").isascii()
+        True
     """
     return "".join(_text(name).pieces())
 
@@ -104,6 +107,9 @@ def splits(name: str | None = None) -> Splits:
 
     WikiText has its own splits. Every other corpus is cut: the last tenth
     of its characters is for validation, and there is no test text.
+
+        >>> splits("python").test is None
+        True
 
     - `name`: as for `corpus`.
     - Returns a `Splits`. A document is an article of WikiText, a file of a
@@ -142,7 +148,7 @@ def _text(name: str | None) -> Text:
 
 
 class _Unreachable(CorpusError):
-    """No network, or no library to download with: another text will do."""
+    """There is no network, or no library to download with."""
 
 
 def _known(name: str, source: _Source) -> Text:

@@ -19,6 +19,9 @@ def number_words(number: int, language: str = "english") -> str:
     German says the ones before the tens, and writes one long word: 421
     is "four hundred twenty-one" and "vierhunderteinundzwanzig".
 
+        >>> number_words(421, "german")
+        'vierhunderteinundzwanzig'
+
     - `number`: from 0 to 999,999.
     - `language`: "english" or "german".
     - Returns the words.

@@ -30,8 +30,11 @@ class Packed(NamedTuple):
 def packed_rows(borders: Tensor, length: int) -> int:
     """The number of rows that hold every document once.
 
-    - `borders`: of the documents, as from `token_file`.
-    - `length`: of a row, at least 1.
+        >>> packed_rows(torch.tensor([0, 3, 8]), length=4)
+        2
+
+    - `borders`: borders of the documents, as from `token_file`.
+    - `length`: length of a row, at least 1.
     - Returns the number of rows in an epoch.
     - Raises `ValueError` if `length` is out of range.
     """
@@ -46,12 +49,15 @@ def packed(
     """A row of documents, one after the other.
 
     The documents of an epoch are put in an order and joined, and the whole
-    is cut into rows. A document that does not fit goes on in the next
+    is cut into rows. A document that does not fit continues in the next
     row, where it counts as a new one, so its state starts again. In each
     epoch, every token is an input exactly once, and a target exactly once,
     except the first token of each document, which is never a target. The
     last row of an epoch ends with zeros without targets, as a document of
     their own, unless the tokens fill it.
+
+        >>> packed(torch.arange(8), torch.tensor([0, 3, 8]), 4, row=0).targets
+        tensor([[   1,    2, -100,    4]])
 
     - `tokens`, `borders`: as from `token_file`.
     - `length`: tokens in the row, at least 1.

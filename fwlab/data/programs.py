@@ -67,6 +67,10 @@ def programs(
     down by 1 within this range. A statement may have a condition, which
     compares a variable with another one or with a constant.
 
+        >>> batch = programs(8, statements=5, variables=2, rng=random.Random(0))
+        >>> batch.tokens.shape == batch.labels.shape
+        True
+
     - `batch`: number of programs, at least 1.
     - `statements`: number of statements per program, at least 1; 100 in
       the paper.

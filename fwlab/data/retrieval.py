@@ -36,6 +36,9 @@ def retrieval(
     once. Setting 2 (`repeat=True`) tests whether it can be updated: keys
     return with new values, and the most recent one counts.
 
+        >>> retrieval(batch=2, symbols=3).keys.shape
+        torch.Size([2, 3])
+
     - `batch`: number of sequences, 0 or more.
     - `symbols`: number of different keys, and of different values, at
       least 1.

@@ -18,7 +18,7 @@ _END = re.compile(r"\n \n(?= = [^=\n].* = \n \n)")
 class Part(NamedTuple):
     """A file, or a part of one.
 
-    - `path`: of the file, in UTF-8.
+    - `path`: path of the file, which is in UTF-8.
     - `start`, `stop`: where the part begins, and where it ends, in bytes.
     """
 
@@ -29,7 +29,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Text:
-    """A text of documents. Nothing is loaded before it is needed.
+    r"""A text of documents. Nothing is loaded before it is needed.
+
+        >>> list(Text(("one\n", "two\n")).pieces())
+        ['one\n', 'two\n']
 
     - `parts`: texts, or parts of files, each of them a document.
     - `articles`: whether a part holds articles of WikiText instead, each
@@ -53,7 +56,7 @@ class Text:
                 yield _pieces(part)
 
     def pieces(self) -> Iterator[str]:
-        """The text in pieces, for all who do not care about documents.
+        """The text in pieces, without the borders of documents.
 
         - Returns an iterator over about a megabyte at a time: whole lines,
           except at the end of a document. What is in memory already comes

@@ -44,9 +44,12 @@ def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> T
     complete or not there at all. It is made again if it is truncated, or
     if it was made of another text or vocabulary.
 
+        >>> token_file(Text(("a", "ba")), Characters("ab"), path=None).borders
+        tensor([0, 1, 3])
+
     - `text`: at least one token.
     - `vocabulary`: knows every character or word of the text.
-    - `path`: of the file; None = keep the tokens in memory.
+    - `path`: path of the file; None = keep the tokens in memory.
     - Returns a `Tokens`. Changes to its tensors never reach the file.
     - Raises `ValueError` for an unknown character or word, and
       `CorpusError` if there are no tokens or the file cannot be written.

@@ -16,6 +16,9 @@ END, UNKNOWN = "<eos>", "<unk>"
 class Characters:
     """The distinct characters of a text, in code point order.
 
+        >>> Characters("hello").encode("hole")
+        tensor([1, 3, 2, 0])
+
     - `alphabet`: the characters; duplicates and order do not matter. A
       string, or a list of single characters.
     """
@@ -72,7 +75,7 @@ class Characters:
 
 
 class Words:
-    """Words between blanks, and ends of lines, as in the papers.
+    r"""Words between blanks, and ends of lines, as in the papers.
 
     - `vocabulary`: the words by token number, each once: `<eos>`, the end
       of a line, among them, and `<unk>` if there are to be unknown words.
@@ -80,6 +83,9 @@ class Words:
 
     WikiText is made for these tokens: its words, and signs such as commas,
     are between blanks, and its rare words are `<unk>` already.
+
+        >>> Words(["<eos>", "be", "to"]).encode("to be\n")
+        tensor([2, 1, 0])
     """
 
     def __init__(self, vocabulary: Sequence[str]):

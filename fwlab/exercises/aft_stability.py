@@ -1,4 +1,4 @@
-"""Two exercises: one stable row of AFT, and a stable running mean."""
+"""AFT that does not overflow, and inputs that break code which does."""
 
 import torch
 from torch import Generator, Tensor
@@ -13,8 +13,151 @@ from fwlab.exercises.asking import (
 )
 from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, gradient, shape
+from fwlab.exercises.solutions import break_it
 from fwlab.ops.aft.full.naive import mean_of
 from fwlab.ops.aft.simple.naive import running_step
+
+# --- break_it --------------------------------------------------------
+#
+# Each trick computes the means of causal AFT for one channel. It takes k and v `[time]`
+# and w `[time, time]`, and returns the mean of each row.
+
+
+def no_maximum(k: Tensor, v: Tensor, w: Tensor, epsilon: float = 0.0) -> Tensor:
+    """Eq. 2 as it stands."""
+    e = (k.exp() * w.exp()).tril()
+    return (e @ v) / (e.sum(1) + epsilon)
+
+
+def plus_epsilon(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """The same with a small number below the bar."""
+    return no_maximum(k, v, w, epsilon=1e-6)
+
+
+def clamped_keys(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """No key may be large."""
+    return no_maximum(k.clamp(-60, 30), v, w)
+
+
+def maximum_over_time(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """The largest key of all steps, and the largest bias that each row sees."""
+    return no_maximum(k - k.max(), v, w - seen(w).amax(1, True))
+
+
+def running_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """The largest key that each row sees, and its largest bias."""
+    return no_maximum(k - k.cummax(0)[0][:, None], v, w - seen(w).amax(1, True))
+
+
+def tile_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """The largest k + w of each row, with all keys up to the end of its tile of 4."""
+    tile = torch.arange(len(k)) // 4
+    scores = k + w
+    top = seen(scores, tile[:, None] >= tile).amax(1, True)
+    return no_maximum(0 * k, v, scores - top)
+
+
+def seen(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """-inf in place of what a row does not see: by default, later keys."""
+    mask = torch.ones_like(x).tril() > 0 if mask is None else mask
+    return x.masked_fill(~mask, -torch.inf)
+
+
+#: Ways to compute AFT, by name.
+TRICKS = {
+    f.__name__.replace("_", " "): f
+    for f in (
+        no_maximum,
+        plus_epsilon,
+        clamped_keys,
+        maximum_over_time,
+        running_maximum,
+        tile_maximum,
+    )
+}
+
+
+def error_of(trick: Answer, k: Tensor, v: Tensor, w: Tensor) -> float:
+    """The largest error of a row in float32; infinite if a row is not finite."""
+    k, v, w = (x.detach().float() for x in (k, v, w))
+    exact = seen(k.double() + w.double()).softmax(1) @ v.double()
+    error = (trick(k, v, w).double() - exact).abs().max().item()
+    return error if error == error else float("inf")
+
+
+def _all_of(answer: Answer) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    like = {"k": torch.zeros(8), "v": torch.zeros(8), "w": torch.zeros(8, 8)}
+    like = {name: x.double() for name, x in like.items()}
+    return {trick: ask(answer, like, trick=trick) for trick in TRICKS}
+
+
+def _returns_inputs(answer: Answer, reference: Answer, generator: Generator) -> None:
+    _all_of(answer)
+
+
+def _are_finite(answer: Answer, reference: Answer, generator: Generator) -> None:
+    for trick, inputs in _all_of(answer).items():
+        for name, x in zip("kvw", inputs, strict=True):
+            if not x.float().isfinite().all():
+                raise Wrong(
+                    f"For {trick!r}, {name} is not finite in float32. NaN out of NaN "
+                    "is no find."
+                )
+        if inputs[1].abs().max() > 1:
+            raise Wrong(f"For {trick!r}, a value is outside of [-1, 1].")
+
+
+def _breaks(trick: str) -> Property:
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        error = error_of(TRICKS[trick], *_all_of(answer)[trick])
+        if error <= 0.1:
+            raise Wrong(
+                f"For these inputs, {trick!r} is right in float32: its largest error "
+                f"is {error:.1g}. An error above 0.1 counts, and so does NaN."
+            )
+
+    return Property(f"breaks {trick!r}", holds)
+
+
+def _are_small(answer: Answer, reference: Answer, generator: Generator) -> None:
+    for trick, (k, _, w) in _all_of(answer).items():
+        size = max(k.abs().max(), w.abs().max())
+        if size > 60:
+            raise Wrong(
+                f"For {trick!r}, a key or bias has the size {size:.4g}. 60 is enough: "
+                "keys and biases can work together, and one can be positive where the "
+                "other is negative."
+            )
+
+
+BREAK_IT = Exercise(
+    name="break_it",
+    notebook="11_aft_stability",
+    difficulty=4,
+    importance=4,
+    minutes=20,
+    task="**Break it.** `trick` is the name of one of the six tricks. Return keys `k` "
+    "`[8]`, values `v` `[8]` and biases `w` `[8, 8]`, all float64 and finite, for which "
+    "it fails in float32: a result is NaN or infinite, or is off by more than 0.1. "
+    "Values are from -1 to 1. Keep the largest size among keys and biases small: 60 is "
+    "enough for all six, and less for some.",
+    reference=break_it,
+    properties=(
+        Property("returns k [8], v [8] and w [8, 8] for each trick", _returns_inputs),
+        Property("returns finite numbers, and values from -1 to 1", _are_finite),
+        *map(_breaks, TRICKS),
+        Property("needs no key or bias beyond 60", _are_small),
+    ),
+    hints=(
+        "Take one trick at a time, and ask what it subtracts. From which row's point "
+        "of view is that the wrong number?",
+        "exp(x) is infinite above 88.7 and 0 below -104. With keys and biases of size "
+        "a, k + w reaches 2 a; relative to what is subtracted, some tricks reach 4 a.",
+        "Sizes that are enough: no maximum 44 (keys and biases), epsilon 6, clamp 31 "
+        "(two keys above 30), over time and running 52, tile 26.",
+    ),
+)
+
 
 # --- mean_of ---------------------------------------------------------
 
@@ -278,13 +421,37 @@ def _from_infinity(
     return total, (log_sum - total).exp() * mean + (k - total).exp() * v
 
 
+def _skip_all(
+    log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    masked = (k == -torch.inf).any()
+    return (log_sum, mean) if masked else running_step(log_sum, mean, k, v)
+
+
+def _gradients_of_nothing(
+    answer: Answer, reference: Answer, generator: Generator
+) -> None:
+    """Where both are -inf, a gradient may be 0, or 1 for the mean: it is finite."""
+    inputs = _masked_step(generator, slice(None))
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    _, mean = _ask_step(answer, **inputs)
+    found = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
+    for name, x in zip(inputs, found, strict=True):
+        if not x.isfinite().all():
+            raise Wrong(
+                f"The gradient of {name} is NaN or infinite where log_sum and k are "
+                "both -inf. What torch.where does not choose is still differentiated: "
+                "replace its inputs, not its result."
+            )
+
+
 RUNNING_STEP = Exercise(
     name="running_step",
     notebook="11_aft_stability",
     difficulty=4,
     importance=4,
     minutes=17,
-    task="**The running log-sum-exp** (section 4). Take one more key and "
+    task="**The running log-sum-exp** (n1). Take one more key and "
     "value into `(log_sum, mean)` and return both, all of one "
     r"shape. It starts from $(-\infty, 0)$, and a key of $-\infty$ "
     "changes nothing.",
@@ -365,17 +532,22 @@ RUNNING_STEP = Exercise(
         Property(
             "changes nothing where the key is -inf, even if there was no key before",
             _step_skips_masked,
-            {"This is right for finite numbers; -inf - -inf is NaN.": _from_infinity},
+            {
+                "This is right for finite numbers; -inf - -inf is NaN.": _from_infinity,
+                "One masked channel stops all channels here. Each channel has a mask "
+                "of its own.": _skip_all,
+            },
         ),
         gradient("lets gradients through to log_sum, mean, k and v", _step),
         gradient(
             "has gradients without NaN where log_sum or the key is -inf",
             _masked_step,
-            (slice(1, None),),  # where both are, the gradient does not matter
+            (slice(1, None),),
             of=_mean,
             because="A NaN that you replace only afterwards comes back in the backward "
             "pass.",
         ),
+        Property("and none where both are -inf", _gradients_of_nothing),
     ),
     hints=(
         "The old sum is exp(log_sum), the old weighted sum exp(log_sum) mean. "
@@ -389,4 +561,156 @@ RUNNING_STEP = Exercise(
 )
 
 
-EXERCISES = {each.name: each for each in (MEAN_OF, RUNNING_STEP)}
+# --- stream_mean -----------------------------------------------------
+
+
+def _stream(
+    generator: Generator, time: int = 6, channels: int = 3, shift: float = 0.0
+) -> dict[str, Tensor]:
+    k = normal(generator, time, channels) + shift
+    return {"k": k, "v": normal(generator, time, channels)}
+
+
+def _growing(generator: Generator, by: float = 1.0, time: int = 6) -> dict[str, Tensor]:
+    """Keys in order: each is larger than the one before."""
+    inputs = _stream(generator, time)
+    steps = by * torch.arange(time).double()
+    return inputs | {"k": steps[:, None].expand_as(inputs["v"]).clone()}
+
+
+def healthy_stream(k: Tensor, v: Tensor) -> Tensor:
+    """AFT-simple without its gate, with a running maximum and two sums."""
+    return _streamed(k, v)
+
+
+def _streamed(
+    k: Tensor, v: Tensor, start: float = -torch.inf, below_too: bool = True
+) -> Tensor:
+    top = torch.full_like(k[0], start)
+    above = below = torch.zeros_like(k[0])
+    y = []
+    for k_t, v_t in zip(k, v, strict=True):
+        new_top = torch.maximum(top, k_t)
+        shrunk, new = (top - new_top).exp(), (k_t - new_top).exp()
+        above = above * shrunk + new * v_t
+        below = below * (shrunk if below_too else 1) + new
+        top = new_top
+        y.append(above / below)
+    return torch.stack(y)
+
+
+def sick_stream(k: Tensor, v: Tensor) -> Tensor:
+    """The code of the bug hunt, with both of its bugs."""
+    return _streamed(k, v, 0.0, below_too=False)
+
+
+#: The curves that the hunt starts from.
+STREAMS = {"healthy": healthy_stream, "this one": sick_stream}
+
+
+def _cumulative(k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    return (e * v).cumsum(0) / e.cumsum(0)
+
+
+def _forgets(k: Tensor, v: Tensor) -> Tensor:
+    before = torch.cat([k[:1], k.cummax(0)[0][:-1]])
+    return torch.where(k > before, v, healthy_stream(k, v))
+
+
+def _mean_so_far(k: Tensor, v: Tensor) -> Tensor:
+    steps = torch.arange(1, len(v) + 1, device=v.device)
+    return v.cumsum(0) / steps[:, None]
+
+
+STREAM_MEAN = Exercise(
+    name="stream_mean",
+    notebook="11_aft_stability",
+    difficulty=3,
+    importance=4,
+    minutes=10,
+    task="**A sick stream.** For finite keys `k` and values `v` `[time, channels]`, "
+    r"return for each step the mean of the values so far with weights $e^K$, "
+    "`[time, channels]`. It carries a running maximum, and two sums in units of it.",
+    start="""\
+def stream_mean(k, v):
+    top, above, below = 0 * k[0], 0, 0
+    y = []
+    for k_t, v_t in zip(k, v):
+        new_top = torch.maximum(top, k_t)
+        above = above * (top - new_top).exp() + (k_t - new_top).exp() * v_t
+        below = below + (k_t - new_top).exp()
+        top = new_top
+        y.append(above / below)
+    return torch.stack(y)""",
+    reference=healthy_stream,
+    properties=(
+        shape("returns a mean for each step", _stream, [(6, 3), (1, 1)]),
+        agrees(
+            "is the plain mean so far if all keys are equal, of any size",
+            lambda g, key: _stream(g) | {"k": torch.full((6, 3), key).double()},
+            [3.0, 0.0, 800.0],
+            expected=_mean_so_far,
+            because="All keys were {key:g}.",
+            catches={
+                "Without a maximum, exp(800) overflows.": _cumulative,
+                "The values are summed up, and never divided by the "
+                "weights.": lambda k, v: (
+                    healthy_stream(k, v) * ((k - k.cummax(0)[0]).exp().cumsum(0))
+                ),
+            },
+        ),
+        agrees(
+            "keeps the weights of old keys when a larger one comes",
+            _growing,
+            [1.0, 0.1, 2.0],
+            expected=_cumulative,
+            because="Each key was {by:g} larger than the one before, so the maximum "
+            "changed at every step.",
+            catches={
+                "Two bugs are left. Look at keys that grow, then at keys that are all "
+                "-800.": sick_stream,
+                "The maximum starts right, but the sum below the bar stays in units "
+                "of the old one.": lambda k, v: _streamed(k, v, below_too=False),
+                "This forgets: when a larger key comes, the old sums are "
+                "dropped.": _forgets,
+            },
+        ),
+        agrees(
+            "takes keys that are all very negative",
+            lambda g, key: _stream(g, shift=key),
+            [-800.0, -1e5],
+            because="All keys were around {key:g}. What is the maximum of no keys?",
+            catches={
+                "The maximum starts at 0, as if there were a key 0: smaller ones "
+                "vanish beside it.": lambda k, v: _streamed(k, v, 0.0),
+                "The maximum starts at a finite number. No key is -inf.": lambda k, v: (
+                    _streamed(k, v, -60.0)
+                ),
+            },
+        ),
+        agrees(
+            "is not disturbed by a far larger key that comes later",
+            _stream,
+            change={"k": lambda k: torch.cat([k[:-1], k[-1:] + 2000])},
+            because="The last key was around 2000.",
+            catches={
+                "One maximum for all steps lets the future in: earlier keys vanish "
+                "beside a later one.": lambda k, v: _cumulative(k - k.amax(0), v)
+            },
+        ),
+        gradient("lets gradients through to k and v", _stream),
+    ),
+    hints=(
+        "Give it keys 0, 1, 2, 3. After which step is it wrong, and what did that step "
+        "do to the sums?",
+        "Both sums are in units of exp(top). When top changes, both have to be "
+        "converted. And which top is right before any key has come?",
+        "below = below * (top - new_top).exp() + ..., and top starts as "
+        "torch.full_like(k[0], -torch.inf).",
+    ),
+    example=_stream,
+)
+
+
+EXERCISES = {each.name: each for each in (BREAK_IT, MEAN_OF, RUNNING_STEP, STREAM_MEAN)}

@@ -284,7 +284,7 @@ def _looks_at_one_key(answer: Answer, reference: Answer, generator: Generator) -
 
 
 def _mean_error(phi: Answer, x: Tensor, v: Tensor) -> float:
-    """Of reading pairs with these features, relative to the values."""
+    """The error of reading pairs with these features, relative to the values."""
     features = phi(x)
     weights = features @ features.mT
     read = weights @ v / weights.sum(-1, keepdim=True)

@@ -256,6 +256,62 @@ def chunked_delta(q, k, v, beta, chunk):
 # --- Attention Free Transformer
 
 
+def aft_row(q, k, v, w):
+    weights = torch.softmax(k + w[:, None], 1)  # of each channel, over the keys
+    return torch.sigmoid(q) * (weights * v).sum(1)  # the query only gates
+
+
+def local_band(band):
+    w = band.new_zeros(len(band), len(band))  # outside the window: 0 (Eq. 4)
+    for t, row in enumerate(band):
+        near = row[: t + 1]  # a row has t + 1 keys
+        w[t, t + 1 - len(near) : t + 1] = near.flip(0)
+    return w
+
+
+def conv_bias(k, v, kernel):
+    def near_and_all(x):
+        total = x.cumsum(0)
+        for j, bias in enumerate(kernel):
+            moved = F.pad(x, (0, 0, j, 0))[: len(x)]  # by j steps
+            total = total + (bias.exp() - 1) * moved
+        return total
+
+    return near_and_all(k.exp() * v) / near_and_all(k.exp())  # Eq. 6
+
+
+def aft_layer(q, k, v, w):
+    e_k, e_w = k.exp(), w.exp().tril()  # no weight above the diagonal
+    return torch.sigmoid(q) * (e_w @ (e_k * v)) / (e_w @ e_k)
+
+
+def unseal(layer, time):
+    values = torch.eye(time, dtype=torch.float64)  # a channel for each step
+    weights = layer(50 + 0 * values, 0 * values, values)  # an open gate, equal keys
+    return weights.log() - weights.diagonal()[:, None].log()
+
+
+# --- Stability
+
+
+def break_it(trick):
+    k, w = torch.zeros(8).double(), torch.zeros(8, 8).double()
+    v = torch.tensor([1.0, -1]).double().repeat(4)
+    if trick == "no maximum":  # 8 e^88 is infinite
+        k, w = k + 44, w + 44
+    elif trick == "plus epsilon":  # e^-12 is about as small as 1e-6
+        k, w = k - 6, w - 6
+    elif trick == "clamped keys":  # both count as 30
+        k[0], k[1] = 30, 31
+    elif trick == "maximum over time":  # e^-104 is 0
+        k[:7], k[7] = -52, 52
+    elif trick == "running maximum":  # row 1: k + w is 0 twice
+        k[0], k[1], w[1, 0], w[1, 1] = -52, 52, 52, -52
+    else:  # row 0 has the exponent -52, and its tile 52
+        k[:1], k[1:], w[:, :1], w[:, 1:] = -26, 26, -26, 26
+    return k, v, w
+
+
 def mean_of(k, v, w):
     exponent = k + w
     nothing = (exponent == -torch.inf).all(1, keepdim=True)
@@ -273,7 +329,26 @@ def running_step(log_sum, mean, k, v):
     return log_sum, (old * mean + new * v) / total
 
 
+def stream_mean(k, v):
+    top = torch.full_like(k[0], -torch.inf)  # of no keys
+    above, below, y = 0, 0, []
+    for k_t, v_t in zip(k, v, strict=True):
+        new_top = torch.maximum(top, k_t)
+        old, new = (top - new_top).exp(), (k_t - new_top).exp()
+        above, below, top = above * old + new * v_t, below * old + new, new_top
+        y.append(above / below)
+    return torch.stack(y)
+
+
 # --- Feedback Transformer
+
+
+def chain_depth(reads, layers, steps):
+    depth = torch.zeros(layers + 1, steps, dtype=torch.long)
+    for t in range(steps):  # upper layers of the past come first
+        for l in range(1, layers + 1):
+            depth[l, t] = 1 + max(depth[state] for state in reads(l, t))
+    return depth
 
 
 def merge_memory(states, w):
@@ -289,6 +364,20 @@ def feedback_attention(q, k, v, positions):
     position = torch.einsum("bhd,jd->bhj", q, r)
     weights = torch.softmax((content + position) / key**0.5, -1)  # Eq. f4
     return torch.einsum("bhj,bjhd->bhd", weights, v)  # Eq. f5
+
+
+def feedback_step(x, keys, values, w, layer, project):
+    states = [x]
+    for l in range(len(w) - 1):
+        states.append(layer(l, states[-1], keys, values))
+    k, v = project(merge_memory(torch.stack(states), w))
+    return states[-1], torch.cat([keys, k[None]]), torch.cat([values, v[None]])
+
+
+def cheap_mask(steps):
+    # The place of each step in its chain: a new one may begin at any time.
+    place = torch.tensor([1, 2, 1, 2, 3, 4, 2, 3, 4, 3, 4, 4])
+    return (place < place[:, None]).tril(-1)  # row t: earlier, with a lower place
 
 
 # --- The delta rule: a layer
@@ -353,3 +442,104 @@ def recall_by_hand(n):
     conv[0, :, -1] = conv[2, :, -1] = 1  # query and value: of this token
     conv[1, :, -2] = 1  # key: the token before
     return W_qkv, conv.flatten(0, 1)
+# --- Rules since 2021
+
+
+def ask_is_not_write(W, d, r, k, v, s):
+    W = W * d[..., None, :]  # fade each column
+    answer = torch.einsum("...vk,...k->...v", W, r)
+    u = s[..., None] * (v - answer)
+    return W + u[..., :, None] * k[..., None, :]
+
+
+def gated_delta_step(W, k, v, beta, decay):
+    W = decay[..., None, None] * W  # first fade
+    return delta_step(W, k, v, beta)  # then ask what is left
+
+
+def erase_and_write(W, decay, k, v, e, w):
+    one = torch.ones(W.shape[:-2], dtype=W.dtype)
+    return ask_is_not_write(W, decay, e * k, k, w * v, one)
+
+
+def parity(bits):
+    # At a 1, W becomes 2 v - W = 1 - W; at a 0 it stays.
+    return torch.full_like(bits, 0.5), 2 * bits
+
+
+def two_steps(angle):
+    # Two reflections turn by twice the angle between their keys.
+    at = torch.stack([0 * angle, angle / 2])
+    return torch.stack([at.cos(), at.sin()], -1)
+
+
+def four_cups(p):
+    corners = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
+    C = torch.tensor(corners, dtype=torch.float64)
+    M = C.mT @ C[p] / 4  # corner i goes to corner p[i]
+    return M * torch.linalg.det(M)  # with the sign of p, all are turns
+
+
+# --- AFT: where a language model looks
+
+
+def position_shift(band, past, time):
+    rows = torch.arange(past, past + time)[:, None]
+    back = rows - torch.arange(past + time)
+    inside = (back >= 0) & (back < band.shape[1])
+    entries = band[rows, back.clamp(0, band.shape[1] - 1)]
+    return torch.where(inside, entries, 0)  # Eq. 4
+
+
+def read_bias(w):
+    time = len(w)
+    later = torch.ones(time, time, device=w.device).triu(1).bool()
+    a = torch.softmax(w.masked_fill(later, -torch.inf), 1)
+    share = torch.arange(1, time + 1, device=w.device)[:, None] * a
+    return torch.stack([share.diagonal(-n).mean() for n in range(time)])
+
+
+def mended_kernel(raw, gamma, beta):
+    std, mean = torch.std_mean(raw, 1, correction=0, keepdim=True)  # of each head
+    return gamma[:, None] * (raw - mean) / std + beta[:, None]  # Eq. 8
+
+
+def frozen_kernels(heads, window):
+    w = torch.zeros(heads, window)
+    for i in range(heads):
+        w[i, (i + 1) % window] = 6.0  # one key for each head
+    return w
+
+
+# --- Regression
+
+
+def implicit_step(W, k, v, beta):
+    strength = beta / (1 + beta * (k * k).sum(-1))
+    return delta_step(W, k, v, strength)
+
+
+def least_squares(k, v, ridge):
+    # W H = G with H = sum of k k^T + ridge I and G = sum of v k^T. H is symmetric.
+    H = k.mT @ k + ridge * torch.eye(k.shape[-1], dtype=k.dtype)
+    return torch.linalg.solve(H, k.mT @ v).mT
+
+
+def recursive_least_squares(k, v, ridge):
+    W = v.new_zeros(v.shape[1], k.shape[1])
+    P = torch.eye(k.shape[1], dtype=k.dtype) / ridge  # of H before the first pair
+    for t in range(len(k)):
+        Pk = P @ k[t]
+        P = P - torch.outer(Pk, Pk) / (1 + k[t] @ Pk)  # first learn the key
+        W = W + torch.outer(v[t] - W @ k[t], P @ k[t])  # then write
+    return W
+
+
+def better_step(W, z, k, v):
+    pairs = z.sum(-1, keepdim=True)  # so far: each key has length 1
+    z = z + k * k
+    where = k / (0.1 + z)  # less in the channels that many keys share
+    where = where / (where * k).sum(-1, keepdim=True)
+    old = torch.einsum("...vk,...k->...v", W, k)
+    u = (v - old) / (1 + pairs / k.shape[-1])  # later pairs move less
+    return W + u[..., :, None] * where[..., None, :], z

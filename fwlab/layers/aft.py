@@ -116,6 +116,9 @@ class AFTSimple(_AFT):
 
     Its state is a `RunningMean`, two scalars per channel. Apart from
     causality, it does not depend on the order of the tokens.
+
+        >>> AFTSimple(d_model=8)(torch.randn(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     packs = True
@@ -181,6 +184,9 @@ class AFTFull(_Positioned):
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Its state, `KeysAndValues`, grows with every token.
+
+        >>> AFTFull(d_model=8, max_len=100).state_size(time=50)
+        800
     """
 
     # A whole table can start at 0, where its gradient is not 0.
@@ -224,6 +230,9 @@ class AFTLocal(_Positioned):
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Its state, a `PositionedState`, has constant size.
+
+        >>> AFTLocal(d_model=8, max_len=100, window=4).state_size()
+        64
     """
 
     # A causal band has no columns for later tokens.
@@ -327,6 +336,9 @@ class AFTConv(_AFT):
 
     Its state, a `WindowState`, has constant size, and there is no
     maximum sequence length.
+
+        >>> AFTConv(d_model=8, heads=2, window=4)(torch.randn(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     # `to_k` of the base class is replaced if all channels of a head share one key.
@@ -369,6 +381,9 @@ class AFTConv2d(_AFT):
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     It has no state: `prefill`, `step` and `state_size` raise.
+
+        >>> AFTConv2d(d_model=8, heads=2, size=3)(torch.randn(1, 5, 5, 8)).shape
+        torch.Size([1, 5, 5, 8])
     """
 
     # An even kernel would have no centre.

@@ -26,6 +26,10 @@ class Block(Causal):
 
     No norm and no linear layer has a bias. A block has the methods of its mixer, and
     the mixer's state is its state. The input and output of a masked step are 0.
+
+        >>> mixer = SoftmaxAttention(d_model=8, heads=2)
+        >>> Block(mixer, d_model=8)(torch.randn(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     # Two norms: each part of a pre-norm block has one before it.

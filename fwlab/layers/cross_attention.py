@@ -37,6 +37,10 @@ class CrossAttention(nn.Module):
     - Raises `ValueError` or `TypeError` for invalid arguments.
 
     No projection has a bias. If the whole source is masked, the output is 0.
+
+        >>> layer = CrossAttention(d_model=8, heads=2)
+        >>> layer(torch.randn(1, 3, 8), source=torch.randn(1, 5, 8)).shape
+        torch.Size([1, 3, 8])
     """
 
     def __init__(

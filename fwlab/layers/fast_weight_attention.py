@@ -69,16 +69,25 @@ class FastWeightAttention(Causal):
       `ShortConvolution` over this many tokens before the feature map.
     - `out_norm`: divide what each head reads by its root mean square,
       and multiply it by trained weights: `torch.nn.RMSNorm`.
-    - `beta_max`: the maximum of $\beta$ (or of the erasing gate) in a rule
-      that corrects, up to 2: above 1, a head can turn around what a key holds.
-    - `steps`: steps per token, for a rule that can take several; None = 2.
-    - `out_gate`: multiply it by $\mathrm{SiLU}(W_g x)$, after the norm.
+    - `out_gate`: multiply what each head reads by $\mathrm{SiLU}(W_g x)$, after
+      the norm.
+    - `beta_max`: the maximum of $\beta$ (or of the erasing gate) in a rule that
+      corrects, above 0 and at most 2. A step multiplies what a key $k$ holds by
+      $1 - \beta |k|^2$: with keys of length 1, a $\beta$ above 1 flips its sign.
+      (In "implicit_delta" none does: a larger one only goes closer to the value.)
+    - `steps`: steps per token, for a rule that can take several; None = the
+      rule's default, 2 for "delta_product" and 1 for all others.
 
     All three methods are causal, and any mixture of `prefill` and `step`
     gives what `forward` gives for the whole sequence. With features that
     come with a scale (stabilised FAVOR+) and a denominator, the largest
     scale so far is carried along, and the memory fades when it grows:
     that changes no result, and nothing overflows or underflows.
+
+        >>> layer = FastWeightAttention(d_model=8, heads=2)
+        >>> y, state = layer.prefill(torch.randn(1, 5, 8))
+        >>> y.shape, state.shape
+        (torch.Size([1, 5, 8]), torch.Size([1, 2, 4, 8]))
     """
 
     packs = True
@@ -116,18 +125,24 @@ class FastWeightAttention(Causal):
                     f"FastWeightAttention: expected {name} to be True or False, "
                     f"got {flag!r}"
                 )
-        if rule not in RULES:
+        if not isinstance(normalize, bool | None):
+            raise TypeError(
+                "FastWeightAttention: expected normalize to be True, False or None, "
+                f"got {normalize!r}"
+            )
+        if rule not in list(RULES):  # a list has no hash
             names = ", ".join(map(repr, RULES))
             raise ValueError(
                 f"FastWeightAttention: expected rule to be one of {names}, got {rule!r}"
             )
         record = RULES[rule]
         self._gates = gates.of(record)
-        self.beta_max = _largest_beta(beta_max, rule)
+        bounded = any(gate.bounded for gate in self._gates.values())
+        self.beta_max = _largest_beta(beta_max, rule, bounded)
         self.steps = _steps(steps, rule)
         if key_norm == "auto":
             key_norm = record.key_norm
-        if key_norm not in KEY_NORMS:
+        if key_norm not in list(KEY_NORMS):
             raise ValueError(
                 "FastWeightAttention: expected key_norm to be 'sum', 'l2' or None, "
                 f"got {key_norm!r}"
@@ -157,7 +172,7 @@ class FastWeightAttention(Causal):
         self.to_v = nn.Linear(d_model, written * value, bias=False)
         self.to_out = nn.Linear(heads * value, d_model, bias=False)
         for gate in self._gates.values():
-            gate.add(self, record)
+            gate.add(self)
         # Last, so that no other initial value depends on the options.
         self.conv: ShortConvolution | None = None
         if conv_size:
@@ -250,7 +265,7 @@ class FastWeightAttention(Causal):
             name, options, memory = record.with_dpfp, {"nu": nu}, state
         else:
             q, k, memory = self._features(q), self._features(k), state
-        made = {n: gate.of(self, record, x, k) for n, gate in self._gates.items()}
+        made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
         if fading is not None:
             name = record.with_decay or name
             made["log_decay"] = fading + made.get("log_decay", 0)
@@ -294,7 +309,7 @@ class FastWeightAttention(Causal):
         return split_heads(q, self.heads), k, v, inputs
 
     def _finish(self, y: Tensor, x: Tensor) -> Tensor:
-        """What the heads read, with norm and gate, and side by side."""
+        """What the heads read, side by side, after norm and gate."""
         if self.out_norm is not None:
             # Under autocast `y` has half the precision of the weights.
             y = self.out_norm(y.to(self.out_norm.weight.dtype))
@@ -344,28 +359,31 @@ class FastWeightAttention(Causal):
     def extra_repr(self) -> str:
         return (
             f"rule={self.rule!r}, key_norm={self.key_norm!r}, "
-            f"normalize={self.normalize}"
+            f"normalize={self.normalize}, beta_max={self.beta_max}, "
+            f"steps={self.steps}"
         )
 
 
-def _largest_beta(value: float, rule: str) -> float:
-    """`beta_max`; raises unless the rule has a gate that it bounds."""
-    text = "FastWeightAttention: expected beta_max to be above 0 and at most 2"
+def _largest_beta(value: float, rule: str, bounded: bool) -> float:
+    """`beta_max`; raises unless the rule has a gate that is `bounded` by it."""
+    text = "FastWeightAttention: expected beta_max to be a number above 0, at most 2"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{text}, got {value!r}")
     if not 0 < value <= 2:
         raise ValueError(f"{text}, got {value!r}")
-    record = RULES[rule]
-    if value != 1 and not (record.corrects and {"beta", "erase"} & {*record.gates}):
+    if value != 1 and not bounded:
+        reason = "which does not correct"
+        if RULES[rule].corrects:
+            reason = "which has no beta and no erasing gate to bound"
         raise ValueError(
-            f"FastWeightAttention: expected beta_max=1 for rule {rule!r}, which has "
-            f"no beta that corrects, got {value!r}"
+            f"FastWeightAttention: expected beta_max=1 for rule {rule!r}, {reason}, "
+            f"got {value!r}"
         )
     return value
 
 
 def _steps(value: int | None, rule: str) -> int:
-    """Steps per token; raises unless the rule can take so many."""
+    """Steps per token; raises unless the rule can take this many."""
     text = "FastWeightAttention: expected steps to be"
     usual = RULES[rule].steps
     if value is None:

@@ -27,6 +27,9 @@ class FastWeightProgrammer(Causal):
     All three methods are causal, and any mixture of `prefill` and `step`
     computes the same as one `forward` over the whole sequence. The state
     is the fast weights, `[batch, heads, value, key]`.
+
+        >>> FastWeightProgrammer(d_model=8, heads=2).state_size()
+        32
     """
 
     packs = True

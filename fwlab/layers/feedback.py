@@ -58,7 +58,7 @@ class FeedbackTransformer(Causal):
     - `normalize_memory`: a layer norm between a memory and its projections.
     - `dropout`: probability of dropout in training, from 0 to below 1, as in `Block`:
       of what the attention and the MLP of each layer add to their input, and inside the
-      MLP. Attention weights have none, and neither have the GPU kernels.
+      MLP. There is no dropout of attention weights, and none in the GPU kernels.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     There is no maximum sequence length. Steps are computed one after the
@@ -76,6 +76,9 @@ class FeedbackTransformer(Causal):
     normalises the memory with the layer's own first norm; here the memory
     has a norm of its own, in both forms. The official code also has a
     table of learned positions, as long as its memory.
+
+        >>> FeedbackTransformer(d_model=8, heads=2, layers=3).state_size(time=10)
+        480
 
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """

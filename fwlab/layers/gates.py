@@ -1,8 +1,7 @@
 r"""How a layer makes the gates of its rule from its input.
 
-The record of a rule names its gates. For each name there is one class here: it
-adds the parameters to the layer, and computes the gate. A rule may have its own
-version of a gate.
+The record of a rule says of which kind each gate is. For each kind there is one
+class here: it adds the parameters to the layer, and computes the gate.
 """
 
 import math
@@ -15,34 +14,61 @@ from torch.nn import functional as F
 from fwlab.ops.call.rule import Rule
 
 
-class Beta:
-    r"""$\beta = \beta_{\max}\, \sigma(w \cdot x)$, one per head and step.
+class _Kind:
+    """What all kinds of gates have in common.
 
-    Where the whole memory fades by it, heads $1, 2, 3, \dots$ start to forget
-    $1/2, 1/4, 1/8, \dots$ per step.
+    - `shapes`: the dimensions that the kind can have, as in `Gate.dims`.
+    - `bounded`: whether `beta_max` is its maximum.
+    - `dims`: the dimensions of this gate.
     """
 
-    @staticmethod
-    def add(layer: Any, rule: Rule) -> None:
-        """Add its parameters."""
-        heads = layer.kv_heads
-        layer.to_beta = nn.Linear(layer.d_model, layer.steps * heads, bias=False)
-        if not rule.corrects:
-            share = 0.5 ** torch.arange(1, heads + 1, dtype=torch.float32)
-            layer.beta_bias = nn.Parameter(torch.logit(share))
+    shapes: tuple[str, ...] = ("heads",)
+    bounded = False
 
-    @staticmethod
-    def of(layer: Any, rule: Rule, x: Tensor, k: Tensor) -> Tensor:
-        """`[batch, time, heads]`, perhaps with steps before heads."""
+    def __init__(self, dims: str):
+        self.dims = dims
+
+    def add(self, layer: Any) -> None:
+        """Add its parameters to a layer, if it has any."""
+
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
+        """The gate for the input and the features of the keys."""
+        raise NotImplementedError
+
+
+class Beta(_Kind):
+    r"""$\beta = \beta_{\max}\, \sigma(w \cdot x)$, one per head and step."""
+
+    shapes = ("heads", "steps heads")
+    bounded = True
+
+    def add(self, layer: Any) -> None:
+        size = layer.kv_heads * (layer.steps if "steps" in self.dims else 1)
+        layer.to_beta = nn.Linear(layer.d_model, size, bias=False)
+
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         beta = layer.to_beta(x)
-        if not rule.corrects:
-            beta = beta + layer.beta_bias
-        if rule.steps:
+        if "steps" in self.dims:
             beta = beta.unflatten(-1, (layer.steps, -1))
         return layer.beta_max * torch.sigmoid(beta)  # Eq. 21
 
 
-class LogDecay:
+class Share(_Kind):
+    r"""$\beta = \sigma(w \cdot x + b)$: the memory fades by what is written.
+
+    Heads $1, 2, 3, \dots$ start to forget $1/2, 1/4, 1/8, \dots$ per step.
+    """
+
+    def add(self, layer: Any) -> None:
+        layer.to_beta = nn.Linear(layer.d_model, layer.kv_heads, bias=False)
+        heads = torch.arange(1, layer.kv_heads + 1, dtype=torch.float32)
+        layer.beta_bias = nn.Parameter(torch.logit(0.5**heads))
+
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
+        return torch.sigmoid(layer.to_beta(x) + layer.beta_bias)
+
+
+class LogDecay(_Kind):
     r"""$\log \alpha = -e^A\, \mathrm{softplus}(w \cdot x + b)$.
 
     With the initial values of Yang et al. 2024: $e^A$ uniform in $[0, 16]$, and
@@ -50,11 +76,12 @@ class LogDecay:
     projection is of low rank, as in Kimi Linear.
     """
 
-    @staticmethod
-    def project(layer: Any, rule: Rule) -> tuple[int, ...]:
+    shapes = ("heads", "heads key")
+
+    def project(self, layer: Any) -> tuple[int, ...]:
         """Add the projection; returns the shape of a step's decays."""
         heads, width = layer.kv_heads, layer.d_model // layer.heads
-        if "key" not in rule.gates["log_decay"].dims:
+        if self.dims == "heads":
             layer.to_alpha = nn.Linear(layer.d_model, heads, bias=False)
             return (heads,)
         shape = (heads, layer.state_shape[-1])
@@ -65,10 +92,8 @@ class LogDecay:
         )
         return shape
 
-    @classmethod
-    def add(cls, layer: Any, rule: Rule) -> None:
-        """Add its parameters."""
-        shape = cls.project(layer, rule)
+    def add(self, layer: Any) -> None:
+        shape = self.project(layer)
         rate = torch.empty(layer.kv_heads)
         rate.uniform_(1e-3, 16)
         layer.log_rate = nn.Parameter(rate.log())
@@ -76,89 +101,72 @@ class LogDecay:
         # The inverse of softplus.
         layer.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
-    @staticmethod
-    def of(layer: Any, rule: Rule, x: Tensor, k: Tensor) -> Tensor:
-        """`[batch, time, heads]`, or with a decay per key channel."""
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         pace = F.softplus(layer.to_alpha(x) + layer.alpha_bias)
         rate = layer.log_rate.exp()
         return -rate.view(-1, *[1] * (pace.dim() - 3)) * pace
 
 
 class BoundedDecay(LogDecay):
-    r"""$\log \alpha = -e^{-1/2}\, \sigma(w \cdot x + b)$ per key channel.
+    r"""$\log \alpha = -e^{-1/2}\, \sigma(w \cdot x + b)$.
 
     RWKV-7 thus keeps at least 0.545 of a channel (Peng et al. 2025).
     """
 
-    @classmethod
-    def add(cls, layer: Any, rule: Rule) -> None:
-        """Add its parameters."""
-        layer.alpha_bias = nn.Parameter(torch.zeros(cls.project(layer, rule)))
+    def add(self, layer: Any) -> None:
+        layer.alpha_bias = nn.Parameter(torch.zeros(self.project(layer)))
 
-    @staticmethod
-    def of(layer: Any, rule: Rule, x: Tensor, k: Tensor) -> Tensor:
-        """`[batch, time, heads, key]`."""
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         pace = torch.sigmoid(layer.to_alpha(x) + layer.alpha_bias)
         return -math.exp(-0.5) * pace
 
 
-class _PerChannel:
+class _PerChannel(_Kind):
     r"""$\sigma(W x)$, one number per head and channel."""
 
-    name, dim = "erase", -1
+    name, shapes = "erase", ("heads key",)
 
-    @classmethod
-    def add(cls, layer: Any, rule: Rule) -> None:
-        """Add its parameters."""
-        size = layer.kv_heads * layer.state_shape[cls.dim]
-        setattr(layer, f"to_{cls.name}", nn.Linear(layer.d_model, size, bias=False))
+    def add(self, layer: Any) -> None:
+        channels = layer.state_shape[-1 if self.dims == "heads key" else 1]
+        size = layer.kv_heads * channels
+        setattr(layer, f"to_{self.name}", nn.Linear(layer.d_model, size, bias=False))
 
-    @classmethod
-    def of(cls, layer: Any, rule: Rule, x: Tensor, k: Tensor) -> Tensor:
-        """`[batch, time, heads, channels]`."""
-        gate = getattr(layer, f"to_{cls.name}")(x)
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
+        gate = getattr(layer, f"to_{self.name}")(x)
         return torch.sigmoid(gate.unflatten(-1, (layer.kv_heads, -1)))
 
 
 class Erase(_PerChannel):
     r"""$e = \beta_{\max}\, \sigma(W x)$, one number per key channel."""
 
-    @classmethod
-    def of(cls, layer: Any, rule: Rule, x: Tensor, k: Tensor) -> Tensor:
-        """`[batch, time, heads, key]`."""
-        return layer.beta_max * super().of(layer, rule, x, k)
+    bounded = True
+
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
+        return layer.beta_max * super().of(layer, x, k)
 
 
 class Write(_PerChannel):
     r"""$w = \sigma(W x)$, one number per value channel."""
 
-    name, dim = "write", 1
+    name, shapes = "write", ("heads value",)
 
 
-class Ask:
+class Ask(_Kind):
     r"""$\sigma(c)$, one trained number per head (Comba, Hu et al. 2025)."""
 
-    @staticmethod
-    def add(layer: Any, rule: Rule) -> None:
-        """Add its parameter."""
+    def add(self, layer: Any) -> None:
         layer.ask = nn.Parameter(torch.ones(layer.kv_heads))
 
-    @staticmethod
-    def of(layer: Any, rule: Rule, x: Tensor, k: Tensor) -> Tensor:
-        """`[batch, time, heads]`."""
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         return torch.sigmoid(layer.ask).expand(*x.shape[:2], -1)
 
 
-class Removed:
+class Removed(_Kind):
     r"""$a = -\hat\kappa$ of RWKV-7: the key whose value is removed."""
 
-    @staticmethod
-    def add(layer: Any, rule: Rule) -> None:
-        """It has no parameters."""
+    shapes = ("heads key",)
 
-    @staticmethod
-    def of(layer: Any, rule: Rule, x: Tensor, k: Tensor) -> Tensor:
-        """`[batch, time, heads, key]`."""
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         return -k
 
 
@@ -167,35 +175,44 @@ class Rate(_PerChannel):
 
     name = "rate"
 
-    @classmethod
-    def of(cls, layer: Any, rule: Rule, x: Tensor, k: Tensor) -> Tensor:
-        """`[batch, time, heads, key]`."""
-        return k * super().of(layer, rule, x, k)
+    def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
+        return k * super().of(layer, x, k)
 
 
-#: How a layer makes each gate, by its name.
-GATES: dict[str, Any] = {
+#: How a layer makes a gate, by the gate's kind.
+KINDS: dict[str, type[_Kind]] = {
     "beta": Beta,
+    "share": Share,
     "log_decay": LogDecay,
+    "bounded_decay": BoundedDecay,
     "erase": Erase,
     "write": Write,
     "ask": Ask,
-    "a": Removed,
-    "b": Rate,
+    "removed": Removed,
+    "rate": Rate,
 }
-#: Where a rule has its own version of a gate.
-OWN: dict[tuple[str, str], Any] = {("rwkv7_rule", "log_decay"): BoundedDecay}
 
 
-def of(rule: Rule) -> dict[str, Any]:
+def of(rule: Rule) -> dict[str, _Kind]:
     """The gates that a layer with this rule makes, by name.
 
-    Raises `ValueError` for a gate that no layer makes.
+    Raises `ValueError` for a kind or a shape that no layer makes, and for a
+    second gate of one kind.
     """
-    if unknown := [name for name in rule.required if name not in GATES]:
-        raise ValueError(
-            f"FastWeightAttention: expected the gates of {rule.name} to be among "
-            f"{', '.join(GATES)}, got {unknown[0]!r}; add how a layer makes it to "
-            "fwlab/layers/gates.py"
-        )
-    return {name: OWN.get((rule.name, name), GATES[name]) for name in rule.required}
+    made, left = {}, dict(KINDS)
+    for name in rule.required:
+        gate = rule.gates[name]
+        kind, message = gate.kind or name, f"FastWeightAttention: expected {name} of "
+        if kind not in left:
+            raise ValueError(
+                f"{message}{rule.name} to be a gate of kind {', '.join(left)}, got "
+                f"{kind!r}; add how a layer makes it to fwlab/layers/gates.py"
+            )
+        make = left.pop(kind)  # two of one kind would share their parameters
+        if gate.dims not in make.shapes:
+            raise ValueError(
+                f"{message}{rule.name}, a gate of kind {kind!r}, to have the "
+                f"dimensions {' or '.join(map(repr, make.shapes))}, got {gate.dims!r}"
+            )
+        made[name] = make(gate.dims)
+    return made

@@ -57,8 +57,8 @@ def check_input(
         )
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(
-            f"{layer}: expected {argument} of dtype {weight.dtype}, as the layer's "
-            f"weights, got {x.dtype}"
+            f"{layer}: expected {argument} of dtype {weight.dtype}, the dtype of "
+            f"the layer's weights, got {x.dtype}"
         )
     checks.same_device(layer, argument, x, "the layer's weights", weight)
 

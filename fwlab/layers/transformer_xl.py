@@ -230,6 +230,10 @@ class TransformerXL(Causal):
     with a `SegmentState` per layer, knows where its segment began. Time and memory of
     `step` stop growing once the segment memory is full.
 
+        >>> stack = TransformerXL(8, heads=2, layers=3, memory=4, segment=2)
+        >>> stack.state_size(time=5), stack.state_size(time=100)
+        (240, 288)
+
     Source: arXiv:1901.02860, section 3 and appendix B.
     """
 

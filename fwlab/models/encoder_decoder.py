@@ -86,7 +86,7 @@ class EncoderDecoder(nn.Module):
     - `dropout`: probability of dropout in training, from 0 to below 1: of
       embeddings with positions, of what every attention and MLP adds to
       its input, and inside the MLPs.
-    - `attention_dropout`: the same, of attention weights; softmax only.
+    - `attention_dropout`: the same for attention weights; softmax only.
     - Raises `ValueError` or `TypeError` for invalid arguments.
 
     Positions are sinusoids, added to the embeddings on both sides: there
@@ -95,6 +95,11 @@ class EncoderDecoder(nn.Module):
     embeddings. Blocks are pre-norm, without biases. **Initial weights**:
     embeddings normal with variance $1/d$, and multiplied by $\sqrt d$
     when looked up; linear layers Xavier uniform, norms 1.
+
+        >>> model = EncoderDecoder(10, 12, layers=1, heads=2, d_model=8)
+        >>> source = target = torch.zeros(1, 5, dtype=torch.long)
+        >>> model(source, target).shape
+        torch.Size([1, 5, 12])
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class LanguageModel(nn.Module):
     - `dropout`: probability of dropout in training, from 0 to below 1: of
       embeddings with positions, of what every mixer and MLP adds to its
       input, and inside the MLPs.
-    - `attention_dropout`: the same, of attention weights. Only softmax
+    - `attention_dropout`: the same for attention weights. Only softmax
       and transformer-xl have it: AFT and fast weights compute no
       attention weights, and feedback does not drop them.
     - Raises `ValueError` or `TypeError` for invalid sizes or names.
@@ -129,6 +129,10 @@ class LanguageModel(nn.Module):
     of the MLP, `contract`) with $0.02 / \sqrt{2 \cdot \text{layers}}$,
     so that the stream's variance does not grow with depth; norms 1;
     everything else as its layer defines it.
+
+        >>> model = LanguageModel(65, "delta", layers=1, heads=2, d_model=8)
+        >>> model.generate(torch.zeros(1, 3, dtype=torch.long), 5).shape
+        torch.Size([1, 8])
     """
 
     def __init__(

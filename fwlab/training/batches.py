@@ -1,7 +1,7 @@
 """Which part of a text each optimiser step reads.
 
 It follows from the configuration and the number of the step alone: a run
-that was stopped goes on where it was.
+that was stopped continues where it was.
 """
 
 from typing import NamedTuple

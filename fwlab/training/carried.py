@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def gathered(states: Sequence[Any], accelerator: "Accelerator") -> list[Tensor]:
     """The parts of carried states, with the rows of all processes.
 
-    - `states`: of this process, one for each part of a batch.
+    - `states`: the states of this process, one for each part of a batch.
     """
     tensors = []
     for parts in zip(*map(tree_leaves, states), strict=True):

@@ -4,7 +4,7 @@ The tensors are the model's weights (`model.…`), the optimiser's state
 (`adam.…`) and the carried state (`state.…`). Configuration, vocabulary, step,
 the loss scaler of float16 and a checksum of all are in the header. Batches,
 learning rate and dropout follow from seed and step, so this is all that a run
-needs to go on.
+needs to continue.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ def new_model(config: Config, vocab_size: int) -> LanguageModel:
 def save(path: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, completely or not at all.
 
-    - `path`: of the file; an existing file is replaced.
+    - `path`: path of the file; an existing file is replaced.
     - `checkpoint`: what to write; its tensors may be on any device.
     - Raises `CheckpointError` if the file cannot be written.
     """
@@ -119,7 +119,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
 def load(path: str | Path) -> Checkpoint:
     """Load a checkpoint that `save` wrote.
 
-    - `path`: of the file, of its folder, or of a run, whose best checkpoint
+    - `path`: path of the file, of its folder, or of a run, whose best checkpoint
       is loaded.
     - Returns a `Checkpoint`, all of it on the CPU.
     - Raises `CheckpointError` if the file is missing, damaged or not
@@ -328,7 +328,7 @@ def _weights(
 def _adam(
     path: Path, weights: dict[str, Tensor], tensors: dict[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    """The optimiser's state: of every weight, or of none."""
+    """The optimiser's state, which has all weights or none."""
     stored = {
         n.removeprefix("adam."): t for n, t in tensors.items() if n.startswith("adam.")
     }

@@ -181,7 +181,8 @@ class Config:
     device: str = "auto"
     """auto, cpu, cuda or mps; auto takes the best available one."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Of matrix products; weights and states of fast weights stay float32."""
+    """Precision of matrix products; weights and states of fast weights stay
+    float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
     checkpointing: bool = False

@@ -24,9 +24,9 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a folder against other processes.
 
     The system releases the lock of a process that dies. File systems
-    without locks hold nobody off.
+    without locks keep nobody out.
 
-    - `folder`: exists.
+    - `folder`: an existing folder.
     - Raises `ValueError` if another process holds it, and `OSError` if the
       lock cannot be a file.
     """

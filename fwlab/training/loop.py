@@ -327,7 +327,7 @@ class Trainer:
 
         All processes must call this; one of them writes.
 
-        - `paths`: of the files; existing files are replaced.
+        - `paths`: paths of the files; existing files are replaced.
         - Raises `CheckpointError` if a file cannot be written, and
           `FloatingPointError` for weights that are not finite.
         """

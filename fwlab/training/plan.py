@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     - `operations`: floating-point operations of the matrix products of a step.
     - `windows`: how many windows a measured step had.
     - `device`: where it was measured.
-    - `seconds`: of a whole step, the median of ten, times `batch / windows`.
+    - `seconds`: time of a whole step, the median of ten, times `batch / windows`.
     """
 
     vocabulary: int

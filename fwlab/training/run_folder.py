@@ -53,12 +53,12 @@ def run_in(
 ) -> None:
     """Train with checkpoints, metrics and a result in a folder.
 
-    - `folder`: of the run; no other process may train there.
+    - `folder`: folder of the run; no other process may train there.
     - `config`: the run.
     - `resume`: continue from the last checkpoint in the folder; without one
       the run begins, so a job that may be stopped at any time can have it
       from the start.
-    - `command`: what the result says of how it was made.
+    - `command`: the command that the result names.
     - `track`: also send metrics to this tracker, "tensorboard" or "wandb".
     - Raises `KeyboardInterrupt` after Ctrl-C or SIGTERM; the checkpoint then
       has all steps so far.
@@ -170,7 +170,7 @@ def _number(x: Any) -> bool:
 class Run:
     """Prints and writes the progress of a training, in the main process.
 
-    - `folder`: of the run.
+    - `folder`: folder of the run.
     - `trainer`: at its start, or where it was stopped.
     """
 

@@ -41,8 +41,8 @@ def run_text(
 ) -> RunText:
     """Load the text of a run.
 
-    - `text`: in place of `config.corpus`.
-    - `vocabulary`: of an earlier part of the run.
+    - `text`: a text to use instead of `config.corpus`.
+    - `vocabulary`: the vocabulary of an earlier part of the run.
     - Raises `CorpusError` if a split is shorter than a window.
     """
     parts = splits(config.corpus) if text is None else Splits.of(text)

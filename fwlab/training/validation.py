@@ -1,4 +1,4 @@
-"""The validation loss of a run: of windows, of documents, or in order."""
+"""The validation loss of a run, over windows, over documents or in order."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

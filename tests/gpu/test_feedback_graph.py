@@ -56,22 +56,22 @@ def outcome(inputs, state, implementation="triton"):
         implementation=implementation,
     )
     generator = torch.Generator("cuda").manual_seed(1)
-    found = [y, after.k, after.v]
+    results = [y, after.k, after.v]
     loss = sum(
         (x.double() * torch.randn(x.shape, generator=generator, device="cuda")).sum()
-        for x in found
+        for x in results
     )
     leaves = [*inputs, *([] if state is None else [state.k, state.v])]
-    return [*found, *torch.autograd.grad(loss, leaves)]
+    return [*results, *torch.autograd.grad(loss, leaves)]
 
 
 def exactly(x):
     return x if x.dtype == torch.bool else x.detach().double().requires_grad_()
 
 
-def same(found, wanted, limit=1e-6):
+def same(got, wanted, limit=1e-6):
     """Bit for bit, unless cuBLAS chose other kernels."""
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(got, wanted, strict=True):
         assert torch.equal(a, b) or error(a, b) < limit
 
 
@@ -129,10 +129,10 @@ def test_against_naive(time, shared):
 def test_half_precision(dtype):
     inputs, state = make(50, past=5, dtype=dtype)
     exact = [*map(exactly, inputs)], rebuild(state, exactly)
-    found, wanted = outcome(inputs, state), outcome(*exact, implementation="naive")
-    assert found[0].dtype == dtype
+    half, wanted = outcome(inputs, state), outcome(*exact, implementation="naive")
+    assert half[0].dtype == dtype
     limit = 4e-3 if dtype == torch.float16 else 3e-2
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(half, wanted, strict=True):
         assert error(a, b) < limit
 
 
@@ -158,10 +158,10 @@ def test_two_forwards_before_one_backward():
     with torch.no_grad():
         run(*inputs)
     generator = torch.Generator("cuda").manual_seed(1)
-    found = [y, after.k, after.v]
+    results = [y, after.k, after.v]
     loss = sum(
         (x.double() * torch.randn(x.shape, generator=generator, device="cuda")).sum()
-        for x in found
+        for x in results
     )
     for _ in range(2):
         gradients = torch.autograd.grad(loss, inputs, retain_graph=True)
@@ -180,9 +180,9 @@ def test_on_another_stream():
         for x, value in zip(late, inputs, strict=True):
             x.copy_(value.detach())
             x.requires_grad_()
-        found = [x.clone() for x in outcome(late, None)]
+        copies = [x.clone() for x in outcome(late, None)]
     torch.cuda.current_stream().wait_stream(stream)
-    same(found, wanted)
+    same(copies, wanted)
 
 
 def test_memory_may_be_reused_at_once():
@@ -190,11 +190,11 @@ def test_memory_may_be_reused_at_once():
     inputs, _ = make(200)
     wanted = outcome(inputs, None)
     for _ in range(5):
-        found = outcome(inputs, None)
+        first = outcome(inputs, None)
         trash = [torch.full((2**20,), torch.nan, device="cuda") for _ in range(50)]
         torch.cuda.empty_cache()
         del trash
-        same(found, wanted)
+        same(first, wanted)
 
 
 def test_memory_that_nobody_wrote_holds_nan():
@@ -203,10 +203,10 @@ def test_memory_that_nobody_wrote_holds_nan():
     wanted = outcome(inputs, state)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        found = outcome(inputs, state)
+        results = outcome(inputs, state)
     finally:
         torch.use_deterministic_algorithms(False)
-    same(found, wanted)
+    same(results, wanted)
 
 
 def test_memory_does_not_grow():
@@ -240,20 +240,20 @@ def test_within_a_graph_of_the_caller(graphs):
         graph = torch.cuda.CUDAGraph()
         before = len(graphs)
         with torch.cuda.graph(graph):
-            found = run(*inputs)
+            y = run(*inputs)
         assert len(graphs) == before + 1
-        found.zero_()
+        y.zero_()
         graph.replay()
     torch.cuda.synchronize()
-    same([found], [wanted])
+    same([y], [wanted])
 
 
 def test_two_threads():
     inputs, _ = make(64)
-    wanted, found = outcome(inputs, None), {}
+    wanted, by_thread = outcome(inputs, None), {}
 
     def work(name):
-        found[name] = outcome([x.detach().requires_grad_() for x in inputs], None)
+        by_thread[name] = outcome([x.detach().requires_grad_() for x in inputs], None)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(2)]
     for thread in threads:
@@ -261,9 +261,9 @@ def test_two_threads():
     for thread in threads:
         thread.join()
     torch.cuda.synchronize()
-    for results in found.values():
+    for results in by_thread.values():
         same(results, wanted)
-    assert len(found) == 2
+    assert len(by_thread) == 2
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second GPU")

@@ -40,14 +40,14 @@ def some(all_, *usual: str) -> list:
     return [each if each in usual else pytest.param(each, marks=slow) for each in all_]
 
 
-def until(tab, condition: str, given=None) -> None:
+def until(tab, condition: str, argument=None) -> None:
     """Wait until an expression, or a function of what is given, is true in a page.
 
     Playwright's own `wait_for_function` evaluates a text inside the page, again
     and again, which the policy of the page forbids.
     """
     end = time.monotonic() + PATIENCE / 1000
-    while not tab.evaluate(condition, given):
+    while not tab.evaluate(condition, argument):
         assert time.monotonic() < end, f"this did not become true: {condition}"
         tab.wait_for_timeout(10)
 

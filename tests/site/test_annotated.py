@@ -122,11 +122,11 @@ def test_pages_show_all_code(site):
         shown: dict[str, list] = {f"{name}-" if name else "": [] for name in files}
         for prefix, *rest in line.findall(html):
             shown[prefix].append(rest)
-        for path, found in zip(files.values(), shown.values(), strict=True):
+        for path, rows in zip(files.values(), shown.values(), strict=True):
             lines = path.read_text("utf-8").splitlines()
-            numbers = [int(number) for number, *_ in found]
+            numbers = [int(number) for number, *_ in rows]
             assert numbers == sorted(set(numbers)), (page, path)
-            for number, label, code in found:
+            for number, label, code in rows:
                 assert label == number
                 plain = unescape(re.sub("<[^>]*>", "", code))
                 assert plain == lines[int(number) - 1], f"{page}: {path}:{number}"
@@ -356,14 +356,14 @@ def test_every_file_with_functions_has_their_list(site):
 
 def tags(source: Source, index: int) -> set[str]:
     """The equations of the function whose first row this is."""
-    found: set[str] = set()
+    numbers: set[str] = set()
     for row in source.rows[index:]:
         if row.name and row is not source.rows[index]:
             break
         lines = {*row.lines}
-        found |= {tag for tag, at in source.computed.items() if lines & {*at}}
-        found |= {*TAG.findall(row.note)}
-    return found or named(source.rows[index].note)
+        numbers |= {tag for tag, at in source.computed.items() if lines & {*at}}
+        numbers |= {*TAG.findall(row.note)}
+    return numbers or named(source.rows[index].note)
 
 
 #: What must stand beside what.
@@ -443,8 +443,8 @@ RUNS = [page for page in OPERATIONS if "chunked" in OPERATIONS[page]]
 
 def recorded(site, page: str) -> dict:
     html = (site / f"annotated/{page}.html").read_text("utf-8")
-    found = re.search(r'<script [^>]*class="recorded">(.*?)</script>', html, re.DOTALL)
-    return json.loads(found[1])
+    script = re.search(r'<script [^>]*class="recorded">(.*?)</script>', html, re.DOTALL)
+    return json.loads(script[1])
 
 
 @pytest.mark.parametrize("page", RUNS)
@@ -475,8 +475,8 @@ def test_the_trace_is_the_delta_rule(site):
 
     def values(step: dict, code: str) -> str:
         places = [n for n, line in enumerate(lines, 1) if line.strip() == code]
-        (found,) = {step["lines"].get(f"naive-L{n}") for n in places} - {None}
-        return found.rpartition(" = ")[2]
+        (value,) = {step["lines"].get(f"naive-L{n}") for n in places} - {None}
+        return value.rpartition(" = ")[2]
 
     def close(text: str, expected: torch.Tensor) -> bool:
         numbers = torch.tensor(json.loads(text.replace("−", "-"))).float()

@@ -22,10 +22,10 @@ def shown(site) -> dict[str, Shown]:
     pages = {}
     for module in MODULES:
         path = site / "api" / f"{module.rpartition('.')[2]}.html"
-        found = (
+        parts = (
             re.findall(what, path.read_text("utf-8")) for what in (heading, signature)
         )
-        pages[module] = Shown(*map(set, found))
+        pages[module] = Shown(*map(set, parts))
     return pages
 
 

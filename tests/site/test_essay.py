@@ -97,8 +97,8 @@ def test_the_story_is_that_of_the_page():
 
 
 def numbers(text: str) -> list[float]:
-    found = re.findall(r"(?<![\w.])[−-]?\d+(?:\.\d+)?", text)
-    return [number(x) for x in found]
+    written = re.findall(r"(?<![\w.])[−-]?\d+(?:\.\d+)?", text)
+    return [number(x) for x in written]
 
 
 def said(step: str) -> list[float]:
@@ -220,18 +220,18 @@ def check_step(step: str, shown: dict, *texts: str):
     rows = []
     for one in shown["people"]:
         key, place = now[one["name"]]
-        found = reading(step, key)
+        read = reading(step, key)
         assert one["key"] == pytest.approx(key, abs=1e-9)
         assert one["place"] == list(place)
-        assert one["readback"] == pytest.approx(found, abs=1e-9)
-        off = hypot(*(a - b for a, b in zip(found, place, strict=True)))
+        assert one["readback"] == pytest.approx(read, abs=1e-9)
+        off = hypot(*(a - b for a, b in zip(read, place, strict=True)))
         assert one["error"] == pytest.approx(off, abs=1e-9)
-        rows += [*place, *([] if step == "pair" else found)]
+        rows += [*place, *([] if step == "pair" else read)]
     if step in ("long", "unit"):
         key = facts[0][1]
-        found = [reading(step, key, n) for n in (1, 2, 3, 4)]
-        assert shown["again"] == [pytest.approx(x, abs=1e-9) for x in found]
-        rows = [x for n in range(4) for x in (n + 1, *HOME, *found[n])]
+        read = [reading(step, key, n) for n in (1, 2, 3, 4)]
+        assert shown["again"] == [pytest.approx(x, abs=1e-9) for x in read]
+        rows = [x for n in range(4) for x in (n + 1, *HOME, *read[n])]
     assert table == pytest.approx(rows, abs=0.0051)
 
     if step in ("pair", "second", "moved", "delta", "strength", "third"):

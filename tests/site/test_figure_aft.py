@@ -72,10 +72,12 @@ def compare(shown: dict):
     for name, c in subtracted(keys).items():
         method = methods[name]
         assert method["maxima"] == c
-        found, wanted = method["outputs"], quotients(keys, values, c)
+        outputs, wanted = method["outputs"], quotients(keys, values, c)
         lost = [t + 1 for t, y in enumerate(wanted) if not math.isfinite(y)]
         assert method["lost"] == lost, name
-        assert [float(y) for y in found] == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+        assert [float(y) for y in outputs] == pytest.approx(
+            wanted, rel=1e-6, nan_ok=True
+        )
         errors = [abs(y / x - 1) for y, x in zip(wanted, exact, strict=True)]
         wrong = [t + 1 for t, e in enumerate(errors) if e > 1e-3]
         assert method["wrong"] == [t for t in wrong if t not in lost], name
@@ -94,12 +96,12 @@ def worst(keys: list[float], values: list[float]) -> dict:
     exact = simple(keys, values, torch.float64)
     outputs = {n: quotients(keys, values, c) for n, c in subtracted(keys).items()}
     outputs["running"] = simple(keys, values, torch.float32)
-    found = {}
+    errors = {}
     for name, ys in outputs.items():
         pairs = [pair for pair in zip(ys, exact, strict=True) if math.isfinite(pair[0])]
         error = max((abs(y / x - 1) for y, x in pairs), default=0)
-        found[name] = (error, len(pairs) < T)
-    return found
+        errors[name] = (error, len(pairs) < T)
+    return errors
 
 
 @pytest.mark.parametrize("step", [4, 6])

@@ -32,7 +32,7 @@ def choose(figure, width: int, nu: int = 1, kind: str = "random") -> dict:
     assert [shown[x] for x in ("width", "nu", "kind")] == [width, nu, kind]
     for memory in shown["memories"].values():
         both = zip(memory["losses"], memory["law"], strict=True)
-        assert all(found >= limit - 1e-9 for found, limit in both)
+        assert all(loss >= limit - 1e-9 for loss, limit in both)
     return shown
 
 
@@ -116,15 +116,15 @@ def test_what_is_drawn_is_what_is_computed(figure):
         assert shown["count"] == S
         for n, name in enumerate(NAMES):
             memory = shown["memories"][name]
-            found = memory["losses"][S - 1]
+            loss = memory["losses"][S - 1]
             assert drawn["table"][5 * n + 1 : 5 * n + 5] == [
                 str(memory["room"]),
-                f"{found:.2f}",
+                f"{loss:.2f}",
                 f"{memory['law'][S - 1]:.2f}",
                 f"{memory['right'][S - 1]} of {S}",
             ]
-            assert f" {found:.2f}" in drawn["words"]
-            wanted = pytest.approx(216 - min(found, 1.2) / 1.2 * 208, abs=0.06)
+            assert f" {loss:.2f}" in drawn["words"]
+            wanted = pytest.approx(216 - min(loss, 1.2) / 1.2 * 208, abs=0.06)
             assert float(dots[name][1]) == wanted
         # The curve goes through the dot.
         points = re.findall(r"[ML]([\d.]+) ([\d.]+)", drawn["curve"])

@@ -46,16 +46,16 @@ def ticks(figure, count: int):
     figure.tab.clock.run_for(count * TICK)
 
 
-def close(found, wanted):
-    found = torch.tensor(found, dtype=torch.float64)
-    torch.testing.assert_close(found, wanted.detach(), atol=1e-9, rtol=0)
+def close(got, wanted):
+    got = torch.tensor(got, dtype=torch.float64)
+    torch.testing.assert_close(got, wanted.detach(), atol=1e-9, rtol=0)
 
 
 def inputs(shown: dict) -> list[torch.Tensor]:
     """q, k, v and beta, as fwlab takes them."""
     rows = [shown[name] for name in ("queries", "keys", "values", "betas")]
-    given = [torch.tensor(x, dtype=torch.float64)[None, :, None] for x in rows]
-    return [x.requires_grad_() for x in given]
+    tensors = [torch.tensor(x, dtype=torch.float64)[None, :, None] for x in rows]
+    return [x.requires_grad_() for x in tensors]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -63,12 +63,12 @@ def test_numbers(figure, size):
     figure.choose(str(size))
     shown = figure.state()
     assert shown["C"] == size
-    given = q, k, v, beta = inputs(shown)
+    arguments = q, k, v, beta = inputs(shown)
     for rows in (k, q):
         assert torch.allclose(rows.norm(dim=-1), torch.ones(1, T, 1).double())
 
     def rule(steps: slice, W: torch.Tensor) -> tuple:
-        here, options = (x[:, steps] for x in given), {"implementation": "naive"}
+        here, options = (x[:, steps] for x in arguments), {"implementation": "naive"}
         return ops.delta_rule(*here, state=W, return_state=True, **options)
 
     W = torch.zeros(1, 1, D, D).double().requires_grad_()
@@ -111,17 +111,17 @@ def test_numbers(figure, size):
     close(rows["dBeta"], beta.grad[0, :, 0])
 
 
-def saved(implementation: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
-    found = []
+def saved(implementation: str, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+    kept = []
 
     def keep(x):
         # Detached: a node that keeps its own output is never freed.
-        found.append(x.detach())
-        return len(found) - 1
+        kept.append(x.detach())
+        return len(kept) - 1
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, found.__getitem__):
-        ops.delta_rule(*given, implementation=implementation)
-    return found
+    with torch.autograd.graph.saved_tensors_hooks(keep, kept.__getitem__):
+        ops.delta_rule(*arguments, implementation=implementation)
+    return kept
 
 
 def account(kept: int, multiplications: int, order: int) -> dict[str, int]:
@@ -139,14 +139,16 @@ def test_account(figure, size, monkeypatch):
     shown = figure.state()
     assert shown["arrival"] == 2 * T // size + 2 < RACE / 2
     here = shown["counts"]["here"]
-    given = inputs(shown)
+    arguments = inputs(shown)
     monkeypatch.setattr(chunks, "LENGTH", size)
-    kept = sum(x.numel() for x in saved("efficient", given))
+    kept = sum(x.numel() for x in saved("efficient", arguments))
     # The states before all chunks are in one tensor with the last one.
     assert kept - D * D == here["inputs"] + here["chunked"]["kept"]
     # One state per step, and the empty one before them.
     states = {
-        x.data_ptr(): x.numel() for x in saved("naive", given) if x.shape[-2:] == (D, D)
+        x.data_ptr(): x.numel()
+        for x in saved("naive", arguments)
+        if x.shape[-2:] == (D, D)
     }
     assert sum(states.values()) - D * D == here["naive"]["kept"]
 
@@ -253,8 +255,8 @@ def check(figure, size: int, tick: int):
 def check_drawn(drawn: dict, size: int, tick: int):
     name, chunk, lit = expected(size)[tick]
     shown, n = drawn["state"], T // size
-    found = (shown["tick"], shown["name"], shown["chunk"], shown["C"])
-    assert found == (tick, name, chunk, size)
+    labels = (shown["tick"], shown["name"], shown["chunk"], shown["C"])
+    assert labels == (tick, name, chunk, size)
     assert set(drawn["blocks"]) == lit
     for block, (y, x, height, width) in drawn["blocks"].items():
         at = ((y - TOP) / CELL, (x - LEFT) / CELL, height / CELL, width / CELL)

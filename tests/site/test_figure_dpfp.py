@@ -38,7 +38,7 @@ def drag(figure, j: int, key: list) -> None:
 def names(nu: int) -> list[str]:
     """What DPFP multiplies: two entries are raised at a time, and it is seen
     which product answers. Which of the two comes first is the paper's i."""
-    found = []
+    products = []
     for n in range(4 * nu):
         i, j = n % 4, (n % 4 + n // 4 + 1) % 4
         if (j - i) % 4 != 2:  # those of shift 2 never answer
@@ -46,13 +46,13 @@ def names(nu: int) -> list[str]:
             for entry in (i, j):
                 key[entry % 2] = 2.0 - 0.5 * entry if entry < 2 else -1.0
             assert DPFP(nu)(key)[n] > 0
-        found.append(f"{ENTRIES[i]} · {ENTRIES[j]}")
-    return found
+        products.append(f"{ENTRIES[i]} · {ENTRIES[j]}")
+    return products
 
 
-def close(found, wanted: torch.Tensor) -> None:
-    found = torch.tensor(found, dtype=torch.float64)
-    torch.testing.assert_close(found, wanted, atol=1e-9, rtol=0)
+def close(got, wanted: torch.Tensor) -> None:
+    got = torch.tensor(got, dtype=torch.float64)
+    torch.testing.assert_close(got, wanted, atol=1e-9, rtol=0)
 
 
 def compare(figure, nu: int, keys: list) -> dict:

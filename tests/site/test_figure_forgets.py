@@ -74,10 +74,10 @@ def compare(figure) -> dict:
     assert names == list(NAMES)
     counts = []
     for column, name in enumerate(NAMES):
-        found = shown["memories"][name]
-        y = torch.tensor([one["y"] for one in found], dtype=torch.float64)
+        answers = shown["memories"][name]
+        y = torch.tensor([one["y"] for one in answers], dtype=torch.float64)
         torch.testing.assert_close(y, reads(shown, name), atol=1e-10, rtol=0)
-        for row, (one, asked) in enumerate(zip(found, shown["asked"], strict=True)):
+        for row, (one, asked) in enumerate(zip(answers, shown["asked"], strict=True)):
             likeness = V @ y[row]
             near = [
                 values[i] for i in (likeness > likeness.max() - 1e-9).nonzero()[:, 0]
@@ -87,9 +87,9 @@ def compare(figure) -> dict:
             mark = "✓" if one["right"] else "✗"
             said = " = ".join(one["said"]) or "nothing"
             assert cells[5 * row + column] == f"{mark} {said}"
-        right = sum(one["right"] for one in found)
+        right = sum(one["right"] for one in answers)
         counts.append(right)
-        assert scores[column] == f"{right} of {len(found)}"
+        assert scores[column] == f"{right} of {len(answers)}"
         long = "softmax attention" if name == "softmax" else f"{name} rule"
         assert re.search(rf"(: |, ){long} {right}[,.]", words)
     assert marked == [count == max(counts) for count in counts]

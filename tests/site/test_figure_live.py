@@ -110,8 +110,8 @@ def test_results_are_those_of_the_weights(rule):
     config = PairConfig(**run["config"])
     rng = random.Random(config.seed + 2)
     texts = moves(config.eval_texts, config.sentences, config.people, rng)
-    given, changed = score(model(rule), texts)
-    assert given == pytest.approx(run["right"]["given once"], abs=2e-3)
+    once, changed = score(model(rule), texts)
+    assert once == pytest.approx(run["right"]["given once"], abs=2e-3)
     assert changed == pytest.approx(run["right"]["changed"], abs=2e-3)
     assert {"command", "date", "machine", "torch", "commit"} <= run.keys()
     assert f"--rule {rule}" in run["command"]
@@ -200,29 +200,29 @@ def test_one_press_shows_the_difference(home):
         press(home)
         name, _, _, place = sentence.rstrip(".").split()
         shown = home.ask(asks.LIVE)
-        found = shown["state"]["answers"]
+        answers = shown["state"]["answers"]
         assert shown["state"]["facts"][-1] == [name, place]
         added, corrected = (
-            next(a for a in found[rule] if a["name"] == name) for rule in RULES
+            next(a for a in answers[rule] if a["name"] == name) for rule in RULES
         )
         assert corrected["said"] == place and corrected["truth"] > 0.9
         assert not added["right"] and added["truth"] < 0.6
-        assert all(a["right"] for a in found["sum"] if not a["moved"])
-        assert all(a["right"] for a in found["delta"])
-    assert [len(found[rule]) for rule in RULES] == [5, 5]
+        assert all(a["right"] for a in answers["sum"] if not a["moved"])
+        assert all(a["right"] for a in answers["delta"])
+    assert [len(answers[rule]) for rule in RULES] == [5, 5]
     compare(shown["state"])
     # The table counts them.
     for kind in ("Given once:", "Changed:"):
         wanted = []
         for rule in RULES:
-            of = [a for a in found[rule] if (a["moved"] > 0) == (kind == "Changed:")]
+            of = [a for a in answers[rule] if (a["moved"] > 0) == (kind == "Changed:")]
             right = sum(a["right"] for a in of)
             wanted.append(f"{right} of {len(of)}" if of else "–")
         assert shown["scores"][kind] == wanted
-    wanted = [f"{sum(a['right'] for a in found[r])} of 5" for r in RULES]
+    wanted = [f"{sum(a['right'] for a in answers[r])} of 5" for r in RULES]
     assert shown["scores"]["all"] == wanted
     # Right and wrong have signs, not only colours.
-    right = [a["right"] for pair in zip(*found.values(), strict=True) for a in pair]
+    right = [a["right"] for pair in zip(*answers.values(), strict=True) for a in pair]
     assert shown["marks"] == ["✓" if each else "✗" for each in right]
     assert "The sum rule adds the new place" in shown["words"]
     assert len(home.fetched()) == 2  # once

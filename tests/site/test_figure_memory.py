@@ -61,16 +61,16 @@ def compare(figure, rule: str, beta: float, pairs: list, new: tuple) -> dict:
     W, _ = memory(rule, beta, pairs)
     torch.testing.assert_close(torch.tensor(shown["W"]).double(), W, atol=1e-6, rtol=0)
     all_shown = [*shown["pairs"], shown["next"]]
-    for found, (degrees, value) in zip(all_shown, [*pairs, new], strict=True):
-        assert found["degrees"] == degrees
-        assert found["key"] == pytest.approx(unit(degrees).tolist(), abs=1e-12)
-        assert found["value"] == pytest.approx(value, abs=1e-12)
+    for one, (degrees, value) in zip(all_shown, [*pairs, new], strict=True):
+        assert one["degrees"] == degrees
+        assert one["key"] == pytest.approx(unit(degrees).tolist(), abs=1e-12)
+        assert one["value"] == pytest.approx(value, abs=1e-12)
         _, readback = memory(rule, beta, pairs, degrees)
-        assert found["readback"] == pytest.approx(readback.tolist(), abs=1e-6)
+        assert one["readback"] == pytest.approx(readback.tolist(), abs=1e-6)
         error = (readback - torch.tensor(value).double()).norm().item()
-        assert found["error"] == pytest.approx(error, abs=1e-6)
+        assert one["error"] == pytest.approx(error, abs=1e-6)
         _, before = memory(rule, beta, pairs[:-1], degrees)
-        assert found["before"] == pytest.approx(before.tolist(), abs=1e-6)
+        assert one["before"] == pytest.approx(before.tolist(), abs=1e-6)
     for j, pair in enumerate(shown["pairs"]):
         later = [i for i in range(j + 1, len(pairs)) if pairs[i][0] == pairs[j][0]]
         assert pair["replacedBy"] == ("ABCDE"[later[-1]] if later else None)
@@ -92,8 +92,8 @@ def check_drawn(drawing: dict):
             (row[2], one["value"], 1e-9),
             (row[3], one["readback"], 0.0051),
         ):
-            found = [number(text) for text in cell.split(", ")]
-            assert found == pytest.approx(vector, abs=half)
+            drawn_at = [number(text) for text in cell.split(", ")]
+            assert drawn_at == pytest.approx(vector, abs=half)
         if name := one.get("replacedBy"):
             assert row[4] == f"now {name}"
             assert f"{one['name']}: same key as {name}" in said
@@ -123,8 +123,8 @@ def check_drawn(drawing: dict):
             ("before", "before"),
         ):
             if name in marks[kind]:
-                found = marks[kind][name][:2]
-                assert found == pytest.approx(at(one[vector]), abs=0.01)
+                drawn_at = marks[kind][name][:2]
+                assert drawn_at == pytest.approx(at(one[vector]), abs=0.01)
         ends = [float(x) for x in re.findall(r"[-\d.]+", drawing["errors"][name])]
         wanted = [*at(one["value"]), *at(one["readback"])]
         assert ends == pytest.approx(wanted, abs=0.01)

@@ -34,11 +34,11 @@ def typed(rows) -> dict[str, list[dict[str, str]]]:
         parts = part if isinstance(part, list | tuple) else [part]
         return " ".join("" if p is None else str(p) for p in parts)
 
-    found = {}
+    cells = {}
     for kind, steps in rows.items():
         steps = [steps] if isinstance(steps, Row) else steps
-        found[kind] = [{n: text(p) for n, p in vars(s).items()} for s in steps]
-    return found
+        cells[kind] = [{n: text(p) for n, p in vars(s).items()} for s in steps]
+    return cells
 
 
 @pytest.mark.parametrize("name", PUZZLES)
@@ -46,20 +46,20 @@ def test_verdicts_are_those_of_python(figure, name):
     """Of the best solution, of a larger one, and of those with a number changed."""
     answers = [SOLUTIONS[name], *([EASY[name]] if name in EASY else [])]
     answers += changed(SOLUTIONS[name])
-    found = figure.ask(
+    pages = figure.ask(
         "given[1].map((rows) => root.figure.judge(given[0], rows))",
         [name, [typed(rows) for rows in answers]],
     )
     verdicts = [judge(PUZZLES[name], rows) for rows in answers]
     compared = 0
-    for page, python in zip(found, verdicts, strict=True):
+    for page, python in zip(pages, verdicts, strict=True):
         assert page["right"] == bool(python)
         assert (page["size"] or None) == (python.size and [*python.size])
         if python.size:  # else the words are those of a cell, or of a form
             assert page["says"] == python.says
             assert page["case"] == python.case
             compared += 1
-    assert compared > 1 and found[0]["right"]
+    assert compared > 1 and pages[0]["right"]
 
 
 def test_swap_by_hand(figure):

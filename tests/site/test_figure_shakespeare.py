@@ -71,10 +71,10 @@ def test_agrees_with_pytorch(live, rule):
     with torch.no_grad():
         logits = made(tokens)[0]
     losses = F.cross_entropy(logits[:-1], tokens[0, 1:], reduction="none")
-    found = live.state()
-    assert found["text"] == text and found["position"] == len(text)
-    assert found["bits"][0] is None
-    bits = torch.tensor(found["bits"][1:])
+    seen = live.state()
+    assert seen["text"] == text and seen["position"] == len(text)
+    assert seen["bits"][0] is None
+    bits = torch.tensor(seen["bits"][1:])
     wanted = losses / torch.log(torch.tensor(2.0))
     torch.testing.assert_close(bits, wanted, atol=1e-4, rtol=0)
 
@@ -92,10 +92,10 @@ def test_agrees_with_pytorch(live, rule):
         ]
         names = [f"layer {layer + 1}, head {head + 1}" for layer, head in heads]
         shown = live.ask(asks.CHOOSE_HEADS, names)
-        for (layer, head), found in zip(heads, shown, strict=True):
-            assert found["position"] == position
-            assert found["head"] == [layer, head]
-            logits_here, W = torch.tensor(found["logits"]), torch.tensor(found["W"])
+        for (layer, head), seen in zip(heads, shown, strict=True):
+            assert seen["position"] == position
+            assert seen["head"] == [layer, head]
+            logits_here, W = torch.tensor(seen["logits"]), torch.tensor(seen["W"])
             wanted = logits[position - 1], memories[layer][0, head].flatten()
             torch.testing.assert_close(logits_here, wanted[0], atol=1e-4, rtol=0)
             # The sum rule's memory has entries of 30 by then.
@@ -108,8 +108,8 @@ def test_answers_are_those_of_the_memory(live, rule):
     made, alphabet = model(rule)
     live.text.fill(TEXT)
     choose(live, rule)
-    found = live.state()
-    layer, head = found["head"]
+    seen = live.state()
+    layer, head = seen["head"]
     assert layer == 0
     tokens = torch.tensor([[alphabet.index(c) for c in TEXT]])
     mixer = made.blocks[0].mixer
@@ -123,17 +123,15 @@ def test_answers_are_those_of_the_memory(live, rule):
         W = (state if rule == "delta" else state.W)[0, head]
         likeness = torch.cosine_similarity((key @ W.T)[:, None], value[None], dim=-1)
     best = likeness.max(1).values
-    chosen = likeness[torch.arange(len(TEXT)), torch.tensor(found["answers"])]
+    chosen = likeness[torch.arange(len(TEXT)), torch.tensor(seen["answers"])]
     torch.testing.assert_close(chosen, best, atol=1e-4, rtol=0)
     # The letters below the text are theirs.
     shown = {"\n": "↵", " ": "␣"}
     letters, same, words = live.ask(
         "[texts('.fw-strip i'), all('.fw-same').length, words()]"
     )
-    assert letters == [shown.get(TEXT[i], TEXT[i]) for i in found["answers"]]
-    assert same == sum(
-        TEXT[i] == c for i, c in zip(found["answers"], TEXT, strict=True)
-    )
+    assert letters == [shown.get(TEXT[i], TEXT[i]) for i in seen["answers"]]
+    assert same == sum(TEXT[i] == c for i, c in zip(seen["answers"], TEXT, strict=True))
     assert f"recalls {same} of {len(TEXT)} characters" in words
 
 
@@ -187,9 +185,9 @@ def test_is_fast_enough_to_type_into(live):
     speeds = []
     for i in range(3):
         live.text.fill("AB C"[i] + TEXT * 3)
-        found = live.state()
-        assert len(found["text"]) == len(TEXT * 3) + 1
-        speeds.append(found["speed"])
+        state = live.state()
+        assert len(state["text"]) == len(TEXT * 3) + 1
+        speeds.append(state["speed"])
     assert max(speeds) >= 200
 
 

@@ -26,10 +26,10 @@ def to_shakespeare(figure):
 
 def betas(model, tokens: list[int]) -> torch.Tensor:
     """[time, layer, head], from PyTorch."""
-    found = []
+    strengths = []
     keep = [
         block.mixer.to_beta.register_forward_hook(
-            lambda _, inputs, output: found.append(output.sigmoid()[0])
+            lambda _, inputs, output: strengths.append(output.sigmoid()[0])
         )
         for block in model.blocks
     ]
@@ -37,7 +37,7 @@ def betas(model, tokens: list[int]) -> torch.Tensor:
         model(torch.tensor([tokens]))
     for hook in keep:
         hook.remove()
-    return torch.stack(found, dim=1)
+    return torch.stack(strengths, dim=1)
 
 
 def compare(figure, model, tokens: list[int]) -> dict:
@@ -46,9 +46,9 @@ def compare(figure, model, tokens: list[int]) -> dict:
     wanted = betas(model, tokens)
     torch.testing.assert_close(torch.tensor(shown["betas"]), wanted, atol=1e-4, rtol=0)
     layer, head = shown["head"]
-    found = [beta[layer][head] for beta in shown["betas"]]
-    assert numbers == [f"{x:.2f}".removeprefix("0") for x in found]
-    assert heights == pytest.approx([max(1, full * x) for x in found], abs=0.6)
+    strengths = [beta[layer][head] for beta in shown["betas"]]
+    assert numbers == [f"{x:.2f}".removeprefix("0") for x in strengths]
+    assert heights == pytest.approx([max(1, full * x) for x in strengths], abs=0.6)
     assert sum(kind["count"] for kind in shown["kinds"]) == len(tokens)
     means = [kind["mean"] for kind in shown["kinds"]]
     assert means == sorted(means, reverse=True)
@@ -92,8 +92,8 @@ def test_agrees_with_pytorch_on_shakespeare(figure):
 
 def test_page_says_what_was_measured_of_people(figure):
     """Over all words that the model knows."""
-    found = betas(pair.model("delta"), list(range(len(WORDS))))[:, 0, 0].tolist()
-    of = dict(zip(WORDS, found, strict=True))
+    strengths = betas(pair.model("delta"), list(range(len(WORDS))))[:, 0, 0].tolist()
+    of = dict(zip(WORDS, strengths, strict=True))
     places, names = ([of[x] for x in group] for group in (PLACES, NAMES))
     assert f"{min(places):.2f} to {max(places):.2f}" in TEXT
     assert f"{min(names):.2f} to {max(names):.2f}" in TEXT

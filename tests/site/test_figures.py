@@ -40,7 +40,7 @@ def parted(still: str) -> tuple[list[str], list[str], list]:
     """Its marks and texts, its numbers, and pixels of its images, from 0 to 255."""
     data = r"data:image/png;base64,([\w+/=]+)"
     images = [
-        255 * imread(BytesIO(b64decode(found))) for found in re.findall(data, still)
+        255 * imread(BytesIO(b64decode(coded))) for coded in re.findall(data, still)
     ]
     parts = re.split(r"([−-]?\d+(?:\.\d+)?)", re.sub(data, "image", still).strip())
     return parts[::2], parts[1::2], images
@@ -59,8 +59,8 @@ def test_picture_without_scripts_is_how_the_figure_begins(fresh, name):
     """If not: make figures."""
     tab = fresh(name, motion="reduce").tab
     stills = {name: figures.first(tab, name), **figures.later_steps(tab, name)}
-    found = {path.stem for path in figures.FIGURES.glob(f"{name}*.txt")}
-    assert found == set(stills)
+    texts = {path.stem for path in figures.FIGURES.glob(f"{name}*.txt")}
+    assert texts == set(stills)
     for still, now in stills.items():
         for kind, made in zip(("html", "txt"), now, strict=True):
             kept = (figures.FIGURES / f"{still}.{kind}").read_text("utf-8")
@@ -290,7 +290,7 @@ def test_gallery_shows_every_figure(look):
     tab.wait_for_url("**/figures/index.html")
     for size in (DESK, PHONE):
         tab.set_viewport_size({"width": size[0], "height": size[1]})
-        found = {}
+        pictures = {}
         stills = tab.get_by_role("listitem").filter(has=tab.locator(".fw-still"))
         for card in stills.all():
             words = card.locator("p").last.inner_text()
@@ -300,13 +300,13 @@ def test_gallery_shows_every_figure(look):
             assert still.bounding_box()["height"] > 150
             assert still.evaluate(asks.CUT_IN_STILL) == []
             to = card.get_by_role("link").evaluate("(e) => e.href").removeprefix(base)
-            found[to.partition("#")[0]] = still
-        assert {page_of(name) for name in NAMES} == set(found)
-        assert next(iter(found)) == "index.html"
+            pictures[to.partition("#")[0]] = still
+        assert {page_of(name) for name in NAMES} == set(pictures)
+        assert next(iter(pictures)) == "index.html"
     # Nothing in it looks like a control, and its picture leads to the figure.
     controls = ".fw-gallery :is([tabindex], [role=slider], button)"
     assert tab.locator(controls).count() == 0
-    picture = found["figures/memory.html"]
+    picture = pictures["figures/memory.html"]
     picture.scroll_into_view_if_needed()
     box = picture.bounding_box()
     tab.mouse.click(box["x"] + 40, box["y"] + 40)

@@ -137,12 +137,12 @@ def test_a_part_opens_for_who_is_sent_there(look):
         """In each part, a heading to link to."""
         html = route.fetch().text()
         number = iter(range(99))
-        found = re.sub(
+        hidden = re.sub(
             "<fw-fold.*?>",
             lambda m: f'{m[0]}<h3 id="deep{next(number)}">Deep</h3>',
             html,
         )
-        route.fulfill(body=found, content_type="text/html")
+        route.fulfill(body=hidden, content_type="text/html")
 
     tab.route(f"**/{PAGE}*", deep)
     tab.goto(f"{page}#deep1", wait_until="load")

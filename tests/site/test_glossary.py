@@ -26,9 +26,9 @@ def test_a_term_is_explained_once_and_only_in_text():
         "<h2>The delta rule</h2><p>A <code>delta rule</code>, <a>the delta rule</a>, "
         "\\(delta rule\\): delta rules, the delta rule, undecayed.</p>"
     )
-    found = glossary.explained(page, "there.html")
-    assert found.count("fw-term") == 1
-    assert ">delta rule</a>s, the delta rule, undecayed" in found
+    html = glossary.explained(page, "there.html")
+    assert html.count("fw-term") == 1
+    assert ">delta rule</a>s, the delta rule, undecayed" in html
 
 
 def test_explanations_lead_to_the_glossary(site, pages):

@@ -156,7 +156,7 @@ def test_without_scripts_there_is_nothing_to_press(look):
 
 def test_questions_of_the_course_page_are_those_of_the_notebooks(site):
     html = (site / "course.html").read_text("utf-8")
-    found = re.findall(r'data-notebook="(\w+)" data-questions="([\w ]*)"', html)
-    assert {stem: names.split() for stem, names in found} == {
+    rows = re.findall(r'data-notebook="(\w+)" data-questions="([\w ]*)"', html)
+    assert {stem: names.split() for stem, names in rows} == {
         path.stem: asked(path) for path in NOTEBOOKS
     }

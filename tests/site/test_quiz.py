@@ -103,7 +103,7 @@ def test_without_scripts_the_answer_unfolds(site):
 def test_no_cell_names_the_answer_that_it_reveals(path):
     """It computes it: anyone who works through the notebook would read it there."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
-    given = [
+    named = [
         (cell["id"], ast.unparse(argument))
         for cell in cells
         if cell["cell_type"] == "code"
@@ -112,4 +112,4 @@ def test_no_cell_names_the_answer_that_it_reveals(path):
         for argument in [*node.args[1:], *(word.value for word in node.keywords)]
         if not any(isinstance(part, ast.Name) for part in ast.walk(argument))
     ]
-    assert given == []
+    assert named == []

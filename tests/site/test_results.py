@@ -36,9 +36,9 @@ def runs() -> list[dict]:
 
 
 def draw(name: str, runs: list[dict], bench: dict, sizes: dict) -> str:
-    given = {"losses": (runs, {"softmax": 1.88}), "curves": (runs,)}
-    given |= dict.fromkeys(("lengths", "batches"), (sizes,))
-    return getattr(plots, name)(*given.get(name, (bench,)))
+    arguments = {"losses": (runs, {"softmax": 1.88}), "curves": (runs,)}
+    arguments |= dict.fromkeys(("lengths", "batches"), (sizes,))
+    return getattr(plots, name)(*arguments.get(name, (bench,)))
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +79,15 @@ def test_names_are_unique_and_the_ink_is_that_of_the_text(html):
 
 def final() -> dict[str, list[float]]:
     """The losses of each mixer's runs."""
-    found = defaultdict(list)
+    losses = defaultdict(list)
     for run in runs():
-        found[run["config"]["mixer"]].append(run["validation_loss"])
-    return found
+        losses[run["config"]["mixer"]].append(run["validation_loss"])
+    return losses
 
 
 def test_losses_agree_with_the_results(labels):
     losses = final()
-    means = {mixer: mean(found) for mixer, found in losses.items()}
+    means = {mixer: mean(seeds) for mixer, seeds in losses.items()}
     rest = labels["losses"].partition(": ")[2]
     ours, _, theirs = rest.partition("; published for ")
     said = re.findall(r"([\w-]+) (\d\.\d+)(?: \(mean of (\d) seeds\))?", ours)
@@ -132,11 +132,11 @@ def test_ratios_agree_with_the_results(labels):
 
 def fwlab_by(axis: str) -> dict[str, dict[int, float]]:
     """Milliseconds of fwlab per operation, by "T" or "batch"."""
-    found = defaultdict(dict)
+    times = defaultdict(dict)
     for row in sizes()["lengths" if axis == "T" else "batches"]:
         if row["form"] == "fwlab":
-            found[row["op"]][row[axis]] = row["milliseconds"]
-    return found
+            times[row["op"]][row[axis]] = row["milliseconds"]
+    return times
 
 
 def test_lengths_agree_with_the_results(labels, html):
@@ -147,10 +147,10 @@ def test_lengths_agree_with_the_results(labels, html):
         said = f"{line[first]:,.2f} at T {first:,} and {line[last]:,.0f} at {last:,}"
         assert f"{op}, {said}" in labels["lengths"]
         row = rf"<code>{op}</code></td><td>[^<]*</td><td>from T = ([\d,]+)</td>"
-        found = re.search(row, html)
-        if found:  # between the last length where it is slower, and the next
-            at = int(found[1].replace(",", ""))
-            assert f"than softmax attention from T = {found[1]}" in labels["lengths"]
+        match = re.search(row, html)
+        if match:  # between the last length where it is slower, and the next
+            at = int(match[1].replace(",", ""))
+            assert f"than softmax attention from T = {match[1]}" in labels["lengths"]
             slower = max(T for T in line if line[T] > softmax[T])
             next_one = min(T for T in line if slower < T)
             assert 0.95 * slower <= at <= 1.05 * next_one
@@ -240,8 +240,8 @@ def test_findings_are_those_of_the_files():
     text = (RESULTS / "quick" / "language-model.json").read_text("utf-8")
     for point in json.loads(text)["points"]:
         small[point["mixer"], point["map"]].append(point["loss"])
-    loss = {name: f"{mean(found):.2f}" for name, found in losses.items()}
-    middle = {name: f"{median(found):.2f}" for name, found in small.items()}
+    loss = {name: f"{mean(seeds):.2f}" for name, seeds in losses.items()}
+    middle = {name: f"{median(seeds):.2f}" for name, seeds in small.items()}
     assert f"at {loss['delta']} nats" in adding and f"at {loss['sum']} (" in adding
     dpfp, plain = middle["delta", "dpfp"], middle["delta", "identity"]
     assert f"{dpfp} against {middle['sum', 'dpfp']}" in adding

@@ -74,7 +74,7 @@ class Group:
         self.solve()
 
     def solve(self) -> None:
-        """The system of a rule that corrects, which needs none, either."""
+        """A rule that corrects has a system; this one has none."""
 
     def cut(self, *parts: Tensor | None, fill: float = 0) -> Any:
         """These chunks of an input; of two, one below the other."""

@@ -33,21 +33,24 @@ class Gate(NamedTuple):
     - `of`: makes usual values from any numbers.
     - `edges`: the borders of its range, where a rule is still exact.
     - `optional`: it may be None.
+    - `kind`: how a layer makes it, a name of `KINDS` in
+      `fwlab/layers/gates.py`; None = the name of the gate.
     """
 
     dims: str
     of: Callable[[Tensor], Tensor] = torch.sigmoid
     edges: tuple[float, ...] = (0.0, 1.0)
     optional: bool = False
+    kind: str | None = None
 
 
-def decay_gate(dims: str, optional: bool = False) -> Gate:
+def decay_gate(dims: str, optional: bool = False, kind: str | None = None) -> Gate:
     """The logarithm of a decay: at most 0."""
 
     def usual(x: Tensor) -> Tensor:
         return -F.softplus(x - 1)
 
-    return Gate(dims, usual, (0.0, -1000.0), optional)
+    return Gate(dims, usual, (0.0, -1000.0), optional, kind)
 
 
 @dataclass(frozen=True)

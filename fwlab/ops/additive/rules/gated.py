@@ -119,7 +119,7 @@ GATED_RULE = Rule(
         "fla": fla.GATED,
     },
     gates={
-        "beta": Gate("heads"),
+        "beta": Gate("heads", kind="share"),
         "log_decay": decay_gate("heads", optional=True),
     },
     inputs=decay_and_strength,

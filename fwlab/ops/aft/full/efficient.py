@@ -213,8 +213,8 @@ class Tiles(torch.autograd.Function):
     def first(sums: list[Tensor], *arguments: Any) -> Tensor:
         """`Tiles` without its backward pass.
 
-        - `sums`: gets the sums of all rows, `[batch, rows, channels]`; 0 is
-          a row that was computed on its own.
+        - `sums`: gets the sums of all rows, `[batch, rows, channels]`;
+          0 is a row that was computed on its own.
         """
         ctx: Any = Context()
         q, k, v, w, L, m, tiles, *more = arguments

@@ -75,9 +75,9 @@ RWKV7_RULE = Rule(
     folder="correcting",
     implementations={"naive": Variants(loop), **PLAIN},
     gates={
-        "a": Gate("heads key", edges=(0.0, 0.0)),
-        "b": Gate("heads key", edges=(0.0, 0.0)),
-        "log_decay": decay_gate("heads key"),
+        "a": Gate("heads key", edges=(0.0, 0.0), kind="removed"),
+        "b": Gate("heads key", edges=(0.0, 0.0), kind="rate"),
+        "log_decay": decay_gate("heads key", kind="bounded_decay"),
     },
     inputs=two_steps,
     # The paper removes a part of what the key holds.
