@@ -236,14 +236,14 @@ def parts_of(name: str) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
         config = {"model": sizes, "steps": 200, "rate": 1e-2}
         hybrid = {"a layer": {"layers": "da"}, "both layers": {"layers": "aa"}}
         return config, less | hybrid, first, lambda model: test(model, rest, 100)
-    config = {"model": {"tokens": 18, "d": 32, "heads": 2, "width": 8}}
+    sizes = {"tokens": 18, "d": 32, "heads": 2, "beta_max": 2}
+    config = {"model": sizes, "steps": 700, "rate": 5e-3}
+    kinds = {"d": "delta", "a": "attention"}
     rows = {
-        "delta, delta": {"layers": "dd", "beta_max": 2},
-        "attention, attention": {"layers": "aa"},
-        "delta, attention": {"layers": "da", "beta_max": 2},
-        "delta, attention, strength up to 1": {"layers": "da"},
+        ", ".join(kinds[kind] for kind in layers): {"layers": layers}
+        for layers in ("da", "aa", "dd")
     }
-    return config | {"steps": 700, "rate": 5e-3}, rows, parity, test_parity
+    return config, rows, parity, test_parity
 
 
 def main(name: str, seeds: list[int]) -> None:
