@@ -403,6 +403,48 @@ def few_features(x):
     return l2_normalize(DPFP(nu=3)(x) ** 3)
 
 
+# --- Layers of today
+
+
+def value_groups(x, value_heads):
+    key_heads = x.shape[-2]
+    return x.repeat_interleave(value_heads // key_heads, -2)
+
+
+def modern_layer(x, W_qkv, conv, W_z, W_b, W_a, A_log, dt_bias, norm, W_out, key_heads):
+    heads, width = len(A_log), len(norm)
+    qkv = F.pad((x @ W_qkv.T).mT, (conv.shape[1] - 1, 0))  # no token sees a later one
+    qkv = F.silu(F.conv1d(qkv, conv[:, None], groups=len(conv))).mT
+    keys = (qkv.shape[-1] - heads * width) // 2
+    q, k, v = qkv.split([keys, keys, heads * width], -1)
+
+    q, k = (p.unflatten(-1, (key_heads, -1)) for p in (q, k))
+    q, k = (p / (p.square().sum(-1, keepdim=True) + 1e-6).sqrt() for p in (q, k))
+    q, k = value_groups(q * q.shape[-1] ** -0.5, heads), value_groups(k, heads)
+    beta = torch.sigmoid(x @ W_b.T)
+    log_decay = -A_log.exp() * F.softplus(x @ W_a.T + dt_bias)
+    y = ops.gated_delta_rule(q, k, v.unflatten(-1, (heads, -1)), beta, log_decay)
+    y = F.rms_norm(y, (width,), norm, 1e-6)
+    return (y.flatten(-2) * F.silu(x @ W_z.T)) @ W_out.T
+
+
+def padded_state(k, v, beta, log_decay, mask):
+    k, v = (torch.where(mask[..., None], x, 0) for x in (k, v))
+    log_decay = torch.where(mask, log_decay, 0)  # padding does not fade
+    W = v[:, 0, :, None] * k[:, 0, None, :] * 0
+    for t in range(k.shape[1]):
+        W = log_decay[:, t, None, None].exp() * W
+        W = delta_step(W, k[:, t], v[:, t], beta[:, t])
+    return W
+
+
+def recall_by_hand(n):
+    tokens = 2 * n
+    W_qkv = torch.eye(tokens).repeat(3, 1)  # each of q, k, v is the token itself
+    conv = torch.zeros(3, tokens, 4)
+    conv[0, :, -1] = conv[2, :, -1] = 1  # query and value: of this token
+    conv[1, :, -2] = 1  # key: the token before
+    return W_qkv, conv.flatten(0, 1)
 # --- Rules since 2021
 
 
