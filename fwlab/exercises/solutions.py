@@ -408,6 +408,8 @@ def frozen_kernels(heads, window):
     for i in range(heads):
         w[i, (i + 1) % window] = 6.0  # one key for each head
     return w
+
+
 # --- Regression
 
 
