@@ -55,7 +55,7 @@ test-package: $(READY)
 # Each notebook runs once: those that mostly train as they are, the others, whose
 # outputs are compared, with their terms in another order. With files of tests, for
 # what tests/conftest.py sets.
-TRAINING := $(wildcard notebooks/07* notebooks/13* notebooks/14*)
+TRAINING := $(wildcard notebooks/07* notebooks/14*)
 
 test-notebooks: $(READY)
 	FWLAB_GROUP=notebooks $(PYTEST) tests/test_notebooks.py $(if $(SLOW),notebooks,$(TRAINING))

@@ -252,7 +252,8 @@ class Problem:
             return self.module()(self.x["x"]), None
         if name == "feedback_attention":
             return ops.feedback_attention(**self.x), None
-        options = {n: c[n] for n in ("implementation", "heads", "normalize", "causal")}
+        options = {n: c[n] for n in ("implementation", "heads")}
+        options |= {n: bool(c[n]) for n in ("normalize", "causal")}
         options |= {"scale": c["scale"], "activation": ACTIVATIONS[c["activation"]]}
         options["cu_seqlens"] = torch.tensor(self.ends) if self.ends else None
         options = {

@@ -16,6 +16,7 @@ KNOWN = {
     "dequelabs",
     "facebookresearch",
     "fla-org",
+    "huggingface",
     "QwenLM",
     "idiap",
     "IDSIA",
@@ -25,6 +26,7 @@ KNOWN = {
     "sponsors",  # of KaTeX, in the lock file of npm
     "squidfunk",
     "srush",
+    "sustcsonglin",
 }
 OWNER = re.compile(
     r"\b(?:github|gitlab|githubusercontent)\.com/(?:repos/)?([\w.-]+)"

@@ -189,7 +189,7 @@ def test_results_of_the_notebooks_are_those_of_the_site():
     """A notebook that runs alone has no docs folder: the package has copies."""
     folder = ROOT / "fwlab" / "data" / "results"
     copies = sorted(folder.rglob("*.json"))
-    assert len(copies) == 17
+    assert len(copies) == 26
     for path in copies:
         original = ROOT / "docs" / "results" / path.relative_to(folder)
         assert path.read_bytes() == original.read_bytes(), f"copy {original} to {path}"

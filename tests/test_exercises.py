@@ -68,7 +68,6 @@ def test_the_reference_is_right(name):
 
 
 favor = EXERCISES["favor"].reference
-feedback = EXERCISES["feedback_attention"].reference
 random_features = EXERCISES["positive_features"].reference
 delta_in_chunks = EXERCISES["chunked_delta"].reference
 
@@ -134,12 +133,6 @@ def unless(x, small):
     total = x.sum(-1, keepdim=True)
     small = small(total.abs())
     return torch.where(small, 0, x / torch.where(small, 1, total))
-
-
-def along_the_last_of_squares(states, w):
-    if states.shape[0] == states.shape[1]:
-        return (w.softmax(0) * states).sum(0)
-    return torch.tensordot(w.softmax(0), states, 1)
 
 
 def mask_by_number(k, v, w):
@@ -494,18 +487,6 @@ WRONG = {
         "skip_all(*inputs)": "where the key is -inf",
         "step_replaced_afterwards(*inputs)": "gradients without NaN",
         "interpolated(*inputs)": "none where both",
-    },
-    "merge_memory": {
-        "torch.tensordot((w / 2).softmax(0), states, 1)": "softmax of the logits",
-        "torch.tensordot(w.softmax(0)[:4], states[:4], 1)": "softmax of the logits",
-        "along_the_last_of_squares(*inputs)": "other dimensions have the same size",
-    },
-    "feedback_attention": {
-        "v[:, 0] if len(v[0]) else 0 * q": "the mean of the values",
-        "v.mean(1)": "scaled dot-product",
-        "feedback(q, k, v, positions * (2 if k.any() else 1))": "adds both scores",
-        "feedback(*inputs) / (0 if v.shape[1] == 0 else 1)": "without any memory",
-        "feedback(q.clamp(-9, 9), k, v, positions)": "large scores",
     },
     "read_memory": {
         "W @ q / q.sum()": "the sum of the columns times its entries",
@@ -991,7 +972,6 @@ def one_by_one(x, R):
         ("mean_of", mean_step_by_step),
         ("useful_nu", lambda d: np.int64(d - 1)),
         ("dot_capacity", lambda d, nu: 2 * d * np.minimum(nu, d - 1)),
-        ("merge_memory", lambda states, w: torch.tensordot(w.softmax(0), states, 1)),
         ("recomputing_backward", from_some_states),
         ("recomputing_backward", in_numpy(8)),
         ("recomputing_backward", in_place("recomputing_backward")),

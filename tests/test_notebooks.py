@@ -21,7 +21,7 @@ PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
 #: The course, without the notebooks on the articles after the first.
-COURSE = {name: book for name, book in BOOKS.items() if name < "10"}
+COURSE = {name: book for name, book in BOOKS.items() if name[0].isdigit()}
 
 
 def code(book):

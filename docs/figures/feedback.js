@@ -145,7 +145,9 @@ fwlab.figure("feedback", (figure) => {
         "pointer-events": "all",
       });
       const cell = group({ role: "button", class: "fw-tap", "data-state": key(state) });
-      cell.append(field, shape, label);
+      // Under the number, once as many layers have been drawn.
+      const known = box(left(t) + 8, top(l) + high - 8, wide - 16, 3, { stroke: "none" });
+      cell.append(field, shape, label, known);
       const take = (to) => {
         choose(to);
         cells[key(to)].cell.focus();
@@ -167,7 +169,7 @@ fwlab.figure("feedback", (figure) => {
         if (key(to) in cells) take(to);
       });
       picture.append(cell);
-      cells[key(state)] = { cell, shape, label };
+      cells[key(state)] = { cell, shape, label, known };
     }
 
     // A box per layer of the whole sequence; those of the path are filled.
@@ -197,7 +199,7 @@ fwlab.figure("feedback", (figure) => {
       const passed = new Set(path.slice(0, count + 1).map(key));
       for (const state of all) {
         const name = key(state);
-        const { cell, shape, label } = cells[name];
+        const { cell, shape, label, known } = cells[name];
         const own = name === key(chosen);
         const look = own
           ? "chosen"
@@ -207,6 +209,7 @@ fwlab.figure("feedback", (figure) => {
               ? "reachable"
               : "none";
         paint(shape, label, look);
+        known.setAttribute("fill", layers(state) <= drawn ? label.getAttribute("fill") : "none");
         if (count && passed.has(name) && !own) {
           shape.style.stroke = PATH;
           shape.setAttribute("stroke-width", 5);

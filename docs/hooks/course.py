@@ -1,8 +1,8 @@
 """Fills in what docs/course.toml says about the notebooks.
 
-The marks `<!-- course: map -->`, `<!-- course: notebooks -->`,
-`<!-- exercises -->` and `<!-- scoreboard -->` of a page are replaced, and notebooks.py takes the head
-and foot of a notebook's page from here. The task, signature and place of an
+The marks `<!-- course: map -->`, `<!-- course: ways -->`, `<!-- course: notebooks -->`,
+`<!-- course: class -->`, `<!-- exercises -->` and `<!-- scoreboard -->` of a page are
+replaced, and notebooks.py takes the head and foot of a notebook's page from here. The task, signature and place of an
 exercise come from its notebook, and what is checked from the registry of
 fwlab.exercises.
 """
@@ -29,6 +29,11 @@ FILE = "docs/course.toml"
 PROGRESS = "scripts/progress.js"
 MAP = "<!-- course: map -->"
 NOTEBOOKS = "<!-- course: notebooks -->"
+#: What is made of the table of notebooks alone, and by which template.
+TABLES = {
+    "<!-- course: ways -->": "course/ways.md.jinja",
+    "<!-- course: class -->": "course/class.md.jinja",
+}
 SCOREBOARD = "<!-- scoreboard -->"
 EXERCISES = "<!-- exercises -->"
 QUESTION = re.compile(r'^(?:predict|quiz)\("(\w+)", \.\.\.\)$', re.MULTILINE)
@@ -46,9 +51,9 @@ def on_files(files, config):
     for stem in notebooks:
         if stem not in entries:
             log.warning("notebooks/%s.ipynb has no entry in %s", stem, FILE)
-    for stem, entry in entries.items():
-        named = [stem, *entry["after"]]
-        for missing in (name for name in named if name not in notebooks):
+    named = {stem: [stem, *entry["after"]] for stem, entry in entries.items()}
+    for names in (*named.values(), *(way["files"] for way in _table().get("way", []))):
+        for missing in (name for name in names if name not in notebooks):
             log.warning("%s names notebooks/%s.ipynb: no such file", FILE, missing)
     return files
 
@@ -56,6 +61,10 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     if NOTEBOOKS in markdown:
         markdown = markdown.replace(NOTEBOOKS, _notebooks(files))
+    for mark, template in TABLES.items():
+        if mark in markdown:
+            table = render(template, course=_course(), ways=_ways())
+            markdown = markdown.replace(mark, table)
     if SCOREBOARD in markdown:
         markdown = markdown.replace(SCOREBOARD, _scoreboard())
     if EXERCISES in markdown:
@@ -149,6 +158,19 @@ def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
         "course": address("course.md"),
         "all_exercises": address("exercises.md"),
     }
+
+
+def _ways() -> list[dict]:
+    """The ways through the course, each with its notebooks and hours."""
+    course = _course()
+    numbered = [stem for stem in course if stem[0].isdigit()]
+    ways = []
+    for way in _table()["way"]:
+        stems = way["files"] or numbered
+        entries = [course[stem] for stem in stems if stem in course]
+        hours = sum(entry["read"] for entry in entries) / 60
+        ways.append(way | {"entries": entries, "hours": round(2 * hours) / 2})
+    return ways
 
 
 def _scoreboard() -> str:

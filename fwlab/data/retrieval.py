@@ -73,12 +73,12 @@ def _last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
     return values.gather(1, last.clamp(min=0)).masked_fill(last < 0, -1)
 
 
-def loss(answer: Tensor, wanted: Tensor) -> Tensor:
+def loss(found: Tensor, wanted: Tensor) -> Tensor:
     """Half the squared error against one-hot values, mean over queries.
 
     Finding nothing costs exactly 0.5.
     """
-    return (answer - F.one_hot(wanted, answer.shape[-1])).square().sum(-1).mean() / 2
+    return (found - F.one_hot(wanted, found.shape[-1])).square().sum(-1).mean() / 2
 
 
 def law(S: float, features: int) -> float:

@@ -111,8 +111,9 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
         if yours.shape != target.shape:
             print(f"Yours is {list(yours.shape)}, the target {list(target.shape)}.")
             return None
+        yours, target = yours.double(), target.double()
         limit = max(target.abs().max().item(), 1e-3)
-        difference = yours.double() - target
+        difference = yours - target
         parts = {"yours": yours, "target": target, "difference": difference}
         for ax, (title, values) in zip(row, parts.items(), strict=True):
             plots.matrix(ax, _as_matrix(values), title, limit)

@@ -17,10 +17,16 @@ def asked(derivations: bool) -> dict[str, dict[str, Any]]:
 
     - Each has `notebook`, the one that explains it, and `asked`, the one that asks:
       the same unless the file says otherwise.
+    - Raises `ValueError` if two notebooks use the same name.
     """
+    every: dict[str, dict[str, Any]] = {}
+    for file in _FILES:
+        for name, fields in tomllib.loads(file.read_text("utf-8")).items():
+            if name in every:
+                raise ValueError(f"{name}: in {every[name]['asked']} and {file.stem}")
+            every[name] = {"notebook": file.stem, "asked": file.stem} | fields
     return {
-        name: {"notebook": file.stem, "asked": file.stem} | fields
-        for file in _FILES
-        for name, fields in tomllib.loads(file.read_text("utf-8")).items()
+        name: fields
+        for name, fields in every.items()
         if ("blanks" in fields) == derivations
     }

@@ -358,9 +358,6 @@ RECURSIVE_LEAST_SQUARES = Exercise(
     "key]`, one pair after the other. The recursion carries $W$ and the inverse $P = "
     "H^{-1}$.",
     start="""\
-import torch
-
-
 def recursive_least_squares(k, v, ridge):
     W = v.new_zeros(v.shape[1], k.shape[1])
     P = ridge * torch.eye(k.shape[1], dtype=k.dtype)

@@ -7,11 +7,14 @@ in the package are also what answers are compared with.
 # mypy: ignore-errors
 # There are no type hints on a board.
 
+from itertools import combinations
+
 import torch
 from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import DPFP, l2_normalize
+from fwlab.layers import FeedbackTransformer
 from fwlab.ops.feedback import naive
 
 # --- Fast weights
@@ -343,6 +346,14 @@ def stream_mean(k, v):
 # --- Feedback Transformer
 
 
+def chain_depth(reads, layers, steps):
+    depth = torch.zeros(layers + 1, steps, dtype=torch.long)
+    for t in range(steps):  # upper layers of the past come first
+        for l in range(1, layers + 1):
+            depth[l, t] = 1 + max(depth[state] for state in reads(l, t))
+    return depth
+
+
 def merge_memory(states, w):
     weights = torch.softmax(w, 0)
     return torch.einsum("l,l...->...", weights, states)  # Eq. f1
@@ -356,6 +367,20 @@ def feedback_attention(q, k, v, positions):
     position = torch.einsum("bhd,jd->bhj", q, r)
     weights = torch.softmax((content + position) / key**0.5, -1)  # Eq. f4
     return torch.einsum("bhj,bjhd->bhd", weights, v)  # Eq. f5
+
+
+def feedback_step(x, keys, values, w, layer, project):
+    states = [x]
+    for l in range(len(w) - 1):
+        states.append(layer(l, states[-1], keys, values))
+    k, v = project(merge_memory(torch.stack(states), w))
+    return states[-1], torch.cat([keys, k[None]]), torch.cat([values, v[None]])
+
+
+def cheap_mask(steps):
+    # The place of each step in its chain: a new one may begin at any time.
+    place = torch.tensor([1, 2, 1, 2, 3, 4, 2, 3, 4, 3, 4, 4])
+    return (place < place[:, None]).tril(-1)  # row t: earlier, with a lower place
 
 
 # --- The delta rule: a layer
@@ -376,6 +401,136 @@ def delta_layer(q, k, v, logits):
 def few_features(x):
     # A power makes large features larger, so different keys overlap less.
     return l2_normalize(DPFP(nu=3)(x) ** 3)
+
+
+# --- Layers of today
+
+
+def value_groups(x, value_heads):
+    key_heads = x.shape[-2]
+    return x.repeat_interleave(value_heads // key_heads, -2)
+
+
+def modern_layer(x, W_qkv, conv, W_z, W_b, W_a, A_log, dt_bias, norm, W_out, key_heads):
+    heads, width = len(A_log), len(norm)
+    qkv = F.pad((x @ W_qkv.T).mT, (conv.shape[1] - 1, 0))  # no token sees a later one
+    qkv = F.silu(F.conv1d(qkv, conv[:, None], groups=len(conv))).mT
+    keys = (qkv.shape[-1] - heads * width) // 2
+    q, k, v = qkv.split([keys, keys, heads * width], -1)
+
+    q, k = (p.unflatten(-1, (key_heads, -1)) for p in (q, k))
+    q, k = (p / (p.square().sum(-1, keepdim=True) + 1e-6).sqrt() for p in (q, k))
+    q, k = value_groups(q * q.shape[-1] ** -0.5, heads), value_groups(k, heads)
+    beta = torch.sigmoid(x @ W_b.T)
+    log_decay = -A_log.exp() * F.softplus(x @ W_a.T + dt_bias)
+    y = ops.gated_delta_rule(q, k, v.unflatten(-1, (heads, -1)), beta, log_decay)
+    y = F.rms_norm(y, (width,), norm, 1e-6)
+    return (y.flatten(-2) * F.silu(x @ W_z.T)) @ W_out.T
+
+
+def padded_state(k, v, beta, log_decay, mask):
+    k, v = (torch.where(mask[..., None], x, 0) for x in (k, v))
+    log_decay = torch.where(mask, log_decay, 0)  # padding does not fade
+    W = v[:, 0, :, None] * k[:, 0, None, :] * 0
+    for t in range(k.shape[1]):
+        W = log_decay[:, t, None, None].exp() * W
+        W = delta_step(W, k[:, t], v[:, t], beta[:, t])
+    return W
+
+
+def recall_by_hand(n):
+    tokens = 2 * n
+    W_qkv = torch.eye(tokens).repeat(3, 1)  # each of q, k, v is the token itself
+    conv = torch.zeros(3, tokens, 4)
+    conv[0, :, -1] = conv[2, :, -1] = 1  # query and value: of this token
+    conv[1, :, -2] = 1  # key: the token before
+    return W_qkv, conv.flatten(0, 1)
+# --- Rules since 2021
+
+
+def ask_is_not_write(W, d, r, k, v, s):
+    W = W * d[..., None, :]  # fade each column
+    answer = torch.einsum("...vk,...k->...v", W, r)
+    u = s[..., None] * (v - answer)
+    return W + u[..., :, None] * k[..., None, :]
+
+
+def gated_delta_step(W, k, v, beta, decay):
+    W = decay[..., None, None] * W  # first fade
+    return delta_step(W, k, v, beta)  # then ask what is left
+
+
+def erase_and_write(W, decay, k, v, e, w):
+    one = torch.ones(W.shape[:-2], dtype=W.dtype)
+    return ask_is_not_write(W, decay, e * k, k, w * v, one)
+
+
+def parity(bits):
+    # At a 1, W becomes 2 v - W = 1 - W; at a 0 it stays.
+    return torch.full_like(bits, 0.5), 2 * bits
+
+
+def two_steps(angle):
+    # Two reflections turn by twice the angle between their keys.
+    at = torch.stack([0 * angle, angle / 2])
+    return torch.stack([at.cos(), at.sin()], -1)
+
+
+def four_cups(p):
+    corners = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
+    C = torch.tensor(corners, dtype=torch.float64)
+    M = C.mT @ C[p] / 4  # corner i goes to corner p[i]
+    return M * torch.linalg.det(M)  # with the sign of p, all are turns
+# --- A feedback transformer, trained
+
+
+def interpreter(clauses):
+    values, after, run = {}, [], True
+    for clause in clauses:
+        first, *rest = clause.split()
+        if first == "if":
+            name, sign, limit, _ = rest
+            a = values[name]
+            b = int(limit) if limit.isdigit() else values[limit]
+            run = a < b if sign == "<" else a > b
+            after.append(0)
+            continue
+        name = rest[0] if first == "print" else first
+        if run and first != "print":
+            change = {"++": 1, "--": -1}.get(rest[0])
+            values[name] = values[name] + change if change else int(rest[1])
+        run = True  # a condition is for one statement
+        after.append(values.get(name, 0))
+    return torch.tensor(after)
+
+
+def fool():
+    start = ["x = 5 ;", "if x > 4 :", "x ++ ;", "if x > 9 :", "x -- ;", "print x ;"]
+    return start + ["x ++ ;", "print x ;"] * 4 + ["x -- ;", "print x ;"]
+
+
+def curriculum(step, steps, first, last, share):
+    done = min(1, step / (share * steps))
+    return first + round((last - first) * done)
+
+
+def warm_start(new, old, tokens):
+    stack = FeedbackTransformer.from_transformer(old)
+    new.blocks[0].load_state_dict(stack.state_dict())
+    new.embedding.load_state_dict(old.embedding.state_dict())
+    new.norm.load_state_dict(old.norm.state_dict())
+    return new.eval()(tokens)
+
+
+def fair_scores(first, second, tokens, labels):
+    scores = []
+    for model in (first, second):
+        right = []
+        for i in range(0, len(tokens), 4):  # from the first program, for both models
+            x, y = tokens[i : i + 4], labels[i : i + 4]
+            right.append((model(x).argmax(-1) == y)[y >= 0])
+        scores.append(100 * torch.cat(right).double().mean())
+    return torch.stack(scores)
 
 
 # --- AFT: where a language model looks
@@ -442,3 +597,41 @@ def better_step(W, z, k, v):
     old = torch.einsum("...vk,...k->...v", W, k)
     u = (v - old) / (1 + pairs / k.shape[-1])  # later pairs move less
     return W + u[..., :, None] * where[..., None, :], z
+
+
+# --- A project
+
+
+def by_luck(mine, theirs):
+    runs = torch.cat([mine, theirs]).tolist()
+    groups = [sum(group) for group in combinations(runs, len(mine))]
+    return sum(group <= sum(mine.tolist()) + 1e-9 for group in groups) / len(groups)
+
+
+def gain(bar, mine):
+    losses = []
+    for validation, test in (bar, mine):
+        best = validation.mean(1).argmin()  # the test loss has no say
+        losses.append(test[best].mean())
+    return losses[0] - losses[1]
+
+
+def unequal(a, b):
+    fields = "parameters", "data", "seeds", "tokens", "windows", "rates"
+
+    def said(record, field):
+        value = record.get(field)
+        if value and field in ("seeds", "rates"):
+            value = set(value)  # neither order nor repeats matter
+        return len(value) if value and field == "rates" else value
+
+    pairs = [(said(a, field), said(b, field)) for field in fields]
+    return torch.tensor([0.0 if x and x == y else 1.0 for x, y in pairs])
+
+
+def my_step(W, k, v):
+    old = torch.einsum("...vk,...k->...v", W, k)
+    used = torch.einsum("...vk,...v->...k", W, old)  # where W has other keys
+    where = k - 0.1 * used / (v * v).sum(-1, keepdim=True)
+    where = where / (where * k).sum(-1, keepdim=True)
+    return W + 0.7 * (v - old)[..., :, None] * where[..., None, :]

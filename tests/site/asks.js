@@ -473,6 +473,7 @@ const FEEDBACK = [state(), words(), all("svg:has([data-state])").map((svg) => {
       text: cell.textContent,
       tab: cell.tabIndex,
       pressed: cell.ariaPressed,
+      known: cell.lastChild.getAttribute("fill") !== "none",
     }])),
   };
 })];

@@ -223,11 +223,14 @@ def test_exercise_is_listed_as_it_is_checked(site, name):
 def test_exercises_page_shows_no_solution(site):
     page = text(article(site, "exercises.html"))
     for exercise in EXERCISES.values():
+        if exercise.start:  # a bug hunt shows its faulty code
+            page = page.replace(" ".join(exercise.start.split()), "")
+    for exercise in EXERCISES.values():
         body = exercise.reference.__code__
         lines = (ROOT / body.co_filename).read_text("utf-8").splitlines()
-        lines = [" ".join(line.split()) for line in lines[body.co_firstlineno :]]
-        first = next(line for line in lines if line.startswith("return "))
-        assert first not in page
+        lines = [" ".join(line.split()) for line in lines[body.co_firstlineno - 1 :]]
+        first = next(i for i, line in enumerate(lines) if line.startswith("return "))
+        assert " ".join(lines[first - 1 : first + 1]) not in page, exercise.name
 
 
 def test_examples_print_what_the_page_says(monkeypatch):
@@ -271,9 +274,9 @@ def test_the_test_for_a_class(tmp_path):
     assert "test_answer[sum_normalize]" in done.stdout
 
 
-def test_the_cheat_sheet_prints_on_one_page(look):
+def test_each_half_of_the_cheat_sheet_prints_on_one_page(look):
     printed = look("cheatsheet.html").pdf(prefer_css_page_size=True)
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 2
 
 
 def test_the_cheat_sheet_scores_what_the_notebooks_score(site):

@@ -152,6 +152,9 @@ def ticks(figure, count: int):
 
 def check(figure, chosen: tuple, truth: dict, drawn: int | None = None):
     """What both models show; `drawn` layers of the longest path, or all of it."""
+    rounds = drawn
+    if rounds is None:
+        rounds = max(longest(graph, chosen) for graph in truth.values())
     now, words, drawings = figure.ask(asks.FEEDBACK)
     assert tuple(now["chosen"]) == chosen
     if not chosen[0]:
@@ -163,7 +166,7 @@ def check(figure, chosen: tuple, truth: dict, drawn: int | None = None):
         begin = {tuple(model["path"][0]) for model in now["models"].values()}
         assert begin == {(0, 1)}
     for model, shown in zip(MODELS, drawings, strict=True):
-        check_model(shown, now["models"][model], model, chosen, truth[model], drawn)
+        check_model(shown, now["models"][model], model, chosen, truth[model], rounds)
         if not chosen[0]:
             continue
         said = words[words.index(MODELS[model] + ": it reads") :]
@@ -174,7 +177,7 @@ def check(figure, chosen: tuple, truth: dict, drawn: int | None = None):
         assert re.search(r"takes (\d+) layers, one after", said)[1] == str(whole)
 
 
-def check_model(shown, now: dict, model: str, chosen: tuple, graph: dict, drawn):
+def check_model(shown, now: dict, model: str, chosen: tuple, graph: dict, rounds: int):
     direct, reachable = graph[chosen]
     for name, expected in (("direct", direct), ("reachable", reachable)):
         assert sorted(map(tuple, now[name])) == sorted(expected), name
@@ -188,7 +191,7 @@ def check_model(shown, now: dict, model: str, chosen: tuple, graph: dict, drawn)
     path = [tuple(step) for step in now["path"]]
     assert path[-1] == chosen and len(path) == length + 1
     assert all(low in graph[high][0] for low, high in pairwise(path))
-    count = length if drawn is None else min(drawn, length)
+    count = min(rounds, length)
     assert now["drawn"] == count
     # Each line begins and ends in the cells that it connects.
     assert [[tuple(end) for end in hop] for hop in shown["hops"]] == [
@@ -210,6 +213,7 @@ def check_model(shown, now: dict, model: str, chosen: tuple, graph: dict, drawn)
             "text": str(longest(graph, other)),
             "tab": 0 if own else -1,
             "pressed": str(own).lower(),
+            "known": longest(graph, other) <= rounds,
         }
 
 

@@ -177,6 +177,7 @@ MAIN = {
     },
     "chunks": {"button": ["Next", "Play|Pause"], "slider": ["Tick"]},
     "aft": {"slider": ["Large key"]},
+    "biases": {"slider": ["Chosen bias", "Bias"], "radio": ["conv"]},
     "feedback": {
         "button": [
             "Play|Pause",

@@ -1,0 +1,17 @@
+"""A sum whose keys and values are wider."""
+
+import torch
+
+
+def bar(W, k, v):
+    """The sum rule."""
+    return W + torch.einsum("...v,...k->...vk", v, k)
+
+
+def step(W, k, v):
+    return bar(W, k, v)
+
+
+SEEDS = (0, 1, 2)
+BAR = {"step": bar, "rates": (0.01,), "width": 6}
+YOURS = {"step": step, "rates": (0.03, 0.1, 0.3), "width": 8}

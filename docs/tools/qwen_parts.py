@@ -1,0 +1,270 @@
+"""What the parts of Qwen3.5's layer are for: each taken away in turn, and attention.
+
+    python docs/tools/qwen_parts.py recall
+    python docs/tools/qwen_parts.py shakespeare
+    python docs/tools/qwen_parts.py parity
+
+Each writes a table of `fwlab/data/results/qwen-parts.json`, which notebook 16 draws:
+three seeds, a few minutes on one thread. Seeds may follow, as in `recall 4 5`.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.data import corpus
+from fwlab.exercises.to_qwen import recall_text
+from fwlab.feature_maps import l2_normalize
+from fwlab.provenance import provenance
+
+OUT = Path(__file__).parents[2] / "fwlab" / "data" / "results" / "qwen-parts.json"
+#: What a layer can do without.
+PARTS = {
+    "nothing": "",
+    "convolution": "conv",
+    "unit keys": "unit",
+    "scale": "scale",
+    "decay": "decay",
+    "strength": "beta",
+    "norm": "norm",
+    "gate": "gate",
+}
+
+
+class Delta(nn.Module):
+    """The layer of Qwen3.5, less one part; one key head for each value head."""
+
+    def __init__(self, d: int, heads: int, width: int, without: str, beta_max: float):
+        super().__init__()
+        self.heads, self.width, self.without = heads, width, without
+        self.beta_max, wide = beta_max, heads * width
+        self.qkv = nn.Linear(d, 3 * wide, bias=False)
+        self.conv = nn.Parameter(torch.empty(3 * wide, 1, 4).uniform_(-0.5, 0.5))
+        self.z = nn.Linear(d, wide, bias=False)
+        self.b = nn.Linear(d, heads, bias=False)
+        self.a = nn.Linear(d, heads, bias=False)
+        # Half-lives of a few to some hundred tokens, as Gated DeltaNet begins with.
+        A = torch.empty(heads).uniform_(1, 16)
+        dt = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(0.1)))
+        self.A_log, self.dt = nn.Parameter(A.log()), nn.Parameter(dt.expm1().log())
+        self.norm = nn.Parameter(torch.ones(width))
+        self.out = nn.Linear(wide, d, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_qkv, less = self.qkv(x), self.without
+        if less != "conv":
+            padded = F.pad(x_qkv.mT, (3, 0))
+            x_qkv = F.conv1d(padded, self.conv, groups=len(self.conv)).mT
+        q, k, v = F.silu(x_qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        if less != "unit":
+            q, k = l2_normalize(q), l2_normalize(k)
+        beta = self.beta_max * torch.sigmoid(self.b(x))
+        if less == "beta":
+            beta = torch.ones_like(beta)
+        log_decay = -self.A_log.exp() * F.softplus(self.a(x) + self.dt)
+        if less == "decay":
+            log_decay = torch.zeros_like(log_decay)
+        scale = None if less == "scale" else self.width**-0.5
+        y = ops.gated_delta_rule(q, k, v, beta, log_decay, scale=scale)
+        if less != "norm":
+            y = F.rms_norm(y, (self.width,), self.norm, 1e-6)
+        if less != "gate":
+            y = y * F.silu(self.z(x)).unflatten(-1, (self.heads, -1))
+        return self.out(y.flatten(-2))
+
+
+class Attention(nn.Module):
+    """Gated attention as in Qwen3.5; the rotation is of whole heads."""
+
+    def __init__(self, d: int, heads: int, width: int):
+        super().__init__()
+        self.heads, wide = heads, heads * width
+        self.qkvz = nn.Linear(d, 4 * wide, bias=False)
+        self.out = nn.Linear(wide, d, bias=False)
+        self.rates = 10000 ** -(torch.arange(0, width, 2) / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, z = self.qkvz(x).unflatten(-1, (4, self.heads, -1)).unbind(-3)
+        turn = torch.arange(x.shape[1])[:, None, None] * self.rates
+        q, k = (rotate(F.rms_norm(p, p.shape[-1:]), turn) for p in (q, k))
+        y = F.scaled_dot_product_attention(
+            *(p.transpose(1, 2) for p in (q, k, v)), is_causal=True
+        )
+        return self.out((y.transpose(1, 2) * torch.sigmoid(z)).flatten(-2))
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat(
+        [a * turn.cos() - b * turn.sin(), b * turn.cos() + a * turn.sin()], -1
+    )
+
+
+class Model(nn.Module):
+    """Blocks of a mixer and an MLP; `layers`: "d" = delta, "a" = attention."""
+
+    def __init__(
+        self,
+        tokens: int,
+        layers: str,
+        d: int = 64,
+        heads: int = 2,
+        width: int = 16,
+        mlp: bool = True,
+        without: str = "",
+        beta_max: float = 1,
+    ):
+        super().__init__()
+        self.embed = nn.Embedding(tokens, d)
+        nn.init.normal_(self.embed.weight, std=0.5)
+        self.mixers = nn.ModuleList(
+            Attention(d, heads, width)
+            if kind == "a"
+            else Delta(d, heads, width, without, beta_max)
+            for kind in layers
+        )
+        self.mlps = nn.ModuleList(
+            nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
+            for _ in layers
+            if mlp
+        )
+        self.head = nn.Linear(d, tokens, bias=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for i, mixer in enumerate(self.mixers):
+            x = x + mixer(F.rms_norm(x, x.shape[-1:]))
+            if self.mlps:
+                x = x + self.mlps[i](F.rms_norm(x, x.shape[-1:]))
+        return self.head(F.rms_norm(x, x.shape[-1:]))
+
+
+def parity(
+    generator: Generator, batch: int = 16, asked: int = 10, n: int = 8
+) -> tuple[Tensor, Tensor]:
+    """Retrieval that depends on a parity: a small task after arXiv 2605.16640.
+
+    First `key value value` for each of n keys, in random order; then `bit key`, again
+    and again. The answer at the key is its first value if the number of ones so far is
+    even, else its second. Keys are tokens 0 to n - 1, values the next n, then the bits.
+    """
+    rows = torch.arange(batch)
+    order = torch.rand(batch, n, generator=generator).argsort(1)
+    values = torch.randint(n, 2 * n, (batch, n, 2), generator=generator)
+    table = torch.cat([order[..., None], values], -1).flatten(1)
+    bits = torch.randint(2, (batch, asked), generator=generator)
+    where = torch.randint(n, (batch, asked), generator=generator)
+    keys = order.gather(1, where)
+    odd = bits.cumsum(1) % 2
+    right = values[rows[:, None], where, odd]
+    stream = torch.stack([2 * n + bits, keys], -1).flatten(1)
+    answers = torch.stack([2 * n + odd, right], -1).flatten(1)
+    return torch.cat([table, stream], 1), F.pad(answers, (3 * n, 0), value=-100)
+
+
+def text(length: int = 64, batch: int = 8) -> tuple[Any, Any, int]:
+    """Draws windows of Tiny Shakespeare: of its first 90 %, and of the rest."""
+    characters = corpus("shakespeare")
+    letters = sorted(set(characters))
+    codes = torch.tensor([letters.index(c) for c in characters])
+    parts = codes.split([len(codes) * 9 // 10, len(codes) - len(codes) * 9 // 10])
+
+    def draw(part: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        at = torch.randint(len(part) - length, (batch, 1), generator=generator)
+        windows = part[at + torch.arange(length + 1)]
+        return windows[:, :-1], windows[:, 1:]
+
+    return *(lambda g, p=p: draw(p, g) for p in parts), len(letters)
+
+
+def train(model: nn.Module, draw: Any, steps: int, seed: int, rate: float) -> None:
+    """Adam, with a warm-up and a cosine."""
+    generator = Generator().manual_seed(seed)
+    adam = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98))
+    for step in range(steps):
+        now = min(1, step / 50) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+        adam.param_groups[0]["lr"] = rate * now
+        tokens, answers = draw(generator)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
+        adam.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+
+
+@torch.no_grad()
+def test(model: nn.Module, draw: Any, batches: int = 20) -> dict[str, float]:
+    """Loss, and the share of right answers, on data of its own seed."""
+    generator, losses, right = Generator().manual_seed(10**6), [], []
+    for _ in range(batches):
+        tokens, answers = draw(generator)
+        logits, asked = model(tokens), answers >= 0
+        losses.append(F.cross_entropy(logits[asked], answers[asked]).item())
+        right.append((logits.argmax(-1) == answers)[asked].float().mean().item())
+    return {"loss": sum(losses) / batches, "right": sum(right) / batches}
+
+
+@torch.no_grad()
+def test_parity(model: nn.Module, n: int = 8) -> dict[str, float]:
+    """Shares of right answers: parity and values, as long as in training, and longer."""
+    found = {}
+    for asked in (10, 40):
+        tokens, answers = parity(Generator().manual_seed(10**6), 320, asked, n)
+        right = (model(tokens).argmax(-1) == answers).float()[:, 3 * n :]
+        found[f"parity, {asked} bits"] = right[:, ::2].mean().item()
+        found[f"values, {asked} bits"] = right[:, 1::2].mean().item()
+    return found
+
+
+def parts_of(name: str) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
+    """Sizes and steps; options by row; what draws for training; what tests."""
+    less = {label: {"without": part} for label, part in PARTS.items()}
+    if name == "recall":
+        sizes = {"tokens": 19, "layers": "d", "d": 32, "heads": 1, "mlp": False}
+        config = {"model": sizes, "steps": 300, "rate": 1e-2}
+        return config, less, recall_text, lambda model: test(model, recall_text)
+    if name == "shakespeare":
+        first, rest, tokens = text()
+        sizes = {"tokens": tokens, "layers": "dd", "d": 32, "heads": 2}
+        config = {"model": sizes, "steps": 200, "rate": 1e-2}
+        less = {row: less[row] for row in [*less][:6]}
+        return config, less, first, lambda model: test(model, rest, 100)
+    sizes = {"tokens": 18, "d": 32, "heads": 2, "width": 8, "beta_max": 2}
+    config = {"model": sizes, "steps": 700, "rate": 5e-3}
+    kinds = {"d": "delta", "a": "attention"}
+    rows = {
+        ", ".join(kinds[kind] for kind in layers): {"layers": layers}
+        for layers in ("dd", "aa", "da")
+    }
+    return config, rows, parity, test_parity
+
+
+def main(name: str, seeds: list[int]) -> None:
+    """Train and test every row, and add the runs to the file."""
+    torch.set_num_threads(1)
+    config, rows, draw, measure = parts_of(name)
+    runs = []
+    for seed in seeds:
+        for row, options in rows.items():
+            torch.manual_seed(seed)
+            model = Model(**(config["model"] | options))
+            train(model, draw, config["steps"], seed, config["rate"])
+            found = {key: round(value, 4) for key, value in measure(model).items()}
+            runs.append({"row": row, "seed": seed} | found)
+            print(runs[-1], flush=True)
+    known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    kept = [r for r in known.get(name, {}).get("runs", []) if r["seed"] not in seeds]
+    source = provenance(f"python docs/tools/qwen_parts.py {name}")
+    known[name] = config | {"runs": kept + runs, "provenance": source}
+    OUT.write_text(json.dumps(known, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], [int(seed) for seed in sys.argv[2:]] or [1, 2, 3])

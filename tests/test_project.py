@@ -1,0 +1,106 @@
+"""The contest of rules, the checker, and the template of a project."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fwlab.exercises.contest import _streams, best, contest
+from fwlab.exercises.project import FIELDS, by_luck, fairness
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "project"
+SAMPLES = {path.parent.name: path for path in FOLDER.glob("samples/*/results.json")}
+SMALL = {"rates": [0.1], "seeds": [0], "steps": 2}
+
+
+def plain(W, k, v):
+    return W + v[..., :, None] * k[..., None, :]
+
+
+def test_a_seed_is_the_same_run_alone_and_beside_others():
+    """So the seeds that run together share nothing."""
+    alone = contest(plain, [0.1], [1], steps=3)
+    beside = contest(plain, [0.3, 0.1], [0, 1], steps=3)
+    for part in ("validation", "test"):
+        assert abs(alone[part][0][0] - beside[part][1][1]) <= 2e-4  # of 4 decimals
+        assert alone[part][0][0] != beside[part][1][0]
+
+
+def test_only_the_rule_differs():
+    nothing = contest(lambda W, k, v: W, **SMALL)
+    assert fairness(nothing, contest(plain, **SMALL)) == []
+    assert nothing["test"] != contest(plain, **SMALL)["test"]
+    assert nothing["parameters"] == 4 * 8 * 6 + 8
+
+
+def test_the_newest_value_is_asked_for():
+    """A table of keys, in which new values replace old ones, knows it."""
+    keys, values, ask, newest = _streams(3, 50)
+    for row in range(50):
+        table = dict(zip(keys[row].tolist(), values[row].tolist(), strict=True))
+        assert table[ask[row].item()] == newest[row].item()
+
+
+def test_the_validation_loss_chooses():
+    record = {"rates": [1, 2], "validation": [[3, 3], [1, 4]], "test": [[0, 0], [5, 6]]}
+    assert best(record) == (2, [5, 6])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"parameters": 264}, "Parameters: 264 against 200 (32.0% more)."),
+        ({"parameters": 100}, "Parameters: 100 against 200 (50.0% fewer)."),
+        ({"data": "other"}, "Data: other against hash."),
+        ({"data": ""}, "Data: not said against hash."),
+        ({"seeds": [2, 1]}, "Seeds: 1, 2 against 0, 1."),
+        ({"tokens": 1500}, "Training tokens: 1,500 against 1,000 (50.0% more)."),
+        ({"windows": 250}, "Evaluation windows: 250 against 500 (50.0% fewer)."),
+        ({"rates": [0.1, 0.3]}, "Learning rates tried: 2 against 1."),
+    ],
+)
+def test_fairness_says_what_is_unequal(change, sentence):
+    record = dict(zip(FIELDS, (200, "hash", [0, 1], 1000, 500, [0.1]), strict=True))
+    assert fairness(record, record) == []
+    assert fairness(record | {"note": 1}, record | {"seeds": [1, 0]}) == []
+    assert fairness(record | change, record) == [sentence]
+
+
+def test_the_template_runs(tmp_path):
+    """With two optimiser steps. As it is, its rule is a copy of the bar."""
+    for name in ("rule.py", "compare.py"):
+        shutil.copy(FOLDER / name, tmp_path)
+    rule = (tmp_path / "rule.py").read_text("utf-8")
+    short = rule.replace('"width": 6', '"width": 6, "steps": 2')
+    assert short.count('"steps": 2') == 2
+    (tmp_path / "rule.py").write_text(short, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "compare.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unequal" not in done.stdout
+    result = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert result["bar"] == result["yours"] and result["torch"]
+
+
+def test_samples_say_what_was_measured():
+    sections = (FOLDER / "samples.md").read_text("utf-8").split("\n## ")[1:]
+    assert len(sections) == len(SAMPLES) == 3
+    for section in sections:
+        (name,) = set(re.findall(r"compare\.py samples/(\w+)`", section))
+        result = json.loads(SAMPLES[name].read_text("utf-8"))
+        numbers = [f"{x:.3f}" for x in best(result["yours"])[1]]
+        assert all(number in section for number in numbers), (name, numbers)
+        sentences = fairness(result["yours"], result["bar"])
+        assert re.findall("^unequal: (.*)$", section, re.M) == sentences
+        points = list(map(int, re.findall(r"^\|.*\| (\d) \|", section, re.M)))
+        assert len(points) == 5 and f"**{sum(points)} of 10.**" in section
+
+
+def test_three_of_three_is_one_of_twenty():
+    assert by_luck(torch.tensor([1.0, 2, 3]), torch.tensor([4.0, 5, 6])) == 1 / 20

@@ -1,0 +1,32 @@
+"""The layer of notebook 16 is that of transformers, and its stored runs are complete."""
+
+import pytest
+import torch
+
+from fwlab.exercises.to_qwen import measured, modern_layer, published
+
+
+@pytest.mark.parametrize("case", ["plain", "grouped"])
+def test_the_solution_returns_what_transformers_returned(case):
+    arguments, theirs = published(case)
+    off = (modern_layer(**arguments) - theirs).norm() / theirs.norm()
+    assert off < 1e-5  # the module computes in float32
+
+
+@pytest.mark.slow
+def test_transformers_returns_it_again():
+    """In any version, so that a change there is seen."""
+    pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+    import qwen_layer
+
+    for name, case in qwen_layer.made()["cases"].items():
+        arguments, stored = published(name)
+        again = torch.tensor(case["outputs"], dtype=torch.float64)
+        assert arguments["x"].shape == again.shape
+        assert (again - stored).norm() / stored.norm() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["recall", "shakespeare", "parity"])
+def test_every_row_has_the_same_three_seeds(name):
+    seeds = [sorted(run["seed"] for run in runs) for runs in measured(name).values()]
+    assert seeds == [[1, 2, 3]] * len(seeds) and len(seeds) > 3
