@@ -554,7 +554,8 @@ def read_bias(w):
 
 def mended_kernel(raw, gamma, beta):
     std, mean = torch.std_mean(raw, 1, correction=0, keepdim=True)  # of each head
-    return gamma[:, None] * (raw - mean) / std + beta[:, None]  # Eq. 8
+    unit = (raw - mean) / std
+    return gamma[:, None] * unit + beta[:, None]  # Eq. 8
 
 
 def frozen_kernels(heads, window):
