@@ -255,13 +255,13 @@ def _fools(answer: Answer, reference: Answer, generator: Generator) -> None:
         [value for value in execute(tokens, conditions) if value is not None]
         for conditions in (None, False, True)
     )
-    said = {
+    said: dict[str, Sequence[int | None]] = {
         "skip every if": skip,
         "every if is true": take,
         "last print": [None, *truth[:-1]],
     }
     pairs = [*zip(truth, *said.values(), strict=True)]
-    fooled = sum(value not in guesses for value, *guesses in pairs)
+    fooled = sum(value not in others for value, *others in pairs)
     if fooled < ENOUGH:
         right = ", ".join(
             f"{rule}: {sum(map(eq, truth, guesses))}" for rule, guesses in said.items()

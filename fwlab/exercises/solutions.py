@@ -445,6 +445,8 @@ def recall_by_hand(n):
     conv[0, :, -1] = conv[2, :, -1] = 1  # query and value: of this token
     conv[1, :, -2] = 1  # key: the token before
     return W_qkv, conv.flatten(0, 1)
+
+
 # --- Rules since 2021
 
 
@@ -481,6 +483,8 @@ def four_cups(p):
     C = torch.tensor(corners, dtype=torch.float64)
     M = C.mT @ C[p] / 4  # corner i goes to corner p[i]
     return M * torch.linalg.det(M)  # with the sign of p, all are turns
+
+
 # --- A feedback transformer, trained
 
 

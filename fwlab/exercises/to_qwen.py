@@ -236,7 +236,7 @@ def layer_with(
     q, k, v = qkv.split([keys, keys, heads * width], -1)
     q, k = (p.unflatten(-1, (key_heads, -1)) for p in (q, k))
     q, k = (_unit(p) if unit is None else unit(p) for p in (q, k))
-    y = ops.gated_delta_rule(
+    y: Any = ops.gated_delta_rule(
         group(q, heads),
         group(k, heads),
         v.unflatten(-1, (heads, -1)),
@@ -597,7 +597,7 @@ def answers(W_qkv: Tensor, conv: Tensor, tokens: list[int]) -> Tensor:
     qkv = F.conv1d(F.pad((x @ W_qkv.T).mT, (3, 0)), conv[:, None], groups=len(conv))
     q, k, v = F.silu(qkv).mT[None].unflatten(-1, (3, 1, -1)).unbind(2)
     one = torch.ones_like(q[..., 0])
-    y = ops.gated_delta_rule(l2_normalize(q), l2_normalize(k), v, one, 0 * one)
+    y: Any = ops.gated_delta_rule(l2_normalize(q), l2_normalize(k), v, one, 0 * one)
     return y[0, :, 0]
 
 
