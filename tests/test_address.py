@@ -42,7 +42,8 @@ def test_no_file_leads_to_strangers():
     assert {p: names for p, names in found.items() if names - {NOBODY}} == {}
     # Every allowed owner is linked to.
     text = "\n".join(t for p, t in files.items() if p.name != "owners.py")
-    assert {name for name in KNOWN if f"/{name}/" not in text} <= {"squidfunk", "srush"}
+    unlinked = {name for name in KNOWN if f"/{name}/" not in text}
+    assert unlinked <= {"squidfunk", "srush", "sustcsonglin"}
 
 
 def test_strangers_are_found():
@@ -189,8 +190,10 @@ def test_results_of_the_notebooks_are_those_of_the_site():
     """A notebook that runs alone has no docs folder: the package has copies."""
     folder = ROOT / "fwlab" / "data" / "results"
     copies = sorted(folder.rglob("*.json"))
-    assert len(copies) == 26
-    for path in copies:
+    # Runs of notebooks alone, by a tool in docs/tools, are nowhere else.
+    own = {path for path in copies if path.name.startswith(("feedback-t", "qwen-"))}
+    assert len(own) == 5 and len(copies) == 28
+    for path in {*copies} - own:
         original = ROOT / "docs" / "results" / path.relative_to(folder)
         assert path.read_bytes() == original.read_bytes(), f"copy {original} to {path}"
     for path in PATHS:
