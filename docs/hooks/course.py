@@ -282,9 +282,8 @@ def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
     cells: dict[str, tuple[int, int]] = {}
     for stem in sorted(rows, key=rows.__getitem__):
         row, above = rows[stem], course[stem]["after"]
-        # Alone in its row, a notebook goes straight below the one it needs.
-        alone = above and [*rows.values()].count(row) == 1
-        beside = [cells[above[0]][1]] if alone else range(COLUMNS)
+        # Straight below the first one that it needs, if it can.
+        beside = [*(cells[stem][1] for stem in above[:1]), *range(COLUMNS)]
         below = ((r, COLUMNS - 1) for r in count(row))
         tried = chain(((row, column) for column in beside), below)
         cells[stem] = next(cell for cell in tried if cell not in cells.values())
