@@ -146,6 +146,8 @@ def _question(question: Question) -> dict:
 def _inline_svg(source: str, number: int) -> str:
     svg = base64.b64decode(source.removeprefix(SVG)).decode()
     svg = svg[svg.index("<svg") :]
+    # Equal images in one figure have the same name, which nothing uses.
+    svg = re.sub(r' id="(image\w+)"', lambda m: m[0] * (f"#{m[1]}" in svg), svg)
     # matplotlib puts each text into a comment next to its outlines.
     texts = [text.strip() for text in re.findall("<!--(.*?)-->", svg, re.DOTALL)]
     words = dict.fromkeys(text for text in texts if re.search("[^\\W\\d_]", text))
@@ -209,7 +211,8 @@ def _fold(body, stem: str) -> None:
     predictions of its own, and so another part.
     """
     for box in reversed(body.select(".nb-predict")):
-        names = [json.loads(form["data-question"])["name"] for form in box("form")]
+        asked = [json.loads(form["data-question"]) for form in box("form")]
+        names = [question["name"] for question in asked if question["predicted"]]
         rest = [e for e in box.next_siblings if isinstance(e, Tag)]
         rest = list(takewhile(lambda e: e.name not in ("h1", "h2"), rest))
         if not rest:

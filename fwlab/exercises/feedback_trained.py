@@ -333,7 +333,7 @@ CURRICULUM = Exercise(
     properties=(
         shape("returns an integer", _DRAWN, [(0, 100, 2, 24, 0.8)]),
         agrees(
-            "begins with `first` statements",
+            "begins with as many statements as first says",
             _DRAWN,
             [(0, 100, 2, 24, 0.8), (0, 10, 5, 50, 0.5)],
             because="This is step 0 of {steps}.",
@@ -355,7 +355,7 @@ CURRICULUM = Exercise(
             },
         ),
         agrees(
-            "has `last` statements at share * steps, and from there on",
+            "has as many as last says at share * steps, and from there on",
             _DRAWN,
             [(80, 100, 2, 24, 0.8), (95, 100, 2, 24, 0.8), (9, 10, 5, 50, 0.5)],
             because="This is step {step} of {steps}, and share is {share}.",

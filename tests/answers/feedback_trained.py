@@ -224,8 +224,8 @@ WRONG = {
     },
     "curriculum": {
         "2.0 + step": "returns an integer",
-        "first + (last - first) * step // steps": "has `last`",
-        "min(last, first + step)": "has `last`",
+        "first + (last - first) * step // steps": "as many as last",
+        "min(last, first + step)": "as many as last",
         "math.ceil(first + (last - first) * min(1, step / (share * steps)))": "evenly",
     },
     "warm_start": {
