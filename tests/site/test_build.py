@@ -181,7 +181,7 @@ def test_wheel_can_be_downloaded(site, pages):
     with zipfile.ZipFile(site / name) as wheel:
         held = {n: wheel.read(n) for n in wheel.namelist() if "dist-info" not in n}
         metadata = wheel.read(f"fwlab-{fwlab.__version__}.dist-info/METADATA").decode()
-    kinds = ("**/*.py", "**/*.json", "**/*.toml", "data/results/*.pt")
+    kinds = ("**/*.py", "**/*.json", "exercises/**/*.toml", "data/results/*.pt")
     files = [path for kind in kinds for path in PACKAGE.glob(kind)]
     assert held == {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in files}
     assert ("Project-URL" in metadata) == any(vars(current()).values())
