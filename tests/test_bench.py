@@ -177,6 +177,17 @@ def test_mixers(monkeypatch):
     assert len({len(row) for row in mixers.table(rows)}) == 1
 
 
+@pytest.mark.parametrize(("mixer", "limit"), [("delta", 1000), ("sum", 600)])
+def test_operators_of_a_short_sequence(mixer, limit):
+    """Softmax attention needs 506, of which 210 are not those of a mixer."""
+    step = mixers.Step(partial(mixers.of, mixer))
+
+    def both_passes():
+        step.model(step.tokens[:, :-1]).sum().backward()
+
+    assert measure.operator_calls(both_passes) <= limit
+
+
 SMALL = (
     peers.gated_delta(2, 70, 2, 8, 1, 1),
     peers.one_step(2, 2, 8, 1, 1),
