@@ -188,6 +188,13 @@ def test_operators_of_a_short_sequence(mixer, limit):
     assert measure.operator_calls(both_passes) <= limit
 
 
+def test_operators_of_a_short_window():
+    """The dense form, which is not stable, needs 132."""
+    comparison = peers.aft_dense(64, 128, 32, 1, 1)
+    ours, theirs = cases.calls(peers.case_of(comparison)).values()
+    assert measure.operator_calls(ours) <= 95 < measure.operator_calls(theirs)
+
+
 SMALL = (
     peers.gated_delta(2, 70, 2, 8, 1, 1),
     peers.one_step(2, 2, 8, 1, 1),
