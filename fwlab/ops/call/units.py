@@ -96,7 +96,7 @@ def in_range(
 
 
 def _size(x: Tensor) -> Tensor:
-    """The largest entry of each vector."""
+    """The largest absolute value of each vector, `[..., width]` to `[...]`."""
     return x.amax(-1).maximum(-x.amin(-1))
 
 
