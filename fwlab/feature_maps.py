@@ -440,7 +440,7 @@ class RandomFeatures(FeatureMap):
     - `directions`: number of random directions $\omega$, at least 1.
     - `orthogonal`: draw blocks of `d` orthogonal directions.
     - `seed`: seed of the first draw; None = PyTorch's own generator.
-    - Raises `ValueError` for sizes below 1.
+    - Raises `ValueError` for sizes below 1, `TypeError` for a wrong type.
 
     The directions are a buffer `[directions, d]`: they are moved and
     saved with the model, are not trained, and change only in `redraw`.
@@ -545,7 +545,8 @@ class FAVOR(RandomFeatures):
       underflow for keys longer than about 13, and training breaks down.
     - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Input `[..., d]`, output `[..., 2 * directions]`, positive.
-    - Raises `ValueError` for sizes below 1, and in `width` for another d.
+    - Raises `ValueError` for sizes below 1, and in `width` for another d;
+      `TypeError` for an argument of the wrong type.
 
     Source: Choromanski et al. 2021 (arXiv:2009.14794), Lemma 1 (the
     hyperbolic form); equation numbers from Schlag et al. 2021.
@@ -617,7 +618,8 @@ class RandomFourier(RandomFeatures):
     - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Input `[..., d]`, output `[..., 2 * directions]`. The zero vector
       has no direction and counts as $\hat x = 0$.
-    - Raises `ValueError` for sizes below 1, and in `width` for another d.
+    - Raises `ValueError` for sizes below 1, and in `width` for another d;
+      `TypeError` for an argument of the wrong type.
 
     Source: Peng et al. 2021 (arXiv:2103.02143), section 3.1.
     """
