@@ -24,11 +24,11 @@ from fwlab.training.config import Config
 from fwlab.training.memory import keep_freed
 from fwlab.training.plan import Step
 
-#: A run of fewer operations, about half a minute, is not worth a trial.
-LONG = 2**41
+#: A run of fewer operations, about a minute, is not worth a trial.
+LONG = 2**42
 #: How long each setting is tried.
 STEPS, SECONDS = 3, 0.5
-#: A first step that takes so many times as long ends the trial of a setting.
+#: A first step this many times as slow as the best ends the trial of a setting.
 HOPELESS = 3
 #: Fewer threads are chosen if they are not slower than this.
 SLACK = 1.05
