@@ -267,8 +267,8 @@ def _fools(answer: Answer, reference: Answer, generator: Generator) -> None:
             f"{rule}: {sum(map(eq, truth, guesses))}" for rule, guesses in said.items()
         )
         raise Wrong(
-            f"Your program has {len(truth)} prints, and {fooled} of them fool all three "
-            f"rules; at least {ENOUGH} should. Right answers of each rule: {right}."
+            f"Prints in your program: {len(truth)}. Prints that fool all three rules: "
+            f"{fooled}; at least {ENOUGH} should. Right answers of each rule: {right}."
         )
 
 
