@@ -3,7 +3,6 @@
     python docs/tools/qwen_parts.py recall
     python docs/tools/qwen_parts.py shakespeare
     python docs/tools/qwen_parts.py parity
-    python docs/tools/qwen_parts.py ratio
 
 Each writes a table of `fwlab/data/results/qwen-parts.json`, which notebook 16 draws:
 three seeds, a few minutes on one thread. Seeds may follow, as in `recall 4 5`.
@@ -242,21 +241,12 @@ def parts_of(name: str) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
         config = {"model": sizes, "steps": 200, "rate": 1e-2}
         return config, less, first, lambda model: test(model, rest, 100)
     sizes = {"tokens": 74, "d": 32, "heads": 2, "width": 8, "beta_max": 2}
-    config = {"model": sizes, "steps": 1500 if name == "parity" else 1000, "rate": 5e-3}
-    layers = {
-        "parity": {
-            "delta, delta": "dd",
-            "attention, attention": "aa",
-            "delta, attention": "da",
-        },
-        "ratio": {
-            "delta only": "dddd",
-            "3 : 1": "ddda",
-            "1 : 1": "dada",
-            "attention only": "aaaa",
-        },
+    config = {"model": sizes, "steps": 1500, "rate": 5e-3}
+    kinds = {"d": "delta", "a": "attention"}
+    rows = {
+        ", ".join(kinds[kind] for kind in layers): {"layers": layers}
+        for layers in ("dd", "aa", "da")
     }
-    rows = {row: {"layers": kinds} for row, kinds in layers[name].items()}
     return config, rows, parity, test_parity
 
 
