@@ -258,7 +258,7 @@ def gated_delta_step(W, k, v, beta, decay):
             },
         ),
         agrees(
-            "is the delta step on what is left, for any strength and decay",
+            "corrects what is left, for any strengths and decays",
             _gated,
             [(0.5, 0.5), (0.3, 0.9), (2.0, 0.8)],
         ),
