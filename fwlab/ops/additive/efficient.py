@@ -72,7 +72,7 @@ class Group:
         self.V, self.s = self.cut(v), self.cut(strength)
 
     def prepare(self) -> None:
-        """What needs no state."""
+        """Compute decays, scores and queries, which need no state."""
         self.fade = decays.of(self.cut(self.decay, fill=1), self.early)
         self.P = self.fade.scores(self.R, self.K)
         self.solve()
@@ -88,17 +88,27 @@ class Group:
         return self.fade.of_state(self.R)
 
     def solve(self) -> None:
-        """A rule that corrects has a system; this one has none."""
+        """Solve the system of the chunk, in a rule that corrects.
+
+        The additive rule has none: each step writes its own value.
+        """
 
     def cut(self, *parts: Tensor | None, fill: float = 0) -> Any:
-        """These chunks of an input; of two, one below the other."""
+        """The rows of these chunks, `[n * batch * heads, C, width]`.
+
+        - `parts`: one input `[batch, time, heads, width]`, or two,
+          whose rows then follow each other in each chunk; None = left
+          out.
+        - `fill`: the value of the rows past the end.
+        - Returns None if every part is None.
+        """
         present = [self.own(x) for x in parts if x is not None]
         return (
             chunks.split(present, *self.kind, fill) if present else None
         )
 
     def slots(self) -> list[tuple[dict[str, Any], str]]:
-        """Where its tensors are."""
+        """Where its tensors are: dictionaries and names."""
         return [
             (each, name)
             for each in (vars(self), vars(self.fade))
@@ -107,16 +117,21 @@ class Group:
         ]
 
     def put(self, part: Tensor | None, whole: Tensor | None) -> None:
-        """The reverse of `cut`, for what has a gradient."""
+        """Write the gradient of these chunks into that of the sequence.
+
+        - `part`: `[n * batch * heads, C, width]`, as `cut` returns it.
+        - `whole`: `[batch, time, heads, width]`, changed in place.
+          Nothing is written if either is None.
+        """
         if whole is not None and part is not None:
             chunks.join(part, self.own(whole))
 
     def own(self, x: Tensor) -> Tensor:
-        """Its steps of an input."""
+        """The steps of this group; None = all of them."""
         return x if self.steps is None else x[:, self.steps]
 
     def strong(self, x: Tensor) -> Tensor:
-        """Rows times their strength."""
+        """Multiply each row by the strength of its step; None = 1."""
         return x if self.s is None else self.s * x
 
     def each(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -137,7 +152,7 @@ class Group:
         return U
 
     def read(self, S: Tensor | None, U: Tensor) -> Tensor:
-        """(c1) for the rows that have an answer."""
+        """Compute what queries read (c1), but not the asking keys."""
         Y = None
         if S is not None:
             before = S[:-1].flatten(0, 1)
@@ -145,11 +160,14 @@ class Group:
         return decays.plus(Y, self.answers(self.P), U)  # (c1)
 
     def answers(self, x: Tensor) -> Tensor:
-        """Those rows of `x` that have an answer."""
+        """The rows of the queries, without the asking keys."""
         return x[:, : self.C] if self.corrects else x
 
     def written(self, S: Tensor | None) -> Tensor:
-        """`E`, from the states `S` before all chunks."""
+        """What is written, apart from its strength: here the values.
+
+        - `S`: the states before all chunks; None = there are none.
+        """
         return self.V
 
     def write_backward(

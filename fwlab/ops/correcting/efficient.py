@@ -64,23 +64,23 @@ class Errors(Group):
     corrects = True
 
     def solve(self) -> None:
-        """The matrix of (d4)."""
+        """Compute the matrix of (d4), without its diagonal."""
         self.L, s = self.P[:, self.C :], self.s
         self.A = self.L if s is None else self.L * s.mT
 
     @cached_property
     def X(self) -> Tensor:
-        """Its inverse, for several right sides."""
+        """The inverse of the matrix of (d4)."""
         return inverse(self.A)
 
     @cached_property
     def read_away(self) -> tuple[Tensor, Tensor]:
-        r"""$\beta X$, and what it makes of the rows of $\bar K$."""
+        r"""$\beta X$ and $\beta X \gamma \bar K$."""
         bX = self.strong(self.X)
         return bX, torch.bmm(bX, self.old[:, self.C :])
 
     def write(self, S: Tensor | None) -> Tensor:
-        r"""$U = \beta E$ and the state, one chunk after the other.
+        r"""Compute $U = \beta E$ and the states, chunk by chunk.
 
         By (d4), $U = \beta X V - (\beta X \gamma \bar K)\, W^\top$:
         all but the last product needs no state.
@@ -98,7 +98,7 @@ class Errors(Group):
         return U
 
     def written(self, S: Tensor | None) -> Tensor:
-        """(d4) for all chunks together: their states are known."""
+        """Compute the errors $E$ of all chunks from their states."""
         if S is not None:
             K_bar = self.old[:, self.C :]
             rest = torch.baddbmm(self.V, K_bar, S.mT, alpha=-1)
@@ -147,7 +147,7 @@ class Errors(Group):
 
 
 class EarlyErrors(Errors):
-    """The same for errors of the memory before it fades."""
+    """Chunks whose errors are those of the memory before it fades."""
 
     early = True
 
@@ -191,7 +191,7 @@ def normalized_correcting(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
     strength: Any, W: Tensor, z: Tensor, ask: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    r"""The sums with $z$ are a sum rule of their own.
+    r"""Compute the sums with $z$ first, then a rule without them.
 
     $z$ of Eq. 18 is a memory with one row, into which every key writes
     the value 1. Eq. 27 divides the key here, not the reading.
@@ -217,6 +217,6 @@ def normalized_correcting(
 
 
 def _in_double(*inputs: Tensor | None) -> Any:
-    """The same in float64, whose range is large enough."""
+    """Call `normalized_correcting` in float64; results in float32."""
     wide: Any = [x if x is None else x.double() for x in inputs]
     return tuple(x.float() for x in normalized_correcting(*wide))
