@@ -61,7 +61,8 @@ class Beta(_Kind):
         beta = layer.to_beta(x)
         if "steps" in self.dims:
             beta = beta.unflatten(-1, (layer.steps, -1))
-        return layer.beta_max * torch.sigmoid(beta)  # Eq. 21
+        beta = torch.sigmoid(beta)  # Eq. 21
+        return beta if layer.beta_max == 1 else layer.beta_max * beta
 
 
 class Share(_Kind):
