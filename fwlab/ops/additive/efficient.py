@@ -53,7 +53,7 @@ class Group:
     corrects, early = False, False
     #: What takes the place of `Memory` where a call is only traced.
     operator: ClassVar[operators.Operator]
-    #: What each row of $P$ is divided by; None = 1.
+    #: What answers have been divided by; None = 1.
     total: Tensor | None = None
 
     def __init__(
@@ -77,10 +77,11 @@ class Group:
         self.P = self.fade.scores(self.R, self.K)
         self.solve()
 
-    def mean(self) -> None:
-        r"""Divide rows of $P$ by their sum: without a state, Eq. 19."""
+    def mean(self, Y: Tensor) -> Tensor:
+        r"""Divide answers by the sums of $P$: Eq. 19 without a state."""
         self.total = denominator(self.P.sum(-1, keepdim=True))
-        self.P.div_(self.total)
+        self.Y = Y.div_(self.total)
+        return self.Y
 
     @cached_property
     def old(self) -> Tensor:
@@ -226,10 +227,10 @@ class Whole(torch.autograd.Function):
         inputs = q, k, v, decay, strength, ask
         group = Kind(inputs, place, q.shape[1], dtype)
         group.prepare()
-        if mean:
-            group.mean()
         Y = group.read(None, group.write(None))
-        y = by_step(Y, v).contiguous()
+        if mean:
+            Y = group.mean(Y)
+        y = by_step(Y, v).clone(memory_format=torch.contiguous_format)
         # Only what goes through these hands can be freed or moved.
         ctx.group, ctx.slots = group, group.slots()
         ctx.save_for_backward(*(x.pop(name) for x, name in ctx.slots))
@@ -391,6 +392,9 @@ def _backward(
     if S is not None and dS is not None:
         before, D = S.flatten(0, 1), S.new_empty(group.n + 1, *dS.shape)
         D[-1] = dS
+    if group.total is not None:  # Eq. 19
+        dY = dY / group.total
+        along = (dY * group.Y).sum(-1, keepdim=True)
     dU = torch.bmm(group.answers(group.P).mT, dY)
     E = group.written(before)
     G, dV = group.write_backward(dY, dU, D)
@@ -399,9 +403,8 @@ def _backward(
         ds = dU.mul_(E).sum(-1, True)  # (c7)
     # Queries, keys and strengths of the chunk itself.
     dP = torch.bmm(G, U.mT)
-    if group.total is not None:  # of a row divided by its sum
-        along = (dP * group.P).sum(-1, keepdim=True)
-        dP.sub_(along).div_(group.total)
+    if group.total is not None:
+        dP.sub_(along)
     # What is not needed any more makes room.
     del dY, dU, E, group.V, group.P
     after, dR, dK, read, stored = (None,) * 5
