@@ -494,8 +494,9 @@ def test_errors_name_the_argument(call, error_type, message):
 @pytest.mark.parametrize("nu", [0, True, 1.5, "1"])
 def test_the_number_of_shifts(nu):
     x = torch.zeros(2, 7, 3, 4)
-    message = f"dpfp_delta_rule: expected nu to be an integer of at least 1, got {nu!r}"
-    with pytest.raises(ValueError, match=message):
+    wanted = "an integer" if nu else "at least 1"
+    message = f"dpfp_delta_rule: expected nu to be {wanted}, got {nu!r}"
+    with pytest.raises(TypeError if nu else ValueError, match=message):
         ops.dpfp_delta_rule(x, x, x, x[..., 0], nu)
 
 

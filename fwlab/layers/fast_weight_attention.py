@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab import ops
+from fwlab import arguments, ops
 from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap
 from fwlab.layers import gates
 from fwlab.layers.causal import Causal
@@ -114,27 +114,15 @@ class FastWeightAttention(Causal):
         width = head_width("FastWeightAttention", d_model, heads)
         self.kv_heads = memories = shared_heads("FastWeightAttention", heads, kv_heads)
         value = _value_width(width, expand_v)
-        text = "FastWeightAttention: expected conv_size to be an integer, 0 or more"
-        if isinstance(conv_size, bool) or not isinstance(conv_size, int):
-            raise TypeError(f"{text}, got {conv_size!r}")
-        if conv_size < 0:
-            raise ValueError(f"{text}, got {conv_size!r}")
-        for name, flag in {"out_norm": out_norm, "out_gate": out_gate}.items():
-            if not isinstance(flag, bool):
-                raise TypeError(
-                    f"FastWeightAttention: expected {name} to be True or False, "
-                    f"got {flag!r}"
-                )
+        layer = "FastWeightAttention"
+        arguments.integers(layer, 0, conv_size=conv_size)
+        arguments.flags(layer, out_norm=out_norm, out_gate=out_gate)
         if not isinstance(normalize, bool | None):
             raise TypeError(
                 "FastWeightAttention: expected normalize to be True, False or None, "
                 f"got {normalize!r}"
             )
-        if rule not in list(RULES):  # a list has no hash
-            names = ", ".join(map(repr, RULES))
-            raise ValueError(
-                f"FastWeightAttention: expected rule to be one of {names}, got {rule!r}"
-            )
+        arguments.choice(layer, RULES, rule=rule)
         record = RULES[rule]
         self._gates = gates.of(record)
         bounded = any(gate.bounded for gate in self._gates.values())
@@ -142,11 +130,7 @@ class FastWeightAttention(Causal):
         self.steps = _steps(steps, rule)
         if key_norm == "auto":
             key_norm = record.key_norm
-        if key_norm not in list(KEY_NORMS):
-            raise ValueError(
-                "FastWeightAttention: expected key_norm to be 'sum', 'l2' or None, "
-                f"got {key_norm!r}"
-            )
+        arguments.choice(layer, KEY_NORMS, key_norm=key_norm)
         self.d_model, self.heads = d_model, heads
         self.rule, self.key_norm = rule, key_norm
         self.normalize = record.normalize if normalize is None else normalize
@@ -367,7 +351,7 @@ class FastWeightAttention(Causal):
 def _largest_beta(value: float, rule: str, bounded: bool) -> float:
     """`beta_max`; raises unless the rule has a gate that is `bounded` by it."""
     text = "FastWeightAttention: expected beta_max to be a number above 0, at most 2"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not arguments.number(value):
         raise TypeError(f"{text}, got {value!r}")
     if not 0 < value <= 2:
         raise ValueError(f"{text}, got {value!r}")
@@ -398,8 +382,7 @@ def _steps(value: int | None, rule: str) -> int:
 
 def _value_width(width: int, expand_v: float) -> int:
     """`expand_v` times the width of a head; raises unless an integer."""
-    number = isinstance(expand_v, int | float) and not isinstance(expand_v, bool)
-    if not number:
+    if not arguments.number(expand_v):
         raise TypeError(
             f"FastWeightAttention: expected expand_v to be a number, got {expand_v!r}"
         )

@@ -3,14 +3,13 @@
 import torch
 from torch import Tensor
 
+from fwlab import arguments
 from fwlab.ops.call import checks
 
 
 def head_width(layer: str, d_model: int, heads: int) -> int:
     """`d_model / heads`; raises `ValueError` if that is not an integer."""
-    for name, size in (("d_model", d_model), ("heads", heads)):
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{layer}: expected {name} to be an integer, got {size!r}")
+    arguments.integers(layer, None, d_model=d_model, heads=heads)
     if d_model < 1 or heads < 1 or d_model % heads:
         raise ValueError(
             f"{layer}: expected d_model to be a positive multiple of heads, "

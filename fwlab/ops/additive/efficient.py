@@ -66,7 +66,7 @@ class Group:
         self.V, self.s = self.cut(v), self.cut(strength)
 
     def prepare(self) -> None:
-        """What needs no state."""
+        """Compute decays, scores and queries, which need no state."""
         self.fade = decays.of(self.cut(self.decay, fill=1), self.early)
         #: $P$ and, as they read the state before, the rows: $\gamma R$.
         self.P = self.fade.scores(self.R, self.K)
@@ -74,22 +74,37 @@ class Group:
         self.solve()
 
     def solve(self) -> None:
-        """A rule that corrects has a system; this one has none."""
+        """Solve the system of the chunk, in a rule that corrects.
+
+        The additive rule has none: each step writes its own value.
+        """
 
     def cut(self, *parts: Tensor | None, fill: float = 0) -> Any:
-        """These chunks of an input; of two, one below the other."""
+        """The rows of these chunks, `[n * batch * heads, C, width]`.
+
+        - `parts`: one input `[batch, time, heads, width]`, or two,
+          whose rows then follow each other in each chunk; None = left
+          out.
+        - `fill`: the value of the rows past the end.
+        - Returns None if every part is None.
+        """
         present = [x[:, self.steps] for x in parts if x is not None]
         return (
             chunks.split(present, *self.kind, fill) if present else None
         )
 
     def put(self, part: Tensor | None, whole: Tensor | None) -> None:
-        """The reverse of `cut`, for what has a gradient."""
+        """Write the gradient of these chunks into that of the sequence.
+
+        - `part`: `[n * batch * heads, C, width]`, as `cut` returns it.
+        - `whole`: `[batch, time, heads, width]`, changed in place.
+          Nothing is written if either is None.
+        """
         if whole is not None and part is not None:
             chunks.join(part, whole[:, self.steps])
 
     def strong(self, x: Tensor) -> Tensor:
-        """Rows times their strength."""
+        """Multiply each row by the strength of its step; None = 1."""
         return x if self.s is None else self.s * x
 
     def each(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -108,13 +123,16 @@ class Group:
         return U
 
     def read(self, S: Tensor, U: Tensor) -> Tensor:
-        """(c1) for the rows that have an answer."""
+        """Compute what queries read (c1), but not the asking keys."""
         rows = self.C if self.corrects else None
         Y = torch.bmm(self.old[:, :rows], S[:-1].flatten(0, 1).mT)
         return Y.baddbmm_(self.P[:, :rows], U)  # (c1)
 
     def written(self, S: Tensor) -> Tensor:
-        """`E`, from the states `S` before all chunks."""
+        """What is written, apart from its strength: here the values.
+
+        - `S`: the states before all chunks.
+        """
         return self.V
 
     def write_backward(

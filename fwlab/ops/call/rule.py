@@ -65,7 +65,8 @@ class Rule(Operation):
       what the key retrieves.
     - `steps`: how many steps of the recurrence a token usually takes,
       if that is a dimension of `k` and `v`, after time; 0 = it is not.
-    - `normalizes`: whether it can divide by $z$.
+    - `normalizes`: whether it can divide by $z$. With a decay, `k` then comes
+      in units of the memory: `inputs` may multiply it, but not measure it.
     - `related`: corrects examples of gates that depend on each other.
     - `benchmarks`: (time, width) of problems for `fwlab bench`.
 
@@ -162,7 +163,7 @@ class Rule(Operation):
           times as wide. A kernel does this itself, using the `options`.
         """
         call, dims, group = self._checked(
-            q, k, v, gates, normalize, key_mask, cu_seqlens
+            q, k, v, gates, normalize, key_mask, cu_seqlens, return_state
         )
         call.sizes["key"] *= wider
         name, compute = call.choose(
@@ -234,6 +235,7 @@ class Rule(Operation):
         normalize: bool,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
+        return_state: bool,
     ) -> tuple[Call, dict[str, str], int]:
         """The call, its arguments' dimensions, and queries per memory."""
         # Each step of a token has the heads of its first one.
@@ -258,8 +260,9 @@ class Rule(Operation):
             like="v",
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
+            normalize=normalize,
+            return_state=return_state,
         )
-        checks.flag(self.name, "normalize", normalize)
         if normalize and _by_channel(dims):
             raise ValueError(
                 f"{self.name}: expected normalize=False with a decay per "

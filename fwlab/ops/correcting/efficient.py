@@ -43,14 +43,14 @@ class Errors(Group):
     corrects = True
 
     def solve(self) -> None:
-        """The matrix of (d4) and its inverse."""
+        """Invert the matrix of (d4), with and without the strength."""
         self.L, self.K_bar = self.P[:, self.C :], self.old[:, self.C :]
         s = self.s
         self.X = inverse(self.L if s is None else self.L * s.mT)
         self.bX = self.strong(self.X)
 
     def write(self, S: Tensor) -> Tensor:
-        r"""$U = \beta E$ and the state, one chunk after the other."""
+        r"""Compute $U = \beta E$ and the states, chunk by chunk."""
         rest, U = self.V, torch.empty_like(self.V)
         parts = self.each(
             rest, self.K_bar, self.bX, U, self.fade.at_end(self.K)
@@ -63,7 +63,7 @@ class Errors(Group):
         return U
 
     def written(self, S: Tensor) -> Tensor:
-        """(d4) for all chunks together: their states are known."""
+        """Compute the errors $E$ of all chunks from their states."""
         rest = self.V.baddbmm_(self.K_bar, S.mT, alpha=-1)
         self.V = torch.bmm(self.X, rest)  # (d4)
         return self.V
@@ -105,7 +105,7 @@ class Errors(Group):
 
 
 class EarlyErrors(Errors):
-    """The same for errors of the memory before it fades."""
+    """Chunks whose errors are those of the memory before it fades."""
 
     early = True
 
@@ -142,7 +142,7 @@ def normalized_correcting(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
     strength: Any, W: Tensor, z: Tensor, ask: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    r"""The sums with $z$ are a sum rule of their own.
+    r"""Compute the sums with $z$ first, then a rule without them.
 
     $z$ of Eq. 18 is a memory with one row, into which every key writes
     the value 1. Eq. 27 divides the key here, not the reading.
@@ -168,6 +168,6 @@ def normalized_correcting(
 
 
 def _in_double(*inputs: Tensor | None) -> Any:
-    """The same in float64, whose range is large enough."""
+    """Call `normalized_correcting` in float64; results in float32."""
     wide: Any = [x if x is None else x.double() for x in inputs]
     return tuple(x.float() for x in normalized_correcting(*wide))

@@ -51,11 +51,14 @@ def count(time: int, chunk: int) -> int:
 def split(
     parts: list[Tensor], chunk: int, dtype: torch.dtype, fill: float = 0
 ) -> Tensor:
-    """`[batch, time, heads, d]` to `[chunks * batch * heads, chunk, d]`.
+    """Cut the time axis into chunks, as a copy in another precision.
 
-    A chunk of several tensors has their rows one below the other. A short last chunk is
-    filled up with zeros: a zero key writes nothing, and `join` drops what a zero query
-    reads. (Decays are filled up with ones.)
+    - `parts`: tensors `[batch, time, heads, d]`. A chunk holds the rows of the first
+      one, then those of the next.
+    - Returns `[chunks * batch * heads, len(parts) * chunk, d]` in `dtype`.
+
+    A short last chunk is filled up with zeros: a zero key writes nothing, and `join`
+    drops what a zero query reads. (Decays are filled up with ones.)
     """
     batch, time, heads, d = parts[0].shape
     n, rows = count(time, chunk), len(parts) * chunk
@@ -75,7 +78,9 @@ def split(
 
 
 def join(x: Tensor, out: Tensor) -> None:
-    """The reverse of `split`, into `out` `[batch, time, heads, d]`."""
+    """Copy chunks `x`, as `split` returns them for one tensor, into `out`
+    `[batch, time, heads, d]`.
+    """
     batch, time, heads, d = out.shape
     chunk = x.shape[1]
     n = count(time, chunk)

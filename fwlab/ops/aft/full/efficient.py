@@ -211,7 +211,7 @@ class Tiles(torch.autograd.Function):
 
     @staticmethod
     def first(sums: list[Tensor], *arguments: Any) -> Tensor:
-        """`Tiles` without its backward pass.
+        """Compute `Tiles`, and append the sums that a gradient needs.
 
         - `sums`: gets the sums of all rows, `[batch, rows, channels]`;
           0 is a row that was computed on its own.
@@ -232,15 +232,17 @@ class Tiles(torch.autograd.Function):
 
     @staticmethod
     def second(rows: Any, *arguments: Any) -> Tensor:
-        """`Tiles` without its forward pass.
+        """Return known outputs, with the backward pass of `Tiles`.
 
-        - `rows`: returns what a number of rows was and has summed up.
+        - `rows`: a function of a number of rows; it returns the
+          outputs and the sums of the next rows, as `first` found them.
+        - `arguments`: those of `Tiles`.
         """
         return _Again.apply(*rows(arguments[0].shape[1]), *arguments)
 
 
 class _Again(torch.autograd.Function):
-    """What `Tiles` returned, with its backward pass."""
+    """Pass the outputs of `Tiles` on; their gradient is its own."""
 
     @staticmethod
     def forward(
@@ -257,7 +259,7 @@ class _Again(torch.autograd.Function):
         count: int = 1,
         keep: bool = False,
     ) -> Tensor:
-        """Rows that only fill up a tile have no gradient."""
+        """Save outputs and sums; added rows fill up the last tile."""
         missing = q.shape[1] - y.shape[1]
         if missing:
             more = (0, 0, 0, missing)
@@ -269,7 +271,10 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Sums of 0 mark single rows."""
+        """Call the backward pass of `Tiles`.
+
+        Rows whose sum is 0 were computed one by one.
+        """
         q, k, v, w, L, m, y, total = ctx.saved_tensors
         inner: Any = Context()
         inner.tiles, inner.count = ctx.tiles, ctx.count
@@ -434,13 +439,13 @@ def _places(
 
 
 def _rows(x: Tensor, w: Tensor, count: int) -> Tensor:
-    """`_steps` of `count` parts without overlap."""
+    """Cut into `count` parts of equal length; shapes as in `_steps`."""
     size = x.shape[1] // count
     return _steps(x, size, size, w.shape[1])
 
 
 def _steps(x: Tensor, size: int, every: int, groups: int) -> Tensor:
-    """`size` steps from every `every`-th step on, as a view.
+    """View spans of `size` steps, each `every` steps after the last.
 
     - `x`: `[batch, time, channels]`.
     - Returns `[tiles, groups, size, batch, c]`: channels with the same
@@ -473,7 +478,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def _runs(k: Tensor, past: int) -> list[tuple[int, int]]:
-    """Rows from and to which tiles can share the $c$ of the first one.
+    """The first row, and the end, of each run of tiles with one $c$.
 
     The maximum of the keys that all rows of a tile see must be close to
     $c$. It is a matter of these keys alone, so that later keys do not
