@@ -80,17 +80,18 @@ def choose(
     if devices.several() or devices.device(config.device).type != "cpu":
         return
     given = [f"{name}={os.environ[name]}" for name in GIVEN if name in os.environ]
-    most = torch.get_num_threads()
-    tried = settings(most)
-    if before and before <= most and not given:
-        torch.set_num_threads(before)
-        tried = [s for s in settings(before) if s.number == before]
+    number = torch.get_num_threads()
+    tried = settings(number)
+    if before and before <= number and NUMBER not in os.environ:
+        number = before
+        torch.set_num_threads(number)
+        tried = [s for s in settings(number) if s.number == number]
     with torch.device("meta"):
         parameters = new_model(config, vocabulary).num_parameters()
     if 6 * parameters * config.batch * config.block * steps < LONG:
         return
     if given:
-        say(f"training on {Setting(most, False)}, with {' and '.join(given)}")
+        say(f"training on {Setting(number, False)}, with {' and '.join(given)}")
         return
     if not _repeatable():
         tried = [s for s in tried if not s.asleep]
