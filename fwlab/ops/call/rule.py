@@ -12,6 +12,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from fwlab import transforms
+from fwlab.ops.additive.efficient import one_step
 from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
 from fwlab.ops.call import checks, units
 from fwlab.ops.call.call import Call, Operation
@@ -209,14 +211,11 @@ class Rule(Operation):
             alone = group == 1 and call.lengths is None
             fades = normalize and "log_decay" in self.gates
             if fades or not alone:
-                compute = self._wrapped(call, compute, name, dims, group, fades)
+                compute = self._wrapped(call, compute, name, dims, group, normalize)
             elif name != "naive":
                 x = self._recurrence(**x)
             x |= options if by_kernel else {}
-            memory = (
-                start._asdict() if isinstance(start, NormalizedState) else {"W": start}
-            )
-            y, *after = compute(**x, **memory)
+            y, *after = compute(**x, **_memory(start))
             y = call.masked(last_steps(y, call.like.shape[1]))
             if scale is not None and not scales_q:
                 y = y * scale
@@ -224,6 +223,52 @@ class Rule(Operation):
         if not return_state:
             return y
         return y, NormalizedState(*after) if normalize else after[0]
+
+    def steps_from(
+        self, state: Any, x: Tensor, W: tuple[int, ...], normalize: bool
+    ) -> bool:
+        """Whether `step` can go on from a state.
+
+        If not, the public function can, or says what does not fit.
+
+        - `x`: the input of the layer.
+        - `W`: the shape that the fast weights should have.
+        """
+        if torch.is_grad_enabled() or transforms.traced() or type(x) is not Tensor:
+            return False
+        if normalize:
+            if not isinstance(state, NormalizedState):
+                return False
+            state, z = state
+            if not _is_like(x, z, (*W[:2], W[3])):
+                return False
+        return _is_like(x, state, W) and not x.is_meta
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Tensor],
+        state: Any,
+        normalize: bool,
+    ) -> tuple[Tensor, State]:
+        """One token of a layer, without gradients and without checks.
+
+        - `state`: one for which `steps_from` is true.
+        """
+        x: dict[str, Any] = {"q": q, "k": k, "v": v}
+        if self.steps or (normalize and (self.corrects or "log_decay" in gates)):
+            if normalize:
+                x |= self._in_range(q, k)
+            compute = self._recurrent(self.implementations["efficient"], normalize)
+            y, *after = compute(**x, **gates, **_memory(state))
+            return y, NormalizedState(*after) if normalize else after[0]
+        x = {"decay": None, "strength": None, "ask": None} | x
+        x |= self.inputs(**x, **gates)
+        W, z = state if normalize else (state, None)
+        y, z, W = one_step(**x, W=W, z=z, corrects=self.corrects)
+        return y, W if z is None else NormalizedState(W, z)
 
     def _checked(
         self,
@@ -288,11 +333,9 @@ class Rule(Operation):
         if features is not None:
             x |= {part: features(x[part].to(call.dtype)) for part in "qk"}
         if normalize:
-            x["q"] = unit_range(x["q"])
+            x |= self._in_range(**x)
             if scale is not None:  # its size cancels in the quotient
                 scale = torch.as_tensor(scale).sign()
-            if self.corrects:
-                x["ask"] = unit_range(x["k"])
         if scale is not None:
             x["q"] = x["q"] * scale
         return x | {
@@ -300,6 +343,11 @@ class Rule(Operation):
             for gate in self.gates
             if gate in x and gate not in as_given
         }
+
+    def _in_range(self, q: Tensor, k: Tensor, **_: Any) -> dict[str, Tensor]:
+        """The keys that read, where their size cancels in a quotient."""
+        x = {"q": unit_range(q)}
+        return x | {"ask": unit_range(k)} if self.corrects else x
 
     def _recurrence(self, **x: Any) -> dict[str, Any]:
         """The inputs of the recurrence for those of the rule."""
@@ -313,21 +361,28 @@ class Rule(Operation):
         name: str,
         dims: Mapping[str, str],
         group: int,
-        fades: bool,
+        normalize: bool,
     ) -> Callable[..., tuple[Tensor, ...]]:
         """`compute` for units, grouped heads and packed documents."""
+        run = self._recurrent(compute, normalize, name == "naive")
+        if group > 1:
+            run = grouped(run, group, dims)
+        # As a masked step: all its inputs are 0, and it keeps the state.
+        return call.by_document(run, MEMORIES)
+
+    def _recurrent(
+        self, compute: Callable[..., Any], normalize: bool, loop: bool = False
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        """The rule by its recurrence or its own `loop`, with units."""
 
         def recurrence(**x: Any) -> tuple[Tensor, ...]:
             y, *after = compute(**self._recurrence(**x))
             return last_steps(y, x["q"].shape[1]), *after
 
-        run = compute if name == "naive" else recurrence
-        if fades:
+        run = compute if loop else recurrence
+        if normalize and "log_decay" in self.gates:
             run = units.in_range(run, self.gates, self.inputs, self.corrects)
-        if group > 1:
-            run = grouped(run, group, dims)
-        # As a masked step: all its inputs are 0, and it keeps the state.
-        return call.by_document(run, MEMORIES)
+        return run
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
         """The given state, or an empty one."""
@@ -343,6 +398,21 @@ class Rule(Operation):
                 "normalize=False, got a NormalizedState (W, z)"
             )
         return call.start(lambda W: W, state, {"": W})
+
+
+def _memory(state: State | None) -> dict[str, Any]:
+    """The parts of a state, by the names in `MEMORIES`."""
+    return state._asdict() if isinstance(state, NormalizedState) else {"W": state}
+
+
+def _is_like(x: Tensor, part: Any, shape: tuple[int, ...]) -> bool:
+    """Whether `part` is a dense tensor of that shape, and otherwise like `x`."""
+    return (
+        checks.dense(part)
+        and part.shape == shape
+        and part.dtype == x.dtype
+        and part.device == x.device
+    )
 
 
 def _by_channel(dims: Mapping[str, str]) -> bool:
@@ -393,4 +463,4 @@ def factor(log_decay: Tensor | None) -> Tensor | None:
     if log_decay is None:
         return None
     decay = log_decay.exp()
-    return decay if decay.dim() == 4 else decay[..., None]
+    return decay if decay.dim() == 4 else decay.unsqueeze(-1)
