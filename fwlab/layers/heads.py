@@ -83,21 +83,19 @@ def run(layer: nn.Module, x: Tensor) -> Tensor:
     That path is left out only for a plain layer that nothing watches.
     """
     own, kind = layer.__dict__, type(layer)
-    plain = kind is nn.Linear or kind is nn.LayerNorm
-    if not plain or "forward" in own or any(map(own.__getitem__, _HOOKS)):
+    if (
+        not (kind is nn.Linear or kind is nn.LayerNorm)
+        or "forward" in own
+        or own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+    ):
         return layer(x)
     weight, bias = own["_parameters"]["weight"], own["_parameters"]["bias"]
     if kind is nn.Linear:
         return F.linear(x, weight, bias)
     return torch.layer_norm(x, layer.normalized_shape, weight, bias, layer.eps)
-
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -301,12 +301,12 @@ def one_step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    decay: Tensor | None,
-    strength: Tensor | None,
-    ask: Tensor | None,
+    decay: Tensor | None = None,
+    strength: Tensor | None = None,
+    ask: Tensor | None = None,
+    *,
     W: Tensor,
     z: Tensor | None = None,
-    *,
     corrects: bool = False,
     early: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -358,7 +358,7 @@ def _usual(total: Tensor) -> bool:
     if not total.is_cpu or operators.traced(total):
         return False
     least, most = total.aminmax()
-    return 1e-6 < least.item() and most.item() < 1e9
+    return least.item() > 1e-6 and most.item() < 1e9
 
 
 def memory(
@@ -382,13 +382,8 @@ def memory(
     if q.shape[1] == 1 and not keep:
         return partial(
             one_step,
-            q,
-            k,
-            v,
-            decay,
-            strength,
-            ask,
-            W,
+            *inputs[:6],
+            W=W,
             corrects=Kind.corrects,
             early=Kind.early,
         )
@@ -412,7 +407,7 @@ def additive(
     if q.shape[1] == 1 and not autograd.will_go_back(
         q, k, v, decay, strength, W, z
     ):
-        y, z, W = one_step(q, k, v, decay, strength, None, W, z)
+        y, z, W = one_step(q, k, v, decay, strength, W=W, z=z)
         return y, W, z
     # $z$ is one more row of $W$, into which every key writes 1.
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)

@@ -13,8 +13,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fwlab import transforms
-from fwlab.ops.additive.efficient import one_step
 from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
+from fwlab.ops.additive.efficient import one_step
 from fwlab.ops.call import checks, units
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
@@ -258,16 +258,15 @@ class Rule(Operation):
         - `state`: one for which `steps_from` is true.
         """
         x: dict[str, Any] = {"q": q, "k": k, "v": v}
-        if self.steps or (normalize and (self.corrects or "log_decay" in gates)):
-            if normalize:
-                x |= self._in_range(q, k)
+        if normalize and (self.corrects or "log_decay" in gates):
+            x |= self._in_range(q, k)
             compute = self._recurrent(self.implementations["efficient"], normalize)
             y, *after = compute(**x, **gates, **_memory(state))
-            return y, NormalizedState(*after) if normalize else after[0]
-        x = {"decay": None, "strength": None, "ask": None} | x
-        x |= self.inputs(**x, **gates)
+            return y, NormalizedState(*after)
         W, z = state if normalize else (state, None)
-        y, z, W = one_step(**x, W=W, z=z, corrects=self.corrects)
+        x |= self.inputs(**x, **gates)
+        for each in _one_by_one(x):
+            y, z, W = one_step(**each, W=W, z=z, corrects=self.corrects)
         return y, W if z is None else NormalizedState(W, z)
 
     def _checked(
@@ -403,6 +402,22 @@ class Rule(Operation):
 def _memory(state: State | None) -> dict[str, Any]:
     """The parts of a state, by the names in `MEMORIES`."""
     return state._asdict() if isinstance(state, NormalizedState) else {"W": state}
+
+
+def _one_by_one(x: dict[str, Any]) -> list[dict[str, Any]]:
+    """The inputs of each step of a token."""
+    steps = x["k"].shape[1]
+    return (
+        [x]
+        if steps == 1
+        else [
+            {
+                n: part[:, [t]] if isinstance(part, Tensor) else part
+                for n, part in x.items()
+            }
+            for t in range(steps)
+        ]
+    )
 
 
 def _is_like(x: Tensor, part: Any, shape: tuple[int, ...]) -> bool:
