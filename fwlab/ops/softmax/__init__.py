@@ -1,11 +1,13 @@
 """Causal softmax attention, the baseline of every comparison."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab import transforms
 from fwlab.ops.call import checks
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.parts.state import KeyValueCache
@@ -22,14 +24,15 @@ def _torch(
         q, scale = -q, -scale
     if scale < torch.finfo(torch.float32).tiny:
         q, scale = q * scale, 1.0
-    # A whole sequence without masked keys does not need a mask.
+    # Without masked keys, a whole sequence or a single token need no mask.
     rows, columns = visible.shape[-2:]
-    causal = visible.dim() == 2 and bool(rows == columns)
+    whole = visible.dim() == 2
+    causal = whole and bool(rows == columns)
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=None if causal else visible,
+        attn_mask=None if causal or (whole and bool(rows == 1)) else visible,
         is_causal=causal,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -128,7 +131,10 @@ def softmax_attention(
         compute = partial(attention_with_dropout, dropout=dropout)
     time, real = call.sizes["time"], key_mask
     if state is not None:
-        k, v, real = _append(call.name, state, k, v, key_mask)
+        state = _append(call.name, state, k, v, key_mask)
+        k, v, real = state
+    else:
+        state = KeyValueCache(k, v, real)
 
     past = k.shape[1] - time
     visible = torch.ones(time, past + time, dtype=torch.bool, device=q.device).tril(
@@ -154,14 +160,14 @@ def softmax_attention(
         inputs[1:] = (x.repeat_interleave(group, 1) for x in inputs[1:])
     y = compute(*inputs, visible).to(wide)
     y = call.masked(y.transpose(1, 2))
-    return (y, KeyValueCache(k, v, real)) if return_state else y
+    return (y, state) if return_state else y
 
 
 # Keys and values of earlier calls, then those of this one. A missing
 # mask means that all tokens are real.
 def _append(
     op: str, state: KeyValueCache, k: Tensor, v: Tensor, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> KeyValueCache:
     checks.state_kind(op, state, KeyValueCache)
     past_k, past_v, past_mask = state
     batch, time, heads, key = k.shape
@@ -183,4 +189,91 @@ def _append(
             ],
             dim=1,
         )
-    return (torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1), real)
+    if time and _plain(k, v, past_k, past_v):
+        return _written(state, k.transpose(1, 2), v.transpose(1, 2), real)
+    k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
+    return KeyValueCache(k, v, real)
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Whether only the numbers of a call are wanted."""
+    if torch.is_grad_enabled() or transforms.traced():
+        return False
+    return all(type(x) is Tensor and not x.is_meta for x in tensors)
+
+
+class _Room:
+    """Memory for keys and values, and for those that are still to come.
+
+    A state sees its beginning. Only the state that ends where the room is used up
+    goes on in it: what is written then, no older state can see.
+    """
+
+    def __init__(self, k: Tensor, v: Tensor, used: int):
+        self.k, self.v, self.used = k, v, used
+
+
+class _RoomyCache(KeyValueCache):
+    """A `KeyValueCache` with room to grow; copies have none."""
+
+    room: _Room | None = None
+
+    def __reduce__(self) -> Any:
+        return KeyValueCache, tuple(self)
+
+
+def _written(
+    state: KeyValueCache, k: Tensor, v: Tensor, mask: Tensor | None
+) -> KeyValueCache:
+    """The state after new keys and values `[batch, heads, time, width]`."""
+    past = state.k.shape[1]
+    end, room = past + k.shape[2], getattr(state, "room", None)
+    if (
+        room is None
+        or room.used != past
+        or end > room.k.shape[2]
+        or (room.k.is_inference() and not torch.is_inference_mode_enabled())
+    ):
+        # Twice as large: a number is copied once on average.
+        new = (x.new_empty(*x.shape[:2], 2 * end, x.shape[3]) for x in (k, v))
+        room = _Room(*new, used=end)
+        room.k[:, :, :past], room.v[:, :, :past] = (
+            x.transpose(1, 2) for x in state[:2]
+        )
+    # Autograd need not know: nobody has seen this memory.
+    room.k.data[:, :, past:end], room.v.data[:, :, past:end] = k, v
+    room.used = end
+    seen = (x[:, :, :end].transpose(1, 2) for x in (room.k, room.v))
+    after = _RoomyCache(*seen, mask)
+    after.room = room
+    return after
+
+
+def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
+    """Whether `step` can go on from a state; see `Rule.steps_from`."""
+    if not (isinstance(state, KeyValueCache) and state.mask is None):
+        return False
+    k, v, _ = state
+    shape = (len(x), checks.time_of(k, 4), heads, width)
+    return _plain(x, k, v) and all(
+        part.shape == shape and part.dtype == x.dtype and part.device == x.device
+        for part in (k, v)
+    )
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache
+) -> tuple[Tensor, KeyValueCache]:
+    """One token of a layer, without gradients and without checks.
+
+    - `q`, `k`, `v`: `[batch, heads, 1, width]`.
+    - `state`: one for which `goes_on_from` is true.
+    """
+    state = _written(state, k, v, None)
+    y = F.scaled_dot_product_attention(
+        q,
+        state.k.transpose(1, 2),
+        state.v.transpose(1, 2),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y, state
