@@ -12,13 +12,13 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab import transforms
 from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
 from fwlab.ops.additive.efficient import one_step
 from fwlab.ops.call import checks, units
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.operators import traced
+from fwlab.ops.parts import autograd
 from fwlab.ops.parts.autograd import full_precision
 from fwlab.ops.parts.state import NormalizedState
 
@@ -234,15 +234,15 @@ class Rule(Operation):
         - `x`: the input of the layer.
         - `W`: the shape that the fast weights should have.
         """
-        if torch.is_grad_enabled() or transforms.traced() or type(x) is not Tensor:
+        if not autograd.only_numbers(x):
             return False
         if normalize:
             if not isinstance(state, NormalizedState):
                 return False
             state, z = state
-            if not _is_like(x, z, (*W[:2], W[3])):
+            if not checks.fits(z, (*W[:2], W[3]), x):
                 return False
-        return _is_like(x, state, W) and not x.is_meta
+        return checks.fits(state, W, x)
 
     def step(
         self,
@@ -417,16 +417,6 @@ def _one_by_one(x: dict[str, Any]) -> list[dict[str, Any]]:
             }
             for t in range(steps)
         ]
-    )
-
-
-def _is_like(x: Tensor, part: Any, shape: tuple[int, ...]) -> bool:
-    """Whether `part` is a dense tensor of that shape, and otherwise like `x`."""
-    return (
-        checks.dense(part)
-        and part.shape == shape
-        and part.dtype == x.dtype
-        and part.device == x.device
     )
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab import transforms
 from fwlab.ops.call import checks
 from fwlab.ops.call.call import Call, Operation
+from fwlab.ops.parts import autograd
 from fwlab.ops.parts.state import KeyValueCache
 from fwlab.ops.softmax import naive
 
@@ -189,17 +189,10 @@ def _append(
             ],
             dim=1,
         )
-    if time and _plain(k, v, past_k, past_v):
+    if time and autograd.only_numbers(k, v, past_k, past_v):
         return _written(state, k.transpose(1, 2), v.transpose(1, 2), real)
     k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
     return KeyValueCache(k, v, real)
-
-
-def _plain(*tensors: Tensor) -> bool:
-    """Whether only the numbers of a call are wanted."""
-    if torch.is_grad_enabled() or transforms.traced():
-        return False
-    return all(type(x) is Tensor and not x.is_meta for x in tensors)
 
 
 class _Room:
@@ -226,7 +219,7 @@ def _written(
     state: KeyValueCache, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> KeyValueCache:
     """The state after new keys and values `[batch, heads, time, width]`."""
-    past = state.k.shape[1]
+    past = state[0].shape[1]
     end, room = past + k.shape[2], getattr(state, "room", None)
     if (
         room is None
@@ -253,11 +246,9 @@ def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
     """Whether `step` can go on from a state; see `Rule.steps_from`."""
     if not (isinstance(state, KeyValueCache) and state.mask is None):
         return False
-    k, v, _ = state
-    shape = (len(x), checks.time_of(k, 4), heads, width)
-    return _plain(x, k, v) and all(
-        part.shape == shape and part.dtype == x.dtype and part.device == x.device
-        for part in (k, v)
+    shape = (len(x), checks.time_of(state.k, 4), heads, width)
+    return autograd.only_numbers(x) and all(
+        checks.fits(part, shape, x) for part in state[:2]
     )
 
 
