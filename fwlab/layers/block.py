@@ -102,7 +102,7 @@ class Block(Causal):
         return self._mlp(x + self.dropout(y)), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        parts = self._modules  # attributes of a module are looked up slowly
+        parts: Any = self._modules  # attributes of a module are looked up slowly
         check_input("Block", "x", x, "batch d_model", parts["expand"].weight)
         y, state = parts["mixer"].step(run(parts["norm_mixer"], x), state)
         x = x + self._dropped(y)
@@ -116,5 +116,5 @@ class Block(Causal):
 
     # A module that does nothing takes longer than to add two tokens.
     def _dropped(self, x: Tensor) -> Tensor:
-        drop = self._modules["dropout"]
+        drop: Any = self._modules["dropout"]
         return drop(x) if drop.p else x

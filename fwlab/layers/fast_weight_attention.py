@@ -289,7 +289,7 @@ class FastWeightAttention(Causal):
         return self.to_out(self._finish(y, x)), memory
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        parts = self._modules
+        parts: Any = self._modules
         like = parts["to_q"].weight
         check_input("FastWeightAttention", "x", x, "batch d_model", like)
         record, batch, memory = RULES[self.rule], x.shape[0], self.state_shape
@@ -345,7 +345,7 @@ class FastWeightAttention(Causal):
 
     # $\phi$, then the normalisation that `key_norm` names.
     def _features(self, x: Tensor) -> Tensor:
-        phi = self._modules["feature_map"]
+        phi: Any = self._modules["feature_map"]
         if self.key_norm is None:
             return phi(x)
         # A scale would be divided out again.

@@ -1,5 +1,7 @@
 """Splitting a model's width into heads, and checking inputs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -77,7 +79,7 @@ def real_tokens(layer: str, x: Tensor, dims: str, key_mask: Tensor | None) -> Te
     return torch.where(key_mask[..., None], x, 0)
 
 
-def run(layer: nn.Module, x: Tensor) -> Tensor:
+def run(layer: Any, x: Tensor) -> Tensor:
     """`layer(x)`, for a token: PyTorch's path through a module takes longer.
 
     That path is left out only for a plain layer that nothing watches.

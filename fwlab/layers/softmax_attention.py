@@ -71,7 +71,7 @@ class SoftmaxAttention(Causal):
         return 2 * time * self.kv_width
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        parts = self._modules
+        parts: Any = self._modules
         like = parts["to_q"].weight
         check_input("SoftmaxAttention", "x", x, "batch d_model", like)
         width = self.d_model // self.heads

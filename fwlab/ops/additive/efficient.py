@@ -407,8 +407,9 @@ def additive(
     if q.shape[1] == 1 and not autograd.will_go_back(
         q, k, v, decay, strength, W, z
     ):
-        y, z, W = one_step(q, k, v, decay, strength, W=W, z=z)
-        return y, W, z
+        y, after, W = one_step(q, k, v, decay, strength, W=W, z=z)
+        assert after is not None
+        return y, W, after
     # $z$ is one more row of $W$, into which every key writes 1.
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     W = torch.cat([W, z[:, :, None]], -2)

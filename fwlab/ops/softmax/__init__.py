@@ -202,8 +202,8 @@ class _Room:
     goes on in it: what is written then, no older state can see.
     """
 
-    def __init__(self, k: Tensor, v: Tensor, used: int):
-        self.k, self.v, self.used = k, v, used
+    def __init__(self, k: Tensor, v: Tensor):
+        self.k, self.v, self.used = k, v, 0
 
 
 class _RoomyCache(KeyValueCache):
@@ -228,16 +228,15 @@ def _written(
         or (room.k.is_inference() and not torch.is_inference_mode_enabled())
     ):
         # Twice as large: a number is copied once on average.
-        new = (x.new_empty(*x.shape[:2], 2 * end, x.shape[3]) for x in (k, v))
-        room = _Room(*new, used=end)
-        room.k[:, :, :past], room.v[:, :, :past] = (
-            x.transpose(1, 2) for x in state[:2]
-        )
+        new = [x.new_empty(*x.shape[:2], 2 * end, x.shape[3]) for x in (k, v)]
+        for x, old in zip(new, state[:2], strict=True):
+            x[:, :, :past] = old.transpose(1, 2)
+        room = _Room(new[0], new[1])
     # Autograd need not know: nobody has seen this memory.
     room.k.data[:, :, past:end], room.v.data[:, :, past:end] = k, v
     room.used = end
-    seen = (x[:, :, :end].transpose(1, 2) for x in (room.k, room.v))
-    after = _RoomyCache(*seen, mask)
+    seen = [x[:, :, :end].transpose(1, 2) for x in (room.k, room.v)]
+    after = _RoomyCache(seen[0], seen[1], mask)
     after.room = room
     return after
 
