@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import torch
 import tyro
 from tqdm import tqdm
 from typing_extensions import Doc
@@ -20,9 +21,11 @@ from tyro.conf import Positional, arg
 from fwlab import training
 from fwlab.data import CorpusError
 from fwlab.files import destination, replacing, write_json
+from fwlab.training.memory import keep_freed
 from fwlab.training.plan import describe, plan, vocabulary_size
 from fwlab.training.presets import PRESETS
-from fwlab.training.run_folder import run_in, silence
+from fwlab.training.run_folder import Run, run_in, silence
+from fwlab.training.threads import choose
 
 if TYPE_CHECKING:
     from fwlab.experiments import Experiment
@@ -46,6 +49,7 @@ def train(
     resume: bool = False,
     dry_run: bool = False,
     track: Literal["tensorboard", "wandb"] | None = None,
+    threads: int | None = None,
 ) -> None:
     """Train a language model in a folder of its own.
 
@@ -62,6 +66,8 @@ def train(
             operations and the time of a step, which ten steps measure.
         track: Also send the metrics to TensorBoard (in that folder) or to
             Weights & Biases.
+        threads: Number of threads on a CPU; default: what is fastest in a
+            few steps, or as many as before in a run that continues.
     """
     if preset is not None:
         if preset not in PRESETS:
@@ -69,11 +75,25 @@ def train(
                 f"expected preset to be one of {', '.join(PRESETS)}, got {preset!r}"
             )
         print(f"{preset}: {PRESETS[preset].source}")
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"expected threads to be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+    keep_freed()
     if dry_run:
-        print(describe(config, plan(config, vocabulary_size(config, preset))))
+        size = vocabulary_size(config, preset)
+        if threads is None:
+            choose(config, size, config.steps)
+        print(describe(config, plan(config, size)))
         return
     folder = Path("runs", preset or config.mixer) if out is None else out
-    run_in(folder, config, resume, _command(), track)
+
+    def begin(run: Run) -> None:
+        if threads is None:
+            vocabulary, left = len(run.trainer.vocabulary), config.steps - run.started
+            choose(config, vocabulary, left, run.threads(), run.say)
+
+    run_in(folder, config, resume, _command(), track, begin)
 
 
 def _preset(arguments: list[str]) -> training.Config:

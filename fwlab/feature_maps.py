@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab import arguments
 from fwlab.transforms import recorded as _recorded
 from fwlab.transforms import traced as _traced
 
@@ -39,13 +40,19 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     - Returns the shape the two broadcast to.
     """
     # `x / inf` is 0, and so are its gradients. One pass over `x` is enough.
-    wide = torch.promote_types(total.dtype, torch.float32)
-    return x / _or_inf(total, torch.finfo(wide).tiny)
+    return x / denominator(total)
+
+
+def denominator(total: Tensor) -> Tensor:
+    """What `divide` divides by: infinity in place of an empty total."""
+    wide = torch.float32 if total.dtype.itemsize < 4 else total.dtype
+    return _or_inf(total, torch.finfo(wide).tiny)
 
 
 # In place of an empty denominator, infinity: see `divide`.
 def _or_inf(total: Tensor, least: float) -> Tensor:
-    return torch.where(total.abs() <= least, torch.inf, total)
+    none = total.abs() <= least if least else total == 0
+    return total.masked_fill(none, torch.inf)
 
 
 def unit_range(x: Tensor) -> Tensor:
@@ -193,7 +200,7 @@ def _divided(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tenso
     bounds need `unit_range`. A GPU would have to wait for this check; there
     all vectors get it.
     """
-    if not x.is_cpu:
+    if x.device.type != "cpu":
         return _by_power(by, x)
     total = by.total(x)
     minimum, maximum = by.bounds(x.dtype)
@@ -344,7 +351,8 @@ class DPFP(FeatureMap):
 
     - `nu`: number of shifts, an integer of at least 1.
     - Input `[..., d]`, output `[..., 2 * d * nu]`.
-    - Raises `ValueError` for a `nu` below 1.
+    - Raises `ValueError` for a `nu` below 1, and `TypeError` for one
+      that is not an integer.
 
     **Which `nu` are useful.** $1 \dots d-1$. The paper allows
     $\nu \le 2d-1$, but shift $d$ multiplies $r(k_i)$ with $r(-k_i)$,
@@ -366,8 +374,7 @@ class DPFP(FeatureMap):
     # A bool is an integer to Python, but not a number of shifts.
     def __init__(self, nu: int = 1):
         super().__init__()
-        if isinstance(nu, bool) or not isinstance(nu, int) or nu < 1:
-            raise ValueError(f"expected nu to be an integer of at least 1, got {nu!r}")
+        arguments.integers("DPFP", 1, nu=nu)
         self.nu = nu
 
     # $2d$ products for each of the $\nu$ shifts.
@@ -455,7 +462,7 @@ class RandomFeatures(FeatureMap):
     - `directions`: number of random directions $\omega$, at least 1.
     - `orthogonal`: draw blocks of `d` orthogonal directions.
     - `seed`: seed of the first draw; None = PyTorch's own generator.
-    - Raises `ValueError` for sizes below 1.
+    - Raises `ValueError` for sizes below 1, `TypeError` for a wrong type.
 
     The directions are a buffer `[directions, d]`: they are moved and
     saved with the model, are not trained, and change only in `redraw`.
@@ -466,11 +473,9 @@ class RandomFeatures(FeatureMap):
     # The first draw is one like any later `redraw`.
     def __init__(self, d: int, directions: int, orthogonal: bool, seed: int | None):
         super().__init__()
-        for name, size in (("d", d), ("directions", directions)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(
-                    f"expected {name} to be an integer of at least 1, got {size!r}"
-                )
+        name = type(self).__name__
+        arguments.integers(name, 1, d=d, directions=directions)
+        arguments.flags(name, orthogonal=orthogonal)
         self.d, self.directions, self.orthogonal = d, directions, orthogonal
         self.register_buffer("omega", torch.empty(directions, d))
         self.redraw(seed)
@@ -486,6 +491,7 @@ class RandomFeatures(FeatureMap):
         """
         generator = None
         if seed is not None:
+            arguments.integers(type(self).__name__, None, seed=seed)
             generator = torch.Generator().manual_seed(seed)
         draw = gaussian_directions(self.directions, self.d, self.orthogonal, generator)
         self.omega.copy_(draw)
@@ -561,7 +567,8 @@ class FAVOR(RandomFeatures):
       underflow for keys longer than about 13, and training breaks down.
     - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Input `[..., d]`, output `[..., 2 * directions]`, positive.
-    - Raises `ValueError` for sizes below 1, and in `width` for another d.
+    - Raises `ValueError` for sizes below 1, and in `width` for another d;
+      `TypeError` for an argument of the wrong type.
 
     Source: Choromanski et al. 2021 (arXiv:2009.14794), Lemma 1 (the
     hyperbolic form); equation numbers from Schlag et al. 2021.
@@ -577,6 +584,7 @@ class FAVOR(RandomFeatures):
         seed: int | None = None,
     ):
         super().__init__(d, directions, orthogonal, seed)
+        arguments.flags("FAVOR", stabilize=stabilize)
         self.stabilize = self.scales = stabilize
 
     # Eq. 31 before the exponential: $\pm\omega x - |x|^2/2$, and the
@@ -632,7 +640,8 @@ class RandomFourier(RandomFeatures):
     - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Input `[..., d]`, output `[..., 2 * directions]`. The zero vector
       has no direction and counts as $\hat x = 0$.
-    - Raises `ValueError` for sizes below 1, and in `width` for another d.
+    - Raises `ValueError` for sizes below 1, and in `width` for another d;
+      `TypeError` for an argument of the wrong type.
 
     Source: Peng et al. 2021 (arXiv:2103.02143), section 3.1.
     """
@@ -647,8 +656,11 @@ class RandomFourier(RandomFeatures):
         seed: int | None = None,
     ):
         super().__init__(d, directions, orthogonal, seed)
-        if not (math.isfinite(bandwidth) and bandwidth > 0):
-            raise ValueError(f"expected bandwidth to be above 0, got {bandwidth!r}")
+        text = "RandomFourier: expected bandwidth to be a finite number above 0"
+        if not arguments.number(bandwidth):
+            raise TypeError(f"{text}, got {bandwidth!r}")
+        if not 0 < bandwidth < math.inf:
+            raise ValueError(f"{text}, got {bandwidth!r}")
         self.bandwidth = nn.Parameter(torch.full((d,), float(bandwidth)))
 
     def forward(self, x: Tensor) -> Tensor:

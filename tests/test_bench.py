@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from fwlab import ops
 from fwlab.bench import aft, decoding, measure, mixers, operations, rules
 from fwlab.bench import case as cases
 from fwlab.models import MIXERS
-from fwlab.training import Config
+from fwlab.training import Config, threads
 
 BENCHES = (busy, imports, lengths, peers, training)
 
@@ -133,14 +133,28 @@ def test_a_small_run(monkeypatch):
 
 
 def test_busy(monkeypatch):
+    """One process measures; the others say what it would be in other settings."""
+    one, two, asleep = settings = threads.settings(2)
     monkeypatch.setattr(busy, "SECONDS", 0.0)
+    monkeypatch.setattr(busy, "ROUNDS", 1)
     monkeypatch.setattr(busy, "MIXERS", ("softmax",))
-    monkeypatch.setattr(busy, "SETTINGS", {"one thread": {"OMP_NUM_THREADS": "1"}})
-    # One process is enough: it shows no other time here beside a busy core.
-    monkeypatch.setattr(busy, "_fresh", cache(busy._fresh))
+    monkeypatch.setattr(busy, "TOKENS", (64,))
+    monkeypatch.setattr(threads, "settings", lambda most: settings)
+    first = busy._fresh(busy.milliseconds, "softmax", 64, one)
+    assert first > 0
+    times = {one: first, two: 2 * first, asleep: 1.5 * first}
+
+    def fresh(call, mixer, tokens, setting=None):
+        return times[setting] if setting else str(asleep)
+
+    monkeypatch.setattr(threads, "times", lambda *_: times)
+    assert busy.chosen("softmax", 64) == str(one)
+    monkeypatch.setattr(busy, "_fresh", fresh)
     rows = busy.run()
-    assert [row["setting"] for row in rows] == list(busy.SETTINGS)
-    assert all(row["quiet"] > 0 and row["busy"] > 0 for row in rows)
+    assert [row["setting"] for row in rows] == [*map(str, settings)]
+    for load in ("quiet", "busy"):
+        assert [row[load] for row in rows] == [*times.values()]
+        assert [row[f"chosen_{load}"] for row in rows] == [None, None, 1.5]
     assert len({len(row) for row in busy.table(rows)}) == 1
 
 
@@ -175,6 +189,24 @@ def test_mixers(monkeypatch):
     # The rules of chunks need more operators than PyTorch's one.
     assert 100 < rows[0]["operators"] < rows[1]["operators"]
     assert len({len(row) for row in mixers.table(rows)}) == 1
+
+
+@pytest.mark.parametrize(("mixer", "limit"), [("delta", 1000), ("sum", 600)])
+def test_operators_of_a_short_sequence(mixer, limit):
+    """Softmax attention needs 506, of which 210 are not those of a mixer."""
+    step = mixers.Step(partial(mixers.of, mixer))
+
+    def both_passes():
+        step.model(step.tokens[:, :-1]).sum().backward()
+
+    assert measure.operator_calls(both_passes) <= limit
+
+
+def test_operators_of_a_short_window():
+    """The dense form, which is not stable, needs 132."""
+    comparison = peers.aft_dense(64, 128, 32, 1, 1)
+    ours, theirs = cases.calls(peers.case_of(comparison)).values()
+    assert measure.operator_calls(ours) <= 95 < measure.operator_calls(theirs)
 
 
 SMALL = (

@@ -1,6 +1,7 @@
 """The pages "Inside the package" and "One equation, ten rules" are true."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 import frames
@@ -13,8 +14,9 @@ from fwlab.layers.fast_weight_attention import RULES as RECORDS
 from fwlab.ops.call.rule import Rule
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-INSIDE, RULES = (
-    (DOCS / f"{name}.md").read_text("utf-8") for name in ("inside", "rules")
+CONTRIBUTE, INSIDE, RULES = (
+    (DOCS / f"{name}.md").read_text("utf-8")
+    for name in ("contribute", "inside", "rules")
 )
 
 
@@ -32,11 +34,19 @@ def test_the_way_is_the_one_that_a_profiler_sees():
 def test_every_room_is_drawn():
     rooms = re.findall(r"^- `(\w+)`", INSIDE, re.M)
     assert [*rooms, "__main__"] == test_house.ORDER
-    inner = re.findall(
-        r"`(\w+)`(?=[, ])", "".join(re.findall(r"^    - .*", INSIDE, re.M))
-    )
-    folders = [name for name in test_house.INNER if "_" not in name]
-    assert inner == folders
+    table = re.findall(r"^\| (`fwlab/.*?) \|", CONTRIBUTE, re.M)
+    assert re.findall(r"`fwlab/(\w+)", "".join(table)) == rooms
+    rows = re.findall(r"^    - ((?:`\w+`(?:, )?)+)(.*)", INSIDE, re.M)
+    inner = re.findall(r"`(\w+)`", "".join(names for names, _ in rows))
+    assert [*inner, "__init__"] == test_house.INNER
+    # Beside a recurrence are the files that are in it, or in each of its forms.
+    usual = {"naive.py", "chunked.py", "efficient.py", "kernels.py"}
+    for names, says in rows:
+        files = {*re.findall(r"`(\w+\.py)`", says)}
+        forms = re.findall(r"`(\w+)`", says.partition("forms: ")[2]) or ["."]
+        for name, form in product(re.findall(r"`(\w+)`", names), forms):
+            folder = test_house.PACKAGE / "ops" / name / form
+            assert {path.name for path in folder.glob("*.py")} & usual == files, name
 
 
 class Row:

@@ -1,9 +1,12 @@
 """Normalised rules whose memory fades: their means are right at any decay."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fwlab import ops
+from fwlab.ops.additive.rules.gated import GATED_RULE, decay_and_strength
 from fwlab.ops.parts.state import NormalizedState
 
 RULES = ("sum_rule", "gated_rule", "gated_delta_rule")
@@ -231,3 +234,24 @@ def test_the_first_key_after_a_pause(rule):
         found = torch.autograd.grad(z.sum(), k)[0]
         strength = 0.5 if rule == "gated_rule" else 1.0
         torch.testing.assert_close(found, torch.full_like(k, strength))
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_inputs_get_all_that_the_rule_gets(implementation):
+    """Also where only its decay and its strength are asked for: another rule may
+    change its keys by a gate, or need a decay that is a tensor.
+    """
+
+    def inputs(q, k, v, beta, log_decay, **_):
+        assert q.shape == k.shape and v.shape[:3] == beta.shape == log_decay.shape
+        return decay_and_strength(beta, log_decay) | {"q": 2 * q, "k": k}
+
+    odd = replace(GATED_RULE, inputs=inputs)
+    gates = {"beta": torch.full((1, 2, 1), 0.5), "log_decay": torch.tensor([0, -150.0])}
+    gates["log_decay"] = gates["log_decay"].view(1, 2, 1)
+    q = k = torch.tensor([[1.0, 0], [0, 0]]).view(1, 2, 1, 2).flip(1)
+    k = k.flip(1)
+    v = torch.tensor([5.0, 7]).view(1, 2, 1, 1)
+    for rule in (GATED_RULE, odd):
+        y = rule(q, k, v, gates, normalize=True, implementation=implementation)
+        assert y.flatten().tolist() == [0, 5]

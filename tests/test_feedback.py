@@ -380,7 +380,7 @@ def test_errors_name_the_argument():
         (lambda: ops.feedback(x, w, heads=3), r"expected weights.positions of shape \[2, 4\].*got \[3, 4\]"),
         (lambda: ops.feedback(x, w, heads=2.0), "expected heads to be an integer, got 2.0"),
         (lambda: ops.feedback(x.float(), w, **run), "expected weights.[a-z_]+ in the precision of x, float32, got float64"),
-        (lambda: ops.feedback(x, w, implementation="fast", **run), "implementation 'auto' or one of 'naive', 'efficient', .*got 'fast'"),
+        (lambda: ops.feedback(x, w, implementation="fast", **run), "implementation to be one of 'auto', 'naive', 'efficient', .*got 'fast'"),
         (lambda: ops.feedback(x, w, key_mask=torch.ones(2, 5, dtype=torch.bool), **run), r"expected key_mask of shape .*got \[2, 5\]"),
         (lambda: ops.feedback(x, w, state=k, **run), "expected state to be a FeedbackState"),
         (lambda: ops.feedback(x, w, state=ops.FeedbackState(k, k[:, 1:], None), **run), r"expected state.v of shape \[2, 3, 2, 2, 3\].*got \[2, 2, 2, 2, 3\]"),

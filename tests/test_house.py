@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
 #: Each imports only what stands before it.
 ORDER = [
+    "arguments",
     "transforms",
     "feature_maps",
     "ops",

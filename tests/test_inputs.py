@@ -2,13 +2,16 @@
 differentiation, and tensors that are not dense.
 """
 
+import inspect
+import re
 from functools import partial
 
 import pytest
 import torch
+from alike import refuses
 from torch.autograd import forward_ad
 
-from fwlab import ops
+from fwlab import feature_maps, layers, models, ops
 from problems import ROWS, error, problem
 from problems.row import Row
 
@@ -116,3 +119,54 @@ def test_tensors_that_are_not_dense(kind):
         if isinstance(state, torch.Tensor):
             with pytest.raises(TypeError, match="state to be a dense tensor, got "):
                 row(*inputs, state=kind(state.detach()))
+
+
+#: Arguments with which each layer, model and feature map is made.
+MADE = {
+    **{name: {"d_model": 8, "heads": 2} for name in layers.__all__},
+    "AFTSimple": {"d_model": 8},
+    "AFTFull": {"d_model": 8, "max_len": 9},
+    "AFTLocal": {"d_model": 8, "max_len": 9},
+    "AFTConv2d": {"d_model": 8, "heads": 2, "size": 3},
+    "FeedbackTransformer": {"d_model": 8, "heads": 2, "layers": 1},
+    "TransformerXL": {"d_model": 8, "heads": 2, "layers": 1},
+    "Block": {"mixer": torch.nn.Identity(), "d_model": 8},
+    "LanguageModel": {"vocab_size": 5, "d_model": 8},
+    "EncoderDecoder": {"source_vocab": 5, "target_vocab": 5, "d_model": 8},
+    "DPFP": {},
+    "FAVOR": {"d": 4},
+    "RandomFourier": {"d": 4},
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_constructor_names_an_argument_of_the_wrong_type(name):
+    """Of every argument: a list, and text, in place of a number, flag or name."""
+    rooms = (layers, models, feature_maps)
+    kind = next(getattr(room, name) for room in rooms if hasattr(room, name))
+    assert kind(**MADE[name])
+    for argument, parameter in inspect.signature(kind).parameters.items():
+        wrong = [["delta"]] + ["yes"] * ("str" not in str(parameter.annotation))
+        for value in wrong:
+            message = (
+                rf"^\w+: expected {argument} to be .*got {re.escape(repr(value))}$"
+            )
+            call = partial(kind, **MADE[name] | {argument: value})
+            refuses(call, message, TypeError)
+
+
+def test_operations_name_an_argument_of_the_wrong_type():
+    for row in EVERY.values():
+        inputs, _ = problem(row, 5, with_state=False)
+        for argument in ("return_state", "implementation"):
+            call = partial(row.op, *inputs, **{argument: ["no"]})
+            refuses(call, rf"expected {argument} to be .*got \['no'\]$", TypeError)
+
+
+def test_what_decoding_takes():
+    model = models.LanguageModel(5, layers=1, d_model=8, heads=2)
+    text = torch.zeros(1, 2, dtype=torch.long)
+    refuses(lambda: model.generate([[0]], 2), "prompt to be a tensor, got list")
+    refuses(lambda: model.generate(text, "2"), "max_new_tokens to be an integer")
+    refuses(lambda: model.generate(text, 2, top_k=1.5), "top_k to be an integer")
+    refuses(lambda: model([[0]]), "tokens to be a tensor, got list")

@@ -353,16 +353,30 @@ def test_decays_per_channel_come_through_the_width_of_a_head():
         ({"a": Gate("heads key")}, "a of odd_rule .*got 'a'; add"),
         (
             {"beta": Gate("heads"), "more": Gate("heads", kind="beta")},
-            "more of odd_rule to be a gate of kind share, .*got 'beta'",
+            "more of odd_rule, a gate of kind 'beta', to have weights of its own, "
+            "got to_beta, which beta has already$",
+        ),
+        (
+            {"beta": Gate("heads"), "share": Gate("heads")},
+            "share of odd_rule, .* of its own, got to_beta, which beta has already$",
+        ),
+        (
+            {"fade": Gate("heads", kind="bounded_decay"), "log_decay": Gate("heads")},
+            "log_decay of odd_rule, .* got to_alpha, which fade has already$",
+        ),
+        (
+            {"beta": Gate("steps heads")},
+            "in a rule without steps, to have the dimensions 'heads', "
+            "got 'steps heads'$",
         ),
         (
             {"beta": Gate("heads key")},
-            "beta of odd_rule, a gate of kind 'beta', to have the dimensions 'heads' "
-            "or 'steps heads', got 'heads key'",
+            "beta of odd_rule, a gate of kind 'beta' in a rule without steps, to have "
+            "the dimensions 'heads', got 'heads key'$",
         ),
         (
             {"a": Gate("heads value", kind="rate")},
-            "kind 'rate', to have the dimensions 'heads key', got 'heads value'",
+            "kind 'rate' in a rule without steps, to have the dimensions 'heads key', got 'heads value'",
         ),
     ],
 )
@@ -372,6 +386,16 @@ def test_a_gate_that_no_layer_makes(gates, message, monkeypatch):
     monkeypatch.setitem(RULES, "odd", odd)
     with pytest.raises(ValueError, match=message):
         FastWeightAttention(8, 2, rule="odd")
+
+
+def test_a_gate_of_a_rule_with_steps(monkeypatch):
+    for gate, message in {
+        Gate("heads"): "with steps, to have the dimensions 'steps heads', got 'heads'$",
+        Gate("heads key", kind="rate"): "kind beta, share, .* ask, got 'rate'; add",
+    }.items():
+        odd = replace(RULES["delta_product"], gates={"beta": gate})
+        monkeypatch.setitem(RULES, "odd", odd)
+        refuses(lambda: FastWeightAttention(8, 2, rule="odd"), message, ValueError)
 
 
 def test_a_record_says_how_its_gates_are_made(monkeypatch):
@@ -393,7 +417,7 @@ def test_a_record_says_how_its_gates_are_made(monkeypatch):
         ({"rule": "gated", "beta_max": 2}, "'gated', which does not correct, got 2"),
         ({"rule": "rwkv7", "beta_max": 2}, "'rwkv7', which has no beta and no erasing"),
         ({"rule": ["delta"]}, r"rule to be one of 'sum', .*got \['delta'\]"),
-        ({"key_norm": ["l2"]}, r"'sum', 'l2' or None, got \['l2'\]"),
+        ({"key_norm": ["l2"]}, r"one of 'sum', 'l2', None, got \['l2'\]"),
         ({"normalize": "yes"}, "normalize to be True, False or None, got 'yes'"),
         ({"steps": 2}, "steps to be 1 for rule 'delta', got 2"),
         ({"rule": "delta_product", "steps": 0}, "steps to be at least 1, got 0"),
@@ -463,7 +487,7 @@ def test_one_key_is_overwritten():
         (lambda: FastWeightAttention(12, 4, expand_v=0), "positive integer, got expand_v=0"),
         (lambda: FastWeightAttention(12, 4, expand_v=float("nan")), "got expand_v=nan"),
         (lambda: FastWeightAttention(12, 4, expand_v="2"), "expand_v to be a number, got '2'"),
-        (lambda: FastWeightAttention(12, 4, conv_size=-1), "conv_size to be an integer, 0 or more, got -1"),
+        (lambda: FastWeightAttention(12, 4, conv_size=-1), "conv_size to be at least 0, got -1"),
         (lambda: FastWeightAttention(12, 4, conv_size=True), "conv_size .*got True"),
         (lambda: FastWeightAttention(12, 4).prefill(torch.zeros(2, 5, 12), ops.ConvState(None, None)), r"^FastWeightAttention: .*without convolutions for conv_size=0, got a ConvState \(memory, inputs\)"),
         (lambda: FastWeightAttention(12, 4, FAVOR(3, 6), "sum").prefill(torch.zeros(2, 5, 12), ops.ConvState(None, None)), "got a ConvState"),
@@ -575,7 +599,7 @@ def test_all_options_by_hand():
     out, state = layer.prefill(x)
     assert error(out, layer.to_out(y)) < 1e-12
     assert error(state.memory, W[:, ::2]) < 1e-12
-    assert torch.equal(state.inputs, qkv[:, -3:])
+    assert error(state.inputs, qkv[:, -3:]) < 1e-12
 
 
 def test_norm_has_full_precision_under_autocast():

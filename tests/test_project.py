@@ -15,6 +15,13 @@ from fwlab.exercises.project import FIELDS, by_luck, fairness
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "project"
 SAMPLES = {path.parent.name: path for path in FOLDER.glob("samples/*/results.json")}
+NOTEBOOK = FOLDER.parents[1] / "notebooks" / "18_project.ipynb"
+#: By question of the rubric, the words for 0, 1 and 2 points.
+RUBRIC = [
+    row.split(" | ")
+    for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    for row in re.findall(r"^\| ([^|]+\? \| .+) \|$", "".join(cell["source"]), re.M)
+]
 SMALL = {"rates": [0.1], "seeds": [0], "steps": 2}
 
 
@@ -98,8 +105,12 @@ def test_samples_say_what_was_measured():
         assert all(number in section for number in numbers), (name, numbers)
         sentences = fairness(result["yours"], result["bar"])
         assert re.findall("^unequal: (.*)$", section, re.M) == sentences
-        points = list(map(int, re.findall(r"^\|.*\| (\d) \|", section, re.M)))
-        assert len(points) == 5 and f"**{sum(points)} of 10.**" in section
+        marks = re.findall(r"^\|.*\| (\d) \| (.*) \|$", section, re.M)
+        points = [int(mark) for mark, _ in marks]
+        assert f"**{sum(points)} of 10.**" in section
+        # Each is given by the rubric's words for this number of points.
+        for (_, *words), mark, (_, why) in zip(RUBRIC, points, marks, strict=True):
+            assert f"*{words[mark]}*" in why
 
 
 def test_three_of_three_is_one_of_twenty():

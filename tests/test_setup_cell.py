@@ -211,16 +211,6 @@ def test_nowhere(machine):
     assert f"could not install fwlab from git+{ADDRESS}@main: " in said
 
 
-def test_waiting_threads_sleep(machine):
-    """Unless you decide yourself; torch is loaded later."""
-    machine.decoy()
-    policy = "import os; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    for env, wanted in ({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"):
-        done = machine.run(RUN + policy, **env, text=SETUP)
-        assert done.stderr == "went on\n", done.stdout + done.stderr
-        assert done.stdout.splitlines()[-1] == f"{wanted} False"
-
-
 def test_torch_stays_as_it_is(machine, wheel):
     """Even if it is too old, and pip could find a newer one."""
     for path in machine.others.glob("torch*"):

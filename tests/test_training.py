@@ -8,7 +8,6 @@ import os
 import platform
 import random
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -25,7 +24,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.multiprocessing import ProcessExitedException
 
-import fwlab as root
 from fwlab import cli
 from fwlab.data import CorpusError
 from fwlab.models import MIXERS
@@ -748,6 +746,25 @@ print(during, before.mib())
     assert float(after) > 60
 
 
+def test_freed_memory_is_kept():
+    """In a fresh process, which has its pages mapped for the second time."""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("this system has no glibc")
+    code = f"""
+import resource, runpy
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    many = [bytearray(b"x") * (20 * 2**20) for _ in range(3)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+without = [faults(), faults()]
+runpy.run_path({memory.__file__!r})["keep_freed"]()
+print(*without, faults(), faults())
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    *without, _, kept = map(int, done.stdout.split())
+    assert kept < min(without) / 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -756,6 +773,7 @@ print(during, before.mib())
         (["train", "--corpus", "none.txt"], "cannot read the corpus file none.txt"),
         (["train", "--corpus", "empty.txt"], "empty.txt is empty"),
         (["train", "--steps", "0"], "steps to be at least 1, got 0"),
+        (["train", "--threads", "0"], "threads to be at least 1, got 0"),
         (["train", "--steps", "1" + "0" * 32], "steps to be at most"),
         (["train", "--layers", "1" + "0" * 9], "layers to be at most 10,000"),
         (["train", "--corpus", os.devnull], "to be a file or a folder"),
@@ -830,29 +848,6 @@ def test_info(fwlab):
         "while they wait",
     ):
         assert words in out
-
-
-def test_waiting_threads_sleep():
-    code = "import os, fwlab; print(os.getenv('OMP_WAIT_POLICY'))"
-    env = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
-    env["OMP_DISPLAY_ENV"] = "verbose"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-    assert done.stdout.split()[-1] == "PASSIVE"
-    if "GOMP_SPINCOUNT" in done.stderr:  # what GNU's OpenMP has understood
-        assert "GOMP_SPINCOUNT = '0'" in done.stderr
-
-
-@pytest.mark.parametrize("policy", ["ACTIVE", None])
-def test_waiting_threads_are_as_you_decide(monkeypatch, policy):
-    """Also by loading PyTorch first, which reads this once."""
-    if policy:
-        monkeypatch.delitem(sys.modules, "torch")
-        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    else:
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    runpy.run_path(root.__file__)
-    assert os.getenv("OMP_WAIT_POLICY") == policy
 
 
 # --- what people do to a run -------------------------------------------

@@ -54,6 +54,7 @@ NEEDS = {
     "dpfp": ["algebra"],
     "essay": ["algebra", "plane"],
     "forgets": ["algebra"],
+    "ladder": ["algebra"],
     "live": ["algebra", "model"],
     "memory": ["algebra", "plane"],
     "puzzles": ["algebra", "puzzles-data"],

@@ -18,20 +18,70 @@ from templates import render
 MARK = re.compile(r"<!-- kernels: (.+?) -->")
 MODEL = re.compile(r"<!-- model: (\w+) -->")
 EMULATOR = re.compile(r"<!-- emulator -->")
+#: Bytes of HBM in a microsecond, as the model has it.
+BANDWIDTH = 3.0e6
 TARGETS = {"90": "Hopper", "80": "Ampere", "75": "Turing"}
 
 
 def on_page_markdown(markdown, page, config, files):
-    markdown = MODEL.sub(
-        lambda mark: render("model.html", what=mark[1], **_read("kernels.json")),
-        markdown,
-    )
+    markdown = MODEL.sub(lambda mark: _model(mark[1], _read("kernels.json")), markdown)
     markdown = MARK.sub(lambda mark: _table(mark[1]), markdown)
     return EMULATOR.sub(lambda mark: _emulated(), markdown)
 
 
 def _read(name: str) -> dict:
     return json.loads((ROOT / "docs" / "results" / name).read_text("utf-8"))
+
+
+def _model(what: str, table: dict) -> str:
+    return render(
+        "model.html",
+        what=what,
+        **table,
+        ranges=_ranges(table),
+        compared=_fastest(table),
+    )
+
+
+def _ranges(table: dict) -> dict[str, tuple[float, float]]:
+    """By case, fla's time over ours by whatever may decide it: the least, the most.
+
+    That is the instructions alone, the bytes alone, the longer of the two for
+    each launch (the model), or one after the other.
+    """
+    ranges = {}
+    for case, theirs in table["fla"]["cases"].items():
+        ours = table["modelled"][case]
+        ratios = [
+            theirs[how] / ours[how] for how in ("computing", "bytes", "microseconds")
+        ]
+        apart = [run["computing"] + run["bytes"] / BANDWIDTH for run in (theirs, ours)]
+        ratios.append(apart[0] / apart[1])
+        ranges[case] = min(ratios), max(ratios)
+    return ranges
+
+
+def _fastest(table: dict) -> dict[str, list[float | None]]:
+    """Forward and backward in multiples of fla's time: measured ones of the time
+    measured there, ours by the model of the time modelled here.
+    """
+    case, measured = (table["fastest"][name] for name in ("case", "milliseconds"))
+    first = next(iter(measured.values()))
+    compared = {
+        name: [ms and ms / whole for ms, whole in zip(times, first, strict=True)]
+        for name, times in measured.items()
+    }
+    rows, theirs = table["modelled"][case]["rows"], table["fla"]["cases"][case]
+    ours = [0.0, 0.0]
+    for row in rows:
+        ours[row["kernel"].startswith("backward")] += row["microseconds"]
+    at = theirs["forward"]
+    modelled = [
+        sum(row["microseconds"] for row in part)
+        for part in (theirs["rows"][:at], theirs["rows"][at:])
+    ]
+    ratios = [a / b for a, b in zip(ours, modelled, strict=True)]
+    return compared | {"fwlab, modelled": ratios}
 
 
 def _emulated() -> str:

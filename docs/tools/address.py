@@ -39,8 +39,6 @@ from pathlib import Path
 
 from IPython.core.error import UsageError
 
-# Threads that wait sleep. PyTorch reads this when it is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 wheels = sorted(Path.cwd().glob("fwlab-*-any.whl"), key=os.path.getmtime)
 source = wheels[-1] if wheels else os.getenv("FWLAB_SOURCE")
 if getattr(util.find_spec("fwlab"), "origin", None):

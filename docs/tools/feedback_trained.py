@@ -1,7 +1,9 @@
 """Trains the models of notebook 14, and records what they answer.
 
 One seed trains, all on the same growing programs, a transformer, a feedback model of
-equal size, and another one that starts from the weights of that transformer.
+equal size, and another one that starts from the weights of that transformer; then, on
+programs of full length from the first step on, two more feedback models: for as many
+steps, and for as many statements, one after another, as growing programs have.
 `python docs/tools/feedback_trained.py SEED` writes
 `fwlab/data/results/feedback-trained-SEED.json`, and for seed 1 the weights of the
 first two models, in half precision, beside it.
@@ -38,7 +40,13 @@ CONFIG: dict[str, Any] = {
 }
 FOLDER = Path(__file__).parents[2] / "fwlab/data/results"
 #: Their mixers.
-MODELS = {"transformer": "softmax", "feedback": "feedback", "warm": "feedback"}
+MODELS = {
+    "transformer": "softmax",
+    "feedback": "feedback",
+    "warm": "feedback",
+    "full": "feedback",
+    "full, equal chain": "feedback",
+}
 
 
 def build(mixer: str) -> LanguageModel:
@@ -53,20 +61,34 @@ def build(mixer: str) -> LanguageModel:
     )
 
 
-def trained(model: LanguageModel, seed: int, test: Programs) -> dict[str, Any]:
+def changes(name: str) -> dict[str, Any]:
+    """What is different from `CONFIG` for this model."""
+    last, steps = CONFIG["statements"], CONFIG["steps"]
+    if not name.startswith("full"):
+        return {}
+    if name == "full":
+        return {"first": last}
+    saved = CONFIG["share"] * (last - CONFIG["first"]) / (2 * last)
+    return {"first": last, "steps": round(steps * (1 - saved))}
+
+
+def trained(
+    model: LanguageModel, point: dict[str, Any], test: Programs
+) -> dict[str, Any]:
     """Train, and return the curve, its cost, and the last score."""
-    point: dict[str, Any] = {**CONFIG, "seed": seed}
     draw = feedback.growing(point, point["variables"], point["first"], point["share"])
+    seed = point["seed"]
     asked = (test.tokens, test.labels)
     curve, cpu, start = [], 0.0, time.process_time()
     for step in feedback.train(model, draw, point["steps"], point["rate"]):
-        if step % point["eval_every"] == 0:
+        if step % point["eval_every"] == 0 or step == point["steps"]:
             cpu += time.process_time() - start
             curve.append((step, round(cpu, 1), *feedback.score(model, asked)))
             print(seed, *curve[-1], flush=True)
             start = time.process_time()
     return {
         "parameters": model.num_parameters(),
+        "steps": point["steps"],
         "curve": curve,
         "accuracy": curve[-1][2],
         "loss": curve[-1][3],
@@ -84,7 +106,8 @@ def main(seed: int) -> None:
         models[name] = model = build(mixer)
         if name == "warm":
             model.start_from(models["transformer"])
-        results[name] = trained(model, seed, test)
+        point = {**CONFIG, "seed": seed, **changes(name)}
+        results[name] = trained(model, point, test)
     record = {
         "config": {**CONFIG, "seed": seed},
         "columns": ["step", "cpu seconds", "accuracy", "loss"],

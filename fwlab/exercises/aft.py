@@ -589,10 +589,11 @@ UNSEAL = Exercise(
     importance=3,
     minutes=15,
     task="**Open a sealed layer.** `layer(q, k, v)` is causal AFT for one sequence: it "
-    "takes three tensors `[time, channels]`, with as many channels as you like, and "
+    "takes three tensors `[time, channels]`, with any number of channels, and "
     "returns its outputs. Its biases are hidden. Find them by asking: return "
     r"$w_{t,t'} - w_{t,t}$, `[time, time]`, since only differences within a row "
-    "matter. Above the diagonal you may write what you like. Ask as rarely as you can.",
+    "matter. Above the diagonal you may write what you like. Ask as rarely as you can, "
+    "and with few channels.",
     reference=unseal,
     properties=(
         shape(

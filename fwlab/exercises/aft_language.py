@@ -389,7 +389,7 @@ FROZEN_KERNELS = Exercise(
     difficulty=3,
     importance=4,
     minutes=15,
-    task="**Better than learned.** Return biases for AFT-conv, `[heads, window]`: entry "
+    task="**Biases by hand.** Return biases for AFT-conv, `[heads, window]`: entry "
     "(i, n) is what head i adds to the key n steps back. They will stay as they are "
     "while everything else is trained. `check` does not train: it fits a linear model "
     "to a text of numbers in words. With 4 heads and a window of 16, its error has to "

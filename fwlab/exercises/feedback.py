@@ -459,7 +459,7 @@ FEEDBACK_ATTENTION = Exercise(
         "the other with the vector r of its distance. Add, divide, softmax, "
         "and take the weighted mean of the values.",
         "torch.arange(past, 0, -1) gives the distances; "
-        "sinusoids(distances, features) @ positions.T has a row r for each.",
+        "naive.sinusoids(distances, features) @ positions.T has a row r for each.",
         'content = torch.einsum("bhd,bjhd->bhj", q, k) and position = '
         'torch.einsum("bhd,jd->bhj", q, r). A softmax over nothing is empty, '
         "and an empty sum is 0: no special case.",
@@ -803,8 +803,8 @@ CHEAP_MASK = Exercise(
         "step with a lower place. Blocks are 1 1 1 2 2 2 3 3 3 4 4 4.",
         "Places need not grow. A step with place 1 or 2 between later ones has an old "
         "memory itself, but is a young memory for all steps after it.",
-        "There are only 4 to the power of 12 lists of places: let Python try them, or "
-        "random ones. Many start with 1 2 1 2 3 4.",
+        "Let Python try random lists of places: of a thousand, about four are good "
+        "enough. Many of these start with 1 2 1 2 3 4.",
     ),
     example=lambda generator: {"steps": STEPS},
 )

@@ -267,8 +267,8 @@ def _fools(answer: Answer, reference: Answer, generator: Generator) -> None:
             f"{rule}: {sum(map(eq, truth, guesses))}" for rule, guesses in said.items()
         )
         raise Wrong(
-            f"Your program has {len(truth)} prints, and {fooled} of them fool all three "
-            f"rules; at least {ENOUGH} should. Right answers of each rule: {right}."
+            f"Prints in your program: {len(truth)}. Prints that fool all three rules: "
+            f"{fooled}; at least {ENOUGH} should. Right answers of each rule: {right}."
         )
 
 
@@ -278,11 +278,14 @@ FOOL = Exercise(
     difficulty=3,
     importance=3,
     minutes=12,
-    task="**Fool the rules.** Return a program of at most 16 clauses with the one "
-    "variable `x`, a list of texts, in which at least 5 prints fool *all three* rules: "
-    "that skip every `if`, that take every `if` as true, and that repeat the last print. "
-    "Set `x` once, keep it from 1 to 10, and put an assignment, `++` or `--` "
-    "after a condition. Can you get 6?",
+    task="**Fool the rules.** A print *fools* a rule if the rule says another value than "
+    "the interpreter does. Return a program with the one variable `x`, a list of at most "
+    "16 clauses, in which at least 5 prints fool *all three* rules. In "
+    '`["x = 5 ;", "if x > 4 :", "x ++ ;", "print x ;"]` the print is 6. It fools the '
+    "rule that skips every `if`, which says 5, and the rule of the last print, which has "
+    "nothing to repeat yet; but the rule that takes every `if` as true says 6, too. Set "
+    "`x` once, keep it from 1 to 10, and put an assignment, `++` or `--` after a "
+    "condition. Can you get 6?",
     reference=fool,
     properties=(
         Property("returns at most 16 clauses of the language", _is_written_in_clauses),
@@ -465,11 +468,12 @@ WARM_START = Exercise(
     importance=4,
     minutes=10,
     task="**A warm start.** `new` is a `LanguageModel` with feedback, and `old` a trained "
-    "one of the same sizes with softmax attention. Give `new` the weights of `old`: those "
-    "of its `embedding`, of its final `norm`, and of its stack, `new.blocks[0]`, for which "
-    "`FeedbackTransformer.from_transformer(old)` makes the weights. Return the logits "
-    "of `new` for `tokens` `[batch, time]`, `[batch, time, vocabulary]`, as for a "
-    "test: without dropout.",
+    "one of the same sizes with softmax attention. Both have an `embedding`, layers in "
+    "`blocks`, and a final `norm`. Give `new` the weights of `old` in all three. The "
+    "layers of `new` are all in one module, `new.blocks[0]`, and their weights have other "
+    "names than those of `old`: `FeedbackTransformer.from_transformer(old)` returns such "
+    "a module with the weights of `old`. Return the logits of `new` for `tokens` "
+    "`[batch, time]`, `[batch, time, vocabulary]`, as for a test: without dropout.",
     reference=_started_copy,
     properties=(
         shape("returns logits for each token", _pair),
@@ -519,9 +523,10 @@ WARM_START = Exercise(
         ),
     ),
     hints=(
-        "A module hands its weights over with load_state_dict(other.state_dict()).",
-        "Three parts: embedding, norm, and blocks[0]. The stack of old has other names "
-        "for its weights, so the third goes through from_transformer.",
+        "new.embedding.load_state_dict(old.embedding.state_dict()) is the first part of "
+        "three.",
+        "The second is norm, in the same way. The layers of old have other names for "
+        "their weights, so the third part goes through from_transformer.",
         "stack = FeedbackTransformer.from_transformer(old), then "
         "new.blocks[0].load_state_dict(stack.state_dict()); last, new.eval()(tokens).",
     ),

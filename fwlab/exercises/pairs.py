@@ -146,6 +146,18 @@ def gated(beta: float) -> Memory:
     return memory
 
 
+def least_squares(decay: float) -> Memory:
+    """The matrix that fits all pairs best; a pair counts decay^age, as in Mesa."""
+
+    def memory(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        age = torch.arange(len(keys) - 1, -1, -1)[:, None]
+        k = decay**age * keys
+        H = k.mT @ keys + 1e-6 * torch.eye(keys.shape[-1], dtype=keys.dtype)
+        return queries @ torch.linalg.solve(H, k.mT @ values)
+
+    return memory
+
+
 @cache
 def directions() -> FAVOR:
     """The random directions with the median error among the seeds 0 to 20."""
@@ -222,6 +234,10 @@ MEMORIES: dict[int, dict[str, Memory]] = {
     6: {
         "linear attention, trained keys": attention(trained),
         "delta rule, trained keys": delta(trained),
+    },
+    17: {
+        "least squares, decay 1": least_squares(1),
+        "least squares, decay 0.8": least_squares(0.8),
     },
 }
 """Rows of the table by the notebook that adds them."""

@@ -258,7 +258,7 @@ def gated_delta_step(W, k, v, beta, decay):
             },
         ),
         agrees(
-            "follows (n1) for any strengths and decays",
+            "corrects what is left, for any strengths and decays",
             _gated,
             [(0.5, 0.5), (0.3, 0.9), (2.0, 0.8)],
         ),

@@ -72,7 +72,7 @@ def drawn(
 
 
 def measured(name: str) -> dict[str, list[dict[str, Any]]]:
-    """Runs that are too long for a notebook, by row: three seeds each.
+    """Runs that are too long for a notebook, by row: a run for each seed.
 
     - `name`: "recall", "shakespeare" or "parity"; `docs/tools/qwen_parts.py` makes
       them, and the file `data/results/qwen-parts.json` says with which settings.
@@ -332,8 +332,7 @@ MODERN_LAYER = Exercise(
                 "Keys are used as they are. They have to be of length 1.": partial(
                     layer_with, unit=lambda x: x
                 ),
-                "The queries lack the factor K^-0.5. Only the epsilon of the norm "
-                "shows it.": partial(layer_with, scale=1.0),
+                "The queries lack the factor K^-0.5.": partial(layer_with, scale=1.0),
                 "Keys and queries are divided by their norm without an "
                 "epsilon.": partial(layer_with, unit=l2_normalize),
                 "The epsilon of the keys belongs inside the root: "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fwlab import ops
+from fwlab import arguments, ops
 from fwlab.feature_maps import l2_normalize
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import head_width, split_heads
@@ -35,6 +35,7 @@ class _AFT(Causal):
     def __init__(self, d_model: int, causal: bool):
         super().__init__()
         head_width(type(self).__name__, d_model, 1)
+        arguments.flags(type(self).__name__, causal=causal)
         self.d_model, self.causal = d_model, causal
         self.to_q = nn.Linear(d_model, d_model, bias=False)
         self.to_k = nn.Linear(d_model, d_model, bias=False)
@@ -142,12 +143,7 @@ class _Positioned(_AFT):
     def __init__(self, d_model: int, causal: bool, max_len: int, factor: int | None):
         super().__init__(d_model, causal)
         factors = {} if factor is None else {"factor": factor}
-        for name, size in {"max_len": max_len, **factors}.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(
-                    f"{type(self).__name__}: expected {name} to be an integer of at "
-                    f"least 1, got {size!r}"
-                )
+        arguments.integers(type(self).__name__, 1, max_len=max_len, **factors)
         self.max_len, self.factor = max_len, factor
         if factor is not None:
             self.bias_u = nn.Parameter(0.1 * torch.randn(max_len, factor))
@@ -245,7 +241,7 @@ class AFTLocal(_Positioned):
         causal: bool = True,
     ):
         super().__init__(d_model, causal, max_len, factor)
-        _check_window("AFTLocal", window)
+        arguments.integers("AFTLocal", 1, window=window)
         self.window = window
         if factor is None:
             columns = window if causal else 2 * window - 1
@@ -352,7 +348,8 @@ class AFTConv(_AFT):
     ):
         super().__init__(d_model, causal)
         head_width("AFTConv", d_model, heads)
-        _check_window("AFTConv", window)
+        arguments.integers("AFTConv", 1, window=window)
+        arguments.flags("AFTConv", shared_key=shared_key)
         self.heads, self.window = heads, window
         self.kernel = _Kernel(heads, window if causal else 2 * window - 1)
         if shared_key:
@@ -390,7 +387,8 @@ class AFTConv2d(_AFT):
     def __init__(self, d_model: int, heads: int, size: int, shared_key: bool = False):
         super().__init__(d_model, causal=False)
         head_width("AFTConv2d", d_model, heads)
-        _check_window("AFTConv2d", size, "size")
+        arguments.integers("AFTConv2d", 1, size=size)
+        arguments.flags("AFTConv2d", shared_key=shared_key)
         if size % 2 == 0:
             raise ValueError(f"AFTConv2d: expected size to be odd, got {size}")
         self.heads = heads
@@ -421,11 +419,3 @@ class AFTConv2d(_AFT):
             q, k, v, self.kernel(), key_mask=key_mask, implementation=implementation
         )
         return self.to_out(y.flatten(-2))
-
-
-# A bool is an integer to Python, but not a width.
-def _check_window(layer: str, window: int, name: str = "window") -> None:
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ValueError(
-            f"{layer}: expected {name} to be an integer of at least 1, got {window!r}"
-        )

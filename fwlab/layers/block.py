@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab import arguments
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, run
-from fwlab.ops.call import checks
 
 
 class Block(Causal):
@@ -21,8 +21,8 @@ class Block(Causal):
       what the mixer and the MLP add to their input, and inside the MLP
       after the activation. Dropout of attention weights is the mixer's:
       see `SoftmaxAttention`. Fast weights and AFT compute none.
-    - Raises `ValueError` for a `d_ff` below 1 or a probability out of
-      range, and `TypeError` for one that is not a number.
+    - Raises `ValueError` for a size below 1 or a probability out of range,
+      and `TypeError` for an argument of the wrong type.
 
     No norm and no linear layer has a bias. A block has the methods of its mixer, and
     the mixer's state is its state. The input and output of a masked step are 0.
@@ -41,10 +41,12 @@ class Block(Causal):
         dropout: float = 0.0,
     ):
         super().__init__()
+        if not isinstance(mixer, nn.Module):
+            raise TypeError(f"Block: expected mixer to be a layer, got {mixer!r}")
+        arguments.integers("Block", 1, d_model=d_model)
         d_ff = 4 * d_model if d_ff is None else d_ff
-        if d_ff < 1:
-            raise ValueError(f"Block: expected d_ff to be at least 1, got {d_ff}")
-        checks.dropout("Block", dropout)
+        arguments.integers("Block", 1, d_ff=d_ff)
+        arguments.dropout("Block", dropout)
         self.norm_mixer = nn.LayerNorm(d_model, bias=False)
         self.mixer: Any = mixer
         self.norm_mlp = nn.LayerNorm(d_model, bias=False)

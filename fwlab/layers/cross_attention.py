@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab import ops
+from fwlab import arguments, ops
 from fwlab.feature_maps import FeatureMap, divide, unit_range
 from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
 from fwlab.ops.call import checks
@@ -57,7 +57,7 @@ class CrossAttention(nn.Module):
                 "CrossAttention: expected feature_map to be a FeatureMap, such as "
                 f"ELU1(), or None for softmax, got {feature_map!r}"
             )
-        checks.dropout("CrossAttention", attention_dropout, "attention_dropout")
+        arguments.dropout("CrossAttention", attention_dropout, "attention_dropout")
         if attention_dropout and feature_map is not None:
             raise ValueError(
                 "CrossAttention: expected attention_dropout=0 with a feature map, "

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fwlab import ops
+from fwlab import arguments, ops
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import head_width, split_heads
 
@@ -22,7 +22,7 @@ class FastWeightProgrammer(Causal):
     - `heads`: number of independent fast networks.
     - `activation`: $\sigma$ of Eq. 2, elementwise; None = identity.
     - Raises `ValueError` if `heads` does not divide `d_model`, and
-      `TypeError` if either of them is not an integer.
+      `TypeError` for an argument of the wrong type.
 
     All three methods are causal, and any mixture of `prefill` and `step`
     computes the same as one `forward` over the whole sequence. The state
@@ -44,6 +44,7 @@ class FastWeightProgrammer(Causal):
     ):
         super().__init__()
         width = head_width("FastWeightProgrammer", d_model, heads)
+        arguments.function("FastWeightProgrammer", activation=activation)
         self.d_model, self.heads, self.activation = d_model, heads, activation
         #: `[heads, value, key]`, the shape of the fast weights of one sequence.
         self.state_shape = (heads, width, width)

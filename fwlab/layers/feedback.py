@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fwlab import ops
+from fwlab import arguments, ops
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import head_width
-from fwlab.ops.call import checks
 
 #: Weights that every layer has of its own, in both forms.
 _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
@@ -97,19 +96,12 @@ class FeedbackTransformer(Causal):
         dropout: float = 0.0,
     ):
         super().__init__()
-        checks.dropout("FeedbackTransformer", dropout)
+        arguments.dropout("FeedbackTransformer", dropout)
         width = head_width("FeedbackTransformer", d_model, heads)
         d_ff = 4 * d_model if d_ff is None else d_ff
-        for name, size in (("layers", layers), ("d_ff", d_ff)):
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(
-                    f"FeedbackTransformer: expected {name} to be an integer, "
-                    f"got {size!r}"
-                )
-            if size < 1:
-                raise ValueError(
-                    f"FeedbackTransformer: expected {name} to be at least 1, got {size}"
-                )
+        arguments.integers("FeedbackTransformer", 1, layers=layers, d_ff=d_ff)
+        either = {"shared": shared, "normalize_memory": normalize_memory}
+        arguments.flags("FeedbackTransformer", **either)
         self.d_model, self.heads, self.layers = d_model, heads, layers
         self.shared = shared
         self.dropout = nn.Dropout(dropout)

@@ -19,15 +19,26 @@ class _Kind:
     """What all kinds of gates have in common.
 
     - `shapes`: the dimensions that the kind can have, as in `Gate.dims`.
+    - `per_step`: whether each step of a token has its own; where a rule has
+      steps, "steps" is then one of its dimensions.
+    - `adds`: the weights that it adds to the layer; no other gate may add them.
     - `bounded`: whether `beta_max` is its maximum.
     - `dims`: the dimensions of this gate.
     """
 
     shapes: tuple[str, ...] = ("heads",)
+    per_step = False
+    adds = ""
     bounded = False
 
     def __init__(self, dims: str):
         self.dims = dims
+
+    @classmethod
+    def shapes_in(cls, rule: Rule) -> list[str]:
+        """Those of its shapes that it can have in this rule."""
+        fits = bool(rule.steps)
+        return [s for s in cls.shapes if not cls.per_step or ("steps" in s) == fits]
 
     def add(self, layer: Any) -> None:
         """Add its parameters to a layer, if it has any."""
@@ -41,7 +52,7 @@ class Beta(_Kind):
     r"""$\beta = \beta_{\max}\, \sigma(w \cdot x)$, one per head and step."""
 
     shapes = ("heads", "steps heads")
-    bounded = True
+    per_step, adds, bounded = True, "to_beta", True
 
     def add(self, layer: Any) -> None:
         size = layer.kv_heads * (layer.steps if "steps" in self.dims else 1)
@@ -61,6 +72,8 @@ class Share(_Kind):
     Heads $1, 2, 3, \dots$ start to forget $1/2, 1/4, 1/8, \dots$ per step.
     """
 
+    adds = "to_beta"
+
     def add(self, layer: Any) -> None:
         layer.to_beta = nn.Linear(layer.d_model, layer.kv_heads, bias=False)
         heads = torch.arange(1, layer.kv_heads + 1, dtype=torch.float32)
@@ -79,6 +92,7 @@ class LogDecay(_Kind):
     """
 
     shapes = ("heads", "heads key")
+    adds = "to_alpha"
 
     def project(self, layer: Any) -> tuple[int, ...]:
         """Add the projection; returns the shape of a step's decays."""
@@ -126,22 +140,22 @@ class BoundedDecay(LogDecay):
 class _PerChannel(_Kind):
     r"""$\sigma(W x)$, one number per head and channel."""
 
-    name, shapes = "erase", ("heads key",)
+    shapes = ("heads key",)
 
     def add(self, layer: Any) -> None:
         channels = layer.state_shape[-1 if self.dims == "heads key" else 1]
         size = layer.kv_heads * channels
-        setattr(layer, f"to_{self.name}", nn.Linear(layer.d_model, size, bias=False))
+        setattr(layer, self.adds, nn.Linear(layer.d_model, size, bias=False))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        gate = getattr(layer, f"to_{self.name}")(x)
+        gate = getattr(layer, self.adds)(x)
         return torch.sigmoid(gate.unflatten(-1, (layer.kv_heads, -1)))
 
 
 class Erase(_PerChannel):
     r"""$e = \beta_{\max}\, \sigma(W x)$, one number per key channel."""
 
-    bounded = True
+    adds, bounded = "to_erase", True
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         return layer.beta_max * super().of(layer, x, k)
@@ -150,11 +164,13 @@ class Erase(_PerChannel):
 class Write(_PerChannel):
     r"""$w = \sigma(W x)$, one number per value channel."""
 
-    name, shapes = "write", ("heads value",)
+    adds, shapes = "to_write", ("heads value",)
 
 
 class Ask(_Kind):
     r"""$\sigma(c)$, one trained number per head (Comba, Hu et al. 2025)."""
+
+    adds = "ask"
 
     def add(self, layer: Any) -> None:
         layer.ask = nn.Parameter(torch.ones(layer.kv_heads))
@@ -167,6 +183,7 @@ class Removed(_Kind):
     r"""$a = -\hat\kappa$ of RWKV-7: the key whose value is removed."""
 
     shapes = ("heads key",)
+    per_step = True
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         return -k
@@ -175,7 +192,7 @@ class Removed(_Kind):
 class Rate(_PerChannel):
     r"""$b = \hat\kappa \odot \sigma(W x)$ of RWKV-7: where it is removed."""
 
-    name = "rate"
+    per_step, adds = True, "to_rate"
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         return k * super().of(layer, x, k)
@@ -198,23 +215,33 @@ KINDS: dict[str, type[_Kind]] = {
 def of(rule: Rule) -> dict[str, _Kind]:
     """The gates that a layer with this rule makes, by name.
 
-    Raises `ValueError` for a kind or a shape that no layer makes, and for a
-    second gate of one kind.
+    Raises `ValueError` for a kind or a shape that no layer makes in such a rule,
+    and for two gates that would share their weights.
     """
-    made, left = {}, dict(KINDS)
+    made: dict[str, _Kind] = {}
+    makers = {kind: make for kind, make in KINDS.items() if make.shapes_in(rule)}
     for name in rule.required:
         gate = rule.gates[name]
-        kind, message = gate.kind or name, f"FastWeightAttention: expected {name} of "
-        if kind not in left:
+        kind = gate.kind or name
+        message = f"FastWeightAttention: expected {name} of {rule.name}"
+        if kind not in makers:
             raise ValueError(
-                f"{message}{rule.name} to be a gate of kind {', '.join(left)}, got "
-                f"{kind!r}; add how a layer makes it to fwlab/layers/gates.py"
+                f"{message} to be a gate of kind {', '.join(makers)}, got {kind!r}; "
+                "add how a layer makes it to fwlab/layers/gates.py"
             )
-        make = left.pop(kind)  # two of one kind would share their parameters
-        if gate.dims not in make.shapes:
+        make, message = makers[kind], f"{message}, a gate of kind {kind!r}"
+        shapes = make.shapes_in(rule)
+        if gate.dims not in shapes:
             raise ValueError(
-                f"{message}{rule.name}, a gate of kind {kind!r}, to have the "
-                f"dimensions {' or '.join(map(repr, make.shapes))}, got {gate.dims!r}"
+                f"{message} in a rule {'with' if rule.steps else 'without'} steps, to "
+                f"have the dimensions {' or '.join(map(repr, shapes))}, "
+                f"got {gate.dims!r}"
             )
+        for other, before in made.items():
+            if make.adds and make.adds == before.adds:
+                raise ValueError(
+                    f"{message}, to have weights of its own, got {make.adds}, "
+                    f"which {other} has already"
+                )
         made[name] = make(gate.dims)
     return made

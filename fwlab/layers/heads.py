@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab import arguments
 from fwlab.ops.call import checks
 
 
 def head_width(layer: str, d_model: int, heads: int) -> int:
     """`d_model / heads`; raises `ValueError` if that is not an integer."""
-    for name, size in (("d_model", d_model), ("heads", heads)):
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{layer}: expected {name} to be an integer, got {size!r}")
+    arguments.integers(layer, None, d_model=d_model, heads=heads)
     if d_model < 1 or heads < 1 or d_model % heads:
         raise ValueError(
             f"{layer}: expected d_model to be a positive multiple of heads, "
@@ -84,22 +83,38 @@ def run(layer: Any, x: Tensor) -> Tensor:
 
     That path is left out only for a plain layer that nothing watches.
     """
-    own, kind = layer.__dict__, type(layer)
-    if (
-        not (kind is nn.Linear or kind is nn.LayerNorm)
-        or "forward" in own
-        or own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-    ):
-        return layer(x)
-    weight, bias = own["_parameters"]["weight"], own["_parameters"]["bias"]
-    if kind is nn.Linear:
-        return F.linear(x, weight, bias)
-    return torch.layer_norm(x, layer.normalized_shape, weight, bias, layer.eps)
+    kind, weights = type(layer), layer._parameters
+    if kind is nn.Linear and not _watched(layer):
+        return F.linear(x, weights["weight"], weights["bias"])
+    if kind is nn.LayerNorm and not _watched(layer):
+        shape, (weight, bias) = layer.normalized_shape, weights.values()
+        return torch.layer_norm(x, shape, weight, bias, layer.eps)
+    return layer(x)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """`[batch, time, d_model]` to `[batch, time, heads, d_model / heads]`."""
     return x.unflatten(-1, (heads, -1))
+
+
+def project(x: Tensor, *layers: nn.Module) -> Tensor:
+    """What linear layers make of `x`, side by side, in one product.
+
+    Layers that are not plain any more (adapted, quantised, hooked) are called.
+    """
+    if not all(_plain(layer) for layer in layers):
+        return torch.cat([layer(x) for layer in layers], -1)
+    weights: list = [layer.weight for layer in layers]
+    return F.linear(x, torch.cat(weights))
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether a layer is its weight, and nothing watches it."""
+    return type(layer) is nn.Linear and layer.bias is None and not _watched(layer)
+
+
+def _watched(layer: nn.Module) -> Any:
+    """Whether hooks want to know of its calls, or its `forward` is another one."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    hooks = hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return hooks or "forward" in layer.__dict__

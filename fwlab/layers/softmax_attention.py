@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fwlab import ops
+from fwlab import arguments, ops
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import (
     check_input,
@@ -14,7 +14,6 @@ from fwlab.layers.heads import (
     split_heads,
 )
 from fwlab.ops import softmax
-from fwlab.ops.call import checks
 
 
 class SoftmaxAttention(Causal):
@@ -54,7 +53,7 @@ class SoftmaxAttention(Causal):
         self.d_model, self.heads = d_model, heads
         self.kv_heads = shared_heads("SoftmaxAttention", heads, kv_heads)
         self.kv_width = self.kv_heads * width
-        checks.dropout("SoftmaxAttention", attention_dropout, "attention_dropout")
+        arguments.dropout("SoftmaxAttention", attention_dropout, "attention_dropout")
         self.attention_dropout = attention_dropout
         self.to_q = nn.Linear(d_model, d_model, bias=False)
         self.to_k = nn.Linear(d_model, self.kv_width, bias=False)

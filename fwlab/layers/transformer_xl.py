@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab import arguments
 from fwlab.layers.block import Block
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, head_width, split_heads
@@ -75,13 +76,9 @@ class RelativeAttention(Causal):
     ):
         super().__init__()
         width = head_width("TransformerXL", d_model, heads)
-        for name, size, minimum in (("memory", memory, 0), ("segment", segment, 1)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < minimum:
-                raise ValueError(
-                    f"TransformerXL: expected {name} to be an integer of at least "
-                    f"{minimum}, got {size!r}"
-                )
-        checks.dropout("TransformerXL", attention_dropout, "attention_dropout")
+        arguments.integers("TransformerXL", 0, memory=memory)
+        arguments.integers("TransformerXL", 1, segment=segment)
+        arguments.dropout("TransformerXL", attention_dropout, "attention_dropout")
         self.attention_dropout = attention_dropout
         self.d_model, self.heads = d_model, heads
         self.memory, self.segment = memory, segment
@@ -249,10 +246,7 @@ class TransformerXL(Causal):
         attention_dropout: float = 0.0,
     ):
         super().__init__()
-        if layers < 1:
-            raise ValueError(
-                f"TransformerXL: expected layers to be at least 1, got {layers}"
-            )
+        arguments.integers("TransformerXL", 1, layers=layers)
         self.blocks: Any = nn.ModuleList(
             Block(
                 RelativeAttention(d_model, heads, memory, segment, attention_dropout),

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fwlab import arguments
 from fwlab.feature_maps import FeatureMap
 from fwlab.layers import Block, CrossAttention, FastWeightAttention, SoftmaxAttention
+from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.positions import sinusoids
 from fwlab.models.tokens import check_tokens
-from fwlab.ops.call import checks
 
 
 class DecoderState(NamedTuple):
@@ -116,18 +117,12 @@ class EncoderDecoder(nn.Module):
         attention_dropout: float = 0.0,
     ):
         super().__init__()
-        checks.dropout("EncoderDecoder", dropout)
-        checks.dropout("EncoderDecoder", attention_dropout, "attention_dropout")
-        sizes = {
-            "source_vocab": source_vocab,
-            "target_vocab": target_vocab,
-            "layers": layers,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(
-                    f"EncoderDecoder: expected {name} to be at least 1, got {size}"
-                )
+        arguments.dropout("EncoderDecoder", dropout)
+        arguments.dropout("EncoderDecoder", attention_dropout, "attention_dropout")
+        sizes = {"source_vocab": source_vocab, "target_vocab": target_vocab}
+        sizes |= {"layers": layers, "d_model": d_model}
+        arguments.integers("EncoderDecoder", 1, **sizes)
+        arguments.choice("EncoderDecoder", RULES, rule=rule)
         if attention != "softmax" and not isinstance(attention, FeatureMap):
             raise TypeError(
                 "EncoderDecoder: expected attention to be 'softmax' or a FeatureMap, "
@@ -301,11 +296,7 @@ class EncoderDecoder(nn.Module):
           is the maximum of the sequence lengths.
         - Raises `ValueError` for an argument out of range.
         """
-        if max_new_tokens < 0:
-            raise ValueError(
-                "generate: expected max_new_tokens to be 0 or more, "
-                f"got {max_new_tokens}"
-            )
+        arguments.integers("generate", 0, max_new_tokens=max_new_tokens)
         for name, token in (("start", start), ("end", end)):
             if token is not None and not 0 <= token < self.target_vocab:
                 raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fwlab import arguments
 from fwlab.layers import (
     AFTConv,
     AFTFull,
@@ -149,23 +150,17 @@ class LanguageModel(nn.Module):
         attention_dropout: float = 0.0,
     ):
         super().__init__()
-        checks.dropout("LanguageModel", dropout)
-        checks.dropout("LanguageModel", attention_dropout, "attention_dropout")
-        chosen = mixer if isinstance(mixer, Mixer) else MIXERS.get(mixer)
-        if chosen is None:
-            known = ", ".join(map(repr, MIXERS))
-            raise ValueError(
-                f"LanguageModel: expected mixer to be one of {known}, got {mixer!r}"
-            )
+        arguments.dropout("LanguageModel", dropout)
+        arguments.dropout("LanguageModel", attention_dropout, "attention_dropout")
+        if not isinstance(mixer, Mixer):
+            arguments.choice("LanguageModel", MIXERS, mixer=mixer)
+            mixer = MIXERS[mixer]
+        sizes = {"layers": layers, "d_model": d_model, "max_len": max_len}
+        arguments.integers("LanguageModel", 1, vocab_size=vocab_size, **sizes)
         d_ff = 4 * d_model if d_ff is None else d_ff
-        sizes = {"layers": layers, "max_len": max_len, "d_ff": d_ff}
-        for name, value in {"vocab_size": vocab_size, **sizes}.items():
-            if value < 1:
-                raise ValueError(
-                    f"LanguageModel: expected {name} to be at least 1, got {value}"
-                )
+        arguments.integers("LanguageModel", 1, d_ff=d_ff)
         size = Size(layers, heads, d_model, d_ff, max_len, dropout, attention_dropout)
-        make, whole, positions = chosen
+        make, whole, positions = mixer
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_len, d_model) if positions else None
@@ -370,22 +365,19 @@ class LanguageModel(nn.Module):
         last `max_len` tokens, and warns once. In training mode dropout
         acts here, too: call `eval()` first.
         """
+        checks.ordinary("generate", "prompt", prompt)
         if prompt.dim() != 2 or prompt.shape[1] == 0:
             raise ValueError(
                 "generate: expected prompt of shape [batch, time] with at least one "
                 f"token, got {list(prompt.shape)}"
             )
-        if max_new_tokens < 0:
-            raise ValueError(
-                "generate: expected max_new_tokens to be 0 or more, "
-                f"got {max_new_tokens}"
-            )
+        arguments.integers("generate", 0, max_new_tokens=max_new_tokens)
         if not temperature >= 0:
             raise ValueError(
                 f"generate: expected temperature to be 0 or more, got {temperature}"
             )
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"generate: expected top_k to be at least 1, got {top_k}")
+        if top_k is not None:
+            arguments.integers("generate", 1, top_k=top_k)
         if seed is not None and not 0 <= seed < 2**63:
             raise ValueError(f"generate: expected seed from 0 to 2**63 - 1, got {seed}")
         generator = None

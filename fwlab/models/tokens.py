@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from fwlab.ops.call import checks
 from fwlab.transforms import traced
 
 
 def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> None:
     """Check that tokens are integers `[batch, time]` in the vocabulary."""
+    checks.ordinary(model, argument, tokens)
     if tokens.dim() != 2:
         raise ValueError(
             f"{model}: expected {argument} of shape [batch, time], "

@@ -50,7 +50,7 @@ def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accele
             "expected a C++ compiler for compile on a CPU (g++ or clang++), found none"
         )
     # Accelerate keeps one state for a process, which may train several models.
-    AcceleratorState._reset_state(reset_partial_state=not _several())
+    AcceleratorState._reset_state(reset_partial_state=not several())
     shard = config.shard or os.environ.get("ACCELERATE_USE_FSDP") == "true"
     if shard:
         if at.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
@@ -71,7 +71,7 @@ def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accele
         step_scheduler_with_optimizer=False,
         **options,
     )
-    if shard and _several() and at.type == "cpu":
+    if shard and several() and at.type == "cpu":
         # Accelerate shards on accelerators only, PyTorch also on CPUs.
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = plugin
@@ -80,7 +80,7 @@ def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accele
 
 def is_main(config: Config) -> bool:
     """Whether this process prints and writes; several find each other here."""
-    if not _several():
+    if not several():
         return True
     from accelerate import PartialState
 
@@ -89,7 +89,7 @@ def is_main(config: Config) -> bool:
 
 def from_main(value: Any) -> Any:
     """The value of the main process; all processes must call this."""
-    if not _several():
+    if not several():
         return value
     from accelerate.utils import broadcast_object_list
 
@@ -103,7 +103,8 @@ def in_any(accelerator: "Accelerator", flag: bool) -> bool:
     return bool(accelerator.reduce(torch.tensor(flag, device=accelerator.device).int()))
 
 
-def _several() -> bool:
+def several() -> bool:
+    """Whether several processes train one model."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 

@@ -1,8 +1,13 @@
-"""Peak memory of a process: of training, and of benchmarks."""
+"""Memory of a process: its peak, and what happens to what is freed."""
 
 import contextlib
+import ctypes
+import platform
 import sys
 from pathlib import Path
+
+#: Numbers in glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class PeakMemory:
@@ -23,6 +28,18 @@ class PeakMemory:
         if highest is None or self._before is None:
             return None
         return round(highest - self._before, 1)
+
+
+def keep_freed() -> None:
+    """Let glibc, if it is there, keep freed memory for the next step.
+
+    Returned to the system, it would come back page by page, each filled with
+    zeros. This holds for the whole process.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest that glibc takes
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _resident() -> tuple[float, float] | tuple[None, None]:

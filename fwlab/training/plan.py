@@ -45,28 +45,57 @@ class Plan(NamedTuple):
     seconds: float
 
 
-def plan(config: Config, vocabulary: int) -> Plan:
-    """Train ten steps on random tokens, and count.
+class Step:
+    """A training step on random tokens; a call takes it.
 
-    - `config`: the run. It is measured in one process, without compilation
+    - `config`: the run. The step is that of one process, without compilation
       and in float32.
     - `vocabulary`: number of tokens.
     - Raises `ValueError` for sizes that do not fit.
     """
-    at = device(config.device)
-    torch.manual_seed(config.seed)
-    model = new_model(config, vocabulary).to(at)
-    model.checkpointing = config.checkpointing
-    loss, optimizer = Loss(model), torch.optim.AdamW(model.parameters(), config.lr)
+
+    def __init__(self, config: Config, vocabulary: int):
+        self.device = device(config.device)
+        torch.manual_seed(config.seed)
+        self.model = new_model(config, vocabulary).to(self.device)
+        self.model.checkpointing = config.checkpointing
+        self._loss = Loss(self.model)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), config.lr)
+        part = config.batch // config.accumulate
+        #: Number of trained parameters.
+        self.trained = sum(p.numel() for p in self.model.parameters())
+        most = min(LOGITS // vocabulary, OPERATIONS // (6 * self.trained))
+        #: How many windows it has.
+        self.windows = min(part, max(1, most // config.block))
+        self._tokens = torch.randint(
+            vocabulary, (self.windows, config.block + 1), device=self.device
+        )
+
+    def forward(self) -> Tensor:
+        """The loss."""
+        return self._loss(self._tokens[:, :-1], self._tokens[:, 1:])[0]
+
+    def __call__(self) -> float:
+        """Train; returns how long it took, in seconds."""
+        start = time.perf_counter()
+        self._optimizer.zero_grad()
+        self.forward().backward()
+        self._optimizer.step()
+        if self.device.type != "cpu":
+            next(self.model.parameters()).sum().item()  # waits for the device
+        return time.perf_counter() - start
+
+
+def plan(config: Config, vocabulary: int) -> Plan:
+    """Train ten steps on random tokens, and count.
+
+    - `config`: the run.
+    - `vocabulary`: number of tokens.
+    - Raises `ValueError` for sizes that do not fit.
+    """
+    step = Step(config, vocabulary)
+    model, windows = step.model, step.windows
     part = config.batch // config.accumulate
-    trained = sum(p.numel() for p in model.parameters())
-    most = min(LOGITS // vocabulary, OPERATIONS // (6 * trained)) // config.block
-    windows = min(part, max(1, most))
-    tokens = torch.randint(vocabulary, (windows, config.block + 1), device=at)
-
-    def forward() -> Tensor:
-        return loss(tokens[:, :-1], tokens[:, 1:])[0]
-
     sizes: dict[int, int] = {
         p.untyped_storage().data_ptr(): 0 for p in model.parameters()
     }
@@ -78,27 +107,19 @@ def plan(config: Config, vocabulary: int) -> Plan:
 
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            y = forward()
+            y = step.forward()
         y.backward()
-    seconds = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        forward().backward()
-        optimizer.step()
-        if at.type != "cpu":
-            next(model.parameters()).sum().item()  # waits for the device
-        seconds.append(time.perf_counter() - start)
+    seconds = sorted(step() for _ in range(STEPS))
     return Plan(
         vocabulary,
-        trained,
+        step.trained,
         model.state_size(config.block),
-        16 * trained,
+        16 * step.trained,
         sum(sizes.values()) * part // windows,
         counter.get_total_flops() * config.batch // windows,
         windows,
-        str(at),
-        sorted(seconds)[STEPS // 2] * config.batch / windows,
+        str(step.device),
+        seconds[STEPS // 2] * config.batch / windows,
     )
 
 

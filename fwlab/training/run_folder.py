@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +49,12 @@ ROW = {"step", "loss", "seconds"}
 
 
 def run_in(
-    folder: Path, config: Config, resume: bool, command: str, track: str | None = None
+    folder: Path,
+    config: Config,
+    resume: bool,
+    command: str,
+    track: str | None = None,
+    begin: Callable[["Run"], None] = lambda run: None,
 ) -> None:
     """Train with checkpoints, metrics and a result in a folder.
 
@@ -60,6 +65,7 @@ def run_in(
       from the start.
     - `command`: the command that the result names.
     - `track`: also send metrics to this tracker, "tensorboard" or "wandb".
+    - `begin`: called with the run before its first step.
     - Raises `KeyboardInterrupt` after Ctrl-C or SIGTERM; the checkpoint then
       has all steps so far.
     - Raises `FloatingPointError` if training diverges, and what `Trainer`
@@ -87,6 +93,7 @@ def run_in(
         run = Run(folder, trainer)
         if resume and latest is None:
             run.say(f"{folder} has no checkpoint yet: the run begins")
+        begin(run)
         run.train(command, track)
         trainer.accelerator.end_training()
 
@@ -179,6 +186,13 @@ class Run:
         self.started = trainer.step
         self.peak: float | None = None
         self.seconds_before = 0.0
+
+    def threads(self) -> int | None:
+        """The number of threads of the steps so far; None = unknown."""
+        if self.started:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                return int(read_json(self.folder / CONFIG)["threads"])
+        return None
 
     def train(self, command: str, track: str | None) -> None:
         """Train to the end, and write the result."""

@@ -248,7 +248,7 @@ TOLD = {
     "fool": {
         "1 / 0": "ZeroDivisionError: division by zero",
         "None": "Expected a list of clauses, got something of type NoneType",
-        "CORE": "has 1 prints, and 1 of them fool all three",
+        "CORE": "your program: 1. Prints that fool all three rules: 1;",
     },
     "fair_scores": {
         "feedback_trained._scored(*inputs, shared=True)": "zip can be used up",

@@ -75,9 +75,8 @@ def source(launch: Launch) -> ASTSource:
 def build(launch: Launch, capability: tuple[int, int]) -> Any:
     """The kernel, compiled for that compute capability."""
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
     choose_ptxas(capability)
-    result = triton.compile(source(launch), target=target, options=options)
+    result = triton.compile(source(launch), target=target, options=launch.options())
     # Triton has no tensor cores before 8.0: products would fall apart.
     assert capability >= launcher.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
     # No product is pending across a wait, so ptxas before 13.3 will do:

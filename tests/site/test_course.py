@@ -80,6 +80,13 @@ def test_entry_is_what_the_notebook_says(name):
     assert entry["next"] == following
 
 
+def test_a_way_leaves_out_nothing_that_it_needs():
+    for way in TABLE["way"]:
+        for i, stem in enumerate(way["files"]):
+            missing = set(COURSE[stem]["after"]) - set(way["files"][:i])
+            assert not missing, f"{way['name']}: {stem} needs {missing}"
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_time_is_by_a_readers_pace(name, monkeypatch):
     """As the notebook, the map and the course page tell it."""

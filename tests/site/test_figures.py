@@ -195,6 +195,7 @@ MAIN = {
         "textbox": ["Pairs"],
         "slider": ["Write strength", "Decay", "Width"],
     },
+    "ladder": {"slider": ["Token"], "radio": ["sum", "more steps"]},
     "strength": {"radio": ["people who move"], "textbox": ["Text to read"]},
     "puzzles": {"combobox": ["Puzzle"], "textbox": ["a=: key", "a\\?: query"]},
 }

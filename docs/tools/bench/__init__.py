@@ -3,7 +3,8 @@
 - `peers`: what you would use instead of fwlab.
 - `lengths`: by sequence length and by batch, next to dense forms and
   softmax attention.
-- `busy`: a training step while another program keeps a core busy.
+- `busy`: a training step, alone and while another program keeps a core busy,
+  with each setting of threads, and what `fwlab train` chooses.
 - `imports`: the time to import fwlab, next to PyTorch.
 - `training`: the loop of `fwlab train`, next to a bare loop.
 """

@@ -520,7 +520,7 @@ def backward_inputs(
         d_s += fade * stored
         put_scalars(dstrength + part, d_s, origin, t, remaining, heads)
     if products is not None:
-        # The decay of step t is no factor of its own gradient.
+        # The gradient of decay t has the decays before it as a factor.
         front = scalars(
             gammas, origin, tl.maximum(t - 1, 0), remaining, heads, 1.0
         )

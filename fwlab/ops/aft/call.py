@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import checks
+from fwlab import arguments
 from fwlab.ops.call.call import Call, Operation
 
 
@@ -53,7 +53,7 @@ class AFTCall(Call):
         **weights: Tensor,
     ):
         dims = "batch time channels"
-        arguments: dict[str, tuple[Tensor, str | None]] = {
+        inputs: dict[str, tuple[Tensor, str | None]] = {
             "q": (q, dims),
             "k": (k, dims),
             "v": (v, dims),
@@ -63,12 +63,12 @@ class AFTCall(Call):
         }
         super().__init__(
             op,
-            arguments | more,
+            inputs | more,
             like="v",
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
+            causal=causal,
         )
-        checks.flag(op.name, "causal", causal)
         self.causal = causal
         name, self.form = self.choose(
             implementation, "q", "k", "v", causal=causal
@@ -110,6 +110,7 @@ class AFTCall(Call):
         shapes: dict[str, tuple[int, ...]],
     ) -> Any:
         """The given state, or an empty one."""
+        arguments.flags(self.name, return_state=return_state)
         if not self.causal and (state is not None or return_state):
             raise ValueError(
                 f"{self.name}: expected causal=True with a state, got "

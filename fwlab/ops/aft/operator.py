@@ -62,9 +62,17 @@ def apply(function: Any, *arguments: Any) -> Tensor:
     return getattr(function, chosen[0])(chosen[1], *arguments)
 
 
+def inside() -> bool:
+    """Whether an operator computes this call."""
+    return _tiles.get() is not None
+
+
 @contextmanager
 def _computing(method: str, argument: Any) -> Iterator[None]:
-    """Let this method compute tiles."""
+    """Within this context, `apply` calls `method` of `Tiles`.
+
+    - `argument`: the first argument of the method.
+    """
     token = _tiles.set((method, argument))
     try:
         yield
@@ -86,7 +94,7 @@ class _Form(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
-        """Keep the inputs, and of each row its output and its sum."""
+        """Compute the form; save its inputs, outputs and sums."""
         *tensors, name, height, width, keep = arguments
         sums: list[Tensor] = []
         with _computing("first", sums):
@@ -101,7 +109,10 @@ class _Form(torch.autograd.Function):
     def backward(
         ctx: Any, *gradients: Tensor | None
     ) -> tuple[Any, ...]:
-        """Autograd, through all but the tiles."""
+        """Compute the form again, and differentiate it by autograd.
+
+        Tiles are not computed again: their outputs were saved.
+        """
         *tensors, y, total = ctx.saved_tensors
         name, *sizes, _ = ctx.options
         with _computing("second", iter_rows(y, total)):
@@ -114,7 +125,10 @@ class _Form(torch.autograd.Function):
 
 
 def iter_rows(y: Tensor, total: Tensor) -> Callable[[int], Any]:
-    """A function that takes the next rows of both, one after another."""
+    """A function `take(count)`, which returns the next rows of both.
+
+    Each call continues where the one before it ended.
+    """
     place = 0
 
     def take(count: int) -> tuple[Tensor, Tensor]:

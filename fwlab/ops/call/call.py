@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fwlab.arguments import flags as check_flags
 from fwlab.ops.call import checks, choice, packed, whole
 from fwlab.ops.call.operators import traced
 from fwlab.ops.parts.autograd import full_precision
@@ -63,6 +64,7 @@ class Call:
     - `like`: the argument whose dtype and leading shape the result has.
     - `cu_seqlens`: the borders of packed documents. There is then one
       state for each document, and `sizes["batch"]` counts them.
+    - `flags`: the arguments that are True or False, by name.
     """
 
     def __init__(
@@ -73,9 +75,11 @@ class Call:
         like: str,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None = None,
+        **flags: bool,
     ):
         self.op, self.name, self.key_mask = op, op.name, key_mask
         self.sizes = checks.shapes(op.name, **arguments)
+        check_flags(op.name, **flags)
         self.tensors = {name: x for name, (x, _) in arguments.items()}
         self.like = self.tensors[like]
         #: The precision of states and sums.

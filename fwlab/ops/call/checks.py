@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fwlab import arguments
+
 #: The dtypes that the operations compute with.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -94,32 +96,9 @@ def scale(op: str, value: Any) -> None:
                 f"{text} or a tensor of one, got a {_name(value.dtype)} "
                 f"tensor of shape {list(value.shape)}"
             )
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+    elif not arguments.number(value):
         raise TypeError(f"{text}, got {value!r}")
     elif not -LARGEST <= value <= LARGEST:
-        raise ValueError(f"{text}, got {value!r}")
-
-
-def flag(op: str, argument: str, value: Any) -> None:
-    """Raise `TypeError` unless it is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{op}: expected {argument} to be True or False, got {value!r}")
-
-
-def at_least_one(op: str, argument: str, value: Any) -> None:
-    """Raise `ValueError` unless it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(
-            f"{op}: expected {argument} to be an integer of at least 1, got {value!r}"
-        )
-
-
-def dropout(op: str, value: Any, argument: str = "dropout") -> None:
-    """Check a probability with which dropout sets entries to 0."""
-    text = f"{op}: expected {argument} to be at least 0 and below 1"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{text}, got {value!r}")
-    if not 0 <= value < 1:
         raise ValueError(f"{text}, got {value!r}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fwlab import arguments
 from fwlab.ops.call import fla, launcher
 from fwlab.transforms import constant, forward_mode, transformed
 
@@ -63,11 +64,7 @@ def choose(
       these arguments, with the reason (`Refused` if it is a limit of the kernel), and
       for what `torch.func` cannot transform.
     """
-    if requested not in ("auto", *implementations):
-        some = ", ".join(map(repr, implementations))
-        raise ValueError(
-            f"{op}: expected implementation 'auto' or one of {some}, got {requested!r}"
-        )
+    arguments.choice(op, ("auto", *implementations), implementation=requested)
     if not all(x.numel() for x in tensors):
         return "naive", implementations["naive"]  # nothing to compute
     forward = forward_mode()

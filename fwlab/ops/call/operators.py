@@ -84,7 +84,7 @@ class Operator:
         define(self, f"{schema}", "Tensor[] saved, Tensor?[] gradients, bool[] needed")
 
     def __call__(self, *arguments: Any) -> Any:
-        """Called as the function's `apply`."""
+        """Run the operator, with the arguments of the function's `apply`."""
         run = getattr(torch.ops.fwlab, self.name)
         results = run(*arguments[: self.count])[: self.results]
         return tuple(None if x.dim() == 9 else x for x in results)
@@ -118,11 +118,11 @@ class Operator:
         return (*map(contiguous, arguments), *self.fixed)
 
     def forward(self, *arguments: Any) -> list[Tensor]:
-        """What the operator computes."""
+        """Compute the results, and what is saved, as separate tensors."""
         return apart(self.packed(self.compute, *arguments), arguments)
 
     def forward_shapes(self, *arguments: Any) -> list[Tensor]:
-        """The same without data."""
+        """Empty tensors of the shapes that `forward` returns."""
         results = self.packed(self.shapes, *arguments)
         return [x.new_empty(x.shape) for x in results]
 
@@ -139,7 +139,7 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def differentiate(self, ctx: Any, gradients: Any) -> tuple:
-        """The call of `NAME_backward`."""
+        """Call `NAME_backward`: a gradient, or None, for each argument."""
         refuse_second()
         tensors = ctx.saved_tensors
         arguments, made = tensors[: self.tensors], tensors[self.tensors :]
@@ -173,7 +173,7 @@ class Operator:
         return apart(wanted, [*arguments, *saved, *gradients])
 
     def backward_shapes(self, *packed: Any) -> list[Tensor]:
-        """The same without data."""
+        """Empty tensors of the shapes that `backward` returns."""
         *arguments, _, _, needed = packed
         pairs = zip(arguments, needed)  # noqa: B905
         return [x.new_empty(x.shape) for x, need in pairs if need]

@@ -67,7 +67,8 @@ class Rule(Operation):
       what the key retrieves.
     - `steps`: how many steps of the recurrence a token usually takes,
       if that is a dimension of `k` and `v`, after time; 0 = it is not.
-    - `normalizes`: whether it can divide by $z$.
+    - `normalizes`: whether it can divide by $z$. With a decay, `k` then comes
+      in units of the memory: `inputs` may multiply it, but not measure it.
     - `related`: corrects examples of gates that depend on each other.
     - `benchmarks`: (time, width) of problems for `fwlab bench`.
 
@@ -164,7 +165,7 @@ class Rule(Operation):
           times as wide. A kernel does this itself, using the `options`.
         """
         call, dims, group = self._checked(
-            q, k, v, gates, normalize, key_mask, cu_seqlens
+            q, k, v, gates, normalize, key_mask, cu_seqlens, return_state
         )
         call.sizes["key"] *= wider
         name, compute = call.choose(
@@ -179,7 +180,14 @@ class Rule(Operation):
         own = name == "triton"
         start = None
         as_one = call.hidden or (name == "fla" and traced(q))
-        if not own or state is not None or normalize or call.lengths or as_one:
+        alone = group == 1 and call.lengths is None
+        fades = normalize and "log_decay" in self.gates and len(dims) > 3
+        # The efficient form can do without a state before and after it.
+        bare = name == "efficient" and alone and not (as_one or return_state)
+        if state is not None or fades or (normalize and self.corrects):
+            bare = False
+        empty = own and state is None and not (normalize or call.lengths or as_one)
+        if not (bare or empty):
             start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
@@ -208,14 +216,15 @@ class Rule(Operation):
             # half-precision inputs at a time.
             if not by_kernel and name != "efficient":
                 x = {n: part.to(call.dtype) for n, part in x.items()}
-            alone = group == 1 and call.lengths is None
-            fades = normalize and "log_decay" in self.gates
             if fades or not alone:
                 compute = self._wrapped(call, compute, name, dims, group, normalize)
             elif name != "naive":
                 x = self._recurrence(**x)
             x |= options if by_kernel else {}
-            y, *after = compute(**x, **_memory(start))
+            memory = _memory(start)
+            if normalize and start is None:
+                memory |= {"mean": True}
+            y, *after = compute(**x, **memory)
             y = call.masked(last_steps(y, call.like.shape[1]))
             if scale is not None and not scales_q:
                 y = y * scale
@@ -278,6 +287,7 @@ class Rule(Operation):
         normalize: bool,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
+        return_state: bool,
     ) -> tuple[Call, dict[str, str], int]:
         """The call, its arguments' dimensions, and queries per memory."""
         # Each step of a token has the heads of its first one.
@@ -302,8 +312,9 @@ class Rule(Operation):
             like="v",
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
+            normalize=normalize,
+            return_state=return_state,
         )
-        checks.flag(self.name, "normalize", normalize)
         if normalize and _by_channel(dims):
             raise ValueError(
                 f"{self.name}: expected normalize=False with a decay per "
@@ -330,7 +341,9 @@ class Rule(Operation):
         # and a log decay of 0 keeps the state.
         x = {name: call.masked(part) for name, part in call.tensors.items()}
         if features is not None:
-            x |= {part: features(x[part].to(call.dtype)) for part in "qk"}
+            # Side by side, in half the calls.
+            both = features(torch.cat([x["q"], x["k"]], 2).to(call.dtype))
+            x["q"], x["k"] = both.split([x["q"].shape[2], x["k"].shape[2]], 2)
         if normalize:
             x |= self._in_range(**x)
             if scale is not None:  # its size cancels in the quotient

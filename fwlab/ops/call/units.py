@@ -28,8 +28,9 @@ def in_range(
     inputs: Callable[..., dict[str, Any]],
     corrects: bool,
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """`compute`, a normalised rule, with a memory that keeps its range.
+    """Keep the memory of a normalised rule in range, whatever it forgets.
 
+    - `compute`: computes the rule from its arguments by name.
     - `gates`, `inputs`, `corrects`: those of the `Rule`.
     - Returns a function of the same arguments, and perhaps `log_decay`.
     """
@@ -54,7 +55,8 @@ def in_range(
                 return result
         most = torch.finfo(k.dtype).max
         with torch.no_grad():
-            parts = inputs(**others, log_decay=None)
+            own = None if log_decay is None else torch.zeros_like(log_decay)
+            parts = inputs(**rest, k=k, W=W, z=z, log_decay=own)
             fades, strength = parts.get("decay"), parts.get("strength")
             size = _size(k)
             if strength is not None and not corrects:
@@ -94,7 +96,7 @@ def in_range(
 
 
 def _size(x: Tensor) -> Tensor:
-    """The largest entry of each vector."""
+    """The largest absolute value of each vector, `[..., width]` to `[...]`."""
     return x.amax(-1).maximum(-x.amin(-1))
 
 

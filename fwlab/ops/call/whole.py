@@ -16,7 +16,7 @@ from torch import Tensor
 from fwlab.ops.call.operators import Operator
 from fwlab.ops.parts import autograd
 
-#: The public functions of `fwlab.ops`, by name; it enters them itself.
+#: The public functions by name; `fwlab/ops/__init__.py` adds them.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 #: The maximum number of tensors of a call.
@@ -40,11 +40,13 @@ def call(
     tensors: dict[str, Tensor | None],
     **options: Any,
 ) -> Any:
-    """`fwlab.ops.NAME` as an operator.
+    """Call a public function of `fwlab.ops` as one operator.
 
+    - `op`: the name of the function.
     - `start`: the state before the call, or an empty one.
     - `like`: a tensor of the shape of the result.
     - `tensors`, `options`: its other arguments, by name.
+    - Returns the result, or `(y, state)` with `return_state`.
     """
     parts = tuple(start) if isinstance(start, tuple) else (start,)
     names = [n for n, x in tensors.items() if x is not None]
@@ -92,14 +94,14 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
-        """Keep the arguments alone."""
+        """Call the function, and save nothing but its arguments."""
         tensors, about = [*arguments[:TENSORS]], arguments[TENSORS:]
         ctx.save_for_backward(*tensors)
         return _called(tensors, *about)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        """Autograd, through another call."""
+        """Call the function again, and differentiate it by autograd."""
         return autograd.pull_back(
             lambda *tensors: _called([*tensors], *ctx.options),
             ctx.saved_tensors,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fwlab import arguments
 from fwlab.ops.call import checks, launcher
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.operators import traced
@@ -129,10 +130,16 @@ def feedback(
 
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
-    arguments = {"x": (x, "batch time d"), **_named(weights)}
+    inputs = {"x": (x, "batch time d"), **_named(weights)}
     if factors is not None:
-        arguments["factors"] = (factors, "batch time layers factors")
-    call = Call(FEEDBACK, arguments, like="x", key_mask=key_mask)
+        inputs["factors"] = (factors, "batch time layers factors")
+    call = Call(
+        FEEDBACK,
+        inputs,
+        like="x",
+        key_mask=key_mask,
+        return_state=return_state,
+    )
     _check_layers(call.name, heads, call.sizes)
     dropout, start = factors is not None, _start(call, state, heads)
     past = start.k.shape[1]
@@ -289,10 +296,7 @@ def _check_layers(op: str, heads: int, sizes: dict[str, int]) -> None:
             "([batch, time, layers, 2 * d + d_ff]), "
             f"got [{start}, {sizes['factors']}]"
         )
-    if isinstance(heads, bool) or not isinstance(heads, int):
-        raise TypeError(
-            f"{op}: expected heads to be an integer, got {heads!r}"
-        )
+    arguments.integers(op, None, heads=heads)
     if heads < 1 or d % heads:
         raise ValueError(
             f"{op}: expected heads to divide the width {d} of x, "

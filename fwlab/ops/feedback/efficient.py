@@ -199,7 +199,10 @@ class _Feedback(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        """The arguments of the first of two loops, and both loops."""
+        """Run the forward loop.
+
+        - `arguments`: those of `Forward`, then both loops.
+        """
         *inputs, loops = arguments
         f = loops[0](*inputs)
         y = f.run()
@@ -216,7 +219,7 @@ class _Feedback(torch.autograd.Function):
     def backward(
         ctx: Any, dy: Tensor | None, dkv: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """The backward loop does all of it."""
+        """Run the backward loop, which returns all gradients."""
         return ctx.options[-1][1](ctx, dy, dkv).run()
 
 
@@ -512,7 +515,7 @@ def _by_head(hidden: Tensor | None, heads: int) -> Tensor | None:
 def _split(
     factors: Tensor | None, contract: Tensor
 ) -> tuple[Tensor, ...] | None:
-    """Factors for the attention, inside the MLP, and for the MLP."""
+    """Split factors: of attention, inside the MLP, of its result."""
     if factors is None:
         return None
     d, d_ff = contract.shape[1:]
@@ -554,9 +557,9 @@ def _with_positions(to_q: Tensor, positions: Tensor) -> Tensor:
 
 
 def _each(*parts: Tensor) -> list[tuple[Tensor, ...]]:
-    """What belongs together along the first dimension.
+    """Unbind all parts along their first dimension, and zip them.
 
-    Taken apart once, because every index is a call of an operator.
+    This is done once, because every index is a call of an operator.
     """
     return [*zip(*(part.unbind() for part in parts), strict=True)]
 
@@ -591,7 +594,7 @@ def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
 def _causal_softmax(
     a: Tensor, old: int, hidden: Tensor | None
 ) -> Tensor:
-    """The same for a block whose first query sees `old` keys."""
+    """`_softmax` for a block whose first query sees `old` keys."""
     steps = a.shape[1]
     later = a.new_ones(steps, steps, dtype=torch.bool).triu()
     a[..., old:].masked_fill_(later, torch.finfo(a.dtype).min)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fwlab import arguments
 from fwlab.ops.call.call import Call, Operation, Variants
 from fwlab.ops.fwp import efficient, naive
 
@@ -72,16 +73,13 @@ def fwp(
         like="a",
         key_mask=key_mask,
         cu_seqlens=cu_seqlens,
+        return_state=return_state,
     )
+    arguments.function("fwp", activation=activation)
     if activation is not None and activation is not torch.tanh:
         call.hidden = False  # no graph can describe the function
     name, compute = call.choose(implementation, "a")
     compute = call.by_document(compute, ("W",))
-    if activation is not None and not callable(activation):
-        raise TypeError(
-            "fwp: expected activation to be a function or None, "
-            f"got {activation!r}"
-        )
     shape = [call.sizes[n] for n in ("batch", "heads", "value", "key")]
     start = call.start(lambda W: W, state, {"": shape})
 

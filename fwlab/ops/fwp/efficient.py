@@ -93,8 +93,8 @@ def _left(x: Tensor, W: Tensor) -> Tensor:
 
 
 class _Segments(torch.autograd.Function):
-    """Segment after segment; the backward pass computes their states
-    again.
+    """Compute segment after segment; the backward pass computes their
+    states again.
     """
 
     @staticmethod
@@ -151,7 +151,10 @@ class _Segments(torch.autograd.Function):
 def _cut(
     length: int, *sequences: Tensor | None
 ) -> list[tuple[Any, ...]]:
-    """Segments of sequences `[batch, time, ...]`; None stays None."""
+    """Cut sequences `[batch, time, ...]` into segments of `length`.
+
+    - Returns a tuple for each segment; a missing sequence is None.
+    """
     cuts = (
         repeat(None) if x is None else x.split(length, 1)
         for x in sequences

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab import arguments
 from fwlab.ops.call import checks
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.parts import autograd
@@ -118,10 +119,11 @@ def softmax_attention(
         },
         like="v",
         key_mask=key_mask,
+        return_state=return_state,
     )
     if scale is not None:
         checks.scale(call.name, scale)
-    checks.dropout(call.name, dropout)
+    arguments.dropout(call.name, dropout)
     wide = torch.promote_types(q.dtype, k.dtype)
     wide = torch.promote_types(wide, v.dtype)
     q, k, v = (call.masked(x.to(wide)) for x in (q, k, v))

@@ -247,7 +247,7 @@ def side_by_side(registers: int, shared: int, warps: int) -> int:
     )
 
 
-def microseconds(
+def computing(
     code: Sequence[Instruction],
     *,
     warps: int,
@@ -255,15 +255,12 @@ def microseconds(
     shared: int,
     programs: int,
     trips: Sequence[int],
-    bytes_moved: int,
-    bandwidth: float = BANDWIDTH,
     reloads: bool = False,
 ) -> float:
-    """The modelled time of a launch.
+    """Microseconds of a launch by its instructions alone.
 
     - `programs`: programs of the launch.
     - `trips`: rounds of each loop, in the order of their ends.
-    - `bytes_moved`: of all its tensors, at this bandwidth of HBM at most.
     - `reloads`: as in `cycles`.
     """
     ends = loops(code)
@@ -285,7 +282,12 @@ def microseconds(
         total += (total - first(half)) / half * (longest - LONG)
     waves = programs / (together * CORES)
     waves = waves if waves > 4 else -(-programs // (together * CORES))
-    return max(total * waves / CLOCK, bytes_moved / bandwidth) * 1e6
+    return total * waves / CLOCK * 1e6
+
+
+def moving(bytes_moved: int, bandwidth: float = BANDWIDTH) -> float:
+    """Microseconds that HBM needs for them at least."""
+    return bytes_moved / bandwidth * 1e6
 
 
 #: Rounds of a loop that are simulated; the 15 of a small inverse all are.

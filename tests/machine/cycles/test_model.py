@@ -110,9 +110,8 @@ def test_loops_and_branches():
 
 
 def whole(code, trips, **more):
-    given = {"warps": 1, "registers": 32, "shared": 0, "programs": 132}
-    given |= {"bytes_moved": 0} | more
-    return model.microseconds(code, trips=trips, **given)
+    given = {"warps": 1, "registers": 32, "shared": 0, "programs": 132} | more
+    return model.computing(code, trips=trips, **given)
 
 
 def test_long_loops_are_continued():
@@ -129,7 +128,7 @@ def test_waves_and_bandwidth():
     once = whole(code, [])
     # 33 programs fit side by side on none: at most 32, so there are two waves.
     assert whole(code, [], registers=255, warps=8, programs=264) > 1.9 * once
-    assert whole(code, [], bytes_moved=3e9) == pytest.approx(1000)
+    assert model.moving(3_000_000_000) == pytest.approx(1000)
     assert model.side_by_side(registers=128, shared=100 * 1024, warps=4) == 2
 
 

@@ -60,7 +60,7 @@ class Emulator:
         compiled = triton.compile(
             aot.source(launch),
             target=GPUTarget("cuda", 10 * major + minor, 32),
-            options={"num_warps": launch.warps, "num_stages": launch.stages},
+            options=launch.options(),
         )
         return parse(compiled.asm["ptx"], compiled.metadata.shared)
 

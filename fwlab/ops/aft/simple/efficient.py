@@ -131,7 +131,7 @@ class _RunningMean(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep what came in and what came out."""
+        """Compute the running means; save them and the inputs."""
         after = _forward(*inputs)
         ctx.save_for_backward(*inputs, *after)
         return after
@@ -141,7 +141,7 @@ class _RunningMean(torch.autograd.Function):
     def backward(
         ctx: Any, dL: Tensor, dm: Tensor
     ) -> tuple[Tensor, ...]:
-        """(e3) and (e4), from what was kept."""
+        """Compute (e3) and (e4) from the inputs and running means."""
         *inputs, L, m = ctx.saved_tensors
         return _backward(tuple(inputs), (L, m), dL, dm)
 
@@ -157,7 +157,7 @@ class _Simple(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Also returns the last running mean, as the state."""
+        """Compute the outputs and the state, the last running mean."""
         L, m = _forward(*inputs)
         ctx.save_for_backward(q, *inputs)
         ctx.set_materialize_grads(False)
@@ -172,7 +172,7 @@ class _Simple(torch.autograd.Function):
         dL_end: Tensor | None,
         dm_end: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """The gate first, then the running means."""
+        """Go back through the gate, then through the running means."""
         q, *inputs = ctx.saved_tensors
         after = _forward(*inputs)
         gate, dL = torch.sigmoid(q), torch.zeros_like(q)

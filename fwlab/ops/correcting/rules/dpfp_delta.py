@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from fwlab import arguments
 from fwlab.feature_maps import DPFP, sum_normalize
-from fwlab.ops.call import checks
 from fwlab.ops.correcting.rules.delta import DELTA_RULE
 
 DPFP_DELTA_RULE = replace(
@@ -64,7 +64,7 @@ def dpfp_delta_rule(
 
     Source: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174).
     """
-    checks.at_least_one("dpfp_delta_rule", "nu", nu)
+    arguments.integers("dpfp_delta_rule", 1, nu=nu)
     phi = DPFP(nu)
     return DPFP_DELTA_RULE(
         q, k, v, {"beta": beta},

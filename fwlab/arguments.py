@@ -1,0 +1,67 @@
+"""Checks of arguments that are not tensors: numbers, flags and names.
+
+`owner` is the function or class whose argument it is. Every error is one
+sentence that names both, and says what was expected and what came.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def number(value: Any) -> bool:
+    """Whether it is a Python number; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def flags(owner: str, /, **values: Any) -> None:
+    """Raise `TypeError` unless all are True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"{owner}: expected {name} to be True or False, got {value!r}"
+            )
+
+
+def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
+    """Check that all are integers, of at least `minimum` if there is one.
+
+    Raises `TypeError` for any other type, and `ValueError` below the minimum.
+    """
+    for name, value in values.items():
+        text = f"{owner}: expected {name} to be"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{text} an integer, got {value!r}")
+        if minimum is not None and value < minimum:
+            raise ValueError(f"{text} at least {minimum}, got {value!r}")
+
+
+def dropout(owner: str, value: Any, argument: str = "dropout") -> None:
+    """Check a probability with which dropout sets entries to 0."""
+    text = f"{owner}: expected {argument} to be at least 0 and below 1"
+    if not number(value):
+        raise TypeError(f"{text}, got {value!r}")
+    if not 0 <= value < 1:
+        raise ValueError(f"{text}, got {value!r}")
+
+
+def choice(owner: str, options: Iterable[str | None], /, **values: Any) -> None:
+    """Check that all are in `options`: names, and perhaps None.
+
+    Raises `TypeError` for anything but a name, such as a list of names, and
+    `ValueError` for an unknown name.
+    """
+    known = tuple(options)
+    for name, value in values.items():
+        if value not in known:  # a tuple, since a list has no hash
+            error = ValueError if isinstance(value, str) else TypeError
+            names = ", ".join(map(repr, known))
+            raise error(f"{owner}: expected {name} to be one of {names}, got {value!r}")
+
+
+def function(owner: str, /, **values: Any) -> None:
+    """Raise `TypeError` unless all are functions or None."""
+    for name, value in values.items():
+        if value is not None and not callable(value):
+            raise TypeError(
+                f"{owner}: expected {name} to be a function or None, got {value!r}"
+            )
