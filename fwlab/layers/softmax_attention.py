@@ -31,7 +31,8 @@ class SoftmaxAttention(Causal):
       `kv_heads` does not divide `heads`, or for a probability out of
       range, and `TypeError` for an argument of the wrong type.
 
-    Its state, a `KeyValueCache`, grows with every token.
+    Its state, a `KeyValueCache`, grows with every token. Without gradients
+    it is a view of up to twice as much memory, where the next tokens go.
 
         >>> SoftmaxAttention(d_model=8, heads=2).state_size(time=100)
         1600
