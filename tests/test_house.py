@@ -77,6 +77,11 @@ def test_imports_point_up(folder, order):
     assert not down, down
 
 
+def test_every_folder_is_a_package():
+    """The API reference does not show the functions of other folders."""
+    assert not [path for path in FILES if not path.with_name("__init__.py").is_file()]
+
+
 def test_no_circle_in_ops():
     """Nor inside a room, where imports have no order."""
     graphlib.TopologicalSorter(arrows("ops")).prepare()

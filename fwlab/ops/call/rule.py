@@ -208,7 +208,8 @@ class Rule(Operation):
             if not by_kernel and name != "efficient":
                 x = {n: part.to(call.dtype) for n, part in x.items()}
             alone = group == 1 and call.lengths is None
-            fades = normalize and "log_decay" in self.gates
+            forgets = "log_decay" in self.gates and not x.keys().isdisjoint(self.gates)
+            fades = normalize and forgets
             if fades or not alone:
                 compute = self._wrapped(call, compute, name, dims, group, fades)
             elif name != "naive":
