@@ -39,13 +39,19 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     - Returns the shape the two broadcast to.
     """
     # `x / inf` is 0, and so are its gradients. One pass over `x` is enough.
-    wide = torch.promote_types(total.dtype, torch.float32)
-    return x / _or_inf(total, torch.finfo(wide).tiny)
+    return x / denominator(total)
+
+
+def denominator(total: Tensor) -> Tensor:
+    """What `divide` divides by: infinity in place of an empty total."""
+    wide = torch.float32 if total.dtype.itemsize < 4 else total.dtype
+    return _or_inf(total, torch.finfo(wide).tiny)
 
 
 # In place of an empty denominator, infinity: see `divide`.
 def _or_inf(total: Tensor, least: float) -> Tensor:
-    return torch.where(total.abs() <= least, torch.inf, total)
+    none = total.abs() <= least if least else total == 0
+    return total.masked_fill(none, torch.inf)
 
 
 def unit_range(x: Tensor) -> Tensor:
@@ -193,8 +199,10 @@ def _divided(
     if not everywhere:
         minimum, maximum = by.bounds(x.dtype)
         size = total.abs()
-        extreme = ~((size >= minimum) & (size <= maximum))[..., 0]  # or NaN
-        if extreme.any():
+        # Comparisons with NaN are False.
+        least, most = size.aminmax() if size.numel() else (minimum, maximum)
+        if not (least >= minimum and most <= maximum):
+            extreme = ~((size >= minimum) & (size <= maximum))[..., 0]
             y[extreme], total[extreme] = _by_power(by, x[extreme])
     ctx.save_for_backward(y, total)
     ctx.set_materialize_grads(False)

@@ -191,6 +191,24 @@ def test_mixers(monkeypatch):
     assert len({len(row) for row in mixers.table(rows)}) == 1
 
 
+@pytest.mark.parametrize(("mixer", "limit"), [("delta", 1000), ("sum", 600)])
+def test_operators_of_a_short_sequence(mixer, limit):
+    """Softmax attention needs 506, of which 210 are not those of a mixer."""
+    step = mixers.Step(partial(mixers.of, mixer))
+
+    def both_passes():
+        step.model(step.tokens[:, :-1]).sum().backward()
+
+    assert measure.operator_calls(both_passes) <= limit
+
+
+def test_operators_of_a_short_window():
+    """The dense form, which is not stable, needs 132."""
+    comparison = peers.aft_dense(64, 128, 32, 1, 1)
+    ours, theirs = cases.calls(peers.case_of(comparison)).values()
+    assert measure.operator_calls(ours) <= 95 < measure.operator_calls(theirs)
+
+
 SMALL = (
     peers.gated_delta(2, 70, 2, 8, 1, 1),
     peers.one_step(2, 2, 8, 1, 1),

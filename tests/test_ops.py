@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fwlab
 from fwlab import ops
+from fwlab.ops.parts import chunks
 from problems import (
     ROWS,
     error,
@@ -51,6 +52,30 @@ def test_efficient_is_naive(row, time):
     efficient = outcome(row, inputs, state, "efficient")
     for found, wanted in zip(efficient, naive, strict=True):
         assert error(found, wanted) < 1e-10
+
+
+@pytest.mark.parametrize("row", rules.ROWS.values(), ids=rules.ROWS)
+@pytest.mark.parametrize("time", [1, 40, chunks.WHOLE + 1])
+def test_without_states(row, time):
+    """Short sequences are then a single chunk, of which all is kept."""
+    inputs, _ = problem(row, time, with_state=False)
+    keep = torch.rand(2, time, generator=torch.Generator().manual_seed(0)) < 0.8
+    wanted = row(*inputs, key_mask=keep, implementation="naive")
+    pulled = torch.autograd.grad(weighted(wanted), inputs)
+
+    def compute(*inputs):
+        return row(*inputs, key_mask=keep, implementation="efficient")
+
+    found = compute(*inputs)
+    with torch.no_grad():
+        assert error(compute(*inputs), found) < 1e-14
+    assert error(found, wanted) < 1e-10
+    again = checkpoint(compute, *inputs, use_reentrant=False)
+    for y, more in ((found, True), (found, False), (again, False)):
+        gradients = torch.autograd.grad(weighted(y), inputs, retain_graph=more)
+        # Where all weights are 1, that of a mean is 0, or rounding.
+        for a, b in zip(gradients, pulled, strict=True):
+            assert error(a, b) < 1e-10 or max(a.norm(), b.norm()) < 1e-14
 
 
 @pytest.mark.parametrize("row", rules.ROWS.values(), ids=rules.ROWS)

@@ -102,17 +102,28 @@ def test_a_run_keeps_its_number_of_threads(chosen):
     assert chosen(found, 64)[:2] == (1, [ONE, TWO, ASLEEP])  # of a larger machine
 
 
-@pytest.mark.parametrize("name", threads.GIVEN)
-def test_you_decide(chosen, monkeypatch, name):
-    monkeypatch.setenv(name, "2")
-    said = [f"training on 2 threads, with {name}=2"]
-    assert chosen({}, 1) == (2, [], said)
+def test_you_decide(chosen, monkeypatch):
+    """The number, or only how threads wait."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    said = "training on 2 threads, with OMP_WAIT_POLICY=ACTIVE"
+    assert chosen({}, None) == (2, [], [said])
+    said = "training on 1 thread, with OMP_WAIT_POLICY=ACTIVE"
+    assert chosen({}, 1) == (1, [], [said])
+    torch.set_num_threads(2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    said = "training on 2 threads, with OMP_NUM_THREADS=2 and OMP_WAIT_POLICY=ACTIVE"
+    assert chosen({}, 1) == (2, [], [said])
 
 
 def test_no_trial(chosen, monkeypatch):
     """In a short run, in one of several processes, and after a new start."""
     monkeypatch.setattr(threads, "LONG", 2**40)
-    assert chosen({}, None) == (2, [], [])
+    assert chosen({}, 2) == (2, [], [])
+    with monkeypatch.context() as decided:
+        decided.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        assert chosen({}, None) == (2, [], [])
+    assert chosen({}, None) == (1, [], [])
+    torch.set_num_threads(2)
     assert chosen({}, 1) == (1, [], [])
     torch.set_num_threads(2)
     monkeypatch.setattr(threads, "LONG", 0)

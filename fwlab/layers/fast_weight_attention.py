@@ -19,6 +19,7 @@ from fwlab.layers.causal import Causal
 from fwlab.layers.heads import (
     check_input,
     head_width,
+    project,
     real_tokens,
     shared_heads,
     split_heads,
@@ -213,6 +214,28 @@ class FastWeightAttention(Causal):
         - Raises `ValueError` or `TypeError` for an invalid `x`, or the
           state of another layer.
         """
+        return self._mix(x, state, key_mask, implementation, cu_seqlens, True)
+
+    # No state before it, and none after it.
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        return self._mix(x, None, key_mask, implementation, cu_seqlens, False)[0]
+
+    def _mix(
+        self,
+        x: Tensor,
+        state: Any,
+        key_mask: Tensor | None,
+        implementation: str,
+        cu_seqlens: Tensor | None,
+        return_state: bool,
+    ) -> tuple[Tensor, Any]:
+        """`prefill`, with a state or None."""
         dims = "batch time d_model"
         check_input("FastWeightAttention", "x", x, dims, self.to_q.weight)
         x = real_tokens("FastWeightAttention", x, dims, key_mask)
@@ -229,7 +252,7 @@ class FastWeightAttention(Causal):
         if cu_seqlens is not None and (self.conv is not None or self._scales):
             checks.documents("FastWeightAttention", cu_seqlens, len(x))
             lengths = packed.lengths("FastWeightAttention", cu_seqlens, x.shape[1])
-        q, k, v, inputs = self._qkv(x, inputs, key_mask, lengths)
+        qk, v, inputs = self._qkv(x, inputs, key_mask, lengths)
         record, log_scale = RULES[self.rule], None
         name: Any = record.name
         options: dict[str, Any] = {}
@@ -243,17 +266,19 @@ class FastWeightAttention(Causal):
                 checks.state_kind("FastWeightAttention", state, ops.ScaledState)
                 memory, before = state
             q, k, fading, log_scale = self._scaled_features(
-                q, k, before, key_mask, lengths
+                *self._apart(qk), before, key_mask, lengths
             )
         elif nu := self._nu:
             name, options, memory = record.with_dpfp, {"nu": nu}, state
+            q, k = self._apart(qk)
         else:
-            q, k, memory = self._features(q), self._features(k), state
+            qk, memory = self._features(qk), state
+            q, k = self._apart(qk)
         made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
         if fading is not None:
             name = record.with_decay or name
             made["log_decay"] = fading + made.get("log_decay", 0)
-        y, memory = getattr(ops, name)(
+        y = getattr(ops, name)(
             q,
             k,
             v,
@@ -262,13 +287,15 @@ class FastWeightAttention(Causal):
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
             state=memory,
-            return_state=True,
+            return_state=return_state,
             implementation=implementation,
         )
-        if log_scale is not None:
-            memory = ops.ScaledState(memory, log_scale)
-        if inputs is not None:
-            memory = ops.ConvState(memory, inputs)
+        if return_state:
+            y, memory = y
+            if log_scale is not None:
+                memory = ops.ScaledState(memory, log_scale)
+            if inputs is not None:
+                memory = ops.ConvState(memory, inputs)
         return self.to_out(self._finish(y, x)), memory
 
     def _qkv(
@@ -277,20 +304,25 @@ class FastWeightAttention(Causal):
         inputs: Tensor | None,
         key_mask: Tensor | None,
         lengths: list[int] | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values per head, and what a later call needs
-        of the inputs of the convolutions.
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys side by side, values, all per head, and what a later
+        call needs of the inputs of the convolutions.
         """
-        q, k, v = (project(x) for project in (self.to_q, self.to_k, self.to_v))
+        qkv = project(x, self.to_q, self.to_k, self.to_v)
         if self.conv is not None:
-            widths = [part.shape[-1] for part in (q, k, v)]
-            qkv = torch.cat([q, k, v], -1)
             qkv, inputs = self.conv(qkv, inputs, key_mask, lengths)
-            q, k, v = qkv.split(widths, -1)
-        k, v = (split_heads(part, self.steps * self.kv_heads) for part in (k, v))
+        written = self.steps * self.kv_heads
+        value = written * self.state_shape[1]
+        qk, v = qkv.split([qkv.shape[-1] - value, value], -1)
+        v = split_heads(v, written)
         if RULES[self.rule].steps:
-            k, v = (part.unflatten(2, (self.steps, -1)) for part in (k, v))
-        return split_heads(q, self.heads), k, v, inputs
+            v = v.unflatten(2, (self.steps, -1))
+        return split_heads(qk, self.heads + written), v, inputs
+
+    def _apart(self, qk: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, each `[batch, time, heads, width]`."""
+        q, k = qk.split([self.heads, qk.shape[2] - self.heads], 2)
+        return q, k.unflatten(2, (self.steps, -1)) if RULES[self.rule].steps else k
 
     def _finish(self, y: Tensor, x: Tensor) -> Tensor:
         """What the heads read, side by side, after norm and gate."""

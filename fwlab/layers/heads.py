@@ -1,7 +1,8 @@
 """Splitting a model's width into heads, and checking inputs."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fwlab import arguments
 from fwlab.ops.call import checks
@@ -78,3 +79,21 @@ def real_tokens(layer: str, x: Tensor, dims: str, key_mask: Tensor | None) -> Te
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """`[batch, time, d_model]` to `[batch, time, heads, d_model / heads]`."""
     return x.unflatten(-1, (heads, -1))
+
+
+def project(x: Tensor, *layers: nn.Module) -> Tensor:
+    """What linear layers make of `x`, side by side, in one product.
+
+    Layers that are not plain any more (adapted, quantised, hooked) are called.
+    """
+    if not all(_plain(layer) for layer in layers):
+        return torch.cat([layer(x) for layer in layers], -1)
+    weights: list = [layer.weight for layer in layers]
+    return F.linear(x, torch.cat(weights))
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether a layer is its weight, and nothing watches it."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    hooks = hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return type(layer) is nn.Linear and layer.bias is None and not hooks

@@ -65,8 +65,8 @@ def choose(
 ) -> None:
     """Go on with the fastest setting, perhaps in a process that starts again.
 
-    Nothing is tried on a GPU, in several processes, for a short run, and if
-    the environment decides.
+    A short run has one thread. Nothing is tried either on a GPU, in several
+    processes, and if the environment decides.
 
     - `config`: the run.
     - `vocabulary`: number of tokens.
@@ -80,17 +80,20 @@ def choose(
     if devices.several() or devices.device(config.device).type != "cpu":
         return
     given = [f"{name}={os.environ[name]}" for name in GIVEN if name in os.environ]
-    most = torch.get_num_threads()
-    tried = settings(most)
-    if before and before <= most and not given:
-        torch.set_num_threads(before)
-        tried = [s for s in settings(before) if s.number == before]
+    number = torch.get_num_threads()
+    tried = settings(number)
+    if before and before <= number and NUMBER not in os.environ:
+        number = before
+        torch.set_num_threads(number)
+        tried = [s for s in settings(number) if s.number == number]
     with torch.device("meta"):
         parameters = new_model(config, vocabulary).num_parameters()
     if 6 * parameters * config.batch * config.block * steps < LONG:
+        if not given and before is None:  # beside other programs, the safest
+            torch.set_num_threads(1)
         return
     if given:
-        say(f"training on {Setting(most, False)}, with {' and '.join(given)}")
+        say(f"training on {Setting(number, False)}, with {' and '.join(given)}")
         return
     if not _repeatable():
         tried = [s for s in tried if not s.asleep]

@@ -21,16 +21,20 @@ is below in $P$: products with both cost one call.
 All chunks are computed together but for what (c2) carries from one to
 the next. `fade` knows all about decays and costs nothing where there
 are none.
+
+A short sequence without a state before it or after it is one chunk, and
+nothing of it is computed again: without $W$, (c1) is $Y = P\, U$.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fwlab.feature_maps import divide
+from fwlab.feature_maps import denominator, divide
 from fwlab.ops.call import operators
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts import decay as decays
@@ -49,6 +53,8 @@ class Group:
     corrects, early = False, False
     #: What takes the place of `Memory` where a call is only traced.
     operator: ClassVar[operators.Operator]
+    #: What each row of $P$ is divided by; None = 1.
+    total: Tensor | None = None
 
     def __init__(
         self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
@@ -68,10 +74,18 @@ class Group:
     def prepare(self) -> None:
         """Compute decays, scores and queries, which need no state."""
         self.fade = decays.of(self.cut(self.decay, fill=1), self.early)
-        #: $P$ and, as they read the state before, the rows: $\gamma R$.
         self.P = self.fade.scores(self.R, self.K)
-        self.old = self.fade.of_state(self.R)
         self.solve()
+
+    def mean(self) -> None:
+        r"""Divide rows of $P$ by their sum: without a state, Eq. 19."""
+        self.total = denominator(self.P.sum(-1, keepdim=True))
+        self.P.div_(self.total)
+
+    @cached_property
+    def old(self) -> Tensor:
+        r"""The rows as they read the state before, $\gamma R$."""
+        return self.fade.of_state(self.R)
 
     def solve(self) -> None:
         """Solve the system of the chunk, in a rule that corrects.
@@ -88,10 +102,19 @@ class Group:
         - `fill`: the value of the rows past the end.
         - Returns None if every part is None.
         """
-        present = [x[:, self.steps] for x in parts if x is not None]
+        present = [self.own(x) for x in parts if x is not None]
         return (
             chunks.split(present, *self.kind, fill) if present else None
         )
+
+    def slots(self) -> list[tuple[dict[str, Any], str]]:
+        """Where its tensors are: dictionaries and names."""
+        return [
+            (each, name)
+            for each in (vars(self), vars(self.fade))
+            for name, x in each.items()
+            if isinstance(x, Tensor)
+        ]
 
     def put(self, part: Tensor | None, whole: Tensor | None) -> None:
         """Write the gradient of these chunks into that of the sequence.
@@ -101,7 +124,11 @@ class Group:
           Nothing is written if either is None.
         """
         if whole is not None and part is not None:
-            chunks.join(part, whole[:, self.steps])
+            chunks.join(part, self.own(whole))
+
+    def own(self, x: Tensor) -> Tensor:
+        """The steps of this group; None = all of them."""
+        return x if self.steps is None else x[:, self.steps]
 
     def strong(self, x: Tensor) -> Tensor:
         """Multiply each row by the strength of its step; None = 1."""
@@ -111,32 +138,40 @@ class Group:
         """Views of tensors, one chunk after the other."""
         return list(chunks.each(self.n, *tensors))
 
-    def write(self, S: Tensor) -> Tensor:
+    def write(self, S: Tensor | None) -> Tensor:
         """Write chunk by chunk, from the state `S[0]`: fill in `S`.
 
         - Returns what is written, `U`.
         """
-        U, left = self.strong(self.V), self.fade.at_end(self.K)
-        torch.bmm(U.mT, left, out=S[1:].flatten(0, 1))
-        for i in range(self.n):
-            self.fade.carry(S[i], S[i + 1], i)  # (c2)
+        U = self.strong(self.V)
+        if S is not None:
+            left = self.fade.at_end(self.K)
+            torch.bmm(U.mT, left, out=S[1:].flatten(0, 1))
+            for i, (before, after) in enumerate(pairwise(S.unbind())):
+                self.fade.carry(before, after, i)  # (c2)
         return U
 
-    def read(self, S: Tensor, U: Tensor) -> Tensor:
+    def read(self, S: Tensor | None, U: Tensor) -> Tensor:
         """Compute what queries read (c1), but not the asking keys."""
-        rows = self.C if self.corrects else None
-        Y = torch.bmm(self.old[:, :rows], S[:-1].flatten(0, 1).mT)
-        return Y.baddbmm_(self.P[:, :rows], U)  # (c1)
+        Y = None
+        if S is not None:
+            before = S[:-1].flatten(0, 1)
+            Y = torch.bmm(self.answers(self.old), before.mT)
+        return decays.plus(Y, self.answers(self.P), U)  # (c1)
 
-    def written(self, S: Tensor) -> Tensor:
+    def answers(self, x: Tensor) -> Tensor:
+        """The rows of the queries, without the asking keys."""
+        return x[:, : self.C] if self.corrects else x
+
+    def written(self, S: Tensor | None) -> Tensor:
         """What is written, apart from its strength: here the values.
 
-        - `S`: the states before all chunks.
+        - `S`: the states before all chunks; None = there are none.
         """
         return self.V
 
     def write_backward(
-        self, G: Tensor, dU: Tensor, D: Tensor
+        self, G: Tensor, dU: Tensor, D: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         r"""From the last chunk to the first, as (c2) runs forward:
 
@@ -149,12 +184,76 @@ class Group:
           filled in.
         - Returns `G` for all rows, and $dV$.
         """
-        torch.bmm(G.mT, self.old, out=D[:-1].flatten(0, 1))
-        for i in reversed(range(self.n)):
-            self.fade.carry(D[i + 1], D[i], i)  # (c6)
-        left, after = self.fade.at_end(self.K), D[1:].flatten(0, 1)
-        dU.baddbmm_(left, after.mT)  # (c5)
+        if D is not None:
+            torch.bmm(G.mT, self.old, out=D[:-1].flatten(0, 1))
+            states = D.unbind()
+            for i in reversed(range(self.n)):
+                self.fade.carry(states[i + 1], states[i], i)  # (c6)
+            left, after = self.fade.at_end(self.K), D[1:].flatten(0, 1)
+            dU.baddbmm_(left, after.mT)  # (c5)
         return G, self.strong(dU)
+
+
+def precision(x: Tensor) -> torch.dtype:
+    """That of states and sums."""
+    return torch.float32 if x.dtype.itemsize < 4 else x.dtype
+
+
+def by_step(x: Tensor, like: Tensor) -> Tensor:
+    """A view of `[batch * heads, time, d]`: heads after time."""
+    return x.unflatten(0, (len(like), -1)).transpose(1, 2)
+
+
+class Whole(torch.autograd.Function):
+    r"""One chunk that holds all of a sequence, without states.
+
+    All but the inputs is kept: there is nothing to compute again.
+
+    - `mean`: divide what a query reads by the sum of its row of $P$
+      (additive rules).
+    - Other arguments as for `Memory`. Returns the answers to `q`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
+        strength: Tensor | None, ask: Tensor | None, mean: bool,
+        Kind: type[Group],
+    ) -> Tensor:  # fmt: skip
+        """A group of one chunk."""
+        dtype = precision(v)
+        place = None, slice(0, 1)
+        inputs = q, k, v, decay, strength, ask
+        group = Kind(inputs, place, q.shape[1], dtype)
+        group.prepare()
+        if mean:
+            group.mean()
+        Y = group.read(None, group.write(None))
+        y = by_step(Y, v).contiguous()
+        # Only what goes through these hands can be freed or moved.
+        ctx.group, ctx.slots = group, group.slots()
+        ctx.save_for_backward(*(x.pop(name) for x, name in ctx.slots))
+        return y
+
+    @staticmethod
+    @autograd.backward_pass
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients, as views."""
+        group = ctx.group
+        for (x, name), tensor in zip(
+            ctx.slots, ctx.saved_tensors, strict=True
+        ):
+            x[name] = tensor
+        _, *parts = _backward(group, group.cut(dy), None, None)
+        for x, name in group.slots():
+            del x[name]
+        made = [
+            by_step(x, dy) if x is not None and needed else None
+            for x, needed in zip(
+                parts, ctx.needs_input_grad[:6], strict=True
+            )
+        ]
+        return *made, None, None
 
 
 class Memory(torch.autograd.Function):
@@ -273,7 +372,7 @@ Group.operator = operator("additive", Group)
 
 
 def _backward(
-    group: Group, dY: Tensor, S: Tensor, dS: Tensor
+    group: Group, dY: Tensor, S: Tensor | None, dS: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     r"""The gradients of a group, the one of the state before it first.
 
@@ -286,33 +385,45 @@ def _backward(
     $$ds = \mathrm{rowsum}(E \odot dU) \tag{c7}$$
 
     - `S`: the states before all chunks; `dS`: the gradient of the
-      state after the last one.
+      state after the last one. None = there are no states.
     """
-    fade, before = group.fade, S.flatten(0, 1)
-    D = S.new_empty(group.n + 1, *dS.shape)
-    D[-1] = dS
-    dU = torch.bmm(group.P[:, : dY.shape[1]].mT, dY)
+    fade, before, D = group.fade, None, None
+    if S is not None and dS is not None:
+        before, D = S.flatten(0, 1), S.new_empty(group.n + 1, *dS.shape)
+        D[-1] = dS
+    dU = torch.bmm(group.answers(group.P).mT, dY)
     E = group.written(before)
     G, dV = group.write_backward(dY, dU, D)
     ds, U = None, group.strong(E)
     if group.s is not None:
         ds = dU.mul_(E).sum(-1, True)  # (c7)
-    # What is not needed any more makes room.
-    del dY, dU, E, group.V, group.P, group.old
     # Queries, keys and strengths of the chunk itself.
-    after, dP = D[1:].flatten(0, 1), torch.bmm(G, U.mT)
-    read, stored = torch.bmm(G, before), torch.bmm(U, after)
+    dP = torch.bmm(G, U.mT)
+    if group.total is not None:  # of a row divided by its sum
+        along = (dP * group.P).sum(-1, keepdim=True)
+        dP.sub_(along).div_(group.total)
+    # What is not needed any more makes room.
+    del dY, dU, E, group.V, group.P
+    after, dR, dK, read, stored = (None,) * 5
+    if before is not None and D is not None:
+        del group.old
+        after = D[1:].flatten(0, 1)
+        read, stored = torch.bmm(G, before), torch.bmm(U, after)
+        dR, dK = fade.of_state(read), fade.at_end(stored)
     del G, U
-    dR, dK = fade.of_state(read), fade.at_end(stored)
-    fade.scores_backward(dP, dR, dK)  # (c3), (c4)
+    dR, dK = fade.scores_backward(dP, dR, dK)  # (c3), (c4)
     dd = None
     if fade.forgets:
-        met, kept = read.mul_(group.R), stored.mul_(group.K)
-        dd = fade.gradient(before, after, met, kept)
-    dQ, dK_bar = dR.split([group.C, dR.shape[1] - group.C], 1)
+        if read is not None and stored is not None:
+            read, stored = read.mul_(group.R), stored.mul_(group.K)
+        dd = fade.gradient(before, after, read, stored)
+    dQ, dK_bar = dR, None
+    if dR.shape[1] > group.C:
+        dQ, dK_bar = dR.split(group.C, 1)
     if group.by_key:
         dK += dK_bar
-    return D[0], dQ, dK, dV, dd, ds, dK_bar
+    dW = None if D is None else D[0]
+    return dW, dQ, dK, dV, dd, ds, dK_bar
 
 
 def one_step(
@@ -375,16 +486,51 @@ def memory(
     return partial(run, *inputs, keep, Kind)
 
 
+def empty(q: Tensor, v: Tensor) -> Tensor:
+    """A state before the first step, `[batch, heads, value, key]`."""
+    shape = q.shape[0], q.shape[2], v.shape[3], q.shape[3]
+    return v.new_zeros(shape, dtype=precision(v))
+
+
+def whole(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    strength: Tensor | None,
+    *,
+    ask: Tensor | None = None,
+    mean: bool = False,
+    Kind: type[Group] = Group,
+) -> Tensor | None:
+    """The answers to `q` without a state; None if it is too long."""
+    channels = decay is not None and decay.shape[-1] > 1
+    if q.shape[1] > chunks.WHOLE or channels or operators.traced(q):
+        return None
+    return Whole.apply(q, k, v, decay, strength, ask, mean, Kind)
+
+
 def additive(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
     strength: Tensor | None,
-    W: Tensor,
+    W: Tensor | None,
     z: Tensor | None = None,
+    mean: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Arguments and results of the chunked version."""
+    """Arguments and results of the chunked version.
+
+    `W` = None: before the first step. Then `mean` says whether there is
+    a normaliser.
+    """
+    if W is None:
+        y = whole(q, k, v, decay, strength, mean=mean)
+        if y is not None:
+            return (y,)
+        W = empty(q, v)
+        z = W[..., 0, :] if mean else None
     if z is None:
         y, _, W = memory(q, k, v, decay, strength, W)()
         return y, W

@@ -62,6 +62,11 @@ def apply(function: Any, *arguments: Any) -> Tensor:
     return getattr(function, chosen[0])(chosen[1], *arguments)
 
 
+def inside() -> bool:
+    """Whether an operator computes this call."""
+    return _tiles.get() is not None
+
+
 @contextmanager
 def _computing(method: str, argument: Any) -> Iterator[None]:
     """Within this context, `apply` calls `method` of `Tiles`.

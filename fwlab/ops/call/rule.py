@@ -178,7 +178,14 @@ class Rule(Operation):
         own = name == "triton"
         start = None
         as_one = call.hidden or (name == "fla" and traced(q))
-        if not own or state is not None or normalize or call.lengths or as_one:
+        alone = group == 1 and call.lengths is None
+        fades = normalize and "log_decay" in self.gates and len(dims) > 3
+        # The efficient form can do without a state before and after it.
+        bare = name == "efficient" and alone and not (as_one or return_state)
+        if state is not None or fades or (normalize and self.corrects):
+            bare = False
+        empty = own and state is None and not (normalize or call.lengths or as_one)
+        if not (bare or empty):
             start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
@@ -207,17 +214,16 @@ class Rule(Operation):
             # half-precision inputs at a time.
             if not by_kernel and name != "efficient":
                 x = {n: part.to(call.dtype) for n, part in x.items()}
-            alone = group == 1 and call.lengths is None
-            forgets = "log_decay" in self.gates and not x.keys().isdisjoint(self.gates)
-            fades = normalize and forgets
             if fades or not alone:
                 compute = self._wrapped(call, compute, name, dims, group, fades)
             elif name != "naive":
                 x = self._recurrence(**x)
             x |= options if by_kernel else {}
-            memory = (
-                start._asdict() if isinstance(start, NormalizedState) else {"W": start}
-            )
+            memory: dict[str, Any] = {"W": start}
+            if isinstance(start, NormalizedState):
+                memory = start._asdict()
+            elif normalize:
+                memory |= {"mean": True}
             y, *after = compute(**x, **memory)
             y = call.masked(last_steps(y, call.like.shape[1]))
             if scale is not None and not scales_q:
@@ -290,7 +296,9 @@ class Rule(Operation):
         # and a log decay of 0 keeps the state.
         x = {name: call.masked(part) for name, part in call.tensors.items()}
         if features is not None:
-            x |= {part: features(x[part].to(call.dtype)) for part in "qk"}
+            # Side by side, in half the calls.
+            both = features(torch.cat([x["q"], x["k"]], 2).to(call.dtype))
+            x["q"], x["k"] = both.split([x["q"].shape[2], x["k"].shape[2]], 2)
         if normalize:
             x["q"] = unit_range(x["q"])
             if scale is not None:  # its size cancels in the quotient

@@ -15,13 +15,20 @@ normalisation, Eq. 27 divides what is retrieved by $z_{i-1} \cdot
 \phi(k_i))$, and to write with $\phi(k_i)$ as before.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fwlab.feature_maps import divide
-from fwlab.ops.additive.efficient import Group, memory, operator
+from fwlab.ops.additive.efficient import (
+    Group,
+    empty,
+    memory,
+    operator,
+    whole,
+)
 from fwlab.ops.call import operators
 
 
@@ -37,39 +44,69 @@ def inverse(A: Tensor) -> Tensor:
     )
 
 
+def substitute(A: Tensor, B: Tensor) -> Tensor:
+    """$(I + A)^{-1} B$. From the right, LAPACK copies nothing."""
+    return torch.linalg.solve_triangular(
+        A.mT, B.mT, upper=True, left=False, unitriangular=True
+    ).mT
+
+
+def substitute_back(A: Tensor, B: Tensor) -> Tensor:
+    r"""$(I + A)^{-\top} B$."""
+    return torch.linalg.solve_triangular(
+        A, B.mT, upper=False, left=False, unitriangular=True
+    ).mT
+
+
 class Errors(Group):
     """Chunks whose steps write the errors of (d4)."""
 
     corrects = True
 
     def solve(self) -> None:
-        """Invert the matrix of (d4), with and without the strength."""
-        self.L, self.K_bar = self.P[:, self.C :], self.old[:, self.C :]
-        s = self.s
-        self.X = inverse(self.L if s is None else self.L * s.mT)
-        self.bX = self.strong(self.X)
+        """Compute the matrix of (d4), without its diagonal."""
+        self.L, s = self.P[:, self.C :], self.s
+        self.A = self.L if s is None else self.L * s.mT
 
-    def write(self, S: Tensor) -> Tensor:
-        r"""Compute $U = \beta E$ and the states, chunk by chunk."""
-        rest, U = self.V, torch.empty_like(self.V)
-        parts = self.each(
-            rest, self.K_bar, self.bX, U, self.fade.at_end(self.K)
-        )
-        for i, (rest_i, K_bar_i, bX_i, U_i, left_i) in enumerate(parts):
-            rest_i.baddbmm_(K_bar_i, S[i].mT, alpha=-1)
-            torch.bmm(bX_i, rest_i, out=U_i)  # (d4)
-            torch.bmm(U_i.mT, left_i, out=S[i + 1])
-            self.fade.carry(S[i], S[i + 1], i)  # (d3)
+    @cached_property
+    def X(self) -> Tensor:
+        """The inverse of the matrix of (d4)."""
+        return inverse(self.A)
+
+    @cached_property
+    def read_away(self) -> tuple[Tensor, Tensor]:
+        r"""$\beta X$ and $\beta X \gamma \bar K$."""
+        bX = self.strong(self.X)
+        return bX, torch.bmm(bX, self.old[:, self.C :])
+
+    def write(self, S: Tensor | None) -> Tensor:
+        r"""Compute $U = \beta E$ and the states, chunk by chunk.
+
+        By (d4), $U = \beta X V - (\beta X \gamma \bar K)\, W^\top$:
+        all but the last product needs no state.
+        """
+        if S is None:
+            self.V = substitute(self.A, self.V)  # (d4)
+            return self.strong(self.V)
+        bX, B = self.read_away
+        U, states = torch.bmm(bX, self.V), S.unbind()
+        parts = self.each(U, B, self.fade.at_end(self.K))
+        for i, (U_i, B_i, left_i) in enumerate(parts):
+            U_i.baddbmm_(B_i, states[i].mT, alpha=-1)  # (d4)
+            torch.bmm(U_i.mT, left_i, out=states[i + 1])
+            self.fade.carry(states[i], states[i + 1], i)  # (d3)
         return U
 
-    def written(self, S: Tensor) -> Tensor:
+    def written(self, S: Tensor | None) -> Tensor:
         """Compute the errors $E$ of all chunks from their states."""
-        rest = self.V.baddbmm_(self.K_bar, S.mT, alpha=-1)
-        self.V = torch.bmm(self.X, rest)  # (d4)
+        if S is not None:
+            K_bar = self.old[:, self.C :]
+            rest = torch.baddbmm(self.V, K_bar, S.mT, alpha=-1)
+            self.V = torch.bmm(self.X, rest)  # (d4)
         return self.V
 
     def write_backward(
-        self, G: Tensor, dU: Tensor, D: Tensor
+        self, G: Tensor, dU: Tensor, D: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         r"""With $X = (I + L \beta)^{-1}$, the gradient of the right
         side of (d4), and so that of $V$, solves the transposed system:
@@ -78,7 +115,8 @@ class Errors(Group):
         $$dW = \gamma_C\, dW' + dY^\top (\gamma Q)
            - dV^\top (\gamma \bar K) \tag{d6}$$
 
-        (d5), (d6) and (c5) run backward from chunk to chunk. In (d4),
+        (d5), (d6) and (c5) run backward from chunk to chunk; $dV^\top
+        \gamma \bar K = dU^\top (\beta X \gamma \bar K)$. In (d4),
         what $\bar K$ reads is subtracted: its gradient is $-dV$. So
         with $G$ for $Q$ and $\bar K$
 
@@ -89,18 +127,22 @@ class Errors(Group):
 
         $$dU \leftarrow dU - L^\top dV \tag{d7}$$
         """
-        dV, left = torch.empty_like(dU), self.fade.at_end(self.K)
-        own = self.old[:, : self.C]
-        torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
-        parts = self.each(dU, left, dV, self.bX, self.K_bar)
-        for i in reversed(range(self.n)):
-            dU_i, left_i, dV_i, bX_i, K_bar_i = parts[i]
-            dU_i.baddbmm_(left_i, D[i + 1].mT)  # (c5)
-            torch.bmm(bX_i.mT, dU_i, out=dV_i)  # (d5)
-            self.fade.carry(D[i + 1], D[i], i)
-            D[i].baddbmm_(dV_i.mT, K_bar_i, alpha=-1)  # (d6)
+        if D is None:
+            dV = substitute_back(self.A, self.strong(dU))  # (d5)
+        else:
+            bX, B = self.read_away
+            left, own = self.fade.at_end(self.K), self.old[:, : self.C]
+            torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
+            parts, states = self.each(dU, left, B), D.unbind()
+            for i in reversed(range(self.n)):
+                dU_i, left_i, B_i = parts[i]
+                dU_i.baddbmm_(left_i, states[i + 1].mT)  # (c5)
+                self.fade.carry(states[i + 1], states[i], i)
+                states[i].baddbmm_(dU_i.mT, B_i, alpha=-1)  # (d6)
+            dV = torch.bmm(bX.mT, dU)  # (d5)
+            del self.X, self.read_away, bX, B  # makes room
         dU.baddbmm_(self.L.mT, dV, alpha=-1)  # (d7)
-        del self.K_bar, self.L, self.X, self.bX  # makes room
+        del self.L, self.A
         return torch.cat([G, -dV], 1), dV  # (d8)
 
 
@@ -120,18 +162,25 @@ def correcting(
     v: Tensor,
     decay: Tensor | None,
     strength: Tensor | None,
-    W: Tensor,
+    W: Tensor | None,
     z: Tensor | None = None,
     ask: Tensor | None = None,
     early: bool = False,
 ) -> tuple[Tensor, ...]:
     """Arguments and results of the chunked version.
 
-    `early` needs a decay per key channel.
+    `early` needs a decay per key channel. `W` = None: before the first
+    step.
     """
+    if W is None:
+        y = whole(q, k, v, decay, strength, ask=ask, Kind=Errors)
+        if y is not None:
+            return (y,)
+        W = empty(q, v)
     if z is not None:
-        inputs = (q, k, v, decay, strength, W, z, ask)
-        return normalized_correcting(*inputs)
+        return normalized_correcting(
+            q, k, v, decay, strength, W, z, ask
+        )
     # Some rules ask the memory as it was before the decay.
     Kind = EarlyErrors if early else Errors
     y, _, W = memory(q, k, v, decay, strength, W, ask=ask, Kind=Kind)()

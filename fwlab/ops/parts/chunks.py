@@ -7,6 +7,8 @@ from torch import Tensor
 
 #: Steps per chunk.
 LENGTH = 32
+#: The maximum steps of a sequence without states that is one chunk.
+WHOLE = 128
 
 #: Rows (steps of all heads of all sequences) computed together. On a
 #: CPU few enough that intermediate results stay in the caches; on other
@@ -51,16 +53,21 @@ def count(time: int, chunk: int) -> int:
 def split(
     parts: list[Tensor], chunk: int, dtype: torch.dtype, fill: float = 0
 ) -> Tensor:
-    """Cut the time axis into chunks, as a copy in another precision.
+    """Cut the time axis into chunks, in another precision.
 
     - `parts`: tensors `[batch, time, heads, d]`. A chunk holds the rows of the first
       one, then those of the next.
-    - Returns `[chunks * batch * heads, len(parts) * chunk, d]` in `dtype`.
+    - Returns `[chunks * batch * heads, len(parts) * chunk, d]` in `dtype`. If the
+      whole sequence is one chunk, it may be a view.
 
     A short last chunk is filled up with zeros: a zero key writes nothing, and `join`
     drops what a zero query reads. (Decays are filled up with ones.)
     """
     batch, time, heads, d = parts[0].shape
+    if time == chunk:  # the same in fewer operators
+        first, *more = (x.transpose(1, 2).to(dtype) for x in parts)
+        one = torch.cat([first, *more], 2) if more else first
+        return one.reshape(batch * heads, -1, d)
     n, rows = count(time, chunk), len(parts) * chunk
     shape = n, batch, heads, rows, d
     out = torch.empty(shape, dtype=dtype, device=parts[0].device)

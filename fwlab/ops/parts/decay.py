@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def of(d: Tensor | None, early: bool = False) -> Any:
@@ -51,11 +52,12 @@ class NoDecay:
         self.R, self.K = R, K
         return lower(torch.bmm(R, K.mT))
 
-    def scores_backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
-        """Add to `dR` and `dK`; `dP` is overwritten."""
+    def scores_backward(
+        self, dP: Tensor, dR: Tensor | None, dK: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Add to `dR` and `dK` if they are there; `dP` is overwritten."""
         lower(dP)
-        dR.baddbmm_(dP, self.K)
-        dK.baddbmm_(dP.mT, self.R)
+        return plus(dR, dP, self.K), plus(dK, dP.mT, self.R)
 
     def of_state(self, R: Tensor) -> Tensor:
         r"""Rows that read the state before the chunk, $\gamma R$."""
@@ -72,6 +74,11 @@ class NoDecay:
         after.add_(before)
 
 
+def plus(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """A product, added to `total` in place if that is there."""
+    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
+
+
 def lower(P: Tensor) -> Tensor:
     """Keep what step i may see, in place: `[n, C or 2 C, C]`.
 
@@ -79,6 +86,8 @@ def lower(P: Tensor) -> Tensor:
     which read before the write of their own step, j < i.
     """
     C = P.shape[-1]
+    if P.shape[1] == C:
+        return P.tril_()
     P[:, :C].tril_()
     P[:, C:].tril_(-1)
     return P
@@ -103,6 +112,8 @@ class Decay(NoDecay):
     def __init__(self, gamma: Tensor, inside: Tensor, left: Tensor):
         self.gamma, self.inside, self.left = gamma, inside, left
         self.state_left = gamma[:, -1:]
+        #: The same, chunk by chunk: see `carry`.
+        self.parts: tuple[Tensor, ...] = ()
 
     # $P \odot \Gamma$. The product without decays is kept, too: the
     # gradient of a decay needs it.
@@ -112,10 +123,12 @@ class Decay(NoDecay):
         return (halves(self.product, self.inside) * inside).flatten(1, 2)
 
     # The gradients pass through $\Gamma$ as those of a constant.
-    def scores_backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
-        self.between = self.product.mul_(lower(dP))
+    def scores_backward(
+        self, dP: Tensor, dR: Tensor | None, dK: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        self.between = lower(dP) * self.product
         halves(dP, self.inside).mul_(self.inside[:, None])
-        super().scores_backward(dP, dR, dK)
+        return super().scores_backward(dP, dR, dK)
 
     # $\gamma R$, for one or two sets of rows at once.
     def of_state(self, R: Tensor) -> Tensor:
@@ -127,12 +140,15 @@ class Decay(NoDecay):
 
     # $\gamma_C W$, with the decays of this chunk for all heads.
     def carry(self, before: Tensor, after: Tensor, index: int) -> None:
-        heads = len(before)
-        one = self.state_left[index * heads : (index + 1) * heads]
-        after.addcmul_(before, one)
+        self.parts = self.parts or self.state_left.split(len(before))
+        after.addcmul_(before, self.parts[index])
 
     def gradient(
-        self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
+        self,
+        S: Tensor | None,
+        after: Tensor | None,
+        read: Tensor | None,
+        written: Tensor | None,
     ) -> Tensor:
         r"""The gradients $dd_t = \langle dW_t, W_{t-1} \rangle$.
 
@@ -147,14 +163,19 @@ class Decay(NoDecay):
           gradient of the state after the chunk.
         - `read`: `[n, C or 2 C, key]`, how much each row reads of `S`, per channel.
         - `written`: `[n, C, key]`, how much `after` takes of what each
-          step wrote, per channel.
+          step wrote, per channel. All are None if there are no states.
         - Returns `[n, C, 1]`.
         """
         assert self.between is not None
         n, C = self.gamma.shape[:2]
+        between = halves(self.between, self.gamma).sum(1)
+        if S is None or after is None or read is None or written is None:
+            readers, writers = self.inside.mT.triu(), self.inside.tril()
+            met = torch.bmm(readers, between)[:, 1:] * writers[:, :-1]
+            return F.pad(met.sum(-1, True), (0, 0, 1, 0))
         pairs = S.new_empty(n, C + 1, C + 1)
         pairs[:, :-1, 0] = halves(read, self.gamma).sum((1, -1))
-        pairs[:, :-1, 1:] = halves(self.between, self.gamma).sum(1)
+        pairs[:, :-1, 1:] = between
         pairs[:, -1, 0] = torch.linalg.vecdot(S.flatten(1), after.flatten(1))
         pairs[:, -1, 1:] = written.sum(-1)
         # The decays from step t to those that read, and before it.
@@ -219,7 +240,7 @@ class ChannelDecay(Decay):
 
     # The two products of the forward pass, each with one factor
     # replaced by the gradient. `between` includes the decays.
-    def scores_backward(self, dP: Tensor, dR: Tensor, dK: Tensor) -> None:
+    def scores_backward(self, dP: Tensor, dR: Any, dK: Any) -> tuple[Tensor, Tensor]:
         dP = self.moved(halves(lower(dP), self.K), -1).transpose(1, 2)
         dR_rows = (dP @ self.faded).transpose(1, 2)
         halves(dR, self.K).add_(self.moved(dR_rows, 1))
@@ -227,10 +248,9 @@ class ChannelDecay(Decay):
         share = (dP.mT @ self.rows).mul_(self.inside)
         dK += share.sum(1)
         self.between = share.mul_(self.K[:, None])
+        return dR, dK
 
-    def gradient(
-        self, S: Tensor, after: Tensor, read: Tensor, written: Tensor
-    ) -> Tensor:
+    def gradient(self, S: Any, after: Any, read: Any, written: Any) -> Tensor:
         r"""As in `Decay`, channel by channel.
 
         Here the entries of `between` include the decays. So the sum over all $i \ge t$

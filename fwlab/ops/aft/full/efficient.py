@@ -69,6 +69,9 @@ class Tiles(torch.autograd.Function):
       Each sees as many keys as `w` has columns, and begins as many keys
       after the one before it as `w` has rows.
     - `keep`: keep `X` and `XV` for the backward pass, not `k` and `v`.
+
+    Both are in one tensor, and so are the factors of their gradients:
+    each pair of products is one.
     """
 
     @staticmethod
@@ -89,25 +92,25 @@ class Tiles(torch.autograd.Function):
         ctx.shapes = [None if x is None else x.shape for x in inputs]
         ctx.tiles, ctx.count = tiles, count
         pairs, kept = _seen(k, v, w, L, m, count), []
-        X, XV, bad = _keys(pairs, tiles[0].reach)
-        columns = X.shape[3:]
+        both, bad = _keys(pairs, tiles[0].reach)
+        columns = both.shape[3:]
         gate, y = torch.sigmoid(q), torch.empty_like(q)
         for tile in tiles:
-            E = _biases(w, tile, X.shape[2] - w.shape[3])
-            x, xv = (_until(E, z) for z in (X, XV))
-            total, mean = torch.matmul(E, x), torch.matmul(E, xv)
+            E = _biases(w, tile, both.shape[2] - w.shape[3])
+            sums = torch.matmul(E, _until(E, both))
+            total, mean = sums.unflatten(3, columns).unbind(3)
             indices = None
             # Comparisons with NaN are False.
             fine = (total.amin() >= MIN_SUM) & (E.amax() <= MAX_FACTOR)
             if bad is not None or not fine:
-                wrong = _unsafe(E, bad, tile, X.shape[2] - w.shape[3])
-                total, mean = torch.matmul(E, x), torch.matmul(E, xv)
-                wrong = wrong | ~(total >= MIN_SUM)
+                wrong = _unsafe(
+                    E, bad, tile, both.shape[2] - w.shape[3]
+                )
+                torch.matmul(E, _until(E, both), out=sums)
+                wrong = wrong | ~(total >= MIN_SUM).flatten(3)
+                wrong = wrong.unflatten(3, columns[1:])
                 total.masked_fill_(wrong, 1)
-                indices = wrong.unflatten(3, columns).nonzero()
-            total, mean = (
-                sums.unflatten(3, columns) for sums in (total, mean)
-            )
+                indices = wrong.nonzero()
             mean.div_(total)  # (e5)
             for at in _pieces(indices, E):
                 weights, values = _softmax(pairs, w, tile, at)
@@ -116,12 +119,12 @@ class Tiles(torch.autograd.Function):
                 _rows(x[:, tile.rows], w, count) for x in (gate, y)
             )
             torch.mul(gate_t, mean, out=y_t)  # Eq. 2
-            kept += [total, indices]
+            kept += [total.clone(), indices]
         # Only single rows need the inputs as well.
         if keep and all(x is None for x in kept[1::2]):
             inputs = (None,) * 4
-        factors = (X, XV) if keep else (None, None)
-        ctx.save_for_backward(gate, y, w, *factors, *inputs, *kept)
+        factors = both if keep else None
+        ctx.save_for_backward(gate, y, w, factors, *inputs, *kept)
         return y
 
     @staticmethod
@@ -140,17 +143,18 @@ class Tiles(torch.autograd.Function):
         The gate is part of both factors: $dm = \sigma(q)\, dy$, and
         $y = \sigma(q)\, m$.
         """
-        gate, y, w, X, XV, k, v, L, m, *kept = ctx.saved_tensors
+        gate, y, w, both, k, v, L, m, *kept = ctx.saved_tensors
         pairs: Pairs = []
         if k is not None:
             pairs = _seen(k, v, w, L, m, ctx.count)
-        if X is None:
-            X, XV, _ = _keys(pairs, ctx.tiles[0].reach)
+        if both is None:
+            both, _ = _keys(pairs, ctx.tiles[0].reach)
+        X, XV = both.unbind(3)
         dq = dy * y
         dq.addcmul_(dq, gate, value=-1)
         dw, more = torch.zeros_like(w), X.shape[2] - w.shape[3]
-        # $E^\top G$ and $E^\top (G m)$, and gradients by single rows.
-        products: list[Tensor] = []
+        # $-E^\top (G m)$ and $E^\top G$, and gradients by single rows.
+        products: Any = None
         single: list[Tensor] = []
         # The last tile sees all keys.
         for tile in reversed(ctx.tiles):
@@ -159,26 +163,26 @@ class Tiles(torch.autograd.Function):
                 _rows(x[:, tile.rows], w, ctx.count)
                 for x in (gate, y, dy)
             )
-            G, Gm = torch.empty_like(total), torch.empty_like(total)
+            slopes = total.new_empty(*total.shape[:3], *both.shape[3:])
+            Gm, G = slopes.unbind(3)
             torch.div(dy_t, total, out=G)
             if indices is not None:
                 G[tuple(indices.T)] = 0
-            torch.mul(G, y_t, out=Gm)
+            torch.mul(G, y_t, out=Gm).neg_()
             G.mul_(gate_t)
-            G, Gm = G.flatten(3), Gm.flatten(3)
+            slopes = slopes.flatten(3)
             E = _biases(w, tile, more)
             if indices is not None:
                 E.masked_fill_(_wide(E), 0)
-            x, xv = (_until(E, z) for z in (X, XV))
-            dE = torch.matmul(G, xv.mT).sub_(torch.matmul(Gm, x.mT))
-            dE.mul_(E)  # (e8)
-            if not products:
-                products = [torch.matmul(E.mT, x) for x in (G, Gm)]
+            dE = torch.matmul(slopes, _until(E, both).mT).mul_(
+                E
+            )  # (e8)
+            if products is None:
+                products = torch.matmul(E.mT, slopes)
             else:
-                for sums, x in zip(products, (G, Gm), strict=True):
-                    sums = sums[0, :, : E.shape[3]]
-                    sums.baddbmm_(E[0].mT, x[0])
-            del G, Gm
+                sums = products[0, :, : E.shape[3]]
+                sums.baddbmm_(E[0].mT, slopes[0])
+            del G, Gm, slopes
             for at in _pieces(indices, E):
                 single = single or [torch.zeros_like(x) for x in (X, X)]
                 weights, values = _softmax(pairs, w, tile, at)
@@ -195,7 +199,7 @@ class Tiles(torch.autograd.Function):
             dw_t = dw[:, :, tile.rows, : tile.end]
             dw_t.copy_(dE[..., more:].sum_to_size(dw_t.shape))
             del E, dE
-        R, Rm = (x.view(X.shape) for x in products)
+        Rm, R = products.view(both.shape).unbind(3)
         gradients: list[Any] = [
             None if shape is None else gate.new_zeros(shape)
             for shape in ctx.shapes
@@ -203,7 +207,7 @@ class Tiles(torch.autograd.Function):
         dk, dv, dL, dm = gradients
         for here, *add in _places(dk, dv, w, dL, dm, ctx.count):
             x, xv, r, rm = (z[:, :, here] for z in (X, XV, R, Rm))
-            add[0].addcmul_(xv, r).addcmul_(x, rm, value=-1)  # (e7)
+            add[0].addcmul_(xv, r).addcmul_(x, rm)  # (e7)
             add[1].addcmul_(x, r)  # (e6)
             for sums, part in zip(add, single, strict=False):
                 sums.add_(part[:, :, here])
@@ -220,7 +224,7 @@ class Tiles(torch.autograd.Function):
         q, k, v, w, L, m, tiles, *more = arguments
         count = more[0] if more else 1
         y = Tiles.forward(ctx, q, k, v, w, L, m, tiles, count, False)
-        kept = ctx.saved_tensors[9:]
+        kept = ctx.saved_tensors[8:]
         sums.append(torch.empty_like(q))
         for tile, total, single in zip(
             tiles, kept[::2], kept[1::2], strict=True
@@ -291,13 +295,13 @@ class _Again(torch.autograd.Function):
                 single.nonzero() if some else None,
             ]
         gate = torch.sigmoid(q)
-        inner.saved_tensors = gate, y, w, None, None, k, v, L, m, *kept
+        inner.saved_tensors = gate, y, w, None, k, v, L, m, *kept
         return None, None, *Tiles.backward(inner, dy)
 
 
 def _keys(
     pairs: Pairs, reach: int | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """`X` and `XV` of (e5), and where one is beyond the bound.
 
     Both are 0 there. Usually there is no such place: the extremes of
@@ -305,6 +309,7 @@ def _keys(
     within the bound are the same bits.
 
     - `reach`: of the first row.
+    - Returns `[tiles, groups, keys, 2, batch, c]`.
     """
     k = pairs[-1][0]
     common = k.shape[2] if reach is None else reach + 1
@@ -314,19 +319,19 @@ def _keys(
     top.masked_fill_(top == -torch.inf, 0)
     tiles, groups, _, *columns = k.shape
     count, start = sum(key.shape[2] for key, _ in pairs), 0
-    X, XV = k.new_empty(2, tiles, groups, count, *columns)
+    both = k.new_empty(tiles, groups, count, 2, *columns)
+    X, XV = both.unbind(3)
     for key, value in pairs:
         here = slice(start, start + key.shape[2])
         x = torch.sub(key, top, out=X[:, :, here]).exp_()
         torch.mul(x, value, out=XV[:, :, here])
         start = here.stop
-    largest = torch.maximum(
-        torch.maximum(X.amax(), XV.amax()), -XV.amin()
-    )
-    if largest.item() <= MAX_FACTOR:  # comparisons with NaN are False
-        return X, XV, None
+    low, high = both.aminmax()
+    if torch.maximum(-low, high) <= MAX_FACTOR:  # False with NaN
+        return both, None
     bad = ~((X <= MAX_FACTOR) & (XV.abs() <= MAX_FACTOR))
-    return X.masked_fill_(bad, 0), XV.masked_fill_(bad, 0), bad
+    both.masked_fill_(bad.unsqueeze(3), 0)
+    return both, bad
 
 
 def _biases(w: Tensor, tile: Tile, more: int) -> Tensor:

@@ -231,18 +231,18 @@ def _window(
     recent, running = (batch, length, channels), (batch, channels)
     shape: dict[str, tuple[int, ...]] = {"k": recent, "v": recent}
     shape |= {"log_sum": running, "mean": running}
-    start = call.before(WindowState, state, return_state, shape)
-
     # A whole sequence without a state needs no copy of keys and values.
+    whole = call.form is efficient and call.causal
+    whole = whole and state is None and not return_state
+    start = None
+    if not whole:
+        start = call.before(WindowState, state, return_state, shape)
+
     def run() -> tuple[Tensor, Any]:
         w = band.to(call.dtype)
         if not call.causal:
             return call.form.not_causal(call.q, call.k, call.v, w), None
-        if (
-            call.form is efficient
-            and state is None
-            and not return_state
-        ):
+        if whole:
             return efficient.whole(call.q, call.k, call.v, w), None
         k = torch.cat([start.k, call.k], 1)
         v = torch.cat([start.v, call.v], 1)

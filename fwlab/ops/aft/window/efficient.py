@@ -11,10 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab.ops.aft.full.efficient import Tile, Tiles
-from fwlab.ops.aft.operator import apply, form
+from fwlab.ops.aft.full.efficient import (
+    MAX_FACTOR,
+    MIN_SUM,
+    Tile,
+    Tiles,
+)
+from fwlab.ops.aft.operator import apply, form, inside
 from fwlab.ops.aft.simple.efficient import before_each, means
-from fwlab.ops.parts import chunks
+from fwlab.ops.parts import autograd, chunks
 
 #: Rows per tile. Up to twice as many are one tile, as in AFT-full: the
 #: product is larger, but no key needs a running mean.
@@ -49,6 +54,10 @@ def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     time, before = q.shape[1], band.shape[-1] - 1
     if _rows(time) == time:  # no tile has a key before it
         w = _spread(band.flip(-1), time, before)
+        if len(band) == 1 and not inside():
+            made = factors(k, v, w[0, 0])
+            if made is not None:
+                return Whole.apply(q, k, v, w[0, 0], *made)
         return _tiles(q, k, v, w, None, (0, 0), 0)
     log_sum, mean = _empty(q)
     k, v = (
@@ -56,6 +65,77 @@ def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
         for x, fill in ((k, log_sum), (v, mean))
     )
     return causal(q, k, v, band, log_sum, mean)[0]
+
+
+@torch.no_grad()
+def factors(
+    k: Tensor, v: Tensor, w: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    r"""$E$, $(X, X \odot V)$ and both sums of (e5) for all steps.
+
+    None if one of them is out of bounds: see `Tiles`. Row 0 sees only
+    key 0, so $c = K_0$.
+
+    - `w`: `[time, time]`.
+    """
+    time, batch, c = k.shape[1], len(k), k.shape[2]
+    E = w.exp().tril_()
+    both = k.new_empty(time, 2, batch, c)
+    X, XV = both.unbind(1)
+    k, v = k.transpose(0, 1), v.transpose(0, 1)
+    torch.sub(k, k[:1], out=X).exp_()
+    torch.mul(X, v, out=XV)
+    # The product of `Tiles`: whoever is out of bounds, the rows before
+    # it stay as they are, to the last bit.
+    sums = torch.bmm(E[None], both.view(1, time, -1)).view_as(both)
+    low, high = both.aminmax()
+    high = torch.maximum(torch.maximum(high, -low), E.amax())
+    # Comparisons with NaN are False.
+    fine = (high <= MAX_FACTOR) & (sums[:, 0].amin() >= MIN_SUM)
+    return (E, both, sums) if fine else None
+
+
+class Whole(torch.autograd.Function):
+    """A sequence that is one tile: (e5) to (e8) without its cases.
+
+    - `E`, `both`, `sums`: those of `factors`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, w: Tensor, E: Tensor,
+        both: Tensor, sums: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Eq. 2."""
+        total, mean = sums.unbind(1)
+        gate, y = torch.sigmoid(q), torch.empty_like(q)
+        torch.div(mean, total, out=mean)
+        torch.mul(gate, mean.transpose(0, 1), out=y)
+        ctx.save_for_backward(gate, y, E, both, total)
+        return y
+
+    @staticmethod
+    @autograd.backward_pass
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """As in `Tiles`."""
+        gate, y, E, both, total = ctx.saved_tensors
+        dq = dy * y
+        slopes = torch.empty_like(both)
+        Gm, G = slopes.unbind(1)
+        torch.div(dy.transpose(0, 1), total, out=G)
+        torch.mul(G, y.transpose(0, 1), out=Gm).neg_()
+        G.mul_(gate.transpose(0, 1))
+        dq.addcmul_(dq, gate, value=-1)
+        slopes, one = (
+            slopes.view(1, len(E), -1),
+            both.view(1, len(E), -1),
+        )
+        dw = torch.bmm(slopes, one.mT)[0].mul_(E)  # (e8)
+        Rm, R = torch.bmm(E.mT[None], slopes).view_as(both).unbind(1)
+        X, XV = both.unbind(1)
+        dk = (XV * R).addcmul_(X, Rm).transpose(0, 1)  # (e7)
+        dv = (X * R).transpose(0, 1)  # (e6)
+        return dq, dk, dv, dw, None, None, None
 
 
 @form("window, not causal")
