@@ -118,7 +118,12 @@ def test_you_decide(chosen, monkeypatch):
 def test_no_trial(chosen, monkeypatch):
     """In a short run, in one of several processes, and after a new start."""
     monkeypatch.setattr(threads, "LONG", 2**40)
-    assert chosen({}, None) == (2, [], [])
+    assert chosen({}, 2) == (2, [], [])
+    with monkeypatch.context() as decided:
+        decided.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        assert chosen({}, None) == (2, [], [])
+    assert chosen({}, None) == (1, [], [])
+    torch.set_num_threads(2)
     assert chosen({}, 1) == (1, [], [])
     torch.set_num_threads(2)
     monkeypatch.setattr(threads, "LONG", 0)

@@ -65,8 +65,8 @@ def choose(
 ) -> None:
     """Go on with the fastest setting, perhaps in a process that starts again.
 
-    Nothing is tried on a GPU, in several processes, for a short run, and if
-    the environment decides.
+    A short run has one thread. Nothing is tried either on a GPU, in several
+    processes, and if the environment decides.
 
     - `config`: the run.
     - `vocabulary`: number of tokens.
@@ -89,6 +89,8 @@ def choose(
     with torch.device("meta"):
         parameters = new_model(config, vocabulary).num_parameters()
     if 6 * parameters * config.batch * config.block * steps < LONG:
+        if not given and before is None:  # beside other programs, the safest
+            torch.set_num_threads(1)
         return
     if given:
         say(f"training on {Setting(number, False)}, with {' and '.join(given)}")
