@@ -143,7 +143,7 @@ def test_prefill_and_step_are_forward(make):
 
 @layers
 def test_step_without_gradients(make):
-    """It goes on from one state twice, and refuses others as `prefill` does."""
+    """It continues from one state twice, and refuses others as `prefill` does."""
     layer, x = setup(make)
     start, other = x[:, :3], x.flip(1)
     with torch.no_grad():

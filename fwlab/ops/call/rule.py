@@ -13,13 +13,13 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
-from fwlab.ops.additive.efficient import one_step
 from fwlab.ops.call import checks, units
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.operators import traced
 from fwlab.ops.parts import autograd
 from fwlab.ops.parts.autograd import full_precision
+from fwlab.ops.parts.one_step import one_step
 from fwlab.ops.parts.state import NormalizedState
 
 State = Tensor | NormalizedState
@@ -236,7 +236,7 @@ class Rule(Operation):
     def steps_from(
         self, state: Any, x: Tensor, W: tuple[int, ...], normalize: bool
     ) -> bool:
-        """Whether `step` can go on from a state.
+        """Whether `step` can continue from a state.
 
         If not, the public function can, or says what does not fit.
 

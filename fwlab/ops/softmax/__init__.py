@@ -201,7 +201,7 @@ class _Room:
     """Memory for keys and values, and for those that are still to come.
 
     A state sees its beginning. Only the state that ends where the room is used up
-    goes on in it: what is written then, no older state can see.
+    continues in it: what is written then, no older state can see.
     """
 
     def __init__(self, k: Tensor, v: Tensor):
@@ -244,7 +244,7 @@ def _written(
 
 
 def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
-    """Whether `step` can go on from a state; see `Rule.steps_from`."""
+    """Whether `step` can continue from a state; see `Rule.steps_from`."""
     if not (isinstance(state, KeyValueCache) and state.mask is None):
         return False
     shape = (len(x), checks.time_of(state.k, 4), heads, width)
