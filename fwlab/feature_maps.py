@@ -44,7 +44,13 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 
 
 def denominator(total: Tensor) -> Tensor:
-    """What `divide` divides by: infinity in place of an empty total."""
+    """Put infinity in place of every total that is empty, for `divide`.
+
+        >>> denominator(torch.tensor([2.0, 0.0]))
+        tensor([2., inf])
+
+    - `total`: any shape. Returns the same shape.
+    """
     wide = torch.float32 if total.dtype.itemsize < 4 else total.dtype
     return _or_inf(total, torch.finfo(wide).tiny)
 
