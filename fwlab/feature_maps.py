@@ -44,7 +44,14 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 
 
 def denominator(total: Tensor) -> Tensor:
-    """What `divide` divides by: infinity in place of an empty total."""
+    """What `divide` divides by: infinity in place of an empty total.
+
+        >>> denominator(torch.tensor([2.0, 0.0]))
+        tensor([2., inf])
+
+    - `total`: any shape.
+    - Returns the same shape, in the dtype of `total`.
+    """
     wide = torch.float32 if total.dtype.itemsize < 4 else total.dtype
     return _or_inf(total, torch.finfo(wide).tiny)
 
