@@ -79,7 +79,7 @@ class Group:
         self.solve()
 
     def mean(self, Y: Tensor) -> Tensor:
-        r"""Divide answers by the sums of $P$: Eq. 19 without a state."""
+        r"""Divide answers by sums of $P$: Eq. 19 without a state."""
         self.total = denominator(self.P.sum(-1, keepdim=True))
         self.Y = Y.div_(self.total)
         return self.Y
