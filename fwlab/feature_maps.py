@@ -44,12 +44,13 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 
 
 def denominator(total: Tensor) -> Tensor:
-    """Put infinity in place of every total that is empty, for `divide`.
+    """What `divide` divides by: infinity in place of an empty total.
 
         >>> denominator(torch.tensor([2.0, 0.0]))
         tensor([2., inf])
 
-    - `total`: any shape. Returns the same shape.
+    - `total`: any shape.
+    - Returns the same shape, in the dtype of `total`.
     """
     wide = torch.float32 if total.dtype.itemsize < 4 else total.dtype
     return _or_inf(total, torch.finfo(wide).tiny)

@@ -165,6 +165,16 @@ def test_step_without_gradients(make):
             layer.step(x[:, 0], few)
 
 
+@torch.no_grad()
+def test_another_recurrence_has_another_step():
+    """The step of the two recurrences of matrices is not that of a third."""
+    record, W = RULES["delta"], torch.zeros(1, 2, 3, 4)
+    other = dict(record.implementations) | {"efficient": lambda **x: x}
+    other = replace(record, implementations=other)
+    for rule, expected in ((record, True), (other, False)):
+        assert rule.steps_from(W, W[:, 0], (*W.shape,), False) == expected
+
+
 def copy_of(state, function):
     """The state with other tensors."""
     if isinstance(state, torch.Tensor):

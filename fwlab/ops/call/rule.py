@@ -19,7 +19,7 @@ from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.operators import traced
 from fwlab.ops.parts import autograd
 from fwlab.ops.parts.autograd import full_precision
-from fwlab.ops.parts.one_step import one_step
+from fwlab.ops.parts.one_step import FORMS, one_step
 from fwlab.ops.parts.state import NormalizedState
 
 State = Tensor | NormalizedState
@@ -243,6 +243,8 @@ class Rule(Operation):
         - `x`: the input of the layer.
         - `W`: the shape that the fast weights should have.
         """
+        if self.implementations["efficient"] not in FORMS:
+            return False
         if not autograd.only_numbers(x):
             return False
         if normalize:

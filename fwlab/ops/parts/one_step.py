@@ -1,5 +1,6 @@
 """One step of a recurrence, without chunks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor
 
 from fwlab.feature_maps import divide, unit_range
 from fwlab.ops.parts import autograd
+
+#: The efficient forms of which this is one step; recurrences add theirs.
+FORMS: set[Callable] = set()
 
 
 def one_step(
