@@ -94,11 +94,9 @@ class StrengthSum(FastWeightAttention):
         super().__init__(d_model, heads, rule="sum", **options)
         self.to_beta = nn.Linear(d_model, heads, bias=False)
 
-    def _qkv(
-        self, x: Tensor, *given: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        q, k, v, inputs = super()._qkv(x, *given)
-        return q, k, v * torch.sigmoid(self.to_beta(x))[..., None], inputs
+    def _qkv(self, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        qk, v, inputs = super()._qkv(x, *given)
+        return qk, v * torch.sigmoid(self.to_beta(x))[..., None], inputs
 
 
 #: What both layers of the pair are given.

@@ -120,7 +120,8 @@ def saved(implementation: str, arguments: list[torch.Tensor]) -> list[torch.Tens
         return len(kept) - 1
 
     with torch.autograd.graph.saved_tensors_hooks(keep, kept.__getitem__):
-        ops.delta_rule(*arguments, implementation=implementation)
+        # Without a state, so short a sequence would be one chunk.
+        ops.delta_rule(*arguments, implementation=implementation, return_state=True)
     return kept
 
 

@@ -249,6 +249,7 @@ class Whole(torch.autograd.Function):
         _, *parts = _backward(group, group.cut(dy), None, None)
         for x, name in group.slots():
             del x[name]
+        # Only for the arguments that need one.
         made = [
             by_step(x, dy) if x is not None and needed else None
             for x, needed in zip(
