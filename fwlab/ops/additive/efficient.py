@@ -415,6 +415,7 @@ def _backward(
         after = D[1:].flatten(0, 1)
         read, stored = torch.bmm(G, before), torch.bmm(U, after)
         dR, dK = fade.of_state(read), fade.at_end(stored)
+    # The gradients of scores and decays.
     del G, U
     dR, dK = fade.scores_backward(dP, dR, dK)  # (c3), (c4)
     dd = None
@@ -506,6 +507,7 @@ def additive(
             return (y,)
         W = empty(q, v)
         z = W[..., 0, :] if mean else None
+    # The usual case, and a single step with a normaliser.
     if z is None:
         y, _, W = memory(q, k, v, decay, strength, W)()
         return y, W

@@ -184,6 +184,7 @@ def correcting(
         if y is not None:
             return (y,)
         W = empty(q, v)
+    # A normaliser is computed first.
     if z is not None:
         return normalized_correcting(
             q, k, v, decay, strength, W, z, ask
