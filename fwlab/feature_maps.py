@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import arguments
+from fwlab.transforms import recorded as _recorded
 from fwlab.transforms import traced as _traced
 
 
@@ -43,7 +44,14 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 
 
 def denominator(total: Tensor) -> Tensor:
-    """What `divide` divides by: infinity in place of an empty total."""
+    """What `divide` divides by: infinity in place of an empty total.
+
+        >>> denominator(torch.tensor([2.0, 0.0]))
+        tensor([2., inf])
+
+    - `total`: any shape.
+    - Returns the same shape, in the dtype of `total`.
+    """
     wide = torch.float32 if total.dtype.itemsize < 4 else total.dtype
     return _or_inf(total, torch.finfo(wide).tiny)
 
@@ -115,7 +123,7 @@ def _normalize(by: "type[_BySum | _ByNorm]", x: Tensor) -> Tensor:
     if _traced():
         x = unit_range(x)
         return divide(x, by.total(x))
-    return by.apply(x)[0]
+    return by.apply(x)[0] if _recorded(x) else _divided(by, x)[0]
 
 
 class _BySum(torch.autograd.Function):
@@ -139,7 +147,7 @@ class _BySum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _divided(_BySum, ctx, x)
+        return _kept(ctx, *_divided(_BySum, x))
 
     # $dx = (dy - y \cdot dy) / n + dn$: a gradient that is None is 0,
     # and costs nothing.
@@ -170,7 +178,7 @@ class _ByNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _divided(_ByNorm, ctx, x)
+        return _kept(ctx, *_divided(_ByNorm, x))
 
     # $dx = (dy - y\,(y \cdot dy)) / n + dn\, y$, since $y$ is the
     # gradient of $|x|$.
@@ -185,27 +193,32 @@ class _ByNorm(torch.autograd.Function):
         return dx
 
 
-def _divided(
-    by: type[_BySum] | type[_ByNorm], ctx: Any, x: Tensor
-) -> tuple[Tensor, Tensor]:
+# What the backward pass needs of the forward pass.
+def _kept(ctx: Any, y: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    ctx.save_for_backward(y, total)
+    ctx.set_materialize_grads(False)
+    return y, total
+
+
+def _divided(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
     """The forward pass of both.
 
     A power of two changes no digit, so only vectors whose total is out of
     bounds need `unit_range`. A GPU would have to wait for this check; there
     all vectors get it.
     """
-    everywhere = x.device.type != "cpu"
-    y, total = _by_power(by, x) if everywhere else _plainly(by, x)
-    if not everywhere:
-        minimum, maximum = by.bounds(x.dtype)
-        size = total.abs()
-        # Comparisons with NaN are False.
-        least, most = size.aminmax() if size.numel() else (minimum, maximum)
-        if not (least >= minimum and most <= maximum):
-            extreme = ~((size >= minimum) & (size <= maximum))[..., 0]
-            y[extreme], total[extreme] = _by_power(by, x[extreme])
-    ctx.save_for_backward(y, total)
-    ctx.set_materialize_grads(False)
+    if x.device.type != "cpu":
+        return _by_power(by, x)
+    total = by.total(x)
+    minimum, maximum = by.bounds(x.dtype)
+    if total.numel():
+        lowest, highest = total.aminmax()
+        if minimum < lowest.item() and highest.item() <= maximum:
+            return x / total, total  # the usual case
+    y, size = x / _or_inf(total, 0.0), total.abs()
+    extreme = ~((size >= minimum) & (size <= maximum))[..., 0]  # or NaN
+    if extreme.any():
+        y[extreme], total[extreme] = _by_power(by, x[extreme])
     return y, total
 
 
@@ -307,7 +320,7 @@ class ELU1(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns the same shape."""
-        return _elu1(x) if _traced() else _ELU1.apply(x)
+        return _ELU1.apply(x) if _recorded(x) and not _traced() else _elu1(x)
 
 
 # Eq. 30, for torch.func and torch.compile.
@@ -377,16 +390,24 @@ class DPFP(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns `[..., 2 * d * nu]`."""
-        return _dpfp(x, self.nu) if _traced() else _DPFP.apply(x, self.nu)
+        if _recorded(x) and not _traced():
+            return _DPFP.apply(x, self.nu)
+        return _dpfp(x, self.nu)
 
     def extra_repr(self) -> str:
         return f"nu={self.nu}"
 
 
 def _dpfp(x: Tensor, nu: int) -> Tensor:
-    """Eq. 37 as it is written."""
-    r = F.relu(torch.cat([x, -x], dim=-1))
-    return torch.cat([r * r.roll(-j, -1) for j in range(1, nu + 1)], dim=-1)
+    """Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
+    if nu == 1 and x.numel() < 4096:  # slow for each number, but one call
+        r = torch.cat([x, -x], -1).relu_()
+        return r * r.roll(-1, -1)
+    n = 2 * x.shape[-1]
+    first = [x[..., :nu]] if 2 * nu <= n else [x, -x]
+    r = torch.cat([x, -x, *first], -1).relu_()
+    parts = [r[..., :n] * r[..., j % n :][..., :n] for j in range(1, nu + 1)]
+    return torch.cat(parts, -1)
 
 
 class _DPFP(torch.autograd.Function):

@@ -33,4 +33,13 @@ def constant(function: Callable) -> Callable:
 
 def traced() -> bool:
     """Whether `torch.compile`, `torch.func` or forward mode transforms the call."""
-    return torch.compiler.is_compiling() or transformed() or forward_mode()
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+def recorded(x: torch.Tensor) -> bool:
+    """Whether autograd records what is computed from `x`."""
+    return torch.is_grad_enabled() and x.requires_grad

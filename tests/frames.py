@@ -33,7 +33,7 @@ def frames(rule: str = "delta") -> list[Called]:
     itself counts each time.
     """
     layer = FastWeightAttention(16, heads=2, rule=rule)
-    x = torch.randn(1, 70, 16)
+    x = torch.randn(1, 150, 16)
     called: list[Called] = []
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""The structure of the package: which file may import which."""
+"""The structure of the package, as docs/inside.md draws it."""
 
 import ast
 import graphlib
@@ -13,39 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
-#: Each imports only what stands before it.
-ORDER = [
-    "arguments",
-    "transforms",
-    "feature_maps",
-    "ops",
-    "layers",
-    "models",
-    "files",
-    "data",
-    "provenance",
-    "training",
-    "plots",
-    "bench",
-    "experiments",
-    "exercises",
-    "info",
-    "cli",
-    "__main__",
-]
-#: The same for the folders and files of `ops`.
-INNER = [
-    "parts",
-    "call",
-    "triton_tiles",
-    "additive",
-    "correcting",
-    "fwp",
-    "aft",
-    "feedback",
-    "softmax",
-    "__init__",
-]
+INSIDE = (ROOT / "docs" / "inside.md").read_text("utf-8")
+ROOMS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
+#: The rows of the rooms in `ops`: their names, and what the page says of them.
+ROWS = re.findall(r"^    - ((?:`\w+`(?:, )?)+)(.*)", INSIDE, re.M)
+#: As the page draws them: each imports only what is above it.
+ORDER = [*ROOMS, "__main__"]
+INNER = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
+INNER += ["__init__"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -83,9 +58,12 @@ def arrows(folder: str) -> dict[Path, set[Path]]:
 def test_imports_point_up(folder, order):
     def floor(path: Path) -> str:
         room = path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py")
-        assert room in (*order, "__init__"), f"{room} has no place in the house"
+        assert room in (*order, "__init__"), f"docs/inside.md does not draw {room}"
         return room
 
+    for name in order:
+        path = PACKAGE / folder / name
+        assert path.is_dir() or path.with_suffix(".py").is_file(), name
     down = []
     for path, others in arrows(folder).items():
         if path == PACKAGE / "__init__.py":
@@ -97,6 +75,11 @@ def test_imports_point_up(folder, order):
             if other.is_relative_to(PACKAGE / folder) and floor(other) in below
         ]
     assert not down, down
+
+
+def test_every_folder_is_a_package():
+    """The API reference does not show the functions of other folders."""
+    assert not [path for path in FILES if not path.with_name("__init__.py").is_file()]
 
 
 def test_no_circle_in_ops():

@@ -141,6 +141,50 @@ def test_prefill_and_step_are_forward(make):
     assert not y[:, 30:].any()
 
 
+@layers
+def test_step_without_gradients(make):
+    """It continues from one state twice, and refuses others as `prefill` does."""
+    layer, x = setup(make)
+    start, other = x[:, :3], x.flip(1)
+    with torch.no_grad():
+        _, state = layer.prefill(start[:, :2])
+        _, state = layer.step(start[:, 2], state)
+        wanted = layer(x), layer(torch.cat([start, other[:, :12]], 1))
+        states, tokens = [state, state], (x[:, 3:], other)
+        # In turns, so that what one stream writes could reach the other.
+        for t in range(12):
+            for i in range(2):
+                y, states[i] = layer.step(tokens[i][:, t], states[i])
+                same = wanted[i][:, 3 + t]
+                torch.testing.assert_close(y, same, rtol=1e-10, atol=1e-12)
+        for state in (3, (), (None, 3), x, copy_of(states[0], torch.Tensor.float)):
+            with pytest.raises((TypeError, ValueError), match=r"expected .*state"):
+                layer.step(x[:, 0], state)
+        few = copy_of(states[0], lambda part: part[:1])
+        with pytest.raises(ValueError, match=r"expected .*state"):
+            layer.step(x[:, 0], few)
+
+
+@torch.no_grad()
+def test_another_recurrence_has_another_step():
+    """The step of the two recurrences of matrices is not that of a third."""
+    record, W = RULES["delta"], torch.zeros(1, 2, 3, 4)
+    other = dict(record.implementations) | {"efficient": lambda **x: x}
+    other = replace(record, implementations=other)
+    for rule, expected in ((record, True), (other, False)):
+        assert rule.steps_from(W, W[:, 0], (*W.shape,), False) == expected
+
+
+def copy_of(state, function):
+    """The state with other tensors."""
+    if isinstance(state, torch.Tensor):
+        return function(state)
+    if isinstance(state, tuple | list):
+        each = [copy_of(part, function) for part in state]
+        return type(state)(*each) if hasattr(state, "_fields") else type(state)(each)
+    return state
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_causal(name):
     """In AFT, which has sums over long times, not by one bit."""

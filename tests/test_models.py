@@ -7,6 +7,7 @@ import torch
 from alike import numbers, refuses
 from torch.nn import functional as F
 
+from fwlab.bench.measure import operator_calls
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.models.language_model import _draw
 
@@ -180,3 +181,17 @@ def test_generate_refuses(arguments, message):
     model = LanguageModel(11, layers=1, heads=1, d_model=4)
     arguments = {"prompt": tokens(1, 3), "max_new_tokens": 2, **arguments}
     refuses(lambda: model.generate(**arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "operators"),
+    [("softmax", 150), ("sum", 200), ("delta", 232), ("gated-delta", 264)],
+)
+def test_a_token_takes_few_operators(mixer, operators):
+    """Text is generated token by token: what is not arithmetic costs most."""
+    model = LanguageModel(5, mixer, heads=2, d_model=8, max_len=12)
+    with torch.no_grad():
+        _, state = model.prefill(torch.zeros(1, 9, dtype=torch.long))
+        _, state = model.step(torch.zeros(1, dtype=torch.long), state)
+        count = operator_calls(lambda: model.step(torch.zeros(1).long(), state))
+    assert count <= operators + 2  # the token itself

@@ -804,7 +804,8 @@ CHEAP_MASK = Exercise(
         "Places need not grow. A step with place 1 or 2 between later ones has an old "
         "memory itself, but is a young memory for all steps after it.",
         "Let Python try random lists of places: of a thousand, about four are good "
-        "enough. Many of these start with 1 2 1 2 3 4.",
+        "enough. Nearly all of these end with 4, and have no 1 after the "
+        "seventh step.",
     ),
     example=lambda generator: {"steps": STEPS},
 )

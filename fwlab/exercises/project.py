@@ -330,11 +330,11 @@ UNEQUAL = Exercise(
     minutes=12,
     task="**What is unequal?** `a` and `b` are records, dictionaries with "
     '`"parameters"`, `"data"` (a hash), `"seeds"`, `"tokens"`, `"windows"` and '
-    '`"rates"`. Return a tensor of six booleans, in this order, that are true where the '
-    "records are unequal, 0 where they are equal. Seeds are tuples of numbers in any order; the same seed "
-    "twice is one run. Of the rates, compare how *many different* ones were tried: each "
-    "rule has its own. What a record does not say cannot be equal, even if neither says "
-    "it.",
+    '`"rates"`. Return a tensor of six booleans, in this order, true where the records '
+    "are unequal and false where they are equal. Seeds are tuples of numbers in any "
+    "order; the same seed twice is one run. Of the rates, compare how *many different* "
+    "ones were tried: each rule has its own. What a record does not say cannot be equal, "
+    "even if neither says it.",
     reference=unequal,
     properties=(
         shape("returns six numbers", _pair),

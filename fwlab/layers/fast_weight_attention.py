@@ -21,6 +21,7 @@ from fwlab.layers.heads import (
     head_width,
     project,
     real_tokens,
+    run,
     shared_heads,
     split_heads,
 )
@@ -298,6 +299,32 @@ class FastWeightAttention(Causal):
                 memory = ops.ConvState(memory, inputs)
         return self.to_out(self._finish(y, x)), memory
 
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        parts: Any = self._modules
+        like = parts["to_q"].weight
+        check_input("FastWeightAttention", "x", x, "batch d_model", like)
+        record, batch, memory = RULES[self.rule], x.shape[0], self.state_shape
+        if (
+            self.conv is not None
+            or self._scales
+            or not record.steps_from(state, x, (batch, *memory), self.normalize)
+        ):
+            return super().step(x, state)
+        # All features at once: they do not depend on each other.
+        qk = torch.cat([run(parts["to_q"], x), run(parts["to_k"], x)], -1)
+        if qk.dtype != x.dtype:  # autocast
+            return super().step(x, state)
+        heads, written = self.heads, self.steps * self.kv_heads
+        qk = self._features(qk.view(batch, 1, heads + written, -1))
+        q, k = qk.split_with_sizes([heads, written], 2)
+        v = run(parts["to_v"], x).view(batch, 1, written, -1)
+        if record.steps:
+            k, v = (part.unflatten(2, (self.steps, -1)) for part in (k, v))
+        x = x.unsqueeze(1)
+        made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
+        y, state = record.step(q, k, v, made, state, self.normalize)
+        return run(parts["to_out"], self._finish(y, x).view(batch, -1)), state
+
     def _qkv(
         self,
         x: Tensor,
@@ -334,10 +361,11 @@ class FastWeightAttention(Causal):
 
     # $\phi$, then the normalisation that `key_norm` names.
     def _features(self, x: Tensor) -> Tensor:
+        phi: Any = self._modules["feature_map"]
         if self.key_norm is None:
-            return self.feature_map(x)
+            return phi(x)
         # A scale would be divided out again.
-        return KEY_NORMS[self.key_norm](self.feature_map.scaled(x)[0])
+        return KEY_NORMS[self.key_norm](phi.scaled(x)[0])
 
     def _scaled_features(
         self,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab.layers.heads import run
 from fwlab.ops.call.rule import Rule
 
 
@@ -58,10 +59,11 @@ class Beta(_Kind):
         layer.to_beta = nn.Linear(layer.d_model, size, bias=False)
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        beta = layer.to_beta(x)
+        beta = run(layer.to_beta, x)
         if "steps" in self.dims:
             beta = beta.unflatten(-1, (layer.steps, -1))
-        return layer.beta_max * torch.sigmoid(beta)  # Eq. 21
+        beta = torch.sigmoid(beta)  # Eq. 21
+        return beta if layer.beta_max == 1 else layer.beta_max * beta
 
 
 class Share(_Kind):
@@ -78,7 +80,7 @@ class Share(_Kind):
         layer.beta_bias = nn.Parameter(torch.logit(0.5**heads))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        return torch.sigmoid(layer.to_beta(x) + layer.beta_bias)
+        return torch.sigmoid(run(layer.to_beta, x) + layer.beta_bias)
 
 
 class LogDecay(_Kind):
@@ -116,9 +118,9 @@ class LogDecay(_Kind):
         layer.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        pace = F.softplus(layer.to_alpha(x) + layer.alpha_bias)
-        rate = layer.log_rate.exp()
-        return -rate.view(-1, *[1] * (pace.dim() - 3)) * pace
+        pace = F.softplus(run(layer.to_alpha, x) + layer.alpha_bias)
+        rate = layer.log_rate.exp().neg()
+        return pace * (rate if self.dims == "heads" else rate.unsqueeze(-1))
 
 
 class BoundedDecay(LogDecay):
@@ -131,7 +133,7 @@ class BoundedDecay(LogDecay):
         layer.alpha_bias = nn.Parameter(torch.zeros(self.project(layer)))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        pace = torch.sigmoid(layer.to_alpha(x) + layer.alpha_bias)
+        pace = torch.sigmoid(run(layer.to_alpha, x) + layer.alpha_bias)
         return -math.exp(-0.5) * pace
 
 

@@ -1,10 +1,19 @@
 """Multi-head softmax attention, the baseline."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from fwlab import arguments, ops
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import head_width, shared_heads, split_heads
+from fwlab.layers.heads import (
+    check_input,
+    head_width,
+    run,
+    shared_heads,
+    split_heads,
+)
+from fwlab.ops import softmax
 
 
 class SoftmaxAttention(Causal):
@@ -22,7 +31,8 @@ class SoftmaxAttention(Causal):
       `kv_heads` does not divide `heads`, or for a probability out of
       range, and `TypeError` for an argument of the wrong type.
 
-    Its state, a `KeyValueCache`, grows with every token.
+    Its state, a `KeyValueCache`, grows with every token. Without gradients
+    it is a view of up to twice as much memory, where the next tokens go.
 
         >>> SoftmaxAttention(d_model=8, heads=2).state_size(time=100)
         1600
@@ -59,6 +69,24 @@ class SoftmaxAttention(Causal):
           has of `heads`.
         """
         return 2 * time * self.kv_width
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        parts: Any = self._modules
+        like = parts["to_q"].weight
+        check_input("SoftmaxAttention", "x", x, "batch d_model", like)
+        width = self.d_model // self.heads
+        if (self.training and self.attention_dropout) or not softmax.goes_on_from(
+            state, x, self.kv_heads, width
+        ):
+            return super().step(x, state)
+        q, k, v = (run(parts[name], x) for name in ("to_q", "to_k", "to_v"))
+        if q.dtype != x.dtype:  # autocast
+            return super().step(x, state)
+        batch = x.shape[0]
+        q = q.view(batch, self.heads, 1, width)
+        k, v = (part.view(batch, self.kv_heads, 1, width) for part in (k, v))
+        y, state = softmax.step(q, k, v, state)
+        return run(parts["to_out"], y.reshape(batch, -1)), state
 
     def prefill(
         self,

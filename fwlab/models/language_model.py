@@ -22,6 +22,7 @@ from fwlab.layers import (
     TransformerXL,
 )
 from fwlab.layers.fast_weight_attention import RULES
+from fwlab.layers.heads import run
 from fwlab.models.tokens import check_tokens
 from fwlab.ops.call import checks, packed
 
@@ -334,10 +335,10 @@ class LanguageModel(nn.Module):
             x = x + self.positions(each.to(x.device))
         elif self.positions is not None:
             x = x + self.positions.weight[past:end]
-        return self.dropout(x)
+        return self.dropout(x) if self.dropout.p else x
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.norm(x) @ self.embedding.weight.T  # tied
+        return run(self.norm, x) @ self.embedding.weight.T  # tied
 
     @torch.no_grad()
     def generate(

@@ -22,7 +22,7 @@ def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> 
     # On an accelerator this check would wait for the device. A call that is
     # traced or transformed has no values.
     if not traced() and tokens.device.type == "cpu" and tokens.numel():
-        minimum, maximum = tokens.min().item(), tokens.max().item()
+        minimum, maximum = (x.item() for x in tokens.aminmax())
         if minimum < 0 or maximum >= vocab_size:
             raise ValueError(
                 f"{model}: expected {argument} from 0 to {vocab_size - 1}, "

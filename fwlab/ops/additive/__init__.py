@@ -4,6 +4,7 @@ from typing import Any
 
 from fwlab.ops.additive import chunked, efficient
 from fwlab.ops.call import fla, launcher
+from fwlab.ops.parts import one_step
 
 
 def too_wide(
@@ -36,3 +37,5 @@ FORMS: dict[str, Any] = {
     ),
 }
 """What computes it, besides the loop of each rule."""
+
+one_step.FORMS.add(efficient.additive)

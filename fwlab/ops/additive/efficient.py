@@ -38,6 +38,7 @@ from fwlab.feature_maps import denominator, divide
 from fwlab.ops.call import operators
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts import decay as decays
+from fwlab.ops.parts.one_step import one_step
 
 
 class Group:
@@ -53,7 +54,7 @@ class Group:
     corrects, early = False, False
     #: What takes the place of `Memory` where a call is only traced.
     operator: ClassVar[operators.Operator]
-    #: What each row of $P$ is divided by; None = 1.
+    #: What answers have been divided by; None = 1.
     total: Tensor | None = None
 
     def __init__(
@@ -77,10 +78,11 @@ class Group:
         self.P = self.fade.scores(self.R, self.K)
         self.solve()
 
-    def mean(self) -> None:
-        r"""Divide rows of $P$ by their sum: without a state, Eq. 19."""
+    def mean(self, Y: Tensor) -> Tensor:
+        r"""Divide answers by sums of $P$: Eq. 19 without a state."""
         self.total = denominator(self.P.sum(-1, keepdim=True))
-        self.P.div_(self.total)
+        self.Y = Y.div_(self.total)
+        return self.Y
 
     @cached_property
     def old(self) -> Tensor:
@@ -226,10 +228,10 @@ class Whole(torch.autograd.Function):
         inputs = q, k, v, decay, strength, ask
         group = Kind(inputs, place, q.shape[1], dtype)
         group.prepare()
-        if mean:
-            group.mean()
         Y = group.read(None, group.write(None))
-        y = by_step(Y, v).contiguous()
+        if mean:
+            Y = group.mean(Y)
+        y = by_step(Y, v).clone(memory_format=torch.contiguous_format)
         # Only what goes through these hands can be freed or moved.
         ctx.group, ctx.slots = group, group.slots()
         ctx.save_for_backward(*(x.pop(name) for x, name in ctx.slots))
@@ -391,6 +393,9 @@ def _backward(
     if S is not None and dS is not None:
         before, D = S.flatten(0, 1), S.new_empty(group.n + 1, *dS.shape)
         D[-1] = dS
+    if group.total is not None:  # Eq. 19
+        dY = dY / group.total
+        along = (dY * group.Y).sum(-1, keepdim=True)
     dU = torch.bmm(group.answers(group.P).mT, dY)
     E = group.written(before)
     G, dV = group.write_backward(dY, dU, D)
@@ -399,9 +404,8 @@ def _backward(
         ds = dU.mul_(E).sum(-1, True)  # (c7)
     # Queries, keys and strengths of the chunk itself.
     dP = torch.bmm(G, U.mT)
-    if group.total is not None:  # of a row divided by its sum
-        along = (dP * group.P).sum(-1, keepdim=True)
-        dP.sub_(along).div_(group.total)
+    if group.total is not None:
+        dP.sub_(along)
     # What is not needed any more makes room.
     del dY, dU, E, group.V, group.P
     after, dR, dK, read, stored = (None,) * 5
@@ -426,42 +430,6 @@ def _backward(
     return dW, dQ, dK, dV, dd, ds, dK_bar
 
 
-def one_step(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None,
-    strength: Tensor | None, ask: Tensor | None, W: Tensor,
-    Kind: type[Group],
-) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """(c0) or (d0) as products of matrices with single rows.
-
-    For a single step nothing is gained from chunks.
-    """
-    n, dtype, S = W.shape[0] * W.shape[1], W.dtype, W.flatten(0, 1)
-    # One row of each head, `[batch * heads, 1, width]`.
-    rows: Any = [
-        x if x is None else x.reshape(n, 1, -1)
-        for x in (q, k, v, decay, strength, ask)
-    ]
-    if any(x is not None and x.dtype != dtype for x in rows):
-        rows = [x if x is None else x.to(dtype) for x in rows]
-    q, k, v, d, s, a = rows
-    S, asked = S if d is None else d * S, None
-    # The delta rules write the error.
-    if Kind.corrects:
-        old = W.flatten(0, 1) if Kind.early else S
-        v = torch.baddbmm(v, k if a is None else a, old.mT, alpha=-1)
-    elif a is not None:
-        asked = _row(torch.bmm(a, S.mT), W)
-    u = v if s is None else s * v
-    # A state is large: there is room for one new one.
-    S = torch.addcmul(S, u.mT, k, out=None if d is None else S)
-    return _row(torch.bmm(q, S.mT), W), asked, S.view_as(W)
-
-
-def _row(y: Tensor, W: Tensor) -> Tensor:
-    """`[batch * heads, 1, value]` to `[batch, 1, heads, value]`."""
-    return y.view(*W.shape[:2], 1, -1).transpose(1, 2)
-
-
 def memory(
     q: Tensor,
     k: Tensor,
@@ -481,7 +449,13 @@ def memory(
     keep = autograd.will_go_back(*inputs)
     # A text is generated step by step.
     if q.shape[1] == 1 and not keep:
-        return partial(one_step, *inputs, Kind)
+        return partial(
+            one_step,
+            *inputs[:6],
+            W=W,
+            corrects=Kind.corrects,
+            early=Kind.early,
+        )
     run = Kind.operator if operators.traced(q) else Memory.apply
     return partial(run, *inputs, keep, Kind)
 
@@ -534,6 +508,12 @@ def additive(
     if z is None:
         y, _, W = memory(q, k, v, decay, strength, W)()
         return y, W
+    if q.shape[1] == 1 and not autograd.will_go_back(
+        q, k, v, decay, strength, W, z
+    ):
+        y, after, W = one_step(q, k, v, decay, strength, W=W, z=z)
+        assert after is not None
+        return y, W, after
     # $z$ is one more row of $W$, into which every key writes 1.
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     W = torch.cat([W, z[:, :, None]], -2)

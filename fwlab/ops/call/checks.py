@@ -178,6 +178,16 @@ def state_kind(op: str, state: Any, kind: Any) -> None:
         )
 
 
+def fits(part: Any, shape: tuple[int, ...], like: Tensor) -> bool:
+    """Whether it is a tensor of that shape, with the dtype and device of `like`."""
+    return (
+        dense(part)
+        and part.shape == shape
+        and part.dtype == like.dtype
+        and part.device == like.device
+    )
+
+
 def time_of(part: Any, dims: int) -> int:
     """The number of steps in one part of a state.
 

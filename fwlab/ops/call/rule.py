@@ -17,7 +17,9 @@ from fwlab.ops.call import checks, units
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.operators import traced
+from fwlab.ops.parts import autograd
 from fwlab.ops.parts.autograd import full_precision
+from fwlab.ops.parts.one_step import FORMS, one_step
 from fwlab.ops.parts.state import NormalizedState
 
 State = Tensor | NormalizedState
@@ -215,14 +217,12 @@ class Rule(Operation):
             if not by_kernel and name != "efficient":
                 x = {n: part.to(call.dtype) for n, part in x.items()}
             if fades or not alone:
-                compute = self._wrapped(call, compute, name, dims, group, fades)
+                compute = self._wrapped(call, compute, name, dims, group, normalize)
             elif name != "naive":
                 x = self._recurrence(**x)
             x |= options if by_kernel else {}
-            memory: dict[str, Any] = {"W": start}
-            if isinstance(start, NormalizedState):
-                memory = start._asdict()
-            elif normalize:
+            memory = _memory(start)
+            if normalize and start is None:
                 memory |= {"mean": True}
             y, *after = compute(**x, **memory)
             y = call.masked(last_steps(y, call.like.shape[1]))
@@ -232,6 +232,53 @@ class Rule(Operation):
         if not return_state:
             return y
         return y, NormalizedState(*after) if normalize else after[0]
+
+    def steps_from(
+        self, state: Any, x: Tensor, W: tuple[int, ...], normalize: bool
+    ) -> bool:
+        """Whether `step` can continue from a state.
+
+        If not, the public function can, or says what does not fit.
+
+        - `x`: the input of the layer.
+        - `W`: the shape that the fast weights should have.
+        """
+        if self.implementations["efficient"] not in FORMS:
+            return False
+        if not autograd.only_numbers(x):
+            return False
+        if normalize:
+            if not isinstance(state, NormalizedState):
+                return False
+            state, z = state
+            if not checks.fits(z, (*W[:2], W[3]), x):
+                return False
+        return checks.fits(state, W, x)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: dict[str, Tensor],
+        state: Any,
+        normalize: bool,
+    ) -> tuple[Tensor, State]:
+        """One token of a layer, without gradients and without checks.
+
+        - `state`: one for which `steps_from` is true.
+        """
+        x: dict[str, Any] = {"q": q, "k": k, "v": v}
+        if normalize and (self.corrects or "log_decay" in gates):
+            x |= self._in_range(q, k)
+            compute = self._recurrent(self.implementations["efficient"], normalize)
+            y, *after = compute(**x, **gates, **_memory(state))
+            return y, NormalizedState(*after)
+        W, z = state if normalize else (state, None)
+        x |= self.inputs(**x, **gates)
+        for each in _one_by_one(x):
+            y, z, W = one_step(**each, W=W, z=z, corrects=self.corrects)
+        return y, W if z is None else NormalizedState(W, z)
 
     def _checked(
         self,
@@ -300,11 +347,9 @@ class Rule(Operation):
             both = features(torch.cat([x["q"], x["k"]], 2).to(call.dtype))
             x["q"], x["k"] = both.split([x["q"].shape[2], x["k"].shape[2]], 2)
         if normalize:
-            x["q"] = unit_range(x["q"])
+            x |= self._in_range(**x)
             if scale is not None:  # its size cancels in the quotient
                 scale = torch.as_tensor(scale).sign()
-            if self.corrects:
-                x["ask"] = unit_range(x["k"])
         if scale is not None:
             x["q"] = x["q"] * scale
         return x | {
@@ -312,6 +357,11 @@ class Rule(Operation):
             for gate in self.gates
             if gate in x and gate not in as_given
         }
+
+    def _in_range(self, q: Tensor, k: Tensor, **_: Any) -> dict[str, Tensor]:
+        """The keys that read, where their size cancels in a quotient."""
+        x = {"q": unit_range(q)}
+        return x | {"ask": unit_range(k)} if self.corrects else x
 
     def _recurrence(self, **x: Any) -> dict[str, Any]:
         """The inputs of the recurrence for those of the rule."""
@@ -325,21 +375,28 @@ class Rule(Operation):
         name: str,
         dims: Mapping[str, str],
         group: int,
-        fades: bool,
+        normalize: bool,
     ) -> Callable[..., tuple[Tensor, ...]]:
         """`compute` for units, grouped heads and packed documents."""
+        run = self._recurrent(compute, normalize, name == "naive")
+        if group > 1:
+            run = grouped(run, group, dims)
+        # As a masked step: all its inputs are 0, and it keeps the state.
+        return call.by_document(run, MEMORIES)
+
+    def _recurrent(
+        self, compute: Callable[..., Any], normalize: bool, loop: bool = False
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        """The rule by its recurrence or its own `loop`, with units."""
 
         def recurrence(**x: Any) -> tuple[Tensor, ...]:
             y, *after = compute(**self._recurrence(**x))
             return last_steps(y, x["q"].shape[1]), *after
 
-        run = compute if name == "naive" else recurrence
-        if fades:
+        run = compute if loop else recurrence
+        if normalize and "log_decay" in self.gates:
             run = units.in_range(run, self.gates, self.inputs, self.corrects)
-        if group > 1:
-            run = grouped(run, group, dims)
-        # As a masked step: all its inputs are 0, and it keeps the state.
-        return call.by_document(run, MEMORIES)
+        return run
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
         """The given state, or an empty one."""
@@ -355,6 +412,27 @@ class Rule(Operation):
                 "normalize=False, got a NormalizedState (W, z)"
             )
         return call.start(lambda W: W, state, {"": W})
+
+
+def _memory(state: State | None) -> dict[str, Any]:
+    """The parts of a state, by the names in `MEMORIES`."""
+    return state._asdict() if isinstance(state, NormalizedState) else {"W": state}
+
+
+def _one_by_one(x: dict[str, Any]) -> list[dict[str, Any]]:
+    """The inputs of each step of a token."""
+    steps = x["k"].shape[1]
+    return (
+        [x]
+        if steps == 1
+        else [
+            {
+                n: part[:, [t]] if isinstance(part, Tensor) else part
+                for n, part in x.items()
+            }
+            for t in range(steps)
+        ]
+    )
 
 
 def _by_channel(dims: Mapping[str, str]) -> bool:
@@ -405,4 +483,4 @@ def factor(log_decay: Tensor | None) -> Tensor | None:
     if log_decay is None:
         return None
     decay = log_decay.exp()
-    return decay if decay.dim() == 4 else decay[..., None]
+    return decay if decay.dim() == 4 else decay.unsqueeze(-1)

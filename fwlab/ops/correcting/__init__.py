@@ -5,6 +5,7 @@ from typing import Any
 from fwlab.ops.additive import too_wide
 from fwlab.ops.call import fla, launcher
 from fwlab.ops.correcting import chunked, efficient
+from fwlab.ops.parts import one_step
 
 
 # What the kernels of chunks and of steps cannot compute, in words.
@@ -35,3 +36,5 @@ FORMS: dict[str, Any] = {
 """What computes it where the key that writes also asks, and the memory
 of a head fades as a whole.
 """
+
+one_step.FORMS.add(efficient.correcting)

@@ -130,20 +130,27 @@ class Errors(Group):
         if D is None:
             dV = substitute_back(self.A, self.strong(dU))  # (d5)
         else:
-            bX, B = self.read_away
-            left, own = self.fade.at_end(self.K), self.old[:, : self.C]
-            torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
-            parts, states = self.each(dU, left, B), D.unbind()
-            for i in reversed(range(self.n)):
-                dU_i, left_i, B_i = parts[i]
-                dU_i.baddbmm_(left_i, states[i + 1].mT)  # (c5)
-                self.fade.carry(states[i + 1], states[i], i)
-                states[i].baddbmm_(dU_i.mT, B_i, alpha=-1)  # (d6)
-            dV = torch.bmm(bX.mT, dU)  # (d5)
-            del self.X, self.read_away, bX, B  # makes room
+            dV = self.carried_back(G, dU, D)
         dU.baddbmm_(self.L.mT, dV, alpha=-1)  # (d7)
         del self.L, self.A
         return torch.cat([G, -dV], 1), dV  # (d8)
+
+    def carried_back(self, G: Tensor, dU: Tensor, D: Tensor) -> Tensor:
+        """Complete $dU$ and the gradients of the states, last chunk
+        first, by (c5) and (d6); return $dV$.
+        """
+        bX, B = self.read_away
+        left, own = self.fade.at_end(self.K), self.old[:, : self.C]
+        torch.bmm(G.mT, own, out=D[:-1].flatten(0, 1))
+        parts, states = self.each(dU, left, B), D.unbind()
+        for i in reversed(range(self.n)):
+            dU_i, left_i, B_i = parts[i]
+            dU_i.baddbmm_(left_i, states[i + 1].mT)  # (c5)
+            self.fade.carry(states[i + 1], states[i], i)
+            states[i].baddbmm_(dU_i.mT, B_i, alpha=-1)  # (d6)
+        dV = torch.bmm(bX.mT, dU)  # (d5)
+        del self.X, self.read_away  # makes room
+        return dV
 
 
 class EarlyErrors(Errors):

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fwlab import transforms
+
 
 def room(x: Tensor | None) -> Any:
     """An empty tensor for the gradient of `x`; None if there is no `x`."""
@@ -60,6 +62,16 @@ def will_go_back(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors
     )
+
+
+def only_numbers(*tensors: Any) -> bool:
+    """Whether nothing but the numbers of a call is wanted.
+
+    That is, ordinary tensors without gradients, and nothing that traces or transforms.
+    """
+    if torch.is_grad_enabled() or transforms.traced():
+        return False
+    return all(type(x) is Tensor and not x.is_meta for x in tensors)
 
 
 def pull_back(

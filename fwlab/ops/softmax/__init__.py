@@ -1,6 +1,7 @@
 """Causal softmax attention, the baseline of every comparison."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 from fwlab import arguments
 from fwlab.ops.call import checks
 from fwlab.ops.call.call import Call, Operation
+from fwlab.ops.parts import autograd
 from fwlab.ops.parts.state import KeyValueCache
 from fwlab.ops.softmax import naive
 
@@ -23,14 +25,15 @@ def _torch(
         q, scale = -q, -scale
     if scale < torch.finfo(torch.float32).tiny:
         q, scale = q * scale, 1.0
-    # A whole sequence without masked keys does not need a mask.
+    # Without masked keys, a whole sequence or a single token need no mask.
     rows, columns = visible.shape[-2:]
-    causal = visible.dim() == 2 and bool(rows == columns)
+    whole = visible.dim() == 2
+    causal = whole and bool(rows == columns)
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=None if causal else visible,
+        attn_mask=None if causal or (whole and bool(rows == 1)) else visible,
         is_causal=causal,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -130,7 +133,10 @@ def softmax_attention(
         compute = partial(attention_with_dropout, dropout=dropout)
     time, real = call.sizes["time"], key_mask
     if state is not None:
-        k, v, real = _append(call.name, state, k, v, key_mask)
+        state = _append(call.name, state, k, v, key_mask)
+        k, v, real = state
+    else:
+        state = KeyValueCache(k, v, real)
 
     past = k.shape[1] - time
     visible = torch.ones(time, past + time, dtype=torch.bool, device=q.device).tril(
@@ -156,14 +162,14 @@ def softmax_attention(
         inputs[1:] = (x.repeat_interleave(group, 1) for x in inputs[1:])
     y = compute(*inputs, visible).to(wide)
     y = call.masked(y.transpose(1, 2))
-    return (y, KeyValueCache(k, v, real)) if return_state else y
+    return (y, state) if return_state else y
 
 
 # Keys and values of earlier calls, then those of this one. A missing
 # mask means that all tokens are real.
 def _append(
     op: str, state: KeyValueCache, k: Tensor, v: Tensor, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> KeyValueCache:
     checks.state_kind(op, state, KeyValueCache)
     past_k, past_v, past_mask = state
     batch, time, heads, key = k.shape
@@ -185,4 +191,81 @@ def _append(
             ],
             dim=1,
         )
-    return (torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1), real)
+    if time and autograd.only_numbers(k, v, past_k, past_v):
+        return _written(state, k.transpose(1, 2), v.transpose(1, 2), real)
+    k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
+    return KeyValueCache(k, v, real)
+
+
+class _Room:
+    """Memory for keys and values, and for those that are still to come.
+
+    A state sees its beginning. Only the state that ends where the room is used up
+    continues in it: what is written then, no older state can see.
+    """
+
+    def __init__(self, k: Tensor, v: Tensor):
+        self.k, self.v, self.used = k, v, 0
+
+
+class _RoomyCache(KeyValueCache):
+    """A `KeyValueCache` with room to grow; copies have none."""
+
+    room: _Room | None = None
+
+    def __reduce__(self) -> Any:
+        return KeyValueCache, tuple(self)
+
+
+def _written(
+    state: KeyValueCache, k: Tensor, v: Tensor, mask: Tensor | None
+) -> KeyValueCache:
+    """The state after new keys and values `[batch, heads, time, width]`."""
+    past = state[0].shape[1]
+    end, room = past + k.shape[2], getattr(state, "room", None)
+    if (
+        room is None
+        or room.used != past
+        or end > room.k.shape[2]
+        or (room.k.is_inference() and not torch.is_inference_mode_enabled())
+    ):
+        # Twice as large: a number is copied once on average.
+        new = [x.new_empty(*x.shape[:2], 2 * end, x.shape[3]) for x in (k, v)]
+        for x, old in zip(new, state[:2], strict=True):
+            x[:, :, :past] = old.transpose(1, 2)
+        room = _Room(new[0], new[1])
+    # Autograd need not know: nobody has seen this memory.
+    room.k.data[:, :, past:end], room.v.data[:, :, past:end] = k, v
+    room.used = end
+    seen = [x[:, :, :end].transpose(1, 2) for x in (room.k, room.v)]
+    after = _RoomyCache(seen[0], seen[1], mask)
+    after.room = room
+    return after
+
+
+def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
+    """Whether `step` can continue from a state; see `Rule.steps_from`."""
+    if not (isinstance(state, KeyValueCache) and state.mask is None):
+        return False
+    shape = (len(x), checks.time_of(state.k, 4), heads, width)
+    return autograd.only_numbers(x) and all(
+        checks.fits(part, shape, x) for part in state[:2]
+    )
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache
+) -> tuple[Tensor, KeyValueCache]:
+    """One token of a layer, without gradients and without checks.
+
+    - `q`, `k`, `v`: `[batch, heads, 1, width]`.
+    - `state`: one for which `goes_on_from` is true.
+    """
+    state = _written(state, k, v, None)
+    y = F.scaled_dot_product_attention(
+        q,
+        state.k.transpose(1, 2),
+        state.v.transpose(1, 2),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y, state

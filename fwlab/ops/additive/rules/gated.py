@@ -103,7 +103,7 @@ def decay_and_strength(
     beta: Tensor, log_decay: Tensor | None = None, **_: Any
 ) -> dict[str, Tensor]:
     """The inputs of the recurrence for Eq. 52."""
-    beta, left = beta[..., None], factor(log_decay)
+    beta, left = beta.unsqueeze(-1), factor(log_decay)
     kept = 1 - beta if left is None else (1 - beta) * left
     return {"decay": kept, "strength": beta}
 

@@ -234,7 +234,7 @@ def _window(
     # A whole sequence without a state needs no copy of keys and values.
     whole = call.form is efficient and call.causal
     whole = whole and state is None and not return_state
-    start = None
+    start: Any = None
     if not whole:
         start = call.before(WindowState, state, return_state, shape)
 

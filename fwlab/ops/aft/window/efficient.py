@@ -85,8 +85,8 @@ def factors(
     k, v = k.transpose(0, 1), v.transpose(0, 1)
     torch.sub(k, k[:1], out=X).exp_()
     torch.mul(X, v, out=XV)
-    # The product of `Tiles`: whoever is out of bounds, the rows before
-    # it stay as they are, to the last bit.
+    # The product of `Tiles`: where a key is out of bounds, the rows
+    # before it stay as they are, to the last bit.
     sums = torch.bmm(E[None], both.view(1, time, -1)).view_as(both)
     low, high = both.aminmax()
     high = torch.maximum(torch.maximum(high, -low), E.amax())

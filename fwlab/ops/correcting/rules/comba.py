@@ -50,7 +50,7 @@ COMBA_RULE = Rule(
     },
     inputs=lambda k, beta, log_decay, ask, **_: {
         "decay": factor(log_decay),
-        "strength": beta[..., None],
+        "strength": beta.unsqueeze(-1),
         "ask": ask[..., None] * k,
     },
     corrects=True,

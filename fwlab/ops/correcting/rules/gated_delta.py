@@ -73,7 +73,7 @@ GATED_DELTA_RULE = Rule(
     gates={"beta": Gate("heads"), "log_decay": decay_gate("heads")},
     inputs=lambda beta, log_decay, **_: {
         "decay": factor(log_decay),
-        "strength": beta[..., None],
+        "strength": beta.unsqueeze(-1),
     },
     corrects=True,
     mixer="gated-delta",

@@ -72,7 +72,7 @@ KIMI_DELTA_RULE = Rule(
     gates={"beta": Gate("heads"), "log_decay": decay_gate("heads key")},
     inputs=lambda beta, log_decay, **_: {
         "decay": factor(log_decay),
-        "strength": beta[..., None],
+        "strength": beta.unsqueeze(-1),
     },
     corrects=True,
     normalizes=False,
