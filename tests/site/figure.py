@@ -193,6 +193,7 @@ class Tabs:
         size: tuple[int, int] = (1440, 900),
         motion: str = "no-preference",
         place: str = "",
+        scheme: str = "light",
         **ways,
     ) -> Figure:
         """The figure as it begins; `ways` are those of `open`."""
@@ -204,7 +205,7 @@ class Tabs:
             tab = self.open(**ways)
         self.tabs[key] = tab
         tab.set_viewport_size({"width": size[0], "height": size[1]})
-        tab.emulate_media(reduced_motion=motion, media="screen")
+        tab.emulate_media(reduced_motion=motion, media="screen", color_scheme=scheme)
         tab.mouse.move(0, 0)
         if new:
             tab.goto("about:blank")  # what differs after "#" alone is no new page
@@ -213,15 +214,17 @@ class Tabs:
             if ways.get("timed"):
                 tab.clock.pause_at("2100-01-01")
         else:
+            # The theme follows, then the figure begins in these colours.
+            theme = {"light": "default", "dark": "slate"}[scheme]
+            tab.locator(f"body[data-md-color-scheme={theme}]").wait_for()
             tab.evaluate(asks.ANEW, name)
         while len(self.tabs) > self.MOST:
             self.tabs.pop(next(iter(self.tabs))).context.close()
         return Figure(tab, name)
 
-    def open(self, scheme: str = "light", touch: bool = False, timed: bool = False):
+    def open(self, touch: bool = False, timed: bool = False):
         """An empty tab; `timed`: where time stands still until a test advances it."""
-        options = {"color_scheme": scheme, "has_touch": touch}
-        context = watched(self.browser, self.address, self.seen, **options)
+        context = watched(self.browser, self.address, self.seen, has_touch=touch)
         tab = context.new_page()
         tab.on("crash", functools.partial(self.forget, context))
         if timed:

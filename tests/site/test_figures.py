@@ -14,6 +14,8 @@ from test_pages import AXE
 
 NAMES = figures.names()
 DESK, PHONE = (1280, 800), (390, 844)
+#: One after the other for each figure, since the last few tabs stay open.
+each_figure = pytest.mark.parametrize("name", NAMES, scope="module")
 
 
 def test_there_are_ten():
@@ -54,7 +56,7 @@ def near(one: str, other: str) -> bool:
     return off < 1.1 * 10**-decimals if decimals else one == other
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_figure
 def test_picture_without_scripts_is_how_the_figure_begins(fresh, name):
     """If not: make figures."""
     tab = fresh(name, motion="reduce").tab
@@ -261,7 +263,7 @@ def check_legible(figure):
     assert figure.tab.evaluate(asks.ILLEGIBLE, figure.name) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_figure
 def test_on_a_desk(fresh, name):
     figure = started(fresh, name, scheme="dark")
     check_accessible(figure)
@@ -273,7 +275,7 @@ def test_on_a_desk(fresh, name):
     check_legible(fresh(name, (390, 4000), scheme="dark"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_figure
 def test_on_a_phone(fresh, name):
     """Letters are not smaller for what is seen together."""
     figure = started(fresh, name, PHONE, touch=True)
