@@ -17,7 +17,7 @@ from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
 TRAINING, BENCH, PEERS = "nanogpt-cpu", "bench-cpu", "peers-cpu"
-LENGTHS, BUSY = "lengths-cpu", "busy-cpu"
+LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
@@ -105,6 +105,19 @@ def _peers() -> dict | None:
     return {"rows": run["peers"], "file": PEERS, "run": run} if run else None
 
 
+def _steps() -> dict | None:
+    """By mixer, how many steps of softmax one of its steps takes."""
+    run = _read(STEPS)
+    if not run:
+        return None
+    rows: dict[str, list[float]] = {}
+    for row in run["steps"]:
+        rows.setdefault(row["mixer"], []).append(row["softmax_steps"])
+    lengths = dict.fromkeys(row["T"] for row in run["steps"])
+    titles = [f"T {length:,}" for length in lengths]
+    return {"rows": rows, "titles": titles, "file": STEPS, "run": run}
+
+
 def _lengths() -> dict | None:
     """Milliseconds at some lengths, and where they cross those of others."""
     run = _read(LENGTHS)
@@ -181,6 +194,7 @@ TABLES = {
     "training": _training,
     "operations": _operations,
     "peers": _peers,
+    "steps": _steps,
     "lengths": _lengths,
     "decoding": _decoding,
     "busy": _busy,

@@ -21,9 +21,9 @@ ROUNDS = 5
 TURN = 0.5  # seconds
 
 
-def model(mixer: str, d_ff: int) -> LanguageModel:
-    """A new model of that size."""
-    return LanguageModel(VOCAB, mixer, LAYERS, HEADS, D_MODEL, max_len=BLOCK, d_ff=d_ff)
+def model(mixer: str, d_ff: int, time: int = BLOCK) -> LanguageModel:
+    """A new model of that size, for windows of `time` tokens."""
+    return LanguageModel(VOCAB, mixer, LAYERS, HEADS, D_MODEL, max_len=time, d_ff=d_ff)
 
 
 def equal_d_ff(mixer: str) -> int:
@@ -41,18 +41,19 @@ def equal_d_ff(mixer: str) -> int:
     return usual + 32 * round(missing / more)
 
 
-def of(mixer: str) -> LanguageModel:
-    """A new model, as large as the softmax model."""
-    return model(mixer, equal_d_ff(mixer))
+def of(mixer: str, time: int = BLOCK) -> LanguageModel:
+    """A new model, as large as the softmax model (at `BLOCK` tokens)."""
+    return model(mixer, equal_d_ff(mixer), time)
 
 
 class Step:
     """A model, a batch and an optimiser. A call trains; it returns the loss."""
 
-    def __init__(self, make: Callable[[], nn.Module]):
+    def __init__(self, make: Callable[[], nn.Module], time: int = BLOCK):
         torch.manual_seed(0)
         self.model: Any = make()
-        self.tokens = torch.randint(VOCAB, (BATCH, BLOCK + 1))
+        batch = max(BATCH * BLOCK // time, 1)
+        self.tokens = torch.randint(VOCAB, (batch, time + 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def __call__(self) -> Tensor:

@@ -6,5 +6,8 @@
 - `busy`: a training step, alone and while another program keeps a core busy,
   with each setting of threads, and what `fwlab train` chooses.
 - `imports`: the time to import fwlab, next to PyTorch.
+- `steps`: a training step of every mixer by sequence length.
 - `training`: the loop of `fwlab train`, next to a bare loop.
+
+`settings` has the ways that threads can wait, which some of them compare.
 """

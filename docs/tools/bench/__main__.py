@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fwlab import bench
 
-NAMES = ("peers", "lengths", "busy", "imports", "training")
+NAMES = ("peers", "lengths", "busy", "imports", "steps", "training")
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 

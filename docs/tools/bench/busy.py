@@ -6,17 +6,15 @@ one of them has no core for the moment. `fwlab train` tries it and chooses:
 that should cost at most a tenth more than the best setting.
 """
 
-import json
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from bench.settings import fresh
 from fwlab.bench.case import layout
 from fwlab.training import Config, Trainer, threads
 from fwlab.training.memory import keep_freed
@@ -26,7 +24,7 @@ TOKENS = (64, 512)
 ROUNDS, SECONDS = 2, 3.0
 
 
-def milliseconds(mixer: str, tokens: int) -> float:
+def milliseconds(mixer: str, tokens: int, seconds: float) -> float:
     """The median time of a step of `fwlab train` at nanoGPT's CPU size."""
     keep_freed()
     text = "".join(chr(97 + i * i % 26) for i in range(20_000))
@@ -34,7 +32,7 @@ def milliseconds(mixer: str, tokens: int) -> float:
     run = Trainer(config, text).run()
     next(run)
     times: list[float] = []
-    end = time.perf_counter() + SECONDS
+    end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         start = time.perf_counter()
         next(run)
@@ -69,9 +67,10 @@ def _rows(load: str) -> list[dict[str, Any]]:
     for mixer in MIXERS:
         for tokens in TOKENS:
             settings = threads.settings(torch.get_num_threads())
-            choice = _fresh(chosen, mixer, tokens)
+            choice = fresh("busy", f"chosen({mixer!r}, {tokens})", {})
+            step = f"milliseconds({mixer!r}, {tokens}, {SECONDS})"
             rounds = [
-                [_fresh(milliseconds, mixer, tokens, setting) for setting in settings]
+                [fresh("busy", step, setting.environment()) for setting in settings]
                 for _ in range(ROUNDS)
             ]
             times = [min(each) for each in zip(*rounds, strict=True)]
@@ -81,25 +80,6 @@ def _rows(load: str) -> list[dict[str, Any]]:
                 ratio = round(ms / min(times), 2) if str(setting) == choice else None
                 rows.append({**row, load: ms, f"chosen_{load}": ratio})
     return rows
-
-
-def _fresh(
-    call: Any, mixer: str, tokens: int, setting: threads.Setting | None = None
-) -> Any:
-    """What a function of this file returns in a process of its own."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
-    environment |= setting.environment() if setting else {}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
-    code = f"from bench import busy; import json; busy.SECONDS = {SECONDS}; "
-    code += f"print(json.dumps(busy.{call.__name__}({mixer!r}, {tokens})))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
