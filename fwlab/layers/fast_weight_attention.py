@@ -259,6 +259,7 @@ class FastWeightAttention(Causal):
         - `d_model`, `heads`, `options`: those of `FastWeightAttention`, which has a
           table of what a name sets. Options win. Sizes such as `head_width` and
           `value_heads` are yours to set.
+        - Returns the layer.
         - Raises `ValueError` or `TypeError` for an unknown name, or what does not fit.
 
             >>> layer = FastWeightAttention.like("kimi", d_model=8, heads=2, head_width=3)
@@ -404,7 +405,8 @@ class FastWeightAttention(Causal):
         like = parts["to_q"].weight
         check_input("FastWeightAttention", "x", x, "batch d_model", like)
         record, conv, batch = RULES[self.rule], self.conv, x.shape[0]
-        memory, inputs = state, None
+        memory: Any = state
+        inputs: Any = None
         if conv is not None and isinstance(state, ops.ConvState):
             memory, inputs = state
         shape = (batch, *self.state_shape)
