@@ -210,4 +210,4 @@ def test_a_token_takes_few_operators():
         _, state = m.prefill(torch.zeros(1, 9, dtype=torch.long))
         _, state = m.step(torch.zeros(1, dtype=torch.long), state)
         count = operator_calls(lambda: m.step(torch.zeros(1).long(), state))
-    assert count <= 80
+    assert count <= 88

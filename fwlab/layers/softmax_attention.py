@@ -129,10 +129,11 @@ class SoftmaxAttention(Causal):
         if q.dtype != x.dtype:  # autocast
             return super().step(x, state)
         batch, width = len(x), self.head_width
-        q, k = (part.view(batch, 1, -1, width) for part in (q, k))
-        q, k = self._prepared(q, k, None, state)
-        v = v.view(batch, -1, 1, width)
-        y, state = softmax.step(q.transpose(1, 2), k.transpose(1, 2), v, state)
+        if self._turned or self.q_norm is not None:
+            q, k = (part.view(batch, 1, -1, width) for part in (q, k))
+            q, k = self._prepared(q, k, None, state)
+        q, k, v = (part.view(batch, -1, 1, width) for part in (q, k, v))
+        y, state = softmax.step(q, k, v, state)
         return run(parts["to_out"], self._gated(y.reshape(batch, -1), x)), state
 
     def prefill(
@@ -177,7 +178,8 @@ class SoftmaxAttention(Causal):
             positions = key_mask.cumsum(1) - 1
         angle = angles(positions + _tokens(state), self._turned, self.rope_base)
         both = turned(torch.cat([q, k], 2), angle)
-        return both.split_with_sizes([q.shape[2], k.shape[2]], 2)
+        q, k = both.split_with_sizes([q.shape[2], k.shape[2]], 2)
+        return q, k
 
     def _gated(self, y: Tensor, x: Tensor) -> Tensor:
         """What the heads read, side by side, after the gate."""

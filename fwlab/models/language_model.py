@@ -59,7 +59,7 @@ class Mixer(NamedTuple):
       positions of their own. Without a table there is no maximum length.
     - `takes`: "fast_weights" or "softmax", the options of `LanguageModel`
       that `make` passes to its layer; "" = none.
-    - `post_norm`: as for `Block`.
+    - `post_norm`: as for `layers.Block`.
     """
 
     make: Callable[[Size], nn.Module]
@@ -154,7 +154,7 @@ class LanguageModel(nn.Module):
     - `softmax`: options of `SoftmaxAttention` for softmax. With "rope" among them
       it needs no table of positions; `{"rope": 0}` leaves it without any, and
       the layers with a decay in a hybrid stack know the order.
-    - `norm`, `mlp`, `norm_eps`: as for `Block`, in all blocks, and `norm` also
+    - `norm`, `mlp`, `norm_eps`: as for `layers.Block`, in all blocks, and `norm` also
       before the logits.
     - `tied`: the embedding also computes the logits. If not, `to_logits` does.
     - Raises `ValueError` or `TypeError` for invalid sizes or names, or for
@@ -196,17 +196,15 @@ class LanguageModel(nn.Module):
         arguments.dropout("LanguageModel", attention_dropout, "attention_dropout")
         arguments.integers("LanguageModel", 1, layers=layers)
         stack = _stack(mixer, layers)
-        options = _options(stack, fast_weights=fast_weights, softmax=softmax)
-        sizes = {"d_model": d_model, "max_len": max_len}
-        arguments.integers("LanguageModel", 1, vocab_size=vocab_size, **sizes)
+        options: Any = _options(stack, fast_weights=fast_weights, softmax=softmax)
+        checked = {"vocab_size": vocab_size, "d_model": d_model, "max_len": max_len}
+        arguments.integers("LanguageModel", 1, **checked)
         d_ff = usual_d_ff(d_model, mlp) if d_ff is None else d_ff
         arguments.integers("LanguageModel", 1, d_ff=d_ff)
         arguments.flags("LanguageModel", tied=tied)
-        size = Size(
-            *(layers, heads, d_model, d_ff, max_len, dropout, attention_dropout),
-            **options,
-        )
-        form = {"norm": norm, "mlp": mlp, "norm_eps": norm_eps}
+        sizes = layers, heads, d_model, d_ff, max_len
+        size = Size(*sizes, dropout, attention_dropout, **options)
+        form: dict[str, Any] = {"norm": norm, "mlp": mlp, "norm_eps": norm_eps}
         whole = stack[0].whole
         if whole and form != USUAL:
             raise ValueError(
