@@ -87,6 +87,10 @@ OPTIONAL = {
         12, 4, FAVOR(5, 6, seed=0), rule="sum", **VALUES
     ),
     "softmax-grouped": lambda: SoftmaxAttention(12, 4, kv_heads=2),
+    "softmax-all": lambda: SoftmaxAttention(
+        12, 4, 2, head_width=6, rope=2 / 3, qk_norm="head", out_gate=True
+    ),
+    "softmax-all-heads": lambda: SoftmaxAttention(12, 3, rope=1, qk_norm="all"),
 }
 LAYERS = {
     **OPTIONAL,

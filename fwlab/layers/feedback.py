@@ -284,6 +284,15 @@ def _parts(block: Any, number: int) -> dict[str, Tensor]:
                 "got one; it has no counterpart here"
             )
         weights[name] = module.weight
+    known = {id(weight) for weight in weights.values()}
+    for name, weight in (
+        block.named_parameters() if isinstance(block, nn.Module) else ()
+    ):
+        if id(weight) not in known:
+            raise ValueError(
+                f"from_transformer: expected block {number} without {name}, which has "
+                "no counterpart here"
+            )
     return weights
 
 

@@ -1,7 +1,8 @@
 """A language model built of layers, and sampling from it."""
 
+import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from fwlab.layers import (
     SoftmaxAttention,
     TransformerXL,
 )
+from fwlab.layers.block import new_norm, usual_d_ff
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.heads import run
 from fwlab.models.tokens import check_tokens
@@ -37,6 +39,8 @@ class Size(NamedTuple):
     max_len: int
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    fast_weights: Mapping[str, Any] = {}
+    softmax: Mapping[str, Any] = {}
 
 
 class Mixer(NamedTuple):
@@ -53,15 +57,30 @@ class Mixer(NamedTuple):
       in its paper. Fast weights have none (nor do the paper's best delta
       networks, Table 3), and neither do mixers with biases or relative
       positions of their own. Without a table there is no maximum length.
+    - `takes`: "fast_weights" or "softmax", the options of `LanguageModel`
+      that `make` passes to its layer; "" = none.
+    - `post_norm`: as for `layers.Block`.
     """
 
     make: Callable[[Size], nn.Module]
     whole: bool = False
     positions: bool = False
+    takes: str = ""
+    post_norm: bool = False
 
 
 def _fast_weights(rule: str) -> Mixer:
-    return Mixer(lambda s: FastWeightAttention(s.d_model, s.heads, rule=rule))
+    return Mixer(
+        lambda s: FastWeightAttention(
+            s.d_model, rule=rule, **{"heads": s.heads, **s.fast_weights}
+        ),
+        takes="fast_weights",
+    )
+
+
+def _softmax(s: Size) -> nn.Module:
+    usual = {"heads": s.heads, "attention_dropout": s.attention_dropout}
+    return SoftmaxAttention(s.d_model, **{**usual, **s.softmax})
 
 
 def _feedback(shared: bool) -> Mixer:
@@ -74,12 +93,7 @@ def _feedback(shared: bool) -> Mixer:
 
 
 MIXERS: dict[str, Mixer] = {
-    "softmax": Mixer(
-        lambda s: SoftmaxAttention(
-            s.d_model, s.heads, attention_dropout=s.attention_dropout
-        ),
-        positions=True,
-    ),
+    "softmax": Mixer(_softmax, positions=True, takes="softmax"),
     "transformer-xl": Mixer(
         lambda s: TransformerXL(
             s.d_model,
@@ -105,25 +119,46 @@ MIXERS: dict[str, Mixer] = {
 }
 """The mixers by name: how information passes from token to token."""
 
+#: The layers whose options a model passes on, by the name of its argument.
+OPTIONS: dict[str, type] = {
+    "fast_weights": FastWeightAttention,
+    "softmax": SoftmaxAttention,
+}
+#: The form of the blocks of a mixer that replaces the whole stack.
+USUAL = {"norm": "layer", "mlp": "gelu", "norm_eps": 1e-5}
+
 
 class LanguageModel(nn.Module):
     r"""Pre-norm blocks between tied embeddings (the form of GPT-2).
 
     - `vocab_size`: number of tokens in the vocabulary, at least 1.
-    - `mixer`: a name in `MIXERS`, or a `Mixer` of your own.
+    - `mixer`: a name in `MIXERS`, or a `Mixer` of your own; or a list of them,
+      one per layer, which is repeated if it is shorter and its length divides
+      `layers`. `["gated-delta"] * 3 + ["softmax"]` is a hybrid stack, as in
+      Qwen3-Next; so is the text "gated-delta*3,softmax".
     - `layers`, `heads`, `d_model`: depth, heads per layer, width. (Of the
       AFT mixers, only aft-conv has heads.)
     - `max_len`: maximum sequence length, for mixers with position tables
       (softmax, aft-simple, aft-full, aft-local); the others have none.
       transformer-xl takes segments of half this length.
-    - `d_ff`: width inside the MLPs; None = `4 * d_model`.
+    - `d_ff`: width inside the MLPs; None = `4 * d_model`, and two thirds of it
+      with "swiglu".
     - `dropout`: probability of dropout in training, from 0 to below 1: of
       embeddings with positions, of what every mixer and MLP adds to its
       input, and inside the MLPs.
     - `attention_dropout`: the same for attention weights. Only softmax
       and transformer-xl have it: AFT and fast weights compute no
       attention weights, and feedback does not drop them.
-    - Raises `ValueError` or `TypeError` for invalid sizes or names.
+    - `fast_weights`: options of `FastWeightAttention` for the mixers that are
+      rules of fast weights, such as `{"conv_size": 4, "out_norm": True}`.
+    - `softmax`: options of `SoftmaxAttention` for softmax. With "rope" among them
+      it needs no table of positions; `{"rope": 0}` leaves it without any, and
+      the layers with a decay in a hybrid stack know the order.
+    - `norm`, `mlp`, `norm_eps`: as for `layers.Block`, in all blocks, and `norm` also
+      before the logits.
+    - `tied`: the embedding also computes the logits. If not, `to_logits` does.
+    - Raises `ValueError` or `TypeError` for invalid sizes or names, or for
+      options that no mixer of the stack has.
 
     No linear layer or norm has a bias. **Initial weights**: embeddings
     and linear layers normal with standard deviation 0.02; the two that
@@ -140,7 +175,7 @@ class LanguageModel(nn.Module):
     def __init__(
         self,
         vocab_size: int,
-        mixer: str | Mixer = "delta",
+        mixer: str | Mixer | Sequence[str | Mixer] = "delta",
         layers: int = 4,
         heads: int = 4,
         d_model: int = 128,
@@ -148,26 +183,51 @@ class LanguageModel(nn.Module):
         d_ff: int | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        *,
+        fast_weights: Mapping[str, Any] | None = None,
+        softmax: Mapping[str, Any] | None = None,
+        norm: str = "layer",
+        mlp: str = "gelu",
+        norm_eps: float = 1e-5,
+        tied: bool = True,
     ):
         super().__init__()
         arguments.dropout("LanguageModel", dropout)
         arguments.dropout("LanguageModel", attention_dropout, "attention_dropout")
-        if not isinstance(mixer, Mixer):
-            arguments.choice("LanguageModel", MIXERS, mixer=mixer)
-            mixer = MIXERS[mixer]
-        sizes = {"layers": layers, "d_model": d_model, "max_len": max_len}
-        arguments.integers("LanguageModel", 1, vocab_size=vocab_size, **sizes)
-        d_ff = 4 * d_model if d_ff is None else d_ff
+        arguments.integers("LanguageModel", 1, layers=layers)
+        stack = _stack(mixer, layers)
+        options: Any = _options(stack, fast_weights=fast_weights, softmax=softmax)
+        checked = {"vocab_size": vocab_size, "d_model": d_model, "max_len": max_len}
+        arguments.integers("LanguageModel", 1, **checked)
+        d_ff = usual_d_ff(d_model, mlp) if d_ff is None else d_ff
         arguments.integers("LanguageModel", 1, d_ff=d_ff)
-        size = Size(layers, heads, d_model, d_ff, max_len, dropout, attention_dropout)
-        make, whole, positions = mixer
+        arguments.flags("LanguageModel", tied=tied)
+        sizes = layers, heads, d_model, d_ff, max_len
+        size = Size(*sizes, dropout, attention_dropout, **options)
+        form: dict[str, Any] = {"norm": norm, "mlp": mlp, "norm_eps": norm_eps}
+        whole = stack[0].whole
+        if whole and form != USUAL:
+            raise ValueError(
+                "LanguageModel: expected blocks as usual for a mixer that replaces the "
+                f"whole stack, {USUAL}, got {form}"
+            )
+        # With rotary positions or none, softmax needs no table.
+        positions = any(
+            m.positions and not (m.takes == "softmax" and "rope" in size.softmax)
+            for m in stack
+        )
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_len, d_model) if positions else None
         blocks = (
-            [make(size)]
+            [stack[0].make(size)]
             if whole
-            else [Block(make(size), d_model, d_ff, dropout) for _ in range(layers)]
+            else [
+                Block(
+                    m.make(size), d_model, d_ff, dropout, post_norm=m.post_norm, **form
+                )
+                for m in stack
+            ]
         )
         if attention_dropout and not any(
             getattr(module, "attention_dropout", 0)
@@ -180,12 +240,13 @@ class LanguageModel(nn.Module):
             )
         # A whole stack is a chain of one block.
         self.blocks: Any = nn.ModuleList(blocks)
-        self.norm = nn.LayerNorm(d_model, bias=False)
+        self.norm = new_norm(norm, d_model, norm_eps)
         self.dropout = nn.Dropout(dropout)
         limited = positions or any(
             getattr(block, "max_len", None) is not None for block in blocks
         )
         self.max_len = max_len if limited else None
+        self.to_logits = None if tied else nn.Linear(d_model, vocab_size, bias=False)
         #: Set this to save memory in training: only the inputs of each block
         #: are kept for the backward pass, which computes the rest again.
         self.checkpointing = False
@@ -338,7 +399,10 @@ class LanguageModel(nn.Module):
         return self.dropout(x) if self.dropout.p else x
 
     def _logits(self, x: Tensor) -> Tensor:
-        return run(self.norm, x) @ self.embedding.weight.T  # tied
+        x = run(self.norm, x)
+        if self.to_logits is not None:
+            return run(self.to_logits, x)
+        return x @ self.embedding.weight.T  # tied
 
     @torch.no_grad()
     def generate(
@@ -403,6 +467,73 @@ class LanguageModel(nn.Module):
                 logits, state = self.step(text[-1][:, 0], state)
             text.append(_draw(logits, temperature, top_k, generator)[:, None])
         return torch.cat(text, dim=1)
+
+
+def _stack(mixer: Any, layers: int) -> list[Mixer]:
+    """One mixer per layer; raises unless their number divides that of the layers."""
+    counted: list[tuple[Any, int]] = [(mixer, 1)]
+    if isinstance(mixer, str):
+        counted = [_counted(part) for part in mixer.split(",")]
+    elif isinstance(mixer, Sequence) and not isinstance(mixer, Mixer):
+        counted = [(each, 1) for each in mixer]
+    for each, _ in counted:
+        if not isinstance(each, Mixer):
+            arguments.choice("LanguageModel", MIXERS, mixer=each)
+    total = sum(count for _, count in counted)
+    if not total or layers % total:
+        raise ValueError(
+            "LanguageModel: expected a number of mixers that divides "
+            f"layers={layers}, got {total}"
+        )
+    period = [
+        each if isinstance(each, Mixer) else MIXERS[each]
+        for each, count in counted
+        for _ in range(count)
+    ]
+    if total > 1 and any(each.whole for each in period):
+        raise ValueError(
+            "LanguageModel: expected a mixer that replaces the whole stack to be the "
+            f"only one, got {mixer!r}"
+        )
+    return period * (layers // total)
+
+
+def _counted(part: str) -> tuple[str, int]:
+    """A name, and for how many layers it is: 1, or what follows a star."""
+    name, star, count = (text.strip() for text in part.partition("*"))
+    if star and not (count.isdecimal() and int(count)):
+        raise ValueError(
+            "LanguageModel: expected a number of layers after each * of mixer, as in "
+            f"'gated-delta*3,softmax', got {part!r}"
+        )
+    return name, int(count) if star else 1
+
+
+def _options(stack: list[Mixer], **given: Any) -> dict[str, Mapping[str, Any]]:
+    """The options of layers, after their checks; the layers check the values."""
+    for argument, options in given.items():
+        if options is None:
+            given[argument] = {}
+            continue
+        layer = OPTIONS[argument]
+        if not isinstance(options, Mapping):
+            raise TypeError(
+                f"LanguageModel: expected {argument} to be a dict of options of "
+                f"{layer.__name__}, got {options!r}"
+            )
+        known = [*inspect.signature(layer).parameters.keys() - {"d_model", "rule"}]
+        for name in options:
+            if name not in known:
+                raise ValueError(
+                    f"LanguageModel: expected {argument} to have options of "
+                    f"{layer.__name__}, {', '.join(sorted(known))}, got {name!r}"
+                )
+        if options and not any(each.takes == argument for each in stack):
+            raise ValueError(
+                f"LanguageModel: expected no {argument} without a mixer that has such "
+                f"options, got {dict(options)}"
+            )
+    return given
 
 
 def _draw(
