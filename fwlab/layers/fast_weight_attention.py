@@ -92,7 +92,7 @@ class FastWeightAttention(Causal):
         (torch.Size([1, 5, 8]), torch.Size([1, 2, 4, 8]))
     """
 
-    packs = True
+    packs = skips = True
     one_token = "efficient"
 
     def __init__(
