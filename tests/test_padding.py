@@ -46,11 +46,20 @@ class Unknown(AFTSimple):
         return super().prefill(x, state, key_mask, *others, **more)
 
 
+def made(mixer, max_len=24):
+    """A model of large weights, which does not always say the same."""
+    torch.manual_seed(0)
+    mixer = OWN.get(mixer, mixer)
+    model = LanguageModel(11, mixer, 2, heads=2, d_model=8, max_len=max_len).double()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(std=0.5)
+    return model
+
+
 @pytest.fixture(params=[*MIXERS, *OWN])
 def model(request):
-    torch.manual_seed(0)
-    mixer = OWN.get(request.param, request.param)
-    return LanguageModel(11, mixer, layers=2, heads=2, d_model=8, max_len=24).double()
+    return made(request.param)
 
 
 def drawn(mask):
@@ -87,8 +96,7 @@ def test_each_row_is_what_it_is_alone(model):
 
 @pytest.mark.parametrize("mixer", sorted(BY_ROW))
 def test_row_by_row_not_one_bit_differs(mixer):
-    torch.manual_seed(0)
-    model = LanguageModel(11, mixer, layers=2, heads=2, d_model=8, max_len=24)
+    model = made(mixer).float()
     logits, state = model.prefill(drawn(MASKS), key_mask=MASKS)
     after, _ = model.step(torch.arange(5), state)
     for i, keep in enumerate(MASKS):
@@ -101,7 +109,7 @@ def test_rows_of_equal_length_share_a_state():
     """However they are padded."""
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0]]).bool()
     for mixer in MIXERS:
-        model = LanguageModel(11, mixer, layers=1, heads=2, d_model=8).double()
+        model = made(mixer)
         logits, state = model.prefill(drawn(mask), key_mask=mask)
         plain, wanted = model.prefill(drawn(mask)[mask].view(2, 3))
         assert torch.equal(logits[mask], plain.flatten(0, 1))
@@ -151,9 +159,7 @@ def test_generate_continues_each_prompt(model, side):
 
 
 def test_generate_stops():
-    torch.manual_seed(0)
-    model = LanguageModel(5, layers=1, heads=2, d_model=8)
-    prompt, key_mask = drawn(MASKS) % 5, MASKS
+    model, prompt, key_mask = made("delta"), drawn(MASKS), MASKS
     free = model.generate(prompt, 30, seed=0, key_mask=key_mask)
     new = free[:, 9:].tolist()
     stop = new[0][2]
@@ -165,14 +171,23 @@ def test_generate_stops():
         assert row[end:] == [stop] * (len(row) - end)
 
 
-def test_no_warning_for_a_row_that_has_stopped():
-    """Only its filling is longer than max_len."""
+def test_only_a_text_that_goes_on_is_too_long():
+    """No warning where what is longer than `max_len` has stopped."""
+    model, filling = made("softmax", max_len=10), torch.full((8,), -1)
+    prompt = torch.stack([torch.arange(9), torch.cat([torch.tensor([1]), filling])])
+    options = {"temperature": 0, "key_mask": prompt >= 0}
+    with pytest.warns(UserWarning, match="max_len=10"):
+        long, short = model.generate(prompt, 6, **options)[:, 9:]
+    assert long[0] not in short
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = model.generate(prompt, 6, **options, stop=long[0].item())
+    assert torch.equal(text[1, 9:], short)
 
 
 def test_softmax_steps_from_a_masked_cache():
     """As few operators as without a mask, but for the mask itself."""
-    torch.manual_seed(0)
-    model = LanguageModel(11, "softmax", layers=2, heads=2, d_model=8)
+    model = made("softmax")
     with torch.no_grad():
         counts = []
         for mask in (MASKS, torch.ones_like(MASKS)):
@@ -182,7 +197,11 @@ def test_softmax_steps_from_a_masked_cache():
                 lambda state=state: model.step(torch.arange(5), state)
             )
             counts.append(count)
-    assert counts[0] <= counts[1] + 14
+            again, _ = model.step(torch.arange(5), state)
+            for i, row in enumerate(mask):
+                text = torch.cat([drawn(mask)[i, row], torch.tensor([i, i])])
+                close(again[i], model(text[None])[0, -1])
+    assert counts[0] <= counts[1] + 17
 
 
 @pytest.mark.parametrize(
@@ -202,7 +221,7 @@ def test_softmax_steps_from_a_masked_cache():
         ),
         (lambda m, t: m.generate(t, 1, key_mask=MASKS[:4]), r"key_mask of shape"),
         (
-            lambda m, t: m.generate(t, 1, key_mask=~MASKS),
+            lambda m, t: m.generate(0 * t, 1, key_mask=~MASKS),
             "every row, got none in row 4",
         ),
         (lambda m, t: m.generate(t, 1, key_mask=MASKS, stop=11), "stop from 0 to 10"),

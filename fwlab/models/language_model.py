@@ -325,6 +325,12 @@ class LanguageModel(nn.Module):
           last token.
         """
         tokens, mask, new = _real_first(tokens, key_mask, self.vocab_size)
+        counts = (new,) if isinstance(new, int) else new
+        if last and 0 in counts:
+            raise ValueError(
+                "LanguageModel: expected at least one real token in every row, got "
+                f"none in row {counts.index(0)}"
+            )
         skips = all(getattr(block, "skips", False) for block in self.blocks)
         if isinstance(state, RowStates) or not (mask is None or skips):
             logits, state = self._by_row(tokens, state, new, last)
@@ -550,13 +556,8 @@ def _real_first(
 def _last(x: Tensor, counts: int | tuple[int, ...]) -> Tensor:
     """The last real step of each row: `[batch, time, ...]` to `[batch, ...]`."""
     if isinstance(counts, int):
-        counts = (counts,) * len(x)
-    if 0 in counts:
-        raise ValueError(
-            "LanguageModel: expected at least one real token in every row, got none "
-            f"in row {counts.index(0)}"
-        )
-    return x[torch.arange(len(x)), torch.tensor(counts, dtype=torch.int64) - 1]
+        return x[:, counts - 1]
+    return x[torch.arange(len(x)), torch.tensor(counts) - 1]
 
 
 def _back(x: Tensor, key_mask: Tensor | None) -> Tensor:
