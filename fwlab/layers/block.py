@@ -99,6 +99,11 @@ class Block(Causal):
         """Whether the mixer takes `cu_seqlens`."""
         return getattr(self.mixer, "packs", False)
 
+    @property
+    def skips(self) -> bool:  # type: ignore[override]
+        """Whether the mixer skips masked tokens."""
+        return getattr(self.mixer, "skips", False)
+
     def forward(
         self,
         x: Tensor,

@@ -82,6 +82,8 @@ class FeedbackTransformer(Causal):
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
 
+    skips = True
+
     # At the start every state has the same share in a memory: the logits in `merge` are
     # 0. The entries of `positions` are scaled by their number, so that position keys
     # start with variance 1.

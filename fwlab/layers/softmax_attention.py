@@ -56,6 +56,7 @@ class SoftmaxAttention(Causal):
     """
 
     one_token = "auto"
+    skips = True
 
     # With fewer heads for keys and values than for queries, only their projections
     # shrink.

@@ -1,12 +1,15 @@
 """A language model built of layers, and sampling from it."""
 
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fwlab import arguments
@@ -90,6 +93,15 @@ def _feedback(shared: bool) -> Mixer:
         ),
         whole=True,
     )
+
+
+class RowStates(NamedTuple):
+    """The state of rows that were computed one after the other.
+
+    - `rows`: the state of each, as of a batch of one.
+    """
+
+    rows: list
 
 
 MIXERS: dict[str, Mixer] = {
@@ -308,7 +320,12 @@ class LanguageModel(nn.Module):
         """
         return sum(block.state_size(time) for block in self.blocks)
 
-    def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        cu_seqlens: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
         """Logits of the next token at every position.
 
         - `tokens`: `int64 [batch, time]`, from 0 to `vocab_size - 1`.
@@ -316,12 +333,21 @@ class LanguageModel(nn.Module):
           borders of packed documents: none of them sees another one, and
           positions begin again. The batch is then 1. The mixers with fast
           weights and aft-simple take it.
+        - `key_mask`: `bool [batch, time]`, True = real token. The others
+          are padding, on any side, and may be any number. They are skipped:
+          positions do not count them, and their logits are 0.
         - Returns `[batch, time, vocab_size]`.
         - Raises `ValueError` beyond `max_len`, if the model has one, and
-          for `cu_seqlens` with other mixers.
+          for `cu_seqlens` with other mixers or with `key_mask`.
         """
+        # With the padding at the end, a causal model needs no mask.
+        tokens, _, _ = _real_first(tokens, key_mask, self.vocab_size)
         options = {}
         if cu_seqlens is not None:
+            if key_mask is not None:
+                raise ValueError(
+                    "LanguageModel: expected cu_seqlens or key_mask, got both"
+                )
             checks.documents("LanguageModel", cu_seqlens, len(tokens))
             for block in self.blocks:
                 if not getattr(block, "packs", False):
@@ -332,27 +358,82 @@ class LanguageModel(nn.Module):
                         f"aft-simple), got {mixer}"
                     )
             options = {"cu_seqlens": cu_seqlens}
-        x = self._embed(tokens, 0, **options)
+        x = self._embed(tokens, 0, tokens.shape[1], **options)
         for block in self.blocks:
             x = self._through(block, x, **options)
-        return self._logits(x)
+        return self._logits(_back(x, key_mask))
 
-    def prefill(self, tokens: Tensor, state: list | None = None) -> tuple[Tensor, list]:
+    def prefill(
+        self,
+        tokens: Tensor,
+        state: Any = None,
+        key_mask: Tensor | None = None,
+        *,
+        last: bool = False,
+    ) -> tuple[Tensor, Any]:
         """Process part of a sequence, and return the state after it.
 
         - `tokens`: `int64 [batch, time]`.
         - `state`: what an earlier call returned; None = start of text.
+        - `key_mask`: as in `forward`. Each row continues from its own last
+          real token. If rows differ in their number, mixers that give
+          padding a place of its own compute them one after the other.
+        - `last`: only the logits of the last real token of each row,
+          `[batch, vocab_size]`: with a large vocabulary, those of a whole
+          prompt cost more than the rest.
         - Returns `(logits, state)`.
+        - Raises `ValueError` as `forward` does, and for a row without a
+          last token.
         """
-        past, parts = (
-            (0, [None] * len(self.blocks)) if state is None else (state[0], state[1:])
-        )
-        x = self._embed(tokens, past)
-        after: list = [past + tokens.shape[1]]
+        tokens, mask, new = _real_first(tokens, key_mask, self.vocab_size)
+        counts = (new,) if isinstance(new, int) else new
+        if last and 0 in counts:
+            raise ValueError(
+                "LanguageModel: expected at least one real token in every row, got "
+                f"none in row {counts.index(0)}"
+            )
+        skips = all(getattr(block, "skips", False) for block in self.blocks)
+        if isinstance(state, RowStates) or not (mask is None or skips):
+            logits, state = self._by_row(tokens, state, new, last)
+            return logits if last else _back(logits, key_mask), state
+        past, parts = self._parts(state, len(tokens))
+        after: list = [_more(past, new)]
+        x = self._embed(tokens, past, after[0])
+        options = {} if mask is None else {"key_mask": mask}
         for block, part in zip(self.blocks, parts, strict=True):
-            x, part = self._through(block.prefill, x, part)
+            x, part = self._through(block.prefill, x, part, **options)
             after.append(part)
+        x = _last(x, new) if last else _back(x, key_mask)
         return self._logits(x), after
+
+    def _by_row(
+        self, tokens: Tensor, state: Any, new: int | tuple[int, ...], last: bool
+    ) -> tuple[Tensor, RowStates]:
+        """`prefill`, one row after the other: each has a state of its own."""
+        batch, time = tokens.shape
+        if not isinstance(state, RowStates):
+            state = RowStates([_row(state, i) for i in range(batch)])
+        _check_batch(state.rows, batch)
+        counts = repeat(new) if isinstance(new, int) else new
+        rows = [
+            self.prefill(row[:, :count], part, last=last)
+            for row, count, part in zip(
+                tokens.split(1), counts, state.rows, strict=False
+            )
+        ]
+        logits, states = zip(*rows, strict=True)
+        if not last:
+            logits = [F.pad(y, (0, 0, 0, time - y.shape[1])) for y in logits]
+        return torch.cat(logits), RowStates(list(states))
+
+    def _parts(self, state: Any, batch: int) -> tuple[Any, list]:
+        """The number of tokens so far, and the state of each block."""
+        if state is None:
+            return 0, [None] * len(self.blocks)
+        past, *parts = state
+        if isinstance(past, tuple):
+            _check_batch(past, batch)
+        return past, parts
 
     def _through(self, block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Run a block; with `checkpointing`, keep only its inputs."""
@@ -360,39 +441,51 @@ class LanguageModel(nn.Module):
             return checkpoint(block, *inputs, use_reentrant=False, **options)
         return block(*inputs, **options)
 
-    def step(self, tokens: Tensor, state: list | None = None) -> tuple[Tensor, list]:
+    def step(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Process one token of each sequence.
 
         - `tokens`: `int64 [batch]`.
         - `state`: as in `prefill`.
         - Returns `(logits, state)`, the logits `[batch, vocab_size]`.
         """
-        past, parts = (
-            (0, [None] * len(self.blocks)) if state is None else (state[0], state[1:])
-        )
-        x = self._embed(tokens[:, None], past)[:, 0]
-        after: list = [past + 1]
+        if isinstance(state, RowStates):
+            _check_batch(state.rows, len(tokens))
+            rows = map(self.step, tokens.split(1), state.rows)
+            logits, states = zip(*rows, strict=True)
+            return torch.cat(logits), RowStates(list(states))
+        column, _, _ = _real_first(tokens[:, None], None, self.vocab_size)
+        past, parts = self._parts(state, len(tokens))
+        after: list = [_more(past, 1)]
+        x = self._embed(column, past, after[0])[:, 0]
         for block, part in zip(self.blocks, parts, strict=True):
             x, part = block.step(x, part)
             after.append(part)
         return self._logits(x), after
 
     def _embed(
-        self, tokens: Tensor, past: int, cu_seqlens: Tensor | None = None
+        self,
+        tokens: Tensor,
+        past: int | tuple[int, ...],
+        end: int | tuple[int, ...],
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        check_tokens("LanguageModel", "tokens", tokens, self.vocab_size)
+        """Embeddings with positions `past` to `end`, of all rows or of each."""
         x = self.embedding(tokens)
-        end, lengths = past + tokens.shape[1], None
+        longest, lengths = _longest(end), None
         if cu_seqlens is not None and self.max_len is not None:
             lengths = packed.lengths("LanguageModel", cu_seqlens, tokens.shape[1])
-            end = max(lengths)
-        if self.max_len is not None and end > self.max_len:
+            longest = max(lengths)
+        if self.max_len is not None and longest > self.max_len:
             raise ValueError(
                 f"LanguageModel: expected at most max_len={self.max_len} tokens, the "
-                f"length of the position table, got {end}"
+                f"length of the position table, got {longest}"
             )
         if self.positions is not None and lengths is not None:
             each = torch.cat([torch.arange(n) for n in lengths])
+            x = x + self.positions(each.to(x.device))
+        elif self.positions is not None and isinstance(end, tuple):
+            each = torch.tensor(past).view(-1, 1) + torch.arange(tokens.shape[1])
+            each = each.clamp(max=len(self.positions.weight) - 1)  # of padding
             x = x + self.positions(each.to(x.device))
         elif self.positions is not None:
             x = x + self.positions.weight[past:end]
@@ -412,6 +505,9 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         seed: int | None = None,
+        *,
+        key_mask: Tensor | None = None,
+        stop: int | None = None,
     ) -> Tensor:
         """Continue a prompt, one token at a time, with `step`.
 
@@ -421,7 +517,12 @@ class LanguageModel(nn.Module):
         - `top_k`: sample from the `k` most likely tokens; None = from all.
         - `seed`: the same seed gives the same text; None = PyTorch's own
           generator.
-        - Returns `int64 [batch, time + max_new_tokens]`, prompt included.
+        - `key_mask`: as in `forward`, for prompts of unequal length in one
+          batch: each row continues from its own last real token.
+        - `stop`: the token that ends a text; None = none does. It fills the
+          rest of its row.
+        - Returns `int64 [batch, time + max_new_tokens]`, the prompt as it is
+          and then the new tokens: fewer of them, once all rows have stopped.
         - Raises `ValueError` for an argument out of range.
 
         Fast weight models need constant memory. When the text becomes
@@ -435,7 +536,18 @@ class LanguageModel(nn.Module):
                 "generate: expected prompt of shape [batch, time] with at least one "
                 f"token, got {list(prompt.shape)}"
             )
+        if key_mask is None:
+            key_mask = torch.ones_like(prompt, dtype=torch.bool)
+        batch, time = prompt.shape
+        checks.mask("generate", "key_mask", key_mask, prompt, batch=batch, time=time)
         arguments.integers("generate", 0, max_new_tokens=max_new_tokens)
+        if stop is not None:
+            arguments.integers("generate", 0, stop=stop)
+            if stop >= self.vocab_size:
+                raise ValueError(
+                    f"generate: expected stop from 0 to {self.vocab_size - 1}, "
+                    f"got {stop}"
+                )
         if not temperature >= 0:
             raise ValueError(
                 f"generate: expected temperature to be 0 or more, got {temperature}"
@@ -449,23 +561,32 @@ class LanguageModel(nn.Module):
             generator = torch.Generator(prompt.device).manual_seed(seed)
 
         text, state, warned = [prompt], None, False
+        stopped = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
         for _ in range(max_new_tokens):
-            if state is None or state[0] == self.max_len:
+            if state is None or _length(state) == self.max_len:
                 past = torch.cat(text, dim=1)
-                if self.max_len is not None and past.shape[1] > self.max_len:
-                    past = past[:, -self.max_len :]
-                    if not warned:
+                real = F.pad(key_mask, (0, past.shape[1] - time), value=True)
+                if self.max_len is not None:
+                    ahead = real.flip(1).cumsum(1).flip(1)  # from here to the end
+                    if not warned and (ahead[~stopped, 0] > self.max_len).any():
                         warnings.warn(
                             f"the text is longer than max_len={self.max_len}: "
                             "continuing from its last tokens",
                             stacklevel=2,
                         )
                         warned = True
-                logits, state = self.prefill(past)
-                logits = logits[:, -1]
+                    real = real & (ahead <= self.max_len)
+                    past, real = past[:, real.any(0)], real[:, real.any(0)]
+                logits, state = self.prefill(past, key_mask=real, last=True)
             else:
                 logits, state = self.step(text[-1][:, 0], state)
-            text.append(_draw(logits, temperature, top_k, generator)[:, None])
+            new = _draw(logits, temperature, top_k, generator)
+            if stop is not None:
+                new = new.masked_fill(stopped, stop)
+                stopped = stopped | (new == stop)
+            text.append(new[:, None])
+            if stop is not None and stopped.all():
+                break
         return torch.cat(text, dim=1)
 
 
@@ -534,6 +655,86 @@ def _options(stack: list[Mixer], **given: Any) -> dict[str, Mapping[str, Any]]:
                 f"options, got {dict(options)}"
             )
     return given
+
+
+def _real_first(
+    tokens: Tensor, key_mask: Tensor | None, vocab_size: int
+) -> tuple[Tensor, Tensor | None, int | tuple[int, ...]]:
+    """The real tokens first, in their order, and their number in each row.
+
+    - Returns tokens, their mask and the numbers; if all rows have as many,
+      no mask and one number.
+    - Raises `ValueError` or `TypeError` for wrong tokens or a wrong mask.
+    """
+    if key_mask is not None:
+        checks.ordinary("LanguageModel", "tokens", tokens)
+        sizes = dict(zip(("batch", "time"), tokens.shape, strict=False))
+        checks.mask("LanguageModel", "key_mask", key_mask, tokens, **sizes)
+        if tokens.shape == key_mask.shape:
+            tokens = tokens.where(key_mask, 0)
+    check_tokens("LanguageModel", "tokens", tokens, vocab_size)
+    if key_mask is None:
+        return tokens, None, tokens.shape[1]
+    counts = key_mask.sum(1).tolist()
+    order = (~key_mask).int().argsort(dim=1, stable=True)
+    order = order[:, : max(counts, default=0)]
+    tokens = tokens.gather(1, order)
+    if len(set(counts)) <= 1:
+        return tokens, None, tokens.shape[1]
+    return tokens, key_mask.gather(1, order), tuple(counts)
+
+
+def _last(x: Tensor, counts: int | tuple[int, ...]) -> Tensor:
+    """The last real step of each row: `[batch, time, ...]` to `[batch, ...]`."""
+    if isinstance(counts, int):
+        return x[:, counts - 1]
+    return x[torch.arange(len(x)), torch.tensor(counts) - 1]
+
+
+def _back(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """`[batch, real first, ...]` at the places of the tokens, with 0 for padding."""
+    if key_mask is None:
+        return x
+    if x.shape[1] == 0:
+        return x.new_zeros(*key_mask.shape, x.shape[-1])
+    place = (key_mask.cumsum(1) - 1).clamp(min=0)
+    return torch.where(key_mask[..., None], x.take_along_dim(place[..., None], 1), 0)
+
+
+# Numbers of tokens: of all rows, or, once padding made them differ, of each.
+def _more(past: int | tuple[int, ...], new: int | tuple[int, ...]) -> Any:
+    if isinstance(past, int) and isinstance(new, int):
+        return past + new
+    rows = (repeat(n) if isinstance(n, int) else n for n in (past, new))
+    return tuple(map(operator.add, *rows))
+
+
+def _longest(tokens: int | tuple[int, ...]) -> int:
+    return tokens if isinstance(tokens, int) else max(tokens)
+
+
+def _length(state: Any) -> int:
+    """The number of tokens of the longest row so far."""
+    if isinstance(state, RowStates):
+        return max(map(_length, state.rows))
+    return _longest(state[0])
+
+
+def _row(state: Any, i: int) -> Any:
+    """The state of one row: all tensors of a state begin with the batch."""
+    if isinstance(state, Tensor):
+        return state[i : i + 1]
+    if isinstance(state, tuple | list):
+        parts = [_row(part, i) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    return state
+
+
+def _check_batch(rows: tuple | list, batch: int) -> None:
+    if len(rows) != batch:
+        raise ValueError(
+            f"LanguageModel: expected a state of {batch} sequences, got {len(rows)}"
+        )
 
 
 def _draw(
