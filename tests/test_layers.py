@@ -87,6 +87,10 @@ OPTIONAL = {
         12, 4, FAVOR(5, 6, seed=0), rule="sum", **VALUES
     ),
     "softmax-grouped": lambda: SoftmaxAttention(12, 4, kv_heads=2),
+    "softmax-all": lambda: SoftmaxAttention(
+        12, 4, 2, head_width=6, rope=2 / 3, qk_norm="head", out_gate=True
+    ),
+    "softmax-all-heads": lambda: SoftmaxAttention(12, 3, rope=1, qk_norm="all"),
 }
 LAYERS = {
     **OPTIONAL,
@@ -531,8 +535,8 @@ def test_one_key_is_overwritten():
         (lambda: FastWeightAttention(12, 4, kv_heads=2, value_heads=4), "kv_heads or value_heads, not both, got kv_heads=2 and value_heads=4"),
         (lambda: FastWeightAttention(12, 4, head_width=0), "head_width to be at least 1, got 0"),
         (lambda: FastWeightAttention(12, 4, key_eps=1e-6), 'key_eps=0 without key_norm="l2", got 1e-06'),
-        (lambda: FastWeightAttention(12, 4, key_norm="l2", key_eps=-1), "key_eps to be a finite number, at least 0, got -1"),
-        (lambda: FastWeightAttention(12, 4, out_norm=True, norm_eps="1"), "norm_eps to be a finite number, at least 0, got '1'"),
+        (lambda: FastWeightAttention(12, 4, key_norm="l2", key_eps=-1), "key_eps to be a number, 0 or more, got -1"),
+        (lambda: FastWeightAttention(12, 4, out_norm=True, norm_eps="1"), "norm_eps to be a number, 0 or more, got '1'"),
         (lambda: FastWeightAttention(12, 4, scale="sqrt"), "scale to be .*'softmax', got 'sqrt'"),
         (lambda: FastWeightAttention(12, 4, rule="sum", scale=2), "scale=None with normalize=True, where it cancels, got 2"),
         (lambda: FastWeightAttention(12, 4, low_rank_gate=True), "low_rank_gate=False for out_gate=False, got True"),

@@ -153,7 +153,7 @@ class FastWeightAttention(Causal):
         (torch.Size([1, 5, 8]), torch.Size([1, 2, 4, 8]))
     """
 
-    packs = True
+    packs = skips = True
     one_token = "efficient"
 
     def __init__(
@@ -187,7 +187,7 @@ class FastWeightAttention(Causal):
         value = _value_width(width, expand_v)
         arguments.integers(layer, 0, conv_size=conv_size)
         arguments.flags(layer, out_norm=out_norm, low_rank_gate=low_rank_gate)
-        _epsilons(key_eps=key_eps, norm_eps=norm_eps)
+        arguments.epsilon(layer, key_eps=key_eps, norm_eps=norm_eps)
         self.out_gate = _out_gate(out_gate, low_rank_gate)
         if not isinstance(normalize, bool | None):
             raise TypeError(
@@ -585,16 +585,6 @@ def _value_heads(heads: int, kv_heads: int | None, value_heads: int | None) -> i
             f"got value_heads={value_heads} and heads={heads}"
         )
     return value_heads
-
-
-def _epsilons(**values: float) -> None:
-    """Raise unless all are finite numbers of at least 0."""
-    for name, value in values.items():
-        text = f"FastWeightAttention: expected {name} to be a finite number, at least 0"
-        if not arguments.number(value):
-            raise TypeError(f"{text}, got {value!r}")
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{text}, got {value!r}")
 
 
 def _scale(scale: float | str | None, width: int, normalize: bool) -> float | None:
