@@ -159,30 +159,25 @@ def _compute(
     A state of theirs is `[batch, heads, key, value]`, the transpose of ours.
     """
     dtype = torch.promote_types(value.dtype, torch.float32)
-    q, k, v, beta, g = (x.to(dtype) for x in (query, key, value, beta, g))
-    scale = q.shape[-1] ** -0.5
+    v, beta, g = value.to(dtype).contiguous(), beta.to(dtype), g.to(dtype)
+    qk = torch.cat([query, key], 2).to(dtype)
     if use_qk_l2norm_in_kernel:
-        q, k = _unit(q, scale), _unit(k)
-    else:
-        q = q * scale
-    if (group := v.shape[2] // k.shape[2]) > 1:
-        q, k = (x.repeat_interleave(group, 2) for x in (q, k))
-    gates = {"beta": beta, "log_decay": g}
+        length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)
+        qk = qk * (length * length + 1e-6).rsqrt()
+    group = v.shape[2] // key.shape[2]
+    q, k = (qk.repeat_interleave(group, 2) if group > 1 else qk).chunk(2, 2)
+    gates, scale = {"beta": beta, "log_decay": g}, k.shape[-1] ** -0.5
     W: Any = None if initial_state is None else initial_state.to(dtype).mT
     documents = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
     shape = (*v[:, 0].shape, k.shape[-1])
     if v.shape[1] == 1 and documents is None and rule.steps_from(W, v, shape, False):
         y, W = rule.step(q, k, v, gates, W, False)
-    elif output_final_state:
-        y, W = rule(q, k, v, gates, cu_seqlens=documents, state=W, return_state=True)
+        y = y * scale
     else:
-        y = rule(q, k, v, gates, cu_seqlens=documents, state=W)
+        options = {"scale": scale, "cu_seqlens": documents, "state": W}
+        y = rule(q, k, v, gates, return_state=output_final_state, **options)
+        y, W = y if output_final_state else (y, None)
     return y.to(query.dtype), W.mT if output_final_state else None
-
-
-def _unit(x: Tensor, scale: float = 1) -> Tensor:
-    """Keys and queries of length `scale`, but for transformers' epsilon."""
-    return x * ((x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() * scale)
 
 
 def _apart(convolve: Callable) -> Callable:
