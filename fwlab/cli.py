@@ -3,6 +3,7 @@
 """
 
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -86,7 +87,8 @@ def train(
             choose(config, size, config.steps)
         print(describe(config, plan(config, size)))
         return
-    folder = Path("runs", preset or config.mixer) if out is None else out
+    name = preset or re.sub("[*, ]+", "-", config.mixer)
+    folder = Path("runs", name) if out is None else out
 
     def begin(run: Run) -> None:
         if threads is None:

@@ -5,10 +5,13 @@ front of them makes keys of neighbouring tokens, such as "what came after
 this one", which one token alone cannot say.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab.layers.heads import watched
 from fwlab.ops.call import checks, packed
 
 
@@ -81,6 +84,16 @@ class ShortConvolution(nn.Module):
         last = key_mask.sum(1, keepdim=True) + last
         y = y.take_along_dim(order.argsort(1), 1)
         return F.silu(y), x.take_along_dim(last[..., None], 1).to(dtype)
+
+    def steps_from(self, before: Any, x: Tensor) -> bool:
+        """Whether `step` can continue from these inputs, for a token like `x`."""
+        past = (len(x), self.size - 1, self.channels)
+        return not watched(self) and checks.fits(before, past, x)
+
+    def step(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for one token `[batch, channels]`, without checks."""
+        x = torch.cat([before, x.unsqueeze(1)], 1)
+        return F.silu((x * self.weight.mT).sum(1)), x[:, 1:]
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.size}"

@@ -68,8 +68,23 @@ class Checkpoint(NamedTuple):
     scaler: dict[str, float] = {}  # noqa: RUF012
 
 
+#: The options of `FastWeightAttention`, by the names of `Config`.
+OPTIONS = {
+    "conv": "conv_size",
+    "out_norm": "out_norm",
+    "out_gate": "out_gate",
+    "beta_max": "beta_max",
+}
+
+
 def new_model(config: Config, vocab_size: int) -> LanguageModel:
     """An untrained model of the configured size."""
+    usual = Config()
+    fast_weights = {
+        option: getattr(config, name)
+        for name, option in OPTIONS.items()
+        if getattr(config, name) != getattr(usual, name)
+    }
     return LanguageModel(
         vocab_size,
         config.mixer,
@@ -80,6 +95,10 @@ def new_model(config: Config, vocab_size: int) -> LanguageModel:
         d_ff=config.d_ff,
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
+        fast_weights=fast_weights,
+        softmax={} if config.rope is None else {"rope": config.rope},
+        norm=config.norm,
+        mlp=config.mlp,
     )
 
 
