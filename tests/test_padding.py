@@ -15,6 +15,7 @@ from fwlab import ops
 from fwlab.bench.measure import operator_calls
 from fwlab.layers import AFTSimple, FastWeightAttention
 from fwlab.models import MIXERS, LanguageModel, Mixer
+from fwlab.models.language_model import RowStates
 
 #: Padding gets a place of its own: the rows are computed one after the other.
 BY_ROW = {"aft-full", "aft-local", "aft-conv", "transformer-xl"}
@@ -103,6 +104,12 @@ def test_row_by_row_not_one_bit_differs(mixer):
         alone, rest = model.prefill(drawn(MASKS)[i, keep][None])
         assert torch.equal(logits[i, keep], alone[0])
         assert torch.equal(after[i], model.step(torch.tensor([i]), rest)[0][0])
+
+
+def test_only_mixers_with_places_of_their_own_go_row_by_row():
+    for mixer in MIXERS:
+        _, state = made(mixer).prefill(drawn(MASKS), key_mask=MASKS)
+        assert isinstance(state, RowStates) == (mixer in BY_ROW), mixer
 
 
 def test_rows_of_equal_length_share_a_state():

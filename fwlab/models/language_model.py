@@ -425,10 +425,10 @@ class LanguageModel(nn.Module):
                 tokens.split(1), counts, state.rows, strict=False
             )
         ]
-        logits, states = zip(*rows, strict=True)
+        logits = [y for y, _ in rows]
         if not last:
             logits = [F.pad(y, (0, 0, 0, time - y.shape[1])) for y in logits]
-        return torch.cat(logits), RowStates(list(states))
+        return torch.cat(logits), RowStates([part for _, part in rows])
 
     def _parts(self, state: Any, batch: int) -> tuple[Any, list]:
         """The number of tokens so far, and the state of each block."""
@@ -454,9 +454,8 @@ class LanguageModel(nn.Module):
         """
         if isinstance(state, RowStates):
             _check_batch(state.rows, len(tokens))
-            rows = map(self.step, tokens.split(1), state.rows)
-            logits, states = zip(*rows, strict=True)
-            return torch.cat(logits), RowStates(list(states))
+            rows = list(map(self.step, tokens.split(1), state.rows))
+            return torch.cat([y for y, _ in rows]), RowStates([s for _, s in rows])
         column, _, _ = _real_first(tokens[:, None], None, self.vocab_size)
         past, parts = self._parts(state, len(tokens))
         after: list = [_more(past, 1)]
