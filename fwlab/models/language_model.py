@@ -73,12 +73,14 @@ class Mixer(NamedTuple):
 
 
 def _fast_weights(rule: str) -> Mixer:
-    return Mixer(
-        lambda s: FastWeightAttention(
-            s.d_model, rule=rule, **{"heads": s.heads, **s.fast_weights}
-        ),
-        takes="fast_weights",
-    )
+    def make(s: Size) -> nn.Module:
+        options = {"heads": s.heads, **s.fast_weights}
+        like = options.pop("like", None)
+        if like is None:
+            return FastWeightAttention(s.d_model, rule=rule, **options)
+        return FastWeightAttention.like(like, s.d_model, rule=rule, **options)
+
+    return Mixer(make, takes="fast_weights")
 
 
 def _softmax(s: Size) -> nn.Module:
@@ -162,7 +164,9 @@ class LanguageModel(nn.Module):
       and transformer-xl have it: AFT and fast weights compute no
       attention weights, and feedback does not drop them.
     - `fast_weights`: options of `FastWeightAttention` for the mixers that are
-      rules of fast weights, such as `{"conv_size": 4, "out_norm": True}`.
+      rules of fast weights, such as `{"conv_size": 4, "out_norm": True}`. "like"
+      among them is the name of a published layer, as for `FastWeightAttention.like`,
+      whose options the others change; the rule is the mixer's.
     - `softmax`: options of `SoftmaxAttention` for softmax. With "rope" among them
       it needs no table of positions; `{"rope": 0}` leaves it without any, and
       the layers with a decay in a hybrid stack know the order.
@@ -641,7 +645,9 @@ def _options(stack: list[Mixer], **given: Any) -> dict[str, Mapping[str, Any]]:
                 f"LanguageModel: expected {argument} to be a dict of options of "
                 f"{layer.__name__}, got {options!r}"
             )
-        known = [*inspect.signature(layer).parameters.keys() - {"d_model", "rule"}]
+        known = inspect.signature(layer).parameters.keys() - {"d_model", "rule"}
+        if hasattr(layer, "like"):
+            known |= {"like"}
         for name in options:
             if name not in known:
                 raise ValueError(

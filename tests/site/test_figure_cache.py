@@ -58,7 +58,7 @@ def test_sizes_are_those_of_fwlab(figure):
 
 def test_models_are_those_of_transformers(figure):
     """Of Qwen3.5's, layers, width and fast weights are the 0.8B model's."""
-    configs = pytest.importorskip("transformers.models")
+    pytest.importorskip("transformers.models")
     models = figure.state()["models"]
     from transformers import KimiLinearConfig, OlmoHybridConfig
     from transformers.models.qwen3_5 import Qwen3_5TextConfig
