@@ -68,19 +68,32 @@ def find(source: str | Path) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
-    # A path in a folder that is here is no name, but misspelt.
-    name = re.fullmatch(r"[\w.-]+/[\w.-]+", str(source))
-    if folder.exists() or not name or folder.parent.is_dir():
+    if not is_name(source):
         raise FileNotFoundError(f"expected a folder with a model, got {source}")
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:
         raise ValueError(
-            f"{source} is no folder; to download the model of this name, install "
-            "huggingface_hub, or download it yourself"
+            f"{source} is no folder here; to download the model of this name, install "
+            "huggingface_hub"
         ) from None
     wanted = ["*.safetensors", "*.safetensors.index.json", TOKENIZER, "*config.json"]
-    return Path(snapshot_download(str(source), allow_patterns=wanted))
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=wanted))
+    except Exception as error:  # of several libraries
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{source} is no folder here, and was not downloaded: {reason}"
+        ) from None
+
+
+def is_name(source: str | Path) -> bool:
+    """Whether this can only be the name of a model on the hub.
+
+    A path into a folder that is here is none, but misspelt.
+    """
+    path, named = Path(source), re.fullmatch(r"[\w.-]+/[\w.-]+", str(source))
+    return bool(named) and not path.exists() and not path.parent.exists()
 
 
 def is_published(path: Path) -> bool:
@@ -304,30 +317,51 @@ def stops(folder: Path) -> set[int]:
     return {found} if isinstance(found, int) else {*found}
 
 
-@torch.no_grad()
-def continued(
-    model: LanguageModel,
-    prompt: list[int],
-    length: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int | None = None,
-    stops: set[int] = frozenset(),  # type: ignore[assignment]
-) -> Iterator[int]:
-    """The tokens that continue a prompt, each as soon as it is there.
+def told(
+    source: str | Path, prompt: str, *sampling: Any, dtype: torch.dtype | None = None
+) -> Iterator[str]:
+    """A prompt and its continuation, in pieces as soon as they are there.
 
-    - `prompt`: at least one token.
-    - `length`, `temperature`, `top_k`, `seed`: as for `LanguageModel.generate`.
-    - `stops`: tokens that end the text; they are not part of it.
+    - `source`, `dtype`: as for `load`.
+    - `sampling`: `max_new_tokens`, `temperature`, `top_k` and `seed` of
+      `LanguageModel.generate`. A token that ends a text ends it here, too.
+    - Raises `ValueError` or `OSError` as `load` and `tokenizer` do, and for a prompt
+      without tokens.
     """
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    if not length:
-        return
-    logits, state = model.prefill(torch.tensor([prompt]), last=True)
-    for left in reversed(range(length)):
-        new = draw(logits, temperature, top_k, generator)
-        if int(new) in stops:
+    folder = find(source)
+    model, ends = load(folder, dtype), stops(folder)
+    coder = tokenizer(folder, model.vocab_size)
+    tokens = coder.encode(prompt).ids
+    if not tokens:
+        raise ValueError(f"expected a prompt of at least one token, got {prompt!r}")
+    from tokenizers.decoders import DecodeStream
+
+    yield prompt
+    pieces = DecodeStream(ids=tokens, skip_special_tokens=True)
+    for token in _continued(model, torch.tensor([tokens]), *sampling):
+        if token in ends:
             return
-        yield int(new)
-        if left:
+        # None in the middle of a character.
+        yield pieces.step(coder, token) or ""
+
+
+@torch.no_grad()
+def _continued(
+    model: LanguageModel,
+    prompt: Tensor,
+    length: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int | None,
+) -> Iterator[int]:
+    """The tokens of `LanguageModel.generate`, one by one."""
+    model.generate(prompt, 0, temperature, top_k, seed)  # checks what it gets
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    new, state = prompt, None
+    for _ in range(length):
+        if state is None:
+            logits, state = model.prefill(prompt, last=True)
+        else:
             logits, state = model.step(new, state)
+        new = draw(logits, temperature, top_k, generator)
+        yield int(new)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fwlab.models.language_model import MIXERS
+from fwlab.models.language_model import MIXERS, Mixer
+from fwlab.models.latent_attention import LatentAttention
 
 
 class Configuration:
@@ -141,6 +142,44 @@ def olmo_hybrid(c: Configuration) -> Family:
     return Family(model, pieces, renamed=renamed)
 
 
+def kimi_linear(c: Configuration) -> Family:
+    """Kimi Linear, as far as its layers have no experts."""
+    layers = c["num_hidden_layers"]
+    usual = ["dense", *["sparse"] * (layers - 1)]
+    kinds = c.get("mlp_layer_types", usual)
+    _no_experts(c, [i for i, kind in enumerate(kinds) if kind != "dense"])
+    c.only(hidden_act="silu", attention_bias=False, q_lora_rank=None)
+    fast = {
+        **{"like": "kimi", "heads": c["linear_num_heads"]},
+        **{"head_width": c["linear_head_dim"], "norm_eps": c["rms_norm_eps"]},
+        "conv_size": c["linear_conv_kernel_dim"],
+    }
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    heads, latent = c["num_attention_heads"], [c[name] for name in sizes]
+    types = _types(c)
+    attention = Mixer(lambda s: LatentAttention(s.d_model, heads, *latent))
+    pieces = _ends(c, "embed_tokens")
+    for i, full in enumerate(types):
+        pieces += _block(i, "input_layernorm", "post_attention_layernorm")
+        if full:
+            names = {"q_proj": "to_q", "kv_a_proj_with_mqa": "to_latent"}
+            names |= {"kv_a_layernorm": "latent_norm", "kv_b_proj": "to_kv"}
+            pieces += _layer(i, "self_attn.", names | {"o_proj": "to_out"})
+        else:
+            names = _SOFTMAX | {"b_proj": "to_beta", "o_norm": "out_norm"}
+            for gate, ours in (("f", "to_alpha"), ("g", "to_gate")):
+                low_rank = {"a": f"{ours}.0", "b": f"{ours}.1"}
+                names |= {f"{gate}_{part}_proj": at for part, at in low_rank.items()}
+            pieces += _layer(i, "self_attn.", names)
+            rate, bias = {"A_log": "log_rate"}, {"dt_bias": "alpha_bias"}
+            pieces += _layer(i, "self_attn.", rate, form=lambda w: w.view(1, 1, -1, 1))
+            pieces += _layer(i, "self_attn.", bias, form=Tensor.flatten)
+            pieces += _short_convolutions(i, "self_attn.")
+    mixers = [attention if full else "kimi-delta" for full in types]
+    model = _stack(c, mixers, fast, {}, c["rms_norm_eps"])
+    return Family(model, pieces, renamed=(("block_sparse_moe.", "mlp."),))
+
+
 def delta_net(c: Configuration) -> Family:
     """DeltaNet of flash-linear-attention."""
     c.only(qk_norm="l2", qk_activation="silu", use_beta=True)
@@ -173,6 +212,7 @@ FAMILIES: dict[str, Callable[[Configuration], Family]] = {
     "qwen3_5_text": qwen3_5,
     "qwen3_next": qwen3_next,
     "olmo_hybrid": olmo_hybrid,
+    "kimi_linear": kimi_linear,
     "delta_net": delta_net,
     "gated_deltanet": gated_deltanet,
 }
@@ -292,7 +332,7 @@ def _stack(
         **{"heads": fast["heads"], "d_model": c["hidden_size"]},
         "d_ff": c["intermediate_size"] if d_ff is None else d_ff,
         "fast_weights": fast if kinds - {"softmax"} else None,
-        "softmax": softmax if "softmax" in kinds else None,
+        "softmax": (softmax or None) if "softmax" in kinds else None,
         **{"norm": "rms", "norm_eps": eps, "mlp": "swiglu"},
         "tied": bool(c.get("tie_word_embeddings", False)),
     }
