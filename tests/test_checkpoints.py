@@ -42,7 +42,7 @@ KIMI = SIZES | {
     **{"v_head_dim": 6, "mlp_layer_types": ["dense"] * 4},
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
 }
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+BARE = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
 #: Family, model and configuration of transformers, and its values.
 CASES = {
     "qwen3.5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", QWEN),
@@ -56,8 +56,8 @@ CASES = {
         "Qwen3NextConfig",
         QWEN | {"mlp_only_layers": [0, 1, 2, 3]},
     ),
-    "olmo-hybrid": ("OlmoHybridForCausalLM", "OlmoHybridConfig", OLMO),
-    "olmo-hybrid-rope": ("OlmoHybridForCausalLM", "OlmoHybridConfig", OLMO | ROPE),
+    "olmo-hybrid": ("OlmoHybridForCausalLM", "OlmoHybridConfig", OLMO | BARE),
+    "olmo-hybrid-rope": ("OlmoHybridForCausalLM", "OlmoHybridConfig", OLMO),
     "kimi": ("KimiLinearForCausalLM", "KimiLinearConfig", KIMI),
 }
 SHARDED = {"qwen3.5-sees", "qwen3-next", "olmo-hybrid-rope"}
