@@ -203,7 +203,10 @@ def gated_deltanet(c: Configuration) -> Family:
         "out_gate": bool(c.get("use_gate", True)),
         "beta_max": 2 if c.get("allow_neg_eigval", False) else 1,
     }
-    return _flash_linear_attention(c, "gated-delta", fast, _APART)
+    family = _flash_linear_attention(c, "gated-delta", fast, _APART)
+    # Older versions had a weight that no computation used.
+    unused = (f"model.layers.{i}.attn.D" for i in range(c["num_hidden_layers"]))
+    return family._replace(ignored=tuple(unused))
 
 
 #: The families by their `model_type`.
