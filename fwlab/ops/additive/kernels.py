@@ -609,6 +609,18 @@ def _form(
     return plan._replace(split=programs < cores // 2)
 
 
+def _stages(
+    plan: Form, X: Tensor | None, gammas: Tensor | None, K: int, nu: int
+) -> int:
+    """Stages of the loop over chunks: with 1, none is loaded ahead."""
+    if nu:  # the compiler finds registers only with three
+        return 3
+    # Two programs have room for broad keys, an inverse and the products
+    # of decays only if they load nothing ahead.
+    full = X is not None and gammas is not None
+    return 1 if full and plan.C == 64 and K > 64 else 2
+
+
 class Chunked(torch.autograd.Function):
     """All kernels of one recurrence, with gradients.
 
@@ -677,8 +689,7 @@ class Chunked(torch.autograd.Function):
             BK=padded_width(K),
             BV=plan.BV,
             warps=plan.warps,
-            # With DPFP, the compiler finds registers only with three.
-            stages=3 if nu else 2,
+            stages=_stages(plan, X, gammas, K, nu),
             **sizes,
         )
         if split:
@@ -742,8 +753,7 @@ class Chunked(torch.autograd.Function):
             BV=plan.BV,
             AV=padded_width(V),
             warps=plan.warps,
-            # With DPFP, the compiler finds registers only with three.
-            stages=3 if nu else 2,
+            stages=_stages(plan, X, gammas, K, nu),
             **sizes,
         )
         blocks = chunks.count(K, plan.BK)
