@@ -86,7 +86,7 @@ class ShortConvolution(nn.Module):
         return F.silu(y), x.take_along_dim(last[..., None], 1).to(dtype)
 
     def _sums(self, x: Tensor) -> Tensor:
-        """The sum over the last `size` inputs, wherever there are so many."""
+        """The sum over the last `size` inputs, wherever there are that many."""
         x, w = x.mT, self.weight[:, None]
         # On a CPU, the convolution of images need not move the channels. It has no
         # fast form in float64, and no fast gradient in half precision.
