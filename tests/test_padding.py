@@ -13,7 +13,7 @@ from torch import nn
 
 from fwlab import ops
 from fwlab.bench.measure import operator_calls
-from fwlab.layers import AFTSimple, FastWeightAttention
+from fwlab.layers import AFTSimple, FastWeightAttention, SoftmaxAttention
 from fwlab.models import MIXERS, LanguageModel, Mixer
 from fwlab.models.language_model import RowStates
 
@@ -24,6 +24,11 @@ OWN = {
         lambda s: FastWeightAttention(s.d_model, s.heads, conv_size=4)
     ),
     "a layer that is not known": Mixer(lambda s: Unknown(s.d_model), positions=True),
+    "a stack with rotary positions": [
+        "gated-delta",
+        Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=0.5)),
+    ],
+    "a stack with a window": ["softmax", "aft-conv"],
 }
 #: Left, right, holes, only one real token, and none missing.
 MASKS = torch.tensor(
@@ -260,7 +265,9 @@ def test_max_len_counts_real_tokens():
         refuses(lambda m=model, s=state: m.step(torch.zeros(5).long(), s), said)
 
 
-def test_detached_states_go_on(model):
+@pytest.mark.parametrize("mixer", ["softmax", "aft-conv"])
+def test_detached_states_go_on(mixer):
+    model = made(mixer)
     _, state = model.prefill(drawn(MASKS), key_mask=MASKS)
     wanted, _ = model.step(torch.arange(5), state)
     found, _ = model.step(torch.arange(5), ops.detach(state))
