@@ -165,8 +165,8 @@ class LanguageModel(nn.Module):
       attention weights, and feedback does not drop them.
     - `fast_weights`: options of `FastWeightAttention` for the mixers that are
       rules of fast weights, such as `{"conv_size": 4, "out_norm": True}`. "like"
-      among them is the name of a published layer, as for `FastWeightAttention.like`,
-      whose options the others change; the rule is the mixer's.
+      among them is the name of a published layer, which `FastWeightAttention.like` knows
+      and whose options the others change; the rule is the mixer's.
     - `softmax`: options of `SoftmaxAttention` for softmax. With "rope" among them
       it needs no table of positions; `{"rope": 0}` leaves it without any, and
       the layers with a decay in a hybrid stack know the order.
