@@ -289,6 +289,22 @@ def test_padding_is_not_seen(mixer):
     assert off(logits, model(PROMPT[:1, 2:]).logits) < 1e-10
 
 
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_cache_goes_on_from_other_rows(mixer, padding):
+    """As beams do: what was never chosen is dropped, and others are doubled."""
+    model, x, rows = wrapped(mixer), tokens(3, 6) % 20, torch.tensor([2, 1, 1])
+    mask = torch.ones_like(x)
+    mask[1, :padding] = 0
+    caches = [hf.FwlabCache(), hf.FwlabCache()]
+    model(x, attention_mask=mask, cache=caches[0])
+    caches[0].reorder_cache(rows)
+    model(x[rows], attention_mask=mask[rows], cache=caches[1])
+    token = torch.tensor([[3], [4], [5]])
+    ours, wanted = (model(token, cache=cache).logits for cache in caches)
+    assert off(ours, wanted) < 1e-10
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_saved_and_loaded(mixer, tmp_path):
     model = wrapped(mixer).float()
@@ -354,7 +370,7 @@ def test_the_extra_is_named(monkeypatch):
 
 @pytest.mark.parametrize("tokens", ["characters", "words"])
 def test_a_run_of_fwlab_train(tmp_path, tokens):
-    text = "the quick brown fox\njumps over the lazy dog\n" * 20
+    text = "the quick brown fox\njumps over the lazy dog\n" * 80
     sizes = {"layers": 2, "heads": 2, "d_model": 16, "block": 32, "batch": 2}
     config = Config(mixer="gated-delta,softmax", tokens=tokens, **sizes)
     Trainer(config, text).save(tmp_path / "run")
