@@ -52,7 +52,6 @@ except ModuleNotFoundError as error:
     ) from None
 
 __all__ = [
-    "FwlabCache",
     "FwlabConfig",
     "FwlabForCausalLM",
     "from_run",
@@ -238,12 +237,10 @@ class FwlabConfig(PreTrainedConfig):
         "max_position_embeddings": "max_len",
     }
 
-    vocab_size: int = 256
-
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __init__(self, vocab_size: int = 256, **kwargs: Any):
         parameters = inspect.signature(LanguageModel).parameters.items()
-        usual = {name: x.default for name, x in parameters if name != "vocab_size"}
-        super().__post_init__(**usual | kwargs)
+        usual = {name: x.default for name, x in parameters}
+        super().__init__(**usual | kwargs | {"vocab_size": vocab_size})
         names = self.mixer if isinstance(self.mixer, list | tuple) else [self.mixer]
         if not all(isinstance(name, str) for name in names):
             raise TypeError(
@@ -252,7 +249,10 @@ class FwlabConfig(PreTrainedConfig):
             )
 
     def language_model(self) -> LanguageModel:
-        """A new model with these arguments."""
+        """A new model.
+
+        - Returns a `LanguageModel` with these arguments.
+        """
         names = inspect.signature(LanguageModel).parameters
         return LanguageModel(**{name: getattr(self, name) for name in names})
 
@@ -274,7 +274,7 @@ class FwlabCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """Not: `generate` is to ask for the length, and go on from there."""
+        """Not: `generate` is to ask for the length, and continue from there."""
         return [False]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -290,7 +290,7 @@ class FwlabCache(Cache):
         self.state, self.length = None, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Go on from these rows, each of which may be taken several times."""
+        """Continue from these rows, each of which may be taken several times."""
         rows = beam_idx.tolist()
         if isinstance(self.state, RowStates):
             self.state = RowStates([self.state.rows[row] for row in rows])
@@ -350,7 +350,10 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
                     getattr(part, table).copy_(getattr(new.get_submodule(name), table))
 
     def get_input_embeddings(self) -> Any:
-        """The embeddings, which are also the output layer."""
+        """The embeddings.
+
+        - Returns a module, tied to the logits unless the model is not `tied`.
+        """
         return self.language_model.embedding
 
     @can_return_tuple
@@ -372,7 +375,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         - `labels`: `int64 [batch, time]`, usually `input_ids`: the loss is
           that of each token given those before it, without those of -100.
         - `use_cache`: return a cache.
-        - `logits_to_keep`: only the logits of so many last tokens; 0 = all.
+        - `logits_to_keep`: only those of this many last tokens; 0 = all.
         - `kwargs`: for the loss function of transformers.
         - Returns `logits`, with `labels` a `loss`, with a cache `cache`.
         """
