@@ -73,6 +73,32 @@ def test_one_state_for_all(options):
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-12)
 
 
+def test_padding_is_as_if_it_were_not_there():
+    """On the left, on the right and inside; positions count real tokens."""
+    m, text = model(**MODERN), tokens(3, 20)
+    real = torch.arange(20) >= torch.tensor([[7], [0], [0]])
+    real[1, 12:], real[2, 3:9] = False, False
+    whole, (logits, state) = m(text, key_mask=real), m.prefill(text, key_mask=real)
+    new, _ = m.step(text[:, 0], state)
+    for i in range(3):
+        alone = text[i : i + 1, real[i]]
+        wanted, after = m.prefill(alone)
+        for found in (whole, logits):
+            torch.testing.assert_close(found[i, real[i]], wanted[0])
+        step, _ = m.step(text[i : i + 1, 0], after)
+        torch.testing.assert_close(new[i : i + 1], step)
+
+
+def test_options_of_a_published_layer():
+    m = model(
+        mixer="kimi-delta*3,softmax", fast_weights={"like": "kimi", "conv_size": 2}
+    )
+    wanted = FastWeightAttention.like("kimi", 16, 2, conv_size=2)
+    assert str(m.blocks[0].mixer) == str(wanted.double())
+    # The rule is the mixer's.
+    assert rules(model(mixer="delta", fast_weights={"like": "kimi"})) == ["delta"] * 4
+
+
 def test_every_weight_learns():
     m, text = model(**MODERN), tokens(4, 31)
     logits = m(text[:, :-1])
@@ -170,6 +196,7 @@ def test_weights_that_are_not_tied():
         ({"mixer": "delta", "fast_weights": {"conv": 4}}, "conv_size, .*got 'conv'"),
         ({"mixer": "delta", "fast_weights": {"rule": "sum"}}, "got 'rule'"),
         ({"mixer": "sum", "fast_weights": {"beta_max": 2}}, "beta_max=1"),
+        ({"fast_weights": {"like": "kimo"}}, "one of .*'kimi', got 'kimo'"),
         ({"norm": "batch"}, "norm to be one of 'layer', 'rms', got 'batch'"),
         ({"mlp": "relu"}, "mlp to be one of 'gelu', 'swiglu', got 'relu'"),
         ({"norm_eps": -1.0}, "norm_eps to be a number, 0 or more, got -1.0"),

@@ -188,6 +188,20 @@ def test_step_without_gradients(make):
             layer.step(x[:, 0], few)
 
 
+@pytest.mark.parametrize("name", ["sum", "gated_delta", "kimi_delta-values"])
+@torch.no_grad()
+def test_a_token_in_half_precision(name, monkeypatch):
+    """It need not go through `prefill`, either; its state has full precision."""
+    layer, x = setup(LAYERS[name], torch.bfloat16)
+    _, state = layer.prefill(x)
+    wanted = layer.prefill(x[:, :1], state)
+    monkeypatch.setattr(layer, "prefill", None)
+    y, state = layer.step(x[:, 0], state)
+    assert y.dtype == torch.bfloat16
+    for found, right in zip(parts((y[:, None], state)), parts(wanted), strict=True):
+        assert found.dtype == right.dtype and error(found, right) < 1e-2
+
+
 @torch.no_grad()
 def test_another_recurrence_has_another_step():
     """The step of the two recurrences of matrices is not that of a third."""

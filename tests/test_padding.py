@@ -13,8 +13,9 @@ from torch import nn
 
 from fwlab import ops
 from fwlab.bench.measure import operator_calls
-from fwlab.layers import AFTSimple, FastWeightAttention
+from fwlab.layers import AFTSimple, FastWeightAttention, SoftmaxAttention
 from fwlab.models import MIXERS, LanguageModel, Mixer
+from fwlab.models.language_model import RowStates
 
 #: Padding gets a place of its own: the rows are computed one after the other.
 BY_ROW = {"aft-full", "aft-local", "aft-conv", "transformer-xl"}
@@ -23,6 +24,11 @@ OWN = {
         lambda s: FastWeightAttention(s.d_model, s.heads, conv_size=4)
     ),
     "a layer that is not known": Mixer(lambda s: Unknown(s.d_model), positions=True),
+    "a stack with rotary positions": [
+        "gated-delta",
+        Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=0.5)),
+    ],
+    "a stack with a window": ["softmax", "aft-conv"],
 }
 #: Left, right, holes, only one real token, and none missing.
 MASKS = torch.tensor(
@@ -103,6 +109,12 @@ def test_row_by_row_not_one_bit_differs(mixer):
         alone, rest = model.prefill(drawn(MASKS)[i, keep][None])
         assert torch.equal(logits[i, keep], alone[0])
         assert torch.equal(after[i], model.step(torch.tensor([i]), rest)[0][0])
+
+
+def test_only_mixers_with_places_of_their_own_go_row_by_row():
+    for mixer in MIXERS:
+        _, state = made(mixer).prefill(drawn(MASKS), key_mask=MASKS)
+        assert isinstance(state, RowStates) == (mixer in BY_ROW), mixer
 
 
 def test_rows_of_equal_length_share_a_state():
@@ -253,7 +265,9 @@ def test_max_len_counts_real_tokens():
         refuses(lambda m=model, s=state: m.step(torch.zeros(5).long(), s), said)
 
 
-def test_detached_states_go_on(model):
+@pytest.mark.parametrize("mixer", ["softmax", "aft-conv"])
+def test_detached_states_go_on(mixer):
+    model = made(mixer)
     _, state = model.prefill(drawn(MASKS), key_mask=MASKS)
     wanted, _ = model.step(torch.arange(5), state)
     found, _ = model.step(torch.arange(5), ops.detach(state))

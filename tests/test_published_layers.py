@@ -9,6 +9,7 @@ import inspect
 import sys
 import types
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -278,19 +279,15 @@ def test_the_page_has_the_presets():
         [c.strip(" `") for c in line.split("|")[1:-1]] for line in lines if "|" in line
     ]
     first = next(i for i, row in enumerate(rows) if row[0] == "option")
-    names, table = rows[first][1:-1], {}
+    names, usual = rows[first][1:], inspect.signature(FastWeightAttention).parameters
+    rows = takewhile(lambda row: row[0] in usual, rows[first + 2 :])
+    table = {option: values for option, *values in rows}
     assert names == list(PRESETS)
-    for option, *values, why in rows[first + 2 :]:
-        if option not in inspect.signature(FastWeightAttention).parameters:
-            break
-        assert why
-        table[option] = values
-    usual = inspect.signature(FastWeightAttention).parameters
+    assert set(table) == {o for preset in PRESETS.values() for o in preset.options}
     for option, values in table.items():
         for name, said in zip(names, values, strict=True):
             value = PRESETS[name].options.get(option, usual[option].default)
             assert said == ("–" if value is False else str(value)), (name, option)
-    assert set(table) == {o for preset in PRESETS.values() for o in preset.options}
 
 
 def test_options_win_over_presets():

@@ -410,10 +410,13 @@ class FastWeightAttention(Causal):
         if conv is not None and isinstance(state, ops.ConvState):
             memory, inputs = state
         shape = (batch, *self.state_shape)
+        # The state after inputs of half precision has more.
+        exact = x if x.itemsize > 2 else x.new_empty(0, dtype=torch.float32)
         if (
-            self._scales
-            or not record.steps_from(memory, x, shape, self.normalize)
-            or (conv is not None and not conv.steps_from(inputs, x))
+            not batch
+            or self._scales
+            or not record.steps_from(memory, exact, shape, self.normalize)
+            or (conv is not None and not conv.steps_from(inputs, batch, exact))
         ):
             return super().step(x, state)
         # All features at once: they do not depend on each other.
@@ -425,14 +428,16 @@ class FastWeightAttention(Causal):
             qkv, inputs = conv.step(torch.cat([qk, v], -1), inputs)
             qk, v = qkv.split_with_sizes([qk.shape[-1], v.shape[-1]], -1)
         q, k = self._apart(self._features(qk.view(batch, 1, -1, self.head_width)))
-        if self.scale is not None:
-            q = self.scale * q
         v = v.view(batch, 1, -1, self.state_shape[1])
         if record.steps:
             v = v.unflatten(2, (self.steps, -1))
         x = x.unsqueeze(1)
         made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
+        if exact is not x:
+            q, k, v = (part.to(exact.dtype) for part in (q, k, v))
+            made = {n: gate.to(exact.dtype) for n, gate in made.items()}
         y, memory = record.step(q, k, v, made, memory, self.normalize)
+        y = y.to(x.dtype) if self.scale is None else (self.scale * y).to(x.dtype)
         after = memory if inputs is None else ops.ConvState(memory, inputs)
         return run(parts["to_out"], self._finish(y, x).view(batch, -1)), after
 

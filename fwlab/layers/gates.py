@@ -118,8 +118,11 @@ class LogDecay(_Kind):
         layer.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        pace = F.softplus(run(layer.to_alpha, x) + layer.alpha_bias)
-        rate = layer.log_rate.exp().neg()
+        alpha = run(layer.to_alpha, x)
+        # In full precision, as in published layers.
+        exact = torch.promote_types(alpha.dtype, torch.float32)
+        pace = F.softplus(alpha.to(exact) + layer.alpha_bias)
+        rate = layer.log_rate.to(exact).exp().neg()
         return pace * (rate if self.dims == "heads" else rate.unsqueeze(-1))
 
 

@@ -85,15 +85,16 @@ class ShortConvolution(nn.Module):
         y = y.take_along_dim(order.argsort(1), 1)
         return F.silu(y), x.take_along_dim(last[..., None], 1).to(dtype)
 
-    def steps_from(self, before: Any, x: Tensor) -> bool:
-        """Whether `step` can continue from these inputs, for a token like `x`."""
-        past = (len(x), self.size - 1, self.channels)
-        return not watched(self) and checks.fits(before, past, x)
+    def steps_from(self, before: Any, batch: int, like: Tensor) -> bool:
+        """Whether `step` can continue from these inputs, `like` a state."""
+        past = (batch, self.size - 1, self.channels)
+        return not watched(self) and checks.fits(before, past, like)
 
     def step(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one token `[batch, channels]`, without checks."""
-        x = torch.cat([before, x.unsqueeze(1)], 1)
-        return F.silu((x * self.weight.mT).sum(1)), x[:, 1:]
+        seen = torch.cat([before, x.unsqueeze(1).to(before.dtype)], 1)
+        y = (seen * self.weight.mT).sum(1)
+        return F.silu(y).to(x.dtype), seen[:, 1:]
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.size}"

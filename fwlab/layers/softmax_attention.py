@@ -76,10 +76,7 @@ class SoftmaxAttention(Causal):
     ):
         super().__init__()
         layer = "SoftmaxAttention"
-        if head_width is None:
-            head_width = sizes.head_width(layer, d_model, heads)
-        asked = {"d_model": d_model, "heads": heads, "head_width": head_width}
-        arguments.integers(layer, 1, **asked)
+        head_width = sizes.head_width(layer, d_model, heads, head_width)
         self.d_model, self.heads, self.head_width = d_model, heads, head_width
         self.kv_heads = shared_heads(layer, heads, kv_heads)
         self.kv_width = self.kv_heads * head_width

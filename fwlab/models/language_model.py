@@ -73,12 +73,14 @@ class Mixer(NamedTuple):
 
 
 def _fast_weights(rule: str) -> Mixer:
-    return Mixer(
-        lambda s: FastWeightAttention(
-            s.d_model, rule=rule, **{"heads": s.heads, **s.fast_weights}
-        ),
-        takes="fast_weights",
-    )
+    def make(s: Size) -> nn.Module:
+        options = {"heads": s.heads, **s.fast_weights}
+        like = options.pop("like", None)
+        if like is None:
+            return FastWeightAttention(s.d_model, rule=rule, **options)
+        return FastWeightAttention.like(like, s.d_model, rule=rule, **options)
+
+    return Mixer(make, takes="fast_weights")
 
 
 def _softmax(s: Size) -> nn.Module:
@@ -162,7 +164,9 @@ class LanguageModel(nn.Module):
       and transformer-xl have it: AFT and fast weights compute no
       attention weights, and feedback does not drop them.
     - `fast_weights`: options of `FastWeightAttention` for the mixers that are
-      rules of fast weights, such as `{"conv_size": 4, "out_norm": True}`.
+      rules of fast weights, such as `{"conv_size": 4, "out_norm": True}`. "like"
+      among them is the name of a published layer, which `FastWeightAttention.like` knows
+      and whose options the others change; the rule is the mixer's.
     - `softmax`: options of `SoftmaxAttention` for softmax. With "rope" among them
       it needs no table of positions; `{"rope": 0}` leaves it without any, and
       the layers with a decay in a hybrid stack know the order.
@@ -421,10 +425,10 @@ class LanguageModel(nn.Module):
                 tokens.split(1), counts, state.rows, strict=False
             )
         ]
-        logits, states = zip(*rows, strict=True)
+        logits = [y for y, _ in rows]
         if not last:
             logits = [F.pad(y, (0, 0, 0, time - y.shape[1])) for y in logits]
-        return torch.cat(logits), RowStates(list(states))
+        return torch.cat(logits), RowStates([part for _, part in rows])
 
     def _parts(self, state: Any, batch: int) -> tuple[Any, list]:
         """The number of tokens so far, and the state of each block."""
@@ -450,9 +454,8 @@ class LanguageModel(nn.Module):
         """
         if isinstance(state, RowStates):
             _check_batch(state.rows, len(tokens))
-            rows = map(self.step, tokens.split(1), state.rows)
-            logits, states = zip(*rows, strict=True)
-            return torch.cat(logits), RowStates(list(states))
+            rows = list(map(self.step, tokens.split(1), state.rows))
+            return torch.cat([y for y, _ in rows]), RowStates([s for _, s in rows])
         column, _, _ = _real_first(tokens[:, None], None, self.vocab_size)
         past, parts = self._parts(state, len(tokens))
         after: list = [_more(past, 1)]
@@ -642,7 +645,9 @@ def _options(stack: list[Mixer], **given: Any) -> dict[str, Mapping[str, Any]]:
                 f"LanguageModel: expected {argument} to be a dict of options of "
                 f"{layer.__name__}, got {options!r}"
             )
-        known = [*inspect.signature(layer).parameters.keys() - {"d_model", "rule"}]
+        known = inspect.signature(layer).parameters.keys() - {"d_model", "rule"}
+        if hasattr(layer, "like"):
+            known |= {"like"}
         for name in options:
             if name not in known:
                 raise ValueError(

@@ -70,6 +70,7 @@ class Checkpoint(NamedTuple):
 
 #: The options of `FastWeightAttention`, by the names of `Config`.
 OPTIONS = {
+    "like": "like",
     "conv": "conv_size",
     "out_norm": "out_norm",
     "out_gate": "out_gate",

@@ -134,6 +134,9 @@ class Config:
     training."""
     attention_dropout: float = 0.0
     """The same of attention weights, for mixers that have any."""
+    like: str | None = None
+    """Options of a published layer for fast weights: delta-net, gated-delta-net,
+    qwen3.5, olmo-hybrid or kimi; the next ones change it."""
     conv: int = 0
     """Tokens of the short convolutions before fast weights; 0: none."""
     out_norm: bool = False
