@@ -27,11 +27,11 @@ from fwlab.exercises.solutions import modern_layer
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 
 ROUNDS = 3
-#: A row is measured again, up to so many times in all, while ...
+#: A row is measured again, up to this many times in all, while ...
 ATTEMPTS = 3
 #: ... its quartiles are further apart than this part of the median, or ...
 WIDE = 0.2
-#: ... other programs use more than so many cores.
+#: ... other programs use more than this many cores.
 OTHERS = 0.3
 #: Of each side: on the clock, and of the processor for the main thread.
 TIMES = ("milliseconds", "main_thread")
@@ -518,7 +518,7 @@ COMPARISONS = (
     qwen_layer(1, 512, 4, 64, Goal(1, 1.5)),
     qwen("prefill", 2048, 4, 64, Goal(1, 1.5)),
     qwen("decoding", 64, 4, 64, Goal(1, 1.2)),
-    qwen("training", 512, 4, 64, Goal(1, 1.2)),
+    qwen("training", 2048, 4, 64, Goal(1, 1.2)),
     aft_dense(32, 128, 32, Goal(0.95, 1.2)),
     aft_dense(64, 128, 32, Goal(1, 1.2)),
     aft_dense(128, 128, 32, Goal(1, 1.2)),
