@@ -16,7 +16,8 @@ from fwlab.files import read_json
 from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
-TRAINING, BENCH, PEERS = "nanogpt-cpu", "bench-cpu", "peers-cpu"
+TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
+BENCH, PEERS = "bench-cpu", "peers-cpu"
 LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
 GENERATION = "generation-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
@@ -76,6 +77,25 @@ def _comparison() -> dict | None:
     rows.sort(key=lambda row: row["loss"])
     run = bench if speed else None
     return {"rows": rows, "file": BENCH, "run": run} if rows else None
+
+
+def _hybrids() -> dict | None:
+    """Layers as published and hybrid stacks, best first; a row has all its seeds."""
+    names = sorted(path.stem for path in RESULTS.glob(f"{HYBRIDS}-*.json"))
+    runs = [{**_read(name), "file": name} for name in names]
+    rows = []
+    for name, group in groupby(sorted(runs, key=_options), _options):
+        same = list(group)
+        seeds = [run["validation_loss"] for run in same]
+        mean = sum(seeds) / len(seeds)
+        rows.append({"name": name, "loss": mean, "seeds": seeds, "run": same[0]})
+    rows.sort(key=lambda row: row["loss"])
+    return {"rows": rows} if rows else None
+
+
+def _options(run: dict) -> str:
+    """What its command says of the model, without the sizes that all share."""
+    return re.sub(r"^fwlab train --mixer | --(corpus|seed|out) \S+", "", run["command"])
 
 
 SPEED = ("tokens_per_second", "peak_mib", "operators", "state_size")
@@ -213,6 +233,7 @@ def _gpu() -> dict:
 #: The values of each table.
 TABLES = {
     "comparison": _comparison,
+    "hybrids": _hybrids,
     "training": _training,
     "operations": _operations,
     "peers": _peers,

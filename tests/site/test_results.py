@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import defaultdict
+from html import unescape
 from itertools import pairwise
 from statistics import mean, median
 
@@ -92,6 +93,10 @@ def test_names_are_unique_and_the_ink_is_that_of_the_text(html):
     # What is referred to is there.
     targets = re.findall(r'(?:href="|url\()#([^")]+)', together)
     assert targets and set(targets) <= set(ids)
+
+
+def runs_of(mixer: str) -> list[dict]:
+    return [run for run in runs() if run["config"]["mixer"] == mixer]
 
 
 def final() -> dict[str, list[float]]:
@@ -269,6 +274,32 @@ def test_without_scripts_a_wide_table_scrolls(look):
           .map((t) => [getComputedStyle(t).overflowX, t.clientWidth <= innerWidth])"""
     )
     assert boxes and {tuple(box) for box in boxes} == {("auto", True)}
+
+
+def test_hybrids_are_those_of_their_files(html):
+    """A row for each stack, with all its seeds; best first, and equally large."""
+    section = html[html.index('<h2 id="hybrids"') :]
+    section = section[: section.index("<h2", 4)]
+    row = r"<tr><td><code>([^<]*)</code></td>\s*<td><strong>([\d.]+)</strong></td>\s*"
+    rows = re.findall(row + r"<td>([^<]*)</td>\s*<td>([\d,]+)</td>", section)
+    losses, softmax = defaultdict(list), runs_of("softmax")[0]["parameters"]
+    for path in sorted(RESULTS.glob("hybrid-cpu-*.json")):
+        run = json.loads(path.read_text("utf-8"))
+        config = run["config"]
+        assert config["steps"] == 2000 and config["d_model"] == 128
+        assert abs(run["parameters"] / softmax - 1) < 0.02
+        losses[config["mixer"], config.get("like")].append(run["validation_loss"])
+    found = {}
+    for name, loss, seeds, _ in rows:
+        name = unescape(name)
+        mixer, like = re.match(r"'?([\w*,-]+)'?(?:.* --like (\w+))?", name).groups()
+        found[mixer, like] = [float(seed) for seed in seeds.split(", ")]
+        assert float(loss) == pytest.approx(mean(losses[mixer, like]), abs=5.1e-4)
+    assert found == {
+        key: [round(loss, 3) for loss in seeds] for key, seeds in losses.items()
+    }
+    means = [float(loss) for _, loss, *_ in rows]
+    assert means == sorted(means)
 
 
 def test_findings_are_those_of_the_files():

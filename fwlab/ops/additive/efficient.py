@@ -501,7 +501,7 @@ def whole(
 ) -> Tensor | None:
     """The answers to `q` without a state; None if it is too long."""
     channels = decay is not None and decay.shape[-1] > 1
-    if q.shape[1] > chunks.WHOLE or channels or operators.traced(q):
+    if operators.traced(q) or channels or q.shape[1] > chunks.WHOLE:
         return None
     return Whole.apply(q, k, v, decay, strength, ask, mean, Kind)
 
