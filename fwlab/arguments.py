@@ -4,6 +4,7 @@
 sentence that names both, and says what was expected and what came.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,6 +43,16 @@ def dropout(owner: str, value: Any, argument: str = "dropout") -> None:
         raise TypeError(f"{text}, got {value!r}")
     if not 0 <= value < 1:
         raise ValueError(f"{text}, got {value!r}")
+
+
+def epsilon(owner: str, /, **values: Any) -> None:
+    """Check what is added to a mean square: finite numbers, 0 or more."""
+    for name, value in values.items():
+        text = f"{owner}: expected {name} to be a number, 0 or more"
+        if not number(value):
+            raise TypeError(f"{text}, got {value!r}")
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{text}, got {value!r}")
 
 
 def choice(owner: str, options: Iterable[str | None], /, **values: Any) -> None:

@@ -9,13 +9,14 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fwlab
 from fwlab.layers import FastWeightAttention
 
 PACKAGE = Path(fwlab.__file__).parents[1]
-#: What counts as a product: `@`, `einsum` and the layers' `linear` are others.
-PRODUCTS = ("bmm", "baddbmm")
+#: Products of many matrices, `@` included. Those of the layer itself are `mm`.
+PRODUCTS = ("bmm", "baddbmm", "baddbmm_")
 
 
 class Called(NamedTuple):
@@ -25,35 +26,36 @@ class Called(NamedTuple):
     file: str
 
 
-def frames(rule: str = "delta") -> list[Called]:
-    """What runs, from outside to inside, when the recurrence first multiplies.
+class _First(TorchDispatchMode):
+    """Looks up what is running when matrices are first multiplied."""
 
-    Counted by a profiler, from `FastWeightAttention.forward` on. The functions
-    that PyTorch calls in between are not counted, and a function that calls
-    itself counts each time.
-    """
-    layer = FastWeightAttention(16, heads=2, rule=rule)
-    x = torch.randn(1, 150, 16)
-    called: list[Called] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[Called] = []
 
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event != "c_call" or argument.__name__ not in PRODUCTS or called:
-            return
-        at: FrameType | None = frame
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None) -> Any:
+        at: FrameType | None = None
+        if operator.overloadpacket.__name__ in PRODUCTS and not self.called:
+            at = sys._getframe()
         while at is not None:
             path = Path(at.f_code.co_filename)
             if path.is_relative_to(PACKAGE / "fwlab"):
                 file = path.relative_to(PACKAGE).as_posix()
-                called.insert(0, Called(at.f_code.co_qualname, file))
+                self.called.insert(0, Called(at.f_code.co_qualname, file))
             at = at.f_back
+        return operator(*args, **(kwargs or {}))
 
-    layer(x)  # what is imported, checked or counted once
-    sys.setprofile(profile)
-    try:
-        layer(x)
-    finally:
-        sys.setprofile(None)
-    return called
+
+def frames(rule: str = "delta", time: int = 150) -> list[Called]:
+    """What runs, from outside to inside, when the recurrence first multiplies.
+
+    From `FastWeightAttention.forward` on. The functions that PyTorch calls in
+    between are not counted, and a function that calls itself counts each time.
+    """
+    layer = FastWeightAttention(16, heads=2, rule=rule)
+    with _First() as first:
+        layer(torch.randn(1, time, 16))
+    return first.called
 
 
 if __name__ == "__main__":

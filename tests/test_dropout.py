@@ -358,8 +358,8 @@ def test_empty():
 def test_kernels_refuse():
     refuses = FEEDBACK.implementations["triton"].refuses
     sizes = {"d": 6, "key": 3, "features": 4}
-    assert refuses((9, 0), **sizes, dropout=True) == "the kernels have no dropout"
-    assert refuses((9, 0), **sizes, dropout=False) is None
+    assert refuses(**sizes, dropout=True) == "the kernels have no dropout"
+    assert refuses(**sizes, dropout=False) is None
 
 
 def test_from_transformer():

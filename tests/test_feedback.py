@@ -350,6 +350,8 @@ def test_from_something_else():
 
     refused([torch.nn.Linear(3, 3)], "block 0 to have a mixer")
     refused(3, "got int")
+    gated = Block(SoftmaxAttention(8, 2), 8, mlp="swiglu")
+    refused([gated], "block 0 without gate.weight, which has no counterpart")
     refused([], "at least one block")
     model = Model()
     model.blocks[1].mixer.to_v = torch.nn.Linear(6, 6)

@@ -141,12 +141,12 @@ MADE = {
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_constructor_names_an_argument_of_the_wrong_type(name):
-    """Of every argument: a list, and text, in place of a number, flag or name."""
+    """Of every argument: a set, and text, in place of a number, flag or name."""
     rooms = (layers, models, feature_maps)
     kind = next(getattr(room, name) for room in rooms if hasattr(room, name))
     assert kind(**MADE[name])
     for argument, parameter in inspect.signature(kind).parameters.items():
-        wrong = [["delta"]] + ["yes"] * ("str" not in str(parameter.annotation))
+        wrong: list = [{"delta"}] + ["yes"] * ("str" not in str(parameter.annotation))
         for value in wrong:
             message = (
                 rf"^\w+: expected {argument} to be .*got {re.escape(repr(value))}$"

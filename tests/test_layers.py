@@ -54,6 +54,15 @@ OPTIONS = {
     "gate": {"out_gate": True},
 }
 ALL = {"kv_heads": 2, "expand_v": 2, "conv_size": 4, "out_norm": True, "out_gate": True}
+#: Options of today's models that do not go with those.
+VALUES = {"head_width": 5, "value_heads": 8, "conv_size": 3}
+GATED = {
+    "out_norm": True,
+    "norm_eps": 0.1,
+    "out_gate": "sigmoid",
+    "low_rank_gate": True,
+}
+LIKE = {**VALUES, **GATED, "key_norm": "l2", "key_eps": 0.1, "scale": "softmax"}
 OPTIONAL = {
     "delta-grouped": lambda: FastWeightAttention(12, 4, DPFP(nu=1), kv_heads=2),
     **{
@@ -67,7 +76,21 @@ OPTIONAL = {
     "favor-all": lambda: FastWeightAttention(
         12, 4, FAVOR(3, 6, seed=0), rule="sum", **ALL
     ),
+    **{
+        f"{rule}-values": partial(FastWeightAttention, 12, 4, rule=rule, **LIKE)
+        for rule in ("delta", "kimi_delta", "gated_delta_2", "delta_product")
+    },
+    "dpfp-values": lambda: FastWeightAttention(
+        12, 5, DPFP(nu=1), head_width=3, value_heads=10, scale=-2
+    ),
+    "favor-values": lambda: FastWeightAttention(
+        12, 4, FAVOR(5, 6, seed=0), rule="sum", **VALUES
+    ),
     "softmax-grouped": lambda: SoftmaxAttention(12, 4, kv_heads=2),
+    "softmax-all": lambda: SoftmaxAttention(
+        12, 4, 2, head_width=6, rope=2 / 3, qk_norm="head", out_gate=True
+    ),
+    "softmax-all-heads": lambda: SoftmaxAttention(12, 3, rope=1, qk_norm="all"),
 }
 LAYERS = {
     **OPTIONAL,
@@ -163,6 +186,20 @@ def test_step_without_gradients(make):
         few = copy_of(states[0], lambda part: part[:1])
         with pytest.raises(ValueError, match=r"expected .*state"):
             layer.step(x[:, 0], few)
+
+
+@pytest.mark.parametrize("name", ["sum", "gated_delta", "kimi_delta-values"])
+@torch.no_grad()
+def test_a_token_in_half_precision(name, monkeypatch):
+    """It need not go through `prefill`, either; its state has full precision."""
+    layer, x = setup(LAYERS[name], torch.bfloat16)
+    _, state = layer.prefill(x)
+    wanted = layer.prefill(x[:, :1], state)
+    monkeypatch.setattr(layer, "prefill", None)
+    y, state = layer.step(x[:, 0], state)
+    assert y.dtype == torch.bfloat16
+    for found, right in zip(parts((y[:, None], state)), parts(wanted), strict=True):
+        assert found.dtype == right.dtype and error(found, right) < 1e-2
 
 
 @torch.no_grad()
@@ -493,6 +530,17 @@ def test_one_key_is_overwritten():
         (lambda: FastWeightAttention(12, 4, kv_heads=8), "heads=4 and kv_heads=8"),
         (lambda: FastWeightAttention(12, 4, kv_heads=0), "heads=4 and kv_heads=0"),
         (lambda: FastWeightAttention(12, 4, kv_heads=2.0), "kv_heads to be an integer or None, got 2.0"),
+        (lambda: FastWeightAttention(12, 4, value_heads=6), "value_heads to be a multiple of heads, got value_heads=6 and heads=4"),
+        (lambda: FastWeightAttention(12, 4, value_heads=0), "value_heads to be at least 1, got 0"),
+        (lambda: FastWeightAttention(12, 4, kv_heads=2, value_heads=4), "kv_heads or value_heads, not both, got kv_heads=2 and value_heads=4"),
+        (lambda: FastWeightAttention(12, 4, head_width=0), "head_width to be at least 1, got 0"),
+        (lambda: FastWeightAttention(12, 4, key_eps=1e-6), 'key_eps=0 without key_norm="l2", got 1e-06'),
+        (lambda: FastWeightAttention(12, 4, key_norm="l2", key_eps=-1), "key_eps to be a number, 0 or more, got -1"),
+        (lambda: FastWeightAttention(12, 4, out_norm=True, norm_eps="1"), "norm_eps to be a number, 0 or more, got '1'"),
+        (lambda: FastWeightAttention(12, 4, scale="sqrt"), "scale to be .*'softmax', got 'sqrt'"),
+        (lambda: FastWeightAttention(12, 4, rule="sum", scale=2), "scale=None with normalize=True, where it cancels, got 2"),
+        (lambda: FastWeightAttention(12, 4, low_rank_gate=True), "low_rank_gate=False for out_gate=False, got True"),
+        (lambda: FastWeightAttention(12, 4, out_gate="relu"), "out_gate to be .*'silu', 'sigmoid', got 'relu'"),
         (lambda: FastWeightAttention(12, 4, expand_v=1.5), "width of a head, 3, to be a positive integer, got expand_v=1.5"),
         (lambda: FastWeightAttention(12, 4, expand_v=0), "positive integer, got expand_v=0"),
         (lambda: FastWeightAttention(12, 4, expand_v=float("nan")), "got expand_v=nan"),

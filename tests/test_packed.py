@@ -305,8 +305,9 @@ def test_errors(call, error_type, message):
 LAYERS = {
     "delta": lambda: FastWeightAttention(12, 3),
     "delta-conv": lambda: FastWeightAttention(12, 3, conv_size=4, kv_heads=1),
+    "kimi": lambda: FastWeightAttention.like("kimi", 12, 3, value_heads=6),
     "favor": lambda: FastWeightAttention(
-        12, 3, feature_maps.FAVOR(4, 8, seed=0), "sum", conv_size=2
+        12, 3, feature_maps.FAVOR(4, 8, seed=0), "sum", conv_size=2, value_heads=6
     ),
     "fwp": lambda: FastWeightProgrammer(12, 3),
     "aft-simple": lambda: AFTSimple(12),

@@ -39,7 +39,7 @@ from fwlab.training import (
     save,
     validation,
 )
-from fwlab.training.checkpoint import new_model
+from fwlab.training.checkpoint import FIRST, new_model
 from fwlab.training.lock import locked
 from fwlab.training.plan import plan
 from fwlab.training.presets import PRESETS
@@ -499,10 +499,9 @@ def test_checkpoint_round_trip(trained):
 
 
 def test_checkpoints_of_the_first_version_load(trained):
-    """They had no d_ff, and no checksum."""
+    """They had no d_ff, no options of layers, and no checksum."""
     _, path = trained
-    old = dataclasses.asdict(SMALL)
-    del old["d_ff"]
+    old = {name: getattr(SMALL, name) for name in FIRST}
     rewrite(path, config=json.dumps(old), sha256="")
     assert load(path).config == SMALL
 
@@ -724,6 +723,32 @@ def test_every_mixer_trains_and_generates(fwlab, tmp_path, mixer):
     assert [p.shape[0] for p in wide] == [24]
     code, out, _ = fwlab("generate", str(path), "--length", "20", "--seed", "1")
     assert code == 0 and len(out) > 20
+
+
+def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
+    """Its checkpoint remembers the stack and the options of its layers."""
+    options = ["--like", "kimi", "--conv", "3", "--out-norm", "--out-gate"]
+    options += ["--beta-max", "2", "--rope", "0.5", "--norm", "rms", "--mlp", "swiglu"]
+    train = [*TRAIN, "--mixer", "delta*2,softmax", "--layers", "3", *options]
+    assert fwlab(*train)[0] == 0
+    path = str(tmp_path / "runs" / "delta-2-softmax")
+    model = load(path).model
+    assert [type(b.mixer).__name__[:4] for b in model.blocks] == ["Fast"] * 2 + ["Soft"]
+    for block in model.blocks[:2]:
+        fast = block.mixer
+        assert (fast.rule, fast.conv.size, fast.beta_max) == ("delta", 3, 2)
+        assert fast.out_norm is not None and fast.out_gate == "silu"  # not Kimi's
+        assert isinstance(fast.to_gate, torch.nn.Sequential)  # Kimi's
+    assert model.blocks[2].mixer.rope == 0.5 and model.positions is None
+    assert isinstance(model.norm, torch.nn.RMSNorm)
+    assert model.blocks[0].gate is not None
+    code, out, _ = fwlab("generate", path, "--length", "40", "--seed", "1")
+    assert code == 0 and len(out) > 40  # beyond a window: there is no table
+    assert result_of(path)["state_size"] == model.state_size(16)
+    said = refused(*RUN, "--mixer", "softmax", "--conv", "4")
+    assert "no fast_weights" in said and "conv_size" in said
+    assert "divides layers=1, got 2" in refused(*RUN, "--mixer", "delta,softmax")
+    assert "conv" in refused(*RUN, "--conv", "-1")
 
 
 def test_peak_memory():

@@ -16,8 +16,10 @@ from fwlab.files import read_json
 from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
-TRAINING, BENCH, PEERS = "nanogpt-cpu", "bench-cpu", "peers-cpu"
+TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
+BENCH, PEERS = "bench-cpu", "peers-cpu"
 LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
+GENERATION = "generation-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
@@ -75,6 +77,25 @@ def _comparison() -> dict | None:
     rows.sort(key=lambda row: row["loss"])
     run = bench if speed else None
     return {"rows": rows, "file": BENCH, "run": run} if rows else None
+
+
+def _hybrids() -> dict | None:
+    """Layers as published and hybrid stacks, best first; a row has all its seeds."""
+    names = sorted(path.stem for path in RESULTS.glob(f"{HYBRIDS}-*.json"))
+    runs = [{**_read(name), "file": name} for name in names]
+    rows = []
+    for name, group in groupby(sorted(runs, key=_options), _options):
+        same = list(group)
+        seeds = [run["validation_loss"] for run in same]
+        mean = sum(seeds) / len(seeds)
+        rows.append({"name": name, "loss": mean, "seeds": seeds, "run": same[0]})
+    rows.sort(key=lambda row: row["loss"])
+    return {"rows": rows} if rows else None
+
+
+def _options(run: dict) -> str:
+    """What its command says of the model, without the sizes that all share."""
+    return re.sub(r"^fwlab train --mixer | --(corpus|seed|out) \S+", "", run["command"])
 
 
 SPEED = ("tokens_per_second", "peak_mib", "operators", "state_size")
@@ -160,6 +181,27 @@ def _decoding() -> dict | None:
     return {"rows": rows, "positions": positions, "file": BENCH, "run": run}
 
 
+def _generation() -> dict | None:
+    """Tokens per second at some contexts, and where they cross nanoGPT's."""
+    run = _read(GENERATION)
+    if not run:
+        return None
+    measured = plots.by_context
+    times = measured.by_model(run["generation"])
+    faster = measured.crossings(run["generation"])
+    contexts = [*times[measured.NANOGPT]]
+    shown = [at for at in contexts if at in (64, 512, 2048, 8192)]
+    rows = {
+        name: {
+            "speeds": [1e6 / line[at] for at in shown],
+            "faster": measured.said(faster[name], contexts) if name in faster else "–",
+        }
+        for name, line in times.items()
+    }
+    titles = [f"at {at:,}" for at in shown]
+    return {"rows": rows, "titles": titles, "file": GENERATION, "run": run}
+
+
 def _busy() -> dict | None:
     run = _read(BUSY)
     return {"rows": run["busy"], "file": BUSY, "run": run} if run else None
@@ -191,12 +233,14 @@ def _gpu() -> dict:
 #: The values of each table.
 TABLES = {
     "comparison": _comparison,
+    "hybrids": _hybrids,
     "training": _training,
     "operations": _operations,
     "peers": _peers,
     "steps": _steps,
     "lengths": _lengths,
     "decoding": _decoding,
+    "generation": _generation,
     "busy": _busy,
     "gpu": _gpu,
 }
@@ -210,6 +254,7 @@ PLOTS = {
     "lengths": lambda: plots.lengths(_read(LENGTHS)),
     "batches": lambda: plots.batches(_read(LENGTHS)),
     "decoding": lambda: plots.decoding(_read(BENCH)),
+    "generation": lambda: plots.generation(_read(GENERATION)),
 }
 
 

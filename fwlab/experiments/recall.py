@@ -200,7 +200,7 @@ class Recaller(LanguageModel):
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         before = F.pad(self.before(tokens[:, :-1]), (0, 0, 1, 0))
-        x = self._embed(tokens, 0) + before
+        x = self._embed(tokens, 0, tokens.shape[1]) + before
         for block in self.blocks:
             x = block(x)
         return self._logits(x)

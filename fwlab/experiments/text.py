@@ -167,9 +167,9 @@ def finite(loss: float) -> float | None:
     return round(loss, 4) if math.isfinite(loss) else None
 
 
-def median_loss(points: list[Point], y: str = "loss") -> float | None:
+def median_loss(points: list[Point]) -> float | None:
     """The median over seeds, without a loss = infinite; None = no points."""
-    losses = [inf if p[y] is None else p[y] for p in points]
+    losses = [inf if p["loss"] is None else p["loss"] for p in points]
     return median(losses) if losses else None
 
 

@@ -122,7 +122,7 @@ class AFTSimple(_AFT):
         torch.Size([1, 5, 8])
     """
 
-    packs = True
+    packs = skips = True
 
     def __init__(self, d_model: int, causal: bool = True):
         super().__init__(d_model, causal)

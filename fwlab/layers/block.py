@@ -9,19 +9,30 @@ from fwlab import arguments
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import check_input, run
 
+#: The norms and the MLPs of a block, by name.
+NORMS, MLPS = ("layer", "rms"), ("gelu", "swiglu")
+
 
 class Block(Causal):
-    """Mix over time, then over channels, each after its own norm.
+    r"""Mix over time, then over channels, each after its own norm.
 
     - `mixer`: a layer with `forward`, `prefill`, `step` and `state_size`
       that keeps the shape `[batch, time, d_model]`.
     - `d_model`: width of the input.
-    - `d_ff`: width inside the MLP; None = `4 * d_model`.
+    - `d_ff`: width inside the MLP; None = `4 * d_model`, and two thirds of that
+      for "swiglu", which then has as many weights.
     - `dropout`: probability of dropout in training, from 0 to below 1: of
       what the mixer and the MLP add to their input, and inside the MLP
       after the activation. Dropout of attention weights is the mixer's:
       see `SoftmaxAttention`. Fast weights and AFT compute none.
-    - Raises `ValueError` for a size below 1 or a probability out of range,
+    - `norm`: "layer", or "rms", which does not subtract the mean (Zhang and
+      Sennrich 2019): one reduction less, and as good.
+    - `mlp`: "gelu", or "swiglu" (Shazeer 2020): $W_2 (\mathrm{SiLU}(W_g x) \odot W_1
+      x)$, where $W_g$ is `gate`.
+    - `norm_eps`: is added to the variance or mean square in the norms, 0 or more.
+    - `post_norm`: normalise what the mixer and the MLP return before it is added,
+      in place of their input (Olmo 2).
+    - Raises `ValueError` for a size below 1 or a value out of range,
       and `TypeError` for an argument of the wrong type.
 
     No norm and no linear layer has a bias. A block has the methods of its mixer, and
@@ -32,26 +43,38 @@ class Block(Causal):
         torch.Size([1, 5, 8])
     """
 
-    # Two norms: each part of a pre-norm block has one before it.
+    # Two norms: each part of a block has one.
     def __init__(
         self,
         mixer: nn.Module,
         d_model: int,
         d_ff: int | None = None,
         dropout: float = 0.0,
+        *,
+        norm: str = "layer",
+        mlp: str = "gelu",
+        norm_eps: float = 1e-5,
+        post_norm: bool = False,
     ):
         super().__init__()
         if not isinstance(mixer, nn.Module):
             raise TypeError(f"Block: expected mixer to be a layer, got {mixer!r}")
         arguments.integers("Block", 1, d_model=d_model)
-        d_ff = 4 * d_model if d_ff is None else d_ff
+        arguments.choice("Block", NORMS, norm=norm)
+        arguments.choice("Block", MLPS, mlp=mlp)
+        arguments.epsilon("Block", norm_eps=norm_eps)
+        arguments.flags("Block", post_norm=post_norm)
+        if d_ff is None:
+            d_ff = usual_d_ff(d_model, mlp)
         arguments.integers("Block", 1, d_ff=d_ff)
         arguments.dropout("Block", dropout)
-        self.norm_mixer = nn.LayerNorm(d_model, bias=False)
+        self.post_norm = post_norm
+        self.norm_mixer = new_norm(norm, d_model, norm_eps)
         self.mixer: Any = mixer
-        self.norm_mlp = nn.LayerNorm(d_model, bias=False)
+        self.norm_mlp = new_norm(norm, d_model, norm_eps)
         self.expand = nn.Linear(d_model, d_ff, bias=False)
         self.contract = nn.Linear(d_ff, d_model, bias=False)
+        self.gate = nn.Linear(d_model, d_ff, bias=False) if mlp == "swiglu" else None
         self.dropout = nn.Dropout(dropout)
 
     @property
@@ -76,6 +99,11 @@ class Block(Causal):
         """Whether the mixer takes `cu_seqlens`."""
         return getattr(self.mixer, "packs", False)
 
+    @property
+    def skips(self) -> bool:  # type: ignore[override]
+        """Whether the mixer skips masked tokens."""
+        return getattr(self.mixer, "skips", False)
+
     def forward(
         self,
         x: Tensor,
@@ -85,8 +113,9 @@ class Block(Causal):
     ) -> Tensor:
         x = self._checked(x, key_mask, cu_seqlens)
         packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
-        y = self.mixer(self.norm_mixer(x), key_mask, implementation, **packed)
-        return self._mlp(x + self.dropout(y))
+        h = self._before("norm_mixer", x)
+        y = self.mixer(h, key_mask, implementation, **packed)
+        return self._mlp(x + self._after("norm_mixer", y))
 
     def prefill(
         self,
@@ -98,25 +127,48 @@ class Block(Causal):
     ) -> tuple[Tensor, Any]:
         x = self._checked(x, key_mask, cu_seqlens)
         packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
-        y, state = self.mixer.prefill(
-            self.norm_mixer(x), state, key_mask, implementation, **packed
-        )
-        return self._mlp(x + self.dropout(y)), state
+        h = self._before("norm_mixer", x)
+        y, state = self.mixer.prefill(h, state, key_mask, implementation, **packed)
+        return self._mlp(x + self._after("norm_mixer", y)), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         parts: Any = self._modules  # attributes of a module are looked up slowly
         check_input("Block", "x", x, "batch d_model", parts["expand"].weight)
-        y, state = parts["mixer"].step(run(parts["norm_mixer"], x), state)
-        x = x + self._dropped(y)
-        h = self._dropped(F.gelu(run(parts["expand"], run(parts["norm_mlp"], x))))
-        return x + self._dropped(run(parts["contract"], h)), state
+        y, state = parts["mixer"].step(self._before("norm_mixer", x), state)
+        return self._mlp(x + self._after("norm_mixer", y)), state
 
-    # The second half of the block, one token at a time.
+    # The second half of the block.
     def _mlp(self, x: Tensor) -> Tensor:
-        h = self._dropped(F.gelu(self.expand(self.norm_mlp(x))))
-        return x + self._dropped(self.contract(h))
+        parts: Any = self._modules
+        h = self._before("norm_mlp", x)
+        wide = run(parts["expand"], h)
+        if (gate := parts.get("gate")) is None:
+            wide = F.gelu(wide)
+        else:
+            wide = F.silu(run(gate, h)) * wide
+        y = run(parts["contract"], self._dropped(wide))
+        return x + self._after("norm_mlp", y)
+
+    # A part of the block has its norm before it or after it.
+    def _before(self, norm: str, x: Tensor) -> Tensor:
+        return x if self.post_norm else run(self._modules[norm], x)
+
+    def _after(self, norm: str, y: Tensor) -> Tensor:
+        return self._dropped(run(self._modules[norm], y) if self.post_norm else y)
 
     # A module that does nothing takes longer than to add two tokens.
     def _dropped(self, x: Tensor) -> Tensor:
         drop: Any = self._modules["dropout"]
         return drop(x) if drop.p else x
+
+
+def new_norm(norm: str, d_model: int, eps: float) -> nn.Module:
+    """The norm of a name in `NORMS`, without a bias."""
+    if norm == "layer":
+        return nn.LayerNorm(d_model, eps, bias=False)
+    return nn.RMSNorm(d_model, eps)
+
+
+def usual_d_ff(d_model: int, mlp: str) -> int:
+    """The width inside an MLP that has `8 * d_model**2` weights."""
+    return 4 * d_model if mlp == "gelu" else round(8 * d_model / 3)

@@ -16,6 +16,9 @@ class Causal(nn.Module):
 
     #: Whether `forward` and `prefill` take `cu_seqlens`.
     packs = False
+    #: Whether later calls go on as if masked tokens of `prefill` had not been there:
+    #: no position, distance or window counts them.
+    skips = False
     #: The implementation for a single token.
     one_token = "naive"
     to_q: nn.Linear

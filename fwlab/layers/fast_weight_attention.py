@@ -6,25 +6,26 @@ how strongly, and how much of the rest to forget.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import arguments, ops
-from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap
+from fwlab.feature_maps import DPFP, KEY_NORMS, FeatureMap, Identity
 from fwlab.layers import gates
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import (
     check_input,
-    head_width,
     project,
     real_tokens,
     run,
     shared_heads,
     split_heads,
 )
+from fwlab.layers.heads import head_width as width_of_head
 from fwlab.layers.short_convolution import ShortConvolution
 from fwlab.ops.call import checks, packed
 from fwlab.ops.call.rule import Rule
@@ -38,6 +39,53 @@ RULES = {
     for record in ops.TABLE.values()
     if isinstance(record, Rule) and record.mixer
 }
+#: The functions of `out_gate`, by name.
+OUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+class Preset(NamedTuple):
+    """A published layer.
+
+    - `options`: what it sets besides its sizes.
+    - `source`: the paper, and the code that it agrees with.
+    """
+
+    options: Mapping[str, Any]
+    source: str
+
+
+def _preset(source: str, **options: Any) -> Preset:
+    """One whose keys have length 1, and no other features."""
+    shared = {"key_norm": "l2", "key_eps": 1e-6, "scale": "softmax"}
+    return Preset({**shared, "conv_size": 4, "out_norm": True, **options}, source)
+
+
+#: The layers of `FastWeightAttention.like`, by name.
+PRESETS = {
+    "delta-net": _preset(
+        "Yang et al. 2024, arXiv:2406.06484; DeltaNet of flash-linear-attention",
+        rule="delta",
+    ),
+    "gated-delta-net": _preset(
+        "Yang et al. 2024, arXiv:2412.06464; GatedDeltaNet of flash-linear-attention",
+        **{"rule": "gated_delta", "expand_v": 2, "out_gate": "silu"},
+    ),
+    "qwen3.5": _preset(
+        "Qwen3-Next and Qwen3.5: Qwen3_5GatedDeltaNet of transformers",
+        **{"rule": "gated_delta", "out_gate": "silu", "norm_eps": 1e-6},
+    ),
+    "olmo-hybrid": _preset(
+        "Olmo Hybrid, arXiv:2604.03444: OlmoHybridGatedDeltaNet of transformers",
+        **{"rule": "gated_delta", "expand_v": 2, "out_gate": "silu", "beta_max": 2},
+    ),
+    "kimi": _preset(
+        "Kimi Linear, arXiv:2510.26692: KimiLinearDeltaAttention of transformers",
+        **{"rule": "kimi_delta", "out_gate": "sigmoid", "low_rank_gate": True},
+    ),
+}
 
 
 class FastWeightAttention(Causal):
@@ -50,7 +98,7 @@ class FastWeightAttention(Causal):
 
     Arguments:
 
-    - `d_model`: width of the input; a multiple of `heads`.
+    - `d_model`: width of the input; a multiple of `heads`, or any with `head_width`.
     - `heads`: number of heads, each with its own memory.
     - `feature_map`: a `FeatureMap`; None takes the rule's default.
     - `rule`: the name of a rule in that table, such as "gated_delta".
@@ -63,22 +111,35 @@ class FastWeightAttention(Causal):
     Options of today's models, all off (see "Options of
     `FastWeightAttention`" on the page of the layers):
 
-    - `kv_heads`: number of memories; None = `heads`. With fewer, each is
-      read by the queries of `heads / kv_heads` consecutive heads. Keys,
+    - `head_width`: width of the queries and keys of a head; None = `d_model / heads`.
+    - `kv_heads`: number of heads of keys and values, at most `heads`; None = `heads`.
+      The queries of `heads / kv_heads` consecutive heads read one memory. Keys,
       values, gates and the state are that much smaller.
-    - `expand_v`: width of the values of a head, in units of `d_model / heads`.
+    - `value_heads`: number of heads of values, at least `heads`; None = `kv_heads`.
+      `value_heads / heads` consecutive ones share a query and a key; each has its
+      own gates and its own memory. Not together with `kv_heads`.
+    - `expand_v`: width of the values of a head, in units of the width of its keys.
+    - `key_eps`: divide keys and queries by $\sqrt{|k|^2 + \epsilon}$ with this
+      $\epsilon$, for `key_norm="l2"`. 0 divides by the length.
+    - `scale`: a factor of the queries, for a rule that does not normalize; "softmax" =
+      1 / sqrt(width of a head), as in softmax attention; None = 1.
     - `conv_size`: if not 0, queries, keys and values pass a
       `ShortConvolution` over this many tokens before the feature map.
     - `out_norm`: divide what each head reads by its root mean square,
       and multiply it by trained weights: `torch.nn.RMSNorm`.
+    - `norm_eps`: added to the mean square in `out_norm`.
     - `out_gate`: multiply what each head reads by $\mathrm{SiLU}(W_g x)$, after
-      the norm.
+      the norm: True or "silu". "sigmoid" = by $\sigma(W_g x)$.
+    - `low_rank_gate`: make $W_g$ as the product of two matrices, with the width of a
+      head between them.
     - `beta_max`: the maximum of $\beta$ (or of the erasing gate) in a rule that
       corrects, above 0 and at most 2. A step multiplies what a key $k$ holds by
       $1 - \beta |k|^2$: with keys of length 1, a $\beta$ above 1 flips its sign.
       (In "implicit_delta" none does: a larger one only goes closer to the value.)
     - `steps`: steps per token, for a rule that can take several; None = the
       rule's default, 2 for "delta_product" and 1 for all others.
+
+    `FastWeightAttention.like` sets them as a published model does.
 
     All three methods are causal, and any mixture of `prefill` and `step`
     gives what `forward` gives for the whole sequence. With features that
@@ -92,7 +153,7 @@ class FastWeightAttention(Causal):
         (torch.Size([1, 5, 8]), torch.Size([1, 2, 4, 8]))
     """
 
-    packs = True
+    packs = skips = True
     one_token = "efficient"
 
     def __init__(
@@ -104,21 +165,30 @@ class FastWeightAttention(Causal):
         key_norm: str | None = "auto",
         normalize: bool | None = None,
         *,
+        head_width: int | None = None,
         kv_heads: int | None = None,
+        value_heads: int | None = None,
         expand_v: float = 1,
+        key_eps: float = 0,
+        scale: float | str | None = None,
         conv_size: int = 0,
         out_norm: bool = False,
-        out_gate: bool = False,
+        norm_eps: float = 1e-5,
+        out_gate: bool | str = False,
+        low_rank_gate: bool = False,
         beta_max: float = 1,
         steps: int | None = None,
     ):
         super().__init__()
-        width = head_width("FastWeightAttention", d_model, heads)
-        self.kv_heads = memories = shared_heads("FastWeightAttention", heads, kv_heads)
-        value = _value_width(width, expand_v)
         layer = "FastWeightAttention"
+        self.head_width = width = width_of_head(layer, d_model, heads, head_width)
+        self.kv_heads = keys = shared_heads(layer, heads, kv_heads)
+        self.value_heads = memories = _value_heads(heads, kv_heads, value_heads)
+        value = _value_width(width, expand_v)
         arguments.integers(layer, 0, conv_size=conv_size)
-        arguments.flags(layer, out_norm=out_norm, out_gate=out_gate)
+        arguments.flags(layer, out_norm=out_norm, low_rank_gate=low_rank_gate)
+        arguments.epsilon(layer, key_eps=key_eps, norm_eps=norm_eps)
+        self.out_gate = _out_gate(out_gate, low_rank_gate)
         if not isinstance(normalize, bool | None):
             raise TypeError(
                 "FastWeightAttention: expected normalize to be True, False or None, "
@@ -133,14 +203,19 @@ class FastWeightAttention(Causal):
         if key_norm == "auto":
             key_norm = record.key_norm
         arguments.choice(layer, KEY_NORMS, key_norm=key_norm)
+        if key_eps and key_norm != "l2":
+            raise ValueError(
+                f'{layer}: expected key_eps=0 without key_norm="l2", got {key_eps}'
+            )
         self.d_model, self.heads = d_model, heads
-        self.rule, self.key_norm = rule, key_norm
+        self.rule, self.key_norm, self.key_eps = rule, key_norm, key_eps
         self.normalize = record.normalize if normalize is None else normalize
         if self.normalize and not record.normalizes:
             raise ValueError(
                 f"FastWeightAttention: expected normalize=False for rule {rule!r}, "
                 "which has no normaliser, got True"
             )
+        self.scale = _scale(scale, width, self.normalize)
         if feature_map is None:
             feature_map = record.feature_map()
         elif not isinstance(feature_map, FeatureMap):
@@ -149,25 +224,51 @@ class FastWeightAttention(Causal):
                 f"as DPFP(nu=1), got {feature_map!r}"
             )
         self.feature_map = feature_map
-        #: `[kv_heads, value, key]`, the shape of the fast weights of one sequence.
+        #: `[value_heads, value, key]`, the shape of the fast weights of one sequence.
         self.state_shape = (memories, value, self.feature_map.width(width))
 
-        self.to_q = nn.Linear(d_model, d_model, bias=False)
-        written = self.steps * memories
-        self.to_k = nn.Linear(d_model, written * width, bias=False)
-        self.to_v = nn.Linear(d_model, written * value, bias=False)
-        self.to_out = nn.Linear(heads * value, d_model, bias=False)
+        keys, values = self.steps * keys, self.steps * memories
+        #: Channels of queries, keys and values.
+        self.channels = [heads * width, keys * width, values * value]
+        self.to_q, self.to_k, self.to_v = (
+            nn.Linear(d_model, size, bias=False) for size in self.channels
+        )
+        read = max(heads, memories) * value
+        self.to_out = nn.Linear(read, d_model, bias=False)
         for gate in self._gates.values():
             gate.add(self)
         # Last, so that no other initial value depends on the options.
         self.conv: ShortConvolution | None = None
         if conv_size:
-            channels = d_model + written * (width + value)
-            self.conv = ShortConvolution(channels, conv_size)
-        self.out_norm = nn.RMSNorm(value, eps=1e-5) if out_norm else None
-        self.to_gate: nn.Linear | None = None
-        if out_gate:
-            self.to_gate = nn.Linear(d_model, heads * value, bias=False)
+            self.conv = ShortConvolution(sum(self.channels), conv_size)
+        self.out_norm = nn.RMSNorm(value, eps=norm_eps) if out_norm else None
+        self.to_gate: nn.Module | None = None
+        if self.out_gate and low_rank_gate:
+            self.to_gate = nn.Sequential(
+                nn.Linear(d_model, width, bias=False),
+                nn.Linear(width, read, bias=False),
+            )
+        elif self.out_gate:
+            self.to_gate = nn.Linear(d_model, read, bias=False)
+
+    @classmethod
+    def like(cls, name: str, /, d_model: int, heads: int, **options: Any) -> Self:
+        """A layer as in a published model.
+
+        - `name`: "delta-net", "gated-delta-net", "qwen3.5", "olmo-hybrid" or "kimi".
+        - `d_model`, `heads`, `options`: those of `FastWeightAttention`, which has a
+          table of what a name sets. Options win. Sizes such as `head_width` and
+          `value_heads` are yours to set.
+        - Returns the layer.
+        - Raises `ValueError` or `TypeError` for an unknown name, or what does not fit.
+
+            >>> layer = FastWeightAttention.like("kimi", d_model=8, heads=2, head_width=3)
+            >>> layer.rule, layer.state_shape
+            ('kimi_delta', (2, 3, 3))
+        """
+        arguments.choice("FastWeightAttention.like", PRESETS, name=name)
+        preset = {"feature_map": Identity(), **PRESETS[name].options}
+        return cls(d_model, heads, **{**preset, **options})
 
     def state_size(self, time: int = 0) -> int:
         """Number of scalars in the state of one sequence of any length.
@@ -192,7 +293,7 @@ class FastWeightAttention(Causal):
         """`nu` of the features if the operation makes them itself, else 0."""
         phi, known = self.feature_map, RULES[self.rule].with_dpfp is not None
         if type(phi) is DPFP and known and self.key_norm == "sum":
-            return 0 if self.normalize else phi.nu
+            return 0 if self.normalize or self.scale is not None else phi.nu
         return 0
 
     def prefill(
@@ -209,7 +310,7 @@ class FastWeightAttention(Causal):
         - `state`: the state before it; None = empty memory.
         - `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
         - Returns `(y, state)`: `[batch, time, d_model]`, and the fast weights `[batch,
-          kv_heads, value, key]` (with `normalize`, a `NormalizedState`; with a running
+          value_heads, value, key]` (with `normalize`, a `NormalizedState`; with a running
           scale, a `ScaledState`; with convolutions, a `ConvState` of that), with
           `cu_seqlens` those after each document.
         - Raises `ValueError` or `TypeError` for an invalid `x`, or the
@@ -256,7 +357,7 @@ class FastWeightAttention(Causal):
         qk, v, inputs = self._qkv(x, inputs, key_mask, lengths)
         record, log_scale = RULES[self.rule], None
         name: Any = record.name
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"scale": self.scale}
         if record.normalizes:
             options["normalize"] = self.normalize
         # A gate may depend on the features of the keys.
@@ -303,27 +404,42 @@ class FastWeightAttention(Causal):
         parts: Any = self._modules
         like = parts["to_q"].weight
         check_input("FastWeightAttention", "x", x, "batch d_model", like)
-        record, batch, memory = RULES[self.rule], x.shape[0], self.state_shape
+        record, conv, batch = RULES[self.rule], self.conv, x.shape[0]
+        memory: Any = state
+        inputs: Any = None
+        if conv is not None and isinstance(state, ops.ConvState):
+            memory, inputs = state
+        shape = (batch, *self.state_shape)
+        # The state after inputs of half precision has more.
+        exact = x if x.itemsize > 2 else x.new_empty(0, dtype=torch.float32)
         if (
-            self.conv is not None
+            not batch
             or self._scales
-            or not record.steps_from(state, x, (batch, *memory), self.normalize)
+            or not record.steps_from(memory, exact, shape, self.normalize)
+            or (conv is not None and not conv.steps_from(inputs, batch, exact))
         ):
             return super().step(x, state)
         # All features at once: they do not depend on each other.
         qk = torch.cat([run(parts["to_q"], x), run(parts["to_k"], x)], -1)
         if qk.dtype != x.dtype:  # autocast
             return super().step(x, state)
-        heads, written = self.heads, self.steps * self.kv_heads
-        qk = self._features(qk.view(batch, 1, heads + written, -1))
-        q, k = qk.split_with_sizes([heads, written], 2)
-        v = run(parts["to_v"], x).view(batch, 1, written, -1)
+        v = run(parts["to_v"], x)
+        if conv is not None:
+            qkv, inputs = conv.step(torch.cat([qk, v], -1), inputs)
+            qk, v = qkv.split_with_sizes([qk.shape[-1], v.shape[-1]], -1)
+        q, k = self._apart(self._features(qk.view(batch, 1, -1, self.head_width)))
+        v = v.view(batch, 1, -1, self.state_shape[1])
         if record.steps:
-            k, v = (part.unflatten(2, (self.steps, -1)) for part in (k, v))
+            v = v.unflatten(2, (self.steps, -1))
         x = x.unsqueeze(1)
         made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
-        y, state = record.step(q, k, v, made, state, self.normalize)
-        return run(parts["to_out"], self._finish(y, x).view(batch, -1)), state
+        if exact is not x:
+            q, k, v = (part.to(exact.dtype) for part in (q, k, v))
+            made = {n: gate.to(exact.dtype) for n, gate in made.items()}
+        y, memory = record.step(q, k, v, made, memory, self.normalize)
+        y = y.to(x.dtype) if self.scale is None else (self.scale * y).to(x.dtype)
+        after = memory if inputs is None else ops.ConvState(memory, inputs)
+        return run(parts["to_out"], self._finish(y, x).view(batch, -1)), after
 
     def _qkv(
         self,
@@ -338,18 +454,22 @@ class FastWeightAttention(Causal):
         qkv = project(x, self.to_q, self.to_k, self.to_v)
         if self.conv is not None:
             qkv, inputs = self.conv(qkv, inputs, key_mask, lengths)
-        written = self.steps * self.kv_heads
-        value = written * self.state_shape[1]
+        value = self.channels[2]
         qk, v = qkv.split([qkv.shape[-1] - value, value], -1)
-        v = split_heads(v, written)
+        v = split_heads(v, self.steps * self.value_heads)
         if RULES[self.rule].steps:
             v = v.unflatten(2, (self.steps, -1))
-        return split_heads(qk, self.heads + written), v, inputs
+        return split_heads(qk, self.heads + self.steps * self.kv_heads), v, inputs
 
     def _apart(self, qk: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, each `[batch, time, heads, width]`."""
-        q, k = qk.split([self.heads, qk.shape[2] - self.heads], 2)
-        return q, k.unflatten(2, (self.steps, -1)) if RULES[self.rule].steps else k
+        q, k = qk.split_with_sizes([self.heads, self.steps * self.kv_heads], 2)
+        if RULES[self.rule].steps:
+            k = k.unflatten(2, (self.steps, -1))
+        group = self.value_heads // self.heads
+        if group > 1:  # a copy for each head of values
+            q, k = (part.repeat_interleave(group, -2) for part in (q, k))
+        return q, k
 
     def _finish(self, y: Tensor, x: Tensor) -> Tensor:
         """What the heads read, side by side, after norm and gate."""
@@ -357,7 +477,9 @@ class FastWeightAttention(Causal):
             # Under autocast `y` has half the precision of the weights.
             y = self.out_norm(y.to(self.out_norm.weight.dtype))
         y = y.flatten(-2)
-        return y if self.to_gate is None else y * F.silu(self.to_gate(x))
+        if self.to_gate is None or self.out_gate is None:
+            return y
+        return y * OUT_GATES[self.out_gate](run(self.to_gate, x))
 
     # $\phi$, then the normalisation that `key_norm` names.
     def _features(self, x: Tensor) -> Tensor:
@@ -365,7 +487,12 @@ class FastWeightAttention(Causal):
         if self.key_norm is None:
             return phi(x)
         # A scale would be divided out again.
-        return KEY_NORMS[self.key_norm](phi.scaled(x)[0])
+        x = phi.scaled(x)[0]
+        if not self.key_eps:
+            return KEY_NORMS[self.key_norm](x)
+        # The square length is the width times the mean square.
+        width = x.shape[-1]
+        return F.rms_norm(x, (width,), eps=self.key_eps / width) * width**-0.5
 
     def _scaled_features(
         self,
@@ -390,7 +517,7 @@ class FastWeightAttention(Causal):
         if lengths is not None:
             fills = {"scale": -torch.inf}
             compute = packed.by_document(compute, lengths, ("before",), fills)
-        shape = (len(scale if lengths is None else lengths), self.kv_heads)
+        shape = (len(scale if lengths is None else lengths), self.value_heads)
         if before is None:
             before = scale.new_full(shape, -torch.inf)
         part = ("FastWeightAttention", "state.log_scale", before)
@@ -438,6 +565,57 @@ def _steps(value: int | None, rule: str) -> int:
         limit = "at least 1" if usual else f"1 for rule {rule!r}"
         raise ValueError(f"{text} {limit}, got {value}")
     return value
+
+
+def _value_heads(heads: int, kv_heads: int | None, value_heads: int | None) -> int:
+    """The number of heads of values, None = as many as of keys; raises unless it
+    is a multiple of `heads`, and alone.
+    """
+    if value_heads is None:
+        return heads if kv_heads is None else kv_heads
+    arguments.integers("FastWeightAttention", 1, value_heads=value_heads)
+    if kv_heads is not None:
+        raise ValueError(
+            "FastWeightAttention: expected kv_heads or value_heads, not both, "
+            f"got kv_heads={kv_heads} and value_heads={value_heads}"
+        )
+    if value_heads % heads:
+        raise ValueError(
+            "FastWeightAttention: expected value_heads to be a multiple of heads, "
+            f"got value_heads={value_heads} and heads={heads}"
+        )
+    return value_heads
+
+
+def _scale(scale: float | str | None, width: int, normalize: bool) -> float | None:
+    """The factor of the queries, or None; raises for one that would cancel."""
+    if scale is None:
+        return None
+    if normalize:
+        raise ValueError(
+            "FastWeightAttention: expected scale=None with normalize=True, where it "
+            f"cancels, got {scale!r}"
+        )
+    if isinstance(scale, str):
+        arguments.choice("FastWeightAttention", ["softmax"], scale=scale)
+        return width**-0.5
+    checks.scale("FastWeightAttention", scale)
+    return scale
+
+
+def _out_gate(value: bool | str, low_rank: bool) -> str | None:
+    """The name of the gate's function, None without a gate."""
+    if isinstance(value, bool):
+        name = "silu" if value else None
+    else:
+        arguments.choice("FastWeightAttention", OUT_GATES, out_gate=value)
+        name = value
+    if low_rank and not name:
+        raise ValueError(
+            "FastWeightAttention: expected low_rank_gate=False for out_gate=False, "
+            "got True"
+        )
+    return name
 
 
 def _value_width(width: int, expand_v: float) -> int:

@@ -32,7 +32,7 @@ class FastWeightProgrammer(Causal):
         32
     """
 
-    packs = True
+    packs = skips = True
 
     # The slow network has two outputs: $a$ is written under $b$. The input $x$ itself
     # is the query, so there is no third projection.

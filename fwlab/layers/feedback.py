@@ -82,6 +82,8 @@ class FeedbackTransformer(Causal):
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
 
+    skips = True
+
     # At the start every state has the same share in a memory: the logits in `merge` are
     # 0. The entries of `positions` are scaled by their number, so that position keys
     # start with variance 1.
@@ -284,6 +286,15 @@ def _parts(block: Any, number: int) -> dict[str, Tensor]:
                 "got one; it has no counterpart here"
             )
         weights[name] = module.weight
+    known = {id(weight) for weight in weights.values()}
+    for name, weight in (
+        block.named_parameters() if isinstance(block, nn.Module) else ()
+    ):
+        if id(weight) not in known:
+            raise ValueError(
+                f"from_transformer: expected block {number} without {name}, which has "
+                "no counterpart here"
+            )
     return weights
 
 

@@ -55,7 +55,7 @@ class Beta(_Kind):
     per_step, adds, bounded = True, "to_beta", True
 
     def add(self, layer: Any) -> None:
-        size = layer.kv_heads * (layer.steps if "steps" in self.dims else 1)
+        size = layer.value_heads * (layer.steps if "steps" in self.dims else 1)
         layer.to_beta = nn.Linear(layer.d_model, size, bias=False)
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ class Share(_Kind):
     adds = "to_beta"
 
     def add(self, layer: Any) -> None:
-        layer.to_beta = nn.Linear(layer.d_model, layer.kv_heads, bias=False)
-        heads = torch.arange(1, layer.kv_heads + 1, dtype=torch.float32)
+        layer.to_beta = nn.Linear(layer.d_model, layer.value_heads, bias=False)
+        heads = torch.arange(1, layer.value_heads + 1, dtype=torch.float32)
         layer.beta_bias = nn.Parameter(torch.logit(0.5**heads))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class LogDecay(_Kind):
 
     def project(self, layer: Any) -> tuple[int, ...]:
         """Add the projection; returns the shape of a step's decays."""
-        heads, width = layer.kv_heads, layer.d_model // layer.heads
+        heads, width = layer.value_heads, layer.head_width
         if self.dims == "heads":
             layer.to_alpha = nn.Linear(layer.d_model, heads, bias=False)
             return (heads,)
@@ -110,7 +110,7 @@ class LogDecay(_Kind):
 
     def add(self, layer: Any) -> None:
         shape = self.project(layer)
-        rate = torch.empty(layer.kv_heads)
+        rate = torch.empty(layer.value_heads)
         rate.uniform_(1e-3, 16)
         layer.log_rate = nn.Parameter(rate.log())
         step = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
@@ -118,8 +118,11 @@ class LogDecay(_Kind):
         layer.alpha_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        pace = F.softplus(run(layer.to_alpha, x) + layer.alpha_bias)
-        rate = layer.log_rate.exp().neg()
+        alpha = run(layer.to_alpha, x)
+        # In full precision, as in published layers.
+        exact = torch.promote_types(alpha.dtype, torch.float32)
+        pace = F.softplus(alpha.to(exact) + layer.alpha_bias)
+        rate = layer.log_rate.to(exact).exp().neg()
         return pace * (rate if self.dims == "heads" else rate.unsqueeze(-1))
 
 
@@ -144,12 +147,12 @@ class _PerChannel(_Kind):
 
     def add(self, layer: Any) -> None:
         channels = layer.state_shape[-1 if self.dims == "heads key" else 1]
-        size = layer.kv_heads * channels
+        size = layer.value_heads * channels
         setattr(layer, self.adds, nn.Linear(layer.d_model, size, bias=False))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         gate = getattr(layer, self.adds)(x)
-        return torch.sigmoid(gate.unflatten(-1, (layer.kv_heads, -1)))
+        return torch.sigmoid(gate.unflatten(-1, (layer.value_heads, -1)))
 
 
 class Erase(_PerChannel):
@@ -173,7 +176,7 @@ class Ask(_Kind):
     adds = "ask"
 
     def add(self, layer: Any) -> None:
-        layer.ask = nn.Parameter(torch.ones(layer.kv_heads))
+        layer.ask = nn.Parameter(torch.ones(layer.value_heads))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
         return torch.sigmoid(layer.ask).expand(*x.shape[:2], -1)

@@ -10,8 +10,14 @@ from fwlab import arguments
 from fwlab.ops.call import checks
 
 
-def head_width(layer: str, d_model: int, heads: int) -> int:
-    """`d_model / heads`; raises `ValueError` if that is not an integer."""
+def head_width(layer: str, d_model: int, heads: int, width: int | None = None) -> int:
+    """`width`, or for None `d_model / heads`.
+
+    Raises `ValueError` if that is not a positive integer.
+    """
+    if width is not None:
+        arguments.integers(layer, 1, d_model=d_model, heads=heads, head_width=width)
+        return width
     arguments.integers(layer, None, d_model=d_model, heads=heads)
     if d_model < 1 or heads < 1 or d_model % heads:
         raise ValueError(
@@ -84,9 +90,9 @@ def run(layer: Any, x: Tensor) -> Tensor:
     That path is left out only for a plain layer that nothing watches.
     """
     kind, weights = type(layer), layer._parameters
-    if kind is nn.Linear and not _watched(layer):
+    if kind is nn.Linear and not watched(layer):
         return F.linear(x, weights["weight"], weights["bias"])
-    if kind is nn.LayerNorm and not _watched(layer):
+    if kind is nn.LayerNorm and not watched(layer):
         shape, (weight, bias) = layer.normalized_shape, weights.values()
         return torch.layer_norm(x, shape, weight, bias, layer.eps)
     return layer(x)
@@ -110,10 +116,10 @@ def project(x: Tensor, *layers: nn.Module) -> Tensor:
 
 def _plain(layer: nn.Module) -> bool:
     """Whether a layer is its weight, and nothing watches it."""
-    return type(layer) is nn.Linear and layer.bias is None and not _watched(layer)
+    return type(layer) is nn.Linear and layer.bias is None and not watched(layer)
 
 
-def _watched(layer: nn.Module) -> Any:
+def watched(layer: nn.Module) -> Any:
     """Whether hooks want to know of its calls, or its `forward` is another one."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks
     hooks = hooks or layer._backward_hooks or layer._backward_pre_hooks

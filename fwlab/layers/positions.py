@@ -6,17 +6,44 @@ import torch
 from torch import Tensor
 
 
+def angles(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    r"""The angles of many wavelengths: $p\,\omega_i$ with $\omega_i = b^{-2i/d}$.
+
+    - `positions`: the positions $p$, `[...]`.
+    - `width`: $d$, the number of channels, two for each angle.
+    - `base`: $b$; the longest wavelength is nearly $2 \pi b$.
+    - Returns `float64 [..., width / 2]` (rounded up), so that there is no maximum
+      position.
+    """
+    i = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device)
+    omega = torch.exp(i * (-math.log(base) / width))
+    return positions.double()[..., None] * omega
+
+
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
     r"""Sines and cosines of many wavelengths (Vaswani et al. 2017).
 
-    $[\sin p\,\omega; \cos p\,\omega]$ with $\omega_i = 10000^{-2i/d}$,
-    computed in float64, so that there is no maximum position.
+    $[\sin p\,\omega; \cos p\,\omega]$ with the `angles` $p\,\omega$.
 
     - `positions`: the positions $p$, `[...]`.
     - Returns `[..., d_model]` in PyTorch's default dtype.
     """
-    i = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
-    omega = torch.exp(i * (-math.log(10000.0) / d_model))
-    angle = positions.double()[..., None] * omega
+    angle = angles(positions, d_model)
     waves = torch.cat([angle.sin(), angle.cos()], -1)[..., :d_model]
     return waves.to(torch.get_default_dtype())
+
+
+def turned(x: Tensor, angle: Tensor) -> Tensor:
+    """Turn pairs of channels by angles: rotary positions (Su et al. 2021).
+
+    Channel $i$ of the first half of what is turned forms a pair with channel $i$ of
+    the second half, as in the models of transformers.
+
+    - `x`: `[..., time, heads, width]`.
+    - `angle`: `[..., time, pairs]`; channels after the first `2 * pairs` stay.
+    - Returns a tensor of the shape and dtype of `x`.
+    """
+    pairs = angle.shape[-1]
+    cos, sin = (wave.to(x.dtype).unsqueeze(-2) for wave in (angle.cos(), angle.sin()))
+    a, b, rest = x.split_with_sizes([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)

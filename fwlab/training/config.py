@@ -13,7 +13,8 @@ MixerName = Annotated[
     str,
     Doc(
         f"How information passes between tokens: {', '.join([*MIXERS][:-1])} "
-        f"or {[*MIXERS][-1]}."
+        f"or {[*MIXERS][-1]}; or several, as in gated-delta*3,softmax: layers take "
+        "them in turn."
     ),
 ]
 
@@ -23,12 +24,13 @@ KINDS: dict[Any, tuple[str, Any]] = {
     int: ("an integer", int),
     int | None: ("an integer or None", int | None),
     float: ("a number", int | float),
+    float | None: ("a number or None", int | float | None),
     str: ("a string", str),
     MixerName: ("a string", str),
     str | None: ("a string or None", str | None),
 }
 
-AT_LEAST_0 = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps")
+AT_LEAST_0 = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps", "conv")
 AT_LEAST_1 = [
     "layers",
     "heads",
@@ -132,6 +134,24 @@ class Config:
     training."""
     attention_dropout: float = 0.0
     """The same of attention weights, for mixers that have any."""
+    like: str | None = None
+    """Options of a published layer for fast weights: delta-net, gated-delta-net,
+    qwen3.5, olmo-hybrid or kimi; the next ones change it."""
+    conv: int = 0
+    """Tokens of the short convolutions before fast weights; 0: none."""
+    out_norm: bool = False
+    """Normalise what each head of fast weights reads."""
+    out_gate: bool = False
+    """Multiply what each head of fast weights reads by a gate."""
+    beta_max: float = 1.0
+    """Maximum of beta in rules that correct; up to 2."""
+    rope: float | None = None
+    """Softmax attention: share of a head's width that is turned by the position, in
+    place of a table of positions; 0: no positions."""
+    norm: Literal["layer", "rms"] = "layer"
+    """The norms of the blocks."""
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """The MLPs of the blocks."""
     start: str | None = None
     """A run to take the first weights from: of the same model, or of softmax
     attention for feedback."""

@@ -197,6 +197,10 @@ MAIN = {
         "textbox": ["Pairs"],
         "slider": ["Write strength", "Decay", "Width"],
     },
+    "cache": {
+        "slider": ["Context", "Attention layers", "Sequences"],
+        "radio": ["Olmo Hybrid 7B", "Kimi Linear 48B"],
+    },
     "ladder": {"slider": ["Token"], "radio": ["sum", "more steps"]},
     "strength": {"radio": ["people who move"], "textbox": ["Text to read"]},
     "puzzles": {"combobox": ["Puzzle"], "textbox": ["a=: key", "a\\?: query"]},

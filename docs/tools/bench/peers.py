@@ -27,11 +27,11 @@ from fwlab.exercises.solutions import modern_layer
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 
 ROUNDS = 3
-#: A row is measured again, up to so many times in all, while ...
+#: A row is measured again, up to this many times in all, while ...
 ATTEMPTS = 3
 #: ... its quartiles are further apart than this part of the median, or ...
 WIDE = 0.2
-#: ... other programs use more than so many cores.
+#: ... other programs use more than this many cores.
 OTHERS = 0.3
 #: Of each side: on the clock, and of the processor for the main thread.
 TIMES = ("milliseconds", "main_thread")
@@ -227,6 +227,93 @@ def qwen_layer(B: int, T: int, H: int, K: int, goal: Goal) -> Comparison:
     )
 
 
+# A whole model of transformers, patched and as it is
+
+
+class _Qwen(nn.Module):
+    """A small random Qwen3.5: three layers with its rule, one with attention."""
+
+    def __init__(self, H: int, K: int):
+        super().__init__()
+        from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+        config = Qwen3_5TextConfig(
+            vocab_size=mixers.VOCAB,
+            hidden_size=H * K,
+            intermediate_size=3 * H * K,
+            num_hidden_layers=4,
+            num_attention_heads=H,
+            num_key_value_heads=H,
+            head_dim=K,
+            linear_num_key_heads=H,
+            linear_num_value_heads=H,
+            linear_key_head_dim=K,
+            linear_value_head_dim=K,
+        )
+        torch.manual_seed(0)
+        self.model = Qwen3_5ForCausalLM(config)
+
+    def forward(self, tokens: Tensor, **options: Any) -> Tensor:
+        return self.model(tokens, **{"use_cache": False} | options).logits
+
+
+def _prefill(make: Callable[[], _Qwen]) -> Side:
+    return torch.no_grad()(partial(make(), use_cache=True))
+
+
+def _decode(make: Callable[[], _Qwen]) -> Side:
+    from transformers import DynamicCache
+
+    model = make()
+
+    @torch.no_grad()
+    def run(tokens: Tensor) -> Tensor:
+        cache = DynamicCache(config=model.model.config)
+        options = {"cache": cache, "use_cache": True}
+        return torch.cat([model(token, **options) for token in tokens.split(1, 1)], 1)
+
+    return run
+
+
+def _patched(load: Callable[[], Side]) -> Side:
+    """The same, with fwlab's rule."""
+    from fwlab import hf
+
+    side = load()
+
+    def run(*inputs: Tensor) -> Any:
+        hf.patch()
+        try:
+            return side(*inputs)
+        finally:
+            hf.unpatch()
+
+    return run
+
+
+def qwen(work: str, T: int, H: int, K: int, goal: Goal) -> Comparison:
+    """Qwen3.5 by transformers, with fwlab's rule and with its own.
+
+    - `work`: "prefill", "decoding" (T tokens, one by one) or "training".
+    """
+    make = partial(_Qwen, H, K)
+    load: Callable[[], Side] = {
+        "prefill": partial(_prefill, make),
+        "decoding": partial(_decode, make),
+        "training": partial(mixers.Step, make, T),
+    }[work]
+    tokens = [] if work == "training" else [torch.arange(T)[None] % mixers.VOCAB]
+    return Comparison(
+        f"Qwen3.5, {work}",
+        {"T": T, "heads": H, "width": K},
+        lambda dtype: (tokens, None),
+        partial(_patched, load),
+        "Hugging Face, not patched",
+        load,
+        goal,
+    )
+
+
 # AFT
 
 
@@ -351,11 +438,15 @@ class _Attention(nn.Module):
         self.project = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
+    def qkv(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, each `[batch, heads, time, d]`."""
+        return [
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.project(x).chunk(3, -1)
-        )
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
 
@@ -368,19 +459,25 @@ class _Block(nn.Module):
         self.expand = nn.Linear(width, 4 * width, bias=False)
         self.contract = nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norms[0](x))
+    def mlp(self, x: Tensor) -> Tensor:
+        """The second half."""
         return x + self.contract(F.gelu(self.expand(self.norms[1](x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x + self.attention(self.norms[0](x)))
 
 
 class NanoGPT(nn.Module):
-    """A model of the form of nanoGPT: GPT-2 without biases."""
+    """A model of the form of nanoGPT: GPT-2 without biases.
 
-    def __init__(self) -> None:
+    - `max_len`: the length of its position table.
+    """
+
+    def __init__(self, max_len: int = mixers.BLOCK) -> None:
         super().__init__()
         width = mixers.D_MODEL
         self.tokens = nn.Embedding(mixers.VOCAB, width)
-        self.positions = nn.Embedding(mixers.BLOCK, width)
+        self.positions = nn.Embedding(max_len, width)
         self.blocks = nn.Sequential(
             *(_Block(width, mixers.HEADS) for _ in range(mixers.LAYERS))
         )
@@ -419,6 +516,9 @@ COMPARISONS = (
     gated_delta(1, 4096, 4, 128, Goal(3, 4)),
     one_step(4, 8, 64, Goal(1, 2)),
     qwen_layer(1, 512, 4, 64, Goal(1, 1.5)),
+    qwen("prefill", 2048, 4, 64, Goal(1, 1.5)),
+    qwen("decoding", 64, 4, 64, Goal(1, 1.2)),
+    qwen("training", 2048, 4, 64, Goal(1, 1.2)),
     aft_dense(32, 128, 32, Goal(0.95, 1.2)),
     aft_dense(64, 128, 32, Goal(1, 1.2)),
     aft_dense(128, 128, 32, Goal(1, 1.2)),

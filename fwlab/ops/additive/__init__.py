@@ -8,7 +8,6 @@ from fwlab.ops.parts import one_step
 
 
 def too_wide(
-    capability: tuple[int, int],
     key: int = 0,
     value: int = 0,
     full: bool = False,

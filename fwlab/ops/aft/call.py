@@ -11,7 +11,6 @@ from fwlab.ops.call.call import Call, Operation
 
 
 def refuses(
-    capability: tuple[int, int],
     *,
     only_causal: bool = True,
     causal: bool = True,

@@ -76,7 +76,6 @@ class Borrowed(launcher.Kernel):
 
 
 def refuses(
-    capability: tuple[int, int],
     full: bool = False,
     normalize: bool = False,
     gates: tuple[str, ...] = (),
@@ -94,7 +93,6 @@ def refuses(
 
 
 def refuses_to_correct(
-    capability: tuple[int, int],
     full: bool = False,
     normalize: bool = False,
     key: int = 0,
@@ -105,7 +103,7 @@ def refuses_to_correct(
         return "flash-linear-attention has no kernel for normalize=True"
     if key > WIDEST:
         return f"flash-linear-attention takes keys of width up to {WIDEST}, got {key}"
-    return refuses(capability, full)
+    return refuses(full)
 
 
 def additive(

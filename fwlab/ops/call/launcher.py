@@ -213,8 +213,8 @@ class Kernel:
     - `module`: the module with the kernels.
     - `function`: a function of the module; None = the module itself.
     - `minimum`: the minimum compute capability.
-    - `refuses`: `refuses(capability, **sizes)` returns in words why the
-      kernel cannot compute this; None = it can.
+    - `refuses`: `refuses(**sizes)` returns in words why the kernel
+      cannot compute this; None = it can.
     """
 
     module: str
@@ -258,7 +258,7 @@ class Kernel:
         if self.refuses is None:
             return None
         full = len(dtypes) > 1 or torch.float32 in dtypes
-        why = self.refuses(have, full=full, **sizes)
+        why = self.refuses(full=full, **sizes)
         return why and Limit(why)
 
 

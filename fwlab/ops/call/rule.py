@@ -6,6 +6,7 @@ other implementations compute the recurrence, which several rules share.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -182,6 +183,7 @@ class Rule(Operation):
         as_one = call.hidden or (name == "fla" and traced(q))
         alone = group == 1 and call.lengths is None
         fades = normalize and "log_decay" in self.gates and len(dims) > 3
+        fades = fades and call.sizes["key"] > 0
         # The efficient form can do without a state before and after it.
         bare = name == "efficient" and alone and not (as_one or return_state)
         if state is not None or fades or (normalize and self.corrects):
@@ -210,6 +212,7 @@ class Rule(Operation):
                 None if by_kernel else features,
                 scale if scales_q else None,
                 normalize,
+                bare,
                 ("beta",) if own and self.corrects else (),
             )
             # Kernels and the efficient form convert one piece of
@@ -217,7 +220,11 @@ class Rule(Operation):
             if not by_kernel and name != "efficient":
                 x = {n: part.to(call.dtype) for n, part in x.items()}
             if fades or not alone:
-                compute = self._wrapped(call, compute, name, dims, group, normalize)
+                compute = partial(self._computed, compute, fades, name == "naive")
+                if group > 1:
+                    compute = grouped(compute, group, dims)
+                # As a masked step: all its inputs are 0, and it keeps the state.
+                compute = call.by_document(compute, MEMORIES)
             elif name != "naive":
                 x = self._recurrence(**x)
             x |= options if by_kernel else {}
@@ -270,9 +277,9 @@ class Rule(Operation):
         """
         x: dict[str, Any] = {"q": q, "k": k, "v": v}
         if normalize and (self.corrects or "log_decay" in gates):
-            x |= self._in_range(q, k)
-            compute = self._recurrent(self.implementations["efficient"], normalize)
-            y, *after = compute(**x, **gates, **_memory(state))
+            x |= self._in_range(q, k) | gates | _memory(state)
+            efficient, fades = self.implementations["efficient"], "log_decay" in gates
+            y, *after = self._computed(efficient, fades, False, **x)
             return y, NormalizedState(*after)
         W, z = state if normalize else (state, None)
         x |= self.inputs(**x, **gates)
@@ -333,6 +340,7 @@ class Rule(Operation):
         features: Callable[[Tensor], Tensor] | None,
         scale: Any,
         normalize: bool,
+        bare: bool,
         as_given: tuple[str, ...],
     ) -> dict[str, Any]:
         """What the rule reads, by name: masked, and in a safe range.
@@ -347,7 +355,7 @@ class Rule(Operation):
             both = features(torch.cat([x["q"], x["k"]], 2).to(call.dtype))
             x["q"], x["k"] = both.split([x["q"].shape[2], x["k"].shape[2]], 2)
         if normalize:
-            x |= self._in_range(**x)
+            x |= {} if bare else self._in_range(**x)
             if scale is not None:  # its size cancels in the quotient
                 scale = torch.as_tensor(scale).sign()
         if scale is not None:
@@ -368,35 +376,31 @@ class Rule(Operation):
         rest = {n: part for n, part in x.items() if n not in self.gates}
         return {"decay": None, "strength": None} | rest | self.inputs(**x)
 
-    def _wrapped(
+    def _computed(
         self,
-        call: Call,
         compute: Callable[..., tuple[Tensor, ...]],
-        name: str,
-        dims: Mapping[str, str],
-        group: int,
-        normalize: bool,
-    ) -> Callable[..., tuple[Tensor, ...]]:
-        """`compute` for units, grouped heads and packed documents."""
-        run = self._recurrent(compute, normalize, name == "naive")
-        if group > 1:
-            run = grouped(run, group, dims)
-        # As a masked step: all its inputs are 0, and it keeps the state.
-        return call.by_document(run, MEMORIES)
+        fades: bool,
+        loop: bool,
+        sure: bool = False,
+        **x: Any,
+    ) -> tuple[Tensor, ...]:
+        """The rule by its recurrence or its own `loop`.
 
-    def _recurrent(
-        self, compute: Callable[..., Any], normalize: bool, loop: bool = False
-    ) -> Callable[..., tuple[Tensor, ...]]:
-        """The rule by its recurrence or its own `loop`, with units."""
-
-        def recurrence(**x: Any) -> tuple[Tensor, ...]:
-            y, *after = compute(**self._recurrence(**x))
-            return last_steps(y, x["q"].shape[1]), *after
-
-        run = compute if loop else recurrence
-        if normalize and "log_decay" in self.gates:
-            run = units.in_range(run, self.gates, self.inputs, self.corrects)
-        return run
+        - `fades`: a mean of a memory that fades is wanted, which may need units.
+        - `sure`: find out which, even for a single step.
+        """
+        # Text is generated step by step: there, look at the state only.
+        quick = fades and not sure and x["k"].shape[1] == 1 and units.known(x["k"])
+        given, unit = x, None
+        if fades and not quick:
+            given, unit = units.scaled(self.inputs, self.corrects, x)
+        y, *after = compute(**(given if loop else self._recurrence(**given)))
+        if quick and not (after[-1].detach().abs().amax(-1) > 1e-17).all():
+            return self._computed(compute, fades, loop, sure=True, **x)
+        if unit is not None:
+            W, z = after
+            after = [unit[..., None] * W, unit * z]
+        return last_steps(y, x["q"].shape[1]), *after
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
         """The given state, or an empty one."""

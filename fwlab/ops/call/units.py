@@ -7,7 +7,7 @@ $e^{m_t}$: its decay is then $e^{l_t + m_{t-1} - m_t}$ and its key $k_t e^{-m_t}
 every implementation. The results do not depend on the units, so these need no gradient.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from math import log
 from typing import Any
 
@@ -22,77 +22,62 @@ from fwlab.transforms import transformed
 PLAIN = (-6.0, 6.0)
 
 
-def in_range(
-    compute: Callable[..., tuple[Tensor, ...]],
-    gates: Collection[str],
-    inputs: Callable[..., dict[str, Any]],
-    corrects: bool,
-) -> Callable[..., tuple[Tensor, ...]]:
+def known(x: Tensor) -> bool:
+    """Whether the numbers of a call may decide how it is computed.
+
+    A GPU would have to be waited for; `torch.func` cannot branch.
+    """
+    return x.device.type == "cpu" and not transformed() and not traced(x)
+
+
+def scaled(
+    inputs: Callable[..., dict[str, Any]], corrects: bool, x: dict[str, Any]
+) -> tuple[dict[str, Any], Tensor | None]:
     """Keep the memory of a normalised rule in range, whatever it forgets.
 
-    - `compute`: computes the rule from its arguments by name.
-    - `gates`, `inputs`, `corrects`: those of the `Rule`.
-    - Returns a function of the same arguments, and perhaps `log_decay`.
+    - `inputs`, `corrects`: those of the `Rule`.
+    - `x`: the arguments of the rule and its state, by name.
+    - Returns the arguments with the memory in units, perhaps with a `log_decay`
+      more, and the unit after the last step, `[batch, heads, 1]`; None = no
+      step needs a unit.
     """
-
-    def run(
-        k: Tensor, W: Tensor, z: Tensor, log_decay: Tensor | None = None, **rest: Any
-    ) -> tuple[Tensor, ...]:
-        def plainly() -> tuple[Tensor, ...]:
-            decay = {} if log_decay is None else {"log_decay": log_decay}
-            return compute(k=k, W=W, z=z, **decay, **rest)
-
-        others = {name: rest[name] for name in gates if name in rest}
-        forgets = bool(others) or log_decay is not None
-        if not forgets or k.shape[-1] == 0:
-            return plainly()
-        # A GPU would have to be waited for; `torch.func` cannot branch.
-        looks = k.device.type == "cpu" and not transformed() and not traced(k)
-        # Text is generated step by step: there, look at the state only.
-        if looks and k.shape[1] == 1:
-            result = plainly()
-            if (result[-1].detach().abs().amax(-1) > 1e-17).all():
-                return result
-        most = torch.finfo(k.dtype).max
-        with torch.no_grad():
-            own = None if log_decay is None else torch.zeros_like(log_decay)
-            parts = inputs(**rest, k=k, W=W, z=z, log_decay=own)
-            fades, strength = parts.get("decay"), parts.get("strength")
-            size = _size(k)
-            if strength is not None and not corrects:
-                # In a unit of a weaker write, its key is out of range.
-                s = strength[..., 0].abs()
-                size = size * s.clamp(min=most**-0.75).where(s > 0, 0)
-            m = _units(size, _size(z)[:, None], log_decay, fades)
-        if looks and not m.any():
-            return plainly()
-        limits, kept = torch.finfo(z.dtype), m[:, :-1] - m[:, 1:]
-        if log_decay is not None:
-            kept = log_decay + kept
-        # An empty one may be given a unit that is beyond all numbers.
-        kept = kept.clamp(max=0.9 * log(limits.max))
-        units = m.to(z.dtype).neg().exp()[..., None]
-        start = units[:, 0].clamp(max=limits.max)
-        # Float16 may not hold a unit. What is not written needs none; only
-        # its gradient has one, and could be beyond all numbers.
-        inner = z.dtype if k.dtype == torch.float16 else k.dtype
-        each = units[:, 1:].clamp(max=torch.finfo(inner).max).to(inner)
-        few, none = each.clamp(max=most**0.75), (size == 0)[..., None]
-        each = torch.where(none, few, each)
-        y, W, z = compute(
-            k=(k * each).to(k.dtype),
-            W=start[..., None] * W,
-            z=start * z,
-            log_decay=kept.to(z.dtype),
-            **rest,
-        )
-        # A state that has faded too far stays there: what is written
-        # later hides it anyway.
-        end = m[:, -1].clamp(min=0.8 * log(limits.tiny)).exp()
-        end = end.to(z.dtype)[..., None]
-        return y, end[..., None] * W, end * z
-
-    return run
+    k, z, log_decay = x["k"], x["z"], x.get("log_decay")
+    most = torch.finfo(k.dtype).max
+    with torch.no_grad():
+        own = None if log_decay is None else torch.zeros_like(log_decay)
+        parts = inputs(**x | {"log_decay": own})
+        fades, strength = parts.get("decay"), parts.get("strength")
+        size = _size(k)
+        if strength is not None and not corrects:
+            # In a unit of a weaker write, its key is out of range.
+            s = strength[..., 0].abs()
+            size = size * s.clamp(min=most**-0.75).where(s > 0, 0)
+        m = _units(size, _size(z)[:, None], log_decay, fades)
+    if known(k) and not m.any():
+        return x, None
+    limits, kept = torch.finfo(z.dtype), m[:, :-1] - m[:, 1:]
+    if log_decay is not None:
+        kept = log_decay + kept
+    # An empty one may be given a unit that is beyond all numbers.
+    kept = kept.clamp(max=0.9 * log(limits.max))
+    units = m.to(z.dtype).neg().exp()[..., None]
+    start = units[:, 0].clamp(max=limits.max)
+    # Float16 may not hold a unit. What is not written needs none; only
+    # its gradient has one, and could be beyond all numbers.
+    inner = z.dtype if k.dtype == torch.float16 else k.dtype
+    each = units[:, 1:].clamp(max=torch.finfo(inner).max).to(inner)
+    few, none = each.clamp(max=most**0.75), (size == 0)[..., None]
+    each = torch.where(none, few, each)
+    # A state that has faded too far stays there: what is written
+    # later hides it anyway.
+    end = m[:, -1].clamp(min=0.8 * log(limits.tiny)).exp()
+    in_units = {
+        "k": (k * each).to(k.dtype),
+        "W": start[..., None] * x["W"],
+        "z": start * z,
+        "log_decay": kept.to(z.dtype),
+    }
+    return x | in_units, end.to(z.dtype)[..., None]
 
 
 def _size(x: Tensor) -> Tensor:

@@ -9,12 +9,10 @@ from fwlab.ops.parts import one_step
 
 
 # What the kernels of chunks and of steps cannot compute, in words.
-def _refuses(
-    capability: tuple[int, int], normalize: bool = False, **widths: Any
-) -> str | None:
+def _refuses(normalize: bool = False, **widths: Any) -> str | None:
     if normalize:
         return "there is no kernel for normalize=True"
-    return too_wide(capability, **widths)
+    return too_wide(**widths)
 
 
 PLAIN: dict[str, Any] = {

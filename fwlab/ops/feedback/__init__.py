@@ -20,7 +20,6 @@ MAX_KEY, MAX_WIDTH = 256, 8192
 # A program of the kernels holds whole rows, so their widths are
 # limited.
 def _refuses(
-    capability: tuple[int, int],
     d: int = 0,
     key: int = 0,
     features: int = 0,

@@ -7,8 +7,9 @@ from torch import Tensor
 
 #: Steps per chunk.
 LENGTH = 32
-#: The maximum steps of a sequence without states that is one chunk.
-WHOLE = 128
+#: The maximum steps of a sequence without states that is one chunk: all
+#: pairs of steps of a longer one cost more than to carry a state.
+WHOLE = 80
 
 #: Rows (steps of all heads of all sequences) computed together. On a
 #: CPU few enough that intermediate results stay in the caches; on other

@@ -118,7 +118,8 @@ class Decay(NoDecay):
     # $P \odot \Gamma$. The product without decays is kept, too: the
     # gradient of a decay needs it.
     def scores(self, R: Tensor, K: Tensor) -> Tensor:
-        self.product = super().scores(R, K)
+        self.R, self.K = R, K
+        self.product = lower(torch.bmm(R, K.mT))
         inside = self.inside[:, None]
         return (halves(self.product, self.inside) * inside).flatten(1, 2)
 

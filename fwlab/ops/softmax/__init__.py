@@ -245,11 +245,19 @@ def _written(
 
 def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
     """Whether `step` can continue from a state; see `Rule.steps_from`."""
-    if not (isinstance(state, KeyValueCache) and state.mask is None):
+    if not isinstance(state, KeyValueCache):
         return False
-    shape = (len(x), checks.time_of(state.k, 4), heads, width)
-    return autograd.only_numbers(x) and all(
-        checks.fits(part, shape, x) for part in state[:2]
+    shape, mask = (len(x), checks.time_of(state.k, 4), heads, width), state.mask
+    if not (
+        autograd.only_numbers(x)
+        and all(checks.fits(part, shape, x) for part in state[:2])
+    ):
+        return False
+    return mask is None or (
+        checks.dense(mask)
+        and mask.dtype == torch.bool
+        and mask.shape == shape[:2]
+        and mask.device == x.device
     )
 
 
@@ -261,11 +269,15 @@ def step(
     - `q`, `k`, `v`: `[batch, heads, 1, width]`.
     - `state`: one for which `goes_on_from` is true.
     """
-    state = _written(state, k, v, None)
+    mask = state.mask
+    if mask is not None:
+        mask = F.pad(mask, (0, 1), value=True)
+    state = _written(state, k, v, mask)
     y = F.scaled_dot_product_attention(
         q,
         state.k.transpose(1, 2),
         state.v.transpose(1, 2),
+        attn_mask=None if mask is None else mask[:, None, None],
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return y, state

@@ -1,0 +1,402 @@
+"""Models of transformers with fwlab's rules, and fwlab's models in transformers."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fwlab import hf
+from fwlab.models import MIXERS, LanguageModel
+from fwlab.training import Config, Trainer, load
+
+#: What all families share, in sizes that differ.
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+#: One key head for two value heads.
+GATED_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+QWEN = GATED_DELTA | {"head_dim": 16}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+KIMI = EXPERTS | {
+    "num_local_experts": 4,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "linear_head_dim": 8,
+    "linear_num_heads": 2,
+}
+QWEN_EXPERTS = QWEN | EXPERTS
+QWEN_EXPERTS |= {"num_experts": 4, "shared_expert_intermediate_size": 16}
+#: The classes and sizes of each family.
+FAMILIES = {
+    "qwen3_next": ("Qwen3Next", "Config", QWEN_EXPERTS),
+    "qwen3_5": ("Qwen3_5", "TextConfig", QWEN),
+    "qwen3_5_moe": ("Qwen3_5Moe", "TextConfig", QWEN_EXPERTS),
+    "olmo_hybrid": ("OlmoHybrid", "Config", GATED_DELTA),
+    "kimi_linear": ("KimiLinear", "Config", KIMI),
+}
+
+
+@pytest.fixture(autouse=True)
+def theirs_again():
+    yield
+    hf.unpatch()
+
+
+def module_of(family):
+    return importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+
+
+def tiny(family, seed=0):
+    """A small random model of a family."""
+    name, config, sizes = FAMILIES[family]
+    config = getattr(
+        importlib.import_module(f"transformers.models.{family}"), name + config
+    )
+    torch.manual_seed(seed)
+    model = getattr(module_of(family), f"{name}ForCausalLM")
+    return model(config(**SIZES | sizes)).eval()
+
+
+def off(ours, theirs):
+    """The norm of the error over the norm of theirs."""
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(1, 50, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patched_models_compute_the_same(family):
+    """Logits, gradients of a training step, and 64 greedy tokens, of a model that
+    was made before the patch.
+    """
+    model, x = tiny(family), tokens(2, 70)
+    mask = torch.ones_like(x)
+    mask[0, :5] = 0  # padding on the left
+
+    def results():
+        model.zero_grad()
+        output = model(input_ids=x, attention_mask=mask, labels=x)
+        output.loss.backward()
+        gradients = {
+            n: p.grad for n, p in model.named_parameters() if p.grad is not None
+        }
+        text = model.generate(
+            x[:, :9], attention_mask=mask[:, :9], max_new_tokens=64, do_sample=False
+        )
+        return output.logits[mask.bool()].detach(), gradients, text
+
+    logits, gradients, text = results()
+    assert family in hf.patch()
+    ours, ours_gradients, ours_text = results()
+    assert off(ours, logits) < 1e-5
+    assert ours_gradients.keys() == gradients.keys()
+    # In float32, theirs lose more digits of what reaches the decay.
+    for name, gradient in gradients.items():
+        assert (ours_gradients[name] - gradient).norm() <= 3e-4 * gradient.norm(), name
+    both = [
+        torch.cat([x.ravel() for x in g.values()]) for g in (ours_gradients, gradients)
+    ]
+    assert off(*both) < 1e-5
+    assert text.shape == (2, 73) and torch.equal(ours_text, text)
+
+
+FUNCTIONS = [
+    pytest.param(module, name, id=f"{module.__name__.split('.')[-2]}-{name}")
+    for module, name in hf._hooks()
+    if name in hf.RULES
+]
+
+
+def arguments(name, time, dtype=torch.float32):
+    """Arguments of one of their functions, by name; the last is a state."""
+    kimi = hf.RULES[name] == "kimi_delta_rule"
+    heads = 2 if kimi else 4
+    random = torch.Generator().manual_seed(time)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=random).to(dtype)
+
+    return {
+        "query": draw(2, time, 2, 8),
+        "key": draw(2, time, 2, 8),
+        "value": draw(2, time, heads, 12),
+        "g": -draw(2, time, heads, *[8] * kimi).exp(),
+        "beta": draw(2, time, heads).sigmoid(),
+        "initial_state": draw(2, heads, 8, 12).float(),
+    }
+
+
+OPTIONS = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+
+
+@pytest.mark.parametrize("time", [1, 70])
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
+def test_functions_return_what_theirs_do(module, name, time):
+    """Of every copy: outputs and states, in their layout, and gradients."""
+    theirs, x = getattr(module, name), arguments(name, time)
+    hf.patch()
+    ours = getattr(module, name)
+    assert ours is not theirs
+    with torch.no_grad():
+        for options in (OPTIONS, {"output_final_state": False}):
+            pairs = zip(ours(**x, **options), theirs(**x, **options), strict=True)
+            for mine, wanted in pairs:
+                assert (mine is None) == (wanted is None)
+                assert mine is None or (mine - wanted).norm() < 2e-5 * wanted.norm()
+    gradients = []
+    for function in (ours, theirs):
+        leaves = {n: part.clone().requires_grad_() for n, part in x.items()}
+        y, W = function(**leaves, **OPTIONS)
+        ((y * y.detach().cos()).sum() + (W * W.detach().cos()).sum()).backward()
+        gradients.append([part.grad for part in leaves.values()])
+    for mine, wanted in zip(*gradients, strict=True):
+        assert (mine - wanted).norm() < 2e-5 * wanted.norm()
+
+
+def test_half_precision():
+    """Like theirs: computed in float32, the outputs rounded, the state not."""
+    module, name = hf._hooks()[0]
+    theirs, x = getattr(module, name), arguments(name, 70, torch.bfloat16)
+    hf.patch()
+    (y, W), (wanted, state) = (
+        f(**x, **OPTIONS) for f in (getattr(module, name), theirs)
+    )
+    assert y.dtype == torch.bfloat16 and W.dtype == torch.float32
+    assert off(y.float(), wanted.float()) < 1e-3 and off(W, state) < 2e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_documents_do_not_see_each_other(family):
+    """transformers alone refuses them, or mixes them in Kimi's rule."""
+    hf.patch()
+    model, x, lengths = tiny(family), tokens(1, 40), [13, 27]
+    borders = torch.tensor([0, 13, 40], dtype=torch.int32)
+    packed = {
+        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
+        **{"cu_seq_lens_q": borders, "cu_seq_lens_k": borders},
+        **{"max_length_q": 27, "max_length_k": 27},
+    }
+    with torch.no_grad():
+        together = model(input_ids=x, use_cache=False, **packed).logits
+        alone = [model(input_ids=part).logits for part in x.split(lengths, 1)]
+    assert off(together, torch.cat(alone, 1)) < 1e-5
+
+
+def functions():
+    """What the model files of transformers call now."""
+    return [getattr(module, name) for module, name in hf._hooks()]
+
+
+def test_unpatch_undoes_any_number_of_patches():
+    before = functions()
+    assert {*FAMILIES} <= {*hf.patch()} and hf.patch()
+    assert all(f is not g for f, g in zip(functions(), before, strict=True))
+    hf.unpatch()
+    hf.unpatch()
+    assert all(f is g for f, g in zip(functions(), before, strict=True))
+
+
+class Bound(torch.nn.Module):
+    """The form of a layer before transformers 5.15."""
+
+    def __init__(self):
+        super().__init__()
+        self.rule = module_of("qwen3_5").torch_chunk_gated_delta_rule
+
+    def forward(self, x):
+        return self.rule(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Qwen3_5GatedDeltaNet", Bound),
+        ("torch_recurrent_gated_delta_rule", lambda query, key: None),
+    ],
+)
+def test_unknown_hooks_are_refused(monkeypatch, name, value):
+    before = functions()
+    monkeypatch.setattr(module_of("qwen3_5"), name, value)
+    hf._hooks.cache_clear()
+    said = r"patch: expected models of qwen3_5 to call .* 5\.24, got transformers "
+    with pytest.raises(RuntimeError, match=said):
+        hf.patch()
+    monkeypatch.undo()
+    assert all(f is g for f, g in zip(functions(), before, strict=True))
+
+
+# Models of fwlab
+
+
+def wrapped(mixer="gated-delta", **options):
+    sizes = {"layers": 2, "heads": 2, "d_model": 16, "max_len": 40}
+    torch.manual_seed(0)
+    config = hf.FwlabConfig(vocab_size=20, mixer=mixer, **sizes | options)
+    model = hf.FwlabForCausalLM(config).eval().double()
+    with torch.no_grad():  # so that texts differ
+        model.language_model.embedding.weight *= 30
+    return model
+
+
+PROMPT = tokens(2, 5) % 20
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_generate(mixer):
+    """Greedily as `LanguageModel.generate`; beams as without a cache."""
+    model = wrapped(mixer)
+    given = {"max_new_tokens": 10, "do_sample": False}
+    text = model.generate(PROMPT, **given)
+    assert torch.equal(text, model.language_model.generate(PROMPT, 10, temperature=0))
+    beams = [model.generate(PROMPT, num_beams=3, use_cache=u, **given) for u in (1, 0)]
+    assert torch.equal(*beams)
+
+
+@pytest.mark.parametrize("mixer", ["delta", "softmax", "transformer-xl", "hybrid"])
+def test_padding_is_not_seen(mixer):
+    """Prompts of unequal length, with beams: as each alone."""
+    model = wrapped(["gated-delta", "softmax"] if mixer == "hybrid" else mixer)
+    mask = torch.ones_like(PROMPT)
+    mask[0, :2] = 0
+    given = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
+    both = model.generate(PROMPT, attention_mask=mask, **given)
+    for row, start in ((0, 2), (1, 0)):
+        alone = model.generate(PROMPT[[row], start:], **given)
+        assert torch.equal(both[[row], start:], alone)
+    logits = model(PROMPT, attention_mask=mask).logits[:1, 2:]
+    assert off(logits, model(PROMPT[:1, 2:]).logits) < 1e-10
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_cache_goes_on_from_other_rows(mixer, padding):
+    """As beams do: what was never chosen is dropped, and others are doubled."""
+    model, x, rows = wrapped(mixer), tokens(3, 6) % 20, torch.tensor([2, 1, 1])
+    mask = torch.ones_like(x)
+    mask[1, :padding] = 0
+    caches = [hf.FwlabCache(), hf.FwlabCache()]
+    model(x, attention_mask=mask, cache=caches[0])
+    caches[0].reorder_cache(rows)
+    model(x[rows], attention_mask=mask[rows], cache=caches[1])
+    token = torch.tensor([[3], [4], [5]])
+    ours, wanted = (model(token, cache=cache).logits for cache in caches)
+    assert off(ours, wanted) < 1e-10
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_saved_and_loaded(mixer, tmp_path):
+    model = wrapped(mixer).float()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is hf.FwlabForCausalLM and not again.training
+    weights = model.state_dict()
+    assert all(torch.equal(x, weights[name]) for name, x in again.state_dict().items())
+    assert off(again(PROMPT).logits, model(PROMPT).logits) < 2e-5
+
+
+def test_sampling_with_a_cache():
+    model = wrapped("softmax")
+    texts = []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        given = {"max_new_tokens": 10, "do_sample": True, "top_k": 0}
+        texts.append(model.generate(PROMPT, use_cache=use_cache, **given))
+    assert torch.equal(*texts)
+
+
+def test_generate_goes_on_from_a_cache():
+    model = wrapped()
+    given = {"do_sample": False, "return_dict_in_generate": True}
+    first = model.generate(PROMPT, max_new_tokens=4, **given)
+    more = model.generate(first.sequences, cache=first.cache, max_new_tokens=4, **given)
+    at_once = model.generate(PROMPT, max_new_tokens=8, do_sample=False)
+    assert torch.equal(more.sequences, at_once)
+    assert more.cache.get_seq_length() == at_once.shape[1] - 1
+    more.cache.reset()
+    again = model.generate(PROMPT, cache=more.cache, max_new_tokens=8, do_sample=False)
+    assert torch.equal(again, at_once)
+    with pytest.raises(NotImplementedError, match="tokens cannot be removed"):
+        more.cache.crop(-1)
+
+
+def test_loss_is_that_of_the_next_token():
+    model = wrapped()
+    labels = PROMPT.clone()
+    labels[0, 3] = -100
+    output = model(PROMPT, labels=labels)
+    logits = output.logits[:, :-1].flatten(0, 1).float()
+    wanted = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten())
+    assert torch.allclose(output.loss, wanted) and "cache" not in output
+
+
+def test_a_trained_model_is_wrapped():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "layers": 1, "heads": 2, "d_model": 8}
+    trained = LanguageModel(**sizes)
+    model = hf.FwlabForCausalLM(hf.FwlabConfig(**sizes), trained)
+    assert model.language_model is trained
+    assert torch.equal(model(PROMPT).logits, trained(PROMPT))
+
+
+def test_the_extra_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fwlab.hf")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    said = r'fwlab.hf needs the package transformers: pip install "fwlab\[hf\]"$'
+    with pytest.raises(ModuleNotFoundError, match=said):
+        importlib.import_module("fwlab.hf")
+
+
+@pytest.mark.parametrize("tokens", ["characters", "words"])
+def test_a_run_of_fwlab_train(tmp_path, tokens):
+    text = "the quick brown fox\njumps over the lazy dog\n" * 80
+    sizes = {"layers": 2, "heads": 2, "d_model": 16, "block": 32, "batch": 2}
+    config = Config(mixer="gated-delta,softmax", tokens=tokens, **sizes)
+    Trainer(config, text).save(tmp_path / "run")
+    model, tokenizer = hf.from_run(tmp_path / "run")
+    run = load(tmp_path / "run")
+    prompt = "the lazy fox\njumps"
+    x = tokenizer(prompt, return_tensors="pt").input_ids
+    assert torch.equal(x[0], run.vocabulary.encode(prompt))
+    assert tokenizer.decode(x[0]).replace(" <eos> ", "\n") == prompt
+    assert torch.equal(model(x).logits, run.model(x))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "folder")
+    again = AutoTokenizer.from_pretrained(tmp_path / "folder")
+    assert again(prompt).input_ids == x[0].tolist()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    assert model.config.mixer == "gated-delta,softmax"
+
+
+def test_mixers_need_names():
+    with pytest.raises(TypeError, match="FwlabConfig: expected mixer to be a name"):
+        hf.FwlabConfig(mixer=MIXERS["delta"])
+
+
+def test_only_the_logits_that_are_asked_for():
+    model = wrapped()
+    every = model(PROMPT).logits
+    for count, use_cache in ((1, True), (1, False), (2, True)):
+        last = model(PROMPT, logits_to_keep=count, use_cache=use_cache).logits
+        assert last.shape[1] == count and off(last, every[:, -count:]) < 1e-10
