@@ -583,7 +583,7 @@ class LanguageModel(nn.Module):
                 logits, state = self.prefill(past, key_mask=real, last=True)
             else:
                 logits, state = self.step(text[-1][:, 0], state)
-            new = _draw(logits, temperature, top_k, generator)
+            new = draw(logits, temperature, top_k, generator)
             if stop is not None:
                 new = new.masked_fill(stopped, stop)
                 stopped = stopped | (new == stop)
@@ -743,7 +743,7 @@ def _check_batch(rows: tuple | list, batch: int) -> None:
         )
 
 
-def _draw(
+def draw(
     logits: Tensor,
     temperature: float,
     top_k: int | None,
