@@ -663,7 +663,7 @@ class _FAVOR(torch.autograd.Function):
         torch.sub(-top, along, out=negative)
         # Not -inf: its exponential takes three times as long.
         least = torch.finfo(x.dtype).tiny
-        F.threshold_(phi.clamp_(math.log(least) + 0.5).exp_(), 2 * least, 0.0)
+        torch.threshold_(phi.clamp_(math.log(least) + 0.5).exp_(), 2 * least, 0.0)
         ctx.save_for_backward(x, omega, phi)
         ctx.scaled = scaled
         if not scaled:
