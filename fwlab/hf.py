@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,16 +20,27 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fwlab import ops
+from fwlab.data.vocabulary import END, UNKNOWN, Characters, Vocabulary
 from fwlab.models import LanguageModel
+from fwlab.models.language_model import RowStates
 
 try:
     import transformers
+    from tokenizers import (
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+    )
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
         GenerationMixin,
         PreTrainedConfig,
         PreTrainedModel,
+        PreTrainedTokenizerFast,
     )
     from transformers.cache_utils import Cache
     from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -39,7 +51,13 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
-__all__ = ["FwlabCache", "FwlabConfig", "FwlabForCausalLM", "patch", "unpatch"]
+__all__ = [
+    "FwlabConfig",
+    "FwlabForCausalLM",
+    "from_run",
+    "patch",
+    "unpatch",
+]
 
 #: The functions that transformers calls without a GPU, chunks and a token at
 #: a time, and the rule that they compute.
@@ -204,8 +222,8 @@ class FwlabConfig(PreTrainedConfig):
     """The arguments of a `LanguageModel`, as a configuration of transformers.
 
     - `vocab_size`: number of tokens, at least 1.
-    - `kwargs`: the other arguments of `LanguageModel`, by name; a `mixer` is
-      a name.
+    - `kwargs`: the other arguments of `LanguageModel`, by name.
+    - Raises `TypeError` for a `mixer` that is not named.
 
         >>> FwlabConfig(vocab_size=65, mixer="gated-delta", layers=2).hidden_size
         128
@@ -219,15 +237,22 @@ class FwlabConfig(PreTrainedConfig):
         "max_position_embeddings": "max_len",
     }
 
-    vocab_size: int = 256
-
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __init__(self, vocab_size: int = 256, **kwargs: Any):
         parameters = inspect.signature(LanguageModel).parameters.items()
-        usual = {name: x.default for name, x in parameters if name != "vocab_size"}
-        super().__post_init__(**usual | kwargs)
+        usual = {name: x.default for name, x in parameters}
+        super().__init__(**usual | kwargs | {"vocab_size": vocab_size})
+        names = self.mixer if isinstance(self.mixer, list | tuple) else [self.mixer]
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                "FwlabConfig: expected mixer to be a name or several, which a file "
+                f"can hold, got {self.mixer!r}"
+            )
 
     def language_model(self) -> LanguageModel:
-        """A new model with these arguments."""
+        """A new model.
+
+        - Returns a `LanguageModel` with these arguments.
+        """
         names = inspect.signature(LanguageModel).parameters
         return LanguageModel(**{name: getattr(self, name) for name in names})
 
@@ -249,7 +274,7 @@ class FwlabCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """Not: `generate` is to ask for the length, and go on from there."""
+        """Not: `generate` is to ask for the length, and continue from there."""
         return [False]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -265,10 +290,10 @@ class FwlabCache(Cache):
         self.state, self.length = None, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Go on from these rows, each of which may be taken several times."""
+        """Continue from these rows, each of which may be taken several times."""
         rows = beam_idx.tolist()
-        if isinstance(self.state, tuple):  # padding: a state for each row
-            self.state = tuple(self.state[row] for row in rows)
+        if isinstance(self.state, RowStates):
+            self.state = RowStates([self.state.rows[row] for row in rows])
         elif self.state is not None:
             past, *parts = self.state
             if isinstance(past, tuple):
@@ -325,7 +350,10 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
                     getattr(part, table).copy_(getattr(new.get_submodule(name), table))
 
     def get_input_embeddings(self) -> Any:
-        """The embeddings, which are also the output layer."""
+        """The embeddings.
+
+        - Returns a module, tied to the logits unless the model is not `tied`.
+        """
         return self.language_model.embedding
 
     @can_return_tuple
@@ -336,34 +364,41 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         cache: FwlabCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool = False,
+        logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token at every position.
 
         - `input_ids`: `int64 [batch, time]`.
-        - `attention_mask`: `[batch, past + time]`, 0 = padding.
+        - `attention_mask`: `[batch, past + time]`, 0 = padding, on any side.
         - `cache`: what an earlier call returned; None = start of text.
         - `labels`: `int64 [batch, time]`, usually `input_ids`: the loss is
           that of each token given those before it, without those of -100.
         - `use_cache`: return a cache.
+        - `logits_to_keep`: only those of this many last tokens; 0 = all.
         - `kwargs`: for the loss function of transformers.
         - Returns `logits`, with `labels` a `loss`, with a cache `cache`.
         """
         model, time = self.language_model, input_ids.shape[1]
-        options: dict[str, Any] = {}
+        mask = None
         if attention_mask is not None and not attention_mask[:, -time:].all():
-            options["key_mask"] = attention_mask[:, -time:].bool()
+            mask = attention_mask[:, -time:].bool()
         if cache is None and use_cache:
             cache = FwlabCache()
         if cache is None:
-            logits = model(input_ids, **options)
+            logits = model(input_ids, key_mask=mask)
+        elif time == 1 and cache.length and mask is None:
+            logits, cache.state = model.step(input_ids[:, 0], cache.state)
+            logits = logits[:, None]
         else:
-            if time == 1 and cache.length and not options:
-                logits, cache.state = model.step(input_ids[:, 0], cache.state)
-                logits = logits[:, None]
-            else:
-                logits, cache.state = model.prefill(input_ids, cache.state, **options)
+            last = logits_to_keep == 1
+            logits, cache.state = model.prefill(
+                input_ids, cache.state, key_mask=mask, last=last
+            )
+            logits = logits[:, None] if last else logits
+        if cache is not None:
             cache.length += time
+        logits = logits[:, -logits_to_keep:]
         loss = None
         if labels is not None:
             size = self.config.vocab_size
@@ -371,5 +406,38 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache)
 
 
-AutoConfig.register("fwlab", FwlabConfig)
-AutoModelForCausalLM.register(FwlabConfig, FwlabForCausalLM)
+AutoConfig.register("fwlab", FwlabConfig, exist_ok=True)
+AutoModelForCausalLM.register(FwlabConfig, FwlabForCausalLM, exist_ok=True)
+
+
+def from_run(path: str | Path) -> tuple[FwlabForCausalLM, PreTrainedTokenizerFast]:
+    """A run of `fwlab train` as a model of transformers, with its tokenizer.
+
+    - `path`: as for `fwlab.training.load`.
+    - Returns both, on the CPU. `save_pretrained` of each into one folder
+      makes a folder that other programs can load after `import fwlab.hf`.
+    - Raises `CheckpointError` as `fwlab.training.load` does.
+
+    The tokenizer splits text into the characters or words of the run. It
+    refuses unknown characters.
+    """
+    from fwlab.training import checkpoint
+
+    run = checkpoint.load(path)
+    arguments = checkpoint.model_arguments(run.config)
+    config = FwlabConfig(vocab_size=len(run.vocabulary), **arguments)
+    return FwlabForCausalLM(config, run.model).eval(), _tokenizer(run.vocabulary)
+
+
+def _tokenizer(vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
+    index = {token: i for i, token in enumerate(vocabulary.vocabulary)}
+    special = {"unk_token": UNKNOWN} if UNKNOWN in index else {}
+    tokenizer = Tokenizer(models.WordLevel(index, **special))
+    if isinstance(vocabulary, Characters):
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    else:
+        tokenizer.normalizer = normalizers.Replace("\n", f" {END} ")
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    options = {"clean_up_tokenization_spaces": False, **special}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)

@@ -33,6 +33,7 @@ MODULES = [
     "fwlab.models",
     "fwlab.data",
     "fwlab.training",
+    "fwlab.hf",
     "fwlab.exercises",
     "fwlab.plots",
 ]

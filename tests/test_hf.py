@@ -7,10 +7,11 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fwlab import hf
 from fwlab.models import MIXERS, LanguageModel
+from fwlab.training import Config, Trainer, load
 
 #: What all families share, in sizes that differ.
 SIZES = {
@@ -273,6 +274,37 @@ def test_generate(mixer):
     assert torch.equal(*beams)
 
 
+@pytest.mark.parametrize("mixer", ["delta", "softmax", "transformer-xl", "hybrid"])
+def test_padding_is_not_seen(mixer):
+    """Prompts of unequal length, with beams: as each alone."""
+    model = wrapped(["gated-delta", "softmax"] if mixer == "hybrid" else mixer)
+    mask = torch.ones_like(PROMPT)
+    mask[0, :2] = 0
+    given = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
+    both = model.generate(PROMPT, attention_mask=mask, **given)
+    for row, start in ((0, 2), (1, 0)):
+        alone = model.generate(PROMPT[[row], start:], **given)
+        assert torch.equal(both[[row], start:], alone)
+    logits = model(PROMPT, attention_mask=mask).logits[:1, 2:]
+    assert off(logits, model(PROMPT[:1, 2:]).logits) < 1e-10
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_cache_goes_on_from_other_rows(mixer, padding):
+    """As beams do: what was never chosen is dropped, and others are doubled."""
+    model, x, rows = wrapped(mixer), tokens(3, 6) % 20, torch.tensor([2, 1, 1])
+    mask = torch.ones_like(x)
+    mask[1, :padding] = 0
+    caches = [hf.FwlabCache(), hf.FwlabCache()]
+    model(x, attention_mask=mask, cache=caches[0])
+    caches[0].reorder_cache(rows)
+    model(x[rows], attention_mask=mask[rows], cache=caches[1])
+    token = torch.tensor([[3], [4], [5]])
+    ours, wanted = (model(token, cache=cache).logits for cache in caches)
+    assert off(ours, wanted) < 1e-10
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_saved_and_loaded(mixer, tmp_path):
     model = wrapped(mixer).float()
@@ -334,3 +366,37 @@ def test_the_extra_is_named(monkeypatch):
     said = r'fwlab.hf needs the package transformers: pip install "fwlab\[hf\]"$'
     with pytest.raises(ModuleNotFoundError, match=said):
         importlib.import_module("fwlab.hf")
+
+
+@pytest.mark.parametrize("tokens", ["characters", "words"])
+def test_a_run_of_fwlab_train(tmp_path, tokens):
+    text = "the quick brown fox\njumps over the lazy dog\n" * 80
+    sizes = {"layers": 2, "heads": 2, "d_model": 16, "block": 32, "batch": 2}
+    config = Config(mixer="gated-delta,softmax", tokens=tokens, **sizes)
+    Trainer(config, text).save(tmp_path / "run")
+    model, tokenizer = hf.from_run(tmp_path / "run")
+    run = load(tmp_path / "run")
+    prompt = "the lazy fox\njumps"
+    x = tokenizer(prompt, return_tensors="pt").input_ids
+    assert torch.equal(x[0], run.vocabulary.encode(prompt))
+    assert tokenizer.decode(x[0]).replace(" <eos> ", "\n") == prompt
+    assert torch.equal(model(x).logits, run.model(x))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "folder")
+    again = AutoTokenizer.from_pretrained(tmp_path / "folder")
+    assert again(prompt).input_ids == x[0].tolist()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    assert model.config.mixer == "gated-delta,softmax"
+
+
+def test_mixers_need_names():
+    with pytest.raises(TypeError, match="FwlabConfig: expected mixer to be a name"):
+        hf.FwlabConfig(mixer=MIXERS["delta"])
+
+
+def test_only_the_logits_that_are_asked_for():
+    model = wrapped()
+    every = model(PROMPT).logits
+    for count, use_cache in ((1, True), (1, False), (2, True)):
+        last = model(PROMPT, logits_to_keep=count, use_cache=use_cache).logits
+        assert last.shape[1] == count and off(last, every[:, -count:]) < 1e-10

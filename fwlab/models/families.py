@@ -67,7 +67,7 @@ class Family(NamedTuple):
     - `model`: arguments of `LanguageModel`.
     - `pieces`: all its weights.
     - `ignored`: beginnings of names of what is no part of the text model.
-    - `renamed`: parts of names in files, and what `pieces` have in place of them.
+    - `renamed`: parts of names in files, and their counterparts in `pieces`.
     """
 
     model: dict[str, Any]

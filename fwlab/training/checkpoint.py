@@ -78,29 +78,33 @@ OPTIONS = {
 }
 
 
-def new_model(config: Config, vocab_size: int) -> LanguageModel:
-    """An untrained model of the configured size."""
+def model_arguments(config: Config) -> dict[str, Any]:
+    """Those of the configured `LanguageModel`, but for the vocabulary."""
     usual = Config()
     fast_weights = {
         option: getattr(config, name)
         for name, option in OPTIONS.items()
         if getattr(config, name) != getattr(usual, name)
     }
-    return LanguageModel(
-        vocab_size,
-        config.mixer,
-        layers=config.layers,
-        heads=config.heads,
-        d_model=config.d_model,
-        max_len=config.block,
-        d_ff=config.d_ff,
-        dropout=config.dropout,
-        attention_dropout=config.attention_dropout,
-        fast_weights=fast_weights,
-        softmax={} if config.rope is None else {"rope": config.rope},
-        norm=config.norm,
-        mlp=config.mlp,
-    )
+    return {
+        "mixer": config.mixer,
+        "layers": config.layers,
+        "heads": config.heads,
+        "d_model": config.d_model,
+        "max_len": config.block,
+        "d_ff": config.d_ff,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "fast_weights": fast_weights,
+        "softmax": {} if config.rope is None else {"rope": config.rope},
+        "norm": config.norm,
+        "mlp": config.mlp,
+    }
+
+
+def new_model(config: Config, vocab_size: int) -> LanguageModel:
+    """An untrained model of the configured size."""
+    return LanguageModel(vocab_size, **model_arguments(config))
 
 
 def save(path: str | Path, checkpoint: Checkpoint) -> None:

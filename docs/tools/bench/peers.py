@@ -27,11 +27,11 @@ from fwlab.exercises.solutions import modern_layer
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 
 ROUNDS = 3
-#: A row is measured again, up to so many times in all, while ...
+#: A row is measured again, up to this many times in all, while ...
 ATTEMPTS = 3
 #: ... its quartiles are further apart than this part of the median, or ...
 WIDE = 0.2
-#: ... other programs use more than so many cores.
+#: ... other programs use more than this many cores.
 OTHERS = 0.3
 #: Of each side: on the clock, and of the processor for the main thread.
 TIMES = ("milliseconds", "main_thread")
@@ -438,11 +438,15 @@ class _Attention(nn.Module):
         self.project = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
+    def qkv(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, each `[batch, heads, time, d]`."""
+        return [
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.project(x).chunk(3, -1)
-        )
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
 
@@ -455,19 +459,25 @@ class _Block(nn.Module):
         self.expand = nn.Linear(width, 4 * width, bias=False)
         self.contract = nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norms[0](x))
+    def mlp(self, x: Tensor) -> Tensor:
+        """The second half."""
         return x + self.contract(F.gelu(self.expand(self.norms[1](x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x + self.attention(self.norms[0](x)))
 
 
 class NanoGPT(nn.Module):
-    """A model of the form of nanoGPT: GPT-2 without biases."""
+    """A model of the form of nanoGPT: GPT-2 without biases.
 
-    def __init__(self) -> None:
+    - `max_len`: the length of its position table.
+    """
+
+    def __init__(self, max_len: int = mixers.BLOCK) -> None:
         super().__init__()
         width = mixers.D_MODEL
         self.tokens = nn.Embedding(mixers.VOCAB, width)
-        self.positions = nn.Embedding(mixers.BLOCK, width)
+        self.positions = nn.Embedding(max_len, width)
         self.blocks = nn.Sequential(
             *(_Block(width, mixers.HEADS) for _ in range(mixers.LAYERS))
         )
@@ -508,7 +518,7 @@ COMPARISONS = (
     qwen_layer(1, 512, 4, 64, Goal(1, 1.5)),
     qwen("prefill", 2048, 4, 64, Goal(1, 1.5)),
     qwen("decoding", 64, 4, 64, Goal(1, 1.2)),
-    qwen("training", 512, 4, 64, Goal(1, 1.2)),
+    qwen("training", 2048, 4, 64, Goal(1, 1.2)),
     aft_dense(32, 128, 32, Goal(0.95, 1.2)),
     aft_dense(64, 128, 32, Goal(1, 1.2)),
     aft_dense(128, 128, 32, Goal(1, 1.2)),
