@@ -22,6 +22,7 @@ from tyro.conf import Positional, arg
 from fwlab import training
 from fwlab.data import CorpusError
 from fwlab.files import destination, replacing, write_json
+from fwlab.models import checkpoints
 from fwlab.training.memory import keep_freed
 from fwlab.training.plan import describe, plan, vocabulary_size
 from fwlab.training.presets import PRESETS
@@ -137,19 +138,33 @@ def generate(
     temperature: float = 0.8,
     top_k: int | None = None,
     seed: int | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
 ) -> None:
     """Continue a prompt with a trained model.
 
     Args:
-        checkpoint: A folder or a file that fwlab train has written.
+        checkpoint: A folder or a file that fwlab train has written; or the folder of a
+            published model, or its name on the hub, OWNER/NAME.
         prompt: Text to continue; default: the start of a line.
         length: Number of tokens to add.
         temperature: Divides the logits; 0 takes the most likely token.
         top_k: Sample only from this many of the most likely tokens.
         seed: The same seed gives the same text.
+        dtype: Of the weights of a published model; default: as in its files.
     """
     if length < 0:
         raise ValueError(f"expected length to be 0 or more, got {length}")
+    if checkpoints.is_published(checkpoint) or checkpoints.is_name(checkpoint):
+        if prompt is None:
+            raise ValueError("expected --prompt for a published model, got none")
+        kind = None if dtype is None else getattr(torch, dtype)
+        sampling = (length, temperature, top_k, seed)
+        for piece in checkpoints.told(checkpoint, prompt, *sampling, dtype=kind):
+            print(piece, end="", flush=True)
+        print()
+        return
+    if dtype is not None:
+        raise ValueError(f"expected --dtype with a published model only, got {dtype}")
     loaded = training.load(checkpoint)
     if prompt is None:
         prompt = loaded.vocabulary.start

@@ -75,11 +75,13 @@ def unit_range(x: Tensor) -> Tensor:
 
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
-    return x if x.shape[-1] == 0 else x / _power(x)
+    return x / _power(x)
 
 
 def _power(x: Tensor) -> Tensor:
     """The power of two that `unit_range` divides by, `[..., 1]`."""
+    if x.shape[-1] == 0:
+        return x.new_ones(*x.shape[:-1], 1)
     top = x.detach().abs().amax(-1, keepdim=True)
     wide = top.float() if top.dtype.itemsize < 4 else top
     exponent = torch.frexp(wide).exponent.to(wide.dtype)
@@ -231,8 +233,6 @@ def _plainly(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tenso
 # The same of any vectors: `unit_range` first, and the total back in
 # units of `x`.
 def _by_power(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
-    if x.shape[-1] == 0:
-        return _plainly(by, x)
     power = _power(x)
     y, total = _plainly(by, x / power)
     return y, total * power
@@ -594,36 +594,98 @@ class FAVOR(RandomFeatures):
         arguments.flags("FAVOR", stabilize=stabilize)
         self.stabilize = self.scales = stabilize
 
-    # Eq. 31 before the exponential: $\pm\omega x - |x|^2/2$, and the
-    # factor $1/\sqrt{2m}$ as a logarithm.
-    def _exponents(self, x: Tensor) -> Tensor:
-        if self.stabilize:
-            x = x * self.d**-0.25
-        along = x @ self.omega.to(x.dtype).mT
-        square = (x * x).sum(-1, keepdim=True) / 2
-        half = math.log(2 * self.directions) / 2
-        return torch.cat([along, -along], -1) - square - half
-
     def forward(self, x: Tensor) -> Tensor:
         """Features, computed in float32 or higher precision.
 
         - `x`: `[..., d]`.
         - Returns `[..., 2 * directions]` in the dtype of `x`.
         """
-        with torch.autocast(x.device.type, enabled=False):
-            return self._exponents(_at_least_float32(x)).exp().to(x.dtype)
+        return self._features(x, False)[0]
 
-    # The scale is the largest exponent of a key, so that its largest
-    # feature is 1. This uses one key alone: nothing of it depends on
-    # another step.
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if not self.stabilize:
-            return self(x), None
+        return self._features(x, self.stabilize)
+
+    def _features(self, x: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
+        """Features as they are, or `scaled` and their scale."""
         with torch.autocast(x.device.type, enabled=False):
-            exponents = self._exponents(_at_least_float32(x))
-            # Constant to autograd: it cancels later, so no gradient is lost.
-            top = exponents.detach().amax(-1, keepdim=True)
-            return (exponents - top).exp().to(x.dtype), top[..., 0]
+            wide = _at_least_float32(x)
+            if self.stabilize:
+                wide = wide * self.d**-0.25
+            omega = self.omega.to(wide.dtype)
+            # The gradient of the directions has no formula by hand.
+            plain = _traced() or _recorded(omega)
+            compute = _favor if plain else _FAVOR.apply
+            phi, scale = compute(wide, omega, scaled)
+            return phi.to(x.dtype), scale
+
+
+def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
+    r"""Eq. 31: the exponents are $\pm\omega x - |x|^2/2$, and the factor
+    $1/\sqrt{2m}$ as a logarithm.
+
+    With `scaled`, the scale is the largest exponent of a key, so that its
+    largest feature is 1. This uses one key alone: nothing of it depends on
+    another step.
+    """
+    along = x @ omega.mT
+    rest = (x * x).sum(-1, keepdim=True) / 2 + math.log(2 * len(omega)) / 2
+    exponents = torch.cat([along, -along], -1) - rest
+    if not scaled:
+        return exponents.exp(), None
+    # Constant to autograd: it cancels later, so no gradient is lost.
+    top = exponents.detach().amax(-1, keepdim=True)
+    return (exponents - top).exp(), top[..., 0]
+
+
+class _FAVOR(torch.autograd.Function):
+    r"""The same in fewer passes over the features.
+
+    A feature below the smallest normal number (2e-308 in float64, 1e-38
+    in float32) becomes 0. It would be subnormal: a processor computes
+    such numbers, and with them, many times more slowly, and their digits
+    are not those of its precision. `divide` takes a total of this size
+    for 0, too; next to any larger total, such a feature is lost in the
+    rounding error, and so is its gradient, which is proportional to it.
+    """
+
+    # Exponents are written into their place in the result. The scale is
+    # $\max |\omega x|$ less the rest, so the rest cancels.
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, omega: Tensor, scaled: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        along = x @ omega.mT
+        rest = (x * x).sum(-1, keepdim=True) / 2 + math.log(2 * len(omega)) / 2
+        top = torch.linalg.vector_norm(along, math.inf, -1, True) if scaled else rest
+        phi = x.new_empty(*x.shape[:-1], 2 * len(omega))
+        positive, negative = phi.chunk(2, -1)
+        torch.sub(along, top, out=positive)
+        torch.sub(-top, along, out=negative)
+        # Not -inf: its exponential takes three times as long.
+        least = torch.finfo(x.dtype).tiny
+        torch.threshold_(phi.clamp_(math.log(least) + 0.5).exp_(), 2 * least, 0.0)
+        ctx.save_for_backward(x, omega, phi)
+        ctx.scaled = scaled
+        if not scaled:
+            return phi, None
+        scale = (top - rest)[..., 0]
+        ctx.mark_non_differentiable(scale)
+        return phi, scale
+
+    # With the gradients $g_\pm = d\phi_\pm\, \phi_\pm$ of the exponents,
+    # $dx = \Omega^\top (g_+ - g_-) - x \sum (g_+ + g_-)$.
+    @staticmethod
+    def backward(ctx: Any, d_phi: Tensor, _: Any) -> tuple[Tensor, None, None]:
+        x, omega, phi = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative
+            phi = _favor(x, omega, ctx.scaled)[0]
+            return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None, None
+        # In the order of `phi`, however the gradient came.
+        g = phi * d_phi
+        total = g.sum(-1, keepdim=True)
+        positive, negative = g.chunk(2, -1)
+        dx = positive.sub_(negative) @ omega
+        return dx.addcmul_(x, total, value=-1), None, None
 
 
 class RandomFourier(RandomFeatures):

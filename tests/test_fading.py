@@ -78,6 +78,11 @@ def remembered(rule, implementation, faded):
     nothing = [given[0], 0 * k, v, 0 * strength, given[4], *state]
     later, _ = called(rule, implementation, *nothing)
     torch.testing.assert_close(later, y)
+    # Nor step by step, where the state alone says whether it needs a unit.
+    for t in range(5):
+        step = (x[:, t : t + 1] for x in nothing[:5])
+        later, state = called(rule, implementation, *step, *state)
+        torch.testing.assert_close(later, y[:, t : t + 1])
     dq, dk, dv, db, dl, *_ = torch.autograd.grad(y.sum(), given, allow_unused=True)
     torch.testing.assert_close(dv.flatten(), torch.tensor([5.0, 0, 0, 0, 0]))
     for each in (dq, dk[:, 0], dl):
@@ -175,11 +180,11 @@ def test_the_size_of_a_scale_cancels(scale):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_one_step_of_nothing(rule):
-    """A step of no sequences, or of no heads."""
-    for batch, heads in ((0, 2), (1, 0)):
-        q, v = torch.rand(batch, 1, heads, 4), torch.rand(batch, 1, heads, 3)
-        W, z = torch.rand(batch, heads, 3, 4), torch.rand(batch, heads, 4)
-        y, state = called(rule, "auto", q, q, v, q[..., 0], -q[..., 0], W, z)
+    """A step of no sequences, of no heads, or with keys of no width."""
+    for batch, heads, key in ((0, 2, 4), (1, 0, 4), (1, 2, 0)):
+        q, v = torch.rand(batch, 1, heads, key), torch.rand(batch, 1, heads, 3)
+        W, z = torch.rand(batch, heads, 3, key), torch.rand(batch, heads, key)
+        y, state = called(rule, "auto", q, q, v, v[..., 0], -v[..., 0], W, z)
         assert y.shape == v.shape
         assert (state.W.shape, state.z.shape) == (W.shape, z.shape)
 

@@ -366,6 +366,48 @@ def test_favor_scale():
     assert plain.scaled(x)[1] is None
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("stabilize", [False, True])
+def test_favor_by_hand_is_the_formula(scaled, stabilize):
+    """Directions with gradients take the formula, and others do not."""
+    phi = FAVOR(3, 4, stabilize=stabilize, seed=0).double()
+    results = []
+    for learned in (False, True):
+        phi.omega.requires_grad_(learned)
+        x = 3 * random(5, 2, 3)
+        x.requires_grad_()
+        y, scale = phi.scaled(x) if scaled else (phi(x), None)
+        # A gradient whose last dimension is not the innermost in memory.
+        dy = random(8, 5, 2).permute(1, 2, 0)
+        results.append([y, *torch.autograd.grad(y, x, dy)])
+        results[-1] += [] if scale is None else [scale]
+        assert learned == (phi.omega in {*_leaves(y.grad_fn)})
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def _leaves(node):
+    if node is not None:
+        if hasattr(node, "variable"):
+            yield node.variable
+        for before, _ in node.next_functions:
+            yield from _leaves(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_feature_of_favor_is_subnormal(dtype):
+    """A processor is slow with them; those of the formula are."""
+    tiny = torch.finfo(dtype).tiny
+    phi = FAVOR(1, 1, stabilize=False).to(dtype)
+    # The exponents are +-x - x^2/2, from 0 to far below the range.
+    phi.omega.fill_(1)
+    x = torch.linspace(0, 45, 1000, dtype=dtype)[:, None]
+    found, exact = phi(x), phi.omega.requires_grad_() and phi(x)
+    assert (exact[exact != 0] < tiny).any()
+    assert (found[found != 0] >= tiny).all() and (found == 0).any()
+    torch.testing.assert_close(found, exact, rtol=1e-10, atol=2 * tiny)
+
+
 def test_why_favor_has_a_stabiliser():
     """The printed features of long keys are zero in float32."""
     x = 20 * l2_normalize(random(4, 64)).float()

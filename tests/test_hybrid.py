@@ -107,6 +107,14 @@ def test_every_weight_learns():
         assert parameter.grad.isfinite().all() and parameter.grad.any(), name
 
 
+def test_in_one_graph():
+    options = {**MODERN, "mixer": "softmax", "fast_weights": None, "layers": 1}
+    m, text = model(**options), tokens(2, 9)
+    torch.compiler.reset()
+    made = torch.compile(m, backend="eager", fullgraph=True)
+    torch.testing.assert_close(made(text), m(text))
+
+
 def test_rotary_positions_need_no_table():
     table = model(mixer=HYBRID)
     assert table.positions is not None and table.max_len == 40

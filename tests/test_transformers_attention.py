@@ -1,6 +1,7 @@
 """Softmax attention with the options of today's models is that of transformers."""
 
 import contextlib
+import importlib
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from alike import random
 from torch import Tensor
 
-from fwlab.layers import SoftmaxAttention
+from fwlab.layers import Block, SoftmaxAttention
 from fwlab.layers.positions import angles
 
 transformers = pytest.importorskip("transformers")
@@ -45,6 +46,7 @@ def pair(kind: str, dtype=torch.float64) -> Pair:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "num_hidden_layers": 4,
+        "intermediate_size": 20,
     }
     share, base = 0.5, 1e4
     if kind == "qwen3.5":
@@ -174,6 +176,39 @@ def test_padding_on_the_left(kind):
     assert (y[~real] == 0).all()
     alone = p.ours(x[:1, 6:])
     torch.testing.assert_close(y[:1, 6:], alone, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["qwen3.5", "olmo-rope"])
+def test_the_block_around_it(kind):
+    """RMSNorm before or after each part, and SwiGLU."""
+    p, x = pair(kind), random(2, TIME, WIDTH)
+    config = p.theirs.config
+    modeling = importlib.import_module(type(p.theirs).__module__)
+    if kind == "qwen3.5":
+        theirs = modeling.Qwen3_5DecoderLayer(config, 3)
+        norms = theirs.input_layernorm, theirs.post_attention_layernorm
+    else:
+        theirs = modeling.OlmoHybridAttentionDecoderLayer(config, 3)
+        norms = theirs.post_attention_layernorm, theirs.post_feedforward_layernorm
+    theirs.double()
+    theirs.self_attn = p.theirs
+    after = kind != "qwen3.5"
+    form = {"norm": "rms", "mlp": "swiglu", "norm_eps": config.rms_norm_eps}
+    ours = Block(p.ours, WIDTH, config.intermediate_size, post_norm=after, **form)
+    ours.double()
+    with torch.no_grad():
+        for norm, own in zip(norms, (ours.norm_mixer, ours.norm_mlp), strict=True):
+            norm.weight.normal_()
+            own.weight.copy_(norm.weight if after else norm.weight + 1)
+    for name, own in (
+        ("gate", ours.gate),
+        ("up", ours.expand),
+        ("down", ours.contract),
+    ):
+        own.load_state_dict(getattr(theirs.mlp, f"{name}_proj").state_dict())
+    with in_double():
+        wanted = theirs(x, position_embeddings=p.waves)
+    torch.testing.assert_close(ours(x), wanted, **CLOSE)
 
 
 def test_angles_are_theirs():

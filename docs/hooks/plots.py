@@ -31,6 +31,7 @@ from fwlab.plots import (
 )
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
+from bench import generation as by_context
 from bench import lengths as by_length
 
 #: Points: letters of at least 11 pixels where the page is 390 wide.
@@ -273,6 +274,55 @@ def decoding(run: dict) -> str:
             figure,
             "decoding",
             f"Microseconds per step, starting at {start:,} tokens read: {every}.",
+        )
+
+
+def generation(run: dict) -> str:
+    """Tokens per second by context, and where a constant cost is less."""
+    times = by_context.by_model(run["generation"])
+    faster = by_context.crossings(run["generation"])
+    contexts = [*times[by_context.NANOGPT]]
+    with styled():
+        figure, (ax,) = panels(3.6)
+        ends, every = [], []
+        for name, line in times.items():
+            look = COMPARED["dense"] if name == by_context.NANOGPT else _look(name)
+            color, marker, dashes, _ = look
+            speeds = [1e6 / us for us in line.values()]
+            ax.plot(
+                list(line),
+                speeds,
+                color=color,
+                linestyle=dashes,
+                marker=marker,
+                markersize=5,
+            )
+            ends.append((contexts[-1], speeds[-1], name, color))
+            words = f"{name} from {speeds[0]:,.0f} to {speeds[-1]:,.0f}"
+            if name in faster:
+                at = by_context.said(faster[name], contexts)
+                words += f", faster than {by_context.NANOGPT} {at}"
+            every.append(words)
+        ax.set(xscale="log", yscale="log", xlabel="context", ylabel="tokens per second")
+        _ticks(ax.xaxis, contexts[::2])
+        _ticks(ax.yaxis, [100, 200, 500, 1000, 2000, 5000])
+        _label_ends(ax, ends)
+        at = faster["delta"]
+        if at is not None and at > contexts[0]:
+            ax.axvline(at, color=FAST, linewidth=1.4, linestyle=":")
+            ax.annotate(
+                by_context.rounded(at),
+                (at, 0.04),
+                xycoords=ax.get_xaxis_transform(),
+                xytext=(3, 0),
+                textcoords="offset points",
+                color=FAST,
+            )
+        return drawn(
+            figure,
+            "generation",
+            f"Tokens per second, from {contexts[0]:,} tokens of context to "
+            f"{contexts[-1]:,}: {'; '.join(every)}.",
         )
 
 

@@ -19,6 +19,7 @@ RESULTS = ROOT / "docs" / "results"
 TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
 BENCH, PEERS = "bench-cpu", "peers-cpu"
 LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
+GENERATION = "generation-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
@@ -180,6 +181,27 @@ def _decoding() -> dict | None:
     return {"rows": rows, "positions": positions, "file": BENCH, "run": run}
 
 
+def _generation() -> dict | None:
+    """Tokens per second at some contexts, and where they cross nanoGPT's."""
+    run = _read(GENERATION)
+    if not run:
+        return None
+    measured = plots.by_context
+    times = measured.by_model(run["generation"])
+    faster = measured.crossings(run["generation"])
+    contexts = [*times[measured.NANOGPT]]
+    shown = [at for at in contexts if at in (64, 512, 2048, 8192)]
+    rows = {
+        name: {
+            "speeds": [1e6 / line[at] for at in shown],
+            "faster": measured.said(faster[name], contexts) if name in faster else "–",
+        }
+        for name, line in times.items()
+    }
+    titles = [f"at {at:,}" for at in shown]
+    return {"rows": rows, "titles": titles, "file": GENERATION, "run": run}
+
+
 def _busy() -> dict | None:
     run = _read(BUSY)
     return {"rows": run["busy"], "file": BUSY, "run": run} if run else None
@@ -218,6 +240,7 @@ TABLES = {
     "steps": _steps,
     "lengths": _lengths,
     "decoding": _decoding,
+    "generation": _generation,
     "busy": _busy,
     "gpu": _gpu,
 }
@@ -231,6 +254,7 @@ PLOTS = {
     "lengths": lambda: plots.lengths(_read(LENGTHS)),
     "batches": lambda: plots.batches(_read(LENGTHS)),
     "decoding": lambda: plots.decoding(_read(BENCH)),
+    "generation": lambda: plots.generation(_read(GENERATION)),
 }
 
 

@@ -1,6 +1,9 @@
-"""Models built of layers: a language model and an encoder-decoder."""
+"""Models built of layers: a language model and an encoder-decoder;
+and published models in the form of the first.
+"""
 
+from fwlab.models.checkpoints import load
 from fwlab.models.encoder_decoder import EncoderDecoder
 from fwlab.models.language_model import MIXERS, LanguageModel, Mixer
 
-__all__ = ["MIXERS", "Mixer", "LanguageModel", "EncoderDecoder"]
+__all__ = ["MIXERS", "Mixer", "LanguageModel", "EncoderDecoder", "load"]

@@ -390,7 +390,7 @@ class LanguageModel(nn.Module):
           last token.
         """
         tokens, mask, new = _real_first(tokens, key_mask, self.vocab_size)
-        counts = (new,) if isinstance(new, int) else new
+        counts = new if isinstance(new, tuple) else (new,)
         if last and 0 in counts:
             raise ValueError(
                 "LanguageModel: expected at least one real token in every row, got "
@@ -418,7 +418,7 @@ class LanguageModel(nn.Module):
         if not isinstance(state, RowStates):
             state = RowStates([_row(state, i) for i in range(batch)])
         _check_batch(state.rows, batch)
-        counts = repeat(new) if isinstance(new, int) else new
+        counts = new if isinstance(new, tuple) else repeat(new)
         rows = [
             self.prefill(row[:, :count], part, last=last)
             for row, count, part in zip(
@@ -583,7 +583,7 @@ class LanguageModel(nn.Module):
                 logits, state = self.prefill(past, key_mask=real, last=True)
             else:
                 logits, state = self.step(text[-1][:, 0], state)
-            new = _draw(logits, temperature, top_k, generator)
+            new = draw(logits, temperature, top_k, generator)
             if stop is not None:
                 new = new.masked_fill(stopped, stop)
                 stopped = stopped | (new == stop)
@@ -691,7 +691,7 @@ def _real_first(
 
 def _last(x: Tensor, counts: int | tuple[int, ...]) -> Tensor:
     """The last real step of each row: `[batch, time, ...]` to `[batch, ...]`."""
-    if isinstance(counts, int):
+    if not isinstance(counts, tuple):
         return x[:, counts - 1]
     return x[torch.arange(len(x)), torch.tensor(counts) - 1]
 
@@ -706,16 +706,17 @@ def _back(x: Tensor, key_mask: Tensor | None) -> Tensor:
     return torch.where(key_mask[..., None], x.take_along_dim(place[..., None], 1), 0)
 
 
-# Numbers of tokens: of all rows, or, once padding made them differ, of each.
+# Numbers of tokens: of all rows, or, once padding made them differ, a tuple. In a
+# traced call a number is no `int`.
 def _more(past: int | tuple[int, ...], new: int | tuple[int, ...]) -> Any:
-    if isinstance(past, int) and isinstance(new, int):
+    if not (isinstance(past, tuple) or isinstance(new, tuple)):
         return past + new
-    rows = (repeat(n) if isinstance(n, int) else n for n in (past, new))
+    rows = (n if isinstance(n, tuple) else repeat(n) for n in (past, new))
     return tuple(map(operator.add, *rows))
 
 
 def _longest(tokens: int | tuple[int, ...]) -> int:
-    return tokens if isinstance(tokens, int) else max(tokens)
+    return max(tokens) if isinstance(tokens, tuple) else tokens
 
 
 def _length(state: Any) -> int:
@@ -742,7 +743,7 @@ def _check_batch(rows: tuple | list, batch: int) -> None:
         )
 
 
-def _draw(
+def draw(
     logits: Tensor,
     temperature: float,
     top_k: int | None,

@@ -194,20 +194,40 @@ def row_products(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def split(x):
+    r"""$x = f\, 2^p$, exactly: $|f|$ from 1 to 2, and a whole $p$.
+
+    0 becomes $2^{-1000}$, which is 0 again in any product.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    p = (bits >> 23) & 255
+    none = p == 0  # A subnormal number counts as 0.
+    f = (bits & -0x7F800001) | 0x3F800000
+    f = tl.where(none, 1.0, f.to(tl.float32, bitcast=True))
+    return f, tl.where(none, -1000, p - 127)
+
+
+@triton.jit
 def put_decays(
     decay, gammas, products, index, origin, t, remaining, heads,
     C: tl.constexpr,
 ):  # fmt: skip
     r"""Compute and store what `decays` loads; returns $\Gamma$.
 
-    All other kernels load it: to multiply C^2 decays takes longer.
+    $\Gamma_{ij} = \gamma_i / \gamma_j$, as quotients of $f\, 2^p$, whose
+    powers are whole numbers: a decay may be 0, and one strong decay
+    does not make those after it less precise. All other kernels load
+    $\Gamma$: to make it again takes longer.
     """
     d = scalars(decay, origin, t, remaining, heads, 1.0)
-    put_scalars(gammas, tl.cumprod(d, 0), origin, t, remaining, heads)
-    below = t[:, None] > t[None, :]
-    one = tl.full([C, C], 1.0, tl.float32)
-    G = tl.cumprod(tl.where(below, one * d[:, None], 1.0), 0)
-    G *= causal_mask(C)
+    f, p = split(d)
+    f, more = split(tl.cumprod(f, 0))
+    p = (tl.cumsum(p, 0) + more).to(tl.float32)
+    gamma = f * tl.exp2(p)
+    put_scalars(gammas, gamma, origin, t, remaining, heads)
+    causal = t[:, None] >= t[None, :]
+    G = tl.where(causal, p[:, None] - p[None, :], -1000.0)
+    G = f[:, None] * (1.0 / f)[None, :] * tl.exp2(G)
     at = products + index * C * C + t[:, None] * C + t[None, :]
     tl.store(at, G.to(products.dtype.element_ty))
     return G
@@ -218,7 +238,7 @@ def decays(
     gammas, products, index, origin, t, remaining, heads,
     C: tl.constexpr,
 ):  # fmt: skip
-    r"""$\gamma$ `[C]`, $\Gamma$ `[C, C]`, and the last row of $\Gamma$.
+    r"""$\gamma$ `[C]`, $\Gamma$ `[C, C]`, its last row, and $\gamma_C$.
 
     Without `gammas` and `products` there is no decay.
     """
@@ -227,12 +247,15 @@ def decays(
     gamma = scalars(gammas, origin, inside, remaining, heads, 1.0)
     if products is None:
         G, fade = causal_mask(C), tl.full([C], 1.0, tl.float32)
+        last = 1.0
     else:
         first = products + index * C * C
         at = t[:, None] * C + t[None, :]
         G = tl.load(first + at).to(tl.float32)
         fade = tl.load(first + (C - 1) * C + t).to(tl.float32)
-    return gamma, G, fade
+        end = tl.minimum(C, remaining).to(tl.int64) - 1
+        last = tl.load(gammas + origin + end * heads).to(tl.float32)
+    return gamma, G, fade, last
 
 
 @triton.jit
@@ -240,12 +263,6 @@ def causal_mask(C: tl.constexpr):
     """`[C, C]`: 1 on and below the diagonal, and 0 above."""
     i = tl.arange(0, C)
     return tl.where(i[:, None] >= i[None, :], 1.0, 0.0)
-
-
-@triton.jit
-def last_scalar(x, C: tl.constexpr):
-    """The last of C scalars."""
-    return tl.sum(tl.where(tl.arange(0, C) == C - 1, x, 0.0), 0)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from typing_extensions import Doc
 
+from fwlab.layers.fast_weight_attention import PRESETS
 from fwlab.models import MIXERS
 
 #: The text is what `fwlab train --help` shows.
@@ -15,6 +16,13 @@ MixerName = Annotated[
         f"How information passes between tokens: {', '.join([*MIXERS][:-1])} "
         f"or {[*MIXERS][-1]}; or several, as in gated-delta*3,softmax: layers take "
         "them in turn."
+    ),
+]
+LayerName = Annotated[
+    str | None,
+    Doc(
+        f"A published layer ({', '.join(PRESETS)}) whose options all fast weights "
+        "have; the next options change them."
     ),
 ]
 
@@ -27,6 +35,7 @@ KINDS: dict[Any, tuple[str, Any]] = {
     float | None: ("a number or None", int | float | None),
     str: ("a string", str),
     MixerName: ("a string", str),
+    LayerName: ("a string or None", str | None),
     str | None: ("a string or None", str | None),
 }
 
@@ -134,9 +143,8 @@ class Config:
     training."""
     attention_dropout: float = 0.0
     """The same of attention weights, for mixers that have any."""
-    like: str | None = None
-    """Options of a published layer for fast weights: delta-net, gated-delta-net,
-    qwen3.5, olmo-hybrid or kimi; the next ones change it."""
+    like: LayerName = None
+    """A published layer, as in `FastWeightAttention.like`."""
     conv: int = 0
     """Tokens of the short convolutions before fast weights; 0: none."""
     out_norm: bool = False

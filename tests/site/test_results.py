@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import defaultdict
+from html import unescape
 from itertools import pairwise
 from statistics import mean, median
 
@@ -17,7 +18,15 @@ import plots
 
 RESULTS = ROOT / "docs" / "results"
 PAGE = "results.html"
-NAMES = ("losses", "curves", "operations", "lengths", "batches", "decoding")
+NAMES = (
+    "losses",
+    "curves",
+    "operations",
+    "lengths",
+    "batches",
+    "decoding",
+    "generation",
+)
 
 
 def bench() -> dict:
@@ -35,9 +44,18 @@ def runs() -> list[dict]:
     return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
-def draw(name: str, runs: list[dict], bench: dict, sizes: dict) -> str:
+def speeds() -> dict:
+    return json.loads((RESULTS / "generation-cpu.json").read_text("utf-8"))
+
+
+def results() -> tuple[list[dict], dict, dict, dict]:
+    return runs(), bench(), sizes(), speeds()
+
+
+def draw(name: str, runs: list[dict], bench: dict, sizes: dict, speeds: dict) -> str:
     arguments = {"losses": (runs, {"softmax": 1.88}), "curves": (runs,)}
     arguments |= dict.fromkeys(("lengths", "batches"), (sizes,))
+    arguments["generation"] = (speeds,)
     return getattr(plots, name)(*arguments.get(name, (bench,)))
 
 
@@ -75,6 +93,10 @@ def test_names_are_unique_and_the_ink_is_that_of_the_text(html):
     # What is referred to is there.
     targets = re.findall(r'(?:href="|url\()#([^")]+)', together)
     assert targets and set(targets) <= set(ids)
+
+
+def runs_of(mixer: str) -> list[dict]:
+    return [run for run in runs() if run["config"]["mixer"] == mixer]
 
 
 def final() -> dict[str, list[float]]:
@@ -171,9 +193,27 @@ def test_decoding_agrees_with_the_results(labels):
         assert said in labels["decoding"]
 
 
-def more(name: str) -> tuple[list[dict], dict, dict]:
+def test_generation_agrees_with_the_results(labels, html):
+    speed = defaultdict(dict)
+    for row in speeds()["generation"]:
+        speed[row["model"]][row["context"]] = 1e6 / row["microseconds"]
+    theirs = speed["nanoGPT"]
+    for name, line in speed.items():
+        words = f"{name} from {line[64]:,.0f} to {line[8192]:,.0f}"
+        assert words in labels["generation"]
+        crosses = re.search(
+            f"{words}, faster than nanoGPT from ([\\d,]+)", labels["generation"]
+        )
+        if crosses:
+            at = int(crosses[1].replace(",", ""))
+            slower = max(T for T in line if line[T] < theirs[T])
+            assert 0.95 * slower <= at <= 1.05 * 2 * slower
+            assert f"<td>from {crosses[1]}</td>" in html
+
+
+def more(name: str) -> tuple[list[dict], dict, dict, dict]:
     """The results with one more point for one of the plots."""
-    all_, run, other = (copy.deepcopy(x) for x in (runs(), bench(), sizes()))
+    all_, run, other, generation = copy.deepcopy(results())
     if name == "losses":
         seed = copy.deepcopy(all_[0])
         seed["validation_loss"] += 0.05
@@ -188,9 +228,12 @@ def more(name: str) -> tuple[list[dict], dict, dict]:
         axis = "T" if name == "lengths" else "batch"
         last = other[name][-1]
         other[name].append({**last, axis: 2 * last[axis]})
+    elif name == "generation":
+        last = generation[name][-1]
+        generation[name].append({**last, "context": 2 * last["context"]})
     else:
         run["decoding"][-1]["microseconds"]["10000"] = 2000.0
-    return all_, run, other
+    return all_, run, other, generation
 
 
 def shapes(figure, *_) -> list[str]:
@@ -205,15 +248,15 @@ def shapes(figure, *_) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_one_point_more_is_another_drawing(monkeypatch, name):
     monkeypatch.setattr(plots, "drawn", shapes)
-    drawn = draw(name, runs(), bench(), sizes())
-    assert drawn and draw(name, runs(), bench(), sizes()) == drawn
+    drawn = draw(name, *results())
+    assert drawn and draw(name, *results()) == drawn
     assert draw(name, *more(name)) != drawn
 
 
 @pytest.mark.slow
 def test_same_numbers_same_bytes():
     for name in NAMES:
-        drawn = [draw(name, runs(), bench(), sizes()) for _ in range(2)]
+        drawn = [draw(name, *results()) for _ in range(2)]
         assert drawn[0] == drawn[1], name
 
 
@@ -231,6 +274,32 @@ def test_without_scripts_a_wide_table_scrolls(look):
           .map((t) => [getComputedStyle(t).overflowX, t.clientWidth <= innerWidth])"""
     )
     assert boxes and {tuple(box) for box in boxes} == {("auto", True)}
+
+
+def test_hybrids_are_those_of_their_files(html):
+    """A row for each stack, with all its seeds; best first, and equally large."""
+    section = html[html.index('<h2 id="hybrids"') :]
+    section = section[: section.index("<h2", 4)]
+    row = r"<tr><td><code>([^<]*)</code></td>\s*<td><strong>([\d.]+)</strong></td>\s*"
+    rows = re.findall(row + r"<td>([^<]*)</td>\s*<td>([\d,]+)</td>", section)
+    losses, softmax = defaultdict(list), runs_of("softmax")[0]["parameters"]
+    for path in sorted(RESULTS.glob("hybrid-cpu-*.json")):
+        run = json.loads(path.read_text("utf-8"))
+        config = run["config"]
+        assert config["steps"] == 2000 and config["d_model"] == 128
+        assert abs(run["parameters"] / softmax - 1) < 0.02
+        losses[config["mixer"], config.get("like")].append(run["validation_loss"])
+    found = {}
+    for name, loss, seeds, _ in rows:
+        name = unescape(name)
+        mixer, like = re.match(r"'?([\w*,-]+)'?(?:.* --like (\w+))?", name).groups()
+        found[mixer, like] = [float(seed) for seed in seeds.split(", ")]
+        assert float(loss) == pytest.approx(mean(losses[mixer, like]), abs=5.1e-4)
+    assert found == {
+        key: [round(loss, 3) for loss in seeds] for key, seeds in losses.items()
+    }
+    means = [float(loss) for _, loss, *_ in rows]
+    assert means == sorted(means)
 
 
 def test_findings_are_those_of_the_files():

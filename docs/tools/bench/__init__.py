@@ -8,6 +8,7 @@
 - `imports`: the time to import fwlab, next to PyTorch.
 - `steps`: a training step of every mixer by sequence length.
 - `training`: the loop of `fwlab train`, next to a bare loop.
+- `generation`: tokens per second by context, next to nanoGPT with a cache.
 
 `settings` has the ways that threads can wait, which some of them compare.
 """

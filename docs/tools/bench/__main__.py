@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fwlab import bench
 
-NAMES = ("peers", "lengths", "busy", "imports", "steps", "training")
+NAMES = ("peers", "lengths", "busy", "imports", "steps", "training", "generation")
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 

@@ -438,11 +438,15 @@ class _Attention(nn.Module):
         self.project = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
+    def qkv(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, each `[batch, heads, time, d]`."""
+        return [
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.project(x).chunk(3, -1)
-        )
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
 
@@ -455,19 +459,25 @@ class _Block(nn.Module):
         self.expand = nn.Linear(width, 4 * width, bias=False)
         self.contract = nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norms[0](x))
+    def mlp(self, x: Tensor) -> Tensor:
+        """The second half."""
         return x + self.contract(F.gelu(self.expand(self.norms[1](x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x + self.attention(self.norms[0](x)))
 
 
 class NanoGPT(nn.Module):
-    """A model of the form of nanoGPT: GPT-2 without biases."""
+    """A model of the form of nanoGPT: GPT-2 without biases.
 
-    def __init__(self) -> None:
+    - `max_len`: the length of its position table.
+    """
+
+    def __init__(self, max_len: int = mixers.BLOCK) -> None:
         super().__init__()
         width = mixers.D_MODEL
         self.tokens = nn.Embedding(mixers.VOCAB, width)
-        self.positions = nn.Embedding(mixers.BLOCK, width)
+        self.positions = nn.Embedding(max_len, width)
         self.blocks = nn.Sequential(
             *(_Block(width, mixers.HEADS) for _ in range(mixers.LAYERS))
         )

@@ -34,11 +34,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fwlab.feature_maps import denominator, divide
+from fwlab.feature_maps import (
+    _power,
+    denominator,
+    divide,
+    unit_range,
+)
 from fwlab.ops.call import operators
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts import decay as decays
-from fwlab.ops.parts.one_step import one_step
+from fwlab.ops.parts.one_step import one_step, usual
 
 
 class Group:
@@ -56,6 +61,8 @@ class Group:
     operator: ClassVar[operators.Operator]
     #: What answers have been divided by; None = 1.
     total: Tensor | None = None
+    #: What queries have been divided by; None = 1.
+    power: Tensor | None = None
 
     def __init__(
         self, inputs: Any, place: Any, chunk: int, dtype: torch.dtype
@@ -79,8 +86,18 @@ class Group:
         self.solve()
 
     def mean(self, Y: Tensor) -> Tensor:
-        r"""Divide answers by sums of $P$: Eq. 19 without a state."""
-        self.total = denominator(self.P.sum(-1, keepdim=True))
+        r"""Divide answers by sums of $P$: Eq. 19 without a state.
+
+        The length of a query cancels, so a sum that is out of the usual
+        range is computed again with queries in `unit_range`.
+        """
+        self.total = self.P.sum(-1, keepdim=True)
+        if not usual(self.total):
+            self.power = _power(self.R)
+            self.R = self.R / self.power
+            self.P = self.fade.scores(self.R, self.K)
+            Y = self.read(None, self.strong(self.V))
+            self.total = denominator(self.P.sum(-1, keepdim=True))
         self.Y = Y.div_(self.total)
         return self.Y
 
@@ -390,7 +407,7 @@ def _backward(
     - `S`: the states before all chunks; `dS`: the gradient of the
       state after the last one. None = there are no states.
     """
-    fade, before, D = group.fade, None, None
+    fade, before, D, along = group.fade, None, None, None
     if S is not None and dS is not None:
         before, D = S.flatten(0, 1), S.new_empty(group.n + 1, *dS.shape)
         D[-1] = dS
@@ -404,9 +421,10 @@ def _backward(
     if group.s is not None:
         ds = dU.mul_(E).sum(-1, True)  # (c7)
     # Queries, keys and strengths of the chunk itself.
-    dP = torch.bmm(G, U.mT)
-    if group.total is not None:
-        dP.sub_(along)
+    if along is None:
+        dP = torch.bmm(G, U.mT)
+    else:
+        dP = torch.baddbmm(along, G, U.mT, beta=-1)
     # What is not needed any more makes room.
     del dY, dU, E, group.V, group.P
     after, dR, dK, read, stored = (None,) * 5
@@ -423,6 +441,8 @@ def _backward(
         if read is not None and stored is not None:
             read, stored = read.mul_(group.R), stored.mul_(group.K)
         dd = fade.gradient(before, after, read, stored)
+    if group.power is not None:
+        dR = dR / group.power
     dQ, dK_bar = dR, None
     if dR.shape[1] > group.C:
         dQ, dK_bar = dR.split(group.C, 1)
@@ -481,7 +501,7 @@ def whole(
 ) -> Tensor | None:
     """The answers to `q` without a state; None if it is too long."""
     channels = decay is not None and decay.shape[-1] > 1
-    if q.shape[1] > chunks.WHOLE or channels or operators.traced(q):
+    if operators.traced(q) or channels or q.shape[1] > chunks.WHOLE:
         return None
     return Whole.apply(q, k, v, decay, strength, ask, mean, Kind)
 
@@ -506,7 +526,8 @@ def additive(
         if y is not None:
             return (y,)
         W = empty(q, v)
-        z = W[..., 0, :] if mean else None
+        if mean:
+            q, z = unit_range(q), W[..., 0, :]
     # The usual case, and a single step with a normaliser.
     if z is None:
         y, _, W = memory(q, k, v, decay, strength, W)()

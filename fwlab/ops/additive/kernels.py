@@ -52,7 +52,6 @@ from fwlab.ops.triton_tiles import (
     decays,
     features,
     features_backward,
-    last_scalar,
     one_precision,
     padded_width,
     per_head,
@@ -133,7 +132,7 @@ def forward(
             k, k_total, origin, t, remaining, heads, 0, K, BK, NU
         )
         e = rows(v, origin, t, remaining, heads, first, V, BV)
-        gamma, G, fade = decays(
+        gamma, G, fade, last = decays(
             gammas, products, index, origin, t, remaining, heads, C
         )
         s = scalars(strength, origin, t, remaining, heads, 0.0)
@@ -171,9 +170,9 @@ def forward(
                 tl.store(
                     z_states + index * K + column, sums, mask=column < K
                 )
-            sums = sums * last_scalar(gamma, C)
+            sums = sums * last
             sums += tl.sum(key * (s * fade)[:, None], 0)
-        S = S * last_scalar(gamma, C)  # (c2), (d3)
+        S = S * last  # (c2), (d3)
         S += product(tl.trans(u * fade[:, None]), key, TYPE, PRECISION)
     tl.store(W_end + offset + at, S, mask=mask)
     if z is not None and first == 0:
@@ -213,7 +212,7 @@ def read(
     )  # fmt: skip
     e = rows(E, origin, t, remaining, heads, first, V, BV)
     s = scalars(strength, origin, t, remaining, heads, 0.0)
-    gamma, G, _ = decays(
+    gamma, G, _, _ = decays(
         gammas, products, index, origin, t, remaining, heads, C
     )
     P = product(query, tl.trans(key), TYPE, PRECISION) * G
@@ -267,7 +266,7 @@ def backward_state(
             0, K, BK, NU,
         )  # fmt: skip
         g = rows(dy, origin, t, remaining, heads, first, V, BV)
-        gamma, G, fade = decays(
+        gamma, G, fade, last = decays(
             gammas, products, index, origin, t, remaining, heads, C
         )
         s = scalars(strength, origin, t, remaining, heads, 0.0)
@@ -294,13 +293,13 @@ def backward_state(
                 )
                 dd = -dd * reciprocals
                 put_scalars(dtotal, dd, origin, t, remaining, heads)
-                sums = sums * last_scalar(gamma, C)
+                sums = sums * last
                 sums += tl.sum(query * (gamma * dd)[:, None], 0)
         P = row_products(query, key, TYPE, PRECISION) * G
         du = product(tl.trans(P), g, TYPE, PRECISION) * unit  # (c5)
         du += fade[:, None] * row_products(key, D, TYPE, PRECISION)
         g_v = du * s[:, None]
-        D = D * last_scalar(gamma, C)  # (c6), (d6)
+        D = D * last  # (c6), (d6)
         g = g * gamma[:, None]
         D += product(tl.trans(g), query, TYPE, PRECISION) * unit
         if X is not None:
@@ -343,7 +342,7 @@ def backward_inputs(
         start + n * C * heads,
         (time - n * C).to(tl.int32),
     )
-    gamma, G, fade = decays(
+    gamma, G, fade, _ = decays(
         gammas, products, index, origin, t, remaining, heads, C
     )
     s = scalars(strength, origin, t, remaining, heads, 0.0)
@@ -388,17 +387,6 @@ def backward_inputs(
     R = (YE * fading * reciprocal(unit)).to(TYPE)
     N = tl.where(strict, VE * fading, 0.0).to(TYPE)
     N = tl.where(strict, N, tl.trans(N))
-    if products is not None:
-        # As in `Decay.gradient`: steps i >= t read, steps j < t write.
-        # The product strictly between two steps is in the row above.
-        before = products + index * C * C - C
-        before += t[:, None] * C + t[None, :]
-        H = tl.load(before, mask=(t > 0)[:, None], other=0.0)
-        between = tl.where(strict, pairs, 0.0) * s[None, :]
-        between = tl.dot(
-            tl.trans(G), between, input_precision=PRECISION
-        )
-        d_d = tl.sum(between * H, 1)
 
     read = tl.zeros([C], tl.float32)
     stored = tl.zeros([C], tl.float32)
@@ -520,15 +508,24 @@ def backward_inputs(
         d_s += fade * stored
         put_scalars(dstrength + part, d_s, origin, t, remaining, heads)
     if products is not None:
-        # The gradient of decay t has the decays before it as a factor.
+        # As in `Decay.gradient`: steps i >= t read, steps j < t write.
+        # In the last column, which no step j < t has, is the state.
+        at = products + index * C * C + t[:, None] * C + t[None, :]
+        G = tl.load(at).to(tl.float32)
         front = scalars(
             gammas, origin, tl.maximum(t - 1, 0), remaining, heads, 1.0
         )
         front = tl.where(t == 0, 1.0, front)
-        H = tl.load(before, mask=(t > 0)[:, None], other=0.0)
-        d_d += tl.sum(G * read[:, None], 0) * front
-        later = tl.sum(H * (stored * s)[None, :], 1)
-        d_d += fade * (ends * front + later)
+        state = t == C - 1
+        met = tl.where(strict, pairs * s[None, :], 0.0)
+        met = tl.where(state[None, :], read[:, None], met)
+        met = tl.dot(tl.trans(G), met, input_precision=PRECISION)
+        written = tl.where(state, ends, stored * s)
+        met += fade[:, None] * written[None, :]
+        # The product strictly between two steps is in the row above.
+        H = tl.load(at - C, mask=(t > 0)[:, None], other=0.0)
+        H = tl.where(state[None, :], front[:, None], H)
+        d_d = tl.sum(met * H, 1)
         put_scalars(ddecay + part, d_d, origin, t, remaining, heads)
 
 
@@ -612,6 +609,18 @@ def _form(
     return plan._replace(split=programs < cores // 2)
 
 
+def _stages(
+    plan: Form, X: Tensor | None, gammas: Tensor | None, K: int, nu: int
+) -> int:
+    """Stages of the loop over chunks: with 1, none is loaded ahead."""
+    if nu:  # the compiler finds registers only with three
+        return 3
+    # Two programs have room for broad keys, an inverse and the products
+    # of decays only if they load nothing ahead.
+    full = X is not None and gammas is not None
+    return 1 if full and plan.C == 64 and K > 64 else 2
+
+
 class Chunked(torch.autograd.Function):
     """All kernels of one recurrence, with gradients.
 
@@ -680,8 +689,7 @@ class Chunked(torch.autograd.Function):
             BK=padded_width(K),
             BV=plan.BV,
             warps=plan.warps,
-            # With DPFP, the compiler finds registers only with three.
-            stages=3 if nu else 2,
+            stages=_stages(plan, X, gammas, K, nu),
             **sizes,
         )
         if split:
@@ -745,8 +753,7 @@ class Chunked(torch.autograd.Function):
             BV=plan.BV,
             AV=padded_width(V),
             warps=plan.warps,
-            # With DPFP, the compiler finds registers only with three.
-            stages=3 if nu else 2,
+            stages=_stages(plan, X, gammas, K, nu),
             **sizes,
         )
         blocks = chunks.count(K, plan.BK)

@@ -212,6 +212,7 @@ class Rule(Operation):
                 None if by_kernel else features,
                 scale if scales_q else None,
                 normalize,
+                bare,
                 ("beta",) if own and self.corrects else (),
             )
             # Kernels and the efficient form convert one piece of
@@ -339,6 +340,7 @@ class Rule(Operation):
         features: Callable[[Tensor], Tensor] | None,
         scale: Any,
         normalize: bool,
+        bare: bool,
         as_given: tuple[str, ...],
     ) -> dict[str, Any]:
         """What the rule reads, by name: masked, and in a safe range.
@@ -353,7 +355,7 @@ class Rule(Operation):
             both = features(torch.cat([x["q"], x["k"]], 2).to(call.dtype))
             x["q"], x["k"] = both.split([x["q"].shape[2], x["k"].shape[2]], 2)
         if normalize:
-            x |= self._in_range(**x)
+            x |= {} if bare else self._in_range(**x)
             if scale is not None:  # its size cancels in the quotient
                 scale = torch.as_tensor(scale).sign()
         if scale is not None:

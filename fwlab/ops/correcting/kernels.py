@@ -66,15 +66,16 @@ def joined(
 def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
     r"""$(I + A)^{-1}$ of a strictly lower triangular $A$, `[C, C]`.
 
-    Forward substitution inverts the blocks of size 16 on the diagonal,
-    all at the same time. Neighbours are then joined by
+    Of a block of size 2, it is $I - A$. Neighbours are then joined,
+    until there is one block:
 
     $$\begin{pmatrix} B_1 & \\ A_{21} & B_2 \end{pmatrix}^{-1} =
       \begin{pmatrix} X_1 & \\ -X_2 A_{21} X_1 & X_2 \end{pmatrix}
       \tag{k1}$$
 
     No power of $A$ is ever formed. So this is as stable as
-    substitution, while a product of powers is not.
+    substitution, while a product of powers is not. Up to size 16, each
+    warp joins blocks of its own.
     """
     N: tl.constexpr = C // 16
     j = tl.arange(0, 16)
@@ -83,12 +84,11 @@ def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
     D = tl.sum(
         tl.where(diagonal, tl.reshape(A, [N, 16, N, 16]), 0.0), 2
     )
-    X = -D
-    for m in range(1, 16):
-        row = tl.sum(tl.where((j == m)[None, :, None], X, 0.0), 1)
-        row += tl.sum(row[:, :, None] * X, 1)
-        X = tl.where((j == m)[None, :, None], row[:, None, :], X)
-    X += tl.where(j[:, None] == j[None, :], 1.0, 0.0)[None, :, :]
+    pair = (j // 2)[:, None] == (j // 2)[None, :]
+    X = tl.where(j[:, None] == j[None, :], 1.0, tl.where(pair, -D, 0.0))
+    X = joined(X, D, 2, 16, PRECISION)
+    X = joined(X, D, 4, 16, PRECISION)
+    X = joined(X, D, 8, 16, PRECISION)
     X = tl.reshape(tl.where(diagonal, X[:, :, None, :], 0.0), [C, C])
     if C > 16:
         X = joined(X, A, 16, C, PRECISION)

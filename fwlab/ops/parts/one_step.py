@@ -60,7 +60,7 @@ def one_step(
         z = z if d is None else d * z
         z = z + k if s is None else torch.addcmul(z, s, k)
         total = torch.bmm(q, z.mT)
-        if _usual(total):
+        if usual(total):
             y = y / total  # Eq. 19
         else:
             q = unit_range(q)
@@ -69,9 +69,10 @@ def one_step(
     return y.view(batch, 1, -1, y.shape[-1]), more, S.view_as(W)
 
 
-def _usual(total: Tensor) -> bool:
+def usual(total: Tensor) -> bool:
     """Whether it is known that quotients need no care."""
-    if not total.is_cpu or not autograd.only_numbers(total):
+    known = total.is_cpu and autograd.only_numbers(total)
+    if not known or not total.numel():
         return False
     least, most = total.aminmax()
     return least.item() > 1e-6 and most.item() < 1e9

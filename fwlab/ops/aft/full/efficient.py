@@ -70,8 +70,6 @@ class Tiles(torch.autograd.Function):
       after the one before it as `w` has rows.
     - `keep`: keep `X` and `XV` for the backward pass, not `k` and `v`.
 
-    Both are in one tensor, and so are the factors of their gradients:
-    each pair of products is one.
     """
 
     @staticmethod
@@ -93,25 +91,27 @@ class Tiles(torch.autograd.Function):
         ctx.tiles, ctx.count = tiles, count
         pairs, kept = _seen(k, v, w, L, m, count), []
         both, bad = _keys(pairs, tiles[0].reach)
-        columns = both.shape[3:]
+        X, XV = both
+        columns = X.shape[3:]
         gate, y = torch.sigmoid(q), torch.empty_like(q)
         for tile in tiles:
-            E = _biases(w, tile, both.shape[2] - w.shape[3])
-            sums = torch.matmul(E, _until(E, both))
-            total, mean = sums.unflatten(3, columns).unbind(3)
+            E = _biases(w, tile, X.shape[2] - w.shape[3])
+            x, xv = _until(E, X), _until(E, XV)
+            total, mean = torch.matmul(E, x), torch.matmul(E, xv)
             indices = None
             # Comparisons with NaN are False.
             fine = (total.amin() >= MIN_SUM) & (E.amax() <= MAX_FACTOR)
             if bad is not None or not fine:
-                wrong = _unsafe(
-                    E, bad, tile, both.shape[2] - w.shape[3]
-                )
-                torch.matmul(E, _until(E, both), out=sums)
-                wrong = wrong | ~(total >= MIN_SUM).flatten(3)
-                wrong = wrong.unflatten(3, columns[1:])
+                wrong = _unsafe(E, bad, tile, X.shape[2] - w.shape[3])
+                torch.matmul(E, x, out=total)
+                torch.matmul(E, xv, out=mean)
+                wrong = wrong | ~(total >= MIN_SUM)
                 total.masked_fill_(wrong, 1)
-                indices = wrong.nonzero()
+                indices = wrong.unflatten(3, columns).nonzero()
             mean.div_(total)  # (e5)
+            total, mean = (
+                sums.unflatten(3, columns) for sums in (total, mean)
+            )
             for at in _pieces(indices, E):
                 weights, values = _softmax(pairs, w, tile, at)
                 mean[tuple(at.T)] = (weights * values).sum(-1)
@@ -119,7 +119,7 @@ class Tiles(torch.autograd.Function):
                 _rows(x[:, tile.rows], w, count) for x in (gate, y)
             )
             torch.mul(gate_t, mean, out=y_t)  # Eq. 2
-            kept += [total.clone(), indices]
+            kept += [total, indices]
         # Only single rows need the inputs as well.
         if keep and all(x is None for x in kept[1::2]):
             inputs = (None,) * 4
@@ -149,12 +149,12 @@ class Tiles(torch.autograd.Function):
             pairs = _seen(k, v, w, L, m, ctx.count)
         if both is None:
             both, _ = _keys(pairs, ctx.tiles[0].reach)
-        X, XV = both.unbind(3)
+        X, XV = both
         dq = dy * y
         dq.addcmul_(dq, gate, value=-1)
         dw, more = torch.zeros_like(w), X.shape[2] - w.shape[3]
-        # $-E^\top (G m)$ and $E^\top G$, and gradients by single rows.
-        products: Any = None
+        # $E^\top (G m)$ and $E^\top G$, and gradients by single rows.
+        products: list[Tensor] = []
         single: list[Tensor] = []
         # The last tile sees all keys.
         for tile in reversed(ctx.tiles):
@@ -163,26 +163,28 @@ class Tiles(torch.autograd.Function):
                 _rows(x[:, tile.rows], w, ctx.count)
                 for x in (gate, y, dy)
             )
-            slopes = total.new_empty(*total.shape[:3], *both.shape[3:])
-            Gm, G = slopes.unbind(3)
-            torch.div(dy_t, total, out=G)
+            G = torch.div(dy_t, total)
             if indices is not None:
                 G[tuple(indices.T)] = 0
-            torch.mul(G, y_t, out=Gm).neg_()
-            G.mul_(gate_t)
-            slopes = slopes.flatten(3)
+            slopes = [
+                x.flatten(3)
+                for x in (torch.mul(G, y_t), G.mul_(gate_t))
+            ]
             E = _biases(w, tile, more)
             if indices is not None:
                 E.masked_fill_(_wide(E), 0)
-            dE = torch.matmul(slopes, _until(E, both).mT).mul_(
-                E
-            )  # (e8)
-            if products is None:
-                products = torch.matmul(E.mT, slopes)
+            dE, less = (
+                torch.matmul(slope, _until(E, x).mT)
+                for slope, x in zip(slopes[::-1], (XV, X), strict=True)
+            )
+            dE.sub_(less).mul_(E)  # (e8)
+            if not products:
+                products = [torch.matmul(E.mT, x) for x in slopes]
             else:
-                sums = products[0, :, : E.shape[3]]
-                sums.baddbmm_(E[0].mT, slopes[0])
-            del G, Gm, slopes
+                for sums, x in zip(products, slopes, strict=True):
+                    sums = sums[0, :, : E.shape[3]]
+                    sums.baddbmm_(E[0].mT, x[0])
+            del G, slopes, less
             for at in _pieces(indices, E):
                 single = single or [torch.zeros_like(x) for x in (X, X)]
                 weights, values = _softmax(pairs, w, tile, at)
@@ -199,7 +201,7 @@ class Tiles(torch.autograd.Function):
             dw_t = dw[:, :, tile.rows, : tile.end]
             dw_t.copy_(dE[..., more:].sum_to_size(dw_t.shape))
             del E, dE
-        Rm, R = products.view(both.shape).unbind(3)
+        Rm, R = (x.view(X.shape) for x in products)
         gradients: list[Any] = [
             None if shape is None else gate.new_zeros(shape)
             for shape in ctx.shapes
@@ -207,7 +209,7 @@ class Tiles(torch.autograd.Function):
         dk, dv, dL, dm = gradients
         for here, *add in _places(dk, dv, w, dL, dm, ctx.count):
             x, xv, r, rm = (z[:, :, here] for z in (X, XV, R, Rm))
-            add[0].addcmul_(xv, r).addcmul_(x, rm)  # (e7)
+            add[0].addcmul_(xv, r).addcmul_(x, rm, value=-1)  # (e7)
             add[1].addcmul_(x, r)  # (e6)
             for sums, part in zip(add, single, strict=False):
                 sums.add_(part[:, :, here])
@@ -309,7 +311,7 @@ def _keys(
     within the bound are the same bits.
 
     - `reach`: of the first row.
-    - Returns `[tiles, groups, keys, 2, batch, c]`.
+    - Returns `[2, tiles, groups, keys, batch, c]`.
     """
     k = pairs[-1][0]
     common = k.shape[2] if reach is None else reach + 1
@@ -319,8 +321,8 @@ def _keys(
     top.masked_fill_(top == -torch.inf, 0)
     tiles, groups, _, *columns = k.shape
     count, start = sum(key.shape[2] for key, _ in pairs), 0
-    both = k.new_empty(tiles, groups, count, 2, *columns)
-    X, XV = both.unbind(3)
+    both = k.new_empty(2, tiles, groups, count, *columns)
+    X, XV = both
     for key, value in pairs:
         here = slice(start, start + key.shape[2])
         x = torch.sub(key, top, out=X[:, :, here]).exp_()
@@ -330,7 +332,7 @@ def _keys(
     if torch.maximum(-low, high) <= MAX_FACTOR:  # False with NaN
         return both, None
     bad = ~((X <= MAX_FACTOR) & (XV.abs() <= MAX_FACTOR))
-    both.masked_fill_(bad.unsqueeze(3), 0)
+    both.masked_fill_(bad, 0)
     return both, bad
 
 

@@ -80,19 +80,19 @@ def factors(
     """
     time, batch, c = k.shape[1], len(k), k.shape[2]
     E = w.exp().tril_()
-    both = k.new_empty(time, 2, batch, c)
-    X, XV = both.unbind(1)
+    both = k.new_empty(2, time, batch, c)
+    X, XV = both
     k, v = k.transpose(0, 1), v.transpose(0, 1)
     torch.sub(k, k[:1], out=X).exp_()
     torch.mul(X, v, out=XV)
-    # The product of `Tiles`: where a key is out of bounds, the rows
+    # The products of `Tiles`: where a key is out of bounds, the rows
     # before it stay as they are, to the last bit.
-    sums = torch.bmm(E[None], both.view(1, time, -1)).view_as(both)
+    sums = torch.stack([E.mm(x.view(time, -1)) for x in (X, XV)])
     low, high = both.aminmax()
     high = torch.maximum(torch.maximum(high, -low), E.amax())
     # Comparisons with NaN are False.
-    fine = (high <= MAX_FACTOR) & (sums[:, 0].amin() >= MIN_SUM)
-    return (E, both, sums) if fine else None
+    fine = (high <= MAX_FACTOR) & (sums[0].amin() >= MIN_SUM)
+    return (E, both, sums.view_as(both)) if fine else None
 
 
 class Whole(torch.autograd.Function):
@@ -107,7 +107,7 @@ class Whole(torch.autograd.Function):
         both: Tensor, sums: Tensor,
     ) -> Tensor:  # fmt: skip
         """Eq. 2."""
-        total, mean = sums.unbind(1)
+        total, mean = sums
         gate, y = torch.sigmoid(q), torch.empty_like(q)
         torch.div(mean, total, out=mean)
         torch.mul(gate, mean.transpose(0, 1), out=y)
@@ -121,19 +121,16 @@ class Whole(torch.autograd.Function):
         gate, y, E, both, total = ctx.saved_tensors
         dq = dy * y
         slopes = torch.empty_like(both)
-        Gm, G = slopes.unbind(1)
+        Gm, G = slopes
         torch.div(dy.transpose(0, 1), total, out=G)
-        torch.mul(G, y.transpose(0, 1), out=Gm).neg_()
+        torch.mul(G, y.transpose(0, 1), out=Gm)
         G.mul_(gate.transpose(0, 1))
         dq.addcmul_(dq, gate, value=-1)
-        slopes, one = (
-            slopes.view(1, len(E), -1),
-            both.view(1, len(E), -1),
-        )
-        dw = torch.bmm(slopes, one.mT)[0].mul_(E)  # (e8)
-        Rm, R = torch.bmm(E.mT[None], slopes).view_as(both).unbind(1)
-        X, XV = both.unbind(1)
-        dk = (XV * R).addcmul_(X, Rm).transpose(0, 1)  # (e7)
+        X, XV = both
+        Gm, G, x, xv = (z.view(len(E), -1) for z in (Gm, G, X, XV))
+        dw = G.mm(xv.mT).addmm_(Gm, x.mT, alpha=-1).mul_(E)  # (e8)
+        Rm, R = (E.mT.mm(z).view_as(X) for z in (Gm, G))
+        dk = (XV * R).addcmul_(X, Rm, value=-1).transpose(0, 1)  # (e7)
         dv = (X * R).transpose(0, 1)  # (e6)
         return dq, dk, dv, dw, None, None, None
 
