@@ -187,7 +187,7 @@ def _compute(
     gates, scale = {"beta": beta, "log_decay": g}, k.shape[-1] ** -0.5
     W: Any = None if initial_state is None else initial_state.to(dtype).mT
     documents = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
-    shape = (*v[:, 0].shape, k.shape[-1])
+    shape = (len(v), *v.shape[2:], k.shape[-1])
     if v.shape[1] == 1 and documents is None and rule.steps_from(W, v, shape, False):
         y, W = rule.step(q, k, v, gates, W, False)
         y = y * scale

@@ -67,11 +67,12 @@ def test_rules_and_recurrences_are_added_as_the_page_says(tmp_path):
             content = changed(path.read_text("utf-8"), content)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, "utf-8")
+    path = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     commands = re.findall(r"^python -m pytest (.*)$", "".join(SECTIONS), re.M)
     done = subprocess.run(
         [sys.executable, "-c", RUN, *commands],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         encoding="utf-8",
     )
