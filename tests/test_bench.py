@@ -271,6 +271,8 @@ SMALL = (
     peers.normalized_sum(2, 150, 2, 8, "chunks", lambda: peers.sum_chunks, GOAL),
     peers.normalized_sum(2, 70, 2, 8, "package", peers._fast_transformers, GOAL),
     peers.dpfp(2, 10, 2, 8, GOAL),
+    peers.qwen("prefill", 40, 2, 16, GOAL),
+    peers.qwen("decoding", 5, 2, 16, GOAL),
 )
 
 

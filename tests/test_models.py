@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fwlab.bench.measure import operator_calls
 from fwlab.models import MIXERS, LanguageModel
-from fwlab.models.language_model import _draw
+from fwlab.models.language_model import draw
 
 
 @pytest.fixture(params=MIXERS)
@@ -119,7 +119,7 @@ def test_top_k_draws_among_exactly_k():
     logits = torch.tensor([[0.0, 2.0, 2.0, 2.0, 1.0]]).repeat(200, 1)
     generator = torch.Generator().manual_seed(0)
     for k, wanted in ((1, [1]), (2, [1, 2]), (4, [1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])):
-        drawn = _draw(logits, 1.0, k, generator)
+        drawn = draw(logits, 1.0, k, generator)
         assert drawn.unique().tolist() == wanted
 
 

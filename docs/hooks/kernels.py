@@ -62,15 +62,12 @@ def _ranges(table: dict) -> dict[str, tuple[float, float]]:
 
 
 def _fastest(table: dict) -> dict[str, list[float | None]]:
-    """Forward and backward in multiples of fla's time: measured ones of the time
-    measured there, ours by the model of the time modelled here.
+    """Forward, backward and both in multiples of fla's time: measured ones of the
+    time measured there, ours by the model of the time modelled here.
     """
     case, measured = (table["fastest"][name] for name in ("case", "milliseconds"))
     first = next(iter(measured.values()))
-    compared = {
-        name: [ms and ms / whole for ms, whole in zip(times, first, strict=True)]
-        for name, times in measured.items()
-    }
+    compared = {name: _shares(times, first) for name, times in measured.items()}
     rows, theirs = table["modelled"][case]["rows"], table["fla"]["cases"][case]
     ours = [0.0, 0.0]
     for row in rows:
@@ -80,8 +77,13 @@ def _fastest(table: dict) -> dict[str, list[float | None]]:
         sum(row["microseconds"] for row in part)
         for part in (theirs["rows"][:at], theirs["rows"][at:])
     ]
-    ratios = [a / b for a, b in zip(ours, modelled, strict=True)]
-    return compared | {"fwlab, modelled": ratios}
+    return compared | {"fwlab, modelled": _shares(ours, modelled)}
+
+
+def _shares(times: list, whole: list[float]) -> list[float | None]:
+    """Each time, and their sum, in multiples of those of the whole; None = unknown."""
+    shares = [time and time / part for time, part in zip(times, whole, strict=True)]
+    return [*shares, None if None in times else sum(times) / sum(whole)]
 
 
 def _emulated() -> str:

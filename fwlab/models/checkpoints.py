@@ -42,6 +42,10 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
       loaded then.
 
     See the page "Published models" for what agrees with transformers, and to how much.
+
+        >>> load("no-such-folder")
+        Traceback (most recent call last):
+        FileNotFoundError: expected a folder with a model, got no-such-folder
     """
     if dtype is not None and dtype not in DTYPES.values():
         names = ", ".join(map(str, DTYPES.values()))

@@ -67,7 +67,7 @@ class Family(NamedTuple):
     - `model`: arguments of `LanguageModel`.
     - `pieces`: all its weights.
     - `ignored`: beginnings of names of what is no part of the text model.
-    - `renamed`: parts of names in files, and what stands in `pieces` for them.
+    - `renamed`: parts of names in files, and their counterparts in `pieces`.
     """
 
     model: dict[str, Any]
@@ -352,7 +352,7 @@ def _types(c: Configuration) -> list[bool]:
 
 
 def _rope(c: Configuration, usual: float) -> tuple[float, float]:
-    """The share of a head that is turned, and the base; without any base, 0."""
+    """The share of a head that is turned, and the base; with null as base, 0."""
     found: dict[str, Any] = c.get("rope_parameters", c.get("rope_scaling", {}))
     kind = found.get("rope_type", found.get("type", "default"))
     if kind != "default":
@@ -360,7 +360,7 @@ def _rope(c: Configuration, usual: float) -> tuple[float, float]:
             f"{c.path}: expected rope_type to be 'default', the only one that fwlab "
             f"has, got {kind!r}"
         )
-    base = found.get("rope_theta", c.get("rope_theta"))
+    base = found.get("rope_theta", c.values.get("rope_theta", 10000.0))
     if base is None:
         return 0.0, 10000.0
     share = found.get("partial_rotary_factor", c.get("partial_rotary_factor", usual))

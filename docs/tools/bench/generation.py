@@ -69,7 +69,7 @@ def models(longest: int) -> dict[str, Any]:
 def run(contexts: tuple[int, ...] = CONTEXTS) -> list[dict[str, Any]]:
     """Median time of a token by model and context, measured in turns.
 
-    In a turn, a model continues a text of so many tokens. The first token
+    In a turn, a model continues a text of this many tokens. The first token
     does not count: there a cache finds room for those to come.
     """
     made = models(contexts[-1] + TOKENS + 1)
@@ -140,7 +140,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
 def measure() -> dict[str, Any]:
     """Print the table, and return its rows."""
     print(
-        f"tokens per second after so many tokens: batch 1, {mixers.LAYERS} layers, "
+        f"tokens per second after this many tokens: batch 1, {mixers.LAYERS} layers, "
         f"width {mixers.D_MODEL}, {mixers.HEADS} heads, 1 thread\n"
     )
     threads = torch.get_num_threads()
