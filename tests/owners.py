@@ -13,6 +13,7 @@ NOBODY = "no--body"
 #: Other people's pages to which fwlab links on purpose.
 KNOWN = {
     "BlinkDL",
+    "EleutherAI",
     "dequelabs",
     "facebookresearch",
     "fla-org",

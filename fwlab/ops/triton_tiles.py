@@ -214,10 +214,10 @@ def put_decays(
 ):  # fmt: skip
     r"""Compute and store what `decays` loads; returns $\Gamma$.
 
-    $\Gamma_{ij} = \gamma_i / \gamma_j$, as quotients of $f\, 2^p$, whose
-    powers are whole numbers: a decay may be 0, and one strong decay
-    does not make those after it less precise. All other kernels load
-    $\Gamma$: to make it again takes longer.
+    $\Gamma_{ij} = \gamma_i / \gamma_j$, as quotients of $f\, 2^p$,
+    whose powers are whole numbers: a decay may be 0, and one strong
+    decay does not make those after it less precise. All other kernels
+    load $\Gamma$: to make it again takes longer.
     """
     d = scalars(decay, origin, t, remaining, heads, 1.0)
     f, p = split(d)

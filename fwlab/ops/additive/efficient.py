@@ -526,6 +526,7 @@ def additive(
         if y is not None:
             return (y,)
         W = empty(q, v)
+        # A query's length does not change a mean.
         if mean:
             q, z = unit_range(q), W[..., 0, :]
     # The usual case, and a single step with a normaliser.
