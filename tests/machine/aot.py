@@ -125,7 +125,7 @@ def launches(
     return list(recorded)
 
 
-def go_back(y: torch.Tensor) -> None:
+def go_back(y: torch.Tensor, dy: torch.Tensor | None = None) -> None:
     """The gradients of all leaves, which are not added to anything."""
     leaves, waiting = {}, [y.grad_fn]
     while waiting:
@@ -133,7 +133,8 @@ def go_back(y: torch.Tensor) -> None:
         if hasattr(node, "variable"):
             leaves[node.variable] = None
         waiting += [following for following, _ in node.next_functions if following]
-    torch.autograd.grad(y, list(leaves), torch.empty_like(y), allow_unused=True)
+    dy = torch.empty_like(y) if dy is None else dy
+    torch.autograd.grad(y, list(leaves), dy, allow_unused=True)
 
 
 def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
