@@ -67,7 +67,7 @@ def _usable(op: str) -> str:
     if reason := kernel and launcher.why_not(kernel):
         return f"{names} (no triton: {reason})"
     if torch.cuda.is_available() and {"fla", "triton"} <= {*table}:
-        first, *_ = choice.preferred(table, torch.device("cuda", 0))
+        first, *_ = choice.preferred(table)
         return f"{names} ({first} first)"
     return names
 

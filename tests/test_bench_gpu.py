@@ -11,7 +11,7 @@ import torch
 from fwlab import cli, ops
 from fwlab.bench import kernels
 from fwlab.bench.case import layout
-from fwlab.ops.call import choice, fla, launcher
+from fwlab.ops.call import fla, launcher
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
@@ -284,4 +284,3 @@ def test_a_name_is_imported_only_when_a_kernel_runs():
         "assert not [m for m in sys.modules if m in ('fla', 'triton')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert choice.PREFERRED in choice.KERNELS

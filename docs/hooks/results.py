@@ -95,7 +95,9 @@ def _hybrids() -> dict | None:
 
 def _options(run: dict) -> str:
     """What its command says of the model, without the sizes that all share."""
-    return re.sub(r"^fwlab train --mixer | --(corpus|seed|out|d-ff) \S+", "", run["command"])
+    return re.sub(
+        r"^fwlab train --mixer | --(corpus|seed|out|d-ff) \S+", "", run["command"]
+    )
 
 
 SPEED = ("tokens_per_second", "peak_mib", "operators", "state_size")

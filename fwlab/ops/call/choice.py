@@ -5,21 +5,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fwlab import arguments
-from fwlab.ops.call import fla, launcher
+from fwlab.ops.call import launcher
 from fwlab.transforms import constant, forward_mode, transformed
 
 #: The names of implementations for GPUs: theirs, and ours.
 KERNELS = ("fla", "triton")
-
-PREFERRED = "fla"
-"""The one of them that "auto" tries first where both are installed.
-
-Others have measured theirs on many GPUs; nobody has timed ours on one.
-"""
 
 
 class Refused(ValueError):
@@ -93,7 +86,7 @@ def choose(
         if reason := refusal(requested):
             _refuse(op, implementations, requested, reason)
         return requested, _loaded(implementations[requested])
-    names = preferred(implementations, device)
+    names = preferred(implementations)
     reasons: dict[str, str] = {}
     for name in names:
         if name in KERNELS and launcher.takes("cpu"):
@@ -124,21 +117,13 @@ def _refuse(
     raise ValueError(text)
 
 
-def preferred(implementations: Mapping[str, Any], device: torch.device) -> list[str]:
-    """What "auto" tries, in this order.
-
-    The last implementation comes first, but on a GPU `PREFERRED` does
-    if it can run there at all.
-    """
-    names = [*implementations][::-1]
-    theirs = implementations.get("fla")
-    if theirs is not None and not theirs.auto:
-        names.remove("fla")
-    both = "fla" in names and "triton" in names
-    if both and device.type == "cuda" and not fla.missing():
-        names.remove(PREFERRED)
-        names.insert(0, PREFERRED)
-    return names
+def preferred(implementations: Mapping[str, Any]) -> list[str]:
+    """What "auto" tries, in this order: the last implementation comes first."""
+    return [
+        name
+        for name, entry in [*implementations.items()][::-1]
+        if name != "fla" or entry.auto
+    ]
 
 
 @functools.cache

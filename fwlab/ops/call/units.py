@@ -108,7 +108,8 @@ def _units(
     if fades is not None:
         left = left + fades[..., 0].abs().log().clamp(min=-1e9)
     wide = torch.float32 if size.device.type == "mps" else torch.float64
-    left = F.pad(left.cumsum(1, dtype=wide), (0, 0, 1, 0))
-    M = torch.cat([start, size], 1).log() - left
-    M = M.cummax(1).values + left
+    # Along the last dimension, where a GPU scans in parallel.
+    left = F.pad(left.mT.cumsum(-1, dtype=wide), (1, 0))
+    M = torch.cat([start, size], 1).mT.log() - left
+    M = (M.cummax(-1).values + left).mT
     return torch.where(M < -5e8, 0, M - M.clamp(*PLAIN))
