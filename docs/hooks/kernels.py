@@ -11,6 +11,7 @@ tests/machine/emulate.py writes and tests/machine/emulator checks.
 
 import json
 import re
+from collections import Counter
 
 from repository import ROOT
 from templates import render
@@ -18,6 +19,8 @@ from templates import render
 MARK = re.compile(r"<!-- kernels: (.+?) -->")
 MODEL = re.compile(r"<!-- model: (\w+) -->")
 EMULATOR = re.compile(r"<!-- emulator -->")
+#: What a GPU has timed of the modelled calls: tests/machine/cycles/measured.py.
+MEASURED = "model-nvidia-h200.json"
 #: Bytes of HBM in a microsecond, as the model has it.
 BANDWIDTH = 3.0e6
 TARGETS = {"90": "Hopper", "80": "Ampere", "75": "Turing"}
@@ -40,7 +43,22 @@ def _model(what: str, table: dict) -> str:
         **table,
         ranges=_ranges(table),
         compared=_fastest(table),
+        measured=_measured(table),
     )
+
+
+def _measured(table: dict) -> dict:
+    """The calls that a GPU has timed; by case, each kernel as modelled and measured."""
+    run = _read(MEASURED)
+    rows = {}
+    for case, times in run["triton"].items():
+        modelled = Counter()
+        for row in table["modelled"][case]["rows"]:
+            modelled[row["kernel"]] += row["microseconds"]
+        kernels = {name: (us, times["kernels"][name]) for name, us in modelled.items()}
+        whole = tuple(map(sum, zip(*kernels.values(), strict=True)))
+        rows[case] = {**times, "kernels": {**kernels, "all of them": whole}}
+    return {**run, "rows": rows, "file": MEASURED}
 
 
 def _ranges(table: dict) -> dict[str, tuple[float, float]]:
@@ -63,7 +81,7 @@ def _ranges(table: dict) -> dict[str, tuple[float, float]]:
 
 def _fastest(table: dict) -> dict[str, list[float | None]]:
     """Forward, backward and both in multiples of fla's time: measured ones of the
-    time measured there, ours by the model of the time modelled here.
+    time measured there, also ours; ours by the model of the time modelled here.
     """
     case, measured = (table["fastest"][name] for name in ("case", "milliseconds"))
     first = next(iter(measured.values()))
@@ -77,7 +95,12 @@ def _fastest(table: dict) -> dict[str, list[float | None]]:
         sum(row["microseconds"] for row in part)
         for part in (theirs["rows"][:at], theirs["rows"][at:])
     ]
-    return compared | {"fwlab, modelled": _shares(ours, modelled)}
+    timed = _read(MEASURED)["triton"][case]
+    times = [timed["forward"], timed["both"] - timed["forward"]]
+    return compared | {
+        "fwlab, modelled": _shares(ours, modelled),
+        "fwlab, measured here": _shares(times, first),
+    }
 
 
 def _shares(times: list, whole: list[float]) -> list[float | None]:
