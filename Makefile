@@ -89,7 +89,7 @@ figures: site
 screenshots: site
 	$(BIN)/python docs/tools/screenshots.py
 
-# make bench [NAME="peers lengths busy imports steps training generation"]: those of docs/tools/bench.
+# make bench [NAME="peers lengths busy imports steps training generation published"]: those of docs/tools/bench.
 bench: $(READY)
 ifdef NAME
 	PYTHONPATH=docs/tools $(BIN)/python -m bench $(NAME)

@@ -43,7 +43,7 @@ from fwlab.provenance import provenance
 #: Maximum relative error of an output or a gradient.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 #: The precision of the times, the last one. For each one, flash-linear-attention
-#: tunes its kernels anew, which takes minutes: it is compared in this one only.
+#: tunes its kernels again, which takes minutes: it is compared in this one only.
 TIMED = "bfloat16"
 #: What is compared; the naive loop gives the reference.
 SIDES = ("triton", "fla", "efficient")

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from fwlab import bench
 
-NAMES = ("peers", "lengths", "busy", "imports", "steps", "training", "generation")
+NAMES = (
+    "peers",
+    "lengths",
+    "busy",
+    "imports",
+    "steps",
+    "training",
+    "generation",
+    "published",
+)
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
