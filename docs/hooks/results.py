@@ -19,6 +19,7 @@ RESULTS = ROOT / "docs" / "results"
 TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
 BENCH, PEERS = "bench-cpu", "peers-cpu"
 LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
+PUBLISHED_MODELS = "published-cpu"
 GENERATION = "generation-cpu"
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
@@ -209,6 +210,11 @@ def _busy() -> dict | None:
     return {"rows": run["busy"], "file": BUSY, "run": run} if run else None
 
 
+def _published() -> dict | None:
+    run = _read(PUBLISHED_MODELS)
+    return {"rows": run["rows"], "file": PUBLISHED_MODELS, "run": run} if run else None
+
+
 def _gpu() -> dict:
     """Each card that was measured."""
     runs = []
@@ -244,6 +250,7 @@ TABLES = {
     "decoding": _decoding,
     "generation": _generation,
     "busy": _busy,
+    "published": _published,
     "gpu": _gpu,
 }
 #: The plots, each of the results in the table below it.
