@@ -384,6 +384,8 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
           `LanguageModel`; without a cache.
         - `kwargs`: for the loss function of transformers.
         - Returns `logits`, with `labels` a `loss`, with a cache `cache`.
+        - Raises `ValueError` for `cu_seq_lens_q` with a cache, or with a mixer
+          that cannot keep documents apart.
         """
         model, time = self.language_model, input_ids.shape[1]
         cache = past_key_values if cache is None else cache
