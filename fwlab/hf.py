@@ -199,7 +199,7 @@ def _compute(
 
 
 def _apart(convolve: Callable) -> Callable:
-    """Their convolution, of one packed document after another."""
+    """Their convolution, applied to one packed document after another."""
 
     def run(
         x: Tensor, *weights: Any, cu_seq_lens_q: Tensor | None = None, **options: Any
@@ -274,7 +274,7 @@ class FwlabCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """Not: `generate` is to ask for the length, and continue from there."""
+        """False, so that `generate` asks for the length and continues from there."""
         return [False]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -365,28 +365,41 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
+        past_key_values: FwlabCache | None = None,
+        cu_seq_lens_q: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token at every position.
 
         - `input_ids`: `int64 [batch, time]`.
         - `attention_mask`: `[batch, past + time]`, 0 = padding, on any side.
-        - `cache`: what an earlier call returned; None = start of text.
+        - `cache`: what an earlier call returned; None = start of text. Before
+          transformers 5.24, its name here and in what is returned was
+          `past_key_values`.
         - `labels`: `int64 [batch, time]`, usually `input_ids`: the loss is
           that of each token given those before it, without those of -100.
         - `use_cache`: return a cache.
         - `logits_to_keep`: only those of this many last tokens; 0 = all.
+        - `cu_seq_lens_q`: the borders of packed documents, as `cu_seqlens` of
+          `LanguageModel`; without a cache.
         - `kwargs`: for the loss function of transformers.
         - Returns `logits`, with `labels` a `loss`, with a cache `cache`.
+        - Raises `ValueError` for `cu_seq_lens_q` with a cache, or with a mixer
+          that cannot keep documents apart.
         """
         model, time = self.language_model, input_ids.shape[1]
+        cache = past_key_values if cache is None else cache
         mask = None
         if attention_mask is not None and not attention_mask[:, -time:].all():
             mask = attention_mask[:, -time:].bool()
         if cache is None and use_cache:
             cache = FwlabCache()
         if cache is None:
-            logits = model(input_ids, key_mask=mask)
+            logits = model(input_ids, cu_seq_lens_q, mask)
+        elif cu_seq_lens_q is not None:
+            raise ValueError(
+                "FwlabForCausalLM: expected cu_seq_lens_q without a cache, got both"
+            )
         elif time == 1 and cache.length and mask is None:
             logits, cache.state = model.step(input_ids[:, 0], cache.state)
             logits = logits[:, None]
@@ -403,7 +416,8 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             size = self.config.vocab_size
             loss = self.loss_function(logits, labels, vocab_size=size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache)
+        # By place: the third has another name before transformers 5.24.
+        return CausalLMOutputWithPast(loss, logits, cache)
 
 
 AutoConfig.register("fwlab", FwlabConfig, exist_ok=True)

@@ -378,6 +378,26 @@ BAD = {
         changed(model_type="llama"),
         r"config\.json: expected model_type to be one of qwen3_5, .*got 'llama'",
     ),
+    "a model_type that is no text": (
+        changed(model_type=["qwen3_next"]),
+        r"config\.json: expected model_type to be one of qwen3_5, ",
+    ),
+    "a text model that is none": (
+        changed(text_config=3),
+        r"config\.json: expected text_config to be an object, got 3",
+    ),
+    "a text for a number": (
+        changed(num_hidden_layers="4"),
+        r"config\.json is damaged: 'str' object",
+    ),
+    "a width of 0": (
+        changed(linear_key_head_dim=0),
+        r"config\.json is damaged: division by zero",
+    ),
+    "a list for values": (
+        changed(rope_parameters=[1]),
+        r"config\.json is damaged: 'list' object",
+    ),
     "no width": (
         changed(hidden_size=None),
         r"config\.json: expected hidden_size, got none",
@@ -444,9 +464,12 @@ def test_bad_folders(made, tmp_path, case):
     refuses(lambda: load(copy), message, (ValueError, OSError))
 
 
-def test_kimi_with_experts_is_refused(made, tmp_path):
+def test_kimi_is_refused(made, tmp_path):
     _, folder = made("kimi")
     shutil.copytree(folder, tmp_path / "model")
+    changed(kv_lora_rank=-1)(tmp_path / "model")
+    refuses(lambda: load(tmp_path / "model"), r"config\.json is not supported: .*-1")
+    changed(kv_lora_rank=12)(tmp_path / "model")
     changed(mlp_layer_types=None)(tmp_path / "model")
     refuses(lambda: load(tmp_path / "model"), r"config\.json: .*without experts.*got 3")
 
@@ -510,6 +533,12 @@ def test_generate_refuses(spoken):
     assert "at least one token" in refused("--prompt", "")
     asked = ("--prompt", "w1")
     assert "temperature to be 0 or more" in refused(*asked, "--temperature", "-1")
+    ends = spoken / "generation_config.json"
+    for wrong in ("</s>", [[1]], 0.5):
+        ends.write_text(json.dumps({"eos_token_id": wrong}))
+        message = "generation_config.json: expected eos_token_id to be a token or"
+        assert message in refused(*asked)
+    ends.unlink()
     path = spoken / "tokenizer.json"
     text = path.read_text()
     path.write_text(

@@ -28,7 +28,7 @@ DTYPES = {
 
 
 def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
-    """Load a published model: Qwen3.5, Qwen3-Next, Olmo Hybrid, DeltaNet, Gated DeltaNet.
+    """Load a published model: of one of the families on the page "Published models".
 
     - `source`: a folder with config.json and weights as safetensors, in one file or in
       shards with an index. Or the name of a model on the hub, OWNER/NAME, which is
@@ -41,7 +41,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
       superfluous, damaged, quantised, of the wrong shape, or not supported. Nothing is
       loaded then.
 
-    See the page "Published models" for what agrees with transformers, and to how much.
+    That page also says how closely each family agrees with transformers.
 
         >>> load("no-such-folder")
         Traceback (most recent call last):
@@ -52,11 +52,15 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
         raise ValueError(f"load: expected dtype to be None or {names}, got {dtype!r}")
     folder = find(source)
     configuration = read(folder)
-    family = FAMILIES[configuration.values["model_type"]](configuration)
+    try:
+        family = FAMILIES[configuration.values["model_type"]](configuration)
+    except (ArithmeticError, AttributeError, TypeError) as error:
+        # Such as a text in place of a number.
+        raise ValueError(f"{configuration.path} is damaged: {error}") from None
     try:
         with torch.device("meta"):
             model = LanguageModel(**family.model)
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{configuration.path} is not supported: {error}") from None
     weights = _weights(folder, family, model.state_dict(), dtype)
     model.load_state_dict(weights, assign=True)
@@ -94,7 +98,7 @@ def find(source: str | Path) -> Path:
 def is_name(source: str | Path) -> bool:
     """Whether this can only be the name of a model on the hub.
 
-    A path into a folder that is here is none, but misspelt.
+    A path into a folder that exists is no name, but misspelt.
     """
     path, named = Path(source), re.fullmatch(r"[\w.-]+/[\w.-]+", str(source))
     return bool(named) and not path.exists() and not path.parent.exists()
@@ -119,12 +123,14 @@ def read(folder: Path) -> Configuration:
         raise FileNotFoundError(f"expected a model with {path}, got no such file")
     values = read_json(path)
     kind = values.get("model_type") if isinstance(values, dict) else None
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
             f"{path}: expected model_type to be one of {', '.join(FAMILIES)}, "
             f"got {kind!r}"
         )
     text = values.get("text_config") or {}
+    if not isinstance(text, dict):
+        raise ValueError(f"{path}: expected text_config to be an object, got {text!r}")
     inner = {**values, **text, "model_type": kind}
     # The outer model has the logits.
     for name in ("tie_word_embeddings", "quantization_config"):
@@ -139,7 +145,7 @@ def read(folder: Path) -> Configuration:
 
 
 class Stored(NamedTuple):
-    """Where a weight is: a file that is open, and its name there."""
+    """Where a weight is: an open file, and its name there."""
 
     path: Path
     file: Any
@@ -215,7 +221,7 @@ def _check_names(where: Path, wanted: list[str], stored: dict[str, Stored]) -> N
 
 
 def _some(names: list[str]) -> str:
-    """Names for people, not thousands of them."""
+    """The first 20 names, and the number of the others."""
     if not names:
         return "none"
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
@@ -312,13 +318,22 @@ def tokenizer(folder: Path, vocab_size: int) -> Any:
 
 
 def stops(folder: Path) -> set[int]:
-    """The tokens that end a text: of generation_config.json, or of config.json."""
+    """The tokens that end a text: of generation_config.json, or of config.json.
+
+    - Raises `ValueError` or `OSError`, which names the file, for anything else there.
+    """
     path = folder / "generation_config.json"
     values = read_json(path) if path.is_file() else {}
-    found = values.get("eos_token_id")
+    found = values.get("eos_token_id") if isinstance(values, dict) else values
     if found is None:
-        found = read(folder).get("eos_token_id", [])
-    return {found} if isinstance(found, int) else {*found}
+        path, found = folder / CONFIG, read(folder).get("eos_token_id", [])
+    ends = found if isinstance(found, list) else [found]
+    if not all(isinstance(end, int) for end in ends):
+        raise ValueError(
+            f"{path}: expected eos_token_id to be a token or a list of them, "
+            f"got {found!r}"
+        )
+    return {*ends}
 
 
 def told(

@@ -49,7 +49,8 @@ class Piece(NamedTuple):
 
     - `published`: names there.
     - `ours`: names in `LanguageModel`.
-    - `heads`: there, the rows of several of `ours` alternate, head by head.
+    - `heads`: number of heads; in the published weight, the rows of several of `ours`
+      alternate, head by head.
     - `plus`: to add to what is published: some norms multiply by 1 + weight.
     - `form`: from the shape of our rows to that of the published ones.
     """
@@ -66,7 +67,7 @@ class Family(NamedTuple):
 
     - `model`: arguments of `LanguageModel`.
     - `pieces`: all its weights.
-    - `ignored`: beginnings of names of what is no part of the text model.
+    - `ignored`: how the names of weights begin that are no part of the text model.
     - `renamed`: parts of names in files, and their counterparts in `pieces`.
     """
 
