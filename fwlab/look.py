@@ -311,8 +311,9 @@ def picture(
         for ax in axes:
             ax.set(ylabel="layer")
             ax.set_yticks([*borders[:-1:every] + 0.5], numbers)
+            ink = plots.INK if ax in axes[len(maps) :] else plots.DIGITS
             for border in borders[1:-1]:
-                ax.axhline(border, color=plots.INK, linewidth=0.8)
+                ax.axhline(border, color=ink, linewidth=0.8)
         for ax, (title, values) in zip(axes, maps.items(), strict=False):
             plots.cells(ax, values.T, title, extent=(0, time, rows, 0), **sharp)
             ax.set_xticks([])

@@ -6,6 +6,7 @@ the write that is followed, and with a strength of 0 there.
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -336,3 +337,29 @@ def test_the_picture():
     assert places == torch.cat([x.half_life()[0] for x in layers]).tolist()
     words = drawn("delta", fast_weights={"beta_max": 2})[0]
     assert next(iter(words)) == "half the write strength β" and len(words) == 3
+
+
+def test_the_page_says_what_its_file_says():
+    """Of the model in "Look inside"; the picture is of the same run."""
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    page = (docs / "published.md").read_text("utf-8")
+    data = json.loads((docs / "images" / "look.json").read_text("utf-8"))
+    assert f"""title="juliet.txt"\n{"".join(data["tokens"])}```""" in page
+    assert data["command"].startswith("fwlab look runs/juliet --text juliet.txt")
+    assert data["name"] == "Romeo" and data["places"] == [6, 13, 39]
+    heads = [head for layer in data["layers"] for head in layer["heads"]]
+    lives = sorted(head["half_life"] for head in heads)
+    second, third = zip(*(head["changes"] for head in heads), strict=True)
+    gone = [1 - change["after"] / change["before"] for change in second]
+    betas = [beta for head in heads for beta in head["beta"]]
+    many = sum(change["before"] >= 0.1 for change in second)
+    for said in (
+        f"range from {lives[0]:.2g} to {lives[-1]:.2g} characters",
+        f"only {['no', 'one', 'two', 'three'][sum(x > 4 for x in lives)]} heads have",
+        f"{many} of {len(heads)} heads still read at least a tenth",
+        f"removes {100 * min(gone):.0f} to {100 * max(gone):.0f} % of",
+        f"between {min(betas):.2f} and {max(betas):.2f}",
+    ):
+        assert said in page, said
+    left = [head for head, x in zip(heads, third, strict=True) if x["before"] > 0.01]
+    assert len(left) == 2 and all(head in heads[-4:] for head in left)
