@@ -1,4 +1,4 @@
-"""The command line: `fwlab train`, `plot`, `generate`, `info`, `bench`,
+"""The command line: `fwlab train`, `plot`, `generate`, `look`, `info`, `bench`,
 `exercises` and `reproduce`.
 """
 
@@ -174,6 +174,60 @@ def generate(
         raise ValueError(f"expected a prompt of at least one {one}, got {prompt!r}")
     text = loaded.model.eval().generate(tokens, length, temperature, top_k, seed)
     print(loaded.vocabulary.decode(text[0]))
+
+
+@app.command
+def look(
+    checkpoint: Positional[Path],
+    /,
+    text: Path,
+    name: str | None = None,
+    tokens: int = 512,
+    out: Path = Path("look.svg"),
+) -> None:
+    """Show what a model does with its fast weights while it reads a text.
+
+    Args:
+        checkpoint: As for fwlab generate.
+        text: A file; or a corpus, as for fwlab train.
+        name: A word that occurs at least twice: how long each head keeps what it writes
+            there first. Default: the most frequent capitalised one.
+        tokens: Read at most this many tokens, from the beginning.
+        out: The picture; its ending decides its format. The numbers go to a JSON file
+            of the same name beside it.
+    """
+    from fwlab import look as inside
+    from fwlab.data import corpus
+    from fwlab.provenance import provenance
+
+    numbers = out.with_suffix(".json")
+    if numbers == out:
+        raise ValueError(f"expected a picture, such as look.svg, got {out}")
+    for path in (out, numbers):
+        destination(path)
+    reading = inside.read(checkpoint, corpus(str(text)), tokens)
+    word, places = inside.occurrences(reading, name)
+    layers, skipped = inside.look(reading.model, reading.tokens, *places[:1])
+    if len(reading.tokens) < reading.total:
+        print(f"the first {len(reading.tokens)} of {reading.total:,} tokens")
+    for number, kind in skipped.items():
+        print(f"layer {number} has no fast weights to show: {kind}")
+    if word is None:
+        print("no capitalised word occurs twice: no write is followed")
+    figure = inside.picture(reading, layers, word, places)
+    with replacing(out) as part:
+        figure.savefig(part, format=out.suffix[1:] or "svg", dpi=200)
+    found = {
+        "model": str(checkpoint),
+        "text": str(text),
+        "tokens": [reading.text[a:b] for a, b in reading.spans],
+        "name": word,
+        "places": places,
+        "skipped": skipped,
+        "layers": [inside.report(layer, places) for layer in layers],
+    }
+    write_json(numbers, provenance(_command()) | found)
+    print(f"{out}\n{numbers}")
 
 
 @app.command

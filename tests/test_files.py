@@ -132,6 +132,7 @@ def test_the_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
         pytest.param(["bench", "--gpu", "--out"], "", marks=NEEDS_TRITON),
         (["exercises", "grade", "no.ipynb", "--out"], ""),
         (["plot", "no-run", "--out"], ""),
+        (["look", "no-run", "--text", "no-text", "--out"], ""),
         (["reproduce", "reversal", "--quick", "--jobs", "1", "--out"], "reversal.json"),
         (["reproduce", "reversal", "--quick", "--point", "0", "--out"], "reversal.svg"),
     ],

@@ -532,6 +532,10 @@ def drawn(figure: Figure, name: str, label: str) -> str:
     figure.get_layout_engine().set(w_pad=0.07)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
-    svg = short_svg(file.getvalue())
-    svg = inline(svg, f"plot-{name}", escape(label))
+    return kept(file.getvalue(), name, label)
+
+
+def kept(svg: str, name: str, label: str) -> str:
+    """A drawing of matplotlib's as part of a page, as for `drawn`."""
+    svg = inline(short_svg(svg), f"plot-{name}", escape(label))
     return f'<div class="nb-output nb-svg+xml" data-search-exclude>{svg}</div>'

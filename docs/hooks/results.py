@@ -1,7 +1,7 @@
 """Puts tables of docs/results/*.json in place of `<!-- results: TABLE -->`.
 
-Plots of the same files go in place of `<!-- plot: PLOT -->`. Each function
-here reads the values of a table, and docs/templates/results/TABLE.html lays
+Plots of the same files go in place of `<!-- plot: PLOT -->`, and so does the
+picture that `fwlab look` has left in docs/images. Each function here reads the values of a table, and docs/templates/results/TABLE.html lays
 them out. A section whose files are missing is left out.
 """
 
@@ -21,6 +21,12 @@ BENCH, PEERS = "bench-cpu", "peers-cpu"
 LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
 PUBLISHED_MODELS = "published-cpu"
 GENERATION = "generation-cpu"
+LOOK = ROOT / "docs" / "images" / "look.svg"
+LOOKS = (
+    "Five panels over the same two lines of text, with a row for each of 16 heads: "
+    "write strength; decay; norm of the fast weights; the share kept of the write at "
+    "the first Romeo, which is nearly gone at the second one; and half-lives."
+)
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
 SECTION = re.compile(
     r"^## (?:(?!^## ).)*?<!-- results: (\S+) -->\n", re.DOTALL | re.MULTILINE
@@ -43,7 +49,7 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(html, page, config, files):
     """Plots are added here: converting Markdown would change a drawing."""
-    if page.file.src_uri != "results.md":
+    if page.file.src_uri not in ("results.md", "published.md"):
         return html
     return PLOT.sub(lambda mark: PLOTS[mark[1]](), html)
 
@@ -264,6 +270,7 @@ PLOTS = {
     "batches": lambda: plots.batches(_read(LENGTHS)),
     "decoding": lambda: plots.decoding(_read(BENCH)),
     "generation": lambda: plots.generation(_read(GENERATION)),
+    "look": lambda: plots.kept(LOOK.read_text("utf-8"), "look", LOOKS),
 }
 
 

@@ -1,0 +1,372 @@
+"""`fwlab look`: what a model does with its fast weights over a text.
+
+Numbers are compared with loops over the inputs of each rule, in two runs: with
+the write that is followed, and with a strength of 0 there.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from alike import refuses
+from terminal import fwlab
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
+from fwlab.layers.fast_weight_attention import RULES
+from fwlab.look import Reading, look, occurrences, picture
+from fwlab.models import LanguageModel, load
+from problems import error
+
+TOKENS = torch.tensor([3, 1, 4, 1, 5, 2, 6, 5, 3, 5])
+FIRST = 2
+
+
+def model(mixer, layers=1, **options):
+    torch.manual_seed(0)
+    sizes = {"heads": 2, "d_model": 12, "max_len": 16}
+    made = LanguageModel(7, mixer, layers, **sizes, **options).double().eval()
+    with torch.no_grad():  # new models write the same everywhere
+        for weight in made.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return made
+
+
+def loop(k, v, beta, decay, first):
+    """Norms, and what is kept of a write: `[time, heads]` and `[time - first, heads]`.
+
+    `k`: `[time, heads, key]`, `decay`: `[time, heads, 1 or key]`.
+    """
+
+    def states(beta):
+        W = v.new_zeros(v.shape[1], v.shape[2], k.shape[2])
+        for k_t, v_t, b_t, d_t in zip(k, v, beta, decay, strict=True):
+            W = W * d_t[:, None]
+            u = b_t[:, None] * (v_t - torch.einsum("hvk,hk->hv", W, k_t))
+            W = W + torch.einsum("hv,hk->hvk", u, k_t)
+            yield W
+
+    without = beta.clone()
+    without[first] = 0
+    both, norms, kept = zip(states(beta), states(without), strict=True), [], []
+    for t, (W, other) in enumerate(both):
+        norms.append(W.norm(dim=(1, 2)))
+        reads = torch.einsum("hvk,hk->hv", W - other, k[first])
+        if t == first:
+            u, at_first = reads, (reads * reads).sum(-1)
+        if t >= first:
+            kept.append((reads * u).sum(-1) / at_first)
+    return torch.stack(norms), torch.stack(kept)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mixer", ["delta", "gated-delta", "kimi-delta"])
+def test_look_is_naive(mixer):
+    made = model(mixer)
+    (found,), skipped = look(made, TOKENS, FIRST)
+    layer = made.blocks[0].mixer
+    x = made.blocks[0].norm_mixer(made.embedding(TOKENS))
+    k, v = (to(x).unflatten(-1, (2, -1)) for to in (layer.to_k, layer.to_v))
+    k = sum_normalize(DPFP(nu=1)(k)) if mixer == "delta" else l2_normalize(k)
+    beta, decay = layer.to_beta(x).sigmoid(), torch.ones(len(x), 2, 1).double()
+    if mixer != "delta":
+        pace = F.softplus(layer.to_alpha(x) + layer.alpha_bias)
+        rate = layer.log_rate.exp().view(-1, *[1] * (pace.dim() - 2))
+        decay = (-rate * pace).exp().view(len(x), 2, -1)
+    norms, kept = loop(k, v, beta, decay, FIRST)
+    assert (found.number, found.rule, skipped) == (1, mixer.replace("-", "_"), {})
+    assert found.decay.shape == (10, 2, 6 if mixer == "kimi-delta" else 1)
+    pairs = [(found.beta, beta), (found.norm, norms), (found.kept, kept)]
+    pairs.append((found.decay, decay.view_as(found.decay)))
+    for ours, expected in pairs:
+        assert error(ours, expected) < 1e-10
+    assert kept[-1].min() < 0.95  # something happens to it
+    whole, each = found.half_life()
+    if mixer == "delta":
+        assert whole.isinf().all() and each.isinf().all()
+    else:  # half of it is left after that many tokens of that decay
+        assert error(decay.log().mean((0, 2)).exp() ** whole, 0 * whole + 0.5) < 1e-10
+        assert error(decay.log().mean(0).exp() ** each, 0 * each + 0.5) < 1e-10
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("conv_size", [0, 3])
+def test_every_rule(rule, conv_size):
+    """The layer's own states: the last one, and what it is without the write."""
+    options = {"conv_size": conv_size}
+    if conv_size:
+        options["normalize"] = RULES[rule].normalizes
+    made = model(rule.replace("_", "-"), fast_weights=options)
+    (found,), _ = look(made, TOKENS, FIRST)
+    layer = made.blocks[0].mixer
+    x = made.blocks[0].norm_mixer(made.embedding(TOKENS))[None]
+
+    def change(state, by):
+        if isinstance(state, ops.ConvState):
+            return state._replace(memory=change(state.memory, by))
+        return state._replace(W=state.W + by) if layer.normalize else state + by
+
+    def fast(state):
+        state = state.memory if isinstance(state, ops.ConvState) else state
+        return state.W if layer.normalize else state
+
+    before = layer.prefill(x[:, :FIRST])[1]
+    after = layer.prefill(x[:, : FIRST + 1])[1]
+    wrote = fast(after) - fast(before) * found.decay[FIRST][:, None]
+    rest = x[:, FIRST + 1 :]
+    last = fast(layer.prefill(rest, after)[1])
+    left = last - fast(layer.prefill(rest, change(after, -wrote))[1])
+    kept = (left * wrote).sum((2, 3)) / wrote.square().sum((2, 3))
+    assert error(found.norm[-1], last[0].norm(dim=(1, 2))) < 1e-10
+    assert error(found.kept[-1], kept[0]) < 1e-10
+    assert error(found.kept[0], torch.ones(2)) < 1e-10
+    if log_decay := layer._gates.get("log_decay"):
+        decay = log_decay.of(layer, x, x)[0].exp()
+        assert error(found.decay, decay.view_as(found.decay)) < 1e-10
+    assert found.beta.shape == (10, 2) and 0 < found.beta.min() <= found.beta.max() <= 1
+
+
+def test_the_sum_forgets_nothing_and_gates_fade():
+    (found,), _ = look(model("sum"), TOKENS, FIRST)
+    assert error(found.kept, torch.ones(8, 2)) < 1e-10
+    (found,), _ = look(model("gated"), TOKENS, FIRST)
+    fading = F.pad(found.decay[FIRST + 1 :, :, 0], (0, 0, 1, 0), value=1).cumprod(0)
+    assert error(found.kept, fading) < 1e-10
+
+
+def test_hybrid_stacks_name_what_they_skip():
+    layers, skipped = look(model("gated-delta,softmax,delta", 3), TOKENS)
+    assert [(x.number, x.rule) for x in layers] == [(1, "gated_delta"), (3, "delta")]
+    assert skipped == {2: "SoftmaxAttention"} and layers[0].kept is None
+    text = "expected a model with fast weights, got layers of SoftmaxAttention"
+    refuses(lambda: look(model("softmax"), TOKENS), text)
+    refuses(lambda: look(model("delta"), TOKENS[:1]), "at least 2, got")
+    refuses(lambda: look(model("delta"), TOKENS, 10), "first from 0 to 9, got 10")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A tiny Qwen3.5 of transformers with a tokenizer of words, and its folder."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    config = transformers.Qwen3_5TextConfig(
+        **{"vocab_size": 9, "hidden_size": 16, "intermediate_size": 24, "head_dim": 8},
+        **{"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1},
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 6, "linear_value_head_dim": 8},
+    )
+    torch.manual_seed(0)
+    theirs = transformers.Qwen3_5ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    folder = tmp_path_factory.mktemp("published")
+    theirs.save_pretrained(folder)
+    words = {
+        word: i
+        for i, word in enumerate(
+            ["in", "is", "now", "Ada", "Ben", "Rome", "Oslo", ".", "?"]
+        )
+    }
+    coder = Tokenizer(models.WordLevel(words, unk_token="?"))
+    coder.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    coder.save(str(folder / "tokenizer.json"))
+    (folder / "text").write_text(
+        "Ada is in Rome . Ben is in Rome . Ada is now in Oslo ."
+    )
+    return theirs, folder
+
+
+@torch.no_grad()
+def test_a_published_model(published, monkeypatch, tmp_path):
+    """Numbers of their own layers, by the same loop; the picture and the file."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
+
+    theirs, folder = published
+    rule, calls = modeling.torch_chunk_gated_delta_rule, []
+
+    def watched(*inputs, **options):
+        calls.append((*inputs, options["beta"], options["g"]))
+        return rule(*inputs, **options)
+
+    monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", watched)
+    tokens = torch.tensor([3, 1, 0, 5, 7, 4, 1, 0, 5, 7, 3, 1, 2, 0, 6, 7])
+    theirs(tokens[None])
+    layers, skipped = look(load(folder), tokens, 0)
+    assert [x.number for x in layers] == [1, 2, 3] and len(calls) == 3
+    assert skipped == {4: "SoftmaxAttention"}
+    for found, (_, k, v, beta, g) in zip(layers, calls, strict=True):
+        k = l2_normalize(k[0]).repeat_interleave(2, 1)  # two values for each key
+        norms, kept = loop(k, v[0], beta[0], g[0].exp()[..., None], 0)
+        pairs = [(found.beta, beta[0]), (found.norm, norms), (found.kept, kept)]
+        for ours, expected in pairs:
+            assert error(ours, expected) < 1e-4
+
+    out = tmp_path / "seen.svg"
+    command = ("look", str(folder), "--text", str(folder / "text"), "--out", str(out))
+    code, said, err = fwlab(*command)
+    assert (code, err) == (0, "")
+    assert said == (
+        "layer 4 has no fast weights to show: SoftmaxAttention\n"
+        f"{out}\n{tmp_path / 'seen.json'}\n"
+    )
+    assert "<svg" in out.read_text()
+    data = json.loads((tmp_path / "seen.json").read_text())
+    assert data["tokens"][:5] == ["Ada", "is", "in", "Rome", "."]
+    assert (data["name"], data["places"]) == ("Ada", [0, 10])
+    assert data["skipped"] == {"4": "SoftmaxAttention"}
+    assert data["command"].startswith("fwlab look ") and data["torch"]
+    for at, found in zip(data["layers"], layers, strict=True):
+        assert at["layer"] == found.number and len(at["heads"]) == 4
+        for h, head in enumerate(at["heads"]):
+            for name in ("beta", "norm", "kept"):
+                ours = getattr(found, name)[:, h]
+                assert error(torch.tensor(head[name]), ours) < 1e-3
+            assert head["half_life"] == pytest.approx(
+                float(found.half_life()[0][h]), rel=1e-3
+            )
+            (change,) = head["changes"]
+            assert change == {
+                "distance": 10,
+                "before": head["kept"][9],
+                "after": head["kept"][10],
+            }
+
+
+def test_what_does_not_fit(published, tmp_path):
+    folder = published[1]
+    text = ("--text", str(folder / "text"))
+
+    def refused(*arguments):
+        code, _, err = fwlab("look", *arguments)
+        assert code == 2 and err.count("\n") == 1, err
+        return err
+
+    assert "there is no checkpoint none" in refused("none", *text)
+    place = str(folder)
+    assert "'Eve' at least twice" in refused(place, *text, "--name", "Eve")
+    assert "'Ben' at least twice" in refused(place, *text, "--name", "Ben")
+    assert "at least 2 tokens to read, got 1" in refused(place, *text, "--tokens", "1")
+    assert "expected a picture" in refused(place, *text, "--out", "x.json")
+    assert "no-text" in refused(place, "--text", str(tmp_path / "no-text"))
+    (tmp_path / "short").write_text("Ada")
+    short = refused(place, "--text", str(tmp_path / "short"))
+    assert "at least 2 tokens to read, got 1" in short
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (other / name).write_bytes((folder / name).read_bytes())
+    assert "expected the tokenizer" in refused(str(other), *text)
+    coder = json.loads((folder / "tokenizer.json").read_text())
+    coder["model"]["vocab"]["more"] = 9
+    (other / "tokenizer.json").write_text(json.dumps(coder))
+    assert "at most the 9 tokens of the model, got 10" in refused(str(other), *text)
+
+
+@pytest.mark.parametrize("tokens", ["characters", "words"])
+def test_a_run(tmp_path, monkeypatch, tokens):
+    """A hybrid stack with a table of positions for 16 tokens only."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(
+        "Eve saw it.\nNo, Eve hid it. So Eve won!\n" * 20
+    )
+    code, _, err = fwlab(
+        *("train", "--corpus", "text.txt", "--tokens", tokens, "--out", "run"),
+        *("--mixer", "kimi-delta,softmax", "--layers", "2", "--d-model", "16"),
+        *("--heads", "2", "--block", "16", "--batch", "2", "--steps", "2"),
+        *("--eval-every", "2", "--eval-windows", "2", "--threads", "1"),
+    )
+    assert code == 0, err
+    code, said, err = fwlab("look", "run", "--text", "text.txt", "--out", "p.png")
+    assert (code, err) == (0, "") and said.startswith("the first 16 of ")
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert data["name"] == "Eve" or tokens == "characters"
+    if tokens == "characters":  # the second Eve is not among them
+        assert "no capitalised word" in said and "kept" not in str(data["layers"])
+        assert "".join(data["tokens"]) == "Eve saw it.\nNo, "
+    else:
+        assert data["tokens"][:6] == ["Eve", "saw", "it.", "\n", "No,", "Eve"]
+        assert data["places"] == [0, 5, 9, 12]
+    for head in data["layers"][0]["heads"]:
+        for x, (low, high) in zip(head["decay"], head["decay_range"], strict=True):
+            assert low <= x <= high
+        low, high = head["half_life_range"]
+        assert low < head["half_life"] < high
+
+
+def reading(text, *cuts):
+    """A text that is cut into tokens at these places."""
+    spans = [*zip((0, *cuts), (*cuts, len(text)), strict=True)]
+    return Reading(model("delta"), torch.zeros(len(spans)).long(), spans, text, 0)
+
+
+def test_names():
+    """The last token of each; no common word, and no part of another one."""
+    text = "The Adas and Ada and the other Ada: Ada."
+    found = occurrences(reading(text, 3, 10, 14, 15, 32, 34, 37, 38), None)
+    assert found == ("Ada", [4, 5, 8])
+    assert occurrences(reading(text, 10), "and") == ("and", [1, 1])
+    assert occurrences(reading("The Ada, the The", 4), None) == (None, [])
+
+
+def test_the_picture():
+    """A row for each head, and no panels of decay where nothing fades."""
+
+    def drawn(mixer, **options):
+        made = model(mixer, 2, **options)
+        layers, _ = look(made, torch.zeros(15).long(), 4)
+        figure = picture(reading("The Adas and Ad", *range(1, 15)), layers, "Ad", [4])
+        return {ax.get_title(): ax for ax in figure.axes if ax.get_title()}, layers
+
+    axes, layers = drawn("gated-delta")
+    first, *_, last = axes.values()
+    names = ["write strength β", "decay", "norm of W, 1 = the head's maximum"]
+    assert [*axes][:3] == names and len(axes) == 5
+    shown = torch.tensor(first.images[0].get_array().filled())
+    assert torch.equal(shown, torch.cat([x.beta for x in layers], 1).T)
+    assert (axes[names[2]].images[0].get_array().max(1) == 1).all()
+    kept = torch.tensor(
+        axes["share kept of the write at the first “Ad”"]
+        .images[0]
+        .get_array()
+        .filled(math.nan)
+    )
+    assert kept[:, :4].isnan().all() and (kept[:, 4] == 1).all()
+    places = [line.get_xdata()[0] for line in last.lines if line.get_marker() == "o"]
+    assert places == torch.cat([x.half_life()[0] for x in layers]).tolist()
+    words = drawn("delta", fast_weights={"beta_max": 2})[0]
+    assert next(iter(words)) == "half the write strength β" and len(words) == 3
+
+
+def test_the_page_says_what_its_file_says():
+    """Of the model in "Look inside"; the picture is of the same run."""
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    page = (docs / "published.md").read_text("utf-8")
+    data = json.loads((docs / "images" / "look.json").read_text("utf-8"))
+    assert f"""title="juliet.txt"\n{"".join(data["tokens"])}```""" in page
+    assert data["command"].startswith("fwlab look runs/juliet --text juliet.txt")
+    assert data["name"] == "Romeo" and data["places"] == [6, 13, 39]
+    heads = [head for layer in data["layers"] for head in layer["heads"]]
+    lives = sorted(head["half_life"] for head in heads)
+    second, third = zip(*(head["changes"] for head in heads), strict=True)
+    gone = [
+        1 - change["after"] / change["before"] / head["decay"][13]
+        for head, change in zip(heads, second, strict=True)
+    ]
+    betas = [beta for head in heads for beta in head["beta"]]
+    many = sum(change["before"] >= 0.1 for change in second)
+    for said in (
+        f"range from {lives[0]:.2g} to {lives[-1]:.2g} characters",
+        f"only {['no', 'one', 'two', 'three'][sum(x > 4 for x in lives)]} heads have",
+        f"{many} of {len(heads)} heads still read at least a tenth",
+        f"replaces {100 * min(gone):.0f} to {100 * max(gone):.0f} % of",
+        f"between {min(betas):.2f} and {max(betas):.2f}",
+    ):
+        assert said in page, said
+    left = [head for head, x in zip(heads, third, strict=True) if x["before"] > 0.01]
+    assert len(left) == 2 and all(head in heads[-4:] for head in left)
