@@ -225,6 +225,8 @@ class FwlabConfig(PreTrainedConfig):
     - `kwargs`: the other arguments of `LanguageModel`, by name.
     - Raises `TypeError` for a `mixer` that is not named.
 
+    Sizes also have their names of transformers:
+
         >>> FwlabConfig(vocab_size=65, mixer="gated-delta", layers=2).hidden_size
         128
     """
