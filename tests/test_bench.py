@@ -15,6 +15,7 @@ from bench import (
     imports,
     lengths,
     peers,
+    published,
     settings,
     steps,
     training,
@@ -27,7 +28,7 @@ from fwlab.bench import case as cases
 from fwlab.models import MIXERS
 from fwlab.training import Config, threads
 
-BENCHES = (busy, generation, imports, lengths, peers, steps, training)
+BENCHES = (busy, generation, imports, lengths, peers, published, steps, training)
 
 
 def test_every_case_is_complete():
@@ -74,6 +75,24 @@ def test_the_training_loop_is_measured_beside_a_bare_one(monkeypatch):
     ratio = row["tokens_per_second"] / row["bare_tokens_per_second"]
     assert row["mixer"] == "delta"
     assert row["times_bare"] == pytest.approx(ratio, abs=2e-3)
+
+
+def test_a_published_model_is_read_by_both(monkeypatch, capsys):
+    """In turns, with the same text; in processes of their own."""
+    monkeypatch.setattr(published, "PROMPT", 9)
+    monkeypatch.setattr(published, "TOKENS", 3)
+    tiny = published.SIZES["tiny"] | {"hidden_size": 32}
+    monkeypatch.setattr(published, "SIZES", {"tiny": tiny})
+    monkeypatch.setattr(published, "ROUNDS", {"tiny": 1})
+
+    def here(module, call, setting):
+        return eval(call, vars(published))  # in processes, the sizes are whole
+
+    monkeypatch.setattr(published, "fresh", here)
+    ours, theirs = published.measure()["rows"]
+    assert (ours["side"], theirs["side"]) == published.SIDES
+    assert ours["equal"] == 1 and ours["first_ms"] > 0 < ours["tokens_per_second"]
+    assert "tokens_per_second" in capsys.readouterr().out
 
 
 def test_imports_are_measured_side_by_side(monkeypatch):
