@@ -512,9 +512,7 @@ def training(mixer: str, peer: str, goal: Goal) -> Comparison:
 #: What is left where a goal is missed.
 GATED = "28 % of the time are products of chunks, which both sides need, 16 % copies"
 STEP = "both are calls of Python and PyTorch: products and sums take 72 of 157 µs"
-DELTA = (
-    "1,340 operators against 860: features by shifts, and a triangular solve"
-)
+DELTA = "1,340 operators against 860: features by shifts, and a triangular solve"
 SUM = "900 operators against 860, and features of queries and keys"
 SOFTMAX = "860 operators against 657, those of the optimiser included"
 COMPARISONS = (
