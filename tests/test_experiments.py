@@ -31,8 +31,9 @@ from fwlab.experiments import (
     state_tracking,
     verdict,
 )
-from fwlab.experiments.experiment import Claim
+from fwlab.experiments.experiment import Claim, compared
 from fwlab.experiments.retrieval import Retriever, feature_map, loss, train
+from fwlab.experiments.runs import texts_of
 from fwlab.models import MIXERS
 from fwlab.plots import medians
 
@@ -267,6 +268,37 @@ def test_damaged_results_are_named(tmp_path):
     assert len(runs.collect()["points"]) == 4
 
 
+def test_two_texts_never_mix(tmp_path):
+    """Also if one of them is in an earlier file, or is not recorded."""
+    digests = ["8a73136f699d", "8a73136f699d", "0123456789ab", None]
+    points = [{"corpus": "any", "seed": seed} for seed in range(4)]
+
+    def run(point):
+        digest = digests[point["seed"]]
+        return {"loss": 0.5, **({"corpus_sha256": digest} if digest else {})}
+
+    read = replace(SMALL, points=lambda quick: points, run=run)
+    runs = Runs(read, True, tmp_path)
+    runs.run(0), runs.run(1)
+    first = runs.collect()
+    whole = "Tiny Shakespeare, the first 300,000 characters, SHA-256 8a73136f699d…"
+    assert texts_of(first["points"]) == {"any": [whole]}
+    for other, said in ((2, "another text, SHA-256 01"), (3, "corpus not recorded")):
+        shutil.rmtree(runs.folder)
+        runs.run(other)
+        with pytest.raises(
+            ValueError, match=f"as corpus 'any' .*{said}.*another folder"
+        ):
+            runs.collect()
+        assert results(read, tmp_path)["points"] == first["points"]
+    # Two corpora by their names are no mixture.
+    points[2:] = []
+    points.append({"corpus": "python", "seed": 2})
+    runs = Runs(read, True, tmp_path)
+    runs.run(2)
+    assert set(texts_of(runs.collect()["points"])) == {"any", "python"}
+
+
 def test_damaged_results_hide_no_others(tmp_path, monkeypatch):
     folder = tmp_path / "docs" / "results"
     shutil.copytree(ROOT / "docs" / "results", folder)
@@ -295,11 +327,72 @@ def test_medians_leave_out_what_diverged():
 
 
 def test_verdicts():
-    claims = {None: "not yet run", True: "reproduced", False: "not"}
-    for holds, word in claims.items():
-        assert verdict([Claim("", "", "", holds)]) == word
-    assert verdict(Claim("", "", "", h) for h in (True, None)) == "reproduced so far"
-    assert verdict(Claim("", "", "", h) for h in (True, False)) == "partly"
+    def claim(*which, published="1 (Table 1)"):
+        return Claim("", published, "", *which)
+
+    for which, published, ours in (
+        ((None,), "not run", "not run"),
+        ((True,), "reproduced", "holds"),
+        ((False,), "not", "does not"),
+        ((True, True), "reproduced", "holds"),
+        ((True, False), "seeds overlap", "seeds overlap"),
+        ((False, False), "seeds overlap", "seeds overlap"),
+    ):
+        assert claim(*which).verdict == published
+        assert claim(*which, published="").verdict == ours
+    yes, no, overlap, left = (
+        claim(*w) for w in ((True,), (False,), (True, False), (None,))
+    )
+    ours = [claim(holds, published="") for holds in (True, False)]
+    for claims, word in (
+        ([yes, yes], "reproduced"),
+        ([yes, ours[1]], "reproduced"),  # ours do not count beside published ones
+        ([no], "not"),
+        ([yes, no], "partly"),
+        ([yes, overlap], "partly"),
+        ([overlap], "partly"),
+        ([yes, left], "reproduced so far"),
+        ([left, ours[0]], "not run"),
+        ([], "not run"),
+        (ours[:1], "ours: holds"),
+        (ours[1:], "ours: does not"),
+        (ours, "ours: partly"),
+    ):
+        assert verdict(claims) == word
+
+
+def test_sides_are_compared_by_their_medians_and_seeds():
+    def of(*sides, **options):
+        return compared("a below b", "1, 2 (Table 1)", sides, **options)[2:5]
+
+    low, high = [1.0, 3.0, 2.0], [4.0, 6.0, 5.0]
+    assert of(low, high) == (
+        "2.000 [1.000, 3.000] against 5.000 [4.000, 6.000]",
+        True,
+        True,
+    )
+    assert of(high, low)[1:] == (False, True)
+    assert of(low, [2.5, 4.0, 3.5])[1:] == (True, False)
+    assert of(low[:2], high, spec=".0f")[1:] == (True, None)  # two seeds say little
+    assert of([1.0], [2.0], spec=".1f") == ("1.0 against 2.0", True, None)
+    # A seed that failed is above all others; one that was not run says nothing.
+    assert of(low, [4.0, None, 5.0], spec=".0f") == (
+        "2 [1, 3] against 5 [4, failed]",
+        True,
+        True,
+    )
+    assert (
+        of([None, 1.0, None], high, spec=".0f")[0]
+        == "failed [1, failed] against 5 [4, 6]"
+    )
+    assert of(low, [], spec=".0f") == ("2 [1, 3]", None, None)
+    assert of([None] * 3, []) == ("–", None, None)
+    # More sides than two, and one with a threshold.
+    rising = {"holds": lambda *medians: [*medians] == sorted(medians)}
+    assert of(low, high, [7.0, 8.0, 9.0], **rising)[1:] == (True, True)
+    assert of(low, high, [5.5, 8.0, 9.0], **rising)[1:] == (True, False)
+    assert of(low, holds=lambda x: x < 4)[1:] == (True, True)
+    assert of(low, holds=lambda x: x < 3)[1:] == (True, False)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))

@@ -2,6 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from operator import lt
+from statistics import median
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -14,15 +18,37 @@ class Claim(NamedTuple):
     """One claim, and what came out.
 
     - `text`: the claim.
-    - `source`: what was published, or is expected.
-    - `found`: our number, as text.
-    - `holds`: whether it holds; None = not yet run.
+    - `published`: the published numbers with their table; "" = nobody has
+      published any: a claim of ours.
+    - `found`: our numbers, medians with the range over seeds, as text.
+    - `holds`: whether it holds of the medians; None = not run.
+    - `apart`: whether all seeds agree: all of one side are below all of the
+      other's. None = nothing to compare, or fewer than three seeds.
+    - `protocol`: how our protocol differs from the published one; "" = it
+      does not.
     """
 
     text: str
-    source: str
+    published: str
     found: str
     holds: bool | None
+    apart: bool | None = None
+    protocol: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """What came out, in a word or two; overlapping seeds are no yes."""
+        if self.holds is None:
+            return "not run"
+        if self.apart is False:
+            return "seeds overlap"
+        yes, no = ("reproduced", "not") if self.published else ("holds", "does not")
+        return yes if self.holds else no
+
+    @property
+    def source(self) -> str:
+        """The published numbers; where there are none, that it is ours."""
+        return self.published or "ours"
 
 
 @dataclass(frozen=True)
@@ -38,6 +64,7 @@ class Experiment:
     - `run`: what running a point adds to it.
     - `claims`: what the points say about the claims.
     - `draw`: the figure of the points.
+    - `setup`: the hyper-parameters of a point that its settings do not say.
     """
 
     name: str
@@ -48,21 +75,80 @@ class Experiment:
     run: Callable[[Point], Point]
     claims: Callable[[list[Point]], list[Claim]]
     draw: Callable[[list[Point]], Figure]
+    setup: Callable[[Point], Mapping[str, Any]] = lambda point: {}
 
 
 def verdict(claims: Iterable[Claim]) -> str:
-    """Sum up all claims: reproduced, partly or not."""
-    every = [claim.holds for claim in claims]
-    held = [holds for holds in every if holds is not None]
-    if not held:
-        return "not yet run"
-    word = "reproduced" if all(held) else "partly" if any(held) else "not"
-    return word if len(held) == len(every) else f"{word} so far"
+    """Sum up the published claims, or, where there are none, those of ours.
+
+    - Returns "reproduced", "partly", "not" or "not run"; of claims of ours
+      "ours: holds", "ours: partly" or "ours: does not".
+    """
+    every = list(claims)
+    counted = [claim for claim in every if claim.published] or every
+    words = {claim.verdict for claim in counted}
+    run = words - {"not run"}
+    if not run:
+        return "not run"
+    word = run.pop() if len(run) == 1 and "seeds overlap" not in run else "partly"
+    so_far = " so far" if "not run" in words else ""
+    return f"{'' if counted[0].published else 'ours: '}{word}{so_far}"
 
 
 def select(points: Iterable[Point], **wanted: Any) -> list[Point]:
     """The points with these values."""
     return [p for p in points if all(p[k] == v for k, v in wanted.items())]
+
+
+def compared(
+    text: str,
+    published: str,
+    sides: Sequence[Sequence[float | None]],
+    holds: Callable[..., bool] = lt,
+    *,
+    spec: str = ".3f",
+    protocol: str = "",
+) -> Claim:
+    """A claim that compares sides, or one side with a threshold.
+
+    - `text`, `published`, `protocol`: as in `Claim`.
+    - `sides`: the numbers of all seeds of each side; None = failed, which
+      counts as an infinite loss. A side without a number has not been run.
+    - `holds`: takes the median of each side, and says whether the claim holds.
+    - `spec`: how numbers are written.
+    - `apart` of the claim: neighbouring sides do not overlap; of one side,
+      `holds` says the same of every seed.
+    """
+    # A side of failures alone is like one that was not run.
+    every = [
+        [inf if x is None else x for x in side] if {*side} - {None} else []
+        for side in sides
+    ]
+    complete = all(every)
+    apart = None
+    if complete and min(map(len, every)) >= 3:
+        apart = (
+            all(max(a) < min(b) or max(b) < min(a) for a, b in pairwise(every))
+            if len(every) > 1
+            else len({holds(x) for x in every[0]}) == 1
+        )
+    return Claim(
+        text,
+        published,
+        " against ".join(_range(side, spec) for side in every if side) or "–",
+        holds(*map(median, every)) if complete else None,
+        apart,
+        protocol,
+    )
+
+
+def _range(numbers: Sequence[float], spec: str) -> str:
+    """The median, with the range where there are several, as text."""
+    low, middle, high = (
+        "failed" if x == inf else f"{x:{spec}}"
+        for x in (min(numbers), median(numbers), max(numbers))
+    )
+    return middle if len(numbers) == 1 else f"{middle} [{low}, {high}]"
 
 
 def numbers_claim(
