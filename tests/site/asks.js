@@ -64,6 +64,34 @@ const FIGURES = () => [...document.querySelectorAll("article svg[role=img], arti
     || (e.alt !== "" && (e.getAttribute("aria-label") ?? e.alt ?? "").length <= 8))
   .map((e) => e.outerHTML.slice(0, 150));
 
+// Figures without a name, and handles that have none or that no key reaches.
+const UNNAMED = () => [
+  ...document.querySelectorAll("figure:not([aria-label])"),
+  ...[...document.querySelectorAll("[role=slider]")].filter((e) =>
+    e.checkVisibility() && (e.tabIndex < 0 || !e.ariaLabel)),
+].map((e) => `unnamed: ${e.outerHTML.slice(0, 150)}`);
+
+// Of what takes the focus, one of each kind that looks the same with it. The
+// outline of a hidden button is at its label.
+const UNFOCUSED = () => {
+  const all = "a[href], button, input, select, summary, textarea, [tabindex]:not([tabindex='-1'])";
+  const kinds = new Map();
+  const kind = (e) => `${e.localName} ${e.type ?? ""} ${e.getAttribute("class")}`;
+  for (const e of document.querySelectorAll(all))
+    if (e.checkVisibility({ visibilityProperty: true }))
+      kinds.set(`${kind(e)} in ${kind(e.parentElement)}`, e);
+  const outlines = (e) => [e, ...(e.labels ?? [])].map((each) => {
+    const { outlineStyle, outlineWidth } = getComputedStyle(each);
+    return outlineStyle === "none" ? "" : outlineStyle + outlineWidth;
+  }).join(" ");
+  return [...kinds].filter(([, e]) => {
+    document.activeElement.blur();
+    const before = outlines(e);
+    e.focus({ preventScroll: true });
+    return document.activeElement === e && outlines(e) === before;
+  }).map(([name]) => `no focus: ${name}`);
+};
+
 // Lines of text, as far as they are longer than is easy to read.
 const LONG = () => {
   const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";

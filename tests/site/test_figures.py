@@ -87,7 +87,8 @@ def test_without_scripts(look):
         assert pictures and all(picture.is_visible() for picture in pictures), name
         assert len(figure.locator(".fw-words").inner_text()) > 80, name
         # No control that does nothing.
-        assert figure.locator("button, input").count() == 0, name
+        controls = "button, input, [role=slider], [role=button]"
+        assert figure.locator(controls).count() == 0, name
 
 
 #: Figures that run a model, and the weights that they fetch at first.

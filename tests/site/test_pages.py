@@ -43,7 +43,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
 
     Formulas are set, figures in the colours of the page, nothing is too wide or cut,
     no line has more than 80 letters, letters of plots can be read, nothing moves by
-    itself, and axe-core knows no serious or critical violation.
+    itself, focus is seen, and axe-core knows no serious or critical violation.
     """
     axe = AXE.read_text("utf-8")
     wrong, seen = {}, Counter()
@@ -80,6 +80,8 @@ def walk(look, pages, dark: list[str]) -> Counter:
                 button.click()
                 seen["pressed"] += 1
                 found += tab.evaluate("document.getAnimations().length") * ["pressed"]
+        tab.keyboard.press("Tab")  # as someone who uses no mouse
+        found += tab.evaluate(asks.UNFOCUSED)
         found += tab.evaluate("globalThis.smooth")
         if found:
             wrong[page] = found
@@ -90,7 +92,9 @@ def walk(look, pages, dark: list[str]) -> Counter:
 def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
     """What is wrong in these colours and at this width."""
     tab.locator(f"body[data-md-color-scheme={scheme}]").wait_for()
-    found = [*tab.evaluate(asks.FIGURES), *tab.evaluate(asks.RULES, rules)]
+    checks = (asks.FIGURES, asks.UNNAMED)
+    found = [each for script in checks for each in tab.evaluate(script)]
+    found += tab.evaluate(asks.RULES, rules)
     return found + [f"{w} px wide" for w in [tab.evaluate(WIDTH)] if w > width]
 
 
