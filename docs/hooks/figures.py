@@ -16,6 +16,7 @@ with the `description` of its front matter.
 import json
 import re
 import tomllib
+from base64 import b64encode
 from pathlib import Path
 
 from markupsafe import Markup
@@ -67,10 +68,15 @@ NEEDS = {
 
 
 def on_files(files, config):
-    """The puzzles as data: a page opened from disk cannot fetch a file."""
+    """Puzzles and weights as scripts: a page opened from disk cannot fetch a file."""
     puzzles = tomllib.loads(PUZZLES.read_text("utf-8"))
-    script = f"fwlab.puzzles = {json.dumps(puzzles)};\n"
-    files.append(File.generated(config, "figures/puzzles-data.js", content=script))
+    scripts = {"puzzles-data.js": f"fwlab.puzzles = {json.dumps(puzzles)};\n"}
+    for path in sorted(FOLDER.glob("*/*.safetensors")):
+        name = path.relative_to(FOLDER).as_posix()
+        letters = b64encode(path.read_bytes()).decode()
+        scripts[f"{name}.js"] = f'fwlab.packed["{name}"] = "{letters}";\n'
+    for name, script in scripts.items():
+        files.append(File.generated(config, f"figures/{name}", content=script))
     return files
 
 

@@ -510,12 +510,15 @@ const FEEDBACK = [state(), words(), all("svg:has([data-state])").map((svg) => {
 
 // What is on the page; of the table, sum, then delta.
 const LIVE = ({
-  state: state(), words: words(), marks: texts("tbody [role=img]"),
-  crossed: texts("s"), strong: texts("p strong"),
-  scores: Object.fromEntries([
-    ["all", texts("thead strong")],
-    ...all("tfoot tr").map((row) => [texts("th", row)[0], texts("td", row)]),
-  ]),
+  state: state(), words: words(), marks: texts("tbody b"),
+  crossed: texts("s"), strong: texts("p strong"), scores: texts("thead strong"),
+  // Of each memory, the opacity of its pixels, row after row.
+  maps: all("canvas").map((canvas) => {
+    const { width, height } = canvas;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+    const opacities = Array.from(data).filter((_, i) => i % 4 === 3);
+    return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
+  }),
 });
 
 // --- memory ----------------------------------------------------------------
