@@ -148,8 +148,10 @@ const WIDE = () => {
 // Tables of which something is cut, or that take words out of a reader's sight.
 const CUT_CELLS = () => {
   const folds = [...document.querySelectorAll("details:not([open])")];
-  for (const fold of folds) fold.open = true;
-  dispatchEvent(new Event("resize"));
+  for (const fold of folds) {
+    fold.open = true;
+    fold.dispatchEvent(new Event("toggle")); // which else comes later
+  }
   const cut = [];
   for (const table of document.querySelectorAll("article table"))
     for (const cell of table.querySelectorAll("td, tbody th")) {
