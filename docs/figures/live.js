@@ -199,17 +199,17 @@
     };
 
     const askAfter = (name) => {
-      const button = fwlab.button(`${name}?`, () => {
+      const button = fwlab.button(name, () => {
         asked = asked === name ? null : name;
         show();
       });
-      button.dataset.name = name;
+      button.setAttribute("aria-label", `Ask where ${name} is`);
       return button;
     };
     // What is read lights up, or what was written last.
     const show = () => {
       for (const button of picture.querySelectorAll("button"))
-        button.ariaPressed = button.dataset.name === asked;
+        button.ariaPressed = button.textContent === asked;
       paint(1);
       figure.say(sentence());
     };
@@ -239,7 +239,7 @@
           fwlab.html(
             "tr",
             {},
-            fwlab.html("th", { scope: "col" }, "Ask: where is"),
+            fwlab.html("th", { scope: "col" }, "Where is …"),
             ...rules.map(([rule, name]) =>
               fwlab.html(
                 "th",
@@ -259,13 +259,14 @@
           ),
           ...known.map(({ name }, i) =>
             row(
-              askAfter(name),
+              `${name}?`,
               rules.map(([rule]) => cell(runs[rule].answers[i])),
             ),
           ),
         ),
       );
-      picture.replaceChildren(story, table);
+      const asks = fwlab.controls("Ask for", ...known.map(({ name }) => askAfter(name)));
+      picture.replaceChildren(story, asks, table);
       offer();
       show();
       if (news && !fwlab.calm) fly();

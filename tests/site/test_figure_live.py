@@ -236,10 +236,10 @@ def test_memories_are_drawn_as_written_and_as_read(home):
     """Each number of W is a pixel; a question lights up what it reads."""
     press(home)
     before = home.ask(asks.LIVE)
-    home.press("Dan?")
+    home.press("Ask where Dan is")
     during = home.ask(asks.LIVE)
     assert during["state"]["asked"] == "Dan" and "Asked where Dan is" in during["words"]
-    home.press("Dan?")
+    home.press("Ask where Dan is")
     assert home.ask(asks.LIVE) == before
     maps = [torch.tensor([s["maps"][i] for s in (before, during)]) for i in range(2)]
     for rule, (plain, lit) in zip(RULES, maps, strict=True):

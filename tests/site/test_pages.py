@@ -111,7 +111,9 @@ def test_a_wide_page_has_tables(look):
     table = tab.locator("article table").first
     for fast, sort in ((min, "ascending"), (max, "descending")):
         table.get_by_role("button", name="Tokens/s").click()
-        cells = table.locator("tbody").first.locator("td:nth-child(6)").all_inner_texts()
+        cells = (
+            table.locator("tbody").first.locator("td:nth-child(6)").all_inner_texts()
+        )
         rates = [float(cell.replace(",", "").replace("–", "inf")) for cell in cells]
         assert len(rates) > 10 and rates[0] == fast(rates)
         assert rates == sorted(rates, reverse=sort == "descending")

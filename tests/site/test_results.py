@@ -304,9 +304,7 @@ def test_hybrids_are_those_of_their_files(html):
 
 def test_findings_are_those_of_the_files():
     page = (ROOT / "docs" / "results.md").read_text("utf-8")
-    adding, forgetting, speed, failed = re.findall(
-        r"^\d\. \*\*.*$", page, re.MULTILINE
-    )
+    adding, forgetting, speed, failed = re.findall(r"^\d\. \*\*.*$", page, re.MULTILINE)
     losses, small = final(), defaultdict(list)
     text = (RESULTS / "quick" / "language-model.json").read_text("utf-8")
     for point in json.loads(text)["points"]:
