@@ -253,10 +253,6 @@
         fwlab.html(
           "tbody",
           {},
-          row(
-            fwlab.html("small", {}, "W. Above: key. Left: written. Right: read."),
-            rules.map(([rule]) => fwlab.html("td", {}, maps[rule])),
-          ),
           ...known.map(({ name }, i) =>
             row(
               `${name}?`,
@@ -265,8 +261,14 @@
           ),
         ),
       );
-      const asks = fwlab.controls("Ask for", ...known.map(({ name }) => askAfter(name)));
-      picture.replaceChildren(story, asks, table);
+      const memories = fwlab.html(
+        "div",
+        { class: "fw-memories" },
+        ...rules.map(([rule, name]) => fwlab.html("div", {}, `${name}: W`, maps[rule])),
+        fwlab.html("small", {}, "Above: the key. Left: what is written. Right: what is read."),
+      );
+      const asks = fwlab.controls("Show what is read for", ...known.map(({ name }) => askAfter(name)));
+      picture.replaceChildren(story, memories, table, ...(known.length ? [asks] : []));
       offer();
       show();
       if (news && !fwlab.calm) fly();
@@ -288,7 +290,7 @@
         `${all ? "Everybody" : list(moved)} ${moved.length > 1 && !all ? "have" : "has"} moved; ` +
         "what is no longer true is crossed out. The sum rule adds the new place to the old " +
         "one and can only guess between them; the delta rule replaces it. The percentages " +
-        "say how sure each model is. Press a name to see what is read."
+        "say how sure each model is."
       );
     };
 
@@ -395,6 +397,8 @@
       { class: "fw-controls" },
       fwlab.html("label", { class: "fw-wide" }, "Or type: ", input),
       send,
+      player.button,
+      back,
       empty,
     );
     const proper = (word) => word[0].toUpperCase() + word.slice(1).toLowerCase();
@@ -423,7 +427,7 @@
     });
 
     offer();
-    figure.root.append(fwlab.controls(example, player.button, back), kept, form);
+    figure.root.append(fwlab.controls(example), kept, form);
 
     return {
       // How the figure begins, for readers without scripts.

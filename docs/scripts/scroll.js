@@ -23,7 +23,7 @@
       }
     });
   };
-  const MANY = 12;
+  const MANY = 8;
   const folds = new Map(); // by box
   const fold = (box, count) => {
     if (!folds.has(box)) {

@@ -78,7 +78,7 @@ const UNFOCUSED = () => {
   const kinds = new Map();
   const kind = (e) => `${e.localName} ${e.type ?? ""} ${e.getAttribute("class")}`;
   for (const e of document.querySelectorAll(all))
-    if (e.checkVisibility({ visibilityProperty: true }))
+    if (e.tabIndex >= 0 && e.checkVisibility({ visibilityProperty: true }))
       kinds.set(`${kind(e)} in ${kind(e.parentElement)}`, e);
   const outlines = (e) => [e, ...(e.labels ?? [])].map((each) => {
     const { outlineStyle, outlineWidth } = getComputedStyle(each);
@@ -517,7 +517,9 @@ const LIVE = ({
   // Of each memory, the opacity of its pixels, row after row.
   maps: all("canvas").map((canvas) => {
     const { width, height } = canvas;
-    const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, 0, 0);
+    const { data } = copy.getImageData(0, 0, width, height);
     const opacities = Array.from(data).filter((_, i) => i % 4 === 3);
     return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
   }),
