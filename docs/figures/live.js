@@ -199,16 +199,25 @@
     };
 
     const askAfter = (name) => {
-      const button = fwlab.button(name, () => {
+      const button = fwlab.button(name, async () => {
+        if (!models.delta && !(await tell((facts) => facts))) return;
         asked = asked === name ? null : name;
         show();
       });
       button.setAttribute("aria-label", `Ask where ${name} is`);
       return button;
     };
+    const asks = fwlab.controls();
+    asks.classList.add("fw-asks");
+    const offerNames = () => {
+      const names = people(facts).map(({ name }) => name);
+      const offered = [...asks.querySelectorAll("button")].map((e) => e.textContent);
+      if (names.join() === offered.join()) return; // who stands on one stays there
+      asks.replaceChildren(...(names.length ? ["Show what is read for"] : []), ...names.map(askAfter));
+    };
     // What is read lights up, or what was written last.
     const show = () => {
-      for (const button of picture.querySelectorAll("button"))
+      for (const button of asks.querySelectorAll("button"))
         button.ariaPressed = button.textContent === asked;
       paint(1);
       figure.say(sentence());
@@ -267,8 +276,7 @@
         ...rules.map(([rule, name]) => fwlab.html("div", {}, `${name}: W`, maps[rule])),
         fwlab.html("small", {}, "Above: the key. Left: what is written. Right: what is read."),
       );
-      const asks = fwlab.controls("Show what is read for", ...known.map(({ name }) => askAfter(name)));
-      picture.replaceChildren(story, memories, table, ...(known.length ? [asks] : []));
+      picture.replaceChildren(story, memories, table);
       offer();
       show();
       if (news && !fwlab.calm) fly();
@@ -355,7 +363,7 @@
       clearTimeout(opening);
       player.stop();
     };
-    picture.addEventListener("focusin", stop);
+    asks.addEventListener("focusin", stop);
     // In place of that button, for who wants no motion.
     const back = fwlab.button("Back to the five moves", () => tell(() => [...OPENING]));
     const offerBack = () => (back.hidden = !fwlab.calm);
@@ -372,6 +380,7 @@
       tell((facts) => (facts.length < MOST ? [...facts, next()] : facts)),
     );
     const offer = () => {
+      offerNames();
       const full = facts.length >= MOST;
       const left = [example, send].includes(document.activeElement);
       example.textContent = full
@@ -427,7 +436,7 @@
     });
 
     offer();
-    figure.root.append(fwlab.controls(example), kept, form);
+    figure.root.append(fwlab.controls(example), kept, asks, form);
 
     return {
       // How the figure begins, for readers without scripts.

@@ -235,7 +235,7 @@ fwlab.heat = (canvas, numbers, [positive, negative]) => {
 };
 
 // A copy of a picture that needs no script: its canvases are images of seven
-// shades, a third of the bytes, its buttons what they say, without a row of controls.
+// shades, a third of the bytes, its buttons what they say.
 fwlab.frozen = (picture, ends) => {
   const twin = picture.cloneNode(true);
   const drawn = picture.querySelectorAll("canvas");
@@ -250,7 +250,6 @@ fwlab.frozen = (picture, ends) => {
     const alt = drawn[i].getAttribute("aria-label") ?? "";
     canvas.replaceWith(fwlab.html("img", { alt, src: canvas.toDataURL("image/png") }));
   });
-  for (const controls of twin.querySelectorAll(".fw-controls")) controls.remove();
   for (const button of twin.querySelectorAll("button"))
     button.replaceWith(fwlab.html("div", {}, ...button.childNodes));
   return twin.outerHTML;
