@@ -1,16 +1,30 @@
 // A language model of fwlab in plain JavaScript: what models.LanguageModel
 // does in `step`, for the delta rule and the sum rule. Its weights come
 // from docs/tools/export_web.py or docs/tools/pair.py, as a safetensors file.
-// A page that was opened from disk may not read one.
 fwlab.loadModel = async (url) => {
-  if (location.protocol === "file:")
-    throw new Error(
-      "A browser does not let a page that was opened from disk read the weights. " +
-        "Serve the folder of the site, for instance with python -m http.server.",
-    );
+  const bytes = await (location.protocol === "file:" ? fromDisk(url) : fromServer(url));
+  return new fwlab.LanguageModel(bytes);
+};
+
+const fromServer = async (url) => {
   const answer = await fetch(url);
   if (!answer.ok) throw new Error(`${url}: ${answer.status}`);
-  return new fwlab.LanguageModel(await answer.arrayBuffer());
+  return answer.arrayBuffer();
+};
+
+// A page that was opened from disk may not read a file, but run a script: next
+// to each file is one that keeps its bytes here, as letters (docs/hooks/figures.py).
+fwlab.packed = {};
+const fromDisk = async (url) => {
+  await new Promise((loaded, failed) => {
+    const script = fwlab.html("script", { src: `${url}.js` });
+    script.onload = loaded;
+    script.onerror = () => failed(new Error(`${url}.js is not there.`));
+    document.head.append(script);
+  });
+  const [folder, name] = url.pathname.split("/").slice(-2);
+  const letters = atob(fwlab.packed[`${folder}/${name}`]);
+  return Uint8Array.from(letters, (letter) => letter.charCodeAt(0)).buffer;
 };
 
 // What each rule has in its own paper, unless the file says otherwise.
@@ -70,8 +84,8 @@ fwlab.LanguageModel = class {
   }
 
   // One token. Changes `state`; returns the logits of the next token, and
-  // per layer and head the key's features, the value, what was written and
-  // how strongly.
+  // per layer and head the features of key and query, the value, what was
+  // written and how strongly, and what was read.
   step(token, state) {
     const { d_model: d, embedding, width, features } = this;
     const x = embedding.slice(token * d, (token + 1) * d);
@@ -100,8 +114,9 @@ fwlab.LanguageModel = class {
         for (let i = 0; i < width; i++)
           for (let j = 0; j < features; j++)
             memory.W[i * features + j] += written[i] * phiK[j];
-        y.set(this.read(memory, phiQ), head * width);
-        return { key: phiK, value: value.slice(), written, strength };
+        const read = this.read(memory, phiQ);
+        y.set(read, head * width);
+        return { key: phiK, query: phiQ, value: value.slice(), written, strength, read };
       });
       fwlab.add(x, fwlab.multiply(block.to_out, y));
       const wide = fwlab.multiply(block.expand, fwlab.layerNorm(x, block.norm_mlp));
@@ -194,3 +209,48 @@ fwlab.float16 = (bits) =>
     if (exponent === 0) return sign * 2 ** -24 * fraction;
     return sign * 2 ** (exponent - 15) * (1 + fraction / 1024);
   });
+
+// The colours of numbers above and below 0 in a figure, as red, green, blue.
+fwlab.ends = (root) => {
+  const style = getComputedStyle(root);
+  const canvas = Object.assign(document.createElement("canvas"), { width: 1 });
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  return ["--fw-positive", "--fw-negative"].map((name) => {
+    context.fillStyle = style.getPropertyValue(name);
+    context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+  });
+};
+
+// Numbers as the pixels of a canvas, row after row: 1 and more, -1 and less are
+// opaque, 0 is not seen.
+fwlab.heat = (canvas, numbers, [positive, negative]) => {
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(canvas.width, canvas.height);
+  numbers.forEach((x, i) => {
+    const opacity = 255 * Math.min(Math.abs(x), 1);
+    image.data.set([...(x < 0 ? negative : positive), opacity], 4 * i);
+  });
+  context.putImageData(image, 0, 0);
+};
+
+// A copy of a picture that needs no script: its canvases are images of seven
+// shades, a third of the bytes, its buttons what they say.
+fwlab.frozen = (picture, ends) => {
+  const twin = picture.cloneNode(true);
+  const drawn = picture.querySelectorAll("canvas");
+  twin.querySelectorAll("canvas").forEach((canvas, i) => {
+    const { width, height } = drawn[i];
+    const { data } = drawn[i].getContext("2d").getImageData(0, 0, width, height);
+    const shades = Array.from({ length: width * height }, (_, n) => {
+      const shade = Math.round(data[4 * n + 3] / 42.5) / 6;
+      return Math.abs(data[4 * n] - ends[0][0]) < 40 ? shade : -shade;
+    });
+    fwlab.heat(canvas, shades, ends);
+    const alt = drawn[i].getAttribute("aria-label") ?? "";
+    canvas.replaceWith(fwlab.html("img", { alt, src: canvas.toDataURL("image/png") }));
+  });
+  for (const button of twin.querySelectorAll("button"))
+    button.replaceWith(fwlab.html("div", {}, ...button.childNodes));
+  return twin.outerHTML;
+};

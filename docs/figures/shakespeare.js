@@ -179,17 +179,6 @@
       );
     };
 
-    const colours = () => {
-      const style = getComputedStyle(figure.root);
-      const canvas = Object.assign(document.createElement("canvas"), { width: 1 });
-      const context = canvas.getContext("2d", { willReadFrequently: true });
-      return ["--fw-positive", "--fw-negative"].map((name) => {
-        context.fillStyle = style.getPropertyValue(name);
-        context.fillRect(0, 0, 1, 1);
-        return context.getImageData(0, 0, 1, 1).data;
-      });
-    };
-
     // The numbers of a head, or what the last character changed of them.
     const numbers = (layer, number) => {
       const { steps } = run();
@@ -223,18 +212,12 @@
     };
 
     const drawHeads = () => {
-      const [positive, negative] = colours();
+      const ends = fwlab.ends(figure.root);
       for (const [name, [button, canvas]] of canvases) {
         const [layer, number] = name.split(" ").map(Number);
         const W = numbers(layer, number);
         const limit = W.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
-        const context = canvas.getContext("2d");
-        const image = context.createImageData(canvas.width, canvas.height);
-        W.forEach((a, i) => {
-          const [r, g, b] = a < 0 ? negative : positive;
-          image.data.set([r, g, b, (255 * Math.abs(a)) / limit], 4 * i);
-        });
-        context.putImageData(image, 0, 0);
+        fwlab.heat(canvas, W.map((a) => a / limit), ends);
         button.setAttribute(
           "aria-pressed",
           layer === head[0] && number === head[1],
@@ -384,37 +367,9 @@
     });
     figure.root.append(fwlab.controls(begin), ...[figure.placeholder].filter(Boolean));
 
-    // Seven shades are enough for the copy, and a third of the bytes.
-    const coarse = (canvas) => {
-      const context = canvas.getContext("2d");
-      const image = context.getImageData(0, 0, canvas.width, canvas.height);
-      const ends = colours();
-      for (let i = 0; i < image.data.length; i += 4) {
-        const shade = Math.round(image.data[i + 3] / 42.5);
-        const end = ends.find(([r]) => Math.abs(r - image.data[i]) < 40) ?? ends[0];
-        image.data.set(shade ? [...end.slice(0, 3), shade * 42.5] : [0, 0, 0, 0], i);
-      }
-      context.putImageData(image, 0, 0);
-    };
-
-    // A copy of the picture that needs no script.
-    const still = () => {
-      const twin = picture.cloneNode(true);
-      const drawn = picture.querySelectorAll("canvas");
-      for (const canvas of drawn) coarse(canvas);
-      twin.querySelectorAll("canvas").forEach((canvas, i) => {
-        canvas.replaceWith(
-          fwlab.html("img", { alt: "", src: drawn[i].toDataURL("image/png") }),
-        );
-      });
-      for (const button of twin.querySelectorAll("button"))
-        button.replaceWith(fwlab.html("div", {}, ...button.childNodes));
-      draw();
-      return twin.outerHTML;
-    };
-
     return {
-      still,
+      // A copy of the picture that needs no script.
+      still: () => fwlab.frozen(picture, fwlab.ends(figure.root)),
       state: () => ({
         rule,
         text: run()?.text ?? null,

@@ -16,6 +16,7 @@ with the `description` of its front matter.
 import json
 import re
 import tomllib
+from base64 import b64encode
 from pathlib import Path
 
 from markupsafe import Markup
@@ -30,6 +31,9 @@ PUZZLES = ROOT / "fwlab" / "exercises" / "puzzles.toml"
 GALLERY = "<!-- gallery -->"
 #: What makes a control of a drawing, and has no place in a picture of it.
 CONTROL = re.compile(r' (tabindex|role|aria-[\w-]+)="[^"]*"')
+#: A part of a drawing that a script makes into a control, and what makes it one.
+HANDLE = re.compile(r'<g [^>]*role="(?:slider|button)"[^>]*>')
+ACTIVE = re.compile(r' (?:tabindex|aria-(?:value|pressed)\w*)="[^"]*"')
 #: A drawing of which the gallery shows the upper part.
 CARD = re.compile(r'viewBox="0 0 (\d+) \d+"([^>]*) data-card="(\d+)"')
 #: Figures of other pages: page, title, description.
@@ -64,10 +68,15 @@ NEEDS = {
 
 
 def on_files(files, config):
-    """The puzzles as data: a page opened from disk cannot fetch a file."""
+    """Puzzles and weights as scripts: a page opened from disk cannot fetch a file."""
     puzzles = tomllib.loads(PUZZLES.read_text("utf-8"))
-    script = f"fwlab.puzzles = {json.dumps(puzzles)};\n"
-    files.append(File.generated(config, "figures/puzzles-data.js", content=script))
+    scripts = {"puzzles-data.js": f"fwlab.puzzles = {json.dumps(puzzles)};\n"}
+    for path in sorted(FOLDER.glob("*/*.safetensors")):
+        name = path.relative_to(FOLDER).as_posix()
+        letters = b64encode(path.read_bytes()).decode()
+        scripts[f"{name}.js"] = f'fwlab.packed["{name}"] = "{letters}";\n'
+    for name, script in scripts.items():
+        files.append(File.generated(config, f"figures/{name}", content=script))
     return files
 
 
@@ -79,8 +88,8 @@ def on_page_content(html, page, config, files):
         page.meta["scripts"] = list(
             dict.fromkeys([*page.meta.get("scripts", []), *paths])
         )
-    html = STILL.sub(lambda mark: _figure(mark[1], "still.html"), html)
-    return MARK.sub(lambda mark: _figure(mark[1], "figure.html"), html)
+    html = STILL.sub(lambda mark: _figure(mark[1], "still.html", page), html)
+    return MARK.sub(lambda mark: _figure(mark[1], "figure.html", page), html)
 
 
 def on_env(env, config, files):
@@ -112,13 +121,20 @@ def _cards(gallery, config, files):
         page = page.next_page
 
 
-def _figure(name: str, template: str) -> str:
+def _figure(name: str, template: str, page) -> str:
+    _, title, _ = ELSEWHERE.get(name, (None, page.title, None))
     return render(
         template,
         name=name,
-        picture=Markup(_text(f"{name}.html")),
+        title=title,
+        picture=Markup(HANDLE.sub(_inert, _text(f"{name}.html"))),
         words=_text(f"{name}.txt"),
     )
+
+
+def _inert(handle: re.Match) -> str:
+    """Until its script runs, nothing follows a press or an arrow key."""
+    return re.sub(r'role="\w+"', 'role="img"', ACTIVE.sub("", handle[0]))
 
 
 def _text(name: str) -> str:

@@ -153,36 +153,46 @@
 
     // On the course page: in words, in the map and in the list.
     const all = document.querySelector(".fw-progress[data-of]");
+    const said = all?.querySelector("[role=status]");
     const showCourse = () => {
       let done = 0;
       let right = 0;
       let asked = 0;
+      let again = 0;
+      for (const box of document.querySelectorAll(".course-map a[data-notebook]")) {
+        const known = of(box.dataset.notebook).has("done");
+        done += known;
+        const line = box.querySelector("text:last-of-type");
+        box.dataset.minutes ??= line.textContent;
+        line.textContent = known ? "✓ done" : box.dataset.minutes;
+        box.classList.toggle("fw-done", known);
+      }
+      // Home has the map alone.
       for (const place of document.querySelectorAll(".fw-known")) {
-        const { notebook } = place.dataset;
         const names = place.dataset.questions.split(" ").filter(Boolean);
-        const known = of(notebook);
+        const known = of(place.dataset.notebook);
         const answered = names.filter((name) => known.has(name)).length;
-        const again = names.filter(
+        const open = names.filter(
           (name) => !known.has(name) && (known.has(`tried:${name}`) || known.has(`shown:${name}`)),
         ).length;
-        done += known.has("done");
         right += answered;
         asked += names.length;
+        again += open;
         place.textContent = [
           known.has("done") ? "✓ Done." : "",
           answered ? `${answered} of ${names.length} question${names.length > 1 ? "s" : ""} answered right.` : "",
-          again ? `${again} to look at again.` : "",
+          open ? `${open} to look at again.` : "",
         ].filter(Boolean).join(" ");
-        const box = document.querySelector(`.course-map a[data-notebook="${notebook}"]`);
-        const line = box.querySelector("text:last-of-type");
-        box.dataset.minutes ??= line.textContent;
-        line.textContent = known.has("done") ? "✓ done" : box.dataset.minutes;
-        box.classList.toggle("fw-done", known.has("done"));
       }
-      all.querySelector("[role=status]").textContent =
-        `${done} of ${all.dataset.of} notebooks done, ${right} of ${asked} questions answered right.`;
-      all.querySelector("button").hidden = !Object.keys(progress).length;
-      all.hidden = false;
+      // Nothing is counted before something is done.
+      const counts = [
+        `${done} of ${all.dataset.of} notebooks done`,
+        ...(asked ? [`${right} of ${asked} questions answered right`] : []),
+      ];
+      said.textContent = done + right + again ? `${counts.join(", ")}.` : "";
+      const nothing = !Object.keys(progress).length;
+      all.querySelector("button").hidden = nothing;
+      all.hidden = nothing;
     };
 
     const show = () => {
@@ -211,7 +221,9 @@
       progress = {};
       write();
       showCourse();
-      all.querySelector("[role=status]").focus();
+      all.hidden = false;
+      said.textContent = "Your progress is forgotten.";
+      said.focus();
     });
     addEventListener("pageshow", show); // also when the reader comes back to it
     addEventListener("storage", show); // what another tab has kept

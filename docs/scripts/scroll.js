@@ -1,6 +1,7 @@
 // What is too wide scrolls in a box of its own. Such a box can be reached by
 // keyboard, as long as there is something to scroll. A table that is too wide
 // becomes a list instead: of its rows, with the name of its column at each cell.
+// A long list is folded below the number of its rows.
 {
   const boxes = "article :is(.katex-display, .nb-output, pre, code, .md-typeset__scrollwrap)";
   const LONG = 19; // characters: a column with more has lines for itself
@@ -22,15 +23,32 @@
       }
     });
   };
+  const MANY = 8;
+  const folds = new Map(); // by box
+  const fold = (box, count) => {
+    if (!folds.has(box)) {
+      const summary = document.createElement("summary");
+      summary.textContent = `The table: ${count} rows`;
+      const details = Object.assign(document.createElement("details"), { className: "fw-rows" });
+      details.append(summary);
+      folds.set(box, details);
+    }
+    box.replaceWith(folds.get(box));
+    folds.get(box).append(box);
+  };
   const reflow = (table) => {
-    delete table.dataset.rows;
     const box = table.closest(".md-typeset__scrollwrap");
-    if (!box || box.scrollWidth <= box.clientWidth + 1) return;
+    if (!box) return;
+    delete table.dataset.rows;
+    if (folds.get(box)?.contains(box)) folds.get(box).replaceWith(box);
+    if (box.scrollWidth <= box.clientWidth + 1) return;
     label(table);
     table.dataset.rows = "";
+    const rows = [...table.tBodies].flatMap((body) => [...body.rows]);
+    const count = rows.filter((row) => !row.matches(".origin")).length;
+    if (count > MANY) fold(box, count);
   };
   const mark = () => {
-    for (const table of document.querySelectorAll("article table")) reflow(table);
     for (const box of document.querySelectorAll(boxes)) {
       const scrolls = /auto|scroll/.test(getComputedStyle(box).overflowX);
       if (scrolls && box.scrollWidth > box.clientWidth) box.tabIndex = 0;
@@ -38,8 +56,17 @@
       box.dataset.scrolls = scrolls && box.tabIndex === 0 ? "yes" : "";
     }
   };
-  addEventListener("load", mark);
-  addEventListener("resize", mark);
+  const fit = (part) => {
+    for (const table of part.querySelectorAll("article table")) reflow(table);
+    mark();
+  };
+  addEventListener("load", () => fit(document));
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (width === innerWidth) return; // on a phone, scrolling changes the height
+    width = innerWidth;
+    fit(document);
+  });
   // What a summary unfolds has no width before.
-  addEventListener("toggle", mark, true);
+  addEventListener("toggle", ({ target }) => (target.matches(".fw-rows") ? mark() : fit(target)), true);
 }

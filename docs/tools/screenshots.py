@@ -63,9 +63,6 @@ def main() -> None:
             tab = browser.new_context(**options).new_page()
             for page in given.pages:
                 tab.goto(base + page)
-                if page == "index.html":
-                    tab.get_by_role("button", name="Start the model").click()
-                    tab.get_by_label("Text to read").wait_for()
                 height = min(
                     tab.evaluate("document.documentElement.scrollHeight"), LONGEST
                 )

@@ -64,6 +64,34 @@ const FIGURES = () => [...document.querySelectorAll("article svg[role=img], arti
     || (e.alt !== "" && (e.getAttribute("aria-label") ?? e.alt ?? "").length <= 8))
   .map((e) => e.outerHTML.slice(0, 150));
 
+// Figures without a name, and handles that have none or that no key reaches.
+const UNNAMED = () => [
+  ...document.querySelectorAll("figure:not([aria-label])"),
+  ...[...document.querySelectorAll("[role=slider]")].filter((e) =>
+    e.checkVisibility() && (e.tabIndex < 0 || !e.ariaLabel)),
+].map((e) => `unnamed: ${e.outerHTML.slice(0, 150)}`);
+
+// Of what takes the focus, one of each kind that looks the same with it. The
+// outline of a hidden button is at its label.
+const UNFOCUSED = () => {
+  const all = "a[href], button, input, select, summary, textarea, [tabindex]:not([tabindex='-1'])";
+  const kinds = new Map();
+  const kind = (e) => `${e.localName} ${e.type ?? ""} ${e.getAttribute("class")}`;
+  for (const e of document.querySelectorAll(all))
+    if (e.tabIndex >= 0 && e.checkVisibility({ visibilityProperty: true }))
+      kinds.set(`${kind(e)} in ${kind(e.parentElement)}`, e);
+  const outlines = (e) => [e, ...(e.labels ?? [])].map((each) => {
+    const { outlineStyle, outlineWidth } = getComputedStyle(each);
+    return outlineStyle === "none" ? "" : outlineStyle + outlineWidth;
+  }).join(" ");
+  return [...kinds].filter(([, e]) => {
+    document.activeElement.blur();
+    const before = outlines(e);
+    e.focus({ preventScroll: true });
+    return document.activeElement === e && outlines(e) === before;
+  }).map(([name]) => `no focus: ${name}`);
+};
+
 // Lines of text, as far as they are longer than is easy to read.
 const LONG = () => {
   const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
@@ -120,8 +148,10 @@ const WIDE = () => {
 // Tables of which something is cut, or that take words out of a reader's sight.
 const CUT_CELLS = () => {
   const folds = [...document.querySelectorAll("details:not([open])")];
-  for (const fold of folds) fold.open = true;
-  dispatchEvent(new Event("resize"));
+  for (const fold of folds) {
+    fold.open = true;
+    fold.dispatchEvent(new Event("toggle")); // which else comes later
+  }
   const cut = [];
   for (const table of document.querySelectorAll("article table"))
     for (const cell of table.querySelectorAll("td, tbody th")) {
@@ -482,12 +512,17 @@ const FEEDBACK = [state(), words(), all("svg:has([data-state])").map((svg) => {
 
 // What is on the page; of the table, sum, then delta.
 const LIVE = ({
-  state: state(), words: words(), marks: texts("tbody [role=img]"),
-  crossed: texts("s"), strong: texts("p strong"),
-  scores: Object.fromEntries([
-    ["all", texts("thead strong")],
-    ...all("tfoot tr").map((row) => [texts("th", row)[0], texts("td", row)]),
-  ]),
+  state: state(), words: words(), marks: texts("tbody b"),
+  crossed: texts("s"), strong: texts("p strong"), scores: texts("thead strong"),
+  // Of each memory, the opacity of its pixels, row after row.
+  maps: all("canvas").map((canvas) => {
+    const { width, height } = canvas;
+    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, 0, 0);
+    const { data } = copy.getImageData(0, 0, width, height);
+    const opacities = Array.from(data).filter((_, i) => i % 4 === 3);
+    return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
+  }),
 });
 
 // --- memory ----------------------------------------------------------------

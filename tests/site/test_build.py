@@ -126,7 +126,13 @@ def test_citation_is_that_of_the_package(site):
     assert citation["version"] == fwlab.__version__
     assert citation.get("url", "") == current().site
     assert citation.get("repository-code", "") == current().repository
-    assert citation["message"] in (site / "references.html").read_text("utf-8")
+    # Its BibTeX is one click from home.
+    assert 'href="references.html#cite"' in (site / "index.html").read_text("utf-8")
+    page = (ROOT / "docs" / "references.md").read_text("utf-8")
+    entry = page[page.index("@software{fwlab") :]
+    (author,) = citation["authors"]
+    for said in (citation["title"], f"{{{author['name']}}}", citation["version"]):
+        assert f"= {{{said}}}," in entry
 
 
 def test_links_and_anchors_resolve(site, pages):

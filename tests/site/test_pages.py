@@ -43,7 +43,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
 
     Formulas are set, figures in the colours of the page, nothing is too wide or cut,
     no line has more than 80 letters, letters of plots can be read, nothing moves by
-    itself, and axe-core knows no serious or critical violation.
+    itself, focus is seen, and axe-core knows no serious or critical violation.
     """
     axe = AXE.read_text("utf-8")
     wrong, seen = {}, Counter()
@@ -80,6 +80,8 @@ def walk(look, pages, dark: list[str]) -> Counter:
                 button.click()
                 seen["pressed"] += 1
                 found += tab.evaluate("document.getAnimations().length") * ["pressed"]
+        tab.keyboard.press("Tab")  # as someone who uses no mouse
+        found += tab.evaluate(asks.UNFOCUSED)
         found += tab.evaluate("globalThis.smooth")
         if found:
             wrong[page] = found
@@ -90,7 +92,9 @@ def walk(look, pages, dark: list[str]) -> Counter:
 def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
     """What is wrong in these colours and at this width."""
     tab.locator(f"body[data-md-color-scheme={scheme}]").wait_for()
-    found = [*tab.evaluate(asks.FIGURES), *tab.evaluate(asks.RULES, rules)]
+    checks = (asks.FIGURES, asks.UNNAMED)
+    found = [each for script in checks for each in tab.evaluate(script)]
+    found += tab.evaluate(asks.RULES, rules)
     return found + [f"{w} px wide" for w in [tab.evaluate(WIDTH)] if w > width]
 
 
@@ -103,9 +107,26 @@ def test_a_wide_page_has_tables(look):
     tab = look("results.html", width=1440)
     assert tab.locator("article table").count() > 5
     assert tab.locator("[data-rows]").count() == 0
+    # They are sorted by a column, up and down: here by tokens per second.
+    table = tab.locator("article table").first
+    for fast, sort in ((min, "ascending"), (max, "descending")):
+        table.get_by_role("button", name="Tokens/s").click()
+        cells = (
+            table.locator("tbody").first.locator("td:nth-child(6)").all_inner_texts()
+        )
+        rates = [float(cell.replace(",", "").replace("–", "inf")) for cell in cells]
+        assert len(rates) > 10 and rates[0] == fast(rates)
+        assert rates == sorted(rates, reverse=sort == "descending")
+        assert table.locator(f"th[aria-sort={sort}]").inner_text() == "Tokens/s"
     # What was a list becomes a table again, and the other way round.
     tab.set_viewport_size({"width": 390, "height": 844})
-    tab.locator("[data-rows]").first.wait_for()
+    tab.locator("[data-rows]").first.wait_for(state="attached")
+    # Long ones are folded: unfolded, they were two thirds of the page.
+    assert tab.evaluate("document.documentElement.scrollHeight") < 20_000
+    folded = tab.locator(".fw-rows").first
+    assert "rows" in folded.inner_text() and not folded.locator("td").first.is_visible()
+    folded.locator("summary").click()
+    folded.locator("td").first.wait_for()
     tab.set_viewport_size({"width": 1440, "height": 844})
     until(tab, "!document.querySelector('[data-rows]')")
 
@@ -263,7 +284,7 @@ def test_site_works_in_a_folder_of_a_host(look, site, tmp_path):
 
 
 #: Where a page leads that is not there.
-FROM_404 = ["index.html", "course.html", "annotated/index.html"]
+FROM_404 = ["index.html", "index.html", "course.html", "annotated/index.html"]
 
 
 def test_page_that_is_not_there(browser, site, tmp_path):

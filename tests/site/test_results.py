@@ -304,7 +304,7 @@ def test_hybrids_are_those_of_their_files(html):
 
 def test_findings_are_those_of_the_files():
     page = (ROOT / "docs" / "results.md").read_text("utf-8")
-    adding, forgetting, speed = re.findall(r"^\d\. \*\*.*$", page, re.MULTILINE)
+    adding, forgetting, speed, failed = re.findall(r"^\d\. \*\*.*$", page, re.MULTILINE)
     losses, small = final(), defaultdict(list)
     text = (RESULTS / "quick" / "language-model.json").read_text("utf-8")
     for point in json.loads(text)["points"]:
@@ -331,6 +331,20 @@ def test_findings_are_those_of_the_files():
     assert round(naive["milliseconds"] / efficient["milliseconds"]) == 20
     assert round(naive["peak_mib"] / efficient["peak_mib"]) == 10
     assert "a twentieth of the time and a tenth of the memory" in speed
+    # A step of delta in steps of softmax: in three files, of three ways to wait.
+    steps = json.loads((RESULTS / "steps-cpu.json").read_text("utf-8"))["steps"]
+    times = {row["T"]: row["softmax_steps"] for row in steps if row["mixer"] == "delta"}
+    rates = {row["mixer"]: row["tokens_per_second"] for row in bench()["mixers"]}
+    most = rates["softmax"] / rates["delta"]
+    assert f"{times[64]:.1f} to {most:.1f} times as long" in speed
+    assert f"in windows of 1,024, {times[1024]:.1f} times" in speed
+    text = (RESULTS / "state-size.json").read_text("utf-8")
+    carried = defaultdict(list)
+    for point in json.loads(text)["points"]:
+        if point["map"] == "linear":
+            carried[point["model"], point["normalize"]].append(point["loss"])
+    ends = [f"{median(carried[key]):.2f}" for key in (("delta", 0), ("sum", 1))]
+    assert "at {} nats per character and the sum rule at {}".format(*ends) in failed
 
 
 def test_pages_of_kernels_say_what_was_measured():
