@@ -122,6 +122,9 @@ def test_every_ordering_of_the_tables_is_a_claim(quick):
             assert verdict(left) == "not run"
         run = [c for c in orders if c not in left or not quick]
         assert {c.verdict for c in run if "longer" not in c.text} == {said}
+        assert "12.8, 30.4 (GB, Table 2)" in {c.published for c in run}
+        (longer,) = (c for c in left if "longer" in c.text)
+        assert longer.verdict == ("not run" if quick else "reproduced")
 
 
 def test_texts_are_compared_at_one_length():
