@@ -1,10 +1,10 @@
-"""`recall`, `mqar`: the tasks, the models, and what separates the rules."""
+"""`recall`: the task, the model, and what separates the rules."""
 
 import pytest
 import torch
 
 from fwlab import ops
-from fwlab.experiments import mqar, recall
+from fwlab.experiments import recall
 from fwlab.experiments.experiment import verdict
 from fwlab.experiments.recall import UNASKED, Recaller, sequences
 
@@ -132,70 +132,3 @@ def test_claims_count_the_worst_size_of_each_seed(quick):
     assert claim.verdict == "seeds overlap" and "[0.100, 0.995]" in claim.found
     left = [p for p in points if p["pairs"] == 4]
     assert {c.verdict for c in recall.claims(left)} == {"not run"}
-
-
-# --- mqar ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("returns", [0, 2, 4])
-def test_sequences_of_zoology(returns):
-    """Pairs, those that return, and each key once more among random tokens."""
-    tokens, wanted = mqar.sequences(200, returns)
-    assert tokens.shape == wanted.shape == (200, 64)
-    context = 2 * (4 + returns)
-    for row, answers in zip(tokens.tolist(), wanted.tolist(), strict=True):
-        keys, values = row[:context:2], row[1:context:2]
-        assert len({*keys[:4]}) == 4 and {*keys[4:]} <= {*keys[:4]}
-        assert min(keys) > 0 and max(keys) < 128 <= min(values) and max(values) < 256
-        assert len({*values}) == len(values) and len({*keys[4:]}) == returns
-        memory = dict(zip(keys, values, strict=True))  # the last one wins
-        asked = {at: answer for at, answer in enumerate(answers) if answer >= 0}
-        assert {row[at]: answer for at, answer in asked.items()} == memory
-        assert len(asked) == 4 and all(at >= context and at % 2 == 0 for at in asked)
-
-
-def test_queries_are_near_the_pairs():
-    """Their places are as likely as 1, 1/2, 1/3, ..., nearly."""
-    _, wanted = mqar.sequences(4000, 0)
-    near = (wanted[:, 8:] >= 0)[:, ::2].double().mean(0)
-    assert len(near) == 28 and near[0] > 0.6 and near[-1] < 0.1
-    assert (
-        near.sum() == pytest.approx(4) and (near[:-4] > near[4:]).double().mean() > 0.8
-    )
-
-
-def test_two_epochs_of_zoology(monkeypatch):
-    """All training sequences in every epoch; the accuracy of each is kept."""
-    seen = []
-    usual = mqar.loss_of
-
-    def loss(model, batch):
-        seen.append(batch.tokens)
-        return usual(model, batch)
-
-    monkeypatch.setattr(mqar, "loss_of", loss)
-    monkeypatch.setattr(mqar, "TRAIN", 8)
-    monkeypatch.setattr(mqar, "TEST", 50)
-    monkeypatch.setattr(mqar, "BATCH", 4)
-    point = {"mixer": "delta", "returns": 4, "width": 16, "epochs": 2}
-    result = mqar.run(point | {"lr": 1e-3, "seed": 1})
-    one, other = (torch.cat(seen[at : at + 2]) for at in (0, 2))
-    assert len(seen) == 4 and len(one.unique(dim=0)) == 8
-    assert torch.equal(one.unique(dim=0), other.unique(dim=0))
-    assert len(result["curve"]) == 2 and result["accuracy"] == result["curve"][-1]
-
-
-def test_models_of_zoology_are_equally_large():
-    sizes = [mqar.build(mixer, 64).num_parameters() for mixer in mqar.MIXERS]
-    assert max(sizes) < 1.02 * min(sizes)
-
-
-def test_claims_of_zoology():
-    points = mqar.points(True)
-    for p in points:
-        lost = p["mixer"] == "sum" and p["returns"]
-        p["accuracy"] = 0.5 if lost else 1.0
-    claims = mqar.claims(points)
-    assert verdict(claims) == "ours: holds" and len(claims) == 10
-    points[0]["accuracy"] = 0.9
-    assert verdict(mqar.claims(points)) == "ours: partly"

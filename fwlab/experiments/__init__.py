@@ -7,7 +7,7 @@ from fwlab.experiments.runs import Runs, results
 
 _MODULES = (
     *("capacity", "overwrite", "favor_underflow", "ablation", "language_model"),
-    *("recall", "mqar", "state_size", "translation", "aft", "aft_stability"),
+    *("recall", "state_size", "translation", "aft", "aft_stability"),
     *("feedback_variables", "feedback_depth", "feedback_curriculum"),
     *("state_tracking", "reversal"),
 )
