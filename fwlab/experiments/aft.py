@@ -429,6 +429,7 @@ LOOKS = {
     "aft-full": (SERIES[0], "^", "--"),
     "aft-local": (SERIES[1], "o", "-"),
     "aft-conv": (SERIES[2], "s", "-."),
+    ROTARY: (OTHER, "s", "--"),
 }
 
 
@@ -458,9 +459,13 @@ def draw(points: list[Point]) -> Figure:
             ax.yaxis.set_major_formatter("{x:g}")
         ax.set_xticks(lengths, [str(T) for T in lengths])
         ax.set(xlabel="$T$", ylabel=label)
-    handles = [*others[-1].get_lines(), *upper.get_lines()]
-    named = [each for each in handles if not str(each.get_label()).startswith("_")]
-    figure.legend(handles=named, loc="outside upper left", ncols=2)
+    handles = {
+        str(line.get_label()): line
+        for ax in (*others, upper)
+        for line in ax.get_lines()
+        if not str(line.get_label()).startswith("_")
+    }
+    figure.legend(handles=list(handles.values()), loc="outside upper left", ncols=2)
     return figure
 
 

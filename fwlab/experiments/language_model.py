@@ -279,7 +279,7 @@ def draw(points: list[Point]) -> Figure:
             plots.rows(axes[2], shown, color, marker, name)
         axes[2].set_xlabel("validation loss, nats per character")
     for ax in axes:
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=3)
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.3, 1), ncols=2)
     return figure
 
 
