@@ -7,7 +7,7 @@ import torch
 
 from fwlab import ops
 from fwlab.data import CorpusError
-from fwlab.experiments import aft
+from fwlab.experiments import aft, verdict
 
 
 def test_digits_are_split_without_overlap():
@@ -43,7 +43,10 @@ def test_models_are_equally_large_and_start_alike(T):
     sizes = {}
     for name in aft.OF_IMAGES if T == 64 else aft.OF_TEXT:
         model = aft.build(name, 18, T, 32, 2)
-        sizes[name] = sum(p.numel() for p in model.parameters())
+        parameters = dict(model.named_parameters())
+        table = parameters.pop("positions.weight", None)
+        assert (table is None) is (name == aft.ROTARY)
+        sizes[name] = sum(p.numel() for p in parameters.values())
         assert 0.015 < model.blocks[0].mixer.to_q.weight.std() < 0.025
     assert max(sizes.values()) - min(sizes.values()) < 0.01 * max(sizes.values()), sizes
 
@@ -100,3 +103,32 @@ def test_memory_of_pairs_and_of_windows():
     }
     assert mib[aft.DENSE, 512] > 3 * mib[aft.DENSE, 256]
     assert mib["aft-local", 512] < 2.2 * mib["aft-local", 256]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_ordering_of_the_tables_is_a_claim(quick):
+    """Three models in Tables 2 and 4, and their memory; texts only in full."""
+    points = aft.points(quick)
+    for sign, said in ((1, "reproduced"), (-1, "not")):
+        for p in points:
+            known = aft.PUBLISHED[p["task"]].get(p["mixer"], 1.2)
+            p["loss"] = p["mib"] = sign * known + 1e-5 * p["seed"] - 1e-3 * p["T"]
+        claims = [c for c in aft.claims(points) if "Table" in c.published]
+        orders = [c for c in claims if c.protocol]
+        assert len(orders) == 10
+        left = [c for c in orders if c.text.startswith("text")]
+        assert len(left) == 4
+        if quick:
+            assert verdict(left) == "not run"
+        run = [c for c in orders if c not in left or not quick]
+        assert {c.verdict for c in run if "longer" not in c.text} == {said}
+        assert "12.8, 30.4 (GB, Table 2)" in {c.published for c in run}
+        (longer,) = (c for c in left if "longer" in c.text)
+        assert longer.verdict == ("not run" if quick else "reproduced")
+
+
+def test_texts_are_compared_at_one_length():
+    texts = [p for p in aft.points(False) if p["task"] == "text"]
+    assert len(texts) == 27
+    assert {p["mixer"] for p in texts if p["T"] == 64} == {"aft-local"}
+    assert {p["mixer"] for p in texts if p["T"] == 512} == {*aft.OF_TEXT}

@@ -5,6 +5,7 @@ import torch
 
 from fwlab.experiments import feedback_curriculum as curriculum
 from fwlab.experiments import feedback_depth as depth
+from fwlab.experiments import feedback_variables as variables
 from fwlab.experiments.experiment import verdict
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.models.language_model import Size
@@ -65,10 +66,41 @@ def test_claims_of_depth():
     for point in points:
         name = (point["model"], point["layers"])
         point["accuracy"] = accuracy.get(point["kind"], accuracy.get(name, 60.0))
-    assert verdict(depth.claims(points)) == "reproduced"
-    assert depth.claims(points)[-1].found == "80.0 % against 60.0 %"
+    claims = depth.claims(points)
+    assert verdict(claims) == "reproduced" and {c.holds for c in claims} == {True}
+    assert [bool(c.published) for c in claims] == [True, False, False, False]
+    assert claims[-1].found == "80.0 [80.0, 80.0] against 60.0 [60.0, 60.0]"
     rest = [p for p in points if p["memory"] == depth.ALL]
     assert depth.claims(rest)[-1].holds is None
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_claims_of_variables(quick):
+    """What was published holds for the published numbers, in both versions."""
+    points = variables.points(quick)
+    for p in points:
+        feedback, deep = variables.PUBLISHED[p["variables"]]
+        usual = deep if p["model"] == "transformer" else 50
+        p["accuracy"] = feedback if p["model"] == "feedback" else usual
+    claims = variables.claims(points)
+    published = [c for c in claims if c.published]
+    assert len(published) == 6 and all(c.protocol for c in published)
+    assert sum(c.holds is None for c in published) == (4 if quick else 0)
+    assert {c.verdict for c in claims} - {"not run"} == {"reproduced", "holds"}
+    for p in points:
+        p["accuracy"] = 50 if p["model"] == "feedback" else 60
+    words = {c.verdict for c in variables.claims(points)[:4]}
+    assert words == {"not", "does not"}
+
+
+def test_a_way_that_does_not_arrive_is_no_shorter():
+    points = curriculum.points(True)
+    for p in points:
+        p["chain"] = None if p["way"] == "from a transformer" else 9000
+    growing, warm = curriculum.claims(points)
+    assert growing.holds is False and "9.0 [9.0, 9.0]" in growing.found
+    assert warm.holds is False and "failed" in warm.found
+    assert not growing.published and not warm.published
 
 
 def point_of(way: str) -> dict:

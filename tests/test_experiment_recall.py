@@ -5,7 +5,7 @@ import torch
 
 from fwlab import ops
 from fwlab.experiments import recall
-from fwlab.experiments.experiment import held
+from fwlab.experiments.experiment import verdict
 from fwlab.experiments.recall import UNASKED, Recaller, sequences
 
 
@@ -87,7 +87,48 @@ def test_two_keys_that_return_once():
     assert delta > 0.9 and add < 0.75, (delta, add)
 
 
-def test_a_claim_waits_for_all_its_sizes():
-    assert held([True, True], 2) is True
-    assert held([True], 2) is None and held([], 2) is None
-    assert held([False], 2) is False
+def test_a_run_at_chance_stops():
+    """Late, and twice in a row: 8 keys, so guesses are right in an eighth."""
+    bad, good = 1 / 8, 0.2
+    rows = [
+        ([(400, bad), (500, bad)], False),  # sequences still grow
+        ([(500, bad), (600, bad)], True),
+        ([(500, good), (600, bad)], False),
+        ([(500, bad), (600, good)], False),
+        ([(500, bad)], False),
+    ]
+    for curve, stops in rows:
+        assert recall.at_chance(curve, 8, 1000) is stops, curve
+
+
+def test_a_run_without_a_rate_ends_at_chance(monkeypatch):
+    monkeypatch.setattr(recall, "EVERY", 10)
+    point = {"mixer": "sum", "map": "own", "shows": 1, "pairs": 8, "heads": 2}
+    point |= {"layers": 1, "symbols": 64, "lr": 1e-9, "seed": 1, "budget": 100}
+    result = recall.run(point)
+    assert result["steps"] == 60 == result["curve"][-1][0]
+    assert result["accuracy"] == result["curve"][-1][1] < 0.15
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_claims_count_the_worst_size_of_each_seed(quick):
+    points = recall.points(quick)
+    for p in points:
+        returns = p["shows"] == 2 and p["mixer"] == "sum"
+        p["accuracy"] = 0.5 if returns else 0.995
+    claims = recall.claims(points)
+    assert verdict(claims) == "ours: holds" and not any(c.published for c in claims)
+    # One seed of the delta rule fails at one size, and one has not run.
+    delta = [p for p in points if (p["mixer"], p["shows"]) == ("delta", 1)]
+    (worse,) = {p["seed"] for p in delta if p is delta[0]}
+    for p in delta:
+        if (p["pairs"], p["seed"]) == (4, worse):
+            p["accuracy"] = 0.1
+    (claim,) = (
+        c
+        for c in recall.claims(points)
+        if c.text.startswith(f"{recall.TASKS[1]}, delta")
+    )
+    assert claim.verdict == "seeds overlap" and "[0.100, 0.995]" in claim.found
+    left = [p for p in points if p["pairs"] == 4]
+    assert {c.verdict for c in recall.claims(left)} == {"not run"}

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from fwlab.data import corpus
-from fwlab.experiments import language_model, state_size, text
+from fwlab.experiments import ablation, language_model, state_size, text, verdict
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.training import Config, Trainer
 from fwlab.training.batches import in_rows
@@ -171,13 +171,67 @@ def test_all_models_have_the_same_number_of_parameters():
             with torch.device("meta"):
                 model = LanguageModel(65, mixer, *sizes, config.d_ff)
             counts[str(point)] = model.num_parameters()
-    assert len(counts) == 16  # 15 of language-model, and one of state-size
+    assert len(counts) == 10  # 9 of language-model, and one of state-size
     assert max(counts.values()) < 1.02 * min(counts.values()), counts
 
 
 def test_published_savings():
     """From perplexities 37.1 and 34.1: 3.6136 to 3.5293 nats, 2.3 %."""
     assert language_model.published_saving("linear") == pytest.approx(2.33, abs=0.01)
+
+
+def as_published(points: list[dict]) -> list[dict]:
+    """With the losses of the papers, and seeds that are close together."""
+    known = {
+        **language_model.PUBLISHED,
+        language_model.ROTARY: 33.0,
+        language_model.XL: 30.0,
+        ("delta", "identity"): 33.0,
+    }
+    for p in points:
+        if "mixer" in p:
+            perplexity = known.get((p["mixer"], p["map"]), 32.0)
+        else:
+            perplexity = ablation.PUBLISHED[p["positions"], p["normalize"]][0]
+        p["loss"] = log(perplexity) + 1e-5 * p["seed"]
+    return points
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(
+    ("module", "orders", "known"),
+    [
+        (language_model, 14, "33.0, 38.0 (Table 5)"),
+        (ablation, 6, "28.1, 29.7 (Table 3)"),
+    ],
+)
+def test_every_ordering_of_the_tables_is_a_claim(module, orders, known, quick):
+    """Also in the quick version: 3 and 10 pairs and a gain; 6 pairs."""
+    points = as_published(module.points(quick))
+    claims = [c for c in module.claims(points) if c.published]
+    nanogpt = [c for c in claims if "nanoGPT" in c.text]
+    assert len(nanogpt) == (module is language_model and not quick)
+    claims = [c for c in claims if c not in nanogpt]
+    assert len(claims) == orders and verdict(claims) == "reproduced"
+    assert all("Table" in c.published and c.protocol for c in claims)
+    assert known in {c.published for c in claims}
+    for p in points:
+        p["loss"] = 1 / p["loss"]
+    again = [c for c in module.claims(points) if c.published and "gains" not in c.text]
+    assert verdict(again) == "not"
+
+
+def test_rotary_positions_take_the_place_of_the_table():
+    sizes = 20, language_model.ROTARY_SOFTMAX, 1, 2, 16
+    model = LanguageModel(*sizes)
+    assert model.positions is None and model.blocks[0].mixer.rope == 1
+    assert (
+        model.num_parameters()
+        == LanguageModel(20, "softmax", 1, 2, 16).num_parameters()
+    )
+    tokens = torch.tensor([[3, 5, 7], [5, 3, 7]])
+    logits = model(tokens)[:, -1]
+    assert not torch.allclose(*logits, atol=1e-6)  # it knows their order
 
 
 def test_tuned_takes_the_best_learning_rate_of_each_mixer():
@@ -187,6 +241,23 @@ def test_tuned_takes_the_best_learning_rate_of_each_mixer():
         for lr, loss in zip((0.1, 0.2), losses, strict=True)
     ]
     assert language_model.tuned(points) == [points[1], points[2]]
+
+
+def test_the_question_why_names_the_best_of_the_others():
+    points = language_model.points(False)
+    for p in points:
+        last = (
+            2
+            if p["mixer"] == "sum"
+            else {"gated": 1.0, "delta": 1.2}.get(p["mixer"], 1.5)
+        )
+        p["loss"] = last + p["lr"] + 1e-3 * p["seed"]
+    *_, fourth = claims = language_model.claims(points)
+    assert fourth.text.startswith("best of two learning rates") and not fourth.published
+    assert fourth.found.endswith("(gated)") and fourth.verdict == "does not"
+    left = [p for p in points if p["mixer"] != "fwp"]
+    assert language_model.claims(left)[-1].verdict == "not run"
+    assert len(claims) == len(language_model.claims(left))
 
 
 @torch.no_grad()

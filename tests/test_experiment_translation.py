@@ -140,6 +140,21 @@ def test_table_6_is_computed():
     assert all(other.holds is None for other in others)
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_ordering_of_table_1_is_a_claim(quick):
+    """Of seven models 21 pairs, of which one is equal."""
+    points = translation.points(quick)
+    for sign, said in ((1, "reproduced"), (-1, "not")):
+        for p in points:
+            known = translation.PUBLISHED.get((p["map"], p["ratio"])) or 25
+            p["bleu"] = sign * known + 0.01 * p["seed"]
+        _, *orders, fixed = translation.claims(points)
+        assert len(orders) == 20 and {c.verdict for c in orders} == {said}
+        assert all("Table 1" in c.published and c.protocol for c in orders)
+        assert "Performer-1x, fixed above Performer-1x" in fixed.text
+        assert not fixed.published
+
+
 @pytest.mark.parametrize("kind", ["favor", "favor-fixed"])
 def test_features_of_the_performer_change_while_it_learns_only(kind):
     torch.manual_seed(0)

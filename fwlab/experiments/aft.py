@@ -6,9 +6,8 @@ layer alone, whose memory and speed are measured as sequences grow.
 
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import inf, log
-from operator import lt
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -25,8 +24,7 @@ from fwlab.experiments.experiment import (
     Claim,
     Experiment,
     Point,
-    listed,
-    numbers_claim,
+    compared,
     select,
 )
 from fwlab.experiments.fit import SETUP, fit
@@ -47,7 +45,9 @@ TOKENS = 1024
 EVERY, PATIENCE = 100, 5
 #: Sequences and width of the layer that is measured alone.
 BATCH, WIDTH = 4, 128
-SOFTMAX, DENSE = "softmax", "softmax, dense"
+SOFTMAX, DENSE, ROTARY = "softmax", "softmax, dense", "softmax, rotary"
+#: Lengths of texts; all layers are compared at the last one.
+LENGTHS = (64, 128, 256, 512)
 
 
 class AFTConvImage(AFTConv):
@@ -98,11 +98,12 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "aft-conv": lambda d, T: AFTConv(d, HEADS, min(WINDOW, T)),
     "aft-conv-2d": lambda d, T: AFTConvImage(d, HEADS),
     DENSE: lambda d, T: Dense(d, HEADS),
+    ROTARY: lambda d, T: SoftmaxAttention(d, HEADS, rope=1.0),
 }
 #: Layers that are trained on images, on text, and that are measured alone.
-OF_IMAGES = [name for name in LAYERS if name != DENSE]
-OF_TEXT = [name for name in OF_IMAGES if name != "aft-conv-2d"]
-OF_LENGTHS = [*OF_TEXT, DENSE]
+OF_IMAGES = [name for name in LAYERS if name not in (DENSE, ROTARY)]
+OF_LENGTHS = [name for name in LAYERS if name not in (ROTARY, "aft-conv-2d")]
+OF_TEXT = [name for name in LAYERS if name not in (DENSE, "aft-conv-2d")]
 
 
 def points(quick: bool) -> list[Point]:
@@ -117,9 +118,10 @@ def points(quick: bool) -> list[Point]:
     images = [("digits", name, PIXELS, *model) for name in OF_IMAGES]
     texts = [
         ("text", name, T, *model)
-        for T in (64, 128, 256, 512)
+        for T in LENGTHS
         for name in OF_TEXT
-        if not quick  # a few seconds teach no text
+        # A few seconds teach no text.
+        if not quick and (name == "aft-local" or LENGTHS[-1] == T)
     ]
     names = ("task", "mixer", "T", "d_model", "layers", "budget", "lr")
     return [
@@ -242,8 +244,8 @@ def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> Langua
     """A model with this layer, and as many parameters as all others.
 
     Layers with fewer biases have wider MLPs. All models have learned
-    positions, as in the paper, and the initial weights of the softmax
-    model, which has the same projections.
+    positions, as in the paper, except that with rotary positions, and the
+    initial weights of the softmax model, which has the same projections.
     """
     sizes = {
         name: sum(p.numel() for p in LAYERS[name](d_model, T).parameters())
@@ -251,6 +253,8 @@ def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> Langua
     }
     d_ff = 4 * d_model + (max(sizes.values()) - sizes[mixer]) // (2 * d_model)
     model = LanguageModel(symbols, SOFTMAX, layers, HEADS, d_model, T, d_ff)
+    if mixer == ROTARY:
+        model.positions = None
     for block in model.blocks:
         layer = LAYERS[mixer](d_model, T)
         own = layer.state_dict() | block.mixer.state_dict()
@@ -314,10 +318,12 @@ def setup(point: Point) -> Point:
 # --- What came out ------------------------------------------------------
 
 #: Bits per sub-pixel of CIFAR-10 (Table 2) and per character of enwik8
-#: (Table 4), test, 24 layers of width 256.
+#: (Table 4), test, and the memory of training on CIFAR-10 in GB (Table 2); 24
+#: layers of width 256.
 PUBLISHED = {
     "digits": {"softmax": 2.86, "aft-local": 2.74, "aft-simple": 2.89},
     "text": {"softmax": 1.130, "aft-local": 1.154, "aft-simple": 1.209},
+    "layer": {DENSE: 30.4, "aft-local": 12.8, "aft-simple": 9.5},
 }
 NAMES = {
     SOFTMAX: "transformer",
@@ -326,53 +332,66 @@ NAMES = {
     "aft-local": "AFT-local",
     "aft-conv": "AFT-conv",
     "aft-conv-2d": "AFT-conv 2-D",
+    ROTARY: "transformer, rotary positions",
 }
 #: The names in the figure of one layer, and in its claims.
 ALONE = {**NAMES, SOFTMAX: "fused softmax", DENSE: "dense softmax"}
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    images = _losses(select(points, task="digits"))
-    every = [
-        _below("digits", images, "aft-local", SOFTMAX),
-        _below("digits", images, "aft-conv-2d", SOFTMAX),
-        _below("digits", images, "aft-local", "aft-simple"),
+    images, texts, alone = (
+        select(points, task=task) for task in ("digits", "text", "layer")
+    )
+    longest = select(texts, T=LENGTHS[-1])
+    dense = max((p["T"] for p in select(alone, mixer=DENSE)), default=0)
+    return [
+        *_orders(images, "digits", "Table 2", "8 × 8 pixels, small models"),
+        _below(images, "digits", "aft-conv-2d", SOFTMAX),
+        _below(images, "digits", "aft-conv-2d", "aft-local"),
+        *_orders(
+            longest, "text", "Table 4", "Shakespeare, windows of 512, small models"
+        ),
+        _below(longest, "text", ROTARY, SOFTMAX),
+        _below(longest, "text", ROTARY, "aft-local"),
+        _longer(select(texts, mixer="aft-local")),
+        *_orders(select(alone, T=dense), "layer", "GB, Table 2", "one layer"),
+        *(_memory(name, select(alone, mixer=name)) for name in OF_LENGTHS),
     ]
-    if max(p["T"] for p in points) > 1024:  # the full version
-        texts = select(points, task="text")
-        longest = _losses(select(texts, T=512))
-        every += [
-            _below("digits", images, SOFTMAX, "aft-simple"),
-            _below("text", longest, SOFTMAX, "aft-local"),
-            _below("text", longest, "aft-local", "aft-simple"),
-            _longer(select(texts, mixer="aft-local")),
-        ]
-    alone = select(points, task="layer")
-    return every + [_memory(name, select(alone, mixer=name)) for name in OF_LENGTHS]
 
 
-def _losses(points: list[Point]) -> dict[str, float]:
-    """The median loss by layer, in the order of `LAYERS`."""
-    middle = plots.medians(points, "mixer", "loss")
-    return {name: middle[name] for name in LAYERS if name in middle}
+def _orders(points: list[Point], task: str, table: str, protocol: str) -> list[Claim]:
+    """Every ordering of a published table."""
+    known = PUBLISHED[task]
+    return [
+        _below(points, task, a, b, f"{known[a]:g}, {known[b]:g} ({table})", protocol)
+        for a, b in combinations(sorted(known, key=known.__getitem__), 2)
+    ]
 
 
-def _below(task: str, losses: dict[str, float], better: str, worse: str) -> Claim:
-    known, lower = PUBLISHED[task], "lower (ours)"
-    if better in known:
-        lower = f"{known[better]:g} against {known[worse]:g}"
-    text = f"{task}: {NAMES[better]} below {NAMES[worse]}"
-    pair = [losses.get(better), losses.get(worse)]
-    return numbers_claim(text, lower, pair, lt, unit=" bits")
+def _below(
+    points: list[Point],
+    task: str,
+    low: str,
+    high: str,
+    published: str = "",
+    protocol: str = "",
+) -> Claim:
+    what, names, y, spec = f"{task}:", NAMES, "loss", ".3f"
+    if task == "layer":
+        what, names, y, spec = "memory of one layer:", ALONE, "mib", ".1f"
+    sides = [[p[y] for p in select(points, mixer=name)] for name in (low, high)]
+    text = f"{what} {names[low]} below {names[high]}"
+    return compared(text, published, sides, spec=spec, protocol=protocol)
 
 
 def _longer(points: list[Point]) -> Claim:
-    losses = plots.medians(points, "T", "loss")
-    return Claim(
-        "text: longer sequences lower the loss of AFT-local",
-        "1.154, 1.135, 1.134 (T = 1024, 2048, 4096)",
-        listed(losses, ".3f", "T"),
-        all(a > b for a, b in pairwise(losses.values())) if len(losses) > 1 else None,
+    losses = {T: [p["loss"] for p in select(points, T=T)] for T in LENGTHS[::-1]}
+    return compared(
+        "text: longer windows lower the loss of AFT-local, T = 512, 256, 128, 64",
+        "1.134, 1.135, 1.154 (Table 6, T = 4096, 2048, 1024)",
+        list(losses.values()),
+        lambda *losses: all(a < b for a, b in pairwise(losses)),
+        protocol="Shakespeare, small models",
     )
 
 
@@ -385,7 +404,7 @@ def _memory(name: str, points: list[Point]) -> Claim:
     if name == DENSE:
         what, source, holds = "grows with T²", "T² + Td (Table 1)", growth > 3
     elif name == SOFTMAX:
-        source = "Td (ours)"
+        source = ""
     elif name == "aft-full":
         # As in Table 1: the biases and their gradient are not counted.
         rest = _growth({T: x - 2 * 4 * T * T / 2**20 for T, x in mib.items()})
@@ -410,6 +429,7 @@ LOOKS = {
     "aft-full": (SERIES[0], "^", "--"),
     "aft-local": (SERIES[1], "o", "-"),
     "aft-conv": (SERIES[2], "s", "-."),
+    ROTARY: (OTHER, "s", "--"),
 }
 
 
@@ -439,15 +459,20 @@ def draw(points: list[Point]) -> Figure:
             ax.yaxis.set_major_formatter("{x:g}")
         ax.set_xticks(lengths, [str(T) for T in lengths])
         ax.set(xlabel="$T$", ylabel=label)
-    handles = [*others[-1].get_lines(), *upper.get_lines()]
-    named = [each for each in handles if not str(each.get_label()).startswith("_")]
-    figure.legend(handles=named, loc="outside upper left", ncols=2)
+    handles = {
+        str(line.get_label()): line
+        for ax in (*others, upper)
+        for line in ax.get_lines()
+        if not str(line.get_label()).startswith("_")
+    }
+    figure.legend(handles=list(handles.values()), loc="outside upper left", ncols=2)
     return figure
 
 
 def _difference(ax: Axes, points: list[Point]) -> None:
     """Bits per pixel more than the transformer's median, ours and published."""
-    zero, known = _losses(points).get(SOFTMAX), PUBLISHED["digits"]
+    zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
+    known = PUBLISHED["digits"]
     for row, name in enumerate(OF_IMAGES):
         color, marker, _ = LOOKS.get(name, (WRONG, "P", ""))
         losses = [p["loss"] for p in select(points, mixer=name)]
@@ -468,7 +493,7 @@ EXPERIMENT = Experiment(
     name="aft",
     title="AFT against a transformer of equal size",
     source="Zhai et al. 2021, Tables 1, 2, 4 and 6",
-    cost="quick: 4 min of one core; full: about 4 hours (estimated)",
+    cost="quick: 4 min of one core; full: about 3.5 hours (by a few steps of each)",
     points=points,
     run=run,
     claims=claims,

@@ -141,7 +141,7 @@ def _fails(way: str, points: list[Point]) -> Claim:
                 break
     return Claim(
         f"{way}: fails in every precision",
-        "fails (ours)",
+        "",
         ", ".join(f"{dtype} from {scale} on" for dtype, scale in first.items()) or "–",
         first.keys() == set(DTYPES) if points else None,
     )
@@ -151,7 +151,7 @@ def _exact(points: list[Point]) -> Claim:
     good = [p for p in points if not (p["outputs"] or p["gradients"] or p["wrong"])]
     return Claim(
         "fwlab: no number is wrong or not finite",
-        "0 (ours)",
+        "",
         f"{len(points) - len(good)} of {len(points)} points with such a number",
         len(good) == len(points) if points else None,
     )

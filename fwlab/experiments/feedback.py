@@ -30,7 +30,7 @@ class Score(NamedTuple):
 
 
 def growing(
-    point: Point, variables: int, first: int, share: float, clauses: bool = True
+    point: Point, variables: int, first: int, share: float
 ) -> Callable[[int], Batch]:
     """Draws programs that get longer during a share of the training.
 
@@ -44,7 +44,7 @@ def growing(
     def draw(step: int) -> Batch:
         grown = min(1, (step + 1) / (share * point["steps"]))
         statements = first + round((point["statements"] - first) * grown)
-        made = programs(point["batch"], statements, variables, rng, clauses)
+        made = programs(point["batch"], statements, variables, rng, clauses=True)
         return made.tokens, made.values
 
     return draw

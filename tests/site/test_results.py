@@ -347,6 +347,15 @@ def test_findings_are_those_of_the_files():
     assert "at {} nats per character and the sum rule at {}".format(*ends) in failed
 
 
+def test_attention_by_distance_is_below_every_fast_weight_rule():
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    loss = {name: mean(seeds) for name, seeds in final().items()}
+    rules = ("sum", "gated", "delta", "gated-delta", "fwp")
+    ends = loss["transformer-xl"]
+    assert ends < min(loss[rule] for rule in rules) and loss["softmax"] > loss["delta"]
+    assert f"ends at {ends:.2f} (one seed), below every fast weight rule" in page
+
+
 def test_pages_of_kernels_say_what_was_measured():
     """At their top; and of which GPU each rate and each time is."""
     tops = {"index": "Counted, then measured", "model": "Modelled, then measured"}
