@@ -64,6 +64,8 @@ class Experiment:
     - `run`: what running a point adds to it.
     - `claims`: what the points say about the claims.
     - `draw`: the figure of the points.
+    - `published_points`: the points of the paper's own grid, where the full
+      version is a thinner one; None = the full version is the paper's grid.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Experiment:
     run: Callable[[Point], Point]
     claims: Callable[[list[Point]], list[Claim]]
     draw: Callable[[list[Point]], Figure]
+    published_points: Callable[[], list[Point]] | None = None
 
 
 def verdict(claims: Iterable[Claim]) -> str:
@@ -138,6 +141,57 @@ def compared(
         apart,
         protocol,
     )
+
+
+def throughout(
+    text: str,
+    published: str,
+    groups: Mapping[Any, Sequence[float | None]],
+    holds: Callable[[float], bool],
+    expected: int,
+    *,
+    spec: str = ".4f",
+    x: str = "S",
+    worst: Callable[[float], float] | None = None,
+    protocol: str = "",
+) -> Claim:
+    """A claim about every group of points, such as every size.
+
+    - `text`, `published`, `protocol`: as in `Claim`.
+    - `groups`: the numbers of all seeds of each group, by its value of `x`;
+      None = failed.
+    - `holds`: takes the median of a group, and says whether the claim holds.
+    - `expected`: number of groups; with fewer, a claim that has held so far
+      is not run.
+    - `spec`, `x`: how numbers are written, and after them their group.
+    - `worst`: show only the group whose median has the largest value of this;
+      None = show all.
+    - `apart` of the claim: False if seeds of one group disagree, None if
+      they do not, but a group has fewer than three of them.
+    """
+    every = {
+        at: [inf if n is None else n for n in numbers]
+        for at, numbers in groups.items()
+        if numbers
+    }
+    middle = {at: median(numbers) for at, numbers in every.items()}
+    shown = list(every)
+    if worst is not None and every:
+        shown = [max(every, key=lambda at: worst(middle[at]))]
+    found = ", ".join(
+        f"{_range(every[at], spec)} ({x} = {at})"
+        if x
+        else f"{_range(every[at], spec)} ({at})"
+        for at in shown
+    )
+    if len(shown) < len(every):
+        found += f", the worst of {len(every)}"
+    agree = all(len({holds(n) for n in numbers}) == 1 for numbers in every.values())
+    apart = agree and (None if min(map(len, every.values()), default=0) < 3 else True)
+    good = [holds(number) for number in middle.values()]
+    complete = len(good) == expected
+    yes = (True if complete else None) if all(good) else False
+    return Claim(text, published, found or "–", yes, apart, protocol)
 
 
 def _range(numbers: Sequence[float], spec: str) -> str:
