@@ -28,6 +28,7 @@ from fwlab.experiments.retrieval import (
     GAIN,
     ONE,
     PUBLISHED_BUDGET,
+    SETUP,
     SOLVED,
     Retriever,
     agreement,
@@ -430,5 +431,6 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: SETUP,
     published_points=published_points,
 )

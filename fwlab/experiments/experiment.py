@@ -64,6 +64,7 @@ class Experiment:
     - `run`: what running a point adds to it.
     - `claims`: what the points say about the claims.
     - `draw`: the figure of the points.
+    - `setup`: the hyper-parameters of a point that its settings do not say.
     - `published_points`: the points of the paper's own grid, where the full
       version is a thinner one; None = the full version is the paper's grid.
     """
@@ -76,6 +77,7 @@ class Experiment:
     run: Callable[[Point], Point]
     claims: Callable[[list[Point]], list[Claim]]
     draw: Callable[[list[Point]], Figure]
+    setup: Callable[[Point], Mapping[str, Any]] = lambda point: {}
     published_points: Callable[[], list[Point]] | None = None
 
 

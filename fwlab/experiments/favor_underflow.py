@@ -13,7 +13,14 @@ from matplotlib.figure import Figure
 
 from fwlab import plots
 from fwlab.experiments.experiment import Claim, Experiment, Point, select, throughout
-from fwlab.experiments.retrieval import EPSILON, Retriever, d_dot, retrieval, train
+from fwlab.experiments.retrieval import (
+    EPSILON,
+    SETUP,
+    Retriever,
+    d_dot,
+    retrieval,
+    train,
+)
 from fwlab.plots import FAST, INK, OTHER, WRONG
 
 #: Feature map and epsilon of each variant.
@@ -162,4 +169,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: SETUP,
 )

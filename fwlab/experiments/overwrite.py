@@ -27,6 +27,7 @@ from fwlab.experiments.retrieval import (
     GAIN,
     ONE,
     PUBLISHED_BUDGET,
+    SETUP,
     Retriever,
     agreement,
     ascending,
@@ -400,5 +401,6 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: SETUP,
     published_points=published_points,
 )

@@ -240,6 +240,10 @@ def evaluate(
     return mean(loss(*group).item() for group in zip(*groups, strict=True))
 
 
+#: What `train` does unless it is told otherwise, in words.
+SETUP = {"optimiser": "Adam", "schedule": "constant", "lr": 1e-3, "batch": 32}
+
+
 def train(
     model: Retriever,
     length: int,
