@@ -89,7 +89,6 @@ ORDERS: dict[int, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     200: (
         ALL,
-        BATCH,
         "Fig. 5",
         [
             *(("delta", "dpfp-2"), ("delta", "dpfp-1")),
