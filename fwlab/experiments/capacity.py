@@ -110,10 +110,11 @@ ANCHORS = (20, 100, 200)
 QUICK = {
     "linear": (8, 12, 24, 48),
     "dpfp-1": (16, 24, 48, 96),
-    "dpfp-2": (32, 48, 96, 128),
-    "dpfp-3": (48, 72, 96, 128),
-    "softmax": (32, 128),
+    "dpfp-2": (32, 48, 96),
+    "dpfp-3": (48, 72, 96),
+    "softmax": (32, 96),
 }
+QUICK_ONE = [(8, "linear"), (16, "dpfp-1"), (24, "linear"), (48, "dpfp-1")]
 LOOKS = {
     "linear": ("linear (ELU + 1)", TRAINED),
     "dpfp-1": ("DPFP-1", SERIES[0]),
@@ -137,7 +138,7 @@ def points(quick: bool) -> list[Point]:
 def _points(quick: bool) -> list[Point]:
     if quick:
         grid = [(S, name, ALL) for name, sizes in QUICK.items() for S in sizes]
-        grid += [(S, name, ONE) for name in ("linear", "dpfp-1") for S in QUICK[name]]
+        grid += [(S, name, ONE) for S, name in QUICK_ONE]
     else:
         grid = [(S, name, ALL) for name in LOOKS for S in FEW.get(name, SIZES)]
         grid += [(S, name, ONE) for S, name, _ in grid if _as_published(S, name)]

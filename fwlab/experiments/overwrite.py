@@ -176,8 +176,12 @@ def _point(
 def _asked(series: Series, S: int, ask: str, quick: bool) -> bool:
     if series.rule == "fwm":
         return ask == ONE  # its time goes into the sequence
+    if quick:
+        return ask == ALL or (
+            S == 8 and series.label in ("sum, DPFP-1", "delta, DPFP-1")
+        )
     near = series.rule == "delta" and 0.85 <= _load(series, S) <= 1.1
-    return ask == ALL or quick or S == ANCHOR or near
+    return ask == ALL or S == ANCHOR or near
 
 
 def _unsure(series: Series, S: int, ask: str) -> bool:
@@ -342,7 +346,7 @@ def _order(points: list[Point], published: int, S: int) -> Claim:
 
 def _twice(points: list[Point]) -> Claim:
     """With more repetitions the sum rule gets worse."""
-    S = 20 if points[0]["d_key"] == 64 else 16
+    S = 20 if points[0]["d_key"] == 64 else 8
     own = select(points, rule="sum", map="dpfp-1", ask=ONE, S=S)
     return compared(
         f"S = {S}, sum, DPFP-1, {ONE}: better evaluated at L = S than at L = 2S",
