@@ -178,6 +178,9 @@ def test_one_seed_that_fails_is_seen():
     some[1]["loss"] = 0.005
     (claim,) = (c for c in capacity.claims(points) if c.text == text)
     assert claim.verdict == "seeds overlap" and claim.holds is False
+    some[0]["loss"] = 0.005
+    (claim,) = (c for c in capacity.claims(points) if c.text == text)
+    assert claim.verdict == "not" and claim.apart
 
 
 def test_claims_about_every_group():
@@ -185,6 +188,8 @@ def test_claims_about_every_group():
         return throughout("", "1", groups, lambda x: x < 1, expected)
 
     assert verdict({1: [0, 0, 0], 2: [0, 0, 2]}).verdict == "seeds overlap"
+    assert verdict({1: [2, 2, 2], 2: [0, 0, 2]}).verdict == "not"
+    assert verdict({1: [2, 2], 2: [0, 0, 2]})[3:5] == (False, None)
     assert verdict({1: [0, 0, 0], 2: [0.5, 0, 0]})[3:5] == (True, True)
     assert verdict({1: [0, 0, 0], 2: [0]})[3:5] == (True, None)
     assert verdict({1: [0, 0, 0], 2: []}).verdict == "not run"

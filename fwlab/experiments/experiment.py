@@ -163,13 +163,14 @@ def throughout(
     - `groups`: the numbers of all seeds of each group, by its value of `x`;
       None = failed.
     - `holds`: takes the median of a group, and says whether the claim holds.
-    - `expected`: number of groups; with fewer, a claim that has held so far
+    - `expected`: number of groups at least; with fewer, a claim that has held so far
       is not run.
     - `spec`, `x`: how numbers are written, and after them their group.
     - `worst`: show only the group whose median has the largest value of this;
       None = show all.
-    - `apart` of the claim: False if seeds of one group disagree, None if
-      they do not, but a group has fewer than three of them.
+    - `apart` of the claim: whether all seeds agree, of all groups if it holds,
+      and otherwise of one that fails; None where they do, but are fewer than
+      three.
     """
     every = {
         at: [inf if n is None else n for n in numbers]
@@ -181,18 +182,21 @@ def throughout(
     if worst is not None and every:
         shown = [max(every, key=lambda at: worst(middle[at]))]
     found = ", ".join(
-        f"{_range(every[at], spec)} ({x} = {at})"
-        if x
-        else f"{_range(every[at], spec)} ({at})"
-        for at in shown
+        f"{_range(every[at], spec)} ({f'{x} = {at}' if x else at})" for at in shown
     )
     if len(shown) < len(every):
         found += f", the worst of {len(every)}"
-    agree = all(len({holds(n) for n in numbers}) == 1 for numbers in every.values())
-    apart = agree and (None if min(map(len, every.values()), default=0) < 3 else True)
-    good = [holds(number) for number in middle.values()]
-    complete = len(good) == expected
-    yes = (True if complete else None) if all(good) else False
+    good = {at: holds(number) for at, number in middle.items()}
+    yes = (True if len(good) >= expected else None) if all(good.values()) else False
+    # One group that fails is enough, whatever the seeds of others say.
+    decide = [n for at, n in every.items() if yes is not False or not good[at]]
+    agree = [len({holds(x) for x in numbers}) == 1 for numbers in decide]
+    enough = [len(numbers) >= 3 for numbers in decide]
+    sure = [a and e for a, e in zip(agree, enough, strict=True)]
+    if yes is False:
+        apart = True if any(sure) else None if any(agree) else False
+    else:
+        apart = False if not all(agree) else True if sure and all(sure) else None
     return Claim(text, published, found or "–", yes, apart, protocol)
 
 

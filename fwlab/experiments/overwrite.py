@@ -31,6 +31,7 @@ from fwlab.experiments.retrieval import (
     Retriever,
     agreement,
     ascending,
+    asked,
     by_size,
     d_dot,
     differences,
@@ -210,6 +211,7 @@ def run(point: Point) -> Point:
 
 
 def claims(points: list[Point]) -> list[Claim]:
+    points = asked(points)
     full = points[0]["d_key"] == 64
     return [
         *(
@@ -367,6 +369,7 @@ TOP = 0.6
 
 
 def draw(points: list[Point]) -> Figure:
+    points = asked(points)
     figure, (left, right) = plots.grid(2, "number of keys $S$", "loss", height=3.6)
     full = points[0]["d_key"] == 64
     for series in SERIES_OF:
@@ -374,10 +377,10 @@ def draw(points: list[Point]) -> Figure:
         if not own:
             continue
         look = (series.color, series.marker, series.line)
-        asked = select(own, ask=ALL) or own
-        plots.series(left, asked, *look, series.label)
-        plots.series(right, asked, *look, y="loss_2S")
-        one = [p for p in own if p not in asked]
+        main = select(own, ask=ALL) or own
+        plots.series(left, main, *look, series.label)
+        plots.series(right, main, *look, y="loss_2S")
+        one = [p for p in own if p not in main]
         for ax, y in ((left, "loss"), (right, "loss_2S")):
             at, losses = [p["S"] for p in one], [p[y] for p in one]
             plots.marks(ax, at, losses, "+", color=series.color, markersize=6)

@@ -323,6 +323,11 @@ def _question(pairs: Retrieval) -> tuple[Tensor, Tensor]:
 # --- What came out ------------------------------------------------------
 
 
+def asked(points: Sequence[Point]) -> list[Point]:
+    """Points with what they were asked: in older versions, one key."""
+    return [{"ask": ONE, **p} for p in points]
+
+
 def by_size(points: Sequence[Point]) -> dict[int, list[float | None]]:
     """The losses of all seeds, by the number of keys."""
     sizes = sorted({p["S"] for p in points})
