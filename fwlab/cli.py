@@ -343,6 +343,7 @@ def reproduce(
     name: Positional[str | None] = None,
     /,
     quick: bool = False,
+    published: bool = False,
     out: Path | None = None,
     jobs: int | None = None,
     list_points: bool = False,
@@ -357,8 +358,11 @@ def reproduce(
         name: Of the experiment.
         quick: A version of a few minutes that keeps the point of the
             original.
+        published: The grid of the paper, where the full version is a
+            thinner one. It takes days.
         out: Folder for NAME.json, NAME.svg and the finished points;
-            default: docs/results, with --quick docs/results/quick.
+            default: docs/results, with --quick or --published a folder
+            of that name in it.
         jobs: Number of processes; default: one per core.
         list_points: List all points with their numbers, and run none.
         point: Run only the point of this number, as one task of a
@@ -383,9 +387,11 @@ def reproduce(
         raise ValueError(f"expected jobs to be at least 1, got {jobs}")
     if list_points + collect + (point is not None) > 1:
         raise ValueError("expected one of --list-points, --point and --collect")
+    if quick and published:
+        raise ValueError("expected one of --quick and --published")
     experiment = EXPERIMENTS[name]
-    out = out or (folder / "quick" if quick else folder)
-    runs = Runs(experiment, quick, out)
+    out = out or folder / ("published" if published else "quick" if quick else "")
+    runs = Runs(experiment, quick, out, published)
     if list_points:
         for index, each in enumerate(runs.points):
             state = "-" if runs.read(index) is None else "finished"

@@ -529,6 +529,7 @@ def test_epsilon_makes_the_plateau():
 def test_linear_features_hold_as_many_pairs_as_they_are_wide():
     """`capacity` at two sizes with one seed."""
     point = {"rule": "sum", "map": "linear", "d_key": 8, "seed": 1, "budget": 1500}
+    point |= {"ask": "one key", "batch": 32, "gain": 0.0}
     inside, beyond = (capacity.run({**point, "S": S}) for S in (6, 16))
     assert inside["loss"] < 0.02 and inside["d_dot"] == beyond["d_dot"] == 8
     assert abs(beyond["loss"] - capacity.law(16, 8)) < 0.04

@@ -4,6 +4,8 @@ At most `d_dot` features can be mutually orthogonal. Beyond that number of
 keys, what is retrieved is a mixture of values.
 """
 
+from functools import cache
+from math import inf
 from typing import Any
 
 import torch
@@ -15,15 +17,34 @@ from fwlab.experiments.experiment import (
     Claim,
     Experiment,
     Point,
-    held,
-    listed,
-    numbers_claim,
+    compared,
     select,
+    throughout,
 )
-from fwlab.experiments.retrieval import EPSILON, SETUP, SOLVED, Retriever, d_dot, train
+from fwlab.experiments.retrieval import (
+    ALL,
+    BATCH,
+    EPSILON,
+    GAIN,
+    ONE,
+    PUBLISHED_BUDGET,
+    SETUP,
+    SOLVED,
+    Retriever,
+    agreement,
+    ascending,
+    asked,
+    by_size,
+    d_dot,
+    differences,
+    evaluate,
+    protocol,
+    threshold,
+    train,
+)
 from fwlab.plots import INK, OTHER, SERIES, TRAINED, WRONG
 
-#: Final losses in the authors' logs, by S; one seed each. (Figures 2 and 4.)
+#: Final losses in the authors' logs, by S; one seed each. (Figure 2.)
 _SIZES = (20, 40, 60, 80, 100, 120, 140, 160, 180, 200)
 _LARGER = (240, 260, 280, 300, 340, 360, 380, 400, 500, 600)
 PUBLISHED = {
@@ -58,7 +79,7 @@ PUBLISHED = {
         "favor-512": (0.0453, 0.0762, 0.409, 0.5, *[0.5] * 16),
     }.items()
 } | {
-    # "below .001" up to S = 340 gives no number to draw.
+    # Those up to .001, as all up to S = 340, are no numbers to draw.
     "softmax": dict(
         zip(
             (360, 460, 500, 520, 540, 560, 580, 600),
@@ -67,22 +88,34 @@ PUBLISHED = {
         )
     )
 }
-#: The published loss is at most 0.001 up to this S.
-SOLVED_UP_TO = {
-    "linear": 40,
-    "dpfp-1": 80,
-    "dpfp-2": 240,
-    "dpfp-3": 340,
-    "softmax": 340,
+#: The last S with a published loss of at most 0.001, and the first after it.
+EDGES = {
+    "linear": (40, 60),
+    "dpfp-1": (100, 120),
+    "dpfp-2": (240, 260),
+    "dpfp-3": (340, 360),
+    "softmax": (340, 360),
 }
+#: Maps whose capacity is their number of features.
+MAPS = ("linear", "dpfp-1", "dpfp-2", "dpfp-3")
+#: From here on every loss with FAVOR+ is exactly 0.5.
+STUCK = 100
+#: The full version. Of FAVOR+ with 1024 features there are five sizes.
+SIZES = (*_SIZES, 240, 280, 340, 380, 400, 500, 600)
+FEW = {"favor-512": (20, 60, 100, 200, 400)}
+#: Where the authors' evaluation, of 200 keys, differs most from ours.
+LEFT_OUT = ("dpfp-2", 320)
+#: One key is asked, as published, here and where S is near the capacity.
+ANCHORS = (20, 100, 200)
 #: The same maps with keys of width 16: a quarter of the features.
 QUICK = {
     "linear": (8, 12, 24, 48),
     "dpfp-1": (16, 24, 48, 96),
-    "dpfp-2": (32, 48, 96, 128),
-    "dpfp-3": (48, 72, 128),
-    "softmax": (32, 128),
+    "dpfp-2": (32, 48, 96),
+    "dpfp-3": (48, 72, 96),
+    "softmax": (32, 96),
 }
+QUICK_ONE = [(8, "linear"), (16, "dpfp-1"), (24, "linear"), (48, "dpfp-1")]
 LOOKS = {
     "linear": ("linear (ELU + 1)", TRAINED),
     "dpfp-1": ("DPFP-1", SERIES[0]),
@@ -93,27 +126,75 @@ LOOKS = {
     "favor-512": ("FAVOR+, m = 512", WRONG),
     "softmax": ("softmax attention", OTHER),
 }
+#: Marker and line of the points of each protocol.
+ASKED: dict[str, tuple[str, Any]] = {ALL: ("o", "-"), ONE: ("^", ":")}
 
 
 def points(quick: bool) -> list[Point]:
     """Order points by S, so that a stopped run has all maps up to some S."""
-    grid = (
-        [(S, name) for name, sizes in QUICK.items() for S in sizes]
-        if quick
-        else [(S, name) for S in _SIZES + _LARGER for name in LOOKS]
-    )
+    return [*_points(quick)]
+
+
+@cache
+def _points(quick: bool) -> list[Point]:
+    if quick:
+        grid = [(S, name, ALL) for name, sizes in QUICK.items() for S in sizes]
+        grid += [(S, name, ONE) for S, name in QUICK_ONE]
+    else:
+        grid = [(S, name, ALL) for name in LOOKS for S in FEW.get(name, SIZES)]
+        grid += [(S, name, ONE) for S, name, _ in grid if _as_published(S, name)]
+        grid.append((LEFT_OUT[1], LEFT_OUT[0], ALL))
+    d_key, budget = (16, 1500) if quick else (64, 20_000)
     return [
-        {
-            "rule": "softmax" if name == "softmax" else "sum",
-            "map": name,
-            "S": S,
-            "d_key": 16 if quick else 64,
-            "seed": seed,
-            "budget": 1500 if quick else 20_000,
-        }
-        for S, name in sorted(grid, key=lambda each: each[0])
-        for seed in (1, 2, 3)
+        _point(S, name, ask, d_key, seed, budget)
+        for S, name, ask in sorted(grid, key=lambda each: each[0])
+        for seed in ((1, 2, 3) if quick or _unsure(S, name) else (1,))
     ]
+
+
+def published_points() -> list[Point]:
+    """The paper's own grid; its sizes are those of its figure, its seed is 1."""
+    return [
+        _point(S, name, ONE, 64, 1, PUBLISHED_BUDGET)
+        for S in range(20, 601, 20)
+        for name in LOOKS
+    ]
+
+
+def _point(S: int, name: str, ask: str, d_key: int, seed: int, budget: int) -> Point:
+    load = _load(S, name, d_key)
+    return {
+        "rule": "softmax" if name == "softmax" else "sum",
+        "map": name,
+        "S": S,
+        "d_key": d_key,
+        "ask": ask,
+        "batch": BATCH[ask],
+        "seed": seed,
+        "budget": budget,
+        # Beyond capacity; the protocol of the paper has no such rule.
+        "gain": GAIN if ask == ALL and load is not None and load > 1.1 else 0.0,
+    }
+
+
+def _load(S: int, name: str, d_key: int = 64) -> float | None:
+    """Keys per feature; None where features set no limit.
+
+    Those of FAVOR+ do not, either: it fails for another reason.
+    """
+    features = None if name.startswith("favor") else d_dot(name, d_key)
+    return None if features is None else S / features
+
+
+def _unsure(S: int, name: str) -> bool:
+    """Whether seeds differ, so that one says little."""
+    load = _load(S, name)
+    return load is not None and 0.6 <= load <= 1.5
+
+
+def _as_published(S: int, name: str) -> bool:
+    load = _load(S, name)
+    return S in ANCHORS if load is None else S in ANCHORS or 0.85 <= load <= 1.1
 
 
 def run(point: Point) -> Point:
@@ -122,95 +203,203 @@ def run(point: Point) -> Point:
     # Only FAVOR+ as published needs the epsilon to be as published.
     epsilon = EPSILON if name.startswith("favor") else 0.0
     model = Retriever(S, d_key, point["rule"], name, epsilon)
-    trained = train(model, S, repeat=False, budget=point["budget"])
-    return {"d_dot": d_dot(name, d_key), **trained}
+    how = {name: point[name] for name in ("batch", "ask", "gain")}
+    trained = train(model, S, repeat=False, budget=point["budget"], **how)
+    theirs = evaluate(model, S, repeat=False, as_published=True)
+    return {
+        "d_dot": d_dot(name, d_key),
+        **trained,
+        "loss_published": round(theirs, 5) if trained["loss"] is not None else None,
+    }
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    if points[0]["d_key"] == 64:
-        return [*_within(points), *_anchors(points), _beyond(points)]
-    return [*_quick(points), _beyond(points)]
-
-
-def _within(points: list[Point]) -> list[Claim]:
-    """The published capacities."""
-    every = []
-    for name, limit in SOLVED_UP_TO.items():
-        losses = plots.medians(select(points, map=name), "S", "loss")
-        inside = {S: loss for S, loss in losses.items() if limit >= S}
-        wanted = [S for S in _SIZES + _LARGER if limit >= S]
-        holds = held([loss <= SOLVED for loss in inside.values()], len(wanted))
-        worst = max(inside, key=lambda S: inside[S], default=None)
-        text = "–"
-        if worst is not None:
-            text = f"{inside[worst]:.4f} at most (S = {worst}), up to S = {max(inside)}"
-        what = f"{LOOKS[name][0]}: loss of 0.001 or less up to S = {limit}"
-        every.append(Claim(what, "0.001", text, holds))
-    return every
-
-
-def _anchors(points: list[Point]) -> list[Claim]:
-    losses = plots.medians(select(points, map="linear"), "S", "loss")
+    points = asked(points)
+    full = points[0]["d_key"] == 64
     return [
-        numbers_claim(
-            f"linear at S = {S}: within 0.015 of the published loss",
-            f"{(wanted := PUBLISHED['linear'][S]):.4f}",
-            [losses.get(S)],
-            lambda loss, wanted=wanted: abs(loss - wanted) <= 0.015,
-            ".4f",
-        )
-        for S in (80, 100, 200)
+        *(
+            claim
+            for name in EDGES
+            for ask in (ALL, ONE)
+            for solved in (True, False)
+            for claim in _edge(points, name, ask, solved)
+        ),
+        _order(points),
+        *(_differences(points) if full else ()),
+        *(_stuck(points) if full else ()),
+        *_law(points),
+        _agree(points),
     ]
 
 
-def _quick(points: list[Point]) -> list[Claim]:
-    """Claim that half of the capacity is retrieved almost without loss."""
-    every = []
-    for name in QUICK:
-        own = select(points, map=name)
-        features = own[0]["d_dot"] if own else None
-        inside = [p for p in own if features is None or 2 * p["S"] <= features]
-        losses = plots.medians(inside, "S", "loss")
-        limit = SOLVED if features is None else 0.05
-        end = "throughout" if features is None else f"up to half of {features} keys"
-        every.append(
-            Claim(
-                f"{LOOKS[name][0]}: loss of {limit} or less {end}",
-                f"{limit} (ours)" if features else f"{limit}",
-                listed(losses, ".4f"),
-                all(x <= limit for x in losses.values()) if losses else None,
-            )
-        )
-    return every
+def _grid(points: list[Point]) -> list[Point]:
+    """All points of the version that some are of."""
+    if points[0]["budget"] == PUBLISHED_BUDGET:
+        return published_points()
+    return _points(points[0]["d_key"] == 16)
 
 
-def _beyond(points: list[Point]) -> Claim:
-    """Beyond the capacity the loss follows the law."""
-    off: dict[tuple[str, Any], float] = {}
-    for name in ("linear", "dpfp-1", "dpfp-2", "dpfp-3"):
-        beyond = [p for p in select(points, map=name) if p["S"] > 1.1 * p["d_dot"]]
-        for S, loss in plots.medians(beyond, "S", "loss").items():
-            off[name, S] = loss - law(S, beyond[0]["d_dot"])
-    worst = max(off, key=lambda each: abs(off[each]), default=None)
-    text = "–"
-    if worst is not None:
-        text = (
-            f"{off[worst]:+.3f} at most ({LOOKS[worst[0]][0]}, S = {worst[1]}; "
-            f"{len(off)} medians)"
-        )
-    return Claim(
-        "beyond capacity: within 0.04 of (1 - d_dot / S) / 2",
-        "-0.030 to +0.053",
-        text,
-        None if worst is None else abs(off[worst]) <= 0.04,
+def _edge(points: list[Point], name: str, ask: str, solved: bool) -> list[Claim]:
+    """Where the published losses are at most 0.001, or where they are not."""
+    last, first = EDGES[name]
+    if name == "softmax" and not solved:
+        return []  # some later losses are below 0.001 again
+    scale = 1 if name == "softmax" else points[0]["d_key"] / 64
+
+    def within(S: float, scale: float = 1) -> bool:
+        return last * scale >= S if solved else first * scale <= S
+
+    own, grid = (
+        [p for p in select(each, map=name, ask=ask) if within(p["S"], scale)]
+        for each in (points, _grid(points))
+    )
+    theirs = [loss for S, loss in PUBLISHED[name].items() if within(S)] or [SOLVED]
+    most = f"at most {max(theirs):.4f} up to S = {last}"
+    least = f"at least {min(theirs):.4f} from S = {first}"
+    published = f"{most if solved else least} (Fig. 2)"
+    return threshold(LOOKS[name][0], published, own, grid, solved)
+
+
+def _order(points: list[Point]) -> Claim:
+    """The more features, the lower the loss."""
+    full = points[0]["d_key"] == 64
+    S = 380 if full else 96
+    names = ["dpfp-3", "dpfp-2", "dpfp-1", *(["linear"] if full else ())]
+    some = _first_asked(points)
+    theirs = " < ".join(f"{PUBLISHED[name][380]:.4f}" for name in names)
+    return compared(
+        f"S = {S}: {' < '.join(LOOKS[name][0] for name in names)}",
+        f"{theirs} at S = 380 (Fig. 2)",
+        [[p["loss"] for p in select(some, map=name, S=S)] for name in names],
+        ascending,
+        spec=".4f",
+        protocol=protocol(some[0]) if some else "",
     )
 
 
+def _first_asked(points: list[Point]) -> list[Point]:
+    """Those that ask all keys; of the paper's own grid all."""
+    return select(points, ask=ALL) or points
+
+
+def _differences(points: list[Point]) -> list[Claim]:
+    """Beyond capacity, the losses are the published ones."""
+    every = []
+    for name in MAPS:
+        grid, own = (
+            [p for p in select(_first_asked(each), map=name) if _beyond(p)]
+            for each in (_grid(points), points)
+        )
+        sizes = {p["S"] for p in grid}
+        theirs = {S: loss for S, loss in PUBLISHED[name].items() if S in sizes}
+        label = f"{LOOKS[name][0]}, beyond capacity"
+        near = 0.015 if name == "linear" else 0.04
+        every.append(differences(label, near, theirs, own))
+    return every
+
+
+def _stuck(points: list[Point]) -> list[Claim]:
+    """FAVOR+ as published: 0.5 from S = 100 on, and before it the order."""
+    names = ("favor-64", "favor-128", "favor-512")
+    every = []
+    for name in names:
+        grid, own = (
+            [p for p in select(_first_asked(each), map=name) if p["S"] >= STUCK]
+            for each in (_grid(points), points)
+        )
+        every.append(
+            throughout(
+                f"{LOOKS[name][0]}: a loss of 0.5 from S = {STUCK} on",
+                "0.5000 (Fig. 2)",
+                by_size(own),
+                lambda loss: abs(loss - 0.5) < 5e-4,
+                len({p["S"] for p in grid}),
+                worst=lambda loss: abs(loss - 0.5),
+                protocol=protocol(grid[0]),
+            )
+        )
+    one = select(points, ask=ONE, S=20)
+    order = compared(
+        f"S = 20, FAVOR+, {ONE}: the more features, the lower the loss",
+        " < ".join(f"{PUBLISHED[name][20]:.4f}" for name in names[::-1]) + " (Fig. 2)",
+        [[p["loss"] for p in select(one, map=name)] for name in names[::-1]],
+        ascending,
+        spec=".4f",
+        protocol=protocol(one[0]) if one else "",
+    )
+    return [*every, order]
+
+
+def _beyond(point: Point) -> bool:
+    return point["S"] > 1.1 * (d_dot(point["map"], point["d_key"]) or inf)
+
+
+def _law(points: list[Point]) -> list[Claim]:
+    """No memory with this number of features has a smaller loss over all keys."""
+    off: dict[str, list[float]] = {}
+    off_published = []
+    for p in points:
+        if p["map"] in MAPS and _beyond(p):
+            smallest = law(p["S"], p["d_dot"])
+            label = f"{LOOKS[p['map']][0]}, {p['ask']}, S = {p['S']}"
+            off.setdefault(label, []).append(p["loss"] - smallest)
+            if "loss_published" in p:  # not in older versions
+                off_published.append(p["loss_published"] - smallest)
+    lowest = {label: [min(numbers)] for label, numbers in off.items()}
+    every = [
+        throughout(
+            f"beyond capacity: {text}",
+            "",
+            numbers,
+            holds,
+            len(numbers) or 1,
+            spec="+.4f",
+            x="",
+            worst=worst,
+        )
+        for text, numbers, holds, worst in (
+            ("within 0.04 of (1 - d_dot / S) / 2", off, lambda x: abs(x) <= 0.04, abs),
+            ("no loss below it, of no seed", lowest, lambda x: x >= 0, lambda x: -x),
+        )
+    ]
+    if points[0]["d_key"] != 64:
+        return every
+    theirs = [
+        loss - law(S, d_dot(name, 64) or 0)
+        for name in MAPS
+        for S, loss in PUBLISHED[name].items()
+        if _beyond({"S": S, "map": name, "d_key": 64})
+    ]
+    ours, published = (
+        f"{sum(x < 0 for x in numbers)} of {len(numbers)}"
+        for numbers in (off_published, theirs)
+    )
+    below = Claim(
+        "beyond capacity, evaluated as in the authors' code: losses below it",
+        f"{published} (Fig. 2)",
+        ours if off_published else "–",
+        any(x < 0 for x in off_published) if off_published else None,
+        protocol=f"asks {ALL} in training",
+    )
+    return [*every, below]
+
+
+def _agree(points: list[Point]) -> Claim:
+    """Asking all keys ends where asking one key does, except near the edge."""
+
+    def label(p: Point) -> str | None:
+        near = p["d_dot"] is not None and 0.85 <= p["S"] / p["d_dot"] <= 1.1
+        return None if near else f"{LOOKS[p['map']][0]}, S = {p['S']}"
+
+    return agreement(points, label)
+
+
 def draw(points: list[Point]) -> Figure:
+    points = asked(points)
     names = [name for name in LOOKS if select(points, map=name)]
     figure, axes = plots.grid(len(names), "number of keys $S$", "loss")
     full = points[0]["d_key"] == 64
-    largest = _LARGER[-1] if full else max(p["S"] for p in points)
+    largest = SIZES[-1] if full else max(p["S"] for p in points)
     for ax, name in zip(axes, names, strict=True):
         title, color = LOOKS[name]
         own = select(points, map=name)
@@ -225,14 +414,15 @@ def draw(points: list[Point]) -> Figure:
                 linewidth=1.2,
                 linestyle=(0, (4, 2)),
             )
-        plots.series(ax, own, color, "o", "-")
+        for ask, look in ASKED.items():
+            plots.series(ax, select(own, ask=ask), color, *look)
         if full:
             plots.published(ax, PUBLISHED[name], color)
         ax.set_title(title)
         ax.set(ylim=(-0.02, 0.54), yticks=[0, 0.25, 0.5])
-    entries = [("o", "-", "ours: median, seeds"), ("", (0, (4, 2)), "law")]
-    if full:
-        entries.insert(1, ("x", "none", "published"))
+    entries = [(*look, f"ours, {ask}") for ask, look in ASKED.items()]
+    entries += [("x", "none", "published")] * full
+    entries.append(("", (0, (4, 2)), "law"))
     plots.key(figure, entries)
     return figure
 
@@ -240,11 +430,12 @@ def draw(points: list[Point]) -> Figure:
 EXPERIMENT = Experiment(
     name="capacity",
     title="How many pairs fast weights can hold",
-    source="Schlag et al. 2021, setting 1, Figs. 2 and 4",
-    cost="quick: 3 min of one core; full: about 15 hours (estimated)",
+    source="Schlag et al. 2021, setting 1, Fig. 2",
+    cost="quick: 3 min of one core; full: about an hour (estimated)",
     points=points,
     run=run,
     claims=claims,
     draw=draw,
     setup=lambda point: SETUP,
+    published_points=published_points,
 )

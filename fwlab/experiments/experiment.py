@@ -65,6 +65,8 @@ class Experiment:
     - `claims`: what the points say about the claims.
     - `draw`: the figure of the points.
     - `setup`: the hyper-parameters of a point that its settings do not say.
+    - `published_points`: the points of the paper's own grid, where the full
+      version is a thinner one; None = the full version is the paper's grid.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Experiment:
     claims: Callable[[list[Point]], list[Claim]]
     draw: Callable[[list[Point]], Figure]
     setup: Callable[[Point], Mapping[str, Any]] = lambda point: {}
+    published_points: Callable[[], list[Point]] | None = None
 
 
 def verdict(claims: Iterable[Claim]) -> str:
@@ -140,6 +143,61 @@ def compared(
         apart,
         protocol,
     )
+
+
+def throughout(
+    text: str,
+    published: str,
+    groups: Mapping[Any, Sequence[float | None]],
+    holds: Callable[[float], bool],
+    expected: int,
+    *,
+    spec: str = ".4f",
+    x: str = "S",
+    worst: Callable[[float], float] | None = None,
+    protocol: str = "",
+) -> Claim:
+    """A claim about every group of points, such as every size.
+
+    - `text`, `published`, `protocol`: as in `Claim`.
+    - `groups`: the numbers of all seeds of each group, by its value of `x`;
+      None = failed.
+    - `holds`: takes the median of a group, and says whether the claim holds.
+    - `expected`: number of groups at least; with fewer, a claim that has held so far
+      is not run.
+    - `spec`, `x`: how numbers are written, and after them their group.
+    - `worst`: show only the group whose median has the largest value of this;
+      None = show all.
+    - `apart` of the claim: whether all seeds agree, of all groups if it holds,
+      and otherwise of one that fails; None where they do, but are fewer than
+      three.
+    """
+    every = {
+        at: [inf if n is None else n for n in numbers]
+        for at, numbers in groups.items()
+        if numbers
+    }
+    middle = {at: median(numbers) for at, numbers in every.items()}
+    shown = list(every)
+    if worst is not None and every:
+        shown = [max(every, key=lambda at: worst(middle[at]))]
+    found = ", ".join(
+        f"{_range(every[at], spec)} ({f'{x} = {at}' if x else at})" for at in shown
+    )
+    if len(shown) < len(every):
+        found += f", the worst of {len(every)}"
+    good = {at: holds(number) for at, number in middle.items()}
+    yes = (True if len(good) >= expected else None) if all(good.values()) else False
+    # One group that fails is enough, whatever the seeds of others say.
+    decide = [n for at, n in every.items() if yes is not False or not good[at]]
+    agree = [len({holds(x) for x in numbers}) == 1 for numbers in decide]
+    enough = [len(numbers) >= 3 for numbers in decide]
+    sure = [a and e for a, e in zip(agree, enough, strict=True)]
+    if yes is False:
+        apart = True if any(sure) else None if any(agree) else False
+    else:
+        apart = False if not all(agree) else True if sure and all(sure) else None
+    return Claim(text, published, found or "–", yes, apart, protocol)
 
 
 def _range(numbers: Sequence[float], spec: str) -> str:

@@ -4,8 +4,10 @@ Keys return with new values, and the most recent one counts. A rule that
 only adds retrieves a mixture of all values that a key ever had.
 """
 
+from functools import cache
 from math import inf
-from typing import Any, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
@@ -15,12 +17,29 @@ from fwlab.experiments.experiment import (
     Claim,
     Experiment,
     Point,
-    held,
-    listed,
-    numbers_claim,
+    compared,
     select,
+    throughout,
 )
-from fwlab.experiments.retrieval import SETUP, SOLVED, Retriever, d_dot, evaluate, train
+from fwlab.experiments.retrieval import (
+    ALL,
+    BATCH,
+    GAIN,
+    ONE,
+    PUBLISHED_BUDGET,
+    SETUP,
+    Retriever,
+    agreement,
+    ascending,
+    asked,
+    by_size,
+    d_dot,
+    differences,
+    evaluate,
+    protocol,
+    threshold,
+    train,
+)
 from fwlab.plots import FAST, INK, SERIES, WRONG
 
 _SIZES = tuple(range(20, 201, 20))
@@ -38,21 +57,50 @@ class Series(NamedTuple):
     sizes: tuple[int, ...] = _SIZES
     quick: tuple[int, ...] = (8, 16)
     lr: float = 1e-3
-    batch: int = 32
+    batch: int = BATCH[ONE]
 
 
 #: `fwm` keeps the fast weights of every step for its gradient: small S only.
+#: The paper describes the gated rule and does not run it.
 SERIES_OF = (
     Series("sum", "dpfp-1", "sum, DPFP-1", WRONG, "D", "-."),
-    Series("gated", "dpfp-1", "gated, DPFP-1", SERIES[1], "v", "--"),
+    Series("gated", "dpfp-1", "gated, DPFP-1", SERIES[1], "v", "--", _SIZES[:5]),
     Series("fwm", "dpfp-1", "fwm, DPFP-1", SERIES[2], "P", "-", (20, 40), (8,)),
     Series("fwm", "tanh", "fwm, tanh", SERIES[2], "X", ":", (20,), (), 1e-4, 128),
     Series("delta", "linear", "delta, linear", FAST, "s", ":"),
     Series("delta", "dpfp-1", "delta, DPFP-1", FAST, "o", "-"),
     Series("delta", "dpfp-2", "delta, DPFP-2", FAST, "^", "--", quick=()),
 )
+#: The last S up to which all published losses are at most 0.001, and the first
+#: from which none is. Between them the delta rule with DPFP-1 has both. With
+#: DPFP-2 all are.
+EDGES: dict[tuple[str, str], tuple[float, float]] = {
+    ("delta", "linear"): (60, 80),
+    ("delta", "dpfp-1"): (40, 120),
+    ("delta", "dpfp-2"): (200, 220),
+    ("sum", "dpfp-1"): (0, 20),
+    ("fwm", "dpfp-1"): (0, 20),
+}
+#: By S: how they are asked, the figure, and from the lowest to the highest loss.
+ORDERS: dict[int, tuple[str, str, list[tuple[str, str]]]] = {
+    20: (
+        ONE,
+        "Fig. 3",
+        [("delta", "dpfp-1"), ("fwm", "dpfp-1"), ("sum", "dpfp-1"), ("fwm", "tanh")],
+    ),
+    200: (
+        ALL,
+        "Fig. 5",
+        [
+            *(("delta", "dpfp-2"), ("delta", "dpfp-1")),
+            *(("sum", "dpfp-1"), ("delta", "linear")),
+        ],
+    ),
+}
+#: One key is asked, as published, at this size, and where S is near the capacity.
+ANCHOR = 20
 #: Final losses in the authors' logs at S = 20, 40, ..., evaluated at L = S;
-#: one seed each. (Figures 3 and 5.) One log ends at step 300: None.
+#: one seed each. (Figure 5; Figure 3 shows S = 20.) One log ends at step 300: None.
 PUBLISHED = {
     ("delta", "dpfp-1"): (
         *(0.0008, 0.0010, 0.0061, 0.0106, 0.0001),
@@ -80,32 +128,80 @@ PUBLISHED = {
 
 def points(quick: bool) -> list[Point]:
     """Order points by S, so that a stopped run has all rules up to some S."""
+    return [*_points(quick)]
+
+
+@cache
+def _points(quick: bool) -> list[Point]:
     every = [
-        {
-            "rule": series.rule,
-            "map": series.map,
-            "S": S,
-            "d_key": 32 if quick else 64,
-            "lr": series.lr,
-            "batch": series.batch,
-            "seed": seed,
-            "budget": 2000 if quick else 20_000,
-        }
+        _point(series, S, ask, seed, *((32, 2000) if quick else (64, 20_000)))
         for series in SERIES_OF
         for S in (series.quick if quick else series.sizes)
-        for seed in (1, 2, 3)
+        for ask in (ALL, ONE)
+        if _asked(series, S, ask, quick)
+        for seed in ((1, 2, 3) if quick or _unsure(series, S, ask) else (1,))
     ]
     # Last, what takes longest.
     return sorted(every, key=lambda point: (point["S"], point["map"] == "tanh"))
+
+
+def published_points() -> list[Point]:
+    """The paper's own grid, with its seed."""
+    return [
+        _point(series, S, ONE, 1, 64, PUBLISHED_BUDGET)
+        for S in _SIZES
+        for series in SERIES_OF
+        if series.rule != "gated"
+    ]
+
+
+def _point(
+    series: Series, S: int, ask: str, seed: int, d_key: int, budget: int
+) -> Point:
+    full = series.rule == "delta" and _load(series, S, d_key) > 1.1
+    short = ask == ALL and (full or series.rule == "sum")
+    return {
+        "rule": series.rule,
+        "map": series.map,
+        "S": S,
+        "d_key": d_key,
+        "lr": series.lr,
+        "batch": BATCH[ALL] if ask == ALL else series.batch,
+        "ask": ask,
+        "seed": seed,
+        "budget": budget,
+        "gain": GAIN if short else 0.0,
+    }
+
+
+def _asked(series: Series, S: int, ask: str, quick: bool) -> bool:
+    if series.rule == "fwm":
+        return ask == ONE  # its time goes into the sequence
+    if quick:
+        return ask == ALL or (
+            S == 8 and series.label in ("sum, DPFP-1", "delta, DPFP-1")
+        )
+    near = series.rule == "delta" and 0.85 <= _load(series, S) <= 1.1
+    return ask == ALL or S == ANCHOR or near
+
+
+def _unsure(series: Series, S: int, ask: str) -> bool:
+    """Whether seeds differ, so that one says little."""
+    near = 0.6 <= _load(series, S) <= 1.5 and (ask == ALL or series.map == "linear")
+    return near or (S == ANCHOR and series.map != "tanh")
+
+
+def _load(series: Series, S: int, d_key: int = 64) -> float:
+    """Keys per feature."""
+    return S / (d_dot(series.map, d_key) or inf)
 
 
 def run(point: Point) -> Point:
     S, d_key = point["S"], point["d_key"]
     torch.manual_seed(point["seed"])
     model = Retriever(S, d_key, point["rule"], point["map"])
-    trained = train(
-        model, 2 * S, True, point["budget"], lr=point["lr"], batch=point["batch"]
-    )
+    how = {name: point[name] for name in ("lr", "batch", "ask", "gain")}
+    trained = train(model, 2 * S, True, point["budget"], **how)
     twice = evaluate(model, 2 * S, repeat=True)
     return {
         "d_dot": d_dot(point["map"], d_key),
@@ -115,110 +211,157 @@ def run(point: Point) -> Point:
 
 
 def claims(points: list[Point]) -> list[Claim]:
+    points = asked(points)
     full = points[0]["d_key"] == 64
-    losses: dict[tuple[str, str], dict[Any, float]] = {
-        (s.rule, s.map): plots.medians(
-            select(points, rule=s.rule, map=s.map), "S", "loss"
-        )
-        for s in SERIES_OF
-    }
-    delta, add = losses["delta", "dpfp-1"], losses["sum", "dpfp-1"]
-    both = [S for S in delta if S in add]
-    gaps = {S: add[S] - delta[S] for S in both}
-    smallest = min(gaps, key=lambda S: gaps[S], default=None)
-    below = Claim(
-        "DPFP-1: delta below sum at every S",
-        f"minimum gap 0.0531 (S = 200{'' if full else ', full grid'})",
-        "–"
-        if smallest is None
-        else f"minimum gap {gaps[smallest]:.4f} (S = {smallest}), up to S = {max(both)}",
-        held([gap > 0 for gap in gaps.values()], len(_SIZES if full else (8, 16))),
-    )
-    return [*(_full if full else _quick)(points, losses), below]
-
-
-def _full(
-    points: list[Point], losses: dict[tuple[str, str], dict[Any, float]]
-) -> list[Claim]:
-    at_20 = select(points, S=20)
-    delta, add = (select(at_20, rule=rule, map="dpfp-1") for rule in ("delta", "sum"))
-    steps = plots.medians(delta, "S", "steps").get(20)
-    twice = plots.medians(add, "S", "loss_2S").get(20)
-    ours = {name: each.get(20) for name, each in losses.items()}
-    sum_at_S = "about 0.10 to 0.125, evaluated at L = S"
-    every = [
-        _at(f"S = 20, {text}", published, loss, low, high)
-        for text, published, loss, low, high in (
-            ("delta, DPFP-1: loss of 0.001 or less", "0.0008",
-             ours["delta", "dpfp-1"], 0.0, SOLVED),
-            (f"sum, DPFP-1: {sum_at_S}", "0.1048", ours["sum", "dpfp-1"], 0.09, 0.135),
-            ("sum, DPFP-1: about 0.20, evaluated at L = 2S", "not published",
-             twice, 0.17, 0.23),
-            ("fwm, DPFP-1: about 0.05", "0.0505", ours["fwm", "dpfp-1"], 0.02, 0.08),
-            ("fwm, tanh: above 1", "1.69", ours["fwm", "tanh"], 1.0, inf),
-        )
-    ]  # fmt: skip
-    quickly = numbers_claim(
-        "S = 20, delta, DPFP-1: within about 700 steps (at most 1000)",
-        "700",
-        [steps],
-        lambda steps: steps <= 1000,
-        ".0f",
-        unit=" steps",
-    )
-    every.insert(1, quickly)
-    at_80, text = losses["delta", "linear"].get(80), "S = 80, delta, linear: about 0.10"
-    every.append(_at(text, "0.1014", at_80, 0.085, 0.13))
-    for name, limit in (("linear", 60), ("dpfp-2", 200)):
-        inside = {S: x for S, x in losses["delta", name].items() if limit >= S}
-        good = [loss <= SOLVED for loss in inside.values()]
-        wanted = sum(limit >= S for S in _SIZES)
-        label = {"linear": "linear", "dpfp-2": "DPFP-2"}[name]
-        every.append(
-            Claim(
-                f"delta, {label}: loss of 0.001 or less up to S = {limit}",
-                "0.001",
-                listed(inside, ".4f"),
-                held(good, wanted),
-            )
-        )
-    return every
-
-
-def _quick(
-    points: list[Point], losses: dict[tuple[str, str], dict[Any, float]]
-) -> list[Claim]:
-    twice = plots.medians(select(points, rule="sum", map="dpfp-1"), "S", "loss_2S")
-    wanted = (
-        ("delta, DPFP-1: the new value replaces the old one", "delta", 0.0, 0.005),
-        ("sum, DPFP-1: a mixture is left", "sum", 0.05, 1.0),
-    )
-    every = [
-        _at(
-            f"S = {S}, {text}",
-            f"{low:g} to {high:g} (ours)",
-            losses[rule, "dpfp-1"].get(S),
-            low,
-            high,
-        )
-        for S in (8, 16)
-        for text, rule, low, high in wanted
+    return [
+        *(
+            claim
+            for rule, phi in EDGES
+            for ask in (ALL, ONE)
+            for solved in (True, False)
+            for claim in _edge(points, rule, phi, ask, solved)
+        ),
+        *(claim for ask in (ALL, ONE) for claim in _gaps(points, ask)),
+        _order(points, 20, 20 if full else 8),
+        *(_full(points) if full else ()),
+        _twice(points),
+        agreement(points, _away_from_the_edge),
     ]
-    worse = _at(
-        "S = 16, sum, DPFP-1: worse at L = 2S, with more repetitions",
-        "at least 0.15 (ours)",
-        twice.get(16),
-        0.15,
-        1.0,
+
+
+def _label(rule: str, phi: str) -> str:
+    return next(s.label for s in SERIES_OF if (s.rule, s.map) == (rule, phi))
+
+
+def _grid(points: list[Point]) -> list[Point]:
+    """All points of the version that some are of."""
+    if points[0]["budget"] == PUBLISHED_BUDGET:
+        return published_points()
+    return _points(points[0]["d_key"] == 32)
+
+
+def _published(rule: str, phi: str) -> dict[int, float]:
+    losses = zip(_SIZES, PUBLISHED[rule, phi], strict=True)
+    return {S: loss for S, loss in losses if loss is not None}
+
+
+def _edge(
+    points: list[Point], rule: str, phi: str, ask: str, solved: bool
+) -> list[Claim]:
+    """Where the published losses are at most 0.001, or where they are not."""
+    last, first = EDGES[rule, phi]
+    # A rule that never solves the task does so at no width.
+    scale = points[0]["d_key"] / 64 if last else 0
+
+    def within(S: float, scale: float = 1) -> bool:
+        return last * scale >= S if solved else first * scale <= S
+
+    own, grid = (
+        [p for p in select(each, rule=rule, map=phi, ask=ask) if within(p["S"], scale)]
+        for each in (points, _grid(points))
     )
-    return [*every, worse]
+    theirs = [loss for S, loss in _published(rule, phi).items() if within(S)]
+    if not theirs:
+        return []
+    most = f"at most {max(theirs):.4f} up to S = {last}"
+    least = f"at least {min(theirs):.4f} from S = {first}"
+    published = f"{most if solved else least} (Fig. 5)"
+    return threshold(_label(rule, phi), published, own, grid, solved)
 
 
-def _at(
-    text: str, published: str, loss: float | None, low: float, high: float
-) -> Claim:
-    """A claim that a number is in a range."""
-    return numbers_claim(text, published, [loss], lambda x: low <= x <= high, ".4f")
+def _gaps(points: list[Point], ask: str) -> list[Claim]:
+    """The delta rule below the sum rule at every size; none if one is not asked."""
+
+    def losses(some: list[Point], rule: str) -> dict[int, list[float]]:
+        own = by_size(select(some, rule=rule, map="dpfp-1", ask=ask))
+        return {S: [inf if x is None else x for x in own[S]] for S in own}
+
+    delta, add = (losses(points, rule) for rule in ("delta", "sum"))
+    grid = [{**p, "loss": None} for p in _grid(points)]
+    sizes = losses(grid, "delta").keys() & losses(grid, "sum").keys()
+    if not sizes:
+        return []
+    both = delta.keys() & add.keys()
+    theirs = [
+        loss - _published("delta", "dpfp-1")[S]
+        for S, loss in _published("sum", "dpfp-1").items()
+    ]
+    claim = throughout(
+        f"DPFP-1, {ask}: delta below sum at every S, by",
+        f"at least {min(theirs):.4f} (Fig. 5)",
+        {S: [median(add[S]) - median(delta[S])] for S in sorted(both)},
+        lambda gap: gap > 0,
+        len(sizes),
+        worst=lambda gap: -gap,
+        protocol=protocol(select(grid, ask=ask)[0]),
+    )
+    overlap = any(max(delta[S]) >= min(add[S]) for S in both)
+    seeds = min((len(side[S]) for side in (delta, add) for S in both), default=0)
+    return [claim._replace(apart=False if overlap else True if seeds >= 3 else None)]
+
+
+def _full(points: list[Point]) -> list[Claim]:
+    every = []
+    for rule, phi, start, near in (
+        ("sum", "dpfp-1", 20, 0.04),
+        ("delta", "linear", 80, 0.04),
+        ("delta", "dpfp-1", 120, 0.04),
+    ):
+        ask = ALL if points[0]["budget"] != PUBLISHED_BUDGET else ONE
+        theirs = {S: x for S, x in _published(rule, phi).items() if start <= S}
+        own = select(points, rule=rule, map=phi, ask=ask)
+        label = f"{_label(rule, phi)}, from S = {start}"
+        every.append(differences(label, near, theirs, own))
+    every.append(_order(points, 200, 200))
+    one = select(points, S=20, ask=ONE)
+    delta = select(one, rule="delta", map="dpfp-1")
+    quickly = compared(
+        f"S = 20, {ONE}: delta, DPFP-1 is solved within 1,000 optimiser steps",
+        "700 (Fig. 3)",
+        [[p["steps"] if p["ended"] == "solved" else None for p in delta]],
+        lambda steps: steps <= 1000,
+        spec=".0f",
+    )
+    return [*every, quickly]
+
+
+def _order(points: list[Point], published: int, S: int) -> Claim:
+    """From the lowest to the highest published loss at a size.
+
+    - `published`, `S`: the size in the paper, and ours.
+    """
+    ask, where, rules = ORDERS[published]
+    if points[0]["d_key"] != 64:
+        rules = [each for each in rules if each[1] != "tanh"]
+    some = select(points, S=S, ask=ask) or select(points, S=S)
+    theirs = [f"{_published(*each)[published]:.4f}" for each in rules]
+    at = "" if published == S else f" at S = {published}"
+    return compared(
+        f"S = {S}, {ask}: {' < '.join(_label(*each) for each in rules)}",
+        f"{' < '.join(theirs)}{at} ({where})",
+        [[p["loss"] for p in select(some, rule=rule, map=phi)] for rule, phi in rules],
+        ascending,
+        spec=".4f",
+        protocol=protocol(some[0]) if some else "",
+    )
+
+
+def _twice(points: list[Point]) -> Claim:
+    """With more repetitions the sum rule gets worse."""
+    S = 20 if points[0]["d_key"] == 64 else 8
+    own = select(points, rule="sum", map="dpfp-1", ask=ONE, S=S)
+    return compared(
+        f"S = {S}, sum, DPFP-1, {ONE}: better evaluated at L = S than at L = 2S",
+        "",
+        [[p["loss"] for p in own], [p["loss_2S"] for p in own]],
+    )
+
+
+def _away_from_the_edge(point: Point) -> str | None:
+    load = point["S"] / point["d_dot"]
+    if 0.85 <= load <= 1.1:
+        return None
+    return f"{_label(point['rule'], point['map'])}, S = {point['S']}"
 
 
 #: Losses above this are off the chart.
@@ -226,6 +369,7 @@ TOP = 0.6
 
 
 def draw(points: list[Point]) -> Figure:
+    points = asked(points)
     figure, (left, right) = plots.grid(2, "number of keys $S$", "loss", height=3.6)
     full = points[0]["d_key"] == 64
     for series in SERIES_OF:
@@ -233,8 +377,13 @@ def draw(points: list[Point]) -> Figure:
         if not own:
             continue
         look = (series.color, series.marker, series.line)
-        plots.series(left, own, *look, series.label)
-        plots.series(right, own, *look, y="loss_2S")
+        main = select(own, ask=ALL) or own
+        plots.series(left, main, *look, series.label)
+        plots.series(right, main, *look, y="loss_2S")
+        one = [p for p in own if p not in main]
+        for ax, y in ((left, "loss"), (right, "loss_2S")):
+            at, losses = [p["S"] for p in one], [p[y] for p in one]
+            plots.marks(ax, at, losses, "+", color=series.color, markersize=6)
         theirs = PUBLISHED.get((series.rule, series.map))
         if full and theirs:
             drawn = dict(zip(_SIZES, theirs, strict=True))
@@ -244,6 +393,7 @@ def draw(points: list[Point]) -> Figure:
     right.set(title="evaluated at $L = 2S$")
     if full:
         plots.published(left, {}, INK, "published")
+    plots.marks(left, [], [], "+", color=INK, label=f"{ONE} asked")
     plots.legend(figure, left, columns=2)
     return figure
 
@@ -251,11 +401,12 @@ def draw(points: list[Point]) -> Figure:
 EXPERIMENT = Experiment(
     name="overwrite",
     title="Which rules can replace a value",
-    source="Schlag et al. 2021, setting 2, Figs. 3 and 5",
-    cost="quick: 3 min of one core; full: about 7 hours (estimated)",
+    source="Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5",
+    cost="quick: 3 min of one core; full: about an hour (estimated)",
     points=points,
     run=run,
     claims=claims,
     draw=draw,
     setup=lambda point: SETUP,
+    published_points=published_points,
 )

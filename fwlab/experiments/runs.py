@@ -42,12 +42,23 @@ class Runs:
     - `experiment`: what to run.
     - `quick`: the quick version instead of the full one.
     - `out`: the folder for the results.
+    - `published`: the paper's own grid instead of the full version.
+    - Raises `ValueError` if the full version is the paper's own grid.
     """
 
-    def __init__(self, experiment: Experiment, quick: bool, out: Path):
+    def __init__(
+        self, experiment: Experiment, quick: bool, out: Path, published: bool = False
+    ):
         self.experiment, self.quick, self.out = experiment, quick, out
-        self.points = experiment.points(quick)
-        version = "quick" if quick else "full"
+        self.published, version = published, "quick" if quick else "full"
+        if published:
+            if experiment.published_points is None:
+                raise ValueError(
+                    f"the full version of {experiment.name} is the published grid"
+                )
+            self.points, version = experiment.published_points(), "published"
+        else:
+            self.points = experiment.points(quick)
         self.folder = out / ".points" / experiment.name / version
 
     def read(self, index: int) -> dict[str, Any] | None:
@@ -102,8 +113,9 @@ class Runs:
         with ProcessPoolExecutor(
             min(jobs, len(left)), context, initializer=_end_with, initargs=(stop,)
         ) as pool:
-            about = self.experiment.name, self.quick, self.out, self._provenance()
-            waiting = [pool.submit(_run, *about, index) for index in left]
+            about = self.experiment.name, self.quick, self.out, self.published
+            made_by = self._provenance()
+            waiting = [pool.submit(_run, *about, made_by, index) for index in left]
             try:
                 for future in as_completed(waiting):
                     yield future.result()
@@ -186,8 +198,8 @@ class Runs:
 
     def _provenance(self) -> dict[str, Any]:
         """The provenance that all points share."""
-        quick = " --quick" if self.quick else ""
-        command = f"fwlab reproduce {self.experiment.name}{quick}"
+        version = " --published" if self.published else " --quick" * self.quick
+        command = f"fwlab reproduce {self.experiment.name}{version}"
         return {**provenance(command), "threads": 1}
 
     def _path(self, index: int) -> Path:
@@ -277,11 +289,16 @@ def _points(collected: dict[str, Any], name: str) -> list[Point]:
 
 
 def _run(
-    name: str, quick: bool, out: Path, made_by: dict[str, Any], index: int
+    name: str,
+    quick: bool,
+    out: Path,
+    published: bool,
+    made_by: dict[str, Any],
+    index: int,
 ) -> Point:
     from fwlab.experiments import EXPERIMENTS
 
-    return Runs(EXPERIMENTS[name], quick, out).run(index, made_by)
+    return Runs(EXPERIMENTS[name], quick, out, published).run(index, made_by)
 
 
 def _end_with(stop: Any) -> None:
