@@ -3,12 +3,15 @@
 """
 
 from dataclasses import replace
+from hashlib import sha256
 from math import log
+from statistics import fmean
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from fwlab.data import corpus
 from fwlab.experiments import language_model, state_size, text
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.training import Config, Trainer
@@ -44,6 +47,25 @@ def test_the_same_seed_gives_the_same_result():
         assert each.pop("tokens_per_second") > 0
     assert results[0] == results[1]
     assert results[0]["bits"] == pytest.approx(results[0]["loss"] / log(2), abs=1e-4)
+
+
+def test_a_point_says_what_it_has_read_and_learned():
+    run = text.Run(replace(SMALL, steps=50), MIXERS["delta"], TEXT)
+    trained = [p.loss for p in run.run()]
+    point = text.train(text.Run(replace(SMALL, steps=50), MIXERS["delta"], TEXT))
+    digest = sha256(TEXT.encode()).hexdigest()[:12]
+    assert (point["corpus_name"], point["corpus_sha256"]) == ("another text", digest)
+    curve = point["curve"]
+    assert [step for step, _ in curve] == [*range(3, 50, 3)]
+    assert curve[1][1] == pytest.approx(fmean(trained[3:6]), abs=1e-4)
+    assert text.setup(run.config)["steps"] == 50
+
+
+def test_without_a_network_the_text_has_another_name(monkeypatch):
+    monkeypatch.setattr(text, "corpus", lambda _: corpus("python"))
+    digest = sha256(text.load.__wrapped__("any").encode()).hexdigest()[:12]
+    said = "Python's standard library, the first 300,000 characters"
+    assert text.TEXTS[digest] == said
 
 
 def test_carried_windows_follow_one_another():

@@ -33,6 +33,7 @@ from fwlab.experiments import (
 )
 from fwlab.experiments.experiment import Claim, compared
 from fwlab.experiments.retrieval import Retriever, feature_map, loss, train
+from fwlab.experiments.runs import texts_of
 from fwlab.models import MIXERS
 from fwlab.plots import medians
 
@@ -265,6 +266,37 @@ def test_damaged_results_are_named(tmp_path):
         runs.run(index)
     path.write_text("[1]")  # it has nothing that the points do not have
     assert len(runs.collect()["points"]) == 4
+
+
+def test_two_texts_never_mix(tmp_path):
+    """Also if one of them is in an earlier file, or is not recorded."""
+    digests = ["8a73136f699d", "8a73136f699d", "0123456789ab", None]
+    points = [{"corpus": "any", "seed": seed} for seed in range(4)]
+
+    def run(point):
+        digest = digests[point["seed"]]
+        return {"loss": 0.5, **({"corpus_sha256": digest} if digest else {})}
+
+    read = replace(SMALL, points=lambda quick: points, run=run)
+    runs = Runs(read, True, tmp_path)
+    runs.run(0), runs.run(1)
+    first = runs.collect()
+    whole = "Tiny Shakespeare, the first 300,000 characters, SHA-256 8a73136f699d…"
+    assert texts_of(first["points"]) == {"any": [whole]}
+    for other, said in ((2, "another text, SHA-256 01"), (3, "corpus not recorded")):
+        shutil.rmtree(runs.folder)
+        runs.run(other)
+        with pytest.raises(
+            ValueError, match=f"as corpus 'any' .*{said}.*another folder"
+        ):
+            runs.collect()
+        assert results(read, tmp_path)["points"] == first["points"]
+    # Two corpora by their names are no mixture.
+    points[2:] = []
+    points.append({"corpus": "python", "seed": 2})
+    runs = Runs(read, True, tmp_path)
+    runs.run(2)
+    assert set(texts_of(runs.collect()["points"])) == {"any", "python"}
 
 
 def test_damaged_results_hide_no_others(tmp_path, monkeypatch):

@@ -1,63 +1,224 @@
 """Puts results of `fwlab reproduce` in place of `<!-- reproduce: ... -->`.
 
-`NAME full` and `NAME quick` are the figure and the claims of an experiment,
-`index` is a table of all claims. What was not run is not drawn.
+`NAME full` and `NAME quick` are the figure, the claims and the hyper-parameters
+of an experiment, `index` is a table of all claims, which can be downloaded, too.
+What was not run is not drawn. `<!-- full: ... -->` after a number in a page says
+what it is of the results; tests/site/test_reproduce.py compares the two.
 """
 
+import csv
+import io
 import re
+from collections import Counter
+from functools import cache
+from typing import Any, NamedTuple
 
 import plots
+from mkdocs.structure.files import File
 from repository import ROOT
 from templates import render
 
-from fwlab.experiments import EXPERIMENTS, Experiment, results, verdict
+from fwlab.experiments import EXPERIMENTS, Claim, Experiment, results, verdict
+from fwlab.experiments.runs import texts_of
 
 RESULTS = ROOT / "docs" / "results"
 MARK = re.compile(r"<!-- reproduce: (\S+) ?(\S*) -->")
+#: After a number: the version and an expression, or that it is given.
+CHECKED = re.compile(r"<!-- (?:(full|quick): (.+?)|given) -->")
 VERSIONS = {"full": RESULTS, "quick": RESULTS / "quick"}
+TABLE = "reproduce/claims.csv"
+#: Verdicts in the order of a sorted table.
+VERDICTS = ("reproduced", "holds", "seeds overlap", "not", "does not", "not run")
+#: Learning rates are listed for every mixer, also where all have the same.
+RATES = ("lr", "rate")
+
+
+class Row(NamedTuple):
+    """A claim of an experiment in one version, and how a table says it."""
+
+    experiment: Experiment
+    version: str
+    claim: Claim
+
+    @property
+    def kind(self) -> str:
+        return "published" if self.claim.published else "ours"
+
+    @property
+    def verdict(self) -> str:
+        return f"{self.kind}: {self.claim.verdict}"
+
+    @property
+    def rank(self) -> int:
+        return VERDICTS.index(self.claim.verdict)
+
+    @property
+    def apart(self) -> str:
+        return {True: "yes", False: "no", None: "–"}[self.claim.apart]
+
+    @property
+    def protocol(self) -> str:
+        """How it differs from the published one; a claim of ours has none."""
+        if not self.claim.published:
+            return "–"
+        quick = "quick version" * (self.version == "quick")
+        return "; ".join(filter(None, [quick, self.claim.protocol])) or "the same"
+
+
+def on_files(files, config):
+    _load.cache_clear()  # `mkdocs serve` builds again
+    files.append(File.generated(config, TABLE, content=_csv()))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    if page.file.src_uri.startswith("reproduce/"):
+        page.meta.setdefault("styles", []).append("styles/reproduce.css")
+    if page.file.src_uri == "reproduce/index.md":
+        page.meta.setdefault("scripts", []).append("scripts/claims.js")
+    return markdown
 
 
 def on_page_content(html, page, config, files):
     """Here, and not before: converting Markdown would change a drawing."""
-    return MARK.sub(lambda mark: _fill(*mark.groups()), html)
+    html = MARK.sub(lambda mark: _fill(*mark.groups()), html)
+    return CHECKED.sub("", html)
 
 
 def _fill(name: str, version: str) -> str:
     if name == "index":
-        return render("reproduce/index.html", experiments=_index())
+        counts = Counter(row.verdict for row in _rows())
+        return render(
+            "reproduce/index.html",
+            experiments=_index(),
+            rows=_rows(),
+            kinds={
+                kind: {word: counts[f"{kind}: {word}"] for word in VERDICTS}
+                for kind in ("published", "ours")
+            },
+        )
     return _result(EXPERIMENTS[name], version)
 
 
+def _best(experiment: Experiment) -> tuple[str, dict | None]:
+    """The full version if its grid is complete, or if there is no other."""
+    full, quick = (_read(experiment, version) for version in VERSIONS)
+    if full and (not quick or len(full["points"]) == full["grid"]):
+        return "full", full
+    return "quick", quick
+
+
 def _index() -> list[dict]:
-    """Every experiment with its best results."""
+    """Every experiment with its verdict, and how much of it was run."""
     found = []
     for experiment in EXPERIMENTS.values():
-        full, quick = (_read(experiment, version) for version in VERSIONS)
-        results = full or quick
-        claims = experiment.claims(results["points"]) if results else []
-        state = "not yet run"
-        if results:
-            state = verdict(claims)
-            if not full:
-                state += ", quick version"
-            elif len(full["points"]) < full["grid"]:
-                state += f", {len(full['points'])} of {full['grid']} points"
-        found.append({"experiment": experiment, "claims": claims, "state": state})
+        version, best = _best(experiment)
+        full = _read(experiment, "full")
+        state = verdict(_claims(experiment, best))
+        if best and version == "quick":
+            state += ", quick version"
+        if full and len(full["points"]) < full["grid"]:
+            state += f"; full grid: {len(full['points'])} of {full['grid']} points"
+        found.append({"experiment": experiment, "state": state})
     return found
+
+
+def _rows() -> list[Row]:
+    rows = []
+    for experiment in EXPERIMENTS.values():
+        version, best = _best(experiment)
+        rows += [Row(experiment, version, c) for c in _claims(experiment, best)]
+    return rows
+
+
+def _csv() -> str:
+    """The table of all claims as a file."""
+    rows = [
+        {
+            "experiment": row.experiment.name,
+            "version": row.version,
+            "claim": row.claim.text,
+            "published": row.claim.published,
+            "ours: median [min, max]": row.claim.found,
+            "seeds apart": row.apart,
+            "protocol": row.protocol,
+            "kind": row.kind,
+            "verdict": row.claim.verdict,
+        }
+        for row in _rows()
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _result(experiment: Experiment, version: str) -> str:
     results = _read(experiment, version)
-    claims = experiment.claims(results["points"]) if results else []
+    points = results["points"] if results else []
+    claims = _claims(experiment, results)
     return render(
         "reproduce/result.html",
         experiment=experiment,
         version=version,
         results=results,
-        claims=claims,
-        seeds=sorted({point["seed"] for point in results["points"]} if results else ()),
+        rows=[Row(experiment, version, claim) for claim in claims],
+        seeds=sorted({point["seed"] for point in points}),
         figure=_figure(experiment, version, results, claims) if results else "",
+        texts=[text for every in texts_of(points).values() for text in every],
+        setup=_setup(experiment, version, points) if results else None,
     )
+
+
+def _setup(experiment: Experiment, version: str, points: list[dict]) -> dict[str, Any]:
+    """The hyper-parameters of all points, a row for each mixer.
+
+    - Returns `equal`, texts by name where all rows are equal; `columns`; and
+      `rows` of texts. What a row is, the settings that are words say.
+    """
+    known = experiment.points(version == "quick")[0]
+    words = [name for name, value in known.items() if isinstance(value, str)]
+    found: dict[tuple, dict[str, dict]] = {}
+    done = set()
+    for point in points:
+        settings = {name: point.get(name) for name in known}
+        once = tuple(x for name, x in settings.items() if name != "seed")
+        row = found.setdefault(tuple(settings[name] for name in words), {})
+        row.setdefault("seed", {})[settings["seed"]] = None
+        if once in done:
+            continue
+        done.add(once)
+        # Points of older versions do not say their setup.
+        setup = point.get("setup") or experiment.setup(point)
+        for name, value in {**setup, **settings}.items():
+            row.setdefault(name, {})[value] = None
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
+    cells = {
+        name: [_listed(row.get(name, {})) for row in found.values()] for name in names
+    }
+    equal = {name: each[0] for name, each in cells.items() if len({*each}) == 1}
+    columns = [
+        *(name for name in words if name not in equal),
+        *(n for n in names if n not in words and (n not in equal or n in RATES)),
+    ]
+    rows = [list(row) for row in zip(*(cells[n] for n in columns), strict=True)]
+    return {
+        "equal": {name: text for name, text in equal.items() if name not in columns},
+        "columns": columns,
+        "rows": rows,
+    }
+
+
+def _listed(values) -> str:
+    """The values of a setting, as text; of many only the first and the last."""
+    known = [value for value in values if value not in (None, "")]
+    if all(isinstance(value, int | float) for value in known):
+        known.sort()
+    texts = [f"{x:g}" if isinstance(x, float) else str(x) for x in known]
+    if len(texts) > 6:
+        return f"{texts[0]} to {texts[-1]} ({len(texts)} values)"
+    return ", ".join(texts) or "–"
 
 
 def _figure(experiment: Experiment, version: str, results: dict, claims) -> str:
@@ -70,5 +231,12 @@ def _figure(experiment: Experiment, version: str, results: dict, claims) -> str:
         )
 
 
+def _claims(experiment: Experiment, results: dict | None) -> list[Claim]:
+    return experiment.claims(results["points"]) if results else []
+
+
 def _read(experiment: Experiment, version: str) -> dict | None:
-    return results(experiment, VERSIONS[version])
+    return _load(experiment, VERSIONS[version])
+
+
+_load = cache(results)

@@ -29,7 +29,7 @@ from fwlab.experiments.experiment import (
     numbers_claim,
     select,
 )
-from fwlab.experiments.fit import fit
+from fwlab.experiments.fit import SETUP, fit
 from fwlab.layers import AFTConv, AFTFull, AFTLocal, AFTSimple, SoftmaxAttention
 from fwlab.models import LanguageModel
 from fwlab.plots import INK, OTHER, SERIES, WRONG
@@ -300,6 +300,17 @@ def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
     return {**losses, "steps": reached}
 
 
+def setup(point: Point) -> Point:
+    if point["task"] == "layer":
+        return {"batch": BATCH, "heads": HEADS}
+    return {
+        **SETUP,
+        "optimiser": "AdamW, weight decay 0.1, gradients clipped to 1",
+        "batch": TOKENS // point["T"],
+        "heads": HEADS,
+    }
+
+
 # --- What came out ------------------------------------------------------
 
 #: Bits per sub-pixel of CIFAR-10 (Table 2) and per character of enwik8
@@ -462,4 +473,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=setup,
 )

@@ -20,7 +20,7 @@ from fwlab.experiments.experiment import (
     numbers_claim,
     select,
 )
-from fwlab.experiments.retrieval import EPSILON, SOLVED, Retriever, d_dot, train
+from fwlab.experiments.retrieval import EPSILON, SETUP, SOLVED, Retriever, d_dot, train
 from fwlab.plots import INK, OTHER, SERIES, TRAINED, WRONG
 
 #: Final losses in the authors' logs, by S; one seed each. (Figures 2 and 4.)
@@ -246,4 +246,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: SETUP,
 )

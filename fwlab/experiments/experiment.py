@@ -64,6 +64,7 @@ class Experiment:
     - `run`: what running a point adds to it.
     - `claims`: what the points say about the claims.
     - `draw`: the figure of the points.
+    - `setup`: the hyper-parameters of a point that its settings do not say.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Experiment:
     run: Callable[[Point], Point]
     claims: Callable[[list[Point]], list[Claim]]
     draw: Callable[[list[Point]], Figure]
+    setup: Callable[[Point], Mapping[str, Any]] = lambda point: {}
 
 
 def verdict(claims: Iterable[Claim]) -> str:

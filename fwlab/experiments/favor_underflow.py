@@ -14,7 +14,14 @@ from matplotlib.figure import Figure
 
 from fwlab import plots
 from fwlab.experiments.experiment import Claim, Experiment, Point, listed, select
-from fwlab.experiments.retrieval import EPSILON, Retriever, d_dot, retrieval, train
+from fwlab.experiments.retrieval import (
+    EPSILON,
+    SETUP,
+    Retriever,
+    d_dot,
+    retrieval,
+    train,
+)
 from fwlab.plots import FAST, INK, OTHER, WRONG
 
 #: Feature map and epsilon of each variant.
@@ -129,4 +136,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: SETUP,
 )

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fwlab.data import programs
 from fwlab.experiments.experiment import Point
+from fwlab.experiments.fit import SETUP as USUAL
 from fwlab.experiments.fit import fit
 from fwlab.models import LanguageModel
 
@@ -47,6 +48,10 @@ def growing(
         return made.tokens, made.values
 
     return draw
+
+
+#: What `train` does, in words.
+SETUP = USUAL | {"optimiser": "Adam, betas 0.9 and 0.98, gradients clipped to 1"}
 
 
 def train(

@@ -245,4 +245,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: feedback.SETUP,
 )

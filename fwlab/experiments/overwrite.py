@@ -20,7 +20,7 @@ from fwlab.experiments.experiment import (
     numbers_claim,
     select,
 )
-from fwlab.experiments.retrieval import SOLVED, Retriever, d_dot, evaluate, train
+from fwlab.experiments.retrieval import SETUP, SOLVED, Retriever, d_dot, evaluate, train
 from fwlab.plots import FAST, INK, SERIES, WRONG
 
 _SIZES = tuple(range(20, 201, 20))
@@ -257,4 +257,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: SETUP,
 )

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fwlab import plots
 from fwlab.data import retrieval
 from fwlab.experiments.experiment import Claim, Experiment, Point, held, listed, select
-from fwlab.experiments.fit import fit
+from fwlab.experiments.fit import SETUP, fit
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel
@@ -390,4 +390,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: {**SETUP, "batch": BATCH, "width": D_MODEL},
 )

@@ -218,6 +218,10 @@ def evaluate(model: Retriever, length: int, repeat: bool) -> float:
     return loss(retrieved[asked], pairs.answers[asked]).item()
 
 
+#: What `train` does unless it is told otherwise, in words.
+SETUP = {"optimiser": "Adam", "schedule": "constant", "lr": 1e-3, "batch": 32}
+
+
 def train(
     model: Retriever,
     length: int,

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,14 @@ from fwlab.experiments.experiment import Experiment, Point
 from fwlab.files import destination, read_json, replacing, write_json
 from fwlab.provenance import provenance
 from fwlab.training.memory import keep_freed
+
+#: Names of texts by the first 12 digits of their SHA-256; text.py adds those
+#: that it loads.
+TEXTS = {
+    "86c4e6aa9db7": "Tiny Shakespeare",
+    "8a73136f699d": "Tiny Shakespeare, the first 300,000 characters",
+    "d790b833ef8c": "WikiText-2, the test set",
+}
 
 
 class Runs:
@@ -62,8 +70,8 @@ class Runs:
         """Run a point and save it, in one thread.
 
         - `made_by`: its provenance; None = find it out.
-        - Returns it with what running it has found, and its time in seconds:
-          on the clock, and of the processor.
+        - Returns it with what running it has found, its time in seconds (on
+          the clock, and of the processor) and its `setup`.
         """
         if not 0 <= index < len(self.points):
             raise ValueError(
@@ -79,6 +87,8 @@ class Runs:
         point = {**point, **self.experiment.run(point)}
         point["seconds"] = round(time.perf_counter() - start, 3)
         point["cpu_seconds"] = round(time.process_time() - start_cpu, 3)
+        if setup := self.experiment.setup(self.points[index]):
+            point["setup"] = dict(setup)
         write_json(path, _sealed({"point": point, "run": made_by}))
         return point
 
@@ -108,8 +118,9 @@ class Runs:
         in the folder says of them, so that a grid can be run in parts.
 
         - Returns the results.
-        - Raises `ValueError` if no point is finished, or if points are missing
-          and the earlier file is damaged.
+        - Raises `ValueError` if no point is finished, if points are missing
+          and the earlier file is damaged, or if points have read different
+          texts under one name.
         """
         finished = {i: s for i in range(len(self.points)) if (s := self.read(i))}
         if 0 < len(finished) < len(self.points):
@@ -126,6 +137,7 @@ class Runs:
             if each["run"] not in runs:
                 runs.append(each["run"])
             points.append({**each["point"], "run": runs.index(each["run"])})
+        self._check_texts(points)
         collected = {
             "experiment": self.experiment.name,
             "quick": self.quick,
@@ -143,6 +155,16 @@ class Runs:
             figure = self.experiment.draw(points)
             figure.savefig(part, format="svg", metadata={"Date": None})
         return collected
+
+    def _check_texts(self, points: list[Point]) -> None:
+        """Without a network, another text has the same name."""
+        for name, texts in texts_of(points).items():
+            if len(texts) > 1:
+                raise ValueError(
+                    f"points of {self.experiment.name} have read {len(texts)} texts "
+                    f"as corpus {name!r} ({'; '.join(texts)}): use another folder "
+                    "for each text"
+                )
 
     def _earlier(self) -> dict[int, dict[str, Any]]:
         """Points of an earlier results file, as `read` returns them."""
@@ -181,6 +203,29 @@ def results(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     return _sound(path, experiment, lambda data: _points(data, experiment.name))
+
+
+def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
+    """The texts that points have read, by the name of the corpus in their settings.
+
+    - Returns for each corpus its texts in words, more than one if points differ.
+    """
+    read: dict[str, list[str]] = {}
+    for point in points:
+        if "corpus" in point:
+            texts = read.setdefault(point["corpus"], [])
+            if (text := _text(point)) not in texts:
+                texts.append(text)
+    return read
+
+
+def _text(point: Point) -> str:
+    digest = point.get("corpus_sha256")
+    if digest is None:
+        return "corpus not recorded"
+    # Points of older versions have no name.
+    name = point.get("corpus_name") or TEXTS.get(digest, "another text")
+    return f"{name}, SHA-256 {digest}…"
 
 
 def _sealed(data: dict[str, Any]) -> dict[str, Any]:

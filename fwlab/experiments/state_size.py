@@ -373,4 +373,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: text.setup(model(point)[0]),
 )

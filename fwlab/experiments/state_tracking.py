@@ -172,6 +172,15 @@ def sequences(items: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
     return tokens, torch.stack(answers, 1)
 
 
+#: What `train` does, in words.
+SETUP = {
+    "optimiser": "Adam",
+    "schedule": "falls along a cosine",
+    "lr": 1e-2,
+    "batch": 64,
+}
+
+
 def train(model: Composer, budget: int) -> None:
     """Train on sequences that get longer, with `beta` kept in its range."""
 
@@ -344,4 +353,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: SETUP if point["weights"] == "trained" else {},
 )

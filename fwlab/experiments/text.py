@@ -1,11 +1,12 @@
 """Language models on text: what several experiments share."""
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from math import inf
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fwlab.data import corpus
 from fwlab.experiments.experiment import Point
+from fwlab.experiments.runs import TEXTS
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, Identity
 from fwlab.layers import FastWeightAttention
 from fwlab.models import MIXERS, LanguageModel, Mixer
@@ -34,6 +36,8 @@ MAPS: dict[str, Callable[[int], FeatureMap]] = {
     "dpfp": lambda d: DPFP(nu=1),
     "identity": lambda d: Identity(),
 }
+#: Numbers of a learning curve.
+CURVE = 20
 
 
 def fast_weights(
@@ -89,8 +93,13 @@ def load(name: str) -> str:
 
     - `name`: as in `fwlab.data.corpus`; "any", for quick versions, is the
       beginning of Shakespeare, or of Python if Shakespeare is not available.
+      What was read is in the results: see `train`.
     """
-    return corpus(None)[:300_000] if name == "any" else corpus(name)
+    text = corpus(None)[:300_000] if name == "any" else corpus(name)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    other = "Python's standard library, the first 300,000 characters"
+    TEXTS.setdefault(digest, other if name == "any" else name)
+    return text
 
 
 class Run(Trainer):
@@ -143,10 +152,18 @@ class Run(Trainer):
 
 
 def train(run: Run) -> Point:
-    """Train to the end, and say what came out; no loss if it diverged."""
+    """Train to the end, and say what came out; no loss if it diverged.
+
+    - Returns the text's name and the beginning of its hash; sizes; the loss
+      of validation; and the learning curve: training losses, the mean over
+      each of at most `CURVE` equal parts of the steps.
+    """
     c, seconds, loss = run.config, 0.0, None
+    digest = run.corpus_sha256[:12]
+    losses: list[float] = []
     about: Point = {
-        "corpus_sha256": run.corpus_sha256[:12],
+        "corpus_name": TEXTS.get(digest, "another text"),
+        "corpus_sha256": digest,
         "parameters": run.model.num_parameters(),
         "state_size": run.model.state_size(c.block),
         "saved_mib": run.saved_mib(),
@@ -154,12 +171,38 @@ def train(run: Run) -> Point:
     try:
         for progress in run.run():
             seconds = progress.seconds
+            losses.append(progress.loss)
         loss = finite(run.curve[-1][-1])
     except FloatingPointError:
         pass
     speed = round(run.step * c.batch * c.block / seconds) if seconds else None
     bits = None if loss is None else round(loss / math.log(2), 4)
-    return {"loss": loss, "bits": bits, **about, "tokens_per_second": speed}
+    return {
+        **{"loss": loss, "bits": bits, **about, "tokens_per_second": speed},
+        "curve": thinned(losses, -(-c.steps // CURVE)),
+    }
+
+
+def thinned(losses: list[float], every: int) -> list[list[float]]:
+    """Pairs of a step and the mean loss of the `every` steps that end there."""
+    ends = range(every, len(losses) + 1, every)
+    return [[end, round(fmean(losses[end - every : end]), 4)] for end in ends]
+
+
+def setup(config: Config) -> dict[str, Any]:
+    """The hyper-parameters of a run that no setting of its point says."""
+    c = config
+    return {
+        "optimiser": f"AdamW, betas 0.9 and {c.beta2:g}, weight decay "
+        f"{c.weight_decay:g}, gradients clipped to {c.clip:g}",
+        "schedule": f"rises for {c.warmup} steps, falls along a cosine to a tenth",
+        "batch": c.batch,
+        "steps": c.steps,
+        "layers": c.layers,
+        "heads": c.heads,
+        "width": c.d_model,
+        "MLP width": c.d_ff,
+    }
 
 
 def finite(loss: float) -> float | None:

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fwlab import plots
 from fwlab.data import Characters, number_words
 from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
-from fwlab.experiments.fit import fit, one_cycle
+from fwlab.experiments.fit import SETUP, fit, one_cycle
 from fwlab.experiments.retrieval import d_dot, feature_map
 from fwlab.feature_maps import FAVOR
 from fwlab.models import EncoderDecoder
@@ -287,4 +287,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: SETUP | {"schedule": "rises for 30 % of the steps, then falls"},
 )

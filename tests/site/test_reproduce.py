@@ -1,9 +1,12 @@
 """The pages of reproduced results say and draw what was run, and no more."""
 
+import csv
 import html
 import json
 import re
 import sys
+from dataclasses import replace
+from statistics import mean, median
 
 import pytest
 from built import ROOT
@@ -44,19 +47,136 @@ def test_pages_show_their_results(built):
         assert (partial in page) is (some < results["grid"])
         text = html.unescape(page)
         for claim in EXPERIMENTS[name].claims(results["points"]):
-            for part in (claim.text, claim.source, claim.found):
-                assert f"<td>{part}</td>" in text, (name, version)
+            parts = f"<td>{claim.text}<", f">{claim.found}<", f"{claim.verdict}<"
+            rows = re.findall("<tr>.*</tr>", text)
+            assert any(
+                all(part in row for part in (*parts, claim.published)) for row in rows
+            ), (name, version, claim)
         for run in results["runs"]:
             assert "+changes" not in run["commit"] and run["commit"] in page
 
 
-def test_the_index_has_every_claim(built):
+def test_the_index_has_every_claim(built, site):
+    """So has the file, and the sums above say as many."""
     page = html.unescape(built["index"])
     for each in hook._index():
         assert f"{each['experiment'].name}.html" in page and each["state"] in page
-        for claim in each["claims"]:
-            assert f"<td>{claim.text}</td>" in page
-    assert "<!-- reproduce:" not in "".join(built.values())
+    rows = hook._rows()
+    with (site / hook.TABLE).open(encoding="utf-8", newline="") as file:
+        listed = list(csv.DictReader(file))
+    assert [each["claim"] for each in listed] == [row.claim.text for row in rows]
+    for row, each in zip(rows, listed, strict=True):
+        assert f"<td>{row.claim.text}</td>" in page
+        assert each["verdict"] == row.claim.verdict
+        assert bool(each["published"]) is (each["kind"] == "published")
+    sums = re.findall(r"(\d+) <span class=\"fw-verdict", page)
+    assert sum(map(int, sums)) == len(rows) == page.count("<tr data-verdict=")
+    assert not re.search("<!-- (reproduce|full|quick|given)", "".join(built.values()))
+
+
+def test_claims_are_chosen_and_sorted(look):
+    """Without a script all are there, and no choice that does nothing."""
+    tab = look("reproduce/index.html", width=390)
+    rows, shown = tab.locator(".fw-claims tbody tr"), "tbody tr:not([hidden])"
+    every = rows.count()
+    assert tab.evaluate("document.querySelector('.fw-box').clientHeight") < 844
+    assert tab.evaluate("document.documentElement.scrollHeight") < 8000
+    tab.select_option("[name=experiment]", "capacity")
+    few = tab.locator(f".fw-claims {shown}").count()
+    assert 0 < few < every
+    assert tab.locator(".fw-choose output").text_content() == f"{few} of {every} claims"
+    tab.select_option("[name=experiment]", "")
+    verdict = tab.locator(".fw-claims th button").last
+    first = "document.querySelector('.fw-claims tbody tr').dataset.verdict"
+    for last, sort in ((0, "ascending"), (-1, "descending")):
+        verdict.click()
+        assert tab.locator(f".fw-claims [aria-sort={sort}]").count() == 1
+        ranks = [row.rank for row in hook._rows()]
+        best = {row.verdict for row in hook._rows() if row.rank == sorted(ranks)[last]}
+        assert tab.evaluate(first) in best
+    plain = look("reproduce/index.html", java_script_enabled=False)
+    assert plain.locator(f".fw-claims {shown}").count() == every
+    assert not plain.locator(".fw-choose").is_visible()
+
+
+def test_hyper_parameters_are_those_of_the_points():
+    every = [
+        *({"mixer": "delta", "lr": lr, "d": 8, "seed": 1} for lr in (0.1, 0.02)),
+        {"mixer": "sum", "lr": 0.1, "d": 8, "seed": 2},
+    ]
+    made = replace(
+        EXPERIMENTS["recall"], points=lambda quick: every, setup=lambda p: {"batch": 3}
+    )
+    assert hook._setup(made, "quick", every) == {
+        "equal": {"batch": "3", "d": "8"},
+        "columns": ["mixer", "seed", "lr"],
+        "rows": [["delta", "1", "0.02, 0.1"], ["sum", "2", "0.1"]],
+    }
+    for name, experiment in EXPERIMENTS.items():
+        if results := hook._read(experiment, "quick"):
+            setup = hook._setup(experiment, "quick", results["points"])
+            assert setup["rows"] or setup["equal"], name
+
+
+# --- Numbers in the text ------------------------------------------------
+
+#: Where a page speaks of our results, and what in it is no text.
+SPOKEN = re.compile(r"^## (?:Result|Quick version)$.*?(?=^## |\Z)", re.M | re.S)
+NO_TEXT = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)|<!-- reproduce: .*?-->")
+NUMBER = r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: ?(?:%|million|thousand))?"
+PAGES = [p for p in sorted((ROOT / "docs/reproduce").glob("*.md")) if p.stem != "index"]
+
+
+def said(text: str) -> list[tuple[str, str, str]]:
+    """Numbers that are followed by what they are: version and expression."""
+    return re.findall(f"{NUMBER}{hook.CHECKED.pattern}", text)
+
+
+def unsaid(text: str) -> list[str]:
+    """Decimal fractions and per cents without."""
+    plain = NO_TEXT.sub("", "".join(SPOKEN.findall(text)))
+    plain = re.sub(f"{NUMBER}{hook.CHECKED.pattern}", "", plain)
+    found = re.finditer(rf"{NUMBER}", plain)
+    return [m[0] for m in found if "." in m[1] or "%" in m[0]]
+
+
+def value(name: str, version: str, expression: str) -> float:
+    """An expression of numbers: `of("loss", mixer="delta")` are those of points."""
+    points = json.loads(RESULTS[name, version].read_text("utf-8"))["points"]
+
+    def of(field, **wanted):
+        same = [p for p in points if all(p[k] == v for k, v in wanted.items())]
+        assert same, f"{name} has no points with {wanted}"
+        return [p[field] for p in same]
+
+    known = {"of": of, "median": median, "mean": mean, "min": min, "max": max}
+    return eval(
+        expression, {"__builtins__": {"abs": abs, "len": len, "sum": sum}, **known}
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_numbers_of_the_text_are_those_of_the_results(page):
+    """`2.34<!-- quick: median(of("loss", mixer="delta")) -->`; settings, and
+    numbers that others have published, are `<!-- given -->`.
+    """
+    text = page.read_text("utf-8")
+    for number, version, expression in said(text):
+        if version:
+            digits = len(number.partition(".")[2])
+            ours = f"{value(page.stem, version, expression):,.{digits}f}"
+            assert number in (ours, ours.replace(",", "")), expression
+    assert unsaid(text) == []
+
+
+def test_a_number_that_is_not_checked_is_found():
+    text = "## Result\n\nIt ends at 2.5, `1.5` and 30 %, with 12 keys.\n\n## Other\n\n7.5\n"
+    assert unsaid(text) == ["2.5", "30 %"]
+    marked = text.replace("2.5", "2.5<!-- full: 5 / 2 -->").replace(
+        "30 %", "30 %<!-- given -->"
+    )
+    assert unsaid(marked) == []
+    assert said(marked) == [("2.5", "full", "5 / 2"), ("30", "", "")]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -80,4 +200,4 @@ def test_missing_results_draw_nothing(monkeypatch, tmp_path):
     shown = hook._fill("capacity", "full")
     assert "has not been run yet" in shown and "<svg" not in shown
     monkeypatch.setitem(hook.VERSIONS, "quick", tmp_path)
-    assert {each["state"] for each in hook._index()} == {"not yet run"}
+    assert {each["state"] for each in hook._index()} == {"not run"}
