@@ -153,4 +153,5 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
+    setup=lambda point: text.setup(model(point)[0]),
 )
