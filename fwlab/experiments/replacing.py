@@ -47,6 +47,7 @@ LAYERS: dict[str, tuple[type[FastWeightAttention], str, str]] = {
     "gated": (FastWeightAttention, "gated", "linear"),
     "delta, unit keys": (FastWeightAttention, "delta", "identity"),
     "gated delta, unit keys": (FastWeightAttention, "gated_delta", "identity"),
+    "delta, DPFP": (FastWeightAttention, "delta", "dpfp"),
 }
 #: Tokens that the short convolution sees; 0 = there is none.
 CONVOLUTIONS = {0: "no convolution", 4: "convolution of 4"}
@@ -102,6 +103,7 @@ def claims(points: list[Point]) -> list[Claim]:
         for one, other in (
             ("delta", "delta without removal"),
             ("gated", "delta"),
+            ("gated", "delta, DPFP"),
             ("gated", "delta, unit keys"),
             ("gated delta, unit keys", "gated"),
             ("gated delta, unit keys", "delta, unit keys"),
@@ -111,7 +113,7 @@ def claims(points: list[Point]) -> list[Claim]:
         what = f"{where}: delta without removal within 0.05 of sum"
         gaps = gap(some, "delta without removal", "sum")
         every.append(compared(what, "", [gaps], lambda x: abs(x) < 0.05))
-    for one in ("delta", "delta, unit keys"):
+    for one in ("delta", "delta, DPFP", "delta, unit keys"):
         sides = [gap(select(points, conv_size=n), one, "gated") for n in CONVOLUTIONS]
         what = f"a convolution halves the gap by which {one} ends above gated"
         every.append(compared(what, "", sides, lambda bare, conv: conv < bare / 2))
@@ -134,7 +136,7 @@ def gap(points: list[Point], one: str, other: str) -> list[float | None]:
 
 
 def draw(points: list[Point]) -> Figure:
-    figure, (ax,) = plots.panels(2.8)
+    figure, (ax,) = plots.panels(3.1)
     looks = ((TRAINED, "s"), (FAST, "o"))
     for (conv_size, label), look in zip(CONVOLUTIONS.items(), looks, strict=True):
         some = select(points, conv_size=conv_size)
