@@ -231,16 +231,21 @@ def _increase(*losses: float) -> bool:
 
 
 def _stale(points: list[Point]) -> list[Claim]:
-    """When does carried state help the delta rule?"""
+    """When does carried state help the delta rule? Each seed is its own pair."""
     every = []
     for (steps, lr), some in by_training(points).items():
-        what = f"delta, {steps} optimiser steps at {lr:g}: lower with "
-        one, other = _losses(some), _losses(some, "windows_loss")
-        every.append(compared(f"{what}carried state than in windows", "", [one, other]))
-        known = [p for p in some if "carried" in p]
-        one, other = (_losses(known, f"{name}_loss") for name in ("stale", "own"))
-        what += "the state of training than with one of the final weights"
-        every.append(compared(what, "", [one, other]))
+        for one, other, what in (
+            ("loss", "windows_loss", "carried state has a lower loss than windows, by"),
+            (
+                "stale_loss",
+                "own_loss",
+                "a stale state has a lower loss than one of the final weights, by",
+            ),
+        ):
+            pairs = [(p[other], p[one]) for p in some if one in p]
+            gains = [None if None in pair else pair[0] - pair[1] for pair in pairs]
+            text = f"delta, {steps} optimiser steps at {lr:g}: {what}"
+            every.append(compared(text, "", [gains], lambda gain: gain > 0))
     return every
 
 
