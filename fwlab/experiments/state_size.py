@@ -235,16 +235,16 @@ def _stale(points: list[Point]) -> list[Claim]:
     every = []
     for (steps, lr), some in by_training(points).items():
         for one, other, what in (
-            ("loss", "windows_loss", "carried state has a lower loss than windows, by"),
+            ("loss", "windows_loss", "lower loss with carried state than in windows"),
             (
                 "stale_loss",
                 "own_loss",
-                "a stale state has a lower loss than one of the final weights, by",
+                "lower loss with a stale state than with its own",
             ),
         ):
             pairs = [(p[other], p[one]) for p in some if one in p]
             gains = [None if None in pair else pair[0] - pair[1] for pair in pairs]
-            text = f"delta, {steps} optimiser steps at {lr:g}: {what}"
+            text = f"delta, {steps} optimiser steps at {lr:g}: {what}, by"
             every.append(compared(text, "", [gains], lambda gain: gain > 0))
     return every
 
