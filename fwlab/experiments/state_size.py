@@ -1,25 +1,30 @@
 """Loss against the size of the state, without truncated context.
 
-Table 4 of Schlag et al. 2021, at a size that a processor can train.
+Table 4 of Schlag et al. 2021, at a size that a processor can train; and
+when carried state helps the delta rule.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, log
-from operator import lt
 from statistics import median
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn import functional as F
 
 from fwlab import plots
 from fwlab.experiments import text
-from fwlab.experiments.experiment import Claim, Experiment, Point, numbers_claim, select
+from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
 from fwlab.experiments.text import LR, median_loss
 from fwlab.layers import TransformerXL
+from fwlab.layers.transformer_xl import RelativeAttention
 from fwlab.models import Mixer
 from fwlab.plots import FAST, OTHER, SERIES, TRAINED
 from fwlab.training import Config
+from fwlab.training.batches import in_rows
 
 #: State in scalars, and validation perplexity per word on WikiText-103 of
 #: the medium model; the Linear Transformer's is above 260.
@@ -34,41 +39,91 @@ PUBLISHED = {
 }
 #: Tokens of segment memory, and of a segment.
 MEMORIES = {"nanogpt": (8, 32, 128), "small": (4, 16, 64)}
+#: Sizes of the small models that are trained for longer: 1600 optimiser
+#: steps in place of 400, and 6400.
+LONGER = ("small-1600", "small-6400")
+RATES = (4e-3, 1e-3, 2.5e-4)
+PROTOCOL = "characters, small models, minutes of training"
+#: Characters that are read with a state made in one way or another.
+AHEAD = 1024
 
 
 def points(quick: bool) -> list[Point]:
     size = "small" if quick else "nanogpt"
-    settings = [("delta", "linear", 0, 0), ("sum", "linear", 1, 0)]
-    settings += [("gated-delta", "identity", 0, 0)]
+    delta = ("delta", "linear", 0, 0)
+    settings = [delta, ("sum", "linear", 1, 0), ("gated-delta", "identity", 0, 0)]
     if not quick:
         settings += [("delta", "dpfp", 0, 0), ("sum", "linear", 0, 0)]
     settings += [("transformer-xl", "", 0, memory) for memory in MEMORIES[size]]
+    runs = [(each, size, LR[size]) for each in settings]
+    # Carried state helps the delta rule or not, by training.
+    if quick:
+        runs += [(delta, "small-1600", 1e-3)]
+    else:
+        runs += [(delta, size, lr) for size in ("small", *LONGER) for lr in RATES]
     names = ("model", "map", "normalize", "memory")
     return [
         {
             **dict(zip(names, each, strict=True)),
             "size": size,
             "corpus": "any" if quick else "shakespeare",
-            "lr": LR[size],
+            "lr": lr,
             "seed": seed,
         }
-        for each in settings
+        for each, size, lr in runs
         for seed in (1, 2, 3)
     ]
 
 
 def run(point: Point) -> Point:
-    # A step for each segment takes long, so quick versions read as many
+    # A step for each segment takes long, so small models read as many
     # sequences at once as in training, instead of one.
     config, mixer = model(point)
-    rows = config.batch if point["size"] == "small" else 1
+    rows = 1 if point["size"] == "nanogpt" else config.batch
     corpus = text.load(point["corpus"])
     run = text.Run(config, mixer, corpus, carry=True, rows=rows)
     result = text.train(run)
     result["state_size"] = run.model.state_size(10**9)  # at its largest
     result["windows_loss"] = text.finite(run.validation.of_windows())
     if not point["memory"]:
-        result |= summary(by_position(run))
+        return result | summary(by_position(run)) | by_state(run)
+    memories = MEMORIES[point["size"]]
+    if point["memory"] == max(memories):
+        result["by_memory"] = {str(m): by_memory(run, m) for m in memories}
+    return result
+
+
+def by_memory(run: text.Run, memory: int) -> float | None:
+    """The loss of a trained Transformer-XL with less memory, and segments as long.
+
+    As in appendix F of the paper: one model, cut at evaluation.
+    """
+    for part in run.model.modules():
+        if isinstance(part, RelativeAttention):
+            part.memory = part.segment = memory
+    return text.finite(run.evaluate())
+
+
+@torch.no_grad()
+def by_state(run: text.Run) -> Point:
+    """The loss of the text that would come next in training, with two states.
+
+    The final weights read it. `stale_loss` is with the state that training has
+    carried: each part of it was written by the weights of its time. `own_loss`
+    is with the state that the final weights make of the same text, which has
+    `carried` characters.
+    """
+    block, rows = run.config.block, in_rows(run.train_tokens, run.config.batch).long()
+    past = run.step % ((rows.shape[1] - 1) // block) * block
+    own = None
+    for part in rows[:, :past].split(AHEAD, 1):
+        own = run.model.prefill(part, own)[1]
+    ahead = rows[:, past : past + AHEAD + 1]
+    targets = ahead[:, 1:].flatten()
+    result: Point = {"carried": past}
+    for name, state in (("stale", run.states[0]), ("own", own)):
+        logits = run.model.prefill(ahead[:, :-1], state)[0].flatten(0, 1)
+        result[f"{name}_loss"] = text.finite(F.cross_entropy(logits, targets).item())
     return result
 
 
@@ -117,132 +172,199 @@ def model(point: Point) -> tuple[Config, Mixer]:
     else:
         normalize = bool(point["normalize"])
         mixer = text.fast_weights(point["model"], point["map"], normalize)
-    return text.config(point, mixer), mixer
+    size, _, longer = point["size"].partition("-")
+    config = text.config({**point, "size": size}, mixer)
+    return replace(config, steps=int(longer or config.steps)), mixer
 
 
 # --- What came out ------------------------------------------------------
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    delta = select(points, model="delta", map="linear")
-    sums = select(points, model="sum", normalize=1)
-    gated = select(points, model="gated-delta")
-    published = "perplexity per word 27.8, above 260"
+    main = of_the_table(points)
+    delta = _losses(main, model="delta", map="linear")
+    sums = _losses(main, model="sum", normalize=1)
+    gated = _losses(main, model="gated-delta")
+    xl, own = cut(main), trained(main)
+    worst = max(xl.values(), key=_middle, default=[])
+    smallest = xl[min(xl)] if xl else []
     every = [
-        _fails(points, sums),
-        _below("delta: below sum", published, delta, sums),
-        _equal_state(points, delta),
-        _grows(points),
-        _below("gated delta: below delta", "not published", gated, delta),
-        _kept(delta, gated),
+        _published(
+            "sum: above Transformer-XL with every memory",
+            "above 260, 65.7 to 24.6",
+            [worst, sums],
+        ),
+        _published("delta: below sum", "27.8, above 260", [delta, sums]),
+        _published(
+            "delta: below Transformer-XL with an equal state",
+            "27.8, 65.7",
+            [delta, smallest],
+        ),
+        _published(
+            "Transformer-XL: the larger the memory, the lower the loss",
+            "24.6, 26.4, 29.3, 65.7",
+            [xl[m] for m in sorted(xl, reverse=True)],
+        ),
+        compared(
+            "each trained for its memory: lower with the smallest than the largest",
+            "",
+            [own[m] for m in sorted(own) if m in (min(own), max(own))],
+        ),
+        compared("gated delta: below delta", "", [gated, delta]),
+        _kept(main),
     ]
-    if points[0]["size"] == "nanogpt":
-        bare = select(points, model="sum", normalize=0)
+    if _nanogpt(points):
+        bare = _losses(main, model="sum", normalize=0)
         what = "sum: below sum without attention normalisation"
-        published = "perplexity per word above 260, above 1600"
-        every.append(_below(what, published, sums, bare))
+        every.append(_published(what, "above 260, above 1600", [sums, bare]))
+    return every + _stale(points)
+
+
+def _published(text: str, perplexities: str, sides: list) -> Claim:
+    """Claim that the sides are in increasing order, as published."""
+    source = f"perplexity per word {perplexities} (Table 4)"
+    return compared(text, source, sides or [[]], _increase, protocol=PROTOCOL)
+
+
+def _increase(*losses: float) -> bool:
+    return len(losses) > 1 and all(a < b for a, b in pairwise(losses))
+
+
+def _stale(points: list[Point]) -> list[Claim]:
+    """When does carried state help the delta rule? Each seed is its own pair."""
+    every = []
+    for (steps, lr), some in by_training(points).items():
+        for one, other, what in (
+            ("loss", "windows_loss", "lower loss with carried state than in windows"),
+            (
+                "stale_loss",
+                "own_loss",
+                "lower loss with a stale state than with its own",
+            ),
+        ):
+            pairs = [(p[other], p[one]) for p in some if one in p]
+            gains = [None if None in pair else pair[0] - pair[1] for pair in pairs]
+            text = f"delta, {steps} optimiser steps at {lr:g}: {what}, by"
+            every.append(compared(text, "", [gains], lambda gain: gain > 0))
     return every
 
 
-def _fails(points: list[Point], sums: list[Point]) -> Claim:
+def of_the_table(points: list[Point]) -> list[Point]:
+    """The points of the models of Table 4."""
+    size = "nanogpt" if _nanogpt(points) else "small"
+    return select(points, size=size, lr=LR[size])
+
+
+def by_training(points: list[Point]) -> dict[tuple[int, float], list[Point]]:
+    """Small models with the delta rule, by optimiser steps and learning rate."""
+    groups: dict[tuple[int, float], list[Point]] = {}
+    for p in select(points, model="delta", map="linear"):
+        if p["size"] != "nanogpt":
+            groups.setdefault((steps(p), p["lr"]), []).append(p)
+    return groups
+
+
+def steps(point: Point) -> int:
+    """The optimiser steps of a small model."""
+    return int(point["size"].partition("-")[2] or text.SIZES["small"]["steps"])
+
+
+def cut(points: list[Point]) -> dict[int, list[float | None]]:
+    """Losses of Transformer-XL by memory, cut at evaluation, of all seeds."""
+    losses: dict[int, list[float | None]] = {}
+    for p in select(points, model="transformer-xl"):
+        for memory, loss in p.get("by_memory", {}).items():
+            losses.setdefault(int(memory), []).append(loss)
+    return losses
+
+
+def trained(points: list[Point]) -> dict[int, list[float | None]]:
+    """The same of models that were trained with this memory."""
     xl = select(points, model="transformer-xl")
-    losses = [
-        loss for m in _memories(xl) if (loss := median_loss(select(xl, memory=m)))
+    return {m: _losses(xl, memory=m) for m in sorted({p["memory"] for p in xl})}
+
+
+def _nanogpt(points: list[Point]) -> bool:
+    return any(p["size"] == "nanogpt" for p in points)
+
+
+def _losses(
+    points: list[Point], name: str = "loss", **wanted: object
+) -> list[float | None]:
+    return [p[name] for p in select(points, **wanted)]
+
+
+def _middle(losses: Sequence[float | None]) -> float:
+    return median(inf if loss is None else loss for loss in losses)
+
+
+def _kept(points: list[Point]) -> Claim:
+    """How much norms grow from the first window to the last position."""
+    growth = [
+        [(p["last_norm"] or inf) / p["first_norm"] for p in some if p.get("first_norm")]
+        for some in (
+            select(points, model="gated-delta"),
+            select(points, model="delta", map="linear"),
+        )
     ]
-    ours = median_loss(sums)
-    return Claim(
-        "sum: above Transformer-XL with every memory",
-        "perplexity per word above 260, 65.7 to 24.6",
-        f"{_nats(ours)} against {', '.join(map(_nats, losses)) or '–'}",
-        ours > max(losses) if ours and losses else None,
-    )
-
-
-def _below(what: str, source: str, one: list[Point], other: list[Point]) -> Claim:
-    """Claim that the median loss of `one` is below that of `other`."""
-    return numbers_claim(what, source, [median_loss(one), median_loss(other)], lt)
-
-
-def _equal_state(points: list[Point], delta: list[Point]) -> Claim:
-    size = delta[0]["state_size"] if delta else None
-    return _below(
-        "delta: below Transformer-XL with an equal state",
-        "perplexity per word 27.8, 65.7",
-        delta,
-        select(points, model="transformer-xl", state_size=size),
-    )
-
-
-def _grows(points: list[Point]) -> Claim:
-    xl = select(points, model="transformer-xl")
-    losses = [median_loss(select(xl, memory=m)) for m in _memories(xl)]
-    known = [inf if loss is None else loss for loss in losses]
-    return Claim(
-        "Transformer-XL: the larger the memory, the lower the loss",
-        "perplexity per word 65.7, 29.3, 26.4, 24.6",
-        ", ".join(map(_nats, losses)) or "–",
-        all(a > b for a, b in pairwise(known)) if len(known) > 1 else None,
-    )
-
-
-def _kept(delta: list[Point], gated: list[Point]) -> Claim:
-    """Norms after the first window and at the last position, medians."""
-    norms = [
-        [median(p[name] or inf for p in some) for name in ("first_norm", "last_norm")]
-        for some in (delta, gated)
-        if some and all("first_norm" in p for p in some)
-    ]
-    grown = [last / first for first, last in norms]
-    return Claim(
-        "delta: fast weights grow with the text, more than with a decay",
-        "not published",
-        ", ".join(f"norm {first:,.1f} to {last:,.1f}" for first, last in norms) or "–",
-        grown[0] > grown[1] if len(grown) == 2 else None,
-    )
-
-
-def _memories(points: list[Point]) -> list[int]:
-    return sorted({p["memory"] for p in points})
-
-
-def _nats(loss: float | None) -> str:
-    return "–" if loss is None else f"{loss:.3f}"
+    what = "gated delta: norm of the fast weights grows by less than that of delta"
+    return compared(what, "", growth, spec=",.1f")
 
 
 def draw(points: list[Point]) -> Figure:
-    """Draw losses and states in multiples of the delta rule's."""
-    figure, (ax,) = plots.panels(4.2)
-    delta = select(points, model="delta", map="linear")
+    """Draw losses and states in multiples of the delta rule's, and small models
+    with the delta rule, with carried state and in windows.
+    """
+    figure, (ax, below) = plots.panels(7.6, 2)
+    main = of_the_table(points)
+    delta = select(main, model="delta", map="linear")
     loss = median_loss(delta) or inf
     state = delta[0]["state_size"] if delta else 1
 
-    def relative(some: list[Point]) -> list[Point]:
+    def relative(some: list[tuple[int, float | None]]) -> list[Point]:
         return [
-            {
-                "state": p["state_size"] / state,
-                "loss": None if p["loss"] is None else 100 * (p["loss"] / loss - 1),
-            }
-            for p in some
+            {"state": size / state, "loss": y if y is None else 100 * (y / loss - 1)}
+            for size, y in some
         ]
 
+    xl = select(main, model="transformer-xl")
+    per_token = xl[0]["state_size"] // xl[0]["memory"] if xl else 0
     series = {
-        "delta": (FAST, "o", select(points, model="delta")),
-        "sum": (TRAINED, "s", select(points, model="sum", normalize=1)),
-        "Transformer-XL": (OTHER, "D", select(points, model="transformer-xl")),
-        "gated delta": (SERIES[0], "^", select(points, model="gated-delta")),
+        "delta": (FAST, "o", select(main, model="delta")),
+        "sum": (TRAINED, "s", select(main, model="sum", normalize=1)),
+        "gated delta": (SERIES[0], "^", select(main, model="gated-delta")),
+        "Transformer-XL, trained for it": (SERIES[1], "v", xl),
     }
     for name, (color, marker, some) in series.items():
-        plots.series(ax, relative(some), color, marker, "-", name, "loss", "state")
+        pairs = [(p["state_size"], p["loss"]) for p in some]
+        plots.series(ax, relative(pairs), color, marker, "-", name, "loss", "state")
+    pairs = [(m * per_token, y) for m, losses in cut(main).items() for y in losses]
+    name = "Transformer-XL, cut"
+    plots.series(ax, relative(pairs), OTHER, "D", "-", name, "loss", "state")
     (unit, one), *_ = PUBLISHED["delta"].items()
     theirs = {
         size / unit: 100 * (log(perplexity) / log(one) - 1)
         for size, perplexity in PUBLISHED["transformer-xl"].items()
     }
-    plots.published(ax, theirs, OTHER, "Transformer-XL, published")
+    plots.published(ax, theirs, OTHER, "the same, published")
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.set_xlabel("state, in multiples of the delta rule's")
     ax.set_ylabel("loss above the delta rule's, %")
+
+    looks = dict(zip(RATES, zip(SERIES, "o^s", strict=True), strict=True))
+    small = [
+        {**p, "steps": steps(p)} for each in by_training(points).values() for p in each
+    ]
+    for lr, (color, marker) in looks.items():
+        some = select(small, lr=lr)
+        plots.series(below, some, color, marker, "-", f"{lr:g}", x="steps")
+        plots.series(below, some, color, marker, "--", None, "windows_loss", "steps")
+    below.set_xscale("log", base=2)
+    below.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    below.set_xlabel("optimiser steps of small models with the delta rule")
+    below.set_ylabel("loss, carried (line), in windows (dashed)")
+    below.legend(title="learning rate")
     plots.legend(figure, ax, 2)
     return figure
 
@@ -251,7 +373,7 @@ EXPERIMENT = Experiment(
     name="state-size",
     title="Loss against the size of the state, with no truncated context",
     source="Schlag et al. 2021, Table 4",
-    cost="quick: 3 min of one core; full: about 1.5 hours",
+    cost="quick: 5 min of one core; full: about 2 hours",
     points=points,
     run=run,
     claims=claims,
