@@ -1,5 +1,6 @@
 """Shared by all tests."""
 
+import gc
 import os
 import re
 import sys
@@ -35,6 +36,21 @@ hypothesis.settings.load_profile("same")
 def seed():
     """The same random numbers in any order of tests."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def copies():
+    """The command in copies of one process that has loaded PyTorch: see terminal.py."""
+    import terminal
+
+    with terminal.copies() as run:
+        yield run
+
+
+def pytest_collection_finish():
+    """What is loaded now stays: it need not be looked through for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config):

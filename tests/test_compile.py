@@ -93,9 +93,11 @@ def test_masks_and_missing_gradients(name):
     agree(got, run(row), 1e-14)
 
 
-@pytest.mark.parametrize("name", some(["delta", "aft-full", "feedback"], {"aft-full"}))
+@pytest.mark.parametrize(
+    "name", some(["delta", "aft-full", "feedback"], {"aft-full", "feedback"})
+)
 def test_other_lengths(name):
-    """One function for all lengths, 0 and 1 included."""
+    """One function for all lengths, 0 and 1 included. Others are exported for any."""
     row = ROWS[name]
     whole = replace(row, op=compiled(lines(row), dynamic=True))
     for time in (9, 33, 1, 0, 12):

@@ -46,6 +46,12 @@ assert_correct(mine, "read_memory")
 def delta_step(*given):
     return right(*given)
 """
+#: A function of the package under your name.
+OURS = (
+    "def dpfp(x, nu): ...",
+    "check(dpfp)",
+    "dpfp = exercises.yours_or(dpfp)\ncheck(dpfp, 'dpfp')",
+)
 #: What the notebook finds of the teacher's: nothing.
 SEES = """
 import os, sys
@@ -58,6 +64,14 @@ if not os.path.exists({secret!r}):  # in bwrap, also as root
     assert disk.f_blocks * disk.f_frsize <= 2**20
 open({secret!r})
 """
+
+
+@pytest.fixture(scope="module")
+def handouts(tmp_path_factory):
+    """What `fwlab exercises export` writes."""
+    folder = tmp_path_factory.mktemp("handouts")
+    assert fwlab("exercises", "export", str(folder))[0] == 0
+    return sorted(folder.glob("*.ipynb"))
 
 
 @pytest.fixture
@@ -83,10 +97,11 @@ def outcome(graded: dict) -> tuple[set[str], list[str]]:
     return right, [each["error"] for each in graded["errors"]]
 
 
-def test_notebooks_for_students(tmp_path):
-    assert fwlab("exercises", "export", str(tmp_path))[0] == 0
+def test_notebooks_for_students(handouts, tmp_path):
+    nbformat = pytest.importorskip("nbformat")
     exported = []
-    for path in tmp_path.glob("*.ipynb"):
+    for path in handouts:
+        nbformat.validate(nbformat.read(path, as_version=4))
         names = exercises_of(path)
         exported += names
         content = json.loads(path.read_text("utf-8"))
@@ -96,12 +111,10 @@ def test_notebooks_for_students(tmp_path):
             assert EXERCISES[name].task in text and f"def {name}(" in text
         assert asked([s for s in sources if "check(" in s]) == names
         del content["metadata"]["fwlab"]  # as of a handout that a teacher wrote
-        path.write_text(json.dumps(content), "utf-8")
-        assert exercises_of(path) == names
+        own = tmp_path / path.name
+        own.write_text(json.dumps(content), "utf-8")
+        assert exercises_of(own) == names
     assert sorted(exported) == sorted(EXERCISES)
-    nbformat = pytest.importorskip("nbformat")
-    for path in tmp_path.glob("*.ipynb"):
-        nbformat.validate(nbformat.read(path, as_version=4))
 
 
 def answered(path, answer):
@@ -114,10 +127,8 @@ def answered(path, answer):
     return code
 
 
-def test_blank_notebooks_score_nothing_and_solutions_everything(tmp_path):
+def test_blank_notebooks_score_nothing_and_solutions_everything(handouts, tmp_path):
     """Of each topic, one is graded: all are checked in test_exercises.py."""
-    folder = tmp_path / "out"
-    fwlab("exercises", "export", str(folder))
     firsts = {next(iter(exercises)) for exercises in TOPICS.values()}
 
     def solved(name, blank):
@@ -127,36 +138,18 @@ def test_blank_notebooks_score_nothing_and_solutions_everything(tmp_path):
     def first(name, blank):
         return solved(name, blank) if name in firsts else blank
 
-    paths = sorted(folder.glob("*.ipynb"))
     for answer, right in ((lambda name, blank: blank, set()), (first, firsts)):
-        cells = [answered(path, answer) for path in paths]
+        cells = [answered(path, answer) for path in handouts]
         graded = grade(hostile.notebook(tmp_path / "a", *cells, listed=[*EXERCISES]))
         assert {e["name"] for e in graded["exercises"] if e["right"]} == right
         assert len(graded["exercises"]) == len(EXERCISES)
         assert graded["ended"] == "finished" and not graded["errors"]
     # Solutions need no imports but those that `export` writes.
-    for path in paths:
-        path.with_suffix(".py").write_text(answered(path, solved), "utf-8")
-    ruff = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--isolated",
-        "--select=F821",
-        "--exclude=*.ipynb",
-    ]
-    done = subprocess.run([*ruff, folder], capture_output=True, encoding="utf-8")
+    for path in handouts:
+        (tmp_path / f"{path.stem}.py").write_text(answered(path, solved), "utf-8")
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821"]
+    done = subprocess.run([*ruff, tmp_path], capture_output=True, encoding="utf-8")
     assert not done.returncode, done.stdout
-
-
-def test_a_package_function_under_your_name_is_not_yours(tmp_path):
-    """As after `write = yours_or(write)`."""
-    blank = "from fwlab.exercises import check, yours_or\ndef write(W, k, v): ..."
-    cells = (blank, "check(write)", "write = yours_or(write)\ncheck(write)")
-    graded = grade(hostile.notebook(tmp_path / "a", *cells))
-    assert outcome(graded) == (set(), [])
-    assert graded["exercises"][0]["why"] == "this is fwlab's own function"
 
 
 OWN = """
@@ -182,26 +175,21 @@ def test_exercises_of_ones_own(tmp_path, monkeypatch):
     files = sorted(path.name for path in folder.iterdir())
     assert files == ["my_exercises.ipynb", "my_exercises.py"]
     notebook = folder / "my_exercises.ipynb"
-    for answer, right in (("...", "0 of 1"), ("return x + x", "1 of 1")):
-        text = notebook.read_text().replace(
-            "def twice(x): ...", f"def twice(x): {answer}"
-        )
-        notebook.write_text(text)
-        said = fwlab("exercises", "grade", str(notebook), *given)[1]
-        assert f"{right} right" in said and "raised" not in said
+    blank = notebook.read_text()
+    answer = blank.replace("def twice(x): ...", "def twice(x): return x + x")
+    notebook.write_text(answer)
+    said = fwlab("exercises", "grade", str(notebook), *given)[1]
+    assert "1 of 1 right" in said and "raised" not in said
+    # An export writes over nothing, and writes nothing else then.
+    (folder / own.name).unlink()
+    code, _, error = fwlab("exercises", "export", str(folder), *given)
+    assert code == 2 and f"{notebook} is there" in error and "--force" in error
+    assert notebook.read_text() == answer and len([*folder.iterdir()]) == 1
+    assert fwlab("exercises", "export", str(folder), *given, "--force")[0] == 0
+    assert notebook.read_text() == blank
     own.write_text("import torch")
     code, _, error = fwlab("exercises", "list", *given)
     assert code == 2 and "expected my_exercises.py to add exercises" in error
-
-
-def test_export_writes_over_nothing(tmp_path):
-    path = tmp_path / "dpfp.ipynb"
-    path.write_text("answers")
-    code, _, error = fwlab("exercises", "export", str(tmp_path))
-    assert code == 2 and f"{path} is there" in error and "--force" in error
-    assert path.read_text() == "answers" and len([*tmp_path.iterdir()]) == 1
-    assert fwlab("exercises", "export", str(tmp_path), "--force")[0] == 0
-    assert path.read_text() != "answers"
 
 
 def test_export_of_a_notebook_without_its_results(tmp_path):
@@ -225,12 +213,12 @@ def test_grades(tmp_path, monkeypatch, left):
     cells = [CELLS[name] for name in hostile.QUICK]
     path = hostile.notebook(
         tmp_path / "answers.ipynb",
-        *(FIRST, WAYS, sees),
+        *(FIRST, WAYS, *OURS, sees),
         *(cell.source for cell in cells),
         LAST,
         # Wrong now, but right before.
         "%%time\nfrom fwlab.exercises import check\ncheck(read_memory, 'write')",
-        listed=["write", "sum_normalize", "read_memory", "delta_step", "deleted"],
+        listed=["write", "sum_normalize", *LISTED[1:], "dpfp", "deleted"],
     )
     graded = grade(path, cell_seconds=12)
     assert graded["ended"] == "finished" and graded["listed"] and not left()
@@ -239,6 +227,7 @@ def test_grades(tmp_path, monkeypatch, left):
     why = {each["name"]: each["why"] for each in graded["exercises"]}
     assert "Each key has its own" in why["sum_normalize"]
     assert "message cannot be read" in why["delta_step"]
+    assert why["dpfp"] == "this is fwlab's own function"
     assert why["deleted"] == "not checked"
     # assert_correct raises nothing here, and another notebook's file is not there
     expected = [cell.error for cell in cells if cell.error]
@@ -249,7 +238,7 @@ def test_grades(tmp_path, monkeypatch, left):
         assert part.replace("3 seconds", "12 seconds") in error
         assert len(error) < 400 and error.isprintable()
     assert report(graded).startswith(
-        f"{path}: 2 of 5 right\n✓ write\n✗ sum_normalize\n"
+        f"{path}: 2 of 6 right\n✓ write\n✗ sum_normalize\n"
     )
     assert report(graded | {"notebook": "\udcff\x1b"}).encode()  # can be printed
 

@@ -127,9 +127,10 @@ def test_training_says_which_extra_it_needs(monkeypatch):
         importlib.import_module("fwlab.training")
 
 
-def loaded(code):
-    """The modules that some code leaves behind in a fresh process."""
-    code += "\nimport sys; print(*sys.modules)"
+def loaded(before, code, after=""):
+    """The modules that some code adds to those from before, in a fresh process."""
+    code = f"{before}\nimport sys; before = {{*sys.modules}}\n{code}"
+    code += f"\nprint(*sys.modules.keys() - before)\n{after}"
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, encoding="utf-8"
     )
@@ -138,22 +139,25 @@ def loaded(code):
 
 def test_import_loads_nothing_else():
     """No compiler above all: with one it would take twice as long."""
-    before = "import torch, numpy, matplotlib"
-    new = loaded(f"{before}, fwlab") - loaded(before)
+    new = loaded("import torch, numpy, matplotlib", "import fwlab")
+    assert "fwlab.ops" in new
     assert not {name for name in new if not name.startswith("fwlab")}
 
 
 def test_help_is_quick():
+    """And no import changes the environment."""
     pytest.importorskip("tyro")
     code = """
-import runpy, sys
+import runpy
 sys.argv = ["fwlab", "--help"]
 try:
     runpy.run_module("fwlab", run_name="__main__")
 except SystemExit:
     pass
 """
-    found = loaded(code)
+    before = "import os; environment = {**os.environ}"
+    after = "import fwlab.experiments; assert environment == os.environ"
+    found = loaded(before, code, after)
     assert "fwlab.cli" in found
     heavy = {"torch._dynamo", "torch._inductor", "matplotlib"}
     assert not found & (heavy | {"fwlab.bench", "fwlab.experiments", "fwlab.exercises"})

@@ -339,8 +339,12 @@ def test_the_picture():
     assert kept[:, :4].isnan().all() and (kept[:, 4] == 1).all()
     places = [line.get_xdata()[0] for line in last.lines if line.get_marker() == "o"]
     assert places == torch.cat([x.half_life()[0] for x in layers]).tolist()
-    words = drawn("delta", fast_weights={"beta_max": 2})[0]
-    assert next(iter(words)) == "half the write strength β" and len(words) == 3
+    axes, layers = drawn("delta", fast_weights={"beta_max": 2})
+    assert next(iter(axes)) == "half the write strength β" and len(axes) == 3
+    shown = axes["half the write strength β"].images[0].get_array().filled()
+    assert torch.equal(
+        2 * torch.tensor(shown), torch.cat([x.beta for x in layers], 1).T
+    )
 
 
 def test_the_page_says_what_its_file_says():

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import terminal
 import torch
 
 from fwlab.training import load
@@ -21,25 +20,23 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def train():
+def train(copies):
     """`fwlab train` in a folder, by one process or several."""
-    with terminal.copies() as run:
 
-        def train(folder: Path, number: int, *options: str, torchrun=False) -> Path:
-            (folder / "text.txt").write_text("the quick brown fox jumps. " * 60)
-            command = ["train", *OPTIONS, *options, "--out", "run"]
-            if torchrun:
-                many = ["--standalone", "--nproc-per-node", str(number), "-m", "fwlab"]
-                start = [sys.executable, "-m", "torch.distributed.run", *many]
-                printed = subprocess.check_output([*start, *command], cwd=folder)
-                printed = printed.decode()
-            else:
-                printed = run(folder, *command, number=number)
-            # One of them prints.
-            assert printed.count("parameters") == 1
-            return folder / "run"
+    def train(folder: Path, number: int, *options: str, torchrun=False) -> Path:
+        (folder / "text.txt").write_text("the quick brown fox jumps. " * 60)
+        command = ["train", *OPTIONS, *options, "--out", "run"]
+        if torchrun:
+            many = ["--standalone", "--nproc-per-node", str(number), "-m", "fwlab"]
+            start = [sys.executable, "-m", "torch.distributed.run", *many]
+            printed = subprocess.check_output([*start, *command], cwd=folder).decode()
+        else:
+            printed = copies(folder, *command, number=number)
+        # One of them prints.
+        assert printed.count("parameters") == 1
+        return folder / "run"
 
-        yield train
+    return train
 
 
 def losses(run: Path) -> list[float]:

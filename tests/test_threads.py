@@ -51,13 +51,6 @@ def chosen(cores, monkeypatch):
     return choice
 
 
-def test_an_import_leaves_the_environment_alone():
-    code = "import os; before = {**os.environ}; import fwlab.cli, fwlab.experiments; "
-    subprocess.run(
-        [sys.executable, "-c", code + "assert before == os.environ"], check=True
-    )
-
-
 def test_settings():
     assert settings(1) == [(1, False)]
     assert settings(6) == [(1, False), *((n, a) for n in (2, 4, 6) for a in (0, 1))]

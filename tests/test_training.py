@@ -986,12 +986,6 @@ KILLED = [(killed_in_step, 0), (killed_in_step, 7), (killed_after_save, 1)]
 
 
 @pytest.fixture(scope="module")
-def copies():
-    with terminal.copies() as run:
-        yield run
-
-
-@pytest.fixture(scope="module")
 def uninterrupted(copies, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     (folder / "text.txt").write_text(TEXT)

@@ -95,7 +95,11 @@ class Source:
         for assignment, words in _described(tree):
             hidden.update(range(words.lineno, words.end_lineno + 1))
             notes[assignment.lineno] = ("", inspect.cleandoc(words.value.value))
-        comments = self._comments()
+        comments = {
+            number: re.sub("^#:? ?", "", text)
+            for number, text, alone in self._comments
+            if alone
+        }
         for run in _runs(sorted(comments)):
             hidden.update(run)
             note = "\n".join(comments[number] for number in run)
@@ -107,15 +111,15 @@ class Source:
             for start, stop in zip(starts, [*starts[1:], last + 1], strict=True)
         ]
 
-    def _comments(self) -> dict[int, str]:
-        """Comments that have a line of their own."""
+    @cached_property
+    def _comments(self) -> list[tuple[int, str, bool]]:
+        """Each comment: its line, its text, and whether it has that line alone."""
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
-        return {
-            token.start[0]: re.sub("^#:? ?", "", token.string)
+        return [
+            (token.start[0], token.string, not token.line[: token.start[1]].strip())
             for token in tokens
             if token.type == tokenize.COMMENT
-            and not token.line[: token.start[1]].strip()
-        }
+        ]
 
     @cached_property
     def _code(self) -> list[tuple[str, str]]:
@@ -130,10 +134,9 @@ class Source:
     def computed(self) -> dict[str, list[int]]:
         """The lines whose comment names an equation."""
         lines: dict[str, list[int]] = {}
-        for number, (code, comment) in enumerate(self._code, 1):
-            if not _blank(code):  # a comment of its own line is a note
-                for tag in sorted(named(comment)):
-                    lines.setdefault(tag, []).append(number)
+        for number, text, alone in self._comments:
+            for tag in () if alone else sorted(named(text)):  # alone it is a note
+                lines.setdefault(tag, []).append(number)
         return lines
 
     def anchor(self, line: int) -> str:

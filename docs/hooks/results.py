@@ -1,8 +1,9 @@
 """Puts tables of docs/results/*.json in place of `<!-- results: TABLE -->`.
 
 Plots of the same files go in place of `<!-- plot: PLOT -->`, and so does the
-picture that `fwlab look` has left in docs/images. Each function here reads the values of a table, and docs/templates/results/TABLE.html lays
-them out. A section whose files are missing is left out.
+picture that `fwlab look` has left in docs/images. Each function here reads the
+values of a table, and docs/templates/results/TABLE.html lays them out. A section
+whose files are missing is left out.
 """
 
 import re

@@ -42,7 +42,8 @@ def replace():
         """The later terms along a dimension, and the earlier ones."""
         terms = x.shape[dim]
         at = min(terms, max(1, terms // 4 + int(SEED) % max(1, terms // 2)))
-        return x.narrow(dim, at, terms - at), x.narrow(dim, 0, at)
+        earlier, later = x.split_with_sizes((at, terms - at), dim)
+        return later, earlier
 
     def turned(x, dim):
         return torch.cat(parts(x, dim), dim)
@@ -54,10 +55,11 @@ def replace():
         return torch.cat(ends, dim)
 
     def original(name, *args, **kwargs):
-        return theirs[name].call_boxed(keys, *args, **kwargs)
+        return theirs[name](*args, **kwargs)
 
     def kernel(name):
-        theirs[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
+        there = torch.library.get_kernel(f"aten::{name}", "CPU")
+        theirs[name] = functools.partial(there.call_boxed, keys)
 
         def register(ours):
             def alone(*args, **kwargs):
@@ -103,9 +105,9 @@ def replace():
         return same and inexact(a.dtype) and terms > 1
 
     def cut(a, b, dim):
-        kind = wide(a.dtype)
-        for x, y in zip(parts(a, -1), parts(b, dim), strict=True):
-            yield x.to(kind), y.to(kind)
+        if (kind := wide(a.dtype)) != a.dtype:
+            a, b = a.to(kind), b.to(kind)
+        return zip(parts(a, -1), parts(b, dim), strict=True)
 
     def product(name, added, dim):
         """A product (mm), and the one that adds (addmm)."""

@@ -272,7 +272,9 @@ def test_the_test_for_a_class(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         encoding="utf-8",
     )

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from functools import cache
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -134,6 +135,7 @@ def test_a_wide_page_has_tables(look):
 def test_pages_are_light(look, site, pages):
     """What a page sends before it is touched, compressed, without fonts."""
 
+    @cache
     def packed(name: str) -> int:
         return len(gzip.compress((site / name).read_bytes()))
 
