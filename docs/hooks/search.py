@@ -155,7 +155,7 @@ class Reader(HTMLParser):
         if self.skipped:
             return
         if "pre" not in self.tags:
-            data = data.replace("\t", " ")
+            data = re.sub(r"\s+", " ", data)
             if "code" not in self.tags:
                 data = FORMULA.sub(
                     lambda found: tex.plain(found[found.lastindex]), data

@@ -155,20 +155,21 @@
     const shown = rest.length > LONGEST ? `${rest.slice(0, end)} …` : rest;
     return begin ? `… ${shown}` : shown;
   };
-  // The two lines that say most of what was asked, or what a section begins with.
-  const excerpt = ({ text, code }, isHit, phrase) => {
-    const lines = [
-      ...text.split("\n").map((line) => ({ line, tags: ["<p>", "</p>"] })),
-      ...code.split("\n").map((line) => ({ line, tags: ["<p><code>", "</code></p>"] })),
-    ].filter(({ line }) => line.trim());
-    for (const each of lines) {
-      const hits = new Set((each.line.match(WORD) ?? []).filter(isHit).flatMap(names));
-      const together = hits.size > 1 && words(each.line).join(" ").includes(phrase);
-      each.hits = hits.size + 2 * together;
-    }
-    const best = lines.filter(({ hits }) => hits).sort((a, b) => b.hits - a.hits);
-    return (best.length ? best.slice(0, 2) : lines.slice(0, 1))
-      .map(({ line, tags }) => tags.join(marked(cut(line.trim(), isHit), isHit)))
+  // The two lines that say most of what was asked, or what a section begins with: of
+  // its code, if neither title nor text has so much of it.
+  const excerpt = ({ title, text, code }, isHit, phrase) => {
+    const counted = (line) => {
+      const hits = new Set((line.match(WORD) ?? []).filter(isHit).flatMap(names));
+      const together = hits.size > 1 && words(line).join(" ").includes(phrase);
+      return { line: line.trim(), hits: hits.size + 2 * together };
+    };
+    const best = (lines) => lines.map(counted).sort((a, b) => b.hits - a.hits).slice(0, 2);
+    const [said, done] = [text, code].map((lines) => best(lines.split("\n")));
+    const inCode = done[0].hits > Math.max(said[0].hits, counted(title).hits);
+    return (inCode ? done : said)
+      .filter(({ hits, line }, i) => line && (hits || i === 0))
+      .map(({ line }) => marked(cut(line, isHit), isHit))
+      .map((line) => (inCode ? `<p><code>${line}</code></p>` : `<p>${line}</p>`))
       .join("");
   };
 
