@@ -163,16 +163,6 @@ def page_of(path: str, alone: bool = False) -> tuple[str, str] | None:
     return (_uri_of(path), "") if path in _paths() else None
 
 
-def repeated() -> list[tuple[str, str]]:
-    """Pages and versions of which an earlier page has the same file."""
-    return [
-        (_uri(name), version)
-        for name, page in PAGES.items()
-        for version, path in page.files.items()
-        if SHOWN[path] != (name, version)
-    ]
-
-
 def _paths() -> list[str]:
     """The files that have a page."""
     found = [ROOT / "fwlab" / "feature_maps.py"]
@@ -314,9 +304,6 @@ def _file(path: str, config) -> str:
         versions=name and _uri(name).removeprefix("annotated/"),
         kernels=name and _kernel_page(name),
         source=source(config.repo_url, path),
-        # Search finds the words of the others in the API, or on the pages
-        # with several versions.
-        searched=re.fullmatch(r"fwlab/ops/((call|parts)/)?\w+\.py", path),
         rows=_Rows({"": Source(path)}, path=path).of(""),
     )
 

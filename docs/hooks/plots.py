@@ -538,4 +538,4 @@ def drawn(figure: Figure, name: str, label: str) -> str:
 def kept(svg: str, name: str, label: str) -> str:
     """A drawing of matplotlib's as part of a page, as for `drawn`."""
     svg = inline(short_svg(svg), f"plot-{name}", escape(label))
-    return f'<div class="nb-output nb-svg+xml" data-search-exclude>{svg}</div>'
+    return f'<div class="nb-output nb-svg+xml">{svg}</div>'

@@ -1,134 +1,199 @@
-"""Keeps noise out of search, and searches for numbers working.
+"""Reads the pages for the search, and writes it as one script.
 
-A page loads the index when a reader opens the search, not before.
+The theme has the field and draws what is found; its own index stays empty.
+`scripts/iframe-worker.js` loads the script when a reader first enters the field;
+`scripts/search.js`, the last part of it, finds and ranks.
 """
 
 import json
 import re
-import textwrap
-from html import escape, unescape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import tex
-from annotated import repeated
-from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
+from packages import MODULES
 
-# Templates leave out tables of results: the plugin writes their cells without a
-# gap, so that nobody would find a number by them.
-
-#: Code, which buries names of functions that the API and headings have, too.
-#: The tools that write these tags have no option for another attribute.
-CODE = re.compile(
-    r'<details class="mkdocstrings-source"|<div class="([\w-]+ )*highlight"'
+LIBRARY = MODULES / "minisearch" / "dist" / "umd" / "index.js"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "search.js"
+#: Of several pages that have the same text, the first of these keeps it.
+FIRST = (
+    r"notebooks/|course\.|exercises\.",
+    r"api/",
+    r"(?!annotated/|kernels/)",
+    r"annotated/(?!source/)",
+    r"kernels/",
+    "",
 )
-#: Notes that also appear on another page.
-AGAIN = re.compile(
-    r"kernels/\w+\.html#(naive|chunked|efficient)"
-    + "".join(
-        rf"|{uri.replace('.md', '.html')}#{version}" for uri, version in repeated()
-    )
-    + r"|annotated/[\w-]+\.html#(kernels|tiles|chunks|windows|scan)"
-)
-#: How much pages count that have the same words: more those to learn from,
-#: less single exercises and pages for developers.
-WEIGHTS = {
-    r"notebooks/|figures/|memory_essay": 1.5,
-    # Of each number it says only a few words.
-    r"annotated/equations": 3,
-    r"exercises\.html#|annotated/source/|kernels/|contribute|tested|changelog": 0.5,
+#: Shorter texts, such as numbers in a table, may be the same by chance.
+SHORT = 40
+#: Tables whose rows readers look up, by the head of the first column: what a row
+#: is called, from its cells.
+ROWS = {"Eq.": "Eq. {}", "Symbol": "{} · {}"}
+#: Beside headings, and source code that the annotated pages have.
+AGAIN = re.compile(r"\b(headerlink|doc-labels|mkdocstrings-source)\b")
+HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
+INLINE = {
+    *("a", "abbr", "b", "code", "del", "em", "i", "kbd", "label", "mark", "q", "s"),
+    *("small", "span", "strong", "sub", "sup", "u", "var"),
 }
-#: TeX, which search would show as it is written.
+VOID = {"br", "col", "hr", "img", "input", "link", "source", "wbr"}
 FORMULA = re.compile(
     r"\\\((.*?)\\\)|\\\[(.*?)\\\]|\$\$(.*?)\$\$|\$([^$\n]+)\$", re.DOTALL
 )
-#: Where a text is cut, so that search shows only what was found.
-BLOCK = re.compile(r"</?(?:p|li|ol|ul|pre)>")
-#: Characters of a piece of text that search shows.
-LONGEST = 200
 
-#: What is replaced in the theme's scripts, which have no option for it.
-MENDED = {
-    # lunr, the theme's search, tells the nodes of its word tree apart by the
-    # letters and numbers of their edges, written without a gap. With digits as
-    # letters, different nodes look alike, the tree gets words that no page has,
-    # and a search that meets one finds nothing. Here, the gap.
-    "workers/search.*.min.js": {"e=e+s+o.id}return e": 'e=e+s+o.id+","}return e'},
-    # The index is loaded at once from a server, and when the search is opened
-    # from disk. Here, always when it is opened.
-    "bundle.*.min.js": {
-        'location.protocol!=="file:"),Je("search")': '!1),Je("search")',
-        # Which words to mark on a page that was found, the index says, too.
-        'V("search.highlight")?': "/[?&]h=/.test(location.search)?",
-    },
-}
+sections: list[dict] = []
 
 
-def on_page_content(html, page, config, files):
-    return CODE.sub(lambda match: f"{match[0]} data-search-exclude", html)
+def on_pre_build(config):
+    sections.clear()
 
 
-@event_priority(-200)  # the plugins write the index before
+@event_priority(100)  # before the plugin, which leaves out what is excluded
+def on_page_context(context, page, config, nav):
+    search = page.meta.setdefault("search", {})
+    if not search.get("exclude"):
+        whole, *others = Reader(page.url, page.title).read(page.content)
+        # The navigation may have another name for the page than its heading.
+        sections.extend([whole | {"name": page.title}, *others])
+        search["exclude"] = True
+
+
 def on_post_build(config):
-    _mend(Path(config.site_dir, "assets", "javascripts"))
-    folder = Path(config.site_dir, "search")
-    index = json.loads((folder / "search_index.json").read_text("utf-8"))
-    index["docs"] = [
-        entry | {"text": _pieces(entry["text"]), "boost": _weight(entry["location"])}
-        for entry in index["docs"]
-        if not AGAIN.match(entry["location"])
-    ]
-    _once(index["docs"])
-    text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
-    (folder / "search_index.json").write_text(text, "utf-8")
-    # For pages opened from disk.
-    (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")
+    library = LIBRARY.read_text("utf-8").partition("//# sourceMappingURL")[0]
+    index = json.dumps(once(sections), ensure_ascii=False, separators=(",", ":"))
+    parts = [library, f"const SECTIONS = {index};", SCRIPT.read_text("utf-8")]
+    path = Path(config.site_dir, "assets", "search.js")
+    path.write_text("\n".join(parts), "utf-8")
 
 
-def _weight(location: str) -> float:
-    found = (WEIGHTS[pages] for pages in WEIGHTS if re.match(pages, location))
-    return next(found, 1)
+def once(sections: list[dict]) -> list[dict]:
+    """The sections without what an earlier page says; those left empty are dropped."""
+
+    def rank(section):
+        pages = enumerate(FIRST)
+        return next(i for i, page in pages if re.match(page, section["location"]))
+
+    seen, kept = set(), []
+    for section in sorted(sections, key=rank):
+        new = dict(section)
+        for kind in ("text", "code"):
+            texts = section[kind]
+            new[kind] = "\n".join(t for t in texts if len(t) < SHORT or t not in seen)
+            seen.update(texts)
+        whole = section["text"] or section["code"]
+        if "#" not in new["location"] or not whole or new["text"] or new["code"]:
+            kept.append(new)
+    return kept
 
 
-def _pieces(text: str) -> str:
-    """A text in pieces: of these, search shows the first two that match."""
-    text = FORMULA.sub(lambda match: _readable(match[match.lastindex]), text)
-    pieces = []
-    for block in BLOCK.split(text):
-        words = " ".join(re.sub("<[^>]*>", "", block).split())
-        piece = ""
-        for sentence in re.split(r"(?<=[.!?:]) (?=[A-Z(])", words):
-            if len(piece) + len(sentence) < LONGEST:
-                piece = f"{piece} {sentence}".strip()
-                continue
-            pieces.append(piece)
-            *whole, piece = textwrap.wrap(sentence, LONGEST, break_on_hyphens=False)
-            pieces += whole
-        pieces.append(piece)
-    return "".join(f"<p>{piece}</p>" for piece in pieces if piece)
+class Reader(HTMLParser):
+    """Splits a page into sections: location, title, and lists of text and of code."""
 
+    def __init__(self, url: str, title: str):
+        super().__init__()
+        self.url = url
+        self.found: list[dict] = []
+        self.rows: list[dict] = []
+        #: The tags that are open, and how many were at the start of what is left out.
+        self.tags: list[str] = []
+        self.skipped = 0
+        #: Of the text being read: its pieces, and its own anchor.
+        self.pieces: list[str] = []
+        self.anchor = ""
+        #: Of the table being read: the head of its first column.
+        self.head = ""
+        self._begin(self.found, url, title)
 
-def _readable(formula: str) -> str:
-    return escape(tex.plain(unescape(formula)), quote=False)
+    def read(self, html: str) -> list[dict]:
+        self.feed(html)
+        self.close()
+        self._end()
+        return self.found + self.rows
 
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if not self.skipped and self._divides(tag):
+            self._end()
+        if tag in VOID:
+            self.pieces += [" "] * (tag == "br")
+            return
+        self.tags.append(tag)
+        if self.skipped:
+            return
+        if (
+            tag in ("button", "script", "style", "svg")
+            or "data-search-exclude" in attributes
+            or AGAIN.search(attributes.get("class") or "")
+            or (tag == "a" and "pre" in self.tags)  # the number of a line
+        ):
+            self.skipped = len(self.tags)
+        elif tag in ("td", "th"):
+            self.pieces.append("\t")
+        elif tag == "table":
+            self.head = ""
+        elif tag in HEADINGS and "id" in attributes:
+            first = tag == "h1" and len(self.found) == 1
+            if first:
+                self.found[0]["title"] = ""
+            else:
+                self._begin(self.found, f"{self.url}#{attributes['id']}")
+        elif tag == "span" and "id" in attributes:
+            self.anchor = attributes["id"]
 
-def _once(entries):
-    """Leave a text to the first entry that has it, as of a method that
-    several classes have; the others are found by their titles.
-    """
-    seen = set()
-    for entry in entries:
-        if entry["text"] in seen:
-            entry["text"] = ""
-        seen.add(entry["text"])
+    def handle_endtag(self, tag):
+        if tag not in self.tags:
+            return
+        if not self.skipped and self._divides(tag):
+            self._end()
+        while self.tags.pop() != tag:
+            pass
+        if len(self.tags) < self.skipped:
+            self.skipped = 0
 
+    def handle_data(self, data):
+        if self.skipped:
+            return
+        if "pre" not in self.tags:
+            data = re.sub(r"\s+", " ", data)
+            if "code" not in self.tags:
+                data = FORMULA.sub(
+                    lambda found: tex.plain(found[found.lastindex]), data
+                )
+        self.pieces.append(data)
 
-def _mend(scripts: Path) -> None:
-    for name, replacements in MENDED.items():
-        (path,) = scripts.glob(name)
-        code = path.read_text("utf-8")
-        for old, new in replacements.items():
-            if new not in code and code.count(old) != 1:
-                raise PluginError(f"expected {old} once in {name}, as in Material 9.8")
-            code = code.replace(old, new)
-        path.write_text(code, "utf-8")
+    def _divides(self, tag: str) -> bool:
+        """Whether a text ends here. A row is one text, whatever is in its cells."""
+        return tag not in INLINE | VOID and (tag == "tr" or "tr" not in self.tags)
+
+    def _begin(self, sections: list[dict], location: str, title: str = "", *text: str):
+        sections.append(
+            {"location": location, "title": title, "text": [*text], "code": []}
+        )
+
+    def _end(self) -> None:
+        """Put the text that was read where it belongs."""
+        raw, self.pieces = "".join(self.pieces), []
+        anchor, self.anchor = self.anchor, ""
+        section = self.found[-1]
+        if "pre" in self.tags:
+            section["code"] += [raw.strip("\n")] if raw.strip() else []
+            return
+        cells = [" ".join(cell.split()) for cell in raw.split("\t")]
+        text = " · ".join(filter(None, cells))
+        if not text:
+            return
+        if HEADINGS.intersection(self.tags):
+            section["title"] += text
+            return
+        if "thead" in self.tags:
+            self.head = cells[1]
+        elif row := "tr" in self.tags and ROWS.get(self.head):
+            anchor = anchor and f"{self.url}#{anchor}"
+            title = row.format(*filter(None, cells))
+            self._begin(self.rows, anchor or section["location"], title, text)
+            return
+        elif anchor:  # a term of the glossary
+            self._begin(self.rows, f"{self.url}#{anchor}", text.split(". ")[0], text)
+            return
+        section["text"].append(text)

@@ -1,28 +1,36 @@
-// A page opened from disk may not start a worker. There, the theme's search
-// runs in a hidden frame instead: as a script of the site, since the policy of
-// the pages allows nothing else.
-if (location.protocol === "file:")
-  globalThis.Worker = class extends EventTarget {
-    constructor(url) {
-      super();
-      const frame = document.createElement("iframe");
-      frame.hidden = true;
-      document.body.append(frame);
-      this.inside = frame.contentWindow;
-      const { document: page } = this.inside;
-      // Or the browser may still replace the empty page by another.
-      page.open();
-      page.close();
-      this.inside.postMessage = (data) =>
-        this.dispatchEvent(new MessageEvent("message", { data }));
-      const script = page.createElement("script");
-      this.begun = new Promise((done) => script.addEventListener("load", done));
+// The theme starts its search with every page. In its place stands the site's own
+// (scripts/search.js), which is loaded when a reader first enters the field: as a
+// worker, or, on a page opened from disk, which may not start one, as a script.
+{
+  const url = new URL("../assets/search.js", document.currentScript.src);
+  const entered = new Promise((done) => {
+    document.addEventListener("focusin", ({ target }) => {
+      if (target.matches("[data-md-component=search-query]")) done();
+    });
+  });
+  const load = () =>
+    new Promise((done) => {
+      const script = document.createElement("script");
       script.src = url;
-      page.body.append(script);
+      script.onload = done;
+      document.head.append(script);
+    });
+  const begin = async (say) => {
+    await entered;
+    if (location.protocol === "file:") {
+      await load();
+      return (message) => say(globalThis.answered(message));
     }
+    const worker = new Worker(url);
+    worker.onmessage = ({ data }) => say(data);
+    return (message) => worker.postMessage(message);
+  };
+  const { Worker } = globalThis;
+  globalThis.Worker = class extends EventTarget {
+    asked = begin((data) => this.dispatchEvent(new MessageEvent("message", { data })));
 
-    async postMessage(data) {
-      await this.begun;
-      this.inside.dispatchEvent(new MessageEvent("message", { data }));
+    async postMessage(message) {
+      (await this.asked)(message);
     }
   };
+}

@@ -128,7 +128,9 @@
   const lost = () =>
     kept ? "" : " This browser keeps nothing for this page, so the mark goes when you leave it.";
 
-  addEventListener("DOMContentLoaded", () => {
+  // Of the document, and registered before the theme's, which marks the words of a
+  // search where they can be seen.
+  document.addEventListener("DOMContentLoaded", () => {
     // At the foot of a notebook: a button; and its questions remember.
     const foot = document.querySelector(".fw-progress[data-notebook]");
     const questions = [...document.querySelectorAll(".fw-quiz")];

@@ -52,6 +52,25 @@ def until(tab, condition: str, argument=None) -> None:
         tab.wait_for_timeout(10)
 
 
+def search(tab, query: str) -> None:
+    """Search a page just opened; the index comes only then, once, and late."""
+    index, asked, held = "**/assets/search.js", [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.reload()
+    assert [url for url in asked if url.endswith("assets/search.js")] == []
+    tab.route(index, lambda route: held.append(route))
+    with tab.expect_request(index):
+        tab.keyboard.press("/")
+    tab.keyboard.type(query)
+    while not held:  # The request is seen before its route is.
+        tab.wait_for_timeout(10)
+    for route in held:
+        route.continue_()
+    tab.locator(".md-search-result__item").first.wait_for()
+    assert len(held) == 1
+    tab.unroute(index)
+
+
 class Page(HTMLParser):
     """What a page links to, what it loads and runs, and what can be linked to.
 

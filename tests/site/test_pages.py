@@ -1,8 +1,6 @@
 """Every page of the built site in a browser: whole, legible, and light."""
 
 import gzip
-import json
-import re
 import shutil
 from collections import Counter
 from functools import cache
@@ -10,7 +8,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 from browser import served
-from built import ROOT, asks, until
+from built import ROOT, asks, search, until
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 WIDTH = "document.documentElement.scrollWidth"
@@ -154,7 +152,7 @@ def test_pages_are_light(look, site, pages):
     base = tab.url.removesuffix("index.html")
     asked = {u.removeprefix(base) for u in tab.evaluate(entries)}
     more = {u for u in asked - named("index.html") if not u.endswith(".woff2")}
-    assert "search/search_index.json" not in more  # comes when it is needed
+    assert "assets/search.js" not in more  # comes when it is needed
     common = sum(map(packed, more))
     sizes = {page: common + sum(map(packed, named(page))) for page in pages}
     assert sizes["index.html"] < 300_000
@@ -184,70 +182,6 @@ def test_first_formula_is_seen_soon(browser, address):
         times.append(tab.evaluate("seen"))
         context.close()
     assert min(times) < 1000
-
-
-def search(tab, query: str) -> None:
-    """Search a page just opened; its index comes only then, once, and late."""
-    index, asked, held = "**/search_index.*", [], []
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.reload()
-    assert [url for url in asked if "search_index" in url] == []
-    tab.route(index, lambda route: held.append(route))
-    with tab.expect_request(index):
-        tab.keyboard.press("/")
-    tab.keyboard.type(query)
-    while not held:  # The request is seen before its route is.
-        tab.wait_for_timeout(10)
-    for route in held:
-        route.continue_()
-    tab.locator(".md-search-result__item").first.wait_for()
-    assert len(held) == 1
-    tab.unroute(index)
-
-
-def test_search_finds(look, site):
-    """The best page among the first three, also for what only one section says."""
-    wanted = {
-        "delta rule": "notebooks/04_delta_rule",
-        "key_norm": "api/feature_maps",
-        "capacity": "figures/capacity",
-        "DPFP": "notebooks/03_dpfp",
-        "state size": "reproduce/state-size",
-        "AFT stability": "notebooks/11_aft_stability",
-        "log-sum-exp": "notebooks/11_aft_stability",
-        "gated delta": "annotated/gated_delta",
-        "gated_delta_rule": "api/ops",
-        "checkpoint resume": "training",
-        "cu_seqlens": "api/ops",
-        "prefill": "api/layers",
-        "nan": "errata",
-        "Eq. 2": "annotated/equations",
-        "Eq. 24": "annotated/equations",
-        "Table 3": "errata",
-        "d1": "notation",
-        "numbers to remember": "cheatsheet",
-        "what would change this result": "reproduce/",
-        "quick version": "reproduce/",
-        "permutations": "reproduce/state-tracking",
-        "CIFAR": "reproduce/aft",
-        "busy machine": "results",
-        "published runs": "training",
-        "every launch": "kernels/model",
-        "misconception": "exercises",
-        "mutants": "tested",
-        "chunked_sum": "exercises",
-    }
-    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
-    tab = look("cheatsheet.html")
-    found = tab.evaluate(
-        asks.SEARCHED,
-        [index, list(wanted)],
-    )
-    assert {
-        query: found[query]
-        for query, page in wanted.items()
-        if not any(location.startswith(page) for location in found[query])
-    } == {}
 
 
 def test_without_katex_the_rest_works(look):
@@ -322,72 +256,3 @@ def test_page_that_is_not_there_without_scripts(browser, site, address):
     for link in links:
         assert tab.goto(address + link).ok
     context.close()
-
-
-@pytest.fixture(scope="module")
-def index(site) -> list[dict]:
-    """The entries of the search index."""
-    return json.loads((site / "search" / "search_index.json").read_text("utf-8"))[
-        "docs"
-    ]
-
-
-def test_search_index_arrives_while_a_reader_types(site):
-    """In half a second at 4 Mbit/s."""
-    index = (site / "search" / "search_index.json").read_bytes()
-    assert len(gzip.compress(index)) < 300_000 and b"Copied!" not in index
-
-
-def test_search_leads_to_sections(index):
-    """Text of a notebook belongs to the heading above it, not to the page."""
-    for entry in index:
-        if entry["location"].startswith("notebooks/") and "#" not in entry["location"]:
-            # Only what stands before the first section.
-            assert len(entry["text"]) < 1200 and "What to notice" not in entry["text"]
-    (found,) = (
-        entry["location"]
-        for entry in index
-        if "notebooks/" in entry["location"] and "One of x and −x" in entry["text"]
-    )
-    assert found == "notebooks/03_dpfp.html#1-in-the-plane"
-
-
-def test_formulas_of_the_search_index_are_readable(index):
-    """As text: neither dropped nor TeX."""
-    # Where contributors read how to write a formula, the TeX is code.
-    texts = (e["text"] for e in index if "contribute.html" not in e["location"])
-    text = " ".join(texts)
-    # A backslash, a brace or a dollar of code is not TeX.
-    assert not re.search(r"\\[a-zA-Z]{2,}\b|\\[\[(]|\$\$|[_^]\{|\\tag", text)
-    assert "W_t = W_(t−1) + " in text and "v ⊗ k" in text
-    assert not re.search(r"<p>(?:(?!</p>).){300,}</p>", text)  # in short pieces
-
-
-FORMULAS = [
-    (r"\bar v_t = W_{t-1}\, \phi(k_t) \tag{20}", "v̄_t = W_(t−1) φ(k_t)"),
-    (r"\tfrac12 \lVert v - \hat v \rVert^2", "1/2‖v − v̂‖²"),
-    (r"\frac{h(x)}{\sqrt{2m}}", "(h(x))/(√2m)"),
-    (r"U = X^\top dY \odot \Gamma", "U = Xᵀ dY ⊙ Γ"),
-    (r"\mathrm{softmax}(w)_l \quad \text{if } l < L", "softmax(w)_l if l < L"),
-    (r"d_{\text{key}} \log d_{\text{key}}", "d_key log d_key"),
-    (r"e^{-\lambda} \to 0", "e^(−λ) → 0"),
-]
-
-
-def test_formula_in_words(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
-    import tex
-
-    assert [(formula, tex.plain(formula)) for formula, _ in FORMULAS] == FORMULAS
-
-
-def test_search_shows_short_excerpts(look):
-    """At most two sentences, of those that match."""
-    tab = look("index.html")
-    search(tab, "normaliser")
-    results = tab.locator(".md-search-result__article:visible")
-    shown = [result.inner_text() for result in results.all()]
-    assert len(shown) > 5
-    assert [text for text in shown if len(text) > 600] == []
-    sections = tab.locator(".md-search-result__link:visible[href*='#']")
-    assert sections.count() > 0

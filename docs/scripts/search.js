@@ -1,0 +1,224 @@
+// The search of the site: finds, ranks, and cuts out what is shown. hooks/search.py
+// puts MiniSearch and SECTIONS, the texts of all pages, in front of it. The theme asks
+// and draws, and speaks as to its own worker: 0 says that it is there, 1 that the
+// search is, 2 is a query, 3 what it found.
+{
+  // How much sections count that have the same words: the first kind that fits.
+  const KINDS = [
+    [/^notation\.html#term/, 0.5],
+    [/^(notebooks\/|annotated\/equations|index)/, 2],
+    [/^(notation|figures\/|course|cheatsheet|memory_essay)/, 1.5],
+    [/^annotated\/source\//, 0.05],
+    [/^(annotated\/|kernels\/(?!index)|contribute|tested|changelog|inside)/, 0.5],
+    [/^/, 1],
+  ];
+  // What readers call something, and what it is called here: both are searched.
+  const ALSO = [
+    ["attention free transformer", "aft"],
+    ["bibtex", "cite"],
+    ["citation", "cite"],
+    ["cuda", "gpu"],
+    ["deltanet", "delta rule"],
+    ["equation", "eq"],
+    ["faster", "speed"],
+    ["hebbian", "outer product"],
+    ["hugging face", "transformers"],
+    ["huggingface", "transformers"],
+    ["kda", "kimi delta attention"],
+    ["learning rate", "write strength"],
+    ["linear attention", "fast weights"],
+    ["linear attention", "sum rule"],
+    ["linear transformer", "fast weights"],
+    ["pip", "install"],
+    ["setup", "install"],
+    ["solution", "exercise"],
+    ["triton", "gpu kernels"],
+  ];
+  // Words that are in every text.
+  const COMMON = new Set(
+    `a an and are as at be by can do does for from how i in is it of on or should than that
+     the this to vs what when where which why with you`.split(/\s+/),
+  );
+  const GREEK = {
+    α: "alpha", β: "beta", γ: "gamma", δ: "delta", ε: "epsilon", ζ: "zeta", η: "eta",
+    θ: "theta", κ: "kappa", λ: "lambda", μ: "mu", ν: "nu", ξ: "xi", π: "pi", ρ: "rho",
+    σ: "sigma", τ: "tau", φ: "phi", χ: "chi", ψ: "psi", ω: "omega",
+  };
+  const BOOST = { title: 5, page: 2, text: 1, code: 0.3 };
+  // Pages that are shown, sections of each, and characters of a line.
+  const [PAGES, PARTS, LONGEST] = [30, 6, 220];
+
+  // The words of a text as the index has them: "β_t" is "beta" and "t".
+  const WORD = /\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+/gu;
+  const known = new Map();
+  const names = (word) => {
+    if (!known.has(word)) {
+      const plain = word.toLowerCase().normalize("NFKD").replace(/[\p{M},]/gu, "");
+      const spelled = plain.replace(/[α-ω]/g, (letter) => ` ${GREEK[letter] ?? letter} `);
+      const each = spelled.split(/_* _*|^_+|_+$/);
+      known.set(word, each.filter((name) => name && !COMMON.has(name)).map(stem));
+    }
+    return known.get(word);
+  };
+  // What "normalise" and "normalizations", "memory" and "memories" have in common.
+  const stem = (name) =>
+    name.includes("_")
+      ? name
+      : name
+          .replace(/(?<=..)ies$/, "y")
+          .replace(/(?<=[sxz]|[cs]h)es$|(?<=..)(?<!s|u|ia)s$/, "")
+          .replace(/(?<=i)[sz](?:e[dr]?|ing|ation)$/, "")
+          .replace(/(?<=...)([bdgmnprt])\1(?:ing|ed)$/, "$1")
+          .replace(/(?<=...)(?:ing|ed|[ey])$/, "");
+  const words = (text) => (text.match(WORD) ?? []).flatMap(names);
+  // A name of the code is found by its parts, too.
+  const parts = (name) => [name, ...(name.includes("_") ? name.split("_").map(stem) : [])];
+
+  const pageOf = (location) => location.split("#")[0];
+  const pages = new Map(
+    SECTIONS.filter(({ name }) => name).map((page) => [page.location, page]),
+  );
+  const entries = SECTIONS.map((section, id) => {
+    const { location, title, name = "", text, code } = section;
+    const page = name ? "" : pages.get(pageOf(location)).title;
+    const fields = { title: `${title} ${name}`, page, text, code };
+    for (const field in fields) fields[field] = words(fields[field]).join(" ");
+    // "Retrieval: does it matter?" is also called "Retrieval".
+    const called = [title, title.split(":")[0], name].map((each) => words(each).join(" "));
+    const [, weight] = KINDS.find(([kind]) => kind.test(location));
+    return { ...fields, id, called, weight, whole: Boolean(name) };
+  });
+  const index = new MiniSearch({
+    fields: Object.keys(BOOST),
+    tokenize: (text) => text.split(" "),
+    processTerm: parts,
+    searchOptions: {
+      boost: BOOST,
+      boostDocument: (id) => entries[id].weight,
+      prefix: (term) => term.length > 1 && !/^\d/.test(term),
+      processTerm: (term) => term,
+    },
+  });
+  index.addAll(entries);
+
+  // Words count more where they are together, still more in a title, most in that of
+  // a page.
+  const together = ({ called, text, whole }, phrase) => {
+    const within = (text) => ` ${text} `.includes(` ${phrase} `);
+    const named =
+      (called.includes(phrase) && 4) ||
+      (called.some((name) => name.startsWith(phrase)) && 3) ||
+      (called.some(within) && 2) ||
+      1;
+    const said = phrase.includes(" ") && (named > 1 || within(text)) ? 3 : 1;
+    return named * said * (whole && named > 1 ? 2 : 1);
+  };
+
+  const also = ALSO.map((pair) => pair.map((text) => ` ${words(text).join(" ")} `));
+  const ask = (phrases, options) => {
+    const hits = new Map();
+    for (const phrase of phrases) {
+      const queries = phrase.split(" ");
+      for (const { id, score, terms } of index.search({ queries, ...options })) {
+        const whole = (score / queries.length) * together(entries[id], phrase);
+        if (!(hits.get(id)?.score > whole)) hits.set(id, { id, terms, score: whole });
+      }
+    }
+    return [...hits.values()].sort((a, b) => b.score - a.score);
+  };
+  const found = (phrase) => {
+    const others = also.map((pair) => ` ${phrase} `.replace(...pair).trim());
+    const phrases = [...new Set([phrase, ...others])];
+    const fuzzy = (term) => term.length > 4 && 0.2;
+    // All words; all, perhaps misspelled; or some of them.
+    let hits = ask(phrases, { combineWith: "AND" });
+    if (!hits.length) hits = ask(phrases, { combineWith: "AND", fuzzy });
+    return hits.length ? hits : ask(phrases, { combineWith: "OR", fuzzy });
+  };
+
+  const escaped = (text) =>
+    text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  const marked = (text, isHit) => {
+    const said = text.match(WORD) ?? [];
+    const marks = said.map((word) => (isHit(word) ? `<mark>${word}</mark>` : word));
+    return text.split(WORD).map((gap, i) => escaped(gap) + (marks[i] ?? "")).join("");
+  };
+  // A line, or the part of it around the first hit: its sentence, if that is near.
+  const cut = (line, isHit) => {
+    if (line.length <= LONGEST) return line;
+    const first = [...line.matchAll(WORD)].find(([word]) => isHit(word))?.index ?? 0;
+    const sentence = line.lastIndexOf(". ", first) + 1;
+    const near = first - sentence < LONGEST / 2;
+    const begin = near ? sentence : line.indexOf(" ", first - LONGEST / 2);
+    const rest = line.slice(begin).trim();
+    const end = rest.lastIndexOf(" ", LONGEST);
+    const shown = rest.length > LONGEST ? `${rest.slice(0, end)} …` : rest;
+    return begin ? `… ${shown}` : shown;
+  };
+  // The two lines that say most of what was asked, or what a section begins with: of
+  // its code, if neither title nor text has so much of it.
+  const excerpt = ({ title, text, code }, isHit, phrase) => {
+    const counted = (line) => {
+      const hits = new Set((line.match(WORD) ?? []).filter(isHit).flatMap(names));
+      const together = hits.size > 1 && words(line).join(" ").includes(phrase);
+      return { line: line.trim(), hits: hits.size + 2 * together };
+    };
+    const best = (lines) => lines.map(counted).sort((a, b) => b.hits - a.hits).slice(0, 2);
+    const [said, done] = [text, code].map((lines) => best(lines.split("\n")));
+    const inCode = done[0].hits > Math.max(said[0].hits, counted(title).hits);
+    return (inCode ? done : said)
+      .filter(({ hits, line }, i) => line && (hits || i === 0))
+      .map(({ line }) => marked(cut(line, isHit), isHit))
+      .map((line) => (inCode ? `<p><code>${line}</code></p>` : `<p>${line}</p>`))
+      .join("");
+  };
+
+  const search = (query) => {
+    const typed = (query.match(WORD) ?? []).flatMap((word) =>
+      names(word).map((name) => ({ word, name })),
+    );
+    if (!typed.length) return [];
+    const phrase = typed.map(({ name }) => name).join(" ");
+    const all = found(phrase);
+    const terms = new Set(all.flatMap((hit) => hit.terms));
+    const seen = new Map();
+    const isHit = (word) => {
+      const told = seen.get(word) ?? names(word).flatMap(parts).some((name) => terms.has(name));
+      seen.set(word, told);
+      return told;
+    };
+    const groups = new Map();
+    for (const hit of all) {
+      const page = pageOf(SECTIONS[hit.id].location);
+      groups.set(page, groups.get(page) ?? []).get(page).push(hit);
+    }
+    return [...groups].slice(0, PAGES).map(([page, hits]) => {
+      const items = hits.slice(0, PARTS).map(({ id, terms, score }, i) => {
+        const { location, title } = SECTIONS[id];
+        // What the page will mark (as it begins there), and what it lacks.
+        const has = typed.map(({ word, name }) =>
+          terms.some((term) => term.startsWith(name)) ? [name, true] : [word, false],
+        );
+        const other = has.some(([, is]) => is) ? [] : terms.map((term) => [term, true]);
+        return {
+          location,
+          title: marked(title, isHit),
+          text: excerpt(SECTIONS[id], isHit, phrase),
+          // The theme unfolds sections that are as good as the first.
+          score: i < 2 && score > hits[0].score / 2 ? hits[0].score : score,
+          terms: Object.fromEntries(other.length ? other : has),
+        };
+      });
+      if (!items.some(({ location }) => location === page)) {
+        const title = escaped(pages.get(page).title);
+        items.push({ location: page, title, text: "", score: 0, terms: {} });
+      }
+      return items;
+    });
+  };
+
+  globalThis.answered = ({ type, data }) =>
+    type === 0 ? { type: 1 } : { type: 3, data: { items: search(data) } };
+  if (globalThis.importScripts)
+    addEventListener("message", ({ data }) => postMessage(answered(data)));
+}

@@ -1,0 +1,155 @@
+"""The search: what it finds first, what it shows, and what it has of the pages."""
+
+import gzip
+import json
+import re
+
+import pytest
+from built import ROOT, asks, search
+
+#: What readers type, and the page that comes first: as terms of the site, in other
+#: words, in symbols, as a question, misspelled, and unfinished.
+QUERIES = {
+    "delta rule": "notebooks/04_delta_rule",
+    "del": "notebooks/04_delta_rule",
+    "deltanet": "notebooks/04_delta_rule",
+    "what is a fast weight": "notebooks/01_fast_weights",
+    "linear attention": "notebooks/01_fast_weights",
+    "DPFP": "notebooks/03_dpfp",
+    "normalize": "notebooks/05_normalisation",
+    "retrievl": "notebooks/06_retrieval",
+    "generate text": "notebooks/07_transformer",
+    "memories": "notebooks/08_memory",
+    "AFT stability": "notebooks/11_aft_stability",
+    "log-sum-exp": "notebooks/11_aft_stability",
+    "qwen": "notebooks/16_to_qwen",
+    "beta": "notation",
+    "β": "notation",
+    "d1": "notation",
+    "ELU+1": "notation",
+    "hebbian": "notation",
+    "Eq. 24": "annotated/equations",
+    "equation 24": "annotated/equations",
+    "aft-local": "annotated/aft-window",
+    "capacity": "figures/capacity",
+    "kv cache": "figures/cache",
+    "shakespeare": "figures/shakespeare",
+    "install": "index",
+    "pip": "index",
+    "colab": "course",
+    "numbers to remember": "cheatsheet",
+    "bibtex": "references",
+    "gpu": "kernels/index",
+    "every launch": "kernels/model",
+    "is delta faster than softmax": "results",
+    "permutations": "reproduce/state-tracking",
+    "4.01": "reproduce/state-size",
+    "nan": "errata",
+    "chunked_sum": "exercises",
+    "gated_delta_rule": "api/ops",
+    "prefill": "api/models",
+    "hugging face": "transformers",
+    "checkpoint resume": "training",
+    "how do I add a rule": "contribute",
+    "mutants": "tested",
+}
+
+
+@pytest.fixture(scope="module")
+def sections(site) -> list[dict]:
+    """What the search has of the pages."""
+    script = (site / "assets" / "search.js").read_text("utf-8")
+    (line,) = re.findall(r"^const SECTIONS = (.+);$", script, re.MULTILINE)
+    return json.loads(line)
+
+
+def test_the_first_page_for_forty_queries(look):
+    tab = look("cheatsheet.html")
+    tab.add_script_tag(url="assets/search.js")
+    found = tab.evaluate(asks.SEARCHED, [*QUERIES])
+    wrong = {
+        query: places
+        for (query, page), places in zip(QUERIES.items(), found, strict=True)
+        if not places or not places[0].startswith(f"{page}.html")
+    }
+    assert wrong == {}
+    # The place on the page, too.
+    places = dict(zip(QUERIES, (places[0] for places in found), strict=True))
+    assert places["Eq. 24"].endswith("#schlag2021-24")
+    assert places["bibtex"].endswith("#cite")
+
+
+def test_it_has_the_whole_text(site, sections):
+    """Notes, tables and code, once; the index of the theme has nothing."""
+    theme = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    assert theme["docs"] == []
+    said = {"title": "", "text": "", "code": ""}
+    for section in sections:
+        for kind in said:
+            said[kind] += section[kind] + "\n"
+    # A row with its cells apart, a question, a note, commands, a cell and its output.
+    assert re.search(r"^delta · 1\.\d+ · ", said["text"], re.MULTILINE)
+    assert "Which" in said["text"] and "Copied!" not in said["text"]
+    assert "pip install" in said["code"] and "_ = check(delta_step)" in said["code"]
+    assert said["code"].count("def delta_step(W: Tensor, k: Tensor,") == 1
+    # What a reader of the results should not be told before.
+    assert "Show the answer" not in said["text"]
+
+
+def test_it_arrives_while_a_reader_types(site):
+    """In a second and a half at 4 Mbit/s."""
+    assert len(gzip.compress((site / "assets" / "search.js").read_bytes())) < 750_000
+
+
+def test_it_leads_to_sections(sections):
+    """Text of a notebook belongs to the heading above it, not to the page."""
+    for entry in sections:
+        if entry["location"].startswith("notebooks/") and "#" not in entry["location"]:
+            # Only what stands before the first section.
+            assert len(entry["text"]) < 1500 and "What to notice" not in entry["text"]
+    (found,) = (
+        entry["location"]
+        for entry in sections
+        if "notebooks/" in entry["location"] and "One of x and −x" in entry["text"]
+    )
+    assert found == "notebooks/03_dpfp.html#1-in-the-plane"
+
+
+def test_formulas_are_readable(sections):
+    """As text: neither dropped nor TeX."""
+    # Where contributors read how to write a formula, the TeX is code.
+    texts = (e["text"] for e in sections if "contribute.html" not in e["location"])
+    text = " ".join(texts)
+    # A backslash, a brace or a dollar of code is not TeX.
+    assert not re.search(r"\\[a-zA-Z]{2,}\b|\\[\[(]|\$\$|[_^]\{|\\tag", text)
+    assert "W_t = W_(t−1) + " in text and "v ⊗ k" in text
+
+
+def test_it_shows_short_excerpts(look):
+    """At most two lines, of those that match."""
+    tab = look("index.html")
+    search(tab, "normaliser")
+    results = tab.locator(".md-search-result__article:visible")
+    shown = [result.inner_text() for result in results.all()]
+    assert len(shown) > 5
+    assert [text for text in shown if len(text) > 600] == []
+    sections = tab.locator(".md-search-result__link:visible[href*='#']")
+    assert sections.count() > 0
+
+
+FORMULAS = [
+    (r"\bar v_t = W_{t-1}\, \phi(k_t) \tag{20}", "v̄_t = W_(t−1) φ(k_t)"),
+    (r"\tfrac12 \lVert v - \hat v \rVert^2", "1/2‖v − v̂‖²"),
+    (r"\frac{h(x)}{\sqrt{2m}}", "(h(x))/(√2m)"),
+    (r"U = X^\top dY \odot \Gamma", "U = Xᵀ dY ⊙ Γ"),
+    (r"\mathrm{softmax}(w)_l \quad \text{if } l < L", "softmax(w)_l if l < L"),
+    (r"d_{\text{key}} \log d_{\text{key}}", "d_key log d_key"),
+    (r"e^{-\lambda} \to 0", "e^(−λ) → 0"),
+]
+
+
+def test_formula_in_words(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    import tex
+
+    assert [(formula, tex.plain(formula)) for formula, _ in FORMULAS] == FORMULAS
