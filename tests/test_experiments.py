@@ -166,6 +166,7 @@ def test_points_are_saved_one_by_one_and_not_run_again(tmp_path):
     first = runs.run(2)
     saved = runs.read(2)
     assert saved["point"] == first and first["S"] == 3
+    assert first["setup"] == TINY.setup(first) and "optimiser" in first["setup"]
     assert (
         saved["run"]["command"] == "fwlab reproduce tiny --quick"
         and saved["run"]["commit"]
@@ -485,13 +486,15 @@ def test_a_killed_run_continues_where_it_was(tmp_path):
 
 
 def held(experiment, points) -> None:
-    """Every verdict is that of the committed results, whatever it is."""
-    committed = results(experiment, ROOT / "docs" / "results" / "quick")
-    expected, found = (
-        {claim.text: claim.verdict for claim in experiment.claims(each)}
-        for each in (committed["points"], points)
-    )
-    assert expected and found == expected
+    """What the results of the site say clearly comes out again.
+
+    Where their seeds overlap, another machine may say something else.
+    """
+    site = results(experiment, ROOT / "docs" / "results" / "quick")["points"]
+    clear = [c for c in experiment.claims(site) if c.apart is not False]
+    again = {claim.text: claim.holds for claim in experiment.claims(points)}
+    assert clear
+    assert {c.text: again[c.text] for c in clear} == {c.text: c.holds for c in clear}
 
 
 def quick_versions():

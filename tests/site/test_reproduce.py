@@ -112,6 +112,10 @@ def test_hyper_parameters_are_those_of_the_points():
         "columns": ["mixer", "seed", "lr"],
         "rows": [["delta", "1", "0.02, 0.1"], ["sum", "2", "0.1"]],
     }
+    # A rate that all have is listed all the same; a point may say its own setup.
+    same = [{**p, "lr": 0.1, "setup": {"batch": 5}} for p in every]
+    assert hook._setup(made, "quick", same)["equal"] == {"batch": "5", "d": "8"}
+    assert hook._setup(made, "quick", same)["rows"][1] == ["sum", "2", "0.1"]
     for name, experiment in EXPERIMENTS.items():
         if results := hook._read(experiment, "quick"):
             setup = hook._setup(experiment, "quick", results["points"])
