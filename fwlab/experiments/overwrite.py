@@ -402,7 +402,7 @@ EXPERIMENT = Experiment(
     name="overwrite",
     title="Which rules can replace a value",
     source="Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5",
-    cost="quick: 3 min of one core; full: about an hour (estimated)",
+    cost="quick: 3 min of one core; full: about 2 hours (estimated)",
     points=points,
     run=run,
     claims=claims,
