@@ -315,7 +315,7 @@ def test_says_which_words_it_knows(home):
         assert len(home.state()["facts"]) == 10
         assert home.tab.get_by_label("Or type:").input_value() == text
         home.press("Back to the five moves")
-        home.until_it_says("Everybody has moved")
+        home.until_it_says("Everyone has moved")
 
 
 def test_can_be_emptied_filled_and_begun_again(home):
