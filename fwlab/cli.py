@@ -424,8 +424,8 @@ def reproduce(
                 bar.update()
     results = runs.collect()
     for claim in experiment.claims(results["points"]):
-        mark = {True: "yes", False: "NO", None: "not yet run"}[claim.holds]
-        print(f"{claim.text}\n  published {claim.source} | {claim.found} | {mark}")
+        known = f"published {claim.published}" if claim.published else "ours"
+        print(f"{claim.text}\n  {known} | {claim.found} | {claim.verdict}")
     print(f"{name}: {_state(experiment, out)}\n{out / name}.json")
 
 

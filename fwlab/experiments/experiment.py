@@ -45,11 +45,6 @@ class Claim(NamedTuple):
         yes, no = ("reproduced", "not") if self.published else ("holds", "does not")
         return yes if self.holds else no
 
-    @property
-    def source(self) -> str:
-        """The published numbers; where there are none, that it is ours."""
-        return self.published or "ours"
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -207,44 +202,3 @@ def _range(numbers: Sequence[float], spec: str) -> str:
         for x in (min(numbers), median(numbers), max(numbers))
     )
     return middle if len(numbers) == 1 else f"{middle} [{low}, {high}]"
-
-
-def numbers_claim(
-    text: str,
-    source: str,
-    numbers: Sequence[float | None],
-    holds: Callable[..., bool],
-    spec: str = ".3f",
-    between: str = " against ",
-    unit: str = "",
-) -> Claim:
-    """A claim about one number, or about a few that are compared.
-
-    - `text`, `source`: as in `Claim`.
-    - `numbers`: what came out; None = not yet run.
-    - `holds`: takes all numbers, and says whether the claim holds.
-    - `spec`, `between`, `unit`: how numbers are written, what is written
-      between two, and after the last one.
-    """
-    known = [x for x in numbers if x is not None]
-    listed = between.join(f"{x:{spec}}" for x in known)
-    complete = len(known) == len(numbers)
-    return Claim(
-        text,
-        source,
-        f"{listed}{unit}" if known else "–",
-        holds(*known) if complete else None,
-    )
-
-
-def held(good: Sequence[bool], wanted: int) -> bool | None:
-    """None if fewer than `wanted` are there, and all of them are good."""
-    if not all(good):
-        return False
-    return True if len(good) == wanted else None
-
-
-def listed(numbers: Mapping[Any, float], spec: str, x: str = "S") -> str:
-    """Numbers by `x`, as text."""
-    every = [f"{value:{spec}} ({x} = {at})" for at, value in numbers.items()]
-    return ", ".join(every) or "–"
