@@ -19,7 +19,8 @@ def transformer_xl(memory: int) -> text.Run:
         ),
         whole=True,
     )
-    return text.Run(SMALL, mixer, TEXT, carry=True, rows=2)
+    config = replace(SMALL, lr=0.03, min_lr=0.03, steps=30)
+    return text.Run(config, mixer, TEXT, carry=True, rows=2)
 
 
 def test_memory_is_cut_at_evaluation():
