@@ -74,8 +74,6 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri.startswith("reproduce/"):
         page.meta.setdefault("styles", []).append("styles/reproduce.css")
-    if page.file.src_uri == "reproduce/index.md":
-        page.meta.setdefault("scripts", []).append("scripts/claims.js")
     return markdown
 
 

@@ -6,23 +6,25 @@ for (const table of document.querySelectorAll("article table")) {
   const heads = [...(table.tHead?.rows[0].cells ?? [])];
   const rows = [...(body?.rows ?? [])];
   if (rows.length < 3 || rows.some((row) => row.cells.length !== heads.length)) continue;
+  const text = (cell) => cell.dataset.rank ?? cell.textContent.trim();
   // "1,877" is a number, "from T = 256" one after words, "–" is last.
-  const key = (row, column) => {
-    const text = row.cells[column].textContent.trim();
-    const number = text.replaceAll(",", "").match(/-?\d+(\.\d+)?/);
-    return number ? Number(number[0]) : text === "–" ? Infinity : text;
+  const number = (cell) => {
+    const found = text(cell).replaceAll(",", "").match(/-?\d+(\.\d+)?/);
+    return found ? Number(found[0]) : text(cell) === "–" ? Infinity : NaN;
   };
-  const compare = (a, b) =>
-    typeof a === typeof b ? (a < b ? -1 : Number(a > b)) : typeof a === "number" ? -1 : 1;
+  const byText = (a, b) => text(a).localeCompare(text(b), "en", { numeric: true });
+  const byNumber = (a, b) => (number(a) === number(b) ? 0 : number(a) - number(b));
   heads.forEach((head, column) => {
     const button = Object.assign(document.createElement("button"), { type: "button" });
     button.append(...head.childNodes);
     head.append(button);
+    const words = rows.some((row) => Number.isNaN(number(row.cells[column])));
+    const compare = words ? byText : byNumber;
     button.addEventListener("click", () => {
       const sign = head.ariaSort === "ascending" ? -1 : 1;
       for (const each of heads) each.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
-      rows.sort((a, b) => sign * compare(key(a, column), key(b, column)));
+      rows.sort((a, b) => sign * compare(a.cells[column], b.cells[column]));
       body.append(...rows);
     });
   });
