@@ -43,7 +43,7 @@ QUERIES = {
     "every launch": "kernels/model",
     "is delta faster than softmax": "results",
     "permutations": "reproduce/state-tracking",
-    "4.01": "reproduce/state-size",
+    "4.01": "results",
     "nan": "errata",
     "chunked_sum": "exercises",
     "gated_delta_rule": "api/ops",
