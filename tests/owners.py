@@ -14,6 +14,7 @@ NOBODY = "no--body"
 KNOWN = {
     "BlinkDL",
     "EleutherAI",
+    "HazyResearch",
     "dequelabs",
     "facebookresearch",
     "fla-org",
