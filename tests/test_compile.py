@@ -97,7 +97,10 @@ def test_masks_and_missing_gradients(name):
     "name", some(["delta", "aft-full", "feedback"], {"aft-full", "feedback"})
 )
 def test_other_lengths(name):
-    """One function for all lengths, 0 and 1 included. Others are exported for any."""
+    """One function for all lengths, 0 and 1 included.
+
+    Other operations are exported with a length left open.
+    """
     row = ROWS[name]
     whole = replace(row, op=compiled(lines(row), dynamic=True))
     for time in (9, 33, 1, 0, 12):

@@ -72,7 +72,7 @@ def test_rules_and_recurrences_are_added_as_the_page_says(tmp_path):
     files = dict.fromkeys(" ".join(files for files, _ in commands).split())
     words = " or ".join(words for _, words in commands)
     done = subprocess.run(
-        [sys.executable, "-c", RUN, "-q", *files, "-k", words],
+        [sys.executable, "-c", RUN, "-q", "-rp", *files, "-k", words],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
@@ -81,6 +81,9 @@ def test_rules_and_recurrences_are_added_as_the_page_says(tmp_path):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     (passed,) = re.findall(r"(\d+) passed", done.stdout)
     assert len(commands) == 2 and int(passed) > 120
+    # Each word of a command names a test that passed.
+    tests = " ".join(re.findall(r"^PASSED (.*)$", done.stdout, re.M))
+    assert [word for word in words.split(" or ") if word not in tests] == []
     # What is published stays as it is.
     before = [recall.points(False), language_model.points(False)]
     assert done.stdout.splitlines()[0] == str(before)

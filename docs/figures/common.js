@@ -79,12 +79,12 @@ fwlab.figure = (name, setup) => {
       beside: (...elements) =>
         root.append(fwlab.html("div", { class: "fw-side" }, ...elements)),
       // Who listens hears it when nothing has changed for a moment, and
-      // not how the figure begins.
-      say: (text) => {
+      // neither how the figure begins nor what plays by itself: that is not `aloud`.
+      say: (text, aloud = true) => {
         if (words.textContent === text && begun) return;
         words.textContent = text;
         clearTimeout(timer);
-        if (begun) timer = setTimeout(() => (status.textContent = text), 800);
+        if (begun && aloud) timer = setTimeout(() => (status.textContent = text), 800);
       },
     };
     root.parentElement.figure = setup(figure) ?? {};

@@ -134,7 +134,7 @@
         for (let j = 0; j < side; j++) {
           const n = i * side + j;
           const held = before[n] + share * (W[n] - before[n]);
-          all[row + EDGE + j] = (asks ? asks.W[n] * Math.abs(top[j]) : held) / STRONG;
+          all[row + EDGE + j] = (asks ? asks.W[n] * top[j] : held) / STRONG;
         }
       }
       return [wide, side + EDGE, all];
@@ -200,6 +200,7 @@
 
     const askAfter = (name) => {
       const button = fwlab.button(name, async () => {
+        stop(); // a click does not focus a button everywhere
         if (!models.delta && !(await tell((facts) => facts))) return;
         asked = asked === name ? null : name;
         show();
@@ -220,7 +221,7 @@
       for (const button of asks.querySelectorAll("button"))
         button.ariaPressed = button.textContent === asked;
       paint(1);
-      figure.say(sentence());
+      figure.say(sentence(), !player.running());
     };
 
     const draw = (news) => {
@@ -274,7 +275,12 @@
         "div",
         { class: "fw-memories" },
         ...rules.map(([rule, name]) => fwlab.html("div", {}, `${name}: W`, maps[rule])),
-        fwlab.html("small", {}, "Above: the key. Left: what is written. Right: what is read."),
+        fwlab.html(
+          "small",
+          {},
+          "Above: the key, or what is asked. Left: what is written. Right: what is read. " +
+            "Blue: positive, pink: negative.",
+        ),
       );
       picture.replaceChildren(story, memories, table);
       offer();
@@ -295,7 +301,7 @@
         return "Nobody has moved yet, and the sum rule remembers as well as the delta rule.";
       const all = moved.length === known.length;
       return (
-        `${all ? "Everybody" : list(moved)} ${moved.length > 1 && !all ? "have" : "has"} moved; ` +
+        `${all ? "Everyone" : list(moved)} ${moved.length > 1 && !all ? "have" : "has"} moved; ` +
         "what is no longer true is crossed out. The sum rule adds the new place to the old " +
         "one and can only guess between them; the delta rule replaces it. The percentages " +
         "say how sure each model is."
@@ -314,7 +320,7 @@
       return loading;
     };
     const fetchBoth = async () => {
-      figure.say("Fetching the weights (43 kB) …");
+      figure.say("Fetching the weights (43 kB) …", !player.running());
       const [sum, delta] = await Promise.all(
         Object.keys(RULES).map((rule) =>
           fwlab.loadModel(new URL(`${rule}.safetensors`, folder)),
@@ -350,7 +356,8 @@
       every: 1600,
       begin: () => {
         clearTimeout(opening);
-        change(() => [...TOLD]);
+        // Not if the reader has done something while the weights came.
+        change((facts) => (player.running() ? [...TOLD] : facts));
       },
       step: () => {
         if (!models.delta) return Boolean(loading);
@@ -400,6 +407,7 @@
       autocomplete: "off",
       spellcheck: "false",
     });
+    input.addEventListener("focusin", stop);
     const send = fwlab.html("button", { type: "submit", class: "fw-button" }, "Tell");
     const form = fwlab.html(
       "form",
@@ -451,6 +459,9 @@
           : null,
         memories: Object.fromEntries(
           Object.entries(runs).map(([rule, { W }]) => [rule, Array.from(W)]),
+        ),
+        pixels: Object.fromEntries(
+          Object.entries(runs).map(([rule, made]) => [rule, Array.from(pixels(made, 1)[2])]),
         ),
         asked,
         playing: player.running(),

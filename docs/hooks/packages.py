@@ -1,5 +1,7 @@
 """Copies the packages that docs/tools/npm.py has fetched into the site."""
 
+from pathlib import Path
+
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from repository import ROOT
@@ -29,16 +31,20 @@ ASSETS = {
 }
 
 
+def fetched(package: Path, pattern: str) -> list[Path]:
+    """The files of a package; raises a `PluginError` if there are none."""
+    if found := sorted(package.glob(pattern)):
+        return found
+    raise PluginError(
+        f"expected {package.relative_to(ROOT) / pattern}, got no such file: "
+        "run `python docs/tools/npm.py` once"
+    )
+
+
 def on_files(files, config):
     for target, (package, patterns) in ASSETS.items():
         for pattern in patterns:
-            found = sorted(package.glob(pattern))
-            if not found:
-                raise PluginError(
-                    f"expected {package.relative_to(ROOT) / pattern}, got no such "
-                    "file: run `python docs/tools/npm.py` once"
-                )
-            for path in found:
+            for path in fetched(package, pattern):
                 uri = f"{target}/{path.relative_to(package).as_posix()}"
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import tex
 from mkdocs.plugins import event_priority
-from packages import MODULES
+from packages import MODULES, fetched
 
-LIBRARY = MODULES / "minisearch" / "dist" / "umd" / "index.js"
 SCRIPT = Path(__file__).parents[1] / "scripts" / "search.js"
 #: Of several pages that have the same text, the first of these keeps it.
 FIRST = (
@@ -60,7 +59,8 @@ def on_page_context(context, page, config, nav):
 
 
 def on_post_build(config):
-    library = LIBRARY.read_text("utf-8").partition("//# sourceMappingURL")[0]
+    (path,) = fetched(MODULES / "minisearch", "dist/umd/index.js")
+    library = path.read_text("utf-8").partition("//# sourceMappingURL")[0]
     index = json.dumps(once(sections), ensure_ascii=False, separators=(",", ":"))
     parts = [library, f"const SECTIONS = {index};", SCRIPT.read_text("utf-8")]
     path = Path(config.site_dir, "assets", "search.js")

@@ -194,7 +194,7 @@
       said.textContent = done + right + again ? `${counts.join(", ")}.` : "";
       const nothing = !Object.keys(progress).length;
       all.querySelector("button").hidden = nothing;
-      all.hidden = nothing;
+      all.hidden = nothing || (!asked && !done);
     };
 
     const show = () => {

@@ -28,8 +28,8 @@
   const fold = (box, count) => {
     if (!folds.has(box)) {
       const summary = document.createElement("summary");
-      summary.textContent = `The table: ${count} rows`;
-      const details = Object.assign(document.createElement("details"), { className: "fw-rows" });
+      summary.textContent = `Show the table (${count} rows)`;
+      const details = Object.assign(document.createElement("details"), { className: "fw-folded" });
       details.append(summary);
       folds.set(box, details);
     }
@@ -60,7 +60,11 @@
     for (const table of part.querySelectorAll("article table")) reflow(table);
     mark();
   };
-  addEventListener("load", () => fit(document));
+  addEventListener("load", () => {
+    fit(document);
+    // What was folded above it has moved what the address names.
+    if (folds.size) document.querySelector(":target")?.scrollIntoView();
+  });
   let width = innerWidth;
   addEventListener("resize", () => {
     if (width === innerWidth) return; // on a phone, scrolling changes the height
@@ -68,5 +72,5 @@
     fit(document);
   });
   // What a summary unfolds has no width before.
-  addEventListener("toggle", ({ target }) => (target.matches(".fw-rows") ? mark() : fit(target)), true);
+  addEventListener("toggle", ({ target }) => (target.matches(".fw-folded") ? mark() : fit(target)), true);
 }

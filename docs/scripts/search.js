@@ -9,12 +9,14 @@
     [/^(notebooks\/|annotated\/equations|index)/, 2],
     [/^(notation|figures\/|course|cheatsheet|memory_essay)/, 1.5],
     [/^annotated\/source\//, 0.05],
+    [/^api\/exercises/, 0.5],
     [/^(annotated\/|kernels\/(?!index)|contribute|tested|changelog|inside)/, 0.5],
     [/^/, 1],
   ];
   // What readers call something, and what it is called here: both are searched.
   const ALSO = [
     ["attention free transformer", "aft"],
+    ["benchmark", "speed"],
     ["bibtex", "cite"],
     ["citation", "cite"],
     ["cuda", "gpu"],
@@ -29,10 +31,14 @@
     ["linear attention", "fast weights"],
     ["linear attention", "sum rule"],
     ["linear transformer", "fast weights"],
+    ["performer", "favor"],
     ["pip", "install"],
+    ["quick start", "start here"],
+    ["quickstart", "start here"],
     ["setup", "install"],
     ["solution", "exercise"],
     ["triton", "gpu kernels"],
+    ["tutorial", "start here"],
   ];
   // Words that are in every text.
   const COMMON = new Set(
@@ -53,7 +59,8 @@
   const known = new Map();
   const names = (word) => {
     if (!known.has(word)) {
-      const plain = word.toLowerCase().normalize("NFKD").replace(/[\p{M},]/gu, "");
+      const letters = word.toLowerCase().normalize("NFKD").replace(/[\p{M},]/gu, "");
+      const plain = letters.replace(/^eqs?(?=\d)/, "eq "); // "Eq24"
       const spelled = plain.replace(/[α-ω]/g, (letter) => ` ${GREEK[letter] ?? letter} `);
       const each = spelled.split(/_* _*|^_+|_+$/);
       known.set(word, each.filter((name) => name && !COMMON.has(name)).map(stem));
@@ -149,7 +156,7 @@
     const first = [...line.matchAll(WORD)].find(([word]) => isHit(word))?.index ?? 0;
     const sentence = line.lastIndexOf(". ", first) + 1;
     const near = first - sentence < LONGEST / 2;
-    const begin = near ? sentence : line.indexOf(" ", first - LONGEST / 2);
+    const begin = near ? sentence : Math.max(line.indexOf(" ", first - LONGEST / 2), 0);
     const rest = line.slice(begin).trim();
     const end = rest.lastIndexOf(" ", LONGEST);
     const shown = rest.length > LONGEST ? `${rest.slice(0, end)} …` : rest;

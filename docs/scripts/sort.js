@@ -6,11 +6,12 @@ for (const table of document.querySelectorAll("article table")) {
   const heads = [...(table.tHead?.rows[0].cells ?? [])];
   const rows = [...(body?.rows ?? [])];
   if (rows.length < 3 || rows.some((row) => row.cells.length !== heads.length)) continue;
-  const text = (cell) => cell.dataset.rank ?? cell.textContent.trim();
-  // "1,877" is a number, "from T = 256" one after words, "–" is last.
+  const text = (cell) => 
+    cell.dataset.rank ?? cell.textContent.trim().replace(/(?<=\d),(?=\d{3})/g, "");
+  // "1,877" is a number, "from T = 256" one after words, "–" is last; "delta, 1" is none.
   const number = (cell) => {
-    const found = text(cell).replaceAll(",", "").match(/-?\d+(\.\d+)?/);
-    return found ? Number(found[0]) : text(cell) === "–" ? Infinity : NaN;
+    const found = text(cell).match(/^(?:from\D*|[<×] )?([+-]?\d+(\.\d+)?)/);
+    return found ? Number(found[1]) : text(cell) === "–" ? Infinity : NaN;
   };
   const byText = (a, b) => text(a).localeCompare(text(b), "en", { numeric: true });
   const byNumber = (a, b) => (number(a) === number(b) ? 0 : number(a) - number(b));

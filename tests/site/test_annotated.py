@@ -504,7 +504,7 @@ def test_steps_light_up_lines_in_both_versions(look, site, page):
     tab.set_viewport_size({"width": 1280, "height": 800})
     runs = recorded(site, page)
     name = [*runs][-1]
-    tab.get_by_label("What is run").select_option(name)
+    tab.get_by_label("Which recorded run").select_option(name)
     if page == "delta":
         tab_of(tab, "efficient").click()  # comes back by itself
     button = tab.get_by_role("button", name="Step", exact=True)

@@ -159,7 +159,7 @@ def check_first_screen(tab, home, width: int, height: int):
         *[tab.locator("article h1"), tab.locator("article h1 + p")],
         *ways.all(),
         # The model: what was read, all answers, scores, and the change to press.
-        *[home.css(part) for part in ("p", "table")],
+        *[home.css(part) for part in ("p", ".fw-memories", "table")],
         home.starter(),
     ]
     top = tab.locator("header.md-header").bounding_box()["height"]
@@ -262,6 +262,20 @@ def test_memories_are_drawn_as_written_and_as_read(home):
         asked = lit[0, 2:-2]
         assert lit[2:, 2:-2][:, asked < 5].max() < 10
         assert (lit[2:, 2:-2] > plain[2:, 2:-2] + 10).sum() == 0
+        # With its sign, so that the sum of a row is what is read there.
+        pixels = torch.tensor(during["state"]["pixels"][rule]).reshape(lit.shape)
+        sums, read = pixels[2:, 2:-2].sum(1), pixels[2:, -1]
+        torch.testing.assert_close(sums / sums.abs().max(), read, atol=1e-4, rtol=0)
+        assert read.min() < -0.1 and read.max() > 0.1
+
+
+#: The words that fly into the memories, as they come.
+FLOWN = """globalThis.flown = [];
+const note = ({ addedNodes }) => addedNodes.forEach((node) => {
+  if (node.className === "fw-ghost") flown.push(node.textContent);
+});
+new MutationObserver((changes) => changes.forEach(note)).observe(
+  document.getElementById("figure-live"), { childList: true, subtree: true });"""
 
 
 def test_moves_play_once_by_themselves(fresh):
@@ -278,9 +292,32 @@ def test_moves_play_once_by_themselves(fresh):
     # Again where the reader wants it, until the reader does something else.
     home.press("Replay the moves")
     assert len(home.state()["facts"]) == 5
+    home.tab.evaluate(FLOWN)
+    home.tab.clock.run_for(1600)
+    home.until("state().facts.length === 6")
+    assert home.tab.evaluate("flown") == ["Ada", "Tunis"] * 2  # to each memory
+    home.until("texts('.fw-ghost').length === 0")
     home.starter().click()
     home.tab.clock.run_for(20_000)
-    assert len(home.state()["facts"]) == 6
+    assert len(home.state()["facts"]) == 7
+    # Nothing moves for who asks for less motion.
+    calm = fresh("live", timed=True, motion="reduce")
+    calm.tab.clock.run_for(20_000)
+    state = calm.state()
+    assert state["answers"] is None and not state["playing"]
+
+
+def test_a_press_while_the_opening_loads_is_kept(fresh):
+    home = fresh("live", timed=True)
+    held = []
+    home.tab.context.route("**/sum.safetensors", lambda route: held.append(route))
+    home.tab.clock.run_for(2000)
+    home.until("state().playing")
+    home.starter().click()
+    home.tab.context.unroute("**/sum.safetensors")
+    held[0].continue_()
+    home.until("state().answers !== null")
+    assert len(home.state()["facts"]) == 11 and not home.state()["playing"]
 
 
 def test_agrees_with_pytorch_for_many_people(home):

@@ -92,6 +92,10 @@ def test_right_answers_count(look):
     assert kept(tab) == {"03_dpfp": [again]}
     answer(forms.nth(0), QUESTIONS[first], QUESTIONS[first].truth)
     assert kept(tab) == {"03_dpfp": [again, first]}
+    # Home has nothing to count yet.
+    tab.goto(base + "index.html")
+    expect(tab.locator("#progress")).to_be_hidden()
+    tab.goto(base + PAGE)
     mark(tab).click()
     assert kept(tab) == {"03_dpfp": [again, first, "done"]}
     tab.reload()
