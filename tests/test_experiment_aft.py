@@ -1,6 +1,7 @@
 """`fwlab reproduce aft`: the data, the models, and what is measured."""
 
 import sys
+from hashlib import sha256
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def test_without_scikit_learn(monkeypatch):
 
 
 def test_windows_of_text_are_the_same_characters_for_every_length(monkeypatch):
-    monkeypatch.setattr(aft, "_characters", lambda: (7, torch.arange(400_000)))
+    monkeypatch.setattr(aft, "_characters", lambda: (7, torch.arange(400_000), ""))
     for T in (32, 256):
         data = aft.text(T)
         drawn = data.draw(50)
@@ -127,8 +128,21 @@ def test_every_ordering_of_the_tables_is_a_claim(quick):
         assert longer.verdict == ("not run" if quick else "reproduced")
 
 
+def test_a_text_is_recorded(monkeypatch):
+    text = "To be, or not to be" * 20_000
+    monkeypatch.setattr(aft, "load", lambda name: text * (name == "shakespeare"))
+    monkeypatch.setattr(aft, "train", lambda *_: {"loss": 1.0})
+    aft._characters.cache_clear()
+    point = next(p for p in aft.points(False) if p["task"] == "text")
+    found = aft.run(point)
+    aft._characters.cache_clear()
+    assert found["corpus_name"] == "another text"
+    assert found["corpus_sha256"] == sha256(text.encode()).hexdigest()[:12]
+
+
 def test_texts_are_compared_at_one_length():
     texts = [p for p in aft.points(False) if p["task"] == "text"]
     assert len(texts) == 27
     assert {p["mixer"] for p in texts if p["T"] == 64} == {"aft-local"}
     assert {p["mixer"] for p in texts if p["T"] == 512} == {*aft.OF_TEXT}
+    assert {p["corpus"] for p in texts} == {"shakespeare"}

@@ -70,6 +70,8 @@ def test_when_training_ends(monkeypatch, gain, losses, steps):
     trained = retrieval.train(model, 3, False, 100 * len(losses), gain=gain)
     assert trained["steps"] == steps
     assert trained["loss"] == round(losses[steps // 100 - 1], 5)
+    assert trained["curve"][-1] == [steps, trained["loss"]]
+    assert len(trained["curve"]) == min(steps // 100, 15 if steps > 2000 else 20)
 
 
 # --- Grids --------------------------------------------------------------
@@ -165,6 +167,42 @@ def test_published_losses_are_below_the_law_where_keys_are_left_out():
     *_, bound, below, _ = capacity.claims(points)
     assert bound.verdict == "does not"  # of the published losses themselves
     assert below.published.startswith("11 of ") and below.verdict == "reproduced"
+
+
+def test_none_below_the_law_is_no_finding_before_all_points_are_there():
+    points = as_published(capacity, of_capacity, 0.3)
+    for p in points:
+        if p["ask"] == ONE:
+            p["loss_published"] = 0.0  # the published protocol is not meant here
+        else:
+            p["loss_published"] += 0.3
+    left = [p for p in points if (p["map"], p["S"]) != ("linear", 600)]
+    for some, verdict in ((points, "not"), (left, "not run")):
+        *_, below, _ = capacity.claims(some)
+        assert below.verdict == verdict and "asks all keys" in below.protocol
+
+
+def test_published_losses_are_those_of_the_sizes_that_are_run():
+    for experiment, of, label in (
+        (capacity, of_capacity, "linear (ELU + 1)"),
+        (overwrite, of_overwrite, "delta, DPFP-1"),
+    ):
+        claims = experiment.claims(as_published(experiment, of))
+        (one,) = (c for c in claims if c.text == f"{label}, one key: solved at S = 20")
+        assert " at S = 20 (Fig." in one.published
+    claims = capacity.claims(as_published(capacity, of_capacity))
+    softmax = [c.published for c in claims if "softmax" in c.text]
+    assert softmax == [f"at most 0.001 up to S = {S} (Fig. 2)" for S in (340, 200)]
+
+
+def test_points_of_other_sizes_do_not_count():
+    grid = [p for p in capacity.points(False) if (p["map"], p["S"]) == ("linear", 40)]
+    own = [{**p, "loss": 0.0} for p in grid]
+    other = [{**own[0], "S": 50, "loss": 0.4}]
+    one, more = (
+        retrieval.threshold("", "1", some, grid, True) for some in (own, own + other)
+    )
+    assert one == more and one[0].holds
 
 
 def test_one_seed_that_fails_is_seen():

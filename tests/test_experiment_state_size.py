@@ -83,6 +83,8 @@ def test_claims_about_memory(memories):
     assert grows.apart and grows.holds is (memories[0] == 2.5)
     assert found["sum: above Transformer-XL with every memory"].holds
     equal = found["delta: below Transformer-XL with an equal state"]
+    larger = found["Transformer-XL with 16 times the state: below delta"]
+    assert larger.holds and larger.apart
     assert not equal.holds and f"{memories[0] + 0.002:.3f} [" in equal.found
     assert found["gated delta: below delta"].holds
 
@@ -92,6 +94,11 @@ def test_claims_about_training():
     steps = [(c.text.split()[1], c.holds) for c in every]
     assert steps == [("400", False), ("400", True), ("1600", False), ("1600", True)]
     assert every[1].found == "1.002 [1.001, 1.003]"
+    points = finished((3, 2, 1))
+    for p, name in zip(points[:4], ("loss", "windows_loss") * 2, strict=True):
+        p[name] = None
+    failed, *_ = state_size._stale(points)
+    assert failed.found == "failed [failed, failed]" and failed.holds is False
     points = finished((3, 2, 1))
     for p in points[:3]:
         del p["stale_loss"]  # as older versions saved them
@@ -103,9 +110,9 @@ def test_the_figure_has_every_series():
     above, below = figure.axes
     drawn = {line.get_label(): [*line.get_xdata()] for line in above.lines}
     assert drawn["Transformer-XL, cut"] == [1, 4, 16]
-    assert {4e-3: 400, 1e-3: 1600}.items() >= {
+    assert {
         float(line.get_label()): line.get_xdata()[0]
         for line in below.lines
         if not line.get_label().startswith("_")
-    }.items()
+    } == {4e-3: 400, 1e-3: 1600}
     assert drawn["delta"] == [1]

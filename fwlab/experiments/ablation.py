@@ -10,7 +10,14 @@ from matplotlib.figure import Figure
 
 from fwlab import plots
 from fwlab.experiments import text
-from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    compared,
+    losses,
+    select,
+)
 from fwlab.experiments.language_model import ROTARY_SOFTMAX
 from fwlab.experiments.text import LR, median_loss
 from fwlab.models import Mixer
@@ -75,9 +82,9 @@ def claims(points: list[Point]) -> list[Claim]:
     size = "0.1" if points[0]["size"] == "small" else "0.8"
     every = []
     for map in _maps(points):
-        losses = {each: _losses(points, map, each) for each in NAMES}
+        ends = {each: losses(_variant(points, map, each)) for each in NAMES}
         for low, high in combinations(sorted(PUBLISHED, key=PUBLISHED.__getitem__), 2):
-            sides = [losses[low], losses[high]]
+            sides = [ends[low], ends[high]]
             published = f"{PUBLISHED[low][0]}, {PUBLISHED[high][0]} (Table 3)"
             protocol = f"characters, {size} M parameters"
             if map != "linear":
@@ -88,7 +95,7 @@ def claims(points: list[Point]) -> list[Claim]:
             compared(
                 f"{ROTARY}: below {MAPS[map]} with neither",
                 "",
-                [_losses(points, ROTARY, (0, 0)), losses[0, 0]],
+                [losses(points, map=ROTARY), ends[0, 0]],
             )
         )
     return every
@@ -102,13 +109,9 @@ def _variant(points: list[Point], map: str, each: tuple[int, int]) -> list[Point
     return select(points, map=map, positions=each[0], normalize=each[1])
 
 
-def _losses(points: list[Point], map: str, each: tuple[int, int]) -> list[float | None]:
-    return [p["loss"] for p in _variant(points, map, each)]
-
-
-def above(losses: list[float | None], without: float) -> list[float | None]:
+def above(ends: list[float | None], without: float) -> list[float | None]:
     """Losses in per cent above the one with neither."""
-    return [None if x is None else 100 * (x / without - 1) for x in losses]
+    return [None if x is None else 100 * (x / without - 1) for x in ends]
 
 
 def draw(points: list[Point]) -> Figure:
@@ -116,9 +119,11 @@ def draw(points: list[Point]) -> Figure:
     figure, axes = plots.panels(2.2 * len(maps) + 0.6, len(maps), sharex=True)
     for ax, map in zip(axes, maps, strict=True):
         without = median_loss(_variant(points, map, (0, 0))) or inf
-        losses = {name: _losses(points, map, each) for each, name in NAMES.items()}
-        losses[ROTARY] = _losses(points, ROTARY, (0, 0))
-        ours = {name: above(seeds, without) for name, seeds in losses.items()}
+        ends = {
+            name: losses(_variant(points, map, each)) for each, name in NAMES.items()
+        }
+        ends[ROTARY] = losses(points, map=ROTARY)
+        ours = {name: above(seeds, without) for name, seeds in ends.items()}
         plots.rows(ax, ours, FAST, "o", "ours")
         for i, (marker, split) in enumerate((("x", "valid"), ("+", "test"))):
             theirs = {

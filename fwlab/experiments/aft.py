@@ -6,6 +6,7 @@ layer alone, whose memory and speed are measured as sequences grow.
 
 from collections.abc import Callable
 from functools import cache, partial
+from hashlib import sha256
 from itertools import combinations, pairwise
 from math import inf, log
 from statistics import median
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 
 from fwlab import ops, plots
 from fwlab.bench.measure import in_turns, peak_mib
-from fwlab.data import Characters, CorpusError, corpus
+from fwlab.data import Characters, CorpusError
 from fwlab.experiments.experiment import (
     Claim,
     Experiment,
@@ -27,7 +28,8 @@ from fwlab.experiments.experiment import (
     compared,
     select,
 )
-from fwlab.experiments.fit import SETUP, fit
+from fwlab.experiments.fit import SETUP, fit, thinned
+from fwlab.experiments.text import load, recorded
 from fwlab.layers import AFTConv, AFTFull, AFTLocal, AFTSimple, SoftmaxAttention
 from fwlab.models import LanguageModel
 from fwlab.plots import INK, OTHER, SERIES, WRONG
@@ -46,6 +48,8 @@ EVERY, PATIENCE = 100, 5
 #: Sequences and width of the layer that is measured alone.
 BATCH, WIDTH = 4, 128
 SOFTMAX, DENSE, ROTARY = "softmax", "softmax, dense", "softmax, rotary"
+#: The text, as in `load`.
+CORPUS = "shakespeare"
 #: Lengths of texts; all layers are compared at the last one.
 LENGTHS = (64, 128, 256, 512)
 
@@ -125,7 +129,9 @@ def points(quick: bool) -> list[Point]:
     ]
     names = ("task", "mixer", "T", "d_model", "layers", "budget", "lr")
     return [
+        # The quick version reads no text, and does not have this setting.
         dict(zip(names, each, strict=True), seed=seed)
+        | ({} if quick else {"corpus": CORPUS if task is texts else ""})
         for task in (alone, images, texts)
         for seed in (1, 2, 3)
         for each in task
@@ -144,7 +150,8 @@ def run(point: Point) -> Point:
     model = build(mixer, data.symbols, T, d_model, point["layers"])
     parameters = sum(p.numel() for p in model.parameters())
     trained = train(model, data, point["budget"], point["lr"])
-    return empty | {"parameters": parameters, **trained}
+    read = recorded(_characters()[2]) if point["task"] == "text" else {}
+    return empty | {"parameters": parameters, **trained, **read}
 
 
 # --- One layer ----------------------------------------------------------
@@ -216,16 +223,17 @@ def digits() -> Data:
 
 
 @cache
-def _characters() -> tuple[int, Tensor]:
-    """Number of different characters, and the text."""
-    content = corpus()
+def _characters() -> tuple[int, Tensor, str]:
+    """Number of different characters, the text, and its SHA-256."""
+    content = load(CORPUS)
     characters = Characters(content)
-    return len(characters), characters.encode(content)
+    digest = sha256(content.encode()).hexdigest()
+    return len(characters), characters.encode(content), digest
 
 
 def text(T: int) -> Data:
     """Windows of a text: 90 % to train, 5 % to check, 5 % to test."""
-    symbols, tokens = _characters()
+    symbols, tokens, _ = _characters()
     part = len(tokens) // 20
     train, check, test = tokens.split([len(tokens) - 2 * part, part, part])
     window = torch.arange(T + 1)
@@ -282,9 +290,11 @@ def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
 
     - `budget`: maximum number of optimiser steps; `lr`: learning rate.
     - Returns what came out where that loss was lowest: bits per token
-      of `test` (`loss`) and of `seen` (`train`), and the optimiser step.
+      of `test` (`loss`) and of `seen` (`train`), and the optimiser step; and
+      pairs of a step and the loss of `check`, at most 20.
     """
     best, since, reached, weights = inf, 0, 0, model.state_dict()
+    curve: list[list[float]] = []
     count = TOKENS // (data.test.shape[1] - 1)
     decayed = partial(torch.optim.AdamW, weight_decay=0.1)
     steps = fit(model, lambda _: data.draw(count), bits, budget, lr, optimizer=decayed)
@@ -292,6 +302,7 @@ def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
         if step % EVERY:
             continue
         now = evaluate(model, data.check)
+        curve.append([step, round(now, 4)])
         since += 1
         if now < best:
             best, since, reached = now, 0, step
@@ -301,7 +312,7 @@ def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
     model.load_state_dict(weights)
     parts = {"loss": data.test, "train": data.seen}
     losses = {name: round(evaluate(model, x), 4) for name, x in parts.items()}
-    return {**losses, "steps": reached}
+    return {**losses, "steps": reached, "curve": thinned(curve)}
 
 
 def setup(point: Point) -> Point:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
+from math import inf, isinf
 from operator import lt
 from statistics import median
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ class Experiment:
     - `run`: what running a point adds to it.
     - `claims`: what the points say about the claims.
     - `draw`: the figure of the points.
-    - `setup`: the hyper-parameters of a point that its settings do not say.
+    - `setup`: hyper-parameters of a point that are not among its settings.
     - `published_points`: the points of the paper's own grid, where the full
       version is a thinner one; None = the full version is the paper's grid.
     """
@@ -98,6 +98,13 @@ def select(points: Iterable[Point], **wanted: Any) -> list[Point]:
     return [p for p in points if all(p[k] == v for k, v in wanted.items())]
 
 
+def losses(
+    points: Iterable[Point], name: str = "loss", **wanted: Any
+) -> list[float | None]:
+    """The losses, or other numbers, of the points with these values; None = failed."""
+    return [p[name] for p in select(points, **wanted)]
+
+
 def compared(
     text: str,
     published: str,
@@ -111,22 +118,25 @@ def compared(
 
     - `text`, `published`, `protocol`: as in `Claim`.
     - `sides`: the numbers of all seeds of each side; None = failed, which
-      counts as an infinite loss. A side without a number has not been run.
-    - `holds`: takes the median of each side, and says whether the claim holds.
+      counts as an infinite loss. An empty side has not been run.
+    - `holds`: takes the median of each side, and says whether the claim holds;
+      of more than two sides, or of two of them.
     - `spec`: how numbers are written.
-    - `apart` of the claim: neighbouring sides do not overlap; of one side,
-      `holds` says the same of every seed.
+    - `apart` of the claim: neighbouring sides do not overlap, all if it holds,
+      and otherwise two that are in the wrong order; of one side, `holds` says
+      the same of every seed.
     """
-    # A side of failures alone is like one that was not run.
-    every = [
-        [inf if x is None else x for x in side] if {*side} - {None} else []
-        for side in sides
-    ]
-    complete = all(every)
+    every = [[inf if x is None else x for x in side] for side in sides]
+    yes = holds(*map(median, every)) if all(every) else None
     apart = None
-    if complete and min(map(len, every)) >= 3:
+    if yes is not None and min(map(len, every)) >= 3:
+        # Of a chain that does not hold, one pair that is reversed is enough.
+        pairs = [
+            (a, b) for a, b in pairwise(every) if yes or not holds(median(a), median(b))
+        ]
+        enough = all if yes else any
         apart = (
-            all(max(a) < min(b) or max(b) < min(a) for a, b in pairwise(every))
+            enough(max(a) < min(b) or max(b) < min(a) for a, b in pairs)
             if len(every) > 1
             else len({holds(x) for x in every[0]}) == 1
         )
@@ -134,10 +144,24 @@ def compared(
         text,
         published,
         " against ".join(_range(side, spec) for side in every if side) or "–",
-        holds(*map(median, every)) if complete else None,
+        yes,
         apart,
         protocol,
     )
+
+
+def below_part(
+    text: str, low: Mapping[int, float], high: Mapping[int, float], part: float
+) -> Claim:
+    """A claim of ours: one side is below a part of the other, seed by seed.
+
+    - `low`, `high`: the numbers of each side, by seed; infinite = failed.
+    - `part`: of the number of `high`; the pair counts, so sides may overlap.
+    """
+    sides = [[side[seed] for seed in low if seed in high] for side in (low, high)]
+    off = [a if isinf(a) else a - part * b for a, b in zip(*sides, strict=True)]
+    found = compared(text, "", sides).found
+    return compared(text, "", [off], lambda x: x < 0)._replace(found=found)
 
 
 def throughout(
@@ -198,7 +222,7 @@ def throughout(
 def _range(numbers: Sequence[float], spec: str) -> str:
     """The median, with the range where there are several, as text."""
     low, middle, high = (
-        "failed" if x == inf else f"{x:{spec}}"
+        "failed" if isinf(x) else f"{x:{spec}}"
         for x in (min(numbers), median(numbers), max(numbers))
     )
     return middle if len(numbers) == 1 else f"{middle} [{low}, {high}]"

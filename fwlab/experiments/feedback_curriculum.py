@@ -151,8 +151,8 @@ def claims(points: list[Point]) -> list[Claim]:
 
 
 def _chains(points: list[Point]) -> list[float | None]:
-    """In thousands; infinite where the loss was not reached."""
-    return [inf if p["chain"] is None else p["chain"] / 1000 for p in points]
+    """In thousands; None where the loss was not reached."""
+    return [p["chain"] and p["chain"] / 1000 for p in points]
 
 
 def draw(points: list[Point]) -> Figure:

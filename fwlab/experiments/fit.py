@@ -1,4 +1,4 @@
-"""The training loop of all experiments but those on text."""
+"""The training loop of all experiments but those on text, and learning curves."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 #: Makes the schedule of an optimiser, from its highest learning rate and the
 #: number of steps.
 Schedule = Callable[[torch.optim.Optimizer, float, int], LRScheduler]
+#: Numbers of a learning curve, at most.
+CURVE = 20
 #: What `fit` does unless it is told otherwise, in words.
 SETUP = {
     "optimiser": "Adam, gradients clipped to 1",
@@ -22,6 +24,11 @@ def one_cycle(
 ) -> LRScheduler:
     """A rate that rises for a share of the steps, and falls along a cosine."""
     return OneCycleLR(optimizer, lr, steps, pct_start=rise, cycle_momentum=False)
+
+
+def thinned(curve: list[list[float]]) -> list[list[float]]:
+    """At most 20 of the pairs of a step and its loss, with the last one."""
+    return curve[:: -max(1, -(-len(curve) // CURVE))][::-1]
 
 
 def fit(

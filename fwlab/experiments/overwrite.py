@@ -18,6 +18,7 @@ from fwlab.experiments.experiment import (
     Experiment,
     Point,
     compared,
+    losses,
     select,
     throughout,
 )
@@ -32,6 +33,7 @@ from fwlab.experiments.retrieval import (
     agreement,
     ascending,
     asked,
+    bound,
     by_size,
     d_dot,
     differences,
@@ -225,7 +227,7 @@ def claims(points: list[Point]) -> list[Claim]:
         _order(points, 20, 20 if full else 8),
         *(_full(points) if full else ()),
         _twice(points),
-        agreement(points, _away_from_the_edge),
+        agreement(points, _grid(points), _away_from_the_edge),
     ]
 
 
@@ -260,40 +262,44 @@ def _edge(
         [p for p in select(each, rule=rule, map=phi, ask=ask) if within(p["S"], scale)]
         for each in (points, _grid(points))
     )
-    theirs = [loss for S, loss in _published(rule, phi).items() if within(S)]
+    sizes, full = {p["S"] for p in grid}, points[0]["d_key"] == 64
+    theirs = {
+        S: loss
+        for S, loss in _published(rule, phi).items()
+        if within(S) and (S in sizes or not full)
+    }
     if not theirs:
         return []
-    most = f"at most {max(theirs):.4f} up to S = {last}"
-    least = f"at least {min(theirs):.4f} from S = {first}"
-    published = f"{most if solved else least} (Fig. 5)"
+    published = f"{bound(theirs, solved)} (Fig. 5)"
     return threshold(_label(rule, phi), published, own, grid, solved)
 
 
 def _gaps(points: list[Point], ask: str) -> list[Claim]:
     """The delta rule below the sum rule at every size; none if one is not asked."""
 
-    def losses(some: list[Point], rule: str) -> dict[int, list[float]]:
+    def ends(some: list[Point], rule: str) -> dict[int, list[float]]:
         own = by_size(select(some, rule=rule, map="dpfp-1", ask=ask))
         return {S: [inf if x is None else x for x in own[S]] for S in own}
 
-    delta, add = (losses(points, rule) for rule in ("delta", "sum"))
+    delta, add = (ends(points, rule) for rule in ("delta", "sum"))
     grid = [{**p, "loss": None} for p in _grid(points)]
-    sizes = losses(grid, "delta").keys() & losses(grid, "sum").keys()
+    sizes = ends(grid, "delta").keys() & ends(grid, "sum").keys()
     if not sizes:
         return []
-    both = delta.keys() & add.keys()
+    both, full = delta.keys() & add.keys(), points[0]["d_key"] == 64
     theirs = [
         loss - _published("delta", "dpfp-1")[S]
         for S, loss in _published("sum", "dpfp-1").items()
+        if S in sizes or not full
     ]
     claim = throughout(
-        f"DPFP-1, {ask}: delta below sum at every S, by",
+        f"DPFP-1, {ask}: sum's loss minus delta's: above 0 at every S",
         f"at least {min(theirs):.4f} (Fig. 5)",
         {S: [median(add[S]) - median(delta[S])] for S in sorted(both)},
         lambda gap: gap > 0,
         len(sizes),
         worst=lambda gap: -gap,
-        protocol=protocol(select(grid, ask=ask)[0]),
+        protocol=protocol(select(grid, ask=ask, map="dpfp-1")),
     )
     overlap = any(max(delta[S]) >= min(add[S]) for S in both)
     seeds = min((len(side[S]) for side in (delta, add) for S in both), default=0)
@@ -309,18 +315,25 @@ def _full(points: list[Point]) -> list[Claim]:
     ):
         ask = ALL if points[0]["budget"] != PUBLISHED_BUDGET else ONE
         theirs = {S: x for S, x in _published(rule, phi).items() if start <= S}
-        own = select(points, rule=rule, map=phi, ask=ask)
+        own, grid = (
+            select(each, rule=rule, map=phi, ask=ask)
+            for each in (points, _grid(points))
+        )
+        grid = [p for p in grid if p["S"] in theirs]
         label = f"{_label(rule, phi)}, from S = {start}"
-        every.append(differences(label, near, theirs, own))
+        every.append(differences(label, near, theirs, own, grid))
     every.append(_order(points, 200, 200))
-    one = select(points, S=20, ask=ONE)
-    delta = select(one, rule="delta", map="dpfp-1")
+    delta, grid = (
+        select(each, S=20, ask=ONE, rule="delta", map="dpfp-1")
+        for each in (points, _grid(points))
+    )
     quickly = compared(
         f"S = 20, {ONE}: delta, DPFP-1 is solved within 1,000 optimiser steps",
         "700 (Fig. 3)",
         [[p["steps"] if p["ended"] == "solved" else None for p in delta]],
         lambda steps: steps <= 1000,
         spec=".0f",
+        protocol=protocol(grid),
     )
     return [*every, quickly]
 
@@ -333,16 +346,18 @@ def _order(points: list[Point], published: int, S: int) -> Claim:
     ask, where, rules = ORDERS[published]
     if points[0]["d_key"] != 64:
         rules = [each for each in rules if each[1] != "tanh"]
-    some = select(points, S=S, ask=ask) or select(points, S=S)
+    if points[0]["budget"] == PUBLISHED_BUDGET:
+        ask = ONE
+    some, grid = (select(each, S=S, ask=ask) for each in (points, _grid(points)))
     theirs = [f"{_published(*each)[published]:.4f}" for each in rules]
     at = "" if published == S else f" at S = {published}"
     return compared(
         f"S = {S}, {ask}: {' < '.join(_label(*each) for each in rules)}",
         f"{' < '.join(theirs)}{at} ({where})",
-        [[p["loss"] for p in select(some, rule=rule, map=phi)] for rule, phi in rules],
+        [losses(some, rule=rule, map=phi) for rule, phi in rules],
         ascending,
         spec=".4f",
-        protocol=protocol(some[0]) if some else "",
+        protocol=protocol([p for p in grid if (p["rule"], p["map"]) in rules]),
     )
 
 
@@ -353,12 +368,12 @@ def _twice(points: list[Point]) -> Claim:
     return compared(
         f"S = {S}, sum, DPFP-1, {ONE}: better evaluated at L = S than at L = 2S",
         "",
-        [[p["loss"] for p in own], [p["loss_2S"] for p in own]],
+        [losses(own), losses(own, "loss_2S")],
     )
 
 
 def _away_from_the_edge(point: Point) -> str | None:
-    load = point["S"] / point["d_dot"]
+    load = point["S"] / (d_dot(point["map"], point["d_key"]) or inf)
     if 0.85 <= load <= 1.1:
         return None
     return f"{_label(point['rule'], point['map'])}, S = {point['S']}"

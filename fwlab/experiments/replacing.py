@@ -4,6 +4,7 @@ Layers that differ in one thing: what a write removes. Each with and without
 a short convolution, which also shows a layer its last few tokens.
 """
 
+from math import inf
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -11,8 +12,16 @@ from torch import Tensor
 
 from fwlab import plots
 from fwlab.experiments import text
-from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
-from fwlab.experiments.text import LR, MAPS
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    below_part,
+    compared,
+    losses,
+    select,
+)
+from fwlab.experiments.text import LR
 from fwlab.layers import FastWeightAttention
 from fwlab.layers.causal import Causal
 from fwlab.models import Mixer
@@ -77,19 +86,8 @@ def run(point: Point) -> Point:
 def model(point: Point) -> tuple[Config, Mixer]:
     """The configuration of a point, and how its model mixes."""
     layer, rule, name = LAYERS[point["layer"]]
-    key_norm = None
-    if "delta" in rule:
-        key_norm = "l2" if name == "identity" else "sum"
-    mixer = Mixer(
-        lambda s: layer(
-            s.d_model,
-            s.heads,
-            MAPS[name](s.d_model // s.heads),
-            rule,
-            key_norm,
-            conv_size=point["conv_size"],
-        )
-    )
+    conv_size = point["conv_size"]
+    mixer = text.fast_weights(rule, name, layer=layer, conv_size=conv_size)
     return text.config(point, mixer), mixer
 
 
@@ -108,31 +106,38 @@ def claims(points: list[Point]) -> list[Claim]:
             ("gated delta, unit keys", "gated"),
             ("gated delta, unit keys", "delta, unit keys"),
         ):
-            sides = [losses(some, one), losses(some, other)]
+            sides = [losses(some, layer=name) for name in (one, other)]
             every.append(compared(f"{where}: {one} below {other}", "", sides))
         what = f"{where}: delta without removal within 0.05 of sum"
         gaps = gap(some, "delta without removal", "sum")
-        every.append(compared(what, "", [gaps], lambda x: abs(x) < 0.05))
-    for one in ("delta", "delta, DPFP", "delta, unit keys"):
-        sides = [gap(select(points, conv_size=n), one, "gated") for n in CONVOLUTIONS]
-        what = f"a convolution halves the gap by which {one} ends above gated"
-        every.append(compared(what, "", sides, lambda bare, conv: conv < bare / 2))
+        every.append(compared(what, "", [[*gaps.values()]], lambda x: abs(x) < 0.05))
+    for one, other in (
+        ("delta", "gated"),
+        ("delta, DPFP", "gated"),
+        ("delta, unit keys", "gated"),
+        ("delta, unit keys", "gated delta, unit keys"),
+    ):
+        conv, bare = (gap(select(points, conv_size=n), one, other) for n in (4, 0))
+        what = f"a convolution halves the gap by which {one} ends above {other}"
+        every.append(below_part(what, conv, bare, 1 / 2))
     return every
 
 
-def losses(points: list[Point], name: str) -> list[float | None]:
-    """Losses of a layer, of all seeds."""
-    return [p["loss"] for p in select(points, layer=name)]
+def gap(points: list[Point], one: str, other: str) -> dict[int, float]:
+    """By how much one layer ends above another, by seed.
 
-
-def gap(points: list[Point], one: str, other: str) -> list[float | None]:
-    """By how much one layer ends above another, for each seed of both."""
+    Infinite if the layer has failed, minus infinite if only the other has.
+    """
     ends = {p["seed"]: p["loss"] for p in select(points, layer=other)}
-    return [
-        None if None in (p["loss"], ends[p["seed"]]) else p["loss"] - ends[p["seed"]]
+    return {
+        (seed := p["seed"]): inf
+        if p["loss"] is None
+        else -inf
+        if ends[seed] is None
+        else p["loss"] - ends[seed]
         for p in select(points, layer=one)
         if p["seed"] in ends
-    ]
+    }
 
 
 def draw(points: list[Point]) -> Figure:
@@ -140,7 +145,9 @@ def draw(points: list[Point]) -> Figure:
     looks = ((TRAINED, "s"), (FAST, "o"))
     for (conv_size, label), look in zip(CONVOLUTIONS.items(), looks, strict=True):
         some = select(points, conv_size=conv_size)
-        plots.rows(ax, {name: losses(some, name) for name in LAYERS}, *look, label)
+        plots.rows(
+            ax, {name: losses(some, layer=name) for name in LAYERS}, *look, label
+        )
     ax.set_xlabel("validation loss, nats per character")
     plots.legend(figure, ax, 2)
     return figure

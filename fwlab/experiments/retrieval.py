@@ -5,7 +5,7 @@ projection of the embedded key and of the value, and a query is a
 projection of the embedded key alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from math import inf, isfinite
 from statistics import mean, median
@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.data import Retrieval, retrieval
 from fwlab.data.retrieval import loss
-from fwlab.experiments.experiment import Claim, Point, throughout
-from fwlab.experiments.fit import fit
+from fwlab.experiments.experiment import Claim, Point, select, throughout
+from fwlab.experiments.fit import fit, thinned
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, divide, sum_normalize
 
 #: The epsilon of the authors' denominators. fwlab itself has none.
@@ -262,14 +262,16 @@ def train(
     - `lr`, `batch`: learning rate, number of sequences per optimiser step.
     - `ask`: whether a training sequence is asked `ONE` key, that of a random
       step, or `ALL` of its keys.
-    - `gain`: evaluations that gain no more than this lead to a stop: 11 as in
-      the authors' code, which has 0 here, and otherwise 5.
+    - `gain`: 0 = stop after 11 evaluations without a lower loss, as in the
+      authors' code; otherwise stop after 5 that together gain no more than this.
     - Returns the loss of the last evaluation, the lowest of all, the
-      number of optimiser steps, and what ended the training: "solved",
-      "no progress", "diverged" (the loss is None) or "budget".
+      number of optimiser steps, what ended the training: "solved",
+      "no progress", "diverged" (the loss is None) or "budget"; and pairs of a
+      step and its loss, at most 20.
     """
     best, mark, since, ended = float("inf"), float("inf"), 0, "budget"
     last, step = best, 0
+    curve: list[list[float]] = []
     patience = SHORT_PATIENCE if gain else PATIENCE
 
     def draw(_: int) -> tuple[Retrieval, Tensor, Tensor]:
@@ -281,11 +283,13 @@ def train(
         if step % EVERY:
             continue
         last = evaluate(model, model.symbols, repeat)
+        curve.append([step, round(last, 5)])
         best = min(best, last)
         since = 0 if last < mark - gain else since + 1
         if not since:
             mark = last
         if not isfinite(last):
+            curve.pop()
             ended = "diverged"
             break
         if last <= SOLVED:
@@ -299,6 +303,7 @@ def train(
         "best": round(best, 5) if isfinite(best) else None,
         "steps": step,
         "ended": ended,
+        "curve": thinned(curve),
     }
 
 
@@ -334,8 +339,11 @@ def by_size(points: Sequence[Point]) -> dict[int, list[float | None]]:
     return {S: [p["loss"] for p in points if p["S"] == S] for S in sizes}
 
 
-def protocol(point: Point) -> str:
-    """How the protocol of a point differs from the published one."""
+def protocol(grid: Sequence[Point]) -> str:
+    """How the protocol of points, which are asked the same, differs from the
+    published one.
+    """
+    point, gain = grid[0], max(p["gain"] for p in grid)
     narrow = "" if point["d_key"] == 64 else f"keys of width {point['d_key']}"
     ask = (
         f"asks {ALL} of {point['batch']} sequences a step"
@@ -344,7 +352,23 @@ def protocol(point: Point) -> str:
     )
     short = f"{point['budget']:,} optimiser steps at most"
     budget = "" if point["budget"] == PUBLISHED_BUDGET else short
-    return ", ".join(part for part in (narrow, ask, budget) if part)
+    rule = f"stops after {SHORT_PATIENCE} evaluations that gain at most {gain:g}"
+    stop = rule if gain else ""
+    return ", ".join(part for part in (narrow, ask, budget, stop) if part)
+
+
+def at(sizes: Collection[int], solved: bool) -> str:
+    """Sizes in words: of what is solved the last one, and otherwise the first."""
+    if len(sizes) == 1:
+        return f"at S = {min(sizes)}"
+    return f"up to S = {max(sizes)}" if solved else f"from S = {min(sizes)}"
+
+
+def bound(losses: Mapping[int, float], solved: bool) -> str:
+    """Published losses in words."""
+    most = f"at most {max(losses.values()):.4f}"
+    least = f"at least {min(losses.values()):.4f}"
+    return f"{most if solved else least} {at(losses.keys(), solved)}"
 
 
 def threshold(
@@ -362,29 +386,34 @@ def threshold(
     if not grid:
         return []
     sizes, ask = {p["S"] for p in grid}, grid[0]["ask"]
-    edge = f"up to S = {max(sizes)}" if solved else f"from S = {min(sizes)}"
+    own = [p for p in own if p["S"] in sizes]
     return [
         throughout(
-            f"{label}, {ask}: {'solved' if solved else 'not solved'} {edge}",
+            f"{label}, {ask}: {'solved' if solved else 'not solved'} {at(sizes, solved)}",
             published,
             by_size(own),
             lambda loss: (loss <= SOLVED) is solved,
             len(sizes),
             worst=lambda loss: loss if solved else -loss,
-            protocol=protocol(grid[0]),
+            protocol=protocol(grid),
         )
     ]
 
 
 def differences(
-    label: str, near: float, losses: Mapping[int, float], own: list[Point]
+    label: str,
+    near: float,
+    losses: Mapping[int, float],
+    own: list[Point],
+    grid: list[Point],
 ) -> Claim:
     """Whether losses are near the published ones.
 
     - `label`: of the rule, the map, and the sizes.
     - `near`: the largest difference of a median that is called near.
     - `losses`: the published losses to compare with, by size.
-    - `own`: finished points; those of other sizes do not count.
+    - `own`, `grid`: the finished points, of which those of other sizes do not
+      count, and all of them.
     """
     found = {
         S: [None if x is None else x - losses[S] for x in every]
@@ -399,13 +428,16 @@ def differences(
         len(losses),
         spec="+.4f",
         worst=abs,
-        protocol=protocol(own[0]) if own else "",
+        protocol=protocol(grid),
     )
 
 
-def agreement(points: list[Point], labels: Callable[[Point], str | None]) -> Claim:
+def agreement(
+    points: list[Point], grid: list[Point], labels: Callable[[Point], str | None]
+) -> Claim:
     """Whether asking all keys ends where asking one key does.
 
+    - `points`, `grid`: those that are finished, and all.
     - `labels`: names the points that are compared; None leaves a point out.
     """
     losses: dict[str, dict[str, list[float]]] = {}
@@ -414,16 +446,17 @@ def agreement(points: list[Point], labels: Callable[[Point], str | None]) -> Cla
             loss = inf if p["loss"] is None else p["loss"]
             losses.setdefault(label, {}).setdefault(p["ask"], []).append(loss)
     off = {
-        label: [median(both[ALL]) - median(both[ONE])]
-        for label, both in losses.items()
-        if len(both) == 2
+        label: [median(ends[ALL]) - median(ends[ONE])]
+        for label, ends in losses.items()
+        if len(ends) == 2
     }
+    both = [{labels(p) for p in select(grid, ask=ask)} - {None} for ask in (ALL, ONE)]
     return throughout(
         f"{ALL} and {ONE} end within 0.02 of each other, except near the capacity",
         "",
         off,
         lambda x: abs(x) <= 0.02,
-        len(off) or 1,
+        len(both[0] & both[1]) or 1,
         spec="+.4f",
         x="",
         worst=abs,

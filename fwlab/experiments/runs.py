@@ -32,7 +32,6 @@ from fwlab.training.memory import keep_freed
 TEXTS = {
     "86c4e6aa9db7": "Tiny Shakespeare",
     "8a73136f699d": "Tiny Shakespeare, the first 300,000 characters",
-    "d790b833ef8c": "WikiText-2, the test set",
 }
 
 
@@ -224,8 +223,8 @@ def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
     """
     read: dict[str, list[str]] = {}
     for point in points:
-        if "corpus" in point:
-            texts = read.setdefault(point["corpus"], [])
+        if corpus := point.get("corpus"):
+            texts = read.setdefault(corpus, [])
             if (text := _text(point)) not in texts:
                 texts.append(text)
     return read

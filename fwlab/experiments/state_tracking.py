@@ -19,7 +19,7 @@ from fwlab.experiments.experiment import (
     Claim,
     Experiment,
     Point,
-    compared,
+    below_part,
     select,
     throughout,
 )
@@ -298,17 +298,13 @@ def _scored(
 
 
 def _forgetting(points: list[Point]) -> list[Claim]:
+    def losses(task: str, forget: str) -> dict[int, float]:
+        some = select(points, task=task, forget=forget)
+        return {p["seed"]: p["loss"] for p in some}
+
     return [
-        compared(
-            text,
-            "",
-            [
-                [p["loss"] for p in select(points, task=task, forget=forget)]
-                for forget in sides
-            ],
-            lambda better, worse: better < 0.9 * worse,
-        )
-        for text, task, sides in (
+        below_part(text, losses(task, low), losses(task, high), 0.9)
+        for text, task, (low, high) in (
             ("one topic: a decay of 0.97 per step costs", "one topic", CONSTANT),
             ("topics change: erasing the old one helps", "topics", ERASE),
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fwlab.data import corpus
 from fwlab.experiments.experiment import Point
+from fwlab.experiments.fit import CURVE
 from fwlab.experiments.runs import TEXTS
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, Identity
 from fwlab.layers import FastWeightAttention
@@ -36,12 +37,18 @@ MAPS: dict[str, Callable[[int], FeatureMap]] = {
     "dpfp": lambda d: DPFP(nu=1),
     "identity": lambda d: Identity(),
 }
-#: Numbers of a learning curve.
-CURVE = 20
+#: Digits of a text's SHA-256 in results.
+DIGITS = 12
 
 
 def fast_weights(
-    rule: str, name: str, normalize: bool | None = None, positions: bool = False
+    rule: str,
+    name: str,
+    normalize: bool | None = None,
+    positions: bool = False,
+    *,
+    layer: type[FastWeightAttention] = FastWeightAttention,
+    conv_size: int = 0,
 ) -> Mixer:
     """A rule with a feature map of choice.
 
@@ -50,19 +57,21 @@ def fast_weights(
       are divided by their sum, except the keys themselves ("identity"),
       whose sum may be 0: they are divided by their length.
     - `normalize`, `positions`: as in `FastWeightAttention` and `Mixer`.
+    - `layer`: its class; `conv_size`: as in `FastWeightAttention`.
     """
     rule = rule.replace("-", "_")
     key_norm = None
     if "delta" in rule:
         key_norm = "l2" if name == "identity" else "sum"
     return Mixer(
-        lambda s: FastWeightAttention(
+        lambda s: layer(
             s.d_model,
             s.heads,
             MAPS[name](s.d_model // s.heads),
             rule,
             key_norm,
             normalize,
+            conv_size=conv_size,
         ),
         positions=positions,
     )
@@ -96,10 +105,17 @@ def load(name: str) -> str:
       What was read is in the results: see `train`.
     """
     text = corpus(None)[:300_000] if name == "any" else corpus(name)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
     other = "Python's standard library, the first 300,000 characters"
     TEXTS.setdefault(digest, other if name == "any" else name)
     return text
+
+
+def recorded(sha256: str) -> Point:
+    """The name of a text, and the beginning of its hash, for the results."""
+    digest = sha256[:DIGITS]
+    name = TEXTS.get(digest, "another text")
+    return {"corpus_name": name, "corpus_sha256": digest}
 
 
 class Run(Trainer):
@@ -159,11 +175,9 @@ def train(run: Run) -> Point:
       each of at most `CURVE` equal parts of the steps.
     """
     c, seconds, loss = run.config, 0.0, None
-    digest = run.corpus_sha256[:12]
     losses: list[float] = []
     about: Point = {
-        "corpus_name": TEXTS.get(digest, "another text"),
-        "corpus_sha256": digest,
+        **recorded(run.corpus_sha256),
         "parameters": run.model.num_parameters(),
         "state_size": run.model.state_size(c.block),
         "saved_mib": run.saved_mib(),

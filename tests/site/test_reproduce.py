@@ -47,7 +47,9 @@ def test_pages_show_their_results(built):
         assert (partial in page) is (some < results["grid"])
         text = html.unescape(page)
         for claim in EXPERIMENTS[name].claims(results["points"]):
+            row = hook.Row(EXPERIMENTS[name], version, claim)
             parts = f"<td>{claim.text}<", f">{claim.found}<", f"{claim.verdict}<"
+            parts += f">{row.apart}<", f">{row.protocol}<"
             rows = re.findall("<tr>.*</tr>", text)
             assert any(
                 all(part in row for part in (*parts, claim.published)) for row in rows
@@ -119,7 +121,8 @@ def test_hyper_parameters_are_those_of_the_points():
     for name, experiment in EXPERIMENTS.items():
         if results := hook._read(experiment, "quick"):
             setup = hook._setup(experiment, "quick", results["points"])
-            assert setup["rows"] or setup["equal"], name
+            listed = setup["equal"].keys() | set(setup["columns"])
+            assert listed >= experiment.points(True)[0].keys(), name
 
 
 # --- Numbers in the text ------------------------------------------------
