@@ -399,6 +399,8 @@ def test_sides_are_compared_by_their_medians_and_seeds():
     assert of(low, [2.5, 4.0, 3.5], [*low[:2], 0.5], **rising)[1:] == (False, False)
     assert of(low, [2.5, 4.0, 3.5], [0.5] * 3, **rising)[1:] == (False, True)
     assert of(low, high, [5.5] * 3 + [4.5], **rising)[1:] == (True, False)
+    assert of(low, high, [4.5, 4.8, 5.5], **rising)[1:] == (False, False)
+    assert of(low, [1.5, 1.6, 1.7], [0.5] * 3, **rising)[1:] == (False, True)
     assert of(low, holds=lambda x: x < 4)[1:] == (True, True)
     assert of(low, holds=lambda x: x < 3)[1:] == (True, False)
 
@@ -414,6 +416,8 @@ def test_a_part_is_compared_seed_by_seed():
     assert below_part("", {**low, 2: inf, 3: inf}, high, 1 / 2).holds is False
     both = dict.fromkeys(high, inf)
     assert below_part("", both, both, 1 / 2)[3:5] == (False, True)
+    both = dict.fromkeys(high, -inf)  # the layer that both are compared with
+    assert below_part("", both, both, 1 / 2)[3:5] == (True, True)
     assert below_part("", {1: 0.1}, {2: 1.0}, 1 / 2).holds is None
 
 
