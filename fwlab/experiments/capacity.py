@@ -358,12 +358,10 @@ def _law(points: list[Point]) -> list[Claim]:
     for p in beyond:
         smallest = law(p["S"], p["d_dot"])
         label = f"{LOOKS[p['map']][0]}, {p['ask']}, S = {p['S']}"
-        loss, theirs = (
-            inf if p[name] is None else p[name] for name in ("loss", "loss_published")
-        )
-        off.setdefault(label, []).append(loss - smallest)
-        if p["ask"] == _ask(points):
-            off_published.append(theirs - smallest)
+        off.setdefault(label, []).append(_number(p["loss"]) - smallest)
+        # Points of older versions were evaluated in one way only.
+        if p["ask"] == _ask(points) and "loss_published" in p:
+            off_published.append(_number(p["loss_published"]) - smallest)
     lowest = {label: [min(numbers)] for label, numbers in off.items()}
     every = [
         throughout(
@@ -403,6 +401,11 @@ def _law(points: list[Point]) -> list[Claim]:
         protocol=protocol(same),
     )
     return [*every, below]
+
+
+def _number(loss: float | None) -> float:
+    """A loss; that of a failed run is infinite."""
+    return inf if loss is None else loss
 
 
 def _agree(points: list[Point]) -> Claim:
