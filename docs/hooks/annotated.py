@@ -233,15 +233,15 @@ def _columns(page: str, stays: str, config) -> dict:
         }
         for name, path in paths.items()
     ]
+    chosen = next(name for name in versions if name not in ("naive", stays))
     steps = {}
-    if stays == "naive" and "chunked" in sources:
-        steps = stepped.record(
-            PAGES[page].records, sources["naive"], sources["chunked"]
-        )
+    if stays == "naive":
+        both = sources["naive"], sources[chosen]
+        steps = stepped.record(PAGES[page].records, *both)
     return {
         "stays": stays,
         "versions": versions,
-        "chosen": next(n for n in versions if n not in ("naive", stays)),
+        "chosen": chosen,
         "columns": columns,
         "runs": [*steps],
         "steps": json.dumps(steps, ensure_ascii=False, separators=(",", ":")),
