@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import equations
 import stepped
 from literate import TAG, Source, linked, named, note
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
 from templates import render
@@ -121,6 +122,7 @@ RULES = "rules.md"
 MARK = re.compile(r"<!-- versions: ([\w-]+) -->")
 
 
+@event_priority(100)  # redirects must find the files
 def on_files(files, config):
     equations.forget()
     for name in PAGES:
