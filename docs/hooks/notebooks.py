@@ -16,6 +16,7 @@ from itertools import takewhile
 from urllib.parse import unquote, urlsplit
 
 import course
+import formulas
 import plots
 from annotated import page_of
 from bs4 import BeautifulSoup, Tag
@@ -25,6 +26,7 @@ from mkdocs.structure.files import File
 from mkdocs.structure.toc import get_toc
 from repository import ROOT, colab, source
 from templates import render
+from tex import typeset
 
 from fwlab.exercises import QUESTIONS, Question
 
@@ -79,6 +81,7 @@ def on_page_content(html, page, config, files):
         code = body.new_tag("code")
         code.extend(list(pre.contents))
         pre.append(code)
+    _formulas(body)
     _headings(body, page)
     _sections(body)
     _fold(body, stem)
@@ -130,15 +133,17 @@ def _cell(cell) -> dict:
 
 
 def _question(question: Question) -> dict:
-    """What the page needs in order to ask it, and to judge an answer."""
+    """What the page needs in order to ask it, and to judge an answer.
+
+    What quiz.js shows is HTML.
+    """
     return {
         "name": question.name,
         "text": question.text,
         "choices": question.choices,
         "truth": question.truth,
-        "answer": question.answer,
-        "because": question.because,
-        "tempting": list(question.tempting.items()),
+        "said": typeset(f"{question.answer}. {question.because}"),
+        "tempting": [(wrong, typeset(why)) for wrong, why in question.tempting.items()],
         "tolerance": question.tolerance,
     }
 
@@ -154,6 +159,16 @@ def _inline_svg(source: str, number: int) -> str:
     title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
     label = title[1].strip() if title else escape("; ".join(words)) or str(number)
     return plots.inline(svg, f"fig{number}", f"Figure: {label}")
+
+
+def _formulas(body) -> None:
+    """Formulas marked as on Markdown pages: the text of a notebook has them as TeX."""
+    for box in body.select(".nb-text, .nb-latex"):
+        box.smooth()
+        for text in box.find_all(string=formulas.TEX):
+            if not text.find_parent(["code", "pre"]):
+                marked = BeautifulSoup(formulas.marked(text), "html.parser")
+                text.replace_with(marked)
 
 
 def _headings(body, page) -> None:

@@ -1,30 +1,31 @@
 """Says whose number an equation has.
 
-scripts/math.js makes the number of a displayed equation a link to where it is
-listed (a paper's) or stated (our own), and explains it on hover and focus. Each
-page has what is to be said of its numbers, and where they lead.
+formulas.py makes the number of a displayed equation a link to the line that
+computes it, or to where it is listed (a paper's) or stated (our own), and the link
+explains the number on hover and focus.
 """
 
 import re
+from html import escape
 
 import equations
 from annotated import EQUATIONS, PAGES, page_of
-from mkdocs.plugins import event_priority
-from templates import render
 
 #: Of an equation, or of several that belong together: "24", "8--11", "d1".
 TAG = re.compile(r"\\tag\{((\w+)(?:--\w+)?)\}")
-CODE = re.compile("<code.*?</code>", re.DOTALL)
+#: What follows an equation that has lines, up to the first of them.
+LINE = re.compile(r'\s*<p class="places"[^>]*>[^<]*<a href="([^"]+)"')
 
 
-@event_priority(-50)  # after the hooks that make the content
-def on_page_content(html, page, config, files):
-    known = {}
-    for label, first in TAG.findall(CODE.sub("", html)):
-        said, uri, fragment = about(label, first, page.file.src_uri)
-        there = files.get_file_from_path(uri).url_relative_to(page.file)
-        known[label.replace("--", "–")] = [said, f"{there}#{fragment}"]
-    return html + render("numbered.html", numbers=known) if known else html
+def link(tag: tuple[str, str], found: re.Match, page, files) -> str:
+    """The number of a formula that was found on a page, as a link."""
+    label, first = tag
+    said, uri, fragment = about(label, first, page.file.src_uri)
+    line = LINE.match(found.string, found.end())
+    there = files.get_file_from_path(uri).url_relative_to(page.file)
+    href = line[1] if line else f"{there}#{fragment}"
+    shown = label.replace("--", "–")
+    return f'<a class="fw-number" href="{href}" title="{escape(said)}">({shown})</a>'
 
 
 def about(label: str, tag: str, uri: str) -> tuple[str, str, str]:

@@ -1,5 +1,7 @@
 """Copies the packages that docs/tools/npm.py has fetched into the site."""
 
+import re
+from base64 import b64encode
 from pathlib import Path
 
 from mkdocs.exceptions import PluginError
@@ -11,12 +13,7 @@ MODULES = ROOT / ".cache" / "npm" / "node_modules"
 ASSETS = {
     "assets/katex": (
         MODULES / "katex" / "dist",
-        [
-            "katex.min.css",
-            "katex.min.js",
-            "contrib/auto-render.min.js",
-            "fonts/*.woff2",
-        ],
+        ["katex.min.css", "fonts/*.woff2"],
     ),
     "assets/fonts": (
         MODULES / "@fontsource",
@@ -29,6 +26,9 @@ ASSETS = {
         ],
     ),
 }
+
+#: A face in styles/site.css that is to be there with the first text.
+FACE = re.compile(r'(font-display: block;[^}]*url\(")\.\./([^"]+)')
 
 
 def fetched(package: Path, pattern: str) -> list[Path]:
@@ -48,3 +48,14 @@ def on_files(files, config):
                 uri = f"{target}/{path.relative_to(package).as_posix()}"
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
+
+
+def on_post_build(config):
+    site = Path(config.site_dir)
+    css = site / "styles" / "site.css"
+
+    def data(face: re.Match) -> str:
+        letters = b64encode((site / face[2]).read_bytes()).decode()
+        return f"{face[1]}data:font/woff2;base64,{letters}"
+
+    css.write_text(FACE.sub(data, css.read_text("utf-8")), "utf-8")

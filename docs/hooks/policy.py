@@ -22,7 +22,7 @@ POLICY = {
     # Formulas, plots and figures have their styles in attributes.
     "style-src": f"{OWN} 'unsafe-inline'",
     "img-src": f"{OWN} data:",
-    "font-src": OWN,
+    "font-src": f"{OWN} data:",
     "connect-src": "'self'",
     "worker-src": "'self'",
     "base-uri": "'none'",

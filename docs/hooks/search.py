@@ -50,14 +50,15 @@ def on_pre_build(config):
     sections.clear()
 
 
-@event_priority(100)  # before the plugin, which leaves out what is excluded
-def on_page_context(context, page, config, nav):
-    search = page.meta.setdefault("search", {})
-    if not search.get("exclude"):
-        whole, *others = Reader(page.url, page.title).read(page.content)
-        # The navigation may have another name for the page than its heading.
-        sections.extend([whole | {"name": page.title}, *others])
-        search["exclude"] = True
+@event_priority(-60)  # links between pages are there, and formulas still TeX
+def on_env(env, config, files):
+    for page in (file.page for file in files.documentation_pages()):
+        search = page.meta.setdefault("search", {})
+        if not search.get("exclude"):
+            whole, *others = Reader(page.url, page.title).read(page.content)
+            # The navigation may have another name for the page than its heading.
+            sections.extend([whole | {"name": page.title}, *others])
+            search["exclude"] = True  # from the plugin's own index
 
 
 def on_post_build(config):

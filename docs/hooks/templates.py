@@ -5,7 +5,9 @@ Markdown (.md.jinja) do not. Material itself reads those in theme/, which
 override its own.
 """
 
+import tex
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 from repository import ROOT
 
 TEMPLATES = Environment(
@@ -23,6 +25,7 @@ def number(value: float | None, spec: str) -> str:
 
 
 TEMPLATES.filters["number"] = number
+TEMPLATES.filters["typeset"] = lambda text: Markup(tex.typeset(text))
 
 
 def render(template: str, /, **values) -> str:

@@ -1,7 +1,8 @@
-"""Formulas as plain text, for places that cannot typeset them."""
+"""Formulas as plain text, for places that cannot typeset them, and the other way round."""
 
 import re
 import unicodedata
+from html import escape
 
 SYMBOLS = {
     "approx": "≈",
@@ -62,6 +63,19 @@ LOOK = (
     r"\\(?:text|texttt|textstyle|mathbb|phantom|mathrm|mathbf|mathit|mathsf|mathcal|operatorname|boldsymbol|left|right"
     r"|bigg?|Bigg?|bigl|bigr|Bigl|Bigr|displaystyle|limits|underbrace|color\{\w+\})(?![a-zA-Z])"
 )
+
+#: What a terminal writes as a word.
+WORDS = {"beta": "β", "phi": "φ", "nu": "ν", "v_bar": "v̄", "sqrt(": "√("}
+
+
+def typeset(text: str) -> str:
+    """Words that a terminal shows, as HTML: "beta |k_1|^2" has a β and indices."""
+    text = escape(text, quote=False)
+    text = re.sub(
+        r"\b(?:(?:beta|phi|nu|v_bar)\b|sqrt\()", lambda word: WORDS[word[0]], text
+    )
+    text = re.sub(r"\b([kqvW])(?:(\d)|_(i|j|k|v|out))\b", r"\1<sub>\2\3</sub>", text)
+    return re.sub(r"\^(T\b|n\b|-?\d+(?:\.\d+)?)", r"<sup>\1</sup>", text)
 
 
 def plain(tex: str) -> str:

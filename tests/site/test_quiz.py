@@ -5,12 +5,16 @@ import contextlib
 import io
 import json
 import re
-from html import escape
+import sys
+from html import unescape
 
 import pytest
 from built import ROOT, asks
 
 from fwlab.exercises import QUESTIONS, predict, reveal
+
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+import tex
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -39,6 +43,11 @@ def test_every_question_of_a_notebook_is_asked_on_its_page(site):
         assert not re.search(r"in place of the dots after", html)
 
 
+def shown(text: str) -> str:
+    """What a page makes of words that a terminal shows."""
+    return unescape(re.sub("<[^>]*>", "", tex.typeset(text)))
+
+
 def answer(form, question, value: float | str) -> str:
     if question.choices:
         form.locator("input").nth(question.choices.index(value)).check()
@@ -63,11 +72,11 @@ def test_pages_judge_as_the_notebooks_do(look, site):
     for (question, value), said in zip(answers, judged, strict=True):
         printed = in_a_notebook(question.name, value)
         if value == question.truth:
-            assert said.startswith("✓ Right:") and question.because in said
+            assert said.startswith("✓ Right:") and shown(question.because) in said
             assert printed.endswith(": right.")
         else:
             why = question.tempting[value]
-            assert said.startswith("✗") and why in said
+            assert said.startswith("✗") and shown(why) in said
             assert " ".join(why.split()) in printed
 
 
@@ -96,7 +105,7 @@ def test_without_scripts_the_answer_unfolds(site):
     assert re.search("<button[^>]* hidden", form)
     answer = re.search("<details>.*</details>", form, re.DOTALL)[0]
     (first, *_) = asked(ROOT / "notebooks" / "01_fast_weights.ipynb")
-    assert escape(QUESTIONS[first].answer, quote=False) in answer
+    assert tex.typeset(QUESTIONS[first].answer) in answer
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

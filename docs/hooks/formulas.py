@@ -1,0 +1,113 @@
+"""Sets the formulas of all pages with KaTeX, in Node, once all pages are made.
+
+So they need no script in the browser: they are there without scripts and in
+print, and nothing moves when they appear. arithmatex marks them on Markdown pages,
+notebooks.py by `marked`. A formula that KaTeX cannot set stops the build.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from functools import partial
+from html import escape, unescape
+
+import numbered
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
+from packages import MODULES, fetched
+from repository import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import npm
+
+#: What is inside of an element of arithmatex, and what may not begin a line after it.
+MARKED = re.compile(
+    r'(<(span|div) class="arithmatex">)\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\2>([.,;:!?)\]]*)',
+    re.DOTALL,
+)
+#: A formula in the text of a notebook.
+TEX = re.compile(
+    r"\$\$(.+?)\$\$|(\\begin\{align\}.+?\\end\{align\})|\$(.+?)\$", re.DOTALL
+)
+#: Set in this run: while a page is being written, others stay as they are.
+done: dict[tuple[str, bool], str] = {}
+
+
+def marked(text: str) -> str:
+    """The text of a notebook as HTML, with its formulas as arithmatex marks them."""
+
+    def mark(found: re.Match) -> str:
+        left, right = "()" if found[3] else "[]"
+        tex = escape(found[found.lastindex], quote=False)
+        return f'<span class="arithmatex">\\{left}{tex}\\{right}</span>'
+
+    parts, end = [], 0
+    for found in TEX.finditer(text):
+        parts += [escape(text[end : found.start()], quote=False), mark(found)]
+        end = found.end()
+    return "".join(parts) + escape(text[end:], quote=False)
+
+
+@event_priority(-100)  # when all that makes or reads pages has seen TeX
+def on_env(env, config, files):
+    pages = [f.page for f in files.documentation_pages() if f.page and f.page.content]
+    asked = {
+        _formula(found): page.file.src_uri
+        for page in pages
+        for found in MARKED.finditer(page.content)
+    }
+    _set({formula: uri for formula, uri in asked.items() if formula not in done})
+    for page in pages:
+        html = partial(_html, page=page, files=files)
+        page.content, found = MARKED.subn(html, page.content)
+        if found:
+            page.meta.setdefault("styles", []).append("assets/katex/katex.min.css")
+
+
+def _formula(found: re.Match) -> tuple[str, bool]:
+    """The TeX, without the number that becomes a link, and whether it is displayed."""
+    tex, display = unescape(found[3] or found[4]).strip(), found[4] is not None
+    return (numbered.TAG.sub("", tex) if _label(found) else tex), display
+
+
+def _label(found: re.Match) -> tuple[str, str] | None:
+    """The number of an equation that has one."""
+    labels = numbered.TAG.findall(found[4] or "")
+    return labels[0] if len(labels) == 1 else None
+
+
+def _set(asked: dict[tuple[str, bool], str]) -> None:
+    """Set the formulas that are new, each found on a page."""
+    if not asked:
+        return
+    (katex,) = fetched(MODULES / "katex", "dist/katex.min.js")
+    script = ROOT / "docs" / "tools" / "formulas.js"
+    answer = subprocess.run(
+        [*npm.program("node"), str(script), str(katex)],
+        input=json.dumps(list(asked)),
+        capture_output=True,
+        encoding="utf-8",
+    )
+    if answer.returncode:
+        raise PluginError(f"Node could not set the formulas:\n{answer.stderr}")
+    for (formula, uri), each in zip(
+        asked.items(), json.loads(answer.stdout), strict=True
+    ):
+        if "error" in each:
+            raise PluginError(f"{uri}: {each['error']}, in {formula[0]}")
+        done[formula] = each["html"]
+
+
+def _html(found: re.Match, page, files) -> str:
+    """What stands in place of a marked formula."""
+    element, name, mark = found[1], found[2], found[5]
+    html = done[_formula(found)]
+    if label := _label(found):
+        link = numbered.link(label, found, page, files)
+        # Outside of what is hidden from screen readers.
+        html = html.removesuffix("</span></span>") + link + "</span></span>"
+    html = f"{element}{html}</{name}>"
+    if name == "span" and mark and html.count('class="katex-base"') == 1:
+        return f'<span class="fw-kept">{html}{mark}</span>'
+    return html + mark
