@@ -267,9 +267,10 @@ def test_a_small_screen_is_not_endless(look):
     boxes_ = [link.bounding_box() for link in links.all()]
     assert len(boxes_) > 10 and min(box["height"] for box in boxes_) >= 24
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in boxes_)
+    heading = heading_of(tab, links.nth(3))
     links.nth(3).click()
     assert tab.locator(".functions:visible").count() == 0
-    assert 40 <= heading_of(tab, links.nth(3)).bounding_box()["y"] < 844
+    assert 40 <= heading.bounding_box()["y"] < 844
     # A link into another version shows it.
     tab.evaluate(f"location.hash = '#{LATER}'")
     tab.locator(f"#{LATER}").wait_for()
@@ -284,7 +285,8 @@ def functions(path: Path) -> list[str]:
 def listed(tab, path: Path):
     """The links of the list of functions of a file."""
     name = f"Functions of {path.relative_to(ROOT)}"
-    return tab.get_by_role("navigation", name=name).get_by_role("link")
+    found = tab.get_by_role("navigation", name=name, include_hidden=True)
+    return found.get_by_role("link", include_hidden=True)
 
 
 def heading_of(tab, link):
@@ -437,6 +439,7 @@ def test_columns_are_aligned_by_equation(look, operation):
 def test_the_left_column_can_be_moved(look):
     """Until the next function is read."""
     tab = look("annotated/delta.html", width=1280)
+    assert first_line(tab) < 800
     tab.locator("#chunked-correcting").evaluate("e => e.scrollIntoView()")
     place = "() => document.querySelector('.column-naive').scrollTop"
     until(tab, f"({place})() > 500")
@@ -799,7 +802,7 @@ def test_other_clicks_are_the_browsers(look):
     assert "#" not in tab.url
 
 
-def test_a_symbol_lights_up_by_keyboard(look):
+def test_symbols_by_keyboard_elsewhere_and_as_gradients(look):
     tab = look("annotated/delta.html")
     button = tab.get_by_role("button", name="W", exact=True)
     button.focus()
@@ -811,11 +814,7 @@ def test_a_symbol_lights_up_by_keyboard(look):
           .closest(".column").className.match(/column-(\\w+)/)[1])"""
     )
     assert set(columns) == set(HALVES["annotated/delta"])
-
-
-def test_a_symbol_is_told_to_be_elsewhere(look):
-    """In a version that is not shown, or not on the page."""
-    tab = look("annotated/delta.html")
+    # In a version that is not shown, or not on the page.
     said = tab.locator(".symbols [role=status]")
     tab.get_by_role("button", name="E", exact=True).click()
     hidden = "in a version that is not shown"
@@ -827,11 +826,7 @@ def test_a_symbol_is_told_to_be_elsewhere(look):
     type_name(tab, "nosuch")
     assert said.inner_text() == "nosuch is not on this page"
     assert marked(tab) == []
-
-
-def test_a_gradient_is_no_product(look):
-    """The decay d_t lights up and not the d of dW, which is dW of the code."""
-    tab = look("annotated/delta.html")
+    # The decay d_t lights up and not the d of dW, which is dW of the code.
     after = """[...document.querySelectorAll(".symbol")]
         .map((e) => e.nextElementSibling?.textContent ?? "")"""
     type_name(tab, "d")
