@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import equations
 import stepped
 from literate import TAG, Source, linked, named, note
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
 from templates import render
@@ -121,6 +122,7 @@ RULES = "rules.md"
 MARK = re.compile(r"<!-- versions: ([\w-]+) -->")
 
 
+@event_priority(100)  # redirects must find the files
 def on_files(files, config):
     equations.forget()
     for name in PAGES:
@@ -233,15 +235,15 @@ def _columns(page: str, stays: str, config) -> dict:
         }
         for name, path in paths.items()
     ]
+    chosen = next(name for name in versions if name not in ("naive", stays))
     steps = {}
-    if stays == "naive" and "chunked" in sources:
-        steps = stepped.record(
-            PAGES[page].records, sources["naive"], sources["chunked"]
-        )
+    if stays == "naive":
+        both = sources["naive"], sources[chosen]
+        steps = stepped.record(PAGES[page].records, *both)
     return {
         "stays": stays,
         "versions": versions,
-        "chosen": next(n for n in versions if n not in ("naive", stays)),
+        "chosen": chosen,
         "columns": columns,
         "runs": [*steps],
         "steps": json.dumps(steps, ensure_ascii=False, separators=(",", ":")),

@@ -12,7 +12,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -65,100 +65,32 @@ class Source:
         note = ast.get_docstring(ast.parse(self.text)) or ""
         return note.partition("\n")[0].lstrip("# ")
 
-    @cached_property
+    @property
     def rows(self) -> list[Row]:
-        tree, last = ast.parse(self.text), len(self.text.splitlines())
-        notes: dict[int, tuple[str, str]] = {}  # first line of the code below
-        hidden: set[int] = set()
-        owner = {  # of a method, or of a function inside a function
-            inner: node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ClassDef | ast.FunctionDef)
-            for inner in node.body
-        }
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                continue
-            note = ast.get_docstring(node)
-            if note:
-                hidden.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-            if isinstance(node, ast.Module):
-                notes[1] = ("", note or "")
-            else:
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                name, outer = node.name, node
-                while outer := owner.get(outer):
-                    name = f"{outer.name}.{name}"
-                notes[first] = (name, note or "")
-        for record in _records(tree):
-            notes[record.lineno] = (record.targets[0].id, RECORD)
-        for assignment, words in _described(tree):
-            hidden.update(range(words.lineno, words.end_lineno + 1))
-            notes[assignment.lineno] = ("", inspect.cleandoc(words.value.value))
-        comments = {
-            number: re.sub("^#:? ?", "", text)
-            for number, text, alone in self._comments
-            if alone
-        }
-        for run in _runs(sorted(comments)):
-            hidden.update(run)
-            note = "\n".join(comments[number] for number in run)
-            name, own = notes.get(run[-1] + 1, ("", ""))
-            notes[run[-1] + 1] = (name, f"{note}\n\n{own}")
-        starts = sorted(notes)
-        return [
-            Row(*notes[start], [n for n in range(start, stop) if n not in hidden])
-            for start, stop in zip(starts, [*starts[1:], last + 1], strict=True)
-        ]
+        return _rows(self.text)
 
-    @cached_property
-    def _comments(self) -> list[tuple[int, str, bool]]:
-        """Each comment: its line, its text, and whether it has that line alone."""
-        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
-        return [
-            (token.start[0], token.string, not token.line[: token.start[1]].strip())
-            for token in tokens
-            if token.type == tokenize.COMMENT
-        ]
-
-    @cached_property
-    def _code(self) -> list[tuple[str, str]]:
-        """Of each line its code and, as `<span>`, the comment behind it."""
-        lines = []
-        for line in _coloured(self.text).splitlines():
-            code, mark, comment = line.rpartition('<span class="c1">')
-            lines.append((code, mark + comment) if mark else (line, ""))
-        return lines
-
-    @cached_property
+    @property
     def computed(self) -> dict[str, list[int]]:
         """The lines whose comment names an equation."""
-        lines: dict[str, list[int]] = {}
-        for number, text, alone in self._comments:
-            for tag in () if alone else sorted(named(text)):  # alone it is a note
-                lines.setdefault(tag, []).append(number)
-        return lines
+        return _computed(self.text)
 
     def anchor(self, line: int) -> str:
         return f"{self.prefix}L{line}"
 
     def blocks(self, numbers: list[int], link: Callable[[str], str]) -> str:
         """Code of a row; where lines are left out, a new block begins."""
-        blocks = []
+        blocks, lines = [], self.text.splitlines()
         for run in _runs(numbers):
-            while run and self._empty(run[0]):
+            while run and not lines[run[0] - 1].strip():
                 run.pop(0)
-            while run and self._empty(run[-1]):
+            while run and not lines[run[-1] - 1].strip():
                 run.pop()
             if run:
                 blocks.append([self._line(number, link) for number in run])
         return render("annotated/code.html", blocks=blocks)
 
-    def _empty(self, number: int) -> bool:
-        return _blank("".join(self._code[number - 1]))
-
     def _line(self, number: int, link: Callable[[str], str]) -> dict:
-        code, comment = self._code[number - 1]
+        code, comment = _code(self.text)[number - 1]
         return {
             "number": number,
             "anchor": self.anchor(number),
@@ -168,6 +100,83 @@ class Source:
 
 
 @cache  # a file stands on several pages
+def _rows(text: str) -> list[Row]:
+    tree, last = ast.parse(text), len(text.splitlines())
+    notes: dict[int, tuple[str, str]] = {}  # first line of the code below
+    hidden: set[int] = set()
+    owner = {  # of a method, or of a function inside a function
+        inner: node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        for inner in node.body
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        note = ast.get_docstring(node)
+        if note:
+            hidden.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+        if isinstance(node, ast.Module):
+            notes[1] = ("", note or "")
+        else:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            name, outer = node.name, node
+            while outer := owner.get(outer):
+                name = f"{outer.name}.{name}"
+            notes[first] = (name, note or "")
+    for record in _records(tree):
+        notes[record.lineno] = (record.targets[0].id, RECORD)
+    for assignment, words in _described(tree):
+        hidden.update(range(words.lineno, words.end_lineno + 1))
+        notes[assignment.lineno] = ("", inspect.cleandoc(words.value.value))
+    comments = {
+        number: re.sub("^#:? ?", "", comment)
+        for number, comment, alone in _comments(text)
+        if alone
+    }
+    for run in _runs(sorted(comments)):
+        hidden.update(run)
+        note = "\n".join(comments[number] for number in run)
+        name, own = notes.get(run[-1] + 1, ("", ""))
+        notes[run[-1] + 1] = (name, f"{note}\n\n{own}")
+    starts = sorted(notes)
+    return [
+        Row(*notes[start], [n for n in range(start, stop) if n not in hidden])
+        for start, stop in zip(starts, [*starts[1:], last + 1], strict=True)
+    ]
+
+
+@cache
+def _comments(text: str) -> list[tuple[int, str, bool]]:
+    """Each comment: its line, its text, and whether it has that line alone."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [
+        (token.start[0], token.string, not token.line[: token.start[1]].strip())
+        for token in tokens
+        if token.type == tokenize.COMMENT
+    ]
+
+
+@cache
+def _computed(text: str) -> dict[str, list[int]]:
+    """The lines whose comment names an equation."""
+    lines: dict[str, list[int]] = {}
+    for number, comment, alone in _comments(text):
+        for tag in () if alone else sorted(named(comment)):  # alone it is a note
+            lines.setdefault(tag, []).append(number)
+    return lines
+
+
+@cache
+def _code(text: str) -> list[tuple[str, str]]:
+    """Of each line its code and, as `<span>`, the comment behind it."""
+    lines = []
+    for line in _coloured(text).splitlines():
+        code, mark, comment = line.rpartition('<span class="c1">')
+        lines.append((code, mark + comment) if mark else (line, ""))
+    return lines
+
+
 def _coloured(text: str) -> str:
     lexer = PythonLexer(stripnl=False)
     lexer.add_filter(_plain())
@@ -267,7 +276,3 @@ def _runs(numbers: list[int]) -> list[list[int]]:
         else:
             runs.append([number])
     return runs
-
-
-def _blank(line: str) -> bool:
-    return not re.sub("<[^>]*>", "", line).strip()

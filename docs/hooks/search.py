@@ -37,6 +37,8 @@ INLINE = {
     *("small", "span", "strong", "sub", "sup", "u", "var"),
 }
 VOID = {"br", "col", "hr", "img", "input", "link", "source", "wbr"}
+#: Many tags without a word to find. No drawing is inside another one.
+DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 FORMULA = re.compile(
     r"\\\((.*?)\\\)|\\\[(.*?)\\\]|\$\$(.*?)\$\$|\$([^$\n]+)\$", re.DOTALL
 )
@@ -107,7 +109,7 @@ class Reader(HTMLParser):
         self._begin(self.found, url, title)
 
     def read(self, html: str) -> list[dict]:
-        self.feed(html)
+        self.feed(DRAWING.sub("", html))
         self.close()
         self._end()
         return self.found + self.rows
@@ -123,7 +125,7 @@ class Reader(HTMLParser):
         if self.skipped:
             return
         if (
-            tag in ("button", "script", "style", "svg")
+            tag in ("button", "script", "style")
             or "data-search-exclude" in attributes
             or AGAIN.search(attributes.get("class") or "")
             or (tag == "a" and "pre" in self.tags)  # the number of a line

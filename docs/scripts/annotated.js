@@ -23,7 +23,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // Versions: on a wide screen one beside the one that stays, else one alone.
 
-  const wide = matchMedia("(min-width: 80em)");
+  const wide = matchMedia("(min-width: 64em)");
   const columns = [...page.querySelectorAll(".column")];
   const rows = new Map(columns.map((c) => [c, [...c.querySelectorAll(".row")]]));
   const list = page.querySelector(".tabs");
@@ -183,6 +183,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const show = (target) => {
     const away = target.closest(".away");
     if (away) bring(away.dataset.version);
+    target.closest("details:not([open])")?.setAttribute("open", "");
     reveal(target);
     hold();
     if (!target.hasAttribute("tabindex")) target.tabIndex = -1;
@@ -200,6 +201,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const link = event.target.closest("a[href^='#']");
     if (!link) return;
     event.preventDefault();
+    link.closest("[popover]")?.hidePopover?.();
     go(link.hash);
   });
   addEventListener("popstate", () => {
@@ -273,18 +275,14 @@ document.addEventListener("DOMContentLoaded", () => {
 
   let uses;
   let chosen = null;
-  const bar = document.createElement("div");
-  bar.className = "symbols";
-  bar.setAttribute("role", "group");
-  bar.setAttribute("aria-label", "Light up a symbol");
-  const count = document.createElement("span");
-  count.setAttribute("role", "status");
+  const bar = document.querySelector(".symbols");
+  const count = bar.querySelector("[role=status]");
 
   const tell = () => {
     if (!chosen) return;
     const { code, formulas } = uses.get(chosen);
     const places = [...formulas, ...code.map((range) => range.startContainer.parentElement)];
-    const hidden = places.filter((element) => !element.checkVisibility()).length;
+    const hidden = places.filter((element) => element.closest(".away")).length;
     count.textContent =
       `${chosen}: ${formulas.length} in formulas, ${code.length} in code` +
       (hidden ? `; ${hidden} of them in a version that is not shown` : "");
@@ -335,22 +333,14 @@ document.addEventListener("DOMContentLoaded", () => {
       bar.append(button);
     }
     // Any other name can be typed.
-    const names = document.createElement("datalist");
-    names.id = "names";
+    const [names, field] = [bar.querySelector("datalist"), bar.querySelector("input")];
     const sorted = [...uses.keys()].filter((name) => uses.get(name).code.length).sort();
     for (const name of sorted) names.append(new Option(name));
-    const field = document.createElement("input");
-    field.setAttribute("list", "names");
-    field.placeholder = "another name";
-    field.setAttribute("aria-label", "Another name of the code to light up");
     field.addEventListener("change", () => {
       if (field.value !== chosen) choose(field.value);
       if (field.value && !uses.has(field.value))
         count.textContent = `${field.value} is not on this page`;
     });
-    bar.prepend("Highlight a symbol:");
-    bar.append(field, names, count);
-    page.before(bar);
     page.addEventListener("click", (event) => {
       if (event.target.closest("a, summary")) return;
       if (!getSelection().isCollapsed) return;
@@ -387,7 +377,7 @@ document.addEventListener("DOMContentLoaded", () => {
       running = null;
       status.textContent = invitation;
       if (at < 0) return follow();
-      const { token, equations, lines } = steps[at];
+      const { token, equations, lines, last, equal } = steps[at];
       for (const [id, values] of Object.entries(lines)) {
         const line = document.getElementById(id);
         const note = document.createElement("span");
@@ -397,18 +387,15 @@ document.addEventListener("DOMContentLoaded", () => {
         line.append(note);
       }
       const numbers = equations.map((n) => (/^\d/.test(n) ? `Eq. ${n}` : `(${n})`));
-      const last = ["naive", "chunked"].map((version) =>
-        Object.keys(lines).findLast((id) => id.startsWith(version)),
-      );
-      const said = last.map((id) => `${id.split("-")[0]}: ${lines[id]}`);
-      status.textContent = [
-        `Step ${at + 1} of ${steps.length}, token ${token} of ${steps.at(-1).token}: ` +
-          (numbers.join(", ") || "the result"),
-        ...said,
-      ].join("\n");
+      const both = last.map((id) => id.split("-")[0]);
+      status.textContent =
+        `Step ${at + 1} of ${steps.length}, both after token ${token} of ` +
+        `${steps.at(-1).token}: ${numbers.join(", ") || "the result"}\n` +
+        last.map((id, i) => `${both[i]}: ${lines[id]}`).join("\n") +
+        (equal ? " = equal" : "");
       if (wide.matches) {
-        if (beside !== "chunked") bring("chunked");
-      } else if (!["naive", "chunked"].includes(alone)) bring("naive");
+        if (beside !== both[1]) bring(both[1]);
+      } else if (!both.includes(alone)) bring("naive");
       const [ours, theirs] = last.map((id) => document.getElementById(id));
       if (wide.matches) {
         const column = ours.closest(".column");
@@ -426,7 +413,6 @@ document.addEventListener("DOMContentLoaded", () => {
       if (by) goTo(by === "0" ? -1 : Math.max(at + Number(by), -1));
     });
     name.addEventListener("change", () => goTo(at < 0 ? -1 : 0));
-    panel.hidden = false;
   }
 
   if (list) {

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from functools import cache
 from typing import Any
 
 from fwlab.exercises import checker, solutions
@@ -52,10 +53,8 @@ def source(exercise: Exercise) -> str:
     """The function in `solutions`, with its imports and the functions that it
     calls; for an exercise from elsewhere, what answers are compared with.
     """
-    text = inspect.getsource(solutions)
     names, imports, functions = {exercise.name}, [], []
-    for node in reversed(ast.parse(text).body):  # it calls what stands above it
-        source = "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
+    for node, source in reversed(_solutions()):  # it calls what stands above it
         if isinstance(node, ast.FunctionDef) and node.name in names:
             functions.append(source)
             names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
@@ -67,6 +66,17 @@ def source(exercise: Exercise) -> str:
         return inspect.getsource(exercise.reference).rstrip()
     head = ["\n".join(reversed(imports))] if imports else []
     return "\n\n\n".join([*head, *reversed(functions)])
+
+
+@cache
+def _solutions() -> list[tuple[ast.stmt, str]]:
+    """The statements of `solutions`, each with its lines."""
+    text = inspect.getsource(solutions)
+    lines = text.splitlines()
+    return [
+        (node, "\n".join(lines[node.lineno - 1 : node.end_lineno]))
+        for node in ast.parse(text).body
+    ]
 
 
 def _find(name: Any) -> Exercise | Derivation | Question | None:

@@ -9,7 +9,7 @@ _MODULES = (
     *("capacity", "overwrite", "favor_underflow", "ablation", "language_model"),
     *("recall", "state_size", "translation", "aft", "aft_stability"),
     *("feedback_variables", "feedback_depth", "feedback_curriculum"),
-    *("state_tracking", "reversal", "replacing"),
+    *("state_tracking", "reversal", "replacing", "regression"),
 )
 
 #: All experiments by name.

@@ -9,8 +9,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+#: Pages that have moved, by their old name.
+(MOVED,) = (
+    {
+        re.sub(r"\.\w+$", ".html", old): re.sub(r"\.\w+$", ".html", new)
+        for old, new in plugin["redirects"]["redirect_maps"].items()
+    }
+    for plugin in SETTINGS["plugins"]
+    if "redirects" in plugin
+)
 #: Milliseconds to wait for what a page does at once on a quiet machine.
 PATIENCE = 120_000
 #: Processor time that building the site took, in seconds, if it was built

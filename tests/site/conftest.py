@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
-from built import BUILD, ROOT, Page
+from built import BUILD, MOVED, ROOT, Page
 from figure import fresh, tabs, watched  # noqa: F401
 
 
@@ -56,12 +56,9 @@ def _children() -> float:
 
 @pytest.fixture(scope="session")
 def pages(site) -> dict[str, Page]:
-    """All but 404.html, which stands alone."""
-    return {
-        path.relative_to(site).as_posix(): Page(path)
-        for path in sorted(site.rglob("*.html"))
-        if path.name != "404.html"
-    }
+    """All but 404.html, which stands alone, and those that lead to a new place."""
+    names = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    return {name: Page(site / name) for name in sorted({*names} - {"404.html", *MOVED})}
 
 
 @pytest.fixture(scope="session")

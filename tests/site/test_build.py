@@ -19,7 +19,7 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 import yaml
 from address import current
-from built import BUILD, ROOT
+from built import BUILD, MOVED, ROOT
 from owners import strangers
 
 import fwlab
@@ -35,8 +35,10 @@ MODULES = [
 ]
 
 
-def test_pages_are_there(pages):
-    """Each Markdown page, each notebook, and each file with notes."""
+def test_pages_are_there(site, pages):
+    """Each Markdown page, each notebook, and each file with notes; an old name
+    leads to the new one.
+    """
     docs = ROOT / "docs"
     written = {p.relative_to(docs).with_suffix(".html") for p in docs.rglob("*.md")}
     names = {path.as_posix() for path in written}
@@ -53,6 +55,12 @@ def test_pages_are_there(pages):
     assert len(loops) >= 10
     names |= {f"annotated/{name}.html" for name in loops}
     assert names <= pages.keys()
+    for old, new in MOVED.items():
+        led = re.search(
+            r'http-equiv="refresh" content="0; url=(.*?)"',
+            (site / old).read_text("utf-8"),
+        )
+        assert led and urljoin(old, led[1]) == new and new in pages
 
 
 @pytest.mark.speed
@@ -242,8 +250,12 @@ def test_sitemap_lists_every_page(site, pages):
     assert b"<loc>" in packed
 
 
-def test_every_page_says_what_it_is(site, pages):
-    """The text that is shown where a page is linked to."""
+def test_every_page_says_what_it_is(site, pages, monkeypatch):
+    """The text, and the picture, that are shown where a page is linked to."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    import card
+
+    assert card.drawn("fwlab")[16:24] == bytes((0, 0, 4, 176, 0, 0, 2, 118))  # its size
     described: dict[str, str] = {}
     for name in pages:
         html = (site / name).read_text("utf-8")
@@ -252,6 +264,8 @@ def test_every_page_says_what_it_is(site, pages):
         assert metas["og:title"], name
         wanted = current().site and current().site + name
         assert metas.get("og:url", "") == wanted, name
+        picture = current().site and current().site + card.NAME
+        assert metas.get("og:image", "") == picture, name
         assert 40 <= len(metas["og:description"]) <= 300, name
         assert unescape(metas["description"]) == unescape(metas["og:description"]), name
         described[name] = metas["og:description"]

@@ -1,0 +1,245 @@
+"""Regression in context: which solver is a layer while it reads examples?
+
+A layer reads pairs $(x_i, y_i)$ of one unknown linear map, and is asked for
+another $x$. A fast weight layer can hold a linear map: its memory.
+"""
+
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import ops, plots
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    compared,
+    losses,
+    select,
+    throughout,
+)
+from fwlab.experiments.fit import SETUP, fit
+from fwlab.feature_maps import l2_normalize
+from fwlab.plots import FAST, INK, OTHER
+
+#: The rules, and the solver that each can be.
+SOLVERS = {
+    "sum": "the best single step on all pairs",
+    "delta": "the best steps pair by pair",
+    "least squares": "",
+}
+LOOKS = {"sum": (OTHER, "s"), "delta": (FAST, "o"), "least squares": (INK, "^")}
+#: Variances of the noise in y, and in words.
+NOISES = {0.0: "no noise", 0.25: "noise"}
+#: Sequences of an optimiser step, and of the test.
+BATCH, TEST = 64, 8192
+STEPS, LR = 1000, 0.05
+#: A loss this near to that of a solver, as a share of it, is called equal.
+NEAR = 0.1
+
+
+def points(quick: bool) -> list[Point]:
+    d = 8 if quick else 16
+    return [
+        {"rule": rule, "noise": noise, "d": d, "n": n, "seed": seed}
+        for noise in NOISES
+        for n in (d // 2, d, 2 * d, 4 * d)
+        for rule in SOLVERS
+        for seed in (1, 2, 3)
+    ]
+
+
+def run(point: Point) -> Point:
+    torch.manual_seed(point["seed"])
+    d, n, noise = (point[name] for name in ("d", "n", "noise"))
+    test = draw_pairs(TEST, n, d, noise, torch.Generator().manual_seed(0))
+    if point["rule"] == "least squares":
+        answers, beta = least_squares(*test[:3], noise), None
+    else:
+        layer = Layer(point["rule"], d)
+        for _ in fit(layer, lambda _: draw_pairs(BATCH, n, d, noise), error, STEPS, LR):
+            pass
+        with torch.no_grad():
+            answers = layer(*test[:3])
+            beta = round(layer.beta().item(), 3) if point["rule"] == "delta" else None
+    return {"loss": round(F.mse_loss(answers, test[3]).item(), 4), "beta": beta}
+
+
+class Layer(nn.Module):
+    """One head whose values are the $y_i$, without anything around it."""
+
+    def __init__(self, rule: str, d: int) -> None:
+        super().__init__()
+        self.rule = rule
+        self.query, self.key = (nn.Linear(d, d, bias=False) for _ in "qk")
+        self.strength = nn.Parameter(torch.zeros(()))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def beta(self) -> Tensor:
+        """The write strength of the delta rule, the same for all pairs."""
+        return self.strength.sigmoid()
+
+    def forward(self, x: Tensor, y: Tensor, asked: Tensor) -> Tensor:
+        """What is read for `asked` `[batch, d]`, after `x` `[batch, n, d]`
+        with `y` `[batch, n]`: `[batch]`.
+        """
+        # All but the last output are read for nothing.
+        q = self.query(asked)[:, None, None].expand(-1, x.shape[1], 1, -1)
+        k, v = self.key(x)[:, :, None], y[..., None, None]
+        out: Any
+        if self.rule == "sum":
+            out = ops.sum_rule(q, k, v, normalize=False)
+        else:
+            beta = self.beta().expand(v.shape[:3])
+            out = ops.delta_rule(q, l2_normalize(k), v, beta)
+        return self.scale * out[:, -1, 0, 0]
+
+
+def draw_pairs(
+    batch: int, n: int, d: int, noise: float, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Linear maps of their own for each sequence, with inputs of length 1.
+
+    - Returns `x` `[batch, n, d]`, `y` `[batch, n]` with noise of this variance,
+      the input that is asked `[batch, d]`, and its output `[batch]`. An output has
+      variance 1, so that answering 0 has a loss of 1.
+    """
+    w, x, e = (
+        torch.randn(*shape, generator=generator)
+        for shape in ((batch, d, 1), (batch, n + 1, d), (batch, n))
+    )
+    x = F.normalize(x, dim=-1)
+    y = (x @ w)[..., 0]
+    return x[:, :-1], y[:, :-1] + noise**0.5 * e, x[:, -1], y[:, -1]
+
+
+def error(layer: nn.Module, pairs: tuple[Tensor, ...]) -> Tensor:
+    """The mean squared error of what a layer answers."""
+    return F.mse_loss(layer(*pairs[:3]), pairs[3])
+
+
+def least_squares(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
+    """The mean of the posterior of `w`, which no answer can beat on average."""
+    x, y, asked = x.double(), y.double(), asked.double()
+    inner = x @ x.mT + noise * torch.eye(x.shape[1])
+    weights = torch.linalg.pinv(inner, hermitian=True, rtol=1e-9) @ y[..., None]
+    return (asked[:, None] @ x.mT @ weights)[:, 0, 0].float()
+
+
+# --- What the solvers reach ----------------------------------------------
+
+
+def best_step(n: int, d: int, noise: float) -> float:
+    r"""The loss of one gradient step of the best size from $W = 0$ on all pairs.
+
+    With $M = \sum_i x_i x_i^\top$, a step of size $\eta$ leaves
+    $\mathbb E |(I - \eta M) w|^2 / d + \eta^2 \sigma^2 n / d$, where
+    $\mathbb E M = n / d$ and $\mathbb E M^2 = n / d + n (n - 1) / d^2$.
+    """
+    return 1 - n / (d * (1 + noise) + n - 1)
+
+
+def best_steps(n: int, d: int, noise: float) -> float:
+    """The loss of one gradient step after the other, all of the best size.
+
+    A step of size beta multiplies the loss by 1 - (2 beta - beta^2) / d on
+    average, and adds beta^2 noise / d.
+    """
+    beta = torch.linspace(0.001, 1, 1000).double()
+    kept = 1 - beta * (2 - beta) / d
+    added = beta * noise / (2 - beta)
+    return (kept**n * (1 - added) + added).min().item()
+
+
+LAWS = {"sum": best_step, "delta": best_steps}
+
+
+def law(rule: str, n: int, d: int, noise: float) -> float:
+    """The loss of the solver that a rule is."""
+    return LAWS[rule](n, d, noise)
+
+
+# --- Claims ---------------------------------------------------------------
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    """Nobody has published these numbers; theory says what solvers reach."""
+    d = points[0]["d"]
+    every = []
+    for noise, words in NOISES.items():
+        some = select(points, noise=noise)
+        for rule, solver in list(SOLVERS.items())[:2]:
+            off = {
+                n: [
+                    p["loss"] / law(rule, n, d, noise) - 1
+                    for p in select(some, rule=rule, n=n)
+                ]
+                for n in (d // 2, d, 2 * d, 4 * d)
+            }
+            every.append(
+                throughout(
+                    f"{words}: {rule} ends within {NEAR:.0%} of {solver}",
+                    "",
+                    off,
+                    lambda x: abs(x) < NEAR,
+                    len(off),
+                    spec="+.1%",
+                    x="pairs",
+                    worst=abs,
+                )
+            )
+        order = ("least squares", "delta", "sum")
+        sides = [losses(some, rule=rule, n=4 * d) for rule in order]
+        every.append(
+            compared(
+                f"{words}, {4 * d} pairs: {' < '.join(order)}",
+                "",
+                sides,
+                lambda a, b, c: a < b < c,
+            )
+        )
+    strengths = [
+        losses(points, "beta", rule="delta", n=4 * d, noise=noise)
+        for noise in (0.25, 0.0)
+    ]
+    what = f"{4 * d} pairs: a smaller beta is learned with noise"
+    return [*every, compared(what, "", strengths, spec=".2f")]
+
+
+def draw(points: list[Point]) -> Figure:
+    figure, axes = plots.grid(len(NOISES), "pairs", "mean squared error", 2.6)
+    d = points[0]["d"]
+    for ax, (noise, words) in zip(axes, NOISES.items(), strict=True):
+        some = select(points, noise=noise)
+        for rule, (color, marker) in LOOKS.items():
+            own = select(some, rule=rule)
+            plots.series(ax, own, color, marker, "", rule, x="n")
+            sizes = sorted({p["n"] for p in own})
+            if rule in LAWS and sizes:
+                line = range(sizes[0], sizes[-1] + 1)
+                ax.plot(line, [law(rule, n, d, noise) for n in line], color=color)
+        ax.set_title(words)
+    plots.legend(figure, axes[0], columns=3)
+    return figure
+
+
+def setup(point: Point) -> Point:
+    if point["rule"] == "least squares":
+        return {}
+    return SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
+
+
+EXPERIMENT = Experiment(
+    name="regression",
+    title="Regression in context",
+    source="von Oswald et al. 2023 (one step of gradient descent)",
+    cost="quick: 5 minutes of one core; full: 10 minutes",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+    setup=setup,
+)
