@@ -176,7 +176,9 @@ def test_nothing_jumps(browser, address):
         context = watched(browser, address, [], **PHONE)
         tab, held = context.new_page(), []
         tab.add_init_script(WATCH)
-        late = re.compile(r"\.woff2$|(?<!progress)(?<!-worker)\.js$")  # not those in the head
+        late = re.compile(
+            r"\.woff2$|(?<!progress)(?<!-worker)\.js$"
+        )  # not those in the head
         tab.route(late, lambda route, _, held=held: held.append(route))
         tab.goto(f"{address}{page}.html", wait_until="commit")
         until(tab, "performance.getEntriesByName('first-contentful-paint').length")
