@@ -127,7 +127,7 @@ def test_a_part_opens_when_it_may(look):
     assert tab.locator(".fw-anyway:visible, .fw-everything:visible").count() == 0
     assert tab.locator("article details").count() > 3
     assert tab.locator("article details:visible").count() == 0
-    assert len(re.findall(rb"/Type\s*/Page\b", tab.pdf())) < 16
+    assert len(re.findall(rb"/Type\s*/Page\b", tab.pdf())) < 10
 
 
 def test_a_part_opens_for_who_is_sent_there(look):

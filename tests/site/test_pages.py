@@ -24,8 +24,8 @@ KINDS = (
     *("figures/memory", "notebooks/03_dpfp", "annotated/fwp"),
     *("annotated/equations", "annotated/source/ops/correcting/rules/comba"),
 )
-#: Of those whose first screen has formulas, a figure, code or a table.
-STEADY = ("notebooks/04_delta_rule", "figures/memory", "annotated/fwp", "results")
+#: The first screen of these has a figure, formulas, or code.
+STEADY = ("index", "notebooks/04_delta_rule", "annotated/fwp")
 #: Where plots are drawn for phones, too.
 PLOTS = ("results", "reproduce/", "kernels/")
 
@@ -176,9 +176,8 @@ def test_nothing_jumps(browser, address):
         context = watched(browser, address, [], **PHONE)
         tab, held = context.new_page(), []
         tab.add_init_script(WATCH)
-        late = re.compile(
-            r"\.woff2$|(?<!progress)(?<!-worker)\.js$"
-        )  # not those in the head
+        # Not the two scripts in the head, before which nothing is drawn.
+        late = re.compile(r"\.woff2$|(?<!progress)(?<!-worker)\.js$")
         tab.route(late, lambda route, _, held=held: held.append(route))
         tab.goto(f"{address}{page}.html", wait_until="commit")
         until(tab, "performance.getEntriesByName('first-contentful-paint').length")
