@@ -4,7 +4,8 @@ place of `<!-- gallery -->`.
 
 A figure is docs/figures/NAME.js. Next to it are NAME.html, the picture it
 starts with, and NAME.txt, a description of that picture; both are written by
-docs/tools/keep_figures.py, for readers without scripts and for print. A figure
+docs/tools/keep_figures.py, for readers without scripts and for print, and so is
+heights.json, so that the text below a figure does not move when it begins. A figure
 that changes with the text has a picture of each step, NAME-STEP.html.
 docs/templates/theme/main.html loads the scripts that a page's figures need.
 Drawings are kept out of search; they are in sections, as the search plugin
@@ -129,6 +130,7 @@ def _figure(name: str, template: str, page) -> str:
         title=title,
         picture=Markup(HANDLE.sub(_inert, _text(f"{name}.html"))),
         words=_text(f"{name}.txt"),
+        height=json.loads(_text("heights.json")).get(name),
     )
 
 

@@ -100,7 +100,7 @@ def _set(asked: dict[tuple[str, bool], str]) -> None:
 
 
 def _html(found: re.Match, page, files) -> str:
-    """What stands in place of a marked formula."""
+    """What replaces a marked formula."""
     element, name, mark = found[1], found[2], found[5]
     html = done[_formula(found)]
     if label := _label(found):

@@ -11,7 +11,7 @@ import json
 import logging
 import posixpath
 import re
-from html import escape
+from html import escape, unescape
 from itertools import takewhile
 from urllib.parse import unquote, urlsplit
 
@@ -26,7 +26,7 @@ from mkdocs.structure.files import File
 from mkdocs.structure.toc import get_toc
 from repository import ROOT, colab, source
 from templates import render
-from tex import typeset
+from tex import plain, typeset
 
 from fwlab.exercises import QUESTIONS, Question
 
@@ -158,6 +158,7 @@ def _inline_svg(source: str, number: int) -> str:
     words = dict.fromkeys(text for text in texts if re.search("[^\\W\\d_]", text))
     title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
     label = title[1].strip() if title else escape("; ".join(words)) or str(number)
+    label = re.sub(r"\$([^$]+)\$", lambda tex: escape(plain(unescape(tex[1]))), label)
     return plots.inline(svg, f"fig{number}", f"Figure: {label}")
 
 

@@ -4,10 +4,12 @@
 
 opens the figures of a built site in Chromium. For each, it writes the
 picture into docs/figures/NAME.html and its description into NAME.txt, and
-those of each step of a figure that has steps. Run it after a change to a
-figure; a test compares them.
+those of each step of a figure that has steps. How high each is on a phone, with
+its controls, goes into heights.json. Run it after a change to a figure; a test
+compares them.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -66,6 +68,12 @@ def later_steps(tab: Page, name: str) -> dict[str, tuple[str, str]]:
     return found
 
 
+def height(tab: Page, base: str, name: str) -> int:
+    """How high a figure begins, in pixels; `tab` is as wide as a phone."""
+    tab.goto(base + PAGES.get(name, f"figures/{name}.html"), wait_until="load")
+    return tab.locator(f"#figure-{name} .fw-stage").evaluate("e => e.offsetHeight")
+
+
 def main() -> None:
     site = Path(sys.argv[1] if len(sys.argv) > 1 else "site").resolve()
     path = chromium() or sys.exit("there is no Chromium here")
@@ -79,6 +87,10 @@ def main() -> None:
             for still, (picture, words) in kept.items():
                 (FIGURES / f"{still}.html").write_text(picture + "\n", "utf-8")
                 (FIGURES / f"{still}.txt").write_text(words + "\n", "utf-8")
+        tab.set_viewport_size({"width": 390, "height": 844})
+        heights = {name: height(tab, base, name) for name in names()}
+        content = json.dumps(heights, indent=1) + "\n"
+        (FIGURES / "heights.json").write_text(content, "utf-8")
 
 
 if __name__ == "__main__":

@@ -121,10 +121,13 @@ def test_a_part_opens_when_it_may(look):
     assert is_open(tab)[:3] == [True, False, False]
     assert kept(tab) == {STEM: [f"tried:{FIRST}"]}
 
-    # On paper, all of it.
+    # On paper, all of it; but no answers, and not what only prepares.
     tab.emulate_media(media="print")
     assert all(is_open(tab))
     assert tab.locator(".fw-anyway:visible, .fw-everything:visible").count() == 0
+    assert tab.locator("article details").count() >= 3
+    assert tab.locator("article details:visible").count() == 0
+    assert len(re.findall(rb"/Type\s*/Page\b", tab.pdf())) < 10
 
 
 def test_a_part_opens_for_who_is_sent_there(look):

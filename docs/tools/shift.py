@@ -1,0 +1,68 @@
+"""How much the first screen of a page moves while it comes, on a phone.
+
+    python docs/tools/shift.py [SITE] [PAGE ...]
+
+That is its cumulative layout shift, over slow 4G and with a processor that is four
+times as slow as this one. Without PAGE, one page of each kind is measured.
+"""
+
+import argparse
+from pathlib import Path
+
+from browser import OPTIONS, chromium, served
+from playwright.sync_api import sync_playwright
+
+KINDS = [
+    *("index", "memory_essay", "course", "notebooks/04_delta_rule", "figures/memory"),
+    *("figures/index", "annotated/source/ops/correcting/rules/delta"),
+    *("annotated/delta", "kernels/correcting", "api/ops", "reproduce/capacity"),
+    "results",
+]
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
+#: 1.6 Mbit/s, in bytes; round trips in milliseconds.
+SLOW_4G = {"downloadThroughput": 200_000, "uploadThroughput": 94_000, "latency": 150}
+#: The shifts so far, from the start of a page on: when each was, and how large.
+WATCH = """globalThis.shifts = [];
+new PerformanceObserver((list) => {
+  for (const each of list.getEntries())
+    if (!each.hadRecentInput) shifts.push([each.startTime, each.value]);
+}).observe({ type: "layout-shift", buffered: true });"""
+
+
+def cumulative(shifts: list[tuple[float, float]]) -> float:
+    """The largest sum within 5 s that has no pause of 1 s, as browsers count it."""
+    most = total = 0.0
+    begin = last = float("-inf")
+    for at, value in shifts:
+        if at - last > 1000 or at - begin > 5000:
+            begin, total = at, 0.0
+        last, total = at, total + value
+        most = max(most, total)
+    return most
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("site", nargs="?", type=Path, default=Path("site"))
+    parser.add_argument("pages", nargs="*", default=KINDS)
+    given = parser.parse_args()
+    with served(given.site.resolve()) as base, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=OPTIONS)
+        for page in given.pages:
+            context = browser.new_context(**PHONE)
+            tab = context.new_page()
+            session = context.new_cdp_session(tab)
+            session.send("Network.enable")
+            session.send(
+                "Network.emulateNetworkConditions", SLOW_4G | {"offline": False}
+            )
+            session.send("Emulation.setCPUThrottlingRate", {"rate": 4})
+            tab.add_init_script(WATCH)
+            tab.goto(f"{base}{page}.html", timeout=120_000)
+            tab.wait_for_timeout(2500)
+            print(f"{cumulative(tab.evaluate('shifts')):.3f}  {page}", flush=True)
+            context.close()
+
+
+if __name__ == "__main__":
+    main()
