@@ -174,6 +174,8 @@ def watched(browser, base: str, seen: list[str], **options):
         tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
         tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
 
+    if base.startswith("file:"):  # else routes that a test sets later see no file
+        context.route("http*://**", lambda route: route.abort())
     context.on("requestfailed", refused)
     context.on("page", watch)
     return context
@@ -206,7 +208,7 @@ class Tabs:
             self.tabs[key] = tab
         while len(self.tabs) > self.MOST:
             self.tabs.pop(next(iter(self.tabs))).context.close()
-        tab.emulate_media(reduced_motion=motion, media="screen", color_scheme=scheme)
+        tab.emulate_media(reduced_motion=motion, media="null", color_scheme=scheme)
         tab.mouse.move(0, 0)
         return tab, new
 
