@@ -11,11 +11,11 @@ from pathlib import Path
 
 #: For Chromium in a container, whose own sandbox has no rights there, whose
 #: shared memory may be too small for a page, and which has no graphics card;
-#: without what it would do on its own beside the pages.
+#: without what it would do on its own beside the pages, and without other hosts.
 OPTIONS = [
     *("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update"),
-    "--disable-sync",
+    *("--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"),
 ]
 
 

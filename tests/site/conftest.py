@@ -17,7 +17,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
 from built import BUILD, MOVED, ROOT, Page
-from figure import fresh, tabs, watched  # noqa: F401
+from figure import fresh, look, tabs, watched  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -136,31 +136,3 @@ def pytest_runtest_protocol(item, nextitem):
 def address(site):
     with served(site) as base:
         yield base
-
-
-@pytest.fixture
-def look(browser, address):
-    """Opens pages; complains at the end of each test about all it saw."""
-    seen, contexts = [], []
-
-    def look(
-        page: str,
-        scheme: str = "light",
-        width: int = 1440,
-        height: int = 900,
-        base: str = address,
-        **options,
-    ):
-        """A new tab with a page of the site, or of a copy at `base`."""
-        size = {"width": width, "height": height}
-        options |= {"color_scheme": scheme, "viewport": size}
-        contexts.append(watched(browser, base, seen, **options))
-        tab = contexts[-1].new_page()
-        tab.goto(base + page, wait_until="load")
-        tab.evaluate("document.fonts.ready.then(() => 0)")
-        return tab
-
-    yield look
-    for context in contexts:
-        context.close()
-    assert seen == []

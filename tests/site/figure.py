@@ -158,26 +158,33 @@ class Figure:
 
 
 def watched(browser, base: str, seen: list[str], **options):
-    """A context whose tabs ask nobody but `base`, and complain into `seen`."""
+    """A context whose tabs complain into `seen`: also if they ask anybody but
+    `base`, whom OPTIONS let no page find. No route is set, since a browser keeps
+    neither files nor compiled scripts beside one.
+    """
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENCE)
 
-    def refuse(route):
-        seen.append(f"request: {route.request.url}")
-        route.abort()
+    def refused(request):
+        if not request.url.startswith((base, "data:")):
+            seen.append(f"request: {request.url}")
 
     def watch(tab):
         tab.on("load", lambda: OPENED.append(tab.url))
         tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
         tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
 
-    context.route(re.compile(rf"^(?!{re.escape(base)}|data:)"), refuse)
+    if base.startswith("file:"):  # else routes that a test sets later see no file
+        context.route("http*://**", lambda route: route.abort())
+    context.on("requestfailed", refused)
     context.on("page", watch)
     return context
 
 
 class Tabs:
-    """The tabs that are open, and what they complain about."""
+    """The tabs that are open, and what they complain about. Another page in one of
+    them is half the cost of a page in a new one.
+    """
 
     #: This many at a time: each takes memory.
     MOST = 4
@@ -187,6 +194,24 @@ class Tabs:
         self.tabs: dict[tuple, object] = {}  # the most recent comes last
         self.seen: list[str] = []
 
+    def kept(self, key, base: str, motion: str, scheme: str, **options):
+        """The tab of this key, or an empty one; and whether it is that. With the key
+        None, nobody else gets it.
+        """
+        tab = self.tabs.pop(key, None)
+        new = tab is None or tab.is_closed()
+        if new:
+            context = watched(self.browser, base, self.seen, **options)
+            tab = context.new_page()
+            tab.on("crash", functools.partial(self.forget, context))
+        if key:
+            self.tabs[key] = tab
+        while len(self.tabs) > self.MOST:
+            self.tabs.pop(next(iter(self.tabs))).context.close()
+        tab.emulate_media(reduced_motion=motion, media="null", color_scheme=scheme)
+        tab.mouse.move(0, 0)
+        return tab, new
+
     def fresh(
         self,
         name: str,
@@ -194,44 +219,43 @@ class Tabs:
         motion: str = "no-preference",
         place: str = "",
         scheme: str = "light",
-        **ways,
+        touch: bool = False,
+        timed: bool = False,
     ) -> Figure:
-        """The figure as it begins; `ways` are those of `open`."""
+        """The figure as it begins; `timed`: where time stands still until a test
+        advances it.
+        """
         page = page_of(name)
-        key = (page, *sorted(ways.items()))
-        tab = self.tabs.pop(key, None)
-        new = tab is None or tab.is_closed() or name in LISTEN or bool(place)
-        if tab is None or tab.is_closed():
-            tab = self.open(**ways)
-        self.tabs[key] = tab
+        key = page, touch, timed
+        tab, new = self.kept(key, self.address, motion, scheme, has_touch=touch)
         tab.set_viewport_size({"width": size[0], "height": size[1]})
-        tab.emulate_media(reduced_motion=motion, media="screen", color_scheme=scheme)
-        tab.mouse.move(0, 0)
-        if new:
+        if new and timed:
+            # In such a time, timers of the theme fail.
+            tab.context.route("**/bundle.*.min.js", lambda r: r.fulfill(body=""))
+            tab.clock.install()
+        if new or name in LISTEN or place:
             tab.goto("about:blank")  # what differs after "#" alone is no new page
             tab.goto(self.address + page + place, wait_until="load")
             tab.evaluate("document.fonts.ready.then(() => 0)")
-            if ways.get("timed"):
+            if timed:
                 tab.clock.pause_at("2100-01-01")
         else:
             # The theme follows, then the figure begins in these colours.
             theme = {"light": "default", "dark": "slate"}[scheme]
             tab.locator(f"body[data-md-color-scheme={theme}]").wait_for()
             tab.evaluate(asks.ANEW, name)
-        while len(self.tabs) > self.MOST:
-            self.tabs.pop(next(iter(self.tabs))).context.close()
         return Figure(tab, name)
 
-    def open(self, touch: bool = False, timed: bool = False):
-        """An empty tab; `timed`: where time stands still until a test advances it."""
-        context = watched(self.browser, self.address, self.seen, has_touch=touch)
-        tab = context.new_page()
-        tab.on("crash", functools.partial(self.forget, context))
-        if timed:
-            # In such a time, timers of the theme fail.
-            context.route("**/bundle.*.min.js", lambda r: r.fulfill(body=""))
-            tab.clock.install()
-        return tab
+    def leave(self, tab):
+        """Nothing of a page stays but what the browser has of its files."""
+        if tab not in self.tabs.values():  # of one test, or crashed
+            return tab.context.close()
+        tab.unroute_all()
+        for other in tab.context.pages:
+            if other is not tab:
+                other.close()
+        tab.evaluate("{ try { localStorage.clear(); } catch {} }")
+        tab.goto("about:blank")
 
     def forget(self, context, *_):
         self.tabs = {k: t for k, t in self.tabs.items() if t.context is not context}
@@ -246,6 +270,40 @@ def tabs(browser, address):
 def fresh(tabs):
     """A figure as it begins; complains at the end of a test about all it saw."""
     yield tabs.fresh
+    seen = tabs.seen.copy()
+    tabs.seen.clear()
+    assert seen == []
+
+
+@pytest.fixture
+def look(tabs, address):
+    """Opens pages; complains at the end of each test about all it saw."""
+    opened = []
+
+    def look(
+        page: str,
+        scheme: str = "light",
+        width: int = 1440,
+        height: int = 900,
+        base: str = address,
+        motion: str = "no-preference",
+        alone: bool = False,
+        **options,
+    ):
+        """A tab with a page of the site, or of a copy at `base`; `alone`: one that
+        no other test has, for scripts that stay in it.
+        """
+        key = None if alone else (len(opened), base, *sorted(options.items()))
+        tab, _ = tabs.kept(key, base, motion, scheme, **options)
+        opened.append(tab)
+        tab.set_viewport_size({"width": width, "height": height})
+        tab.goto(base + page, wait_until="load")
+        tab.evaluate("document.fonts.ready.then(() => 0)")
+        return tab
+
+    yield look
+    for tab in opened:
+        tabs.leave(tab)
     seen = tabs.seen.copy()
     tabs.seen.clear()
     assert seen == []

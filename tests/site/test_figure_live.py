@@ -142,7 +142,7 @@ def test_home_page_says_what_was_measured():
 
 
 def test_first_screen_has_promise_model_and_three_ways_on(look):
-    tab = look("index.html", reduced_motion="reduce")
+    tab = look("index.html", motion="reduce")
     home = Figure(tab, "live")
     for width, height in ((1280, 800), (390, 844)):
         tab.set_viewport_size({"width": width, "height": height})

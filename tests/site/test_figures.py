@@ -150,7 +150,7 @@ def test_weights_of_another_choice(fresh, name, weights, choice, before):
 
 @pytest.mark.parametrize("name", ["live", "shakespeare"])
 def test_models_run_from_disk(look, site, name):
-    tab = look(page_of(name), base=f"{site.as_uri()}/", reduced_motion="reduce")
+    tab = look(page_of(name), base=f"{site.as_uri()}/", motion="reduce")
     figure = Figure(tab, name)
     figure.start()
     assert len(figure.state()["answers" if name == "live" else "text"]) > 1

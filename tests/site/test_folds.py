@@ -82,7 +82,7 @@ def test_every_answer_is_folded_after_its_question(site, path):
 
 def test_a_part_opens_when_it_may(look):
     """By an answer, by the button, by the switch; and stays so."""
-    tab = look("404.html")
+    tab = look("404.html", alone=True)
     tab.add_init_script(TALLEST)
     tab.goto(tab.url.replace("404.html", PAGE), wait_until="load")
     tab.evaluate("document.fonts.ready.then(() => 0)")
@@ -132,7 +132,7 @@ def test_a_part_opens_when_it_may(look):
 
 def test_a_part_opens_for_who_is_sent_there(look):
     """By an address, a link, or a search; also in a browser that opens nothing itself."""
-    tab = look("404.html")
+    tab = look("404.html", alone=True)
     tab.add_init_script(OLD)
     page = tab.url.replace("404.html", PAGE)
 

@@ -51,7 +51,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
     """
     axe = AXE.read_text("utf-8")
     wrong, seen = {}, Counter()
-    tab = look("404.html", reduced_motion="reduce")
+    tab = look("404.html", motion="reduce", alone=True)
     tab.add_init_script(asks.SMOOTH)
     # What follows a prediction is looked at, too.
     tab.add_init_script("localStorage['fwlab.progress'] = '{\"folds\": \"open\"}'")

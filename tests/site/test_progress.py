@@ -126,7 +126,7 @@ FULL = """Storage.prototype.setItem = () => {
 @pytest.mark.parametrize("broken", [BLOCKED, FULL], ids=["blocked", "full"])
 def test_a_browser_that_keeps_nothing(look, broken):
     """No error (`look` would see one), and the page says so."""
-    tab = look("index.html")
+    tab = look("index.html", alone=True)
     base = tab.url.removesuffix("index.html")
     tab.add_init_script(broken)
     # What the theme does with a blocked store is its own.

@@ -122,7 +122,7 @@ def test_the_nearest_handle_is_taken(look):
 
 @pytest.mark.parametrize("figure", some(["memory", "aft", "chunks"], "memory"))
 def test_slider_follows_a_finger(look, figure):
-    tab = phone(look, figure, reduced_motion="reduce")
+    tab = phone(look, figure, motion="reduce")
     slider = tab.locator(f"#figure-{figure} input[type=range]")
     in_the_middle(tab, slider)
     box = slider.bounding_box()
