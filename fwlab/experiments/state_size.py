@@ -5,7 +5,6 @@ when carried state helps the delta rule.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import inf, log
 from statistics import median
@@ -179,9 +178,7 @@ def model(point: Point) -> tuple[Config, Mixer]:
     else:
         normalize = bool(point["normalize"])
         mixer = text.fast_weights(point["model"], point["map"], normalize)
-    size, _, longer = point["size"].partition("-")
-    config = text.config({**point, "size": size}, mixer)
-    return replace(config, steps=int(longer or config.steps)), mixer
+    return text.config(point, mixer), mixer
 
 
 # --- What came out ------------------------------------------------------
