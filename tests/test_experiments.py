@@ -435,6 +435,16 @@ def test_every_grid(experiment, quick):
     assert {point["seed"] for point in points} == {1, 2, 3}
 
 
+@pytest.mark.parametrize("folder", ["", "quick"])
+def test_committed_points_are_points_of_the_grid(folder):
+    for experiment in EXPERIMENTS.values():
+        grid = experiment.points(bool(folder))
+        known = {tuple(point.values()) for point in grid}
+        saved = results(experiment, ROOT / "docs" / "results" / folder)
+        for p in saved["points"] if saved else []:
+            assert tuple(p.get(name) for name in grid[0]) in known, p
+
+
 def test_a_new_mixer_grows_no_published_grid(monkeypatch):
     monkeypatch.setitem(MIXERS, "new-rule", MIXERS["delta"])
     monkeypatch.setitem(ops.TABLE, "new_rule", ops.TABLE["delta_rule"])

@@ -19,7 +19,7 @@ from fwlab.experiments.experiment import (
     select,
 )
 from fwlab.experiments.language_model import ROTARY_SOFTMAX
-from fwlab.experiments.text import FULL, LR, median_loss
+from fwlab.experiments.text import median_loss
 from fwlab.models import Mixer
 from fwlab.plots import FAST, INK
 from fwlab.training import Config
@@ -45,23 +45,12 @@ ROTARY = "softmax, rotary positions"
 
 
 def points(quick: bool) -> list[Point]:
-    size = "small" if quick else FULL
     variants = [
         (map, *each) for map in (("linear",) if quick else MAPS) for each in NAMES
     ]
-    return [
-        {
-            "corpus": "any" if quick else "shakespeare",
-            "map": map,
-            "positions": positions,
-            "normalize": normalize,
-            "size": size,
-            "lr": LR[size],
-            "seed": seed,
-        }
-        for map, positions, normalize in [*variants, (ROTARY, 0, 0)]
-        for seed in (1, 2, 3)
-    ]
+    names = ("map", "positions", "normalize")
+    every = (*variants, (ROTARY, 0, 0))
+    return text.points(quick, [dict(zip(names, each, strict=True)) for each in every])
 
 
 def run(point: Point) -> Point:

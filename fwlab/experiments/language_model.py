@@ -23,7 +23,7 @@ from fwlab.experiments.experiment import (
     losses,
     select,
 )
-from fwlab.experiments.text import FULL, LR, median_loss
+from fwlab.experiments.text import LR, median_loss
 from fwlab.layers import SoftmaxAttention
 from fwlab.models import MIXERS, Mixer
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
@@ -65,12 +65,9 @@ ROTARY_SOFTMAX = Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=1.0))
 
 
 def points(quick: bool) -> list[Point]:
-    size = "small" if quick else FULL
-
     def setting(mixer: str, map: str | None = None, **changes: Any) -> Point:
-        usual = {"block": 64, "carry": 0, "lr": LR[size], "size": size}
         map = USUAL.get(mixer, "") if map is None else map
-        return {"mixer": mixer, "map": map, **usual, **changes}
+        return {"mixer": mixer, "map": map, "block": 64, "carry": 0, **changes}
 
     # What the delta rule lacks: a decay, keys of length 1, or both.
     lacking = [("gated-delta", "dpfp"), ("delta", "identity")]
@@ -81,12 +78,7 @@ def points(quick: bool) -> list[Point]:
         for mixer in COMPARED:
             settings += [setting(mixer, block=256), setting(mixer, carry=1)]
             settings += [setting(mixer, lr=OTHER_LR)]
-    corpus = "any" if quick else "shakespeare"
-    return [
-        {**each, "corpus": corpus, "seed": seed}
-        for each in settings
-        for seed in (1, 2, 3)
-    ]
+    return text.points(quick, settings)
 
 
 def run(point: Point) -> Point:

@@ -68,17 +68,13 @@ def points(quick: bool) -> list[Point]:
     else:
         runs += [(delta, size, lr) for size in ("small", *LONGER) for lr in RATES]
     names = ("model", "map", "normalize", "memory")
-    return [
-        {
-            **dict(zip(names, each, strict=True)),
-            "size": size,
-            "corpus": "any" if quick else "shakespeare",
-            "lr": lr,
-            "seed": seed,
-        }
-        for each, size, lr in runs
-        for seed in (1, 2, 3)
-    ]
+    return text.points(
+        quick,
+        [
+            {**dict(zip(names, each, strict=True)), "size": size, "lr": lr}
+            for each, size, lr in runs
+        ],
+    )
 
 
 def run(point: Point) -> Point:

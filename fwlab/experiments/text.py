@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -78,6 +78,22 @@ def fast_weights(
         ),
         positions=positions,
     )
+
+
+def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
+    """Three seeds of each setting.
+
+    - `settings`: with the size, the text and the learning rate of the version,
+      unless they say other ones.
+    """
+    size = "small" if quick else FULL
+    corpus = "any" if quick else "shakespeare"
+    usual = {"size": size, "corpus": corpus, "lr": LR[size]}
+    return [
+        {**each, **(usual | each), "seed": seed}
+        for each in settings
+        for seed in (1, 2, 3)
+    ]
 
 
 def config(point: Point, mixer: Mixer, block: int = 64) -> Config:
