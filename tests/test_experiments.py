@@ -435,14 +435,24 @@ def test_every_grid(experiment, quick):
     assert {point["seed"] for point in points} == {1, 2, 3}
 
 
+@pytest.mark.parametrize("folder", ["", "quick"])
+def test_committed_points_are_points_of_the_grid(folder):
+    for experiment in EXPERIMENTS.values():
+        grid = experiment.points(bool(folder))
+        known = {tuple(point.values()) for point in grid}
+        saved = results(experiment, ROOT / "docs" / "results" / folder)
+        for p in saved["points"] if saved else []:
+            assert tuple(p.get(name) for name in grid[0]) in known, p
+
+
 def test_a_new_mixer_grows_no_published_grid(monkeypatch):
     monkeypatch.setitem(MIXERS, "new-rule", MIXERS["delta"])
     monkeypatch.setitem(ops.TABLE, "new_rule", ops.TABLE["delta_rule"])
     for experiment in EXPERIMENTS.values():
-        source = sys.modules[experiment.points.__module__].__file__
-        again = runpy.run_path(source)["points"]
+        source = sys.modules[experiment.claims.__module__].__file__
+        again = runpy.run_path(source)["EXPERIMENT"]
         for quick in (True, False):
-            assert again(quick) == experiment.points(quick)
+            assert again.points(quick) == experiment.points(quick)
 
 
 def test_the_command_lists_all_experiments():
@@ -456,7 +466,9 @@ def test_the_command_lists_all_experiments():
 def test_the_command_lists_points(tmp_path):
     arguments = ["capacity", "--quick", "--list-points", "--out", str(tmp_path)]
     code, lines, _ = fwlab("reproduce", *arguments)
-    assert code == 0 and len(lines.splitlines()) == len(capacity.points(True))
+    assert code == 0 and len(lines.splitlines()) == len(
+        EXPERIMENTS["capacity"].points(True)
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -556,7 +568,7 @@ def test_linear_features_hold_as_many_pairs_as_they_are_wide():
     """`capacity` at two sizes with one seed."""
     point = {"rule": "sum", "map": "linear", "d_key": 8, "seed": 1, "budget": 1500}
     point |= {"ask": "one key", "batch": 32, "gain": 0.0}
-    inside, beyond = (capacity.run({**point, "S": S}) for S in (6, 16))
+    inside, beyond = (capacity.SETTING.run({**point, "S": S}) for S in (6, 16))
     assert inside["loss"] < 0.02 and inside["d_dot"] == beyond["d_dot"] == 8
     assert abs(beyond["loss"] - capacity.law(16, 8)) < 0.04
 

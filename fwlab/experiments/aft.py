@@ -118,7 +118,7 @@ def points(quick: bool) -> list[Point]:
         for name in OF_LENGTHS
         if name != DENSE or T <= 2048
     ]
-    model = (32, 2, 800, 1e-2) if quick else (64, 4, 4000, 3e-3)
+    model = (32, 2, 800, 1e-2) if quick else (64, 4, 1500, 3e-3)
     images = [("digits", name, PIXELS, *model) for name in OF_IMAGES]
     texts = [
         ("text", name, T, *model)
@@ -504,7 +504,7 @@ EXPERIMENT = Experiment(
     name="aft",
     title="AFT against a transformer of equal size",
     source="Zhai et al. 2021, Tables 1, 2, 4 and 6",
-    cost="quick: 4 min of one core; full: about 3.5 hours (by a few steps of each)",
+    cost="quick: 4 min of one core; full: about 1.4 hours (by a few steps)",
     points=points,
     run=run,
     claims=claims,

@@ -4,54 +4,30 @@ At most `d_dot` features can be mutually orthogonal. Beyond that number of
 keys, what is retrieved is a mixture of values.
 """
 
-from functools import cache
 from math import inf
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 
 from fwlab import plots
 from fwlab.data.retrieval import law
-from fwlab.experiments.experiment import (
-    Claim,
-    Experiment,
-    Point,
-    compared,
-    losses,
-    select,
-    throughout,
-)
-from fwlab.experiments.retrieval import (
-    ALL,
-    BATCH,
-    EPSILON,
-    GAIN,
-    ONE,
-    PUBLISHED_BUDGET,
-    SETUP,
-    SOLVED,
-    Retriever,
-    agreement,
-    ascending,
-    asked,
-    at,
-    bound,
+from fwlab.experiments.experiment import Claim, Experiment, Point, select, throughout
+from fwlab.experiments.retrieval import ALL, ONE
+from fwlab.experiments.setting import (
+    Series,
+    Setting,
     by_size,
-    d_dot,
     differences,
-    evaluate,
+    full,
     protocol,
-    threshold,
-    train,
+    usual,
 )
 from fwlab.plots import INK, OTHER, SERIES, TRAINED, WRONG
 
 #: Final losses in the authors' logs, by S; one seed each. (Figure 2.)
-_SIZES = (20, 40, 60, 80, 100, 120, 140, 160, 180, 200)
-_LARGER = (240, 260, 280, 300, 340, 360, 380, 400, 500, 600)
+_LOGS = (*range(20, 201, 20), 240, 260, 280, 300, 340, 360, 380, 400, 500, 600)
 PUBLISHED = {
-    name: dict(zip(_SIZES + _LARGER, losses, strict=True))
+    name: dict(zip(_LOGS, losses, strict=True))
     for name, losses in {
         "linear": (
             *(0.0009, 0.0008, 0.0246, 0.1101, 0.1715),
@@ -91,238 +67,83 @@ PUBLISHED = {
         )
     )
 }
-#: The last S with a published loss of at most 0.001, and the first after it.
-EDGES = {
-    "linear": (40, 60),
-    "dpfp-1": (100, 120),
-    "dpfp-2": (240, 260),
-    "dpfp-3": (340, 360),
-    "softmax": (340, 360),
-}
-#: Maps whose capacity is their number of features.
-MAPS = ("linear", "dpfp-1", "dpfp-2", "dpfp-3")
+#: Those of the full version; at 320, the authors' evaluation, of 200 keys, differs
+#: most from ours. FAVOR+ fails for another reason than its number of features.
+SIZES = (*range(20, 201, 20), 240, 280, 340, 380, 500)
+FEW = (20, 60, 100, 200)
+ROWS: tuple[tuple[Any, ...], ...] = (
+    ("linear", "linear (ELU + 1)", TRAINED, SIZES, (40, 60), (8, 12, 24, 48), (8, 24)),
+    ("dpfp-1", "DPFP-1", SERIES[0], SIZES, (100, 120), (16, 24, 48, 96), (16, 48)),
+    ("dpfp-2", "DPFP-2", SERIES[1], (*SIZES, 320), (240, 260), (32, 48, 96)),
+    ("dpfp-3", "DPFP-3", SERIES[2], (*SIZES, 600), (340, 360), (48, 72, 96)),
+    ("favor-64", "FAVOR+, m = 64", WRONG, FEW),
+    ("favor-128", "FAVOR+, m = 128", WRONG, FEW),
+    ("favor-512", "FAVOR+, m = 512", WRONG, FEW),
+    # Some of its later losses are below 0.001 again.
+    ("softmax", "softmax attention", OTHER, SIZES, (340, inf), (32, 96)),
+)
+SETTING = Setting(
+    tuple(
+        Series(PUBLISHED[row[0]], "softmax" if row[0] == "softmax" else "sum", *row)
+        for row in ROWS
+    ),
+    repeat=False,
+    figure="Fig. 2",
+    sizes=range(20, 601, 20),
+    anchors=(20, 100, 200),
+    d_key=16,
+    budget=1500,
+)
+#: Maps whose capacity is their number of features, and FAVOR+.
+MAPS, PERFORMERS = SETTING.series[:4], SETTING.series[4:7]
 #: From here on every loss with FAVOR+ is exactly 0.5.
 STUCK = 100
-#: The full version. Of FAVOR+ with 1024 features there are five sizes.
-SIZES = (*_SIZES, 240, 280, 340, 380, 400, 500, 600)
-FEW = {"favor-512": (20, 60, 100, 200, 400)}
-#: Where the authors' evaluation, of 200 keys, differs most from ours.
-LEFT_OUT = ("dpfp-2", 320)
-#: One key is asked, as published, here and where S is near the capacity.
-ANCHORS = (20, 100, 200)
-#: The same maps with keys of width 16: a quarter of the features.
-QUICK = {
-    "linear": (8, 12, 24, 48),
-    "dpfp-1": (16, 24, 48, 96),
-    "dpfp-2": (32, 48, 96),
-    "dpfp-3": (48, 72, 96),
-    "softmax": (32, 96),
-}
-QUICK_ONE = [(8, "linear"), (16, "dpfp-1"), (24, "linear"), (48, "dpfp-1")]
-LOOKS = {
-    "linear": ("linear (ELU + 1)", TRAINED),
-    "dpfp-1": ("DPFP-1", SERIES[0]),
-    "dpfp-2": ("DPFP-2", SERIES[1]),
-    "dpfp-3": ("DPFP-3", SERIES[2]),
-    "favor-64": ("FAVOR+, m = 64", WRONG),
-    "favor-128": ("FAVOR+, m = 128", WRONG),
-    "favor-512": ("FAVOR+, m = 512", WRONG),
-    "softmax": ("softmax attention", OTHER),
-}
 #: Marker and line of the points of each protocol.
 ASKED: dict[str, tuple[str, Any]] = {ALL: ("o", "-"), ONE: ("^", ":")}
 
 
-def points(quick: bool) -> list[Point]:
-    """Order points by S, so that a stopped run has all maps up to some S."""
-    return [*_points(quick)]
-
-
-@cache
-def _points(quick: bool) -> list[Point]:
-    if quick:
-        grid = [(S, name, ALL) for name, sizes in QUICK.items() for S in sizes]
-        grid += [(S, name, ONE) for S, name in QUICK_ONE]
-    else:
-        grid = [(S, name, ALL) for name in LOOKS for S in FEW.get(name, SIZES)]
-        grid += [(S, name, ONE) for S, name, _ in grid if _as_published(S, name)]
-        grid.append((LEFT_OUT[1], LEFT_OUT[0], ALL))
-    d_key, budget = (16, 1500) if quick else (64, 20_000)
-    return [
-        _point(S, name, ask, d_key, seed, budget)
-        for S, name, ask in sorted(grid, key=lambda each: each[0])
-        for seed in ((1, 2, 3) if quick or _unsure(S, name) else (1,))
-    ]
-
-
-def published_points() -> list[Point]:
-    """The paper's own grid; its sizes are those of its figure, its seed is 1."""
-    return [
-        _point(S, name, ONE, 64, 1, PUBLISHED_BUDGET)
-        for S in range(20, 601, 20)
-        for name in LOOKS
-    ]
-
-
-def _point(S: int, name: str, ask: str, d_key: int, seed: int, budget: int) -> Point:
-    load = _load(S, name, d_key)
-    return {
-        "rule": "softmax" if name == "softmax" else "sum",
-        "map": name,
-        "S": S,
-        "d_key": d_key,
-        "ask": ask,
-        "batch": BATCH[ask],
-        "seed": seed,
-        "budget": budget,
-        # Beyond capacity; the protocol of the paper has no such rule.
-        "gain": GAIN if ask == ALL and load is not None and load > 1.1 else 0.0,
-    }
-
-
-def _load(S: int, name: str, d_key: int = 64) -> float | None:
-    """Keys per feature; None where features set no limit.
-
-    Those of FAVOR+ do not, either: it fails for another reason.
-    """
-    features = None if name.startswith("favor") else d_dot(name, d_key)
-    return None if features is None else S / features
-
-
-def _unsure(S: int, name: str) -> bool:
-    """Whether seeds differ, so that one says little."""
-    load = _load(S, name)
-    return load is not None and 0.6 <= load <= 1.5
-
-
-def _as_published(S: int, name: str) -> bool:
-    load = _load(S, name)
-    return S in ANCHORS if load is None else S in ANCHORS or 0.85 <= load <= 1.1
-
-
-def run(point: Point) -> Point:
-    S, d_key, name = point["S"], point["d_key"], point["map"]
-    torch.manual_seed(point["seed"])
-    # Only FAVOR+ as published needs the epsilon to be as published.
-    epsilon = EPSILON if name.startswith("favor") else 0.0
-    model = Retriever(S, d_key, point["rule"], name, epsilon)
-    how = {name: point[name] for name in ("batch", "ask", "gain")}
-    trained = train(model, S, repeat=False, budget=point["budget"], **how)
-    theirs = evaluate(model, S, repeat=False, as_published=True)
-    return {
-        "d_dot": d_dot(name, d_key),
-        **trained,
-        "loss_published": round(theirs, 5) if trained["loss"] is not None else None,
-    }
-
-
 def claims(points: list[Point]) -> list[Claim]:
-    points = asked(points)
-    full = points[0]["d_key"] == 64
-    return [
-        *(
-            claim
-            for name in EDGES
-            for ask in (ALL, ONE)
-            for solved in (True, False)
-            for claim in _edge(points, name, ask, solved)
-        ),
-        _order(points),
-        *(_differences(points) if full else ()),
-        *(_stuck(points) if full else ()),
-        *_law(points),
-        _agree(points),
-    ]
-
-
-def _grid(points: list[Point]) -> list[Point]:
-    """All points of the version that some are of."""
-    if points[0]["budget"] == PUBLISHED_BUDGET:
-        return published_points()
-    return _points(points[0]["d_key"] == 16)
-
-
-def _edge(points: list[Point], name: str, ask: str, solved: bool) -> list[Claim]:
-    """Where the published losses are at most 0.001, or where they are not."""
-    last, first = EDGES[name]
-    if name == "softmax" and not solved:
-        return []  # some later losses are below 0.001 again
-    full = points[0]["d_key"] == 64
-    scale = 1 if name == "softmax" else points[0]["d_key"] / 64
-
-    def within(S: float, scale: float = 1) -> bool:
-        return last * scale >= S if solved else first * scale <= S
-
-    own, grid = (
-        [p for p in select(each, map=name, ask=ask) if within(p["S"], scale)]
-        for each in (points, _grid(points))
-    )
-    if not grid:
-        return []
-    sizes = {p["S"] for p in grid}
-    theirs = {
-        S: loss
-        for S, loss in PUBLISHED[name].items()
-        if within(S) and (S in sizes or not full)
-    }
-    # Of softmax attention we know no more of these losses.
-    small = f"at most {SOLVED:g} {at(sizes, solved)}"
-    published = f"{bound(theirs, solved) if theirs else small} (Fig. 2)"
-    return threshold(LOOKS[name][0], published, own, grid, solved)
+    every = [*SETTING.edges(points), _order(points)]
+    if full(points):
+        every += [*_differences(points), *_stuck(points)]
+    return [*every, *_law(points), SETTING.agreement(points)]
 
 
 def _order(points: list[Point]) -> Claim:
     """The more features, the lower the loss."""
-    full = points[0]["d_key"] == 64
-    S = 380 if full else 96
-    names = ["dpfp-3", "dpfp-2", "dpfp-1", *(["linear"] if full else ())]
-    some, grid = (
-        select(each, S=S, ask=_ask(points)) for each in (points, _grid(points))
-    )
-    theirs = " < ".join(f"{PUBLISHED[name][380]:.4f}" for name in names)
-    return compared(
-        f"S = {S}: {' < '.join(LOOKS[name][0] for name in names)}",
-        f"{theirs} at S = 380 (Fig. 2)",
-        [losses(some, map=name) for name in names],
-        ascending,
-        spec=".4f",
-        protocol=protocol([p for p in grid if p["map"] in names]),
-    )
-
-
-def _ask(points: list[Point]) -> str:
-    """What most points are asked: as published in the paper's own grid."""
-    return ONE if points[0]["budget"] == PUBLISHED_BUDGET else ALL
+    S, names = (380, MAPS[::-1]) if full(points) else (96, MAPS[:0:-1])
+    theirs = " < ".join(f"{s.published[380]:.4f}" for s in names)
+    published = f"{theirs} at S = 380 (Fig. 2)"
+    return SETTING.order(points, names, S, usual(points), f"S = {S}", published)
 
 
 def _differences(points: list[Point]) -> list[Claim]:
     """Beyond capacity, the losses are the published ones."""
-    every = []
-    for name in MAPS:
-        grid, own = (
-            [p for p in select(each, map=name, ask=_ask(points)) if _beyond(p)]
-            for each in (_grid(points), points)
+    return [
+        differences(
+            f"{s.label}, beyond capacity",
+            0.015 if s.map == "linear" else 0.04,
+            s.published,
+            *(
+                [p for p in s.of(each, ask=usual(points)) if _beyond(p)]
+                for each in (points, SETTING.grid(points))
+            ),
         )
-        sizes = {p["S"] for p in grid}
-        theirs = {S: loss for S, loss in PUBLISHED[name].items() if S in sizes}
-        label = f"{LOOKS[name][0]}, beyond capacity"
-        near = 0.015 if name == "linear" else 0.04
-        every.append(differences(label, near, theirs, own, grid))
-    return every
+        for s in MAPS
+    ]
 
 
 def _stuck(points: list[Point]) -> list[Claim]:
     """FAVOR+ as published: 0.5 from S = 100 on, and before it the order."""
-    names = ("favor-64", "favor-128", "favor-512")
     every = []
-    for name in names:
-        grid, own = (
-            [p for p in select(each, map=name, ask=_ask(points)) if p["S"] >= STUCK]
-            for each in (_grid(points), points)
+    for s in PERFORMERS:
+        own, grid = (
+            [p for p in s.of(each, ask=usual(points)) if p["S"] >= STUCK]
+            for each in (points, SETTING.grid(points))
         )
         every.append(
             throughout(
-                f"{LOOKS[name][0]}: a loss of 0.5 from S = {STUCK} on",
+                f"{s.label}: a loss of 0.5 from S = {STUCK} on",
                 "0.5000 (Fig. 2)",
                 by_size(own),
                 lambda loss: abs(loss - 0.5) < 5e-4,
@@ -331,20 +152,16 @@ def _stuck(points: list[Point]) -> list[Claim]:
                 protocol=protocol(grid),
             )
         )
-    one, all_one = (select(each, ask=ONE, S=20) for each in (points, _grid(points)))
-    order = compared(
-        f"S = 20, FAVOR+, {ONE}: the more features, the lower the loss",
-        " < ".join(f"{PUBLISHED[name][20]:.4f}" for name in names[::-1]) + " (Fig. 2)",
-        [losses(one, map=name) for name in names[::-1]],
-        ascending,
-        spec=".4f",
-        protocol=protocol(all_one),
-    )
-    return [*every, order]
+    names = PERFORMERS[::-1]
+    published = " < ".join(f"{s.published[20]:.4f}" for s in names) + " (Fig. 2)"
+    text = f"S = 20, FAVOR+, {ONE}: the more features, the lower the loss"
+    order = SETTING.order(points, names, 20, ONE, "", published)
+    return [*every, order._replace(text=text)]
 
 
 def _beyond(point: Point) -> bool:
-    return point["S"] > 1.1 * (d_dot(point["map"], point["d_key"]) or inf)
+    load = SETTING.load(SETTING.series_of(point), point["S"], point["d_key"])
+    return load > 1.1
 
 
 def _law(points: list[Point]) -> list[Claim]:
@@ -352,15 +169,14 @@ def _law(points: list[Point]) -> list[Claim]:
     off: dict[str, list[float]] = {}
     off_published = []
     beyond, grid = (
-        [p for p in each if p["map"] in MAPS and _beyond(p)]
-        for each in (points, _grid(points))
+        [p for p in each if _beyond(p)] for each in (points, SETTING.grid(points))
     )
     for p in beyond:
         smallest = law(p["S"], p["d_dot"])
-        label = f"{LOOKS[p['map']][0]}, {p['ask']}, S = {p['S']}"
+        label = f"{SETTING.series_of(p).label}, {p['ask']}, S = {p['S']}"
         off.setdefault(label, []).append(_number(p["loss"]) - smallest)
         # Points of older versions were evaluated in one way only.
-        if p["ask"] == _ask(points) and "loss_published" in p:
+        if p["ask"] == usual(points) and "loss_published" in p:
             off_published.append(_number(p["loss_published"]) - smallest)
     lowest = {label: [min(numbers)] for label, numbers in off.items()}
     every = [
@@ -379,19 +195,19 @@ def _law(points: list[Point]) -> list[Claim]:
             ("no loss below it, of no seed", lowest, lambda x: x >= 0, lambda x: -x),
         )
     ]
-    if points[0]["d_key"] != 64:
+    if not full(points):
         return every
     published_off = [
-        loss - law(S, d_dot(name, 64) or 0)
-        for name in MAPS
-        for S, loss in PUBLISHED[name].items()
-        if _beyond({"S": S, "map": name, "d_key": 64})
+        loss - law(S, round(S / load))
+        for s in MAPS
+        for S, loss in s.published.items()
+        if (load := SETTING.load(s, S)) > 1.1
     ]
     ours, published = (
         f"{sum(x < 0 for x in numbers)} of {len(numbers)}"
         for numbers in (off_published, published_off)
     )
-    same = select(grid, ask=_ask(points))
+    same = select(grid, ask=usual(points))
     found = any(x < 0 for x in off_published)
     below = Claim(
         "beyond capacity, evaluated as in the authors' code: losses below it",
@@ -408,27 +224,14 @@ def _number(loss: float | None) -> float:
     return inf if loss is None else loss
 
 
-def _agree(points: list[Point]) -> Claim:
-    """Asking all keys ends where asking one key does, except near the edge."""
-
-    def label(p: Point) -> str | None:
-        near = 0.85 <= p["S"] / (d_dot(p["map"], p["d_key"]) or inf) <= 1.1
-        return None if near else f"{LOOKS[p['map']][0]}, S = {p['S']}"
-
-    return agreement(points, _grid(points), label)
-
-
 def draw(points: list[Point]) -> Figure:
-    points = asked(points)
-    names = [name for name in LOOKS if select(points, map=name)]
-    figure, axes = plots.grid(len(names), "number of keys $S$", "loss")
-    full = points[0]["d_key"] == 64
-    largest = SIZES[-1] if full else max(p["S"] for p in points)
-    for ax, name in zip(axes, names, strict=True):
-        title, color = LOOKS[name]
-        own = select(points, map=name)
+    every = [s for s in SETTING.series if s.of(points)]
+    figure, axes = plots.grid(len(every), "number of keys $S$", "loss")
+    largest = _LOGS[-1] if full(points) else max(p["S"] for p in points)
+    for ax, s in zip(axes, every, strict=True):
+        own, title = s.of(points), s.label
         features = own[0]["d_dot"]
-        if features is not None and not name.startswith("favor"):
+        if s in MAPS:
             title += f", $d_\\mathrm{{dot}}$ = {features}"
             at = range(1, largest + 1, max(1, largest // 150))
             ax.plot(
@@ -439,13 +242,13 @@ def draw(points: list[Point]) -> Figure:
                 linestyle=(0, (4, 2)),
             )
         for ask, look in ASKED.items():
-            plots.series(ax, select(own, ask=ask), color, *look)
-        if full:
-            plots.published(ax, PUBLISHED[name], color)
+            plots.series(ax, select(own, ask=ask), s.color, *look)
+        if full(points):
+            plots.published(ax, s.published, s.color)
         ax.set_title(title)
         ax.set(ylim=(-0.02, 0.54), yticks=[0, 0.25, 0.5])
     entries = [(*look, f"ours, {ask}") for ask, look in ASKED.items()]
-    entries += [("x", "none", "published")] * full
+    entries += [("x", "none", "published")] * full(points)
     entries.append(("", (0, (4, 2)), "law"))
     plots.key(figure, entries)
     return figure
@@ -455,11 +258,11 @@ EXPERIMENT = Experiment(
     name="capacity",
     title="How many pairs fast weights can hold",
     source="Schlag et al. 2021, setting 1, Fig. 2",
-    cost="quick: 3 min of one core; full: about 4 hours (estimated)",
-    points=points,
-    run=run,
+    cost="quick: 3 min of one core; full: about 2 hours (by a few steps)",
+    points=SETTING.points,
+    run=SETTING.run,
     claims=claims,
     draw=draw,
-    setup=lambda point: SETUP,
-    published_points=published_points,
+    setup=SETTING.setup,
+    published_points=SETTING.published_points,
 )

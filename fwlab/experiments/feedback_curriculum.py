@@ -31,13 +31,13 @@ WAYS = ("from scratch", "growing length", "from a transformer")
 
 def points(quick: bool) -> list[Point]:
     size = {
-        "statements": 16 if quick else 50,
+        "statements": 16 if quick else 32,
         "layers": 1 if quick else 2,
-        "width": 64 if quick else 128,
+        "width": 64,
         "batch": 32,
         # Of training with feedback, and of the parallel transformer before.
-        "budget": 800 if quick else 4000,
-        "parallel": 200 if quick else 1000,
+        "budget": 800 if quick else 2000,
+        "parallel": 200 if quick else 500,
         "rate": 2e-3 if quick else 1e-3,
         # Loss of an answer in nats, at which training ends.
         "target": 0.8,
@@ -178,7 +178,7 @@ EXPERIMENT = Experiment(
     name="feedback-curriculum",
     title="Feedback: short sequences first, or a transformer first",
     source="Fan et al. 2020, faster training",
-    cost="quick: 4 min of one core; full: up to 2.5 hours (by a few steps of each)",
+    cost="quick: 4 min of one core; full: up to 0.6 hours (by a few steps)",
     points=points,
     run=run,
     claims=claims,

@@ -47,10 +47,10 @@ SPEEDS = {
 
 def points(quick: bool) -> list[Point]:
     size = {
-        "statements": 16 if quick else 50,
-        "width": 64 if quick else 128,
-        "batch": 48,
-        "steps": 600 if quick else 2500,
+        "statements": 16 if quick else 24,
+        "width": 64,
+        "batch": 48 if quick else 32,
+        "steps": 600 if quick else 1200,
         "rate": 2e-3 if quick else 1e-3,
     }
     trained = [
@@ -302,7 +302,7 @@ EXPERIMENT = Experiment(
     name="feedback-depth",
     title="Feedback: depth, memory size and speed",
     source="Fan et al. 2020, claims on shallow models, memory and speed",
-    cost="quick: 6 min of one core; full: about 7 hours (by a few steps of each)",
+    cost="quick: 6 min of one core; full: about an hour (by a few steps)",
     points=points,
     run=run,
     claims=claims,

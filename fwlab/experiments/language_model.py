@@ -65,27 +65,20 @@ ROTARY_SOFTMAX = Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=1.0))
 
 
 def points(quick: bool) -> list[Point]:
-    size = "small" if quick else "nanogpt"
-
     def setting(mixer: str, map: str | None = None, **changes: Any) -> Point:
-        usual = {"block": 64, "carry": 0, "lr": LR[size]}
         map = USUAL.get(mixer, "") if map is None else map
-        return {"mixer": mixer, "map": map, **usual, **changes}
+        return {"mixer": mixer, "map": map, "block": 64, "carry": 0, **changes}
 
     # What the delta rule lacks: a decay, keys of length 1, or both.
     lacking = [("gated-delta", "dpfp"), ("delta", "identity")]
     settings = [setting(*name) for name in (*PUBLISHED, ROTARY, XL, *lacking)]
     settings += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
     if not quick:
+        settings.append(setting(*SOFTMAX, size="nanogpt"))
         for mixer in COMPARED:
             settings += [setting(mixer, block=256), setting(mixer, carry=1)]
             settings += [setting(mixer, lr=OTHER_LR)]
-    corpus = "any" if quick else "shakespeare"
-    return [
-        {**each, "size": size, "corpus": corpus, "seed": seed}
-        for each in settings
-        for seed in (1, 2, 3)
-    ]
+    return text.points(quick, settings)
 
 
 def run(point: Point) -> Point:
@@ -111,7 +104,7 @@ def model(point: Point) -> tuple[Config, Mixer]:
 
 def claims(points: list[Point]) -> list[Claim]:
     usual = as_usual(points)
-    full = points[0]["size"] == "nanogpt"
+    full = points[0]["size"] != "small"
     protocol = f"characters, {'0.8' if full else '0.1'} M parameters"
     every = [
         _below(usual, low, high, f"{row[low]}, {row[high]} ({table})", protocol)
@@ -136,14 +129,14 @@ def claims(points: list[Point]) -> list[Claim]:
         _below(usual, XL, ("gated-delta", "identity")),
     ]
     if full:
-        every += [_softmax(usual), *_why(points)]
+        every += [_softmax(select(points, size="nanogpt")), *_why(points)]
     return every
 
 
 def as_usual(points: list[Point]) -> list[Point]:
     """Without what is varied for the question why."""
     same = select(points, block=64, carry=0)
-    return [p for p in same if p["lr"] == LR[p["size"]]]
+    return [p for p in same if p["lr"] == LR[p["size"]] and p["size"] != "nanogpt"]
 
 
 def label(name: Name) -> str:
@@ -160,11 +153,11 @@ def _below(
     return compared(text, published, sides, protocol=protocol)
 
 
-def _softmax(usual: list[Point]) -> Claim:
+def _softmax(points: list[Point]) -> Claim:
     return compared(
         "softmax: nanoGPT's loss, within 0.05",
         f"{NANOGPT} (nanoGPT's README)",
-        [losses(usual, mixer=SOFTMAX[0])],
+        [losses(points)],
         lambda loss: abs(loss - NANOGPT) <= 0.05,
         protocol="all of the last tenth; theirs 20 random batches",
     )
@@ -243,7 +236,7 @@ def draw(points: list[Point]) -> Figure:
         one = p["map"] and len(maps) == 1
         name = p["mixer"] if one else label((p["mixer"], p["map"]))
         named.setdefault(name, []).append(p)
-    full = points[0]["size"] == "nanogpt"
+    full = points[0]["size"] != "small"
     panels = [len(named), len(BOTH)] + [len(COMPARED)] * full
     height = 0.26 * sum(panels) + 1.1 * len(panels)
     ratios = [n + 1 for n in panels]
@@ -294,7 +287,7 @@ EXPERIMENT = Experiment(
     name="language-model",
     title="Language models that differ only in how they mix tokens",
     source="Schlag et al. 2021, Tables 2 and 5; nanoGPT",
-    cost="quick: 5 min of one core; full: about 6 hours (by a few steps of each)",
+    cost="quick: 5 min of one core; full: about 3 hours (by a few steps)",
     points=points,
     run=run,
     claims=claims,

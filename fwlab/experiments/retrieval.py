@@ -5,10 +5,8 @@ projection of the embedded key and of the value, and a query is a
 projection of the embedded key alone.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
-from math import inf, isfinite
-from statistics import mean, median
+from math import isfinite
+from statistics import mean
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.data import Retrieval, retrieval
 from fwlab.data.retrieval import loss
-from fwlab.experiments.experiment import Claim, Point, select, throughout
 from fwlab.experiments.fit import fit, thinned
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, divide, sum_normalize
 
@@ -323,146 +320,3 @@ def _question(pairs: Retrieval) -> tuple[Tensor, Tensor]:
     step = torch.randint(pairs.keys.shape[1], (len(pairs.keys), 1))
     query = pairs.keys.gather(1, step)
     return query, pairs.answers.gather(1, query)
-
-
-# --- What came out ------------------------------------------------------
-
-
-def asked(points: Sequence[Point]) -> list[Point]:
-    """Points with what they were asked: in older versions, one key."""
-    return [{"ask": ONE, **p} for p in points]
-
-
-def by_size(points: Sequence[Point]) -> dict[int, list[float | None]]:
-    """The losses of all seeds, by the number of keys."""
-    sizes = sorted({p["S"] for p in points})
-    return {S: [p["loss"] for p in points if p["S"] == S] for S in sizes}
-
-
-def protocol(grid: Sequence[Point]) -> str:
-    """How the protocol of points, which are asked the same, differs from the
-    published one.
-    """
-    point, gain = grid[0], max(p["gain"] for p in grid)
-    narrow = "" if point["d_key"] == 64 else f"keys of width {point['d_key']}"
-    ask = (
-        f"asks {ALL} of {point['batch']} sequences a step"
-        if point["ask"] == ALL
-        else ""
-    )
-    short = f"{point['budget']:,} optimiser steps at most"
-    budget = "" if point["budget"] == PUBLISHED_BUDGET else short
-    rule = f"stops after {SHORT_PATIENCE} evaluations that gain at most {gain:g}"
-    stop = rule if gain else ""
-    return ", ".join(part for part in (narrow, ask, budget, stop) if part)
-
-
-def at(sizes: Collection[int], solved: bool) -> str:
-    """Sizes in words: of what is solved the last one, and otherwise the first."""
-    if len(sizes) == 1:
-        return f"at S = {min(sizes)}"
-    return f"up to S = {max(sizes)}" if solved else f"from S = {min(sizes)}"
-
-
-def bound(losses: Mapping[int, float], solved: bool) -> str:
-    """Published losses in words."""
-    most = f"at most {max(losses.values()):.4f}"
-    least = f"at least {min(losses.values()):.4f}"
-    return f"{most if solved else least} {at(losses.keys(), solved)}"
-
-
-def threshold(
-    label: str, published: str, own: list[Point], grid: list[Point], solved: bool
-) -> list[Claim]:
-    """Whether all sizes are solved, or none of them.
-
-    - `label`: of the rule and the map.
-    - `published`: as in `Claim`.
-    - `own`, `grid`: the finished points of these sizes, and all of them. All
-      are asked the same.
-    - `solved`: whether the published losses are 0.001 or less.
-    - Returns one claim, or none if the grid has no such point.
-    """
-    if not grid:
-        return []
-    sizes, ask = {p["S"] for p in grid}, grid[0]["ask"]
-    own = [p for p in own if p["S"] in sizes]
-    return [
-        throughout(
-            f"{label}, {ask}: {'solved' if solved else 'not solved'} {at(sizes, solved)}",
-            published,
-            by_size(own),
-            lambda loss: (loss <= SOLVED) is solved,
-            len(sizes),
-            worst=lambda loss: loss if solved else -loss,
-            protocol=protocol(grid),
-        )
-    ]
-
-
-def differences(
-    label: str,
-    near: float,
-    losses: Mapping[int, float],
-    own: list[Point],
-    grid: list[Point],
-) -> Claim:
-    """Whether losses are near the published ones.
-
-    - `label`: of the rule, the map, and the sizes.
-    - `near`: the largest difference of a median that is called near.
-    - `losses`: the published losses to compare with, by size.
-    - `own`, `grid`: the finished points, of which those of other sizes do not
-      count, and all of them.
-    """
-    found = {
-        S: [None if x is None else x - losses[S] for x in every]
-        for S, every in by_size(own).items()
-        if S in losses
-    }
-    return throughout(
-        f"{label}: within {near} of the published losses",
-        f"{min(losses.values()):.4f} to {max(losses.values()):.4f} (logs)",
-        found,
-        lambda off: abs(off) <= near,
-        len(losses),
-        spec="+.4f",
-        worst=abs,
-        protocol=protocol(grid),
-    )
-
-
-def agreement(
-    points: list[Point], grid: list[Point], labels: Callable[[Point], str | None]
-) -> Claim:
-    """Whether asking all keys ends where asking one key does.
-
-    - `points`, `grid`: those that are finished, and all.
-    - `labels`: names the points that are compared; None leaves a point out.
-    """
-    losses: dict[str, dict[str, list[float]]] = {}
-    for p in points:
-        if (label := labels(p)) is not None:
-            loss = inf if p["loss"] is None else p["loss"]
-            losses.setdefault(label, {}).setdefault(p["ask"], []).append(loss)
-    off = {
-        label: [median(ends[ALL]) - median(ends[ONE])]
-        for label, ends in losses.items()
-        if len(ends) == 2
-    }
-    both = [{labels(p) for p in select(grid, ask=ask)} - {None} for ask in (ALL, ONE)]
-    return throughout(
-        f"{ALL} and {ONE} end within 0.02 of each other, except near the capacity",
-        "",
-        off,
-        lambda x: abs(x) <= 0.02,
-        len(both[0] & both[1]) or 1,
-        spec="+.4f",
-        x="",
-        worst=abs,
-    )
-
-
-def ascending(*losses: float) -> bool:
-    """Whether each number is larger than the one before."""
-    return all(a < b for a, b in pairwise(losses))

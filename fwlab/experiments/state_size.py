@@ -5,7 +5,6 @@ when carried state helps the delta rule.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import inf, log
 from statistics import median
@@ -69,17 +68,13 @@ def points(quick: bool) -> list[Point]:
     else:
         runs += [(delta, size, lr) for size in ("small", *LONGER) for lr in RATES]
     names = ("model", "map", "normalize", "memory")
-    return [
-        {
-            **dict(zip(names, each, strict=True)),
-            "size": size,
-            "corpus": "any" if quick else "shakespeare",
-            "lr": lr,
-            "seed": seed,
-        }
-        for each, size, lr in runs
-        for seed in (1, 2, 3)
-    ]
+    return text.points(
+        quick,
+        [
+            {**dict(zip(names, each, strict=True)), "size": size, "lr": lr}
+            for each, size, lr in runs
+        ],
+    )
 
 
 def run(point: Point) -> Point:
@@ -179,9 +174,7 @@ def model(point: Point) -> tuple[Config, Mixer]:
     else:
         normalize = bool(point["normalize"])
         mixer = text.fast_weights(point["model"], point["map"], normalize)
-    size, _, longer = point["size"].partition("-")
-    config = text.config({**point, "size": size}, mixer)
-    return replace(config, steps=int(longer or config.steps)), mixer
+    return text.config(point, mixer), mixer
 
 
 # --- What came out ------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -22,13 +22,16 @@ from fwlab.models import MIXERS, LanguageModel, Mixer
 from fwlab.training import Config, Trainer
 
 #: Sizes of models and runs: nanoGPT's for a CPU, and that of quick versions,
-#: whose heads are as wide as those of the paper's small models.
+#: whose heads are as wide as those of the paper's small models. After a name,
+#: a number says how many optimiser steps are run instead.
 SIZES: dict[str, dict[str, Any]] = {
     "nanogpt": {"layers": 4, "d_model": 128, "batch": 12, "steps": 2000},
     "small": {"layers": 2, "d_model": 64, "batch": 6, "steps": 400, "warmup": 25},
 }
+#: The size of full versions: half of nanoGPT's training.
+FULL = "nanogpt-1000"
 #: Learning rates at which the losses are compared.
-LR = {"nanogpt": 1e-3, "small": 4e-3}
+LR = {"nanogpt": 1e-3, FULL: 1e-3, "small": 4e-3}
 #: Feature maps by name: of keys of width `d`, without trained parameters.
 #: DPFP and FAVOR+ have the same number of features, twice that of ELU + 1.
 MAPS: dict[str, Callable[[int], FeatureMap]] = {
@@ -77,13 +80,30 @@ def fast_weights(
     )
 
 
+def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
+    """Three seeds of each setting.
+
+    - `settings`: with the size, the text and the learning rate of the version,
+      unless they say other ones.
+    """
+    size = "small" if quick else FULL
+    corpus = "any" if quick else "shakespeare"
+    usual = {"size": size, "corpus": corpus, "lr": LR[size]}
+    return [
+        {**each, **(usual | each), "seed": seed}
+        for each in settings
+        for seed in (1, 2, 3)
+    ]
+
+
 def config(point: Point, mixer: Mixer, block: int = 64) -> Config:
     """The run of a point, with as many parameters as softmax attention has.
 
     - `block`: characters per window; every optimiser step has as many
       characters as with windows of 64.
     """
-    size = SIZES[point["size"]]
+    name, _, steps = point["size"].partition("-")
+    size = SIZES[name]
     usual = Config(
         **{**size, "batch": size["batch"] * 64 // block},
         block=block,
@@ -93,7 +113,8 @@ def config(point: Point, mixer: Mixer, block: int = 64) -> Config:
         eval_every=10**6,  # only at the end
         device="cpu",
     )
-    return replace(usual, d_ff=equal_d_ff(mixer, usual))
+    steps = int(steps or usual.steps)
+    return replace(usual, d_ff=equal_d_ff(mixer, usual), steps=steps)
 
 
 @cache

@@ -61,7 +61,7 @@ QUICK = {
     "lr": 1e-2,
     "budget": 400,
 }
-FULL = QUICK | {"limit": 1_000_000, "train": 3000, "budget": 10_000}
+FULL = QUICK | {"limit": 1_000_000, "train": 3000, "budget": 3000}
 
 
 def points(quick: bool) -> list[Point]:
@@ -269,7 +269,7 @@ EXPERIMENT = Experiment(
     name="translation",
     title="Translation without softmax, and how wide its features are",
     source="Schlag et al. 2021, Tables 1 and 6",
-    cost="quick: 3 min of one core; full: about 2.5 hours (by a few steps of each)",
+    cost="quick: 3 min of one core; full: about an hour (by a few steps)",
     points=points,
     run=run,
     claims=claims,
