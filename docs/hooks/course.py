@@ -237,7 +237,7 @@ def minutes(stem: str) -> int:
 
 
 #: Three boxes beside each other can be read on a phone.
-COLUMNS, WIDTH, HEIGHT, GAP_X, GAP_Y = 3, 112, 66, 16, 34
+COLUMNS, WIDTH, HEIGHT, LINE, GAP_X, GAP_Y = 3, 112, 48, 15, 14, 18
 
 
 def _map(page, files) -> str:
@@ -293,12 +293,13 @@ def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
 def _box(entry: dict, x: float, y: float) -> dict:
     lines = textwrap.wrap(entry["mark"] + entry["short"], 15)
     lines.append(f"about {entry['read']} min")
-    top = y + HEIGHT / 2 - 9 * (len(lines) - 1) + 4.5
+    top = y + HEIGHT / 2 - LINE / 2 * (len(lines) - 1) + 4.5
     return {
         "x": x,
         "y": y,
         "width": WIDTH,
         "height": HEIGHT,
+        "line": LINE,
         "top": top,
         "lines": lines,
     }

@@ -198,7 +198,7 @@ def _headings(body, page) -> None:
     if root and root[0]["level"] == 1:
         number = re.match(r"(\d+)_|", posixpath.basename(page.file.src_uri))[1]
         title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
-        page.title = f"{number} {title}" if number else title
+        page.title = f"{int(number)}. {title}" if number else title
     page.toc = get_toc(root)
 
 

@@ -96,7 +96,7 @@ const UNFOCUSED = () => {
 const LONG = () => {
   const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
   const found = [];
-  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p, .fw-heard)")) {
     if (block.querySelector(":is(p, li, table, .katex)")) continue;
     const lines = new Map();
     const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
@@ -113,6 +113,28 @@ const LONG = () => {
       }
     }
     found.push(...[...lines.values()].map((line) => line.trim()).filter((line) => line.length > 80));
+  }
+  return found;
+};
+
+// Blocks that begin beside the edge of their page, and those that end beyond its
+// measure: only pictures, code and tables may, up to the end of the column.
+const EDGES = () => {
+  const article = document.querySelector("article");
+  const { left, right } = article.getBoundingClientRect();
+  const style = getComputedStyle(article);
+  const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
+  const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
+  const wide = "figure, .highlight, table, .nb-output";
+  const nested = `:is(${text}, ${wide}, details, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way) *`;
+  const found = [];
+  for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard)`)) {
+    const box = block.getBoundingClientRect();
+    if (!box.width) continue;
+    const indent = block.matches("ul:not([class]), ol") ? parseFloat(getComputedStyle(block).marginLeft) : 0;
+    const last = block.matches(wide) || block.querySelector(wide) ? right : end;
+    if (Math.abs(box.left - indent - left) > 1 || box.right > last + 1)
+      found.push(`${block.outerHTML.slice(0, 60)}: ${box.left} to ${box.right} in ${left} to ${last}`);
   }
   return found;
 };

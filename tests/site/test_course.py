@@ -188,14 +188,37 @@ def test_map_of_the_course(site):
     needs = [(name, stem) for name in NOTEBOOKS for stem in COURSE[name]["after"]]
     assert drawing.count("<path") == len(needs)
     words = text(html[html.index(drawing) + len(drawing) :])
+    # A notebook has one number: here, in its list and in the navigation.
+    whole = (site / "course.html").read_text("utf-8")
+    for name in NOTEBOOKS:
+        if name[0].isdigit():
+            links = re.findall(rf'<a href="notebooks/{name}.html".*?</a>', whole, re.S)
+            numbers = {
+                m[1] for link in links if (m := re.match(r"\s*0*(\d+\.) ", text(link)))
+            }
+            assert numbers == {f"{int(name[:2])}."}
     for name in NOTEBOOKS[1:]:
         before = " and ".join(str(int(stem[:2])) for stem in COURSE[name]["after"])
         number = int(name[:2]) if name[0].isdigit() else COURSE[name]["short"]
         assert f"{number} builds on {before}" in words
 
 
-def test_map_can_be_read_on_a_phone(look):
-    assert look("course.html", width=390).evaluate(asks.MAP) == []
+def test_map_can_be_read(look):
+    """On a phone above its list, elsewhere beside it, whole and as long as it is read."""
+    tab = look("course.html", width=390)
+    assert tab.evaluate(asks.MAP) == []
+    for width in (1024, 1280):
+        tab.set_viewport_size({"width": width, "height": 800})
+        assert tab.evaluate(asks.MAP) == []
+        heading = tab.locator("article h3").nth(9)
+        heading.scroll_into_view_if_needed()
+        drawn, listed = (
+            each.bounding_box() for each in (tab.locator(".course-map"), heading)
+        )
+        assert listed["x"] + listed["width"] < drawn["x"]
+        assert drawn["y"] >= 48 and drawn["y"] + drawn["height"] <= 800
+    # In words, it is for those who do not see it.
+    assert tab.locator(".fw-heard").bounding_box()["height"] == 1
 
 
 def test_course_page_has_all_that_is_known(site):

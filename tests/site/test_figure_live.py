@@ -148,6 +148,9 @@ def test_first_screen_has_promise_model_and_three_ways_on(look):
         tab.set_viewport_size({"width": width, "height": height})
         tab.evaluate("window.scrollTo(0, 0)")
         check_first_screen(tab, home, width, height)
+    # The theme would hide the tabs here.
+    tab.set_viewport_size({"width": 1024, "height": 800})
+    assert tab.locator(".md-tabs").is_visible()
 
 
 def check_first_screen(tab, home, width: int, height: int):
