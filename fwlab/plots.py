@@ -421,15 +421,16 @@ def short_svg(svg: str) -> str:
     """Shorten the numbers of a drawing to digits that can be seen.
 
     A hundredth of a point is finer than any screen; but letters are drawn large,
-    and scaled.
+    and scaled, and what they say is in comments.
 
     - `svg`: a drawing of matplotlib's.
     - Returns the same drawing, with fewer digits and spaces.
     """
     svg = re.sub(
-        r"scale\([^)]*\)|\d+\.\d{3,}",
-        lambda m: m[0] if m[0].startswith("scale") else f"{float(m[0]):.2f}",
+        r"scale\([^)]*\)|<!--.*?-->|\d+\.\d{3,}",
+        lambda m: f"{float(m[0]):.2f}" if m[0][0].isdigit() else m[0],
         svg,
+        flags=re.DOTALL,
     )
     return re.sub(r"\s+", " ", re.sub(r">\s+<", "><", svg))
 

@@ -106,14 +106,13 @@ fwlab.figure("aft", (figure) => {
   // --- The picture ---------------------------------------------------------
   const TABLE = 26;
   const FIRST = 166;
-  const BLOCK = 95;
+  const BLOCK = 52;
   const WIDTH = LEFT + T * CELL + 4;
   const HEIGHT = FIRST + 4 * BLOCK + 22;
   const picture = figure.picture(
     WIDTH,
     HEIGHT,
     "Keys, values and exact outputs of 8 steps, and four ways to compute the outputs",
-    FIRST + BLOCK - 10,
   );
   const { text, small, path, round, BOLD, MIDDLE, CENTRED, END, WRONG } = fwlab;
   const left = (t) => LEFT + t * CELL;
@@ -138,7 +137,7 @@ fwlab.figure("aft", (figure) => {
   table.append(
     ...[1, 2, 3].map((i) => grid(tableRows[i] - 12, 24)),
     path({ d: `M${left(TILE)} ${TABLE + 4}v92` }),
-    small(0, 144, "y = Σ exp(K − c) V ⁄ Σ exp(K − c), in float32:"),
+    small(0, 144, "y = Σ exp(K − c) V ⁄ Σ exp(K − c), in float32, with"),
   );
   const chosen = fwlab.box(0, tableRows[1] - 12, CELL, 24, {
     fill: "none",
@@ -150,29 +149,12 @@ fwlab.figure("aft", (figure) => {
   valueCells.forEach((cell, t) => (cell.textContent = fwlab.number(VALUES[t], 1)));
   picture.append(table);
 
-  // The steps that share one number c, as [first, last] pairs.
-  const shared = {
-    none: [[0, T - 1]],
-    global: [[0, T - 1]],
-    tile: [...Array(T / TILE).keys()].map((i) => [i * TILE, i * TILE + TILE - 1]),
-    running: KEYS.map((_, t) => [t, t]),
-  };
-
   const blocks = Object.entries(METHODS).map(([name, { title }], i) => {
     const y = FIRST + i * BLOCK;
     const group = fwlab.group({ role: "img", "data-method": name });
     group.append(text(0, y + 12, title, BOLD));
     const verdict = small(left(T), y + 12, "", END);
     group.append(verdict);
-    const spans = shared[name].map(([first, last]) => {
-      const x = left(first) + 3;
-      const end = left(last + 1) - 3;
-      const label = text((x + end) / 2, y + 26, "", { class: "fw-cell-text" });
-      group.append(label);
-      group.append(path({ d: `M${x} ${y + 37}v-4H${end}v4` }));
-      return [first, label];
-    });
-    group.append(small(0, y + 26, "c", MIDDLE));
     const shade = path({
       "data-part": "shade",
       fill: fwlab.tint(WRONG, 14),
@@ -185,11 +167,11 @@ fwlab.figure("aft", (figure) => {
       "stroke-width": 2,
       "stroke-dasharray": "5 3",
     });
-    group.append(shade, grid(y + 40, 42), crosses, dashes);
-    const outputs = row(group, y + 52, "y");
-    const errors = row(group, y + 71, "err.");
+    group.append(shade, grid(y + 18, 24), crosses, dashes);
+    if (name === "tile") group.append(path({ d: `M${left(TILE)} ${y + 18}v24`, "stroke-width": 3 }));
+    const outputs = row(group, y + 30, "y");
     picture.append(group);
-    return { name, y, group, verdict, spans, shade, crosses, dashes, outputs, errors };
+    return { name, y, group, verdict, shade, crosses, dashes, outputs };
   });
   const legend = HEIGHT - 14;
   picture.append(
@@ -299,10 +281,7 @@ fwlab.figure("aft", (figure) => {
   };
 
   // --- Words ---------------------------------------------------------------
-  const scientific = (x) => {
-    if (!Number.isFinite(x)) return "–";
-    return x === 0 ? "0" : x.toExponential(0).replace("-", "−");
-  };
+  const scientific = (x) => (x === 0 ? "0" : x.toExponential(0).replace("-", "−"));
   const list = (rows) => {
     const ranges = [];
     for (const t of rows) {
@@ -371,25 +350,19 @@ fwlab.figure("aft", (figure) => {
         `Exact outputs ${texts.exact.join(", ")}.`,
     );
     for (const block of blocks) {
-      const { maxima, outputs, errors, lost, wrong } = shown.methods[block.name];
-      const box = (t) => `M${left(t)} ${block.y + 40}h${CELL}v42h${-CELL}z`;
+      const { outputs, lost, wrong } = shown.methods[block.name];
+      const box = (t) => `M${left(t)} ${block.y + 18}h${CELL}v24h${-CELL}z`;
       const inner = (t) =>
-        `M${left(t) + 2} ${block.y + 42}h${CELL - 4}v38h${4 - CELL}z`;
-      const cross = (t) => `${inner(t)}l7 7m25 24l7 7m0-38l-7 7m-25 24l-7 7`;
+        `M${left(t) + 2} ${block.y + 20}h${CELL - 4}v20h${4 - CELL}z`;
+      const cross = (t) => `${inner(t)}l5 5m29 10l5 5m0-20l-5 5m-29 10l-5 5`;
       block.shade.setAttribute("d", [...lost, ...wrong].map(box).join(""));
       block.crosses.setAttribute("d", lost.map(cross).join(""));
       block.dashes.setAttribute("d", wrong.map(inner).join(""));
-      for (const [first, label] of block.spans)
-        label.textContent =
-          block.name === "none" ? "0" : fwlab.number(maxima[first], 1);
       outputs.forEach((y, t) => {
-        const bad = lost.includes(t) || wrong.includes(t);
-        for (const cell of [block.outputs[t], block.errors[t]]) {
-          cell.style.fill = bad ? WRONG : "";
-          cell.style.fontWeight = lost.includes(t) ? 700 : "";
-        }
-        block.outputs[t].textContent = fwlab.number(y, 3);
-        block.errors[t].textContent = scientific(errors[t]);
+        const cell = block.outputs[t];
+        cell.style.fill = lost.includes(t) || wrong.includes(t) ? WRONG : "";
+        cell.style.fontWeight = lost.includes(t) ? 700 : "";
+        cell.textContent = fwlab.number(y, 3);
       });
       block.verdict.textContent = brief(shown.methods[block.name]);
       const said = block.outputs.map((cell) => cell.textContent).join(", ");
@@ -411,7 +384,7 @@ fwlab.figure("aft", (figure) => {
     },
   );
   const places = Object.fromEntries([3, 4, 5, 6, 7, 8].map((t) => [t, String(t)]));
-  const place = fwlab.choice("It is the key of step", places, step, (value) => {
+  const place = fwlab.choice("Step with the large key", places, step, (value) => {
     step = Number(value);
     drawCurves();
     update();

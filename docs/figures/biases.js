@@ -51,7 +51,6 @@ fwlab.figure("biases", (figure) => {
     LEFT + (T + 1) * CELL + 8,
     BELOW + T * ROW + 4,
     "The biases of each row and key, and the weights and outputs that follow",
-    TOP + T * ROW + 6,
   );
   const { text, small, box, group, BOLD, MIDDLE, CENTRED } = fwlab;
   const show = (digits) => (x) => (Number.isNaN(x) ? "" : fwlab.number(x, digits));

@@ -17,12 +17,12 @@ fwlab.figure("capacity", (figure) => {
       "dpfp-1": [[20, 0.0005], [100, 0.005], [120, 0.0126]],
     },
   };
-  const KEYS = { random: "random", orthogonal: "as orthogonal as possible" };
+  const KEYS = { orthogonal: "as orthogonal as possible", random: "random" };
 
   let width = 16;
-  let count = 32; // pairs, S
+  let count = 24; // pairs, S: more than the width, and less than DPFP has features
   let nu = 1;
-  let kind = "random";
+  let kind = "orthogonal";
   let draw = 1;
 
   // --- The memories --------------------------------------------------------

@@ -1,6 +1,6 @@
-// The delta rule in chunks, with its true numbers, in a race with the loop: which
-// blocks of the triangle of pairs are computed, what is kept, what is computed
-// again.
+// The delta rule in chunks, with its true numbers, in a race with the loop. Folded
+// below it: which blocks of the triangle of pairs are computed, what is kept, and
+// the way back.
 fwlab.figure("chunks", (figure) => {
   const T = 12;
   const D = 2;
@@ -241,7 +241,7 @@ fwlab.figure("chunks", (figure) => {
 
   // --- The picture ---------------------------------------------------------
   const CELL = 16;
-  const [LEFT, TOP] = [20, 196];
+  const [LEFT, TOP] = [20, 46];
   const SIZE = T * CELL;
   const WIDE = 42;
   const COLUMNS = { U: 222, Y: 314, dV: 314 };
@@ -256,16 +256,13 @@ fwlab.figure("chunks", (figure) => {
   const DIAGONAL = "var(--fw-features)";
   const STATE = "var(--fw-fast)";
   const GRADIENT = "var(--fw-other)";
-  const picture = figure.picture(
-    400,
-    TOP + SIZE + 34,
-    "The loop and the chunks in a race, and pairs of steps in blocks",
-    138,
-  );
+  const picture = figure.picture(400, 138, "The loop and the chunks in a race");
+  const pairs = fwlab.picture(400, TOP + SIZE + 34, "Pairs of steps in blocks");
   const { text, path, group, vector, tint, BOLD, MIDDLE, CENTRED, END } = fwlab;
   const race = group({ role: "img" });
   const drawing = group({ role: "img" });
-  picture.append(race, drawing);
+  picture.append(race);
+  pairs.append(drawing);
   const blocks = fwlab.picture(400, 1, "The numbers of each chunk");
   const blocksDrawing = group({
     role: "img",
@@ -651,6 +648,13 @@ fwlab.figure("chunks", (figure) => {
     );
   };
 
+  const inside = fwlab.html(
+    "details",
+    { class: "fw-inside" },
+    fwlab.html("summary", {}, "Inside the chunks, and the backward pass"),
+    fwlab.html("div", {}, pairs, blocks, table),
+  );
+
   // --- Showing -------------------------------------------------------------
   const update = () => {
     const now = view();
@@ -684,6 +688,7 @@ fwlab.figure("chunks", (figure) => {
     );
     const words = sentence(stages[at]);
     drawing.setAttribute("aria-label", `Tick ${at} of ${stages.length - 1}. ${words}`);
+    position.querySelector("input").max = last();
     position.value = at;
     const enable = (button, other, enabled) => {
       const focused = document.activeElement === button;
@@ -692,9 +697,11 @@ fwlab.figure("chunks", (figure) => {
     };
     back.disabled = next.disabled = false;
     enable(back, next, at > 0);
-    enable(next, back, at < stages.length - 1);
+    enable(next, back, at < last());
     figure.say(player.running() ? RUNNING : words);
   };
+  // The way back is only in the drawings that are folded.
+  const last = () => (inside.open ? stages.length - 1 : RACE);
   const go = (tick) => {
     player.stop();
     at = tick;
@@ -723,10 +730,10 @@ fwlab.figure("chunks", (figure) => {
     "Tick",
     {
       min: 0,
-      max: stages.length - 1,
+      max: RACE,
       step: 1,
       value: 0,
-      show: (x) => `${x} of ${stages.length - 1}`,
+      show: (x) => `${x} of ${last()}`,
     },
     go,
   );
@@ -738,7 +745,6 @@ fwlab.figure("chunks", (figure) => {
       C = Number(value);
       ({ stages, arrival } = stagesOf(C));
       shown = compute(C);
-      position.querySelector("input").max = stages.length - 1;
       showAccount();
       go(0);
     },
@@ -746,9 +752,9 @@ fwlab.figure("chunks", (figure) => {
   figure.beside(
     fwlab.controls(player.button, back, next, position),
     fwlab.controls(size),
-    blocks,
-    table,
   );
+  figure.root.append(inside);
+  inside.addEventListener("toggle", () => (at > last() ? go(last()) : update()));
   showAccount();
   update();
   player.whenSeen(picture);

@@ -67,11 +67,9 @@ fwlab.figure = (name, setup) => {
     const figure = {
       root,
       placeholder, // the picture that stood there
-      // What is looked at most. The gallery shows its upper part, as high
-      // as `card` says, or all of it.
-      picture: (width, height, label, card) => {
+      // What is looked at most.
+      picture: (width, height, label) => {
         const picture = fwlab.picture(width, height, label);
-        fwlab.fill(picture, { "data-card": card }, []);
         root.append(picture);
         return picture;
       },

@@ -53,7 +53,7 @@ fwlab.figure("essay", (figure) => {
     },
     long: { ...AGAIN, length: 1.5, range: 3.25, again: true },
     unit: { ...AGAIN, again: true },
-    chunk: { strengths: [1, 1, 1, 1], corrects: 1, chunk: true },
+    chunk: { strengths: [1, 1, 1], corrects: 1, chunk: true },
   };
   const NAMES = Object.keys(SETTINGS);
   const settings = NAMES.map((name) => {
@@ -82,7 +82,7 @@ fwlab.figure("essay", (figure) => {
   };
   // All writes of the delta rule at once: (I + A) U = V, then W = U' K.
   const solve = ({ keys }) => {
-    const facts = FACTS.slice(0, 4);
+    const facts = FACTS.slice(0, 3);
     const K = facts.map(({ who }) => keys[who]);
     const A = K.map((a, i) => K.map((b, j) => (j < i ? dot(a, b) : 0)));
     const V = facts.map(({ place }) => place);
@@ -168,8 +168,8 @@ fwlab.figure("essay", (figure) => {
 
   // All writes at once.
   const block = (rows, columns, x, title) => {
-    const matrix = fwlab.matrix(rows, columns, { x, y: 42, cell: 32, limit: 1.5, show: bare });
-    const width = 32 * columns;
+    const matrix = fwlab.matrix(rows, columns, { x, y: 42, cell: 40, limit: 1.5, show: bare });
+    const width = 40 * columns;
     system.append(
       text(x + width / 2, 32, title, { ...BOLD, ...CENTRED }),
       matrix.element,
@@ -177,15 +177,15 @@ fwlab.figure("essay", (figure) => {
     return matrix;
   };
   const blocks = {
-    A: block(4, 4, 28, "I + A"),
-    U: block(4, 2, 174, "U, written"),
-    V: block(4, 2, 276, "V, places"),
+    A: block(3, 3, 28, "I + A"),
+    U: block(3, 2, 168, "U, written"),
+    V: block(3, 2, 268, "V, places"),
   };
   system.append(
-    text(165, 106, "·", { ...CENTRED, ...MIDDLE }),
-    text(257, 106, "=", { ...CENTRED, ...MIDDLE }),
-    ...FACTS.slice(0, 4).flatMap(({ who }, i) => {
-      const y = 58 + 32 * i;
+    text(158, 102, "·", { ...CENTRED, ...MIDDLE }),
+    text(258, 102, "=", { ...CENTRED, ...MIDDLE }),
+    ...FACTS.slice(0, 3).flatMap(({ who }, i) => {
+      const y = 62 + 40 * i;
       const mark = path({ d: SHAPES[who](9), transform: `translate(13 ${y})` });
       return [mark, text(13, y + 0.5, PEOPLE[who][0], { class: "fw-cell-text", ...BOLD })];
     }),
@@ -357,7 +357,7 @@ fwlab.figure("essay", (figure) => {
       const { A, U, V } = solved;
       blocks.A.update(A.map((row, i) => row.map((x, j) => (i === j ? 1 : x))));
       blocks.A.element.querySelectorAll("text").forEach((cell, n) => {
-        if (n % 4 > Math.floor(n / 4)) cell.textContent = "";
+        if (n % 3 > Math.floor(n / 3)) cell.textContent = "";
       });
       blocks.U.update(U);
       blocks.V.update(V);
@@ -407,7 +407,7 @@ fwlab.figure("essay", (figure) => {
           `After each of four writes it reads ${again.map(vector).join(", ")}`,
       );
     } else if (setting.chunk) {
-      parts.push(`What the four writes add: ${solved.U.map(vector).join(", ")}`);
+      parts.push(`What the three writes add: ${solved.U.map(vector).join(", ")}`);
     } else {
       const fact = FACTS[setting.wrote];
       if (fact) {

@@ -99,7 +99,6 @@ fwlab.figure("ladder", (figure) => {
     LEFT + TOKENS.length * CELL + 2,
     BELOW + 2 * HIGH + 5 * LINE + 8,
     "What each key reads after each token, and the memory before and after one of them",
-    TOP + 3 * ROW + 4,
   );
   const readings = group({ role: "img" });
   const cells = TOKENS.map(() =>

@@ -37,7 +37,18 @@
     const strip = fwlab.html("div", { class: "fw-strip", "aria-hidden": true });
     const guesses = fwlab.html("div", { class: "fw-guesses" });
     const heads = fwlab.html("div", { class: "fw-heads" });
-    const picture = fwlab.html("div", { class: "fw-picture" }, strip, guesses, heads);
+    const sign = (tag, name, sample, words) =>
+      fwlab.html("span", {}, fwlab.html(tag, { class: name }, sample), ` ${words}`);
+    const legend = fwlab.html(
+      "div",
+      { class: "fw-legend" },
+      sign("b", "fw-red", "e", "not expected: the redder, the bigger the surprise"),
+      sign("i", "fw-same", "e", "below a character: the chosen head recalls it"),
+      sign("i", false, "e", "recalls another one"),
+      sign("b", "fw-plus", "\u00a0", "entry of W above 0"),
+      sign("b", "fw-minus", "\u00a0", "below 0"),
+    );
+    const picture = fwlab.html("div", { class: "fw-picture" }, strip, guesses, legend, heads);
     const model = () => models[rule];
     const run = () => runs[rule];
 

@@ -223,7 +223,7 @@
       asked = wanted;
       try {
         if (!models[wanted]) {
-          figure.say(`Fetching the weights (${MODELS[wanted].size}) …`);
+          if (model()) figure.say(`Fetching the weights (${MODELS[wanted].size}) …`);
           models[wanted] = await fwlab.loadModel(MODELS[wanted].file);
         }
       } catch (error) {
@@ -246,11 +246,10 @@
       use,
     );
 
+    // At once: it is light. Only if that fails, there is a button to try again.
     const start = async () => {
-      if (model()) return true;
-      const started = await use(name);
-      if (!started) return false;
-      const here = [begin, document.body].includes(document.activeElement);
+      const here = document.activeElement === begin;
+      if (!(await use(name))) return figure.root.prepend(again);
       figure.root.replaceChildren(picture);
       figure.beside(
         fwlab.controls(which),
@@ -259,17 +258,17 @@
         fwlab.controls(headChoice),
         table,
       );
-      // Not if the reader has gone elsewhere meanwhile.
       if (here) input.focus({ preventScroll: true });
-      return true;
     };
     const begin = fwlab.button("Start the model (22 kB)", start);
-    figure.root.append(fwlab.controls(begin), ...[figure.placeholder].filter(Boolean));
+    const again = fwlab.controls(begin);
+    figure.root.append(...[figure.placeholder].filter(Boolean));
+    const started = start();
 
     return {
       // How the figure begins, for readers without scripts.
       still: async () => {
-        await start();
+        await started;
         const side = fwlab.html("div", { class: "fw-side" }, table.cloneNode(true));
         return picture.outerHTML + side.outerHTML;
       },

@@ -11,7 +11,7 @@ docs/templates/theme/main.html loads the scripts that a page's figures need.
 Drawings are kept out of search; they are in sections, as the search plugin
 takes the end of the first nested element of a name for that of the outer one.
 The gallery has every page of docs/figures, in the order of the navigation,
-with the `description` of its front matter.
+with the `description` of its front matter and a picture from cards.html.
 """
 
 import json
@@ -30,13 +30,9 @@ STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
 PUZZLES = ROOT / "fwlab" / "exercises" / "puzzles.toml"
 GALLERY = "<!-- gallery -->"
-#: What makes a control of a drawing, and has no place in a picture of it.
-CONTROL = re.compile(r' (tabindex|role|aria-[\w-]+)="[^"]*"')
 #: A part of a drawing that a script makes into a control, and what makes it one.
 HANDLE = re.compile(r'<g [^>]*role="(?:slider|button)"[^>]*>')
 ACTIVE = re.compile(r' (?:tabindex|aria-(?:value|pressed)\w*)="[^"]*"')
-#: A drawing of which the gallery shows the upper part.
-CARD = re.compile(r'viewBox="0 0 (\d+) \d+"([^>]*) data-card="(\d+)"')
 #: Figures of other pages: page, title, description.
 ELSEWHERE = {
     "live": (
@@ -103,12 +99,11 @@ def on_env(env, config, files):
 
 def _cards(gallery, config, files):
     def card(name: str, file, title: str, about: str, anchor: str = "") -> dict:
-        picture = CARD.sub(r'viewBox="0 0 \1 \3"\2', _text(f"{name}.html"))
         return {
             "url": file.url_relative_to(gallery) + anchor,
             "title": title,
             "about": about,
-            "picture": Markup(CONTROL.sub("", picture)),
+            "picture": Markup(render("cards.html", name=name)),
         }
 
     for name, (path, title, about) in ELSEWHERE.items():

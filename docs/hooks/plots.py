@@ -9,12 +9,14 @@ import io
 import re
 import sys
 from contextlib import contextmanager
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from fwlab.layers.fast_weight_attention import RULES
@@ -33,6 +35,7 @@ from fwlab.plots import (
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 from bench import generation as by_context
 from bench import lengths as by_length
+from templates import render
 
 #: Points: letters of at least 11 pixels where the page is 390 wide.
 LETTERS = 11.5
@@ -60,18 +63,89 @@ COMPARED = {
 }
 
 
-def inline(svg: str, prefix: str, label: str) -> str:
-    """A matplotlib drawing as part of a page.
+#: A text of a drawing: what it says in a comment, then its outlines, which are
+#: moved, perhaps turned, and scaled from a hundredth of their size.
+OUTLINES = re.compile(
+    r"<!-- ?((?:(?!-->).)*?) ?-->\s*<g (?:style=\"([^\"]*)\" )?"
+    r"transform=\"translate\(([\d.-]+) ([\d.-]+)\)( ?rotate\([^)]*\))? ?"
+    r"scale\((0?\.\d+) [^)]*\)\">(?:(?!<g).)*?</g>",
+    re.DOTALL,
+)
+#: What matplotlib's formulas have in these drawings.
+SIGNS = {"beta": "β", "delta": "δ", "nu": "ν", "phi": "φ", "sigma": "σ"}
+#: Of a formula: what is below or above its line, letters, and the rest.
+PIECES = re.compile(r"([_^])(?:\{([^}]*)\}|(.))|([^\W\d_])|([^_^])")
+#: The site's letters are narrower: so much larger, a text is as wide as before.
+LARGER = 1.1
+#: Points: letters of at least 9 pixels where the page is 390 wide.
+MINIMUM = 11
 
-    Its ink takes the colour of the text around it. All of its names start
-    with `prefix`, because several drawings share a page. `label` describes
-    it, escaped for HTML. matplotlib has no option for any of these.
+
+def inline(svg: str, prefix: str, label: str) -> str:
+    """A matplotlib drawing as part of a page, and the same in large.
+
+    Its ink takes the colour of the text around it, and its texts are set in
+    the site's letters. All of its names start with `prefix`, because several
+    drawings share a page. `label` describes it, escaped for HTML. matplotlib
+    has no option for any of these.
     """
     svg = svg[svg.index("<svg") :]
+    svg = OUTLINES.sub(_letters, svg)
     svg = re.sub("<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(INK, "currentColor", svg, flags=re.IGNORECASE)
     svg = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    view = re.search('viewBox="[^"]*"', svg)[0]
+    begin = f'<svg id="{prefix}" role="img" aria-label="{label}"'
+    svg = svg.replace("<svg", begin, 1)
+    return svg + render("enlarged.html", name=prefix, view=view, label=label)
+
+
+def _letters(drawn: re.Match) -> str:
+    """A text in place of its outlines. It is as wide as these, unless it is small."""
+    words, style, x, y, turned, scale = drawn.groups()
+    words, size, math = unescape(words), 100 * float(scale), "$" in words
+    if not words:
+        return ""
+    family = "monospace" if "SansMono" in drawn[0] else "sans-serif"
+    width, *_ = text_to_path.get_text_width_height_descent(
+        words, FontProperties(family, size=size), ismath=math
+    )
+    font = LARGER * size
+    place = f'textLength="{width:.2f}" lengthAdjust="spacingAndGlyphs"'
+    if font < MINIMUM:
+        # From its middle it grows, or away from its axis.
+        before = drawn.string[: drawn.start()].rpartition('id="text_')[0]
+        tick = before.rfind('id="ytick_') > before.rfind('id="text_')
+        at, anchor = (width, "end") if tick else (width / 2, "middle")
+        font = MINIMUM
+        place = f'x="{at:.2f}" y="{0.35 * (font - size):.2f}" text-anchor="{anchor}"'
+    parts = words.split("$") if math else [words]
+    parts[::2] = map(escape, parts[::2])
+    parts[1::2] = (_formula(part, font) for part in parts[1::2])
+    return (
+        f'<text class="fw-{family}" style="{style or ""}" font-size="{font:.2f}" {place} '
+        f'transform="translate({x} {y}){turned or ""}">{"".join(parts)}</text>'
+    )
+
+
+def _formula(tex: str, font: float) -> str:
+    """What stands between two $ in a text of this size."""
+    tex = re.sub(r"\\mathdefault\{(.*)\}", r"\1", tex)
+    tex = re.sub(r"\\sqrt\{(.*)\}", r"√\1", tex)
+    tex = re.sub(r"\\([a-z]+) ?", lambda name: SIGNS.get(name[1], ""), tex)
+    tex = re.sub(r"(?<=\w) (?=\w)", "", tex.replace("-", "−"))
+    made = ""
+    for sign, group, one, letter, rest in PIECES.findall(tex):
+        if sign:
+            # What follows is on the line again, also outside of the formula.
+            away = font * {"^": -0.38, "_": 0.15}[sign]
+            inner = (
+                f'<tspan dy="{away:.2f}" font-size="{0.7 * font:.2f}">{group or one}'
+            )
+            made += f'{inner}</tspan><tspan dy="{-away:.2f}">\u200b</tspan>'
+        else:
+            made += f'<tspan font-style="italic">{letter}</tspan>' if letter else rest
+    return made
 
 
 def losses(runs: list[dict], published: dict[str, float]) -> str:

@@ -360,11 +360,13 @@ def draw(points: list[Point]) -> Figure:
     for lr, (color, marker) in looks.items():
         some = select(small, lr=lr)
         plots.series(below, some, color, marker, "-", f"{lr:g}", x="steps")
-        plots.series(below, some, color, marker, "--", None, "windows_loss", "steps")
+        windows = plots.medians(some, "steps", "windows_loss")
+        look = {"color": color, "marker": marker, "linestyle": "--"}
+        below.plot([*windows], [*windows.values()], markerfacecolor="none", **look)
     below.set_xscale("log", base=2)
     below.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     below.set_xlabel("optimiser steps of small models with the delta rule")
-    below.set_ylabel("loss, carried (line), in windows (dashed)")
+    below.set_ylabel("loss: state carried (full), windows (hollow)")
     below.legend(title="learning rate")
     plots.legend(figure, ax, 2)
     return figure

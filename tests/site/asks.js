@@ -197,21 +197,26 @@ const NAMELESS = () => [...document.querySelectorAll("[data-rows]")].flatMap((ta
   });
 }).map((cell) => cell.textContent);
 
-// Letters that are too small, cut, or on top of each other. Text of matplotlib is
-// drawn in units of a hundredth of its size.
-const LETTERS = () => [...document.querySelectorAll("article svg[role=img]")].flatMap((plot) => {
-  const name = plot.querySelector("[id]").id;
+// Letters of plots that are smaller than `least`, cut, or on top of each other, or
+// that are outlines and not text.
+const LETTERS = (least) => [...document.querySelectorAll("svg:has(+ .fw-enlarge)")].flatMap((plot) => {
+  const name = plot.id;
   const frame = plot.getBoundingClientRect();
-  const texts = [...plot.querySelectorAll("g[id*=-text_]")].flatMap((group) => {
-    const letters = group.querySelector("g[transform*=scale]");
-    if (!letters) return [];
-    const { c, d } = letters.getScreenCTM();
-    return [{ id: group.id, size: 100 * Math.hypot(c, d), box: group.getBoundingClientRect() }];
+  if (!frame.width) return []; // in a slider, not at first
+  const texts = [...plot.querySelectorAll("text")].map((text) => {
+    const { c, d } = text.getScreenCTM();
+    const size = Math.hypot(c, d) * parseFloat(getComputedStyle(text).fontSize);
+    // Without the room above and below letters.
+    const { left, right, top, bottom } = text.getBoundingClientRect();
+    const [across, down] = Math.abs(c) > Math.abs(d) ? [0.3 * size, 0] : [0, 0.3 * size];
+    const box = { left: left + across, right: right - across, top: top + down, bottom: bottom - down };
+    return { id: `${name} ${text.textContent}`, size, box };
   });
-  const found = texts.length ? [] : [`${name}: no text`];
+  const outlines = plot.querySelector("[id*=DejaVu]");
+  const found = texts.length && !outlines ? [] : [`${name}: no text`];
   if (frame.width && (frame.left < 0 || frame.right > innerWidth)) found.push(`${name}: wide`);
   for (const [i, { id, size, box }] of texts.entries()) {
-    if (size < 11) found.push(`${id}: ${size} px`);
+    if (size < least) found.push(`${id}: ${size} px`);
     if (box.left < frame.left - 1 || box.right > frame.right + 1
       || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.push(`${id}: cut`);
     for (const other of texts.slice(0, i)) {

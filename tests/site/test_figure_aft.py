@@ -10,7 +10,6 @@ import re
 import pytest
 import torch
 from built import asks
-from figure import number
 
 from fwlab import ops
 
@@ -221,12 +220,6 @@ def test_drawn_as_said(figure):
             }
             assert (texts[1] == "all 8 right") == (not bad)
             assert texts[1] in label
-            errors = texts[place + T + 1 :]
-            for y, text in zip(method["errors"], errors, strict=True):
-                if isinstance(y, str):
-                    assert text == "–"
-                else:
-                    assert number(text) == pytest.approx(y, rel=0.51)
         nan = any("NaN" in m["outputs"] for m in methods.values())
         assert ("NaN" in drawn["words"]) == nan
         place = drawn["keys"].index("K") + 1

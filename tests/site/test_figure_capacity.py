@@ -91,6 +91,7 @@ def test_orthogonal_keys_lose_nothing_then_twice_the_law(figure):
 
 def test_random_keys_are_random_and_can_be_drawn_again(figure):
     """The mean loss of the sum over draws is (S - 1) / 2 d, as the page says."""
+    figure.choose("random")
     draws = figure.role("button", name="New draw").evaluate(
         """(button) => Array.from({ length: 12 }, () => {
           button.click();

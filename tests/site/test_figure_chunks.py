@@ -18,7 +18,7 @@ from fwlab.ops.parts import chunks
 T, D = 12, 2
 SIZES = (3, 4, 6)
 #: Units of the picture: a pair, and where the first is.
-CELL, LEFT, TOP = 16, 20, 196
+CELL, LEFT, TOP = 16, 20, 46
 #: Ticks of the loop: a look-up and a write per step.
 RACE = 2 * T
 #: Milliseconds of a tick.
@@ -27,8 +27,12 @@ TICK = 300
 
 @pytest.fixture
 def figure(fresh):
-    """Where nothing moves by itself."""
-    return fresh("chunks", motion="reduce")
+    """Where nothing moves by itself, with all of its drawings."""
+    figure = fresh("chunks", motion="reduce")
+    assert figure.slider("Tick").get_attribute("max") == str(RACE)
+    figure.css("summary").click()
+    figure.until("root.querySelector('input').max > 24")
+    return figure
 
 
 @pytest.fixture

@@ -129,6 +129,13 @@ def test_page_says_what_was_measured_of_shakespeare(figure):
 
 
 def test_what_is_left_out_is_said(figure):
+    weights = "**/delta.safetensors"
+    figure.tab.context.route(weights, lambda route: route.fulfill(status=204))
+    figure.tab.evaluate(asks.ANEW, "strength")
+    figure.until_it_says("did not come")
+    figure.tab.context.unroute(weights)
+    figure.press("Start the model (22 kB)")
+    figure.text.wait_for()
     figure.text.fill("Zoe is in Rome!")
     assert figure.state()["units"] == ["is", "in", "Rome"]
     assert "leaves out: Zoe !" in figure.words()

@@ -26,8 +26,8 @@ KINDS = (
 )
 #: The first screen of these has a figure, formulas, or code.
 STEADY = ("index", "notebooks/04_delta_rule", "annotated/fwp")
-#: Where plots are drawn for phones, too.
-PLOTS = ("results", "reproduce/", "kernels/")
+#: Where plots are drawn, and the size of their letters on a phone.
+PLOTS = {"results": 11, "reproduce/": 11, "kernels/": 11, "notebooks/": 9}
 
 
 def test_every_kind_of_page_is_whole(look):
@@ -67,11 +67,19 @@ def walk(look, pages, dark: list[str]) -> Counter:
         if tab.locator(".katex").count() and not known:
             found.append("no font")
         found += examined(tab, "default", 390, ALL)
-        letters = [asks.LETTERS] if page.startswith(PLOTS) else []
-        for script in (asks.RAW, asks.RED, asks.CUT_CELLS, asks.NAMELESS, *letters):
+        for script in (asks.RAW, asks.RED, asks.CUT_CELLS, asks.NAMELESS):
             found += tab.evaluate(script)
+        for size in [size for kind, size in PLOTS.items() if page.startswith(kind)]:
+            found += tab.evaluate(asks.LETTERS, size)
+            # A press enlarges a plot, and Escape or another press ends that.
+            for plot in tab.locator(".fw-enlarge:visible").all()[:1]:
+                plot.click()
+                large = tab.locator(".fw-enlarged:popover-open")
+                assert large.locator("svg").bounding_box()["width"] > 700
+                large.get_by_role("button", name="Close").click()
+                assert large.count() == 0
         seen["lists"] += tab.locator("[data-rows]").count()
-        seen["plots"] += tab.locator("article svg[role=img] [id*=-text_]").count() > 0
+        seen["plots"] += tab.locator(".fw-enlarge").count() > 0
         tab.set_viewport_size({"width": 1440, "height": 900})
         tab.emulate_media(color_scheme="dark")
         found += examined(tab, "slate", 1440, dark)
