@@ -1,5 +1,10 @@
 // AFT-simple, causal, one channel, in float32: four ways to keep e^K in range,
 // and the future key that breaks three of them.
+import * as fwlab from "./fwlab.js";
+import {
+  text, small, path, round, BOLD, MIDDLE, CENTRED, END, WRONG,
+} from "./fwlab.js";
+
 fwlab.figure("aft", (figure) => {
   const T = 8;
   const TILE = 4;
@@ -115,7 +120,6 @@ fwlab.figure("aft", (figure) => {
     "Keys, values and exact outputs of 8 steps, and four ways to compute the outputs",
     FIRST + BLOCK - 10,
   );
-  const { text, small, path, round, BOLD, MIDDLE, CENTRED, END, WRONG } = fwlab;
   const left = (t) => LEFT + t * CELL;
   const cellText = (t, y) => text(left(t) + CELL / 2, y, "", { class: "fw-cell-text" });
   const row = (group, y, label) => {

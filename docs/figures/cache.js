@@ -1,5 +1,8 @@
 // What a model carries from token to token: the state of its fast weights, which
 // stays, and the cache of its attention, which grows.
+import * as fwlab from "./fwlab.js";
+import { text, small, round, MIDDLE, CENTRED, END, controls } from "./fwlab.js";
+
 fwlab.figure("cache", (figure) => {
   // Sizes from transformers' configurations. `fast` is one layer of fast weights: its
   // heads, the shape of a head's memory, and the inputs its convolution keeps;
@@ -59,7 +62,6 @@ fwlab.figure("cache", (figure) => {
   };
 
   // --- The picture -------------------------------------------------------------
-  const { text, small, round, MIDDLE, CENTRED, END } = fwlab;
   const WIDTH = 388;
   const PLOT = { left: 44, right: 380, top: 22, bottom: 240 };
   const [LOW, HIGH] = [-2, 22]; // powers of two, of MiB
@@ -168,7 +170,6 @@ fwlab.figure("cache", (figure) => {
     );
   };
 
-  const { controls } = fwlab;
   const contexts = fwlab.slider(
     "Context",
     {

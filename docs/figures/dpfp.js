@@ -1,5 +1,10 @@
 // DPFP of two keys of width 2: which products fire, in which quadrant, and
 // how much two keys still overlap afterwards.
+import * as fwlab from "./fwlab.js";
+import {
+  text, small, path, box, group, tint, BOLD, END, CENTRED, MIDDLE,
+} from "./fwlab.js";
+
 fwlab.figure("dpfp", (figure) => {
   const LIMIT = 2;
   const ENTRIES = ["x", "y", "−x", "−y"];
@@ -70,8 +75,6 @@ fwlab.figure("dpfp", (figure) => {
   const BLOCK = 92;
   const CELL = { x: 26, width: 90, height: 24 };
 
-  const { text, small, path, box, group, tint } = fwlab;
-  const { BOLD, END, CENTRED, MIDDLE } = fwlab;
   const at = ([x, y]) => [
     Math.round(CENTRE[0] + SCALE * x),
     Math.round(CENTRE[1] - SCALE * y),

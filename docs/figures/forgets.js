@@ -1,5 +1,8 @@
 // Who forgets? Five memories are written the same pairs, and each is asked
 // for every key. The address of the page keeps the setting.
+import * as fwlab from "./fwlab.js";
+import { list, percent } from "./fwlab.js";
+
 fwlab.figure("forgets", (figure) => {
   const MOST = 100; // pairs
   const LETTERS = 2000;
@@ -13,7 +16,6 @@ fwlab.figure("forgets", (figure) => {
     "gated delta": "gated delta rule",
     softmax: "softmax attention",
   };
-  const { list, percent } = fwlab;
   const PRESETS = {
     "Keys change": {
       text:

@@ -1,8 +1,9 @@
 """Download what the site needs from npm into .cache/npm, once.
 
 The typefaces come from there; KaTeX typesets the formulas; MiniSearch is below the
-search; axe-core finds barriers for readers, in the tests. Versions and hashes are in docs/package.json
-and docs/package-lock.json. If Node is not installed, it comes from a Python
+search; esbuild makes one script of a page's figures; axe-core finds barriers for
+readers, in the tests. Versions and hashes are in docs/package.json and
+docs/package-lock.json. If Node is not installed, it comes from a Python
 wheel.
 """
 
