@@ -222,12 +222,10 @@ fwlab.figure("aft", (figure) => {
     PLOT.height,
     "The largest relative error of the rows, against the size of the large key",
   );
-  const across = (size) => ((size - RANGE[0]) / (RANGE[1] - RANGE[0])) * PLOT.width;
+  const across = fwlab.scale(RANGE, [0, PLOT.width]);
   // 10⁻⁸ and less, up to 1.
-  const upwards = (error) => {
-    const exponent = Math.log10(Math.max(1e-8, Math.min(1, error)));
-    return PLOT.top + (exponent / -8) * (PLOT.bottom - PLOT.top);
-  };
+  const exponents = fwlab.scale([0, -8], [PLOT.top, PLOT.bottom]);
+  const upwards = (error) => exponents(Math.log10(Math.max(1e-8, Math.min(1, error))));
   const note = (x, y, content, attributes = {}) =>
     small(x, y, content, { ...MIDDLE, ...attributes });
   plot.append(

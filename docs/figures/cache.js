@@ -72,11 +72,9 @@ fwlab.figure("cache", (figure) => {
     LEGEND + 4 * ROW,
     "State and cache against the number of tokens, both axes logarithmic",
   );
-  const across = (at) => PLOT.left + ((at - FEWEST) / (MOST - FEWEST)) * (PLOT.right - PLOT.left);
-  const upwards = (bytes) => {
-    const at = Math.max(LOW, Math.min(HIGH, Math.log2(bytes / MIB)));
-    return PLOT.bottom - ((at - LOW) / (HIGH - LOW)) * (PLOT.bottom - PLOT.top);
-  };
+  const across = fwlab.scale([FEWEST, MOST], [PLOT.left, PLOT.right]);
+  const powers = fwlab.scale([LOW, HIGH], [PLOT.bottom, PLOT.top]);
+  const upwards = (bytes) => powers(Math.max(LOW, Math.min(HIGH, Math.log2(bytes / MIB))));
   const path = (attributes) => fwlab.path({ "stroke-width": 2, ...attributes });
   const LOOKS = {
     full: { stroke: "currentcolor", "stroke-dasharray": "1 4", "stroke-linecap": "round" },

@@ -118,8 +118,8 @@ fwlab.figure("capacity", (figure) => {
   const path = (attributes) => fwlab.path({ "stroke-width": 2, ...attributes });
   const small = (x, y, content, attributes = {}) =>
     fwlab.small(x, y, content, { ...MIDDLE, ...attributes });
-  const across = (S) => PLOT.left + (S / MOST) * (PLOT.right - PLOT.left);
-  const upwards = (loss) => PLOT.bottom - (loss / TOP) * (PLOT.bottom - PLOT.top);
+  const across = fwlab.scale([0, MOST], [PLOT.left, PLOT.right]);
+  const upwards = fwlab.scale([0, TOP], [PLOT.bottom, PLOT.top]);
   const place = (S, loss) => `${round(across(S))} ${round(upwards(loss))}`;
 
   const LOOKS = {

@@ -284,6 +284,9 @@ export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 // A place in a drawing, without digits that nobody sees.
 export const round = (x) => Math.round(100 * x) / 100;
 
+// A linear scale: d3-scale has this and more, in eleven kilobytes.
+export const scale = ([a, b], [low, high]) => (x) => low + ((x - a) / (b - a)) * (high - low);
+
 // Names as in a sentence: "a, b and c".
 export const list = (names) =>
   names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
