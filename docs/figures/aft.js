@@ -1,3 +1,4 @@
+// @ts-check
 // AFT-simple, causal, one channel, in float32: four ways to keep e^K in range,
 // and the future key that breaks three of them.
 import * as fwlab from "./fwlab.js";

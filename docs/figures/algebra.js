@@ -1,3 +1,4 @@
+// @ts-check
 // The mathematics that figures share, on plain arrays: vectors, random
 // numbers, the features of DPFP and the fast weight rules.
 

@@ -1,3 +1,4 @@
+// @ts-check
 // The biases of AFT, one by one: four forms of one table, and the weights and
 // outputs that follow from it.
 import * as fwlab from "./fwlab.js";

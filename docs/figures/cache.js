@@ -1,3 +1,4 @@
+// @ts-check
 // What a model carries from token to token: the state of its fast weights, which
 // stays, and the cache of its attention, which grows.
 import * as fwlab from "./fwlab.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // How many pairs fit: what three memories with untrained keys lose, pair by
 // pair, beside the law that no memory of their size can beat.
 import * as fwlab from "./fwlab.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // What the figures share: elements, controls, colours. A figure is
 //
 //   import * as fwlab from "./fwlab.js";
@@ -87,7 +88,7 @@ export const figure = (name, setup) => {
         if (begun && aloud) timer = setTimeout(() => (status.textContent = text), 800);
       },
     };
-    root.parentElement.figure = setup(figure) ?? {};
+    Object.assign(root.parentElement, { figure: setup(figure) ?? {} });
     begun = true;
     root.parentElement.classList.add("fw-live");
   }
@@ -115,6 +116,10 @@ export const motion = matchMedia("(prefers-reduced-motion: reduce)");
 // every so many milliseconds until that returns false; then comes `end`.
 // `whenSeen` starts it once an element is in view, unless the reader has used
 // it by then.
+/**
+ * @param {{every: number, begin: () => unknown, step: () => unknown,
+ *   end?: () => unknown, names?: string[]}} plan
+ */
 export const player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Pause"] }) => {
   let timer = null;
   let observer;
@@ -140,6 +145,7 @@ export const player = ({ every, begin, step, end, names: [play, pause] = ["Play"
     stop: () => turn(false),
     whenSeen: (element) => {
       if (motion.matches) return;
+      /** @param {IntersectionObserverEntry[]} entries */
       const seen = ([{ isIntersecting }]) => isIntersecting && turn(true);
       observer = new IntersectionObserver(seen, { threshold: 0.5 });
       observer.observe(element);
@@ -148,6 +154,12 @@ export const player = ({ every, begin, step, end, names: [play, pause] = ["Play"
 };
 
 // A slider with its value beside it; `element.value` can be read and set.
+/**
+ * @param {string} label
+ * @param {{min: number, max: number, step?: number | string, value: number,
+ *   show?: (value: number) => string | number}} range
+ * @param {(value: number) => unknown} changed
+ */
 export const slider = (label, { min, max, step, value, show = String }, changed) => {
   const input = html("input", { type: "range", min, max, step });
   const output = html("span", { class: "fw-value" });
@@ -285,6 +297,7 @@ export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 export const round = (x) => Math.round(100 * x) / 100;
 
 // A linear scale: d3-scale has this and more, in eleven kilobytes.
+/** @param {number[]} from @param {number[]} to */
 export const scale = ([a, b], [low, high]) => (x) => low + ((x - a) / (b - a)) * (high - low);
 
 // Names as in a sentence: "a, b and c".

@@ -1,3 +1,4 @@
+// @ts-check
 // DPFP of two keys of width 2: which products fire, in which quadrant, and
 // how much two keys still overlap afterwards.
 import * as fwlab from "./fwlab.js";
@@ -75,6 +76,7 @@ fwlab.figure("dpfp", (figure) => {
   const BLOCK = 92;
   const CELL = { x: 26, width: 90, height: 24 };
 
+  /** @param {number[]} value */
   const at = ([x, y]) => [
     Math.round(CENTRE[0] + SCALE * x),
     Math.round(CENTRE[1] - SCALE * y),
@@ -285,6 +287,7 @@ fwlab.figure("dpfp", (figure) => {
   });
 
   // --- Words ---------------------------------------------------------------
+  /** @param {number[]} value */
   const position = ([x, y]) => {
     if (x === 0 && y === 0) return "is 0";
     if (x === 0 || y === 0) return "lies on an axis";

@@ -1,3 +1,4 @@
+// @ts-check
 // The picture of the essay "A memory that can be corrected": a 2 x 2 matrix
 // that remembers where people are. Each section of the essay has a setting
 // below, a few numbers; on the way to the next section they move, and the
@@ -510,6 +511,7 @@ fwlab.figure("essay", (figure) => {
     follow();
     goal = null;
   });
+  /** @param {any} event */
   const leave = ({ target, key }) => {
     const pressed = controls.contains(target) && [" ", "Enter"].includes(key);
     if (!pressed) goal = null;

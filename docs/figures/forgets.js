@@ -1,3 +1,4 @@
+// @ts-check
 // Who forgets? Five memories are written the same pairs, and each is asked
 // for every key. The address of the page keeps the setting.
 import * as fwlab from "./fwlab.js";
@@ -311,7 +312,7 @@ fwlab.figure("forgets", (figure) => {
   const toAddress = () => {
     clearTimeout(timer);
     // Not with every move: browsers limit how often a page may do this.
-    timer = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams(setting)}`), 400);
+    timer = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams(/** @type {any} */ (setting))}`), 400);
   };
 
   // --- Controls ------------------------------------------------------------

@@ -1,3 +1,4 @@
+// @ts-check
 // A ladder of rules: the same eight tokens on every rung. A token wants a step
 // with all gates; a rung takes of it what its rule has.
 import * as fwlab from "./fwlab.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Two language models side by side that differ only in their rule. Both read
 // the same facts; then each is asked where everybody is. Above the answers is
 // the memory of each, as it is written and as it is read.
@@ -43,6 +44,7 @@ const STRONG = 2; // the number in W that is opaque
 const GROWS = 700; // milliseconds until a write is done
 const WAITS = 2000; // until the moves are played
 
+/** @param {string[]} fact */
 const statement = ([name, place]) => `${name} is in ${place}.`;
 const largest = (x) => x.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
 
@@ -462,7 +464,7 @@ fwlab.figure("live", (figure) => {
         Object.entries(runs).map(([rule, { W }]) => [rule, Array.from(W)]),
       ),
       pixels: Object.fromEntries(
-        Object.entries(runs).map(([rule, made]) => [rule, Array.from(pixels(made, 1)[2])]),
+        Object.entries(runs).map(([rule, made]) => [rule, Array.from(/** @type {any} */ (pixels(made, 1)[2]))]),
       ),
       asked,
       playing: player.running(),

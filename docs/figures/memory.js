@@ -1,3 +1,4 @@
+// @ts-check
 // A fast weight memory that is a 2 x 2 matrix: write pairs of a key and a
 // value by three rules, and see what each stored key reads back.
 import * as fwlab from "./fwlab.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // A language model of fwlab in plain JavaScript: what models.LanguageModel
 // does in `step`, for the delta rule and the sum rule. Its weights come
 // from docs/tools/export_web.py or docs/tools/pair.py, as a safetensors file.
@@ -37,6 +38,9 @@ export const usual = {
 };
 
 export class LanguageModel {
+  // What the file says of itself, or is usual.
+  layers; heads; d_model; mixer; feature_map; strength; normalize; conv_size;
+
   constructor(buffer) {
     const length = Number(new DataView(buffer).getBigUint64(0, true));
     const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
@@ -227,6 +231,11 @@ export const ends = (root) => {
 
 // Numbers as the pixels of a canvas, row after row: 1 and more, -1 and less are
 // opaque, 0 is not seen.
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {any} numbers
+ * @param {number[][]} ends
+ */
 export const heat = (canvas, numbers, [positive, negative]) => {
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);

@@ -1,3 +1,4 @@
+// @ts-check
 // What drawings of a 2 x 2 memory share: keys as arrows from the middle of a
 // circle, values as points of a plane, and a mark for each pair.
 import * as fwlab from "./common.js";
@@ -9,11 +10,13 @@ export const FAST = "var(--fw-fast)";
 
 export const distance = (a, b) => Math.hypot(a[0] - b[0], a[1] - b[1]);
 
+/** @param {Element} element @param {number[]} place */
 export const put = (element, [x, y]) =>
   element.setAttribute("transform", `translate(${round(x)} ${round(y)})`);
 export const show = (element, visible) => {
   element.style.display = visible ? "" : "none";
 };
+/** @param {Element} element @param {number[]} from @param {number[]} to */
 export const line = (element, [x1, y1], [x2, y2]) =>
   element.setAttribute("d", `M${round(x1)} ${round(y1)}L${round(x2)} ${round(y2)}`);
 
@@ -33,6 +36,11 @@ export const SHAPES = [
 ];
 
 // The circle of keys of length 1, as [elements, place of a key].
+/**
+ * @param {number[]} centre
+ * @param {number} radius
+ * @returns {[Element[], (key: number[], reach?: number) => number[]]}
+ */
 export const ring = ([x, y], radius) => {
   const reach = radius + 10;
   const elements = [
@@ -51,6 +59,7 @@ export const values = (box) => {
   const middle = [box.x + box.size / 2, box.y + box.size / 2];
   const ticks = group();
   let scale = 0;
+  /** @param {number[]} value */
   const at = ([x, y]) => [middle[0] + scale * x, middle[1] - scale * y];
   const rescale = (range) => {
     scale = box.size / 2 / range;
@@ -99,9 +108,10 @@ export const mark = (name, j) => {
 };
 // The letter of a mark is on the right, unless something that is read lies
 // there.
+/** @param {Element} label @param {number[]} place @param {number[][]} found */
 export const letter = (label, [x, y], found) => {
   const free = (side) => Math.min(...found.map((p) => distance(p, [x + 17 * side, y])));
   const side = free(1) >= Math.min(16, free(-1)) ? 1 : -1;
-  label.setAttribute("x", round(x + 17 * side));
-  label.setAttribute("y", round(y));
+  label.setAttribute("x", String(round(x + 17 * side)));
+  label.setAttribute("y", String(round(y)));
 };

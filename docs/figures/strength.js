@@ -1,3 +1,4 @@
+// @ts-check
 // How strongly a trained model writes each word, or each character, into its
 // memory: the strength beta of the delta rule over a text.
 import * as fwlab from "./fwlab.js";

