@@ -1,10 +1,10 @@
 """Download what the site needs from npm into .cache/npm, once.
 
 The typefaces come from there; KaTeX typesets the formulas; MiniSearch is below the
-search; esbuild makes one script of a page's figures; axe-core finds barriers for
-readers, in the tests; oxlint and tsc, which docs/tools/scripts.py fetches, check
-scripts. Versions and hashes are in docs/package.json and docs/package-lock.json.
-If Node is not installed, it comes from a Python wheel.
+search; axe-core finds barriers for readers, in the tests. Versions and hashes are in docs/package.json
+and docs/package-lock.json. If Node is not installed, it comes from a Python
+wheel. esbuild makes one script of the figures of a page; oxlint and tsc, which
+docs/tools/scripts.py fetches, check the scripts.
 """
 
 import importlib.util
