@@ -104,6 +104,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	git ls-files -z | xargs -0 $(BIN)/codespell
 	$(BIN)/python docs/tools/prose.py
+	$(BIN)/python docs/tools/scripts.py
 
 clean:
 	rm -rf .venv .cache mutants site

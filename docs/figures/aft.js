@@ -1,5 +1,11 @@
+// @ts-check
 // AFT-simple, causal, one channel, in float32: four ways to keep e^K in range,
 // and the future key that breaks three of them.
+import * as fwlab from "./fwlab.js";
+import {
+  text, small, path, round, BOLD, MIDDLE, CENTRED, END, WRONG,
+} from "./fwlab.js";
+
 fwlab.figure("aft", (figure) => {
   const T = 8;
   const TILE = 4;
@@ -114,7 +120,6 @@ fwlab.figure("aft", (figure) => {
     HEIGHT,
     "Keys, values and exact outputs of 8 steps, and four ways to compute the outputs",
   );
-  const { text, small, path, round, BOLD, MIDDLE, CENTRED, END, WRONG } = fwlab;
   const left = (t) => LEFT + t * CELL;
   const cellText = (t, y) => text(left(t) + CELL / 2, y, "", { class: "fw-cell-text" });
   const row = (group, y, label) => {
@@ -200,12 +205,10 @@ fwlab.figure("aft", (figure) => {
     PLOT.height,
     "The largest relative error of the rows, against the size of the large key",
   );
-  const across = (size) => ((size - RANGE[0]) / (RANGE[1] - RANGE[0])) * PLOT.width;
+  const across = fwlab.scale(RANGE, [0, PLOT.width]);
   // 10⁻⁸ and less, up to 1.
-  const upwards = (error) => {
-    const exponent = Math.log10(Math.max(1e-8, Math.min(1, error)));
-    return PLOT.top + (exponent / -8) * (PLOT.bottom - PLOT.top);
-  };
+  const exponents = fwlab.scale([0, -8], [PLOT.top, PLOT.bottom]);
+  const upwards = (error) => exponents(Math.log10(Math.max(1e-8, Math.min(1, error))));
   const note = (x, y, content, attributes = {}) =>
     small(x, y, content, { ...MIDDLE, ...attributes });
   plot.append(

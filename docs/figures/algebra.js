@@ -1,20 +1,21 @@
+// @ts-check
 // The mathematics that figures share, on plain arrays: vectors, random
 // numbers, the features of DPFP and the fast weight rules.
 
-fwlab.dot = (a, b, start = 0) => {
+export const dot = (a, b, start = 0) => {
   let sum = 0;
   for (let i = 0; i < b.length; i++) sum += a[start + i] * b[i];
   return sum;
 };
 
 // A vector with length 1; an empty one stays empty.
-fwlab.unit = (x) => {
-  const length = Math.sqrt(fwlab.dot(x, x));
+export const unit = (x) => {
+  const length = Math.sqrt(dot(x, x));
   return x.map((a) => (length === 0 ? 0 : a / length));
 };
 
 // The vector of length 1 that points there.
-fwlab.towards = (degrees) => {
+export const towards = (degrees) => {
   const angle = (degrees * Math.PI) / 180;
   return [Math.cos(angle), Math.sin(angle)];
 };
@@ -23,7 +24,7 @@ fwlab.towards = (degrees) => {
 // returns the next one. The seed is hashed (FNV-1a), the hash is shifted and
 // added to itself (Marsaglia's xorshift), and two uniform numbers make a
 // normal one (Box and Muller).
-fwlab.random = (seed) => {
+export const random = (seed) => {
   let bits = 0x811c9dc5;
   for (const character of seed)
     bits = Math.imul(bits ^ character.codePointAt(0), 0x01000193);
@@ -40,11 +41,11 @@ fwlab.random = (seed) => {
 };
 
 // A vector of random direction and length 1.
-fwlab.direction = (normal, width) =>
-  fwlab.unit(Array.from({ length: width }, normal));
+export const direction = (normal, width) =>
+  unit(Array.from({ length: width }, normal));
 
 // DPFP (Eq. 37): all products at distance 1, then all at distance 2, …
-fwlab.dpfp = (key, nu = 1) => {
+export const dpfp = (key, nu = 1) => {
   const r = [...key, ...key.map((x) => -x)].map((x) => (x > 0 ? x : 0));
   return Array.from({ length: nu }, (_, n) =>
     r.map((x, i) => x * r[(i + n + 1) % r.length]),
@@ -53,19 +54,19 @@ fwlab.dpfp = (key, nu = 1) => {
 
 // What each rule keeps of the memory, how strongly it writes, and whether it
 // subtracts what the key already holds.
-fwlab.rules = {
+export const rules = {
   sum: () => ({ keep: 1, strength: 1, corrects: false }), // Eq. 17
   gated: (beta) => ({ keep: 1 - beta, strength: beta, corrects: false }), // Eq. 52
   delta: (beta) => ({ keep: 1, strength: beta, corrects: true }), // Eq. 24
   "gated delta": (beta, decay) => ({ keep: decay, strength: beta, corrects: true }),
 };
 
-fwlab.read = (W, key) => W.map((row) => fwlab.dot(row, key)); // Eq. 25
+export const read = (W, key) => W.map((row) => dot(row, key)); // Eq. 25
 
 // Decay first, then look up what the key holds, then write.
-fwlab.write = (W, key, value, { keep, strength, corrects }) =>
+export const write = (W, key, value, { keep, strength, corrects }) =>
   W.map((row, i) => {
-    const held = corrects ? keep * fwlab.dot(row, key) : 0;
+    const held = corrects ? keep * dot(row, key) : 0;
     const added = strength * (value[i] - held);
     return row.map((w, j) => keep * w + added * key[j]);
   });

@@ -1,5 +1,9 @@
+// @ts-check
 // The biases of AFT, one by one: four forms of one table, and the weights and
 // outputs that follow from it.
+import * as fwlab from "./fwlab.js";
+import { text, small, box, group, BOLD, MIDDLE, CENTRED } from "./fwlab.js";
+
 fwlab.figure("biases", (figure) => {
   const T = 8;
   const WINDOW = 3;
@@ -52,7 +56,6 @@ fwlab.figure("biases", (figure) => {
     BELOW + T * ROW + 4,
     "The biases of each row and key, and the weights and outputs that follow",
   );
-  const { text, small, box, group, BOLD, MIDDLE, CENTRED } = fwlab;
   const show = (digits) => (x) => (Number.isNaN(x) ? "" : fwlab.number(x, digits));
   const matrix = (y, options) => fwlab.matrix(T, T, { x: LEFT, y, cell: CELL, height: ROW, ...options });
   const at = (j) => LEFT + (j + 0.5) * CELL;

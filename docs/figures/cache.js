@@ -1,5 +1,9 @@
+// @ts-check
 // What a model carries from token to token: the state of its fast weights, which
 // stays, and the cache of its attention, which grows.
+import * as fwlab from "./fwlab.js";
+import { text, small, round, MIDDLE, CENTRED, END, controls } from "./fwlab.js";
+
 fwlab.figure("cache", (figure) => {
   // Sizes from transformers' configurations. `fast` is one layer of fast weights: its
   // heads, the shape of a head's memory, and the inputs its convolution keeps;
@@ -59,7 +63,6 @@ fwlab.figure("cache", (figure) => {
   };
 
   // --- The picture -------------------------------------------------------------
-  const { text, small, round, MIDDLE, CENTRED, END } = fwlab;
   const WIDTH = 388;
   const PLOT = { left: 44, right: 380, top: 22, bottom: 240 };
   const [LOW, HIGH] = [-2, 22]; // powers of two, of MiB
@@ -70,11 +73,9 @@ fwlab.figure("cache", (figure) => {
     LEGEND + 4 * ROW,
     "State and cache against the number of tokens, both axes logarithmic",
   );
-  const across = (at) => PLOT.left + ((at - FEWEST) / (MOST - FEWEST)) * (PLOT.right - PLOT.left);
-  const upwards = (bytes) => {
-    const at = Math.max(LOW, Math.min(HIGH, Math.log2(bytes / MIB)));
-    return PLOT.bottom - ((at - LOW) / (HIGH - LOW)) * (PLOT.bottom - PLOT.top);
-  };
+  const across = fwlab.scale([FEWEST, MOST], [PLOT.left, PLOT.right]);
+  const powers = fwlab.scale([LOW, HIGH], [PLOT.bottom, PLOT.top]);
+  const upwards = (bytes) => powers(Math.max(LOW, Math.min(HIGH, Math.log2(bytes / MIB))));
   const path = (attributes) => fwlab.path({ "stroke-width": 2, ...attributes });
   const LOOKS = {
     full: { stroke: "currentcolor", "stroke-dasharray": "1 4", "stroke-linecap": "round" },
@@ -168,7 +169,6 @@ fwlab.figure("cache", (figure) => {
     );
   };
 
-  const { controls } = fwlab;
   const contexts = fwlab.slider(
     "Context",
     {

@@ -1,5 +1,9 @@
+// @ts-check
 // How many pairs fit: what three memories with untrained keys lose, pair by
 // pair, beside the law that no memory of their size can beat.
+import * as fwlab from "./fwlab.js";
+import { group, round, MIDDLE, CENTRED, END } from "./fwlab.js";
+
 fwlab.figure("capacity", (figure) => {
   const MOST = 128; // pairs
   const TOP = 1.2; // of the plot; a loss of 1/2 is that of returning nothing
@@ -112,12 +116,11 @@ fwlab.figure("capacity", (figure) => {
     TABLE + 3 * ROW + 12,
     "Loss of three memories against the number of pairs, and the law",
   );
-  const { group, round, MIDDLE, CENTRED, END } = fwlab;
   const path = (attributes) => fwlab.path({ "stroke-width": 2, ...attributes });
   const small = (x, y, content, attributes = {}) =>
     fwlab.small(x, y, content, { ...MIDDLE, ...attributes });
-  const across = (S) => PLOT.left + (S / MOST) * (PLOT.right - PLOT.left);
-  const upwards = (loss) => PLOT.bottom - (loss / TOP) * (PLOT.bottom - PLOT.top);
+  const across = fwlab.scale([0, MOST], [PLOT.left, PLOT.right]);
+  const upwards = fwlab.scale([0, TOP], [PLOT.bottom, PLOT.top]);
   const place = (S, loss) => `${round(across(S))} ${round(upwards(loss))}`;
 
   const LOOKS = {

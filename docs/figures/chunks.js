@@ -1,6 +1,11 @@
 // The delta rule in chunks, with its true numbers, in a race with the loop. Folded
 // below it: which blocks of the triangle of pairs are computed, what is kept, and
 // the way back.
+import * as fwlab from "./fwlab.js";
+import {
+  text, path, group, vector, tint, BOLD, MIDDLE, CENTRED, END,
+} from "./fwlab.js";
+
 fwlab.figure("chunks", (figure) => {
   const T = 12;
   const D = 2;
@@ -258,7 +263,6 @@ fwlab.figure("chunks", (figure) => {
   const GRADIENT = "var(--fw-other)";
   const picture = figure.picture(400, 138, "The loop and the chunks in a race");
   const pairs = fwlab.picture(400, TOP + SIZE + 34, "Pairs of steps in blocks");
-  const { text, path, group, vector, tint, BOLD, MIDDLE, CENTRED, END } = fwlab;
   const race = group({ role: "img" });
   const drawing = group({ role: "img" });
   picture.append(race);
@@ -592,7 +596,6 @@ fwlab.figure("chunks", (figure) => {
     "With each tick, the loop looks up or writes for one step, and the chunked form for a whole " +
     "chunk. The chunked form also has a first tick, for the inverses of all chunks, and a last " +
     "one, for all outputs.";
-
 
   // --- Account -------------------------------------------------------------
   const whole = (x) => Math.round(x).toLocaleString("en");

@@ -1,5 +1,7 @@
+// @ts-check
 // What the figures share: elements, controls, colours. A figure is
 //
+//   import * as fwlab from "./fwlab.js";
 //   fwlab.figure("name", (figure) => { ...; return { state: () => ({...}) }; });
 //
 // and is wherever a page says <!-- figure: name -->. It has a picture, and
@@ -7,45 +9,44 @@
 // that a control and what it changes are seen together. `make figures` keeps
 // all but the controls, for pages without scripts; `state` returns what the
 // figure shows, as plain numbers.
-const fwlab = {};
 
-fwlab.svg = (name, attributes = {}, ...children) => {
+export const svg = (name, attributes = {}, ...children) => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  return fwlab.fill(element, attributes, children);
+  return fill(element, attributes, children);
 };
 
-fwlab.html = (name, attributes = {}, ...children) =>
-  fwlab.fill(document.createElement(name), attributes, children);
+export const html = (name, attributes = {}, ...children) =>
+  fill(document.createElement(name), attributes, children);
 
 // What drawings are made of: letters, small ones for notes and numbers of axes,
 // and shapes that are lines unless they are given a `fill`.
-fwlab.text = (x, y, content = "", attributes = {}) =>
-  fwlab.svg("text", { x, y, ...attributes }, content);
-fwlab.small = (x, y, content, attributes = {}) =>
-  fwlab.text(x, y, content, { class: "fw-small", ...attributes });
-fwlab.path = (attributes) =>
-  fwlab.svg("path", { fill: "none", stroke: "currentcolor", ...attributes });
-fwlab.circle = (attributes) =>
-  fwlab.svg("circle", { fill: "none", stroke: "currentcolor", ...attributes });
-fwlab.box = (x, y, width, height, attributes = {}) =>
-  fwlab.svg("rect", { x, y, width, height, ...attributes });
-fwlab.group = (attributes = {}) => fwlab.svg("g", attributes);
-fwlab.BOLD = { "font-weight": 600 };
-fwlab.MIDDLE = { "dominant-baseline": "central" }; // from top to bottom
-fwlab.CENTRED = { "text-anchor": "middle" }; // from left to right
-fwlab.END = { "text-anchor": "end" };
-fwlab.WRONG = "var(--fw-wrong)";
+export const text = (x, y, content = "", attributes = {}) =>
+  svg("text", { x, y, ...attributes }, content);
+export const small = (x, y, content, attributes = {}) =>
+  text(x, y, content, { class: "fw-small", ...attributes });
+export const path = (attributes) =>
+  svg("path", { fill: "none", stroke: "currentcolor", ...attributes });
+export const circle = (attributes) =>
+  svg("circle", { fill: "none", stroke: "currentcolor", ...attributes });
+export const box = (x, y, width, height, attributes = {}) =>
+  svg("rect", { x, y, width, height, ...attributes });
+export const group = (attributes = {}) => svg("g", attributes);
+export const BOLD = { "font-weight": 600 };
+export const MIDDLE = { "dominant-baseline": "central" }; // from top to bottom
+export const CENTRED = { "text-anchor": "middle" }; // from left to right
+export const END = { "text-anchor": "end" };
+export const WRONG = "var(--fw-wrong)";
 
 // A drawing. Its units are CSS pixels on a small screen.
-fwlab.picture = (width, height, label) =>
-  fwlab.svg("svg", {
+export const picture = (width, height, label) =>
+  svg("svg", {
     viewBox: `0 0 ${width} ${height}`,
     class: "fw-picture",
     role: "group",
     "aria-label": label,
   });
 
-fwlab.fill = (element, attributes, children) => {
+export const fill = (element, attributes, children) => {
   for (const [key, value] of Object.entries(attributes))
     if (value !== undefined && value !== false) element.setAttribute(key, value);
   element.append(...children);
@@ -55,12 +56,12 @@ fwlab.fill = (element, attributes, children) => {
 // Start a figure: `figure.root` takes its elements, `figure.say` the sentence
 // that says in words what is to be seen. What `setup` returns is kept as
 // `element.figure`.
-fwlab.figure = (name, setup) => {
+export const figure = (name, setup) => {
   for (const root of document.querySelectorAll(`[data-figure="${name}"]`)) {
     const words = root.parentElement.querySelector(".fw-words");
     const placeholder = root.firstElementChild;
     root.replaceChildren();
-    const status = fwlab.html("div", { class: "fw-status", role: "status" });
+    const status = html("div", { class: "fw-status", role: "status" });
     words.after(status);
     let begun = false;
     let timer;
@@ -69,13 +70,13 @@ fwlab.figure = (name, setup) => {
       placeholder, // the picture that stood there
       // What is looked at most.
       picture: (width, height, label) => {
-        const picture = fwlab.picture(width, height, label);
-        root.append(picture);
-        return picture;
+        const drawing = picture(width, height, label);
+        root.append(drawing);
+        return drawing;
       },
       // Controls, and what is read beside the picture.
       beside: (...elements) =>
-        root.append(fwlab.html("div", { class: "fw-side" }, ...elements)),
+        root.append(html("div", { class: "fw-side" }, ...elements)),
       // Who listens hears it when nothing has changed for a moment, and
       // neither how the figure begins nor what plays by itself: that is not `aloud`.
       say: (text, aloud = true) => {
@@ -85,32 +86,39 @@ fwlab.figure = (name, setup) => {
         if (begun && aloud) timer = setTimeout(() => (status.textContent = text), 800);
       },
     };
-    root.parentElement.figure = setup(figure) ?? {};
+    Object.assign(root.parentElement, { figure: setup(figure) ?? {} });
     begun = true;
     root.parentElement.classList.add("fw-live");
   }
 };
 
-// A row of controls.
-fwlab.controls = (...elements) =>
-  fwlab.html("div", { class: "fw-controls" }, ...elements);
+// The address of this script, to which those of weights are relative.
+/** @type {string} */
+export const here = /** @type {HTMLScriptElement} */ (document.currentScript).src;
 
-fwlab.button = (label, press) => {
-  const button = fwlab.html("button", { type: "button", class: "fw-button" }, label);
+// A row of controls.
+export const controls = (...elements) =>
+  html("div", { class: "fw-controls" }, ...elements);
+
+export const button = (label, press) => {
+  const button = html("button", { type: "button", class: "fw-button" }, label);
   button.addEventListener("click", press);
   return button;
 };
 
 // Nothing moves where readers ask for less motion, and nothing offers to. They
 // may ask at any time.
-fwlab.motion = matchMedia("(prefers-reduced-motion: reduce)");
-Object.defineProperty(fwlab, "calm", { get: () => fwlab.motion.matches });
+export const motion = matchMedia("(prefers-reduced-motion: reduce)");
 
 // A button that plays, and stops what it plays: after `begin` it calls `step`
 // every so many milliseconds until that returns false; then comes `end`.
 // `whenSeen` starts it once an element is in view, unless the reader has used
 // it by then.
-fwlab.player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Pause"] }) => {
+/**
+ * @param {{every: number, begin: () => unknown, step: () => unknown,
+ *   end?: () => unknown, names?: string[]}} plan
+ */
+export const player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Pause"] }) => {
   let timer = null;
   let observer;
   const turn = (on) => {
@@ -118,23 +126,24 @@ fwlab.player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Paus
     observer?.disconnect();
     clearInterval(timer);
     timer = on ? setInterval(() => step() || turn(false), every) : null;
-    button.textContent = on ? pause : play;
+    own.textContent = on ? pause : play;
     if (on) begin();
     else if (ran) end?.();
   };
-  const button = fwlab.button(play, () => turn(timer === null));
-  button.hidden = fwlab.calm;
-  fwlab.motion.addEventListener("change", () => {
-    button.hidden = fwlab.calm;
-    if (fwlab.calm) turn(false);
+  const own = button(play, () => turn(timer === null));
+  own.hidden = motion.matches;
+  motion.addEventListener("change", () => {
+    own.hidden = motion.matches;
+    if (motion.matches) turn(false);
   });
   return {
-    button,
+    button: own,
     running: () => timer !== null,
-    start: () => turn(!fwlab.calm),
+    start: () => turn(!motion.matches),
     stop: () => turn(false),
     whenSeen: (element) => {
-      if (fwlab.calm) return;
+      if (motion.matches) return;
+      /** @param {IntersectionObserverEntry[]} entries */
       const seen = ([{ isIntersecting }]) => isIntersecting && turn(true);
       observer = new IntersectionObserver(seen, { threshold: 0.5 });
       observer.observe(element);
@@ -143,10 +152,16 @@ fwlab.player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Paus
 };
 
 // A slider with its value beside it; `element.value` can be read and set.
-fwlab.slider = (label, { min, max, step, value, show = String }, changed) => {
-  const input = fwlab.html("input", { type: "range", min, max, step });
-  const output = fwlab.html("span", { class: "fw-value" });
-  const element = fwlab.html("label", { class: "fw-slider" }, label, input, output);
+/**
+ * @param {string} label
+ * @param {{min: number, max: number, step?: number | string, value: number,
+ *   show?: (value: number) => string | number}} range
+ * @param {(value: number) => unknown} changed
+ */
+export const slider = (label, { min, max, step, value, show = String }, changed) => {
+  const input = html("input", { type: "range", min, max, step });
+  const output = html("span", { class: "fw-value" });
+  const element = html("label", { class: "fw-slider" }, label, input, output);
   const update = () => {
     output.textContent = show(Number(input.value));
     input.setAttribute("aria-valuetext", output.textContent);
@@ -166,35 +181,37 @@ fwlab.slider = (label, { min, max, step, value, show = String }, changed) => {
   return element;
 };
 
+let choices = 0;
+
 // One of several: radio buttons. `options` is { value: label }.
-fwlab.choice = (label, options, value, changed) => {
-  const name = `fw-choice-${(fwlab.choices = (fwlab.choices ?? 0) + 1)}`;
-  const element = fwlab.html(
+export const choice = (label, options, value, changed) => {
+  const name = `fw-choice-${++choices}`;
+  const element = html(
     "fieldset",
     { class: "fw-choice" },
-    fwlab.html("legend", {}, label),
+    html("legend", {}, label),
     ...Object.entries(options).map(([key, text]) => {
-      const input = fwlab.html("input", { type: "radio", name, value: key });
+      const input = html("input", { type: "radio", name, value: key });
       input.checked = key === String(value);
       input.addEventListener("change", () => changed(key));
-      return fwlab.html("label", {}, input, text);
+      return html("label", {}, input, text);
     }),
   );
   return element;
 };
 
-fwlab.checkbox = (label, value, changed) => {
-  const input = fwlab.html("input", { type: "checkbox" });
+export const checkbox = (label, value, changed) => {
+  const input = html("input", { type: "checkbox" });
   input.checked = value;
   input.addEventListener("change", () => changed(input.checked));
-  return fwlab.html("label", { class: "fw-checkbox" }, input, label);
+  return html("label", { class: "fw-checkbox" }, input, label);
 };
 
 // Where a handle can be taken: more than is seen of it, and on a phone as
 // much as a finger needs. Where these circles overlap, the nearest handle is
 // taken.
-fwlab.reach = (r) =>
-  fwlab.svg("circle", { r, class: "fw-reach", fill: "none", "pointer-events": "all" });
+export const reach = (r) =>
+  svg("circle", { r, class: "fw-reach", fill: "none", "pointer-events": "all" });
 
 const nearest = (own, event) => {
   const distance = (handle) => {
@@ -211,14 +228,14 @@ const nearest = (own, event) => {
 // each direction, up being positive). The handle is a group, moved by its
 // `transform`, with a `reach`. It becomes a slider for anyone who does not
 // see it: set `aria-valuenow` and `aria-valuetext` on it.
-fwlab.drag = (handle, label, { move, nudge }) => {
+export const drag = (handle, label, { move, nudge }) => {
   const attributes = {
     tabindex: 0,
     role: "slider",
     "aria-label": label,
     class: `${handle.getAttribute("class") ?? ""} fw-handle`.trim(),
   };
-  fwlab.fill(handle, attributes, []);
+  fill(handle, attributes, []);
   const place = (event) => {
     const matrix = handle.ownerSVGElement.getScreenCTM().inverse();
     const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(matrix);
@@ -254,50 +271,54 @@ fwlab.drag = (handle, label, { move, nudge }) => {
 };
 
 // A signed number from -1 to 1 as a colour: the page shines through at 0.
-fwlab.signed = (x) => {
+export const signed = (x) => {
   const share = Math.round(100 * Math.min(Math.abs(x), 1));
   const end = x < 0 ? "--fw-negative" : "--fw-positive";
   return `color-mix(in srgb, var(${end}) ${Number.isNaN(x) ? 0 : share}%, transparent)`;
 };
 
 // A colour that letters can be read on.
-fwlab.tint = (colour, share = 28) =>
+export const tint = (colour, share = 28) =>
   `color-mix(in srgb, ${colour} ${share}%, transparent)`;
 
 // Numbers as readers want them: two decimals, and a true minus.
-fwlab.number = (x, digits = 2) => {
+export const number = (x, digits = 2) => {
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "NaN" : x < 0 ? "−∞" : "∞";
   const text = x.toFixed(digits);
   return (Number(text) === 0 ? (0).toFixed(digits) : text).replace("-", "−");
 };
 
-fwlab.vector = (v, digits) => `(${v.map((x) => fwlab.number(x, digits)).join(", ")})`;
-fwlab.percent = (share) => `${Math.round(100 * share)}\u00a0%`;
+export const vector = (v, digits) => `(${v.map((x) => number(x, digits)).join(", ")})`;
+export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 
 // A place in a drawing, without digits that nobody sees.
-fwlab.round = (x) => Math.round(100 * x) / 100;
+export const round = (x) => Math.round(100 * x) / 100;
+
+// A linear scale: d3-scale has this and more, in eleven kilobytes.
+/** @param {number[]} from @param {number[]} to */
+export const scale = ([a, b], [low, high]) => (x) => low + ((x - a) / (b - a)) * (high - low);
 
 // Names as in a sentence: "a, b and c".
-fwlab.list = (names) =>
+export const list = (names) =>
   names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 
 // A matrix with its numbers in the cells: `matrix.element` goes into the
 // picture, `matrix.update(rows)` sets the numbers. `limit` is the number
 // that gets the strongest colour, on which letters are still legible.
-fwlab.matrix = (rows, columns, { x, y, cell = 34, limit = 1, text = true, ...options }) => {
-  const { height = cell, digits = 1, show = (n) => fwlab.number(n, digits) } = options;
+export const matrix = (rows, columns, { x, y, cell = 34, limit = 1, text = true, ...options }) => {
+  const { height = cell, digits = 1, show = (n) => number(n, digits) } = options;
   const cells = [];
-  const element = fwlab.svg("g", { transform: `translate(${x} ${y})` });
+  const element = svg("g", { transform: `translate(${x} ${y})` });
   for (let i = 0; i < rows; i++)
     for (let j = 0; j < columns; j++) {
-      const box = fwlab.svg("rect", {
+      const box = svg("rect", {
         x: j * cell,
         y: i * height,
         width: cell,
         height,
         class: "fw-cell",
       });
-      const label = fwlab.svg("text", {
+      const label = svg("text", {
         x: (j + 0.5) * cell,
         y: (i + 0.5) * height,
         class: "fw-cell-text",
@@ -308,7 +329,7 @@ fwlab.matrix = (rows, columns, { x, y, cell = 34, limit = 1, text = true, ...opt
   const update = (values) =>
     values.flat().forEach((value, n) => {
       const [box, label] = cells[n];
-      box.style.fill = fwlab.signed(0.45 * Math.max(-1, Math.min(value / limit, 1)));
+      box.style.fill = signed(0.45 * Math.max(-1, Math.min(value / limit, 1)));
       if (text) label.textContent = show(value);
     });
   return { element, update };

@@ -1,5 +1,11 @@
+// @ts-check
 // DPFP of two keys of width 2: which products fire, in which quadrant, and
 // how much two keys still overlap afterwards.
+import * as fwlab from "./fwlab.js";
+import {
+  text, small, path, box, group, tint, BOLD, END, CENTRED, MIDDLE,
+} from "./fwlab.js";
+
 fwlab.figure("dpfp", (figure) => {
   const LIMIT = 2;
   const ENTRIES = ["x", "y", "−x", "−y"];
@@ -70,8 +76,7 @@ fwlab.figure("dpfp", (figure) => {
   const BLOCK = 92;
   const CELL = { x: 26, width: 90, height: 24 };
 
-  const { text, small, path, box, group, tint } = fwlab;
-  const { BOLD, END, CENTRED, MIDDLE } = fwlab;
+  /** @param {number[]} value */
   const at = ([x, y]) => [
     Math.round(CENTRE[0] + SCALE * x),
     Math.round(CENTRE[1] - SCALE * y),
@@ -282,6 +287,7 @@ fwlab.figure("dpfp", (figure) => {
   });
 
   // --- Words ---------------------------------------------------------------
+  /** @param {number[]} value */
   const position = ([x, y]) => {
     if (x === 0 && y === 0) return "is 0";
     if (x === 0 || y === 0) return "lies on an axis";

@@ -1,14 +1,16 @@
+// @ts-check
 // The picture of the essay "A memory that can be corrected": a 2 x 2 matrix
 // that remembers where people are. Each section of the essay has a setting
 // below, a few numbers; on the way to the next section they move, and the
 // picture is computed from them. Between the sections of a page without
 // scripts are the pictures of all settings.
-fwlab.figure("essay", (figure) => {
-  const { FAST, SHAPES, distance, put, show, line } = fwlab.plane;
-  const { text, small, path, group, round } = fwlab;
-  const { BOLD, MIDDLE, CENTRED, WRONG } = fwlab;
-  const { dot, read } = fwlab;
+import * as fwlab from "./fwlab.js";
+import {
+  text, small, path, group, round, BOLD, MIDDLE, CENTRED, WRONG, dot, read,
+} from "./fwlab.js";
+import { FAST, SHAPES, distance, put, show, line } from "./plane.js";
 
+fwlab.figure("essay", (figure) => {
   const PEOPLE = ["Nora", "Max", "Pia"];
   // Who is where, in the order in which it is written. The same fact once
   // more, three times, is for the key that is too long.
@@ -447,7 +449,7 @@ fwlab.figure("essay", (figure) => {
     count.textContent = `${step + 1} of ${settings.length}`;
     previous.disabled = step === 0;
     following.disabled = step === settings.length - 1;
-    if (jump || fwlab.calm || to.chunk || from.chunk) {
+    if (jump || fwlab.motion.matches || to.chunk || from.chunk) {
       numbers = to;
       draw(to);
       tell();
@@ -455,7 +457,7 @@ fwlab.figure("essay", (figure) => {
     }
     const begun = performance.now();
     const advance = (now) => {
-      const time = fwlab.calm ? 1 : Math.min(1, Math.max(0, (now - begun) / 700));
+      const time = fwlab.motion.matches ? 1 : Math.min(1, Math.max(0, (now - begun) / 700));
       numbers = time < 1 ? mixed(from, to, time * time * (3 - 2 * time)) : to;
       draw(numbers);
       frame = time < 1 ? requestAnimationFrame(advance) : null;
@@ -470,7 +472,7 @@ fwlab.figure("essay", (figure) => {
   let goal = null; // the step that the page scrolls to, so that presses add up
   const turn = (by) => () => {
     goal = Math.max(0, Math.min((goal ?? step) + by, sections.length - 1));
-    sections[goal].scrollIntoView({ behavior: fwlab.calm ? "instant" : "smooth" });
+    sections[goal].scrollIntoView({ behavior: fwlab.motion.matches ? "instant" : "smooth" });
   };
   const caption = fwlab.html("strong", {});
   const count = fwlab.html("span", {});
@@ -509,6 +511,7 @@ fwlab.figure("essay", (figure) => {
     follow();
     goal = null;
   });
+  /** @param {any} event */
   const leave = ({ target, key }) => {
     const pressed = controls.contains(target) && [" ", "Enter"].includes(key);
     if (!pressed) goal = null;

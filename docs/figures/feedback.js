@@ -1,6 +1,9 @@
 // Which states of a stack a state can see, in a transformer and in the feedback
 // transformer of fwlab.ops.feedback, and the longest path that ends there.
 // Only `reads` knows a model; all that is shown follows from it.
+import * as fwlab from "./fwlab.js";
+import { text, small, group, box, BOLD, CENTRED } from "./fwlab.js";
+
 fwlab.figure("feedback", (figure) => {
   const L = 3;
   const T = 6;
@@ -8,7 +11,6 @@ fwlab.figure("feedback", (figure) => {
   let chosen = [2, 4];
   let drawn = 0; // layers of the longest path
 
-  const { text, small, group, box, BOLD, CENTRED } = fwlab;
   const span = (from, to) =>
     Array.from({ length: Math.max(0, to - from + 1) }, (_, i) => from + i);
   const key = ([l, t]) => `${l},${t}`;
@@ -305,13 +307,13 @@ fwlab.figure("feedback", (figure) => {
       return drawn < longest();
     },
     end: () => {
-      if (fwlab.calm) drawn = longest();
+      if (fwlab.motion.matches) drawn = longest();
       update();
     },
   });
   const choose = (state) => {
     chosen = state;
-    drawn = fwlab.calm ? longest() : 0;
+    drawn = fwlab.motion.matches ? longest() : 0;
     update();
     if (longest()) player.start();
     else player.stop();
@@ -323,7 +325,7 @@ fwlab.figure("feedback", (figure) => {
   const models = Object.fromEntries(
     Object.keys(NAMES).map((kind) => [kind, draw(kind)]),
   );
-  drawn = fwlab.calm ? longest() : 0;
+  drawn = fwlab.motion.matches ? longest() : 0;
   update();
   player.whenSeen(figure.root);
 

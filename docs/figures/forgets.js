@@ -1,5 +1,9 @@
+// @ts-check
 // Who forgets? Five memories are written the same pairs, and each is asked
 // for every key. The address of the page keeps the setting.
+import * as fwlab from "./fwlab.js";
+import { list, percent } from "./fwlab.js";
+
 fwlab.figure("forgets", (figure) => {
   const MOST = 100; // pairs
   const LETTERS = 2000;
@@ -13,7 +17,6 @@ fwlab.figure("forgets", (figure) => {
     "gated delta": "gated delta rule",
     softmax: "softmax attention",
   };
-  const { list, percent } = fwlab;
   const PRESETS = {
     "Keys change": {
       text:
@@ -309,7 +312,7 @@ fwlab.figure("forgets", (figure) => {
   const toAddress = () => {
     clearTimeout(timer);
     // Not with every move: browsers limit how often a page may do this.
-    timer = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams(setting)}`), 400);
+    timer = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams(/** @type {any} */ (setting))}`), 400);
   };
 
   // --- Controls ------------------------------------------------------------

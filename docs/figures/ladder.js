@@ -1,7 +1,12 @@
+// @ts-check
 // A ladder of rules: the same eight tokens on every rung. A token wants a step
 // with all gates; a rung takes of it what its rule has.
+import * as fwlab from "./fwlab.js";
+import {
+  text, small, box, path, group, BOLD, MIDDLE, CENTRED, html,
+} from "./fwlab.js";
+
 fwlab.figure("ladder", (figure) => {
-  const { text, small, box, path, group, BOLD, MIDDLE, CENTRED } = fwlab;
   const KEYS = { A: [0.8, 0.6, 0], B: [-0.6, 0.8, 0], C: [0, 0, 1] };
   const NAMES = Object.keys(KEYS);
   const ONE = [1, 1, 1];
@@ -158,7 +163,6 @@ fwlab.figure("ladder", (figure) => {
   picture.append(readings, chosen, memory);
 
   // --- Beside it ---------------------------------------------------------------
-  const { html } = fwlab;
   const ladder = html("table", { class: "fw-answers" });
   const drawLadder = () => {
     const heads = ["Rung", "can also", `tokens, of ${TOKENS.length}`];

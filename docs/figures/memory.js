@@ -1,5 +1,12 @@
+// @ts-check
 // A fast weight memory that is a 2 x 2 matrix: write pairs of a key and a
 // value by three rules, and see what each stored key reads back.
+import * as fwlab from "./fwlab.js";
+import {
+  text, small, path, circle, group, round, vector, BOLD, MIDDLE, CENTRED, WRONG,
+} from "./fwlab.js";
+import { FAST, SHAPES, distance, put, show, line } from "./plane.js";
+
 fwlab.figure("memory", (figure) => {
   const NAMES = ["A", "B", "C", "D", "E"];
   const RULES = { sum: "Sum rule", gated: "Gated rule", delta: "Delta rule" };
@@ -39,9 +46,6 @@ fwlab.figure("memory", (figure) => {
     next = pair(setting.next);
   };
 
-  const { FAST, SHAPES, distance, put, show, line } = fwlab.plane;
-  const { text, small, path, circle, group, round, vector } = fwlab;
-  const { BOLD, MIDDLE, CENTRED, WRONG } = fwlab;
   const unit = ({ degrees }) => fwlab.towards(degrees);
   const write = (W, k, v) => fwlab.write(W, k, v, fwlab.rules[rule](beta));
 

@@ -1,9 +1,13 @@
+// @ts-check
 // A language model of fwlab in plain JavaScript: what models.LanguageModel
 // does in `step`, for the delta rule and the sum rule. Its weights come
 // from docs/tools/export_web.py or docs/tools/pair.py, as a safetensors file.
-fwlab.loadModel = async (url) => {
+import { dot, dpfp, unit } from "./algebra.js";
+import { html } from "./common.js";
+
+export const loadModel = async (url) => {
   const bytes = await (location.protocol === "file:" ? fromDisk(url) : fromServer(url));
-  return new fwlab.LanguageModel(bytes);
+  return new LanguageModel(bytes);
 };
 
 const fromServer = async (url) => {
@@ -14,34 +18,37 @@ const fromServer = async (url) => {
 
 // A page that was opened from disk may not read a file, but run a script: next
 // to each file is one that keeps its bytes here, as letters (docs/hooks/figures.py).
-fwlab.packed = {};
+globalThis.packed ??= {};
 const fromDisk = async (url) => {
   await new Promise((loaded, failed) => {
-    const script = fwlab.html("script", { src: `${url}.js` });
+    const script = html("script", { src: `${url}.js` });
     script.onload = loaded;
     script.onerror = () => failed(new Error(`${url}.js is not there.`));
     document.head.append(script);
   });
   const [folder, name] = url.pathname.split("/").slice(-2);
-  const letters = atob(fwlab.packed[`${folder}/${name}`]);
+  const letters = atob(globalThis.packed[`${folder}/${name}`]);
   return Uint8Array.from(letters, (letter) => letter.charCodeAt(0)).buffer;
 };
 
 // What each rule has in its own paper, unless the file says otherwise.
-fwlab.usual = {
+export const usual = {
   delta: { feature_map: "dpfp", strength: true, normalize: false, conv_size: 0 },
   sum: { feature_map: "elu1", strength: false, normalize: true, conv_size: 0 },
 };
 
-fwlab.LanguageModel = class {
+export class LanguageModel {
+  // What the file says of itself, or is usual.
+  layers; heads; d_model; mixer; feature_map; strength; normalize; conv_size;
+
   constructor(buffer) {
     const length = Number(new DataView(buffer).getBigUint64(0, true));
     const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
     const about = JSON.parse(header.__metadata__.model);
-    Object.assign(this, fwlab.usual[about.mixer], about);
+    Object.assign(this, usual[about.mixer], about);
     const weight = (name) => {
       const [start, end] = header[name].data_offsets;
-      return fwlab.float16(new Uint16Array(buffer, 8 + length + start, (end - start) / 2));
+      return float16(new Uint16Array(buffer, 8 + length + start, (end - start) / 2));
     };
     this.embedding = weight("embedding.weight");
     this.norm = weight("norm.weight");
@@ -90,11 +97,11 @@ fwlab.LanguageModel = class {
     const { d_model: d, embedding, width, features } = this;
     const x = embedding.slice(token * d, (token + 1) * d);
     const trace = this.blocks.map((block, layer) => {
-      const h = fwlab.layerNorm(x, block.norm_mixer);
+      const h = layerNorm(x, block.norm_mixer);
       const [q, k, v] = [block.to_q, block.to_k, block.to_v].map((W) =>
-        fwlab.multiply(W, h),
+        multiply(W, h),
       );
-      const beta = block.to_beta && fwlab.multiply(block.to_beta, h);
+      const beta = block.to_beta && multiply(block.to_beta, h);
       const y = new Float32Array(d);
       const heads = state[layer].map((memory, head) => {
         let parts = [q, k, v].map((all) =>
@@ -107,7 +114,7 @@ fwlab.LanguageModel = class {
         const written = value.map((a) => strength * a);
         if (this.mixer === "delta") {
           // Eqs. 20, 24 and 25; the sum rule is Eq. 17.
-          const held = fwlab.multiply(memory.W, phiK);
+          const held = multiply(memory.W, phiK);
           for (let i = 0; i < width; i++) written[i] -= strength * held[i];
         }
         if (memory.z) for (let j = 0; j < features; j++) memory.z[j] += phiK[j]; // Eq. 18
@@ -118,12 +125,12 @@ fwlab.LanguageModel = class {
         y.set(read, head * width);
         return { key: phiK, query: phiQ, value: value.slice(), written, strength, read };
       });
-      fwlab.add(x, fwlab.multiply(block.to_out, y));
-      const wide = fwlab.multiply(block.expand, fwlab.layerNorm(x, block.norm_mlp));
-      fwlab.add(x, fwlab.multiply(block.contract, wide.map(fwlab.gelu)));
+      add(x, multiply(block.to_out, y));
+      const wide = multiply(block.expand, layerNorm(x, block.norm_mlp));
+      add(x, multiply(block.contract, wide.map(gelu)));
       return heads;
     });
-    return { logits: fwlab.multiply(embedding, fwlab.layerNorm(x, this.norm)), trace };
+    return { logits: multiply(embedding, layerNorm(x, this.norm)), trace };
   }
 
   // A short convolution: each channel of query, key and value is a weighted
@@ -146,9 +153,9 @@ fwlab.LanguageModel = class {
 
   // What a memory answers: Eq. 25, with a normaliser Eq. 19.
   read({ W, z }, phi) {
-    const y = fwlab.multiply(W, phi);
+    const y = multiply(W, phi);
     if (!z) return y;
-    const total = fwlab.dot(z, phi);
+    const total = dot(z, phi);
     return y.map((a) => (total === 0 ? 0 : a / total));
   }
 
@@ -156,25 +163,25 @@ fwlab.LanguageModel = class {
   // itself with length 1.
   phi(x) {
     if (this.feature_map === "elu1") return x.map((a) => (a > 0 ? a + 1 : Math.exp(a)));
-    if (this.feature_map === "unit") return fwlab.unit(x);
-    const phi = Float32Array.from(fwlab.dpfp(x));
+    if (this.feature_map === "unit") return unit(x);
+    const phi = Float32Array.from(dpfp(x));
     const total = phi.reduce((sum, a) => sum + a, 0);
     return phi.map((a) => (total === 0 ? 0 : a / total));
   }
-};
+}
 
 // A matrix, row after row, times a vector.
-fwlab.multiply = (W, x) => {
+export const multiply = (W, x) => {
   const y = new Float32Array(W.length / x.length);
-  for (let i = 0; i < y.length; i++) y[i] = fwlab.dot(W, x, i * x.length);
+  for (let i = 0; i < y.length; i++) y[i] = dot(W, x, i * x.length);
   return y;
 };
 
-fwlab.add = (x, y) => {
+export const add = (x, y) => {
   for (let i = 0; i < x.length; i++) x[i] += y[i];
 };
 
-fwlab.layerNorm = (x, weight) => {
+export const layerNorm = (x, weight) => {
   const mean = x.reduce((sum, a) => sum + a, 0) / x.length;
   const variance = x.reduce((sum, a) => sum + (a - mean) ** 2, 0) / x.length;
   return x.map((a, i) => ((a - mean) / Math.sqrt(variance + 1e-5)) * weight[i]);
@@ -182,7 +189,7 @@ fwlab.layerNorm = (x, weight) => {
 
 // x times the normal distribution up to x. The error function is that of
 // Abramowitz and Stegun, 7.1.26, right to 1.5e-7.
-fwlab.gelu = (x) => {
+export const gelu = (x) => {
   const a = Math.abs(x) / Math.SQRT2;
   const t = 1 / (1 + 0.3275911 * a);
   const series =
@@ -193,7 +200,7 @@ fwlab.gelu = (x) => {
   return 0.5 * x * (1 + erf);
 };
 
-fwlab.softmax = (logits) => {
+export const softmax = (logits) => {
   const top = Math.max(...logits);
   const weights = Array.from(logits, (a) => Math.exp(a - top));
   const total = weights.reduce((sum, a) => sum + a, 0);
@@ -201,7 +208,7 @@ fwlab.softmax = (logits) => {
 };
 
 // Numbers of 16 bits as numbers of 32.
-fwlab.float16 = (bits) =>
+export const float16 = (bits) =>
   Float32Array.from(bits, (b) => {
     const sign = b & 0x8000 ? -1 : 1;
     const exponent = (b >> 10) & 31;
@@ -211,7 +218,7 @@ fwlab.float16 = (bits) =>
   });
 
 // The colours of numbers above and below 0 in a figure, as red, green, blue.
-fwlab.ends = (root) => {
+export const ends = (root) => {
   const style = getComputedStyle(root);
   const canvas = Object.assign(document.createElement("canvas"), { width: 1 });
   const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -224,7 +231,12 @@ fwlab.ends = (root) => {
 
 // Numbers as the pixels of a canvas, row after row: 1 and more, -1 and less are
 // opaque, 0 is not seen.
-fwlab.heat = (canvas, numbers, [positive, negative]) => {
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {any} numbers
+ * @param {number[][]} ends
+ */
+export const heat = (canvas, numbers, [positive, negative]) => {
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
   numbers.forEach((x, i) => {
@@ -236,7 +248,7 @@ fwlab.heat = (canvas, numbers, [positive, negative]) => {
 
 // A copy of a picture that needs no script: its canvases are images of seven
 // shades, a third of the bytes, its buttons what they say.
-fwlab.frozen = (picture, ends) => {
+export const frozen = (picture, ends) => {
   const twin = picture.cloneNode(true);
   const drawn = picture.querySelectorAll("canvas");
   twin.querySelectorAll("canvas").forEach((canvas, i) => {
@@ -246,11 +258,11 @@ fwlab.frozen = (picture, ends) => {
       const shade = Math.round(data[4 * n + 3] / 42.5) / 6;
       return Math.abs(data[4 * n] - ends[0][0]) < 40 ? shade : -shade;
     });
-    fwlab.heat(canvas, shades, ends);
+    heat(canvas, shades, ends);
     const alt = drawn[i].getAttribute("aria-label") ?? "";
-    canvas.replaceWith(fwlab.html("img", { alt, src: canvas.toDataURL("image/png") }));
+    canvas.replaceWith(html("img", { alt, src: canvas.toDataURL("image/png") }));
   });
   for (const button of twin.querySelectorAll("button"))
-    button.replaceWith(fwlab.html("div", {}, ...button.childNodes));
+    button.replaceWith(html("div", {}, ...button.childNodes));
   return twin.outerHTML;
 };

@@ -1,430 +1,431 @@
 // Fast weight puzzles: rows of numbers, typed by hand, that make one matrix do a
-// job. What the puzzles are is in fwlab/exercises/puzzles.toml, which the site
-// has as `fwlab.puzzles`; the verdicts are those of fwlab/exercises/puzzles.py.
-{
-  const SMALL = 0.01;
-  const LARGE = 100;
-  const MOST = 12; // steps that are drawn
-  const FIELDS = { key: "key", value: "value", beta: "β", query: "query" };
-  const KEPT = "fwlab.puzzles";
+// job. What the puzzles are is in fwlab/exercises/puzzles.toml, which
+// docs/hooks/figures.py puts in; the verdicts are those of fwlab/exercises/puzzles.py.
+import puzzles from "fwlab-puzzles";
+import * as fwlab from "./fwlab.js";
+import { html } from "./fwlab.js";
 
-  class Wrong extends Error {}
+const SMALL = 0.01;
+const LARGE = 100;
+const MOST = 12; // steps that are drawn
+const FIELDS = { key: "key", value: "value", beta: "β", query: "query" };
+const KEPT = "fwlab.puzzles";
 
-  // --- The data ---------------------------------------------------------
+class Wrong extends Error {}
 
-  const list = (text) => (text ? text.split(",").map(Number) : []);
-  const token = (text) => {
-    const [written, expected] = text.split(":");
-    const at = written.indexOf("=") + 1 || written.length;
-    return {
-      kind: written.slice(0, at),
-      x: list(written.slice(at)),
-      expected: expected === undefined ? null : list(expected),
-    };
+// --- The data ---------------------------------------------------------
+
+const list = (text) => (text ? text.split(",").map(Number) : []);
+const token = (text) => {
+  const [written, expected] = text.split(":");
+  const at = written.indexOf("=") + 1 || written.length;
+  return {
+    kind: written.slice(0, at),
+    x: list(written.slice(at)),
+    expected: expected === undefined ? null : list(expected),
   };
-  const PUZZLES = Object.fromEntries(
-    Object.entries(fwlab.puzzles).map(([name, puzzle]) => [
+};
+const PUZZLES = Object.fromEntries(
+  Object.entries(puzzles).map(([name, puzzle]) => [
+    name,
+    {
+      given: {},
+      strength: 1,
+      ...puzzle,
       name,
-      {
-        given: {},
-        strength: 1,
-        ...puzzle,
-        name,
-        rows: Object.fromEntries(
-          Object.entries(puzzle.rows).map(([kind, fields]) => [kind, fields.split(" ")]),
-        ),
-        cases: puzzle.cases.map((text) => text.split(" ").map(token)),
-      },
-    ]),
+      rows: Object.fromEntries(
+        Object.entries(puzzle.rows).map(([kind, fields]) => [kind, fields.split(" ")]),
+      ),
+      cases: puzzle.cases.map((text) => text.split(" ").map(token)),
+    },
+  ]),
+);
+const kindsOf = (puzzle) => [...new Set([...Object.keys(puzzle.rows), ...Object.keys(puzzle.given)])];
+
+// --- Words ------------------------------------------------------------
+
+const short = (n) => String(Number((Number(n.toFixed(4)) + 0).toPrecision(6)));
+const shown = (numbers) => numbers.map(short).join(",");
+const told = ({ kind, x }) => kind + shown(x);
+const counted = (count, what) => `${count} ${what}${count > 1 ? "s" : ""}`;
+const sized = ([steps, columns]) => `${counted(steps, "step")} × ${counted(columns, "column")}`;
+
+// --- From what is typed to numbers ------------------------------------
+
+// "0.5", "1/2", "√3", "-2√3/3", "1/√3"
+const NUMBER = /^([-−]?)(\d*\.?\d*)(?:√(\d+\.?\d*))?(?:\/(√?)(\d+\.?\d*))?$/;
+const number = (text, place) => {
+  const parts = NUMBER.exec(text.replaceAll("sqrt", "√")) ?? [];
+  const [found, sign, times, root, under, over = 1] = parts;
+  if (!found || !(/\d/.test(times) || root))
+    throw new Wrong(`${place}: expected numbers such as 1, 0.5, 1/2 or √3, got ${text}.`);
+  const size = ((times || 1) * Math.sqrt(root ?? 1)) / (under ? Math.sqrt(over) : over);
+  if (!Number.isFinite(size) || (size && !(size >= SMALL && size <= LARGE)))
+    throw new Wrong(`${place}: numbers are 0, or ${SMALL} to ${LARGE} in size; got ${text}.`);
+  return sign ? -size : size;
+};
+const numbers = (text, place) =>
+  text.trim().split(/[\s,;]+/).map((part) => number(part, place));
+
+const blanks = (puzzle, rows) =>
+  Object.keys(puzzle.rows).filter(
+    (kind) => !(rows[kind] ?? []).some((row) => Object.values(row).some((text) => text?.trim())),
   );
-  const kindsOf = (puzzle) => [...new Set([...Object.keys(puzzle.rows), ...Object.keys(puzzle.given)])];
 
-  // --- Words ------------------------------------------------------------
-
-  const short = (n) => String(Number((Number(n.toFixed(4)) + 0).toPrecision(6)));
-  const shown = (numbers) => numbers.map(short).join(",");
-  const told = ({ kind, x }) => kind + shown(x);
-  const counted = (count, what) => `${count} ${what}${count > 1 ? "s" : ""}`;
-  const sized = ([steps, columns]) => `${counted(steps, "step")} × ${counted(columns, "column")}`;
-
-  // --- From what is typed to numbers ------------------------------------
-
-  // "0.5", "1/2", "√3", "-2√3/3", "1/√3"
-  const NUMBER = /^([-−]?)(\d*\.?\d*)(?:√(\d+\.?\d*))?(?:\/(√?)(\d+\.?\d*))?$/;
-  const number = (text, place) => {
-    const parts = NUMBER.exec(text.replaceAll("sqrt", "√")) ?? [];
-    const [found, sign, times, root, under, over = 1] = parts;
-    if (!found || !(/\d/.test(times) || root))
-      throw new Wrong(`${place}: expected numbers such as 1, 0.5, 1/2 or √3, got ${text}.`);
-    const size = ((times || 1) * Math.sqrt(root ?? 1)) / (under ? Math.sqrt(over) : over);
-    if (!Number.isFinite(size) || (size && !(size >= SMALL && size <= LARGE)))
-      throw new Wrong(`${place}: numbers are 0, or ${SMALL} to ${LARGE} in size; got ${text}.`);
-    return sign ? -size : size;
-  };
-  const numbers = (text, place) =>
-    text.trim().split(/[\s,;]+/).map((part) => number(part, place));
-
-  const blanks = (puzzle, rows) =>
-    Object.keys(puzzle.rows).filter(
-      (kind) => !(rows[kind] ?? []).some((row) => Object.values(row).some((text) => text?.trim())),
-    );
-
-  // The steps of each kind of token: what is given, and what is typed as numbers.
-  const stepsOf = (puzzle, rows) => {
-    const steps = {};
-    let first = null; // whose length all keys and queries have
-    for (const kind of kindsOf(puzzle)) {
-      const wanted = puzzle.rows[kind] ?? [];
-      const given = puzzle.given[kind];
-      const typed = wanted.length ? rows[kind] : given.map(() => ({}));
-      if (given && typed.length !== given.length)
-        throw new Wrong(`${kind}: expected ${counted(given.length, "step")}, got ${typed.length}.`);
-      if (typed.length > puzzle.limit[0])
-        throw new Wrong(`${kind}: at most ${counted(puzzle.limit[0], "step")} for a token, got ${typed.length}.`);
-      steps[kind] = typed.map((row, i) => {
-        const last = i === typed.length - 1;
-        const step = { times: 0, plus: Array(puzzle.numbers).fill(0), beta: 1, ...given?.[i] };
-        const text = (field) => (wanted.includes(field) ? row[field]?.trim() : "");
-        if (text("query") && !last) throw new Wrong(`${kind}: the query belongs into the last row.`);
-        for (const field of wanted)
-          if (!text(field) && (field === "query" ? last : !wanted.includes("key")))
-            throw new Wrong(`${kind}: expected a ${field}.`);
-        for (const field of ["key", "query"]) {
-          if (text(field)) step[field] = numbers(text(field), `${kind}, ${field}`);
-          if (!step[field]) continue;
-          const here = `the ${field} of ${kind}`;
-          first ??= [here, step[field].length];
-          if (step[field].length !== first[1])
-            throw new Wrong(
-              `All keys and queries need the same length: ${first[0]} has ${first[1]}, ` +
-                `${here} has ${step[field].length}.`,
-            );
-        }
-        const value = text("value") || (step.value === undefined ? "" : String(step.value));
-        if (/^[-−]?x$/.test(value)) {
-          if (!kind.endsWith("="))
-            throw new Wrong(`${kind}: no number comes with this token, so there is no x.`);
-          step.times = value === "x" ? 1 : -1;
-        } else if (value) {
-          const all = numbers(value, `${kind}, value`);
-          step.plus = all.length === 1 ? Array(puzzle.numbers).fill(all[0]) : all;
-          if (step.plus.length !== puzzle.numbers)
-            throw new Wrong(`${kind}: expected ${puzzle.numbers} numbers as the value.`);
-        }
-        if (text("beta")) {
-          const all = numbers(text("beta"), `${kind}, β`);
-          if (all.length > 1) throw new Wrong(`${kind}: expected one number as β.`);
-          step.beta = all[0];
-        }
-        return step;
-      });
-    }
-    if (!first) throw new Wrong("Expected at least one key.");
-    if (first[1] > puzzle.limit[1])
-      throw new Wrong(`At most ${counted(puzzle.limit[1], "column")}, got ${first[1]}.`);
-    for (const [kind, all] of Object.entries(steps))
-      for (const step of all) {
-        step.key ??= Array(first[1]).fill(0);
-        step.query ??= Array(first[1]).fill(0);
-        const strength = step.beta * fwlab.dot(step.key, step.key);
-        if (puzzle.rule === "delta" && !(step.beta >= 0 && strength <= puzzle.strength + 1e-9))
+// The steps of each kind of token: what is given, and what is typed as numbers.
+const stepsOf = (puzzle, rows) => {
+  const steps = {};
+  let first = null; // whose length all keys and queries have
+  for (const kind of kindsOf(puzzle)) {
+    const wanted = puzzle.rows[kind] ?? [];
+    const given = puzzle.given[kind];
+    const typed = wanted.length ? rows[kind] : given.map(() => ({}));
+    if (given && typed.length !== given.length)
+      throw new Wrong(`${kind}: expected ${counted(given.length, "step")}, got ${typed.length}.`);
+    if (typed.length > puzzle.limit[0])
+      throw new Wrong(`${kind}: at most ${counted(puzzle.limit[0], "step")} for a token, got ${typed.length}.`);
+    steps[kind] = typed.map((row, i) => {
+      const last = i === typed.length - 1;
+      const step = { times: 0, plus: Array(puzzle.numbers).fill(0), beta: 1, ...given?.[i] };
+      const text = (field) => (wanted.includes(field) ? row[field]?.trim() : "");
+      if (text("query") && !last) throw new Wrong(`${kind}: the query belongs into the last row.`);
+      for (const field of wanted)
+        if (!text(field) && (field === "query" ? last : !wanted.includes("key")))
+          throw new Wrong(`${kind}: expected a ${field}.`);
+      for (const field of ["key", "query"]) {
+        if (text(field)) step[field] = numbers(text(field), `${kind}, ${field}`);
+        if (!step[field]) continue;
+        const here = `the ${field} of ${kind}`;
+        first ??= [here, step[field].length];
+        if (step[field].length !== first[1])
           throw new Wrong(
-            `${kind}: expected β · |key|² from 0 to ${puzzle.strength}, got ${short(strength)}.`,
+            `All keys and queries need the same length: ${first[0]} has ${first[1]}, ` +
+              `${here} has ${step[field].length}.`,
           );
       }
-    return { steps, columns: first[1] };
-  };
-
-  // --- Running them -----------------------------------------------------
-
-  const near = (found, expected) =>
-    expected === null ||
-    found.every((a, i) => Math.abs(a - expected[i]) <= 1e-8 * (1 + Math.abs(expected[i])));
-
-  // Every step of a sequence: its token, the matrix after it, and what is read.
-  const run = (puzzle, steps, columns, tokens) => {
-    let W = Array.from({ length: puzzle.numbers }, () => Array(columns).fill(0));
-    return tokens.flatMap((of) =>
-      steps[of.kind].map((step, i, all) => {
-        const value = step.plus.map((plus, j) => plus + step.times * (of.x[j] ?? 0));
-        const rule = puzzle.rule === "delta" ? fwlab.rules.delta(step.beta) : fwlab.rules.sum();
-        W = fwlab.write(W, step.key, value, rule);
-        return { token: of, step: i + 1, of: all.length, W, read: fwlab.read(W, step.query) };
-      }),
-    );
-  };
-
-  const judge = (name, rows) => {
-    const puzzle = PUZZLES[name];
-    const verdict = { right: false, size: null, case: null, frames: null };
-    const blank = blanks(puzzle, rows);
-    if (blank.length) return { ...verdict, says: `Still blank: ${blank.join(", ")}.` };
-    try {
-      const { steps, columns } = stepsOf(puzzle, rows);
-      const size = [Math.max(...Object.values(steps).map((all) => all.length)), columns];
-      for (const [n, tokens] of puzzle.cases.entries()) {
-        const frames = run(puzzle, steps, columns, tokens);
-        const at = frames.findIndex(
-          ({ token: { expected }, step, of, read }) => step === of && !near(read, expected),
+      const value = text("value") || (step.value === undefined ? "" : String(step.value));
+      if (/^[-−]?x$/.test(value)) {
+        if (!kind.endsWith("="))
+          throw new Wrong(`${kind}: no number comes with this token, so there is no x.`);
+        step.times = value === "x" ? 1 : -1;
+      } else if (value) {
+        const all = numbers(value, `${kind}, value`);
+        step.plus = all.length === 1 ? Array(puzzle.numbers).fill(all[0]) : all;
+        if (step.plus.length !== puzzle.numbers)
+          throw new Wrong(`${kind}: expected ${puzzle.numbers} numbers as the value.`);
+      }
+      if (text("beta")) {
+        const all = numbers(text("beta"), `${kind}, β`);
+        if (all.length > 1) throw new Wrong(`${kind}: expected one number as β.`);
+        step.beta = all[0];
+      }
+      return step;
+    });
+  }
+  if (!first) throw new Wrong("Expected at least one key.");
+  if (first[1] > puzzle.limit[1])
+    throw new Wrong(`At most ${counted(puzzle.limit[1], "column")}, got ${first[1]}.`);
+  for (const [kind, all] of Object.entries(steps))
+    for (const step of all) {
+      step.key ??= Array(first[1]).fill(0);
+      step.query ??= Array(first[1]).fill(0);
+      const strength = step.beta * fwlab.dot(step.key, step.key);
+      if (puzzle.rule === "delta" && !(step.beta >= 0 && strength <= puzzle.strength + 1e-9))
+        throw new Wrong(
+          `${kind}: expected β · |key|² from 0 to ${puzzle.strength}, got ${short(strength)}.`,
         );
-        if (at < 0) continue;
-        const before = frames.slice(0, at + 1);
-        const { token: of, read } = frames[at];
-        const came = before.filter(({ step }) => step === 1).map((frame) => told(frame.token));
-        const says =
-          `✗ Wrong in the sequence ${came.join(" ")}: the last reading is ${shown(read)}, ` +
-          `expected ${shown(of.expected)}.`;
-        return { ...verdict, size, case: n, frames: before, says };
-      }
-      const [score, best] = [size, puzzle.best].map(([a, b]) => a * b);
-      const end =
-        score > best
-          ? `A smaller one is known: ${sized(puzzle.best)}, score ${best}.`
-          : `Nothing smaller exists: ${puzzle.why}.`;
-      const says = `✓ Right in all ${puzzle.cases.length} sequences: ${sized(size)}, score ${score}. ${end}`;
-      const frames = run(puzzle, steps, columns, puzzle.cases[0]);
-      return { right: true, size, case: null, frames, says, smallest: score <= best };
-    } catch (error) {
-      if (!(error instanceof Wrong)) throw error;
-      return { ...verdict, says: `✗ ${error.message}` };
+    }
+  return { steps, columns: first[1] };
+};
+
+// --- Running them -----------------------------------------------------
+
+const near = (found, expected) =>
+  expected === null ||
+  found.every((a, i) => Math.abs(a - expected[i]) <= 1e-8 * (1 + Math.abs(expected[i])));
+
+// Every step of a sequence: its token, the matrix after it, and what is read.
+const run = (puzzle, steps, columns, tokens) => {
+  let W = Array.from({ length: puzzle.numbers }, () => Array(columns).fill(0));
+  return tokens.flatMap((of) =>
+    steps[of.kind].map((step, i, all) => {
+      const value = step.plus.map((plus, j) => plus + step.times * (of.x[j] ?? 0));
+      const rule = puzzle.rule === "delta" ? fwlab.rules.delta(step.beta) : fwlab.rules.sum();
+      W = fwlab.write(W, step.key, value, rule);
+      return { token: of, step: i + 1, of: all.length, W, read: fwlab.read(W, step.query) };
+    }),
+  );
+};
+
+const judge = (name, rows) => {
+  const puzzle = PUZZLES[name];
+  const verdict = { right: false, size: null, case: null, frames: null };
+  const blank = blanks(puzzle, rows);
+  if (blank.length) return { ...verdict, says: `Still blank: ${blank.join(", ")}.` };
+  try {
+    const { steps, columns } = stepsOf(puzzle, rows);
+    const size = [Math.max(...Object.values(steps).map((all) => all.length)), columns];
+    for (const [n, tokens] of puzzle.cases.entries()) {
+      const frames = run(puzzle, steps, columns, tokens);
+      const at = frames.findIndex(
+        ({ token: { expected }, step, of, read }) => step === of && !near(read, expected),
+      );
+      if (at < 0) continue;
+      const before = frames.slice(0, at + 1);
+      const { token: of, read } = frames[at];
+      const came = before.filter(({ step }) => step === 1).map((frame) => told(frame.token));
+      const says =
+        `✗ Wrong in the sequence ${came.join(" ")}: the last reading is ${shown(read)}, ` +
+        `expected ${shown(of.expected)}.`;
+      return { ...verdict, size, case: n, frames: before, says };
+    }
+    const [score, best] = [size, puzzle.best].map(([a, b]) => a * b);
+    const end =
+      score > best
+        ? `A smaller one is known: ${sized(puzzle.best)}, score ${best}.`
+        : `Nothing smaller exists: ${puzzle.why}.`;
+    const says = `✓ Right in all ${puzzle.cases.length} sequences: ${sized(size)}, score ${score}. ${end}`;
+    const frames = run(puzzle, steps, columns, puzzle.cases[0]);
+    return { right: true, size, case: null, frames, says, smallest: score <= best };
+  } catch (error) {
+    if (!(error instanceof Wrong)) throw error;
+    return { ...verdict, says: `✗ ${error.message}` };
+  }
+};
+
+// --- The page ---------------------------------------------------------
+
+fwlab.figure("puzzles", (figure) => {
+  const [first] = Object.keys(PUZZLES);
+  const empty = (puzzle) =>
+    Object.fromEntries(
+      Object.keys(puzzle.rows).map((kind) => [kind, (puzzle.given[kind] ?? [{}]).map(() => ({}))]),
+    );
+  // What is typed stays in this browser. The first puzzle begins as an example.
+  const answers = Object.fromEntries(Object.entries(PUZZLES).map(([n, p]) => [n, empty(p)]));
+  for (const [kind, rows] of Object.entries(PUZZLES[first].example))
+    answers[first][kind] = rows.map(({ key, value, beta, query }) => ({
+      key: key?.join(" "), value, beta: beta && String(beta), query: query?.join(" "),
+    }));
+  try {
+    const kept = JSON.parse(localStorage.getItem(KEPT)) ?? {};
+    for (const [n, rows] of Object.entries(kept))
+      if (n !== first && n in PUZZLES)
+        for (const kind of Object.keys(answers[n])) answers[n][kind] = rows[kind] ?? answers[n][kind];
+  } catch {
+    // This browser keeps nothing, or nothing that can be read.
+  }
+  const keep = () => {
+    try {
+      localStorage.setItem(KEPT, JSON.stringify(answers));
+    } catch {
+      // Then it is kept until the page is left.
     }
   };
 
-  // --- The page ---------------------------------------------------------
+  let name = first;
+  let verdict = null;
+  let hints = 0; // that are shown
+  const puzzle = () => PUZZLES[name];
 
-  fwlab.figure("puzzles", (figure) => {
-    const { html } = fwlab;
-    const [first] = Object.keys(PUZZLES);
-    const empty = (puzzle) =>
-      Object.fromEntries(
-        Object.keys(puzzle.rows).map((kind) => [kind, (puzzle.given[kind] ?? [{}]).map(() => ({}))]),
-      );
-    // What is typed stays in this browser. The first puzzle begins as an example.
-    const answers = Object.fromEntries(Object.entries(PUZZLES).map(([n, p]) => [n, empty(p)]));
-    for (const [kind, rows] of Object.entries(PUZZLES[first].example))
-      answers[first][kind] = rows.map(({ key, value, beta, query }) => ({
-        key: key?.join(" "), value, beta: beta && String(beta), query: query?.join(" "),
-      }));
-    try {
-      const kept = JSON.parse(localStorage.getItem(KEPT)) ?? {};
-      for (const [n, rows] of Object.entries(kept))
-        if (n !== first && n in PUZZLES)
-          for (const kind of Object.keys(answers[n])) answers[n][kind] = rows[kind] ?? answers[n][kind];
-    } catch {
-      // This browser keeps nothing, or nothing that can be read.
+  // What is drawn: the matrix after each step, and what is read.
+  const cell = (n, limit) => {
+    const box = html("i", {}, n === null ? "?" : short(n));
+    if (n !== null) box.style.background = fwlab.signed((0.45 * n) / limit);
+    return box;
+  };
+  const drawn = ({ token: of, step, of: all, W, read }, limit) => {
+    const last = step === all;
+    const grid = html("span", { class: "fw-grid", role: "img" });
+    grid.style.gridTemplateColumns = `repeat(${W[0].length}, 1fr)`;
+    grid.append(...W.flat().map((n) => cell(n, limit)));
+    const numbers = W.map((row) => row.map((n) => (n === null ? "?" : short(n))).join(" "));
+    grid.setAttribute("aria-label", `W: ${numbers.join("; ")}`);
+    const title = all > 1 ? `${told(of)} ${step}/${all}` : told(of);
+    const box = html("div", { role: "listitem" }, html("b", {}, title), grid);
+    if (!last || of.expected === null) return box;
+    if (!read) box.append(html("em", {}, `→ ${shown(of.expected)}`));
+    else if (near(read, of.expected)) box.append(html("em", {}, `✓ ${shown(read)}`));
+    else {
+      const said = `✗ ${shown(read)},\nexpected ${shown(of.expected)}`;
+      box.append(html("em", { class: "fw-wrong" }, said));
     }
-    const keep = () => {
-      try {
-        localStorage.setItem(KEPT, JSON.stringify(answers));
-      } catch {
-        // Then it is kept until the page is left.
-      }
-    };
-
-    let name = first;
-    let verdict = null;
-    let hints = 0; // that are shown
-    const puzzle = () => PUZZLES[name];
-
-    // What is drawn: the matrix after each step, and what is read.
-    const cell = (n, limit) => {
-      const box = html("i", {}, n === null ? "?" : short(n));
-      if (n !== null) box.style.background = fwlab.signed((0.45 * n) / limit);
-      return box;
-    };
-    const drawn = ({ token: of, step, of: all, W, read }, limit) => {
-      const last = step === all;
-      const grid = html("span", { class: "fw-grid", role: "img" });
-      grid.style.gridTemplateColumns = `repeat(${W[0].length}, 1fr)`;
-      grid.append(...W.flat().map((n) => cell(n, limit)));
-      const numbers = W.map((row) => row.map((n) => (n === null ? "?" : short(n))).join(" "));
-      grid.setAttribute("aria-label", `W: ${numbers.join("; ")}`);
-      const title = all > 1 ? `${told(of)} ${step}/${all}` : told(of);
-      const box = html("div", { role: "listitem" }, html("b", {}, title), grid);
-      if (!last || of.expected === null) return box;
-      if (!read) box.append(html("em", {}, `→ ${shown(of.expected)}`));
-      else if (near(read, of.expected)) box.append(html("em", {}, `✓ ${shown(read)}`));
-      else {
-        const said = `✗ ${shown(read)},\nexpected ${shown(of.expected)}`;
-        box.append(html("em", { class: "fw-wrong" }, said));
-      }
-      return box;
-    };
-    const tape = html("div", { class: "fw-tape", role: "list" });
-    const which = html("small", {});
-    const title = html("strong", {});
-    const task = html("span", {});
-    const picture = html(
-      "div",
-      {
-        class: "fw-picture fw-main fw-puzzle",
-        role: "region",
-        "aria-label": "The puzzle, and its matrix step by step",
-        tabindex: 0,
-      },
-      html("p", {}, title, html("br"), task),
-      html("div", {}, which, tape),
+    return box;
+  };
+  const tape = html("div", { class: "fw-tape", role: "list" });
+  const which = html("small", {});
+  const title = html("strong", {});
+  const task = html("span", {});
+  const picture = html(
+    "div",
+    {
+      class: "fw-picture fw-main fw-puzzle",
+      role: "region",
+      "aria-label": "The puzzle, and its matrix step by step",
+      tabindex: 0,
+    },
+    html("p", {}, title, html("br"), task),
+    html("div", {}, which, tape),
+  );
+  const draw = () => {
+    const unknown = Array.from({ length: puzzle().numbers }, () =>
+      Array(puzzle().best[1]).fill(null),
     );
-    const draw = () => {
-      const unknown = Array.from({ length: puzzle().numbers }, () =>
-        Array(puzzle().best[1]).fill(null),
-      );
-      const waiting = puzzle().cases[0].map((of) => ({ token: of, step: 1, of: 1, W: unknown }));
-      const all = verdict.frames ?? waiting;
-      const frames = all.slice(-MOST);
-      which.textContent =
-        (verdict.case === null ? "An example" : "The first sequence that fails") +
-        (all.length > MOST ? `, its last ${MOST} steps:` : ":");
-      const limit = Math.max(1e-3, ...frames.flatMap(({ W }) => W.flat().map(Math.abs)));
-      tape.replaceChildren(...frames.map((frame) => drawn(frame, limit)));
-    };
+    const waiting = puzzle().cases[0].map((of) => ({ token: of, step: 1, of: 1, W: unknown }));
+    const all = verdict.frames ?? waiting;
+    const frames = all.slice(-MOST);
+    which.textContent =
+      (verdict.case === null ? "An example" : "The first sequence that fails") +
+      (all.length > MOST ? `, its last ${MOST} steps:` : ":");
+    const limit = Math.max(1e-3, ...frames.flatMap(({ W }) => W.flat().map(Math.abs)));
+    tape.replaceChildren(...frames.map((frame) => drawn(frame, limit)));
+  };
 
-    // What is typed.
-    const form = html("div", { class: "fw-rows" });
-    const note = html("p", { class: "fw-note" });
-    const asked = html("p", { class: "fw-note", role: "status" });
-    const field = (kind, i, name_, row, label) => {
-      const input = html("input", {
-        type: "text",
-        class: "fw-text",
-        autocapitalize: "off",
-        autocomplete: "off",
-        spellcheck: "false",
-        "aria-label": label,
-      });
-      input.value = row[name_] ?? "";
-      input.addEventListener("input", () => {
-        row[name_] = input.value;
-        keep();
-        update();
-      });
-      return input;
-    };
-    const drawForm = () => {
-      const columns = Object.keys(FIELDS).filter((f) =>
-        Object.values(puzzle().rows).some((fields) => fields.includes(f)),
-      );
-      form.style.setProperty("--fields", columns.length);
-      const head = ["", ...columns.map((f) => FIELDS[f])].map((t) => html("b", {}, t));
-      form.replaceChildren(...head);
-      for (const kind of kindsOf(puzzle())) {
-        const wanted = puzzle().rows[kind] ?? [];
-        const given = puzzle().given[kind];
-        const rows = wanted.length ? answers[name][kind] : given;
-        rows.forEach((row, i) => {
-          const many = rows.length > 1;
-          const first_ = html("span", {}, i ? "" : html("code", {}, kind));
-          if (many) first_.append(html("small", {}, ` ${i + 1}`));
-          form.append(first_);
-          for (const f of columns) {
-            const label = `${kind}${many ? `, step ${i + 1}` : ""}: ${FIELDS[f]}`;
-            const there = given?.[i]?.[f];
-            if (there !== undefined) form.append(html("span", {}, [there].flat().join(" ")));
-            else if (!wanted.includes(f) || (f === "query" && i < rows.length - 1))
-              form.append(html("span", {}));
-            else form.append(field(kind, i, f, row, label));
-          }
-        });
-        if (!wanted.length || given || puzzle().limit[0] < 2 || wanted[0] === "query") continue;
-        const change = (make) => () => {
-          answers[name][kind] = make(answers[name][kind]);
-          keep();
-          drawForm();
-          update();
-          form.querySelector(`[aria-label^="${kind}"]`).focus();
-        };
-        const more = fwlab.button("+ step", change((all) => {
-          const last = all.at(-1);
-          const query = last.query;
-          return [...all.slice(0, -1), { ...last, query: "" }, { query }];
-        }));
-        const less = fwlab.button("− step", change((all) => {
-          const kept = all.slice(0, -1);
-          return [...kept.slice(0, -1), { ...kept.at(-1), query: all.at(-1).query }];
-        }));
-        more.disabled = rows.length >= puzzle().limit[0];
-        less.disabled = rows.length < 2;
-        more.setAttribute("aria-label", `${kind}: one more step`);
-        less.setAttribute("aria-label", `${kind}: one step less`);
-        form.append(html("div", { class: "fw-controls" }, more, less));
-      }
-    };
-
-    const options = {};
-    const select = html("select", { class: "fw-text", "aria-label": "Puzzle" });
-    const solved = {}; // by name: whether right, and whether nothing is smaller
-    const mark = (n, { right, smallest }) => {
-      solved[n] = right;
-      const sign = n === first ? "" : right ? (smallest ? "★ " : "✓ ") : "";
-      options[n].textContent = `${Object.keys(PUZZLES).indexOf(n)}. ${sign}${PUZZLES[n].title}`;
-    };
-    for (const n of Object.keys(PUZZLES)) {
-      options[n] = html("option", { value: n });
-      select.append(options[n]);
-      mark(n, judge(n, answers[n]));
-    }
-    select.addEventListener("change", () => show(select.value));
-
-    const hint = fwlab.button("Hint", () => {
-      hints = Math.min(hints + 1, puzzle().hints.length);
-      tell();
+  // What is typed.
+  const form = html("div", { class: "fw-rows" });
+  const note = html("p", { class: "fw-note" });
+  const asked = html("p", { class: "fw-note", role: "status" });
+  const field = (kind, i, name_, row, label) => {
+    const input = html("input", {
+      type: "text",
+      class: "fw-text",
+      autocapitalize: "off",
+      autocomplete: "off",
+      spellcheck: "false",
+      "aria-label": label,
     });
-    const next = fwlab.button("Next puzzle", () => {
-      const all = Object.keys(PUZZLES);
-      show(all[(all.indexOf(name) + 1) % all.length]);
-    });
-    const clear = fwlab.button("Clear", () => {
-      answers[name] = empty(puzzle());
+    input.value = row[name_] ?? "";
+    input.addEventListener("input", () => {
+      row[name_] = input.value;
       keep();
-      show(name);
-    });
-    const tell = () => {
-      asked.textContent = puzzle().hints.slice(0, hints).join(" ");
-      hint.textContent = `Hint (${puzzle().hints.length - hints} left)`;
-      hint.disabled = hints === puzzle().hints.length;
-    };
-    const update = () => {
-      verdict = judge(name, answers[name]);
-      mark(name, verdict);
-      draw();
-      figure.say(verdict.says);
-    };
-    const show = (n) => {
-      name = select.value = n;
-      hints = 0;
-      title.textContent = puzzle().title;
-      task.textContent = puzzle().task;
-      const rule =
-        puzzle().rule === "delta"
-          ? `delta rule, β · |key|² up to ${puzzle().strength}`
-          : "sum rule, no strengths";
-      note.textContent =
-        `${rule[0].toUpperCase()}${rule.slice(1)}; at most ${counted(puzzle().limit[0], "step")} ` +
-        `for a token, ${counted(puzzle().limit[1], "column")}. Left empty, a value is 0 and β is 1.`;
-      drawForm();
-      tell();
       update();
-    };
-
-    figure.root.append(picture);
-    figure.beside(
-      fwlab.controls(html("label", { class: "fw-wide" }, "Puzzle", select)),
-      note,
-      form,
-      fwlab.controls(hint, clear, next),
-      asked,
+    });
+    return input;
+  };
+  const drawForm = () => {
+    const columns = Object.keys(FIELDS).filter((f) =>
+      Object.values(puzzle().rows).some((fields) => fields.includes(f)),
     );
-    show(first);
+    form.style.setProperty("--fields", columns.length);
+    const head = ["", ...columns.map((f) => FIELDS[f])].map((t) => html("b", {}, t));
+    form.replaceChildren(...head);
+    for (const kind of kindsOf(puzzle())) {
+      const wanted = puzzle().rows[kind] ?? [];
+      const given = puzzle().given[kind];
+      const rows = wanted.length ? answers[name][kind] : given;
+      rows.forEach((row, i) => {
+        const many = rows.length > 1;
+        const first_ = html("span", {}, i ? "" : html("code", {}, kind));
+        if (many) first_.append(html("small", {}, ` ${i + 1}`));
+        form.append(first_);
+        for (const f of columns) {
+          const label = `${kind}${many ? `, step ${i + 1}` : ""}: ${FIELDS[f]}`;
+          const there = given?.[i]?.[f];
+          if (there !== undefined) form.append(html("span", {}, [there].flat().join(" ")));
+          else if (!wanted.includes(f) || (f === "query" && i < rows.length - 1))
+            form.append(html("span", {}));
+          else form.append(field(kind, i, f, row, label));
+        }
+      });
+      if (!wanted.length || given || puzzle().limit[0] < 2 || wanted[0] === "query") continue;
+      const change = (make) => () => {
+        answers[name][kind] = make(answers[name][kind]);
+        keep();
+        drawForm();
+        update();
+        form.querySelector(`[aria-label^="${kind}"]`).focus();
+      };
+      const more = fwlab.button("+ step", change((all) => {
+        const last = all.at(-1);
+        const query = last.query;
+        return [...all.slice(0, -1), { ...last, query: "" }, { query }];
+      }));
+      const less = fwlab.button("− step", change((all) => {
+        const kept = all.slice(0, -1);
+        return [...kept.slice(0, -1), { ...kept.at(-1), query: all.at(-1).query }];
+      }));
+      more.disabled = rows.length >= puzzle().limit[0];
+      less.disabled = rows.length < 2;
+      more.setAttribute("aria-label", `${kind}: one more step`);
+      less.setAttribute("aria-label", `${kind}: one step less`);
+      form.append(html("div", { class: "fw-controls" }, more, less));
+    }
+  };
 
-    return {
-      still: () => picture.outerHTML,
-      judge: (n, rows) => judge(n, rows),
-      state: () => ({
-        name,
-        rows: answers[name],
-        solved: Object.keys(solved).filter((n) => solved[n]),
-        ...verdict,
-      }),
-    };
+  const options = {};
+  const select = html("select", { class: "fw-text", "aria-label": "Puzzle" });
+  const solved = {}; // by name: whether right, and whether nothing is smaller
+  const mark = (n, { right, smallest }) => {
+    solved[n] = right;
+    const sign = n === first ? "" : right ? (smallest ? "★ " : "✓ ") : "";
+    options[n].textContent = `${Object.keys(PUZZLES).indexOf(n)}. ${sign}${PUZZLES[n].title}`;
+  };
+  for (const n of Object.keys(PUZZLES)) {
+    options[n] = html("option", { value: n });
+    select.append(options[n]);
+    mark(n, judge(n, answers[n]));
+  }
+  select.addEventListener("change", () => show(select.value));
+
+  const hint = fwlab.button("Hint", () => {
+    hints = Math.min(hints + 1, puzzle().hints.length);
+    tell();
   });
-}
+  const next = fwlab.button("Next puzzle", () => {
+    const all = Object.keys(PUZZLES);
+    show(all[(all.indexOf(name) + 1) % all.length]);
+  });
+  const clear = fwlab.button("Clear", () => {
+    answers[name] = empty(puzzle());
+    keep();
+    show(name);
+  });
+  const tell = () => {
+    asked.textContent = puzzle().hints.slice(0, hints).join(" ");
+    hint.textContent = `Hint (${puzzle().hints.length - hints} left)`;
+    hint.disabled = hints === puzzle().hints.length;
+  };
+  const update = () => {
+    verdict = judge(name, answers[name]);
+    mark(name, verdict);
+    draw();
+    figure.say(verdict.says);
+  };
+  const show = (n) => {
+    name = select.value = n;
+    hints = 0;
+    title.textContent = puzzle().title;
+    task.textContent = puzzle().task;
+    const rule =
+      puzzle().rule === "delta"
+        ? `delta rule, β · |key|² up to ${puzzle().strength}`
+        : "sum rule, no strengths";
+    note.textContent =
+      `${rule[0].toUpperCase()}${rule.slice(1)}; at most ${counted(puzzle().limit[0], "step")} ` +
+      `for a token, ${counted(puzzle().limit[1], "column")}. Left empty, a value is 0 and β is 1.`;
+    drawForm();
+    tell();
+    update();
+  };
+
+  figure.root.append(picture);
+  figure.beside(
+    fwlab.controls(html("label", { class: "fw-wide" }, "Puzzle", select)),
+    note,
+    form,
+    fwlab.controls(hint, clear, next),
+    asked,
+  );
+  show(first);
+
+  return {
+    still: () => picture.outerHTML,
+    judge: (n, rows) => judge(n, rows),
+    state: () => ({
+      name,
+      rows: answers[name],
+      solved: Object.keys(solved).filter((n) => solved[n]),
+      ...verdict,
+    }),
+  };
+});

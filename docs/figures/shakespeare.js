@@ -1,399 +1,399 @@
 // A language model that runs in the page: its text, the fast weights of
 // every head after each character, and what they still hold.
-{
-  const folder = new URL("shakespeare/", document.currentScript.src);
-  const LONGEST = 240;
-  const FIRST =
-    "MENENIUS:\nWhat is the city?\n\nSICINIUS:\nThe people are the city.\n\nMENENIUS:\nThe pe";
-  const RULES = { delta: "delta rule", sum: "sum rule" };
+import * as fwlab from "./fwlab.js";
+import { percent } from "./fwlab.js";
 
-  const shown = (character) => ({ "\n": "↵", " ": "␣" })[character] ?? character;
-  const { percent } = fwlab;
-  const cosine = (a, b) => {
-    const length = Math.sqrt(fwlab.dot(a, a) * fwlab.dot(b, b));
-    return length === 0 ? 0 : fwlab.dot(a, b) / length;
+const folder = new URL("shakespeare/", fwlab.here);
+const LONGEST = 240;
+const FIRST =
+  "MENENIUS:\nWhat is the city?\n\nSICINIUS:\nThe people are the city.\n\nMENENIUS:\nThe pe";
+const RULES = { delta: "delta rule", sum: "sum rule" };
+
+const shown = (character) => ({ "\n": "↵", " ": "␣" })[character] ?? character;
+const cosine = (a, b) => {
+  const length = Math.sqrt(fwlab.dot(a, a) * fwlab.dot(b, b));
+  return length === 0 ? 0 : fwlab.dot(a, b) / length;
+};
+
+fwlab.figure("shakespeare", (figure) => {
+  const models = {}; // by rule, as they are asked for
+  const runs = {}; // by rule: text, and what the model made of it
+  let rule = "delta";
+  let position = 0; // how many characters were read
+  let head = [0, 2]; // layer and head, from 0
+  let onlyLast = false;
+  let speed = null; // characters per second of the last run
+
+  // What stands on the page
+
+  const text = fwlab.html("textarea", {
+    class: "fw-text",
+    maxlength: LONGEST,
+    rows: 4,
+    spellcheck: "false",
+  });
+  text.value = FIRST;
+  const label = fwlab.html("label", { class: "fw-wide" }, "Text to read", text);
+  // Letter by letter it would be noise to listen to; the words say the same.
+  const strip = fwlab.html("div", { class: "fw-strip", "aria-hidden": true });
+  const guesses = fwlab.html("div", { class: "fw-guesses" });
+  const heads = fwlab.html("div", { class: "fw-heads" });
+  const sign = (tag, name, sample, words) =>
+    fwlab.html("span", {}, fwlab.html(tag, { class: name }, sample), ` ${words}`);
+  const legend = fwlab.html(
+    "div",
+    { class: "fw-legend" },
+    sign("b", "fw-red", "e", "not expected: the redder, the bigger the surprise"),
+    sign("i", "fw-same", "e", "below a character: the chosen head recalls it"),
+    sign("i", false, "e", "recalls another one"),
+    sign("b", "fw-plus", "\u00a0", "entry of W above 0"),
+    sign("b", "fw-minus", "\u00a0", "below 0"),
+  );
+  const picture = fwlab.html("div", { class: "fw-picture" }, strip, guesses, legend, heads);
+  const model = () => models[rule];
+  const run = () => runs[rule];
+
+  // The model
+
+  const fetchModel = async (name) => {
+    if (models[name]) return;
+    figure.say(`Fetching the weights of the ${RULES[name]} (460 kB) …`);
+    models[name] = await fwlab.loadModel(new URL(`${name}.safetensors`, folder));
+    runs[name] = { text: "", steps: [], skipped: "" };
   };
 
-  fwlab.figure("shakespeare", (figure) => {
-    const models = {}; // by rule, as they are asked for
-    const runs = {}; // by rule: text, and what the model made of it
-    let rule = "delta";
-    let position = 0; // how many characters were read
-    let head = [0, 2]; // layer and head, from 0
-    let onlyLast = false;
-    let speed = null; // characters per second of the last run
+  // Read what is new of the text; what did not change is kept.
+  const read = () => {
+    const known = model().alphabet;
+    const all = [...text.value];
+    const wanted = all.filter((c) => known.includes(c)).join("");
+    const made = run();
+    made.skipped = [...new Set(all.filter((c) => !known.includes(c)))].join(" ");
+    let same = 0;
+    while (same < wanted.length && wanted[same] === made.text[same]) same++;
+    made.steps.length = Math.min(made.steps.length, same);
+    const state = same ? model().copy(made.steps[same - 1].state) : model().start();
+    const begin = performance.now();
+    for (const character of wanted.slice(same)) {
+      const token = known.indexOf(character);
+      const before = made.steps.at(-1)?.probabilities;
+      const { logits, trace } = model().step(token, state);
+      made.steps.push({
+        logits,
+        trace,
+        state: model().copy(state),
+        probabilities: fwlab.softmax(logits),
+        bits: before ? -Math.log2(before[token]) : null,
+      });
+    }
+    if (wanted.length > same)
+      speed = (1000 * (wanted.length - same)) / (performance.now() - begin);
+    made.text = wanted;
+  };
 
-    // What stands on the page
-
-    const text = fwlab.html("textarea", {
-      class: "fw-text",
-      maxlength: LONGEST,
-      rows: 4,
-      spellcheck: "false",
+  // Ask a memory for every key that was written so far. Of all values
+  // written, which one is its answer most like? Returns their places.
+  const answers = (name, [layer, number]) => {
+    const { steps } = runs[name];
+    if (!position) return [];
+    const memory = steps[position - 1].state[layer][number];
+    const written = steps.slice(0, position).map(({ trace }) => trace[layer][number]);
+    return written.map(({ key }) => {
+      const answer = models[name].read(memory, key);
+      const likeness = written.map(({ value }) => cosine(answer, value));
+      return likeness.indexOf(Math.max(...likeness));
     });
-    text.value = FIRST;
-    const label = fwlab.html("label", { class: "fw-wide" }, "Text to read", text);
-    // Letter by letter it would be noise to listen to; the words say the same.
-    const strip = fwlab.html("div", { class: "fw-strip", "aria-hidden": true });
-    const guesses = fwlab.html("div", { class: "fw-guesses" });
-    const heads = fwlab.html("div", { class: "fw-heads" });
-    const sign = (tag, name, sample, words) =>
-      fwlab.html("span", {}, fwlab.html(tag, { class: name }, sample), ` ${words}`);
-    const legend = fwlab.html(
-      "div",
-      { class: "fw-legend" },
-      sign("b", "fw-red", "e", "not expected: the redder, the bigger the surprise"),
-      sign("i", "fw-same", "e", "below a character: the chosen head recalls it"),
-      sign("i", false, "e", "recalls another one"),
-      sign("b", "fw-plus", "\u00a0", "entry of W above 0"),
-      sign("b", "fw-minus", "\u00a0", "below 0"),
+  };
+
+  // How many of them are values of the same character.
+  const right = (name, places) => {
+    const read = runs[name].text;
+    return places.filter((place, i) => read[place] === read[i]).length;
+  };
+
+  const share = (name) => {
+    const { layers, heads } = models[name];
+    let found = 0;
+    for (let layer = 0; layer < layers; layer++)
+      for (let number = 0; number < heads; number++)
+        found += right(name, answers(name, [layer, number]));
+    return found / (layers * heads * position);
+  };
+
+  // Mean of all characters so far but the first, in bits.
+  const surprise = ({ steps }) => {
+    const bits = steps.slice(1, position).map((step) => step.bits);
+    return bits.length ? bits.reduce((a, b) => a + b) / bits.length : null;
+  };
+
+  // The score of always guessing the most frequent character.
+  const commonest = () => {
+    const read = [...run().text.slice(0, position)];
+    const counts = read.map((a) => read.filter((b) => a === b).length);
+    return Math.max(...counts) / position;
+  };
+
+  // Drawing
+
+  const drawStrip = (places) => {
+    const { text: characters, steps } = run();
+    const boxes = [...characters].map((character, i) => {
+      const letter = fwlab.html("b", {}, shown(character));
+      // Without digits that nobody sees, and that processors round differently.
+      const red = (Math.min((steps[i].bits ?? 0) / 8, 1) * 35).toFixed(1);
+      letter.style.background = `color-mix(in srgb, var(--fw-wrong) ${red}%, transparent)`;
+      const answer = characters[places[i]];
+      const same = answer === character;
+      const below = fwlab.html(
+        "i",
+        { class: same && "fw-same" },
+        answer ? shown(answer) : "\u00a0",
+      );
+      const box = fwlab.html("span", {}, letter, below);
+      if (i === position - 1) box.className = "fw-now";
+      if (i >= position) box.className = "fw-later";
+      return box;
+    });
+    const lines = [[]];
+    boxes.forEach((box, i) => {
+      lines.at(-1).push(box);
+      if (characters[i] === "\n") lines.push([]);
+    });
+    strip.replaceChildren(
+      ...lines.map((line) => fwlab.html("div", {}, ...line)),
     );
-    const picture = fwlab.html("div", { class: "fw-picture" }, strip, guesses, legend, heads);
-    const model = () => models[rule];
-    const run = () => runs[rule];
+  };
 
-    // The model
+  const likeliest = () => {
+    if (!position) return [];
+    const { probabilities } = run().steps[position - 1];
+    return probabilities
+      .map((share, token) => [model().alphabet[token], share])
+      .sort(([, a], [, b]) => b - a)
+      .slice(0, 5);
+  };
 
-    const fetchModel = async (name) => {
-      if (models[name]) return;
-      figure.say(`Fetching the weights of the ${RULES[name]} (460 kB) …`);
-      models[name] = await fwlab.loadModel(new URL(`${name}.safetensors`, folder));
-      runs[name] = { text: "", steps: [], skipped: "" };
-    };
-
-    // Read what is new of the text; what did not change is kept.
-    const read = () => {
-      const known = model().alphabet;
-      const all = [...text.value];
-      const wanted = all.filter((c) => known.includes(c)).join("");
-      const made = run();
-      made.skipped = [...new Set(all.filter((c) => !known.includes(c)))].join(" ");
-      let same = 0;
-      while (same < wanted.length && wanted[same] === made.text[same]) same++;
-      made.steps.length = Math.min(made.steps.length, same);
-      const state = same ? model().copy(made.steps[same - 1].state) : model().start();
-      const begin = performance.now();
-      for (const character of wanted.slice(same)) {
-        const token = known.indexOf(character);
-        const before = made.steps.at(-1)?.probabilities;
-        const { logits, trace } = model().step(token, state);
-        made.steps.push({
-          logits,
-          trace,
-          state: model().copy(state),
-          probabilities: fwlab.softmax(logits),
-          bits: before ? -Math.log2(before[token]) : null,
-        });
-      }
-      if (wanted.length > same)
-        speed = (1000 * (wanted.length - same)) / (performance.now() - begin);
-      made.text = wanted;
-    };
-
-    // Ask a memory for every key that was written so far. Of all values
-    // written, which one is its answer most like? Returns their places.
-    const answers = (name, [layer, number]) => {
-      const { steps } = runs[name];
-      if (!position) return [];
-      const memory = steps[position - 1].state[layer][number];
-      const written = steps.slice(0, position).map(({ trace }) => trace[layer][number]);
-      return written.map(({ key }) => {
-        const answer = models[name].read(memory, key);
-        const likeness = written.map(({ value }) => cosine(answer, value));
-        return likeness.indexOf(Math.max(...likeness));
-      });
-    };
-
-    // How many of them are values of the same character.
-    const right = (name, places) => {
-      const read = runs[name].text;
-      return places.filter((place, i) => read[place] === read[i]).length;
-    };
-
-    const share = (name) => {
-      const { layers, heads } = models[name];
-      let found = 0;
-      for (let layer = 0; layer < layers; layer++)
-        for (let number = 0; number < heads; number++)
-          found += right(name, answers(name, [layer, number]));
-      return found / (layers * heads * position);
-    };
-
-    // Mean of all characters so far but the first, in bits.
-    const surprise = ({ steps }) => {
-      const bits = steps.slice(1, position).map((step) => step.bits);
-      return bits.length ? bits.reduce((a, b) => a + b) / bits.length : null;
-    };
-
-    // The score of always guessing the most frequent character.
-    const commonest = () => {
-      const read = [...run().text.slice(0, position)];
-      const counts = read.map((a) => read.filter((b) => a === b).length);
-      return Math.max(...counts) / position;
-    };
-
-    // Drawing
-
-    const drawStrip = (places) => {
-      const { text: characters, steps } = run();
-      const boxes = [...characters].map((character, i) => {
-        const letter = fwlab.html("b", {}, shown(character));
-        // Without digits that nobody sees, and that processors round differently.
-        const red = (Math.min((steps[i].bits ?? 0) / 8, 1) * 35).toFixed(1);
-        letter.style.background = `color-mix(in srgb, var(--fw-wrong) ${red}%, transparent)`;
-        const answer = characters[places[i]];
-        const same = answer === character;
-        const below = fwlab.html(
-          "i",
-          { class: same && "fw-same" },
-          answer ? shown(answer) : "\u00a0",
+  const drawGuesses = () => {
+    const next = run().text[position];
+    guesses.replaceChildren(
+      fwlab.html("strong", {}, "Next character"),
+      ...likeliest().map(([character, share]) => {
+        const bar = fwlab.html("i", {});
+        bar.style.width = `${(100 * share).toFixed(1)}%`;
+        return fwlab.html(
+          "div",
+          { class: character === next && "fw-now" },
+          fwlab.html("b", {}, shown(character)),
+          fwlab.html("span", {}, bar),
+          fwlab.html("em", {}, percent(share)),
         );
-        const box = fwlab.html("span", {}, letter, below);
-        if (i === position - 1) box.className = "fw-now";
-        if (i >= position) box.className = "fw-later";
-        return box;
-      });
-      const lines = [[]];
-      boxes.forEach((box, i) => {
-        lines.at(-1).push(box);
-        if (characters[i] === "\n") lines.push([]);
-      });
-      strip.replaceChildren(
-        ...lines.map((line) => fwlab.html("div", {}, ...line)),
-      );
-    };
-
-    const likeliest = () => {
-      if (!position) return [];
-      const { probabilities } = run().steps[position - 1];
-      return probabilities
-        .map((share, token) => [model().alphabet[token], share])
-        .sort(([, a], [, b]) => b - a)
-        .slice(0, 5);
-    };
-
-    const drawGuesses = () => {
-      const next = run().text[position];
-      guesses.replaceChildren(
-        fwlab.html("strong", {}, "Next character"),
-        ...likeliest().map(([character, share]) => {
-          const bar = fwlab.html("i", {});
-          bar.style.width = `${(100 * share).toFixed(1)}%`;
-          return fwlab.html(
-            "div",
-            { class: character === next && "fw-now" },
-            fwlab.html("b", {}, shown(character)),
-            fwlab.html("span", {}, bar),
-            fwlab.html("em", {}, percent(share)),
-          );
-        }),
-      );
-    };
-
-    // The numbers of a head, or what the last character changed of them.
-    const numbers = (layer, number) => {
-      const { steps } = run();
-      if (!position) return new Float32Array(model().width * model().features);
-      const after = steps[position - 1].state[layer][number].W;
-      if (!onlyLast || position === 1) return after;
-      const before = steps[position - 2].state[layer][number].W;
-      return after.map((a, i) => a - before[i]);
-    };
-
-    const canvases = new Map();
-    const makeHeads = () => {
-      canvases.clear();
-      heads.replaceChildren();
-      for (let layer = 0; layer < model().layers; layer++)
-        for (let number = 0; number < model().heads; number++) {
-          const canvas = fwlab.html("canvas", {
-            width: model().features,
-            height: model().width,
-            "aria-hidden": true,
-          });
-          const name = `layer ${layer + 1}, head ${number + 1}`;
-          const button = fwlab.html("button", { type: "button" }, canvas, name);
-          button.addEventListener("click", () => {
-            head = [layer, number];
-            draw();
-          });
-          canvases.set(`${layer} ${number}`, [button, canvas]);
-          heads.append(button);
-        }
-    };
-
-    const drawHeads = () => {
-      const ends = fwlab.ends(figure.root);
-      for (const [name, [button, canvas]] of canvases) {
-        const [layer, number] = name.split(" ").map(Number);
-        const W = numbers(layer, number);
-        const limit = W.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
-        fwlab.heat(canvas, W.map((a) => a / limit), ends);
-        button.setAttribute(
-          "aria-pressed",
-          layer === head[0] && number === head[1],
-        );
-      }
-    };
-
-    const sentence = (places) => {
-      const made = run();
-      const parts = [];
-      if (position) {
-        const [[character, chance]] = likeliest();
-        parts.push(
-          `After ${position} characters, the ${RULES[rule]} expects “${shown(character)}” ` +
-            `with ${percent(chance)}. Queried with every key so far, layer ${head[0] + 1}, ` +
-            `head ${head[1] + 1} recalls ${right(rule, places)} of ${position} characters ` +
-            "correctly.",
-        );
-      } else
-        parts.push(
-          `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
-        );
-      const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
-      for (const name of position ? read : [])
-        parts.push(
-          `All heads of the ${RULES[name]}: ${percent(share(name))}; its surprise: ` +
-            `${fwlab.number(surprise(runs[name]) ?? 0)} bits per character.`,
-        );
-      if (position)
-        parts.push(
-          `Always guessing the most frequent character scores ${percent(commonest())}.`,
-        );
-      if (text.value.length >= LONGEST)
-        parts.push(`It reads ${LONGEST} characters at most.`);
-      if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}.`);
-      return parts.join(" ");
-    };
-
-    const draw = () => {
-      const places = answers(rule, head);
-      drawStrip(places);
-      drawGuesses();
-      drawHeads();
-      scrub.limit(run().text.length);
-      scrub.value = position;
-      const full = text.value.length >= LONGEST;
-      if (full && document.activeElement === more) clear.focus();
-      more.disabled = full;
-      figure.say(sentence(places));
-    };
-
-    // Controls
-
-    const toEnd = () => {
-      replay.stop();
-      const chosen = rule;
-      for (rule of Object.keys(runs)) read(); // the twin, too
-      rule = chosen;
-      position = run().text.length;
-      draw();
-    };
-
-    // Between asking for a model and having it, the reader may ask for the
-    // other one: the last word counts.
-    let asked = null;
-    const use = async (name) => {
-      replay.stop();
-      asked = name;
-      const first = !model();
-      try {
-        await fetchModel(name);
-      } catch (error) {
-        which.querySelector(`input[value=${rule}]`).checked = true;
-        figure.say(`The weights of the ${RULES[name]} did not come. ${error.message}`);
-        return false;
-      }
-      if (asked !== name) return true;
-      rule = name;
-      makeHeads();
-      read();
-      position = first ? run().text.length : Math.min(position, run().text.length);
-      draw();
-      return true;
-    };
-
-    const scrub = fwlab.slider(
-      "Characters read",
-      { min: 0, max: LONGEST, step: 1, value: 0 },
-      (value) => {
-        replay.stop();
-        position = value;
-        draw();
-      },
-    );
-    scrub.limit = (most) => {
-      scrub.querySelector("input").max = most;
-    };
-    const replay = fwlab.player({
-      names: ["Replay", "Stop"],
-      every: 120,
-      begin: () => (position = 0),
-      step: () => {
-        position = Math.min(position + 1, run().text.length);
-        draw();
-        return position < run().text.length;
-      },
-    });
-    const more = fwlab.button("Let it write 40 characters", () => {
-      replay.stop();
-      for (let i = 0; i < 40 && text.value.length < LONGEST; i++) {
-        read();
-        const last = run().steps.at(-1);
-        const p = last ? last.probabilities : [];
-        text.value += last ? model().alphabet[p.indexOf(Math.max(...p))] : "\n";
-      }
-      toEnd();
-    });
-    const clear = fwlab.button("Empty", () => {
-      text.value = "";
-      toEnd();
-      text.focus();
-    });
-    text.addEventListener("input", toEnd);
-
-    const which = fwlab.choice("Memory", RULES, rule, use);
-    const last = fwlab.checkbox("only what the last character changed", onlyLast, (on) => {
-      onlyLast = on;
-      draw();
-    });
-
-    let starting = false;
-    const begin = fwlab.button("Start the model (460 kB)", async () => {
-      if (starting) return;
-      starting = true;
-      const started = await use("delta");
-      starting = false;
-      if (!started) return;
-      const here = [begin, document.body].includes(document.activeElement);
-      figure.root.replaceChildren(
-        fwlab.controls(which),
-        fwlab.controls(label),
-        picture,
-        fwlab.controls(scrub, replay.button, more, clear, last),
-      );
-      // Not if the reader has gone elsewhere meanwhile.
-      if (here) text.focus({ preventScroll: true });
-    });
-    figure.root.append(fwlab.controls(begin), ...[figure.placeholder].filter(Boolean));
-
-    return {
-      // A copy of the picture that needs no script.
-      still: () => fwlab.frozen(picture, fwlab.ends(figure.root)),
-      state: () => ({
-        rule,
-        text: run()?.text ?? null,
-        position,
-        head,
-        speed,
-        bits: run()?.steps.map((step) => step.bits) ?? null,
-        logits: position ? Array.from(run().steps[position - 1].logits) : null,
-        W: model() ? Array.from(numbers(...head)) : null,
-        answers: model() ? answers(rule, head) : null,
-        share: position ? share(rule) : null,
-        likeliest: model() ? likeliest() : null,
       }),
-    };
+    );
+  };
+
+  // The numbers of a head, or what the last character changed of them.
+  const numbers = (layer, number) => {
+    const { steps } = run();
+    if (!position) return new Float32Array(model().width * model().features);
+    const after = steps[position - 1].state[layer][number].W;
+    if (!onlyLast || position === 1) return after;
+    const before = steps[position - 2].state[layer][number].W;
+    return after.map((a, i) => a - before[i]);
+  };
+
+  const canvases = new Map();
+  const makeHeads = () => {
+    canvases.clear();
+    heads.replaceChildren();
+    for (let layer = 0; layer < model().layers; layer++)
+      for (let number = 0; number < model().heads; number++) {
+        const canvas = fwlab.html("canvas", {
+          width: model().features,
+          height: model().width,
+          "aria-hidden": true,
+        });
+        const name = `layer ${layer + 1}, head ${number + 1}`;
+        const button = fwlab.html("button", { type: "button" }, canvas, name);
+        button.addEventListener("click", () => {
+          head = [layer, number];
+          draw();
+        });
+        canvases.set(`${layer} ${number}`, [button, canvas]);
+        heads.append(button);
+      }
+  };
+
+  const drawHeads = () => {
+    const ends = fwlab.ends(figure.root);
+    for (const [name, [button, canvas]] of canvases) {
+      const [layer, number] = name.split(" ").map(Number);
+      const W = numbers(layer, number);
+      const limit = W.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
+      fwlab.heat(canvas, W.map((a) => a / limit), ends);
+      button.setAttribute(
+        "aria-pressed",
+        layer === head[0] && number === head[1],
+      );
+    }
+  };
+
+  const sentence = (places) => {
+    const made = run();
+    const parts = [];
+    if (position) {
+      const [[character, chance]] = likeliest();
+      parts.push(
+        `After ${position} characters, the ${RULES[rule]} expects “${shown(character)}” ` +
+          `with ${percent(chance)}. Queried with every key so far, layer ${head[0] + 1}, ` +
+          `head ${head[1] + 1} recalls ${right(rule, places)} of ${position} characters ` +
+          "correctly.",
+      );
+    } else
+      parts.push(
+        `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
+      );
+    const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
+    for (const name of position ? read : [])
+      parts.push(
+        `All heads of the ${RULES[name]}: ${percent(share(name))}; its surprise: ` +
+          `${fwlab.number(surprise(runs[name]) ?? 0)} bits per character.`,
+      );
+    if (position)
+      parts.push(
+        `Always guessing the most frequent character scores ${percent(commonest())}.`,
+      );
+    if (text.value.length >= LONGEST)
+      parts.push(`It reads ${LONGEST} characters at most.`);
+    if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}.`);
+    return parts.join(" ");
+  };
+
+  const draw = () => {
+    const places = answers(rule, head);
+    drawStrip(places);
+    drawGuesses();
+    drawHeads();
+    scrub.limit(run().text.length);
+    scrub.value = position;
+    const full = text.value.length >= LONGEST;
+    if (full && document.activeElement === more) clear.focus();
+    more.disabled = full;
+    figure.say(sentence(places));
+  };
+
+  // Controls
+
+  const toEnd = () => {
+    replay.stop();
+    const chosen = rule;
+    for (rule of Object.keys(runs)) read(); // the twin, too
+    rule = chosen;
+    position = run().text.length;
+    draw();
+  };
+
+  // Between asking for a model and having it, the reader may ask for the
+  // other one: the last word counts.
+  let asked = null;
+  const use = async (name) => {
+    replay.stop();
+    asked = name;
+    const first = !model();
+    try {
+      await fetchModel(name);
+    } catch (error) {
+      which.querySelector(`input[value=${rule}]`).checked = true;
+      figure.say(`The weights of the ${RULES[name]} did not come. ${error.message}`);
+      return false;
+    }
+    if (asked !== name) return true;
+    rule = name;
+    makeHeads();
+    read();
+    position = first ? run().text.length : Math.min(position, run().text.length);
+    draw();
+    return true;
+  };
+
+  const scrub = fwlab.slider(
+    "Characters read",
+    { min: 0, max: LONGEST, step: 1, value: 0 },
+    (value) => {
+      replay.stop();
+      position = value;
+      draw();
+    },
+  );
+  scrub.limit = (most) => {
+    scrub.querySelector("input").max = most;
+  };
+  const replay = fwlab.player({
+    names: ["Replay", "Stop"],
+    every: 120,
+    begin: () => (position = 0),
+    step: () => {
+      position = Math.min(position + 1, run().text.length);
+      draw();
+      return position < run().text.length;
+    },
   });
-}
+  const more = fwlab.button("Let it write 40 characters", () => {
+    replay.stop();
+    for (let i = 0; i < 40 && text.value.length < LONGEST; i++) {
+      read();
+      const last = run().steps.at(-1);
+      const p = last ? last.probabilities : [];
+      text.value += last ? model().alphabet[p.indexOf(Math.max(...p))] : "\n";
+    }
+    toEnd();
+  });
+  const clear = fwlab.button("Empty", () => {
+    text.value = "";
+    toEnd();
+    text.focus();
+  });
+  text.addEventListener("input", toEnd);
+
+  const which = fwlab.choice("Memory", RULES, rule, use);
+  const last = fwlab.checkbox("only what the last character changed", onlyLast, (on) => {
+    onlyLast = on;
+    draw();
+  });
+
+  let starting = false;
+  const begin = fwlab.button("Start the model (460 kB)", async () => {
+    if (starting) return;
+    starting = true;
+    const started = await use("delta");
+    starting = false;
+    if (!started) return;
+    const here = [begin, document.body].includes(document.activeElement);
+    figure.root.replaceChildren(
+      fwlab.controls(which),
+      fwlab.controls(label),
+      picture,
+      fwlab.controls(scrub, replay.button, more, clear, last),
+    );
+    // Not if the reader has gone elsewhere meanwhile.
+    if (here) text.focus({ preventScroll: true });
+  });
+  figure.root.append(fwlab.controls(begin), ...[figure.placeholder].filter(Boolean));
+
+  return {
+    // A copy of the picture that needs no script.
+    still: () => fwlab.frozen(picture, fwlab.ends(figure.root)),
+    state: () => ({
+      rule,
+      text: run()?.text ?? null,
+      position,
+      head,
+      speed,
+      bits: run()?.steps.map((step) => step.bits) ?? null,
+      logits: position ? Array.from(run().steps[position - 1].logits) : null,
+      W: model() ? Array.from(numbers(...head)) : null,
+      answers: model() ? answers(rule, head) : null,
+      share: position ? share(rule) : null,
+      likeliest: model() ? likeliest() : null,
+    }),
+  };
+});

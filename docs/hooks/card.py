@@ -1,4 +1,4 @@
-"""Draws the picture of a link to the site, for whoever shows a preview of it.
+"""Draws the picture of a link to the site, as a preview shows it.
 
 It is a memory whose values have all been replaced, by the sum rule and by the
 delta rule: its fast weights, and for how many keys the new value is what it

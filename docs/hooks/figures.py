@@ -2,12 +2,13 @@
 a figure in place of `<!-- still: NAME -->`, and pictures of all figures in
 place of `<!-- gallery -->`.
 
-A figure is docs/figures/NAME.js. Next to it are NAME.html, the picture it
-starts with, and NAME.txt, a description of that picture; both are written by
-docs/tools/keep_figures.py, for readers without scripts and for print, and so is
-heights.json, so that the text below a figure does not move when it begins. A figure
-that changes with the text has a picture of each step, NAME-STEP.html.
-docs/templates/theme/main.html loads the scripts that a page's figures need.
+A figure is docs/figures/NAME.js, a module. esbuild makes one script of it and all
+that it imports, as a page opened from disk runs no modules. Next to it are
+NAME.html, the picture it starts with, and NAME.txt, a description of that picture;
+both are written by docs/tools/keep_figures.py, for readers without scripts and for
+print, and so is heights.json, so that the text below a figure does not move when it
+begins. A figure that changes with the text has a picture of each step,
+NAME-STEP.html. docs/templates/theme/main.html loads the scripts of a page.
 Drawings are kept out of search; they are in sections, as the search plugin
 takes the end of the first nested element of a name for that of the outer one.
 The gallery has every page of docs/figures, in the order of the navigation,
@@ -15,13 +16,18 @@ with the `description` of its front matter and a picture from cards.html.
 """
 
 import json
+import os
 import re
+import subprocess
 import tomllib
 from base64 import b64encode
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from markupsafe import Markup
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
+from packages import MODULES, fetched
 from repository import ROOT
 from templates import render
 
@@ -48,53 +54,66 @@ ELSEWHERE = {
         "up, and is corrected: from the outer product to a chunk.",
     ),
 }
-#: Scripts that a figure needs besides its own.
-NEEDS = {
-    "capacity": ["algebra"],
-    "chunks": ["algebra"],
-    "dpfp": ["algebra"],
-    "essay": ["algebra", "plane"],
-    "forgets": ["algebra"],
-    "ladder": ["algebra"],
-    "live": ["algebra", "model"],
-    "memory": ["algebra", "plane"],
-    "puzzles": ["algebra", "puzzles-data"],
-    "shakespeare": ["algebra", "model"],
-    "strength": ["algebra", "model"],
-}
+#: The figures of each script that a page loads, by its name.
+bundles: dict[str, list[str]] = {}
 
 
 def on_files(files, config):
-    """Puzzles and weights as scripts: a page opened from disk cannot fetch a file."""
-    puzzles = tomllib.loads(PUZZLES.read_text("utf-8"))
-    scripts = {"puzzles-data.js": f"fwlab.puzzles = {json.dumps(puzzles)};\n"}
+    """Weights as scripts: a page opened from disk cannot fetch a file."""
+    bundles.clear()
+    for file in [f for f in files if re.fullmatch(r"figures/\w+\.js", f.src_uri)]:
+        files.remove(file)  # only its bundle is in the site
     for path in sorted(FOLDER.glob("*/*.safetensors")):
         name = path.relative_to(FOLDER).as_posix()
         letters = b64encode(path.read_bytes()).decode()
-        scripts[f"{name}.js"] = f'fwlab.packed["{name}"] = "{letters}";\n'
-    for name, script in scripts.items():
-        files.append(File.generated(config, f"figures/{name}", content=script))
+        script = f'(globalThis.packed ??= {{}})["{name}"] = "{letters}";\n'
+        files.append(File.generated(config, f"figures/{name}.js", content=script))
     return files
 
 
 def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
     if names := MARK.findall(html):
-        scripts = [script for name in names for script in (*NEEDS.get(name, []), name)]
-        paths = [f"figures/{script}.js" for script in ["common", *scripts]]
-        page.meta["scripts"] = list(
-            dict.fromkeys([*page.meta.get("scripts", []), *paths])
-        )
+        bundles["-".join(names)] = names
+        page.meta.setdefault("scripts", []).append(f"figures/{'-'.join(names)}.js")
     html = STILL.sub(lambda mark: _figure(mark[1], "still.html", page), html)
     return MARK.sub(lambda mark: _figure(mark[1], "figure.html", page), html)
 
 
 def on_env(env, config, files):
     """Once all pages have been read, and before search reads them."""
+    for name, script in bundled(bundles).items():
+        files.append(File.generated(config, f"figures/{name}.js", content=script))
     for file in files.documentation_pages():
         if GALLERY in (file.page.content or ""):
             cards = render("gallery.html", cards=list(_cards(file, config, files)))
             file.page.content = file.page.content.replace(GALLERY, cards)
+
+
+def bundled(figures: dict[str, list[str]]) -> dict[str, str]:
+    """One script of several figures, under each name.
+
+    Errors: `PluginError` if esbuild finds one, with what it says.
+    """
+    (esbuild,) = fetched(MODULES / "@esbuild", "*/bin/esbuild")
+    options = ["--bundle", "--charset=utf8", "--format=iife", "--minify"]
+    options += ["--log-level=warning", "--log-override:import-is-undefined=error"]
+    with TemporaryDirectory() as folder:
+        puzzles, out = Path(folder, "puzzles.json"), Path(folder, "out")
+        puzzles.write_text(json.dumps(tomllib.loads(PUZZLES.read_text("utf-8"))))
+        options += [f"--alias:fwlab-puzzles={puzzles}", f"--outdir={out}"]
+        for name, modules in figures.items():
+            lines = [f"import {json.dumps(f'{FOLDER}/{m}.js')};" for m in modules]
+            Path(folder, f"{name}.js").write_text("\n".join(lines), "utf-8")
+        done = subprocess.run(
+            [esbuild, *(Path(folder, f"{name}.js") for name in figures), *options],
+            env=os.environ | {"NODE_PATH": str(MODULES)},
+            capture_output=True,
+            encoding="utf-8",
+        )
+        if done.returncode:
+            raise PluginError(f"esbuild found an error in a figure:\n{done.stderr}")
+        return {name: (out / f"{name}.js").read_text("utf-8") for name in figures}
 
 
 def _cards(gallery, config, files):

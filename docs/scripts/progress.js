@@ -44,7 +44,6 @@
     else delete progress[notebook];
     write();
   };
-  const answered = (known, name) => known.has(name) || known.has(`tried:${name}`);
 
   // The switch that opens all parts is kept beside the notebooks.
   const OPEN = ["folds", "open"];

@@ -3,7 +3,8 @@
 The typefaces come from there; KaTeX sets the formulas; MiniSearch is below the
 search; axe-core finds barriers for readers, in the tests. Versions and hashes are in docs/package.json
 and docs/package-lock.json. If Node is not installed, it comes from a Python
-wheel.
+wheel. esbuild makes one script of the figures of a page; oxlint and tsc, which
+docs/tools/scripts.py fetches, check the scripts.
 """
 
 import importlib.util
@@ -17,13 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
 
 
-def missing() -> list[str]:
-    """The packages that are missing in their locked version."""
+def missing(tools: bool) -> list[str]:
+    """The packages that are missing in their locked version.
+
+    - `tools`: those that check scripts, too.
+    """
     lock = json.loads((DOCS / "package-lock.json").read_text("utf-8"))["packages"]
-    wanted = json.loads((DOCS / "package.json").read_text("utf-8"))["dependencies"]
+    listed = json.loads((DOCS / "package.json").read_text("utf-8"))
+    kinds = ["dependencies", *(["devDependencies"] if tools else [])]
     return [
         name
-        for name in wanted
+        for kind in kinds
+        for name in listed[kind]
         if _version(name) != lock[f"node_modules/{name}"]["version"]
     ]
 
@@ -60,8 +66,9 @@ def run(command: list[str], failure: str) -> None:
         sys.exit(f"{failure}: {next(errors, 'no reason given')}")
 
 
-def main() -> None:
-    names = missing()
+def fetch(tools: bool = False) -> None:
+    """Download what is missing."""
+    names = missing(tools)
     if not names:
         return
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -69,9 +76,10 @@ def main() -> None:
         shutil.copy(DOCS / name, CACHE)
     failure = f"could not fetch {' and '.join(names)} from npm"
     options = ["--ignore-scripts", "--no-audit", "--no-fund"]
+    options += [] if tools else ["--omit=dev"]
     run([*program("npm"), "ci", *options], failure)
     print(f"fetched {' and '.join(names)}")
 
 
 if __name__ == "__main__":
-    main()
+    fetch()
