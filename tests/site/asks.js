@@ -118,7 +118,7 @@ const LONG = () => {
 };
 
 // Blocks that begin beside the edge of their page, and those that end beyond its
-// measure: only pictures, code and tables may, up to the end of the column.
+// measure: only pictures, code, tables and long formulas may, up to the end of the column.
 const EDGES = () => {
   const article = document.querySelector("article");
   const { left, right } = article.getBoundingClientRect();
@@ -126,14 +126,15 @@ const EDGES = () => {
   const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
   const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
   const wide = "figure, .highlight, table, .nb-output";
-  const nested = `:is(${text}, ${wide}, details, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way) *`;
+  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way) *`;
   const found = [];
   for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard)`)) {
     const box = block.getBoundingClientRect();
     if (!box.width) continue;
     const indent = block.matches("ul:not([class]), ol") ? parseFloat(getComputedStyle(block).marginLeft) : 0;
-    const last = block.matches(wide) || block.querySelector(wide) ? right : end;
-    if (Math.abs(box.left - indent - left) > 1 || box.right > last + 1)
+    const formula = block.querySelector(".katex-html")?.getBoundingClientRect().width > 400;
+    const last = formula || block.matches(wide) || block.querySelector(wide) ? right : end;
+    if (Math.abs(box.left - indent - left) > 1 || box.right > last + 2)
       found.push(`${block.outerHTML.slice(0, 60)}: ${box.left} to ${box.right} in ${left} to ${last}`);
   }
   return found;
