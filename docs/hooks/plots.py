@@ -14,6 +14,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
@@ -94,10 +95,10 @@ def inline(svg: str, prefix: str, label: str) -> str:
     svg = re.sub("<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(INK, "currentColor", svg, flags=re.IGNORECASE)
     svg = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    view = re.search('viewBox="[^"]*"', svg)[0]
+    view = re.search('viewBox="([^"]*)"', svg)[1]
     begin = f'<svg id="{prefix}" role="img" aria-label="{label}"'
     svg = svg.replace("<svg", begin, 1)
-    return svg + render("enlarged.html", name=prefix, view=view, label=label)
+    return svg + render("enlarged.html", name=prefix, view=view, label=Markup(label))
 
 
 def _letters(drawn: re.Match) -> str:
