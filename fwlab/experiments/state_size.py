@@ -361,8 +361,14 @@ def draw(points: list[Point]) -> Figure:
         some = select(small, lr=lr)
         plots.series(below, some, color, marker, "-", f"{lr:g}", x="steps")
         windows = plots.medians(some, "steps", "windows_loss")
-        look = {"color": color, "marker": marker, "linestyle": "--"}
-        below.plot([*windows], [*windows.values()], markerfacecolor="none", **look)
+        below.plot(
+            [*windows],
+            [*windows.values()],
+            color=color,
+            marker=marker,
+            linestyle="--",
+            markerfacecolor="none",
+        )
     below.set_xscale("log", base=2)
     below.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     below.set_xlabel("optimiser steps of small models with the delta rule")
