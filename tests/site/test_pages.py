@@ -1,7 +1,6 @@
 """Every page of the built site in a browser: whole, legible, and light."""
 
 import gzip
-import re
 import shutil
 from collections import Counter
 from functools import cache
@@ -10,8 +9,6 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 from browser import served
 from built import ROOT, asks, search, until
-from figure import watched
-from shift import PHONE, WATCH
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 WIDTH = "document.documentElement.scrollWidth"
@@ -24,8 +21,6 @@ KINDS = (
     *("figures/memory", "notebooks/03_dpfp", "annotated/fwp"),
     *("annotated/equations", "annotated/source/ops/correcting/rules/comba"),
 )
-#: The first screen of these has a figure, formulas, or code.
-STEADY = ("index", "notebooks/04_delta_rule", "annotated/fwp")
 #: Where plots are drawn, and the size of their letters on a phone.
 PLOTS = {"results": 11, "reproduce/": 11, "kernels/": 11, "notebooks/": 9}
 
@@ -173,33 +168,6 @@ def test_pages_are_light(look, site, pages):
     sizes = {page: common + sum(map(packed, named(page))) for page in pages}
     assert sizes["index.html"] < 300_000
     assert {page: size for page, size in sizes.items() if size >= 400_000} == {}
-
-
-def test_nothing_jumps(browser, address):
-    """However late scripts and fonts come: here only once all else has been drawn.
-
-    Not measured by the clock, so that it is the same on every machine.
-    """
-    moved = {}
-    for page in STEADY:
-        context = watched(browser, address, [], **PHONE)
-        tab, held = context.new_page(), []
-        tab.add_init_script(WATCH)
-        # Not the two scripts in the head, before which nothing is drawn.
-        late = re.compile(r"\.woff2$|(?<!progress)(?<!-worker)\.js$")
-        tab.route(late, lambda route, _, held=held: held.append(route))
-        tab.goto(f"{address}{page}.html", wait_until="commit")
-        until(tab, "performance.getEntriesByName('first-contentful-paint').length")
-        until(tab, "document.querySelector('footer')")
-        for route in held:
-            route.continue_()
-        tab.unroute(late)
-        tab.wait_for_load_state()
-        tab.evaluate("document.fonts.ready.then(() => 0)")
-        tab.evaluate("new Promise((seen) => setTimeout(seen, 200))")
-        moved[page] = sum(value for _, value in tab.evaluate("shifts"))
-        context.close()
-    assert {page: value for page, value in moved.items() if value >= 0.05} == {}
 
 
 def test_site_opens_from_disk(look, site):
