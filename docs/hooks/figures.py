@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from markupsafe import Markup
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
-from packages import MODULES, fetched
+from packages import MODULES, fetched, npm
 from repository import ROOT
 from templates import render
 
@@ -95,7 +95,7 @@ def bundled(figures: dict[str, list[str]]) -> dict[str, str]:
 
     Errors: `PluginError` if esbuild finds one, with what it says.
     """
-    (esbuild,) = fetched(MODULES / "@esbuild", "*/bin/esbuild")
+    (esbuild,) = fetched(MODULES / "esbuild", "bin/esbuild")
     options = ["--bundle", "--charset=utf8", "--format=iife", "--minify"]
     options += ["--log-level=warning", "--log-override:import-is-undefined=error"]
     with TemporaryDirectory() as folder:
@@ -106,7 +106,12 @@ def bundled(figures: dict[str, list[str]]) -> dict[str, str]:
             lines = [f"import {json.dumps(f'{FOLDER}/{m}.js')};" for m in modules]
             Path(folder, f"{name}.js").write_text("\n".join(lines), "utf-8")
         done = subprocess.run(
-            [esbuild, *(Path(folder, f"{name}.js") for name in figures), *options],
+            [
+                *npm.program("node"),
+                esbuild,
+                *(Path(folder, f"{name}.js") for name in figures),
+                *options,
+            ],
             env=os.environ | {"NODE_PATH": str(MODULES)},
             capture_output=True,
             encoding="utf-8",

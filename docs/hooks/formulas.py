@@ -8,18 +8,14 @@ notebooks.py by `marked`. A formula that KaTeX cannot set stops the build.
 import json
 import re
 import subprocess
-import sys
 from functools import partial
 from html import escape, unescape
 
 import numbered
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
-from packages import MODULES, fetched
+from packages import MODULES, fetched, npm
 from repository import ROOT
-
-sys.path.insert(0, str(ROOT / "docs" / "tools"))
-import npm
 
 #: What is inside of an element of arithmatex, and what may not begin a line after it.
 MARKED = re.compile(
@@ -30,6 +26,8 @@ MARKED = re.compile(
 TEX = re.compile(
     r"\$\$(.+?)\$\$|(\\begin\{align\}.+?\\end\{align\})|\$(.+?)\$", re.DOTALL
 )
+#: A formula can be broken between two of these.
+BASE = '<span class="katex-base">'
 #: Set in this run: while a page is being written, others stay as they are.
 done: dict[tuple[str, bool], str] = {}
 
@@ -108,6 +106,12 @@ def _html(found: re.Match, page, files) -> str:
         # Outside of what is hidden from screen readers.
         html = html.removesuffix("</span></span>") + link + "</span></span>"
     html = f"{element}{html}</{name}>"
-    if name == "span" and mark and html.count('class="katex-base"') == 1:
+    if name == "div" or not mark:
+        return html + mark
+    # A line may not begin with the comma that follows a formula.
+    before, _, last = html.rpartition(BASE)
+    if BASE not in before:
         return f'<span class="fw-kept">{html}{mark}</span>'
-    return html + mark
+    ends = "</span>" * 3  # of the visible half, of both halves, and of arithmatex
+    last = last.removesuffix(ends)
+    return f'{before}<span class="fw-kept">{BASE}{last}{mark}</span>{ends}'

@@ -1,12 +1,16 @@
 """Copies the packages that docs/tools/npm.py has fetched into the site."""
 
 import re
+import sys
 from base64 import b64encode
 from pathlib import Path
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from repository import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import npm as npm  # for hooks that run a program of npm
 
 MODULES = ROOT / ".cache" / "npm" / "node_modules"
 #: Folder of the site: package, and the files to copy from it.

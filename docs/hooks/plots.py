@@ -83,7 +83,7 @@ MINIMUM = 11
 
 
 def inline(svg: str, prefix: str, label: str) -> str:
-    """A matplotlib drawing as part of a page, and the same in large.
+    """A matplotlib drawing as part of a page, and an enlarged copy.
 
     Its ink takes the colour of the text around it, and its texts are set in
     the site's letters. All of its names start with `prefix`, because several

@@ -3,7 +3,8 @@
 let explained = null;
 document.addEventListener("click", (event) => {
   const term = event.target.closest?.(".fw-term") ?? null;
-  if (term && term !== explained && matchMedia("(hover: none)").matches) {
+  // Screen readers, which have read the explanation, press without touching.
+  if (term && term !== explained && event.pointerType === "touch") {
     event.preventDefault();
     term.focus();
   }

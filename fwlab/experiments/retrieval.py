@@ -238,7 +238,7 @@ def evaluate(
 
 
 #: What `train` does unless it is told otherwise, in words.
-SETUP = {"optimiser": "Adam", "schedule": "constant", "lr": 1e-3, "batch": 32}
+SETUP = {"optimiser": "Adam", "schedule": "constant", "lr": 1e-3}
 
 
 def train(

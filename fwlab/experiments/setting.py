@@ -104,7 +104,7 @@ class Setting:
             one = [S for S in s.sizes if S in self.anchors or S in near]
             for S, ask in _pairs(s.sizes, one if s.one is None else s.one):
                 unsure = 0.6 <= self.load(s, S) <= 1.5
-                # Not of the published protocol, which takes longest.
+                # Asking one key takes longest.
                 many = S == 20 or (unsure and (ask == ALL or s.map == "linear"))
                 for seed in (1, 2, 3) if many else (1,):
                     grids[0].append(self._point(s, S, ask, seed, 64, 20_000))
