@@ -128,7 +128,7 @@ const EDGES = () => {
   const wide = "figure, .highlight, table, .nb-output";
   const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way) *`;
   const found = [];
-  for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard)`)) {
+  for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard, [role=status])`)) {
     const box = block.getBoundingClientRect();
     if (!box.width) continue;
     const indent = block.matches("ul:not([class]), ol") ? parseFloat(getComputedStyle(block).marginLeft) : 0;

@@ -171,7 +171,7 @@ def watched(browser, base: str, seen: list[str], **options):
             seen.append(f"request: {request.url}")
 
     def watch(tab):
-        tab.on("load", lambda: OPENED.append(tab.url))
+        tab.on("load", lambda: OPENED.extend([tab.url][tab.url == "about:blank" :]))
         tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
         tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
 

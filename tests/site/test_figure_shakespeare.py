@@ -128,7 +128,7 @@ def test_answers_are_those_of_the_memory(live, rule):
     # The letters below the text are theirs.
     shown = {"\n": "↵", " ": "␣"}
     letters, same, words = live.ask(
-        "[texts('.fw-strip i'), all('.fw-same').length, words()]"
+        "[texts('.fw-strip i'), all('.fw-strip .fw-same').length, words()]"
     )
     assert letters == [shown.get(TEXT[i], TEXT[i]) for i in seen["answers"]]
     assert same == sum(TEXT[i] == c for i, c in zip(seen["answers"], TEXT, strict=True))
