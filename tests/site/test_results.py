@@ -67,7 +67,9 @@ def html(site) -> str:
 @pytest.fixture(scope="module")
 def labels(html) -> dict[str, str]:
     """What each plot of the page says to those who do not see it."""
-    return dict(re.findall(r'<svg id="plot-(\w+)" role="img" aria-label="([^"]*)"', html))
+    return dict(
+        re.findall(r'<svg id="plot-(\w+)" role="img" aria-label="([^"]*)"', html)
+    )
 
 
 def test_page_has_every_plot_once_above_its_table(html, labels):
