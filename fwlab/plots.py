@@ -341,7 +341,10 @@ def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
         Line2D([], [], color=INK, marker=marker, linestyle=line, label=label)
         for marker, line, label in entries
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(entries))
+    rows = 1 if len(entries) <= 3 else 2  # four are wider than a figure
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=-(-len(entries) // rows)
+    )
 
 
 def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
