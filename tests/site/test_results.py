@@ -305,7 +305,8 @@ def test_hybrids_are_those_of_their_files(html):
 
 def test_findings_are_those_of_the_files():
     page = (ROOT / "docs" / "results.md").read_text("utf-8")
-    adding, forgetting, speed, failed = re.findall(r"^\d\. \*\*.*$", page, re.MULTILINE)
+    adding, forgetting, speed = re.findall(r"^\d\. \*\*.*$", page, re.MULTILINE)
+    failed = page.partition("### What failed\n\n")[2].partition("\n")[0]
     losses, small = final(), defaultdict(list)
     text = (RESULTS / "quick" / "language-model.json").read_text("utf-8")
     for point in json.loads(text)["points"]:

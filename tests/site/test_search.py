@@ -39,6 +39,7 @@ QUERIES = {
     "kv cache": "figures/cache",
     "shakespeare": "figures/shakespeare",
     "install": "index",
+    "what failed": "results",
     "pip": "index",
     "colab": "course",
     "numbers to remember": "cheatsheet",
