@@ -15,6 +15,7 @@ from fwlab.feature_maps import (
     Identity,
     RandomFourier,
     ReLU,
+    denominator,
     gaussian_directions,
     l2_normalize,
     sum_normalize,
@@ -431,3 +432,16 @@ def test_no_vector_changes_another(normalize, dtype):
     for last in (0.0, torch.finfo(dtype).tiny, torch.finfo(dtype).max):
         x[-1] = last
         assert torch.equal(normalize(x)[:-1], others)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_denominator_is_empty_up_to_the_smallest_normal_number(dtype):
+    wide = torch.float32 if dtype.itemsize < 4 else dtype
+    tiny = torch.finfo(wide).tiny
+    total = torch.tensor([tiny / 2, tiny, -tiny, 4 * tiny], dtype=dtype)
+    assert denominator(total).tolist() == [math.inf] * 3 + [4 * tiny]
+
+
+@pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
+def test_one_small_feature_is_all_there_is(normalize):
+    assert normalize(torch.tensor([2.0**-120, 0.0, 0.0])).tolist() == [1, 0, 0]
