@@ -273,9 +273,15 @@ def test_what_random_features_are_without_being_told():
     assert FAVOR(4).orthogonal is FAVOR(4).stabilize is True
     assert RandomFourier(4).orthogonal is False
     assert torch.equal(RandomFourier(4).bandwidth, torch.ones(4))
+    text = "^RandomFourier: expected bandwidth to be a finite number above 0, got"
     for bandwidth in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="bandwidth to be a finite number above 0"):
-            RandomFourier(4, bandwidth=bandwidth)
+        refuses(partial(RandomFourier, 4, bandwidth=bandwidth), text, ValueError)
+    refuses(partial(RandomFourier, 4, bandwidth="1"), text, TypeError)
+    for make in (FAVOR, RandomFourier):
+        start = f"^{make.__name__}: expected"
+        refuses(partial(make, 4, orthogonal=1), f"{start} orthogonal to", TypeError)
+        refuses(partial(make(4).redraw, 1.0), f"{start} seed to", TypeError)
+    refuses(partial(FAVOR, 4, stabilize=1), "^FAVOR: expected stabilize to", TypeError)
     drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -380,7 +386,8 @@ def test_favor_by_hand_is_the_formula(scaled, stabilize):
         y, scale = phi.scaled(x) if scaled else (phi(x), None)
         # A gradient whose last dimension is not the innermost in memory.
         dy = random(8, 5, 2).permute(1, 2, 0)
-        results.append([y, *torch.autograd.grad(y, x, dy)])
+        (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
+        results.append([y, dx, *torch.autograd.grad(dx.square().sum(), x)])
         results[-1] += [] if scale is None else [scale]
         assert learned == (phi.omega in {*_leaves(y.grad_fn)})
     for a, b in zip(*results, strict=True):
@@ -440,6 +447,12 @@ def test_a_denominator_is_empty_up_to_the_smallest_normal_number(dtype):
     tiny = torch.finfo(wide).tiny
     total = torch.tensor([tiny / 2, tiny, -tiny, 4 * tiny], dtype=dtype)
     assert denominator(total).tolist() == [math.inf] * 3 + [4 * tiny]
+
+
+def test_a_small_denominator_of_float16_is_not_empty():
+    """Its own smallest normal number is 6e-5, and no limit of what is divided."""
+    total = torch.tensor([1e-6, 0], dtype=torch.float16)
+    assert denominator(total).tolist() == [total[0].item(), math.inf]
 
 
 @pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
