@@ -1,10 +1,10 @@
-"""`recall`: the task, the model, and what separates the rules."""
+"""`recall`, `mqar`: the tasks, the models, and what separates the rules."""
 
 import pytest
 import torch
 
 from fwlab import ops
-from fwlab.experiments import recall
+from fwlab.experiments import mqar, recall
 from fwlab.experiments.experiment import verdict
 from fwlab.experiments.recall import UNASKED, Recaller, sequences
 
@@ -132,3 +132,49 @@ def test_claims_count_the_worst_size_of_each_seed(quick):
     assert claim.verdict == "seeds overlap" and "[0.100, 0.995]" in claim.found
     left = [p for p in points if p["pairs"] == 4]
     assert {c.verdict for c in recall.claims(left)} == {"not run"}
+
+
+@pytest.mark.parametrize("returns", [0, 2, 4])
+def test_sequences_of_zoology(returns):
+    """Pairs, those that return, and each key once more among random tokens."""
+    tokens, wanted = mqar.sequences(500, returns)
+    context = 2 * (4 + returns)
+    for row, answers in zip(tokens.tolist(), wanted.tolist(), strict=True):
+        keys, values = row[:context:2], row[1:context:2]
+        assert len({*keys[:4]}) == 4 and {*keys[4:]} <= {*keys[:4]}
+        assert min(keys) > 0 and max(keys) < 128 <= min(values) and max(values) < 256
+        assert len({*values}) == len(values) and len({*keys[4:]}) == returns
+        memory = dict(zip(keys, values, strict=True))  # the last one wins
+        asked = {at: answer for at, answer in enumerate(answers) if answer != UNASKED}
+        assert {row[at]: answer for at, answer in asked.items()} == memory
+        assert len(asked) == 4 and all(at >= context and at % 2 == 0 for at in asked)
+    # The first place is asked most, with 1 of 1 + 1/2 + 1/3 + ... in the first draw.
+    places = (wanted != UNASKED)[:, context::2].double().mean(0)
+    assert len(places) == 28 - returns and places[0] > 0.6 > 0.1 > places[-4:].mean()
+
+
+def test_epochs_and_claims_of_zoology(monkeypatch):
+    """All training sequences in every epoch, up to the first that solves the task."""
+    seen, usual = [], mqar.loss_of
+    monkeypatch.setattr(mqar, "TRAIN", 8)
+    monkeypatch.setattr(mqar, "TEST", 50)
+    monkeypatch.setattr(mqar, "BATCH", 4)
+    monkeypatch.setattr(
+        mqar,
+        "loss_of",
+        lambda model, batch: seen.append(batch[0]) or usual(model, batch),
+    )
+    point = {"mixer": "delta", "returns": 4, "epochs": 2, "seed": 1}
+    result = mqar.run(point)
+    one, other = (torch.cat(seen[at : at + 2]).unique(dim=0) for at in (0, 2))
+    assert len(seen) == 4 and len(one) == 8 and torch.equal(one, other)
+    assert len(result["curve"]) == 2 and result["accuracy"] == result["curve"][-1]
+    monkeypatch.setattr(mqar, "SOLVED", -1)
+    assert len(mqar.run(point)["curve"]) == 1
+    monkeypatch.undo()
+    points = mqar.points(True)
+    for p in points:
+        p["accuracy"] = 0.5 if p["mixer"] == "sum" and p["returns"] else 1.0
+    assert {c.verdict for c in mqar.claims(points)} == {"reproduced", "holds"}
+    points[0]["accuracy"] = 0.9
+    assert verdict(mqar.claims(points)) == "partly"

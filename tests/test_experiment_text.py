@@ -1,5 +1,5 @@
 """Experiments that train language models: `language-model`, `ablation`,
-`state-size`.
+`state-size`, `length`.
 """
 
 from dataclasses import replace
@@ -12,7 +12,14 @@ import torch
 from torch.nn import functional as F
 
 from fwlab.data import corpus
-from fwlab.experiments import ablation, language_model, state_size, text, verdict
+from fwlab.experiments import (
+    ablation,
+    language_model,
+    length,
+    state_size,
+    text,
+    verdict,
+)
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.training import Config, Trainer
 from fwlab.training.batches import in_rows
@@ -272,3 +279,24 @@ def test_the_sum_rule_grows_and_the_delta_rule_does_not():
         norms = [model.prefill(tokens[:, :n])[1][1].norm() for n in (2000, 8000)]
         growth[rule] = float(norms[1] / norms[0])
     assert growth["sum"] > 3.5 and growth["delta"] < 2
+
+
+def test_windows_of_every_length_have_the_same_characters(monkeypatch):
+    monkeypatch.setattr(length, "LENGTHS", (8, 16, 32))
+    monkeypatch.setattr(length, "READ", 64)
+    for name in length.NAMES:
+        mixer = (MIXERS | length.SOFTMAX)[name]
+        run = text.Run(replace(SMALL, d_model=8), mixer, TEXT)
+        found = length.by_length(run)
+        count = (len(run.val_tokens) - 1) // 32 * 32
+        assert count >= 128
+        for size in (8, 32):
+            ends = [
+                F.cross_entropy(run.model(x[None])[0], y, reduction="sum").item()
+                for x, y in zip(
+                    run.val_tokens[:count].long().split(size),
+                    run.val_tokens[1 : count + 1].long().split(size),
+                    strict=True,
+                )
+            ]
+            assert found[f"loss_{size}"] == pytest.approx(sum(ends) / count, abs=1e-4)

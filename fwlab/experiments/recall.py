@@ -122,7 +122,8 @@ def run(point: Point) -> Point:
     curve: list[tuple[int, float]] = []
     for step in fit(model, draw, loss_of, point["budget"], point["lr"]):
         if step % EVERY == 0 or step == point["budget"]:
-            accuracy = evaluate(model, pairs, symbols, shows)
+            test = sequences(SEQUENCES, pairs, symbols, shows)
+            accuracy = right(model, *test)
             curve.append((step, round(accuracy, 4)))
             if accuracy >= SOLVED or at_chance(curve, pairs, point["budget"]):
                 break
@@ -196,10 +197,7 @@ class Recaller(LanguageModel):
         vocab = 2 * symbols
         super().__init__(vocab, mixer, layers, heads, D_MODEL, max_len, 2 * D_MODEL)
         self.before = nn.Embedding(vocab, D_MODEL)
-        # Larger than those of a language model, which suit larger widths.
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
+        enlarge(self)
         if features == "own":
             return
         for block in self.blocks:
@@ -215,10 +213,16 @@ class Recaller(LanguageModel):
         return self._logits(x)
 
 
+def enlarge(model: nn.Module) -> None:
+    """Initial weights larger than a language model's, which suit larger widths."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, pairs: int, symbols: int, shows: int) -> float:
-    """The share of queries in new sequences that get the right value."""
-    tokens, wanted = sequences(SEQUENCES, pairs, symbols, shows)
+def right(model: nn.Module, tokens: Tensor, wanted: Tensor) -> float:
+    """The share of queries that get the right value."""
     asked = wanted != UNASKED
     return (model(tokens)[asked].argmax(-1) == wanted[asked]).double().mean().item()
 

@@ -1,0 +1,121 @@
+"""Which layers make use of texts that are longer than those of training?
+
+Trained with windows of 64 characters, tested with windows of up to 1024.
+"""
+
+import torch
+from matplotlib.figure import Figure
+from torch.nn import functional as F
+
+from fwlab import plots
+from fwlab.experiments import text
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    compared,
+    losses,
+    select,
+)
+from fwlab.experiments.language_model import ROTARY_SOFTMAX
+from fwlab.layers import SoftmaxAttention
+from fwlab.models import MIXERS, Mixer
+from fwlab.plots import FAST, OTHER, TRAINED
+from fwlab.training import Config
+
+LENGTHS = (64, 128, 256, 512, 1024)
+#: Characters that are read at once.
+READ = 8192
+#: Softmax attention that takes any length.
+SOFTMAX = {
+    "softmax-rotary": ROTARY_SOFTMAX,
+    "softmax, no positions": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads)),
+}
+#: Those of the quick version, and all others that take any length, but for
+#: feedback, which takes too long, and rules that hardly differ from these.
+QUICK = ("softmax-rotary", "transformer-xl", "sum", "gated", "delta", "gated-delta")
+NAMES = (*QUICK, "softmax, no positions", "kimi-delta", "fwp", "aft-conv")
+
+
+def points(quick: bool) -> list[Point]:
+    size = {} if quick else {"size": "small-800", "lr": text.LR["small"]}
+    names = QUICK if quick else NAMES
+    return text.points(quick, [{"mixer": name, **size} for name in names])
+
+
+def run(point: Point) -> Point:
+    run = text.Run(*model(point), text.load(point["corpus"]))
+    return text.train(run) | by_length(run)
+
+
+@torch.no_grad()
+def by_length(run: text.Run) -> Point:
+    """The loss of the same characters in windows of each length.
+
+    Each window begins with an empty state.
+    """
+    count = (len(run.val_tokens) - 1) // max(LENGTHS) * max(LENGTHS)
+    inputs, targets = (run.val_tokens[at : at + count].long() for at in (0, 1))
+    found: Point = {}
+    for length in LENGTHS:
+        parts = inputs.view(-1, length).split(READ // length)
+        logits = torch.cat([run.model(part).flatten(0, 1) for part in parts])
+        loss = F.cross_entropy(logits, targets).item()
+        found[f"loss_{length}"] = text.finite(loss)
+    return found
+
+
+def model(point: Point) -> tuple[Config, Mixer]:
+    """The configuration of a point, and how its model mixes."""
+    mixer = (MIXERS | SOFTMAX)[point["mixer"]]
+    return text.config(point, mixer), mixer
+
+
+# --- What came out ------------------------------------------------------
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    short, *_, long = LENGTHS
+    return [
+        compared(
+            f"{name}: lower in windows of {long} than of {short}",
+            "",
+            [losses(points, f"loss_{n}", mixer=name) for n in (long, short)],
+        )
+        for name in dict.fromkeys(p["mixer"] for p in points)
+    ]
+
+
+def draw(points: list[Point]) -> Figure:
+    """By how much the loss differs from that in windows as in training."""
+    names = [*dict.fromkeys(p["mixer"] for p in points)]
+    figure, axes = plots.grid(
+        len(names), "characters in a window", "change of the loss"
+    )
+    for ax, name in zip(axes, names, strict=True):
+        changes = [
+            {"length": n, "loss": None if None in (loss, base) else loss - base}
+            for p in select(points, mixer=name)
+            for base in [p[f"loss_{min(LENGTHS)}"]]
+            for n in LENGTHS
+            for loss in [p[f"loss_{n}"]]
+        ]
+        color = FAST if "delta" in name else OTHER if "softmax" in name else TRAINED
+        plots.series(ax, changes, color, "o", "-", x="length")
+        ax.set_title(name)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(LENGTHS, [*map(str, LENGTHS)])
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="length",
+    title="Texts that are longer than those of training",
+    source="ours, after Press et al. 2022",
+    cost="quick: 3 min of one core; full: 10 min",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+    setup=lambda point: text.setup(model(point)[0]),
+)
