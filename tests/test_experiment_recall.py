@@ -137,7 +137,7 @@ def test_claims_count_the_worst_size_of_each_seed(quick):
 @pytest.mark.parametrize("returns", [0, 2, 4])
 def test_sequences_of_zoology(returns):
     """Pairs, those that return, and each key once more among random tokens."""
-    tokens, wanted = mqar.sequences(500, returns)
+    tokens, wanted = mqar.sequences(500, returns, 256, 64)
     context = 2 * (4 + returns)
     for row, answers in zip(tokens.tolist(), wanted.tolist(), strict=True):
         keys, values = row[:context:2], row[1:context:2]
@@ -164,7 +164,8 @@ def test_epochs_and_claims_of_zoology(monkeypatch):
         "loss_of",
         lambda model, batch: seen.append(batch[0]) or usual(model, batch),
     )
-    point = {"mixer": "delta", "returns": 4, "epochs": 2, "seed": 1}
+    point = {"mixer": "delta", "returns": 4, "epochs": 2}
+    point |= {"vocabulary": 64, "time": 32, "seed": 1}
     result = mqar.run(point)
     one, other = (torch.cat(seen[at : at + 2]).unique(dim=0) for at in (0, 2))
     assert len(seen) == 4 and len(one) == 8 and torch.equal(one, other)

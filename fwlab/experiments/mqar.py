@@ -6,7 +6,6 @@ each key, among random tokens.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -27,7 +26,7 @@ from fwlab.experiments.recall import UNASKED, enlarge, loss_of, right
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, OTHER, SERIES, WRONG
 
-VOCABULARY, TIME, PAIRS = 256, 64, 4
+PAIRS = 4
 #: Keys that return with a new value, and what that is called.
 TASKS = {0: "each key once", PAIRS: "every key returns"}
 #: Numbers of sequences: for training, the same ones in every epoch, and others.
@@ -40,7 +39,6 @@ WIDTH, LR, DECAY = 32, 1e-2, 0.1
 #: Mixers, with their colour, marker and line.
 LOOKS = {
     "softmax": (OTHER, "^", "-"),
-    "softmax-rotary": (OTHER, "v", ":"),
     "sum": (WRONG, "D", "-."),
     "delta": (FAST, "o", "-"),
     "gated-delta": (SERIES[0], "s", "--"),
@@ -48,8 +46,10 @@ LOOKS = {
 
 
 def points(quick: bool) -> list[Point]:
+    sizes = (64, 32, 4) if quick else (256, 64, 8)
+    size = dict(zip(("vocabulary", "time", "epochs"), sizes, strict=True))
     return [
-        {"mixer": mixer, "returns": returns, "epochs": 2 if quick else 8, "seed": seed}
+        {"mixer": mixer, "returns": returns, **size, "seed": seed}
         for seed in (1, 2, 3)
         for returns in TASKS
         for mixer in LOOKS
@@ -58,8 +58,9 @@ def points(quick: bool) -> list[Point]:
 
 def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
-    train, test = (sequences(count, point["returns"]) for count in (TRAIN, TEST))
-    model, epoch = build(point["mixer"]), -(-TRAIN // BATCH)
+    size = point["vocabulary"], point["time"]
+    train, test = (sequences(n, point["returns"], *size) for n in (TRAIN, TEST))
+    model, epoch = build(point["mixer"], *size), -(-TRAIN // BATCH)
     curve: list[float] = []
     left: list[Tensor] = []
 
@@ -82,44 +83,43 @@ def run(point: Point) -> Point:
         "accuracy": curve[-1],
         "curve": curve,
         "parameters": model.num_parameters(),
-        "state": model.state_size(TIME),
+        "state": model.state_size(point["time"]),
     }
 
 
-def sequences(count: int, returns: int) -> tuple[Tensor, Tensor]:
+def sequences(
+    count: int, returns: int, vocabulary: int, time: int
+) -> tuple[Tensor, Tensor]:
     """Pairs, those that return, and queries among random tokens.
 
     - `returns`: number of keys that are shown a second time, from 0 to `PAIRS`.
-    - Returns the tokens and what to answer after each, `[count, TIME]`: the most
+    - Returns the tokens and what to answer after each, `[count, time]`: the most
       recent value of a queried key, elsewhere `UNASKED`. Keys are tokens from 1,
       and values are in the upper half; no sequence has one twice.
     """
-    half, shown = VOCABULARY // 2, PAIRS + returns
+    half, shown = vocabulary // 2, PAIRS + returns
     keys = torch.rand(count, half - 1).argsort(-1)[:, :PAIRS] + 1
     values = torch.rand(count, half).argsort(-1)[:, :shown] + half
     again = torch.rand(count, PAIRS).argsort(-1)[:, :returns]
-    tokens = torch.randint(VOCABULARY, (count, TIME))
+    tokens = torch.randint(vocabulary, (count, time))
     tokens[:, : 2 * shown : 2] = torch.cat([keys, keys.gather(1, again)], 1)
     tokens[:, 1 : 2 * shown : 2] = values
     answers = values[:, :PAIRS].scatter(1, again, values[:, PAIRS:])
-    places = torch.arange(1.0, TIME // 2 - shown + 1) ** POWER
+    places = torch.arange(1.0, time // 2 - shown + 1) ** POWER
     at = 2 * (shown + torch.multinomial(places.expand(count, -1), PAIRS))
     wanted = torch.full_like(tokens, UNASKED).scatter(1, at, answers)
     return tokens.scatter(1, at, keys), wanted
 
 
-def build(mixer: str) -> LanguageModel:
+def build(mixer: str, vocabulary: int, time: int) -> LanguageModel:
     """Two layers with one head, as in the authors' example.
 
     Fast weights have a convolution of width 4 before their keys, so that a value
     and its key meet; the authors put one in front of every mixer but attention.
     """
-    options: dict[str, Any] = {"fast_weights": {"conv_size": 4}}
-    if mixer.startswith("softmax"):
-        options = {"softmax": {"rope": 1.0}} if mixer == "softmax-rotary" else {}
-        mixer = "softmax"
-    sizes = 2, 1, WIDTH, TIME, 2 * WIDTH
-    model = LanguageModel(VOCABULARY, mixer, *sizes, **options)
+    conv = {} if mixer == "softmax" else {"fast_weights": {"conv_size": 4}}
+    sizes = 2, 1, WIDTH, time, 2 * WIDTH
+    model = LanguageModel(vocabulary, mixer, *sizes, **conv)
     enlarge(model)
     return model
 
@@ -139,7 +139,7 @@ def claims(points: list[Point]) -> list[Claim]:
             "solved (Figure 2)" if (mixer, returns) == ("softmax", 0) else "",
             [accuracies(mixer, returns)],
             lambda accuracy: accuracy >= SOLVED,
-            protocol="256 tokens for 8,192, width 32 for 64",
+            protocol=f"{points[0]['vocabulary']} tokens for 8,192, width {WIDTH}",
         )
         for returns, task in TASKS.items()
         for mixer in LOOKS
