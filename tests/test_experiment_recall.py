@@ -173,7 +173,7 @@ def test_epochs_and_claims_of_zoology(monkeypatch):
     monkeypatch.setattr(mqar, "SOLVED", -1)
     assert len(mqar.run(point)["curve"]) == 1
     monkeypatch.undo()
-    points = mqar.points(True)
+    points = mqar.points(False)
     for p in points:
         p["accuracy"] = 0.5 if p["mixer"] == "sum" and p["returns"] else 1.0
     assert {c.verdict for c in mqar.claims(points)} == {"reproduced", "holds"}

@@ -282,10 +282,18 @@ def test_the_sum_rule_grows_and_the_delta_rule_does_not():
 
 
 def test_windows_of_every_length_have_the_same_characters(monkeypatch):
+    points = length.points(True)
+    for p in points:
+        p |= {f"loss_{n}": p["seed"] for n in length.LENGTHS}
+        p["loss_1024"] += 0.1 if p["mixer"] == "sum" else -0.1
+    found = {c.text.split(":")[0]: c for c in length.claims(points)}
+    assert {n for n, c in found.items() if c.verdict == "does not"} == {"sum"}
+    assert len(found) == 6 and found["delta"].found == "-0.100 [-0.100, -0.100]"
+    assert found["delta"].apart and found["delta"].verdict == "holds"
     monkeypatch.setattr(length, "LENGTHS", (8, 16, 32))
     monkeypatch.setattr(length, "READ", 64)
     for name in length.NAMES:
-        mixer = (MIXERS | length.SOFTMAX)[name]
+        mixer = (MIXERS | length.OWN)[name]
         run = text.Run(replace(SMALL, d_model=8), mixer, TEXT)
         found = length.by_length(run)
         count = (len(run.val_tokens) - 1) // 32 * 32

@@ -14,7 +14,6 @@ from fwlab.experiments.experiment import (
     Experiment,
     Point,
     compared,
-    losses,
     select,
 )
 from fwlab.experiments.language_model import ROTARY_SOFTMAX
@@ -26,15 +25,18 @@ from fwlab.training import Config
 LENGTHS = (64, 128, 256, 512, 1024)
 #: Characters that are read at once.
 READ = 8192
-#: Softmax attention that takes any length.
-SOFTMAX = {
+#: Softmax attention that takes any length, and the delta rule with the keys of the
+#: gated delta rule.
+OWN = {
     "softmax-rotary": ROTARY_SOFTMAX,
     "softmax, no positions": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads)),
+    "delta, unit keys": text.fast_weights("delta", "identity"),
 }
-#: Those of the quick version, and all others that take any length, but for
-#: feedback, which takes too long, and rules that hardly differ from these.
+#: Those of the quick version, and more that take any length. Feedback takes too
+#: long, and further relatives of the delta rule are left out.
 QUICK = ("softmax-rotary", "transformer-xl", "sum", "gated", "delta", "gated-delta")
-NAMES = (*QUICK, "softmax, no positions", "kimi-delta", "fwp", "aft-conv")
+OTHERS = ("softmax, no positions", "kimi-delta", "fwp", "aft-conv", "delta, unit keys")
+NAMES = QUICK + OTHERS
 
 
 def points(quick: bool) -> list[Point]:
@@ -67,7 +69,7 @@ def by_length(run: text.Run) -> Point:
 
 def model(point: Point) -> tuple[Config, Mixer]:
     """The configuration of a point, and how its model mixes."""
-    mixer = (MIXERS | SOFTMAX)[point["mixer"]]
+    mixer = (MIXERS | OWN)[point["mixer"]]
     return text.config(point, mixer), mixer
 
 
@@ -75,30 +77,36 @@ def model(point: Point) -> tuple[Config, Mixer]:
 
 
 def claims(points: list[Point]) -> list[Claim]:
+    """Seed by seed: the same model reads the same characters."""
     short, *_, long = LENGTHS
     return [
         compared(
             f"{name}: lower in windows of {long} than of {short}",
             "",
-            [losses(points, f"loss_{n}", mixer=name) for n in (long, short)],
+            [[change(p, long) for p in select(points, mixer=name)]],
+            lambda x: x < 0,
+            spec="+.3f",
         )
         for name in dict.fromkeys(p["mixer"] for p in points)
     ]
 
 
-def draw(points: list[Point]) -> Figure:
+def change(point: Point, length: int) -> float | None:
     """By how much the loss differs from that in windows as in training."""
+    base, loss = (point[f"loss_{n}"] for n in (min(LENGTHS), length))
+    return None if None in (base, loss) else loss - base
+
+
+def draw(points: list[Point]) -> Figure:
     names = [*dict.fromkeys(p["mixer"] for p in points)]
     figure, axes = plots.grid(
         len(names), "characters in a window", "change of the loss"
     )
     for ax, name in zip(axes, names, strict=True):
         changes = [
-            {"length": n, "loss": None if None in (loss, base) else loss - base}
+            {"length": n, "loss": change(p, n)}
             for p in select(points, mixer=name)
-            for base in [p[f"loss_{min(LENGTHS)}"]]
             for n in LENGTHS
-            for loss in [p[f"loss_{n}"]]
         ]
         color = FAST if "delta" in name else OTHER if "softmax" in name else TRAINED
         plots.series(ax, changes, color, "o", "-", x="length")
