@@ -19,7 +19,7 @@ from fwlab.experiments.experiment import (
 from fwlab.experiments.language_model import ROTARY_SOFTMAX
 from fwlab.layers import SoftmaxAttention
 from fwlab.models import MIXERS, Mixer
-from fwlab.plots import FAST, OTHER, TRAINED
+from fwlab.plots import FAST, OTHER
 from fwlab.training import Config
 
 LENGTHS = (64, 128, 256, 512, 1024)
@@ -108,7 +108,7 @@ def draw(points: list[Point]) -> Figure:
             for p in select(points, mixer=name)
             for n in LENGTHS
         ]
-        color = FAST if "delta" in name else OTHER if "softmax" in name else TRAINED
+        color = OTHER if name.startswith(("softmax", "transformer", "aft")) else FAST
         plots.series(ax, changes, color, "o", "-", x="length")
         ax.set_title(name)
         ax.set_xscale("log", base=2)
@@ -120,7 +120,7 @@ EXPERIMENT = Experiment(
     name="length",
     title="Texts that are longer than those of training",
     source="ours, after Press et al. 2022",
-    cost="quick: 3 min of one core; full: 10 min",
+    cost="quick: 3 min of one core; full: 13 min",
     points=points,
     run=run,
     claims=claims,
