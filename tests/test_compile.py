@@ -182,8 +182,8 @@ def test_every_recurrence_is_an_operator():
 
 @pytest.mark.parametrize("time", [1, 35])
 @pytest.mark.parametrize("name", some((*ROWS, "images"), AGAIN))
-def test_what_pytorch_is_told(name, time):
-    """Schema, shapes and gradients, checked by PyTorch."""
+def test_what_pytorch_is_told(name, time, monkeypatch):
+    """Schema and shapes, checked by PyTorch; and the numbers of an ordinary call."""
     for operator, arguments in calls_of(name, time):
         leaves = [
             x.detach().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x
@@ -194,6 +194,11 @@ def test_what_pytorch_is_told(name, time):
             tuple(leaves),
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )
+    if row := ROWS.get(name):
+        inputs, state = problem(row, time)
+        wanted = outcome(row, inputs, state, "auto")
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        agree(outcome(row, inputs, state, "auto"), wanted, 1e-14)
 
 
 RECURRENCES = {"additive", "correcting", "correcting_early", "fwp", "aft", "aft_simple"}
