@@ -1,3 +1,4 @@
+// @ts-check
 // The delta rule in chunks, with its true numbers, in a race with the loop. Folded
 // below it: which blocks of the triangle of pairs are computed, what is kept, and
 // the way back.
@@ -185,7 +186,7 @@ fwlab.figure("chunks", (figure) => {
         order: through,
       },
       chunked: {
-        kept: Math.min(written + (past.length > 1), chunks) * once,
+        kept: Math.min(written + Number(past.length > 1), chunks) * once,
         multiplications: past.reduce((sum, name) => sum + price[name], 0),
         order: written,
       },
@@ -398,7 +399,7 @@ fwlab.figure("chunks", (figure) => {
     small(0, 13, at > RACE ? "Forward, finished" : `Forward, tick ${at}`),
     ...COSTS.map(([, label, x]) => small(x, 13, label, END)),
   ];
-  const lane = (name, kind, { length, written, pending, ready, there, outputs }) => {
+  const lane = (name, kind, { length, written, pending, there, outputs, ready = false }) => {
     const top = LANES[name];
     const width = length * LANE_WIDTH;
     const elements = [];
