@@ -286,13 +286,14 @@ fwlab.figure("chunks", (figure) => {
     for (let j = 0; j <= columns; j++) d += `M${x + j * width} ${y}v${rows * height}`;
     return lines(d, { "stroke-opacity": 0.35, "stroke-width": 0.5 });
   };
-  const numbers = (rows, x, y, width, height, digits = 1) =>
+  // Narrow cells have no room for the zero of -0.5.
+  const numbers = (rows, x, y, width, height) =>
     rows.flatMap((row, i) =>
       row.map((value, j) =>
         text(
           x + (j + 0.5) * width,
           y + (i + 0.5) * height,
-          fwlab.number(value, digits),
+          fwlab.number(value, 1).replace(width < ACROSS ? /\b0\./ : ".", "."),
           { class: "fw-cell-text", style: LEGIBLE },
         ),
       ),
@@ -524,10 +525,6 @@ fwlab.figure("chunks", (figure) => {
           ...numbers([row.slice(0, i + 1)], x, BLOCKS + i * DOWN, across, DOWN),
         ),
       );
-    // Narrow cells have no room for the zero of -0.5.
-    if (across < ACROSS)
-      for (const { childNodes } of elements.slice(1))
-        childNodes[0].data = childNodes[0].data.replace("0.", ".");
     return part(name, elements);
   };
 
