@@ -164,7 +164,7 @@ def draw(points: list[Point]) -> Figure:
             ]
             plots.series(ax, own, *look, mixer, "accuracy", "epoch")
         ax.set(title=task, ylabel="accuracy", ylim=(-0.04, 1.04), yticks=[0, 0.5, 1])
-    axes[-1].set_xlabel("epoch")
+    axes[-1].set(xlabel="epoch", xticks=range(1, points[0]["epochs"] + 1))
     plots.legend(figure, axes[0], columns=2)
     return figure
 
