@@ -678,6 +678,12 @@ const BESIDE = () => [...document.querySelectorAll(".katex-display:has(.fw-numbe
     formula.bottom - number.top - number.height / 2];
 });
 
+// Marks that are not a whole word.
+const CUT = () => [...document.querySelectorAll("mark")]
+  .filter(({ previousSibling, nextSibling }) =>
+    /\w$/.test(previousSibling?.textContent ?? "") || /^\w/.test(nextSibling?.textContent ?? ""))
+  .map((e) => e.parentElement.textContent);
+
 // The places that the search finds first for each query.
 const SEARCHED = (queries) => queries.map((query) => {
   const { items } = globalThis.answered({ type: 2, data: query }).data;

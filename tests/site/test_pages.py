@@ -195,10 +195,11 @@ def test_site_opens_from_disk(look, site):
     tab = look("index.html", base=f"{site.as_uri()}/")
     assert tab.locator("article .katex").count() > 0
     search(tab, "triangular system")
-    link = tab.locator(".md-search-result__link[href*='09_chunks.html?h=tri']")
+    link = tab.locator(".md-search-result__link[href*='09_chunks.html?h=']")
     link.first.click()
     tab.wait_for_url("**/notebooks/09_chunks.html?h=*")
     tab.locator("article mark", has_text="triangular").first.wait_for()
+    assert tab.evaluate(asks.CUT) == []
     assert tab.locator("article .katex").count() > 0
 
 
