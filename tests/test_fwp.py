@@ -57,6 +57,16 @@ def test_any_activation(activation, monkeypatch):
     agree(outcome(row, inputs, state, "efficient"), found, 1e-14)
 
 
+def test_a_traced_call_keeps_what_one_gradient_needs(monkeypatch):
+    inputs, _ = problem(ROWS["fwp-tanh"], 12, with_state=False)
+    wanted = torch.autograd.grad(weighted(ops.fwp(*inputs)), inputs)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for place, x in enumerate(inputs):
+        alone = [x if y is x else y.detach() for y in inputs]
+        (found,) = torch.autograd.grad(weighted(ops.fwp(*alone)), x)
+        assert error(found, wanted[place]) < 1e-12
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_activation_with_parameters_learns(alone):
     """With all the rest, or alone; and it is a part of the layer."""

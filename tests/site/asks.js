@@ -126,7 +126,7 @@ const EDGES = () => {
   const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
   const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
   const wide = "figure, .highlight, table, .nb-output";
-  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way) *`;
+  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way, .fw-aside) *`;
   const found = [];
   for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard, [role=status])`)) {
     const box = block.getBoundingClientRect();
@@ -552,6 +552,19 @@ const LIVE = ({
     return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
   }),
 });
+
+// How far its picture is pushed down when the figure begins.
+const PUSHED = (() => {
+  const [row] = all(".fw-controls");
+  const top = () => all(".fw-pair")[0].getBoundingClientRect().top;
+  const after = top();
+  root.classList.remove("fw-live");
+  row.style.display = "none";
+  const pushed = after - top();
+  root.classList.add("fw-live");
+  row.style.display = "";
+  return pushed;
+})();
 
 // --- memory ----------------------------------------------------------------
 
