@@ -65,12 +65,14 @@ class Task(NamedTuple):
     """A language, and what Table 3 says of it.
 
     - `draw`: makes a batch of tokens, and what to answer after each.
-    - `answers`: number of possible answers, which are the first tokens.
+    - `tokens`, `answers`: numbers of tokens and of possible answers, which are
+      the first tokens.
     - `layers`, `budget`: of the model, and the optimiser steps.
     - `published`: scaled accuracies with beta up to 1 and up to 2.
     """
 
     draw: Callable[[int, int], tuple[Tensor, Tensor]]
+    tokens: int
     answers: int
     layers: int
     budget: int
@@ -78,8 +80,10 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "parity": Task(parity, 2, 2, 300, ("0.017", "1.000")),
-    "arithmetic": Task(arithmetic, MODULUS, 3, 2000, ("0.314", "0.971")),
+    "parity": Task(parity, 2, 2, 2, 400, ("0.017", "1.000")),
+    "arithmetic": Task(
+        *(arithmetic, MODULUS + len(OPERATORS), MODULUS, 3, 2000), ("0.314", "0.971")
+    ),
 }
 
 
@@ -98,7 +102,7 @@ def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
     task = TASKS[point["task"]]
     model = LanguageModel(
-        *(MODULUS + len(OPERATORS), "delta", task.layers, HEADS, WIDTH),
+        *(task.tokens, "delta", task.layers, HEADS, WIDTH),
         d_ff=2 * WIDTH,
         fast_weights={
             "like": "delta-net",
