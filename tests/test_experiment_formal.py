@@ -29,7 +29,7 @@ def test_claims_follow_the_scores():
             p["far"] = conv if p["conv"] else beta_1 if p["limit"] == 1 else beta_2
             yield p
 
-    right = formal.claims([*verdicts(0.01, 0.99, 0.9)])
+    right = formal.claims([*verdicts(0.01, 0.99, 0.99)])
     assert {c.verdict for c in right} == {"reproduced", "holds"}
     wrong = formal.claims([*verdicts(0.7, 0.6, 0.8)])
     assert {c.verdict for c in wrong} == {"not", "does not"}
