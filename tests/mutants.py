@@ -33,7 +33,7 @@ SPECIFICATIONS = [
     "fwlab/ops/*/rules/[a-z]*.py",
 ]
 #: How many mutants of all `efficient.py` together.
-SAMPLE = 60
+SAMPLE = 360
 CAUGHT = {"killed", "timeout", "segfault"}
 
 

@@ -16,6 +16,7 @@ from fwlab import layers, ops
 from fwlab.models import LanguageModel
 from fwlab.models.language_model import MIXERS
 from fwlab.ops.additive.efficient import Memory
+from fwlab.ops.aft.full import efficient as full_efficient
 from fwlab.ops.aft.full.efficient import Tiles
 from fwlab.ops.aft.simple.efficient import _Simple
 from fwlab.ops.call.operators import Operator
@@ -182,9 +183,11 @@ def test_every_recurrence_is_an_operator():
 
 @pytest.mark.parametrize("time", [1, 35])
 @pytest.mark.parametrize("name", some((*ROWS, "images"), AGAIN))
-def test_what_pytorch_is_told(name, time):
-    """Schema, shapes and gradients, checked by PyTorch."""
-    for operator, arguments in calls_of(name, time):
+def test_what_pytorch_is_told(name, time, monkeypatch):
+    """Schema and shapes, checked by PyTorch; and the numbers of an ordinary call."""
+    with torch.set_grad_enabled(time > 1):  # What is kept for a backward pass, too.
+        calls = calls_of(name, time)
+    for operator, arguments in calls:
         leaves = [
             x.detach().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x
             for x in arguments
@@ -194,6 +197,14 @@ def test_what_pytorch_is_told(name, time):
             tuple(leaves),
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )
+    if row := ROWS.get(name):
+        inputs, state = problem(row, time)
+        if name.startswith("aft"):  # Some tiles, and rows that are computed alone.
+            monkeypatch.setattr(full_efficient, "TILE", 16)
+            monkeypatch.setattr(full_efficient, "MAX_FACTOR", 20.0)
+        wanted = outcome(row, inputs, state, "auto")
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        agree(outcome(row, inputs, state, "auto"), wanted, 1e-14)
 
 
 RECURRENCES = {"additive", "correcting", "correcting_early", "fwp", "aft", "aft_simple"}

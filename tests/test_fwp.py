@@ -47,11 +47,24 @@ class Gain(nn.Module):
 @pytest.mark.parametrize(
     "activation", [F.relu, torch.sin, lambda W: W.clamp(-1, 1), lambda W: 0.9 * W]
 )
-def test_any_activation(activation):
+def test_any_activation(activation, monkeypatch):
     table = ROWS["fwp-tanh"]
     row = Row(lambda *x, **o: ops.fwp(*x, activation, **o), table.make, table.large)
     inputs, state = problem(row, 40)
-    agree(*(outcome(row, inputs, state, n) for n in ("efficient", "naive")), 1e-10)
+    naive, found = (outcome(row, inputs, state, n) for n in ("naive", "efficient"))
+    agree(found, naive, 1e-10)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    agree(outcome(row, inputs, state, "efficient"), found, 1e-14)
+
+
+def test_a_traced_call_keeps_what_one_gradient_needs(monkeypatch):
+    inputs, _ = problem(ROWS["fwp-tanh"], 12, with_state=False)
+    wanted = torch.autograd.grad(weighted(ops.fwp(*inputs)), inputs)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for place, x in enumerate(inputs):
+        alone = [x if y is x else y.detach() for y in inputs]
+        (found,) = torch.autograd.grad(weighted(ops.fwp(*alone)), x)
+        assert error(found, wanted[place]) < 1e-12
 
 
 @pytest.mark.parametrize("alone", [False, True])

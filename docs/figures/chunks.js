@@ -1,3 +1,4 @@
+// @ts-check
 // The delta rule in chunks, with its true numbers, in a race with the loop. Folded
 // below it: which blocks of the triangle of pairs are computed, what is kept, and
 // the way back.
@@ -185,7 +186,7 @@ fwlab.figure("chunks", (figure) => {
         order: through,
       },
       chunked: {
-        kept: Math.min(written + (past.length > 1), chunks) * once,
+        kept: Math.min(written + Number(past.length > 1), chunks) * once,
         multiplications: past.reduce((sum, name) => sum + price[name], 0),
         order: written,
       },
@@ -285,13 +286,14 @@ fwlab.figure("chunks", (figure) => {
     for (let j = 0; j <= columns; j++) d += `M${x + j * width} ${y}v${rows * height}`;
     return lines(d, { "stroke-opacity": 0.35, "stroke-width": 0.5 });
   };
-  const numbers = (rows, x, y, width, height, digits = 1) =>
+  // Narrow cells have no room for the zero of -0.5.
+  const numbers = (rows, x, y, width, height) =>
     rows.flatMap((row, i) =>
       row.map((value, j) =>
         text(
           x + (j + 0.5) * width,
           y + (i + 0.5) * height,
-          fwlab.number(value, digits),
+          fwlab.number(value, 1).replace(width < ACROSS ? /\b0\./ : ".", "."),
           { class: "fw-cell-text", style: LEGIBLE },
         ),
       ),
@@ -398,7 +400,7 @@ fwlab.figure("chunks", (figure) => {
     small(0, 13, at > RACE ? "Forward, finished" : `Forward, tick ${at}`),
     ...COSTS.map(([, label, x]) => small(x, 13, label, END)),
   ];
-  const lane = (name, kind, { length, written, pending, ready, there, outputs }) => {
+  const lane = (name, kind, { length, written, pending, there, outputs, ready = false }) => {
     const top = LANES[name];
     const width = length * LANE_WIDTH;
     const elements = [];
@@ -523,10 +525,6 @@ fwlab.figure("chunks", (figure) => {
           ...numbers([row.slice(0, i + 1)], x, BLOCKS + i * DOWN, across, DOWN),
         ),
       );
-    // Narrow cells have no room for the zero of -0.5.
-    if (across < ACROSS)
-      for (const { childNodes } of elements.slice(1))
-        childNodes[0].data = childNodes[0].data.replace("0.", ".");
     return part(name, elements);
   };
 

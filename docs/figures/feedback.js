@@ -1,3 +1,4 @@
+// @ts-check
 // Which states of a stack a state can see, in a transformer and in the feedback
 // transformer of fwlab.ops.feedback, and the longest path that ends there.
 // Only `reads` knows a model; all that is shown follows from it.
@@ -13,10 +14,13 @@ fwlab.figure("feedback", (figure) => {
 
   const span = (from, to) =>
     Array.from({ length: Math.max(0, to - from + 1) }, (_, i) => from + i);
+  /** @param {number[]} state */
   const key = ([l, t]) => `${l},${t}`;
   const all = span(1, T).flatMap((t) => span(0, L).map((l) => [l, t]));
+  /** @param {string} kind @param {number[]} state */
   const memories = (kind, [l, t]) =>
     kind === "feedback" && l > 0 ? span(1, t - 1) : [];
+  /** @param {string} kind @param {number[]} state */
   const reads = (kind, [l, t]) => {
     if (l === 0) return [];
     if (kind === "transformer") return span(1, t).map((j) => [l - 1, j]);
@@ -82,6 +86,7 @@ fwlab.figure("feedback", (figure) => {
   };
   const layersInWords = (n) => `${n} layer${n === 1 ? "" : "s"}`;
   const steps = (from, to) => (from === to ? `step ${from}` : `steps ${from} to ${to}`);
+  /** @param {number[]} state */
   const place = ([l, t]) => `${l ? `Layer ${l}` : "Input 0"} at step ${t}`;
 
   // One model: its drawing, and what of it changes with the choice.
@@ -122,11 +127,9 @@ fwlab.figure("feedback", (figure) => {
     if (kind === "feedback") add(text(4, memoryY + 5, "memory"));
     else {
       // A transformer has no memories: here is room for the legend.
-      for (const [look, name, x] of [
-        ["direct", "read directly", 4],
-        ["reachable", "through others", 100],
-        ["none", "not seen", 202],
-      ]) {
+      const samples = [["direct", "read directly"], ["reachable", "through others"], ["none", "not seen"]];
+      for (const [i, [look, name]] of samples.entries()) {
+        const x = [4, 100, 202][i];
         const sample = box(x, 33, 13, 13, { rx: 2 });
         paint(sample, text(), look);
         picture.append(sample, small(x + 18, 45, name));
@@ -140,7 +143,7 @@ fwlab.figure("feedback", (figure) => {
     for (const state of all) {
       const [l, t] = state;
       const shape = box(left(t), top(l), wide, high, { rx: 4 });
-      const label = text(centre(t), top(l) + high / 2 + 5, layers(state), CENTRED);
+      const label = text(centre(t), top(l) + high / 2 + 5, `${layers(state)}`, CENTRED);
       // A finger finds the whole field of the cell.
       const field = box(left(t) - (W - wide) / 2, top(l) - (H - high) / 2, W, H, {
         fill: "none",
@@ -180,14 +183,17 @@ fwlab.figure("feedback", (figure) => {
     bar.append(...span(0, sequential - 1).map((i) => box(5 + i * 20.6, axisY + 36, 16, 13)));
 
     // From a memory, and from all below it, to the left of a cell.
+    /** @param {number} j @param {number[]} state */
     const fromMemory = (j, [l, t]) => {
       const gap = left(t) - (W - wide) / 2;
       return `M${centre(j)} ${memoryY}H${gap}V${top(l) + high / 2}H${left(t)}`;
     };
+    /** @param {number} j @param {number[]} state */
     const upwards = (j, [l, t]) =>
       `M${centre(j)} ${top(l - 1)}L${centre(t)} ${top(l) + high}`;
     // One layer of the longest path: from the layer below, or from the top of
     // an earlier step through its memory.
+    /** @param {number[]} from @param {number[]} state */
     const hop = ([k, j], state) =>
       kind === "transformer" || j === state[1]
         ? upwards(j, state)

@@ -153,8 +153,8 @@ fwlab.figure("live", (figure) => {
     }
   };
 
-  // The last sentence goes into both memories: its name as the key, its place as
-  // the value; then the memory changes.
+  // Words of the last sentence appear below it, and go into both memories: its name
+  // as the key, its place as the value; then the memory changes.
   let frame;
   const fly = () => {
     const begin = performance.now();
@@ -166,16 +166,24 @@ fwlab.figure("live", (figure) => {
     next();
     const [name, place] = facts.at(-1);
     const corner = picture.getBoundingClientRect();
-    const from = picture.querySelector("p").lastElementChild.getBoundingClientRect();
+    const story = picture.querySelector("p");
+    const { localName, firstChild: told } = story.lastElementChild;
+    const { bottom } = story.getBoundingClientRect();
+    const range = document.createRange();
     for (const canvas of Object.values(maps)) {
       const { x, y, width, height } = canvas.getBoundingClientRect();
       const ends = { [name]: [x + width / 2, y], [place]: [x, y + height / 2] };
       for (const [word, to] of Object.entries(ends)) {
-        const ghost = fwlab.html("span", { class: "fw-ghost", "aria-hidden": true }, word);
+        const start = told.textContent.indexOf(word);
+        range.setStart(told, start);
+        range.setEnd(told, start + word.length);
+        const from = range.getBoundingClientRect();
+        const ghost = fwlab.html(localName, { class: "fw-ghost", "aria-hidden": true }, word);
         picture.append(ghost);
         const at = (left, top) => `translate(${left - corner.x}px, ${top - corner.y}px)`;
         const way = [
-          { transform: at(from.x, from.y) },
+          { transform: at(from.x, from.y), opacity: 0 },
+          { transform: at(from.x, bottom - from.height), opacity: 1 },
           { transform: at(...to), opacity: 0.3 },
         ];
         ghost.animate(way, { duration: GROWS, easing: "ease-in" }).onfinish = () =>
@@ -354,11 +362,13 @@ fwlab.figure("live", (figure) => {
   };
 
   // The moves play once by themselves, and whenever the reader wants.
+  const sign = fwlab.html("small", { hidden: true }, "▶ Replaying the five moves");
   const player = fwlab.player({
     names: ["Replay the moves", "Pause"],
     every: 1600,
     begin: () => {
       clearTimeout(opening);
+      sign.hidden = false;
       // Not if the reader has done something while the weights came.
       change((facts) => (player.running() ? [...TOLD] : facts));
     },
@@ -367,6 +377,7 @@ fwlab.figure("live", (figure) => {
       change((facts) => [...facts, MOVES[facts.length - TOLD.length]]);
       return facts.length < OPENING.length - 1;
     },
+    end: () => (sign.hidden = true),
   });
   const opening = setTimeout(() => player.whenSeen(figure.root), WAITS);
   const stop = () => {
@@ -447,7 +458,7 @@ fwlab.figure("live", (figure) => {
   });
 
   offer();
-  figure.root.append(fwlab.controls(example), kept, asks, form);
+  figure.root.append(fwlab.controls(example, sign), kept, asks, form);
 
   return {
     // How the figure begins, for readers without scripts.

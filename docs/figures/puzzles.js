@@ -1,6 +1,8 @@
+// @ts-check
 // Fast weight puzzles: rows of numbers, typed by hand, that make one matrix do a
 // job. What the puzzles are is in fwlab/exercises/puzzles.toml, which
 // docs/hooks/figures.py puts in; the verdicts are those of fwlab/exercises/puzzles.py.
+// @ts-expect-error: it is made when the figures are bundled
 import puzzles from "fwlab-puzzles";
 import * as fwlab from "./fwlab.js";
 import { html } from "./fwlab.js";
@@ -48,6 +50,7 @@ const short = (n) => String(Number((Number(n.toFixed(4)) + 0).toPrecision(6)));
 const shown = (numbers) => numbers.map(short).join(",");
 const told = ({ kind, x }) => kind + shown(x);
 const counted = (count, what) => `${count} ${what}${count > 1 ? "s" : ""}`;
+/** @param {number[]} size */
 const sized = ([steps, columns]) => `${counted(steps, "step")} × ${counted(columns, "column")}`;
 
 // --- From what is typed to numbers ------------------------------------
@@ -56,10 +59,11 @@ const sized = ([steps, columns]) => `${counted(steps, "step")} × ${counted(colu
 const NUMBER = /^([-−]?)(\d*\.?\d*)(?:√(\d+\.?\d*))?(?:\/(√?)(\d+\.?\d*))?$/;
 const number = (text, place) => {
   const parts = NUMBER.exec(text.replaceAll("sqrt", "√")) ?? [];
-  const [found, sign, times, root, under, over = 1] = parts;
+  const [found, sign, times, root, under, over] = parts;
   if (!found || !(/\d/.test(times) || root))
     throw new Wrong(`${place}: expected numbers such as 1, 0.5, 1/2 or √3, got ${text}.`);
-  const size = ((times || 1) * Math.sqrt(root ?? 1)) / (under ? Math.sqrt(over) : over);
+  const [factor, square, below] = [times || 1, root ?? 1, over ?? 1].map(Number);
+  const size = (factor * Math.sqrt(square)) / (under ? Math.sqrt(below) : below);
   if (!Number.isFinite(size) || (size && !(size >= SMALL && size <= LARGE)))
     throw new Wrong(`${place}: numbers are 0, or ${SMALL} to ${LARGE} in size; got ${text}.`);
   return sign ? -size : size;
@@ -355,7 +359,7 @@ fwlab.figure("puzzles", (figure) => {
   const options = {};
   const select = html("select", { class: "fw-text", "aria-label": "Puzzle" });
   const solved = {}; // by name: whether right, and whether nothing is smaller
-  const mark = (n, { right, smallest }) => {
+  const mark = (n, { right, smallest = false }) => {
     solved[n] = right;
     const sign = n === first ? "" : right ? (smallest ? "★ " : "✓ ") : "";
     options[n].textContent = `${Object.keys(PUZZLES).indexOf(n)}. ${sign}${PUZZLES[n].title}`;

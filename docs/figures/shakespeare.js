@@ -1,3 +1,4 @@
+// @ts-check
 // A language model that runs in the page: its text, the fast weights of
 // every head after each character, and what they still hold.
 import * as fwlab from "./fwlab.js";
@@ -93,6 +94,7 @@ fwlab.figure("shakespeare", (figure) => {
 
   // Ask a memory for every key that was written so far. Of all values
   // written, which one is its answer most like? Returns their places.
+  /** @param {string} name @param {number[]} head */
   const answers = (name, [layer, number]) => {
     const { steps } = runs[name];
     if (!position) return [];

@@ -403,7 +403,8 @@ def _equations() -> str:
 
 
 def _places(whose: str, listed: dict[str, str], paper: str = "") -> list[dict]:
-    """The rows of a paper: in which notebooks, lines and tests each equation is.
+    """The rows of a paper: the formula of each equation, and in which notebooks,
+    lines and tests it is.
 
     - `whose`: numbers they are, where files name them.
     """
@@ -411,20 +412,24 @@ def _places(whose: str, listed: dict[str, str], paper: str = "") -> list[dict]:
     shown_by = equations.said_of("shown_by", paper or whose)
     reasons = equations.said_of("no_code", paper or whose)
     for words, tags in _together(listed):
-        lines, notebooks, tests = {}, {}, {}
+        lines, notebooks, tests, formulas = {}, {}, {}, {}
         for places in (equations.computed(), equations.described()):
             for tag in tags if not lines else ():
                 for path, line in places.get((whose, tag), []):
                     if path in pages:
                         lines.setdefault(path, {}).setdefault(line)
         for tag in tags:
-            notebooks |= dict.fromkeys(equations.in_notebooks().get((whose, tag), []))
+            for stem, at in equations.in_notebooks().get((whose, tag), {}).items():
+                notebooks.setdefault(stem, at)
+            formulas |= dict.fromkeys([equations.formulas().get((whose, tag), "")])
             tests |= dict.fromkeys([shown_by[tag]] if tag in shown_by else [])
         rows.append(
             {
                 "tags": tags,
                 "words": re.sub(r" \(Eqs\. [\d-]+\)$", "", words),
-                "notebooks": [*notebooks][:3],
+                # In a table of Markdown, | begins a cell.
+                "formulas": [f.replace("|", r"\vert ") for f in formulas if f],
+                "notebooks": [*notebooks.items()][:3],
                 "code": {
                     path: (_beside(path), [*at][:4]) for path, at in lines.items()
                 },

@@ -1,4 +1,5 @@
-"""Fills in what docs/course.toml says about the notebooks.
+"""Fills in what docs/course.toml says about the notebooks, and what
+fwlab.exercises says about each exercise.
 
 The marks `<!-- course: map -->`, `<!-- course: ways -->`, `<!-- course: notebooks -->`,
 `<!-- course: class -->`, `<!-- exercises -->` and `<!-- scoreboard -->` of a page are
@@ -16,11 +17,15 @@ import tomllib
 from collections.abc import Callable
 from itertools import chain, count
 
-from markdown.extensions.toc import slugify
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 from repository import ROOT
 from templates import render
 
-from fwlab.exercises import score
+from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, score
+from fwlab.exercises.helping import source
 from fwlab.exercises.pairs import MEMORIES
 
 log = logging.getLogger("mkdocs.hooks.course")
@@ -35,8 +40,10 @@ TABLES = {
     "<!-- course: class -->": "course/class.md.jinja",
 }
 SCOREBOARD = "<!-- scoreboard -->"
-EXERCISES = "<!-- exercises -->"
+LISTED = "<!-- exercises -->"
 QUESTION = re.compile(r'^(?:predict|quiz)\("(\w+)", \.\.\.\)$', re.MULTILINE)
+#: A cell that judges an exercise or a derivation.
+CHECK = re.compile(r'\b(?:check|check_formula|golf)\((?:\w+, )?"?(\w+)')
 #: Kinds of pages that go with a notebook: their label and their place.
 COMPANIONS = {
     "figures": ("Figures", "figures/{}.md"),
@@ -67,8 +74,8 @@ def on_page_markdown(markdown, page, config, files):
             markdown = markdown.replace(mark, table)
     if SCOREBOARD in markdown:
         markdown = markdown.replace(SCOREBOARD, _scoreboard())
-    if EXERCISES in markdown:
-        markdown = markdown.replace(EXERCISES, _exercises())
+    if LISTED in markdown:
+        markdown = markdown.replace(LISTED, _exercises())
     return markdown
 
 
@@ -156,7 +163,6 @@ def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
         "companions": {label: found for label, found in companions.items() if found},
         "following": links(following if following.endswith(".md") else _uri(following)),
         "course": address("course.md"),
-        "all_exercises": address("exercises.md"),
     }
 
 
@@ -221,9 +227,6 @@ def minutes(stem: str) -> int:
     Its text at a reader's pace, without displayed equations; and each exercise,
     derivation and question as long as its own entry says.
     """
-    from fwlab.exercises import EXERCISES, QUESTIONS
-    from fwlab.exercises.formulas import DERIVATIONS
-
     cells = json.loads((ROOT / _uri(stem)).read_text("utf-8"))["cells"]
     text, code = (
         "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == kind)
@@ -328,8 +331,6 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], boxes: set) -> str:
 
 
 def _exercises() -> str:
-    from fwlab.exercises import EXERCISES
-
     places, course = _places(), _course()
     found = []
     for name, exercise in EXERCISES.items():
@@ -345,8 +346,8 @@ def _exercises() -> str:
                     "signature": exercise.signature,
                     "difficulty": exercise.difficulty,
                     "minutes": exercise.minutes,
-                    "hints": len(exercise.hints),
                     "properties": [_escaped(each.says) for each in exercise.properties],
+                    "answer": answer(name),
                 }
             )
     return render("course/exercises.md.jinja", exercises=found)
@@ -357,22 +358,30 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\[\]_*])", r"\\\1", text)
 
 
+def answer(name: str) -> str:
+    """The hints of an exercise or a derivation, and its answer, folded."""
+    if name in EXERCISES:
+        asked, why = EXERCISES[name], ""
+        code = source(asked)
+    else:
+        asked = DERIVATIONS[name]
+        why = asked.because
+        code = "\n".join(f"{a} = {blank.truth}" for a, blank in asked.blanks.items())
+    shown = highlight(code, PythonLexer(), HtmlFormatter(wrapcode=True))
+    return render("course/answer.html", hints=asked.hints, code=Markup(shown), why=why)
+
+
 def _places() -> dict[str, dict[str, str]]:
-    """Where the notebooks ask for each exercise: file, section, its anchor."""
+    """Where the notebooks ask for each exercise: file and section."""
     places: dict[str, dict[str, str]] = {}
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
         section = ""
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
-            source = "".join(cell["source"])
+            text = "".join(cell["source"])
             if cell["cell_type"] == "markdown":
-                section = ([section, *re.findall(r"^## (.+)$", source, re.M)])[-1]
-            elif check := re.search(r'\b(?:check|golf)\((?:\w+, )?"?(\w+)', source):
-                name = check[1]
-                if name in places:
-                    continue
-                places[name] = {
-                    "file": path.stem,
-                    "section": section,
-                    "anchor": slugify(section, "-"),
-                }
+                section = ([section, *re.findall(r"^## (.+)$", text, re.M)])[-1]
+            else:
+                for name in EXERCISES.keys() & CHECK.findall(text):
+                    place = {"file": path.stem, "section": section}
+                    places.setdefault(name, place)
     return places

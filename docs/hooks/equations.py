@@ -9,7 +9,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from literate import Source, named
+from literate import DISPLAY, Source, named
+from markdown.extensions.toc import slugify
 from repository import ROOT
 
 LIST = ROOT / "docs" / "equations.toml"
@@ -106,25 +107,60 @@ def described() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
 
 
 @cache
-def in_notebooks() -> dict[tuple[str | None, str], list[str]]:
-    """Paper and number of an equation, and the notebooks that have it.
+def sections() -> list[tuple[str, str, str]]:
+    """The text of the notebooks by sections: notebook, anchor and text."""
+    found = []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        anchor = ""
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            for part in re.split(r"^(?=#+ )", "".join(cell["source"]), flags=re.M):
+                if cell["cell_type"] == "markdown" and part.startswith("##"):
+                    title = part.partition("\n")[0].lstrip("# ")
+                    anchor = "#" + slugify(title, "-")
+                found.append((path.stem, anchor, part))
+    return found
+
+
+@cache
+def in_notebooks() -> dict[tuple[str | None, str], dict[str, str]]:
+    """Paper and number of an equation, and the notebooks that have it, each with
+    the anchor of its section.
 
     Those that state it come before those that name it.
     """
     state, name = {}, {}
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        here = paper(f"notebooks/{path.name}")
-        cells = json.loads(path.read_text("utf-8"))["cells"]
-        text = "\n".join("".join(cell["source"]) for cell in cells)
-        for numbers in re.findall(r"\\tag\{([\w-]+)\}", text):
-            for tag in every(numbers.replace("--", "-")):
-                state.setdefault((here, tag), []).append(path.stem)
+    for stem, anchor, text in sections():
+        here = paper(f"notebooks/{stem}.ipynb")
+        for tag in _tagged(text):
+            state.setdefault((here, tag), {}).setdefault(stem, anchor)
         for tag in named(text):
-            name.setdefault((here, tag), []).append(path.stem)
+            name.setdefault((here, tag), {}).setdefault(stem, anchor)
     return {
-        key: list(dict.fromkeys(state.get(key, []) + name.get(key, [])))
-        for key in {**state, **name}
+        key: state.get(key, {}) | name.get(key, {}) | state.get(key, {})
+        for key in state | name
     }
+
+
+def _tagged(text: str) -> list[str]:
+    """The numbers of the equations that a text states."""
+    tags = re.findall(r"\\tag\{([\w-]+)\}", text)
+    return [tag for numbers in tags for tag in every(numbers.replace("--", "-"))]
+
+
+@cache
+def formulas() -> dict[tuple[str | None, str], str]:
+    """Paper and number of an equation, and its TeX: as a notebook states it, or
+    else the package.
+    """
+    texts = [(f"notebooks/{stem}.ipynb", text) for stem, _, text in sections()]
+    texts += [(path, file.text) for path, file in sources().items()]
+    found: dict[tuple[str | None, str], str] = {}
+    for path, text in texts:
+        for shown in DISPLAY.findall(text):
+            tex = re.sub(r"\\tag\{.*?\}|\s+", " ", shown).strip("$ .,")
+            for tag in _tagged(shown):
+                found.setdefault((whose(path, tag), tag), tex)
+    return found
 
 
 @cache
@@ -154,5 +190,6 @@ def stated_for(path: str, tag: str) -> str | None:
 
 def forget() -> None:
     """Read everything again: files change while the site is served."""
-    for known in (listed, sources, computed, described, in_notebooks, stated):
+    caches = (listed, sources, computed, described, sections, in_notebooks, formulas)
+    for known in (*caches, stated):
         known.cache_clear()

@@ -26,8 +26,8 @@ MARKED = re.compile(
 TEX = re.compile(
     r"\$\$(.+?)\$\$|(\\begin\{align\}.+?\\end\{align\})|\$(.+?)\$", re.DOTALL
 )
-#: A formula can be broken between two of these.
-BASE = '<span class="katex-base">'
+#: A formula can be broken between two of these; screen readers skip all of them.
+BASE, HIDDEN = '<span class="katex-base">', ' aria-hidden="true"'
 #: Set in this run: while a page is being written, others stay as they are.
 done: dict[tuple[str, bool], str] = {}
 
@@ -114,4 +114,6 @@ def _html(found: re.Match, page, files) -> str:
         return f'<span class="fw-kept">{html}{mark}</span>'
     ends = "</span>" * 3  # of the visible half, of both halves, and of arithmatex
     last = last.removesuffix(ends)
-    return f'{before}<span class="fw-kept">{BASE}{last}{mark}</span>{ends}'
+    kept = f'{before}<span class="fw-kept">{BASE}{last}{mark}</span>{ends}'
+    # Each base is hidden, not the half: screen readers read the mark.
+    return kept.replace(HIDDEN, "").replace(BASE, f"{BASE[:-1]}{HIDDEN}>")

@@ -1,10 +1,12 @@
 """Explains a term of the glossary where a page uses it first.
 
 The term becomes a link to its entry in docs/notation.md; the first sentences
-of the entry appear on hover and focus, and on the first tap.
+of the entry appear on hover and focus, and on the first tap. There, each symbol
+has an anchor: its name in the code.
 """
 
 import re
+from collections import Counter
 from functools import cache
 from html import escape
 
@@ -18,6 +20,8 @@ ENTRY = re.compile(
     r"(?:<span [^>]*></span>)*\*\*(.+?)\.\*\* (.+)$",
     re.MULTILINE,
 )
+#: The row of a symbol, up to its name in the code.
+SYMBOL = re.compile(r"<tr>(?=\s*<td>(?:(?!</td>).)*</td>\s*<td><code>(\w+)</code>)")
 #: Words of the glossary that have another meaning, or none, on most pages.
 COMMON = {"capacity", "causal", "gate", "head", "key", "query", "value", "kernel"}
 COMMON |= {"step", "state", "naive", "efficient", "retrieval", "streaming"}
@@ -61,7 +65,16 @@ def names() -> re.Pattern:
 
 @event_priority(-50)  # after the hooks that make the content
 def on_page_content(html, page, config, files):
-    if page.file.src_uri in (GLOSSARY, "changelog.md", "references.md"):
+    if page.file.src_uri == GLOSSARY:
+        seen: Counter[str] = Counter()
+
+        def row(symbol: re.Match) -> str:
+            seen[symbol[1]] += 1
+            again = f"-{seen[symbol[1]]}" if seen[symbol[1]] > 1 else ""
+            return f'<tr id="symbol-{symbol[1]}{again}">'
+
+        return SYMBOL.sub(row, html)
+    if page.file.src_uri in ("changelog.md", "references.md"):
         return html
     there = files.get_file_from_path(GLOSSARY).url_relative_to(page.file)
     html = explained(html, there)

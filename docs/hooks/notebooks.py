@@ -28,7 +28,7 @@ from repository import ROOT, colab, source
 from templates import render
 from tex import plain, typeset
 
-from fwlab.exercises import QUESTIONS, Question
+from fwlab.exercises import EXERCISES, QUESTIONS, Question
 
 log = logging.getLogger("mkdocs.hooks.notebooks")
 
@@ -84,12 +84,14 @@ def on_page_content(html, page, config, files):
     _formulas(body)
     _headings(body, page)
     _sections(body)
+    exercises = _answers(body)
     _fold(body, stem)
     _links(body, page, config, files)
     entry = course.entry_of(page, files)
     if entry:
         _drop_facts(body)
-    head, title = _head(page, config, entry, bool(body("fw-fold"))), body.find("h1")
+    predicts = bool(body("fw-fold"))
+    head, title = _head(page, config, entry, predicts, exercises), body.find("h1")
     title.insert_after(head) if title else body.insert(0, head)
     if entry:
         page.meta["early_scripts"] = [course.PROGRESS]
@@ -221,6 +223,28 @@ def _sections(body) -> None:
             box.decompose()
 
 
+def _answers(body) -> list[str]:
+    """Hints and answer below each cell that judges an exercise or a derivation,
+    which gets an anchor where its task begins. Returns the exercises.
+    """
+
+    def begins(element) -> bool:
+        task = element.name == "p" and re.match(r"\d\. ", element.get_text())
+        return element.name == "h2" or bool(task)
+
+    found: list[str] = []
+    for box in body.select(".nb-code:has(> .highlight)"):
+        for name in course.CHECK.findall(box.select_one(".highlight").get_text()):
+            if name in found:
+                continue
+            found.append(name)
+            task = box.find_previous(begins)
+            (box if task.has_attr("id") else task)["id"] = name
+            answer = BeautifulSoup(course.answer(name), "html.parser")
+            box.append(answer)
+    return [name for name in found if name in EXERCISES]
+
+
 def _fold(body, stem: str) -> None:
     """What follows the predictions of a cell, up to the next section, goes into a
     part that progress.js folds until they are answered. Such a part may have
@@ -286,10 +310,13 @@ def _warn(page, target: str, why: str) -> None:
     log.warning("%s links to %r: %s", page.file.src_uri, target, why)
 
 
-def _head(page, config, entry: dict | None, predicts: bool) -> BeautifulSoup:
+def _head(
+    page, config, entry: dict | None, predicts: bool, exercises: list[str]
+) -> BeautifulSoup:
     """What follows the title: downloads, and what the reader needs.
 
     - `predicts`: whether parts of the page are folded.
+    - `exercises`: those of the page.
     """
     name = posixpath.basename(page.file.src_uri)
     return _parsed(
@@ -299,5 +326,6 @@ def _head(page, config, entry: dict | None, predicts: bool) -> BeautifulSoup:
         wheel=config.extra["wheel"],
         root=posixpath.relpath(".", posixpath.dirname(page.file.dest_uri)),
         predicts=predicts,
+        exercises=exercises,
         entry=entry,
     )

@@ -141,7 +141,7 @@ class Reader(HTMLParser):
                 self.found[0]["title"] = ""
             else:
                 self._begin(self.found, f"{self.url}#{attributes['id']}")
-        elif tag == "span" and "id" in attributes:
+        elif tag in ("span", "tr") and "id" in attributes:
             self.anchor = attributes["id"]
 
     def handle_endtag(self, tag):

@@ -122,6 +122,16 @@ document.addEventListener("DOMContentLoaded", () => {
   const listed = ({ id }) =>
     page.querySelector(`.functions a[href="#${CSS.escape(id)}"]`);
 
+  // Its end, too, can stand beside what is read. Below that there is no room: there
+  // the wheel moves the page.
+  const move = (column, by) => {
+    const to = column.scrollTop + by;
+    const end = column.lastElementChild.getBoundingClientRect().bottom - by;
+    const room = top(column) + column.clientHeight - end;
+    column.style.setProperty("--room", `${Math.max(room, 0)}px`);
+    column.scrollTop = to;
+  };
+
   const follow = () => {
     const { column, row, same } = wide.matches ? (running ?? pair()) : {};
     for (const lit of page.querySelectorAll(".pair")) lit.classList.remove("pair");
@@ -129,7 +139,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (row && held !== row) {
       held = null;
       const header = document.querySelector(".md-header").offsetHeight;
-      column.scrollTop += top(same) - Math.max(top(row), top(column), header);
+      move(column, top(same) - Math.max(top(row), top(column), header));
     }
     for (const link of page.querySelectorAll(".map [aria-current]"))
       link.removeAttribute("aria-current");
@@ -401,7 +411,7 @@ document.addEventListener("DOMContentLoaded", () => {
         const column = ours.closest(".column");
         const [same, row] = [ours, theirs].map((line) => line.closest(".row"));
         theirs.scrollIntoView({ block: "center" });
-        column.scrollTop += top(ours) - top(theirs);
+        move(column, top(ours) - top(theirs));
         running = { column, row, same };
         held = row;
         follow();

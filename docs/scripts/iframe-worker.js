@@ -34,3 +34,24 @@
     }
   };
 }
+
+// The words that a search has found, as whole words: the theme's marks cut them.
+document.addEventListener("DOMContentLoaded", () => {
+  const said = new URLSearchParams(location.search).get("h") ?? "";
+  const found = new Set(said.split(" ").filter(Boolean));
+  const article = document.querySelector("article");
+  if (!found.size || !article) return;
+  const isFound = (part) => found.has(part.toLowerCase());
+  const texts = document.createNodeIterator(article, NodeFilter.SHOW_TEXT);
+  const nodes = [];
+  for (let node; (node = texts.nextNode()); ) nodes.push(node);
+  for (const node of nodes) {
+    const parts = node.data.split(/(\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+)/u);
+    if (!parts.some(isFound) || node.parentElement.closest("script, style, svg, .katex")) continue;
+    const marked = parts.map((part) => {
+      if (!isFound(part)) return part;
+      return Object.assign(document.createElement("mark"), { textContent: part });
+    });
+    node.replaceWith(...marked);
+  }
+});

@@ -3,7 +3,8 @@
 // becomes a list instead: of its rows, with the name of its column at each cell.
 // A long list is folded below the number of its rows.
 {
-  const boxes = "article :is(.katex-display, .nb-output, pre, code, .md-typeset__scrollwrap)";
+  const boxes =
+    "article :is(.katex-display, .fw-equations .arithmatex, .nb-output, pre, code, .md-typeset__scrollwrap)";
   const LONG = 19; // characters: a column with more has lines for itself
   const label = (table) => {
     const names = [...(table.tHead?.rows[0].cells ?? [])].map((cell) => cell.textContent.trim());
@@ -46,7 +47,7 @@
     table.dataset.rows = "";
     const rows = [...table.tBodies].flatMap((body) => [...body.rows]);
     const count = rows.filter((row) => !row.matches(".origin")).length;
-    if (count > MANY) fold(box, count);
+    if (count > MANY && !box.closest(".fw-equations")) fold(box, count);
   };
   const mark = () => {
     for (const box of document.querySelectorAll(boxes)) {
@@ -62,8 +63,11 @@
   };
   addEventListener("load", () => {
     fit(document);
-    // What was folded above it has moved what the address names.
-    if (folds.size) document.querySelector(":target")?.scrollIntoView();
+    if (!document.querySelector("[data-rows]")) return;
+    // What became a list has moved what the address names, or folded it.
+    const there = document.querySelector(":target");
+    there?.closest(".fw-folded")?.setAttribute("open", "");
+    there?.scrollIntoView();
   });
   let width = innerWidth;
   addEventListener("resize", () => {

@@ -51,8 +51,8 @@
     σ: "sigma", τ: "tau", φ: "phi", χ: "chi", ψ: "psi", ω: "omega",
   };
   const BOOST = { title: 5, page: 2, text: 1, code: 0.3 };
-  // Pages that are shown, sections of each, and characters of a line.
-  const [PAGES, PARTS, LONGEST] = [30, 6, 220];
+  // Pages that are shown, sections of each, characters of a line, and words to mark.
+  const [PAGES, PARTS, LONGEST, MARKS] = [30, 6, 220, 30];
 
   // The words of a text as the index has them: "β_t" is "beta" and "t".
   const WORD = /\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+/gu;
@@ -85,6 +85,14 @@
   const pages = new Map(
     SECTIONS.filter(({ name }) => name).map((page) => [page.location, page]),
   );
+  // The words of a page, as they are there.
+  const read = new Map();
+  const wordsOn = (page) => {
+    const texts = SECTIONS.filter(({ location }) => pageOf(location) === page);
+    const whole = texts.flatMap(({ title, text, code }) => [title, text, code]).join(" ");
+    if (!read.has(page)) read.set(page, [...new Set(whole.toLowerCase().match(WORD))]);
+    return read.get(page);
+  };
   const entries = SECTIONS.map((section, id) => {
     const { location, title, name = "", text, code } = section;
     const page = name ? "" : pages.get(pageOf(location)).title;
@@ -202,25 +210,28 @@
     return [...groups].slice(0, PAGES).map(([page, hits]) => {
       const items = hits.slice(0, PARTS).map(({ id, terms, score }, i) => {
         const { location, title } = SECTIONS[id];
-        // What the page will mark (as it begins there), and what it lacks.
-        const has = typed.map(({ word, name }) =>
-          terms.some((term) => term.startsWith(name)) ? [name, true] : [word, false],
-        );
-        const other = has.some(([, is]) => is) ? [] : terms.map((term) => [term, true]);
+        const lacks = typed.filter(({ name }) => !terms.some((term) => term.startsWith(name)));
+        // What is misspelled lacks all, and so none.
+        const lost = lacks.length < typed.length ? lacks : [];
         return {
           location,
           title: marked(title, isHit),
           text: excerpt(SECTIONS[id], isHit, phrase),
           // The theme unfolds sections that are as good as the first.
           score: i < 2 && score > hits[0].score / 2 ? hits[0].score : score,
-          terms: Object.fromEntries(other.length ? other : has),
+          terms: Object.fromEntries(lost.map(({ word }) => [word, false])),
         };
       });
       if (!items.some(({ location }) => location === page)) {
         const title = escaped(pages.get(page).title);
         items.push({ location: page, title, text: "", score: 0, terms: {} });
       }
-      return items;
+      // What the page will mark (scripts/iframe-worker.js).
+      const marks = encodeURIComponent(wordsOn(page).filter(isHit).slice(0, MARKS).join(" "));
+      return items.map((item) => {
+        const [, hash] = item.location.split("#");
+        return { ...item, location: `${page}?h=${marks}${hash ? `#${hash}` : ""}` };
+      });
     });
   };
 

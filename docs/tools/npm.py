@@ -77,7 +77,8 @@ def fetch(tools: bool = False) -> None:
     failure = f"could not fetch {' and '.join(names)} from npm"
     options = ["--ignore-scripts", "--no-audit", "--no-fund"]
     options += [] if tools else ["--omit=dev"]
-    run([*program("npm"), "ci", *options], failure)
+    # Unlike `npm ci`, this leaves in place what a build beside it reads.
+    run([*program("npm"), "install", "--no-save", *options], failure)
     print(f"fetched {' and '.join(names)}")
 
 

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from browser import OPTIONS, chromium, served
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import BrowserContext, sync_playwright
 
 KINDS = [
     *("index", "memory_essay", "course", "notebooks/04_delta_rule", "figures/memory"),
@@ -41,6 +41,21 @@ def cumulative(shifts: list[tuple[float, float]]) -> float:
     return most
 
 
+def shift(context: BrowserContext, url: str, slower: int = 4) -> float:
+    """The cumulative layout shift of a page in a new tab, which is closed."""
+    tab = context.new_page()
+    session = context.new_cdp_session(tab)
+    session.send("Network.enable")
+    session.send("Network.emulateNetworkConditions", SLOW_4G | {"offline": False})
+    session.send("Emulation.setCPUThrottlingRate", {"rate": slower})
+    tab.add_init_script(WATCH)
+    tab.goto(url, timeout=120_000)
+    tab.wait_for_timeout(2500)
+    shifts = tab.evaluate("shifts")
+    tab.close()
+    return cumulative(shifts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("site", nargs="?", type=Path, default=Path("site"))
@@ -50,17 +65,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium(), args=OPTIONS)
         for page in given.pages:
             context = browser.new_context(**PHONE)
-            tab = context.new_page()
-            session = context.new_cdp_session(tab)
-            session.send("Network.enable")
-            session.send(
-                "Network.emulateNetworkConditions", SLOW_4G | {"offline": False}
-            )
-            session.send("Emulation.setCPUThrottlingRate", {"rate": 4})
-            tab.add_init_script(WATCH)
-            tab.goto(f"{base}{page}.html", timeout=120_000)
-            tab.wait_for_timeout(2500)
-            print(f"{cumulative(tab.evaluate('shifts')):.3f}  {page}", flush=True)
+            print(f"{shift(context, f'{base}{page}.html'):.3f}  {page}", flush=True)
             context.close()
 
 

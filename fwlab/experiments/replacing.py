@@ -22,6 +22,7 @@ from fwlab.experiments.experiment import (
     losses,
     select,
 )
+from fwlab.experiments.language_model import ROTARY_SOFTMAX
 from fwlab.layers import FastWeightAttention
 from fwlab.layers.causal import Causal
 from fwlab.models import Mixer
@@ -58,12 +59,14 @@ LAYERS: dict[str, tuple[type[FastWeightAttention], str, str]] = {
     "gated delta, unit keys": (FastWeightAttention, "gated_delta", "identity"),
     "delta, DPFP": (FastWeightAttention, "delta", "dpfp"),
 }
+#: The bar for them: it keeps the whole window. It has no convolution.
+ATTENTION = "attention, rotary positions"
 #: Tokens that the short convolution sees; 0 = there is none.
 CONVOLUTIONS = {0: "no convolution", 4: "convolution of 4"}
 
 
 def points(quick: bool) -> list[Point]:
-    settings = product(LAYERS, CONVOLUTIONS)
+    settings = (*product(LAYERS, CONVOLUTIONS), (ATTENTION, 0))
     return text.points(quick, [{"layer": x, "conv_size": n} for x, n in settings])
 
 
@@ -73,9 +76,11 @@ def run(point: Point) -> Point:
 
 def model(point: Point) -> tuple[Config, Mixer]:
     """The configuration of a point, and how its model mixes."""
-    layer, rule, name = LAYERS[point["layer"]]
-    conv_size = point["conv_size"]
-    mixer = text.fast_weights(rule, name, layer=layer, conv_size=conv_size)
+    mixer = ROTARY_SOFTMAX
+    if point["layer"] != ATTENTION:
+        layer, rule, name = LAYERS[point["layer"]]
+        conv_size = point["conv_size"]
+        mixer = text.fast_weights(rule, name, layer=layer, conv_size=conv_size)
     return text.config(point, mixer), mixer
 
 
@@ -108,6 +113,11 @@ def claims(points: list[Point]) -> list[Claim]:
         conv, bare = (gap(select(points, conv_size=n), one, other) for n in (4, 0))
         what = f"a convolution halves the gap by which {one} ends above {other}"
         every.append(below_part(what, conv, bare, 1 / 2))
+    bar = losses(points, layer=ATTENTION)
+    for one in ("gated", "gated delta, unit keys"):
+        for conv_size, where in CONVOLUTIONS.items():
+            sides = [losses(points, layer=one, conv_size=conv_size), bar]
+            every.append(compared(f"{where}: {one} below {ATTENTION}", "", sides))
     return every
 
 
@@ -133,9 +143,8 @@ def draw(points: list[Point]) -> Figure:
     looks = ((TRAINED, "s"), (FAST, "o"))
     for (conv_size, label), look in zip(CONVOLUTIONS.items(), looks, strict=True):
         some = select(points, conv_size=conv_size)
-        plots.rows(
-            ax, {name: losses(some, layer=name) for name in LAYERS}, *look, label
-        )
+        every = (*LAYERS, ATTENTION)
+        plots.rows(ax, {name: losses(some, layer=name) for name in every}, *look, label)
     ax.set_xlabel("validation loss, nats per character")
     plots.legend(figure, ax, 2)
     return figure

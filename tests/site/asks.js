@@ -126,7 +126,7 @@ const EDGES = () => {
   const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
   const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
   const wide = "figure, .highlight, table, .nb-output";
-  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way) *`;
+  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way, .fw-aside) *`;
   const found = [];
   for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard, [role=status])`)) {
     const box = block.getBoundingClientRect();
@@ -553,6 +553,19 @@ const LIVE = ({
   }),
 });
 
+// How far its picture is pushed down when the figure begins.
+const PUSHED = (() => {
+  const [row] = all(".fw-controls");
+  const top = () => all(".fw-pair")[0].getBoundingClientRect().top;
+  const after = top();
+  root.classList.remove("fw-live");
+  row.style.display = "none";
+  const pushed = after - top();
+  root.classList.add("fw-live");
+  row.style.display = "";
+  return pushed;
+})();
+
 // --- memory ----------------------------------------------------------------
 
 // Of each mark, where it is, if it can be seen.
@@ -664,6 +677,12 @@ const BESIDE = () => [...document.querySelectorAll(".katex-display:has(.fw-numbe
   return [number.left - formula.right, number.top + number.height / 2 - formula.top,
     formula.bottom - number.top - number.height / 2];
 });
+
+// Marks that are not a whole word.
+const CUT = () => [...document.querySelectorAll("mark")]
+  .filter(({ previousSibling, nextSibling }) =>
+    /\w$/.test(previousSibling?.textContent ?? "") || /^\w/.test(nextSibling?.textContent ?? ""))
+  .map((e) => e.parentElement.textContent);
 
 // The places that the search finds first for each query.
 const SEARCHED = (queries) => queries.map((query) => {

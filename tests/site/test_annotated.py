@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bs4 import BeautifulSoup
 from built import ROOT, asks, some, until
 from test_build import MODULES, PACKAGE
 from test_pages import WIDTH
@@ -148,6 +149,20 @@ def test_every_reference_to_an_equation_is_a_link(site):
     assert 'source/ops/additive/rules/sum.html#eq-19">' in layer
     gates = (layers / "gates.html").read_text("utf-8")
     assert 'annotated/equations.html#schlag2021-21">' in gates
+
+
+def test_the_list_of_equations_shows_formulas(site):
+    """Of all that a notebook or the package states; and the section that does."""
+    html = (site / "annotated" / "equations.html").read_text("utf-8")
+    page = BeautifulSoup(html, "html.parser")
+    rows = page.select("article tbody tr")
+    without = [row.find("td").get_text() for row in rows if not row.select(".katex")]
+    assert without == ["12", "13", "16", "7", "8"]
+    links = [a["href"] for a in page.select("tbody a[href^='../notebooks/']")]
+    assert len(links) > 60 and not [link for link in links if "#" not in link]
+    delta = page.find(id="schlag2021-24").find_parent("tr")
+    assert r"W_{i-1} + \beta_i\," in delta.find("annotation").get_text()
+    assert "04_delta_rule.html#2-derive-the-rule" in str(delta)
 
 
 # In the browser
@@ -436,6 +451,13 @@ def test_columns_are_aligned_by_equation(look, operation):
         assert link.inner_text() == twin
 
 
+#: Where the left column ends in the window, and where its last row does.
+LAST = """() => {
+  const column = document.querySelector(".column-naive");
+  const [bottom, last] = [column, column.lastElementChild]
+    .map((e) => e.getBoundingClientRect().bottom);"""
+
+
 def test_the_left_column_can_be_moved(look):
     """Until the next function is read."""
     tab = look("annotated/delta.html", width=1280)
@@ -455,6 +477,14 @@ def test_the_left_column_can_be_moved(look):
     other = tab.locator("#chunked-normalized_correcting")
     other.evaluate("e => e.scrollIntoView()")
     until(tab, f"(before) => ({place})() > before", before)
+    # Its last line is its end: from there on, the wheel moves the page.
+    tab.evaluate("scrollTo(0, 0)")
+    until(tab, f"({place})() < 700")
+    tab.mouse.wheel(0, 99_999)
+    until(tab, f"{LAST} return Math.abs(last - bottom) < 40 && scrollY === 0; }}")
+    tab.wait_for_timeout(600)  # another turn of the wheel
+    tab.mouse.wheel(0, 500)
+    until(tab, "scrollY > 100")
 
 
 # Step by step

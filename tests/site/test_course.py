@@ -14,6 +14,7 @@ from html import unescape
 
 import pytest
 from address import current
+from bs4 import BeautifulSoup
 from built import ROOT, asks
 
 from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, assert_correct, score
@@ -141,7 +142,10 @@ def test_head_and_foot_of_a_notebook(site, name):
     assert [f"notebooks/{stem}.html" for stem in entry["after"]] == [
         target for target in linked if target.startswith("notebooks/")
     ]
-    assert ("exercises.html" in linked) == (entry["exercises"] > 0)
+    # Each exercise by its name, and where it is on the page.
+    anchors = re.findall(r'href="#(\w+)"', head)
+    assert len(anchors) == entry["exercises"]
+    assert all(f' id="{anchor}"' in html for anchor in anchors)
     assert all((site / target).is_file() for target in linked)
 
     # What is told there is told nowhere else.
@@ -250,17 +254,19 @@ def test_exercise_is_listed_as_it_is_checked(site, name):
     assert f"Difficulty: {EXERCISES[name].difficulty} of 5" in text(part)
 
 
-def test_exercises_page_shows_no_solution(site):
-    page = text(article(site, "exercises.html"))
+def test_exercises_page_folds_its_answers(site):
+    """Each is there, closed, and nowhere else on the page."""
+    page = BeautifulSoup(article(site, "exercises.html"), "html.parser")
+    answers = [box.extract() for box in page.select(".fw-answer")]
+    shown = text(str(page))
     for exercise in EXERCISES.values():
         if exercise.start:  # a bug hunt shows its faulty code
-            page = page.replace(" ".join(exercise.start.split()), "")
-    for exercise in EXERCISES.values():
-        body = exercise.reference.__code__
-        lines = (ROOT / body.co_filename).read_text("utf-8").splitlines()
-        lines = [" ".join(line.split()) for line in lines[body.co_firstlineno - 1 :]]
-        first = next(i for i, line in enumerate(lines) if line.startswith("return "))
-        assert " ".join(lines[first - 1 : first + 1]) not in page, exercise.name
+            shown = shown.replace(" ".join(exercise.start.split()), "")
+    for box, (name, exercise) in zip(answers, EXERCISES.items(), strict=True):
+        assert box.select("details") and not box.select("details[open]")
+        code = box.find("code").get_text()
+        assert f"def {name}(" in code and exercise.hints[-1] in box.get_text()
+        assert " ".join(code.split()[-6:]) not in shown, name
 
 
 def test_examples_print_what_the_page_says(monkeypatch):

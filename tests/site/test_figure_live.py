@@ -170,6 +170,8 @@ def check_first_screen(tab, home, width: int, height: int):
         box = each.bounding_box()
         assert box["y"] >= top - 1 and box["y"] + box["height"] <= height, each
         assert box["x"] >= 0 and box["x"] + box["width"] <= width, each
+    # The picture has stood there before its script came.
+    assert abs(home.ask(asks.PUSHED)) < 1
     if width == 1280:  # and the sentence that says what to see
         shown = home.css(".fw-words").bounding_box()
         assert shown["y"] + shown["height"] <= height
@@ -275,7 +277,19 @@ def test_memories_are_drawn_as_written_and_as_read(home):
 #: The words that fly into the memories, as they come.
 FLOWN = """globalThis.flown = [];
 const note = ({ addedNodes }) => addedNodes.forEach((node) => {
-  if (node.className === "fw-ghost") flown.push(node.textContent);
+  if (node.className !== "fw-ghost") return;
+  const [flight] = node.getAnimations();
+  flight.pause();
+  flight.currentTime = 0;
+  const story = document.querySelector("#figure-live p").lastElementChild.firstChild;
+  const range = document.createRange();
+  const at = story.data.indexOf(node.textContent);
+  range.setStart(story, at);
+  range.setEnd(story, at + node.textContent.length);
+  const [from, word] = [node, range].map((each) => each.getBoundingClientRect());
+  const off = ["x", "y", "width", "height"].map((side) => Math.abs(from[side] - word[side]));
+  flown.push([node.textContent, Math.max(...off) < 1]);
+  flight.play();
 });
 new MutationObserver((changes) => changes.forEach(note)).observe(
   document.getElementById("figure-live"), { childList: true, subtree: true });"""
@@ -285,6 +299,8 @@ def test_moves_play_once_by_themselves(fresh):
     home = fresh("live", timed=True)  # its time begins when the wait is over
     home.until("state().answers !== null")
     assert len(home.state()["facts"]) == 5 and home.state()["playing"]
+    sign = home.css("small", has_text="Replaying the five moves")
+    assert sign.is_visible()
     scores = []
     for _ in range(5):
         home.tab.clock.run_for(1600)
@@ -292,13 +308,15 @@ def test_moves_play_once_by_themselves(fresh):
     assert scores == [[f"{n} of 5", "5 of 5"] for n in (4, 3, 2, 1, 0)]
     home.tab.clock.run_for(20_000)
     assert len(home.state()["facts"]) == 10 and not home.state()["playing"]
+    assert not sign.is_visible()
     # Again where the reader wants it, until the reader does something else.
     home.press("Replay the moves")
     assert len(home.state()["facts"]) == 5
     home.tab.evaluate(FLOWN)
     home.tab.clock.run_for(1600)
     home.until("state().facts.length === 6")
-    assert home.tab.evaluate("flown") == ["Ada", "Tunis"] * 2  # to each memory
+    # Each word leaves the place where it is read, for each memory.
+    assert home.tab.evaluate("flown") == [["Ada", True], ["Tunis", True]] * 2
     home.until("texts('.fw-ghost').length === 0")
     home.starter().click()
     home.tab.clock.run_for(20_000)
@@ -308,6 +326,7 @@ def test_moves_play_once_by_themselves(fresh):
     calm.tab.clock.run_for(20_000)
     state = calm.state()
     assert state["answers"] is None and not state["playing"]
+    assert not calm.css("small", has_text="Replaying").is_visible()
 
 
 def test_a_press_while_the_opening_loads_is_kept(fresh):

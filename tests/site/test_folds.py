@@ -1,5 +1,7 @@
 """What follows a prediction is folded on its page until the prediction is made."""
 
+import contextlib
+import io
 import json
 import re
 
@@ -10,7 +12,7 @@ from playwright.sync_api import expect
 from test_progress import kept
 from test_quiz import NOTEBOOKS, answer
 
-from fwlab.exercises import QUESTIONS
+from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, solution
 
 STEM = "00_start_here"
 PAGE = f"notebooks/{STEM}.html"
@@ -78,6 +80,26 @@ def test_every_answer_is_folded_after_its_question(site, path):
         assert not fold("h2")
         following = fold.find_next_sibling()
         assert following is None or following.name in ("h2", "hr")
+    # That of an exercise or a derivation, below its cell: after the hints, and closed.
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    checked = r'_ = (?:check|golf)\((\w+)[,)]|_ = check_formula\("(\w+)"'
+    names = dict.fromkeys(a or b for a, b in re.findall(checked, code))
+    boxes = article.select(".fw-answer")
+    for name, box in zip(names, boxes, strict=True):
+        assert article.find(id=name).find_next(class_="fw-answer") is box
+        assert re.search(
+            rf"\b{name}\b", box.find_previous(class_="highlight").get_text()
+        )
+        assert "data-search-exclude" in box.attrs and not box.select("details[open]")
+        *hints, answer = box.find_all("details")
+        asked = EXERCISES.get(name) or DERIVATIONS[name]
+        texts = [hint.find("summary").next_sibling.strip() for hint in hints]
+        assert texts == [*asked.hints]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            solution(name)
+        assert answer.find("code").get_text().strip() in out.getvalue()
 
 
 def test_a_part_opens_when_it_may(look):

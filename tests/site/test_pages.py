@@ -7,8 +7,9 @@ from functools import cache
 from urllib.parse import urljoin, urlsplit
 
 import pytest
+import shift
 from browser import served
-from built import ROOT, asks, search, until
+from built import OPENED, ROOT, asks, search, until
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 WIDTH = "document.documentElement.scrollWidth"
@@ -103,9 +104,26 @@ def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
     return found + [f"{w} px wide" for w in [tab.evaluate(WIDTH)] if w > width]
 
 
-def test_motion_is_what_is_left_out(look):
-    """Without that wish, the same page has some: else nothing was tested."""
-    assert look("index.html").evaluate(asks.MOVES)
+def test_first_screens_stay_where_they_are(browser, address, site):
+    """While scripts, faces and figures come, slowly, to a phone. Most of a figure is
+    the last thing on the first screen: without its height, little is moved.
+    """
+
+    def moved(page: str, html: str = "") -> float:
+        context = browser.new_context(**shift.PHONE)
+        if html:
+            answer = {"body": html, "content_type": "text/html"}
+            context.route(f"**/{page}.html", lambda route: route.fulfill(**answer))
+        OPENED.append(page)
+        found = shift.shift(context, f"{address}{page}.html", slower=1)
+        context.close()
+        return found
+
+    pages = ("index", "notebooks/04_delta_rule", "figures/memory")
+    assert {page: m for page in pages if (m := moved(page)) > 0.01} == {}
+    # One whose figure has no height of its own: else nothing was tested.
+    html = (site / "figures" / "memory.html").read_text("utf-8")
+    assert moved("figures/memory", html.replace("--height", "--none")) > 0.01
 
 
 def test_a_wide_page_has_tables(look):
@@ -158,6 +176,8 @@ def test_pages_are_light(look, site, pages):
 
     # The theme asks for more, and for the same on every page.
     tab = look("index.html")
+    # Without the wish for less motion, it has some: else nothing was tested above.
+    assert tab.evaluate(asks.MOVES)
     tab.wait_for_load_state("networkidle")
     entries = "performance.getEntriesByType('resource').map((e) => e.name)"
     base = tab.url.removesuffix("index.html")
@@ -175,10 +195,11 @@ def test_site_opens_from_disk(look, site):
     tab = look("index.html", base=f"{site.as_uri()}/")
     assert tab.locator("article .katex").count() > 0
     search(tab, "triangular system")
-    link = tab.locator(".md-search-result__link[href*='09_chunks.html?h=tri']")
+    link = tab.locator(".md-search-result__link[href*='09_chunks.html?h=']")
     link.first.click()
     tab.wait_for_url("**/notebooks/09_chunks.html?h=*")
     tab.locator("article mark", has_text="triangular").first.wait_for()
+    assert tab.evaluate(asks.CUT) == []
     assert tab.locator("article .katex").count() > 0
 
 

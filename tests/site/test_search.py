@@ -7,7 +7,8 @@ import re
 import pytest
 from built import ROOT, asks, search
 
-from fwlab.exercises import QUESTIONS
+from fwlab.exercises import EXERCISES, QUESTIONS
+from fwlab.exercises.helping import source
 
 #: What readers type, and the page that comes first: as terms of the site, in other
 #: words, in symbols, as a question, misspelled, and unfinished.
@@ -84,6 +85,7 @@ def test_the_first_page_for_forty_queries(look):
     places = dict(zip(QUERIES, (places[0] for places in found), strict=True))
     assert places["Eq. 24"].endswith("#schlag2021-24")
     assert places["bibtex"].endswith("#cite")
+    assert places["beta"].endswith("#symbol-beta")
 
 
 def test_it_has_the_whole_text(site, sections):
@@ -102,6 +104,7 @@ def test_it_has_the_whole_text(site, sections):
     assert said["code"].count("def delta_step(W: Tensor, k: Tensor,") == 1
     # What a reader should not be told before.
     assert question.because not in said["text"]
+    assert source(EXERCISES["few_features"]).splitlines()[-1] not in said["code"]
 
 
 def test_it_arrives_while_a_reader_types(site):
@@ -113,8 +116,8 @@ def test_it_leads_to_sections(sections):
     """Text of a notebook belongs to the heading above it, not to the page."""
     for entry in sections:
         if entry["location"].startswith("notebooks/") and "#" not in entry["location"]:
-            # Only what stands before the first section.
-            assert len(entry["text"]) < 1500 and "What to notice" not in entry["text"]
+            # Only what stands before the first section: time, needs, questions.
+            assert len(entry["text"]) < 1700 and "What to notice" not in entry["text"]
     (found,) = (
         entry["location"]
         for entry in sections

@@ -103,8 +103,6 @@ class Tiles(torch.autograd.Function):
             fine = (total.amin() >= MIN_SUM) & (E.amax() <= MAX_FACTOR)
             if bad is not None or not fine:
                 wrong = _unsafe(E, bad, tile, X.shape[2] - w.shape[3])
-                torch.matmul(E, x, out=total)
-                torch.matmul(E, xv, out=mean)
                 wrong = wrong | ~(total >= MIN_SUM)
                 total.masked_fill_(wrong, 1)
                 indices = wrong.unflatten(3, columns).nonzero()
