@@ -153,7 +153,7 @@ fwlab.figure("live", (figure) => {
     }
   };
 
-  // Words of the last sentence appear below it, and go into both memories: its name
+  // Words of the last sentence grow out of it, and go into both memories: its name
   // as the key, its place as the value; then the memory changes.
   let frame;
   const fly = () => {
@@ -180,12 +180,10 @@ fwlab.figure("live", (figure) => {
         const from = range.getBoundingClientRect();
         const ghost = fwlab.html(localName, { class: "fw-ghost", "aria-hidden": true }, word);
         picture.append(ghost);
-        const at = (left, top) => `translate(${left - corner.x}px, ${top - corner.y}px)`;
-        const way = [
-          { transform: at(from.x, from.y), opacity: 0 },
-          { transform: at(from.x, bottom - from.height), opacity: 1 },
-          { transform: at(...to), opacity: 0.3 },
-        ];
+        const at = (left, top, size) => ({
+          transform: `translate(${left - corner.x}px, ${top - corner.y}px) scale(${size})`,
+        });
+        const way = [at(from.x, from.y, 0), at(from.x, bottom - from.height, 1), at(...to, 0.5)];
         ghost.animate(way, { duration: GROWS, easing: "ease-in" }).onfinish = () =>
           ghost.remove();
       }

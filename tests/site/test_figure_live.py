@@ -287,8 +287,7 @@ const note = ({ addedNodes }) => addedNodes.forEach((node) => {
   range.setStart(story, at);
   range.setEnd(story, at + node.textContent.length);
   const [from, word] = [node, range].map((each) => each.getBoundingClientRect());
-  const off = ["x", "y", "width", "height"].map((side) => Math.abs(from[side] - word[side]));
-  flown.push([node.textContent, Math.max(...off) < 1]);
+  flown.push([node.textContent, Math.hypot(from.x - word.x, from.y - word.y) < 1]);
   flight.play();
 });
 new MutationObserver((changes) => changes.forEach(note)).observe(
