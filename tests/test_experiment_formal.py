@@ -1,0 +1,35 @@
+"""`formal`: what is asked, by rules of its own, and the claims."""
+
+import torch
+
+from fwlab.experiments import formal
+from fwlab.experiments.recall import UNASKED
+
+
+def test_answers_are_those_of_python():
+    """Of every prefix of an expression, by `eval`, and of bits, by counting."""
+    torch.manual_seed(1)
+    for tokens, answers in zip(*formal.arithmetic(20, 40), strict=True):
+        said = [*map(str, range(formal.MODULUS)), *formal.OPERATORS]
+        text = "".join(said[t] for t in tokens)
+        for t, answer in enumerate(answers.tolist()):
+            if t % 2:
+                assert answer == UNASKED
+            else:
+                assert answer == eval(text[: t + 1]) % formal.MODULUS
+    tokens, answers = formal.asked(formal.TASKS["parity"], 20, 3, 30)
+    for bits, odd in zip(tokens.tolist(), answers.tolist(), strict=True):
+        assert odd[:2] == [UNASKED] * 2
+        assert odd[2:] == [bits[: t + 1].count(1) % 2 for t in range(2, 30)]
+
+
+def test_claims_follow_the_scores():
+    def verdicts(beta_1, beta_2, conv):
+        for p in formal.points(False):
+            p["far"] = conv if p["conv"] else beta_1 if p["limit"] == 1 else beta_2
+            yield p
+
+    right = formal.claims([*verdicts(0.01, 0.99, 0.99)])
+    assert {c.verdict for c in right} == {"reproduced", "holds"}
+    wrong = formal.claims([*verdicts(0.7, 0.6, 0.8)])
+    assert {c.verdict for c in wrong} == {"not", "does not"}
