@@ -54,7 +54,7 @@ def test_any_activation(activation, monkeypatch):
     naive, found = (outcome(row, inputs, state, n) for n in ("naive", "efficient"))
     agree(found, naive, 1e-10)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    agree(outcome(row, inputs, state, "efficient"), found, 1e-14)
+    agree(outcome(row, inputs, state, "efficient"), found, 1e-12)
 
 
 def test_a_traced_call_keeps_what_one_gradient_needs(monkeypatch):
