@@ -24,12 +24,26 @@ def test_answers_are_those_of_python():
 
 
 def test_claims_follow_the_scores():
-    def verdicts(beta_1, beta_2, conv):
+    def verdicts(beta_1, beta_2):
         for p in formal.points(False):
-            p["far"] = conv if p["conv"] else beta_1 if p["limit"] == 1 else beta_2
+            p["far"] = beta_1 if p["limit"] == 1 else beta_2
             yield p
 
-    right = formal.claims([*verdicts(0.01, 0.99, 0.99)])
+    right = formal.claims([*verdicts(0.01, 0.99)])
     assert {c.verdict for c in right} == {"reproduced", "holds"}
-    wrong = formal.claims([*verdicts(0.7, 0.6, 0.8)])
+    wrong = formal.claims([*verdicts(0.7, 0.6)])
     assert {c.verdict for c in wrong} == {"not", "does not"}
+
+
+def test_a_score_is_1_without_errors_and_0_by_chance():
+    """Of the answers that count alone: the first two do not."""
+    task = formal.TASKS["parity"]
+
+    def odd(bits):
+        right = bits.cumsum(1) % 2
+        right[:, :2] = 1 - right[:, :2]
+        return torch.nn.functional.one_hot(right, 2).double()
+
+    assert formal.score(odd, task, 3, 40) == 1
+    assert formal.score(lambda bits: 1 - odd(bits), task, 3, 40) == -1
+    assert abs(formal.score(lambda bits: torch.rand(*bits.shape, 2), task, 3, 40)) < 0.1

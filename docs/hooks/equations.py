@@ -158,7 +158,9 @@ def formulas() -> dict[tuple[str | None, str], str]:
     for path, text in texts:
         for shown in DISPLAY.findall(text):
             tex = re.sub(r"\\tag\{.*?\}|\s+", " ", shown).strip("$ .,")
-            for tag in _tagged(shown):
+            tags = _tagged(shown)
+            # Of many equations, it is only what they have in common.
+            for tag in tags if len(tags) < 5 else ():
                 found.setdefault((whose(path, tag), tag), tex)
     return found
 

@@ -47,7 +47,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (let node; (node = texts.nextNode()); ) nodes.push(node);
   for (const node of nodes) {
     const parts = node.data.split(/(\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+)/u);
-    if (!parts.some(isFound) || node.parentElement.closest("script, style, svg, .katex")) continue;
+    if (!parts.some(isFound) || node.parentElement.closest("script, style, svg, .katex, .fw-answer, button, option")) continue;
     const marked = parts.map((part) => {
       if (!isFound(part)) return part;
       return Object.assign(document.createElement("mark"), { textContent: part });

@@ -50,6 +50,7 @@ def shift(context: BrowserContext, url: str, slower: int = 4) -> float:
     session.send("Emulation.setCPUThrottlingRate", {"rate": slower})
     tab.add_init_script(WATCH)
     tab.goto(url, timeout=120_000)
+    tab.wait_for_function("document.fonts.status === 'loaded'", timeout=120_000)
     tab.wait_for_timeout(2500)
     shifts = tab.evaluate("shifts")
     tab.close()

@@ -113,6 +113,9 @@ def draw(points: list[Point]) -> Figure:
         ax.set_title(name)
         ax.set_xscale("log", base=2)
         ax.set_xticks(LENGTHS, [*map(str, LENGTHS)])
+        # Small gains are seen beside large losses.
+        ax.set_yscale("symlog", linthresh=0.02)
+        ax.set_yticks((-0.02, 0, 0.02, 0.2), ("−0.02", "0", "0.02", "0.2"))
     return figure
 
 

@@ -114,10 +114,10 @@ def claims(points: list[Point]) -> list[Claim]:
         what = f"a convolution halves the gap by which {one} ends above {other}"
         every.append(below_part(what, conv, bare, 1 / 2))
     bar = losses(points, layer=ATTENTION)
-    for one in ("gated", "gated delta, unit keys"):
-        for conv_size, where in CONVOLUTIONS.items():
-            sides = [losses(points, layer=one, conv_size=conv_size), bar]
-            every.append(compared(f"{where}: {one} below {ATTENTION}", "", sides))
+    for conv_size, where in CONVOLUTIONS.items():
+        for name in LAYERS:
+            sides = [losses(points, layer=name, conv_size=conv_size), bar]
+            every.append(compared(f"{where}: {name} below {ATTENTION}", "", sides))
     return every
 
 

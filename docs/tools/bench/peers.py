@@ -514,7 +514,7 @@ GATED = "28 % of the time are products of chunks, which both sides need, 16 % co
 STEP = "both are calls of Python and PyTorch: products and sums take 72 of 157 µs"
 DELTA = "1,340 operators against 860: features by shifts, and a triangular solve"
 SUM = "900 operators against 860, and features of queries and keys"
-LOCAL = "215 operators against 296, but the passes by hand are calls of Python"
+LOCAL = "not known: 215 operators against 296, and 1.05 in the run before"
 SOFTMAX = "860 operators against 657, those of the optimiser included"
 COMPARISONS = (
     gated_delta(1, 512, 4, 64, Goal(1.7, 2, 1.5, GATED)),
