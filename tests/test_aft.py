@@ -143,7 +143,7 @@ def test_a3_the_convolution_of_equation_6(implementation, channels):
 
 
 @pytest.mark.parametrize("T", [100, 150])
-@pytest.mark.parametrize("which", ["key", "value"])
+@pytest.mark.parametrize("which", ["key", "value", "bias"])
 def test_no_bit_of_the_past_changes_when_rows_are_tested_one_by_one(which, T):
     """One entry beyond the bounds of the quick form, later or in a later tile."""
     D, last = 35, T - 10
@@ -156,12 +156,14 @@ def test_no_bit_of_the_past_changes_when_rows_are_tested_one_by_one(which, T):
     ):
         found = []
         for value in (None, 200.0, 3e38):
-            inputs = [q, k.clone(), v.clone()]
-            if value is not None:
+            inputs = [q, *(x.clone() for x in (k, v, *extra))]
+            if value is not None and which != "bias":
                 inputs[1 if which == "key" else 2][:, last] = value
-            if op is ops.aft_conv:
-                inputs = [x.unflatten(-1, (5, 7)) for x in inputs]
-            inputs = [x.requires_grad_() for x in (*inputs, *extra)]
+            if op is ops.aft_conv:  # whose biases are those of all rows
+                inputs[:3] = (x.unflatten(-1, (5, 7)) for x in inputs[:3])
+            elif value is not None and which == "bias":
+                inputs[3][last] = value
+            inputs = [x.requires_grad_() for x in inputs]
             y = op(*inputs, implementation="efficient")[:, :last]
             gradients = torch.autograd.grad(weighted(y), inputs)
             found.append([y, *(x[:, :last] for x in gradients[:3])])
