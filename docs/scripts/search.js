@@ -88,9 +88,10 @@
   // The words of a page, as they are there.
   const read = new Map();
   const wordsOn = (page) => {
+    if (read.has(page)) return read.get(page);
     const texts = SECTIONS.filter(({ location }) => pageOf(location) === page);
     const whole = texts.flatMap(({ title, text, code }) => [title, text, code]).join(" ");
-    if (!read.has(page)) read.set(page, [...new Set(whole.toLowerCase().match(WORD))]);
+    read.set(page, [...new Set(whole.toLowerCase().match(WORD))]);
     return read.get(page);
   };
   const entries = SECTIONS.map((section, id) => {
