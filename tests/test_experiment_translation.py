@@ -181,7 +181,9 @@ def test_a_model_learns_the_words_it_has_seen(attention):
     )
     model = EncoderDecoder(*sizes, attention=attention)
     point = {"map": "softmax", "budget": 100, "batch": 12, "lr": 2e-2}
-    translation.train(model, pairs, point)
+    curve = translation.train(model, pairs, point)
+    assert [step for step, _ in curve] == [*range(5, 101, 5)]
+    assert curve[0][1] > 1 > curve[-1][1] > 0
     wanted = [number_words(n, "german") for n in range(12)]
     assert translation.translate(model, pairs) == wanted
 

@@ -42,14 +42,19 @@ def cumulative(shifts: list[tuple[float, float]]) -> float:
 
 
 def shift(context: BrowserContext, url: str, slower: int = 4) -> float:
-    """The cumulative layout shift of a page in a new tab, which is closed."""
+    """The cumulative layout shift of a page in a new tab, which is closed.
+
+    Raises FileNotFoundError if there is no such page: an error page does not move.
+    """
     tab = context.new_page()
     session = context.new_cdp_session(tab)
     session.send("Network.enable")
     session.send("Network.emulateNetworkConditions", SLOW_4G | {"offline": False})
     session.send("Emulation.setCPUThrottlingRate", {"rate": slower})
     tab.add_init_script(WATCH)
-    tab.goto(url, timeout=120_000)
+    answer = tab.goto(url, timeout=120_000)
+    if answer is None or not answer.ok:
+        raise FileNotFoundError(f"there is no page {url}")
     tab.wait_for_function("document.fonts.status === 'loaded'", timeout=120_000)
     tab.wait_for_timeout(2500)
     shifts = tab.evaluate("shifts")

@@ -88,15 +88,17 @@ def claims(points: list[Point]) -> list[Claim]:
         for stuck in (True, False)
     )
 
-    def seeds(variant: str, value: str = "loss") -> dict[int, list[float | None]]:
+    def seeds(
+        variant: str, value: str = "loss", sizes: list[int] = late
+    ) -> dict[int, list[float | None]]:
         own = select(points, variant=variant)
-        return {S: [p[value] for p in select(own, S=S)] for S in late}
+        return {S: [p[value] for p in select(own, S=S)] for S in sizes}
 
     budget = f"{points[0]['budget']:,} optimiser steps at most"
     published = [PUBLISHED[S] for S in early]
     off = {
-        S: [p["loss"] - PUBLISHED[S] for p in select(points, variant=PLAIN, S=S)]
-        for S in early
+        S: [None if loss is None else loss - PUBLISHED[S] for loss in losses]
+        for S, losses in seeds(PLAIN, sizes=early).items()
     }
     return [
         throughout(

@@ -4,7 +4,7 @@ A model reads tokens, and answers at those that have a label.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from fwlab.data import programs
 from fwlab.experiments.experiment import Point
 from fwlab.experiments.fit import SETUP as USUAL
-from fwlab.experiments.fit import fit
-from fwlab.models import LanguageModel
 
 #: Tokens and labels, `[batch, time]`; a label of -1 asks for nothing.
 Batch = tuple[Tensor, Tensor]
@@ -50,16 +48,9 @@ def growing(
     return draw
 
 
-#: What `train` does, in words.
+#: The optimiser, and how models are trained, in words.
+ADAM = partial(torch.optim.Adam, betas=(0.9, 0.98))
 SETUP = USUAL | {"optimiser": "Adam, betas 0.9 and 0.98, gradients clipped to 1"}
-
-
-def train(
-    model: LanguageModel, draw: Callable[[int], Batch], steps: int, rate: float
-) -> Iterator[int]:
-    """Train on new sequences in every step, as `fit` does."""
-    adam = partial(torch.optim.Adam, betas=(0.9, 0.98))
-    return fit(model, draw, loss_of, steps, rate, optimizer=adam)
 
 
 def answers(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ some of that.
 
 import time
 from collections.abc import Iterator
-from math import inf
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from fwlab.data.programs import CLAUSES
 from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
 from fwlab.experiments.feedback_variables import test_rng
+from fwlab.experiments.fit import fit, thinned
 from fwlab.layers import FeedbackTransformer
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, INK, TRAINED
@@ -50,15 +50,16 @@ def run(point: Point) -> Point:
 
     - Returns what all stages together have cost: `steps` of the optimiser,
       the longest `chain` of layers, and seconds of the processor (`cpu`),
-      without evaluation; None if the target was not reached. `lowest` is
-      the lowest loss.
+      without evaluation; None if the target was not reached; the `lowest`
+      loss; and pairs of an optimiser step of all stages and the loss, at most 20.
     """
     torch.manual_seed(point["seed"])
     test = programs(
         TEST, point["statements"], VARIABLES, test_rng(point["seed"]), clauses=True
     )
     asked = (test.tokens, test.labels)
-    cost, lowest = Cost(), inf
+    cost = Cost()
+    curve: list[list[float]] = []
     model = build("feedback", point)
     if point["way"] == "from a transformer":
         parallel = build("softmax", point)
@@ -68,10 +69,12 @@ def run(point: Point) -> Point:
     for step in cost.of(model, point, point["budget"]):
         if step % EVERY:
             continue
-        lowest = min(lowest, feedback.score(model, asked).loss)
-        if lowest <= point["target"]:
-            return {**cost.spent(), "lowest": lowest}
-    return {**dict.fromkeys(cost.spent()), "lowest": lowest}
+        curve.append([cost.steps, feedback.score(model, asked).loss])
+        if curve[-1][1] <= point["target"]:
+            break
+    lowest = min(loss for _, loss in curve)
+    spent = cost.spent() if lowest <= point["target"] else dict.fromkeys(cost.spent())
+    return {**spent, "lowest": lowest, "curve": thinned(curve)}
 
 
 def build(mixer: str, point: Point) -> LanguageModel:
@@ -114,7 +117,8 @@ class Cost:
             return tokens, values
 
         start = time.process_time()
-        for step in feedback.train(model, draw, steps, point["rate"]):
+        how = feedback.loss_of, steps, point["rate"]
+        for step in fit(model, draw, *how, optimizer=feedback.ADAM):
             self.cpu += time.process_time() - start
             self.steps += 1
             yield step

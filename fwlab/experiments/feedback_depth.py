@@ -22,6 +22,7 @@ from fwlab.data.programs import CLAUSES
 from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
 from fwlab.experiments.feedback_variables import RULES, rule_accuracy, test_rng
+from fwlab.experiments.fit import fitted
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.layers.heads import split_heads
 from fwlab.models import MIXERS, LanguageModel, Mixer
@@ -85,11 +86,12 @@ def run(point: Point) -> Point:
         return empty | {"accuracy": max(scores)}
     model = build(mixer(point["model"], point["memory"]), point)
     draw = feedback.growing(point, VARIABLES, FIRST, 0.8)
-    for _ in feedback.train(model, draw, point["steps"], point["rate"]):
-        pass
+    how = feedback.loss_of, point["steps"], point["rate"]
+    curve = fitted(model, draw, *how, optimizer=feedback.ADAM)
     test = programs(TEST, *size, test_rng(seed), clauses=True)
     score = feedback.score(model, (test.tokens, test.labels))
-    return empty | score._asdict() | {"parameters": model.num_parameters()}
+    parameters = model.num_parameters()
+    return empty | score._asdict() | {"parameters": parameters, "curve": curve}
 
 
 def build(mix: Mixer | str, point: Point) -> LanguageModel:

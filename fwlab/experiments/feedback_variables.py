@@ -20,6 +20,7 @@ from fwlab.data import programs
 from fwlab.data.programs import CLAUSES, execute, program
 from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
+from fwlab.experiments.fit import fitted
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, INK, OTHER
 
@@ -73,11 +74,12 @@ def run(point: Point) -> Point:
         max_len=2 * point["statements"] + 1,
     )
     draw = feedback.growing(point, point["variables"], 3, 0.8)
-    for _ in feedback.train(model, draw, point["steps"], rate=point["rate"]):
-        pass
+    how = feedback.loss_of, point["steps"], point["rate"]
+    curve = fitted(model, draw, *how, optimizer=feedback.ADAM)
     test = programs(TEST, *size, test_rng(seed), clauses=True)
     score = feedback.score(model, (test.tokens, test.labels))
-    return {**score._asdict(), "parameters": model.num_parameters()}
+    parameters = model.num_parameters()
+    return {**score._asdict(), "parameters": parameters, "curve": curve}
 
 
 def test_rng(seed: int) -> random.Random:

@@ -1,6 +1,7 @@
 """The training loop of all experiments but those on text, and learning curves."""
 
 from collections.abc import Callable, Iterator
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -26,6 +27,17 @@ def one_cycle(
     return OneCycleLR(optimizer, lr, steps, pct_start=rise, cycle_momentum=False)
 
 
+def learning_curve(losses: list[float], steps: int) -> list[list[float]]:
+    """The training losses of all steps, as the means of at most 20 equal parts.
+
+    - `steps`: number of steps of the whole run, which may have ended before.
+    - Returns pairs of a step and the mean loss of the part that ends there.
+    """
+    every = -(-steps // CURVE)
+    ends = range(every, len(losses) + 1, every)
+    return [[end, round(fmean(losses[end - every : end]), 4)] for end in ends]
+
+
 def thinned(curve: list[list[float]]) -> list[list[float]]:
     """At most 20 of the pairs of a step and its loss, with the last one."""
     return curve[:: -max(1, -(-len(curve) // CURVE))][::-1]
@@ -41,6 +53,7 @@ def fit(
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
     schedule: Schedule | None = one_cycle,
     clip: float | None = 1.0,
+    losses: list[float] | None = None,
 ) -> Iterator[int]:
     """Train on a new batch in every step.
 
@@ -51,6 +64,7 @@ def fit(
     - `optimizer`: takes parameters and `lr`.
     - `schedule`: of the learning rate; None = constant.
     - `clip`: maximum norm of the gradient; None = any.
+    - `losses`: gets the loss of every step.
     - Returns an iterator over the optimiser steps, counted from 1, that
       takes one step per item.
     """
@@ -59,10 +73,28 @@ def fit(
     for step in range(steps):
         batch = draw(step)
         adam.zero_grad(set_to_none=True)
-        loss(model, batch).backward()
+        now = loss(model, batch)
+        if losses is not None:
+            losses.append(now.item())
+        now.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         adam.step()
         if rate is not None:
             rate.step()
         yield step + 1
+
+
+def fitted(
+    model: nn.Module,
+    draw: Callable[[int], Any],
+    loss: Callable[[Any, Any], Tensor],
+    steps: int,
+    lr: float,
+    **options: Any,
+) -> list[list[float]]:
+    """Train to the end, as `fit` does, and return the `learning_curve`."""
+    losses: list[float] = []
+    for _ in fit(model, draw, loss, steps, lr, losses=losses, **options):
+        pass
+    return learning_curve(losses, steps)

@@ -18,7 +18,7 @@ from fwlab.experiments.experiment import (
     compared,
     losses,
 )
-from fwlab.experiments.fit import SETUP, fit
+from fwlab.experiments.fit import SETUP, fitted
 from fwlab.experiments.recall import UNASKED, loss_of
 from fwlab.models import LanguageModel
 from fwlab.plots import SERIES
@@ -112,11 +112,11 @@ def run(point: Point) -> Point:
             "conv_size": point["conv"],
         },
     )
-    for _ in fit(
+    curve = fitted(
         model, lambda step: asked(task, BATCH, *NEAR), loss_of, task.budget, LR
-    ):
-        pass
-    return {"near": score(model, task, *NEAR), "far": score(model, task, *FAR)}
+    )
+    near, far = (score(model, task, *lengths) for lengths in (NEAR, FAR))
+    return {"near": near, "far": far, "curve": curve}
 
 
 def asked(task: Task, batch: int, first: int, length: int) -> tuple[Tensor, Tensor]:

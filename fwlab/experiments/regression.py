@@ -21,7 +21,7 @@ from fwlab.experiments.experiment import (
     select,
     throughout,
 )
-from fwlab.experiments.fit import SETUP, fit
+from fwlab.experiments.fit import SETUP, fitted
 from fwlab.feature_maps import l2_normalize
 from fwlab.plots import FAST, INK, OTHER
 
@@ -57,15 +57,17 @@ def run(point: Point) -> Point:
     d, n, noise = (point[name] for name in ("d", "n", "noise"))
     test = draw_pairs(TEST, n, d, noise)
     if point["rule"] == "least squares":
-        answers, beta = least_squares(*test[:3], noise), None
+        answers, beta, curve = least_squares(*test[:3], noise), None, None
     else:
         layer = Layer(point["rule"], d)
-        for _ in fit(layer, lambda _: draw_pairs(BATCH, n, d, noise), error, STEPS, LR):
-            pass
+        curve = fitted(
+            layer, lambda _: draw_pairs(BATCH, n, d, noise), error, STEPS, LR
+        )
         with torch.no_grad():
             answers = layer(*test[:3])
             beta = round(layer.beta().item(), 3) if point["rule"] == "delta" else None
-    return {"loss": round(F.mse_loss(answers, test[3]).item(), 4), "beta": beta}
+    loss = round(F.mse_loss(answers, test[3]).item(), 4)
+    return {"loss": loss, "beta": beta, "curve": curve}
 
 
 class Layer(nn.Module):

@@ -23,7 +23,7 @@ from fwlab.experiments.experiment import (
     select,
     throughout,
 )
-from fwlab.experiments.fit import fit
+from fwlab.experiments.fit import fit, learning_curve
 from fwlab.feature_maps import l2_normalize
 from fwlab.plots import SERIES
 
@@ -72,12 +72,13 @@ def run(point: Point) -> Point:
         topics = TOPICS if point["task"] == "topics" else 1
         return {"near": None, "far": None, "loss": recall(topics, point["forget"])}
     model = Composer(point["items"], point["steps"], point["limit"])
+    curve = None
     if point["weights"] == "by hand":
         model.by_hand()
     else:
-        train(model, point["budget"])
+        curve = train(model, point["budget"])
     near, far = (score(model, length) for length in (NEAR, FAR))
-    return {"near": near, "far": far, "loss": None}
+    return {"near": near, "far": far, "loss": None, "curve": curve}
 
 
 # --- Composing permutations ---------------------------------------------
@@ -187,8 +188,12 @@ SETUP = {
 }
 
 
-def train(model: Composer, budget: int) -> None:
-    """Train on sequences that get longer, with `beta` kept in its range."""
+def train(model: Composer, budget: int) -> list[list[float]]:
+    """Train on sequences that get longer, with `beta` kept in its range.
+
+    - Returns the learning curve.
+    """
+    losses: list[float] = []
 
     def draw(step: int) -> tuple[Tensor, Tensor]:
         return sequences(model.items, 64, min(NEAR, 2 + 2 * NEAR * step // budget))
@@ -200,9 +205,11 @@ def train(model: Composer, budget: int) -> None:
     def cosine(adam: torch.optim.Optimizer, lr: float, steps: int) -> LRScheduler:
         return CosineAnnealingLR(adam, steps)
 
-    for _ in fit(model, draw, loss, budget, 1e-2, schedule=cosine, clip=None):
+    how: dict[str, Any] = {"schedule": cosine, "clip": None, "losses": losses}
+    for _ in fit(model, draw, loss, budget, 1e-2, **how):
         with torch.no_grad():
             model.strength.clamp_(0, 1)
+    return learning_curve(losses, budget)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from math import inf
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fwlab.data import corpus
 from fwlab.experiments.experiment import Point
-from fwlab.experiments.fit import CURVE
+from fwlab.experiments.fit import learning_curve
 from fwlab.experiments.runs import TEXTS
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, Identity
 from fwlab.layers import FastWeightAttention
@@ -192,8 +192,7 @@ def train(run: Run) -> Point:
     """Train to the end, and say what came out; no loss if it diverged.
 
     - Returns the text's name and the beginning of its hash; sizes; the loss
-      of validation; and the learning curve: training losses, the mean over
-      each of at most `CURVE` equal parts of the steps.
+      of validation; and the learning curve.
     """
     c, seconds, loss = run.config, 0.0, None
     losses: list[float] = []
@@ -214,14 +213,8 @@ def train(run: Run) -> Point:
     bits = None if loss is None else round(loss / math.log(2), 4)
     return {
         **{"loss": loss, "bits": bits, **about, "tokens_per_second": speed},
-        "curve": thinned(losses, -(-c.steps // CURVE)),
+        "curve": learning_curve(losses, c.steps),
     }
-
-
-def thinned(losses: list[float], every: int) -> list[list[float]]:
-    """Pairs of a step and the mean loss of the `every` steps that end there."""
-    ends = range(every, len(losses) + 1, every)
-    return [[end, round(fmean(losses[end - every : end]), 4)] for end in ends]
 
 
 def setup(config: Config) -> dict[str, Any]:

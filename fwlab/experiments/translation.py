@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fwlab import plots
 from fwlab.data import Characters, number_words
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
-from fwlab.experiments.fit import SETUP, fit, one_cycle
+from fwlab.experiments.fit import SETUP, fitted, one_cycle
 from fwlab.experiments.retrieval import d_dot, feature_map
 from fwlab.feature_maps import FAVOR
 from fwlab.models import EncoderDecoder
@@ -97,7 +97,7 @@ def run(point: Point) -> Point:
         attention=feature_map(name, d_key) or "softmax",
         rule="sum",
     )
-    train(model, Pairs.of(numbers[:count]), point)
+    curve = train(model, Pairs.of(numbers[:count]), point)
     unseen = numbers[count:]
     written = translate(model, Pairs.of(unseen))
     wanted = [number_words(number, "german") for number in unseen]
@@ -106,6 +106,7 @@ def run(point: Point) -> Point:
         "d_dot": d_dot(name, d_key),
         "bleu": round(metric.corpus_score(written, [wanted]).score, 2),
         "exact": round(100 * exact, 2),
+        "curve": curve,
     }
 
 
@@ -140,8 +141,11 @@ class Pairs(NamedTuple):
         return Pairs(self.source[rows], self.mask[rows], self.target[rows])
 
 
-def train(model: EncoderDecoder, pairs: Pairs, point: Point) -> None:
-    """Train on random batches, with a rate that rises and then falls to 0."""
+def train(model: EncoderDecoder, pairs: Pairs, point: Point) -> list[list[float]]:
+    """Train on random batches, with a rate that rises and then falls to 0.
+
+    - Returns the learning curve.
+    """
     random = [part for part in model.modules() if isinstance(part, FAVOR)]
 
     def draw(_: int) -> Pairs:
@@ -157,8 +161,7 @@ def train(model: EncoderDecoder, pairs: Pairs, point: Point) -> None:
         return F.cross_entropy(model(source, before, mask)[real], wanted[real])
 
     rise = partial(one_cycle, rise=0.3)
-    for _ in fit(model, draw, loss, point["budget"], point["lr"], schedule=rise):
-        pass
+    return fitted(model, draw, loss, point["budget"], point["lr"], schedule=rise)
 
 
 def translate(model: EncoderDecoder, pairs: Pairs) -> list[str]:
