@@ -35,7 +35,7 @@ def test_order_of_pairs_and_of_queries_is_random():
 
 
 def test_embeddings_contain_the_token_before():
-    model = Recaller("delta", "own", 8, 1, 2, 20)
+    model = Recaller("delta", "own", 16, 1, 2, 20)
     model.blocks = torch.nn.ModuleList()
     tokens, _ = sequences(3, 4, 8)
     x = model.embedding(tokens)
@@ -47,7 +47,7 @@ def test_other_features_keep_the_weights():
     models = []
     for features in ("own", "dpfp-1"):
         torch.manual_seed(3)
-        models.append(Recaller("sum", features, 8, 2, 4, 20))
+        models.append(Recaller("sum", features, 16, 2, 4, 20))
     one, other = (model.state_dict() for model in models)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -10,7 +10,7 @@ _MODULES = (
     *("recall", "state_size", "translation", "aft", "aft_stability"),
     *("feedback_variables", "feedback_depth", "feedback_curriculum"),
     *("state_tracking", "reversal", "replacing", "regression"),
-    *("mqar", "length", "formal"),
+    *("mqar", "length", "formal", "hybrid"),
 )
 
 #: All experiments by name.

@@ -110,7 +110,7 @@ def run(point: Point) -> Point:
     pairs, symbols, shows = point["pairs"], point["symbols"], point["shows"]
     time = (2 * shows + 1) * pairs
     model = Recaller(
-        *(point["mixer"], point["map"], symbols),
+        *(point["mixer"], point["map"], 2 * symbols),
         *(point["layers"], point["heads"], time),
     )
 
@@ -181,7 +181,8 @@ class Recaller(LanguageModel):
     convolution of today's models: no mixer has to find out which key came
     before a value. It takes whole sequences, without `prefill` or `step`.
 
-    - `mixer`, `layers`, `heads`, `max_len`: as for `LanguageModel`.
+    - `mixer`, `vocabulary`, `layers`, `heads`, `max_len`, `options`: as for
+      `LanguageModel`.
     - `features`: "own" for those of the mixer, or "dpfp-1" instead.
     """
 
@@ -189,14 +190,15 @@ class Recaller(LanguageModel):
         self,
         mixer: str,
         features: str,
-        symbols: int,
+        vocabulary: int,
         layers: int,
         heads: int,
         max_len: int,
+        **options: Any,
     ):
-        vocab = 2 * symbols
-        super().__init__(vocab, mixer, layers, heads, D_MODEL, max_len, 2 * D_MODEL)
-        self.before = nn.Embedding(vocab, D_MODEL)
+        sizes = (layers, heads, D_MODEL, max_len, 2 * D_MODEL)
+        super().__init__(vocabulary, mixer, *sizes, **options)
+        self.before = nn.Embedding(vocabulary, D_MODEL)
         enlarge(self)
         if features == "own":
             return

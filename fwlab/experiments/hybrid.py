@@ -1,0 +1,216 @@
+"""Why stacks mix layers: a parity says which value to look up.
+
+After Steifer 2026 (arXiv:2605.16640), whose task is parity-conditioned retrieval.
+To count takes a state that changes with every token; to look up takes a memory for
+all pairs.
+"""
+
+from operator import gt
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fwlab import plots
+from fwlab.experiments.experiment import (
+    Claim,
+    Experiment,
+    Point,
+    compared,
+    losses,
+    select,
+)
+from fwlab.experiments.fit import SETUP, fitted
+from fwlab.experiments.recall import UNASKED, Recaller, loss_of
+from fwlab.plots import SERIES
+
+#: Stacks of two layers: their mixers, and the maximum of beta.
+BOTH, WEAK = "gated delta, then attention", "the same, β up to 1"
+TURNED = "attention, then gated delta"
+DELTA, SOFTMAX = "gated delta alone", "attention alone"
+STACKS = {
+    BOTH: ("gated-delta,softmax", 2),
+    WEAK: ("gated-delta,softmax", 1),
+    TURNED: ("softmax,gated-delta", 2),
+    DELTA: ("gated-delta,gated-delta", 2),
+    SOFTMAX: ("softmax,softmax", 2),
+}
+#: Pairs of a sequence: a layer of fast weights has room for the first number.
+FEW, MANY = 4, 16
+#: Two heads with keys of this width.
+HEADS, HEAD_WIDTH = 2, 4
+#: Values that a key can have, and questions after the pairs, in training.
+VALUES, NEAR = 8, 24
+#: The test is longer.
+FAR = 4 * NEAR
+BATCH, TEST, LR = 32, 256, 5e-3
+#: Who knows both values and not which of them counts is right about as often.
+HALF = (1 + 1 / VALUES) / 2
+
+
+def points(quick: bool) -> list[Point]:
+    return [
+        {
+            "stack": stack,
+            "pairs": pairs,
+            "budget": 600 if quick else 1200,
+            "seed": seed,
+        }
+        for pairs in ((MANY,) if quick else (FEW, MANY))
+        for stack in STACKS
+        if not (quick and stack == TURNED)
+        for seed in (1, 2, 3)
+    ]
+
+
+def run(point: Point) -> Point:
+    """Returns the shares of right parities and values, at both lengths."""
+    torch.manual_seed(point["seed"])
+    pairs, budget = point["pairs"], point["budget"]
+    model = build(point["stack"], pairs)
+
+    def draw(step: int) -> tuple[Tensor, Tensor]:
+        """A short count is soon learned, and helps with longer ones."""
+        return sequences(BATCH, pairs, min(NEAR, 2 + 2 * NEAR * step // budget))
+
+    curve = fitted(model, draw, loss_of, budget, LR)
+    return {
+        "parameters": model.num_parameters(),
+        **score(model, pairs, NEAR, "_near"),
+        **score(model, pairs, FAR),
+        "curve": curve,
+    }
+
+
+def build(stack: str, pairs: int) -> Recaller:
+    """Without positions, and with no convolution: the embeddings have the token before."""
+    mixer, limit = STACKS[stack]
+    options: dict[str, Any] = {}
+    if "delta" in mixer:
+        options["fast_weights"] = {
+            **{"like": "gated-delta-net", "conv_size": 0, "expand_v": 1},
+            **{"head_width": HEAD_WIDTH, "beta_max": limit},
+        }
+    if "softmax" in mixer:
+        options["softmax"] = {"rope": 0}
+    vocabulary = 2 * pairs + VALUES + 2
+    length = 2 * (pairs + FAR)
+    return Recaller(mixer, "own", vocabulary, 2, HEADS, length, **options)
+
+
+def sequences(batch: int, pairs: int, asks: int) -> tuple[Tensor, Tensor]:
+    """Every key once with a value, in random order; then bits and questions in turn.
+
+    - `pairs`: number of keys, which is even: tokens from 0. Then come the tokens of
+      `VALUES` values, of the bits 0 and 1, and of the questions, one for each key.
+    - `asks`: number of bits, and of questions.
+    - Returns the tokens and what to answer after each, `[batch, 2 (pairs + asks)]`.
+      After a bit, this is the parity of all bits so far, as a bit. After a question
+      it is the value of its key if the parity is 0; otherwise that of the key's
+      neighbour, the other one of 0 and 1, of 2 and 3, and so on.
+    """
+    first_bit = pairs + VALUES
+    keys = torch.rand(batch, pairs).argsort(-1)
+    values = torch.randint(pairs, first_bit, (batch, pairs))
+    bits, asked = torch.randint(2, (batch, asks)), torch.randint(pairs, (batch, asks))
+    odd = bits.cumsum(1) % 2
+    held = torch.zeros_like(keys).scatter(1, keys, values)
+    answers = held.gather(1, asked ^ odd)
+    shown = torch.stack([keys, values], -1).flatten(1)
+    return (
+        torch.cat([shown, _in_turn(bits + first_bit, asked + first_bit + 2)], 1),
+        torch.cat(
+            [torch.full_like(shown, UNASKED), _in_turn(odd + first_bit, answers)], 1
+        ),
+    )
+
+
+def _in_turn(a: Tensor, b: Tensor) -> Tensor:
+    return torch.stack([a, b], -1).flatten(1)
+
+
+@torch.no_grad()
+def score(model: Recaller, pairs: int, asks: int, suffix: str = "") -> Point:
+    tokens, wanted = sequences(TEST, pairs, asks)
+    right = (model(tokens).argmax(-1) == wanted)[:, 2 * pairs :].double()
+    shares = {"parity": right[:, ::2], "value": right[:, 1::2]}
+    return {name + suffix: round(x.mean().item(), 4) for name, x in shares.items()}
+
+
+# --- What came out ------------------------------------------------------
+
+
+def claims(points: list[Point]) -> list[Claim]:
+    """The paper proves what can be solved, and trains nothing: these are ours."""
+
+    def right(what: str, stack: str, pairs: int = MANY) -> list[float | None]:
+        return losses(points, what, stack=stack, pairs=pairs)
+
+    def solved(what: str, stack: str, yes: bool = True) -> Claim:
+        names = {"parity": "parities", "value": "values"}
+        bound = 0.95 if yes else HALF + 0.1
+        return compared(
+            f"{MANY} pairs, {stack}: {'more' if yes else 'fewer'} than {bound:.0%} "
+            f"of the {names[what]}",
+            "",
+            [right(what, stack)],
+            (lambda share: share > bound) if yes else (lambda share: share < bound),
+        )
+
+    every = [
+        solved("value", BOTH),
+        *(solved("value", stack, False) for stack in (WEAK, DELTA, SOFTMAX)),
+        solved("parity", DELTA),
+        *(solved("parity", stack, False) for stack in (WEAK, SOFTMAX)),
+    ]
+    if few := select(points, pairs=FEW):
+        every += [
+            compared(
+                f"values, {DELTA}: more with {FEW} pairs than with {MANY}",
+                "",
+                [losses(few, "value", stack=DELTA), right("value", DELTA)],
+                gt,
+            ),
+            compared(
+                f"values, {MANY} pairs: {BOTH} above {TURNED}",
+                "",
+                [right("value", BOTH), right("value", TURNED)],
+                gt,
+            ),
+        ]
+    return every
+
+
+def draw(points: list[Point]) -> Figure:
+    sizes = list(dict.fromkeys(p["pairs"] for p in points))
+    figure, axes = plots.panels(1 + 2 * len(sizes), len(sizes), columns=1, sharex=True)
+    for ax, pairs in zip(axes, sizes, strict=True):
+        some = select(points, pairs=pairs)
+        stacks = list(dict.fromkeys(p["stack"] for p in some))
+        for what, marker, color in (
+            ("parity", "^", SERIES[0]),
+            ("value", "o", SERIES[1]),
+        ):
+            rows = {stack: losses(some, what, stack=stack) for stack in stacks}
+            plots.rows(
+                ax, rows, color, marker, "parities" if what == "parity" else "values"
+            )
+        ax.axvline(HALF, color=plots.INK, linestyle=":", linewidth=1)
+        ax.set(xlim=(0, 1.05), title=f"{pairs} pairs")
+    axes[-1].set_xlabel("share of right answers")
+    plots.legend(figure, axes[0], columns=2)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="hybrid",
+    title="Why stacks mix layers: a parity says what to look up",
+    source="ours, after Steifer 2026",
+    cost="quick: 5 min of one core; full: 20 min (estimated)",
+    points=points,
+    run=run,
+    claims=claims,
+    draw=draw,
+    setup=lambda point: SETUP | {"lr": LR, "batch": BATCH, "layers": 2, "heads": HEADS},
+)
