@@ -25,17 +25,18 @@ from fwlab.training import Config
 LENGTHS = (64, 128, 256, 512, 1024)
 #: Characters that are read at once.
 READ = 8192
-#: Softmax attention that takes any length, and the delta rule with the keys of the
-#: gated delta rule.
+#: The delta rule with the keys of the gated delta rule: only the decay is missing.
+UNIT = "delta, unit keys"
+#: Softmax attention that takes any length, and this delta rule.
 OWN = {
     "softmax-rotary": ROTARY_SOFTMAX,
     "softmax, no positions": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads)),
-    "delta, unit keys": text.fast_weights("delta", "identity"),
+    UNIT: text.fast_weights("delta", "identity"),
 }
 #: Those of the quick version, and more that take any length. Feedback takes too
 #: long, and further relatives of the delta rule are left out.
 QUICK = ("softmax-rotary", "transformer-xl", "sum", "gated", "delta", "gated-delta")
-OTHERS = ("softmax, no positions", "kimi-delta", "fwp", "aft-conv", "delta, unit keys")
+OTHERS = ("softmax, no positions", "kimi-delta", "fwp", "aft-conv", UNIT)
 NAMES = QUICK + OTHERS
 
 
@@ -79,16 +80,24 @@ def model(point: Point) -> tuple[Config, Mixer]:
 def claims(points: list[Point]) -> list[Claim]:
     """Seed by seed: the same model reads the same characters."""
     short, *_, long = LENGTHS
-    return [
+
+    def changes(name: str) -> list[float | None]:
+        return [change(p, long) for p in select(points, mixer=name)]
+
+    every = [
         compared(
             f"{name}: lower in windows of {long} than of {short}",
             "",
-            [[change(p, long) for p in select(points, mixer=name)]],
+            [changes(name)],
             lambda x: x < 0,
             spec="+.3f",
         )
         for name in dict.fromkeys(p["mixer"] for p in points)
     ]
+    if pure := changes(UNIT):
+        text = f"change up to {long}: gated-delta below {UNIT}, which has no decay"
+        every.append(compared(text, "", [changes("gated-delta"), pure], spec="+.3f"))
+    return every
 
 
 def change(point: Point, length: int) -> float | None:
@@ -123,7 +132,7 @@ EXPERIMENT = Experiment(
     name="length",
     title="Texts that are longer than those of training",
     source="ours, after Press et al. 2022",
-    cost="quick: 3 min of one core; full: 13 min",
+    cost="quick: 3 min of one core; full: 18 min",
     points=points,
     run=run,
     claims=claims,
