@@ -150,7 +150,8 @@ def test_what_is_saved_for_the_backward_pass():
 
 def test_maps_have_equal_numbers_of_features():
     widths = {name: make(16).width(16) for name, make in text.MAPS.items()}
-    assert widths == {"linear": 16, "favor": 32, "dpfp": 32, "identity": 16}
+    narrow = {"linear", "favor-half", "identity"}
+    assert widths == {name: 16 if name in narrow else 32 for name in text.MAPS}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_all_models_have_the_same_number_of_parameters():
     models = language_model.model, state_size.model
     counts = {}
     for point in points:
-        if point["seed"] == 1 and point.get("map") not in ("favor", "dpfp"):
+        if point["seed"] == 1 and point.get("map", "")[:4] not in ("favo", "dpfp"):
             config, mixer = models["memory" in point](point)
             sizes = config.layers, config.heads, config.d_model, config.block
             with torch.device("meta"):
@@ -208,12 +209,12 @@ def as_published(points: list[dict]) -> list[dict]:
 @pytest.mark.parametrize(
     ("module", "orders", "known"),
     [
-        (language_model, 14, "33.0, 38.0 (Table 5)"),
+        (language_model, 21, "33.0, 38.0 (Table 5)"),
         (ablation, 6, "28.1, 29.7 (Table 3)"),
     ],
 )
 def test_every_ordering_of_the_tables_is_a_claim(module, orders, known, quick):
-    """Also in the quick version: 3 and 10 pairs and a gain; 6 pairs."""
+    """Also in the quick version: 10 and 10 pairs and a gain; 6 pairs."""
     points = as_published(module.points(quick))
     claims = [c for c in module.claims(points) if c.published]
     nanogpt = [c for c in claims if "nanoGPT" in c.text]

@@ -16,11 +16,16 @@
         column += cell.colSpan;
       }
     }
-    columns.slice(1).forEach((cells, column) => {
-      const long = cells.some((cell) => cell.textContent.trim().length > LONG);
+    const others = columns.slice(1);
+    const long = others.map((cells) =>
+      cells.some((cell) => cell.textContent.trim().length > LONG),
+    );
+    // A single short column among long ones looks like them.
+    if (long.includes(true) && long.filter((each) => !each).length === 1) long.fill(true);
+    others.forEach((cells, column) => {
       for (const cell of cells) {
         cell.dataset.label = names[column + 1];
-        cell.toggleAttribute("data-long", long);
+        cell.toggleAttribute("data-long", long[column]);
       }
     });
   };

@@ -26,6 +26,8 @@ def missing(tools: bool) -> list[str]:
     lock = json.loads((DOCS / "package-lock.json").read_text("utf-8"))["packages"]
     listed = json.loads((DOCS / "package.json").read_text("utf-8"))
     kinds = ["dependencies", *(["devDependencies"] if tools else [])]
+    if any(listed[kind] != lock[""].get(kind) for kind in kinds):
+        sys.exit("docs/package.json and docs/package-lock.json list other packages")
     return [
         name
         for kind in kinds

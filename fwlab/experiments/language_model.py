@@ -34,7 +34,13 @@ Name = tuple[str, str]
 SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
 #: Validation perplexity per word on WikiText-103, small models.
 TABLES: dict[str, dict[Name, float]] = {
-    "Table 2": {SOFTMAX: 33.0, ("sum", "linear"): 37.1, ("delta", "linear"): 34.1},
+    "Table 2": {
+        SOFTMAX: 33.0,
+        ("sum", "linear"): 37.1,
+        ("delta", "linear"): 34.1,
+        ("sum", "favor-half"): 39.0,
+        ("delta", "favor-half"): 36.1,
+    },
     "Table 5": {
         SOFTMAX: 33.0,
         ("sum", "favor"): 38.0,
@@ -45,8 +51,14 @@ TABLES: dict[str, dict[Name, float]] = {
 }
 PUBLISHED = TABLES["Table 2"] | TABLES["Table 5"]
 #: Feature maps of which both rules are published.
-BOTH = ("linear", "favor", "dpfp")
-MAPS = {"linear": "ELU + 1", "favor": "FAVOR+", "dpfp": "DPFP", "identity": "unit keys"}
+BOTH = ("linear", "favor-half", "favor", "dpfp")
+MAPS = {
+    "linear": "ELU + 1",
+    "favor": "FAVOR+",
+    "favor-half": "FAVOR+, half as wide",
+    "dpfp": "DPFP",
+    "identity": "unit keys",
+}
 #: The loss of softmax attention, in nats per character.
 NANOGPT = 1.88
 #: The feature maps of the fast weight rules, as in `MIXERS`.

@@ -33,10 +33,12 @@ FULL = "nanogpt-1000"
 #: Learning rates at which the losses are compared.
 LR = {"nanogpt": 1e-3, FULL: 1e-3, "small": 4e-3}
 #: Feature maps by name: of keys of width `d`, without trained parameters.
-#: DPFP and FAVOR+ have the same number of features, twice that of ELU + 1.
+#: DPFP and FAVOR+ have the same number of features, twice that of ELU + 1 and
+#: of "favor-half", the FAVOR+ of the paper's Table 2.
 MAPS: dict[str, Callable[[int], FeatureMap]] = {
     "linear": lambda d: ELU1(),
     "favor": lambda d: FAVOR(d, directions=d),
+    "favor-half": lambda d: FAVOR(d, directions=d // 2),
     "dpfp": lambda d: DPFP(nu=1),
     "identity": lambda d: Identity(),
 }
