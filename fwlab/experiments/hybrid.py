@@ -150,8 +150,9 @@ def claims(points: list[Point]) -> list[Claim]:
     def solved(what: str, stack: str, yes: bool = True) -> Claim:
         names = {"parity": "parities", "value": "values"}
         bound = 0.95 if yes else HALF + 0.1
+        name = stack.replace("the same", BOTH)
         return compared(
-            f"{MANY} pairs, {stack}: {'more' if yes else 'fewer'} than {bound:.0%} "
+            f"{MANY} pairs, {name}: {'more' if yes else 'fewer'} than {bound:.0%} "
             f"of the {names[what]}",
             "",
             [right(what, stack)],
