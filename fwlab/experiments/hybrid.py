@@ -45,6 +45,8 @@ VALUES, NEAR = 8, 24
 #: The test is longer.
 FAR = 4 * NEAR
 BATCH, TEST, LR = 32, 256, 5e-3
+#: What is answered, and its plural.
+ANSWERS = {"parity": "parities", "value": "values"}
 #: Who knows both values and not which of them counts is right about as often.
 HALF = (1 + 1 / VALUES) / 2
 
@@ -134,8 +136,10 @@ def _in_turn(a: Tensor, b: Tensor) -> Tensor:
 def score(model: Recaller, pairs: int, asks: int, suffix: str = "") -> Point:
     tokens, wanted = sequences(TEST, pairs, asks)
     right = (model(tokens).argmax(-1) == wanted)[:, 2 * pairs :].double()
-    shares = {"parity": right[:, ::2], "value": right[:, 1::2]}
-    return {name + suffix: round(x.mean().item(), 4) for name, x in shares.items()}
+    return {
+        what + suffix: round(right[:, at::2].mean().item(), 4)
+        for at, what in enumerate(ANSWERS)
+    }
 
 
 # --- What came out ------------------------------------------------------
@@ -148,12 +152,11 @@ def claims(points: list[Point]) -> list[Claim]:
         return losses(points, what, stack=stack, pairs=pairs)
 
     def solved(what: str, stack: str, yes: bool = True) -> Claim:
-        names = {"parity": "parities", "value": "values"}
         bound = 0.95 if yes else HALF + 0.1
         name = stack.replace("the same", BOTH)
         return compared(
             f"{MANY} pairs, {name}: {'more' if yes else 'fewer'} than {bound:.0%} "
-            f"of the {names[what]}",
+            f"of the {ANSWERS[what]}",
             "",
             [right(what, stack)],
             (lambda share: share > bound) if yes else (lambda share: share < bound),
@@ -189,14 +192,9 @@ def draw(points: list[Point]) -> Figure:
     for ax, pairs in zip(axes, sizes, strict=True):
         some = select(points, pairs=pairs)
         stacks = list(dict.fromkeys(p["stack"] for p in some))
-        for what, marker, color in (
-            ("parity", "^", SERIES[0]),
-            ("value", "o", SERIES[1]),
-        ):
+        for what, marker, color in zip(ANSWERS, "^o", SERIES, strict=False):
             rows = {stack: losses(some, what, stack=stack) for stack in stacks}
-            plots.rows(
-                ax, rows, color, marker, "parities" if what == "parity" else "values"
-            )
+            plots.rows(ax, rows, color, marker, ANSWERS[what])
         ax.axvline(HALF, color=plots.INK, linestyle=":", linewidth=1)
         ax.set(xlim=(0, 1.05), title=f"{pairs} pairs")
     axes[-1].set_xlabel("share of right answers")
