@@ -1,8 +1,7 @@
-"""What the parts of Qwen3.5's layer are for: each taken away in turn, and attention.
+"""What the parts of Qwen3.5's layer are for: each taken away in turn.
 
     python docs/tools/qwen_parts.py recall
     python docs/tools/qwen_parts.py shakespeare
-    python docs/tools/qwen_parts.py parity
 
 Each writes a table of `fwlab/data/results/qwen-parts.json`, which notebook 16 draws:
 three seeds, a few minutes on one thread. Seeds may follow, as in `recall 4 5`.
@@ -41,10 +40,10 @@ PARTS = {
 class Delta(nn.Module):
     """The layer of Qwen3.5, less one part; one key head for each value head."""
 
-    def __init__(self, d: int, heads: int, width: int, without: str, beta_max: float):
+    def __init__(self, d: int, heads: int, width: int, without: str):
         super().__init__()
         self.heads, self.width, self.without = heads, width, without
-        self.beta_max, wide = beta_max, heads * width
+        wide = heads * width
         self.qkv = nn.Linear(d, 3 * wide, bias=False)
         self.conv = nn.Parameter(torch.empty(3 * wide, 1, 4).uniform_(-0.5, 0.5))
         self.z = nn.Linear(d, wide, bias=False)
@@ -65,7 +64,7 @@ class Delta(nn.Module):
         q, k, v = F.silu(x_qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         if less != "unit":
             q, k = l2_normalize(q), l2_normalize(k)
-        beta = self.beta_max * torch.sigmoid(self.b(x))
+        beta = torch.sigmoid(self.b(x))
         if less == "beta":
             beta = torch.ones_like(beta)
         log_decay = -self.A_log.exp() * F.softplus(self.a(x) + self.dt)
@@ -80,64 +79,28 @@ class Delta(nn.Module):
         return self.out(y.flatten(-2))
 
 
-class Attention(nn.Module):
-    """Gated attention as in Qwen3.5: a quarter of each head is rotated."""
-
-    def __init__(self, d: int, heads: int, width: int):
-        super().__init__()
-        self.heads, wide = heads, heads * width
-        self.qkvz = nn.Linear(d, 4 * wide, bias=False)
-        self.norms = nn.Parameter(torch.ones(2, width))
-        self.out = nn.Linear(wide, d, bias=False)
-        self.rates = 10000 ** -(torch.arange(0, width // 4, 2) / (width // 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v, z = self.qkvz(x).unflatten(-1, (4, self.heads, -1)).unbind(-3)
-        turn = torch.arange(x.shape[1])[:, None, None] * self.rates
-        q, k = (
-            rotate(F.rms_norm(p, p.shape[-1:], norm), turn)
-            for p, norm in zip((q, k), self.norms, strict=True)
-        )
-        y = F.scaled_dot_product_attention(
-            *(p.transpose(1, 2) for p in (q, k, v)), is_causal=True
-        )
-        return self.out((y.transpose(1, 2) * torch.sigmoid(z)).flatten(-2))
-
-
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotates the first channels, as many as there are angles."""
-    n = turn.shape[-1]
-    a, b, rest = x.split([n, n, x.shape[-1] - 2 * n], -1)
-    sin, cos = turn.sin(), turn.cos()
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
-
-
 class Model(nn.Module):
-    """Blocks of a mixer and an MLP; `layers`: "d" = delta, "a" = attention."""
+    """Blocks of the layer and an MLP."""
 
     def __init__(
         self,
         tokens: int,
-        layers: str,
+        layers: int,
         d: int = 64,
         heads: int = 2,
         width: int = 16,
         mlp: bool = True,
         without: str = "",
-        beta_max: float = 1,
     ):
         super().__init__()
         self.embed = nn.Embedding(tokens, d)
         nn.init.normal_(self.embed.weight, std=0.5)
         self.mixers = nn.ModuleList(
-            Attention(d, heads, width)
-            if kind == "a"
-            else Delta(d, heads, width, without, beta_max)
-            for kind in layers
+            Delta(d, heads, width, without) for _ in range(layers)
         )
         self.mlps = nn.ModuleList(
             nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
-            for _ in layers
+            for _ in range(layers)
             if mlp
         )
         self.head = nn.Linear(d, tokens, bias=True)
@@ -149,26 +112,6 @@ class Model(nn.Module):
             if self.mlps:
                 x = x + self.mlps[i](F.rms_norm(x, x.shape[-1:]))
         return self.head(F.rms_norm(x, x.shape[-1:]))
-
-
-def parity(
-    generator: Generator, batch: int = 16, asked: int = 10, n: int = 8, values: int = 4
-) -> tuple[Tensor, Tensor]:
-    """Retrieval that depends on a parity: a small task after arXiv 2605.16640.
-
-    First a table in random order: one token for each of n keys, with a parity and a
-    value. Then `bit key`, again and again. The answer at the key is its value for the
-    parity of all bits so far, the answer at the bit this parity.
-    """
-    order = torch.rand(batch, 2 * n, generator=generator).argsort(1)
-    held = torch.randint(values, (batch, 2 * n), generator=generator)
-    bits = torch.randint(2, (batch, asked), generator=generator)
-    keys = torch.randint(n, (batch, asked), generator=generator)
-    odd, after = bits.cumsum(1) % 2, 2 * n * values
-    table = order * values + held.gather(1, order)
-    stream = torch.stack([after + bits, after + 2 + keys], -1).flatten(1)
-    right = torch.stack([values + odd, held.gather(1, 2 * keys + odd)], -1).flatten(1)
-    return torch.cat([table, stream], 1), F.pad(right, (2 * n, 0), value=-100)
 
 
 def text(length: int = 64, batch: int = 8) -> tuple[Any, Any, int]:
@@ -213,41 +156,19 @@ def test(model: nn.Module, draw: Any, batches: int = 20) -> dict[str, float]:
     return {"loss": sum(losses) / batches, "right": sum(right) / batches}
 
 
-@torch.no_grad()
-def test_parity(model: nn.Module) -> dict[str, float]:
-    """Shares of right answers in texts of 40 bits: to the first ten, and the last."""
-    tokens, answers = parity(Generator().manual_seed(10**6), 320, 40)
-    right = (model(tokens).argmax(-1) == answers).float()[:, -80:]
-    return {
-        f"{what}, bits {bits}": right[:, part].mean().item()
-        for bits, first in (("1-10", 0), ("31-40", 60))
-        for what, part in (
-            ("parity", slice(first, first + 20, 2)),
-            ("values", slice(first + 1, first + 20, 2)),
-        )
-    }
-
-
 def parts_of(name: str) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
     """Sizes and steps; options by row; what draws for training; what tests."""
     less = {label: {"without": part} for label, part in PARTS.items()}
     if name == "recall":
-        sizes = {"tokens": 19, "layers": "d", "d": 32, "heads": 1, "mlp": False}
+        sizes = {"tokens": 19, "layers": 1, "d": 32, "heads": 1, "mlp": False}
         config = {"model": sizes, "steps": 300, "rate": 1e-2}
         return config, less, recall_text, lambda model: test(model, recall_text)
-    if name == "shakespeare":
-        first, rest, tokens = text()
-        sizes = {"tokens": tokens, "layers": "dd", "d": 32, "heads": 2}
-        config = {"model": sizes, "steps": 200, "rate": 1e-2}
-        return config, less, first, lambda model: test(model, rest, 100)
-    sizes = {"tokens": 74, "d": 32, "heads": 2, "width": 8, "beta_max": 2}
-    config = {"model": sizes, "steps": 1500, "rate": 5e-3}
-    kinds = {"d": "delta", "a": "attention"}
-    rows = {
-        ", ".join(kinds[kind] for kind in layers): {"layers": layers}
-        for layers in ("dd", "aa", "da")
+    first, rest, tokens = text()
+    config = {
+        "model": {"tokens": tokens, "layers": 2, "d": 32, "heads": 2},
+        **{"steps": 200, "rate": 1e-2},
     }
-    return config, rows, parity, test_parity
+    return config, less, first, lambda model: test(model, rest, 100)
 
 
 def main(name: str, seeds: list[int]) -> None:

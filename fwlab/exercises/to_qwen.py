@@ -74,13 +74,19 @@ def drawn(
 def measured(name: str) -> dict[str, list[dict[str, Any]]]:
     """Runs that are too long for a notebook, by row: a run for each seed.
 
-    - `name`: "recall", "shakespeare" or "parity"; `docs/tools/qwen_parts.py` makes
-      them, and the file `data/results/qwen-parts.json` says with which settings.
+    - `name`: "recall" or "shakespeare", which `docs/tools/qwen_parts.py` makes with
+      the settings in `data/results/qwen-parts.json`; or "hybrid", which is
+      `fwlab reproduce hybrid --quick`.
     """
-    file = resources.files("fwlab") / "data" / "results" / "qwen-parts.json"
+    folder = resources.files("fwlab") / "data" / "results"
+    if name == "hybrid":
+        file, part, row = folder / "quick" / "hybrid.json", "points", "stack"
+    else:
+        file, part, row = folder / "qwen-parts.json", "runs", "row"
+    found = json.loads(file.read_text("utf-8"))
     rows: dict[str, list[dict[str, Any]]] = {}
-    for run in json.loads(file.read_text())[name]["runs"]:
-        rows.setdefault(run["row"], []).append(run)
+    for run in found.get(name, found)[part]:
+        rows.setdefault(run[row], []).append(run)
     return rows
 
 
