@@ -4,6 +4,7 @@ import torch
 
 from fwlab.experiments import hybrid
 from fwlab.experiments.recall import UNASKED
+from fwlab.layers import FastWeightAttention, SoftmaxAttention
 
 
 def test_the_parity_says_which_neighbour_counts():
@@ -25,11 +26,10 @@ def test_the_parity_says_which_neighbour_counts():
             if ones % 2:
                 key = key - 1 if key % 2 else key + 1
             assert wanted[2 * pairs + at :][:2] == [bit + ones % 2, held[key]]
-        assert 0 < ones < asks or len(set(rest[::2])) == 1
 
 
 def test_scores_are_of_parities_and_of_values():
-    """A model that knows both values and not the parity is right about half."""
+    """One that says the right parity, and always the value of the key itself."""
 
     def answers(tokens):
         parity = (tokens[:, 8::2] - 4 - hybrid.VALUES).cumsum(1) % 2
@@ -61,8 +61,22 @@ def test_claims_follow_the_shares():
         return {c.verdict for c in hybrid.claims(points)}
 
     assert verdicts(0.97, 0.5) == {"holds"}
-    # All parities but those that have to be wrong are still 1.
+    # That gated delta alone counts is still so.
     assert verdicts(0.5, 0.9) == {"does not", "holds"}
-    assert {c.verdict for c in hybrid.claims(hybrid.points(True)[:0] or [])} == {
-        "not run"
-    }
+    assert {c.verdict for c in hybrid.claims([])} == {"not run"}
+
+
+def test_a_stack_has_the_layers_and_the_strength_of_its_name():
+    for stack, (mixers, limit) in hybrid.STACKS.items():
+        model = hybrid.build(stack, 4)
+        names = {FastWeightAttention: "gated-delta", SoftmaxAttention: "softmax"}
+        assert [names[type(block.mixer)] for block in model.blocks] == mixers
+        for block in model.blocks:
+            delta = isinstance(block.mixer, FastWeightAttention)
+            assert block.mixer.beta_max == limit if delta else not block.mixer.rope
+        assert not any("position" in name for name, _ in model.named_parameters())
+    both, weak, turned = (
+        hybrid.STACKS[s] for s in (hybrid.BOTH, hybrid.WEAK, hybrid.TURNED)
+    )
+    assert both[0] == weak[0] == turned[0][::-1] == ["gated-delta", "softmax"]
+    assert (both[1], weak[1]) == (2, 1)

@@ -20,6 +20,7 @@ from fwlab.experiments import (
     text,
     verdict,
 )
+from fwlab.experiments.fit import learning_curve
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.training import Config, Trainer
 from fwlab.training.batches import in_rows
@@ -62,6 +63,8 @@ def test_a_point_says_what_it_has_read_and_learned():
     point = text.train(text.Run(replace(SMALL, steps=50), MIXERS["delta"], TEXT))
     digest = sha256(TEXT.encode()).hexdigest()[:12]
     assert (point["corpus_name"], point["corpus_sha256"]) == ("another text", digest)
+    halves = learning_curve([2.0, 4.0, 1.0, 0.0, 9.0], 40)
+    assert halves == [[2, 3.0], [4, 0.5]]  # 20 parts of two steps; it ended early
     curve = point["curve"]
     assert [step for step, _ in curve] == [*range(3, 50, 3)]
     assert curve[1][1] == pytest.approx(fmean(trained[3:6]), abs=1e-4)

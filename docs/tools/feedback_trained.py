@@ -81,8 +81,7 @@ def trained(
     seed = point["seed"]
     asked = (test.tokens, test.labels)
     curve, cpu, start = [], 0.0, time.process_time()
-    how = feedback.loss_of, point["steps"], point["rate"]
-    for step in fit(model, draw, *how, optimizer=feedback.ADAM):
+    for step in fit(model, draw, **feedback.how(point["steps"], point["rate"])):
         if step % point["eval_every"] == 0 or step == point["steps"]:
             cpu += time.process_time() - start
             curve.append((step, round(cpu, 1), *feedback.score(model, asked)))

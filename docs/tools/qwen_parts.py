@@ -86,8 +86,8 @@ class Model(nn.Module):
         self,
         tokens: int,
         layers: int,
-        d: int = 64,
-        heads: int = 2,
+        d: int,
+        heads: int,
         width: int = 16,
         mlp: bool = True,
         without: str = "",
@@ -164,10 +164,8 @@ def parts_of(name: str) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
         config = {"model": sizes, "steps": 300, "rate": 1e-2}
         return config, less, recall_text, lambda model: test(model, recall_text)
     first, rest, tokens = text()
-    config = {
-        "model": {"tokens": tokens, "layers": 2, "d": 32, "heads": 2},
-        **{"steps": 200, "rate": 1e-2},
-    }
+    sizes = {"tokens": tokens, "layers": 2, "d": 32, "heads": 2}
+    config = {"model": sizes, "steps": 200, "rate": 1e-2}
     return config, less, first, lambda model: test(model, rest, 100)
 
 

@@ -79,14 +79,15 @@ def measured(name: str) -> dict[str, list[dict[str, Any]]]:
       `fwlab reproduce hybrid --quick`.
     """
     folder = resources.files("fwlab") / "data" / "results"
-    if name == "hybrid":
-        file, part, row = folder / "quick" / "hybrid.json", "points", "stack"
-    else:
-        file, part, row = folder / "qwen-parts.json", "runs", "row"
-    found = json.loads(file.read_text("utf-8"))
     rows: dict[str, list[dict[str, Any]]] = {}
-    for run in found.get(name, found)[part]:
-        rows.setdefault(run[row], []).append(run)
+    if name == "hybrid":
+        found = json.loads((folder / "quick" / "hybrid.json").read_text("utf-8"))
+        for run in found["points"]:
+            rows.setdefault(run["stack"], []).append(run)
+        return rows
+    found = json.loads((folder / "qwen-parts.json").read_text("utf-8"))
+    for run in found[name]["runs"]:
+        rows.setdefault(run["row"], []).append(run)
     return rows
 
 

@@ -48,9 +48,14 @@ def growing(
     return draw
 
 
-#: The optimiser, and how models are trained, in words.
-ADAM = partial(torch.optim.Adam, betas=(0.9, 0.98))
+#: How models are trained, in words.
 SETUP = USUAL | {"optimiser": "Adam, betas 0.9 and 0.98, gradients clipped to 1"}
+
+
+def how(steps: int, rate: float) -> dict[str, Any]:
+    """The arguments of `fit`, all but the model and what draws its batches."""
+    adam = partial(torch.optim.Adam, betas=(0.9, 0.98))
+    return {"loss": loss_of, "steps": steps, "lr": rate, "optimizer": adam}
 
 
 def answers(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ some of that.
 
 import time
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def run(point: Point) -> Point:
         curve.append([cost.steps, feedback.score(model, asked).loss])
         if curve[-1][1] <= point["target"]:
             break
-    lowest = min(loss for _, loss in curve)
+    lowest = min((loss for _, loss in curve), default=inf)
     spent = cost.spent() if lowest <= point["target"] else dict.fromkeys(cost.spent())
     return {**spent, "lowest": lowest, "curve": thinned(curve)}
 
@@ -117,8 +118,7 @@ class Cost:
             return tokens, values
 
         start = time.process_time()
-        how = feedback.loss_of, steps, point["rate"]
-        for step in fit(model, draw, *how, optimizer=feedback.ADAM):
+        for step in fit(model, draw, **feedback.how(steps, point["rate"])):
             self.cpu += time.process_time() - start
             self.steps += 1
             yield step

@@ -86,8 +86,7 @@ def run(point: Point) -> Point:
         return empty | {"accuracy": max(scores)}
     model = build(mixer(point["model"], point["memory"]), point)
     draw = feedback.growing(point, VARIABLES, FIRST, 0.8)
-    how = feedback.loss_of, point["steps"], point["rate"]
-    curve = fitted(model, draw, *how, optimizer=feedback.ADAM)
+    curve = fitted(model, draw, **feedback.how(point["steps"], point["rate"]))
     test = programs(TEST, *size, test_rng(seed), clauses=True)
     score = feedback.score(model, (test.tokens, test.labels))
     parameters = model.num_parameters()

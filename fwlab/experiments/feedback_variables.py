@@ -74,8 +74,7 @@ def run(point: Point) -> Point:
         max_len=2 * point["statements"] + 1,
     )
     draw = feedback.growing(point, point["variables"], 3, 0.8)
-    how = feedback.loss_of, point["steps"], point["rate"]
-    curve = fitted(model, draw, *how, optimizer=feedback.ADAM)
+    curve = fitted(model, draw, **feedback.how(point["steps"], point["rate"]))
     test = programs(TEST, *size, test_rng(seed), clauses=True)
     score = feedback.score(model, (test.tokens, test.labels))
     parameters = model.num_parameters()

@@ -85,10 +85,21 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "parity": Task(parity, 2, 2, 2, 32, 400, 5e-3, ("0.017", "1.000")),
+    "parity": Task(
+        *(parity, 2, 2),
+        layers=2,
+        width=32,
+        budget=400,
+        lr=5e-3,
+        published=("0.017", "1.000"),
+    ),
     "arithmetic": Task(
-        *(arithmetic, MODULUS + len(OPERATORS), MODULUS, 3, 64, 6000, 2e-3),
-        ("0.314", "0.971"),
+        *(arithmetic, MODULUS + len(OPERATORS), MODULUS),
+        layers=3,
+        width=64,
+        budget=6000,
+        lr=2e-3,
+        published=("0.314", "0.971"),
     ),
 }
 

@@ -95,8 +95,8 @@ def claims(points: list[Point]) -> list[Claim]:
         for name in dict.fromkeys(p["mixer"] for p in points)
     ]
     if pure := changes(UNIT):
-        text = f"change up to {long}: gated-delta below {UNIT}, which has no decay"
-        every.append(compared(text, "", [changes("gated-delta"), pure], spec="+.3f"))
+        said = f"change up to {long}: gated-delta below {UNIT}, which has no decay"
+        every.append(compared(said, "", [changes("gated-delta"), pure], spec="+.3f"))
     return every
 
 

@@ -188,7 +188,7 @@ class Recaller(LanguageModel):
 
     def __init__(
         self,
-        mixer: str,
+        mixer: str | list[str],
         features: str,
         vocabulary: int,
         layers: int,
