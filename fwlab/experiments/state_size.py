@@ -359,7 +359,7 @@ def draw(points: list[Point]) -> Figure:
     ]
     for lr, (color, marker) in looks.items():
         some = select(small, lr=lr)
-        plots.series(below, some, color, marker, "-", f"{lr:g}", x="steps")
+        plots.series(below, some, color, marker, "-", f"rate {lr:g}", x="steps")
         windows = plots.medians(some, "steps", "windows_loss")
         below.plot(
             [*windows],
@@ -370,10 +370,12 @@ def draw(points: list[Point]) -> Figure:
             markerfacecolor="none",
         )
     below.set_xscale("log", base=2)
-    below.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ticks = sorted({p["steps"] for p in small})
+    below.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    below.minorticks_off()
     below.set_xlabel("optimiser steps of small models with the delta rule")
     below.set_ylabel("loss: state carried (full), windows (hollow)")
-    below.legend(title="learning rate")
+    below.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1)
     plots.legend(figure, ax, 2)
     return figure
 
