@@ -111,7 +111,7 @@ def test_the_figure_has_every_series():
     drawn = {line.get_label(): [*line.get_xdata()] for line in above.lines}
     assert drawn["Transformer-XL, cut"] == [1, 4, 16]
     assert {
-        float(line.get_label()): line.get_xdata()[0]
+        float(line.get_label().removeprefix("rate ")): line.get_xdata()[0]
         for line in below.lines
         if not line.get_label().startswith("_")
     } == {4e-3: 400, 1e-3: 1600}

@@ -26,7 +26,7 @@ def test_transformers_returns_it_again():
         assert (again - stored).norm() / stored.norm() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["recall", "shakespeare", "parity"])
+@pytest.mark.parametrize("name", ["recall", "shakespeare", "hybrid"])
 def test_every_row_has_the_same_seeds(name):
     seeds = [sorted(run["seed"] for run in runs) for runs in measured(name).values()]
     assert seeds == seeds[:1] * len(seeds) and len(seeds) >= 3

@@ -21,7 +21,6 @@ from fwlab.data import programs
 from fwlab.data.programs import CLAUSES, Programs
 from fwlab.experiments import feedback
 from fwlab.experiments.feedback_variables import RULES, rule_accuracy, test_rng
-from fwlab.experiments.fit import fit
 from fwlab.models import LanguageModel
 from fwlab.provenance import provenance
 
@@ -81,7 +80,7 @@ def trained(
     seed = point["seed"]
     asked = (test.tokens, test.labels)
     curve, cpu, start = [], 0.0, time.process_time()
-    for step in fit(model, draw, **feedback.how(point["steps"], point["rate"])):
+    for step in feedback.train(model, draw, point["steps"], point["rate"]):
         if step % point["eval_every"] == 0 or step == point["steps"]:
             cpu += time.process_time() - start
             curve.append((step, round(cpu, 1), *feedback.score(model, asked)))

@@ -4,7 +4,7 @@ A model reads tokens, and answers at those that have a label.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from fwlab.data import programs
 from fwlab.experiments.experiment import Point
 from fwlab.experiments.fit import SETUP as USUAL
+from fwlab.experiments.fit import fit
+from fwlab.models import LanguageModel
 
 #: Tokens and labels, `[batch, time]`; a label of -1 asks for nothing.
 Batch = tuple[Tensor, Tensor]
@@ -56,6 +58,13 @@ def how(steps: int, rate: float) -> dict[str, Any]:
     """The arguments of `fit`, all but the model and what draws its batches."""
     adam = partial(torch.optim.Adam, betas=(0.9, 0.98))
     return {"loss": loss_of, "steps": steps, "lr": rate, "optimizer": adam}
+
+
+def train(
+    model: LanguageModel, draw: Callable[[int], Batch], steps: int, rate: float
+) -> Iterator[int]:
+    """Train on new sequences in every step, as `fit` does."""
+    return fit(model, draw, **how(steps, rate))
 
 
 def answers(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from fwlab.data.programs import CLAUSES
 from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
 from fwlab.experiments.feedback_variables import test_rng
-from fwlab.experiments.fit import fit, thinned
+from fwlab.experiments.fit import thinned
 from fwlab.layers import FeedbackTransformer
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, INK, TRAINED
@@ -118,7 +118,7 @@ class Cost:
             return tokens, values
 
         start = time.process_time()
-        for step in fit(model, draw, **feedback.how(steps, point["rate"])):
+        for step in feedback.train(model, draw, steps, point["rate"]):
             self.cpu += time.process_time() - start
             self.steps += 1
             yield step
