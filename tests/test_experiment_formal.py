@@ -47,3 +47,19 @@ def test_a_score_is_1_without_errors_and_0_by_chance():
     assert formal.score(odd, task, 3, 40) == 1
     assert formal.score(lambda bits: 1 - odd(bits), task, 3, 40) == -1
     assert abs(formal.score(lambda bits: torch.rand(*bits.shape, 2), task, 3, 40)) < 0.1
+
+
+def test_arithmetic_begins_with_short_sequences(monkeypatch):
+    lengths, usual = [], formal.asked
+
+    def asked(task, batch, first, length):
+        lengths.append(length)
+        return usual(task, 2, first, length)
+
+    monkeypatch.setattr(formal, "asked", asked)
+    for name, wanted in (("parity", [40] * 4), ("arithmetic", [3, 23, 40, 40])):
+        monkeypatch.setitem(formal.TASKS, name, formal.TASKS[name]._replace(budget=4))
+        lengths.clear()
+        point = formal.run({"task": name, "limit": 2, "conv": 0, "seed": 1})
+        assert lengths == [*wanted, formal.NEAR[1], formal.FAR[1]]
+        assert len(point["curve"]) == 4

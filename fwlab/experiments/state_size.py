@@ -375,7 +375,7 @@ def draw(points: list[Point]) -> Figure:
     below.minorticks_off()
     below.set_xlabel("optimiser steps of small models with the delta rule")
     below.set_ylabel("loss: state carried (full), windows (hollow)")
-    below.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1)
+    below.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, columnspacing=1)
     plots.legend(figure, ax, 2)
     return figure
 
