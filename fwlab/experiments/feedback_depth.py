@@ -277,7 +277,7 @@ def draw(points: list[Point]) -> Figure:
         own = select(trained, model=model)
         for steps, style in ((usual, line), (2 * usual, ":")):
             same = select(own, memory=ALL, steps=steps)
-            name = model if steps == usual else f"{model}, {steps:,} steps"
+            name = model if steps == usual else f"{steps:,} steps"
             look = color, "D" if steps > usual else marker, style
             plots.series(depth, same, *look, name, "accuracy", "layers")
         if full:
@@ -317,7 +317,7 @@ def draw(points: list[Point]) -> Figure:
     speed.set_xlabel("time, in multiples of a transformer's")
     for ax in axes:
         # The names in the lowest panel leave room to the left of all three.
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.4, 1), ncols=2, columnspacing=1)
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.4, 1), ncols=3, columnspacing=1)
     return figure
 
 
