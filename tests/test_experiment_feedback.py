@@ -73,8 +73,8 @@ def test_claims_of_depth():
             p["accuracy"] = None if p["kind"] == "time" else accuracy
         claims = depth.claims(points)
         assert verdict(claims) == "reproduced" and "failed" not in str(claims)
-        holds = [c.holds for c in claims]
-        assert holds == [True] * 4 if quick else [True] * 3 + [False] * 3 + [True] * 2
+        expected = [True] * 4 if quick else [True] * 3 + [False] * 3 + [True] * 2
+        assert [c.holds for c in claims] == expected
         assert [bool(c.published) for c in claims] == [bool(x) for x in published]
         assert claims[-1].found == "80.0 [80.0, 80.0] against 60.0 [60.0, 60.0]"
         rest = [p for p in points if p["memory"] == depth.ALL]

@@ -148,11 +148,12 @@ def test_every_ordering_of_table_1_is_a_claim(quick):
         for p in points:
             known = translation.PUBLISHED.get((p["map"], p["ratio"])) or 25
             p["bleu"] = sign * known + 0.01 * p["seed"]
-        _, *orders, fixed = translation.claims(points)
+        _, *orders, narrow, wide = translation.claims(points)
         assert len(orders) == 20 and {c.verdict for c in orders} == {said}
         assert all("Table 1" in c.published and c.protocol for c in orders)
-        assert "Performer-1x, fixed above Performer-1x" in fixed.text
-        assert not fixed.published
+        assert "Performer-1x, fixed above Performer-1x" in narrow.text
+        assert "Performer-8x, fixed above Performer-8x" in wide.text
+        assert not narrow.published and not wide.published
 
 
 @pytest.mark.parametrize("kind", ["favor", "favor-fixed"])

@@ -213,13 +213,14 @@ def claims(points: list[Point]) -> list[Claim]:
     if not full:
         protocol += ", 1 and 2 layers"
 
-    usual = points[0]["steps"]
+    usual = min(p["steps"] for p in points)
+    scored = [p for p in points if p["kind"] != "time"]
 
     def right(
         model: str, layers: int, memory: int = ALL, steps: int = usual
     ) -> list[float | None]:
-        own = select(points, model=model, layers=layers, memory=memory, steps=steps)
-        return [p["accuracy"] for p in own if p["kind"] != "time"]
+        own = select(scored, model=model, layers=layers, memory=memory, steps=steps)
+        return [p["accuracy"] for p in own]
 
     every = []
     for steps in (2 * usual, usual) if full else (usual,):
@@ -266,7 +267,7 @@ def _above(
 
 
 def draw(points: list[Point]) -> Figure:
-    full, usual = points[0]["statements"] > 16, points[0]["steps"]
+    full, usual = points[0]["statements"] > 16, min(p["steps"] for p in points)
     trained = select(points, kind="accuracy")
     rule = plots.medians(select(points, kind="rule"), "model", "accuracy").get("rule")
     figure, axes = plots.panels(6.8, 3, height_ratios=[3, 3, 2])
@@ -275,7 +276,7 @@ def draw(points: list[Point]) -> Figure:
     place = {memory: at for at, memory in enumerate([*sizes, ALL])}
     for model, (color, marker, line) in COLORS.items():
         own = select(trained, model=model)
-        for steps, style in ((usual, line), (2 * usual, ":")):
+        for steps, style in ((usual, line), (2 * usual, "-.")):
             same = select(own, memory=ALL, steps=steps)
             name = model if steps == usual else f"{steps:,} steps"
             look = color, "D" if steps > usual else marker, style

@@ -197,7 +197,8 @@ def claims(points: list[Point]) -> list[Claim]:
         for a, b in combinations(best_first, 2)
         if known[a] > known[b]
     ]
-    return [_table_6(), *orders, _order(points, FIXED[0], ("favor", 1))]
+    fixed = [_order(points, each, ("favor", each[1])) for each in FIXED]
+    return [_table_6(), *orders, *fixed]
 
 
 def _table_6() -> Claim:
