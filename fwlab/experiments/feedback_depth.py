@@ -222,7 +222,7 @@ def claims(points: list[Point]) -> list[Claim]:
         own = select(scored, model=model, layers=layers, memory=memory, steps=steps)
         return [p["accuracy"] for p in own]
 
-    every = []
+    every: list[Claim] = []
     for steps in (2 * usual, usual) if full else (usual,):
         # What was published was trained for longer than any of ours.
         first = not every
