@@ -93,6 +93,7 @@ def claims(points: list[Point]) -> list[Claim]:
         some = select(points, conv_size=conv_size)
         for one, other in (
             ("delta", "delta without removal"),
+            ("delta", "sum"),
             ("gated", "delta"),
             ("gated", "delta, DPFP"),
             ("gated", "delta, unit keys"),
@@ -154,7 +155,7 @@ EXPERIMENT = Experiment(
     name="replacing",
     title="Adding, replacing and forgetting, with and without a short convolution",
     source="ours; the layers are those of Schlag et al. 2021 and Yang et al. 2024",
-    cost="quick: 5 min of one core; full: about 1.7 hours (by a few steps)",
+    cost="quick: 5 min of one core; full: 70 min",
     points=points,
     run=run,
     claims=claims,

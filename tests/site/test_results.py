@@ -314,6 +314,13 @@ def test_findings_are_those_of_the_files():
     loss = {name: f"{mean(seeds):.2f}" for name, seeds in losses.items()}
     middle = {name: f"{median(seeds):.2f}" for name, seeds in small.items()}
     assert f"at {loss['delta']} nats" in adding and f"at {loss['sum']} (" in adding
+    text = (RESULTS / "replacing.json").read_text("utf-8")
+    wide = [p for p in json.loads(text)["points"] if p["conv_size"]]
+    ends = [
+        f"{median([p['loss'] for p in wide if p['layer'] == x]):.2f}"
+        for x in ("sum", "delta")
+    ]
+    assert "the sum rule ends at {} and the delta rule at {}".format(*ends) in adding
     dpfp, plain = middle["delta", "dpfp"], middle["delta", "identity"]
     assert f"{dpfp} against {middle['sum', 'dpfp']}" in adding
     assert loss["gated"] == loss["fwp"]
