@@ -252,6 +252,8 @@ def test_tuned_takes_the_best_learning_rate_of_each_mixer():
         for lr, loss in zip((0.1, 0.2), losses, strict=True)
     ]
     assert language_model.tuned(points) == [points[1], points[2]]
+    # With one rate, a mixer has no best one.
+    assert language_model.tuned(points[1:]) == [points[2]]
 
 
 def test_the_question_why_names_the_best_of_the_others():
@@ -264,7 +266,7 @@ def test_the_question_why_names_the_best_of_the_others():
         )
         p["loss"] = last + p["lr"] + 1e-3 * p["seed"]
     *_, fourth = claims = language_model.claims(points)
-    assert fourth.text.startswith("best of two learning rates") and not fourth.published
+    assert fourth.text.startswith("best of two rates") and not fourth.published
     assert fourth.found.endswith("(gated)") and fourth.verdict == "does not"
     left = [p for p in points if p["mixer"] != "fwp"]
     assert language_model.claims(left)[-1].verdict == "not run"

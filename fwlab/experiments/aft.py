@@ -402,7 +402,7 @@ def _longer(points: list[Point]) -> Claim:
         "1.134, 1.135, 1.154 (Table 6, T = 4096, 2048, 1024)",
         list(losses.values()),
         lambda *losses: all(a < b for a, b in pairwise(losses)),
-        protocol="Shakespeare, small models",
+        protocol="Shakespeare, small models, which grow with the window",
     )
 
 
@@ -460,9 +460,10 @@ def draw(points: list[Point]) -> Figure:
     figure, (upper, *others) = plots.panels(height, len(panels) + 1)
     _difference(upper, select(points, task="digits"))
     for ax, (shown, y, label) in zip(others, panels, strict=True):
+        names = NAMES if shown is texts else ALONE
         for name, (color, marker, line) in LOOKS.items():
             here = select(shown, mixer=name)
-            plots.series(ax, here, color, marker, line, ALONE[name], y, "T")
+            plots.series(ax, here, color, marker, line, names.get(name), y, "T")
         lengths = sorted({p["T"] for p in shown})
         ax.set_xscale("log", base=2)
         if y != "loss":

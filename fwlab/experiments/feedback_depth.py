@@ -209,9 +209,8 @@ COLORS = {"feedback": (FAST, "o", "-"), "transformer": (OTHER, "s", "--")}
 def claims(points: list[Point]) -> list[Claim]:
     full = points[0]["statements"] > 16
     low = 4 if full else 1
-    protocol = f"{points[0]['statements']} statements, one token per clause"
-    if not full:
-        protocol += ", 1 and 2 layers"
+    protocol = f"{points[0]['statements']} statements, one token and label per clause"
+    protocol += ", steps added later" if full else ", 1 and 2 layers"
 
     usual = min(p["steps"] for p in points)
     scored = [p for p in points if p["kind"] != "time"]

@@ -182,7 +182,7 @@ def saved(points: list[Point], name: str) -> list[float]:
     loss = median_loss(select(points, mixer="sum", map=name))
     return (
         []
-        if loss is None
+        if loss in (None, inf)
         else [
             -inf if p["loss"] is None else 100 * (1 - p["loss"] / loss)
             for p in select(points, mixer="delta", map=name)
@@ -225,17 +225,21 @@ def comparisons(points: list[Point]) -> dict[str, list[Point]]:
         "windows of 64": as_usual(own),
         "windows of 256": select(own, block=256),
         "state carried on": select(own, carry=1),
-        "best of two learning rates": tuned(select(own, block=64, carry=0)),
+        "best of two rates": tuned(select(own, block=64, carry=0)),
     }
 
 
 def tuned(points: list[Point]) -> list[Point]:
-    """Keep each mixer's points with the learning rate of the lowest loss."""
+    """Keep each mixer's points with the learning rate of the lowest loss.
+
+    Those of a mixer that has not yet run with both are left out.
+    """
     best = []
     for mixer in {p["mixer"]: None for p in points}:
         own = select(points, mixer=mixer)
         rates = {p["lr"]: median_loss(select(own, lr=p["lr"])) for p in own}
-        best += select(own, lr=min(rates, key=lambda lr: rates[lr] or inf))
+        if len(rates) > 1:
+            best += select(own, lr=min(rates, key=lambda lr: rates[lr] or inf))
     return best
 
 
@@ -249,6 +253,8 @@ def draw(points: list[Point]) -> Figure:
         name = p["mixer"] if one else label((p["mixer"], p["map"]))
         named.setdefault(name, []).append(p)
     full = points[0]["size"] != "small"
+    if full:
+        named["softmax, 2,000 steps"] = select(points, size="nanogpt")
     panels = [len(named), len(BOTH)] + [len(COMPARED)] * full
     height = 0.26 * sum(panels) + 1.1 * len(panels)
     ratios = [n + 1 for n in panels]
@@ -280,7 +286,7 @@ def draw(points: list[Point]) -> Figure:
     plots.rows(axes[1], ours, FAST, "o", "ours")
     plots.rows(axes[1], theirs, INK, "x", "published")
     axes[1].set_xlabel("% of the sum's loss that delta saves")
-    axes[1].set_xlim(0, None)
+    axes[1].axvline(0, color=INK, linewidth=1)
 
     if full:
         looks = zip((*SERIES, OTHER), "o^sD", strict=True)

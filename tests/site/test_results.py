@@ -315,12 +315,22 @@ def test_findings_are_those_of_the_files():
     middle = {name: f"{median(seeds):.2f}" for name, seeds in small.items()}
     assert f"at {loss['delta']} nats" in adding and f"at {loss['sum']} (" in adding
     text = (RESULTS / "replacing.json").read_text("utf-8")
-    wide = [p for p in json.loads(text)["points"] if p["conv_size"]]
-    ends = [
-        f"{median([p['loss'] for p in wide if p['layer'] == x]):.2f}"
-        for x in ("sum", "delta")
-    ]
-    assert "the sum rule ends at {} and the delta rule at {}".format(*ends) in adding
+    ends = defaultdict(list)
+    for p in json.loads(text)["points"]:
+        ends[p["layer"], p["conv_size"]].append(p["loss"])
+    end = {name: f"{median(seeds):.2f}" for name, seeds in ends.items()}
+    control = [end["delta without removal", size] for size in (0, 4)]
+    assert f"at {control[0]} without it and at {end['delta', 0]} with" in adding
+    assert f"the sum rule then ends at {end['sum', 4]} and" in adding
+    assert f"at {end['delta', 4]}, both with ELU + 1" in adding
+    assert f"its removal the delta rule at {control[1]}." in adding
+    dpfp = [end["delta, DPFP", size] for size in (0, 4)]
+    gated = [end["gated", size] for size in (0, 4)]
+    falls = "falls from {} to {}, and the gated rule from {} to {}."
+    assert falls.format(*dpfp, *gated) in forgetting
+    both = [end["gated delta, unit keys", size] for size in (4, 0)]
+    assert "at {}; without one, at {}, where the gated".format(*both) in forgetting
+    assert min(end.values()) == both[0] and both[1] == gated[0]
     dpfp, plain = middle["delta", "dpfp"], middle["delta", "identity"]
     assert f"{dpfp} against {middle['sum', 'dpfp']}" in adding
     assert loss["gated"] == loss["fwp"]
