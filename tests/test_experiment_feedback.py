@@ -98,6 +98,8 @@ def test_claims_of_variables(quick):
         p["accuracy"] = 50 if p["model"] == "feedback" else 60
     words = {c.verdict for c in variables.claims(points)[:4]}
     assert words == {"not", "does not"}
+    left = [p for p in points if p["model"] != variables.RULES[0]]
+    assert variables.claims(left)[3].verdict == "not run"
 
 
 def test_a_way_that_does_not_arrive_is_no_shorter():

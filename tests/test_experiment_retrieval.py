@@ -163,11 +163,22 @@ def test_published_losses_are_reproduced_by_themselves(experiment, published):
     assert sum("within" in text for text in wrong) >= 3
 
 
+def test_published_losses_are_compared_as_they_were_evaluated():
+    for other, verdict in (("loss", "reproduced"), ("loss_published", "not")):
+        points = as_published(capacity, of_capacity)
+        for p in points:
+            p[other] += 0.06
+        claims = [c for c in capacity.claims(points) if "within" in c.text]
+        assert [c.verdict for c in claims if c.published] == [verdict] * 4
+
+
 def test_published_losses_are_below_the_law_where_keys_are_left_out():
     points = as_published(capacity, of_capacity)
     *_, bound, below, _ = capacity.claims(points)
     assert bound.verdict == "does not"  # of the published losses themselves
     assert below.published.startswith("11 of ") and below.verdict == "reproduced"
+    # Each published size of the grid once, whatever its number of seeds.
+    assert below.found.endswith(" of 25")
 
 
 def test_none_below_the_law_is_no_finding_before_all_points_are_there():

@@ -172,8 +172,8 @@ def claims(points: list[Point]) -> list[Claim]:
     every = []
     for variables, (solved, deep) in PUBLISHED.items():
         task, least = f"{variables} variables: feedback", floor(solved)
+        # One that has not run is the best: then there is nothing to compare with.
         rules = {name: right[variables].get(name, [inf]) for name in RULES}
-        # One that has not run: then there is nothing to compare with.
         best = max(rules, key=lambda name: median(rules[name]))
         every += [
             above(

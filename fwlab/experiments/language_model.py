@@ -238,7 +238,8 @@ def tuned(points: list[Point]) -> list[Point]:
     for mixer in {p["mixer"]: None for p in points}:
         own = select(points, mixer=mixer)
         rates = {p["lr"]: median_loss(select(own, lr=p["lr"])) for p in own}
-        if len(rates) > 1:
+        seeds = {len(select(own, lr=lr)) for lr in rates}
+        if len(rates) > 1 and len(seeds) == 1:
             best += select(own, lr=min(rates, key=lambda lr: rates[lr] or inf))
     return best
 

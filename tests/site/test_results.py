@@ -322,11 +322,12 @@ def test_findings_are_those_of_the_files():
     control = [end["delta without removal", size] for size in (0, 4)]
     assert f"at {control[0]} without it and at {end['delta', 0]} with" in adding
     assert f"the sum rule then ends at {end['sum', 4]} and" in adding
-    assert f"at {end['delta', 4]}, both with ELU + 1" in adding
-    assert f"its removal the delta rule at {control[1]}." in adding
+    assert f"the delta rule at {end['delta', 4]}, and" in adding
     dpfp = [end["delta, DPFP", size] for size in (0, 4)]
+    assert f"removal at {control[1]}. The delta rule with DPFP" in adding
+    assert f"still ends at {dpfp[1]}." in adding
     gated = [end["gated", size] for size in (0, 4)]
-    falls = "falls from {} to {}, and the gated rule from {} to {}."
+    falls = "falls from {} to {}, and that of the gated rule from {} to {}."
     assert falls.format(*dpfp, *gated) in forgetting
     both = [end["gated delta, unit keys", size] for size in (4, 0)]
     assert "at {}; without one, at {}, where the gated".format(*both) in forgetting
