@@ -226,7 +226,7 @@ EXPERIMENT = Experiment(
     name="overwrite",
     title="Which rules can replace a value",
     source="Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5",
-    cost="quick: 3 min of one core; full: about 1 hour (by a few steps)",
+    cost="quick: 3 min of one core; full: 1.9 hours",
     points=SETTING.points,
     run=SETTING.run,
     claims=claims,
