@@ -1,7 +1,9 @@
 """GPU kernels on a machine without a GPU: dispatch and limits."""
 
+import json
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ from fwlab.ops.call import choice, launcher
 if launcher.INTERPRETED or not launcher.installed():
     pytest.skip("no kernel can be compiled here", allow_module_level=True)
 
+from fwlab.ops.additive.kernels import form
+
+FORMS = Path(__file__).parents[1] / "docs/results/forms-nvidia-h200.json"
 HOPPER, AMPERE = (9, 0), (8, 0)
 
 
@@ -62,13 +67,33 @@ def test_limit_of_features(dtype, nu, limit):
 
 
 @pytest.mark.parametrize(
-    ("capability", "time", "kernel"),
-    [((9, 0), 100, "forward"), ((9, 0), 1, "steps"), ((7, 5), 100, "steps")],
+    ("op", "capability", "time", "kernel"),
+    [
+        ("delta_rule", (9, 0), 5, "forward"),
+        ("delta_rule", (9, 0), 4, "steps"),
+        ("delta_rule", (7, 5), 100, "steps"),
+        ("dpfp_delta_rule", (9, 0), 1, "forward"),
+        ("dpfp_delta_rule", (7, 5), 100, "steps"),
+    ],
 )
-def test_auto_picks_by_capability_and_length(capability, time, kernel):
+def test_auto_picks_by_capability_and_length(op, capability, time, kernel):
     with launcher.recording(capability) as launches:
-        call(time=time)
+        call(op, time)
     assert kernel in [launch.kernel.__name__ for launch in launches]
+
+
+def test_forms_are_those_that_a_gpu_chose():
+    stand_in = launcher.StandIn((9, 0), "meta", lambda launch: None)
+    rows = json.loads(FORMS.read_text("utf-8"))["chosen"]
+    with launcher.standing_in(stand_in):
+        for row in rows:
+            name, width = row["case"], row["width"]
+            v = torch.empty(8, 4096, 16, width, dtype=torch.bfloat16, device="meta")
+            nu = int("DPFP" in name)
+            K = width * (2 * nu or 1)
+            made = form(v, K, nu, name.startswith("gated"), "delta" in name)
+            assert made._asdict() == row["form"], name
+    assert len(rows) == 10
 
 
 def test_auto_falls_back_and_says_so(monkeypatch):

@@ -11,7 +11,6 @@ tests/machine/emulate.py writes and tests/machine/emulator checks.
 
 import json
 import re
-from collections import Counter
 
 from repository import ROOT
 from templates import render
@@ -21,6 +20,11 @@ MODEL = re.compile(r"<!-- model: (\w+) -->")
 EMULATOR = re.compile(r"<!-- emulator -->")
 #: What a GPU has timed of the modelled calls: tests/machine/cycles/measured.py.
 MEASURED = "model-nvidia-h200.json"
+#: Forms that a GPU has timed (tests/machine/cycles/forms.py), and what of a form
+#: each kernel depends on.
+FORMS = "forms-nvidia-h200.json"
+WALKING = ("forward", "backward_state")
+WALK, CHUNK = ("C", "BV", "warps", "stages"), ("C", "BK", "AV", "chunk_warps")
 #: Bytes of HBM in a microsecond, as the model has it.
 BANDWIDTH = 3.0e6
 TARGETS = {"90": "Hopper", "80": "Ampere", "75": "Turing"}
@@ -43,22 +47,63 @@ def _model(what: str, table: dict) -> str:
         **table,
         ranges=_ranges(table),
         compared=_fastest(table),
-        measured=_measured(table),
+        measured=_measured(),
+        forms=_forms(),
+        short=_short(),
     )
 
 
-def _measured(table: dict) -> dict:
+def _measured() -> dict:
     """The calls that a GPU has timed; by case, each kernel as modelled and measured."""
     run = _read(MEASURED)
     rows = {}
     for case, times in run["triton"].items():
-        modelled = Counter()
-        for row in table["modelled"][case]["rows"]:
-            modelled[row["kernel"]] += row["microseconds"]
-        kernels = {name: (us, times["kernels"][name]) for name, us in modelled.items()}
+        kernels = {
+            name: (us, times["kernels"][name]) for name, us in times["modelled"].items()
+        }
         whole = tuple(map(sum, zip(*kernels.values(), strict=True)))
         rows[case] = {**times, "kernels": {**kernels, "all of them": whole}}
     return {**run, "rows": rows, "file": MEASURED}
+
+
+def _forms() -> dict:
+    """By case, the kernels whose form a GPU has changed: both forms and times.
+
+    The last row of a case is the sum of all its kernels.
+    """
+    run = _read(FORMS)
+    cases = {}
+    for chosen in run["chosen"]:
+        case, form = (chosen["case"], chosen["width"]), chosen["form"]
+        same = [row for row in run["forms"] if (row["case"], row["width"]) == case]
+        before, rows = same[0], {}
+        for kernel, us in before["microseconds"].items():
+            names = CHUNK if kernel == "backward_inputs" else WALK
+            if kernel not in (*WALKING, "backward_inputs"):
+                names = ("C",)
+            now = next(
+                row["microseconds"][kernel]
+                for row in same
+                if all(row["form"][name] == form[name] for name in names)
+            )
+            was, new = (
+                ", ".join(f"{name} {x[name]}" for name in names if x[name] != y[name])
+                for x, y in ((before["form"], form), (form, before["form"]))
+            )
+            rows[kernel] = (was, new, us, now)
+        if any(was for was, *_ in rows.values()):
+            whole = [sum(row[at] for row in rows.values()) for at in (2, 3)]
+            changed = {name: row for name, row in rows.items() if row[0]}
+            cases[f"{case[0]} {case[1]}"] = {
+                **changed,
+                "all of them": ("", "", *whole),
+            }
+    return {**run, "cases": cases, "file": FORMS}
+
+
+def _short() -> list[dict]:
+    """Step by step and in chunks, at the lengths that the table shows."""
+    return [row for row in _read(FORMS)["short"] if row["T"] in (16, 64)]
 
 
 def _ranges(table: dict) -> dict[str, tuple[float, float]]:

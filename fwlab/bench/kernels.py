@@ -48,8 +48,8 @@ TIMED = "bfloat16"
 #: What is compared; the naive loop gives the reference.
 SIDES = ("triton", "fla", "efficient")
 
-#: batch, time, heads, width: long, wide and ragged, and short enough to go
-#: step by step.
+#: batch, time, heads, width: long, wide and ragged, and short: less than one
+#: chunk.
 RULES = ((8, 4096, 16, 64), (4, 2000, 16, 128), (32, 50, 16, 64))
 #: batch, time, width, window, heads.
 AFT = ((32, 2048, 1024, 64, 16), (4, 500, 128, 16, 4))

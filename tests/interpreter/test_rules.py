@@ -101,6 +101,11 @@ def chunked(monkeypatch):
     monkeypatch.setattr(delta, "SHORT", 0)
 
 
+@pytest.fixture
+def stepped(monkeypatch):
+    monkeypatch.setattr(delta, "SHORT", 64)
+
+
 @pytest.mark.parametrize("row", WHOLE.values(), ids=WHOLE)
 def test_chunks(row, chunked, monkeypatch):
     """Two whole chunks and a step, of several sequences and heads."""
@@ -122,12 +127,12 @@ def test_chunks_of_any_kind(row, time, dtype, cores, chunked, monkeypatch):
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("time", [1, 16, 17, 35])
 @pytest.mark.parametrize("row", [ROWS[name] for name in DELTA], ids=DELTA)
-def test_steps(row, time, dtype):
+def test_steps(row, time, dtype, stepped):
     agrees(row, time, dtype)
 
 
 @pytest.mark.parametrize("row", [WHOLE[name] for name in DELTA], ids=DELTA)
-def test_steps_of_several_sequences(row):
+def test_steps_of_several_sequences(row, stepped):
     agrees(row, 35, torch.float32)
 
 
@@ -327,11 +332,11 @@ def test_equal_keys_do_not_blur():
     assert error(y, v) < 1e-6
 
 
-@pytest.mark.parametrize("short", [0, 64])
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize(("nu", "d"), [(1, 6), (2, 16), (3, 20)])
-def test_dpfp_on_the_way_in(nu, d, dtype, short, monkeypatch):
-    monkeypatch.setattr(delta, "SHORT", short)
+def test_dpfp_on_the_way_in(nu, d, dtype, capability, monkeypatch):
+    monkeypatch.setattr(launcher, "capability", lambda device: capability)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, 20, 2, n, generator=generator, dtype=torch.float64)

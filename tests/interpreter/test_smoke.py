@@ -9,7 +9,6 @@ import torch
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
 from fwlab.ops.call import launcher
-from fwlab.ops.correcting import kernels as delta
 from problems import ROWS, error, outcome, problem, rebuild
 
 TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
@@ -34,7 +33,6 @@ def small(monkeypatch):
     monkeypatch.setattr(scan, "SEGMENT", 4)
     for name in ("TILE", "KEYS"):
         monkeypatch.setattr(window, name, 4)
-    monkeypatch.setattr(delta, "SHORT", 16)
 
 
 def exact(x):

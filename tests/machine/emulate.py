@@ -51,7 +51,7 @@ class Case(NamedTuple):
     def key(self) -> str:
         notes = [self.problem.key, self.dtype, target(self.capability)]
         notes += ["few heads"] * self.few
-        return ", ".join(notes + ["in chunks"] * (self.short == 0))
+        return ", ".join(notes + ["step by step"] * (self.short > delta.SHORT))
 
 
 def target(capability: tuple[int, int]) -> str:
@@ -59,6 +59,8 @@ def target(capability: tuple[int, int]) -> str:
     return f"sm_{capability[0]}{capability[1]}"
 
 
+#: The delta rules also go step by step through a problem of this length.
+MANY = 50
 #: Longer problems run the same code more often.
 STEPS = {"feedback": 40, "aft_simple": 700}
 
@@ -85,8 +87,8 @@ def cases() -> Iterator[Case]:
                     yield Case(problem, dtype, AMPERE)
                 if place < 2 or "large keys" in problem.name:
                     yield Case(problem, dtype, HOPPER)
-        if "delta" in fitting[0].op:
-            yield Case(fitting[-1], half, HOPPER, short=0)
+            if problem.time == MANY and problem.op != "dpfp_delta_rule":
+                yield Case(problem, half, HOPPER, short=MANY)
 
 
 @contextmanager

@@ -117,8 +117,9 @@ def _rules(record: Rule) -> Iterator[Problem]:
         names.append("sum-decay")
     sizes = [(130, 64, 64, 3), (77, 24, 40, 2), (1, 64, 64, 2), (1024, 64, 64, 2)]
     sizes.append((200, 128, 128, 2))
-    if record.corrects:  # short sequences have a kernel of their own
-        sizes += [(50, 32, 64, 2), (150, 384, 64, 2), (4096, 64, 64, 1)]
+    if record.corrects:  # a few steps have a kernel of their own
+        sizes += [(4, 32, 64, 2), (50, 32, 64, 2)]
+        sizes += [(150, 384, 64, 2), (4096, 64, 64, 1)]
     for name in names:
         for time, K, V, H in sizes:
             widths = {"K": K, "V": V, "H": H}

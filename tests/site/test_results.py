@@ -14,6 +14,7 @@ import pytest
 from built import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+import kernels
 import plots
 
 RESULTS = ROOT / "docs" / "results"
@@ -392,3 +393,28 @@ def test_pages_of_kernels_say_what_was_measured():
             assert modelled or not told or re.search("H[12]00", paragraph), paragraph
         measured = "results.md#on-a-gpu" in page or "no kernel on this page" in page
         assert measured, path
+
+
+def test_pages_say_what_the_chosen_forms_save():
+    model, delta, results = (
+        (ROOT / "docs" / name).read_text("utf-8")
+        for name in ("kernels/model.md", "kernels/correcting.md", "results.md")
+    )
+    cases = kernels._forms()["cases"]
+    assert all(now < was for rows in cases.values() for *_, was, now in rows.values())
+    shares = {
+        case: now / was
+        for case, rows in cases.items()
+        for *_, was, now in [rows["all of them"]]
+    }
+    assert f"takes {shares['DPFP 1, delta 128']:.2f} times as long" in model
+    low, high = min(shares.values()), max(shares.values())
+    assert f"is {low:.2f} to {high:.2f} times as long" in results
+    short = kernels._read(kernels.FORMS)["short"]
+    for what, text in (
+        ("microseconds", "{:.1f} to {:.0f} times as long step by step"),
+        ("peak_mib", "{:.0f} to {:.0f} times the memory"),
+        ("ms", "took {:.1f} to {:.1f} times as long"),
+    ):
+        ratios = [row["steps"][what] / row["chunks"][what] for row in short]
+        assert text.format(min(ratios), max(ratios)) in delta

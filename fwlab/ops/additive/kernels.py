@@ -533,8 +533,8 @@ class Form(NamedTuple):
     """How a problem is divided among programs.
 
     - `C`: steps per chunk.
-    - `BV`, `warps`: rows of W and warps per program, in the kernels
-      that walk through time.
+    - `BV`, `warps`, `stages`: rows of W and warps per program, and how
+      many chunks are in flight, in the kernels that walk through time.
     - `BK`, `AV`, `chunk_warps`: columns of q and k, columns of v and
       warps per program, in the kernels that take one chunk each.
     - `split`: a kernel of its own computes the outputs.
@@ -543,29 +543,44 @@ class Form(NamedTuple):
     C: int
     BV: int
     warps: int
+    stages: int
     BK: int
     AV: int
     chunk_warps: int
     split: bool = False
 
 
-#: Chosen with a model of one multiprocessor: what counts is how many
-#: warps run side by side, which registers and shared memory limit. A
-#: form that spills a few registers, but leaves room for a second
-#: program, is faster. Nothing is tuned at run time. Chunks of 64 are
-#: for Hopper, whose products have at least 64 rows.
-NARROW = Form(C=64, BV=32, warps=4, BK=64, AV=64, chunk_warps=4)
-BROAD = Form(C=64, BV=64, warps=4, BK=128, AV=128, chunk_warps=4)
-HALF = Form(C=32, BV=32, warps=4, BK=64, AV=64, chunk_warps=2)
-HALF_BROAD = Form(C=32, BV=32, warps=4, BK=128, AV=128, chunk_warps=4)
-FEATURES = Form(C=32, BV=32, warps=4, BK=32, AV=32, chunk_warps=4)
-MANY_FEATURES = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
-WIDE = Form(C=16, BV=16, warps=4, BK=32, AV=32, chunk_warps=4)
-FULL = Form(C=16, BV=32, warps=8, BK=32, AV=32, chunk_warps=4)
-FULL_WIDE = Form(C=16, BV=16, warps=8, BK=32, AV=32, chunk_warps=4)
+#: Chosen by measuring on an H200 (tests/machine/cycles/forms.py): in
+#: half precision up to a width of 128, also with DPFP if nu = 1. The
+#: others come from a model of one multiprocessor. Nothing is tuned at
+#: run time. Chunks of 64 are for Hopper, whose products have at least
+#: 64 rows.
+NARROW = Form(64, BV=32, warps=4, stages=3, BK=64, AV=64, chunk_warps=4)
+BROAD = Form(
+    64, BV=64, warps=4, stages=2, BK=128, AV=128, chunk_warps=4
+)
+#: With a decay, `backward_inputs` has too few registers for all of V.
+FADING = BROAD._replace(AV=64)
+#: A delta rule has an inverse as well: two programs have room for it
+#: and the products of decays only if they load nothing ahead.
+FADING_DELTA = FADING._replace(stages=1, chunk_warps=8)
+HALF = Form(32, BV=32, warps=4, stages=2, BK=64, AV=64, chunk_warps=2)
+HALF_BROAD = HALF._replace(BK=128, AV=128, chunk_warps=4)
+FEATURES = Form(
+    32, BV=32, warps=4, stages=3, BK=32, AV=64, chunk_warps=4
+)
+WIDE_FEATURES = FEATURES._replace(C=16, stages=2, BK=64)
+MANY_FEATURES = Form(
+    16, BV=16, warps=8, stages=3, BK=32, AV=32, chunk_warps=4
+)
+WIDE = Form(16, BV=16, warps=4, stages=2, BK=32, AV=32, chunk_warps=4)
+FULL = Form(16, BV=32, warps=8, stages=2, BK=32, AV=32, chunk_warps=4)
+FULL_WIDE = FULL._replace(BV=16)
 
 
-def form(v: Tensor, K: int, nu: int) -> Form:
+def form(
+    v: Tensor, K: int, nu: int, fades: bool, corrects: bool
+) -> Form:
     """The form for values `v` and features of width K.
 
     Chunks are short where registers are scarce: with wide heads, in
@@ -576,26 +591,34 @@ def form(v: Tensor, K: int, nu: int) -> Form:
     hopper = launcher.capability(v.device)[0] == 9
     cores = launcher.multiprocessors(v.device)
     programs = int(batch * heads)  # if traced, it is now known
-    return _form(programs, K, V, full, nu > 0, hopper, cores)
+    kind = full, nu, fades, corrects, hopper
+    return _form(programs, K, V, *kind, cores)
 
 
 @functools.cache
 def _form(
-    heads: int, K: int, V: int, full: bool, makes_features: bool,
-    hopper: bool, cores: int,
+    heads: int, K: int, V: int, full: bool, nu: int,
+    fades: bool, corrects: bool, hopper: bool, cores: int,
 ) -> Form:  # fmt: skip
     """The same for `heads` of all sequences and a GPU of `cores`."""
     width = max(K, V)
     if full:
         plan = FULL if K <= 128 else FULL_WIDE
-    elif makes_features:
-        plan = FEATURES if K <= 128 else MANY_FEATURES
+        if nu:  # otherwise registers do not suffice
+            plan = plan._replace(stages=3)
+    elif nu:
+        plan = WIDE_FEATURES if nu == 1 and K <= 256 else MANY_FEATURES
+        plan = FEATURES if K <= 128 else plan
     elif width <= 64:
         plan = NARROW if hopper else HALF
-    elif K <= 128:
-        plan = BROAD if hopper else HALF_BROAD
-    else:
+    elif K > 128:
         plan = WIDE
+    elif not hopper:
+        plan = HALF_BROAD
+    elif fades:
+        plan = FADING_DELTA if corrects else FADING
+    else:
+        plan = BROAD
     plan = plan._replace(
         BV=min(plan.BV, padded_width(V)),
         BK=min(plan.BK, padded_width(K)),
@@ -607,18 +630,6 @@ def _form(
         plan = plan._replace(BV=plan.BV // 2)
         programs = heads * chunks.count(V, plan.BV)
     return plan._replace(split=programs < cores // 2)
-
-
-def _stages(
-    plan: Form, X: Tensor | None, gammas: Tensor | None, K: int, nu: int
-) -> int:
-    """Stages of the loop over chunks: with 1, none is loaded ahead."""
-    if nu:  # the compiler finds registers only with three
-        return 3
-    # Two programs have room for broad keys, an inverse and the products
-    # of decays only if they load nothing ahead.
-    full = X is not None and gammas is not None
-    return 1 if full and plan.C == 64 and K > 64 else 2
 
 
 class Chunked(torch.autograd.Function):
@@ -643,7 +654,7 @@ class Chunked(torch.autograd.Function):
         q, k, v, decay, strength, W, z = contiguous(*inputs)
         batch, time, heads, V = v.shape
         K = q.shape[-1] * (2 * nu or 1)
-        plan = form(v, K, nu)
+        plan = form(v, K, nu, decay is not None, solve is not None)
         split = plan.split and z is None
         n, programs = chunks.count(time, plan.C), batch * heads
         room = partial(v.new_empty, dtype=torch.float32)
@@ -689,7 +700,7 @@ class Chunked(torch.autograd.Function):
             BK=padded_width(K),
             BV=plan.BV,
             warps=plan.warps,
-            stages=_stages(plan, X, gammas, K, nu),
+            stages=plan.stages,
             **sizes,
         )
         if split:
@@ -730,7 +741,7 @@ class Chunked(torch.autograd.Function):
         nu = ctx.options[0]
         batch, time, heads, V = E.shape
         K = states.shape[-1]
-        plan = form(E, K, nu)
+        plan = form(E, K, nu, gammas is not None, X is not None)
         n, programs = chunks.count(time, plan.C), batch * heads
         dy = torch.zeros_like(E) if dy is None else dy.contiguous()
         dW_end, dz_end = contiguous(dW_end, dz_end)
@@ -753,7 +764,7 @@ class Chunked(torch.autograd.Function):
             BV=plan.BV,
             AV=padded_width(V),
             warps=plan.warps,
-            stages=_stages(plan, X, gammas, K, nu),
+            stages=plan.stages,
             **sizes,
         )
         blocks = chunks.count(K, plan.BK)
