@@ -59,10 +59,11 @@ def _measured() -> dict:
     rows = {}
     for case, times in run["triton"].items():
         kernels = {
-            name: (us, times["kernels"][name]) for name, us in times["modelled"].items()
+            name: (times["stack"][name], us, times["kernels"][name])
+            for name, us in times["modelled"].items()
         }
-        whole = tuple(map(sum, zip(*kernels.values(), strict=True)))
-        rows[case] = {**times, "kernels": {**kernels, "all of them": whole}}
+        _, *whole = map(sum, zip(*kernels.values(), strict=True))
+        rows[case] = {**times, "kernels": {**kernels, "all of them": (None, *whole)}}
     return {**run, "rows": rows, "file": MEASURED}
 
 
@@ -75,7 +76,11 @@ def _forms() -> dict:
     cases = {}
     for chosen in run["chosen"]:
         case, form = (chosen["case"], chosen["width"]), chosen["form"]
-        same = [row for row in run["forms"] if (row["case"], row["width"]) == case]
+        same = [
+            row
+            for row in run["forms"]
+            if (row["case"], row["width"]) == case and "microseconds" in row
+        ]
         before, rows = same[0], {}
         for kernel, us in before["microseconds"].items():
             names = CHUNK if kernel == "backward_inputs" else WALK
@@ -101,9 +106,11 @@ def _forms() -> dict:
     return {**run, "cases": cases, "file": FORMS}
 
 
-def _short() -> list[dict]:
+def _short() -> dict:
     """Step by step and in chunks, at the lengths that the table shows."""
-    return [row for row in _read(FORMS)["short"] if row["T"] in (16, 64)]
+    run = _read(FORMS)
+    rows = [row for row in run["short"] if row["T"] in (16, 64)]
+    return {**run, "rows": rows, "file": FORMS}
 
 
 def _ranges(table: dict) -> dict[str, tuple[float, float]]:

@@ -139,7 +139,6 @@ def test_steps_of_several_sequences(row, stepped):
 def test_steps_of_a_long_sequence(monkeypatch):
     """Without tensor cores the recurrence takes any length."""
     monkeypatch.setattr(launcher, "capability", lambda device: (7, 5))
-    monkeypatch.setattr(delta, "SHORT", 10)
     monkeypatch.setattr(delta, "LONG_SEGMENT", 6)
     agrees(ROWS["gated-delta"], 20, torch.float32)
 
@@ -178,7 +177,7 @@ def test_widths(op, gates, key, value, split, chunked):
 
 
 @pytest.mark.parametrize("key", [100, 384])
-def test_widths_of_steps(key):
+def test_widths_of_steps(key, stepped):
     agrees(wide(ops.gated_delta_rule, 2, key, 40), 20, widest(key))
 
 
@@ -201,7 +200,7 @@ def test_streaming(name, chunked):
 
 @pytest.mark.parametrize("name", ["sum-decay-normalized", "gated-delta"])
 @pytest.mark.parametrize("time", [20, 70])
-def test_masks(name, time):
+def test_masks(name, time, stepped):
     row = WHOLE[name]
     inputs, state = problem(row, time, dtype=torch.float32)
     mask = torch.rand(2, time, generator=torch.Generator().manual_seed(0)) < 0.7
@@ -232,7 +231,7 @@ def test_packed(name):
 
 @pytest.mark.parametrize("pick", [0, 1])
 @pytest.mark.parametrize("time", [20, 70])
-def test_only_what_is_asked_for(time, pick):
+def test_only_what_is_asked_for(time, pick, stepped):
     """Gradients of the output alone, and of the state alone; strides."""
     row = ROWS["gated-delta"]
     inputs, state = problem(row, time, dtype=torch.float32)
@@ -252,7 +251,7 @@ def test_only_what_is_asked_for(time, pick):
 
 
 @pytest.mark.parametrize("time", [20, 70])
-def test_two_forwards_before_one_backward(time):
+def test_two_forwards_before_one_backward(time, stepped):
     row = ROWS["gated-delta"]
     inputs, state = problem(row, time, dtype=torch.float32)
     leaves = [*inputs, state]
@@ -274,7 +273,7 @@ def test_no_second_derivative():
 
 
 @pytest.mark.parametrize("time", [20, 70])
-def test_divergence_is_not_hidden(time):
+def test_divergence_is_not_hidden(time, stepped):
     """Keys that are much too long: never a wrong finite answer."""
     inputs, _ = problem(ROWS["delta"], time, dtype=torch.float32, with_state=False)
     q, k, v, _ = (x.detach() for x in inputs)

@@ -243,6 +243,16 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]]
         rule(ops.gated_delta_rule, 2, 128, 128, dtype=FP16, **triton_form),
         BOTH,
     ),
+    "gated delta 128, few heads": (
+        rule(
+            ops.gated_delta_rule,
+            *(2, 128, 128),
+            dtype=BF16,
+            shape=(1, 4096, 4),
+            **triton_form,
+        ),
+        (HOPPER,),
+    ),
     "delta steps 64": (rule(ops.delta_rule, 1, 64, 64, dtype=FP16, **SHORT), ALL),
     "gated delta steps 64": (
         rule(ops.gated_delta_rule, 2, 64, 64, dtype=FP32, **SHORT),
@@ -253,6 +263,12 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]]
     "DPFP 1, delta 64": (
         rule(ops.dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=1, implementation="triton"),
         BOTH,
+    ),
+    "DPFP 1, delta 128": (
+        rule(
+            ops.dpfp_delta_rule, 1, 128, 128, dtype=BF16, nu=1, implementation="triton"
+        ),
+        (HOPPER,),
     ),
     "DPFP 3, delta 64": (
         rule(ops.dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=3, implementation="triton"),

@@ -128,7 +128,7 @@ def _rules(record: Rule) -> Iterator[Problem]:
 
 def _dpfp() -> Iterator[Problem]:
     sizes = ((130, 128, 64, 2, 3), (77, 32, 40, 3, 1), (50, 64, 32, 2, 2))
-    for time, K, V, H, nu in (*sizes, (1024, 128, 64, 1, 3)):
+    for time, K, V, H, nu in (*sizes, (34, 128, 128, 1, 1), (1024, 128, 64, 1, 3)):
         row = replace(
             ROWS["dpfp-delta"],
             op=partial(ops.dpfp_delta_rule, nu=nu),

@@ -550,11 +550,11 @@ class Form(NamedTuple):
     split: bool = False
 
 
-#: Chosen by measuring on an H200 (tests/machine/cycles/forms.py): in
-#: half precision up to a width of 128, also with DPFP if nu = 1. The
-#: others come from a model of one multiprocessor. Nothing is tuned at
-#: run time. Chunks of 64 are for Hopper, whose products have at least
-#: 64 rows.
+#: Those for Hopper and a width of 64 or 128 in half precision, also
+#: with DPFP if nu = 1, were chosen by an H200, from what
+#: tests/machine/cycles/forms.py measures. All others come from a model
+#: of one multiprocessor. Nothing is tuned at run time. Chunks of 64
+#: are for Hopper, whose products have at least 64 rows.
 NARROW = Form(64, BV=32, warps=4, stages=3, BK=64, AV=64, chunk_warps=4)
 BROAD = Form(
     64, BV=64, warps=4, stages=2, BK=128, AV=128, chunk_warps=4
@@ -567,12 +567,12 @@ FADING_DELTA = FADING._replace(stages=1, chunk_warps=8)
 HALF = Form(32, BV=32, warps=4, stages=2, BK=64, AV=64, chunk_warps=2)
 HALF_BROAD = HALF._replace(BK=128, AV=128, chunk_warps=4)
 FEATURES = Form(
-    32, BV=32, warps=4, stages=3, BK=32, AV=64, chunk_warps=4
+    32, BV=32, warps=4, stages=3, BK=32, AV=32, chunk_warps=4
 )
-WIDE_FEATURES = FEATURES._replace(C=16, stages=2, BK=64)
-MANY_FEATURES = Form(
-    16, BV=16, warps=8, stages=3, BK=32, AV=32, chunk_warps=4
-)
+MANY_FEATURES = FEATURES._replace(C=16, BV=16, warps=8)
+#: The same with nu = 1 on Hopper, for keys of width 64 and 128.
+FEATURES_1 = FEATURES._replace(AV=64)
+MANY_FEATURES_1 = FEATURES_1._replace(C=16, stages=2, BK=64)
 WIDE = Form(16, BV=16, warps=4, stages=2, BK=32, AV=32, chunk_warps=4)
 FULL = Form(16, BV=32, warps=8, stages=2, BK=32, AV=32, chunk_warps=4)
 FULL_WIDE = FULL._replace(BV=16)
@@ -607,15 +607,16 @@ def _form(
         if nu:  # otherwise registers do not suffice
             plan = plan._replace(stages=3)
     elif nu:
-        plan = WIDE_FEATURES if nu == 1 and K <= 256 else MANY_FEATURES
-        plan = FEATURES if K <= 128 else plan
+        plan = FEATURES if K <= 128 else MANY_FEATURES
+        if nu == 1 and hopper and K <= 256:
+            plan = FEATURES_1 if K <= 128 else MANY_FEATURES_1
     elif width <= 64:
         plan = NARROW if hopper else HALF
     elif K > 128:
         plan = WIDE
     elif not hopper:
         plan = HALF_BROAD
-    elif fades:
+    elif fades and K > 64:
         plan = FADING_DELTA if corrects else FADING
     else:
         plan = BROAD

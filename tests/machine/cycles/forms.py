@@ -1,6 +1,9 @@
-"""Writes docs/results/forms-CARD.json: the kernels in chunks, timed in other forms.
+"""Writes forms-CARD.json: the kernels in chunks, timed in other forms.
 
     PYTHONPATH=tests/machine python -m cycles.forms
+
+The file is written into the current folder: a person chooses from it, and adds the
+forms as `chosen` to a copy in docs/results, which the page of the model shows.
 
 Each rule runs forward and backward at the size of the model, once in the form that
 `additive.kernels.form` gives it and once in each of `others`; the profiler says how
@@ -11,11 +14,11 @@ compiles each form when it is first used, which takes several seconds.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product, zip_longest
+from itertools import product
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import aot
 import torch
 from torch import Tensor
 
@@ -31,6 +34,11 @@ SHAPE = (8, 4096, 16)
 WIDTHS = (64, 128)
 LENGTHS = (1, 2, 4, 8, 16, 32, 50, 64, 100, 128)
 BATCHES = ((32, 16), (1, 8))
+#: The kernels that depend on a form.
+KERNELS = (
+    *("prepare", "multiply_decays", "forward", "read"),
+    *("backward_state", "backward_inputs"),
+)
 #: Calls that the profiler takes the mean of.
 CALLS = 6
 #: name -> a rule, and how many gates it has.
@@ -49,11 +57,12 @@ def others(form: additive.Form) -> Iterator[additive.Form]:
     The kernels that walk and those that take a chunk each do not depend on each
     other's choices, so a form tries one of each.
     """
-    walk = product((16, 32, 64, 128), (4, 8), (1, 2, 3))
-    chunk = product((32, 64, 128), (32, 64, 128), (2, 4, 8))
-    for (BV, warps, stages), (BK, AV, chunk_warps) in zip_longest(
-        walk, chunk, fillvalue=(form.BV, form.warps, form.stages)
-    ):
+    walk = [*product((16, 32, 64, 128), (4, 8), (1, 2, 3))]
+    chunk = [*product((32, 64, 128), (32, 64, 128), (2, 4, 8))]
+    for at in range(max(len(walk), len(chunk))):
+        (BV, warps, stages), (BK, AV, chunk_warps) = (
+            tried[at % len(tried)] for tried in (walk, chunk)
+        )
         yield additive.Form(form.C, BV, warps, stages, BK, AV, chunk_warps)
 
 
@@ -101,7 +110,8 @@ def forms(name: str, width: int) -> Iterator[dict[str, Any]]:
         with mock.patch.object(additive, "form", lambda *_, form=form: form):
             try:
                 row["error"] = error(both(name, inputs), wanted)
-                row["microseconds"] = microseconds(partial(both, name, inputs))
+                times = microseconds(partial(both, name, inputs))
+                row["microseconds"] = {n: us for n, us in times.items() if n in KERNELS}
             except Exception as why:  # such as too much shared memory
                 row["why"] = kernels.explain(why)
         yield row
@@ -124,7 +134,7 @@ def short(name: str, width: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Measure, and write after each row."""
     card = kernels.card()
-    path = aot.TABLE.with_name(f"forms-{card['slug']}.json")
+    path = Path(f"forms-{card['slug']}.json")
     result: dict[str, Any] = {
         "card": card,
         "versions": kernels.versions(),

@@ -99,12 +99,16 @@ def times(call: Callable[[], Tensor]) -> dict[str, Any]:
     return found
 
 
-def modelled(case: str) -> dict[str, float]:
-    """Microseconds of each kernel by the model, in the forms that it has now."""
+def modelled(case: str) -> dict[str, dict[str, float]]:
+    """By the model, the time and the spills of each kernel in the form of now."""
     found: dict[str, float] = defaultdict(float)
-    for row in json.loads(aot.TABLE.read_text("utf-8"))["modelled"][case]["rows"]:
+    rows = json.loads(aot.TABLE.read_text("utf-8"))["modelled"][case]["rows"]
+    for row in rows:
         found[row["kernel"]] += row["microseconds"]
-    return {name: round(us, 1) for name, us in found.items()}
+    return {
+        "modelled": {name: round(us, 1) for name, us in found.items()},
+        "stack": {row["kernel"]: row["stack"] for row in rows},
+    }
 
 
 def queued(name: str, gates: int, implementation: str) -> dict[str, float]:
@@ -149,7 +153,7 @@ def main() -> None:
         for case in table.MODELLED if side == "triton" else table.THEIRS:
             rows[case] = times(make(case))
             if side == "triton":
-                rows[case]["modelled"] = modelled(case)
+                rows[case] |= modelled(case)
             print(side, case, rows[case]["forward"], rows[case]["both"], flush=True)
             write_json(path, result)
     result["host"] = {
