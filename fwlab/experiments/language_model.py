@@ -302,8 +302,9 @@ def draw(points: list[Point]) -> Figure:
                 beyond = [x for x in own if x is not None and x > FAR]
                 if beyond:
                     text = f"{min(beyond):.1f} to {max(beyond):.1f} →"
-                    place = {"ha": "right", "va": "bottom", "color": color}
-                    axes[2].text(FAR, row - 0.1, text, **place)
+                    axes[2].text(
+                        *(FAR, row - 0.1, text), color=color, ha="right", va="bottom"
+                    )
         axes[2].set_xlim(NEAR, FAR)
         axes[2].set_xlabel("validation loss, nats per character")
     for ax in axes:
