@@ -11,7 +11,6 @@ long each kernel takes. Then short sequences, step by step and in chunks. Triton
 compiles each form when it is first used, which takes several seconds.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -22,7 +21,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from cycles.measured import rule
+from cycles.measured import microseconds, rule
 from fwlab import ops
 from fwlab.bench import kernels
 from fwlab.files import write_json
@@ -72,21 +71,6 @@ def both(name: str, inputs: list[Tensor]) -> list[Tensor]:
     return [y, *torch.autograd.grad(y, inputs, torch.ones_like(y))]
 
 
-def microseconds(call: Callable[[], Any]) -> dict[str, float]:
-    """How long the GPU is busy with each kernel of a call."""
-    call()
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        for _ in range(CALLS):
-            call()
-        torch.cuda.synchronize()
-    times: dict[str, float] = defaultdict(float)
-    for event in profile.key_averages():
-        times[event.key[:80]] += event.device_time_total / CALLS
-    return {name: round(us, 1) for name, us in times.items() if us >= 1}
-
-
 def error(found: list[Tensor], wanted: list[Tensor]) -> float:
     """The maximum relative difference."""
     pairs = zip(found, wanted, strict=True)
@@ -110,7 +94,7 @@ def forms(name: str, width: int) -> Iterator[dict[str, Any]]:
         with mock.patch.object(additive, "form", lambda *_, form=form: form):
             try:
                 row["error"] = error(both(name, inputs), wanted)
-                times = microseconds(partial(both, name, inputs))
+                times = microseconds(partial(both, name, inputs), CALLS)
                 row["microseconds"] = {n: us for n, us in times.items() if n in KERNELS}
             except Exception as why:  # such as too much shared memory
                 row["why"] = kernels.explain(why)
@@ -125,8 +109,8 @@ def short(name: str, width: int) -> Iterator[dict[str, Any]]:
         for way, by_steps in (("chunks", False), ("steps", True)):
             with mock.patch.object(correcting, "_by_steps", lambda *_, x=by_steps: x):
                 call = partial(both, name, inputs)
-                busy = sum(microseconds(call).values())
                 ms, mib = kernels.on_gpu(call)
+                busy = sum(microseconds(call, CALLS).values())
             row[way] = {"microseconds": round(busy), "ms": ms, "peak_mib": mib}
         yield row
 

@@ -79,24 +79,28 @@ def times(call: Callable[[], Tensor]) -> dict[str, Any]:
         aot.go_back(call(), dy)
 
     both()
-    found: dict[str, Any] = {
+    return {
         "forward": kernels.on_gpu(call)[0],
         "both": kernels.on_gpu(both)[0],
+        "kernels": microseconds(both, QUEUE),
     }
+
+
+def microseconds(call: Callable[[], Any], calls: int) -> dict[str, float]:
+    """How long the GPU is busy with each kernel of a call: a mean, the longest first.
+
+    The call has run before.
+    """
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        for _ in range(QUEUE):
-            both()
+        for _ in range(calls):
+            call()
         torch.cuda.synchronize()
     rows: dict[str, float] = defaultdict(float)
     for event in profile.key_averages():
-        rows[event.key] += event.device_time_total / QUEUE
-    found["kernels"] = {
-        name[:80]: round(microseconds, 1)
-        for name, microseconds in sorted(rows.items(), key=lambda x: -x[1])
-        if microseconds > 0.5
-    }
-    return found
+        rows[event.key[:80]] += event.device_time_total / calls
+    longest = sorted(rows.items(), key=lambda x: -x[1])
+    return {name: round(us, 1) for name, us in longest if us > 0.5}
 
 
 def modelled(case: str) -> dict[str, dict[str, float]]:
