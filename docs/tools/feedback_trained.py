@@ -20,7 +20,8 @@ import torch
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES, Programs
 from fwlab.experiments import feedback
-from fwlab.experiments.feedback_variables import RULES, rule_accuracy, test_rng
+from fwlab.experiments.feedback import test_rng
+from fwlab.experiments.feedback_variables import RULES, rule_accuracy
 from fwlab.models import LanguageModel
 from fwlab.provenance import provenance
 

@@ -15,11 +15,13 @@ from torch.nn import functional as F
 from fwlab.data import programs
 from fwlab.experiments.experiment import Point
 from fwlab.experiments.fit import SETUP as USUAL
-from fwlab.experiments.fit import fit
+from fwlab.experiments.fit import fit, fitted
 from fwlab.models import LanguageModel
 
 #: Tokens and labels, `[batch, time]`; a label of -1 asks for nothing.
 Batch = tuple[Tensor, Tensor]
+#: Programs for the accuracy.
+TEST = 500
 
 
 class Score(NamedTuple):
@@ -54,17 +56,38 @@ def growing(
 SETUP = USUAL | {"optimiser": "Adam, betas 0.9 and 0.98, gradients clipped to 1"}
 
 
-def how(steps: int, rate: float) -> dict[str, Any]:
-    """The arguments of `fit`, all but the model and what draws its batches."""
-    adam = partial(torch.optim.Adam, betas=(0.9, 0.98))
-    return {"loss": loss_of, "steps": steps, "lr": rate, "optimizer": adam}
+#: The optimiser: takes parameters and `lr`.
+ADAM = partial(torch.optim.Adam, betas=(0.9, 0.98))
 
 
 def train(
     model: LanguageModel, draw: Callable[[int], Batch], steps: int, rate: float
 ) -> Iterator[int]:
     """Train on new sequences in every step, as `fit` does."""
-    return fit(model, draw, **how(steps, rate))
+    return fit(model, draw, loss_of, steps, rate, optimizer=ADAM)
+
+
+def learn(model: LanguageModel, point: Point, variables: int, first: int) -> Point:
+    """Train while programs grow, and score programs that no training sees.
+
+    - `point`, `variables`, `first`: as for `growing`; also the highest `rate`.
+    - Returns the accuracy, the loss, the number of parameters and the learning curve.
+    """
+    draw = growing(point, variables, first, 0.8)
+    steps, rate = point["steps"], point["rate"]
+    curve = fitted(model, draw, loss_of, steps, rate, optimizer=ADAM)
+    size = TEST, point["statements"], variables
+    test = programs(*size, test_rng(point["seed"]), clauses=True)
+    right = score(model, (test.tokens, test.labels))._asdict()
+    return {**right, "parameters": model.num_parameters(), "curve": curve}
+
+
+def test_rng(seed: int) -> random.Random:
+    """Seed the programs for the accuracy, which no training sees.
+
+    A negative seed would not do: Python takes its absolute value.
+    """
+    return random.Random(1000 + seed)
 
 
 def answers(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

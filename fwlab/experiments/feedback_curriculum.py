@@ -18,7 +18,7 @@ from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
 from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
-from fwlab.experiments.feedback_variables import test_rng
+from fwlab.experiments.feedback import test_rng
 from fwlab.experiments.fit import thinned
 from fwlab.layers import FeedbackTransformer
 from fwlab.models import LanguageModel

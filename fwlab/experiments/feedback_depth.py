@@ -17,12 +17,11 @@ from torch.nn import functional as F
 
 from fwlab import ops, plots
 from fwlab.bench.measure import in_turns
-from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
 from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
-from fwlab.experiments.feedback_variables import RULES, rule_accuracy, test_rng
-from fwlab.experiments.fit import fitted
+from fwlab.experiments.feedback import test_rng
+from fwlab.experiments.feedback_variables import RULES, rule_accuracy
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.layers.heads import split_heads
 from fwlab.models import MIXERS, LanguageModel, Mixer
@@ -37,8 +36,6 @@ ALL = 0
 #: The models of the published comparison, and a transformer of equal depth; they
 #: are trained twice as long, too.
 DEEP = [("feedback", 4, ALL), ("transformer", 4, ALL), ("transformer", 8, ALL)]
-#: Programs for the accuracy.
-TEST = 500
 #: Sequences that are timed, and their tokens.
 TIMED = (16, 64)
 #: The models that are timed, and their mixers.
@@ -95,12 +92,7 @@ def run(point: Point) -> Point:
         scores = [rule_accuracy(rule, *size, test_rng(seed)) for rule in RULES]
         return empty | {"accuracy": max(scores)}
     model = build(mixer(point["model"], point["memory"]), point)
-    draw = feedback.growing(point, VARIABLES, FIRST, 0.8)
-    curve = fitted(model, draw, **feedback.how(point["steps"], point["rate"]))
-    test = programs(TEST, *size, test_rng(seed), clauses=True)
-    score = feedback.score(model, (test.tokens, test.labels))
-    parameters = model.num_parameters()
-    return empty | score._asdict() | {"parameters": parameters, "curve": curve}
+    return empty | feedback.learn(model, point, VARIABLES, FIRST)
 
 
 def build(mix: Mixer | str, point: Point) -> LanguageModel:

@@ -16,11 +16,10 @@ import torch
 from matplotlib.figure import Figure
 
 from fwlab import plots
-from fwlab.data import programs
 from fwlab.data.programs import CLAUSES, execute, program
 from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
-from fwlab.experiments.fit import fitted
+from fwlab.experiments.feedback import TEST, test_rng
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, INK, OTHER
 
@@ -31,8 +30,6 @@ MIXERS = {"feedback": "feedback", "transformer": "softmax"}
 #: Rules that get some answers right without executing everything.
 RULES = ("most frequent value", "last print", "skip every if", "every if is true")
 COLORS = {"feedback": FAST, "transformer": OTHER}
-#: Programs for the accuracy.
-TEST = 500
 
 
 def points(quick: bool) -> list[Point]:
@@ -73,20 +70,7 @@ def run(point: Point) -> Point:
         # A condition with its statement is two tokens, and then comes END.
         max_len=2 * point["statements"] + 1,
     )
-    draw = feedback.growing(point, point["variables"], 3, 0.8)
-    curve = fitted(model, draw, **feedback.how(point["steps"], point["rate"]))
-    test = programs(TEST, *size, test_rng(seed), clauses=True)
-    score = feedback.score(model, (test.tokens, test.labels))
-    parameters = model.num_parameters()
-    return {**score._asdict(), "parameters": parameters, "curve": curve}
-
-
-def test_rng(seed: int) -> random.Random:
-    """Seed the programs for the accuracy, which no training sees.
-
-    A negative seed would not do: Python takes its absolute value.
-    """
-    return random.Random(1000 + seed)
+    return feedback.learn(model, point, point["variables"], first=3)
 
 
 # --- Rules ----------------------------------------------------------------
