@@ -113,7 +113,7 @@ def test_the_paper_s_own_grid(name, size, tmp_path):
     ("arguments", "said"),
     [
         (["capacity", "--quick", "--published"], "one of --quick and --published"),
-        (["reversal", "--published"], "version of reversal is the published grid"),
+        (["reversal", "--published"], "reversal has no published grid"),
     ],
 )
 def test_there_is_no_other_published_grid(arguments, said):
@@ -174,11 +174,18 @@ def test_published_losses_are_compared_as_they_were_evaluated():
 
 def test_published_losses_are_below_the_law_where_keys_are_left_out():
     points = as_published(capacity, of_capacity)
-    *_, bound, below, _ = capacity.claims(points)
+    *_, bound, below, both, _ = capacity.claims(points)
     assert bound.verdict == "does not"  # of the published losses themselves
     assert below.published.startswith("11 of ") and below.verdict == "reproduced"
     # Each published size of the grid once, whatever its number of seeds.
     assert below.found.endswith(" of 25")
+    assert both.verdict == "does not"
+    some = [p for p in points if p["S"] == 320]
+    for p in some:
+        p["loss"] = 0.101
+    assert capacity.claims(points)[-2].verdict == "does not"
+    some[1]["loss_published"] = 0.09
+    assert capacity.claims(points)[-2].verdict == "holds"
 
 
 def test_none_below_the_law_is_no_finding_before_all_points_are_there():
@@ -188,7 +195,7 @@ def test_none_below_the_law_is_no_finding_before_all_points_are_there():
             p["loss_published"] = 0.0  # the published protocol is not meant here
     left = [p for p in points if (p["map"], p["S"]) != ("linear", 500)]
     for some, verdict in ((points, "not"), (left, "not run")):
-        *_, below, _ = capacity.claims(some)
+        *_, below, _, _ = capacity.claims(some)
         assert below.verdict == verdict and "asks all keys" in below.protocol
 
 
@@ -241,5 +248,14 @@ def test_claims_about_every_group():
     assert verdict({1: [0, 0, 0], 2: []}).verdict == "not run"
     assert verdict({1: [None, None, None], 2: []}).verdict == "not"
     assert verdict({}).found == "–" and verdict({}).verdict == "not run"
-    shown = throughout("", "", {3: [1, 2, 3], 4: [0]}, bool, 2, worst=lambda x: x)
-    assert shown.found == "2.0000 [1.0000, 3.0000] (S = 3), the worst of 2"
+
+
+def test_the_group_that_is_shown_is_the_one_that_decides():
+    """One that fails, or whose seeds disagree, before one with a worse median."""
+    for groups, found in (
+        ({3: [0.9] * 3, 4: [0.1]}, "0.9000 [0.9000, 0.9000] (S = 3)"),
+        ({3: [0.9] * 3, 4: [0, 0, 2]}, "0.0000 [0.0000, 2.0000] (S = 4)"),
+        ({3: [0.9, 3, 3], 4: [0, 0, 2]}, "3.0000 [0.9000, 3.0000] (S = 3)"),
+    ):
+        claim = throughout("", "", groups, lambda x: x < 1, 2, worst=lambda x: x)
+        assert claim.found == f"{found}, the worst of 2"

@@ -57,6 +57,12 @@ class Row(NamedTuple):
         return {True: "yes", False: "no", None: "–"}[self.claim.apart]
 
     @property
+    def text(self) -> str:
+        """The corpora that the points of its version have read."""
+        results = _read(self.experiment, self.version)
+        return "; ".join(_texts(results["points"] if results else []))
+
+    @property
     def protocol(self) -> str:
         """How it differs from the published one; a claim of ours has none."""
         if not self.claim.published:
@@ -143,6 +149,7 @@ def _csv() -> str:
             "protocol": row.protocol,
             "kind": row.kind,
             "verdict": row.claim.verdict,
+            "text": row.text,
         }
         for row in _rows()
     ]
@@ -165,9 +172,14 @@ def _result(experiment: Experiment, version: str) -> str:
         rows=[Row(experiment, version, claim) for claim in claims],
         seeds=sorted({point["seed"] for point in points}),
         figure=_figure(experiment, version, results, claims) if results else "",
-        texts=[text for every in texts_of(points).values() for text in every],
+        texts=_texts(points),
         setup=_setup(experiment, version, points) if results else None,
     )
+
+
+def _texts(points: list[dict]) -> list[str]:
+    """The corpora that points have read."""
+    return [text for every in texts_of(points).values() for text in every]
 
 
 def _setup(experiment: Experiment, version: str, points: list[dict]) -> dict[str, Any]:
@@ -188,8 +200,8 @@ def _setup(experiment: Experiment, version: str, points: list[dict]) -> dict[str
         if once in done:
             continue
         done.add(once)
-        # Points of older versions do not say their setup.
-        setup = point.get("setup") or experiment.setup(point)
+        # Points of older versions do not say all of their setup.
+        setup = {**experiment.setup(point), **point.get("setup", {})}
         for name, value in {**setup, **settings}.items():
             row.setdefault(name, {})[value] = None
     names = list(dict.fromkeys(name for row in found.values() for name in row))

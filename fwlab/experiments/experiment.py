@@ -61,7 +61,7 @@ class Experiment:
     - `draw`: the figure of the points.
     - `setup`: hyper-parameters of a point that are not among its settings.
     - `published_points`: the points of the paper's own grid, where the full
-      version is a thinner one; None = the full version is the paper's grid.
+      version is a thinner one; None = there is no such grid.
     """
 
     name: str
@@ -185,8 +185,9 @@ def throughout(
     - `expected`: number of groups at least; with fewer, a claim that has held so far
       is not run.
     - `spec`, `x`: how numbers are written, and after them their group.
-    - `worst`: show only the group whose median has the largest value of this;
-      None = show all.
+    - `worst`: show only one group, the one whose median has the largest value of
+      this: of those that fail, or else of those whose seeds disagree, if there are
+      any; None = show all.
     - `apart` of the claim: whether all seeds agree, of all groups if it holds,
       and otherwise of one that fails; None where they do, but are fewer than
       three.
@@ -197,20 +198,22 @@ def throughout(
         if numbers
     }
     middle = {at: median(numbers) for at, numbers in every.items()}
+    good = {at: holds(number) for at, number in middle.items()}
+    agrees = {at: len({*map(holds, numbers)}) == 1 for at, numbers in every.items()}
     shown = list(every)
     if worst is not None and every:
-        shown = [max(every, key=lambda at: worst(middle[at]))]
+        rank = {at: (not good[at], not agrees[at], worst(middle[at])) for at in every}
+        shown = [max(every, key=rank.__getitem__)]
     found = ", ".join(
         f"{_range(every[at], spec)} ({f'{x} = {at}' if x else at})" for at in shown
     )
     if len(shown) < len(every):
         found += f", the worst of {len(every)}"
-    good = {at: holds(number) for at, number in middle.items()}
     yes = (True if len(good) >= expected else None) if all(good.values()) else False
     # One group that fails is enough, whatever the seeds of others say.
-    decide = [n for at, n in every.items() if yes is not False or not good[at]]
-    agree = [len({holds(x) for x in numbers}) == 1 for numbers in decide]
-    enough = [len(numbers) >= 3 for numbers in decide]
+    decide = [at for at in every if yes is not False or not good[at]]
+    agree = [agrees[at] for at in decide]
+    enough = [len(every[at]) >= 3 for at in decide]
     sure = [a and e for a, e in zip(agree, enough, strict=True)]
     if yes is False:
         apart = True if any(sure) else None if any(agree) else False

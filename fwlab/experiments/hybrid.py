@@ -223,5 +223,9 @@ EXPERIMENT = Experiment(
     run=run,
     claims=claims,
     draw=draw,
-    setup=lambda point: SETUP | {"lr": LR, "batch": BATCH, "heads": HEADS},
+    setup=lambda point: {
+        **SETUP,
+        **{"lr": LR, "batch": BATCH, "heads": HEADS},
+        "layers": len(STACKS[point["stack"]][0]),
+    },
 )

@@ -42,7 +42,7 @@ class Runs:
     - `quick`: the quick version instead of the full one.
     - `out`: the folder for the results.
     - `published`: the paper's own grid instead of the full version.
-    - Raises `ValueError` if the full version is the paper's own grid.
+    - Raises `ValueError` if there is no such grid.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Runs:
         if published:
             if experiment.published_points is None:
                 raise ValueError(
-                    f"the full version of {experiment.name} is the published grid"
+                    f"{experiment.name} has no published grid beside its full version"
                 )
             self.points, version = experiment.published_points(), "published"
         else:
