@@ -23,8 +23,9 @@ from fwlab.experiments.runs import texts_of
 
 RESULTS = ROOT / "docs" / "results"
 MARK = re.compile(r"<!-- reproduce: (\S+) ?(\S*) -->")
-#: After a number: the version and an expression, or that it is given.
-CHECKED = re.compile(r"<!-- (?:(full|quick): (.+?)|given) -->")
+#: After a number: the version, of another page with its name, and an expression; or
+#: that it is given.
+CHECKED = re.compile(r"<!-- (?:(full|quick)(?: (\S+))?: (.+?)|given) -->")
 VERSIONS = {"full": RESULTS, "quick": RESULTS / "quick"}
 TABLE = "reproduce/claims.csv"
 #: Verdicts in the order of a sorted table.

@@ -147,8 +147,8 @@ NUMBER = r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: ?(?:%|million|thousand))?"
 PAGES = [p for p in sorted((ROOT / "docs/reproduce").glob("*.md")) if p.stem != "index"]
 
 
-def said(text: str) -> list[tuple[str, str, str]]:
-    """Numbers that are followed by what they are: version and expression."""
+def said(text: str) -> list[tuple[str, str, str, str]]:
+    """Numbers that are followed by what they are: version, name and expression."""
     return re.findall(f"{NUMBER}{hook.CHECKED.pattern}", text)
 
 
@@ -178,13 +178,14 @@ def value(name: str, version: str, expression: str) -> float:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_numbers_of_the_text_are_those_of_the_results(page):
     """`2.34<!-- quick: median(of("loss", mixer="delta")) -->`; settings, and
-    numbers that others have published, are `<!-- given -->`.
+    numbers that others have published, are `<!-- given -->`. Of the results of
+    another page: `2.82<!-- full state-size: ... -->`.
     """
     text = page.read_text("utf-8")
-    for number, version, expression in said(text):
+    for number, version, name, expression in said(text):
         if version:
             digits = len(number.partition(".")[2])
-            ours = f"{value(page.stem, version, expression):,.{digits}f}"
+            ours = f"{value(name or page.stem, version, expression):,.{digits}f}"
             assert number in (ours, ours.replace(",", "")), expression
     assert unsaid(text) == []
 
@@ -196,7 +197,8 @@ def test_a_number_that_is_not_checked_is_found():
         "30 %", "30 %<!-- given -->"
     )
     assert unsaid(marked) == []
-    assert said(marked) == [("2.5", "full", "5 / 2"), ("30", "", "")]
+    assert said(marked) == [("2.5", "full", "", "5 / 2"), ("30", "", "", "")]
+    assert said("7<!-- full length: 3 + 4 -->") == [("7", "full", "length", "3 + 4")]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

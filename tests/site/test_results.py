@@ -381,7 +381,7 @@ def test_attention_by_distance_is_below_every_fast_weight_rule():
     rules = ("sum", "gated", "delta", "gated-delta", "fwp")
     ends = loss["transformer-xl"]
     assert ends < min(loss[rule] for rule in rules) and loss["softmax"] > loss["delta"]
-    assert f"ends at {ends:.2f} (one seed), below every fast weight rule" in page
+    assert f"ends at {ends:.2f} (one seed), below every bare fast weight rule" in page
 
 
 def test_pages_of_kernels_say_what_was_measured():
