@@ -22,7 +22,7 @@ from fwlab.experiments.fit import SETUP, fit
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel
-from fwlab.plots import FAST, FEATURES, OTHER, SERIES, TRAINED, WRONG
+from fwlab.plots import FAST, OTHER, SERIES, TRAINED, WRONG
 
 #: A mixer, and its features: "own", or "dpfp-1" instead.
 Name = tuple[str, str]
@@ -241,29 +241,19 @@ class Look(NamedTuple):
     line: Any
 
 
-#: Each family has a part of the figure; softmax is in all of them.
-LOOKS: tuple[dict[Name, Look], ...] = (
-    {
-        DELTA: Look("delta, DPFP-1", FAST, "o", "-"),
-        SUM: Look("sum, DPFP-1", WRONG, "D", "-."),
-        ("sum", "own"): Look("sum, ELU + 1", WRONG, "X", ":"),
-        ("gated", "own"): Look("gated, ELU + 1", SERIES[1], "v", "--"),
-        ("gated-delta", "own"): Look("gated delta", SERIES[0], "s", "-"),
-        ("kimi-delta", "own"): Look("Kimi delta", SERIES[2], "P", "--"),
-        ("fwp", "own"): Look("fwp (1991)", TRAINED, "p", ":"),
-    },
-    {
-        ("transformer-xl", "own"): Look("Transformer-XL", SERIES[1], "v", "--"),
-        ("feedback", "own"): Look("Feedback", FEATURES, "s", "-."),
-        ("feedback-shared", "own"): Look("Feedback, shared", TRAINED, "D", ":"),
-    },
-    {
-        ("aft-simple", "own"): Look("AFT-simple", SERIES[0], "o", "-"),
-        ("aft-full", "own"): Look("AFT-full", SERIES[1], "v", "--"),
-        ("aft-local", "own"): Look("AFT-local", SERIES[2], "P", "-."),
-        ("aft-conv", "own"): Look("AFT-conv", FEATURES, "X", ":"),
-    },
-)
+#: Fast weights and softmax attention, at several sizes.
+LOOKS = {
+    DELTA: Look("delta, DPFP-1", FAST, "o", "-"),
+    SUM: Look("sum, DPFP-1", WRONG, "D", "-."),
+    ("gated-delta", "own"): Look("gated delta", SERIES[0], "s", "-"),
+    ("gated", "own"): Look("gated, ELU + 1", SERIES[1], "v", "--"),
+    SOFTMAX: Look("softmax", OTHER, "^", "-"),
+}
+#: What a row is called if not as its mixer.
+LABELS = {name: look.label for name, look in LOOKS.items()}
+LABELS["sum", "own"] = "sum, ELU + 1"
+#: The looks of the tasks where every mixer has a row.
+MARKS = {1: (TRAINED, "^"), 2: (FAST, "o")}
 TASKS = {1: "each key once", 2: "keys return with new values"}
 
 
@@ -293,28 +283,42 @@ def _of(points: list[Point], name: Name, **wanted: Any) -> list[Point]:
 
 def draw(points: list[Point]) -> Figure:
     grid, chosen = _grid(points), best(points)
-    rows = [row for row in LOOKS if any(_of(chosen, name) for name in row)]
-    figure = Figure(figsize=(plots.WIDTH, 4.6 * len(rows)), layout="constrained")
-    for part, looks in zip(_parts(figure, len(rows)), rows, strict=True):
-        _family(part, chosen, grid, looks)
+    size = len({p["mixer"] + p["map"] for p in chosen}) * 0.3 + 1.4
+    heights = [4.2, size] if grid.others else [4.2]
+    figure = Figure(figsize=(plots.WIDTH, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), height_ratios=heights, squeeze=False)
+    _sizes(parts[0, 0], chosen, grid)
+    for part in parts[1:, 0]:
+        _every(part, chosen, grid)
     return figure
 
 
-def _parts(figure: Figure, count: int) -> list[SubFigure]:
-    return list(figure.subfigures(count, 1, squeeze=False)[:, 0])
+def _every(part: SubFigure, points: list[Point], grid: Grid) -> None:
+    """Every mixer at the middle size, the best of the second task on top."""
+    ax = part.subplots()
+    middle = select(points, pairs=grid.middle, heads=grid.heads[0])
+    names = dict.fromkeys((p["mixer"], p["map"]) for p in middle)
+    rows = {
+        shows: {name: accuracies(_of(middle, name, shows=shows)) for name in names}
+        for shows in TASKS
+    }
+    order = sorted(names, key=lambda name: -median(rows[2][name] or [0]))
+    for shows, title in TASKS.items():
+        named = {LABELS.get(name, str(name[0])): rows[shows][name] for name in order}
+        plots.rows(ax, named, *MARKS[shows], title)
+    ax.axvline(1 / grid.middle, color=plots.INK, linestyle=":", linewidth=1)
+    ax.set(xlabel=f"accuracy, {grid.middle} keys", xlim=(-0.04, 1.04))
+    part.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=2)
 
 
-def _family(
-    part: SubFigure, points: list[Point], grid: Grid, looks: dict[Name, Look]
-) -> None:
+def _sizes(part: SubFigure, points: list[Point], grid: Grid) -> None:
     """Accuracy by number of keys (above) and by size of the state."""
     axes = part.subplots(2, 2, sharey=True, sharex="row")
-    every = {**looks, SOFTMAX: Look("softmax", OTHER, "^", "-")}
     for column, (shows, title) in enumerate(TASKS.items()):
         by_pairs, by_state = axes[0, column], axes[1, column]
         by_pairs.set(title=title.replace(" with", "\nwith"), xlabel="keys")
         by_state.set(xlabel=f"scalars in the state,\n{grid.middle} keys")
-        for name, look in every.items():
+        for name, look in LOOKS.items():
             own = _of(points, name, shows=shows)
             usual = select(own, heads=grid.heads[0])
             middle = select(own, pairs=grid.middle)
@@ -387,7 +391,7 @@ EXPERIMENT = Experiment(
     name="recall",
     title="What the delta rule is for: recall when keys return",
     source="ours, after Arora et al. 2023",
-    cost="quick: 4 min of one core; full: at most 2 hours (by a few steps)",
+    cost="quick: 4 min of one core; full: 76 min",
     points=points,
     run=run,
     claims=claims,
