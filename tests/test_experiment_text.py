@@ -293,6 +293,9 @@ def test_windows_of_every_length_have_the_same_characters(monkeypatch):
         p |= {f"loss_{n}": p["seed"] for n in length.LENGTHS}
         p["loss_1024"] += 0.1 if p["mixer"] == "sum" else -0.1
     found = {c.text.split(":")[0]: c for c in length.claims(points)}
+    assert MIXERS.keys() - {*length.NAMES} == {
+        *("softmax", "aft-simple", "aft-full", "aft-local"),  # learn every place
+    }
     assert {n for n, c in found.items() if c.verdict == "does not"} == {"sum"}
     assert len(found) == 6 and found["delta"].found == "-0.100 [-0.100, -0.100]"
     assert found["delta"].apart and found["delta"].verdict == "holds"

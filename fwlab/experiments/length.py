@@ -33,10 +33,14 @@ OWN = {
     "softmax, no positions": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads)),
     UNIT: text.fast_weights("delta", "identity"),
 }
-#: Those of the quick version, and more that take any length. Feedback takes too
-#: long, and further relatives of the delta rule are left out.
+#: Those of the quick version, and all others that take any length. What softmax
+#: attention and the other forms of AFT learn for each place ends with the window.
 QUICK = ("softmax-rotary", "transformer-xl", "sum", "gated", "delta", "gated-delta")
-OTHERS = ("softmax, no positions", "kimi-delta", "fwp", "aft-conv", UNIT)
+OTHERS = (
+    *("softmax, no positions", "kimi-delta", "fwp", "aft-conv", UNIT),
+    *("gated-delta-2", "comba", "implicit-delta", "delta-product", "rwkv7"),
+    *("feedback", "feedback-shared"),
+)
 NAMES = QUICK + OTHERS
 
 
@@ -117,7 +121,8 @@ def draw(points: list[Point]) -> Figure:
             for p in select(points, mixer=name)
             for n in LENGTHS
         ]
-        color = OTHER if name.startswith(("softmax", "transformer", "aft")) else FAST
+        others = ("softmax", "transformer", "aft", "feedback")
+        color = OTHER if name.startswith(others) else FAST
         plots.series(ax, changes, color, "o", "-", x="length")
         ax.set_title(name)
         ax.set_xscale("log", base=2)
