@@ -256,6 +256,7 @@ def test_the_group_that_is_shown_is_the_one_that_decides():
         ({3: [0.9] * 3, 4: [0.1]}, "0.9000 [0.9000, 0.9000] (S = 3)"),
         ({3: [0.9] * 3, 4: [0, 0, 2]}, "0.0000 [0.0000, 2.0000] (S = 4)"),
         ({3: [0.9, 3, 3], 4: [0, 0, 2]}, "3.0000 [0.9000, 3.0000] (S = 3)"),
+        ({3: [2, 2, 2], 4: [0.9, 3, 3]}, "2.0000 [2.0000, 2.0000] (S = 3)"),
     ):
         claim = throughout("", "", groups, lambda x: x < 1, 2, worst=lambda x: x)
         assert claim.found == f"{found}, the worst of 2"

@@ -58,8 +58,8 @@ class Row(NamedTuple):
         return {True: "yes", False: "no", None: "–"}[self.claim.apart]
 
     @property
-    def text(self) -> str:
-        """The corpora that the points of its version have read."""
+    def corpora(self) -> str:
+        """What the points of its experiment have read, in this version."""
         results = _read(self.experiment, self.version)
         return "; ".join(_texts(results["points"] if results else []))
 
@@ -150,7 +150,7 @@ def _csv() -> str:
             "protocol": row.protocol,
             "kind": row.kind,
             "verdict": row.claim.verdict,
-            "text": row.text,
+            "corpora": row.corpora,
         }
         for row in _rows()
     ]

@@ -247,9 +247,9 @@ def _both_ways(beyond: list[Point]) -> Claim:
     ]
     lowest.insert(1, [law(320, 256)])
     text = (
-        "DPFP-2, S = 320, lowest of the seeds: as in the authors' code below the law, "
+        "DPFP-2, S = 320, lowest loss of the seeds: below the law if evaluated as in "
     )
-    text += "over all keys not"
+    text += "the authors' code, above it over all keys"
     return compared(text, "", lowest, ascending, spec=".4f")
 
 

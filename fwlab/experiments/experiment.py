@@ -186,8 +186,8 @@ def throughout(
       is not run.
     - `spec`, `x`: how numbers are written, and after them their group.
     - `worst`: show only one group, the one whose median has the largest value of
-      this: of those that fail, or else of those whose seeds disagree, if there are
-      any; None = show all.
+      this: of those that fail, if there are any, and among them of those whose
+      seeds agree; otherwise of those whose seeds do not; None = show all.
     - `apart` of the claim: whether all seeds agree, of all groups if it holds,
       and otherwise of one that fails; None where they do, but are fewer than
       three.
@@ -202,7 +202,10 @@ def throughout(
     agrees = {at: len({*map(holds, numbers)}) == 1 for at, numbers in every.items()}
     shown = list(every)
     if worst is not None and every:
-        rank = {at: (not good[at], not agrees[at], worst(middle[at])) for at in every}
+        rank = {
+            at: (not good[at], good[at] != agrees[at], worst(middle[at]))
+            for at in every
+        }
         shown = [max(every, key=rank.__getitem__)]
     found = ", ".join(
         f"{_range(every[at], spec)} ({f'{x} = {at}' if x else at})" for at in shown

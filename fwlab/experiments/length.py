@@ -119,8 +119,8 @@ def draw(points: list[Point]) -> Figure:
         end = change(p, max(LENGTHS))
         ends.setdefault(p["mixer"], []).append(inf if end is None else end)
     names = sorted(ends, key=lambda name: median(ends[name]))
-    labels = "characters in a window", "change of the loss"
-    figure, axes = plots.grid(len(names), *labels, height=1.5)
+    labels = "characters in a window", "change of loss"
+    figure, axes = plots.grid(len(names), *labels, height=1.7)
     for ax, name in zip(axes, names, strict=True):
         changes = [
             {"length": n, "loss": change(p, n)}

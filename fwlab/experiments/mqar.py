@@ -136,10 +136,10 @@ def claims(points: list[Point]) -> list[Claim]:
     def accuracies(mixer: str, returns: int) -> list[float | None]:
         return losses(points, "accuracy", mixer=mixer, returns=returns)
 
-    published = "solved, at every size (a figure)"
+    published = "solved, at every size (Fig. 2)"
     tokens, epochs = (points[0][name] for name in ("vocabulary", "epochs"))
-    protocol = f"{tokens} tokens for 8,192, width {WIDTH} for 128, {epochs} epochs "
-    protocol += f"for 100, learning rate {LR:g} for 0.001"
+    protocol = f"{tokens} tokens for 8,192, width {WIDTH} for 64 and more, {TRAIN:,} "
+    protocol += f"sequences for 100,000, {epochs} epochs for 64, one learning rate"
     every = [
         compared(
             f"{task}, {mixer}: above {SOLVED}",

@@ -22,7 +22,7 @@ from fwlab.experiments.fit import SETUP, fit
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel
-from fwlab.plots import FAST, OTHER, SERIES, TRAINED, WRONG
+from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, WRONG
 
 #: A mixer, and its features: "own", or "dpfp-1" instead.
 Name = tuple[str, str]
@@ -251,9 +251,9 @@ LOOKS = {
 }
 #: What a row is called if not as its mixer.
 LABELS = {name: look.label for name, look in LOOKS.items()}
-LABELS["sum", "own"] = "sum, ELU + 1"
+LABELS |= {("sum", "own"): "sum, ELU + 1", ("kimi-delta", "own"): "Kimi delta"}
 #: The looks of the tasks where every mixer has a row.
-MARKS = {1: (TRAINED, "^"), 2: (FAST, "o")}
+MARKS = {1: (TRAINED, "x"), 2: (INK, "o")}
 TASKS = {1: "each key once", 2: "keys return with new values"}
 
 
