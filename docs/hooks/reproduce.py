@@ -201,9 +201,8 @@ def _setup(experiment: Experiment, version: str, points: list[dict]) -> dict[str
         if once in done:
             continue
         done.add(once)
-        # Points of older versions do not say all of their setup.
-        setup = {**experiment.setup(point), **point.get("setup", {})}
-        for name, value in {**setup, **settings}.items():
+        # What an older point did not record stays empty.
+        for name, value in {**point.get("setup", {}), **settings}.items():
             row.setdefault(name, {})[value] = None
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     cells = {
