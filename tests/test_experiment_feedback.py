@@ -61,8 +61,8 @@ def test_a_long_memory_is_no_limit(model, usual):
 
 
 def test_claims_of_depth():
-    """Deep feedback learns in the longer training only; times are no accuracies."""
-    for quick, published in ((True, [1, 0, 0, 0]), (False, [1, *[0] * 7])):
+    """Deep feedback learns in longer training, or at another rate; times do not count."""
+    for quick, published in ((True, [1, 0, 0, 0]), (False, [1, *[0] * 9])):
         points = depth.points(quick)
         low, steps = (1 if quick else 4), max(p["steps"] for p in points)
         for p in points:
@@ -70,15 +70,24 @@ def test_claims_of_depth():
                 p["layers"] < low or p["steps"] == steps
             )
             accuracy = 70.0 if p["kind"] == "rule" else 80.0 if learned else 60.0
+            if p["rate"] == 5e-4:
+                accuracy = 75.0 if p["model"] == "feedback" else 65.0
             p["accuracy"] = None if p["kind"] == "time" else accuracy
         claims = depth.claims(points)
         assert verdict(claims) == "reproduced" and "failed" not in str(claims)
-        expected = [True] * 4 if quick else [True] * 3 + [False] * 3 + [True] * 2
+        expected = [True] * 4 if quick else [True] * 3 + [False] * 3 + [True] * 4
         assert [c.holds for c in claims] == expected
         assert [bool(c.published) for c in claims] == [bool(x) for x in published]
-        assert claims[-1].found == "80.0 [80.0, 80.0] against 60.0 [60.0, 60.0]"
+        assert (
+            claims[3 if quick else 7].found
+            == "80.0 [80.0, 80.0] against 60.0 [60.0, 60.0]"
+        )
+        if not quick:
+            assert {c.found for c in claims[8:]} == {
+                "75.0 [75.0, 75.0] against 65.0 [65.0, 65.0]"
+            }
         rest = [p for p in points if p["memory"] == depth.ALL]
-        assert depth.claims(rest)[-1].holds is None
+        assert depth.claims(rest)[3 if quick else 7].holds is None
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -89,9 +98,13 @@ def test_claims_of_variables(quick):
         feedback, deep = variables.PUBLISHED[p["variables"]]
         usual = deep if p["model"] == "transformer" else 50
         p["accuracy"] = feedback if p["model"] == "feedback" else usual
+        if p["rate"] != variables.RATES[quick][0]:
+            p["accuracy"] = 99.5 if p["model"] == "feedback" else 40
     claims = variables.claims(points)
     published = [c for c in claims if c.published]
     assert len(published) == 6 and all(c.protocol for c in published)
+    best = [c.found for c in claims if "best rate" in c.text]
+    assert best == ["99.5 [99.5, 99.5] against 40.0 [40.0, 40.0]"] * (0 if quick else 2)
     assert sum(c.holds is None for c in published) == (4 if quick else 0)
     assert {c.verdict for c in claims} - {"not run"} == {"reproduced", "holds"}
     for p in points:

@@ -6,6 +6,7 @@ A model reads tokens, and answers at those that have a label.
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fwlab.data import programs
-from fwlab.experiments.experiment import Point
+from fwlab.experiments.experiment import Point, select
 from fwlab.experiments.fit import SETUP as USUAL
 from fwlab.experiments.fit import fit, fitted
 from fwlab.models import LanguageModel
@@ -80,6 +81,16 @@ def learn(model: LanguageModel, point: Point, variables: int, first: int) -> Poi
     test = programs(*size, test_rng(point["seed"]), clauses=True)
     right = score(model, (test.tokens, test.labels))._asdict()
     return {**right, "parameters": model.num_parameters(), "curve": curve}
+
+
+def at_best_rate(points: list[Point]) -> list[float]:
+    """The accuracy of every seed, at the rate with the highest median.
+
+    The rate is chosen by the same programs that are scored, for every model.
+    """
+    rates = {p["rate"]: None for p in points}
+    each = [[p["accuracy"] for p in select(points, rate=rate)] for rate in rates]
+    return max(each, key=median, default=[])
 
 
 def test_rng(seed: int) -> random.Random:

@@ -6,6 +6,7 @@ sees few memories, because each contains what came before. The price is a
 loop over time in training.
 """
 
+from collections.abc import Sequence
 from operator import gt
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ from fwlab.bench.measure import in_turns
 from fwlab.data.programs import CLAUSES
 from fwlab.experiments import feedback
 from fwlab.experiments.experiment import Claim, Experiment, Point, compared, select
-from fwlab.experiments.feedback import test_rng
+from fwlab.experiments.feedback import at_best_rate, test_rng
 from fwlab.experiments.feedback_variables import RULES, rule_accuracy
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.layers.heads import split_heads
@@ -30,6 +31,9 @@ from fwlab.plots import FAST, INK, OTHER
 
 #: Variables of a program, and statements of the first ones in training.
 VARIABLES, FIRST = 3, 10
+#: Learning rates of the quick version, and of the full one: all runs have the
+#: first, and the models of the published comparison the others, too.
+RATES = {True: (2e-3,), False: (1e-3, 5e-4, 2e-3)}
 HEADS = 2
 #: A model that sees everything before a token.
 ALL = 0
@@ -52,7 +56,7 @@ def points(quick: bool) -> list[Point]:
         "width": 64,
         "batch": 48 if quick else 32,
         "steps": 600 if quick else 1200,
-        "rate": 2e-3 if quick else 1e-3,
+        "rate": RATES[quick][0],
     }
     trained = [
         *(("feedback", layers, ALL) for layers in ((1,) if quick else (1, 2, 4))),
@@ -70,6 +74,7 @@ def points(quick: bool) -> list[Point]:
         # In the usual number of steps, deep feedback does not learn in every seed.
         ("accuracy", [] if quick else DEEP, {"steps": 2 * size["steps"]}),
         ("time", timed, {}),
+        *(("accuracy", DEEP, {"rate": rate}) for rate in RATES[quick][1:]),
     ]
     return [
         {"kind": kind, "model": model, "layers": layers, "memory": memory}
@@ -205,7 +210,8 @@ def claims(points: list[Point]) -> list[Claim]:
     protocol += ", steps added later" if full else ", 1 and 2 layers"
 
     usual = min(p["steps"] for p in points)
-    scored = [p for p in points if p["kind"] != "time"]
+    main = select(points, rate=RATES[not full][0])
+    scored = [p for p in main if p["kind"] != "time"]
 
     def right(
         model: str, layers: int, memory: int = ALL, steps: int = usual
@@ -241,6 +247,16 @@ def claims(points: list[Point]) -> list[Claim]:
         seen = f"memory of {memory} to {2 * memory - 1} tokens"
         text = f"{seen}: feedback above a transformer with twice as many layers"
         every.append(_above(text, sides))
+    if full:
+        short = select(points, kind="accuracy", memory=ALL, steps=usual)
+        tuned, *others = (
+            at_best_rate(select(short, model=model, layers=layers))
+            for model, layers, _ in DEEP
+        )
+        for (model, layers, _), other in zip(DEEP[1:], others, strict=True):
+            text = f"{usual:,} steps, each at its best rate of {len(RATES[False])}: "
+            text += f"{_named(*DEEP[0][:2])}: above {_named(model, layers)}"
+            every.append(_above(text, [tuned, other]))
     return every
 
 
@@ -250,7 +266,7 @@ def _named(model: str, layers: int) -> str:
 
 def _above(
     text: str,
-    sides: list[list[float | None]],
+    sides: Sequence[Sequence[float | None]],
     published: str = "",
     protocol: str = "",
 ) -> Claim:
@@ -259,6 +275,7 @@ def _above(
 
 def draw(points: list[Point]) -> Figure:
     full, usual = points[0]["statements"] > 16, min(p["steps"] for p in points)
+    points = select(points, rate=RATES[not full][0])
     trained = select(points, kind="accuracy")
     rule = plots.medians(select(points, kind="rule"), "model", "accuracy").get("rule")
     figure, axes = plots.panels(6.8, 3, height_ratios=[3, 3, 2])
