@@ -192,7 +192,7 @@ def test_results_of_the_notebooks_are_those_of_the_site():
     copies = sorted(folder.rglob("*.json"))
     # Runs of notebooks alone, by a tool in docs/tools, are nowhere else.
     own = {path for path in copies if path.name.startswith(("feedback-t", "qwen-"))}
-    assert len(own) == 5 and len(copies) == 26
+    assert len(own) == 5 and len(copies) == 29
     for path in {*copies} - own:
         original = ROOT / "docs" / "results" / path.relative_to(folder)
         assert path.read_bytes() == original.read_bytes(), f"copy {original} to {path}"

@@ -91,6 +91,8 @@ def _hybrids() -> dict | None:
     """Layers as published and hybrid stacks, best first; a row has all its seeds."""
     names = sorted(path.stem for path in RESULTS.glob(f"{HYBRIDS}-*.json"))
     runs = [{**_read(name), "file": name} for name in names]
+    # Their baseline: attention that compares by distance.
+    runs += [run for run in _runs() if _mixer(run) == "transformer-xl"]
     rows = []
     for name, group in groupby(sorted(runs, key=_options), _options):
         same = list(group)

@@ -285,7 +285,8 @@ def test_hybrids_are_those_of_their_files(html):
     row = r"<tr><td><code>([^<]*)</code></td>\s*<td><strong>([\d.]+)</strong></td>\s*"
     rows = re.findall(row + r"<td>([^<]*)</td>\s*<td>([\d,]+)</td>", section)
     losses, softmax = defaultdict(list), runs_of("softmax")[0]["parameters"]
-    for path in sorted(RESULTS.glob("hybrid-cpu-*.json")):
+    paths = sorted(RESULTS.glob("hybrid-cpu-*.json"))
+    for path in [*paths, *sorted(RESULTS.glob("nanogpt-cpu-transformer-xl*.json"))]:
         run = json.loads(path.read_text("utf-8"))
         config = run["config"]
         assert config["steps"] == 2000 and config["d_model"] == 128
@@ -375,13 +376,32 @@ def test_findings_are_those_of_the_files():
     assert "at {} nats per character and the sum rule at {}".format(*ends) in failed
 
 
+def test_the_readme_has_the_losses_of_every_run():
+    text = (ROOT / "README.md").read_text("utf-8")
+    for mixer, losses in final().items():
+        assert f"| {mixer} | {', '.join(f'{x:.3f}' for x in losses)} |" in text
+
+
 def test_attention_by_distance_is_below_every_fast_weight_rule():
     page = (ROOT / "docs" / "results.md").read_text("utf-8")
     loss = {name: mean(seeds) for name, seeds in final().items()}
     rules = ("sum", "gated", "delta", "gated-delta", "fwp")
     ends = loss["transformer-xl"]
     assert ends < min(loss[rule] for rule in rules) and loss["softmax"] > loss["delta"]
-    assert f"ends at {ends:.2f} (one seed), below every bare fast weight rule" in page
+    assert max(final()["transformer-xl"]) < min(loss[rule] for rule in rules)
+    text = "ends at {:.2f} (mean of three seeds), below every bare fast weight rule, though"
+    lead = f"{loss['gated'] - ends:.2f}"
+    assert f"{text.format(ends)} only {lead} below the gated rule, which" in page
+    layers = [
+        mean(
+            json.loads(path.read_text("utf-8"))["validation_loss"]
+            for path in RESULTS.glob(f"hybrid-cpu-{name}-seed*.json")
+        )
+        for name in ("kimi-delta", "gated-delta")
+    ]
+    low, high = (f"{ends - layer:.2f}" for layer in layers)
+    bare = f"{loss['gated-delta'] - layers[1]:.2f} below its bare rule"
+    assert f"{low} to {high} below it; Gated DeltaNet's ends {bare}" in page
 
 
 def test_pages_of_kernels_say_what_was_measured():
