@@ -83,9 +83,13 @@ def test_claims_of_depth():
             == "80.0 [80.0, 80.0] against 60.0 [60.0, 60.0]"
         )
         if not quick:
+            assert "against 70.0 [70.0, 70.0]" in claims[5].found
+            assert claims[3].found == "60.0 [60.0, 60.0] against 60.0 [60.0, 60.0]"
             assert {c.found for c in claims[8:]} == {
                 "75.0 [75.0, 75.0] against 65.0 [65.0, 65.0]"
             }
+            some = [p for p in points if (p["rate"], p["seed"]) != (5e-4, 3)]
+            assert [c.holds for c in depth.claims(some)[8:]] == [None, None]
         rest = [p for p in points if p["memory"] == depth.ALL]
         assert depth.claims(rest)[3 if quick else 7].holds is None
 

@@ -186,23 +186,23 @@ def _texts(points: list[dict]) -> list[str]:
 def _setup(experiment: Experiment, version: str, points: list[dict]) -> dict[str, Any]:
     """The hyper-parameters of all points, a row for each mixer.
 
-    - Returns `equal`, texts by name where all rows are equal; `columns`; and
-      `rows` of texts. What a row is, the settings that are words say.
+    - Returns `equal`, texts by name where all rows are equal; `columns`;
+      `rows` of texts; and what is `assumed`, since a run has not recorded it: it is
+      what the experiment does today. What a row is, the settings that are words say.
     """
     known = experiment.points(version == "quick")[0]
     words = [name for name, value in known.items() if isinstance(value, str)]
     found: dict[tuple, dict[str, dict]] = {}
-    done = set()
+    setups: dict[tuple, dict] = {}  # it takes a while
+    assumed: set[str] = set()
     for point in points:
         settings = {name: point.get(name) for name in known}
-        once = tuple(x for name, x in settings.items() if name != "seed")
         row = found.setdefault(tuple(settings[name] for name in words), {})
-        row.setdefault("seed", {})[settings["seed"]] = None
-        if once in done:
-            continue
-        done.add(once)
-        # What an older point did not record stays empty.
-        for name, value in {**point.get("setup", {}), **settings}.items():
+        once = tuple(x for name, x in settings.items() if name != "seed")
+        setup = setups.get(once) or setups.setdefault(once, experiment.setup(point))
+        recorded = point.get("setup", {})
+        assumed |= setup.keys() - recorded.keys()
+        for name, value in {**setup, **recorded, **settings}.items():
             row.setdefault(name, {})[value] = None
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     cells = {
@@ -218,6 +218,7 @@ def _setup(experiment: Experiment, version: str, points: list[dict]) -> dict[str
         "equal": {name: text for name, text in equal.items() if name not in columns},
         "columns": columns,
         "rows": rows,
+        "assumed": [name for name in names if name in assumed],
     }
 
 

@@ -4,7 +4,7 @@ A model reads tokens, and answers at those that have a label.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -83,14 +83,14 @@ def learn(model: LanguageModel, point: Point, variables: int, first: int) -> Poi
     return {**right, "parameters": model.num_parameters(), "curve": curve}
 
 
-def at_best_rate(points: list[Point]) -> list[float]:
+def at_best_rate(points: list[Point], rates: Sequence[float]) -> list[float]:
     """The accuracy of every seed, at the rate with the highest median.
 
     The rate is chosen by the same programs that are scored, for every model.
+    Returns nothing unless all rates have run, with equally many seeds.
     """
-    rates = {p["rate"]: None for p in points}
     each = [[p["accuracy"] for p in select(points, rate=rate)] for rate in rates]
-    return max(each, key=median, default=[])
+    return max(each, key=median) if len({*map(len, each)}) == 1 and each[0] else []
 
 
 def test_rng(seed: int) -> random.Random:

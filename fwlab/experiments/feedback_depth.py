@@ -32,7 +32,7 @@ from fwlab.plots import FAST, INK, OTHER
 #: Variables of a program, and statements of the first ones in training.
 VARIABLES, FIRST = 3, 10
 #: Learning rates of the quick version, and of the full one: all runs have the
-#: first, and the models of the published comparison the others, too.
+#: first, and those of `DEEP` in the usual number of steps the others, too.
 RATES = {True: (2e-3,), False: (1e-3, 5e-4, 2e-3)}
 HEADS = 2
 #: A model that sees everything before a token.
@@ -250,7 +250,7 @@ def claims(points: list[Point]) -> list[Claim]:
     if full:
         short = select(points, kind="accuracy", memory=ALL, steps=usual)
         tuned, *others = (
-            at_best_rate(select(short, model=model, layers=layers))
+            at_best_rate(select(short, model=model, layers=layers), RATES[False])
             for model, layers, _ in DEEP
         )
         for (model, layers, _), other in zip(DEEP[1:], others, strict=True):

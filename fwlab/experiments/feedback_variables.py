@@ -51,8 +51,9 @@ def points(quick: bool) -> list[Point]:
         ("transformer", 2 * deep),
     ]
     rules = [(rule, 0) for rule in RULES]
-    grid = [(variables, usual, models + rules) for variables in PUBLISHED]
-    grid = [*(grid[:1] if quick else grid), *((3, rate, models) for rate in others)]
+    grid = [(3, usual, models + rules)]
+    if not quick:
+        grid += [(5, usual, models + rules), *((3, rate, models) for rate in others)]
     return [
         {"variables": variables, "model": model, "layers": layers}
         | size
@@ -129,25 +130,16 @@ def name_of(point: Point) -> str:
     return f"{point['model']}, {point['layers']} layer{plural}"
 
 
-def compare(points: list[Point]) -> tuple[bool, list[Point], list[str]]:
-    """Whether points are of the full version; those of the usual rate; and the
-    names of feedback, of a transformer of equal size, and of one with twice as
-    many layers.
+def compare(points: list[Point]) -> tuple[bool, list[str]]:
+    """Whether points are of the full version; and the names of feedback, of a
+    transformer of equal size, and of one with twice as many layers.
     """
     full = points[0]["statements"] != 30
     layers = 2 if full else 1
-    return (
-        full,
-        select(points, rate=RATES[not full][0]),
-        [
-            name_of({"model": model, "layers": layers * times})
-            for model, times in (
-                ("feedback", 1),
-                ("transformer", 1),
-                ("transformer", 2),
-            )
-        ],
-    )
+    return full, [
+        name_of({"model": model, "layers": layers * times})
+        for model, times in (("feedback", 1), ("transformer", 1), ("transformer", 2))
+    ]
 
 
 def by_name(points: list[Point]) -> dict[str, list[Point]]:
@@ -159,7 +151,8 @@ def by_name(points: list[Point]) -> dict[str, list[Point]]:
 
 
 def claims(points: list[Point]) -> list[Claim]:
-    full, usual, (ours, equal, deeper) = compare(points)
+    full, (ours, equal, deeper) = compare(points)
+    usual = select(points, rate=RATES[not full][0])
     protocol = "one token and one label per clause, smaller models, fewer steps"
     protocol += f", {points[0]['statements']} statements"
     right = {variables: _right(usual, variables) for variables in PUBLISHED}
@@ -203,7 +196,7 @@ def claims(points: list[Point]) -> list[Claim]:
             ]
     if full:
         tuned = {
-            name: at_best_rate(each)
+            name: at_best_rate(each, RATES[False])
             for name, each in by_name(select(points, variables=3)).items()
         }
         every += [
@@ -245,7 +238,8 @@ def _right(points: list[Point], variables: int) -> dict[str, list[float]]:
 
 def draw(points: list[Point]) -> Figure:
     tasks = dict.fromkeys(p["variables"] for p in points)
-    full, points, (ours, _, deeper) = compare(points)
+    full, (ours, _, deeper) = compare(points)
+    points = select(points, rate=RATES[not full][0])
     rows = by_name(points)
     height = 1 + (0.5 + 0.3 * len(rows)) * len(tasks)
     figure, axes = plots.panels(height, len(tasks), sharex=True)

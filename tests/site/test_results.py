@@ -387,7 +387,7 @@ def test_attention_by_distance_is_below_every_fast_weight_rule():
     loss = {name: mean(seeds) for name, seeds in final().items()}
     rules = ("sum", "gated", "delta", "gated-delta", "fwp")
     ends = loss["transformer-xl"]
-    assert ends < min(loss[rule] for rule in rules) and loss["softmax"] > loss["delta"]
+    assert loss["softmax"] > loss["delta"]
     assert max(final()["transformer-xl"]) < min(loss[rule] for rule in rules)
     text = "ends at {:.2f} (mean of three seeds), below every bare fast weight rule, though"
     lead = f"{loss['gated'] - ends:.2f}"
@@ -400,8 +400,8 @@ def test_attention_by_distance_is_below_every_fast_weight_rule():
         for name in ("kimi-delta", "gated-delta")
     ]
     low, high = (f"{ends - layer:.2f}" for layer in layers)
-    bare = f"{loss['gated-delta'] - layers[1]:.2f} below its bare rule"
-    assert f"{low} to {high} below it; Gated DeltaNet's ends {bare}" in page
+    bare = f"{loss['gated-delta'] - layers[1]:.2f} below its bare rule, which"
+    assert f"{low} to {high} below it; Gated DeltaNet ends {bare}" in page
 
 
 def test_pages_of_kernels_say_what_was_measured():
