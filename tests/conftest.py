@@ -64,7 +64,7 @@ def pytest_configure(config):
 RELATIVES = re.compile(
     r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
 )
-COMPARED = ("is_naive", "key_mask", "theirs")
+COMPARED = ("is_naive", "key_mask", "theirs", "adapters_act")
 COMPARED += (
     "every_parameter_learns",
     "prefill_and_step",

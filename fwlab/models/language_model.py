@@ -28,7 +28,7 @@ from fwlab.layers import (
 from fwlab.layers.block import new_norm, usual_d_ff
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.heads import run
-from fwlab.models.tokens import check_tokens
+from fwlab.models.tokens import check_tokens, tied_logits
 from fwlab.ops.call import checks, packed
 
 
@@ -312,7 +312,7 @@ class LanguageModel(nn.Module):
         owners: list[Any] = [m for m in self.modules() if hasattr(m, "position_tables")]
         uncounted = [p for m in owners for p in m.position_tables()]
         if self.positions is not None:
-            uncounted.append(self.positions.weight)
+            uncounted += self.positions.parameters()
         total = sum(p.numel() for p in self.parameters())
         return total - sum(p.numel() for p in uncounted)
 
@@ -483,22 +483,23 @@ class LanguageModel(nn.Module):
                 f"LanguageModel: expected at most max_len={self.max_len} tokens, the "
                 f"length of the position table, got {longest}"
             )
-        if self.positions is not None and lengths is not None:
-            each = torch.cat([torch.arange(n) for n in lengths])
-            x = x + self.positions(each.to(x.device))
-        elif self.positions is not None and isinstance(end, tuple):
-            each = torch.tensor(past).view(-1, 1) + torch.arange(tokens.shape[1])
-            each = each.clamp(max=len(self.positions.weight) - 1)  # of padding
-            x = x + self.positions(each.to(x.device))
-        elif self.positions is not None:
-            x = x + self.positions.weight[past:end]
+        if self.positions is not None:
+            each = torch.arange(tokens.shape[1], device=x.device)
+            if lengths is not None:
+                each = torch.cat([each[:n] for n in lengths])
+            elif isinstance(past, tuple):
+                each = x.new_tensor(past, dtype=each.dtype)[:, None] + each
+                each = each.clamp(max=longest - 1)  # of padding
+            else:
+                each = each + past
+            x = x + self.positions(each)
         return self.dropout(x) if self.dropout.p else x
 
     def _logits(self, x: Tensor) -> Tensor:
         x = run(self.norm, x)
         if self.to_logits is not None:
             return run(self.to_logits, x)
-        return x @ self.embedding.weight.T  # tied
+        return tied_logits(x, self.embedding, self.vocab_size)
 
     @torch.no_grad()
     def generate(
