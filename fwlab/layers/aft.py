@@ -256,7 +256,7 @@ class AFTLocal(_Positioned):
             return 0, None
         checks.state_kind("AFTLocal", state, PositionedState)
         position, memory = state
-        if not isinstance(position, int):
+        if not isinstance(position, int | torch.SymInt):
             kind = type(position).__name__
             raise TypeError(
                 f"AFTLocal: expected state.position to be an integer, got {kind}"

@@ -519,7 +519,7 @@ class FastWeightAttention(Causal):
         if lengths is not None:
             fills = {"scale": -torch.inf}
             compute = packed.by_document(compute, lengths, ("before",), fills)
-        shape = (len(scale if lengths is None else lengths), self.value_heads)
+        shape = (scale.shape[0] if lengths is None else len(lengths), self.value_heads)
         if before is None:
             before = scale.new_full(shape, -torch.inf)
         part = ("FastWeightAttention", "state.log_scale", before)

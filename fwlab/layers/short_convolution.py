@@ -73,8 +73,8 @@ class ShortConvolution(nn.Module):
             y, before = run(x=x, before=before, key_mask=key_mask)
             return y, before
         if key_mask is not None:  # real tokens first, in their order
-            order = (~key_mask).int().argsort(dim=1, stable=True)[..., None]
-            x = x.take_along_dim(order, 1)
+            order = (~key_mask).int().argsort(dim=1, stable=True)
+            x = _taken(x, order)
         x = torch.cat([before.to(x.dtype), x], 1)
         y = self._sums(x)
         if key_mask is None:
@@ -82,8 +82,8 @@ class ShortConvolution(nn.Module):
             return F.silu(y), x[:, time:].to(dtype, copy=True)
         last = torch.arange(self.size - 1, device=x.device)
         last = key_mask.sum(1, keepdim=True) + last
-        y = y.take_along_dim(order.argsort(1), 1)
-        return F.silu(y), x.take_along_dim(last[..., None], 1).to(dtype)
+        y = _taken(y, order.argsort(1))
+        return F.silu(y), _taken(x, last).to(dtype)
 
     def _sums(self, x: Tensor) -> Tensor:
         """The sum over the last `size` inputs, wherever there are that many."""
@@ -109,3 +109,9 @@ class ShortConvolution(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.size}"
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """Steps of `[batch, time, channels]` in the order `[batch, steps]`."""
+    # Not `take_along_dim`, which fixes the sizes of an exported program.
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))

@@ -126,7 +126,7 @@ class SoftmaxAttention(Causal):
         q, k, v = (run(parts[name], x) for name in ("to_q", "to_k", "to_v"))
         if q.dtype != x.dtype:  # autocast
             return super().step(x, state)
-        batch, width = len(x), self.head_width
+        batch, width = x.shape[0], self.head_width
         if self._turned or self.q_norm is not None:
             q, k = (part.view(batch, 1, -1, width) for part in (q, k))
             q, k = self._prepared(q, k, None, state)
