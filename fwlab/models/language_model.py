@@ -329,6 +329,7 @@ class LanguageModel(nn.Module):
         tokens: Tensor,
         cu_seqlens: Tensor | None = None,
         key_mask: Tensor | None = None,
+        implementation: str = "auto",
     ) -> Tensor:
         """Logits of the next token at every position.
 
@@ -340,13 +341,15 @@ class LanguageModel(nn.Module):
         - `key_mask`: `bool [batch, time]`, True = real token. The others
           are padding, on any side, and may be any number. They are skipped:
           positions do not count them, and their logits are 0.
+        - `implementation`: of all mixers, as for the operations of `fwlab.ops`.
+          "naive" has second derivatives.
         - Returns `[batch, time, vocab_size]`.
         - Raises `ValueError` beyond `max_len`, if the model has one, and
           for `cu_seqlens` with other mixers or with `key_mask`.
         """
         # With the padding at the end, a causal model needs no mask.
         tokens, _, _ = _real_first(tokens, key_mask, self.vocab_size)
-        options = {}
+        options: dict[str, Any] = {}
         if cu_seqlens is not None:
             if key_mask is not None:
                 raise ValueError(
@@ -364,7 +367,7 @@ class LanguageModel(nn.Module):
             options = {"cu_seqlens": cu_seqlens}
         x = self._embed(tokens, 0, tokens.shape[1], **options)
         for block in self.blocks:
-            x = self._through(block, x, **options)
+            x = self._through(block, x, implementation=implementation, **options)
         return self._logits(_back(x, key_mask))
 
     def prefill(

@@ -27,7 +27,8 @@ def _torch(
         q, scale = q * scale, 1.0
     # Without masked keys, a whole sequence or a single token need no mask.
     rows, columns = visible.shape[-2:]
-    mask, causal = visible, False
+    mask: Tensor | None = visible
+    causal = False
     if visible.dim() == 2 and rows == columns:
         mask, causal = None, True
     elif visible.dim() == 2 and rows == 1:
