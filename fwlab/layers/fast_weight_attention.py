@@ -27,7 +27,7 @@ from fwlab.layers.heads import (
     split_heads,
 )
 from fwlab.layers.heads import head_width as width_of_head
-from fwlab.layers.short_convolution import ShortConvolution
+from fwlab.layers.short_convolution import ShortConvolution, can_step
 from fwlab.ops.call import checks, packed
 from fwlab.ops.call.rule import Rule
 
@@ -418,8 +418,7 @@ class FastWeightAttention(Causal):
             not batch
             or self._scales
             or not record.steps_from(memory, exact, shape, self.normalize)
-            or not (conv is None or type(conv) is ShortConvolution)
-            or (conv is not None and not conv.steps_from(inputs, batch, exact))
+            or (conv is not None and not can_step(conv, inputs, batch, exact))
         ):
             return super().step(x, state)
         # All features at once: they do not depend on each other.

@@ -129,7 +129,7 @@ def project(x: Tensor, *layers: nn.Module) -> Tensor:
 
     Layers that are not plain any more (adapted, quantised, hooked) are called.
     """
-    if not all(plain(layer) and type(layer) is nn.Linear for layer in layers):
+    if not all(plain(layer) for layer in layers):
         return torch.cat([layer(x) for layer in layers], -1)
     weights: list = [layer.weight for layer in layers]
     return F.linear(x, torch.cat(weights))

@@ -96,11 +96,6 @@ class ShortConvolution(nn.Module):
             return F.conv2d(x, w, groups=self.channels).squeeze(2).mT
         return F.conv1d(x, w, groups=self.channels).mT
 
-    def steps_from(self, before: Any, batch: int, like: Tensor) -> bool:
-        """Whether `step` can continue from these inputs, `like` a state."""
-        past = (batch, self.size - 1, self.channels)
-        return not watched(self) and checks.fits(before, past, like)
-
     def step(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one token `[batch, channels]`, without checks."""
         seen = torch.cat([before, x.unsqueeze(1).to(before.dtype)], 1)
@@ -109,6 +104,16 @@ class ShortConvolution(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.size}"
+
+
+def can_step(conv: Any, before: Any, batch: int, like: Tensor) -> bool:
+    """Whether `step` can continue from these inputs, `like` a state.
+
+    A convolution that something wraps or watches is called.
+    """
+    if type(conv) is not ShortConvolution or watched(conv):
+        return False
+    return checks.fits(before, (batch, conv.size - 1, conv.channels), like)
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:
