@@ -550,7 +550,7 @@ def test_quick_version(name, tmp_path):
     held(EXPERIMENTS[name], runs.collect()["points"])
 
 
-def test_epsilon_makes_the_plateau():
+def test_favor_with_long_keys_retrieves_nothing():
     """`favor-underflow` at S = 100 with one seed and few optimiser steps."""
     points = [
         favor_underflow.run({**p, "budget": 100}) | p
@@ -559,7 +559,7 @@ def test_epsilon_makes_the_plateau():
     ]
     by = {point["variant"]: point for point in points}
     assert abs(by["as published"]["loss"] - 0.5) < 5e-4
-    assert abs(by["without epsilon"]["loss"] - 0.5) > 0.05
+    assert by["without epsilon"]["loss"] > 0.55  # that is no way out
     assert by["as published"]["log10_denominator"] < -8
 
 
