@@ -74,10 +74,10 @@ def find(source: str | Path) -> Path:
       hub without huggingface_hub.
     """
     folder = Path(source)
-    if folder.is_dir():
+    if source != "" and folder.is_dir():  # without a name, it would be the current one
         return folder
     if not is_name(source):
-        raise FileNotFoundError(f"expected a folder with a model, got {source}")
+        raise FileNotFoundError(f"expected a folder with a model, got {str(source)!r}")
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:
