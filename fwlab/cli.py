@@ -326,7 +326,7 @@ def exercises(
 
     topics = dict(TOPICS)
     if own:
-        topics = {own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8"))}
+        topics = {own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8-sig"))}
     if action == "list":
         print(progress.overview(progress.found(paths[0] if paths else Path())))
     elif action == "export":
