@@ -326,7 +326,9 @@ def exercises(
 
     topics = dict(TOPICS)
     if own:
-        topics = {own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8-sig"))}
+        topics = {
+            own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8-sig"))
+        }
     if action == "list":
         print(progress.overview(progress.found(paths[0] if paths else Path())))
     elif action == "export":
@@ -392,6 +394,10 @@ def reproduce(
 
     folder = Path("docs", "results")
     if name is None:
+        if any((quick, published, out, jobs, list_points, point is not None, collect)):
+            raise ValueError(
+                "expected the name of an experiment with options, got none"
+            )
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name}: {experiment.title}")
             print(f"  source  {experiment.source}\n  cost    {experiment.cost}")

@@ -586,7 +586,12 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         if hidden is None:
             hidden = self.config.output_hidden_states
         kwargs.setdefault("output_attentions", self.config.output_attentions)
-        _check_arguments(kwargs, cu_seq_lens_q)
+        _check_arguments(kwargs, cu_seq_lens_q, position_ids)
+        if cache is not None and past_key_values is not None:
+            raise ValueError(
+                "FwlabForCausalLM: expected cache or past_key_values, which are two "
+                "names of the same, got both"
+            )
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = FwlabCache()
@@ -594,8 +599,10 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("FwlabForCausalLM: expected input_ids, got none")
         mask = _check_inputs(input_ids, attention_mask, cache, logits_to_keep)
         model, time = self.language_model, input_ids.shape[1]
-        if position_ids is not None and cu_seq_lens_q is None:
-            cu_seq_lens_q = _borders(position_ids, input_ids, mask, cache)
+        if position_ids is not None:
+            cu_seq_lens_q = _borders(
+                position_ids, cu_seq_lens_q, input_ids, mask, cache
+            )
         if cache is not None and (cu_seq_lens_q is not None or hidden):
             name = "output_hidden_states" if hidden else "cu_seq_lens_q"
             raise ValueError(
@@ -632,7 +639,9 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         return output
 
 
-def _check_arguments(kwargs: dict[str, Any], cu_seq_lens_q: Tensor | None) -> None:
+def _check_arguments(
+    kwargs: dict[str, Any], cu_seq_lens_q: Tensor | None, position_ids: Tensor | None
+) -> None:
     """Raise for arguments of `forward` that would do nothing."""
     for name, why in REFUSED.items():
         if not (kwargs.get(name) is None or kwargs[name] is False):
@@ -642,11 +651,16 @@ def _check_arguments(kwargs: dict[str, Any], cu_seq_lens_q: Tensor | None) -> No
             "FwlabForCausalLM: expected arguments of forward, got "
             f"{', '.join(sorted(unknown))}"
         )
-    keys = kwargs.get("cu_seq_lens_k")
-    if keys is not None and (cu_seq_lens_q is None or not keys.equal(cu_seq_lens_q)):
+    given = [name for name in sorted(OF_PACKING) if kwargs.get(name) is not None]
+    if given and cu_seq_lens_q is None and position_ids is None:
         raise ValueError(
-            "FwlabForCausalLM: expected cu_seq_lens_k to be as cu_seq_lens_q, the "
-            "borders of packed documents, got others"
+            "FwlabForCausalLM: expected cu_seq_lens_q, the borders of packed documents, "
+            f"or position_ids, got only {', '.join(given)}"
+        )
+    keys = kwargs.get("cu_seq_lens_k")
+    if keys is not None and cu_seq_lens_q is not None and not keys.equal(cu_seq_lens_q):
+        raise ValueError(
+            "FwlabForCausalLM: expected cu_seq_lens_k to be as cu_seq_lens_q, got others"
         )
 
 
@@ -681,7 +695,11 @@ def _check_inputs(
 
 
 def _borders(
-    position_ids: Tensor, input_ids: Tensor, mask: Tensor | None, cache: Any
+    position_ids: Tensor,
+    cu_seq_lens_q: Tensor | None,
+    input_ids: Tensor,
+    mask: Tensor | None,
+    cache: FwlabCache | None,
 ) -> Tensor | None:
     """The borders of packed documents whose positions these are; None = one document.
 
@@ -690,17 +708,22 @@ def _borders(
     past = torch.as_tensor(0 if cache is None else cache.past()).view(-1, 1)
     real = torch.ones_like(input_ids) if mask is None else mask
     counted = past.to(real.device) + real.cumsum(1) - 1
-    if position_ids.shape in (counted.shape, counted[:1].shape):
-        if not ((position_ids != counted) & real.bool()).any():
-            return None
-        first = position_ids == 0
-        again = (position_ids.diff(dim=1) == 1) | first[:, 1:]
-        if len(counted) == 1 and mask is None and first[0, 0] and again.all():
-            return F.pad(first[0].nonzero()[:, 0], (0, 1), value=input_ids.shape[1])
-    raise ValueError(
-        "FwlabForCausalLM: expected position_ids that count the real tokens of each row, "
-        f"or of each packed document, got others, of shape {[*position_ids.shape]}"
-    )
+    first = position_ids == 0
+    borders = F.pad(first[0].nonzero()[:, 0], (0, 1), value=input_ids.shape[1])
+    right = position_ids.shape in (counted.shape, counted[:1].shape)
+    one = right and not ((position_ids != counted) & real.bool()).any()
+    if right and not one:  # from 0 again in each document
+        steps = (position_ids.diff(dim=1) == 1) | first[:, 1:]
+        right = len(counted) == 1 and mask is None and bool(first[0, 0] and steps.all())
+    if cu_seq_lens_q is not None:
+        right = right and cu_seq_lens_q.unique().equal(borders.to(cu_seq_lens_q))
+    if not right:
+        raise ValueError(
+            "FwlabForCausalLM: expected position_ids that count the real tokens of each "
+            f"row, or of each packed document, got others, of shape "
+            f"{[*position_ids.shape]}"
+        )
+    return borders if cu_seq_lens_q is None and not one else cu_seq_lens_q
 
 
 @contextmanager

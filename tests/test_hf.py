@@ -639,6 +639,14 @@ def test_positions_that_begin_again_are_documents():
     together = model(x, position_ids=positions).logits
     alone = [model(part).logits for part in x.split(lengths, 1)]
     assert off(together, torch.cat(alone, 1)) < 1e-10
+    borders = torch.tensor([0, 5, 6, 13], dtype=torch.int32)
+    both = model(x, position_ids=positions, cu_seq_lens_q=borders).logits
+    assert torch.equal(both, together)
+    for call in (
+        lambda: model(x, position_ids=positions, cu_seq_lens_q=borders[[0, 2, 3]]),
+        lambda: model(x, position_ids=torch.arange(13)[None], cu_seq_lens_q=borders),
+    ):
+        refuses(call, "position_ids that count the real tokens")
 
 
 BORDERS = torch.tensor([0, 2, 5])
@@ -658,7 +666,15 @@ BORDERS = torch.tensor([0, 2, 5])
         ),
         ({"attention_mask": torch.ones(1, 5)}, r"shape \[2, 5\], got \[1, 5"),
         ({"logits_to_keep": -1}, "logits_to_keep to be 0 or more, or places, got -1"),
-        ({"cu_seq_lens_k": BORDERS}, "cu_seq_lens_k to be as cu_seq_lens_q"),
+        ({"cu_seq_lens_k": BORDERS}, "expected cu_seq_lens_q, .* only cu_seq_lens_k"),
+        (
+            {"cu_seq_lens_q": BORDERS, "cu_seq_lens_k": BORDERS[:1]},
+            "cu_seq_lens_k to be as cu_seq_lens_q",
+        ),
+        (
+            {"cache": hf.FwlabCache(), "past_key_values": hf.FwlabCache()},
+            "cache or past_key_values, which are two names of the same, got both",
+        ),
     ],
 )
 def test_no_argument_of_a_model_does_nothing(given, said):

@@ -45,7 +45,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
 
         >>> load("no-such-folder")
         Traceback (most recent call last):
-        FileNotFoundError: expected a folder with a model, got no-such-folder
+        FileNotFoundError: expected a folder with a model, got 'no-such-folder'
     """
     if dtype is not None and dtype not in DTYPES.values():
         names = ", ".join(map(str, DTYPES.values()))
