@@ -179,7 +179,8 @@ def _compute(
 ) -> tuple[Tensor, Tensor | None]:
     """A rule with the arguments and results of their functions.
 
-    As theirs, it drops what a model passes on to all its layers. A state of theirs is `[batch, heads, key, value]`, the transpose of ours.
+    As theirs, it drops what a model passes on to all its layers. A state of theirs
+    is `[batch, heads, key, value]`, the transpose of ours.
     """
     dtype = torch.promote_types(value.dtype, torch.float32)
     v, beta, g = value.to(dtype).contiguous(), beta.to(dtype), g.to(dtype)
