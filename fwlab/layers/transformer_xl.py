@@ -111,6 +111,9 @@ class RelativeAttention(Causal):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, SegmentState]:
         x = self._checked(x, key_mask, cu_seqlens)
+        arguments.choice(
+            "TransformerXL", ("auto", "naive"), implementation=implementation
+        )
         batch, time, _ = x.shape
         q, new = split_heads(self.to_q(x), self.heads), self._keys_and_values(x)
         empty = new[:, :0]
