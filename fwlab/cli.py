@@ -305,9 +305,10 @@ def exercises(
     """
     from fwlab.exercises import TOPICS, grading, handouts, progress
 
-    topics = dict(TOPICS)
+    topics, module = dict(TOPICS), None
     if own:
-        topics = {own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8"))}
+        module = own.stem, own.read_text("utf-8")
+        topics = {own.stem: handouts.own_exercises(*module)}
     if action == "list":
         print(progress.overview(progress.found(paths[0] if paths else Path())))
     elif action == "export":
@@ -322,20 +323,20 @@ def exercises(
         if out:
             destination(out)
         expected = grading.exercises_of(handout) if handout else None
+        # All of them, before one runs that deletes others.
+        submissions = [grading.read(path) for path in paths]
+        if missing := grading.missing():
+            _complain(f"grading without {missing}: see the page on exercises")
         grades = []
-        for path in paths:
+        for each in submissions:
             grades.append(
-                grading.grade(path, seconds, cell_seconds, gib, expected, own)
+                grading.grade(each, seconds, cell_seconds, gib, expected, module)
             )
             print(grading.report(grades[-1]), flush=True)
             if out:
                 write_json(out, grades)
         if out:
             print(out)
-        if missing := grading.missing(grades):
-            print(
-                f"graded without {missing}: see the page on exercises", file=sys.stderr
-            )
 
 
 @app.command
