@@ -848,6 +848,11 @@ def test_without_the_extra(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         'fwlab: the command line needs the package tyro: pip install "fwlab[train]"\n'
     )
+    # What the extra does not bring is not blamed on it.
+    monkeypatch.setitem(sys.modules, "typing_extensions", None)
+    monkeypatch.delitem(sys.modules, "tyro")
+    with pytest.raises(ModuleNotFoundError, match="typing_extensions"):
+        main()
 
 
 def test_extreme_temperatures(trained):
