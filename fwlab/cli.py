@@ -107,7 +107,7 @@ def _say_next(run: Run) -> None:
 
     config, folder = run.trainer.config, str(run.folder)
     commands = [["fwlab", "generate", folder]]
-    # What stands in for it without a network has another hash.
+    # What replaces it without a network has another hash.
     shakespeare = CORPORA["shakespeare"].hash.endswith(run.trainer.corpus_sha256)
     corpus = config.corpus or ("shakespeare" if shakespeare else "python")
     if mixers(run.trainer.model)[0]:

@@ -146,7 +146,7 @@ def bar(cases: Sequence[T]) -> Iterable[T]:
 def layout(cells: list[list[str]], left: int = 1, widths: Sequence[int] = ()) -> str:
     """Lines of equal length.
 
-    - `left`: so many columns flush left, the rest right.
+    - `left`: this many columns flush left, the rest right.
     - `widths`: of the first columns, at least.
     """
     columns = zip(*cells, strict=True)
