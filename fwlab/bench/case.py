@@ -129,11 +129,10 @@ def printed(
     - `widths`, `left`: as for `layout`.
     """
     rows: list[dict[str, Any]] = []
-    print(layout(table([]), left, widths), flush=True)
-    for group in groups:
-        _, *lines = layout(table(group), left, widths).splitlines()
+    for group in chain([[]], groups):
+        header, *lines = layout(table(group), left, widths).splitlines()
         with tqdm.external_write_mode():
-            print(*lines, sep="\n", flush=True)
+            print(*(lines or [header]), sep="\n", flush=True)
         rows += group
     return rows
 
