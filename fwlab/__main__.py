@@ -2,6 +2,9 @@
 
 import sys
 
+#: What the extra "train" adds, by the names of their modules.
+EXTRA = ("IPython", "accelerate", "pooch", "safetensors", "tqdm", "tyro")
+
 
 def main() -> None:
     """Run `fwlab`, if the packages of the extra "train" are installed."""
@@ -10,7 +13,7 @@ def main() -> None:
 
         run()
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("fwlab"):
+        if error.name not in EXTRA:
             raise
         print(
             f"fwlab: the command line needs the package {error.name}: "

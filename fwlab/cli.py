@@ -21,6 +21,7 @@ from tyro.conf import Positional, arg
 
 from fwlab import training
 from fwlab.data import CorpusError
+from fwlab.data.corpus import CORPORA
 from fwlab.files import destination, replacing, write_json
 from fwlab.models import checkpoints
 from fwlab.training.memory import keep_freed
@@ -96,7 +97,32 @@ def train(
             vocabulary, left = len(run.trainer.vocabulary), config.steps - run.started
             choose(config, vocabulary, left, run.threads(), run.say)
 
-    run_in(folder, config, resume, _command(), track, begin)
+    run = run_in(folder, config, resume, _command(), track, begin)
+    _say_next(run)
+
+
+def _say_next(run: Run) -> None:
+    """Print commands for what a finished run has left, with its paths."""
+    from fwlab.look import mixers
+
+    config, folder = run.trainer.config, str(run.folder)
+    commands = [["fwlab", "generate", folder]]
+    # What replaces it without a network has another hash.
+    shakespeare = CORPORA["shakespeare"].hash.endswith(run.trainer.corpus_sha256)
+    corpus = config.corpus or ("shakespeare" if shakespeare else "python")
+    if mixers(run.trainer.model)[0]:
+        picture = str(run.folder / "look.svg")
+        commands.append(["fwlab", "look", folder, "--text", corpus, "--out", picture])
+    curves = str(run.folder / "curves.svg")
+    commands.append(["fwlab", "plot", folder, "--out", curves])
+    if run.trainer.accelerator.num_processes == 1:
+        again = [argument for argument in sys.argv[1:] if argument != "--resume"]
+        if "--steps" in again:
+            at = again.index("--steps")
+            del again[at : at + 2]
+        more = ["--steps", str(2 * config.steps), "--resume"]
+        commands.append(["fwlab", *again, *more])
+    run.say("\n".join(["next:", *map(shlex.join, commands)]))
 
 
 def _preset(arguments: list[str]) -> training.Config:
@@ -324,11 +350,10 @@ def exercises(
     """
     from fwlab.exercises import TOPICS, grading, handouts, progress
 
-    topics = dict(TOPICS)
+    topics, module = dict(TOPICS), None
     if own:
-        topics = {
-            own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8-sig"))
-        }
+        module = own.stem, own.read_text("utf-8-sig")
+        topics = {own.stem: handouts.own_exercises(*module)}
     if action == "list":
         print(progress.overview(progress.found(paths[0] if paths else Path())))
     elif action == "export":
@@ -343,20 +368,20 @@ def exercises(
         if out:
             destination(out)
         expected = grading.exercises_of(handout) if handout else None
+        # All of them, before one runs that deletes others.
+        submissions = [grading.read(path) for path in paths]
+        if missing := grading.missing():
+            _complain(f"grading without {missing}: see the page on exercises")
         grades = []
-        for path in paths:
+        for each in submissions:
             grades.append(
-                grading.grade(path, seconds, cell_seconds, gib, expected, own)
+                grading.grade(each, seconds, cell_seconds, gib, expected, module)
             )
             print(grading.report(grades[-1]), flush=True)
             if out:
                 write_json(out, grades)
         if out:
             print(out)
-        if missing := grading.missing(grades):
-            print(
-                f"graded without {missing}: see the page on exercises", file=sys.stderr
-            )
 
 
 @app.command

@@ -39,9 +39,12 @@ def _waiting() -> str:
 
 def _assembler() -> str:
     """The ptxas that Triton uses here, where it is, and why not."""
-    if _version("triton") == "not installed":
+    if (triton := _version("triton")) == "not installed":
         return "not installed"
-    from triton.knobs import nvidia
+    try:
+        from triton.knobs import nvidia
+    except ModuleNotFoundError:  # as in Triton 3.2, which comes with PyTorch 2.6
+        return f"Triton {triton} does not say"
 
     here = torch.cuda.is_available()
     capability = torch.cuda.get_device_capability() if here else (0, 0)

@@ -57,6 +57,17 @@ class Layer(NamedTuple):
         return math.log(2) / pace.mean(-1), math.log(2) / pace
 
 
+def mixers(model: LanguageModel) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Split the mixers of a model, by number: those that can be watched, and others."""
+    found = {i: getattr(b, "mixer", b) for i, b in enumerate(model.blocks, 1)}
+    watched: dict[int, Any] = {
+        i: mixer
+        for i, mixer in found.items()
+        if isinstance(mixer, FastWeightAttention) and not mixer._scales
+    }
+    return watched, {i: mixer for i, mixer in found.items() if i not in watched}
+
+
 @torch.no_grad()
 def look(
     model: LanguageModel, tokens: Tensor, first: int | None = None
@@ -96,13 +107,8 @@ def look(
         )
     if first is not None and not 0 <= first < time:
         raise ValueError(f"look: expected first from 0 to {time - 1}, got {first}")
-    mixers = {i: getattr(b, "mixer", b) for i, b in enumerate(model.blocks, 1)}
-    watched: dict[int, Any] = {
-        i: mixer
-        for i, mixer in mixers.items()
-        if isinstance(mixer, FastWeightAttention) and not mixer._scales
-    }
-    skipped = {i: _kind(mixer) for i, mixer in mixers.items() if i not in watched}
+    watched, others = mixers(model)
+    skipped = {i: _kind(mixer) for i, mixer in others.items()}
     if not watched:
         found = ", ".join(sorted({*skipped.values()}))
         raise ValueError(f"expected a model with fast weights, got layers of {found}")

@@ -388,7 +388,9 @@ for (const box of document.querySelectorAll(".fw-frames")) {
   input.closest("div").hidden = false;
   input.oninput = () => {
     frames.forEach((frame, i) => { frame.hidden = i !== Number(input.value); });
-    box.querySelector("output").value = frames[input.value].dataset.value;
+    const value = frames[input.value].dataset.value;
+    box.querySelector("output").value = value;
+    input.setAttribute("aria-valuetext", value);
   };
 }
 """
@@ -459,11 +461,13 @@ class Slider(NamedTuple):
         The site allows this script by its hash, and puts the drawings into the page.
         """
         last = len(self.frames) - 1
+        label, first = escape(self.label), escape(self.values[0])
+        # A label around both would name the output, not the control.
         html = (
-            f'<div class="fw-frames"><div hidden><label>{escape(self.label)} = '
-            f"<output>{escape(self.values[0])}</output> "
-            f'<input type="range" min="0" max="{last}" value="0" autocomplete="off" '
-            'style="width: 60%; vertical-align: middle"></label></div>'
+            f'<div class="fw-frames"><div hidden>{label} = <output>{first}</output> '
+            f'<input type="range" aria-label="{label}" aria-valuetext="{first}" '
+            f'min="0" max="{last}" value="0" autocomplete="off" '
+            'style="width: 60%; vertical-align: middle"></div>'
         )
         for number, (value, svg) in enumerate(
             zip(self.values, self.frames, strict=True)

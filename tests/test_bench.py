@@ -1,6 +1,7 @@
 """The benchmark measures what it claims; tests assert no times."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -160,6 +161,47 @@ def test_a_small_run(monkeypatch):
     assert len({len(line) for line in text.splitlines()}) == 1
 
 
+def test_rows_are_printed_when_they_are_measured(monkeypatch, capsys):
+    """Each case before the next one runs; and all tables have straight columns."""
+    written = []
+
+    def measured(case):
+        """Nothing; it keeps what was printed before."""
+        written.append(capsys.readouterr().out)
+        return [
+            {"case": case.name, "shape": case.shape, "side": side}
+            | dict.fromkeys(
+                ("milliseconds", "fastest", "times_slower", "peak_mib"), 1.0
+            )
+            | {"error": 1e-7}
+            for side in case.sides
+        ]
+
+    model = dict.fromkeys(("d_ff", "parameters", "tokens_per_second"), 10**6)
+    model |= dict.fromkeys(("peak_mib", "operators", "state_size"), 10)
+    models = [{"mixer": name, **model} for name in ("sum", "transformer-xl")]
+    steps = [
+        {
+            "layer": "fast weights, gated_delta",
+            "microseconds": {1: 5.0, 2: 5.0, 3: 6.0},
+        },
+        {"layer": "softmax", "microseconds": {1: 5.0, 2: 5000.0}},
+    ]
+    monkeypatch.setattr(operations, "run", measured)
+    monkeypatch.setattr(mixers, "run", lambda: iter(models))
+    monkeypatch.setattr(decoding, "run", lambda: iter(steps))
+    result = operations.measure()
+    assert (result["mixers"], result["decoding"]) == (models, steps)
+    end = capsys.readouterr().out
+    first, *others = written
+    assert first.splitlines()[-1].startswith("operation ")
+    for case, text in zip(operations.CASES, [*others, end], strict=True):
+        assert text.count(f"{case.name} ") == len(case.sides)
+    tables = re.split(r"\n\n.*\n\n", "".join(written) + end)
+    lengths = [{len(line) for line in table.splitlines()} for table in tables]
+    assert [len(each) for each in lengths[1:]] == [1, 1]
+
+
 def test_busy(monkeypatch):
     """One process measures; the others say what it would be in other settings."""
     one, two, asleep = tried = threads.settings(2)
@@ -189,13 +231,13 @@ def test_busy(monkeypatch):
 def test_decoding(monkeypatch):
     monkeypatch.setattr(decoding, "STEPS", 2)
     monkeypatch.setattr(decoding, "ROUNDS", 1)
-    rows = decoding.run((3, 5, 9))
+    rows = [*decoding.run((3, 5, 9))]
     assert {row["layer"] for row in rows} == set(decoding.makers(10))
     for row in rows:
         grows = row["layer"] in decoding.GROWING
         assert list(row["microseconds"]) == ([3, 5] if grows else [3, 5, 9])
         assert all(t > 0 for t in row["microseconds"].values())
-    assert len({len(row) for row in decoding.table(rows)}) == 1
+    assert len({len(row) for row in decoding.table(rows, (3, 5, 9))}) == 1
 
 
 def test_generation_by_context(monkeypatch):
@@ -254,7 +296,7 @@ def test_models_of_all_mixers_are_equally_large():
 def test_mixers(monkeypatch):
     monkeypatch.setattr(mixers, "ROUNDS", 1)
     monkeypatch.setattr(mixers, "TURN", 0.0)
-    rows = mixers.run(("softmax", "sum"))
+    rows = [*mixers.run(("softmax", "sum"))]
     assert [r["mixer"] for r in rows] == ["softmax", "sum"]
     assert all(r["tokens_per_second"] > 0 and r["peak_mib"] > 10 for r in rows)
     # The rules of chunks need more operators than PyTorch's one.

@@ -5,8 +5,10 @@ flash-linear-attention are compared with a plain loop over their tensors.
 """
 
 import json
+import re
 import shutil
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from terminal import fwlab
 from torch.nn import functional as F
 
-from fwlab.models import LanguageModel, load
+from fwlab.models import LanguageModel, families, load
 from problems import error
 
 transformers = pytest.importorskip("transformers")
@@ -553,3 +555,20 @@ def test_generate_refuses(spoken):
     assert "tokenizer.json, got no such file" in refused(*asked)
     (spoken / "config.json").unlink()
     assert "config.json, got no such file" in refused(*asked)
+
+
+def test_the_page_says_what_loads():
+    """Families whose published models have experts do not; `hf.patch` takes them."""
+    from fwlab import hf
+
+    page = (Path(__file__).parents[1] / "docs" / "published.md").read_text("utf-8")
+    rows = re.findall(r"^\| (yes|no) \| [^|(]*\(([^)]*)\) \|", page, re.M)
+    said = {
+        kind: answer for answer, kinds in rows for kind in kinds[1:-1].split("`, `")
+    }
+    loads = {
+        kind: "no" if "_no_experts" in family.__code__.co_names else "yes"
+        for kind, family in families.FAMILIES.items()
+    }
+    assert said == loads | {"qwen3_5_moe": "no"}
+    assert {kind for kind, answer in said.items() if answer == "no"} <= {*hf.FAMILIES}

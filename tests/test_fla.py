@@ -288,6 +288,13 @@ def test_report():
     assert re.search(r"\nfla +flash-linear-attention 0\.6\.0\n", info.report())
 
 
+def test_report_with_an_old_triton(monkeypatch):
+    """As with PyTorch 2.6."""
+    monkeypatch.setattr(info, "_version", lambda package: "3.2.0")
+    monkeypatch.setitem(sys.modules, "triton.knobs", None)
+    assert "Triton 3.2.0 does not say" in info.report()
+
+
 def test_info(monkeypatch):
     """Which kernel "auto" tries first."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

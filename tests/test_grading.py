@@ -278,7 +278,9 @@ def test_a_notebook_that_leaves(tmp_path, left):
 def test_a_notebook_that_cannot_be_stopped(tmp_path, left):
     stubborn = [CELLS[n].source for n in ("system from C", "catches everything")]
     path = hostile.notebook(tmp_path / "a", *stubborn, LAST, listed=LISTED)
-    assert grade(path, seconds=0.001)["kept"] is None
+    # A machine that is too slow is no fault of the notebook.
+    with pytest.raises(ChildProcessError, match="first cell: the time limit"):
+        grade(path, seconds=0.001)
     graded = grade(path, seconds=8)
     assert graded["ended"] == "the time limit, 8 seconds"
     assert not (graded["kept"] and left())
@@ -328,13 +330,10 @@ def test_the_command(tmp_path, monkeypatch):
         assert reason in each["ended"]
     assert outcome(graded) == ({"write"}, [])
 
-    def interrupt(path, *limits):  # by the teacher
-        if path == right:
+    def interrupt(submission, *limits):  # by the teacher
+        if submission.notebook == str(right):
             raise KeyboardInterrupt
-        return grade(path, *limits)
-
-    assert grading.missing([unreadable[0], {"kept": ["bwrap"]}]) == "libseccomp"
-    assert grading.missing(unreadable) == ""
+        return grade(submission, *limits)
 
     out.unlink()
     monkeypatch.setattr(grading, "grade", interrupt)
@@ -349,13 +348,61 @@ def test_the_command(tmp_path, monkeypatch):
         assert code == 2 and "expected" in error and error.count("\n") == 1
 
 
+def test_a_notebook_deletes_the_others(tmp_path, monkeypatch):
+    """Where nothing keeps it in, which the teacher is told before it runs."""
+    monkeypatch.setattr(grading, "_tried", lambda: ((), []))
+    own, other = tmp_path / "own.py", tmp_path / "b.ipynb"
+    own.write_text(OWN)
+    monkeypatch.setattr("fwlab.exercises.EXERCISES", dict(EXERCISES))
+    deletes = f"import os\nfor path in {[str(own), str(other)]}: os.remove(path)"
+    first = hostile.notebook(tmp_path / "a.ipynb", deletes)
+    answer = (
+        "from fwlab.exercises import check\ndef twice(x): return 2 * x\ncheck(twice)"
+    )
+    hostile.notebook(other, answer)
+    both = map(str, (first, other))
+    code, text, error = fwlab("exercises", "grade", *both, "--from", str(own))
+    assert code == 0 and f"{other}: 1 of 1 right" in text and not other.exists()
+    assert error.startswith("fwlab: grading without bwrap and libseccomp: see")
+
+
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [
+        ("", 'it needs the package IPython: pip install "fwlab[train]"'),
+        ("kill -9 $$", "signal 9: perhaps the memory limit"),
+        ("exit 0", "it ended Python"),
+        ("echo 'no torch' >&2", "no torch"),
+    ],
+)
+def test_what_is_no_fault_of_a_notebook(python, says, tmp_path, monkeypatch):
+    """Nothing is graded then, not even what is no notebook."""
+    monkeypatch.setattr(grading, "_tried", grading._tried.__wrapped__)
+    monkeypatch.setattr(grading, "_bwrap", lambda: ("/bin/false",))
+    if python:
+        command = tmp_path / "python"
+        command.write_text(f"#!/bin/sh\n{python}\n")
+        command.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(command))
+    else:
+        error = 'raise ModuleNotFoundError("No module", name="IPython")'
+        (tmp_path / "IPython.py").write_text(error)
+        places = [str(tmp_path), *grading._path()]
+        monkeypatch.setattr(grading, "_path", lambda: places)
+    right, out = hostile.notebook(tmp_path / "right.ipynb", FIRST), tmp_path / "out"
+    paths = str(tmp_path / "no-file"), str(right)
+    found = fwlab("exercises", "grade", *paths, "--out", str(out))
+    said = f"fwlab: the process that grades did not reach the first cell: {says}\n"
+    assert found == (2, "", said) and not out.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bwrap", [True, False], ids=["bwrap", "plain"])
 @pytest.mark.parametrize("name", CELLS)
 def test_hostile_notebooks(name, bwrap, tmp_path, monkeypatch, left):
     cell = CELLS[name]
     if not bwrap:
-        monkeypatch.setattr(grading, "_bwrap", lambda: ())
+        monkeypatch.setattr(grading, "_tried", lambda: ((), []))
     if not find_library("seccomp") and "C" in name.split():
         pytest.skip("nothing on this machine holds C code")
     path = hostile.notebook(tmp_path / "a", FIRST, cell.source, LAST, listed=LISTED)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fwlab.__main__ import EXTRA
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
 INSIDE = (ROOT / "docs" / "inside.md").read_text("utf-8")
@@ -118,11 +120,21 @@ def test_core_needs_only_the_core():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_training_says_which_extra_it_needs(monkeypatch):
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        (
+            "safetensors",
+            r'^training needs .* safetensors: pip install "fwlab\[train\]"$',
+        ),
+        # What the extra does not bring is not blamed on it.
+        ("typing_extensions", "^import of typing_extensions halted"),
+    ],
+)
+def test_training_says_which_extra_it_needs(package, said, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("fwlab.training")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    said = r'training needs the package safetensors: pip install "fwlab\[train\]"$'
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=said):
         importlib.import_module("fwlab.training")
 
@@ -163,7 +175,7 @@ except SystemExit:
     assert not found & (heavy | {"fwlab.bench", "fwlab.experiments", "fwlab.exercises"})
 
 
-def test_versions_have_no_upper_bound_on_torch():
+def test_what_the_package_needs():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert sorted(re.split("[>=<]", d)[0] for d in project["dependencies"]) == [
         "matplotlib",
@@ -172,6 +184,8 @@ def test_versions_have_no_upper_bound_on_torch():
     ]
     assert "torch>=2.6" in project["dependencies"]
     assert project["requires-python"] == ">=3.11"
+    train = project["optional-dependencies"]["train"]
+    assert [d.split(">=")[0] for d in train] == sorted(map(str.lower, EXTRA))
     pins = (ROOT / "constraints.txt").read_text("utf-8")
     assert re.search(r"^torch==2\.13\.0$", pins, re.MULTILINE)
 

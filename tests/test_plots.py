@@ -94,7 +94,9 @@ def test_a_slider_shows_its_first_picture_without_scripts():
     assert html == made[1]._repr_html_() and repr(made[0]) == "<β>: 0.5, 1"
     frames = re.findall('<div data-value="([^"]+)"( hidden)?><img alt="([^"]+)"', html)
     assert frames == [("0.5", "", "&lt;β&gt; = 0.5"), ("1", " hidden", "&lt;β&gt; = 1")]
-    assert "<div hidden><label>&lt;β&gt; = <output>0.5</output>" in html
+    # The name is at the control: a label around both would name the output.
+    assert "<div hidden>&lt;β&gt; = <output>0.5</output> <input" in html
+    assert 'aria-label="&lt;β&gt;" aria-valuetext="0.5"' in html
     assert 'min="0" max="1" value="0"' in html and html.count("<script>") == 1
     assert not re.search(r"<[^>]* on\w+=", html)  # the site's policy forbids it
     first, second = made[0].frames

@@ -323,6 +323,7 @@ def test_dry_run(fwlab, tmp_path):
 def test_options_change_a_preset(monkeypatch):
     seen = []
     monkeypatch.setattr(cli, "run_in", lambda folder, c, *_: seen.append((folder, c)))
+    monkeypatch.setattr(cli, "_say_next", lambda run: None)
     name = "nanogpt-gpu"
     for more in (["--preset", name], [f"--preset={name}", "--lr", "1"], []):
         monkeypatch.setattr(sys, "argv", ["fwlab", "train", *more])
@@ -888,6 +889,23 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
+def test_what_to_type_next(fwlab):
+    """Each of these commands runs as it is, also with a space in the path."""
+    arguments = [*TRAIN, "--mixer", "sum,softmax", "--layers", "2", "--out", "a run"]
+    _, _, said = fwlab(*arguments)[1].partition("\nnext:\n")
+    commands = [shlex.split(line) for line in said.splitlines()]
+    assert [name for _, name, *_ in commands] == ["generate", "look", "plot", "train"]
+    *_, again = [fwlab(*command[1:]) for command in commands]
+    assert {*os.listdir("a run")} >= {"look.svg", "curves.svg"}
+    assert result_of("a run")["config"]["steps"] == 12
+    # From there on, and not with one more option each time.
+    _, _, said = again[1].partition("\nnext:\n")
+    *_, last = map(shlex.split, said.splitlines())
+    assert last == [each.replace("12", "24") for each in commands[-1]]
+    # Where there are no fast weights, there is nothing to look at.
+    assert "fwlab look" not in fwlab(*TRAIN, "--mixer", "softmax")[1]
+
+
 def test_generate_refuses(fwlab):
     fwlab(*TRAIN)
     for arguments, message in (
@@ -911,6 +929,11 @@ def test_without_the_extra(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         'fwlab: the command line needs the package tyro: pip install "fwlab[train]"\n'
     )
+    # What the extra does not bring is not blamed on it.
+    monkeypatch.setitem(sys.modules, "typing_extensions", None)
+    monkeypatch.delitem(sys.modules, "tyro")
+    with pytest.raises(ModuleNotFoundError, match="typing_extensions"):
+        main()
 
 
 def test_extreme_temperatures(trained):

@@ -100,12 +100,12 @@ def _case(
 
 
 CASES = (
+    _case(ops.aft_full, ("dense einsum", full_dense), 1024, 1024, time=1024),
     _case(
         ops.aft_simple,
         ("naive loop", partial(ops.aft_simple, implementation="naive")),
         time=2048,
     ),
-    _case(ops.aft_full, ("dense einsum", full_dense), 1024, 1024, time=1024),
     _case(
         ops.aft_local,
         ("dense einsum", local_dense),

@@ -1,15 +1,18 @@
 """A case of the benchmark, and how it is measured."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import chain, repeat
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from fwlab.bench.measure import in_turns, peak_mib
 
+T = TypeVar("T")
 #: Inputs with gradients, and a gradient of the output; None = only forward.
 Problem = tuple[list[Tensor], Tensor | None]
 #: What it returns is a tuple only where it is not differentiated.
@@ -108,9 +111,46 @@ def run(case: Case) -> list[dict[str, Any]]:
     ]
 
 
-def layout(cells: list[list[str]], left: int = 1) -> str:
-    """Lines of equal length: `left` columns flush left, the rest right."""
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+def shape_text(shape: dict[str, int]) -> str:
+    """A shape in one line, such as "T 1024, width 64"."""
+    return ", ".join(f"{name} {size}" for name, size in shape.items())
+
+
+def printed(
+    groups: Iterable[list[dict[str, Any]]],
+    table: Callable[[list[dict[str, Any]]], list[list[str]]],
+    widths: Sequence[int],
+    left: int = 1,
+) -> list[dict[str, Any]]:
+    """Print the rows of each group as soon as they are measured, and return all.
+
+    - `groups`: measures while it is iterated over.
+    - `table`: rows as text, with a header, which is printed first.
+    - `widths`, `left`: as for `layout`.
+    """
+    rows: list[dict[str, Any]] = []
+    for group in chain([[]], groups):
+        header, *lines = layout(table(group), left, widths).splitlines()
+        with tqdm.external_write_mode():
+            print(*(lines or [header]), sep="\n", flush=True)
+        rows += group
+    return rows
+
+
+def bar(cases: Sequence[T]) -> Iterable[T]:
+    """Show how many of these are measured; in a terminal only."""
+    return tqdm(cases, unit="case", disable=None, leave=False, dynamic_ncols=True)
+
+
+def layout(cells: list[list[str]], left: int = 1, widths: Sequence[int] = ()) -> str:
+    """Lines of equal length.
+
+    - `left`: this many columns flush left, the rest right.
+    - `widths`: of the first columns, at least.
+    """
+    columns = zip(*cells, strict=True)
+    least = chain(widths, repeat(0))
+    widths = [max(w, *map(len, c)) for w, c in zip(least, columns, strict=False)]
     return "\n".join(
         "  ".join(
             cell.ljust(width) if i < left else cell.rjust(width)

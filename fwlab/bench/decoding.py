@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,14 +38,13 @@ def makers(longest: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def run(positions: tuple[int, ...] = POSITIONS) -> list[dict[str, Any]]:
-    """Median times of `step` per layer and position, measured in turns.
+def run(positions: tuple[int, ...] = POSITIONS) -> Iterator[dict[str, Any]]:
+    """Yield the median times of `step` per layer and position, measured in turns.
 
     `prefill` computes the state at a position once; every call of `step`
     starts from it, so that all calls are at the same position. Layers
     whose state grows are there for comparison, without the last position.
     """
-    rows = []
     torch.manual_seed(0)
     for name, layer in makers(positions[-1] + 1).items():
         used = positions[:-1] if name in GROWING else positions
@@ -58,13 +58,13 @@ def run(positions: tuple[int, ...] = POSITIONS) -> list[dict[str, Any]]:
                     layer.step(x[:, -1], state)
                     times[position].append(1e6 * (time.perf_counter() - start))
         median = {p: round(statistics.median(t), 1) for p, t in times.items()}
-        rows.append({"layer": name, "microseconds": median})
-    return rows
+        yield {"layer": name, "microseconds": median}
 
 
-def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+def table(
+    rows: list[dict[str, Any]], positions: tuple[int, ...] = POSITIONS
+) -> list[list[str]]:
     """The rows as text, with a header."""
-    positions = list(rows[0]["microseconds"])
     cells = [["one step of", *(f"at {p:,}" for p in positions), "last / first"]]
     for r in rows:
         times = list(r["microseconds"].values())

@@ -33,7 +33,7 @@ from torch import Tensor
 import fwlab
 from fwlab import ops
 from fwlab.bench import aft, feedback, rules
-from fwlab.bench.case import Case, layout, once
+from fwlab.bench.case import Case, bar, once, printed, shape_text
 from fwlab.files import destination, write_json
 from fwlab.ops.call import fla, launcher
 from fwlab.ops.call.choice import Refused
@@ -331,7 +331,7 @@ def table(measured: list[Row]) -> list[list[str]]:
         cells.append(
             [
                 row["op"],
-                ", ".join(f"{name} {size}" for name, size in row["shape"].items()),
+                shape_text(row["shape"]),
                 row["side"],
                 "-" if ms is None else f"{ms:.3f}",
                 f"{ms / base:.2f}" if ms and base else "-",
@@ -374,18 +374,26 @@ def main(out: Path | None, command: str, *, dry_run: bool = False) -> bool:
     }
     print(f"{about['name']}: {path}\n")
     start = time.monotonic()
-    with place:
-        for case in cases(**(TINY if dry_run else {})):
-            if dry_run:
-                result["rows"] += rows(case, "cpu", nothing)
-            else:
-                result["rows"] += rows(case, "cuda", on_gpu)
+    every = [*cases(**(TINY if dry_run else {}))]
+    widths = [
+        max(len(case.name) for case in every),
+        max(len(shape_text(case.shape)) for case in every),
+        max(map(len, SIDES)),
+        *[8] * 3,
+    ]
+
+    def measured() -> Iterator[list[Row]]:
+        for case in bar(every):
+            new = rows(case, *(("cpu", nothing) if dry_run else ("cuda", on_gpu)))
+            result["rows"] += new
             result["right"], result["verdict"] = verdict(result["rows"])
             result["seconds"] = round(time.monotonic() - start, 1)
             write_json(path, result)  # also if the run is stopped here
-            print(f"{result['seconds']:5.0f} s  {case.key}", flush=True)
+            yield new
+
+    with place:
+        printed(measured(), table, widths, left=3)
     write_json(path, result | {"complete": True})
-    print("\n" + layout(table(result["rows"]), left=3))
     for row in result["rows"]:
         if why := row["reason"] or row["refused"]:
             print(f"{row['case']}, {row['side']}: {why}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
 
 Call = Callable[[], object]
 
@@ -14,7 +15,10 @@ TURN = 0.3  # minimum seconds of a turn
 
 
 def in_turns(
-    calls: Mapping[str, Call], rounds: int, turn: float | None = None
+    calls: Mapping[str, Call],
+    rounds: int,
+    turn: float | None = None,
+    shown: bool = False,
 ) -> dict[str, list[float]]:
     """Seconds of every call, measured in turns.
 
@@ -24,9 +28,11 @@ def in_turns(
 
     - `rounds`: turns of each.
     - `turn`: minimum seconds of a turn; None = `TURN`.
+    - `shown`: with a bar, in a terminal.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+    hidden = None if shown else True
+    for _ in tqdm(range(rounds), unit="round", disable=hidden, leave=False):
         for name, call in calls.items():
             call()
             start = time.perf_counter()

@@ -5,7 +5,7 @@ model: if a mixer has more parameters, its MLPs have fewer.
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -65,12 +65,12 @@ class Step:
         return loss.detach()
 
 
-def run(mixers: tuple[str, ...] = tuple(MIXERS)) -> list[dict[str, Any]]:
-    """Tokens per second (in turns), peak memory, operator calls and state."""
+def run(mixers: tuple[str, ...] = tuple(MIXERS)) -> Iterator[dict[str, Any]]:
+    """Yield tokens per second (in turns), peak memory, operator calls and state."""
     steps = {mixer: Step(partial(of, mixer)) for mixer in mixers}
-    times = in_turns(steps, ROUNDS, TURN)
-    return [
-        {
+    times = in_turns(steps, ROUNDS, TURN, shown=True)
+    for mixer, step in steps.items():
+        yield {
             "mixer": mixer,
             "d_ff": equal_d_ff(mixer),
             "parameters": step.model.num_parameters(),
@@ -79,8 +79,6 @@ def run(mixers: tuple[str, ...] = tuple(MIXERS)) -> list[dict[str, Any]]:
             "operators": operator_calls(step),
             "state_size": step.model.state_size(BLOCK),
         }
-        for mixer, step in steps.items()
-    ]
 
 
 def _two_steps(mixer: str) -> None:

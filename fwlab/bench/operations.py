@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from fwlab.bench import aft, decoding, feedback, fwp, mixers, rules
-from fwlab.bench.case import Case, layout, run
+from fwlab.bench.case import Case, bar, printed, run, shape_text
+from fwlab.models import MIXERS
 
+#: The quick ones first, so that rows come soon.
 CASES: tuple[Case, ...] = (
-    *rules.CASES,
-    *fwp.CASES,
     *aft.CASES,
+    *fwp.CASES,
+    *rules.CASES,
     *feedback.CASES,
 )
 
@@ -29,7 +31,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
         cells.append(
             [
                 r["case"],
-                ", ".join(f"{name} {size}" for name, size in r["shape"].items()),
+                shape_text(r["shape"]),
                 r["side"],
                 f"{r['milliseconds']:.1f}",
                 f"{r['fastest']:.1f}",
@@ -47,24 +49,32 @@ def _case(row: dict[str, Any]) -> str:
 
 
 def measure() -> dict[str, Any]:
-    """Print every table, and return their rows."""
-    print("Forward and backward\n")
-    rows = [row for case in CASES for row in run(case)]
-    print(layout(table(rows), left=3))
+    """Print every row when it is measured, and return all of them."""
+    print("Forward and backward\n", flush=True)
+    widths = [
+        max(len(case.name) for case in CASES),
+        max(len(shape_text(case.shape)) for case in CASES),
+        max(len(side) for case in CASES for side in case.sides),
+        *[7] * 4,
+    ]
+    rows = printed(map(run, bar(CASES)), table, widths, left=3)
     print(
         f"\nA training step of a language model: {mixers.LAYERS} layers, "
         f"{mixers.HEADS} heads, width {mixers.D_MODEL}, windows of {mixers.BLOCK}, "
-        f"batch {mixers.BATCH}\n"
+        f"batch {mixers.BATCH}. All are measured in turns, so the first row takes "
+        "about a minute.\n",
+        flush=True,
     )
-    models = mixers.run()
-    print(layout(mixers.table(models)))
+    widths = [max(map(len, MIXERS)), *[9] * 6]
+    models = printed(([row] for row in mixers.run()), mixers.table, widths)
     print(
         f"\nOne step of a layer at a position in a text; batch {decoding.BATCH}, "
-        f"width {decoding.D_MODEL}, {decoding.HEADS} heads, 1 thread\n"
+        f"width {decoding.D_MODEL}, {decoding.HEADS} heads, 1 thread\n",
+        flush=True,
     )
+    widths = [max(map(len, decoding.makers(1))), *[9] * 3]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    steps = decoding.run()
+    steps = printed(([row] for row in decoding.run()), decoding.table, widths)
     torch.set_num_threads(threads)
-    print(layout(decoding.table(steps)))
     return {"rows": rows, "mixers": models, "decoding": steps}

@@ -41,8 +41,11 @@ FILE = 2**28
 
 def main() -> None:
     """Run the cells, and say what became of each and of every exercise."""
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
+    try:
+        from IPython.core.interactiveshell import InteractiveShell
+        from traitlets.config import Config
+    except ModuleNotFoundError as lacks:
+        sys.exit(f'it needs the package {lacks.name}: pip install "fwlab[train]"')
 
     class Shell(InteractiveShell):
         def enable_gui(self, gui: Any = None) -> None:
@@ -69,6 +72,7 @@ def main() -> None:
     if task["own"]:
         own_exercises(*task["own"])
     held = _restrict(task["gib"])
+    write(2, f"\n{key}\n".encode())  # the first cell is next
     for stream in range(3):
         os.dup2(nowhere, stream)
     say(held=held)
@@ -79,7 +83,7 @@ def main() -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         error: str | None
         try:
-            with _alarm(task["seconds"]):
+            with _alarm(task["cell_seconds"]):
                 done = shell.run_cell(source)
                 errors = (done.error_before_exec, done.error_in_exec)
                 error = next((described(e) for e in errors if e is not None), None)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from fwlab.exercises.graded import FILE, asked
 
@@ -45,41 +45,70 @@ SAYS: tuple[dict[str, type], ...] = (
 )
 
 
+class Submission(NamedTuple):
+    """What a learner hands in, as `read` finds it.
+
+    - `notebook`: its path.
+    - `cells`: the source of each code cell.
+    - `listed`: names of the exercises that it lists, as `student_notebook` writes
+      them; None = it has no list.
+    - `problem`: why it is no notebook; "" = it is one.
+    """
+
+    notebook: str
+    cells: list[str]
+    listed: list[str] | None = None
+    problem: str = ""
+
+
+def read(notebook: Path) -> Submission:
+    """Read what a learner hands in. What is no notebook says why."""
+    try:
+        content = _read(notebook)
+    except ValueError as error:
+        return Submission(str(notebook), [], problem=str(error))
+    return Submission(str(notebook), _cells(content), _listed(content))
+
+
 def grade(
-    notebook: Path,
+    notebook: Path | Submission,
     seconds: float = 300,
     cell_seconds: float = 60,
     gib: float = 4,
     expected: Iterable[str] | None = None,
-    own: Path | None = None,
+    own: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run a notebook, and see which exercises its own checks find right.
 
     An exercise is right if one of its checks, at the moment when it runs,
     finds the answer right.
 
-    - `notebook`: the answers of a learner.
+    - `notebook`: the answers of a learner. Where bwrap does not work, a notebook may
+      delete files: `read` all of them before you grade the first.
     - `seconds`: time limit of the whole.
     - `cell_seconds`: time limit of one cell; not on Windows.
     - `gib`: how much memory it may take, on top of that of PyTorch; only
       where the system can limit it (not on Windows or macOS).
     - `expected`: names of the exercises; None = those that the notebook
-      lists, as `student_notebook` writes them, or else those that it checks.
-    - `own`: a file with further exercises, which the notebook may import.
+      lists, or else those that it checks.
+    - `own`: name and source of a module with further exercises, which the notebook
+      may import.
     - Returns `notebook`; `exercises`, a list of `name`, `right` and `why`;
       `errors`, the cells that raised an error; `ended`: "finished", or why
       not; `listed`: whether there was a list of exercises; and `kept`, what
       kept the notebook in: of "bwrap" and "libseccomp", those that work here;
       None = no cell ran.
+    - Raises `ChildProcessError` if the process ends before the first cell, which is
+      no fault of the notebook: a package is missing, for example.
     """
+    handed_in = notebook if isinstance(notebook, Submission) else read(notebook)
+    expected = handed_in.listed if expected is None else expected
     reports: list[dict[str, Any]] = []
-    kept: list[str] | None = None
-    try:
-        content = _read(notebook)
-        expected = _listed(content) if expected is None else expected
-        reports, ended, kept = _run(_cells(content), seconds, cell_seconds, gib, own)
-    except ValueError as error:
-        ended = str(error)
+    ended, kept = handed_in.problem, None
+    if not ended:
+        sandbox, kept = _tried()
+        task = {"cells": handed_in.cells, "cell_seconds": cell_seconds, "gib": gib}
+        reports, ended = _run(sandbox, {**task, "own": own}, seconds)
     verdicts = [each for each in reports if "right" in each]
     names = [each["asked"] for each in reports if "asked" in each]
     names += [each["name"] for each in verdicts]
@@ -93,7 +122,7 @@ def grade(
         if name in graded and not graded[name]["right"]:
             graded[name] = {k: each[k] for k in ("name", "right", "why")}
     return {
-        "notebook": str(notebook),
+        "notebook": handed_in.notebook,
         "exercises": list(graded.values()),
         "errors": [each for each in reports if "cell" in each],
         "ended": ended,
@@ -133,11 +162,12 @@ def report(graded: dict[str, Any]) -> str:
     return "\n".join(map(_plain, lines))
 
 
-def missing(grades: list[dict[str, Any]]) -> str:
-    """What could not keep notebooks in, on this machine: "bwrap", for example."""
-    kept = [each["kept"] for each in grades if each["kept"] is not None]
-    names = {"bwrap", "libseccomp"}.difference(*kept) if kept else ()
-    return " and ".join(sorted(names))
+def missing() -> str:
+    """Name what cannot keep notebooks in, on this machine: "bwrap", for example.
+
+    - Raises `ChildProcessError` if notebooks cannot be graded here at all.
+    """
+    return " and ".join(sorted({"bwrap", "libseccomp"}.difference(_tried()[1])))
 
 
 def _read(notebook: Path) -> dict[str, Any]:
@@ -185,19 +215,31 @@ def _listed(content: dict[str, Any]) -> list[str] | None:
 # --- The process of its own ---------------------------------------------
 
 
-def _run(
-    cells: list[str],
-    seconds: float,
-    cell_seconds: float,
-    gib: float,
-    own: Path | None,
-) -> tuple[list[dict[str, Any]], str, list[str] | None]:
-    """Run cells; returns the reports of their process, how it ended, and what
-    kept it in.
+@cache
+def _tried() -> tuple[tuple[str, ...], list[str]]:
+    """The first sandbox in which a notebook without cells runs to its end, and what
+    keeps notebooks in there.
+
+    - Raises `ChildProcessError` if there is none.
     """
-    sandbox = _bwrap()
-    task: dict[str, Any] = {"cells": cells, "seconds": cell_seconds, "gib": gib}
-    task["own"] = own and (own.stem, own.read_text("utf-8-sig"))
+    task = {"cells": [], "cell_seconds": 60, "gib": 4, "own": None}
+    bwrap = _bwrap()
+    if bwrap:
+        with suppress(ChildProcessError):
+            return bwrap, ["bwrap", *_filters(bwrap, task)]
+    return (), _filters((), task)
+
+
+def _filters(sandbox: tuple[str, ...], task: dict[str, Any]) -> list[str]:
+    """Run a task; returns ["libseccomp"] if it works there."""
+    reports, _ = _run(sandbox, task, seconds=300)
+    return ["libseccomp"] * any(each.get("held", False) for each in reports)
+
+
+def _run(
+    sandbox: tuple[str, ...], task: dict[str, Any], seconds: float
+) -> tuple[list[dict[str, Any]], str]:
+    """Run cells; returns the reports of their process, and how it ended."""
     # Reports begin with a word that the notebook is not told.
     key = secrets.token_hex()
     with (
@@ -242,14 +284,14 @@ def _run(
         reports = _reports(log, key)
         errors.seek(0)
         lines = errors.read(LARGE).decode(errors="replace").splitlines()
-        if lines and not reports:
-            ended = f"an error before its first cell: {_plain(lines[-1])}"
+    if key not in lines:  # it writes this there before the first cell
+        why = _plain(lines[-1]) if lines else ended.replace("the notebook", "it")
+        raise ChildProcessError(
+            f"the process that grades did not reach the first cell: {why}"
+        )
     if any("finished" in each for each in reports):
         ended = "finished"
-    kept = None
-    for held in [each["held"] for each in reports if "held" in each][:1]:
-        kept = ["bwrap"] * bool(sandbox) + ["libseccomp"] * held
-    return reports, ended, kept
+    return reports, ended
 
 
 @contextmanager
@@ -321,10 +363,9 @@ def _plain(text: Any) -> Any:
     return "".join(c if c.isprintable() else " " for c in text[:2000])
 
 
-@cache
 def _bwrap() -> tuple[str, ...]:
     """The command that shows a notebook no files but the system's and
-    Python's, no network and no processes; () = that does not work here.
+    Python's, no network and no processes; () = it is not installed.
     """
     if not (program := shutil.which("bwrap")):
         return ()
@@ -341,15 +382,7 @@ def _bwrap() -> tuple[str, ...]:
     for path in map(str, (*SEEN, *libraries, *python, *_path()[1:], package)):
         command += ["--ro-bind-try", path, path]
     command += ["--remount-ro", "/"]
-    test = "from importlib.util import find_spec as f; f('torch').loader, f('IPython').loader"
-    env = _environment(Path("/tmp/home"), Path("/tmp/work"))
-    tried = subprocess.run(
-        [*command, sys.executable, "-c", test],
-        env=env,
-        capture_output=True,
-        check=False,
-    )
-    return () if tried.returncode else tuple(command)
+    return tuple(command)
 
 
 def _environment(home: Path, work: Path) -> dict[str, str]:

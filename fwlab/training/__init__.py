@@ -7,10 +7,10 @@ try:
     from fwlab.training.memory import PeakMemory
     from fwlab.training.watch import watch
 except ModuleNotFoundError as error:
-    if (error.name or "").startswith("fwlab"):
+    if error.name != "safetensors":
         raise
     raise ModuleNotFoundError(
-        f'training needs the package {error.name}: pip install "fwlab[train]"',
+        'training needs the package safetensors: pip install "fwlab[train]"',
         name=error.name,
     ) from None
 

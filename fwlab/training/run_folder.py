@@ -55,7 +55,7 @@ def run_in(
     command: str,
     track: str | None = None,
     begin: Callable[["Run"], None] = lambda run: None,
-) -> None:
+) -> "Run":
     """Train with checkpoints, metrics and a result in a folder.
 
     - `folder`: folder of the run; no other process may train there.
@@ -66,6 +66,7 @@ def run_in(
     - `command`: the command that the result names.
     - `track`: also send metrics to this tracker, "tensorboard" or "wandb".
     - `begin`: called with the run before its first step.
+    - Returns the run, which is finished.
     - Raises `KeyboardInterrupt` after Ctrl-C or SIGTERM; the checkpoint then
       has all steps so far.
     - Raises `FloatingPointError` if training diverges, and what `Trainer`
@@ -98,6 +99,7 @@ def run_in(
         begin(run)
         run.train(command, track)
         trainer.accelerator.end_training()
+        return run
 
 
 @contextmanager

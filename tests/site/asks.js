@@ -67,9 +67,19 @@ const FIGURES = () => [...document.querySelectorAll("article svg[role=img], arti
 // Figures without a name, and handles that have none or that no key reaches.
 const UNNAMED = () => [
   ...document.querySelectorAll("figure:not([aria-label])"),
+  // A label names the first control in it only, and an output is one.
+  ...[...document.querySelectorAll("button, input, select, summary, textarea")].filter((e) =>
+    e.checkVisibility() && !e.labels?.length && !e.ariaLabel && !e.title
+    && !e.hasAttribute("aria-labelledby") && !e.textContent.trim()),
   ...[...document.querySelectorAll("[role=slider]")].filter((e) =>
     e.checkVisibility() && (e.tabIndex < 0 || !e.ariaLabel)),
 ].map((e) => `unnamed: ${e.outerHTML.slice(0, 150)}`);
+
+// Buttons that copy something else than the code they are at.
+const MISCOPIED = () => [...document.querySelectorAll("[data-clipboard-target]")]
+  .map((e) => [e, document.querySelector(e.dataset.clipboardTarget)])
+  .filter(([e, code]) => !code || !e.closest("pre, .highlight").contains(code))
+  .map(([e]) => `copies something else: ${e.dataset.clipboardTarget}`);
 
 // Of what takes the focus, one of each kind that looks the same with it. The
 // outline of a hidden button is at its label.

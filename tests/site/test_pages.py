@@ -19,7 +19,7 @@ COLOURS = ["color-contrast", "link-in-text-block"]
 #: One page of each kind: a small one, since axe-core takes most of the time.
 KINDS = (
     *("index", "course", "cheatsheet", "results", "reproduce/ablation", "api/plots"),
-    *("figures/memory", "notebooks/03_dpfp", "annotated/fwp"),
+    *("figures/memory", "notebooks/09_chunks", "annotated/fwp"),
     *("annotated/equations", "annotated/source/ops/correcting/rules/comba"),
 )
 #: Where plots are drawn, and the size of their letters on a phone.
@@ -63,7 +63,13 @@ def walk(look, pages, dark: list[str]) -> Counter:
         if tab.locator(".katex").count() and not known:
             found.append("no font")
         found += examined(tab, "default", 390, ALL)
-        for script in (asks.RAW, asks.RED, asks.CUT_CELLS, asks.NAMELESS):
+        for script in (
+            asks.RAW,
+            asks.RED,
+            asks.CUT_CELLS,
+            asks.NAMELESS,
+            asks.MISCOPIED,
+        ):
             found += tab.evaluate(script)
         for size in [size for kind, size in PLOTS.items() if page.startswith(kind)]:
             found += tab.evaluate(asks.LETTERS, size)
