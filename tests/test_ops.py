@@ -204,6 +204,37 @@ def test_streaming(row, implementation):
             assert error(found, wanted) < 1e-10, cuts
 
 
+@streams
+@pytest.mark.parametrize("implementation", ["naive", "chunked", "efficient"])
+def test_a_row_of_a_state_is_changed_in_place(row, implementation):
+    """As where sequences end: `state[done] = 0`, while all has a graph."""
+    if implementation == "chunked" and row not in rules.ROWS.values():
+        pytest.skip("this operation has no chunked form")
+    inputs, state = problem(row, 9)
+    done = torch.tensor([True, False])
+    results = []
+    for change in (lambda x: x.index_fill(0, torch.tensor([0]), 0), reset):
+        y, middle = row(
+            *row.cut(inputs, 0, 5),
+            state=state,
+            return_state=True,
+            implementation=implementation,
+        )
+        middle = rebuild(middle, change)
+        assert not any(x[done].any() for x in parts(middle))
+        more = row(
+            *row.cut(inputs, 5, 9), state=middle, implementation=implementation
+        )
+        results += torch.autograd.grad(weighted(y, more), [*inputs, *parts(state)])
+    half = len(results) // 2
+    assert all(map(torch.equal, results[:half], results[half:]))
+
+
+def reset(x):
+    x[torch.tensor([True, False])] = 0
+    return x
+
+
 @every_row
 @both
 def test_nothing_to_do(row, implementation):
@@ -583,6 +614,22 @@ def test_softmax_with_grouped_heads(implementation, masked):
         *(torch.autograd.grad(weighted(x), [q, k, v]) for x in (y, wanted)), strict=True
     ):
         assert error(a, b) < 1e-12
+
+
+@both
+def test_a_row_of_a_cache_is_changed_in_place(implementation):
+    """It shares no memory with the arguments, or with what backward needs."""
+    q, k, v = torch.randn(3, 2, 5, 3, 4, requires_grad=True).unbind()
+    mask, run = torch.ones(2, 5).bool(), {"implementation": implementation}
+    y, cache = ops.softmax_attention(q, k, v, key_mask=mask, return_state=True, **run)
+    for part in cache:
+        part[0] = 0
+    assert mask.all() and k[0].any() and v[0].any()
+    wanted = ops.softmax_attention(q, k, v, **run)
+    for a, b in zip(
+        *(torch.autograd.grad(weighted(x), [q, k, v]) for x in (y, wanted)), strict=True
+    ):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("implementation", ["naive", "efficient"])

@@ -323,7 +323,8 @@ class Memory(torch.autograd.Function):
         ctx.save_for_backward(*inputs, S if keep else None)
         ctx.options = keep, Kind
         ctx.set_materialize_grads(False)
-        return y, asked, S[first].clone().view_as(W)
+        # Not a view: a row of the state may be changed in place.
+        return y, asked, S[first].view_as(W).clone()
 
     @staticmethod
     @autograd.backward_pass

@@ -21,7 +21,7 @@ from fwlab.ops.call.operators import traced
 from fwlab.ops.parts import autograd
 from fwlab.ops.parts.autograd import full_precision
 from fwlab.ops.parts.one_step import FORMS, one_step
-from fwlab.ops.parts.state import NormalizedState
+from fwlab.ops.parts.state import NormalizedState, separate
 
 State = Tensor | NormalizedState
 #: The states of a rule, by the names that its implementations use.
@@ -238,7 +238,7 @@ class Rule(Operation):
             y = y.to(call.like.dtype)
         if not return_state:
             return y
-        return y, NormalizedState(*after) if normalize else after[0]
+        return y, separate(NormalizedState(*after) if normalize else after[0])
 
     def steps_from(
         self, state: Any, x: Tensor, W: tuple[int, ...], normalize: bool
