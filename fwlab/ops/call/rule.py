@@ -219,13 +219,17 @@ class Rule(Operation):
             # half-precision inputs at a time.
             if not by_kernel and name != "efficient":
                 x = {n: part.to(call.dtype) for n, part in x.items()}
-            if fades or not alone:
-                compute = partial(self._computed, compute, fades, name == "naive")
+            x["real"] = call.key_mask
+            if call.lengths is not None and call.key_mask is None:
+                x["real"] = torch.ones_like(call.like[..., 0, 0], dtype=torch.bool)
+            loop = name == "naive"
+            if fades or loop or not alone:
+                compute = partial(self._computed, compute, fades, loop)
                 if group > 1:
                     compute = grouped(compute, group, dims)
-                # As a masked step: all its inputs are 0, and it keeps the state.
+                # Steps that fill up a document are masked ones, too.
                 compute = call.by_document(compute, MEMORIES)
-            elif name != "naive":
+            else:
                 x = self._recurrence(**x)
             x |= options if by_kernel else {}
             memory = _memory(start)
@@ -347,8 +351,7 @@ class Rule(Operation):
 
         Gates get full precision, except those that stay `as_given`.
         """
-        # In a masked step all inputs are 0: a zero key writes nothing,
-        # and a log decay of 0 keeps the state.
+        # In a masked step all inputs are 0, whatever they contain: see `_inputs`.
         x = {name: call.masked(part) for name, part in call.tensors.items()}
         if features is not None:
             # Side by side, in half the calls.
@@ -371,10 +374,24 @@ class Rule(Operation):
         x = {"q": unit_range(q)}
         return x | {"ask": unit_range(k)} if self.corrects else x
 
-    def _recurrence(self, **x: Any) -> dict[str, Any]:
+    def _recurrence(self, real: Tensor | None = None, **x: Any) -> dict[str, Any]:
         """The inputs of the recurrence for those of the rule."""
         rest = {n: part for n, part in x.items() if n not in self.gates}
-        return {"decay": None, "strength": None} | rest | self.inputs(**x)
+        return {"decay": None, "strength": None} | rest | self._inputs(real, **x)
+
+    def _inputs(self, real: Tensor | None, **x: Any) -> dict[str, Any]:
+        """What `inputs` returns, but a masked step keeps all, and writes nothing.
+
+        - `real`: `[batch, time]`, which steps are not masked; None = all. Their
+          inputs are 0. But a rule may fade by a constant, or move its keys.
+        """
+        made = self.inputs(**x)
+        for name, idle in (("decay", 1), ("k", 0)):
+            if real is not None and made.get(name) is not None:
+                steps = made[name].shape[1] // real.shape[1]
+                each = real.repeat_interleave(steps, 1) if steps > 1 else real
+                made |= {name: torch.where(each[..., None, None], made[name], idle)}
+        return made
 
     def _computed(
         self,
@@ -382,10 +399,12 @@ class Rule(Operation):
         fades: bool,
         loop: bool,
         sure: bool = False,
+        real: Tensor | None = None,
         **x: Any,
     ) -> tuple[Tensor, ...]:
         """The rule by its recurrence or its own `loop`.
 
+        - `real`: as for `_inputs`.
         - `fades`: a mean of a memory that fades is wanted, which may need units.
         - `sure`: find out which, even for a single step.
         """
@@ -393,10 +412,14 @@ class Rule(Operation):
         quick = fades and not sure and x["k"].shape[1] == 1 and units.known(x["k"])
         given, unit = x, None
         if fades and not quick:
-            given, unit = units.scaled(self.inputs, self.corrects, x)
-        y, *after = compute(**(given if loop else self._recurrence(**given)))
+            inputs = partial(self._inputs, real)
+            given, unit = units.scaled(inputs, self.corrects, x)
+        if loop:
+            y, *after = by_step(compute, real, **given)
+        else:
+            y, *after = compute(**self._recurrence(real, **given))
         if quick and not (after[-1].detach().abs().amax(-1) > 1e-17).all():
-            return self._computed(compute, fades, loop, sure=True, **x)
+            return self._computed(compute, fades, loop, sure=True, real=real, **x)
         if unit is not None:
             W, z = after
             after = [unit[..., None] * W, unit * z]
@@ -472,7 +495,7 @@ def grouped(
     def run(q: Tensor, **others: Any) -> tuple[Tensor, ...]:
         copies = {
             name: x.repeat_interleave(group, place[name])
-            if isinstance(x, Tensor)
+            if isinstance(x, Tensor) and name in place
             else x
             for name, x in others.items()
         }
@@ -480,6 +503,26 @@ def grouped(
         return y, *(x[:, ::group].clone() for x in after)
 
     return run
+
+
+def by_step(
+    loop: Callable[..., tuple[Tensor, ...]], real: Tensor | None, **x: Any
+) -> tuple[Tensor, ...]:
+    """The same as `loop`, but a masked step leaves the memory as it is.
+
+    - `real`: `[batch, time]`, which steps are not masked; None = all.
+    """
+    if real is None:
+        return loop(**x)
+    memory = {name: x.pop(name) for name in MEMORIES if name in x}
+    y = []
+    for real_t, *parts in zip(*(p.split(1, 1) for p in (real, *x.values())), strict=True):
+        y_t, *after = loop(**dict(zip(x, parts, strict=True)), **memory)
+        y.append(y_t)
+        for name, new in zip(memory, after, strict=True):
+            here = real_t.view(-1, *[1] * (new.dim() - 1))
+            memory[name] = torch.where(here, new, memory[name])
+    return torch.cat(y, 1), *memory.values()
 
 
 def factor(log_decay: Tensor | None) -> Tensor | None:
