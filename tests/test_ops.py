@@ -223,9 +223,7 @@ def test_a_row_of_a_state_is_changed_in_place(row, implementation):
         )
         middle = rebuild(middle, change)
         assert not any(x[done].any() for x in parts(middle))
-        more = row(
-            *row.cut(inputs, 5, 9), state=middle, implementation=implementation
-        )
+        more = row(*row.cut(inputs, 5, 9), state=middle, implementation=implementation)
         results += torch.autograd.grad(weighted(y, more), [*inputs, *parts(state)])
     half = len(results) // 2
     assert all(map(torch.equal, results[:half], results[half:]))

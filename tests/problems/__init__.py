@@ -48,8 +48,7 @@ def dropped(row: Row, inputs: Inputs, state: Any, keep: Tensor) -> list[Tensor]:
         places = real.nonzero()[:, 0]
         timed = [x.shape[:2] == keep.shape for x in inputs]
         own = [
-            x[b : b + 1, places] if t else x
-            for x, t in zip(inputs, timed, strict=True)
+            x[b : b + 1, places] if t else x for x, t in zip(inputs, timed, strict=True)
         ]
         y_b, after_b = row(
             *row.pick(own, places),

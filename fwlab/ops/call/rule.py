@@ -516,7 +516,9 @@ def by_step(
         return loop(**x)
     memory = {name: x.pop(name) for name in MEMORIES if name in x}
     y = []
-    for real_t, *parts in zip(*(p.split(1, 1) for p in (real, *x.values())), strict=True):
+    for real_t, *parts in zip(
+        *(p.split(1, 1) for p in (real, *x.values())), strict=True
+    ):
         y_t, *after = loop(**dict(zip(x, parts, strict=True)), **memory)
         y.append(y_t)
         for name, new in zip(memory, after, strict=True):
