@@ -11,6 +11,7 @@ import torch
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize, sum_normalize
 from fwlab.ops.call.call import Variants
+from fwlab.ops.call.rule import Rule
 from fwlab.ops.parts import chunks
 from problems import ROWS, error, outcome, parts, problem, rebuild, rules, weighted
 
@@ -683,3 +684,39 @@ def test_a_masked_step_of_a_rule_with_constants(implementation, normalize, packe
         for found, right in zip(parts(after), end, strict=True):
             assert error(found[i : i + 1], right[:, ::2]) < 1e-12
     assert not y[~keep].any()
+
+
+#: Rules with a gate that has limits, and its name.
+LIMITED = {
+    record.name: gate
+    for record in ops.TABLE.values()
+    if isinstance(record, Rule)
+    for gate, about in record.gates.items()
+    if (about.least, about.most) != (None, None)
+}
+
+
+@pytest.mark.parametrize("implementation", ["auto", "naive", "chunked", "efficient"])
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_gate_out_of_its_range(name, implementation):
+    """A decay in place of its logarithm; but not in a masked step."""
+    record, g = ops.TABLE[name], torch.Generator().manual_seed(0)
+    gate, call = (
+        LIMITED[name],
+        partial(getattr(ops, name), implementation=implementation),
+    )
+    optional = {gate: "heads"} if record.gates[gate].optional else {}
+    x = record.example(g, optional, batch=2, time=6, heads=2, key=3, value=3)
+    wrong = x[gate].clone()
+    wrong[1, 2] = 0.9 if gate == "log_decay" else -0.9
+    hint = {"log_decay": "at most 0, got values up to 0.9; pass the logarithm"}
+    message = (
+        f"{name}: expected {gate} to be {hint.get(gate, 'at least 0, got values')}"
+    )
+    with pytest.raises(ValueError, match=message):
+        call(**x | {gate: wrong})
+    keep = torch.ones(2, 6, dtype=torch.bool)
+    keep[1, 2] = False
+    assert torch.equal(
+        call(**x | {gate: wrong}, key_mask=keep), call(**x, key_mask=keep)
+    )

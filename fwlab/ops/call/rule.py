@@ -26,6 +26,8 @@ from fwlab.ops.parts.state import NormalizedState, separate
 State = Tensor | NormalizedState
 #: The states of a rule, by the names that its implementations use.
 MEMORIES = ("W", "z")
+#: By how much a gate may leave its range: rounding, and steps of numerical gradients.
+SLACK = 1e-4
 
 
 class Gate(NamedTuple):
@@ -38,6 +40,9 @@ class Gate(NamedTuple):
     - `optional`: it may be None.
     - `kind`: how a layer makes it, a name of `KINDS` in
       `fwlab/layers/gates.py`; None = the name of the gate.
+    - `least`, `most`: a smaller or larger number is refused, where
+      looking is free; None = any number is a gate.
+    - `hint`: what was probably meant then.
     """
 
     dims: str
@@ -45,6 +50,25 @@ class Gate(NamedTuple):
     edges: tuple[float, ...] = (0.0, 1.0)
     optional: bool = False
     kind: str | None = None
+    least: float | None = None
+    most: float | None = None
+    hint: str = ""
+
+    def check(self, where: str, x: Tensor) -> None:
+        """Raise `ValueError` for a number out of range.
+
+        - `where`: the names of the operation and of the argument.
+        """
+        if self.least is None and self.most is None:
+            return
+        low, high = (end.item() for end in x.detach().aminmax())
+        wrong = ""
+        if self.least is not None and low < self.least - SLACK:
+            wrong = f"at least {self.least:g}, got values down to {low:.3g}"
+        if self.most is not None and high > self.most + SLACK:
+            wrong = f"at most {self.most:g}, got values up to {high:.3g}"
+        if wrong:
+            raise ValueError(f"{where} to be {wrong}; {self.hint}")
 
 
 def decay_gate(dims: str, optional: bool = False, kind: str | None = None) -> Gate:
@@ -53,7 +77,8 @@ def decay_gate(dims: str, optional: bool = False, kind: str | None = None) -> Ga
     def usual(x: Tensor) -> Tensor:
         return -F.softplus(x - 1)
 
-    return Gate(dims, usual, (0.0, -1000.0), optional, kind)
+    hint = "pass the logarithm of a decay, such as decay.log()"
+    return Gate(dims, usual, (0.0, -1000.0), optional, kind, most=0.0, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -193,6 +218,11 @@ class Rule(Operation):
             start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
+        for gate in self.gates:
+            x = call.tensors.get(gate)
+            if x is not None and x.numel() and units.known(x):
+                where = f"{self.name}: expected {gate}"
+                self.gates[gate].check(where, call.masked(x))
         if as_one:
             return call.whole(
                 start,

@@ -182,9 +182,9 @@ def sum_rule(
       these heads: consecutive ones then read one memory (grouped
       heads), and `y` has the heads of `q`, the state those of `k`.
     - `v`: `[batch, time, heads, value]`.
-    - `log_decay`: `[batch, time, heads]`, at most 0: $W_{t-1}$ and
-      $z_{t-1}$ are multiplied by its exponential first; None = no
-      decay. `[batch, time, heads, key]` is a decay per key channel
+    - `log_decay`: `[batch, time, heads]`, at most 0 (on a CPU, a decay
+      in place of its logarithm is refused): $W_{t-1}$ and $z_{t-1}$ are
+      multiplied by its exponential first; None = no decay. `[batch, time, heads, key]` is a decay per key channel
       (gated linear attention), which takes no normaliser. (Features
       scaled by a running maximum need a decay.) The mean is right
       however far they fade since the last write. What a later write
