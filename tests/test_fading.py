@@ -97,14 +97,12 @@ def test_long_pauses(rule, seed):
     g = torch.Generator().manual_seed(seed)
     time, heads, key = 120, 2, 4
     writes = torch.rand(1, time, heads, 1, generator=g) < (0.1, 0.5)[seed % 2]
-    # A correction reads what is left when it writes: see its docstring.
-    most = 2.0 if rule == "gated_delta_rule" else 12.0
     given = [
         torch.rand(1, time, heads, key, generator=g).double() + 0.1,
         writes * (torch.rand(1, time, heads, key, generator=g).double() + 0.1),
         torch.randn(1, time, heads, 3, generator=g).double(),
         writes[..., 0] * torch.rand(1, time, heads, generator=g).double(),
-        -most * torch.rand(1, time, heads, generator=g).double(),
+        -12 * torch.rand(1, time, heads, generator=g).double(),
         torch.randn(1, heads, 3, key, generator=g).double(),
         torch.rand(1, heads, key, generator=g).double(),
     ]
@@ -133,6 +131,34 @@ def test_long_pauses(rule, seed):
                 there = writes if name == "k" else writes[..., 0]
                 found, right = found * there, torch.where(there, right, 0)
             assert relative(found, right) < 1e-3, (implementation, name)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_what_a_key_retrieves_from_a_memory_that_has_faded(implementation, dtype):
+    """A quotient, in which the decay cancels, unless nothing at all is left."""
+    k, v = torch.tensor([1.0, 0.5]).view(1, 1, 1, 2), torch.full((1, 1, 1, 1), 3.0)
+    W, z = torch.tensor([[[[2.0, 1.0]]]]), torch.ones(1, 1, 2)
+    wide = torch.promote_types(dtype, torch.float32)
+    half = torch.full((1, 1, 1), 0.5)
+    for faded in (-1.0, -81.0, -90.0, -100.0, -500.0, -1e4, -torch.inf):
+        decay = torch.full((1, 1, 1), faded)
+        given = [x.to(dtype).requires_grad_() for x in (k, k, v, half, decay)]
+        given += [x.to(wide).requires_grad_() for x in (W, z)]
+        y, _ = called("gated_delta_rule", implementation, *given)
+        # (2.5 / 1.5 fades to nothing beside half of 3 - 2.5 / 1.5)
+        left = 0 if faded == -torch.inf else 2.5 / 1.5
+        fading = torch.tensor(faded).double().exp().item()
+        right = (2.5 * fading + 1.25 * (3 - left) / 2) / (1.5 * fading + 1.25)
+        torch.testing.assert_close(
+            y.item(), right, rtol=1e-3 if dtype == torch.float16 else 1e-6, atol=0
+        )
+        # Half of what is written is not.
+        dv, dW = torch.autograd.grad(y, [given[2], given[5]])
+        share = 1.25 / (1.5 * fading + 1.25)
+        torch.testing.assert_close(dv.item(), share / 2, rtol=1e-3, atol=1e-3)
+        wanted = fading / (1.5 * fading + 1.25) - (share / 2 / 1.5) * (left > 0)
+        torch.testing.assert_close(dW[0, 0, 0, 0].item(), wanted, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", PLAIN)

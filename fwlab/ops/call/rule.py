@@ -251,7 +251,7 @@ class Rule(Operation):
                 x = {n: part.to(call.dtype) for n, part in x.items()}
             x["real"] = call.key_mask
             if call.lengths is not None and call.key_mask is None:
-                x["real"] = torch.ones_like(call.like[..., 0, 0], dtype=torch.bool)
+                x["real"] = call.like.new_ones(call.like.shape[:2], dtype=torch.bool)
             loop = name == "naive"
             if fades or loop or not alone:
                 compute = partial(self._computed, compute, fades, loop)
@@ -444,6 +444,8 @@ class Rule(Operation):
         if fades and not quick:
             inputs = partial(self._inputs, real)
             given, unit = units.scaled(inputs, self.corrects, x)
+        if fades and self.corrects:
+            compute, given = self._asking(compute, **given)
         if loop:
             y, *after = by_step(compute, real, **given)
         else:
@@ -454,6 +456,25 @@ class Rule(Operation):
             W, z = after
             after = [unit[..., None] * W, unit * z]
         return last_steps(y, x["q"].shape[1]), *after
+
+    def _asking(
+        self, compute: Callable[..., tuple[Tensor, ...]], **x: Any
+    ) -> tuple[Callable[..., tuple[Tensor, ...]], dict[str, Any]]:
+        """What a key retrieves from a memory that fades, at any decay.
+
+        That is a quotient, in which a decay cancels; but one of 0 empties the memory.
+        The efficient form divides after the decay.
+
+        - Returns another form where that is too late, and the arguments.
+        """
+        decay, forms = x["log_decay"], self.implementations
+        if compute is forms["efficient"]:
+            if traced(decay) or not ((decay < -80) & (decay > -torch.inf)).any():
+                return compute, x
+            compute, dtype = forms["chunked"], x["W"].dtype
+            x = {n: part.to(dtype) for n, part in x.items()}
+        x["ask"] = x["ask"].masked_fill((decay == -torch.inf)[..., None], 0)
+        return compute, x
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
         """The given state, or an empty one."""
