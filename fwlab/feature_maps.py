@@ -75,7 +75,53 @@ def unit_range(x: Tensor) -> Tensor:
 
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
-    return x / _power(x)
+    power = _power(x)
+    if _recorded(x) and not _traced() and _extreme(power):
+        x = finite_gradient(x)
+    return x / power
+
+
+def finite_gradient(x: Tensor) -> Tensor:
+    """Return `x`, whose gradient is at most the largest number of its dtype.
+
+    The gradient of a tiny feature is about 1 over the feature, which may be beyond
+    all numbers. The slope of a feature map is about as tiny: infinity times it
+    would be infinite, or not a number, where the product is an ordinary number.
+
+    - `x`: any shape. Returns a view of it.
+    """
+    return _FiniteGradient.apply(x)
+
+
+class _FiniteGradient(torch.autograd.Function):
+    """The identity; the backward pass replaces infinities."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
+        return _saturated(dx)
+
+
+# Infinities become the largest numbers.
+def _saturated(x: Tensor) -> Tensor:
+    most = torch.finfo(x.dtype).max
+    return x.clamp(-most, most)
+
+
+def _extreme(total: Tensor) -> bool:
+    """Whether a gradient divided by one of these numbers may be infinite.
+
+    Float16 has so few exponents that it always may. A GPU would have to be waited
+    for; numbers of other dtypes are not as small there.
+    """
+    if total.dtype == torch.float16:
+        return True
+    if not total.is_cpu or not total.numel():
+        return False
+    return total.detach().abs().amin().item() < torch.finfo(total.dtype).tiny ** 0.75
 
 
 def _power(x: Tensor) -> Tensor:
@@ -158,7 +204,7 @@ class _BySum(torch.autograd.Function):
         y, total = ctx.saved_tensors
         dx = None if dn is None else dn.expand_as(y)
         if dy is not None:
-            dx_ = (dy - (dy * y).sum(-1, keepdim=True)).div_(_or_inf(total, 0.0))
+            dx_ = _quotient(dy - (dy * y).sum(-1, keepdim=True), total)
             dx = dx_ if dx is None else dx + dx_
         return dx
 
@@ -190,9 +236,15 @@ class _ByNorm(torch.autograd.Function):
         dx = None if dn is None else dn * y
         if dy is not None:
             along = (dy * y).sum(-1, keepdim=True)
-            dx_ = torch.addcmul(dy, y, along, value=-1).div_(_or_inf(norm, 0.0))
+            dx_ = _quotient(torch.addcmul(dy, y, along, value=-1), norm)
             dx = dx_ if dx is None else dx + dx_
         return dx
+
+
+# A gradient divided by a total, in place.
+def _quotient(dx: Tensor, total: Tensor) -> Tensor:
+    dx = dx.div_(_or_inf(total, 0.0))
+    return _saturated(dx) if _extreme(total) else dx
 
 
 # What the backward pass needs of the forward pass.

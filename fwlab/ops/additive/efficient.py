@@ -36,6 +36,7 @@ from torch import Tensor
 
 from fwlab.feature_maps import (
     _power,
+    _saturated,
     denominator,
     divide,
     unit_range,
@@ -443,7 +444,7 @@ def _backward(
             read, stored = read.mul_(group.R), stored.mul_(group.K)
         dd = fade.gradient(before, after, read, stored)
     if group.power is not None:
-        dR = dR / group.power
+        dR = _saturated(dR / group.power)
     dQ, dK_bar = dR, None
     if dR.shape[1] > group.C:
         dQ, dK_bar = dR.split(group.C, 1)

@@ -219,10 +219,10 @@ class Rule(Operation):
         if scale is not None:
             checks.scale(self.name, scale)
         for gate in self.gates:
-            x = call.tensors.get(gate)
-            if x is not None and x.numel() and units.known(x):
+            given = call.tensors.get(gate)
+            if given is not None and given.numel() and units.known(given):
                 where = f"{self.name}: expected {gate}"
-                self.gates[gate].check(where, call.masked(x))
+                self.gates[gate].check(where, call.masked(given))
         if as_one:
             return call.whole(
                 start,
