@@ -75,10 +75,17 @@ def unit_range(x: Tensor) -> Tensor:
 
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
-    power = _power(x)
-    if _recorded(x) and not _traced() and _extreme(power):
-        x = finite_gradient(x)
+    x, power = finite_range(x)
     return x / power
+
+
+def finite_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `x`, with a gradient that stays finite, and what `unit_range` divides by.
+
+    - `x`: `[..., width]`. Returns the same shape, and `[..., 1]`.
+    """
+    power = _power(x)
+    return finite_gradient(x) if _extreme(power) else x, power
 
 
 def finite_gradient(x: Tensor) -> Tensor:
@@ -88,9 +95,10 @@ def finite_gradient(x: Tensor) -> Tensor:
     all numbers. The slope of a feature map is about as tiny: infinity times it
     would be infinite, or not a number, where the product is an ordinary number.
 
-    - `x`: any shape. Returns a view of it.
+    - `x`: any shape. Returns the same.
     """
-    return _FiniteGradient.apply(x)
+    plain = _traced() or not _recorded(x)
+    return x if plain else _FiniteGradient.apply(x)
 
 
 class _FiniteGradient(torch.autograd.Function):
@@ -117,6 +125,8 @@ def _extreme(total: Tensor) -> bool:
     Float16 has so few exponents that it always may. A GPU would have to be waited
     for; numbers of other dtypes are not as small there.
     """
+    if _traced() or type(total) is not Tensor:  # as where a graph is made
+        return False
     if total.dtype == torch.float16:
         return True
     if not total.is_cpu or not total.numel():

@@ -13,8 +13,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
-from fwlab.ops.call import checks, units
+from fwlab.feature_maps import FeatureMap, Identity, finite_range, l2_normalize, unit_range
+from fwlab.ops.call import checks, units, whole
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.operators import traced
@@ -193,6 +193,15 @@ class Rule(Operation):
         call, dims, group = self._checked(
             q, k, v, gates, normalize, key_mask, cu_seqlens, return_state
         )
+        if normalize and self._needs_units(call, state):
+            # Units are changed by a decay: this memory keeps all of itself.
+            gates = gates | {"log_decay": torch.zeros_like(k[..., 0])}
+            options |= {"scale": scale, "key_mask": key_mask, "state": state}
+            options |= {"cu_seqlens": cu_seqlens, "return_state": return_state}
+            options |= {"normalize": True, "implementation": implementation}
+            if self.with_decay is None:
+                return self(q, k, v, gates, **options)
+            return whole.FUNCTIONS[self.with_decay](q, k, v, **gates, **options)
         call.sizes["key"] *= wider
         name, compute = call.choose(
             implementation,
@@ -368,6 +377,17 @@ class Rule(Operation):
             call.like = like[:, :, :1].expand(-1, -1, q.shape[2], -1)
         return call, dims, group
 
+    def _needs_units(self, call: Call, state: Any) -> bool:
+        """Whether a memory that does not fade is too small for its means."""
+        if "log_decay" in self.gates:
+            if len(call.tensors) > 3:
+                return False  # it fades, and gets units anyway
+        elif self.with_decay is None:
+            return False
+        parts = state if isinstance(state, tuple) else ()
+        z = parts[1] if len(parts) == 2 and checks.dense(parts[1]) else None
+        return units.needed(call.masked(call.tensors["k"]), z, call.cu_seqlens)
+
     def _read(
         self,
         call: Call,
@@ -402,7 +422,11 @@ class Rule(Operation):
     def _in_range(self, q: Tensor, k: Tensor, **_: Any) -> dict[str, Tensor]:
         """The keys that read, where their size cancels in a quotient."""
         x = {"q": unit_range(q)}
-        return x | {"ask": unit_range(k)} if self.corrects else x
+        if self.corrects:
+            # Of both gradients, the sum is finite.
+            k, power = finite_range(k)
+            x |= {"k": k, "ask": k / power}
+        return x
 
     def _recurrence(self, real: Tensor | None = None, **x: Any) -> dict[str, Any]:
         """The inputs of the recurrence for those of the rule."""
