@@ -75,17 +75,8 @@ def unit_range(x: Tensor) -> Tensor:
 
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
-    x, power = finite_range(x)
-    return x / power
-
-
-def finite_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `x`, with a gradient that stays finite, and what `unit_range` divides by.
-
-    - `x`: `[..., width]`. Returns the same shape, and `[..., 1]`.
-    """
     power = _power(x)
-    return finite_gradient(x) if _extreme(power) else x, power
+    return (finite_gradient(x) if _extreme(power) else x) / power
 
 
 def finite_gradient(x: Tensor) -> Tensor:
@@ -113,9 +104,9 @@ class _FiniteGradient(torch.autograd.Function):
         return _saturated(dx)
 
 
-# Infinities become the largest numbers.
+# Infinities become the largest numbers, which bfloat16 has, too.
 def _saturated(x: Tensor) -> Tensor:
-    most = torch.finfo(x.dtype).max
+    most = 0.99 * torch.finfo(x.dtype).max
     return x.clamp(-most, most)
 
 

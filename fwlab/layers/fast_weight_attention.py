@@ -27,9 +27,11 @@ from fwlab.layers.heads import (
 )
 from fwlab.layers.heads import head_width as width_of_head
 from fwlab.layers.short_convolution import ShortConvolution
-from fwlab.ops.call import checks, packed
+from fwlab.ops.call import checks, packed, units
 from fwlab.ops.call.rule import Rule
 
+#: Features that are smaller, next to a largest one of 1, need float64.
+LEAST = 1e-26
 State = Tensor | ops.NormalizedState | ops.ScaledState | ops.ConvState
 
 
@@ -368,7 +370,7 @@ class FastWeightAttention(Causal):
                 checks.state_kind("FastWeightAttention", state, ops.ScaledState)
                 memory, before = state
             q, k, fading, log_scale = self._scaled_features(
-                *self._apart(qk), before, key_mask, lengths
+                *self._apart(qk), before, key_mask, lengths, return_state
             )
         elif nu := self._nu:
             name, options, memory = record.with_dpfp, {"nu": nu}, state
@@ -377,9 +379,14 @@ class FastWeightAttention(Causal):
             qk, memory = self._features(qk), state
             q, k = self._apart(qk)
         made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
+        dtype = v.dtype
         if fading is not None:
             name = record.with_decay or name
             made["log_decay"] = fading + made.get("log_decay", 0)
+        if fading is not None and fading.dtype == torch.float64:
+            v, made = v.double(), {n: gate.double() for n, gate in made.items()}
+            if memory is not None:
+                memory = ops.NormalizedState(*(part.double() for part in memory))
         y = getattr(ops, name)(
             q,
             k,
@@ -398,7 +405,7 @@ class FastWeightAttention(Causal):
                 memory = ops.ScaledState(memory, log_scale)
             if inputs is not None:
                 memory = ops.ConvState(memory, inputs)
-        return self.to_out(self._finish(y, x)), memory
+        return self.to_out(self._finish(y.to(dtype), x)), memory
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         parts: Any = self._modules
@@ -483,6 +490,11 @@ class FastWeightAttention(Causal):
 
     # $\phi$, then the normalisation that `key_norm` names.
     def _features(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float16 and (self.normalize or self.key_norm):
+            # Features before they are divided by their size, and their gradients,
+            # may be beyond the numbers of float16.
+            y = self._features(x.float())
+            return y if self.normalize else y.to(x.dtype)
         phi: Any = self._modules["feature_map"]
         if self.key_norm is None:
             return phi(x)
@@ -501,15 +513,25 @@ class FastWeightAttention(Causal):
         before: Tensor | None,
         key_mask: Tensor | None,
         lengths: list[int] | None,
+        return_state: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         r"""Features in units of the largest scale so far, $e^{M_t}$.
 
         The scale of a query cancels in the quotient. A memory in units
         of $e^{M_{t-1}}$ is brought to units of $e^{M_t}$ by the decay
         $\log d_t = M_{t-1} - M_t$. No step looks ahead.
+
+        The largest feature of a key is 1. A query may ask for another one, and the
+        state for any: if they leave the range of float32, all is in float64.
         """
-        q = self.feature_map.scaled(q)[0]
-        k, scale = self.feature_map.scaled(k)
+        x = [part.float() if part.dtype == torch.float16 else part for part in (q, k)]
+        (q, _), (k, scale) = map(self.feature_map.scaled, x)
+        double = before is not None and before.dtype == torch.float64
+        if units.known(k) and k.numel() and not double:
+            double = k.amin().item() < LEAST
+            double = double and (return_state or q.amin().item() < LEAST)
+        if double:
+            (q, _), (k, scale) = (self.feature_map.scaled(part.double()) for part in x)
         assert scale is not None
         if key_mask is not None:
             scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
@@ -520,6 +542,7 @@ class FastWeightAttention(Causal):
         shape = (len(scale if lengths is None else lengths), self.value_heads)
         if before is None:
             before = scale.new_full(shape, -torch.inf)
+        before = before.double() if double else before
         part = ("FastWeightAttention", "state.log_scale", before)
         checks.state_part(*part, shape, scale.dtype, scale)
         both, after = compute(scale=scale, before=before)

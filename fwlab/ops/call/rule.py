@@ -13,7 +13,15 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab.feature_maps import FeatureMap, Identity, finite_range, l2_normalize, unit_range
+from fwlab.feature_maps import (
+    FeatureMap,
+    Identity,
+    _extreme,
+    _power,
+    finite_gradient,
+    l2_normalize,
+    unit_range,
+)
 from fwlab.ops.call import checks, units, whole
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
@@ -252,6 +260,7 @@ class Rule(Operation):
                 scale if scales_q else None,
                 normalize,
                 bare,
+                by_kernel,
                 ("beta",) if own and self.corrects else (),
             )
             # Kernels and the efficient form convert one piece of
@@ -395,6 +404,7 @@ class Rule(Operation):
         scale: Any,
         normalize: bool,
         bare: bool,
+        by_kernel: bool,
         as_given: tuple[str, ...],
     ) -> dict[str, Any]:
         """What the rule reads, by name: masked, and in a safe range.
@@ -408,6 +418,12 @@ class Rule(Operation):
             both = features(torch.cat([x["q"], x["k"]], 2).to(call.dtype))
             x["q"], x["k"] = both.split([x["q"].shape[2], x["k"].shape[2]], 2)
         if normalize:
+            # Float16 has so few exponents that their gradients may be beyond all its
+            # numbers; in float32 the parts of a gradient are added up.
+            for name in "qk":
+                if x[name].dtype == torch.float16:
+                    x[name] = finite_gradient(x[name])
+                    x[name] = x[name] if by_kernel else x[name].to(call.dtype)
             x |= {} if bare else self._in_range(**x)
             if scale is not None:  # its size cancels in the quotient
                 scale = torch.as_tensor(scale).sign()
@@ -423,9 +439,12 @@ class Rule(Operation):
         """The keys that read, where their size cancels in a quotient."""
         x = {"q": unit_range(q)}
         if self.corrects:
-            # Of both gradients, the sum is finite.
-            k, power = finite_range(k)
-            x |= {"k": k, "ask": k / power}
+            ask, power = k, _power(k)
+            if _extreme(power):
+                # Both gradients are finite, and so is their sum.
+                k = finite_gradient(k)
+                k, ask = finite_gradient(k), finite_gradient(k)
+            x |= {"k": k, "ask": ask / power}
         return x
 
     def _recurrence(self, real: Tensor | None = None, **x: Any) -> dict[str, Any]:
@@ -469,11 +488,12 @@ class Rule(Operation):
             inputs = partial(self._inputs, real)
             given, unit = units.scaled(inputs, self.corrects, x)
         if fades and self.corrects:
-            compute, given = self._asking(compute, **given)
+            given = self._retrievable(compute, **given)
         if loop:
             y, *after = by_step(compute, real, **given)
         else:
             y, *after = compute(**self._recurrence(real, **given))
+        y, *after = (part.to(x["W"].dtype) for part in (y, *after))
         if quick and not (after[-1].detach().abs().amax(-1) > 1e-17).all():
             return self._computed(compute, fades, loop, sure=True, real=real, **x)
         if unit is not None:
@@ -481,24 +501,23 @@ class Rule(Operation):
             after = [unit[..., None] * W, unit * z]
         return last_steps(y, x["q"].shape[1]), *after
 
-    def _asking(
-        self, compute: Callable[..., tuple[Tensor, ...]], **x: Any
-    ) -> tuple[Callable[..., tuple[Tensor, ...]], dict[str, Any]]:
-        """What a key retrieves from a memory that fades, at any decay.
+    def _retrievable(self, compute: Callable[..., Any], **x: Any) -> dict[str, Any]:
+        """The arguments, such that a key retrieves from a memory that fades.
 
         That is a quotient, in which a decay cancels; but one of 0 empties the memory.
-        The efficient form divides after the decay.
-
-        - Returns another form where that is too late, and the arguments.
+        The efficient form divides after the decay: then as much is left in float64 as
+        a quotient needs. What is written later hides it.
         """
-        decay, forms = x["log_decay"], self.implementations
-        if compute is forms["efficient"]:
-            if traced(decay) or not ((decay < -80) & (decay > -torch.inf)).any():
-                return compute, x
-            compute, dtype = forms["chunked"], x["W"].dtype
-            x = {n: part.to(dtype) for n, part in x.items()}
+        decay = x["log_decay"]
+        if compute is self.implementations["efficient"]:
+            strong = (decay < -80) & (decay > -torch.inf)
+            if not traced(decay) and strong.any():
+                x = {n: part.double() for n, part in x.items()}
+                fades = strong & (decay < -300)
+                x["log_decay"] = x["log_decay"].masked_fill(fades, -300)
+            return x
         x["ask"] = x["ask"].masked_fill((decay == -torch.inf)[..., None], 0)
-        return compute, x
+        return x
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
         """The given state, or an empty one."""
