@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fwlab import ops
+from fwlab.feature_maps import ELU1
 from fwlab.ops.additive.rules.gated import GATED_RULE, decay_and_strength
 from fwlab.ops.parts.state import NormalizedState
 
@@ -286,3 +287,93 @@ def test_inputs_get_all_that_the_rule_gets(implementation):
     for rule in (GATED_RULE, odd):
         y = rule(q, k, v, gates, normalize=True, implementation=implementation)
         assert y.flatten().tolist() == [0, 5]
+
+
+#: How far queries, keys (inputs of ELU + 1) and strengths (of a sigmoid) are below 0.
+TINY = ((86, 0, 0), (0, 86, 0), (80, 80, 0), (0, 0, 84), (0, 50, 50), (10, 20, 70))
+
+
+def of_tiny(rule, implementation, dtype, shifts, state=None):
+    """A mean, the state, and the gradients of what makes tiny features."""
+    g = torch.Generator().manual_seed(0)
+    x = [torch.randn(2, 40, 2, 4, generator=g).double() for _ in "qkv"]
+    x += [torch.randn(2, 40, 2, generator=g).double()]
+    given = [
+        (part - shift).to(dtype).requires_grad_()
+        for part, shift in zip(x, (*shifts[:2], 0, shifts[2]), strict=True)
+    ]
+    q, k, v, b = given
+    more = {} if rule == "sum_rule" else {"beta": b.sigmoid()}
+    if rule == "gated_delta_rule":
+        more["log_decay"] = torch.linspace(-2, 0, 40, dtype=dtype)[:, None].expand_as(b)
+    y, after = getattr(ops, rule)(
+        ELU1()(q),
+        ELU1()(k),
+        v,
+        **more,
+        normalize=True,
+        state=state,
+        return_state=True,
+        implementation=implementation,
+    )
+    found = torch.autograd.grad(y.sum(), given[: 3 + bool(more)])
+    return [y, *found], after
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("rule", [*RULES, "delta_rule"])
+def test_means_of_tiny_features(rule, implementation):
+    """The gradient of a feature is about 1 over it, and it meets its slope."""
+    for shifts in TINY:
+        found, _ = of_tiny(rule, implementation, torch.float32, shifts)
+        exact, _ = of_tiny(rule, implementation, torch.float64, shifts)
+        for a, b in zip(found, exact, strict=True):
+            assert (a - b).norm() <= 1e-5 * max(b.norm(), 1e-3), shifts
+    # What has lost digits itself: the gradient is at most the largest number.
+    for shifts in ((90, 0, 0), (0, 90, 0), (95, 95, 0), (0, 0, 88)):
+        (y, *found), _ = of_tiny(rule, implementation, torch.float32, shifts)
+        (exact, *_), _ = of_tiny(rule, implementation, torch.float64, shifts)
+        assert all(x.isfinite().all() for x in found)
+        if not shifts[2]:  # in float32, a sigmoid of -89 is 0
+            torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("rule", ["sum_rule", "delta_rule"])
+def test_a_memory_of_tiny_keys_that_does_not_fade(rule, implementation):
+    """It needs a unit until a larger key comes, in every document."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(1, 12, 1, 3, generator=g) + 0.1 for _ in "qkv")
+    size = torch.tensor([0, 1e-29, 1e-30, 1e-29, 1, 1, 1, 1, 1e-30, 1e-29, 1, 1])
+    k = k * size[:, None, None]
+    more = {} if rule == "sum_rule" else {"beta": torch.full((1, 12, 1), 0.5)}
+    options = {"normalize": True, "implementation": implementation}
+    call, ends = getattr(ops, rule), torch.tensor([0, 8, 12])
+    exact = {n: x.double() for n, x in more.items()}
+    right = call(
+        *(x.double() for x in (q, k, v)), **exact, normalize=True, cu_seqlens=ends
+    )
+    y = call(q, k, v, **more, **options, cu_seqlens=ends)
+    torch.testing.assert_close(y.double(), right, rtol=1e-5, atol=1e-5)
+    # Across a state; and a masked step that contains anything.
+    keep = torch.arange(8)[None] != 3
+    right = call(
+        *(x[:, :8].double() for x in (q, k, v)),
+        **{n: x[:, :8] for n, x in exact.items()},
+        normalize=True,
+        key_mask=keep,
+    )
+    k[:, 3], state, pieces = torch.nan, None, []
+    for part in (slice(0, 2), slice(2, 3), slice(3, 8)):
+        y, state = call(
+            *(x[:, part] for x in (q, k, v)),
+            **{n: x[:, part] for n, x in more.items()},
+            **options,
+            key_mask=keep[:, part],
+            state=state,
+            return_state=True,
+        )
+        pieces.append(y)
+    torch.testing.assert_close(
+        torch.cat(pieces, 1).double(), right, rtol=1e-5, atol=1e-5
+    )

@@ -512,9 +512,10 @@ class Rule(Operation):
         if compute is self.implementations["efficient"]:
             strong = (decay < -80) & (decay > -torch.inf)
             if not traced(decay) and strong.any():
+                least = -300 if x["W"].dtype == torch.float32 else -600
+                fades = strong & (decay < least)
                 x = {n: part.double() for n, part in x.items()}
-                fades = strong & (decay < -300)
-                x["log_decay"] = x["log_decay"].masked_fill(fades, -300)
+                x["log_decay"] = x["log_decay"].masked_fill(fades, least)
             return x
         x["ask"] = x["ask"].masked_fill((decay == -torch.inf)[..., None], 0)
         return x
