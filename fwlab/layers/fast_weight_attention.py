@@ -385,7 +385,7 @@ class FastWeightAttention(Causal):
             made["log_decay"] = fading + made.get("log_decay", 0)
         if fading is not None and fading.dtype == torch.float64:
             v, made = v.double(), {n: gate.double() for n, gate in made.items()}
-            if memory is not None:
+            if isinstance(memory, ops.NormalizedState):
                 memory = ops.NormalizedState(*(part.double() for part in memory))
         y = getattr(ops, name)(
             q,
@@ -526,7 +526,7 @@ class FastWeightAttention(Causal):
         """
         x = [part.float() if part.dtype == torch.float16 else part for part in (q, k)]
         (q, _), (k, scale) = map(self.feature_map.scaled, x)
-        double = before is not None and before.dtype == torch.float64
+        double = isinstance(before, Tensor) and before.dtype == torch.float64
         if units.known(k) and k.numel() and not double:
             double = k.amin().item() < LEAST
             double = double and (return_state or q.amin().item() < LEAST)
@@ -542,7 +542,8 @@ class FastWeightAttention(Causal):
         shape = (len(scale if lengths is None else lengths), self.value_heads)
         if before is None:
             before = scale.new_full(shape, -torch.inf)
-        before = before.double() if double else before
+        if double and isinstance(before, Tensor):
+            before = before.double()
         part = ("FastWeightAttention", "state.log_scale", before)
         checks.state_part(*part, shape, scale.dtype, scale)
         both, after = compute(scale=scale, before=before)
