@@ -7,6 +7,7 @@ how strongly, and how much of the rest to forget.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -147,7 +148,11 @@ class FastWeightAttention(Causal):
     gives what `forward` gives for the whole sequence. With features that
     come with a scale (stabilised FAVOR+) and a denominator, the largest
     scale so far is carried along, and the memory fades when it grows:
-    that changes no result, and nothing overflows or underflows.
+    that changes no result. In float32 this is right as long as the
+    largest of $|\Omega q|$ or of $|\Omega k|$ (in `FAVOR`, with its
+    $d^{-1/4}$) is at most 30. From the first longer key on, a CPU
+    computes in float64, up to 150, and the state is in float64. Under
+    `torch.compile` and on a GPU, longer ones lose digits.
 
         >>> layer = FastWeightAttention(d_model=8, heads=2)
         >>> y, state = layer.prefill(torch.randn(1, 5, 8))
@@ -357,55 +362,96 @@ class FastWeightAttention(Causal):
             checks.documents("FastWeightAttention", cu_seqlens, len(x))
             lengths = packed.lengths("FastWeightAttention", cu_seqlens, x.shape[1])
         qk, v, inputs = self._qkv(x, inputs, key_mask, lengths)
-        record, log_scale = RULES[self.rule], None
-        name: Any = record.name
-        options: dict[str, Any] = {"scale": self.scale}
-        if record.normalizes:
-            options["normalize"] = self.normalize
-        # A gate may depend on the features of the keys.
-        fading = None
-        if self._scales:
-            memory, before = None, None
-            if state is not None:
-                checks.state_kind("FastWeightAttention", state, ops.ScaledState)
-                memory, before = state
-            q, k, fading, log_scale = self._scaled_features(
-                *self._apart(qk), before, key_mask, lengths, return_state
-            )
-        elif nu := self._nu:
-            name, options, memory = record.with_dpfp, {"nu": nu}, state
-            q, k = self._apart(qk)
-        else:
-            qk, memory = self._features(qk), state
-            q, k = self._apart(qk)
-        made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
-        dtype = v.dtype
-        if fading is not None:
-            name = record.with_decay or name
-            made["log_decay"] = fading + made.get("log_decay", 0)
-        if fading is not None and fading.dtype == torch.float64:
-            v, made = v.double(), {n: gate.double() for n, gate in made.items()}
-            if isinstance(memory, ops.NormalizedState):
-                memory = ops.NormalizedState(*(part.double() for part in memory))
-        y = getattr(ops, name)(
-            q,
-            k,
-            v,
-            **made,
-            **options,
+        run_rule = partial(
+            self._ruled,
+            x,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
-            state=memory,
             return_state=return_state,
             implementation=implementation,
         )
-        if return_state:
-            y, memory = y
-            if log_scale is not None:
-                memory = ops.ScaledState(memory, log_scale)
-            if inputs is not None:
-                memory = ops.ConvState(memory, inputs)
-        return self.to_out(self._finish(y.to(dtype), x)), memory
+        if self._scales:
+            y, memory = self._scaled(run_rule, qk, v, state, key_mask, lengths)
+        else:
+            qk = qk if self._nu else self._features(qk)
+            y, memory = run_rule(*self._apart(qk), v, None, state)
+        if inputs is not None and return_state:
+            memory = ops.ConvState(memory, inputs)
+        return self.to_out(self._finish(y, x)), memory
+
+    def _ruled(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        fading: Tensor | None,
+        memory: Any,
+        return_state: bool,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
+        """Compute the rule in the precision of `k`, and the state after it or None.
+
+        - `fading`: a logarithm of a decay, besides that of the rule.
+        """
+        record = RULES[self.rule]
+        name: Any = record.name
+        if self._nu:
+            name, options["nu"] = record.with_dpfp, self._nu
+        else:
+            options["scale"] = self.scale
+            if record.normalizes:
+                options["normalize"] = self.normalize
+        # A gate may depend on the features of the keys.
+        made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
+        if fading is not None:
+            name = record.with_decay or name
+            made["log_decay"] = fading + made.get("log_decay", 0)
+        options |= made | {"state": memory, "return_state": return_state}
+        found = getattr(ops, name)(q, k, v, **options)
+        return found if return_state else (found, None)
+
+    def _scaled(
+        self,
+        run_rule: Callable[..., tuple[Tensor, Any]],
+        qk: Tensor,
+        v: Tensor,
+        state: Any,
+        key_mask: Tensor | None,
+        lengths: list[int] | None,
+    ) -> tuple[Tensor, Any]:
+        """Compute the rule on features with a scale, and the state after it.
+
+        The largest feature of a key is 1, but a query may ask for any. From the first
+        key on that has features beyond float32, a CPU computes in float64.
+        """
+        memory, before = None, None
+        if state is not None:
+            checks.state_kind("FastWeightAttention", state, ops.ScaledState)
+            memory, before = state
+        dtype = v.dtype
+        if isinstance(before, Tensor) and before.dtype == torch.float64:
+            qk, v = qk.double(), v.double()
+        qk = qk.float() if qk.dtype == torch.float16 else qk
+        made = self._scaled_features(*self._apart(qk), before, key_mask, lengths)
+        q, k, fading, after, tiny = made
+        if k.dtype == torch.float64 or not (units.known(k) and tiny.any()):
+            y, end = run_rule(q, k, v, fading, memory)
+            return y.to(dtype), end if end is None else ops.ScaledState(end, after)
+        late = tiny.any(-1).cummax(1).values
+        real = ~late if key_mask is None else key_mask & ~late
+        y, _ = run_rule(q, k, v, fading, memory, key_mask=real)
+        if isinstance(before, Tensor):
+            before = before.double()
+        if isinstance(memory, ops.NormalizedState):
+            memory = ops.NormalizedState(*(part.double() for part in memory))
+        q, k, fading, after, _ = self._scaled_features(
+            *self._apart(qk.double()), before, key_mask, lengths
+        )
+        exact, end = run_rule(q, k, v.double(), fading, memory)
+        # What comes later must not change what came before by a single bit.
+        y = torch.where(late[..., None, None], exact.to(dtype), y)
+        return y, end if end is None else ops.ScaledState(end, after)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         parts: Any = self._modules
@@ -513,26 +559,20 @@ class FastWeightAttention(Causal):
         before: Tensor | None,
         key_mask: Tensor | None,
         lengths: list[int] | None,
-        return_state: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         r"""Features in units of the largest scale so far, $e^{M_t}$.
 
         The scale of a query cancels in the quotient. A memory in units
         of $e^{M_{t-1}}$ is brought to units of $e^{M_t}$ by the decay
         $\log d_t = M_{t-1} - M_t$. No step looks ahead.
 
-        The largest feature of a key is 1. A query may ask for another one, and the
-        state for any: if they leave the range of float32, all is in float64.
+        - Returns queries, keys, the decay, the last scale, and which keys have
+          features that are `LEAST` or smaller.
         """
-        x = [part.float() if part.dtype == torch.float16 else part for part in (q, k)]
-        (q, _), (k, scale) = map(self.feature_map.scaled, x)
-        double = isinstance(before, Tensor) and before.dtype == torch.float64
-        if units.known(k) and k.numel() and not double:
-            double = k.amin().item() < LEAST
-            double = double and (return_state or q.amin().item() < LEAST)
-        if double:
-            (q, _), (k, scale) = (self.feature_map.scaled(part.double()) for part in x)
+        q = self.feature_map.scaled(q)[0]
+        k, scale = self.feature_map.scaled(k)
         assert scale is not None
+        tiny = k.detach().amin(-1) < LEAST
         if key_mask is not None:
             scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
         compute: packed.Compute = _running_maximum
@@ -542,14 +582,12 @@ class FastWeightAttention(Causal):
         shape = (len(scale if lengths is None else lengths), self.value_heads)
         if before is None:
             before = scale.new_full(shape, -torch.inf)
-        if double and isinstance(before, Tensor):
-            before = before.double()
         part = ("FastWeightAttention", "state.log_scale", before)
         checks.state_part(*part, shape, scale.dtype, scale)
         both, after = compute(scale=scale, before=before)
         earlier, now = both.unbind(-1)
         k = k * _difference(scale, now).exp()[..., None].to(k.dtype)
-        return q, k, _difference(earlier, now), after
+        return q, k, _difference(earlier, now), after, tiny
 
     def extra_repr(self) -> str:
         return (
