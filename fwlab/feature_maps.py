@@ -76,7 +76,9 @@ def unit_range(x: Tensor) -> Tensor:
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
     power = _power(x)
-    return (finite_gradient(x) if _extreme(power) else x) / power
+    if _recorded(x) and _extreme(power):
+        x = finite_gradient(x)
+    return x / power
 
 
 def finite_gradient(x: Tensor) -> Tensor:

@@ -435,7 +435,7 @@ class FastWeightAttention(Causal):
         qk = qk.float() if qk.dtype == torch.float16 else qk
         made = self._scaled_features(*self._apart(qk), before, key_mask, lengths)
         q, k, fading, after, tiny = made
-        if k.dtype == torch.float64 or not (units.known(k) and tiny.any()):
+        if tiny is None:
             y, end = run_rule(q, k, v, fading, memory)
             return y.to(dtype), end if end is None else ops.ScaledState(end, after)
         late = tiny.any(-1).cummax(1).values
@@ -559,20 +559,23 @@ class FastWeightAttention(Causal):
         before: Tensor | None,
         key_mask: Tensor | None,
         lengths: list[int] | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         r"""Features in units of the largest scale so far, $e^{M_t}$.
 
         The scale of a query cancels in the quotient. A memory in units
         of $e^{M_{t-1}}$ is brought to units of $e^{M_t}$ by the decay
         $\log d_t = M_{t-1} - M_t$. No step looks ahead.
 
-        - Returns queries, keys, the decay, the last scale, and which keys have
-          features that are `LEAST` or smaller.
+        - Returns queries, keys, the decay, the last scale, and which keys have a
+          feature below `LEAST`; None = none has, or this is not known.
         """
         q = self.feature_map.scaled(q)[0]
         k, scale = self.feature_map.scaled(k)
         assert scale is not None
-        tiny = k.detach().amin(-1) < LEAST
+        tiny = None
+        if k.dtype != torch.float64 and units.known(k) and k.numel():
+            values = k.detach()
+            tiny = values.amin(-1) < LEAST if values.amin().item() < LEAST else None
         if key_mask is not None:
             scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
         compute: packed.Compute = _running_maximum

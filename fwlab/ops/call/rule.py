@@ -440,7 +440,7 @@ class Rule(Operation):
         x = {"q": unit_range(q)}
         if self.corrects:
             ask, power = k, _power(k)
-            if _extreme(power):
+            if k.requires_grad and _extreme(power):
                 # Both gradients are finite, and so is their sum.
                 k = finite_gradient(k)
                 k, ask = finite_gradient(k), finite_gradient(k)

@@ -101,7 +101,8 @@ def needed(k: Tensor, z: Tensor | None, cu_seqlens: Tensor | None) -> bool:
     """
     if not known(k) or not k.numel():
         return False
-    if cu_seqlens is None and (_size(k[:, 0]) >= SMALL).all():  # the usual case
+    k = k.detach()
+    if cu_seqlens is None and _size(k[:, 0]).amin().item() >= SMALL:  # the usual case
         return False
     size = _size(k)
     if cu_seqlens is None:
