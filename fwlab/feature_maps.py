@@ -424,7 +424,8 @@ class DPFP(FeatureMap):
     A key of width 1 has no useful shift: all its features are zero.
 
     Features are products. In low precision they underflow before any
-    normalisation: in float16, for keys below about 0.01.
+    normalisation: in float16, for keys below about 0.01. (A layer that
+    normalises makes them in float32.)
 
     The authors' Listing 1 rolls the other way and takes $r_{i-j}$: the
     same set of products in another order.
