@@ -12,7 +12,7 @@ export NO_MKDOCS_2_WARNING = 1
 # several processes that share the cores wait for each other.
 GROUPS := test-site test-package test-notebooks test-order test-kernels
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-test test-all evidence mutants $(GROUPS): export OMP_NUM_THREADS = 1
+test test-all mutants $(GROUPS): export OMP_NUM_THREADS = 1
 PYTEST := $(BIN)/python -m pytest
 
 # make test PROCESSOR=1 (or 2, 3, ...): PyTorch adds the same terms in another
@@ -21,7 +21,7 @@ ifdef PROCESSOR
 export FWLAB_PROCESSOR = $(PROCESSOR)
 endif
 
-.PHONY: site serve test test-all $(GROUPS) evidence mutants notebooks address figures screenshots bench lint clean
+.PHONY: site serve test test-all $(GROUPS) mutants notebooks address figures screenshots bench lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -38,12 +38,11 @@ test test-all: $(READY)
 	rm -rf .cache/tests
 	@failed=0; \
 	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS) || failed=1; \
-	$(BIN)/python tests/budget.py $(SLOW) || failed=1; \
-	if [ "$(SLOW)" ]; then $(BIN)/python tests/evidence.py --all || failed=1; fi; \
+	$(BIN)/python tests/costs.py || failed=1; \
 	exit $$failed
 
 test-all: SLOW := --all
-test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "not evidence and not speed" --hypothesis-profile=others
+test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "not speed" --hypothesis-profile=others
 
 test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -65,10 +64,6 @@ test-order: $(READY)
 
 test-kernels: $(READY)
 	FWLAB_GROUP=kernels TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
-
-# make evidence [NAME="interpreter-aft ..."]: what its sources have left behind.
-evidence: $(READY)
-	$(BIN)/python tests/evidence.py $(NAME)
 
 # make mutants [FILES="fwlab/ops/softmax/naive.py ..."]
 mutants: $(READY)

@@ -101,12 +101,27 @@ def train(
 
 def _preset(arguments: list[str]) -> training.Config:
     """The defaults of `fwlab train`, which a preset replaces."""
-    for before, name in pairwise(
-        [part for argument in arguments for part in argument.split("=", 1)]
-    ):
+    for before, name in pairwise(arguments):
         if before == "--preset" and name in PRESETS:
             return PRESETS[name].config
     return training.Config()
+
+
+def _split(arguments: list[str]) -> list[str]:
+    """Options and their values, also those with `=` between them."""
+    pairs = [a.split("=", 1) if a.startswith("--") else [a] for a in arguments]
+    return [part for pair in pairs for part in pair]
+
+
+def _refuse_empty(arguments: list[str]) -> None:
+    """Raise `ValueError` for an empty argument: as a path, it is this folder."""
+    for before, value in pairwise(arguments):
+        if not value and before != "--prompt":
+            name = f"a value of {before}" if before.startswith("--") else "an argument"
+            raise ValueError(
+                f"expected {name}, got an empty one; has a variable of the shell no "
+                "value?"
+            )
 
 
 @app.command
@@ -191,7 +206,8 @@ def look(
         checkpoint: As for fwlab generate.
         text: A file; or a corpus, as for fwlab train.
         name: A word that occurs at least twice: how long each head keeps what it writes
-            there first. Default: the most frequent capitalised one.
+            there first. Default: the most frequent capitalised one that is nowhere in
+            small letters.
         tokens: Read at most this many tokens, from the beginning.
         out: The picture; its ending decides its format. The numbers go to a JSON file
             of the same name beside it.
@@ -213,7 +229,10 @@ def look(
     for number, kind in skipped.items():
         print(f"layer {number} has no fast weights to show: {kind}")
     if word is None:
-        print("no capitalised word occurs twice: no write is followed")
+        print(
+            "no write is followed: no capitalised word of two letters or more occurs at "
+            "least twice, and never in small letters; --name WORD chooses a word"
+        )
     figure = inside.picture(reading, layers, word, places)
     with replacing(out) as part:
         figure.savefig(part, format=out.suffix[1:] or "svg", dpi=200)
@@ -307,7 +326,9 @@ def exercises(
 
     topics = dict(TOPICS)
     if own:
-        topics = {own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8"))}
+        topics = {
+            own.stem: handouts.own_exercises(own.stem, own.read_text("utf-8-sig"))
+        }
     if action == "list":
         print(progress.overview(progress.found(paths[0] if paths else Path())))
     elif action == "export":
@@ -373,6 +394,10 @@ def reproduce(
 
     folder = Path("docs", "results")
     if name is None:
+        if any((quick, published, out, jobs, list_points, point is not None, collect)):
+            raise ValueError(
+                "expected the name of an experiment with options, got none"
+            )
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name}: {experiment.title}")
             print(f"  source  {experiment.source}\n  cost    {experiment.cost}")
@@ -456,8 +481,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8
             stream.reconfigure(errors="backslashreplace")
-    train.__defaults__ = (_preset(sys.argv), *(train.__defaults__ or ())[1:])
+    arguments = _split(sys.argv)
+    train.__defaults__ = (_preset(arguments), *(train.__defaults__ or ())[1:])
     try:
+        _refuse_empty(arguments)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(message)
             app.cli(

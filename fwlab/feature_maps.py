@@ -456,7 +456,8 @@ class DPFP(FeatureMap):
 
 def _dpfp(x: Tensor, nu: int) -> Tensor:
     """Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
-    if nu == 1 and x.numel() < 4096:  # slow for each number, but one call
+    # Slow for each number, but one call.
+    if nu == 1 and not _traced() and x.numel() < 4096:
         r = torch.cat([x, -x], -1).relu_()
         return r * r.roll(-1, -1)
     n = 2 * x.shape[-1]

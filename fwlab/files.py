@@ -85,7 +85,7 @@ def read_json(path: Path) -> Any:
     - Raises `ValueError`, which names the file, if it is no JSON.
     """
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_bytes())  # in any encoding of JSON
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: no JSON ({error})") from None
 

@@ -9,20 +9,24 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 from fwlab import ops
 from fwlab.data.vocabulary import END, UNKNOWN, Characters, Vocabulary
+from fwlab.layers import Block
 from fwlab.models import LanguageModel
-from fwlab.models.language_model import RowStates
+from fwlab.models.language_model import RowStates, _back
 
 try:
     import transformers
@@ -44,6 +48,7 @@ try:
     )
     from transformers.cache_utils import Cache
     from transformers.modeling_outputs import CausalLMOutputWithPast
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.utils.generic import can_return_tuple
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -174,7 +179,8 @@ def _compute(
 ) -> tuple[Tensor, Tensor | None]:
     """A rule with the arguments and results of their functions.
 
-    A state of theirs is `[batch, heads, key, value]`, the transpose of ours.
+    As theirs, it drops what a model passes on to all its layers. A state of theirs
+    is `[batch, heads, key, value]`, the transpose of ours.
     """
     dtype = torch.promote_types(value.dtype, torch.float32)
     v, beta, g = value.to(dtype).contiguous(), beta.to(dtype), g.to(dtype)
@@ -217,13 +223,31 @@ def _apart(convolve: Callable) -> Callable:
 
 # A model of fwlab, as one of transformers
 
+#: More arguments that every configuration takes.
+COMMON = (
+    *("model_type", "name_or_path", "torch_dtype", "num_labels", "tokenizer_class"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "output_attentions"),
+    *("attn_implementation", "experts_implementation", "quantization_config"),
+    *("auto_map", "_commit_hash"),
+)
+#: What `forward` takes for the loss function of transformers.
+OF_LOSS = {"num_items_in_batch", "ignore_index", "shift_labels"}
+#: What a collator says of packed documents beside their borders.
+OF_PACKING = {"cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+#: Arguments of their models that cannot work here, and why.
+REFUSED = {
+    "inputs_embeds": "the model looks up its embeddings itself: expected input_ids",
+    "output_attentions": "there is no matrix of attention weights to return",
+}
+
 
 class FwlabConfig(PreTrainedConfig):
     """The arguments of a `LanguageModel`, as a configuration of transformers.
 
     - `vocab_size`: number of tokens, at least 1.
-    - `kwargs`: the other arguments of `LanguageModel`, by name.
-    - Raises `TypeError` for a `mixer` that is not named.
+    - `kwargs`: the other arguments of `LanguageModel`, and those of every
+      configuration of transformers, by name.
+    - Raises `TypeError` for other arguments, and for a `mixer` that is not named.
 
     Sizes also have their names of transformers:
 
@@ -237,11 +261,23 @@ class FwlabConfig(PreTrainedConfig):
         "num_hidden_layers": "layers",
         "num_attention_heads": "heads",
         "max_position_embeddings": "max_len",
+        "tie_word_embeddings": "tied",
     }
 
     def __init__(self, vocab_size: int = 256, **kwargs: Any):
         parameters = inspect.signature(LanguageModel).parameters.items()
         usual = {name: x.default for name, x in parameters}
+        if unknown := kwargs.keys() - self._known():
+            raise TypeError(
+                f"FwlabConfig: expected arguments of LanguageModel ({', '.join(usual)}) "
+                f"or of every configuration, got {', '.join(sorted(unknown))}"
+            )
+        for theirs, ours in self.attribute_map.items():
+            if {theirs, ours} <= kwargs.keys():
+                raise TypeError(
+                    f"FwlabConfig: expected {ours} or {theirs}, which are two names of "
+                    "the same, got both"
+                )
         super().__init__(**usual | kwargs | {"vocab_size": vocab_size})
         names = self.mixer if isinstance(self.mixer, list | tuple) else [self.mixer]
         if not all(isinstance(name, str) for name in names):
@@ -249,6 +285,28 @@ class FwlabConfig(PreTrainedConfig):
                 "FwlabConfig: expected mixer to be a name or several, which a file "
                 f"can hold, got {self.mixer!r}"
             )
+
+    @classmethod
+    def _known(cls) -> set[str]:
+        """The names of all arguments; others are misspelt."""
+        ours = inspect.signature(LanguageModel).parameters.keys()
+        return {*ours, *cls.attribute_map, *vars(PreTrainedConfig()), *COMMON}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Load what `to_dict` returned.
+
+        - `config_dict`: arguments by name, and attributes that other programs
+          have added to a configuration, which it has again.
+        - Returns the configuration; with `return_unused_kwargs`, also those of
+          `kwargs` that are no attributes of it.
+        """
+        known, given = cls._known(), config_dict.items()
+        loaded = super().from_dict({n: x for n, x in given if n in known}, **kwargs)
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name in config_dict.keys() - known:
+            setattr(config, name, config_dict[name])
+        return loaded
 
     def language_model(self) -> LanguageModel:
         """A new model.
@@ -274,18 +332,63 @@ class FwlabCache(Cache):
         self.state: Any = None
         self.length = 0
 
+    def __len__(self) -> int:
+        """Number of blocks with a state."""
+        if isinstance(self.state, RowStates):
+            return len(self.state.rows[0]) - 1
+        return 0 if self.state is None else len(self.state) - 1
+
     @property
     def is_linear(self) -> list[bool]:
         """False, so that `generate` asks for the length and continues from there."""
         return [False]
 
+    @property
+    def is_initialized(self) -> bool:
+        """Whether there is a state."""
+        return self.state is not None
+
+    @property
+    def is_croppable(self) -> bool:
+        """False: fast weights cannot forget their last tokens."""
+        return False
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows; -1 = any, at the start of text."""
+        if isinstance(self.state, RowStates):
+            return len(self.state.rows)
+        tensors = (x for x in tree_leaves(self.state) if isinstance(x, Tensor))
+        return next((len(x) for x in tensors), -1)
+
+    def past(self) -> int | list[int]:
+        """Number of real tokens so far, of all rows or of each."""
+        if isinstance(self.state, RowStates):
+            return [state[0] for state in self.state.rows]
+        past = 0 if self.state is None else self.state[0]
+        return list(past) if isinstance(past, tuple) else past
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens so far."""
         return self.length
 
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """The length of a mask for this many more tokens, and where it begins."""
+        return self.length + query_length, 0
+
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """The cache itself has no maximum length: -1."""
         return -1
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Whether there is a state."""
+        return self.is_initialized
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """False: there are no earlier states to return to."""
+        return False
 
     def reset(self) -> None:
         """Forget everything."""
@@ -305,9 +408,30 @@ class FwlabCache(Cache):
             )
             self.state = [past, *parts]
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only these rows: their numbers, or a mask."""
+        if self.is_initialized:
+            self.reorder_cache(torch.arange(self.batch_size)[indices.cpu()])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Continue from each row this many times."""
+        if self.is_initialized:
+            rows = torch.arange(self.batch_size)
+            self.reorder_cache(rows.repeat_interleave(repeats))
+
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: fast weights cannot forget their last tokens."""
         raise NotImplementedError("FwlabCache: tokens cannot be removed from a state")
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            "FwlabCache: the state is that of a LanguageModel, which alone reads and "
+            "updates it; there are no layers of transformers here"
+        )
+
+    update = update_conv_state = update_recurrent_state = update_indexer = _refused
+    get_conv_state = get_recurrent_state = offload = prefetch = _refused
+    early_initialization = activate_past_recording = _refused
 
 
 class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
@@ -328,6 +452,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = FwlabConfig
     _is_stateful = True  # `generate` refuses to take tokens back
+    supports_gradient_checkpointing = True
 
     def __init__(
         self, config: FwlabConfig, language_model: LanguageModel | None = None
@@ -358,17 +483,75 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         """
         return self.language_model.embedding
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embeddings.
+
+        - `value`: an `nn.Embedding`, or what is one with an adapter.
+        """
+        self.language_model.embedding = value  # type: ignore[assignment]
+        self.language_model.vocab_size = len(value.weight)  # type: ignore[arg-type]
+
+    def get_output_embeddings(self) -> Any:
+        """The layer that computes the logits.
+
+        - Returns a module; in a tied model, the embeddings, whose weights these are.
+        """
+        layer = self.language_model.to_logits
+        return self.language_model.embedding if layer is None else layer
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the layer that computes the logits.
+
+        - `new_embeddings`: an `nn.Linear` without bias; in a tied model, only the
+          embeddings that it has.
+        - Raises `ValueError` for others in a tied model.
+        """
+        if self.language_model.to_logits is not None:
+            self.language_model.to_logits = new_embeddings  # type: ignore[assignment]
+        elif new_embeddings is not self.language_model.embedding:
+            raise ValueError(
+                "FwlabForCausalLM: expected tied=False for output embeddings of their "
+                "own, got a tied model: set_input_embeddings changes both"
+            )
+
+    @property
+    def gradient_checkpointing(self) -> bool:  # type: ignore[override]
+        """Whether only the inputs of blocks are kept for the backward pass."""
+        return self.language_model.checkpointing
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Any = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        options = getattr(gradient_checkpointing_func, "keywords", {})
+        function = getattr(gradient_checkpointing_func, "func", checkpoint)
+        if every_n_layers != 1 or function is not checkpoint:
+            raise ValueError(
+                "FwlabForCausalLM: expected checkpointing of every layer and no "
+                f"offloading, got every_n_layers={every_n_layers} or offload=True"
+            )
+        if options not in ({}, {"use_reentrant": False}):
+            raise ValueError(
+                "FwlabForCausalLM: expected gradient_checkpointing_kwargs="
+                f"{{'use_reentrant': False}} or none, got {options}"
+            )
+        self.language_model.checkpointing = enable
+
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         cache: FwlabCache | None = None,
         labels: Tensor | None = None,
-        use_cache: bool = False,
-        logits_to_keep: int = 0,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
         past_key_values: FwlabCache | None = None,
         cu_seq_lens_q: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token at every position.
@@ -380,50 +563,196 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
           `past_key_values`.
         - `labels`: `int64 [batch, time]`, usually `input_ids`: the loss is
           that of each token given those before it, without those of -100.
-        - `use_cache`: return a cache.
-        - `logits_to_keep`: only those of this many last tokens; 0 = all.
+        - `use_cache`: return a cache; None = no.
+        - `logits_to_keep`: only those of this many last tokens, or those at these
+          places, `int64 [places]`; 0 = all. The loss is that of all.
         - `cu_seq_lens_q`: the borders of packed documents, as `cu_seqlens` of
           `LanguageModel`; without a cache.
-        - `kwargs`: for the loss function of transformers.
-        - Returns `logits`, with `labels` a `loss`, with a cache `cache`.
-        - Raises `ValueError` for `cu_seq_lens_q` with a cache, or with a mixer
-          that cannot keep documents apart.
+        - `position_ids`: `[batch or 1, time]`, the number of real tokens before each
+          one, as the model counts them itself. Where they begin again, in one row
+          and without a cache, a packed document begins.
+        - `output_hidden_states`: also return what goes into the first block and
+          comes out of each, the last after the norm; None = as in the configuration.
+        - `kwargs`: for the loss function of transformers (`num_items_in_batch`,
+          `ignore_index`, `shift_labels`), and what a collator says of packed documents
+          beside their borders.
+        - Returns `logits`, with `labels` a `loss`, with a cache `cache`, and
+          `hidden_states`, layers + 1 of `[batch, time, d_model]`.
+        - Raises `TypeError` for other arguments, and `ValueError` for what this model
+          cannot do: embeddings as inputs, attention weights as outputs, other
+          positions, packed documents with a cache or with a mixer that cannot keep
+          them apart, hidden states with a cache or of a mixer that is the whole stack.
         """
-        model, time = self.language_model, input_ids.shape[1]
+        hidden = output_hidden_states
+        if hidden is None:
+            hidden = self.config.output_hidden_states
+        kwargs.setdefault("output_attentions", self.config.output_attentions)
+        _check_arguments(kwargs, cu_seq_lens_q, position_ids)
+        if cache is not None and past_key_values is not None:
+            raise ValueError(
+                "FwlabForCausalLM: expected cache or past_key_values, which are two "
+                "names of the same, got both"
+            )
         cache = past_key_values if cache is None else cache
-        mask = None
-        if attention_mask is not None and not attention_mask[:, -time:].all():
-            mask = attention_mask[:, -time:].bool()
         if cache is None and use_cache:
             cache = FwlabCache()
-        if cache is None:
-            logits = model(input_ids, cu_seq_lens_q, mask)
-        elif cu_seq_lens_q is not None:
-            raise ValueError(
-                "FwlabForCausalLM: expected cu_seq_lens_q without a cache, got both"
+        if input_ids is None:
+            raise ValueError("FwlabForCausalLM: expected input_ids, got none")
+        mask = _check_inputs(input_ids, attention_mask, cache, logits_to_keep)
+        model, time = self.language_model, input_ids.shape[1]
+        if position_ids is not None:
+            cu_seq_lens_q = _borders(
+                position_ids, cu_seq_lens_q, input_ids, mask, cache
             )
+        if cache is not None and (cu_seq_lens_q is not None or hidden):
+            name = "output_hidden_states" if hidden else "cu_seq_lens_q"
+            raise ValueError(
+                f"FwlabForCausalLM: expected {name} without a cache, got both"
+            )
+        states: list[Tensor] = []
+        if cache is None:
+            with _recorded(model, states) if hidden else nullcontext():
+                logits = model(input_ids, cu_seq_lens_q, mask)
         elif time == 1 and cache.length and mask is None:
             logits, cache.state = model.step(input_ids[:, 0], cache.state)
             logits = logits[:, None]
         else:
-            last = logits_to_keep == 1
+            one = isinstance(logits_to_keep, int) and logits_to_keep == 1
+            last = one and labels is None  # a loss needs all logits
             logits, cache.state = model.prefill(
                 input_ids, cache.state, key_mask=mask, last=last
             )
             logits = logits[:, None] if last else logits
         if cache is not None:
             cache.length += time
-        logits = logits[:, -logits_to_keep:]
         loss = None
         if labels is not None:
-            size = self.config.vocab_size
-            loss = self.loss_function(logits, labels, vocab_size=size, **kwargs)
+            size, options = self.config.vocab_size, OF_LOSS & kwargs.keys()
+            given = {name: kwargs[name] for name in options}
+            loss = self.loss_function(logits, labels, vocab_size=size, **given)
+        keep = logits_to_keep
+        logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
         # By place: the third has another name before transformers 5.24.
-        return CausalLMOutputWithPast(loss, logits, cache)
+        output = CausalLMOutputWithPast(loss, logits, cache)
+        if hidden:
+            states = [_back(x, mask) for x in states]
+            output.hidden_states = (*states[:-1], model.norm(states[-1]))
+        return output
+
+
+def _check_arguments(
+    kwargs: dict[str, Any], cu_seq_lens_q: Tensor | None, position_ids: Tensor | None
+) -> None:
+    """Raise for arguments of `forward` that would do nothing."""
+    for name, why in REFUSED.items():
+        if not (kwargs.get(name) is None or kwargs[name] is False):
+            raise ValueError(f"FwlabForCausalLM: {name} cannot work, because {why}")
+    if unknown := kwargs.keys() - OF_LOSS - OF_PACKING - REFUSED.keys():
+        raise TypeError(
+            "FwlabForCausalLM: expected arguments of forward, got "
+            f"{', '.join(sorted(unknown))}"
+        )
+    given = [name for name in sorted(OF_PACKING) if kwargs.get(name) is not None]
+    if given and cu_seq_lens_q is None and position_ids is None:
+        raise ValueError(
+            "FwlabForCausalLM: expected cu_seq_lens_q, the borders of packed documents, "
+            f"or position_ids, got only {', '.join(given)}"
+        )
+    keys = kwargs.get("cu_seq_lens_k")
+    if keys is not None and cu_seq_lens_q is not None and not keys.equal(cu_seq_lens_q):
+        raise ValueError(
+            "FwlabForCausalLM: expected cu_seq_lens_k to be as cu_seq_lens_q, got others"
+        )
+
+
+def _check_inputs(
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    cache: Any,
+    logits_to_keep: int | Tensor,
+) -> Tensor | None:
+    """The mask of these tokens, if there is padding among them; raises `ValueError`."""
+    if cache is not None and not isinstance(cache, FwlabCache):
+        raise TypeError(
+            "FwlabForCausalLM: expected cache to be a FwlabCache, as an earlier call "
+            f"returned it, got a {type(cache).__name__}"
+        )
+    if isinstance(logits_to_keep, int) and logits_to_keep < 0:
+        raise ValueError(
+            "FwlabForCausalLM: expected logits_to_keep to be 0 or more, or places, "
+            f"got {logits_to_keep}"
+        )
+    if attention_mask is None:
+        return None
+    batch, time = input_ids.shape
+    past = 0 if cache is None else cache.length
+    if [*attention_mask.shape] not in ([batch, time], [batch, past + time]):
+        raise ValueError(
+            f"FwlabForCausalLM: expected attention_mask of shape [{batch}, "
+            f"{past + time}], got {[*attention_mask.shape]}"
+        )
+    mask = attention_mask[:, attention_mask.shape[1] - time :].bool()
+    return None if mask.all() else mask
+
+
+def _borders(
+    position_ids: Tensor,
+    cu_seq_lens_q: Tensor | None,
+    input_ids: Tensor,
+    mask: Tensor | None,
+    cache: FwlabCache | None,
+) -> Tensor | None:
+    """The borders of packed documents whose positions these are; None = one document.
+
+    Raises `ValueError` for positions that the model does not count itself.
+    """
+    past = torch.as_tensor(0 if cache is None else cache.past()).view(-1, 1)
+    real = torch.ones_like(input_ids) if mask is None else mask
+    counted = past.to(real.device) + real.cumsum(1) - 1
+    first = position_ids == 0
+    borders = F.pad(first[0].nonzero()[:, 0], (0, 1), value=input_ids.shape[1])
+    right = position_ids.shape in (counted.shape, counted[:1].shape)
+    one = right and not ((position_ids != counted) & real.bool()).any()
+    if right and not one:  # from 0 again in each document
+        steps = (position_ids.diff(dim=1) == 1) | first[:, 1:]
+        right = len(counted) == 1 and mask is None and bool(first[0, 0] and steps.all())
+    if cu_seq_lens_q is not None:
+        right = right and cu_seq_lens_q.unique().equal(borders.to(cu_seq_lens_q))
+    if not right:
+        raise ValueError(
+            "FwlabForCausalLM: expected position_ids that count the real tokens of each "
+            f"row, or of each packed document, got others, of shape "
+            f"{[*position_ids.shape]}"
+        )
+    return borders if cu_seq_lens_q is None and not one else cu_seq_lens_q
+
+
+@contextmanager
+def _recorded(model: LanguageModel, states: list[Tensor]) -> Iterator[None]:
+    """Append what goes into the first block, and what comes out of each."""
+    if not all(isinstance(block, Block) for block in model.blocks):
+        raise ValueError(
+            "FwlabForCausalLM: expected output_hidden_states with a mixer of blocks, got "
+            "one that replaces the whole stack"
+        )
+    hooks = [
+        model.blocks[0].register_forward_pre_hook(lambda _, x: states.append(x[0])),
+        *(
+            block.register_forward_hook(lambda *call: states.append(call[2]))
+            for block in model.blocks
+        ),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 AutoConfig.register("fwlab", FwlabConfig, exist_ok=True)
 AutoModelForCausalLM.register(FwlabConfig, FwlabForCausalLM, exist_ok=True)
+# Where `Trainer` looks up whether label smoothing is that of the next token.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["fwlab"] = FwlabForCausalLM.__name__
 
 
 def from_run(path: str | Path) -> tuple[FwlabForCausalLM, PreTrainedTokenizerFast]:

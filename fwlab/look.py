@@ -226,6 +226,8 @@ def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[in
     `ValueError` if a given name occurs less than twice.
     """
     given = name is not None
+    if name is not None and not name.strip():
+        raise ValueError(f"expected name to be a word, got {name!r}")
     if name is None:
         words = Counter(re.findall(r"[^\W\d_]{2,}", reading.text))
         frequent = (word for word, count in words.most_common() if count > 1)

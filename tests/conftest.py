@@ -11,7 +11,7 @@ from pathlib import Path
 # start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import budget
+import costs
 import hypothesis
 import pytest
 import torch
@@ -55,7 +55,7 @@ def pytest_collection_finish():
 
 def pytest_configure(config):
     # Not only for the folder of this file: notebooks are tested, too.
-    config.pluginmanager.register(budget.Record(), "budget")
+    config.pluginmanager.register(costs.Record(), "costs")
 
 
 #: Rules that differ from another one only in the inputs of their recurrence.
@@ -64,7 +64,7 @@ def pytest_configure(config):
 RELATIVES = re.compile(
     r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
 )
-COMPARED = ("is_naive", "key_mask", "theirs")
+COMPARED = ("is_naive", "key_mask", "theirs", "adapters_act")
 COMPARED += (
     "every_parameter_learns",
     "prefill_and_step",

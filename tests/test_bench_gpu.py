@@ -260,7 +260,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         assert result["verdict"] in capsys.readouterr().out
 
 
-@pytest.mark.evidence
+@pytest.mark.slow
 def test_dry_run(tmp_path):
     """The command from its beginning to its end."""
     pytest.importorskip("triton", reason="Triton is not installed")

@@ -476,7 +476,8 @@ def test_kimi_is_refused(made, tmp_path):
 
 def test_what_is_no_folder(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "none", tmp_path / "file"):
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "none", tmp_path / "file", ""):
         refuses(lambda path=path: load(path), "folder with a model", FileNotFoundError)
 
     import huggingface_hub

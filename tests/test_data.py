@@ -1,5 +1,6 @@
 """Corpora: from a file, a server, and Python's standard library."""
 
+import codecs
 import contextlib
 import hashlib
 import http.server
@@ -213,7 +214,8 @@ def test_folder(tmp_path, capsys):
     (tmp_path / "zeros").write_bytes(bytes(9))
     train, valid, test = splits(str(tmp_path))
     assert capsys.readouterr().err == (
-        f"fwlab: left out 2 of 7 files in {tmp_path} that are not UTF-8 text\n"
+        f"fwlab: left out 2 of 7 files in {tmp_path} that are not UTF-8 text "
+        "or contain a NUL character\n"
     )
     documents = ["".join(document) for document in train.documents()]
     assert documents == ["z" * 20, "first\n"]
@@ -230,13 +232,35 @@ def test_own_file(tmp_path):
     assert corpus(str(path)) == "schön\n"
     for content, said in (
         (b" \n", "is empty"),
-        (b"\xff\xfe\x00", "not UTF-8"),
-        (b"schoen\0", "not UTF-8"),
+        (codecs.BOM_UTF8, "is empty"),
+        ("first\r\nsch\xf6n".encode("latin-1"), "is not UTF-8 text, from line 2 on"),
+        (b"first\nschoen\0", "a NUL character, in line 2: expected text, and no bin"),
+        ("x".encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        ("x".encode("utf-32"), "is UTF-32: save it as UTF-8"),
     ):
         path.write_bytes(content)
         refuses(lambda: corpus(str(path)), said, CorpusError)
     refuses(lambda: corpus(str(tmp_path / "other.txt")), "cannot read", CorpusError)
+    refuses(lambda: corpus(""), "got ''", CorpusError)
     refuses(lambda: corpus("shakespear"), r"'shakespeare'.* got 's.*pear'", CorpusError)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_ends_of_lines_and_byte_order_marks(tmp_path, monkeypatch, end):
+    """Whatever an editor has written, in pieces and cut anywhere."""
+    monkeypatch.setattr("fwlab.data.texts.PIECE", 7)
+    text = "first é\n\n\nsecond\nthird \ufeff\n\n"
+    for name in "ab":
+        data = text.replace("\n", end).encode("utf-8-sig")
+        (tmp_path / f"{name}.txt").write_bytes(data)
+    assert corpus(str(tmp_path / "a.txt")) == text
+    assert corpus(str(tmp_path)) == text * 2
+    for size in range(1, len(text)):
+        data = text[:size].replace("\n", end).encode("utf-8-sig")
+        (tmp_path / "a.txt").write_bytes(data)
+        train, valid, _ = splits(str(tmp_path / "a.txt"))
+        begin, rest = ("".join(part.pieces()) for part in (train, valid))
+        assert begin == text[: int(0.9 * size)] and begin + rest == text[:size]
 
 
 def test_standard_library():

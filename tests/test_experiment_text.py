@@ -171,7 +171,9 @@ def test_the_usual_map_is_that_of_the_mixer(rule, name):
 
 
 def test_all_models_have_the_same_number_of_parameters():
-    points = language_model.as_usual(language_model.points(False))
+    every = language_model.points(False)
+    points = language_model.as_usual(every)
+    points += language_model.longer(every, language_model.CONVOLUTION)
     points += [p for p in state_size.points(False) if p["memory"] == 8]
     models = language_model.model, state_size.model
     counts = {}
@@ -182,7 +184,7 @@ def test_all_models_have_the_same_number_of_parameters():
             with torch.device("meta"):
                 model = LanguageModel(65, mixer, *sizes, config.d_ff)
             counts[str(point)] = model.num_parameters()
-    assert len(counts) == 10  # 9 of language-model, and one of state-size
+    assert len(counts) == 11  # 10 of language-model, and one of state-size
     assert max(counts.values()) < 1.02 * min(counts.values()), counts
 
 
@@ -222,9 +224,11 @@ def test_every_ordering_of_the_tables_is_a_claim(module, orders, known, quick):
     claims = [c for c in module.claims(points) if c.published]
     nanogpt = [c for c in claims if "nanoGPT" in c.text]
     assert len(nanogpt) == (module is language_model and not quick)
+    assert all(c.found.startswith("3.497 ") for c in nanogpt)  # of softmax alone
     claims = [c for c in claims if c not in nanogpt]
     assert len(claims) == orders and verdict(claims) == "reproduced"
     assert all("Table" in c.published and c.protocol for c in claims)
+    assert all(("FAVOR" in c.text) is ("drawn once" in c.protocol) for c in claims)
     assert known in {c.published for c in claims}
     for p in points:
         p["loss"] = 1 / p["loss"]
@@ -243,6 +247,25 @@ def test_rotary_positions_take_the_place_of_the_table():
     tokens = torch.tensor([[3, 5, 7], [5, 3, 7]])
     logits = model(tokens)[:, -1]
     assert not torch.allclose(*logits, atol=1e-6)  # it knows their order
+
+
+@torch.no_grad()
+def test_the_control_without_a_memory_sees_four_tokens():
+    """In each layer, by whatever method it reads them."""
+    torch.manual_seed(1)
+    layer = language_model.ConvolutionAlone(8, 2, rule="sum", conv_size=4)
+    x = torch.randn(2, 12, 8)
+    other = x.clone()
+    other[:, 5] += 1
+    y = layer(x)
+    differs = (layer(other) != y).any(-1).any(0)
+    assert differs.nonzero().flatten().tolist() == [5, 6, 7, 8]
+    start, state = layer.prefill(x[:, :7])
+    assert state[0].numel() == layer.state_size(7)
+    assert torch.allclose(start, y[:, :7])
+    for t in range(7, 12):
+        y_t, state = layer.step(x[:, t], state)
+        assert torch.allclose(y_t, y[:, t], atol=1e-6)
 
 
 def test_tuned_takes_the_best_learning_rate_of_each_mixer():

@@ -479,6 +479,7 @@ def test_the_command_lists_points(tmp_path):
         (["capacity", "--point", "999", "--quick"], "expected a point from 0 to "),
         (["capacity", "--collect"], "nothing to collect"),
         (["capacity", "--collect", "--list-points"], "expected one of --list-points"),
+        ([], "expected the name of an experiment with options, got none"),
     ],
 )
 def test_errors_of_the_command(arguments, what, tmp_path):
@@ -550,7 +551,7 @@ def test_quick_version(name, tmp_path):
     held(EXPERIMENTS[name], runs.collect()["points"])
 
 
-def test_epsilon_makes_the_plateau():
+def test_favor_with_long_keys_retrieves_nothing():
     """`favor-underflow` at S = 100 with one seed and few optimiser steps."""
     points = [
         favor_underflow.run({**p, "budget": 100}) | p
@@ -559,7 +560,7 @@ def test_epsilon_makes_the_plateau():
     ]
     by = {point["variant"]: point for point in points}
     assert abs(by["as published"]["loss"] - 0.5) < 5e-4
-    assert abs(by["without epsilon"]["loss"] - 0.5) > 0.05
+    assert by["without epsilon"]["loss"] > 0.55  # that is no way out
     assert by["as published"]["log10_denominator"] < -8
 
 

@@ -159,3 +159,9 @@ def test_what_is_no_json_is_named(tmp_path):
         path.write_bytes(text)
         with pytest.raises(ValueError, match=f"^{path} is damaged: no JSON"):
             read_json(path)
+
+
+def test_json_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"a": "é"}', encoding="utf-8-sig")
+    assert read_json(path) == {"a": "é"}

@@ -168,7 +168,7 @@ EXERCISES["twice"] = Exercise(
 def test_exercises_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.setattr("fwlab.exercises.EXERCISES", dict(EXERCISES))
     own, folder = tmp_path / "my_exercises.py", tmp_path / "out"
-    own.write_text(OWN)
+    own.write_text(OWN, "utf-8-sig")  # as some editors do
     given = ("--from", str(own))
     assert "twice" in fwlab("exercises", "list", *given)[1]
     assert fwlab("exercises", "export", str(folder), *given)[0] == 0

@@ -1,5 +1,6 @@
 """Models of transformers with fwlab's rules, and fwlab's models in transformers."""
 
+import copy
 import importlib
 import sys
 
@@ -8,7 +9,14 @@ import torch
 
 pytest.importorskip("transformers")
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from alike import refuses
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    TrainingArguments,
+)
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fwlab import hf
@@ -296,20 +304,33 @@ def test_padding_is_not_seen(mixer):
     assert off(logits, model(PROMPT[:1, 2:]).logits) < 1e-10
 
 
+#: Methods of a cache, an argument, and the rows that it then has of three.
+ROWS = [
+    ("reorder_cache", torch.tensor([2, 1, 1]), [2, 1, 1]),
+    ("batch_select_indices", torch.tensor([1]), [1]),
+    ("batch_select_indices", torch.tensor([True, False, True]), [0, 2]),
+    ("batch_repeat_interleave", 2, [0, 0, 1, 1, 2, 2]),
+]
+
+
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_cache_goes_on_from_other_rows(mixer, padding):
     """As beams do: what was never chosen is dropped, and others are doubled."""
-    model, x, rows = wrapped(mixer), tokens(3, 6) % 20, torch.tensor([2, 1, 1])
+    model, x = wrapped(mixer), tokens(3, 6) % 20
     mask = torch.ones_like(x)
     mask[1, :padding] = 0
-    caches = [hf.FwlabCache(), hf.FwlabCache()]
-    model(x, attention_mask=mask, cache=caches[0])
-    caches[0].reorder_cache(rows)
-    model(x[rows], attention_mask=mask[rows], cache=caches[1])
-    token = torch.tensor([[3], [4], [5]])
-    ours, wanted = (model(token, cache=cache).logits for cache in caches)
-    assert off(ours, wanted) < 1e-10
+    every = hf.FwlabCache()
+    model(x, attention_mask=mask, cache=every)
+    assert every.batch_size == 3
+    for method, argument, rows in ROWS:
+        caches = [copy.copy(every), hf.FwlabCache()]
+        getattr(caches[0], method)(argument)
+        model(x[rows], attention_mask=mask[rows], cache=caches[1])
+        assert [cache.batch_size for cache in caches] == [len(rows)] * 2
+        token = torch.arange(len(rows))[:, None]
+        ours, wanted = (model(token, cache=cache).logits for cache in caches)
+        assert off(ours, wanted) < 1e-10
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -321,6 +342,36 @@ def test_saved_and_loaded(mixer, tmp_path):
     weights = model.state_dict()
     assert all(torch.equal(x, weights[name]) for name, x in again.state_dict().items())
     assert off(again(PROMPT).logits, model(PROMPT).logits) < 2e-5
+
+
+#: What `Cache` says of a cache without layers is true of a `FwlabCache`, too.
+TRUE = {"get_max_cache_shape", "get_query_offset", "is_compileable", "is_dummy"}
+TRUE |= {"is_sliding", "max_batch_size", "max_cache_len"}
+
+
+def test_no_method_of_a_cache_does_nothing():
+    """Each works or is refused: theirs go through layers, of which there are none."""
+    theirs = {name for name in dir(Cache) if not name.startswith("_")}
+    assert theirs - vars(hf.FwlabCache).keys() <= TRUE
+    model, cache = wrapped(), hf.FwlabCache()
+    for time in (0, 5, 7):
+        assert bool(cache) == cache.is_initialized == (time > 0)
+        assert cache.has_previous_state() == (time > 0)
+        assert cache.get_seq_length() == cache.get_query_offset() == time
+        assert cache.get_mask_sizes(3, 0) == (time + 3, 0)
+        assert (cache.batch_size, len(cache)) == ((2, 2) if time else (-1, 0))
+        model(PROMPT if time == 0 else PROMPT[:, :2], cache=cache)
+    assert not cache.is_croppable and not cache.is_recording_past(0)
+    x = torch.zeros(2, 1, 3, 4)
+    for call in (
+        lambda: cache.update(x, x, 0),
+        lambda: cache.update_conv_state(x, 0),
+        lambda: cache.get_recurrent_state(0),
+        lambda: cache.offload(0),
+        lambda: cache.activate_past_recording(),
+        lambda: cache.early_initialization(2, 1, 4, x.dtype, x.device),
+    ):
+        refuses(call, "FwlabCache: the state is that of a Lan", NotImplementedError)
 
 
 def test_sampling_with_a_cache():
@@ -422,9 +473,230 @@ def test_mixers_need_names():
         hf.FwlabConfig(mixer=MIXERS["delta"])
 
 
+@pytest.mark.parametrize("name", ["layerz", "n_layer", "use_cache", "temperature"])
+def test_no_argument_of_a_configuration_does_nothing(name):
+    refuses(lambda: hf.FwlabConfig(**{name: 2}), f"arguments of .*, got {name}")
+
+
+def test_names_of_a_configuration():
+    config = hf.FwlabConfig(hidden_size=8, tie_word_embeddings=False, pad_token_id=3)
+    assert (config.d_model, config.tied, config.pad_token_id) == (8, False, 3)
+    refuses(lambda: hf.FwlabConfig(d_model=8, hidden_size=16), "got both")
+
+
+def test_a_configuration_keeps_what_others_add(tmp_path):
+    """`Trainer` and other programs write to it."""
+    config = hf.FwlabConfig(vocab_size=9, layers=2)
+    config.use_cache, config.note = False, "mine"
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert again | {"_name_or_path": ""} == config.to_dict()
+    again, unused = hf.FwlabConfig.from_pretrained(
+        tmp_path, layers=3, padding_side="left", return_unused_kwargs=True
+    )
+    assert (again.layers, unused) == (3, {"padding_side": "left"})
+
+
 def test_only_the_logits_that_are_asked_for():
     model = wrapped()
-    every = model(PROMPT).logits
-    for count, use_cache in ((1, True), (1, False), (2, True)):
-        last = model(PROMPT, logits_to_keep=count, use_cache=use_cache).logits
-        assert last.shape[1] == count and off(last, every[:, -count:]) < 1e-10
+    every = model(PROMPT, labels=PROMPT)
+    for keep, use_cache in ((1, True), (1, False), (2, True)):
+        last = model(PROMPT, logits_to_keep=keep, use_cache=use_cache).logits
+        assert last.shape[1] == keep and off(last, every.logits[:, -keep:]) < 1e-10
+        some = model(PROMPT, labels=PROMPT, logits_to_keep=keep, use_cache=use_cache)
+        assert some.logits.shape[1] == keep and torch.allclose(some.loss, every.loss)
+    places = torch.tensor([3, 0])
+    some = model(PROMPT, logits_to_keep=places).logits
+    assert torch.equal(some, every.logits[:, places])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_resized_embeddings(tied, tmp_path):
+    model = wrapped(tied=tied).float()
+    before = model(PROMPT).logits
+    model.resize_token_embeddings(23, mean_resizing=False)
+    assert off(model(PROMPT).logits[..., :20], before) < 1e-6
+    assert len(model.get_output_embeddings().weight) == model.config.vocab_size == 23
+    assert (model.get_input_embeddings() is model.get_output_embeddings()) == tied
+    x = torch.tensor([[22, 1, 21]])
+    assert model(x, labels=x).logits.shape[-1] == 23
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(x).logits, model(x).logits)
+    layer = torch.nn.Linear(16, 23, bias=False)
+    if tied:
+        refuses(lambda: model.set_output_embeddings(layer), "expected tied=False")
+    else:
+        model.set_output_embeddings(layer)
+        assert model.get_output_embeddings() is layer
+        assert not torch.equal(again(x).logits, model(x).logits)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_gradient_checkpointing():
+    """The same gradients from less memory."""
+    model = wrapped().train()
+
+    def step():
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: sizes.append(x.numel()) or x, lambda x: x
+        ):
+            loss = model(PROMPT, labels=PROMPT).loss
+        model.zero_grad()
+        loss.backward()
+        return sum(sizes), model.language_model.embedding.weight.grad
+
+    kept, gradient = step()
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    less, same = step()
+    assert less < kept / 2 and off(same, gradient) < 1e-10
+    model.gradient_checkpointing_disable()
+    assert step()[0] == kept
+    enable = model.gradient_checkpointing_enable
+    refuses(lambda: enable({"use_reentrant": True}), "'use_reentrant': False} or none")
+    refuses(lambda: model._set_gradient_checkpointing(every_n_layers=2), "every layer")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_trainer_with_label_smoothing(tmp_path):
+    """It is that of the next token, for which the class is known by its name."""
+    model = wrapped().float()
+    arguments = TrainingArguments(
+        str(tmp_path),
+        label_smoothing_factor=0.1,
+        gradient_checkpointing=True,
+        max_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    data = [{"input_ids": x, "labels": x} for x in PROMPT]
+    trainer = transformers.Trainer(model, arguments, train_dataset=data)
+    loss = trainer.compute_loss(model, {"input_ids": PROMPT, "labels": PROMPT})
+    logits, following = model(PROMPT).logits[:, :-1], PROMPT[:, 1:]
+    wanted = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), following.flatten(), label_smoothing=0.1
+    )
+    assert torch.allclose(loss, wanted)
+    before = model.language_model.embedding.weight.clone()
+    trainer.train()
+    assert model.language_model.checkpointing
+    assert not torch.equal(model.language_model.embedding.weight, before)
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_hidden_states(padding):
+    model = wrapped(["gated-delta", "softmax"], tied=False)
+    mask = torch.ones_like(PROMPT)
+    mask[0, :padding] = 0
+    output = model(PROMPT, attention_mask=mask, output_hidden_states=True)
+    assert [x.shape for x in output.hidden_states] == [(2, 5, 16)] * 3
+    last = model.get_output_embeddings()(output.hidden_states[-1])
+    assert off(last, output.logits) < 1e-10
+    alone = model(PROMPT[:1, padding:], output_hidden_states=True).hidden_states
+    for ours, wanted in zip(output.hidden_states, alone, strict=True):
+        assert off(ours[:1, padding:], wanted) < 1e-10
+    x = model.get_input_embeddings()(PROMPT[1:])
+    x = x + model.language_model.positions(torch.arange(5))
+    assert off(output.hidden_states[0][1:], x) < 1e-10
+    first, second = model.language_model.blocks
+    assert off(output.hidden_states[1][1:], first(x)) < 1e-10
+    wanted = model.language_model.norm(second(first(x)))
+    assert off(output.hidden_states[2][1:], wanted) < 1e-10
+    model.config.output_hidden_states = True
+    assert len(model(PROMPT).hidden_states) == 3
+    refuses(lambda: model(PROMPT, use_cache=True), "output_hidden_states without a cac")
+    refuses(
+        lambda: wrapped("feedback")(PROMPT, output_hidden_states=True),
+        "expected output_hidden_states with a mixer of blocks",
+    )
+
+
+def test_positions_are_those_that_the_model_counts():
+    model, mask = wrapped("gated-delta,aft-simple"), torch.ones_like(PROMPT)
+    mask[0, :2] = 0
+    counted = mask.cumsum(1) - 1
+    wanted = model(PROMPT, attention_mask=mask, use_cache=True)
+    given = model(PROMPT, attention_mask=mask, position_ids=counted.clamp(min=0))
+    assert torch.equal(given.logits, wanted.logits)
+    cache, token = wanted[CACHE], PROMPT[:, :1]
+    model(token, cache=cache, position_ids=torch.tensor([[3], [5]]))
+    for call in (
+        lambda: model(token, cache=cache, position_ids=torch.tensor([[4], [5]])),
+        lambda: model(PROMPT, position_ids=torch.arange(1, 6)[None]),
+        lambda: model(PROMPT, position_ids=torch.arange(6)[None]),
+        lambda: model(PROMPT[:1], position_ids=torch.tensor([[0, 1, 1, 2, 0]])),
+    ):
+        refuses(call, "position_ids that count the real tokens")
+
+
+def test_positions_that_begin_again_are_documents():
+    """As a collator without borders gives them."""
+    model, x, lengths = wrapped(), tokens(1, 13) % 20, [5, 1, 7]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    together = model(x, position_ids=positions).logits
+    alone = [model(part).logits for part in x.split(lengths, 1)]
+    assert off(together, torch.cat(alone, 1)) < 1e-10
+    borders = torch.tensor([0, 5, 6, 13], dtype=torch.int32)
+    both = model(x, position_ids=positions, cu_seq_lens_q=borders).logits
+    assert torch.equal(both, together)
+    for call in (
+        lambda: model(x, position_ids=positions, cu_seq_lens_q=borders[[0, 2, 3]]),
+        lambda: model(x, position_ids=torch.arange(13)[None], cu_seq_lens_q=borders),
+    ):
+        refuses(call, "position_ids that count the real tokens")
+
+
+BORDERS = torch.tensor([0, 2, 5])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"output_atentions": True}, "arguments of forward, got output_atentions"),
+        ({"output_attentions": True}, "output_attentions cannot work"),
+        ({"inputs_embeds": torch.zeros(2, 5, 16)}, "inputs_embeds cannot work"),
+        ({"input_ids": None}, "expected input_ids, got none"),
+        ({"past_key_values": transformers.DynamicCache()}, "FwlabCache.*DynamicCache"),
+        (
+            {"attention_mask": torch.ones(2, 1, 5, 5)},
+            r"shape \[2, 5\], got \[2, 1, 5, 5",
+        ),
+        ({"attention_mask": torch.ones(1, 5)}, r"shape \[2, 5\], got \[1, 5"),
+        ({"logits_to_keep": -1}, "logits_to_keep to be 0 or more, or places, got -1"),
+        ({"cu_seq_lens_k": BORDERS}, "expected cu_seq_lens_q, .* only cu_seq_lens_k"),
+        (
+            {"cu_seq_lens_q": BORDERS, "cu_seq_lens_k": BORDERS[:1]},
+            "cu_seq_lens_k to be as cu_seq_lens_q",
+        ),
+        (
+            {"cache": hf.FwlabCache(), "past_key_values": hf.FwlabCache()},
+            "cache or past_key_values, which are two names of the same, got both",
+        ),
+    ],
+)
+def test_no_argument_of_a_model_does_nothing(given, said):
+    refuses(lambda: wrapped()(**{"input_ids": PROMPT} | given), said)
+
+
+def test_a_pipeline(tmp_path):
+    """With a pad token that is added, as the page says."""
+    text = "the quick brown fox\njumps over the lazy dog\n" * 80
+    sizes = {"layers": 1, "heads": 2, "d_model": 16, "block": 32, "batch": 2}
+    Trainer(Config(**sizes), text).save(tmp_path / "run")
+    model, tokenizer = hf.from_run(tmp_path / "run")
+    with torch.no_grad():
+        model.language_model.embedding.weight *= 30
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.padding_side = "left"
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    prompts = ["the fox", "a lazy dog"]
+    given = {"max_new_tokens": 5, "do_sample": False}
+    pipeline = transformers.pipeline("text-generation", model, tokenizer=tokenizer)
+    both = pipeline(prompts, batch_size=2, return_full_text=False, **given)
+    for prompt, [answer] in zip(prompts, both, strict=True):
+        x = tokenizer(prompt, return_tensors="pt").input_ids
+        alone = model.generate(x, **given)[0, x.shape[1] :]
+        assert answer["generated_text"] == tokenizer.decode(alone)

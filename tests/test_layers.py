@@ -165,6 +165,13 @@ def test_prefill_and_step_are_forward(make):
 
 
 @layers
+def test_an_unknown_implementation_is_refused(make):
+    layer, x = setup(make)
+    said = "expected implementation to be .*got 'fastest'"
+    refuses(lambda: layer(x, implementation="fastest"), said)
+
+
+@layers
 def test_step_without_gradients(make):
     """It continues from one state twice, and refuses others as `prefill` does."""
     layer, x = setup(make)

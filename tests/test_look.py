@@ -287,7 +287,9 @@ def test_a_run(tmp_path, monkeypatch, tokens):
     data = json.loads((tmp_path / "p.json").read_text())
     assert data["name"] == "Eve" or tokens == "characters"
     if tokens == "characters":  # the second Eve is not among them
-        assert "no capitalised word" in said and "kept" not in str(data["layers"])
+        assert "--name WORD chooses a word" in said and "kept" not in str(
+            data["layers"]
+        )
         assert "".join(data["tokens"]) == "Eve saw it.\nNo, "
     else:
         assert data["tokens"][:6] == ["Eve", "saw", "it.", "\n", "No,", "Eve"]
@@ -312,6 +314,7 @@ def test_names():
     assert found == ("Ada", [4, 5, 8])
     assert occurrences(reading(text, 10), "and") == ("and", [1, 1])
     assert occurrences(reading("The Ada, the The", 4), None) == (None, [])
+    refuses(lambda: occurrences(reading(text, 3), " "), "name to be a word, got ' '")
 
 
 def test_the_picture():

@@ -195,3 +195,23 @@ def test_a_token_takes_few_operators(mixer, operators):
         _, state = model.step(torch.zeros(1, dtype=torch.long), state)
         count = operator_calls(lambda: model.step(torch.zeros(1).long(), state))
     assert count <= operators + 2  # the token itself
+
+
+def test_second_derivatives(mixer, model):
+    """The naive form has them; another one says so."""
+    text, weight = tokens(1, 3), model.embedding.weight
+    place = text[0, 0], 0
+
+    def first(**options):
+        loss = model(text, **options).logsumexp(-1).sum()
+        return torch.autograd.grad(loss, weight, create_graph=True)[0][place]
+
+    gradient = first(implementation="naive")
+    second = torch.autograd.grad(gradient, weight)[0][place]
+    with torch.no_grad():
+        weight[place] += 1e-6
+    change = (first(implementation="naive") - gradient) / 1e-6
+    torch.testing.assert_close(second, change, rtol=1e-3, atol=1e-5)
+    if mixer not in ("softmax", "transformer-xl"):
+        with pytest.raises(RuntimeError, match="implementation='naive'"):
+            torch.autograd.grad(first(), weight)

@@ -703,10 +703,73 @@ def test_train_and_generate(fwlab):
     assert fwlab(*arguments)[1] == out
 
     # Going on: nothing left at 6 steps, 3 more at 9.
-    assert "already has 6 steps" in fwlab(*TRAIN, "--resume")[1]
+    code, out, _ = fwlab(*TRAIN, "--resume")
+    assert "already has 6 steps" in out and "learning rate" not in out
     assert fwlab(*TRAIN, "--resume", "--steps", "9")[0] == 0
     assert load(f"{path}/last").step == 9
     assert [row[0] for row in result_of("runs/delta")["curve"]] == [3, 6, 9]
+
+
+def test_resume_says_how_the_learning_rate_changes(fwlab):
+    options = ("--warmup", "1", "--lr", "0.01")
+    train = [*RUN, *options, "--resume"]
+    assert "learning rate" not in fwlab(*train)[1]
+    code, out, _ = fwlab(*train, "--steps", "12")
+    assert code == 0
+    lines = Path("run/metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line)["lr"] for line in lines]
+    assert (
+        "the learning rate now falls until step 12, no longer until step 6: it was "
+        f"{rates[1]:.2g} at step 6 and is {Config(lr=0.01, warmup=1, steps=12).lr_at(6):.2g}"
+        " at step 7\n"
+    ) in out
+    for option, value in (("--lr", "0.1"), ("--schedule", "noam"), ("--min-lr", "0")):
+        name = option.removeprefix("--").replace("-", "_")
+        said = f"the checkpoint is of another run: expected {name} "
+        assert said in refused(*train, "--steps", "12", option, value)
+
+
+def test_resume_with_rates_that_do_not_depend_on_the_steps(fwlab):
+    train = [*RUN, "--schedule", "noam", "--resume"]
+    assert fwlab(*train)[0] == 0
+    assert "learning rate" not in fwlab(*train, "--steps", "9")[1]
+
+
+#: Each would take the current folder: the value of an unset variable of the shell.
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*TRAIN, "--out", ""],
+        [*TRAIN, "--out="],
+        ["train", *FAST, "--corpus", ""],
+        [*TRAIN, "--start", ""],
+        ["plot", ""],
+        ["plot", "run", "--out", ""],
+        ["generate", ""],
+        ["look", "", "--text", "text.txt"],
+        ["look", "run", "--text", ""],
+        ["look", "run", "--text", "text.txt", "--out="],
+        ["bench", "--out", ""],
+        ["exercises", "export", ""],
+        ["exercises", "grade", "notebook.ipynb", "--out", ""],
+        ["exercises", "list", "--from", ""],
+        ["reproduce", "retrieval-1", "--quick", "--out", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_refused(fwlab, tmp_path, arguments):
+    assert "got an empty one; has a variable of the shell no" in refused(*arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_an_empty_prompt_is_a_value(run):
+    assert "expected a prompt" in refused("generate", "run", "--prompt", "")
+
+
+def test_an_empty_name_is_no_checkpoint(run, monkeypatch):
+    monkeypatch.chdir(run)
+    with pytest.raises(CheckpointError, match="a file or a folder, got ''"):
+        load("")
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -13,12 +13,15 @@ import plots
 from repository import ROOT
 from templates import TEMPLATES, render
 
+from fwlab.experiments.language_model import CONVOLUTION, longer
 from fwlab.files import read_json
 from fwlab.models import MIXERS
 
 RESULTS = ROOT / "docs" / "results"
 TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
 BENCH, PEERS = "bench-cpu", "peers-cpu"
+#: The results that have the control without a memory, and its name in the table.
+CONTROLS, NO_MEMORY = "language-model", "convolution alone, no memory"
 LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
 PUBLISHED_MODELS = "published-cpu"
 GENERATION = "generation-cpu"
@@ -69,7 +72,7 @@ def _comparison() -> dict | None:
     bench = _read(BENCH)
     speed = {row["mixer"]: row for row in (bench or {}).get("mixers", [])}
     rows = []
-    for mixer, group in groupby(_runs(), _mixer):
+    for mixer, group in groupby([*_runs(), *_controls()], _mixer):
         runs = list(group)
         losses = [run["validation_loss"] for run in runs]
         rows.append(
@@ -282,6 +285,15 @@ def _runs() -> list[dict]:
     names = [path.stem for path in RESULTS.glob(f"{TRAINING}-*.json")]
     runs = [{**_read(name), "file": name} for name in sorted(names, key=_by_seed)]
     return sorted(runs, key=lambda run: [*MIXERS].index(_mixer(run)))
+
+
+def _controls() -> list[dict]:
+    """The runs without a memory, as training runs."""
+    points = (_read(CONTROLS) or {"points": []})["points"]
+    return [
+        {**p, "config": {"mixer": NO_MEMORY}, "validation_loss": p["loss"]}
+        for p in longer(points, CONVOLUTION)
+    ]
 
 
 def _by_seed(name: str) -> tuple[int, str]:

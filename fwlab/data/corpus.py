@@ -1,5 +1,6 @@
 """Corpora: a file, a checked download, or Python's standard library."""
 
+import codecs
 import hashlib
 import os
 import stat
@@ -8,7 +9,7 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-from fwlab.data.texts import Part, Splits, Text
+from fwlab.data.texts import Part, Splits, Text, unix_lines
 
 
 class CorpusError(Exception):
@@ -73,6 +74,14 @@ CORPORA = {
 address and its hash; for an archive, also the name in it, and its hash."""
 
 
+#: The byte order marks of other encodings. UTF-16's are the beginning of UTF-32's.
+OTHERS = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+EMPTY = "is empty"
+
+
 def corpus(name: str | None = None) -> str:
     """The text of a corpus.
 
@@ -85,8 +94,9 @@ def corpus(name: str | None = None) -> str:
       so.
     - Returns the text. That of a folder is the text of its files in the
       order of their paths; files whose names begin with a dot are left
-      out, and files that are not UTF-8 text, which one line on stderr
-      counts.
+      out, and files that are not UTF-8 text or contain a NUL character,
+      which one line on stderr counts. Lines end with LF: those of a file
+      may end with CRLF or CR, too. A byte order mark is dropped.
     - Raises `CorpusError` if the text is not available, is empty, or is
       not the expected one (its hash).
 
@@ -136,9 +146,9 @@ def _text(name: str | None) -> Text:
         texts = [_text(f"{name}-{split}") for split in Splits._fields]
         return Text(tuple(part for text in texts for part in text.parts), articles=True)
     path = Path(name)
-    if path.is_dir():
+    if name and path.is_dir():  # without a name, it would be the current folder
         return _folder(path)
-    if "/" in name or "\\" in name or path.suffix or path.exists():
+    if name and ("/" in name or "\\" in name or path.suffix or path.exists()):
         return Text((_file(path),))
     known = ", ".join(map(repr, ["shakespeare", "python", *WIKITEXT]))
     raise CorpusError(
@@ -213,11 +223,9 @@ def _fetch(name: str, source: _Source) -> Path:
 
 def _file(path: Path) -> Part:
     """A file that is text, and not empty."""
-    part, kind = _part(path)
-    if kind == "binary":
-        raise CorpusError(f"the corpus file {path} is not UTF-8 text")
-    if kind == "blank":
-        raise CorpusError(f"the corpus file {path} is empty")
+    part, wrong = _part(path)
+    if wrong:
+        raise CorpusError(f"the corpus file {path} {wrong}")
     return part
 
 
@@ -230,8 +238,8 @@ def _folder(folder: Path) -> Text:
     )
     files = [path for parts in shown if (path := folder.joinpath(*parts)).is_file()]
     parts = [_part(path) for path in files]
-    binary = sum(kind == "binary" for _, kind in parts)
-    texts = tuple(part for part, kind in parts if kind == "text")
+    binary = sum(wrong not in ("", EMPTY) for _, wrong in parts)
+    texts = tuple(part for part, wrong in parts if not wrong)
     if not texts:
         raise CorpusError(
             f"expected UTF-8 text files in the folder {folder}, got none of "
@@ -240,15 +248,15 @@ def _folder(folder: Path) -> Text:
     if binary:
         print(
             f"fwlab: left out {binary} of {len(files)} files in {folder} that are not "
-            "UTF-8 text",
+            "UTF-8 text or contain a NUL character",
             file=sys.stderr,
         )
     return Text(texts)
 
 
 def _part(path: Path) -> tuple[Part, str]:
-    """A whole file, and whether it is "text", "blank" or "binary"."""
-    kind = "blank"
+    """The text of a whole file, and what is wrong with it; "" = nothing."""
+    wrong, lines = EMPTY, 1
     try:
         about = path.stat()
         if not stat.S_ISREG(about.st_mode):  # a pipe may keep its reader waiting
@@ -256,18 +264,30 @@ def _part(path: Path) -> tuple[Part, str]:
                 f"expected the corpus {path} to be a file or a folder: it is a device "
                 "or a pipe, so save its text first"
             )
-        part = Part(path, 0, about.st_size)
+        with path.open("rb") as file:
+            first = file.read(4)
+        mark = codecs.BOM_UTF8
+        part = Part(path, len(mark) * first.startswith(mark), about.st_size)
+        for encoding, marks in OTHERS.items():
+            if first.startswith(marks):
+                return part, f"is {encoding}: save it as UTF-8"
         for piece in Text((part,)).pieces():
-            if "\0" in piece:
-                return part, "binary"
-            if kind == "blank" and piece.strip():
-                kind = "text"
+            before, nul, _ = piece.partition("\0")
+            lines += before.count("\n")
+            if nul:
+                return part, (
+                    f"contains a NUL character, in line {lines}: expected text, and no "
+                    "binary data or UTF-16"
+                )
+            if piece.strip():
+                wrong = ""
     except OSError as error:
         why = (error.strerror or type(error).__name__).lower()
         raise CorpusError(f"cannot read the corpus file {path}: {why}") from None
-    except UnicodeDecodeError:
-        return part, "binary"
-    return part, kind
+    except UnicodeDecodeError as error:
+        lines += error.object[: error.start].count(b"\n")
+        return part, f"is not UTF-8 text, from line {lines} on"
+    return part, wrong
 
 
 def _standard_library() -> str:
@@ -277,7 +297,7 @@ def _standard_library() -> str:
     """
     folder = Path(sysconfig.get_path("stdlib"))
     files = (path.read_bytes() for path in sorted(folder.glob("*.py")))
-    text = "\n".join(data.decode() for data in files if data.isascii())
+    text = "\n".join(unix_lines(data.decode()) for data in files if data.isascii())
     if not text.strip():
         raise CorpusError(
             f"expected Python files in the standard library {folder}, got none"

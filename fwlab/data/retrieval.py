@@ -76,7 +76,7 @@ def _last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
 def loss(found: Tensor, wanted: Tensor) -> Tensor:
     """Half the squared error against one-hot values, mean over queries.
 
-    Finding nothing costs exactly 0.5.
+    Finding nothing costs 0.5.
     """
     return (found - F.one_hot(wanted, found.shape[-1])).square().sum(-1).mean() / 2
 

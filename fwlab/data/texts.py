@@ -18,8 +18,10 @@ _END = re.compile(r"\n \n(?= = [^=\n].* = \n \n)")
 class Part(NamedTuple):
     """A file, or a part of one.
 
-    - `path`: path of the file, which is in UTF-8.
-    - `start`, `stop`: where the part begins, and where it ends, in bytes.
+    - `path`: path of the file, which is in UTF-8. CRLF and CR end a line as LF does,
+      and become LF.
+    - `start`, `stop`: where the part begins, and where it ends, in bytes. A byte order
+      mark is not part of the text, so `start` is 3 in a file with one.
     """
 
     path: Path
@@ -123,11 +125,22 @@ class Splits(NamedTuple):
         ).sha256()
 
 
+def unix_lines(text: str) -> str:
+    """End every line with LF, as `open` does."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def _pieces(part: str | Part) -> Iterator[str]:
     """The lines of a part, about a megabyte at a time."""
     if isinstance(part, str):
         yield part
         return
+    for block in _blocks(part):
+        yield unix_lines(block.decode())
+
+
+def _blocks(part: Part) -> Iterator[bytes]:
+    """The same as bytes, as they are in the file."""
     with part.path.open("rb") as file:
         file.seek(part.start)
         left, line = part.stop - part.start, b""
@@ -135,11 +148,11 @@ def _pieces(part: str | Part) -> Iterator[str]:
             left -= len(block)
             end = block.rfind(b"\n") + 1
             if end:
-                yield (line + block[:end]).decode()
+                yield line + block[:end]
                 line = b""
             line += block[end:]
         if line:
-            yield line.decode()
+            yield line
 
 
 def _articles(pieces: Iterator[str]) -> Iterator[str]:
@@ -160,9 +173,14 @@ def _cut(part: str | Part, characters: int) -> tuple[str | Part, str | Part]:
     if isinstance(part, str):
         return part[:characters], part[characters:]
     at = part.start
-    for piece in _pieces(part):
-        at += len(piece[:characters].encode())
-        characters -= len(piece)
-        if characters <= 0:
+    for block in _blocks(part):
+        raw = block.decode()
+        size = len(unix_lines(raw))
+        if size >= characters:
+            for pair in re.finditer("\r\n", raw):  # one character of the text
+                characters += pair.start() < characters
+            at += len(raw[:characters].encode())
             break
+        at += len(block)
+        characters -= size
     return part._replace(stop=at), part._replace(start=at)

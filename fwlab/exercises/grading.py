@@ -197,7 +197,7 @@ def _run(
     """
     sandbox = _bwrap()
     task: dict[str, Any] = {"cells": cells, "seconds": cell_seconds, "gib": gib}
-    task["own"] = own and (own.stem, own.read_text("utf-8"))
+    task["own"] = own and (own.stem, own.read_text("utf-8-sig"))
     # Reports begin with a word that the notebook is not told.
     key = secrets.token_hex()
     with (

@@ -121,7 +121,7 @@ def export(
     for path in notebooks:
         files[folder / path.name] = working_edition(read_json(path))
     if own and own.resolve() != (folder / own.name).resolve():
-        files[folder / own.name] = own.read_text("utf-8")
+        files[folder / own.name] = own.read_text("utf-8-sig")
     if there := [path for path in files if path.exists() and not force]:
         raise FileExistsError(f"{there[0]} is there: use --force to write over it")
     for path, content in files.items():

@@ -1,9 +1,10 @@
-"""Why FAVOR+ never left a loss of 0.5: the epsilon of a denominator.
+"""Why FAVOR+ never left a loss of 0.5: its keys are too long.
 
 The features of FAVOR+ carry the factor exp(-|k|^2 / 2), and in setting 1
 keys get longer with the number of symbols. Once the denominator of the sum
 rule is far below the epsilon that is added to it, everything retrieved is
-0, the loss is 0.5, and there is no gradient.
+0, the loss is 0.5, and there is no gradient. Without the epsilon, the layer
+learns nothing either.
 """
 
 from math import log10
@@ -34,7 +35,7 @@ VARIANTS = {
 PUBLISHED = {20: 0.13, 40: 0.2982, 60: 0.4926, 80: 0.5002, 100: 0.5, 140: 0.5}
 #: Optimiser steps of the quick version.
 QUICK = 800
-#: From here on the published loss is exactly 0.5.
+#: From here on the published loss is 0.5, to four digits.
 STUCK = 100
 
 

@@ -11,7 +11,9 @@ from math import inf, log
 from operator import gt
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from fwlab import plots
 from fwlab.experiments import text
@@ -24,7 +26,8 @@ from fwlab.experiments.experiment import (
     select,
 )
 from fwlab.experiments.text import LR, median_loss
-from fwlab.layers import SoftmaxAttention
+from fwlab.layers import FastWeightAttention, SoftmaxAttention
+from fwlab.layers.causal import Causal
 from fwlab.models import MIXERS, Mixer
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
 from fwlab.training import Config
@@ -32,6 +35,8 @@ from fwlab.training import Config
 #: A mixer, and the feature map of its keys.
 Name = tuple[str, str]
 SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
+#: The control: a convolution over this many tokens, and no memory.
+CONVOLUTION, CONV_SIZE = ("convolution", ""), 4
 #: Validation perplexity per word on WikiText-103, small models.
 TABLES: dict[str, dict[Name, float]] = {
     "Table 2": {
@@ -61,6 +66,8 @@ MAPS = {
 }
 #: The loss of softmax attention, in nats per character.
 NANOGPT = 1.88
+#: How the features of FAVOR+ differ from published ones. It changes their order.
+DRAWN = "FAVOR+ drawn once (theirs at every training step)"
 #: The feature maps of the fast weight rules, as in `MIXERS`.
 USUAL = {
     "sum": "linear",
@@ -78,6 +85,28 @@ NEAR, FAR = 1.75, 2.6
 ROTARY_SOFTMAX = Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=1.0))
 
 
+class ConvolutionAlone(FastWeightAttention):
+    r"""The layer of the sum rule with a short convolution, but no fast weights.
+
+    It returns $W_o$ times the convolved values: what a step would write, not what a
+    memory answers. Queries and keys are computed as usual, and have no effect, so
+    that everything else stays equal: initial weights, and numbers of parameters.
+    """
+
+    packs = skips = False
+    forward, step = Causal.forward, Causal.step  # by way of `prefill`
+
+    def prefill(self, x: Tensor, state: Any = None, *args: Any, **options: Any) -> Any:
+        assert self.conv is not None
+        qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], -1)
+        qkv, state = self.conv(qkv, state, None)
+        return self.to_out(qkv[..., -self.channels[-1] :]), state
+
+    def state_size(self, time: int = 0) -> int:
+        assert self.conv is not None
+        return (self.conv.size - 1) * self.conv.channels
+
+
 def points(quick: bool) -> list[Point]:
     def setting(mixer: str, map: str | None = None, **changes: Any) -> Point:
         map = USUAL.get(mixer, "") if map is None else map
@@ -88,7 +117,7 @@ def points(quick: bool) -> list[Point]:
     settings = [setting(*name) for name in (*PUBLISHED, ROTARY, XL, *lacking)]
     settings += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
     if not quick:
-        settings.append(setting(*SOFTMAX, size="nanogpt"))
+        settings += [setting(*one, size="nanogpt") for one in (SOFTMAX, CONVOLUTION)]
         for mixer in COMPARED:
             settings += [setting(mixer, block=256), setting(mixer, carry=1)]
             settings += [setting(mixer, lr=OTHER_LR)]
@@ -106,6 +135,10 @@ def model(point: Point) -> tuple[Config, Mixer]:
     name, map = point["mixer"], point["map"]
     if name == ROTARY[0]:
         mixer = ROTARY_SOFTMAX
+    elif name == CONVOLUTION[0]:
+        mixer = text.fast_weights(
+            "sum", "linear", layer=ConvolutionAlone, conv_size=CONV_SIZE
+        )
     elif name in USUAL and map != USUAL[name]:
         mixer = text.fast_weights(name, map)
     else:
@@ -132,7 +165,7 @@ def claims(points: list[Point]) -> list[Claim]:
             [saved(usual, "dpfp"), saved(usual, "favor")],
             gt,
             spec=".1f",
-            protocol=protocol,
+            protocol=f"{protocol}, {DRAWN}",
         )
     )
     delta = ("delta", "dpfp")
@@ -143,7 +176,7 @@ def claims(points: list[Point]) -> list[Claim]:
         _below(usual, XL, ("gated-delta", "identity")),
     ]
     if full:
-        every += [_softmax(select(points, size="nanogpt")), *_why(points)]
+        every += [_softmax(longer(points, SOFTMAX)), *_why(points)]
     return every
 
 
@@ -151,6 +184,11 @@ def as_usual(points: list[Point]) -> list[Point]:
     """Without what is varied for the question why."""
     same = select(points, block=64, carry=0)
     return [p for p in same if p["lr"] == LR[p["size"]] and p["size"] != "nanogpt"]
+
+
+def longer(points: list[Point], name: Name) -> list[Point]:
+    """Those of a mixer with all of nanoGPT's optimiser steps."""
+    return select(points, size="nanogpt", mixer=name[0])
 
 
 def label(name: Name) -> str:
@@ -163,6 +201,8 @@ def _below(
     usual: list[Point], low: Name, high: Name, published: str = "", protocol: str = ""
 ) -> Claim:
     sides = [losses(usual, mixer=mixer, map=map) for mixer, map in (low, high)]
+    if published and any(map.startswith("favor") for _, map in (low, high)):
+        protocol += f", {DRAWN}"
     text = f"{label(low)}: below {label(high)}"
     return compared(text, published, sides, protocol=protocol)
 
@@ -257,7 +297,8 @@ def draw(points: list[Point]) -> Figure:
         named.setdefault(name, []).append(p)
     full = points[0]["size"] != "small"
     if full:
-        named["softmax, 2,000 steps"] = select(points, size="nanogpt")
+        named["softmax, 2,000 steps"] = longer(points, SOFTMAX)
+        named["no memory, 2,000 steps"] = longer(points, CONVOLUTION)
     panels = [len(named), len(BOTH)] + [len(COMPARED)] * full
     height = 0.26 * sum(panels) + 1.1 * len(panels)
     ratios = [n + 1 for n in panels]

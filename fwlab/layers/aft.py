@@ -100,7 +100,7 @@ class _AFT(Causal):
 
     # The number of tokens so far, and the state of the operation. A form without a
     # position bias does not count tokens.
-    def _unpack(self, state: Any) -> tuple[int, Any]:
+    def _unpack(self, state: Any) -> tuple[Any, Any]:
         return 0, state
 
     # The inverse of `_unpack`.
@@ -197,7 +197,7 @@ class AFTFull(_Positioned):
         return 2 * time * self.d_model
 
     # Its state has every past key, and so their number.
-    def _unpack(self, state: Any) -> tuple[int, Any]:
+    def _unpack(self, state: Any) -> tuple[Any, Any]:
         if state is None:
             return 0, None
         checks.state_kind("AFTFull", state, ops.KeysAndValues)
@@ -251,12 +251,12 @@ class AFTLocal(_Positioned):
         return 2 * self.window * self.d_model
 
     # A window does not know how many tokens came before it, so the state counts them.
-    def _unpack(self, state: Any) -> tuple[int, Any]:
+    def _unpack(self, state: Any) -> tuple[Any, Any]:
         if state is None:
             return 0, None
         checks.state_kind("AFTLocal", state, PositionedState)
         position, memory = state
-        if not isinstance(position, int):
+        if not isinstance(position, int | torch.SymInt):
             kind = type(position).__name__
             raise TypeError(
                 f"AFTLocal: expected state.position to be an integer, got {kind}"

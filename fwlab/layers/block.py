@@ -68,7 +68,7 @@ class Block(Causal):
             d_ff = usual_d_ff(d_model, mlp)
         arguments.integers("Block", 1, d_ff=d_ff)
         arguments.dropout("Block", dropout)
-        self.post_norm = post_norm
+        self.d_model, self.post_norm = d_model, post_norm
         self.norm_mixer = new_norm(norm, d_model, norm_eps)
         self.mixer: Any = mixer
         self.norm_mlp = new_norm(norm, d_model, norm_eps)
@@ -82,9 +82,8 @@ class Block(Causal):
         """Maximum sequence length, if the mixer has a position table."""
         return getattr(self.mixer, "max_len", None)
 
-    # The dtype and device that inputs are compared with.
-    def _like(self) -> Tensor:
-        return self.expand.weight
+    def _first(self) -> nn.Module:
+        return self.expand
 
     def state_size(self, time: int = 0) -> int:
         """Number of scalars in the state of one sequence: the mixer's.
@@ -133,7 +132,7 @@ class Block(Causal):
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         parts: Any = self._modules  # attributes of a module are looked up slowly
-        check_input("Block", "x", x, "batch d_model", parts["expand"].weight)
+        check_input("Block", "x", x, "batch d_model", self.d_model, parts["expand"])
         y, state = parts["mixer"].step(self._before("norm_mixer", x), state)
         return self._mlp(x + self._after("norm_mixer", y)), state
 

@@ -21,11 +21,12 @@ class Causal(nn.Module):
     skips = False
     #: The implementation for a single token.
     one_token = "naive"
-    to_q: nn.Linear
+    d_model: int
+    to_q: nn.Module
 
-    def _like(self) -> Tensor:
-        """A weight `[..., d_model]`: inputs have its device and dtype."""
-        return self.to_q.weight
+    def _first(self) -> nn.Module:
+        """A linear layer: inputs have the device and dtype of its weights."""
+        return self.to_q
 
     def _checked(
         self,
@@ -41,7 +42,7 @@ class Causal(nn.Module):
                 f"{layer}: expected no cu_seqlens, since this layer cannot keep "
                 "packed documents apart"
             )
-        check_input(layer, "x", x, dims, self._like())
+        check_input(layer, "x", x, dims, self.d_model, self._first())
         return real_tokens(layer, x, dims, key_mask)
 
     def prefill(
@@ -92,6 +93,7 @@ class Causal(nn.Module):
         - `state`: what an earlier call returned; None = start of sequence.
         - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
-        check_input(type(self).__name__, "x", x, "batch d_model", self._like())
+        layer = type(self).__name__
+        check_input(layer, "x", x, "batch d_model", self.d_model, self._first())
         y, state = self.prefill(x[:, None], state, implementation=self.one_token)
         return y[:, 0], state

@@ -108,7 +108,7 @@ class CrossAttention(nn.Module):
         - Returns a `NormalizedState`, or for softmax a `KeyValueCache`.
         """
         dims = "batch source d_model"
-        check_input("CrossAttention", "source", source, dims, self.to_k.weight)
+        check_input("CrossAttention", "source", source, dims, self.d_model, self.to_k)
         source = real_tokens("CrossAttention", source, dims, key_mask)
         k, v = (
             split_heads(project(source), self.heads)
@@ -141,7 +141,8 @@ class CrossAttention(nn.Module):
         - Returns `[batch, time, d_model]`.
         - Raises `ValueError` or `TypeError`, naming the argument.
         """
-        check_input("CrossAttention", "x", x, "batch time d_model", self.to_q.weight)
+        dims = "batch time d_model"
+        check_input("CrossAttention", "x", x, dims, self.d_model, self.to_q)
         q = split_heads(self.to_q(x), self.heads)
         parts = self._checked(state, q)
         if self.feature_map is None:

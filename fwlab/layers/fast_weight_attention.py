@@ -20,6 +20,7 @@ from fwlab.layers import gates
 from fwlab.layers.causal import Causal
 from fwlab.layers.heads import (
     check_input,
+    normed,
     project,
     real_tokens,
     run,
@@ -27,7 +28,7 @@ from fwlab.layers.heads import (
     split_heads,
 )
 from fwlab.layers.heads import head_width as width_of_head
-from fwlab.layers.short_convolution import ShortConvolution
+from fwlab.layers.short_convolution import ShortConvolution, can_step
 from fwlab.ops.call import checks, packed, units
 from fwlab.ops.call.rule import Rule
 
@@ -246,6 +247,7 @@ class FastWeightAttention(Causal):
             gate.add(self)
         # Last, so that no other initial value depends on the options.
         self.conv: ShortConvolution | None = None
+        self.conv_size = conv_size
         if conv_size:
             self.conv = ShortConvolution(sum(self.channels), conv_size)
         self.out_norm = nn.RMSNorm(value, eps=norm_eps) if out_norm else None
@@ -287,7 +289,7 @@ class FastWeightAttention(Causal):
         per_head = value * key + (key if self.normalize else 0)
         past = 0
         if self.conv is not None:
-            past = (self.conv.size - 1) * self.conv.channels
+            past = (self.conv_size - 1) * sum(self.channels)
         return heads * (per_head + self._scales) + past
 
     @property
@@ -346,7 +348,7 @@ class FastWeightAttention(Causal):
     ) -> tuple[Tensor, Any]:
         """`prefill`, with a state or None."""
         dims = "batch time d_model"
-        check_input("FastWeightAttention", "x", x, dims, self.to_q.weight)
+        check_input("FastWeightAttention", "x", x, dims, self.d_model, self.to_q)
         x = real_tokens("FastWeightAttention", x, dims, key_mask)
         inputs = None
         if self.conv is None and isinstance(state, ops.ConvState):
@@ -455,8 +457,8 @@ class FastWeightAttention(Causal):
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         parts: Any = self._modules
-        like = parts["to_q"].weight
-        check_input("FastWeightAttention", "x", x, "batch d_model", like)
+        to_q, dims = parts["to_q"], "batch d_model"
+        check_input("FastWeightAttention", "x", x, dims, self.d_model, to_q)
         record, conv, batch = RULES[self.rule], self.conv, x.shape[0]
         memory: Any = state
         inputs: Any = None
@@ -469,7 +471,7 @@ class FastWeightAttention(Causal):
             not batch
             or self._scales
             or not record.steps_from(memory, exact, shape, self.normalize)
-            or (conv is not None and not conv.steps_from(inputs, batch, exact))
+            or (conv is not None and not can_step(conv, inputs, batch, exact))
         ):
             return super().step(x, state)
         # All features at once: they do not depend on each other.
@@ -527,8 +529,7 @@ class FastWeightAttention(Causal):
     def _finish(self, y: Tensor, x: Tensor) -> Tensor:
         """What the heads read, side by side, after norm and gate."""
         if self.out_norm is not None:
-            # Under autocast `y` has half the precision of the weights.
-            y = self.out_norm(y.to(self.out_norm.weight.dtype))
+            y = normed(self.out_norm, y)
         y = y.flatten(-2)
         if self.to_gate is None or self.out_gate is None:
             return y
@@ -582,7 +583,7 @@ class FastWeightAttention(Causal):
         if lengths is not None:
             fills = {"scale": -torch.inf}
             compute = packed.by_document(compute, lengths, ("before",), fills)
-        shape = (len(scale if lengths is None else lengths), self.value_heads)
+        shape = (scale.shape[0] if lengths is None else len(lengths), self.value_heads)
         if before is None:
             before = scale.new_full(shape, -torch.inf)
         part = ("FastWeightAttention", "state.log_scale", before)

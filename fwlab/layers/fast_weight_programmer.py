@@ -52,9 +52,8 @@ class FastWeightProgrammer(Causal):
         self.to_b = nn.Linear(d_model, d_model, bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
-    # The dtype and device that inputs are compared with.
-    def _like(self) -> Tensor:
-        return self.to_a.weight
+    def _first(self) -> nn.Module:
+        return self.to_a
 
     def state_size(self, time: int = 0) -> int:
         """Number of scalars in the state of one sequence of any length.

@@ -5,19 +5,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from fwlab import arguments, ops
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import head_width
+from fwlab.layers.heads import head_width, plain, split_heads
+from fwlab.ops.call import checks
+from fwlab.ops.feedback.weights import EPS
 
 #: Weights that every layer has of its own, in both forms.
 _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
 
 
 class FeedbackBlock(nn.Module):
-    """The parameters of one layer; the stack computes with them."""
+    """Compute one layer of a step; the stack may use its weights instead."""
 
-    # No keys and values: those of all layers come from the memory.
+    # No projections to keys and values: those of all layers come from the memory.
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
         self.norm_mixer = nn.LayerNorm(d_model, bias=False)
@@ -26,6 +30,16 @@ class FeedbackBlock(nn.Module):
         self.norm_mlp = nn.LayerNorm(d_model, bias=False)
         self.expand = nn.Linear(d_model, d_ff, bias=False)
         self.contract = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(
+        self, x: Tensor, k: Tensor, v: Tensor, positions: Tensor, dropout: nn.Module
+    ) -> Tensor:
+        """`x`: `[batch, d_model]`, `k`, `v`: `[batch, past, heads, key]`."""
+        q = split_heads(self.to_q(self.norm_mixer(x)), k.shape[2])
+        z = ops.feedback_attention(q.to(k.dtype), k, v, positions.to(k.dtype))
+        x = x + dropout(self.to_out(z.to(q.dtype).flatten(1)))  # Eq. f6
+        h = dropout(F.gelu(self.expand(self.norm_mlp(x))))
+        return x + dropout(self.contract(h))  # Eq. f7
 
 
 class MemoryProjection(nn.Module):
@@ -38,6 +52,11 @@ class MemoryProjection(nn.Module):
         self.norm_memory: nn.LayerNorm | None = norm
         self.to_k = nn.Linear(d_model, d_model, bias=False)
         self.to_v = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, m: Tensor) -> tuple[Tensor, Tensor]:
+        if self.norm_memory is not None:
+            m = self.norm_memory(m)
+        return self.to_k(m), self.to_v(m)  # Eq. f2
 
 
 class FeedbackTransformer(Causal):
@@ -185,7 +204,14 @@ class FeedbackTransformer(Causal):
 
         - Returns a `FeedbackWeights`, through which gradients flow back
           to the parameters.
+        - Raises `ValueError` for a module that has to be called, such as one with an
+          adapter.
         """
+        if called := self._called():
+            raise ValueError(
+                "FeedbackTransformer: expected layers that are their weights, got "
+                f"{called}; call the layer itself, or merge the adapter first"
+            )
 
         # One tensor for all layers: the operation loops over it.
         def stacked(modules: Any, name: str) -> Tensor:
@@ -210,9 +236,8 @@ class FeedbackTransformer(Causal):
         """
         return 2 * len(self.memory) * self.d_model * time
 
-    # The dtype and device that inputs are compared with.
-    def _like(self) -> Tensor:
-        return self.blocks[0].to_q.weight
+    def _first(self) -> nn.Module:
+        return self.blocks[0].to_q
 
     def forward(
         self,
@@ -244,6 +269,14 @@ class FeedbackTransformer(Causal):
         implementation: str,
         return_state: bool,
     ) -> Any:
+        if called := self._called():
+            if implementation not in ("auto", "naive"):
+                raise ValueError(
+                    "FeedbackTransformer: expected implementation='auto' or 'naive' "
+                    f"with {called}, which has to be called, got {implementation!r}"
+                )
+            y, state = self._by_calls(x, state, key_mask)
+            return (y, state) if return_state else y
         weights, factors = self.weights(), None
         if self.training and self.dropout.p:
             d_ff, d_model = weights.expand.shape[1:]
@@ -260,6 +293,71 @@ class FeedbackTransformer(Causal):
             return_state=return_state,
             implementation=implementation,
         )
+
+    def _called(self) -> str | None:
+        """A module that is not just its weight: adapted, quantised, or with hooks."""
+        for block in (*self.blocks, *self.memory):
+            for name, module in block.named_children():
+                if not plain(module) or getattr(module, "eps", EPS) != EPS:
+                    return f"{name}, a {type(module).__name__}"
+        return None
+
+    def _by_calls(
+        self, x: Tensor, state: ops.FeedbackState | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, ops.FeedbackState]:
+        """What `ops.feedback` computes, step by step, where modules are called."""
+        k, v, mask = self._memories(x, state)
+        if key_mask is None and mask is None:
+            y, k, v = self._steps(x, k, v)
+            return y, ops.FeedbackState(k, v, None)
+        # Rows differ in their number of memories.
+        y, rows, all_of = torch.zeros_like(x), [], slice(None)
+        for i in range(len(x)):
+            past = all_of if mask is None else mask[i]
+            real = all_of if key_mask is None else key_mask[i]
+            steps = self._steps(
+                x[i : i + 1, real], k[i : i + 1, past], v[i : i + 1, past]
+            )
+            y[i, real], *memories = (part[0] for part in steps)
+            rows.append((*memories, torch.ones_like(memories[0][:, 0, 0, 0]).bool()))
+        k, v, mask = (
+            pad_sequence([*part], batch_first=True, padding_side="left")
+            for part in zip(*rows, strict=True)
+        )
+        return y, ops.FeedbackState(k, v, None if mask.all() else mask)
+
+    def _memories(self, x: Tensor, state: Any) -> ops.FeedbackState:
+        """A state after its checks, or none."""
+        layer, past = type(self).__name__, 0
+        if state is not None:
+            checks.state_kind(layer, state, ops.FeedbackState)
+            past = checks.time_of(state[0], 5)
+        shape = (len(x), past, len(self.memory), self.heads, self.d_model // self.heads)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if state is None:
+            state = (x.new_zeros(shape, dtype=dtype),) * 2 + (None,)
+        k, v, mask = state
+        for name, part in (("state.k", k), ("state.v", v)):
+            checks.state_part(layer, name, part, shape, dtype, x)
+        if mask is not None:
+            checks.mask(layer, "state.mask", mask, x, batch=len(x), past=past)
+        return ops.FeedbackState(k, v, mask)
+
+    def _steps(self, x: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute every layer of a step, then its memory, step by step."""
+        y, share = [], torch.softmax(self.merge, 0)
+        for x_t in x.unbind(1):
+            states = [x_t]
+            for l, block in enumerate(self.blocks):
+                g = 0 if self.shared else l
+                x_l, memories = states[-1], (k[:, :, g], v[:, :, g])
+                states.append(block(x_l, *memories, self.positions, self.dropout))
+            m = torch.einsum("l,lbd->bd", share, torch.stack(states))  # Eq. f1
+            new = [torch.stack(memory(m)) for memory in self.memory]
+            new_k, new_v = split_heads(torch.stack(new, 2), self.heads).unsqueeze(2)
+            k, v = torch.cat([k, new_k], 1), torch.cat([v, new_v], 1)
+            y.append(states[-1])
+        return (torch.stack(y, 1) if y else x), k, v
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, heads={self.heads}, shared={self.shared}"

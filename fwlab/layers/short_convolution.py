@@ -73,8 +73,8 @@ class ShortConvolution(nn.Module):
             y, before = run(x=x, before=before, key_mask=key_mask)
             return y, before
         if key_mask is not None:  # real tokens first, in their order
-            order = (~key_mask).int().argsort(dim=1, stable=True)[..., None]
-            x = x.take_along_dim(order, 1)
+            order = (~key_mask).int().argsort(dim=1, stable=True)
+            x = _taken(x, order)
         x = torch.cat([before.to(x.dtype), x], 1)
         y = self._sums(x)
         if key_mask is None:
@@ -82,8 +82,8 @@ class ShortConvolution(nn.Module):
             return F.silu(y), x[:, time:].to(dtype, copy=True)
         last = torch.arange(self.size - 1, device=x.device)
         last = key_mask.sum(1, keepdim=True) + last
-        y = y.take_along_dim(order.argsort(1), 1)
-        return F.silu(y), x.take_along_dim(last[..., None], 1).to(dtype)
+        y = _taken(y, order.argsort(1))
+        return F.silu(y), _taken(x, last).to(dtype)
 
     def _sums(self, x: Tensor) -> Tensor:
         """The sum over the last `size` inputs, wherever there are that many."""
@@ -96,11 +96,6 @@ class ShortConvolution(nn.Module):
             return F.conv2d(x, w, groups=self.channels).squeeze(2).mT
         return F.conv1d(x, w, groups=self.channels).mT
 
-    def steps_from(self, before: Any, batch: int, like: Tensor) -> bool:
-        """Whether `step` can continue from these inputs, `like` a state."""
-        past = (batch, self.size - 1, self.channels)
-        return not watched(self) and checks.fits(before, past, like)
-
     def step(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one token `[batch, channels]`, without checks."""
         seen = torch.cat([before, x.unsqueeze(1).to(before.dtype)], 1)
@@ -109,3 +104,19 @@ class ShortConvolution(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.size}"
+
+
+def can_step(conv: Any, before: Any, batch: int, like: Tensor) -> bool:
+    """Whether `step` can continue from these inputs, `like` a state.
+
+    A convolution that something wraps or watches is called.
+    """
+    if type(conv) is not ShortConvolution or watched(conv):
+        return False
+    return checks.fits(before, (batch, conv.size - 1, conv.channels), like)
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """Steps of `[batch, time, channels]` in the order `[batch, steps]`."""
+    # Not `take_along_dim`, which fixes the sizes of an exported program.
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fwlab import arguments, ops
 from fwlab.layers import heads as sizes
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, run, shared_heads, split_heads
+from fwlab.layers.heads import check_input, normed, run, shared_heads, split_heads
 from fwlab.layers.positions import angles, turned
 from fwlab.ops import softmax
 from fwlab.ops.call import checks
@@ -117,8 +117,8 @@ class SoftmaxAttention(Causal):
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         parts: Any = self._modules
-        like = parts["to_q"].weight
-        check_input("SoftmaxAttention", "x", x, "batch d_model", like)
+        to_q = parts["to_q"]
+        check_input("SoftmaxAttention", "x", x, "batch d_model", self.d_model, to_q)
         if (self.training and self.attention_dropout) or not softmax.goes_on_from(
             state, x, self.kv_heads, self.head_width
         ):
@@ -126,7 +126,7 @@ class SoftmaxAttention(Causal):
         q, k, v = (run(parts[name], x) for name in ("to_q", "to_k", "to_v"))
         if q.dtype != x.dtype:  # autocast
             return super().step(x, state)
-        batch, width = len(x), self.head_width
+        batch, width = x.shape[0], self.head_width
         if self._turned or self.q_norm is not None:
             q, k = (part.view(batch, 1, -1, width) for part in (q, k))
             q, k = self._prepared(q, k, None, state)
@@ -165,9 +165,8 @@ class SoftmaxAttention(Causal):
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys `[batch, time, heads, width]`, normalised and turned."""
         if self.q_norm is not None and self.k_norm is not None:
-            # Under autocast they have half the precision of the weights.
-            full, kind = self.q_norm.weight.dtype, q.dtype
-            q, k = self.q_norm(q.to(full)).to(kind), self.k_norm(k.to(full)).to(kind)
+            kind = q.dtype
+            q, k = normed(self.q_norm, q).to(kind), normed(self.k_norm, k).to(kind)
         if not self._turned:
             return q, k
         if key_mask is None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fwlab import arguments
 from fwlab.layers.block import Block
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, head_width, split_heads
+from fwlab.layers.heads import check_input, head_width, plain, split_heads
 from fwlab.layers.positions import sinusoids
 from fwlab.ops.call import checks
 
@@ -111,6 +111,9 @@ class RelativeAttention(Causal):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, SegmentState]:
         x = self._checked(x, key_mask, cu_seqlens)
+        arguments.choice(
+            "TransformerXL", ("auto", "naive"), implementation=implementation
+        )
         batch, time, _ = x.shape
         q, new = split_heads(self.to_q(x), self.heads), self._keys_and_values(x)
         empty = new[:, :0]
@@ -193,11 +196,12 @@ class RelativeAttention(Causal):
     def _by_distance(self, q: Tensor, count: int) -> Tensor:
         """Scores by decreasing distance: `[batch, heads, time, count]`."""
         codes = self.codes[:count].flip(0)
-        if q.shape[1] > 1:
+        if q.shape[1] > 1 or not plain(self.to_r):
             r = split_heads(self.to_r(codes), self.heads)
             return torch.einsum("bihd,jhd->bhij", q, r)
         # For one query it is cheaper to project the query than the codes.
-        W = self.to_r.weight.unflatten(0, (self.heads, -1))
+        W: Any = self.to_r.weight
+        W = W.unflatten(0, (self.heads, -1))
         return torch.einsum("bihd,hdm->bhim", q, W) @ codes.to(q.dtype).T
 
 
@@ -247,6 +251,7 @@ class TransformerXL(Causal):
     ):
         super().__init__()
         arguments.integers("TransformerXL", 1, layers=layers)
+        self.d_model = d_model
         self.blocks: Any = nn.ModuleList(
             Block(
                 RelativeAttention(d_model, heads, memory, segment, attention_dropout),
@@ -268,9 +273,8 @@ class TransformerXL(Causal):
         """
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
-    # The dtype and device that inputs are compared with.
-    def _like(self) -> Tensor:
-        return self.blocks[0].expand.weight
+    def _first(self) -> nn.Module:
+        return self.blocks[0].expand
 
     def prefill(
         self,
@@ -290,7 +294,9 @@ class TransformerXL(Causal):
     def step(
         self, x: Tensor, state: list[SegmentState] | None = None
     ) -> tuple[Tensor, list[SegmentState]]:
-        check_input("TransformerXL", "x", x, "batch d_model", self._like())
+        check_input(
+            "TransformerXL", "x", x, "batch d_model", self.d_model, self._first()
+        )
         after: list[SegmentState] = []
         for block, part in zip(self.blocks, self._parts(state), strict=True):
             x, part = block.step(x, part)

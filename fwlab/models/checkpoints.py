@@ -45,7 +45,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
 
         >>> load("no-such-folder")
         Traceback (most recent call last):
-        FileNotFoundError: expected a folder with a model, got no-such-folder
+        FileNotFoundError: expected a folder with a model, got 'no-such-folder'
     """
     if dtype is not None and dtype not in DTYPES.values():
         names = ", ".join(map(str, DTYPES.values()))
@@ -74,10 +74,10 @@ def find(source: str | Path) -> Path:
       hub without huggingface_hub.
     """
     folder = Path(source)
-    if folder.is_dir():
+    if source != "" and folder.is_dir():  # without a name, it would be the current one
         return folder
     if not is_name(source):
-        raise FileNotFoundError(f"expected a folder with a model, got {source}")
+        raise FileNotFoundError(f"expected a folder with a model, got {str(source)!r}")
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:

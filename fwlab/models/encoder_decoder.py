@@ -11,7 +11,7 @@ from fwlab.feature_maps import FeatureMap
 from fwlab.layers import Block, CrossAttention, FastWeightAttention, SoftmaxAttention
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.positions import sinusoids
-from fwlab.models.tokens import check_tokens
+from fwlab.models.tokens import check_tokens, tied_logits
 
 
 class DecoderState(NamedTuple):
@@ -272,7 +272,7 @@ class EncoderDecoder(nn.Module):
         return self.dropout(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.norm(x) @ self.target_embedding.weight.T  # tied
+        return tied_logits(self.norm(x), self.target_embedding, self.target_vocab)
 
     @torch.no_grad()
     def generate(

@@ -28,7 +28,7 @@ from fwlab.layers import (
 from fwlab.layers.block import new_norm, usual_d_ff
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.heads import run
-from fwlab.models.tokens import check_tokens
+from fwlab.models.tokens import check_tokens, tied_logits
 from fwlab.ops.call import checks, packed
 
 
@@ -312,7 +312,7 @@ class LanguageModel(nn.Module):
         owners: list[Any] = [m for m in self.modules() if hasattr(m, "position_tables")]
         uncounted = [p for m in owners for p in m.position_tables()]
         if self.positions is not None:
-            uncounted.append(self.positions.weight)
+            uncounted += self.positions.parameters()
         total = sum(p.numel() for p in self.parameters())
         return total - sum(p.numel() for p in uncounted)
 
@@ -329,6 +329,7 @@ class LanguageModel(nn.Module):
         tokens: Tensor,
         cu_seqlens: Tensor | None = None,
         key_mask: Tensor | None = None,
+        implementation: str = "auto",
     ) -> Tensor:
         """Logits of the next token at every position.
 
@@ -340,13 +341,15 @@ class LanguageModel(nn.Module):
         - `key_mask`: `bool [batch, time]`, True = real token. The others
           are padding, on any side, and may be any number. They are skipped:
           positions do not count them, and their logits are 0.
+        - `implementation`: of all mixers, as for the operations of `fwlab.ops`.
+          "naive" has second derivatives.
         - Returns `[batch, time, vocab_size]`.
         - Raises `ValueError` beyond `max_len`, if the model has one, and
           for `cu_seqlens` with other mixers or with `key_mask`.
         """
         # With the padding at the end, a causal model needs no mask.
         tokens, _, _ = _real_first(tokens, key_mask, self.vocab_size)
-        options = {}
+        options: dict[str, Any] = {}
         if cu_seqlens is not None:
             if key_mask is not None:
                 raise ValueError(
@@ -364,7 +367,7 @@ class LanguageModel(nn.Module):
             options = {"cu_seqlens": cu_seqlens}
         x = self._embed(tokens, 0, tokens.shape[1], **options)
         for block in self.blocks:
-            x = self._through(block, x, **options)
+            x = self._through(block, x, implementation=implementation, **options)
         return self._logits(_back(x, key_mask))
 
     def prefill(
@@ -483,22 +486,23 @@ class LanguageModel(nn.Module):
                 f"LanguageModel: expected at most max_len={self.max_len} tokens, the "
                 f"length of the position table, got {longest}"
             )
-        if self.positions is not None and lengths is not None:
-            each = torch.cat([torch.arange(n) for n in lengths])
-            x = x + self.positions(each.to(x.device))
-        elif self.positions is not None and isinstance(end, tuple):
-            each = torch.tensor(past).view(-1, 1) + torch.arange(tokens.shape[1])
-            each = each.clamp(max=len(self.positions.weight) - 1)  # of padding
-            x = x + self.positions(each.to(x.device))
-        elif self.positions is not None:
-            x = x + self.positions.weight[past:end]
+        if self.positions is not None:
+            each = torch.arange(tokens.shape[1], device=x.device)
+            if lengths is not None:
+                each = torch.cat([each[:n] for n in lengths])
+            elif isinstance(past, tuple):
+                each = x.new_tensor(past, dtype=each.dtype)[:, None] + each
+                each = each.clamp(max=longest - 1)  # of padding
+            else:
+                each = each + past
+            x = x + self.positions(each)
         return self.dropout(x) if self.dropout.p else x
 
     def _logits(self, x: Tensor) -> Tensor:
         x = run(self.norm, x)
         if self.to_logits is not None:
             return run(self.to_logits, x)
-        return x @ self.embedding.weight.T  # tied
+        return tied_logits(x, self.embedding, self.vocab_size)
 
     @torch.no_grad()
     def generate(

@@ -33,7 +33,8 @@ class LatentAttention(Causal):
         self, d_model: int, heads: int, latent: int, own: int, shared: int, value: int
     ):
         super().__init__()
-        self.heads, self.sizes = heads, (own, shared, value)
+        self.d_model, self.heads = d_model, heads
+        self.latent, self.sizes = latent, (own, shared, value)
         self.to_q = nn.Linear(d_model, heads * (own + shared), bias=False)
         self.to_latent = nn.Linear(d_model, latent + shared, bias=False)
         self.latent_norm = nn.RMSNorm(latent, 1e-6)
@@ -55,7 +56,7 @@ class LatentAttention(Causal):
     ) -> tuple[Tensor, Any]:
         x = self._checked(x, key_mask, cu_seqlens)
         own, shared, value = self.sizes
-        latent, rest = self.to_latent(x).split([self.to_kv.in_features, shared], -1)
+        latent, rest = self.to_latent(x).split([self.latent, shared], -1)
         kv = split_heads(self.to_kv(run(self.latent_norm, latent)), self.heads)
         k, v = kv.split([own, value], -1)
         rest = rest.unsqueeze(2).expand(-1, -1, self.heads, -1)

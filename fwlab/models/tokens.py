@@ -1,7 +1,9 @@
-"""Checks of the tokens that a model gets."""
+"""Checks of the tokens that a model gets, and logits of those that it returns."""
+
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fwlab.ops.call import checks
 from fwlab.transforms import traced
@@ -28,3 +30,13 @@ def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> 
                 f"{model}: expected {argument} from 0 to {vocab_size - 1}, "
                 f"got {minimum} to {maximum}"
             )
+
+
+def tied_logits(x: Tensor, embedding: Any, vocab_size: int) -> Tensor:
+    """Logits by the vectors of all tokens: `[..., d_model]` to `[..., vocab_size]`.
+
+    An embedding that is more than its weight, such as one with an adapter, is called.
+    """
+    if type(embedding) is nn.Embedding:
+        return x @ embedding.weight.T
+    return x @ embedding(torch.arange(vocab_size, device=x.device)).T

@@ -151,6 +151,8 @@ def load(path: str | Path) -> Checkpoint:
       and the last checkpoint of a run are of different runs.
     - Raises `PermissionError` if the file may not be read.
     """
+    if path == "":  # not the current folder
+        raise CheckpointError("expected path to be a file or a folder, got ''")
     run, path = Path(path), _file(Path(path))
     if path == run / "best" / FILE:
         check_same_run(path, run / "last" / FILE)

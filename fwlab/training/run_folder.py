@@ -93,6 +93,8 @@ def run_in(
         run = Run(folder, trainer)
         if resume and latest is None:
             run.say(f"{folder} has no checkpoint yet: the run begins")
+        if resumed is not None and (change := _other_rates(config, resumed)):
+            run.say(change)
         begin(run)
         run.train(command, track)
         trainer.accelerator.end_training()
@@ -144,6 +146,21 @@ def _loaded(folder: Path, path: Path) -> Checkpoint:
         raise error from None
     check_same_run(best, path)
     return checkpoint
+
+
+def _other_rates(config: Config, resumed: Checkpoint) -> str:
+    """Say how another number of steps changes the learning rate; "" = it does not."""
+    before, step = resumed.config, resumed.step
+    ends = step, config.steps - 1
+    if not 0 < step < config.steps or all(
+        config.lr_at(t) == before.lr_at(t) for t in ends
+    ):
+        return ""
+    return (
+        f"the learning rate now falls until step {config.steps:,}, no longer until step "
+        f"{before.steps:,}: it was {before.lr_at(step - 1):.2g} at step {step:,} and is "
+        f"{config.lr_at(step):.2g} at step {step + 1:,}"
+    )
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

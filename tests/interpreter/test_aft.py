@@ -19,7 +19,7 @@ from problems import (
 )
 from problems.row import Row
 
-pytestmark = pytest.mark.evidence
+pytestmark = pytest.mark.slow
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 ROWS = aft.ROWS
 each_row = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)

@@ -17,7 +17,7 @@ from problems import error, outcome, parts, problem, rebuild, saved_bytes, weigh
 from problems.feedback import HEADS, feedback, weights
 from problems.row import Row
 
-pytestmark = pytest.mark.evidence
+pytestmark = pytest.mark.slow
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 ROWS = {name: row for name, row in ALL.items() if name.startswith("feedback")}
 dtypes = pytest.mark.parametrize("dtype", LIMITS)

@@ -25,7 +25,7 @@ from problems import (
 )
 from problems.row import Row
 
-pytestmark = pytest.mark.evidence
+pytestmark = pytest.mark.slow
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 

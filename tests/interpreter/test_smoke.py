@@ -1,4 +1,4 @@
-"""Every kernel once, forward and backward; the rest is evidence."""
+"""Every kernel once, forward and backward; the rest is slow."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of the machine are evidence: `make test` runs only one kernel."""
+"""Tests of the machine are slow: `make test` runs only one kernel."""
 
 from pathlib import Path
 
@@ -17,4 +17,4 @@ if launcher.INTERPRETED or not launcher.installed():
 def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents and item.name != SMOKE:
-            item.add_marker(pytest.mark.evidence)
+            item.add_marker(pytest.mark.slow)

@@ -27,9 +27,6 @@ PATIENCE = 120_000
 #: Processor time that building the site took, in seconds, if it was built
 #: here: what the clock shows on a machine that does nothing else.
 BUILD: list[float] = []
-#: The pages that tests have opened, again whenever one was loaded: what they
-#: cost, counted so that it is the same on every machine.
-OPENED: list[str] = []
 #: The expressions of `asks.js` by name, without the comments between them.
 _, *NAMED = re.split(
     r"^const (\w+) = ",

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import keep_figures
 import pytest
-from built import OPENED, PATIENCE, asks, until
+from built import PATIENCE, asks, until
 
 #: Their scripts listen to the whole window, also after their figure has gone.
 LISTEN = {"essay", "forgets"}
@@ -171,7 +171,6 @@ def watched(browser, base: str, seen: list[str], **options):
             seen.append(f"request: {request.url}")
 
     def watch(tab):
-        tab.on("load", lambda: OPENED.extend([tab.url][tab.url == "about:blank" :]))
         tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
         tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
 

@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 import shift
 from browser import served
-from built import OPENED, ROOT, asks, search, until
+from built import ROOT, asks, search, until
 
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 WIDTH = "document.documentElement.scrollWidth"
@@ -114,7 +114,6 @@ def test_first_screens_stay_where_they_are(browser, address, site):
         if html:
             answer = {"body": html, "content_type": "text/html"}
             context.route(f"**/{page}.html", lambda route: route.fulfill(**answer))
-        OPENED.append(page)
         found = shift.shift(context, f"{address}{page}.html", slower=1)
         context.close()
         return found

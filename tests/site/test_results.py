@@ -376,10 +376,30 @@ def test_findings_are_those_of_the_files():
     assert "at {} nats per character and the sum rule at {}".format(*ends) in failed
 
 
-def test_the_readme_has_the_losses_of_every_run():
+def no_memory() -> list[float]:
+    """The losses of the control, by seed."""
+    text = (RESULTS / "language-model.json").read_text("utf-8")
+    own = [p for p in json.loads(text)["points"] if p["mixer"] == "convolution"]
+    assert [(p["size"], p["seed"]) for p in own] == [("nanogpt", n) for n in (1, 2, 3)]
+    return [p["loss"] for p in own]
+
+
+def test_the_readme_has_the_losses_of_every_run(html):
     text = (ROOT / "README.md").read_text("utf-8")
-    for mixer, losses in final().items():
-        assert f"| {mixer} | {', '.join(f'{x:.3f}' for x in losses)} |" in text
+    rows = final() | {"convolution alone, no memory": no_memory()}
+    for mixer, losses in rows.items():
+        seeds = ", ".join(f"{x:.3f}" for x in losses)
+        assert f"| {mixer} | {seeds} |" in text
+        row = f"<code>{mixer}</code></td>\n<td><strong>{mean(losses):.3f}</strong></td>"
+        assert re.search(rf"{row}\n<td>({seeds}|one seed)</td>", html), mixer
+
+
+def test_no_bare_mixer_but_feedback_is_below_no_memory():
+    """What README and the results say of windows of 64 characters."""
+    below = {name for name, seeds in final().items() if min(seeds) < max(no_memory())}
+    assert below == {"feedback", "feedback-shared"}
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert f"without any memory ends at {mean(no_memory()):.2f}" in page
 
 
 def test_attention_by_distance_is_below_every_fast_weight_rule():

@@ -288,8 +288,8 @@ def _check_layers(op: str, heads: int, sizes: dict[str, int]) -> None:
             f"([layers + 1]), got [{sizes['states']}]"
         )
     factors = 2 * d + sizes["d_ff"]
-    start = f"{sizes['batch']}, {sizes['time']}, {layers}"
     if sizes.get("factors", factors) != factors:
+        start = f"{sizes['batch']}, {sizes['time']}, {layers}"
         raise ValueError(
             f"{op}: expected factors of shape [{start}, {factors}] "
             "([batch, time, layers, 2 * d + d_ff]), "

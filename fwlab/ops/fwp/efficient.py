@@ -210,7 +210,7 @@ def _shapes(
     """What `_Segments` returns and what it saves, without data."""
     y = a.new_empty(a.shape, dtype=W.dtype)
     n = chunks.count(a.shape[1], length) if back else 0
-    starts = W.new_empty(n * len(W), *W.shape[1:])
+    starts = W.new_empty(n * W.shape[0], *W.shape[1:])
     return (y, torch.empty_like(W)), (a, b, x, keep, starts)
 
 

@@ -27,13 +27,17 @@ def _torch(
         q, scale = q * scale, 1.0
     # Without masked keys, a whole sequence or a single token need no mask.
     rows, columns = visible.shape[-2:]
-    whole = visible.dim() == 2
-    causal = whole and bool(rows == columns)
+    mask: Tensor | None = visible
+    causal = False
+    if visible.dim() == 2 and rows == columns:
+        mask, causal = None, True
+    elif visible.dim() == 2 and rows == 1:
+        mask = None
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=None if causal or (whole and bool(rows == 1)) else visible,
+        attn_mask=mask,
         is_causal=causal,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -248,7 +252,7 @@ def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
     """Whether `step` can continue from a state; see `Rule.steps_from`."""
     if not isinstance(state, KeyValueCache):
         return False
-    shape, mask = (len(x), checks.time_of(state.k, 4), heads, width), state.mask
+    shape, mask = (x.shape[0], checks.time_of(state.k, 4), heads, width), state.mask
     if not (
         autograd.only_numbers(x)
         and all(checks.fits(part, shape, x) for part in state[:2])
