@@ -88,6 +88,12 @@ def finite_gradient(x: Tensor) -> Tensor:
     all numbers. The slope of a feature map is about as tiny: infinity times it
     would be infinite, or not a number, where the product is an ordinary number.
 
+        >>> x = torch.tensor([1e-40], requires_grad=True)
+        >>> y = finite_gradient(x) / 1e-40
+        >>> y.sum().backward()
+        >>> x.grad.isfinite()
+        tensor([True])
+
     - `x`: any shape. Returns the same.
     """
     plain = _traced() or not _recorded(x)
@@ -115,8 +121,8 @@ def _saturated(x: Tensor) -> Tensor:
 def _extreme(total: Tensor) -> bool:
     """Whether a gradient divided by one of these numbers may be infinite.
 
-    Float16 has so few exponents that it always may. A GPU would have to be waited
-    for; numbers of other dtypes are not as small there.
+    Float16 has so few exponents that it always may. For other dtypes only a CPU
+    looks: a GPU would have to be waited for.
     """
     if _traced() or type(total) is not Tensor:  # as where a graph is made
         return False
