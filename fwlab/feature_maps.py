@@ -75,7 +75,62 @@ def unit_range(x: Tensor) -> Tensor:
 
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
-    return x / _power(x)
+    power = _power(x)
+    if _recorded(x) and _extreme(power):
+        x = finite_gradient(x)
+    return x / power
+
+
+def finite_gradient(x: Tensor) -> Tensor:
+    """Return `x`, whose gradient is at most the largest number of its dtype.
+
+    The gradient of a tiny feature is about 1 over the feature, which may be beyond
+    all numbers. The slope of a feature map is about as tiny: infinity times it
+    would be infinite, or not a number, where the product is an ordinary number.
+
+        >>> x = torch.tensor([1e-40], requires_grad=True)
+        >>> y = finite_gradient(x) / 1e-40
+        >>> y.sum().backward()
+        >>> x.grad.isfinite()
+        tensor([True])
+
+    - `x`: any shape. Returns the same.
+    """
+    plain = _traced() or not _recorded(x)
+    return x if plain else _FiniteGradient.apply(x)
+
+
+class _FiniteGradient(torch.autograd.Function):
+    """The identity; the backward pass replaces infinities."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
+        return _saturated(dx)
+
+
+# Infinities become the largest numbers, which bfloat16 has, too.
+def _saturated(x: Tensor) -> Tensor:
+    most = 0.99 * torch.finfo(x.dtype).max
+    return x.clamp(-most, most)
+
+
+def _extreme(total: Tensor) -> bool:
+    """Whether a gradient divided by one of these numbers may be infinite.
+
+    Float16 has so few exponents that it always may. For other dtypes only a CPU
+    looks: a GPU would have to be waited for.
+    """
+    if _traced() or type(total) is not Tensor:  # as where a graph is made
+        return False
+    if total.dtype == torch.float16:
+        return True
+    if not total.is_cpu or not total.numel():
+        return False
+    return total.detach().abs().amin().item() < torch.finfo(total.dtype).tiny ** 0.75
 
 
 def _power(x: Tensor) -> Tensor:
@@ -158,7 +213,7 @@ class _BySum(torch.autograd.Function):
         y, total = ctx.saved_tensors
         dx = None if dn is None else dn.expand_as(y)
         if dy is not None:
-            dx_ = (dy - (dy * y).sum(-1, keepdim=True)).div_(_or_inf(total, 0.0))
+            dx_ = _quotient(dy - (dy * y).sum(-1, keepdim=True), total)
             dx = dx_ if dx is None else dx + dx_
         return dx
 
@@ -190,9 +245,15 @@ class _ByNorm(torch.autograd.Function):
         dx = None if dn is None else dn * y
         if dy is not None:
             along = (dy * y).sum(-1, keepdim=True)
-            dx_ = torch.addcmul(dy, y, along, value=-1).div_(_or_inf(norm, 0.0))
+            dx_ = _quotient(torch.addcmul(dy, y, along, value=-1), norm)
             dx = dx_ if dx is None else dx + dx_
         return dx
+
+
+# A gradient divided by a total, in place.
+def _quotient(dx: Tensor, total: Tensor) -> Tensor:
+    dx = dx.div_(_or_inf(total, 0.0))
+    return _saturated(dx) if _extreme(total) else dx
 
 
 # What the backward pass needs of the forward pass.
@@ -369,7 +430,8 @@ class DPFP(FeatureMap):
     A key of width 1 has no useful shift: all its features are zero.
 
     Features are products. In low precision they underflow before any
-    normalisation: in float16, for keys below about 0.01.
+    normalisation: in float16, for keys below about 0.01. (A layer that
+    normalises makes them in float32.)
 
     The authors' Listing 1 rolls the other way and takes $r_{i-j}$: the
     same set of products in another order.

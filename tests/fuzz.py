@@ -140,15 +140,14 @@ class Problem:
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
                 x[name][self.uniform(*steps, *heads) < 0.2] = 0
-        # Without a normaliser anything goes. With one, what a delta rule reads
-        # before it writes has to stay in float32's range.
+        # Without a normaliser anything goes. With one, what this loop reads has to
+        # stay in its range.
         edges = {
             "beta": [0, 1, 2],
             "log_decay": [0, -1e-6, -30, -100, -1000, -math.inf],
         }
         if c["normalize"]:
-            long = [] if "delta" in c["op"] else [-30, -math.inf]
-            edges = {"beta": [0, 1], "log_decay": [0, -1e-6, -3, *long]}
+            edges = {"beta": [0, 1], "log_decay": [0, -1e-6, -3, -30, -math.inf]}
         for name, gate in record.gates.items():
             if gate.optional and c["fewer"]:
                 continue

@@ -48,6 +48,13 @@ def changed(text: str, diff: str) -> str:
     return "\n".join([*lines, ""])
 
 
+def test_the_number_of_the_example_is_never_given_out():
+    """Otherwise the first rule that takes it breaks the test below."""
+    listed = (ROOT / "docs" / "equations.toml").read_text("utf-8")
+    assert re.findall(r"^\+(\w+) = ", SECTIONS[0], re.M) == ["n0"]
+    assert not re.search(r"^n0 = ", listed, re.M)
+
+
 def test_rules_and_recurrences_are_added_as_the_page_says(tmp_path):
     # What Python has compiled stays, by the times of the files.
     left = shutil.ignore_patterns("results", "site")

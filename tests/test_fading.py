@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fwlab import ops
+from fwlab.feature_maps import ELU1
 from fwlab.ops.additive.rules.gated import GATED_RULE, decay_and_strength
 from fwlab.ops.parts.state import NormalizedState
 
@@ -97,14 +98,12 @@ def test_long_pauses(rule, seed):
     g = torch.Generator().manual_seed(seed)
     time, heads, key = 120, 2, 4
     writes = torch.rand(1, time, heads, 1, generator=g) < (0.1, 0.5)[seed % 2]
-    # A correction reads what is left when it writes: see its docstring.
-    most = 2.0 if rule == "gated_delta_rule" else 12.0
     given = [
         torch.rand(1, time, heads, key, generator=g).double() + 0.1,
         writes * (torch.rand(1, time, heads, key, generator=g).double() + 0.1),
         torch.randn(1, time, heads, 3, generator=g).double(),
         writes[..., 0] * torch.rand(1, time, heads, generator=g).double(),
-        -most * torch.rand(1, time, heads, generator=g).double(),
+        -12 * torch.rand(1, time, heads, generator=g).double(),
         torch.randn(1, heads, 3, key, generator=g).double(),
         torch.rand(1, heads, key, generator=g).double(),
     ]
@@ -133,6 +132,34 @@ def test_long_pauses(rule, seed):
                 there = writes if name == "k" else writes[..., 0]
                 found, right = found * there, torch.where(there, right, 0)
             assert relative(found, right) < 1e-3, (implementation, name)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_what_a_key_retrieves_from_a_memory_that_has_faded(implementation, dtype):
+    """A quotient, in which the decay cancels, unless nothing at all is left."""
+    k, v = torch.tensor([1.0, 0.5]).view(1, 1, 1, 2), torch.full((1, 1, 1, 1), 3.0)
+    W, z = torch.tensor([[[[2.0, 1.0]]]]), torch.ones(1, 1, 2)
+    wide = torch.promote_types(dtype, torch.float32)
+    half = torch.full((1, 1, 1), 0.5)
+    for faded in (-1.0, -81.0, -90.0, -100.0, -500.0, -1e4, -torch.inf):
+        decay = torch.full((1, 1, 1), faded)
+        given = [x.to(dtype).requires_grad_() for x in (k, k, v, half, decay)]
+        given += [x.to(wide).requires_grad_() for x in (W, z)]
+        y, _ = called("gated_delta_rule", implementation, *given)
+        # (2.5 / 1.5 fades to nothing beside half of 3 - 2.5 / 1.5)
+        left = 0 if faded == -torch.inf else 2.5 / 1.5
+        fading = torch.tensor(faded).double().exp().item()
+        right = (2.5 * fading + 1.25 * (3 - left) / 2) / (1.5 * fading + 1.25)
+        torch.testing.assert_close(
+            y.item(), right, rtol=1e-3 if dtype == torch.float16 else 1e-6, atol=0
+        )
+        # Half of what is written is not.
+        dv, dW = torch.autograd.grad(y, [given[2], given[5]])
+        share = 1.25 / (1.5 * fading + 1.25)
+        torch.testing.assert_close(dv.item(), share / 2, rtol=1e-3, atol=1e-3)
+        wanted = fading / (1.5 * fading + 1.25) - (share / 2 / 1.5) * (left > 0)
+        torch.testing.assert_close(dW[0, 0, 0, 0].item(), wanted, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", PLAIN)
@@ -260,3 +287,94 @@ def test_inputs_get_all_that_the_rule_gets(implementation):
     for rule in (GATED_RULE, odd):
         y = rule(q, k, v, gates, normalize=True, implementation=implementation)
         assert y.flatten().tolist() == [0, 5]
+
+
+#: How far queries, keys (inputs of ELU + 1) and strengths (of a sigmoid) are below 0.
+TINY = ((86, 0, 0), (0, 86, 0), (80, 80, 0), (0, 0, 84), (0, 50, 50), (10, 20, 70))
+
+
+def of_tiny(rule, implementation, dtype, shifts, state=None):
+    """A mean, the state, and the gradients of what makes tiny features."""
+    g = torch.Generator().manual_seed(0)
+    x = [torch.randn(2, 40, 2, 4, generator=g).double() for _ in "qkv"]
+    x += [torch.randn(2, 40, 2, generator=g).double()]
+    given = [
+        (part - shift).to(dtype).requires_grad_()
+        for part, shift in zip(x, (*shifts[:2], 0, shifts[2]), strict=True)
+    ]
+    q, k, v, b = given
+    more = {} if rule == "sum_rule" else {"beta": b.sigmoid()}
+    if rule == "gated_delta_rule":
+        more["log_decay"] = torch.linspace(-2, 0, 40, dtype=dtype)[:, None].expand_as(b)
+    y, after = getattr(ops, rule)(
+        ELU1()(q),
+        ELU1()(k),
+        v,
+        **more,
+        normalize=True,
+        state=state,
+        return_state=True,
+        implementation=implementation,
+    )
+    found = torch.autograd.grad(y.sum(), given[: 3 + bool(more)])
+    return [y, *found], after
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("rule", [*RULES, "delta_rule"])
+def test_means_of_tiny_features(rule, implementation):
+    """The gradient of a feature is about 1 over it, and it meets its slope."""
+    for shifts in TINY:
+        found, _ = of_tiny(rule, implementation, torch.float32, shifts)
+        exact, _ = of_tiny(rule, implementation, torch.float64, shifts)
+        for a, b in zip(found, exact, strict=True):
+            assert (a - b).norm() <= 1e-5 * max(b.norm(), 1e-3), shifts
+    # What has lost digits itself: the gradient is at most the largest number.
+    for shifts in ((90, 0, 0), (0, 90, 0), (95, 95, 0), (0, 0, 88)):
+        (y, *found), _ = of_tiny(rule, implementation, torch.float32, shifts)
+        (exact, *_), _ = of_tiny(rule, implementation, torch.float64, shifts)
+        assert all(x.isfinite().all() for x in found)
+        if not shifts[2]:  # in float32, a sigmoid of -89 is 0
+            torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("rule", ["sum_rule", "delta_rule"])
+def test_a_memory_of_tiny_keys_that_does_not_fade(rule, implementation):
+    """It needs a unit until a larger key comes, in every document."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(1, 12, 1, 3, generator=g) + 0.1 for _ in "qkv")
+    size = torch.tensor([0, 1e-38, 1e-39, 1e-38, 1, 1, 1, 1, 1e-39, 1e-38, 1, 1])
+    k = k * size[:, None, None]
+    more = {} if rule == "sum_rule" else {"beta": torch.full((1, 12, 1), 0.5)}
+    options = {"normalize": True, "implementation": implementation}
+    call, ends = getattr(ops, rule), torch.tensor([0, 8, 12])
+    exact = {n: x.double() for n, x in more.items()}
+    right = call(
+        *(x.double() for x in (q, k, v)), **exact, normalize=True, cu_seqlens=ends
+    )
+    y = call(q, k, v, **more, **options, cu_seqlens=ends)
+    torch.testing.assert_close(y.double(), right, rtol=1e-5, atol=1e-5)
+    # Across a state, which has no unit; and a masked step that contains anything.
+    k = torch.where(k < 1e-30, k * 1e8, k)
+    keep = torch.arange(8)[None] != 3
+    right = call(
+        *(x[:, :8].double() for x in (q, k, v)),
+        **{n: x[:, :8] for n, x in exact.items()},
+        normalize=True,
+        key_mask=keep,
+    )
+    k[:, 3], state, pieces = torch.nan, None, []
+    for part in (slice(0, 2), slice(2, 3), slice(3, 8)):
+        y, state = call(
+            *(x[:, part] for x in (q, k, v)),
+            **{n: x[:, part] for n, x in more.items()},
+            **options,
+            key_mask=keep[:, part],
+            state=state,
+            return_state=True,
+        )
+        pieces.append(y)
+    torch.testing.assert_close(
+        torch.cat(pieces, 1).double(), right, rtol=1e-5, atol=1e-5
+    )

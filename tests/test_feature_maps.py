@@ -8,6 +8,7 @@ import torch
 from alike import random, refuses
 from torch.autograd import gradcheck, gradgradcheck
 
+from fwlab import ops
 from fwlab.feature_maps import (
     DPFP,
     ELU1,
@@ -20,6 +21,7 @@ from fwlab.feature_maps import (
     l2_normalize,
     sum_normalize,
 )
+from fwlab.layers import FastWeightAttention
 
 MAPS = {
     "relu": ReLU(),
@@ -458,3 +460,108 @@ def test_a_small_denominator_of_float16_is_not_empty():
 @pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
 def test_one_small_feature_is_all_there_is(normalize):
     assert normalize(torch.tensor([2.0**-120, 0.0, 0.0])).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
+def test_gradients_of_tiny_features_are_finite(normalize, dtype):
+    """Their slope is as tiny: together they are an ordinary number."""
+    shift = {torch.float16: 14, torch.float32: 84}[dtype]
+    x = random(40, 4)
+    given = [(x - shift).to(kind).requires_grad_() for kind in (dtype, torch.float64)]
+    weight = random(40, 4, seed=1)
+    found, right = (
+        torch.autograd.grad((normalize(ELU1()(z)) * weight.to(z.dtype)).sum(), z)[0]
+        for z in given
+    )
+    assert found.isfinite().all()
+    if dtype == torch.float32:
+        torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-5)
+    beyond = (x - 90).float().requires_grad_()
+    normalize(ELU1()(beyond)).sum().backward()
+    assert beyond.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("implementation", ["naive", "chunked", "efficient"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_features_of_a_mean(dtype, implementation):
+    """Their gradients may be beyond all numbers of the dtype."""
+    for phi, size, shift in (
+        (ELU1(), 1, 14),
+        (DPFP(), 1e-2, 0),
+        (FAVOR(3, 4, seed=0), 5, 0),
+    ):
+        for rule in ("sum_rule", "gated_rule", "delta_rule", "gated_delta_rule"):
+            given = [
+                (s * random(2, 12, 1, 3, seed=i) - t).to(dtype).requires_grad_()
+                for i, (s, t) in enumerate(((size, shift), (size, shift), (1, 0)))
+            ]
+            q, k, v = given
+            gate = torch.full((2, 12, 1), 0.5, dtype=dtype)
+            more = {} if rule == "sum_rule" else {"beta": gate}
+            more |= {"log_decay": -gate} if rule == "gated_delta_rule" else {}
+            run = partial(getattr(ops, rule), implementation=implementation)
+            y = run(phi(q), phi(k), v, **more, normalize=True)
+            for x in torch.autograd.grad(y.float().sum(), given):
+                assert x.isfinite().all(), (phi, rule)
+
+
+@pytest.mark.parametrize(
+    ("phi", "size", "shift"),
+    [
+        (FAVOR(8, 16, seed=0), 5, 0),
+        (FAVOR(8, 16, seed=0), 10, 0),
+        (ELU1(), 1, 12),
+        (DPFP(), 0.01, 0),
+    ],
+)
+@pytest.mark.parametrize("rule", ["sum", "gated", "delta"])
+def test_features_under_autocast(phi, size, shift, rule):
+    """In float16 features of keys of ordinary length underflow."""
+    layer = FastWeightAttention(16, 2, phi, rule, key_norm=None, normalize=True)
+    to_qk = [layer.to_q, layer.to_k]
+    for linear in to_qk:  # exact in float16
+        linear.weight.data = torch.eye(16)
+    x = (size * torch.randn(1, 12, 16) - shift).half().float().requires_grad_()
+    right = layer(x)
+    with torch.autocast("cpu", torch.float16):
+        found = layer(x)
+    assert found.dtype == torch.float16
+    gradients = [torch.autograd.grad(y.float().sum(), x)[0] for y in (found, right)]
+    for a, b in ((found.float(), right), gradients):
+        assert (a - b).norm() < 0.02 * b.norm()
+
+
+@pytest.mark.parametrize("rule", ["sum", "gated", "delta", "gated_delta"])
+@pytest.mark.parametrize("size", [10, 30, 50])
+def test_stabilised_features_far_beyond_float32(rule, size):
+    """Queries may ask for features that are e^-300 of the largest one."""
+    layer = FastWeightAttention(16, 2, FAVOR(8, 16, seed=0), rule, None, True)
+    x = (size * torch.randn(2, 20, 16)).requires_grad_()
+    found = layer(x)
+    gradient = torch.autograd.grad(found.sum(), x)[0]
+    with torch.no_grad():
+        y, state = layer.prefill(x[:, :9])
+        steps = [y]
+        for t in range(9, 20):
+            y, state = layer.step(x[:, t], state)
+            steps.append(y[:, None])
+    exact = x.detach().double().requires_grad_()
+    right = layer.double()(exact)
+    wanted = torch.autograd.grad(right.sum(), exact)[0]
+    assert found.dtype == torch.float32
+    for a, b in ((found, right), (torch.cat(steps, 1), right), (gradient, wanted)):
+        assert (a - b).norm() < 1e-3 * b.norm()
+    if rule == "sum":  # as a softmax of logarithms
+        maps = []
+        for linear in (layer.to_q, layer.to_k):
+            z = linear(exact).unflatten(-1, (2, -1)) * 8**-0.25
+            along = z @ layer.feature_map.omega.double().T
+            both = torch.cat([along, -along], -1)
+            maps.append(both - z.square().sum(-1, keepdim=True) / 2)
+        a = torch.logsumexp(maps[0][:, :, None] + maps[1][:, None], -1)
+        later = torch.ones(20, 20, dtype=torch.bool).triu(1)[..., None]
+        a = a.masked_fill(later, -math.inf).softmax(2)
+        v = layer.to_v(exact).unflatten(-1, (2, -1))
+        mean = torch.einsum("btsh,bshv->bthv", a, v).flatten(2)
+        torch.testing.assert_close(right, layer.to_out(mean))

@@ -1,13 +1,17 @@
 """The fast weight rules: identities and limits."""
 
 import math
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize, sum_normalize
+from fwlab.ops.call.call import Variants
+from fwlab.ops.call.rule import Rule
 from fwlab.ops.parts import chunks
 from problems import ROWS, error, outcome, parts, problem, rebuild, rules, weighted
 
@@ -614,3 +618,105 @@ def test_one_step_by_hand(rule, implementation):
     )
     torch.testing.assert_close(W.flatten(), torch.tensor(after).double())
     torch.testing.assert_close(y.item(), float(read))
+
+
+def leaky(q, k, v, beta, W):
+    """A rule of a contributor: fades by a constant, and writes under moved keys."""
+    y = []
+    for q_t, k_t, v_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, beta)), strict=True):
+        W = 0.9 * W + (b_t[..., None] * v_t)[..., None] * (k_t + 0.5)[..., None, :]
+        y.append((W * q_t[..., None, :]).sum(-1))
+    return torch.stack(y, 1), W
+
+
+def leaky_mean(q, k, v, beta, W, z):
+    y = []
+    for q_t, k_t, v_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, beta)), strict=True):
+        W = 0.9 * W + (b_t[..., None] * v_t)[..., None] * (k_t + 0.5)[..., None, :]
+        z = 0.9 * z + b_t[..., None] * (k_t + 0.5)
+        y.append((W * q_t[..., None, :]).sum(-1) / (z * q_t).sum(-1, keepdim=True))
+    return torch.stack(y, 1), W, z
+
+
+def constants(k, beta, **_):
+    beta = beta[..., None]
+    return {"decay": torch.full_like(beta, 0.9), "strength": beta, "k": k + 0.5}
+
+
+@both
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_masked_step_of_a_rule_with_constants(implementation, normalize, packed):
+    """It is as if the token were not there, whatever a rule does with zeros; and so
+    are the steps that fill up a document.
+    """
+    implementations = ops.TABLE["gated_rule"].implementations
+    rule = replace(
+        ops.TABLE["gated_rule"],
+        implementations={**implementations, "naive": Variants(leaky, leaky_mean)},
+        inputs=constants,
+    )
+    q, k, v = (random(1, 40, heads, 3, seed=heads).abs() for heads in (4, 2, 2))
+    beta, W, z = random(1, 40, 2).abs(), random(2, 2, 3, 3), random(2, 2, 3).abs()
+    keep, cuts = random(1, 40) < 0.4, [0, 11, 40] if packed else [0, 40]
+    state = (
+        [W, z][: 1 + normalize] if packed else [x[:1] for x in (W, z)[: 1 + normalize]]
+    )
+    y, after = rule(
+        q,
+        k,
+        v,
+        {"beta": beta},
+        normalize=normalize,
+        key_mask=keep,
+        cu_seqlens=torch.tensor(cuts) if packed else None,
+        state=ops.NormalizedState(*state) if normalize else state[0],
+        return_state=True,
+        implementation=implementation,
+    )
+    for i, (start, stop) in enumerate(pairwise(cuts)):
+        real = torch.arange(start, stop)[keep[0, start:stop]]
+        wide = [x[:, real].repeat_interleave(2, 2) for x in (k, v, beta)]
+        copies = [x[i : i + 1].repeat_interleave(2, 1) for x in state]
+        loop = leaky_mean if normalize else leaky
+        wanted, *end = loop(q[:, real], *wide, *copies)
+        assert error(y[:, real], wanted) < 1e-12
+        for found, right in zip(parts(after), end, strict=True):
+            assert error(found[i : i + 1], right[:, ::2]) < 1e-12
+    assert not y[~keep].any()
+
+
+#: Rules with a gate that has limits, and its name.
+LIMITED = {
+    record.name: gate
+    for record in ops.TABLE.values()
+    if isinstance(record, Rule)
+    for gate, about in record.gates.items()
+    if (about.least, about.most) != (None, None)
+}
+
+
+@pytest.mark.parametrize("implementation", ["auto", "naive", "chunked", "efficient"])
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_gate_out_of_its_range(name, implementation):
+    """A decay in place of its logarithm; but not in a masked step."""
+    record, g = ops.TABLE[name], torch.Generator().manual_seed(0)
+    gate, call = (
+        LIMITED[name],
+        partial(getattr(ops, name), implementation=implementation),
+    )
+    optional = {gate: "heads"} if record.gates[gate].optional else {}
+    x = record.example(g, optional, batch=2, time=6, heads=2, key=3, value=3)
+    wrong = x[gate].clone()
+    wrong[1, 2] = 0.9 if gate == "log_decay" else -0.9
+    hint = {"log_decay": "at most 0, got values up to 0.9; pass the logarithm"}
+    message = (
+        f"{name}: expected {gate} to be {hint.get(gate, 'at least 0, got values')}"
+    )
+    with pytest.raises(ValueError, match=message):
+        call(**x | {gate: wrong})
+    keep = torch.ones(2, 6, dtype=torch.bool)
+    keep[1, 2] = False
+    assert torch.equal(
+        call(**x | {gate: wrong}, key_mask=keep), call(**x, key_mask=keep)
+    )

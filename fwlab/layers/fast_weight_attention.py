@@ -7,6 +7,7 @@ how strongly, and how much of the rest to forget.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -28,9 +29,11 @@ from fwlab.layers.heads import (
 )
 from fwlab.layers.heads import head_width as width_of_head
 from fwlab.layers.short_convolution import ShortConvolution, can_step
-from fwlab.ops.call import checks, packed
+from fwlab.ops.call import checks, packed, units
 from fwlab.ops.call.rule import Rule
 
+#: Features that are smaller, next to a largest one of 1, need float64.
+LEAST = 1e-26
 State = Tensor | ops.NormalizedState | ops.ScaledState | ops.ConvState
 
 
@@ -146,7 +149,11 @@ class FastWeightAttention(Causal):
     gives what `forward` gives for the whole sequence. With features that
     come with a scale (stabilised FAVOR+) and a denominator, the largest
     scale so far is carried along, and the memory fades when it grows:
-    that changes no result, and nothing overflows or underflows.
+    that changes no result. In float32 this is right as long as the
+    largest of $|\Omega q|$ or of $|\Omega k|$ (in `FAVOR`, with its
+    $d^{-1/4}$) is at most 30. From the first longer key on, a CPU
+    computes in float64, up to 150, and the state is in float64. Under
+    `torch.compile` and on a GPU, longer ones lose digits.
 
         >>> layer = FastWeightAttention(d_model=8, heads=2)
         >>> y, state = layer.prefill(torch.randn(1, 5, 8))
@@ -357,50 +364,96 @@ class FastWeightAttention(Causal):
             checks.documents("FastWeightAttention", cu_seqlens, len(x))
             lengths = packed.lengths("FastWeightAttention", cu_seqlens, x.shape[1])
         qk, v, inputs = self._qkv(x, inputs, key_mask, lengths)
-        record, log_scale = RULES[self.rule], None
-        name: Any = record.name
-        options: dict[str, Any] = {"scale": self.scale}
-        if record.normalizes:
-            options["normalize"] = self.normalize
-        # A gate may depend on the features of the keys.
-        fading = None
+        run_rule = partial(
+            self._ruled,
+            x,
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            return_state=return_state,
+            implementation=implementation,
+        )
         if self._scales:
-            memory, before = None, None
-            if state is not None:
-                checks.state_kind("FastWeightAttention", state, ops.ScaledState)
-                memory, before = state
-            q, k, fading, log_scale = self._scaled_features(
-                *self._apart(qk), before, key_mask, lengths
-            )
-        elif nu := self._nu:
-            name, options, memory = record.with_dpfp, {"nu": nu}, state
-            q, k = self._apart(qk)
+            y, memory = self._scaled(run_rule, qk, v, state, key_mask, lengths)
         else:
-            qk, memory = self._features(qk), state
-            q, k = self._apart(qk)
+            qk = qk if self._nu else self._features(qk)
+            y, memory = run_rule(*self._apart(qk), v, None, state)
+        if inputs is not None and return_state:
+            memory = ops.ConvState(memory, inputs)
+        return self.to_out(self._finish(y, x)), memory
+
+    def _ruled(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        fading: Tensor | None,
+        memory: Any,
+        return_state: bool,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
+        """Compute the rule in the precision of `k`, and the state after it or None.
+
+        - `fading`: a logarithm of a decay, besides that of the rule.
+        """
+        record = RULES[self.rule]
+        name: Any = record.name
+        if self._nu:
+            name, options["nu"] = record.with_dpfp, self._nu
+        else:
+            options["scale"] = self.scale
+            if record.normalizes:
+                options["normalize"] = self.normalize
+        # A gate may depend on the features of the keys.
         made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
         if fading is not None:
             name = record.with_decay or name
             made["log_decay"] = fading + made.get("log_decay", 0)
-        y = getattr(ops, name)(
-            q,
-            k,
-            v,
-            **made,
-            **options,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            state=memory,
-            return_state=return_state,
-            implementation=implementation,
+        options |= made | {"state": memory, "return_state": return_state}
+        found = getattr(ops, name)(q, k, v, **options)
+        return found if return_state else (found, None)
+
+    def _scaled(
+        self,
+        run_rule: Callable[..., tuple[Tensor, Any]],
+        qk: Tensor,
+        v: Tensor,
+        state: Any,
+        key_mask: Tensor | None,
+        lengths: list[int] | None,
+    ) -> tuple[Tensor, Any]:
+        """Compute the rule on features with a scale, and the state after it.
+
+        The largest feature of a key is 1, but a query may ask for any. From the first
+        key on that has features beyond float32, a CPU computes in float64.
+        """
+        memory, before = None, None
+        if state is not None:
+            checks.state_kind("FastWeightAttention", state, ops.ScaledState)
+            memory, before = state
+        dtype = v.dtype
+        if isinstance(before, Tensor) and before.dtype == torch.float64:
+            qk, v = qk.double(), v.double()
+        qk = qk.float() if qk.dtype == torch.float16 else qk
+        made = self._scaled_features(*self._apart(qk), before, key_mask, lengths)
+        q, k, fading, after, tiny = made
+        if tiny is None:
+            y, end = run_rule(q, k, v, fading, memory)
+            return y.to(dtype), end if end is None else ops.ScaledState(end, after)
+        late = tiny.any(-1).cummax(1).values
+        real = ~late if key_mask is None else key_mask & ~late
+        y, _ = run_rule(q, k, v, fading, memory, key_mask=real)
+        if isinstance(before, Tensor):
+            before = before.double()
+        if isinstance(memory, ops.NormalizedState):
+            memory = ops.NormalizedState(*(part.double() for part in memory))
+        q, k, fading, after, _ = self._scaled_features(
+            *self._apart(qk.double()), before, key_mask, lengths
         )
-        if return_state:
-            y, memory = y
-            if log_scale is not None:
-                memory = ops.ScaledState(memory, log_scale)
-            if inputs is not None:
-                memory = ops.ConvState(memory, inputs)
-        return self.to_out(self._finish(y, x)), memory
+        exact, end = run_rule(q, k, v.double(), fading, memory)
+        # What comes later must not change what came before by a single bit.
+        y = torch.where(late[..., None, None], exact.to(dtype), y)
+        return y, end if end is None else ops.ScaledState(end, after)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         parts: Any = self._modules
@@ -484,6 +537,11 @@ class FastWeightAttention(Causal):
 
     # $\phi$, then the normalisation that `key_norm` names.
     def _features(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float16 and (self.normalize or self.key_norm):
+            # Features before they are divided by their size, and their gradients,
+            # may be beyond the numbers of float16.
+            y = self._features(x.float())
+            return y if self.normalize else y.to(x.dtype)
         phi: Any = self._modules["feature_map"]
         if self.key_norm is None:
             return phi(x)
@@ -502,16 +560,23 @@ class FastWeightAttention(Causal):
         before: Tensor | None,
         key_mask: Tensor | None,
         lengths: list[int] | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         r"""Features in units of the largest scale so far, $e^{M_t}$.
 
         The scale of a query cancels in the quotient. A memory in units
         of $e^{M_{t-1}}$ is brought to units of $e^{M_t}$ by the decay
         $\log d_t = M_{t-1} - M_t$. No step looks ahead.
+
+        - Returns queries, keys, the decay, the last scale, and which keys have a
+          feature below `LEAST`; None = none has, or this is not known.
         """
         q = self.feature_map.scaled(q)[0]
         k, scale = self.feature_map.scaled(k)
         assert scale is not None
+        tiny = None
+        if k.dtype != torch.float64 and units.known(k) and k.numel():
+            values = k.detach()
+            tiny = values.amin(-1) < LEAST if values.amin().item() < LEAST else None
         if key_mask is not None:
             scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
         compute: packed.Compute = _running_maximum
@@ -526,7 +591,7 @@ class FastWeightAttention(Causal):
         both, after = compute(scale=scale, before=before)
         earlier, now = both.unbind(-1)
         k = k * _difference(scale, now).exp()[..., None].to(k.dtype)
-        return q, k, _difference(earlier, now), after
+        return q, k, _difference(earlier, now), after, tiny
 
     def extra_repr(self) -> str:
         return (

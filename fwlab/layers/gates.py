@@ -48,6 +48,14 @@ class _Kind:
         raise NotImplementedError
 
 
+def as_precise(gate: Tensor, k: Tensor) -> Tensor:
+    """Convert to the precision of the features, if that is higher.
+
+    Where features need float64, what 1 - beta keeps does so, too.
+    """
+    return gate.to(torch.promote_types(gate.dtype, k.dtype))
+
+
 class Beta(_Kind):
     r"""$\beta = \beta_{\max}\, \sigma(w \cdot x)$, one per head and step."""
 
@@ -59,7 +67,7 @@ class Beta(_Kind):
         layer.to_beta = nn.Linear(layer.d_model, size, bias=False)
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        beta = run(layer.to_beta, x)
+        beta = as_precise(run(layer.to_beta, x), k)
         if "steps" in self.dims:
             beta = beta.unflatten(-1, (layer.steps, -1))
         beta = torch.sigmoid(beta)  # Eq. 21
@@ -80,7 +88,7 @@ class Share(_Kind):
         layer.beta_bias = nn.Parameter(torch.logit(0.5**heads))
 
     def of(self, layer: Any, x: Tensor, k: Tensor) -> Tensor:
-        return torch.sigmoid(run(layer.to_beta, x) + layer.beta_bias)
+        return torch.sigmoid(as_precise(run(layer.to_beta, x), k) + layer.beta_bias)
 
 
 class LogDecay(_Kind):

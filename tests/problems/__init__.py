@@ -41,6 +41,28 @@ def packed_problem(
     return [leaf(x[:1], dtype) for x in inputs], rebuild(state, states)
 
 
+def dropped(row: Row, inputs: Inputs, state: Any, keep: Tensor) -> list[Tensor]:
+    """What a mask means: `y` and states of each sequence without its masked steps."""
+    y, after = [], []
+    for b, real in enumerate(keep):
+        places = real.nonzero()[:, 0]
+        timed = [x.shape[:2] == keep.shape for x in inputs]
+        own = [
+            x[b : b + 1, places] if t else x for x, t in zip(inputs, timed, strict=True)
+        ]
+        y_b, after_b = row(
+            *row.pick(own, places),
+            state=rebuild(state, lambda x, b=b: x[b : b + 1]),
+            return_state=True,
+            implementation="naive",
+        )
+        y.append(y_b.new_zeros(1, len(real), *y_b.shape[2:]).index_copy(1, places, y_b))
+        after.append(parts(after_b))
+    if len({x.shape for each in after for x in each[:1]}) > 1:
+        return [torch.cat(y)]  # memories that grow
+    return [torch.cat(y), *map(torch.cat, zip(*after, strict=True))]
+
+
 def borders(lengths: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
     """Where these documents begin and end in one row."""
     return torch.tensor([0, *lengths]).cumsum(0).to(dtype)

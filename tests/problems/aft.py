@@ -63,6 +63,13 @@ def cut_full(inputs: Inputs, start: int, stop: int) -> Inputs:
     return [*(x[:, start:stop] for x in (q, k, v)), bias[start:stop, : past + stop]]
 
 
+def pick_full(inputs: Inputs, places: Tensor) -> Inputs:
+    *timed, bias = inputs
+    past = bias.shape[1] - len(bias)
+    seen = torch.cat([torch.arange(past), past + places])
+    return [*timed, bias[places][:, seen]]
+
+
 def cut_local(inputs: Inputs, start: int, stop: int) -> Inputs:
     *timed, band = inputs
     return [*(x[:, start:stop] for x in timed), band[start:stop]]
@@ -96,16 +103,27 @@ ROWS = {
         ops.aft_simple, simple, partial(large, bias="none"), small=small, ratio=2
     ),
     "aft-full": Row(
-        ops.aft_full, full, partial(large, bias="full"), cut=cut_full, small=small
+        ops.aft_full,
+        full,
+        partial(large, bias="full"),
+        cut=cut_full,
+        pick=pick_full,
+        small=small,
     ),
     "aft-local": Row(
-        ops.aft_local, local, partial(large, bias="band"), cut=cut_local, small=small
+        ops.aft_local,
+        local,
+        partial(large, bias="band"),
+        cut=cut_local,
+        pick=None,
+        small=small,
     ),
     "aft-conv": Row(
         ops.aft_conv,
         partial(conv, one_key=False),
         partial(large, bias="kernel"),
         cut=cut_conv,
+        pick=None,
         small=small,
     ),
     "aft-conv-one-key": Row(
@@ -113,6 +131,7 @@ ROWS = {
         partial(conv, one_key=True),
         partial(large, bias="kernel"),
         cut=cut_conv,
+        pick=None,
         small=small,
     ),
 }

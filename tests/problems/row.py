@@ -15,6 +15,11 @@ def by_time(inputs: Inputs, start: int, stop: int) -> Inputs:
     return [x[:, start:stop] for x in inputs]
 
 
+def untouched(inputs: Inputs, places: Tensor) -> Inputs:
+    """For operations whose other inputs know no steps."""
+    return inputs
+
+
 def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """For operations that have no chunks."""
 
@@ -29,6 +34,9 @@ class Row:
       in float64, batch 2, widths of 6 at most, and gates with exact
       zeros and ones; state is None without `with_state`.
     - `cut`: `cut(inputs, start, stop)`, the inputs of those steps.
+    - `pick`: drops steps from the inputs that have them elsewhere, as others have
+      been dropped already: `pick(inputs, places)` keeps those at `places`; None = a
+      masked step cannot be dropped, because others know their distance from it.
     - `small`: sets chunk sizes so small that nine steps cross several
       chunks, and groups of chunks.
     - `large`: `large(time)` gives the inputs at width 128, batch 1, in
@@ -43,6 +51,7 @@ class Row:
     make: Callable[[int, Generator, bool], tuple[Inputs, Any]]
     large: Callable[[int], Inputs]
     cut: Callable[[Inputs, int, int], Inputs] = by_time
+    pick: Callable[[Inputs, Tensor], Inputs] | None = untouched
     small: Callable[[pytest.MonkeyPatch], None] = as_it_is
     ratio: float = 4
     masked: bool = True

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from fwlab.feature_maps import (
     _power,
+    _saturated,
     denominator,
     divide,
     unit_range,
@@ -323,7 +324,8 @@ class Memory(torch.autograd.Function):
         ctx.save_for_backward(*inputs, S if keep else None)
         ctx.options = keep, Kind
         ctx.set_materialize_grads(False)
-        return y, asked, S[first].clone().view_as(W)
+        # Not a view: a row of the state may be changed in place.
+        return y, asked, S[first].view_as(W).clone()
 
     @staticmethod
     @autograd.backward_pass
@@ -442,7 +444,7 @@ def _backward(
             read, stored = read.mul_(group.R), stored.mul_(group.K)
         dd = fade.gradient(before, after, read, stored)
     if group.power is not None:
-        dR = dR / group.power
+        dR = _saturated(dR / group.power)
     dQ, dK_bar = dR, None
     if dR.shape[1] > group.C:
         dQ, dK_bar = dR.split(group.C, 1)

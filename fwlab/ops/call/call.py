@@ -18,6 +18,7 @@ from fwlab.arguments import flags as check_flags
 from fwlab.ops.call import checks, choice, packed, whole
 from fwlab.ops.call.operators import traced
 from fwlab.ops.parts.autograd import full_precision
+from fwlab.ops.parts.state import separate
 
 
 @dataclass(frozen=True)
@@ -201,4 +202,4 @@ class Call:
                 assert compute is not None
                 y, after = compute()
             y = self.masked(y).to(self.like.dtype)
-        return (y, after) if return_state else y
+        return (y, separate(after)) if return_state else y

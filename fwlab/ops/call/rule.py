@@ -13,19 +13,29 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab.feature_maps import FeatureMap, Identity, l2_normalize, unit_range
-from fwlab.ops.call import checks, units
+from fwlab.feature_maps import (
+    FeatureMap,
+    Identity,
+    _extreme,
+    _power,
+    finite_gradient,
+    l2_normalize,
+    unit_range,
+)
+from fwlab.ops.call import checks, units, whole
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.call.choice import KERNELS
 from fwlab.ops.call.operators import traced
 from fwlab.ops.parts import autograd
 from fwlab.ops.parts.autograd import full_precision
 from fwlab.ops.parts.one_step import FORMS, one_step
-from fwlab.ops.parts.state import NormalizedState
+from fwlab.ops.parts.state import NormalizedState, separate
 
 State = Tensor | NormalizedState
 #: The states of a rule, by the names that its implementations use.
 MEMORIES = ("W", "z")
+#: By how much a gate may leave its range: rounding, and steps of numerical gradients.
+SLACK = 1e-4
 
 
 class Gate(NamedTuple):
@@ -38,6 +48,9 @@ class Gate(NamedTuple):
     - `optional`: it may be None.
     - `kind`: how a layer makes it, a name of `KINDS` in
       `fwlab/layers/gates.py`; None = the name of the gate.
+    - `least`, `most`: a smaller or larger number is refused, where
+      looking is free; None = any number is a gate.
+    - `hint`: what was probably meant then.
     """
 
     dims: str
@@ -45,6 +58,25 @@ class Gate(NamedTuple):
     edges: tuple[float, ...] = (0.0, 1.0)
     optional: bool = False
     kind: str | None = None
+    least: float | None = None
+    most: float | None = None
+    hint: str = ""
+
+    def check(self, where: str, x: Tensor) -> None:
+        """Raise `ValueError` for a number out of range.
+
+        - `where`: the names of the operation and of the argument.
+        """
+        if self.least is None and self.most is None:
+            return
+        low, high = (end.item() for end in x.detach().aminmax())
+        wrong = ""
+        if self.least is not None and low < self.least - SLACK:
+            wrong = f"at least {self.least:g}, got values down to {low:.3g}"
+        if self.most is not None and high > self.most + SLACK:
+            wrong = f"at most {self.most:g}, got values up to {high:.3g}"
+        if wrong:
+            raise ValueError(f"{where} to be {wrong}; {self.hint}")
 
 
 def decay_gate(dims: str, optional: bool = False, kind: str | None = None) -> Gate:
@@ -53,7 +85,8 @@ def decay_gate(dims: str, optional: bool = False, kind: str | None = None) -> Ga
     def usual(x: Tensor) -> Tensor:
         return -F.softplus(x - 1)
 
-    return Gate(dims, usual, (0.0, -1000.0), optional, kind)
+    hint = "pass the logarithm of a decay, such as decay.log()"
+    return Gate(dims, usual, (0.0, -1000.0), optional, kind, most=0.0, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -168,6 +201,15 @@ class Rule(Operation):
         call, dims, group = self._checked(
             q, k, v, gates, normalize, key_mask, cu_seqlens, return_state
         )
+        if normalize and self._needs_units(call, state):
+            # Units are changed by a decay: this memory keeps all of itself.
+            gates = gates | {"log_decay": torch.zeros_like(k[..., 0])}
+            options |= {"scale": scale, "key_mask": key_mask, "state": state}
+            options |= {"cu_seqlens": cu_seqlens, "return_state": return_state}
+            options |= {"normalize": True, "implementation": implementation}
+            if self.with_decay is None:
+                return self(q, k, v, gates, **options)
+            return whole.FUNCTIONS[self.with_decay](q, k, v, **gates, **options)
         call.sizes["key"] *= wider
         name, compute = call.choose(
             implementation,
@@ -193,6 +235,11 @@ class Rule(Operation):
             start = self._start(call, state, normalize)
         if scale is not None:
             checks.scale(self.name, scale)
+        for gate in self.gates:
+            given = call.tensors.get(gate)
+            if given is not None and given.numel() and units.known(given):
+                where = f"{self.name}: expected {gate}"
+                self.gates[gate].check(where, call.masked(given))
         if as_one:
             return call.whole(
                 start,
@@ -213,19 +260,24 @@ class Rule(Operation):
                 scale if scales_q else None,
                 normalize,
                 bare,
+                by_kernel,
                 ("beta",) if own and self.corrects else (),
             )
             # Kernels and the efficient form convert one piece of
             # half-precision inputs at a time.
             if not by_kernel and name != "efficient":
                 x = {n: part.to(call.dtype) for n, part in x.items()}
-            if fades or not alone:
-                compute = partial(self._computed, compute, fades, name == "naive")
+            x["real"] = call.key_mask
+            if call.lengths is not None and call.key_mask is None:
+                x["real"] = call.like.new_ones(call.like.shape[:2], dtype=torch.bool)
+            loop = name == "naive"
+            if fades or loop or not alone:
+                compute = partial(self._computed, compute, fades, loop)
                 if group > 1:
                     compute = grouped(compute, group, dims)
-                # As a masked step: all its inputs are 0, and it keeps the state.
+                # Steps that fill up a document are masked ones, too.
                 compute = call.by_document(compute, MEMORIES)
-            elif name != "naive":
+            else:
                 x = self._recurrence(**x)
             x |= options if by_kernel else {}
             memory = _memory(start)
@@ -238,7 +290,7 @@ class Rule(Operation):
             y = y.to(call.like.dtype)
         if not return_state:
             return y
-        return y, NormalizedState(*after) if normalize else after[0]
+        return y, separate(NormalizedState(*after) if normalize else after[0])
 
     def steps_from(
         self, state: Any, x: Tensor, W: tuple[int, ...], normalize: bool
@@ -334,6 +386,17 @@ class Rule(Operation):
             call.like = like[:, :, :1].expand(-1, -1, q.shape[2], -1)
         return call, dims, group
 
+    def _needs_units(self, call: Call, state: Any) -> bool:
+        """Whether a memory that does not fade is too small for its means."""
+        if "log_decay" in self.gates:
+            if len(call.tensors) > 3:
+                return False  # it fades, and gets units anyway
+        elif self.with_decay is None:
+            return False
+        parts = state if isinstance(state, tuple) else ()
+        z = parts[1] if len(parts) == 2 and checks.dense(parts[1]) else None
+        return units.needed(call.masked(call.tensors["k"]), z, call.cu_seqlens)
+
     def _read(
         self,
         call: Call,
@@ -341,20 +404,26 @@ class Rule(Operation):
         scale: Any,
         normalize: bool,
         bare: bool,
+        by_kernel: bool,
         as_given: tuple[str, ...],
     ) -> dict[str, Any]:
         """What the rule reads, by name: masked, and in a safe range.
 
         Gates get full precision, except those that stay `as_given`.
         """
-        # In a masked step all inputs are 0: a zero key writes nothing,
-        # and a log decay of 0 keeps the state.
+        # In a masked step all inputs are 0, whatever they contain: see `_inputs`.
         x = {name: call.masked(part) for name, part in call.tensors.items()}
         if features is not None:
             # Side by side, in half the calls.
             both = features(torch.cat([x["q"], x["k"]], 2).to(call.dtype))
             x["q"], x["k"] = both.split([x["q"].shape[2], x["k"].shape[2]], 2)
         if normalize:
+            # Float16 has so few exponents that their gradients may be beyond all its
+            # numbers; in float32 the parts of a gradient are added up.
+            for name in "qk":
+                if x[name].dtype == torch.float16:
+                    x[name] = finite_gradient(x[name])
+                    x[name] = x[name] if by_kernel else x[name].to(call.dtype)
             x |= {} if bare else self._in_range(**x)
             if scale is not None:  # its size cancels in the quotient
                 scale = torch.as_tensor(scale).sign()
@@ -369,12 +438,33 @@ class Rule(Operation):
     def _in_range(self, q: Tensor, k: Tensor, **_: Any) -> dict[str, Tensor]:
         """The keys that read, where their size cancels in a quotient."""
         x = {"q": unit_range(q)}
-        return x | {"ask": unit_range(k)} if self.corrects else x
+        if self.corrects:
+            ask, power = k, _power(k)
+            if k.requires_grad and _extreme(power):
+                # Both gradients are finite, and so is their sum.
+                k = finite_gradient(k)
+                k, ask = finite_gradient(k), finite_gradient(k)
+            x |= {"k": k, "ask": ask / power}
+        return x
 
-    def _recurrence(self, **x: Any) -> dict[str, Any]:
+    def _recurrence(self, real: Tensor | None = None, **x: Any) -> dict[str, Any]:
         """The inputs of the recurrence for those of the rule."""
         rest = {n: part for n, part in x.items() if n not in self.gates}
-        return {"decay": None, "strength": None} | rest | self.inputs(**x)
+        return {"decay": None, "strength": None} | rest | self._inputs(real, **x)
+
+    def _inputs(self, real: Tensor | None, **x: Any) -> dict[str, Any]:
+        """What `inputs` returns, but a masked step keeps all, and writes nothing.
+
+        - `real`: `[batch, time]`, which steps are not masked; None = all. Their
+          inputs are 0. But a rule may fade by a constant, or move its keys.
+        """
+        made = self.inputs(**x)
+        for name, idle in (("decay", 1), ("k", 0)):
+            if real is not None and made.get(name) is not None:
+                steps = made[name].shape[1] // real.shape[1]
+                each = real.repeat_interleave(steps, 1) if steps > 1 else real
+                made |= {name: torch.where(each[..., None, None], made[name], idle)}
+        return made
 
     def _computed(
         self,
@@ -382,10 +472,12 @@ class Rule(Operation):
         fades: bool,
         loop: bool,
         sure: bool = False,
+        real: Tensor | None = None,
         **x: Any,
     ) -> tuple[Tensor, ...]:
         """The rule by its recurrence or its own `loop`.
 
+        - `real`: as for `_inputs`.
         - `fades`: a mean of a memory that fades is wanted, which may need units.
         - `sure`: find out which, even for a single step.
         """
@@ -393,14 +485,40 @@ class Rule(Operation):
         quick = fades and not sure and x["k"].shape[1] == 1 and units.known(x["k"])
         given, unit = x, None
         if fades and not quick:
-            given, unit = units.scaled(self.inputs, self.corrects, x)
-        y, *after = compute(**(given if loop else self._recurrence(**given)))
+            inputs = partial(self._inputs, real)
+            given, unit = units.scaled(inputs, self.corrects, x)
+        if fades and self.corrects:
+            given = self._retrievable(compute, **given)
+        if loop:
+            y, *after = by_step(compute, real, **given)
+        else:
+            y, *after = compute(**self._recurrence(real, **given))
+        y, *after = (part.to(x["W"].dtype) for part in (y, *after))
         if quick and not (after[-1].detach().abs().amax(-1) > 1e-17).all():
-            return self._computed(compute, fades, loop, sure=True, **x)
+            return self._computed(compute, fades, loop, sure=True, real=real, **x)
         if unit is not None:
             W, z = after
             after = [unit[..., None] * W, unit * z]
         return last_steps(y, x["q"].shape[1]), *after
+
+    def _retrievable(self, compute: Callable[..., Any], **x: Any) -> dict[str, Any]:
+        """The arguments, such that a key retrieves from a memory that fades.
+
+        That is a quotient, in which a decay cancels; but one of 0 empties the memory.
+        The efficient form divides after the decay: then as much is left in float64 as
+        a quotient needs. What is written later hides it.
+        """
+        decay = x["log_decay"]
+        if compute is self.implementations["efficient"]:
+            strong = (decay < -80) & (decay > -torch.inf)
+            if not traced(decay) and strong.any():
+                least = -300 if x["W"].dtype == torch.float32 else -600
+                fades = strong & (decay < least)
+                x = {n: part.double() for n, part in x.items()}
+                x["log_decay"] = x["log_decay"].masked_fill(fades, least)
+            return x
+        x["ask"] = x["ask"].masked_fill((decay == -torch.inf)[..., None], 0)
+        return x
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
         """The given state, or an empty one."""
@@ -472,7 +590,7 @@ def grouped(
     def run(q: Tensor, **others: Any) -> tuple[Tensor, ...]:
         copies = {
             name: x.repeat_interleave(group, place[name])
-            if isinstance(x, Tensor)
+            if isinstance(x, Tensor) and name in place
             else x
             for name, x in others.items()
         }
@@ -480,6 +598,28 @@ def grouped(
         return y, *(x[:, ::group].clone() for x in after)
 
     return run
+
+
+def by_step(
+    loop: Callable[..., tuple[Tensor, ...]], real: Tensor | None, **x: Any
+) -> tuple[Tensor, ...]:
+    """The same as `loop`, but a masked step leaves the memory as it is.
+
+    - `real`: `[batch, time]`, which steps are not masked; None = all.
+    """
+    if real is None:
+        return loop(**x)
+    memory = {name: x.pop(name) for name in MEMORIES if name in x}
+    y = []
+    for real_t, *parts in zip(
+        *(p.split(1, 1) for p in (real, *x.values())), strict=True
+    ):
+        y_t, *after = loop(**dict(zip(x, parts, strict=True)), **memory)
+        y.append(y_t)
+        for name, new in zip(memory, after, strict=True):
+            here = real_t.view(-1, *[1] * (new.dim() - 1))
+            memory[name] = torch.where(here, new, memory[name])
+    return torch.cat(y, 1), *memory.values()
 
 
 def factor(log_decay: Tensor | None) -> Tensor | None:

@@ -102,16 +102,22 @@ def normalized_correcting(
     r"""Both readings are divided by what the same key reads in $z$.
 
     In (d1) the keys that retrieve, `ask`, are divided by
-    $z_{i-1} \cdot \phi(k_i)$ (Eq. 27): a division of rows. In (d2) the
-    answers are divided by $z_i \cdot \phi(q_i)$ (Eq. 28).
+    $z_{i-1} \cdot \phi(k_i)$ (Eq. 27): a division of rows, in which the
+    decay of step $i$ cancels. In (d2) the answers are divided by
+    $z_i \cdot \phi(q_i)$ (Eq. 28).
     """
     y = []
     for d, Q, K, V, R, b in cut(decay, q, k, v, ask, strength):
-        gamma, Gamma = decays(d)
+        gamma, Gamma = asking = decays(d)
+        if d is not None:
+            asking = before(gamma), before(Gamma)
         # What the keys retrieve, and from it what is written.
-        L, P = scores(R, K, Gamma).tril(-1), scores(Q, K, Gamma).tril()
-        held = gamma * R @ z[..., None] + L.sum(-1, True)
-        V_bar = divide(gamma * R @ W.mT, held)  # Eq. 27
+        L, P = (
+            scores(R, K, asking[1]).tril(-1),
+            scores(Q, K, Gamma).tril(),
+        )
+        held = asking[0] * R @ z[..., None] + L.sum(-1, True)
+        V_bar = divide(asking[0] * R @ W.mT, held)  # Eq. 27
         U = solve(b * divide(L, held), b * (V - V_bar))  # (d1)
         # What the queries read, and both states after the chunk.
         total = gamma * Q @ z[..., None] + P.sum(-1, True)

@@ -30,6 +30,7 @@ from fwlab.ops.additive.efficient import (
     whole,
 )
 from fwlab.ops.call import operators
+from fwlab.ops.correcting import chunked
 
 
 def inverse(A: Tensor) -> Tensor:
@@ -206,16 +207,18 @@ def normalized_correcting(
     """
     # A key divided by a tiny number would overflow in float32 where the
     # reading, a mean, does not: then all of it is computed in float64.
-    single = W.dtype == torch.float32
-    if single and operators.traced(k):  # the numbers are not known
+    single, traced = W.dtype == torch.float32, operators.traced(k)
+    if single and traced:  # the numbers are not known
         return _in_double(q, k, v, decay, strength, W, z, ask)
     one = k.new_ones(1, 1, 1, 1).expand(*k.shape[:3], 1)
     total, held, after = memory(
         q, k, one, decay, None, z[:, :, None], ask=ask
     )()
-    least = torch.finfo(held.dtype).tiny ** 0.5
-    if single and ((held != 0) & (held.abs() < least)).any():
-        return _in_double(q, k, v, decay, strength, W, z, ask)
+    # In float64, the chunked version divides readings after all.
+    least = torch.finfo(held.dtype).tiny ** (0.5 if single else 0.25)
+    if not traced and ((held != 0) & (held.abs() < least)).any():
+        other = _in_double if single else chunked.normalized_correcting
+        return other(q, k, v, decay, strength, W, z, ask)
     # With divided keys, the rest is a delta rule without a normaliser.
     ask = divide(ask, held)  # an empty memory: query with 0, get 0
     y, _, W = memory(

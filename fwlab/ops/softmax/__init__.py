@@ -11,7 +11,7 @@ from fwlab import arguments
 from fwlab.ops.call import checks
 from fwlab.ops.call.call import Call, Operation
 from fwlab.ops.parts import autograd
-from fwlab.ops.parts.state import KeyValueCache
+from fwlab.ops.parts.state import KeyValueCache, separate
 from fwlab.ops.softmax import naive
 
 
@@ -139,8 +139,9 @@ def softmax_attention(
     if state is not None:
         state = _append(call.name, state, k, v, key_mask)
         k, v, real = state
-    else:
-        state = KeyValueCache(k, v, real)
+    elif return_state:  # not the tensors of the caller
+        mask = None if real is None else real.clone()
+        state = KeyValueCache(k.clone(), v.clone(), mask)
 
     past = k.shape[1] - time
     visible = torch.ones(time, past + time, dtype=torch.bool, device=q.device).tril(
@@ -166,7 +167,7 @@ def softmax_attention(
         inputs[1:] = (x.repeat_interleave(group, 1) for x in inputs[1:])
     y = compute(*inputs, visible).to(wide)
     y = call.masked(y.transpose(1, 2))
-    return (y, state) if return_state else y
+    return (y, separate(state)) if return_state else y
 
 
 # Keys and values of earlier calls, then those of this one. A missing

@@ -182,13 +182,14 @@ def sum_rule(
       these heads: consecutive ones then read one memory (grouped
       heads), and `y` has the heads of `q`, the state those of `k`.
     - `v`: `[batch, time, heads, value]`.
-    - `log_decay`: `[batch, time, heads]`, at most 0: $W_{t-1}$ and
-      $z_{t-1}$ are multiplied by its exponential first; None = no
-      decay. `[batch, time, heads, key]` is a decay per key channel
-      (gated linear attention), which takes no normaliser. (Features
-      scaled by a running maximum need a decay.) The mean is right
-      however far they fade since the last write. What a later write
-      exceeds by $e^{80}$ counts as forgotten.
+    - `log_decay`: `[batch, time, heads]`, at most 0 (on a CPU, a decay
+      in place of its logarithm is refused): $W_{t-1}$ and $z_{t-1}$ are
+      multiplied by its exponential first; None = no decay.
+      `[batch, time, heads, key]` is a decay per key channel (gated
+      linear attention), which takes no normaliser. (Features scaled by
+      a running maximum need a decay.) The mean is right however far
+      they fade since the last write. What a later write exceeds by
+      $e^{80}$ counts as forgotten.
     - `normalize`: divide by $z_t \cdot q_t$; without it
       $y_t = W_t q_t$. Where the denominator is 0 the result is 0.
     - `scale`: a factor of `q`; None = 1.

@@ -51,15 +51,20 @@ def normalized_loop(
     q: Tensor, k: Tensor, v: Tensor, ask: Tensor, beta: Tensor,
     log_decay: Tensor, W: Tensor, z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Fade the memory and its normaliser first."""
+    """Fade the memory and its normaliser, with the quotient of both.
+
+    A decay cancels in what a key retrieves. So this is read first: what
+    is left may be beyond all numbers. (A decay of 0 empties the memory.
+    Then `ask` is 0.)
+    """
     y = []
     for q_t, k_t, v_t, a_t, b_t, l_t in steps(
         q, k, v, ask, beta, log_decay
     ):
+        v_bar = normalized_read(W, z, a_t)  # Eq. 27
         W = l_t.exp()[..., None, None] * W
         z = l_t.exp()[..., None] * z
         # From here on as without a decay.
-        v_bar = normalized_read(W, z, a_t)  # Eq. 27
         W = correct(W, k_t, v_t, v_bar, b_t)  # Eq. 24
         z = z + k_t  # Eq. 26
         y.append(normalized_read(W, z, q_t))  # Eq. 28
@@ -114,9 +119,9 @@ def gated_delta_rule(
       weights, $-\infty$ erases them.
     - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$
       and $z \cdot q$ (Eqs. 26-28, with the same decay for $z$ as for
-      $W$). $y$ is right however far both fade; but a memory that has
-      faded by more than $e^{-80}$ since the last write counts as empty
-      for what the next key retrieves.
+      $W$). Both quotients are right however far $W$ and $z$ fade: only
+      a `log_decay` of $-\infty$ empties the memory. (Where a call is
+      only traced, one below -80 may do so, too.)
     - `scale`, `key_mask`, `cu_seqlens`, `state`, `return_state`,
       `implementation`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.

@@ -53,7 +53,13 @@ IMPLICIT_DELTA_RULE = Rule(
     name="implicit_delta_rule",
     folder="correcting",
     implementations={"naive": Variants(loop), **FORMS},
-    gates={"beta": Gate("heads")},
+    gates={
+        "beta": Gate(
+            "heads",
+            least=0.0,
+            hint="pass a weight, such as softplus(beta)",
+        )
+    },
     inputs=lambda k, beta, **_: {
         "strength": strength(k, beta)[..., None]
     },
