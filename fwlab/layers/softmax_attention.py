@@ -134,6 +134,16 @@ class SoftmaxAttention(Causal):
         y, state = softmax.step(q, k, v, state)
         return run(parts["to_out"], self._gated(y.reshape(batch, -1), x)), state
 
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        x = self._checked(x, key_mask, cu_seqlens)
+        return self._mix(x, None, key_mask, implementation, return_state=False)[0]
+
     def prefill(
         self,
         x: Tensor,
@@ -143,22 +153,34 @@ class SoftmaxAttention(Causal):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, ops.KeyValueCache]:
         x = self._checked(x, key_mask, cu_seqlens)
+        return self._mix(x, state, key_mask, implementation, return_state=True)
+
+    def _mix(
+        self,
+        x: Tensor,
+        state: ops.KeyValueCache | None,
+        key_mask: Tensor | None,
+        implementation: str,
+        return_state: bool,
+    ) -> tuple[Tensor, Any]:
+        """`prefill`, with the state after it or None."""
         q = split_heads(self.to_q(x), self.heads)
         k, v = (
             split_heads(project(x), self.kv_heads) for project in (self.to_k, self.to_v)
         )
         q, k = self._prepared(q, k, key_mask, state)
-        y, state = ops.softmax_attention(
+        found: Any = ops.softmax_attention(
             q,
             k,
             v,
             dropout=self.attention_dropout if self.training else 0.0,
             key_mask=key_mask,
             state=state,
-            return_state=True,
+            return_state=return_state,
             implementation=implementation,
         )
-        return self.to_out(self._gated(y.flatten(-2), x)), state
+        y, after = found if return_state else (found, None)
+        return self.to_out(self._gated(y.flatten(-2), x)), after
 
     def _prepared(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, state: Any

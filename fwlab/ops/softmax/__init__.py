@@ -137,11 +137,12 @@ def softmax_attention(
         compute = partial(attention_with_dropout, dropout=dropout)
     time, real = call.sizes["time"], key_mask
     if state is not None:
-        state = _append(call.name, state, k, v, key_mask)
-        k, v, real = state
-    elif return_state:  # not the tensors of the caller
-        mask = None if real is None else real.clone()
-        state = KeyValueCache(k.clone(), v.clone(), mask)
+        after = _append(call.name, state, k, v, key_mask)
+        k, v, real = after
+    elif return_state:  # not the tensors of the caller, nor those of the graph
+        after = KeyValueCache(
+            k.clone(), v.clone(), None if real is None else real.clone()
+        )
 
     past = k.shape[1] - time
     visible = torch.ones(time, past + time, dtype=torch.bool, device=q.device).tril(
@@ -167,7 +168,9 @@ def softmax_attention(
         inputs[1:] = (x.repeat_interleave(group, 1) for x in inputs[1:])
     y = compute(*inputs, visible).to(wide)
     y = call.masked(y.transpose(1, 2))
-    return (y, separate(state)) if return_state else y
+    if not return_state:
+        return y
+    return y, after if state is None else separate(after)
 
 
 # Keys and values of earlier calls, then those of this one. A missing
