@@ -202,6 +202,7 @@ def test_rows_are_printed_when_they_are_measured(monkeypatch, capsys):
     assert [len(each) for each in lengths[1:]] == [1, 1]
 
 
+@pytest.mark.slow
 def test_busy(monkeypatch):
     """One process measures; the others say what it would be in other settings."""
     one, two, asleep = tried = threads.settings(2)
