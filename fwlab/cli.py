@@ -287,27 +287,21 @@ def info() -> None:
 def bench(
     out: Path | None = None,
     gpu: bool = False,
-    dry_run: bool = False,
 ) -> None:
     """Measure speed and memory, naive against efficient, side by side.
 
     Args:
         out: Also write the results to this JSON file. With --gpu they are
             always written; default: gpu-CARD.json, in docs/results if
-            that folder exists; in a dry run, a temporary file, which the
-            last line names.
+            that folder exists.
         gpu: On an Nvidia GPU: compare the kernels with the naive loops, then
             measure them next to flash-linear-attention, if that is installed;
             exit code 1 if one of them is wrong.
-        dry_run: With --gpu: the same at tiny sizes on the CPU, with the
-            emulator of the repository in place of a GPU. Measures nothing.
     """
-    if dry_run and not gpu:
-        raise ValueError("--dry-run needs --gpu")
     if gpu:
         from fwlab.bench import kernels
 
-        if not kernels.main(out, _command(), dry_run=dry_run):
+        if not kernels.main(out, _command()):
             sys.exit(1)
         return
     from fwlab import bench as benchmark

@@ -229,7 +229,7 @@ def test_not_on_a_cpu(monkeypatch):
 
 
 def test_not_with_a_stand_in(monkeypatch):
-    """An emulator runs our launches; flash-linear-attention has its own."""
+    """A stand-in takes our launches; flash-linear-attention has its own."""
 
     def listed():
         names = ("delta_rule", "kimi_delta_rule", "sum_rule")

@@ -232,8 +232,6 @@ def _gpu() -> dict:
     runs = []
     for path in sorted(RESULTS.glob("gpu-*.json")):
         run = _read(path.stem)
-        if run["dry_run"]:
-            continue
         ours = {
             row["case"]: row["ms"] for row in run["rows"] if row["side"] == "triton"
         }

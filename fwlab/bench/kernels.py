@@ -6,22 +6,15 @@ efficient form. First each one is compared with the naive loop in float64,
 in three precisions, in memory filled with NaN; then it is timed. Where the
 tests of the repository are, `pytest -m gpu` checks more: states, ragged
 lengths, all widths.
-
-A dry run does the same at tiny sizes on a CPU. The emulator of the
-repository runs what the compiler made of our kernels, so it measures
-nothing.
 """
 
-import importlib
 import importlib.util
 import math
 import re
-import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fwlab
 from fwlab import ops
 from fwlab.bench import aft, feedback, rules
 from fwlab.bench.case import Case, bar, once, printed, shape_text
@@ -55,13 +47,6 @@ RULES = ((8, 4096, 16, 64), (4, 2000, 16, 128), (32, 50, 16, 64))
 AFT = ((32, 2048, 1024, 64, 16), (4, 500, 128, 16, 4))
 #: batch, time, layers, width, heads.
 FEEDBACK = ((8, 512, 4, 256, 8),)
-TINY: dict[str, Any] = {
-    "rule_sizes": ((1, 70, 1, 16),),
-    "aft_sizes": ((2, 24, 16, 4, 2),),
-    "feedback_sizes": ((2, 6, 2, 16, 2),),
-}
-#: The GPU whose machine code a dry run emulates.
-CAPABILITY = (9, 0)
 
 Row = dict[str, Any]
 #: Milliseconds and peak MiB of a call; None = not measured.
@@ -280,12 +265,6 @@ def on_gpu(call: Callable[[], Any]) -> tuple[float, float]:
     return float(f"{ms:.4g}"), round(peak, 1)
 
 
-def nothing(call: Callable[[], Any]) -> tuple[None, None]:
-    """Call once, and measure nothing."""
-    call()
-    return None, None
-
-
 def wrong(row: Row) -> list[str]:
     """What is wrong with a row, in words."""
     beyond = [
@@ -342,30 +321,19 @@ def table(measured: list[Row]) -> list[list[str]]:
     return cells
 
 
-def main(out: Path | None, command: str, *, dry_run: bool = False) -> bool:
+def main(out: Path | None, command: str) -> bool:
     """Check, measure, print and write; return whether all is right.
 
     - `out`: the JSON file; None = docs/results/gpu-CARD.json in the
-      repository, otherwise gpu-CARD.json in the current folder; for a dry
-      run, in a temporary folder.
-    - Raises `ValueError` if there is no GPU or no Triton, if its compiler
-      cannot be trusted, or for a dry run if there is no emulator.
+      repository, otherwise gpu-CARD.json in the current folder.
+    - Raises `ValueError` if there is no GPU or no Triton, or if its compiler
+      cannot be trusted.
     """
-    if importlib.util.find_spec("triton") is None:
-        raise ValueError("bench --gpu needs Triton, which is not installed")
-    if not dry_run and not torch.cuda.is_available():
-        raise ValueError(
-            "bench --gpu needs an Nvidia GPU, but PyTorch finds none on this machine"
-        )
-    about = {"name": "dry run, no GPU", "slug": "dry-run"} if dry_run else card()
-    if not dry_run and (reason := launcher.untrusted(about["capability"])):
-        raise ValueError(f"bench --gpu: {reason}")
-    place = launcher.standing_in(stand_in()) if dry_run else nullcontext()
-    path = out or written(about["slug"], dry_run)
+    about = trusted_card()
+    path = out or written(about["slug"])
     destination(path)
     result: dict[str, Any] = {
         "complete": False,
-        "dry_run": dry_run,
         "card": about,
         "versions": versions(),
         "limits": LIMITS,
@@ -374,7 +342,7 @@ def main(out: Path | None, command: str, *, dry_run: bool = False) -> bool:
     }
     print(f"{about['name']}: {path}\n")
     start = time.monotonic()
-    every = [*cases(**(TINY if dry_run else {}))]
+    every = [*cases()]
     widths = [
         max(len(case.name) for case in every),
         max(len(shape_text(case.shape)) for case in every),
@@ -384,21 +352,34 @@ def main(out: Path | None, command: str, *, dry_run: bool = False) -> bool:
 
     def measured() -> Iterator[list[Row]]:
         for case in bar(every):
-            new = rows(case, *(("cpu", nothing) if dry_run else ("cuda", on_gpu)))
+            new = rows(case, "cuda", on_gpu)
             result["rows"] += new
             result["right"], result["verdict"] = verdict(result["rows"])
             result["seconds"] = round(time.monotonic() - start, 1)
             write_json(path, result)  # also if the run is stopped here
             yield new
 
-    with place:
-        printed(measured(), table, widths, left=3)
+    printed(measured(), table, widths, left=3)
     write_json(path, result | {"complete": True})
     for row in result["rows"]:
         if why := row["reason"] or row["refused"]:
             print(f"{row['case']}, {row['side']}: {why}")
     print(f"\n{result['verdict']}\n{path}")
     return result["right"]
+
+
+def trusted_card() -> dict[str, Any]:
+    """The GPU that PyTorch uses, if its kernels can be compiled; raises `ValueError`."""
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("bench --gpu needs Triton, which is not installed")
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "bench --gpu needs an Nvidia GPU, but PyTorch finds none on this machine"
+        )
+    about = card()
+    if reason := launcher.untrusted(about["capability"]):
+        raise ValueError(f"bench --gpu: {reason}")
+    return about
 
 
 def card() -> dict[str, Any]:
@@ -418,10 +399,8 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def written(name: str, dry_run: bool = False) -> Path:
+def written(name: str) -> Path:
     """Where the result goes: docs/results of a clone, or here."""
-    if dry_run:
-        return Path(tempfile.mkdtemp(prefix="fwlab-bench-"), f"gpu-{name}.json")
     folder = Path("docs", "results")
     in_repository = folder.is_dir() and Path("fwlab", "bench").is_dir()
     return (folder if in_repository else Path()) / f"gpu-{name}.json"
@@ -436,19 +415,3 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             installed[package] = None
     return installed
-
-
-def stand_in() -> launcher.StandIn:
-    """The emulator.
-
-    - Raises `ValueError` outside a clone of the repository.
-    """
-    machine = Path(fwlab.__file__).parents[1] / "tests" / "machine"
-    if not (machine / "emulator" / "__init__.py").exists():
-        raise ValueError(
-            "bench --gpu --dry-run needs the emulator, which is in tests/machine "
-            "of the repository"
-        )
-    if str(machine) not in sys.path:
-        sys.path.append(str(machine))
-    return importlib.import_module("emulator").stand_in(CAPABILITY)

@@ -1,4 +1,7 @@
-"""Compile recorded launches for a GPU that this machine lacks."""
+"""Compile recorded launches for a GPU that this machine lacks.
+
+As a program, it writes what they need to docs/results/kernels.json.
+"""
 
 import re
 import subprocess
@@ -15,8 +18,10 @@ from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.compiler import ASTSource
 
 from fwlab import ops
+from fwlab.files import write_json
 from fwlab.ops.call import launcher
 from fwlab.ops.call.launcher import Launch
+from fwlab.provenance import provenance
 
 TYPES = {
     torch.float32: "*fp32",
@@ -344,3 +349,8 @@ def _versions() -> dict[str, str]:
 #: The releases that compile: of Triton, and of ptxas for each GPU.
 VERSIONS = _versions()
 TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
+
+
+if __name__ == "__main__":
+    about = {"versions": VERSIONS, **provenance("python tests/machine/aot.py")}
+    write_json(TABLE, {**about, "kernels": rows()})

@@ -1,6 +1,6 @@
 """The same problems at the sizes of the GPU kernels.
 
-`tests/gpu` runs them on a GPU, `tests/machine` the shorter ones on compiled code.
+`tests/gpu` runs them on a GPU.
 """
 
 import math
@@ -23,7 +23,7 @@ from problems.row import Inputs, Row
 #: Keys are positive and have much of their direction in common, so this product
 #: is 2 (sum rule) to 4 times (gated rule) as large as dq, and rounding adds an
 #: error in proportion. The analysis would allow 4; 2 is enough: the largest error
-#: of the compiled kernels in bfloat16, in an emulator, was 1.2e-2 of dq itself.
+#: of the kernels, compiled for bfloat16 and emulated, was 1.2e-2 of dq itself.
 #: The backward pass of FlashAttention subtracts dy y in the same way.
 CANCELS = 2.0
 #: What the sizes of a problem are called where it is drawn.

@@ -426,26 +426,24 @@ def test_attention_by_distance_is_below_every_fast_weight_rule():
 
 def test_pages_of_kernels_say_what_was_measured():
     """At their top; and of which GPU each rate and each time is."""
-    tops = {"index": "Counted, then measured", "model": "Modelled, then measured"}
     for path in sorted((ROOT / "docs" / "kernels").glob("*.md")):
         page = path.read_text("utf-8")
         page = page if path.stem == "index" else page.partition("\n# ")[2]
         paragraphs = page.split("\n\n")
-        modelled = path.stem == "model"
-        top = tops.get(path.stem, "Counted, not measured")
+        index = path.stem == "index"
+        top = "Counted, then measured" if index else "Counted, not measured"
         assert paragraphs[1].startswith(f"**{top}.**")
         for paragraph in paragraphs:
-            # On the page of the model, all times are of the GPU that it names.
             told = re.search(r"\b(TB|GB|TFLOP)/s|\d ms\b|\d µs\b", paragraph)
-            assert modelled or not told or re.search("H[12]00", paragraph), paragraph
+            assert not told or re.search("H[12]00", paragraph), paragraph
         measured = "results.md#on-a-gpu" in page or "no kernel on this page" in page
         assert measured, path
 
 
 def test_pages_say_what_the_chosen_forms_save():
-    model, delta, results = (
+    index, delta, results = (
         (ROOT / "docs" / name).read_text("utf-8")
-        for name in ("kernels/model.md", "kernels/correcting.md", "results.md")
+        for name in ("kernels/index.md", "kernels/correcting.md", "results.md")
     )
     cases = kernels._forms()["cases"]
     assert all(now < was for rows in cases.values() for *_, was, now in rows.values())
@@ -454,7 +452,7 @@ def test_pages_say_what_the_chosen_forms_save():
         for case, rows in cases.items()
         for *_, was, now in [rows["all of them"]]
     }
-    assert f"takes {shares['DPFP 1, delta 128']:.2f} times as long" in model
+    assert f"takes {shares['DPFP 1, delta 128']:.2f} times as long" in index
     low, high = min(shares.values()), max(shares.values())
     assert f"take {low:.2f} to {high:.2f} times as long" in results
     short = kernels._read(kernels.FORMS)["short"]

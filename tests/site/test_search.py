@@ -46,7 +46,7 @@ QUERIES = {
     "numbers to remember": "cheatsheet",
     "bibtex": "references",
     "gpu": "kernels/index",
-    "every launch": "kernels/model",
+    "spilled registers": "kernels/index",
     "is delta faster than softmax": "results",
     "benchmark": "results",
     "performer": "reproduce/favor-underflow",

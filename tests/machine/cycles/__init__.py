@@ -1,1 +1,0 @@
-"""What a compiled kernel would cost on a GPU, from its machine code."""
