@@ -111,7 +111,7 @@ def current() -> Address:
 #: File: the lines that contain the address, and the line before them.
 PLACES = {
     "mkdocs.yml": (r"(repo|site)_url:", r"# puts them after this line"),
-    "README.md": (r'pip install "fwlab @ ', r"pip install fwlab-"),
+    "README.md": (r'pip install "fwlab @ ', r"pip install .*fwlab-"),
     "CITATION.cff": (r"(url|repository-code):", r"license:"),
     "pyproject.toml": (r"urls = ", r"dependencies = "),
 }

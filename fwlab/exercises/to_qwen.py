@@ -22,6 +22,7 @@ from fwlab.exercises.solutions import (
     value_groups,
 )
 from fwlab.feature_maps import l2_normalize
+from fwlab.ops.correcting.rules import gated_delta
 from fwlab.ops.correcting.rules.delta import delta_step
 
 # --- what the published layer returns -------------------------------------
@@ -243,13 +244,15 @@ def layer_with(
     q, k, v = qkv.split([keys, keys, heads * width], -1)
     q, k = (p.unflatten(-1, (key_heads, -1)) for p in (q, k))
     q, k = (_unit(p) if unit is None else unit(p) for p in (q, k))
-    y: Any = ops.gated_delta_rule(
-        group(q, heads),
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    # The loop: the operation refuses a memory that grows, which is a mistake here.
+    y, _ = gated_delta.loop(
+        group(q, heads) * scale,
         group(k, heads),
         v.unflatten(-1, (heads, -1)),
         strength(x @ W_b.T),
         -amount(A_log) * rate(x @ W_a.T + dt_bias),
-        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        x.new_zeros(len(x), heads, width, keys // key_heads),
     )
     z = gate(x @ W_z.T).unflatten(-1, (heads, -1))
     y = F.rms_norm(y, (width,), norm, eps) * z if finish is None else finish(y, z, norm)

@@ -7,7 +7,6 @@ how strongly, and how much of the rest to forget.
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -364,39 +363,32 @@ class FastWeightAttention(Causal):
             checks.documents("FastWeightAttention", cu_seqlens, len(x))
             lengths = packed.lengths("FastWeightAttention", cu_seqlens, x.shape[1])
         qk, v, inputs = self._qkv(x, inputs, key_mask, lengths)
-        run_rule = partial(
-            self._ruled,
-            x,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            return_state=return_state,
-            implementation=implementation,
-        )
+        options: dict[str, Any] = {
+            "key_mask": key_mask,
+            "cu_seqlens": cu_seqlens,
+            "return_state": return_state,
+            "implementation": implementation,
+        }
         if self._scales:
-            y, memory = self._scaled(run_rule, qk, v, state, key_mask, lengths)
+            y, memory = self._scaled(x, qk, v, state, lengths, **options)
         else:
-            qk = qk if self._nu else self._features(qk)
-            y, memory = run_rule(*self._apart(qk), v, None, state)
+            q, k = self._apart(qk if self._nu else self._features(qk))
+            rule, made = self._rule(x, k, None)
+            y, memory = rule(q, k, v, state=state, **made, **options), None
+            if return_state:
+                y, memory = y
         if inputs is not None and return_state:
             memory = ops.ConvState(memory, inputs)
         return self.to_out(self._finish(y, x)), memory
 
-    def _ruled(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        fading: Tensor | None,
-        memory: Any,
-        return_state: bool,
-        **options: Any,
-    ) -> tuple[Tensor, Any]:
-        """Compute the rule in the precision of `k`, and the state after it or None.
+    def _rule(
+        self, x: Tensor, k: Tensor, fading: Tensor | None
+    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The operation, its gates, and its options.
 
         - `fading`: a logarithm of a decay, besides that of the rule.
         """
-        record = RULES[self.rule]
+        record, options = RULES[self.rule], dict[str, Any]()
         name: Any = record.name
         if self._nu:
             name, options["nu"] = record.with_dpfp, self._nu
@@ -405,55 +397,59 @@ class FastWeightAttention(Causal):
             if record.normalizes:
                 options["normalize"] = self.normalize
         # A gate may depend on the features of the keys.
-        made = {n: gate.of(self, x, k) for n, gate in self._gates.items()}
+        options |= {n: gate.of(self, x, k) for n, gate in self._gates.items()}
         if fading is not None:
             name = record.with_decay or name
-            made["log_decay"] = fading + made.get("log_decay", 0)
-        options |= made | {"state": memory, "return_state": return_state}
-        found = getattr(ops, name)(q, k, v, **options)
-        return found if return_state else (found, None)
+            options["log_decay"] = fading + options.get("log_decay", 0)
+        return getattr(ops, name), options
 
     def _scaled(
         self,
-        run_rule: Callable[..., tuple[Tensor, Any]],
+        x: Tensor,
         qk: Tensor,
         v: Tensor,
         state: Any,
-        key_mask: Tensor | None,
         lengths: list[int] | None,
+        key_mask: Tensor | None,
+        return_state: bool,
+        **options: Any,
     ) -> tuple[Tensor, Any]:
-        """Compute the rule on features with a scale, and the state after it.
+        """Compute the rule on features with a scale, and the state after it or None.
 
         The largest feature of a key is 1, but a query may ask for any. From the first
         key on that has features beyond float32, a CPU computes in float64.
         """
-        memory, before = None, None
+        memory, before, dtype = None, None, v.dtype
         if state is not None:
             checks.state_kind("FastWeightAttention", state, ops.ScaledState)
             memory, before = state
-        dtype = v.dtype
         if isinstance(before, Tensor) and before.dtype == torch.float64:
             qk, v = qk.double(), v.double()
         qk = qk.float() if qk.dtype == torch.float16 else qk
         made = self._scaled_features(*self._apart(qk), before, key_mask, lengths)
         q, k, fading, after, tiny = made
-        if tiny is None:
-            y, end = run_rule(q, k, v, fading, memory)
-            return y.to(dtype), end if end is None else ops.ScaledState(end, after)
-        late = tiny.any(-1).cummax(1).values
-        real = ~late if key_mask is None else key_mask & ~late
-        y, _ = run_rule(q, k, v, fading, memory, key_mask=real)
-        if isinstance(before, Tensor):
-            before = before.double()
-        if isinstance(memory, ops.NormalizedState):
-            memory = ops.NormalizedState(*(part.double() for part in memory))
-        q, k, fading, after, _ = self._scaled_features(
-            *self._apart(qk.double()), before, key_mask, lengths
-        )
-        exact, end = run_rule(q, k, v.double(), fading, memory)
-        # What comes later must not change what came before by a single bit.
-        y = torch.where(late[..., None, None], exact.to(dtype), y)
-        return y, end if end is None else ops.ScaledState(end, after)
+        late: Tensor | None = None
+        y: Any = None
+        if tiny is not None:
+            late = tiny.any(-1).cummax(1).values
+            real = ~late if key_mask is None else key_mask & ~late
+            rule, gates = self._rule(x, k, fading)
+            y = rule(q, k, v, state=memory, key_mask=real, **gates, **options)
+            if isinstance(before, Tensor):
+                before = before.double()
+            if isinstance(memory, ops.NormalizedState):
+                memory = ops.NormalizedState(*(part.double() for part in memory))
+            qk, v = qk.double(), v.double()
+            made = self._scaled_features(*self._apart(qk), before, key_mask, lengths)
+            q, k, fading, after, _ = made
+        rule, gates = self._rule(x, k, fading)
+        options |= {"key_mask": key_mask, "return_state": return_state}
+        found = rule(q, k, v, state=memory, **gates, **options)
+        exact, end = found if return_state else (found, None)
+        if late is not None:
+            # What comes later must not change what came before by a single bit.
+            exact = torch.where(late[..., None, None], exact.to(dtype), y)
+        return exact.to(dtype), None if end is None else ops.ScaledState(end, after)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         parts: Any = self._modules

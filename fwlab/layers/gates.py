@@ -53,6 +53,8 @@ def as_precise(gate: Tensor, k: Tensor) -> Tensor:
 
     Where features need float64, what 1 - beta keeps does so, too.
     """
+    if gate.dtype == k.dtype:  # as usual, and one operator less
+        return gate
     return gate.to(torch.promote_types(gate.dtype, k.dtype))
 
 

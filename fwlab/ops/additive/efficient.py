@@ -34,13 +34,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fwlab.feature_maps import (
-    _power,
-    _saturated,
-    denominator,
-    divide,
-    unit_range,
-)
+from fwlab import feature_maps as features
+from fwlab.feature_maps import denominator, divide, unit_range
 from fwlab.ops.call import operators
 from fwlab.ops.parts import autograd, chunks
 from fwlab.ops.parts import decay as decays
@@ -94,7 +89,7 @@ class Group:
         """
         self.total = self.P.sum(-1, keepdim=True)
         if not usual(self.total):
-            self.power = _power(self.R)
+            self.power = features._power(self.R)
             self.R = self.R / self.power
             self.P = self.fade.scores(self.R, self.K)
             Y = self.read(None, self.strong(self.V))
@@ -444,7 +439,7 @@ def _backward(
             read, stored = read.mul_(group.R), stored.mul_(group.K)
         dd = fade.gradient(before, after, read, stored)
     if group.power is not None:
-        dR = _saturated(dR / group.power)
+        dR = features._saturated(dR / group.power)
     dQ, dK_bar = dR, None
     if dR.shape[1] > group.C:
         dQ, dK_bar = dR.split(group.C, 1)

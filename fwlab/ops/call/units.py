@@ -102,7 +102,8 @@ def needed(k: Tensor, z: Tensor | None, cu_seqlens: Tensor | None) -> bool:
     if not known(k) or not k.numel():
         return False
     k = k.detach()
-    if cu_seqlens is None and _size(k[:, 0]).amin().item() >= SMALL:  # the usual case
+    first = torch.linalg.vector_norm(k[:, 0], torch.inf, -1)
+    if cu_seqlens is None and first.amin().item() >= SMALL:  # the usual case
         return False
     size = _size(k)
     if cu_seqlens is None:
