@@ -116,7 +116,7 @@ def _say_next(run: Run) -> None:
     curves = str(run.folder / "curves.svg")
     commands.append(["fwlab", "plot", folder, "--out", curves])
     if run.trainer.accelerator.num_processes == 1:
-        again = [argument for argument in sys.argv[1:] if argument != "--resume"]
+        again = [part for part in _split(sys.argv[1:]) if part != "--resume"]
         if "--steps" in again:
             at = again.index("--steps")
             del again[at : at + 2]
@@ -141,12 +141,16 @@ def _split(arguments: list[str]) -> list[str]:
 
 def _refuse_empty(arguments: list[str]) -> None:
     """Raise `ValueError` for an empty argument: as a path, it is this folder."""
-    for before, value in pairwise(arguments):
-        if not value and before != "--prompt":
-            name = f"a value of {before}" if before.startswith("--") else "an argument"
+    for before, argument in pairwise(arguments):
+        option, equals, value = argument.partition("=")
+        if not argument:
+            option = before
+        elif not (argument.startswith("--") and equals and not value):
+            continue
+        if "--prompt" not in (before, option):
+            name = f"a value for {option}" if option.startswith("--") else "an argument"
             raise ValueError(
-                f"expected {name}, got an empty one; has a variable of the shell no "
-                "value?"
+                f"expected {name}, got an empty one: perhaps a shell variable is not set"
             )
 
 
@@ -256,8 +260,8 @@ def look(
         print(f"layer {number} has no fast weights to show: {kind}")
     if word is None:
         print(
-            "no write is followed: no capitalised word of two letters or more occurs at "
-            "least twice, and never in small letters; --name WORD chooses a word"
+            "no write is followed: every capitalised word of two letters or more occurs "
+            "only once, or also in small letters; choose a word with --name WORD"
         )
     figure = inside.picture(reading, layers, word, places)
     with replacing(out) as part:
@@ -414,9 +418,7 @@ def reproduce(
     folder = Path("docs", "results")
     if name is None:
         if any((quick, published, out, jobs, list_points, point is not None, collect)):
-            raise ValueError(
-                "expected the name of an experiment with options, got none"
-            )
+            raise ValueError("these options need the name of an experiment, got none")
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name}: {experiment.title}")
             print(f"  source  {experiment.source}\n  cost    {experiment.cost}")
@@ -500,10 +502,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8
             stream.reconfigure(errors="backslashreplace")
-    arguments = _split(sys.argv)
-    train.__defaults__ = (_preset(arguments), *(train.__defaults__ or ())[1:])
+    preset = _preset(_split(sys.argv))
+    train.__defaults__ = (preset, *(train.__defaults__ or ())[1:])
     try:
-        _refuse_empty(arguments)
+        _refuse_empty(sys.argv)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(message)
             app.cli(

@@ -51,8 +51,10 @@ try:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.utils.generic import can_return_tuple
 except ModuleNotFoundError as error:
+    if error.name != "transformers":  # one that it needs itself
+        raise
     raise ModuleNotFoundError(
-        f'fwlab.hf needs the package {error.name}: pip install "fwlab[hf]"',
+        'fwlab.hf needs the package transformers: pip install "fwlab[hf]"',
         name=error.name,
     ) from None
 
@@ -237,7 +239,7 @@ OF_PACKING = {"cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 #: Arguments of their models that cannot work here, and why.
 REFUSED = {
     "inputs_embeds": "the model looks up its embeddings itself: expected input_ids",
-    "output_attentions": "there is no matrix of attention weights to return",
+    "output_attentions": "no mixer here returns a matrix of attention weights",
 }
 
 
@@ -661,7 +663,7 @@ def _check_arguments(
     keys = kwargs.get("cu_seq_lens_k")
     if keys is not None and cu_seq_lens_q is not None and not keys.equal(cu_seq_lens_q):
         raise ValueError(
-            "FwlabForCausalLM: expected cu_seq_lens_k to be as cu_seq_lens_q, got others"
+            "FwlabForCausalLM: expected cu_seq_lens_k to be equal to cu_seq_lens_q, got other values"
         )
 
 

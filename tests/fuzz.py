@@ -147,7 +147,8 @@ class Problem:
             "log_decay": [0, -1e-6, -30, -100, -1000, -math.inf],
         }
         if c["normalize"]:
-            edges = {"beta": [0, 1], "log_decay": [0, -1e-6, -3, -30, -math.inf]}
+            decays = [0, -1e-6, -3, -30, -100, -400, -1000, -math.inf]
+            edges = {"beta": [0, 1], "log_decay": decays}
         for name, gate in record.gates.items():
             if gate.optional and c["fewer"]:
                 continue

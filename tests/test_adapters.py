@@ -160,7 +160,7 @@ def test_a_stack_of_feedback_says_what_it_calls():
     stack.blocks[0].expand = Opaque(stack.blocks[0].expand, torch.zeros(32, 8))
     x = torch.randn(1, 3, 8)
     for call in (stack.weights, lambda: stack(x, implementation="efficient")):
-        with pytest.raises(ValueError, match="expand, a Opaque"):
+        with pytest.raises(ValueError, match="expand of type Opaque"):
             call()
     assert torch.equal(stack(x, implementation="naive"), stack(x))
     with pytest.raises(ValueError, match=r"state\.k of shape \[1, 2, 1, 2, 4\], got"):
@@ -190,15 +190,20 @@ def test_a_stack_of_feedback_that_calls_is_trained(shared):
 
 @every_mixer
 def test_hooks_for_all_modules_see_all(mixer):
+    """`forward` calls every module; `prefill` and `step` those with weights."""
     model, seen = small(mixer), set()
-    wanted = {m for m in model.modules() if type(m) in KINDS}
+    every = {m for m in model.modules() if type(m) not in (nn.ModuleList, nn.Dropout)}
+    layers = {m for m in every if type(m) in KINDS}
     handle = register_module_forward_hook(lambda m, *_: seen.add(m))
     try:
+        model(TEXT)
+        assert every <= seen, every - seen
+        seen.clear()
         _, state = model.prefill(TEXT)
-        assert wanted <= seen
+        assert layers <= seen
         seen.clear()
         model.step(TEXT[:, 0], state)
-        assert wanted <= seen
+        assert layers <= seen
     finally:
         handle.remove()
 

@@ -479,7 +479,7 @@ def test_the_command_lists_points(tmp_path):
         (["capacity", "--point", "999", "--quick"], "expected a point from 0 to "),
         (["capacity", "--collect"], "nothing to collect"),
         (["capacity", "--collect", "--list-points"], "expected one of --list-points"),
-        ([], "expected the name of an experiment with options, got none"),
+        ([], "these options need the name of an experiment, got none"),
     ],
 )
 def test_errors_of_the_command(arguments, what, tmp_path):

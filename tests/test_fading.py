@@ -162,6 +162,22 @@ def test_what_a_key_retrieves_from_a_memory_that_has_faded(implementation, dtype
         torch.testing.assert_close(dW[0, 0, 0, 0].item(), wanted, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_a_key_retrieves_nothing_from_what_was_emptied(implementation, dtype):
+    """Also in a call in which another decay is beyond all numbers."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.rand(3, 2, 3, 1, 2, generator=g).to(dtype)
+    half = torch.full((2, 3, 1), 0.5, dtype=dtype)
+    decay = (
+        torch.tensor([0.0, -400.0, -torch.inf]).to(dtype).view(1, 3, 1).repeat(2, 1, 1)
+    )
+    empty = q.new_zeros(2, 1, 2, 2), q.new_zeros(2, 1, 2)
+    y, _ = called("gated_delta_rule", implementation, q, k, v, half, decay, *empty)
+    # The last step is the first of an empty memory.
+    torch.testing.assert_close(y[:, 2], v[:, 2] / 2, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("implementation", PLAIN)
 def test_what_has_faded_more_than_the_rest_is_forgotten(implementation):
     """A head has one unit: a direction below its range reads 0."""

@@ -669,7 +669,7 @@ BORDERS = torch.tensor([0, 2, 5])
         ({"cu_seq_lens_k": BORDERS}, "expected cu_seq_lens_q, .* only cu_seq_lens_k"),
         (
             {"cu_seq_lens_q": BORDERS, "cu_seq_lens_k": BORDERS[:1]},
-            "cu_seq_lens_k to be as cu_seq_lens_q",
+            "cu_seq_lens_k to be equal to cu_seq_lens_q",
         ),
         (
             {"cache": hf.FwlabCache(), "past_key_values": hf.FwlabCache()},

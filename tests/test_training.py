@@ -720,7 +720,7 @@ def test_resume_says_how_the_learning_rate_changes(fwlab):
     lines = Path("run/metrics.jsonl").read_text().splitlines()
     rates = [json.loads(line)["lr"] for line in lines]
     assert (
-        "the learning rate now falls until step 12, no longer until step 6: it was "
+        "12 steps in place of 6 stretch the schedule of the learning rate: it was "
         f"{rates[1]:.2g} at step 6 and is {Config(lr=0.01, warmup=1, steps=12).lr_at(6):.2g}"
         " at step 7\n"
     ) in out
@@ -759,7 +759,9 @@ def test_resume_with_rates_that_do_not_depend_on_the_steps(fwlab):
     ids=" ".join,
 )
 def test_an_empty_path_is_refused(fwlab, tmp_path, arguments):
-    assert "got an empty one; has a variable of the shell no" in refused(*arguments)
+    assert "got an empty one: perhaps a shell variable is not set" in refused(
+        *arguments
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 

@@ -41,7 +41,8 @@ def _measured() -> dict:
     run = _read(MEASURED)
     rows = {}
     for case, times in run["triton"].items():
-        kernels = {x: (times["stack"][x], us) for x, us in times["kernels"].items()}
+        stack, us = times["stack"], times["kernels"]
+        kernels = {name: (stack[name], us[name]) for name in stack}
         whole = (None, sum(us for _, us in kernels.values()))
         rows[case] = {**times, "kernels": {**kernels, "all of them": whole}}
     return {**run, "rows": rows, "file": MEASURED}

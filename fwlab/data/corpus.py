@@ -183,7 +183,9 @@ def _fetch(name: str, source: _Source) -> Path:
     by_hand = f"put {what} into a folder and set FWLAB_DATA to that folder"
     try:
         import pooch
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "pooch":  # one that it needs itself
+            raise
         raise _Unreachable(
             f"cannot download the corpus {name!r}: pooch is not installed; run "
             f"pip install pooch, or {by_hand}"

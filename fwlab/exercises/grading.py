@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -35,6 +36,8 @@ SEEN = (
 )
 #: The largest size of a notebook, and of what its process reports, in bytes.
 LARGE = 2**26
+#: Seconds that a process may take until its first cell.
+START = 300
 #: What that process reports; a notebook that finds out how can report anything.
 SAYS: tuple[dict[str, type], ...] = (
     {"held": bool},
@@ -272,6 +275,12 @@ def _run(
         inside = None
         try:
             inside = _inside(told)
+            # The limit is that of the cells: to load PyTorch may take as long.
+            end = time.monotonic() + START
+            while process.poll() is None and time.monotonic() < end:
+                if key.encode() in os.pread(errors.fileno(), LARGE, 0):
+                    break
+                time.sleep(0.02)
             code = process.wait(seconds)
             ended = "the notebook ended Python"
             if number := -code if code < 0 else max(code - 128, 0):

@@ -56,7 +56,7 @@ def found(folder: Path) -> dict[str, bool]:
 def read(file: Path) -> dict[str, bool]:
     """What a file remembers; nothing if it cannot be read."""
     try:
-        content = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
     known = content.items() if isinstance(content, dict) else ()

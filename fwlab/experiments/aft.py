@@ -205,7 +205,9 @@ def digits() -> Data:
     """
     try:
         from sklearn.datasets import load_digits
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "sklearn":  # one that it needs itself
+            raise
         raise CorpusError(
             'the digits need the package scikit-learn: pip install "fwlab[reproduce]"'
         ) from None

@@ -176,7 +176,9 @@ def character_bleu() -> Any:
     # Not at the top of the file: listing experiments does not need it.
     try:
         from sacrebleu.metrics import BLEU
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "sacrebleu":  # one that it needs itself
+            raise
         raise ValueError(
             "cannot compute BLEU: sacrebleu is not installed; run "
             'pip install "fwlab[reproduce]"'

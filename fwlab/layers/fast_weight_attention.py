@@ -25,6 +25,7 @@ from fwlab.layers.heads import (
     run,
     shared_heads,
     split_heads,
+    watched,
 )
 from fwlab.layers.heads import head_width as width_of_head
 from fwlab.layers.short_convolution import ShortConvolution, can_step
@@ -300,6 +301,7 @@ class FastWeightAttention(Causal):
     def _nu(self) -> int:
         """`nu` of the features if the operation makes them itself, else 0."""
         phi, known = self.feature_map, RULES[self.rule].with_dpfp is not None
+        known = known and not watched(phi)  # else it is called
         if type(phi) is DPFP and known and self.key_norm == "sum":
             return 0 if self.normalize or self.scale is not None else phi.nu
         return 0
@@ -425,7 +427,7 @@ class FastWeightAttention(Causal):
             memory, before = state
         if isinstance(before, Tensor) and before.dtype == torch.float64:
             qk, v = qk.double(), v.double()
-        qk = qk.float() if qk.dtype == torch.float16 else qk
+        qk = qk.float() if qk.dtype == torch.float16 and qk.is_cpu else qk
         made = self._scaled_features(*self._apart(qk), before, key_mask, lengths)
         q, k, fading, after, tiny = made
         late: Tensor | None = None
@@ -537,7 +539,8 @@ class FastWeightAttention(Causal):
             # Features before they are divided by their size, and their gradients,
             # may be beyond the numbers of float16.
             y = self._features(x.float())
-            return y if self.normalize else y.to(x.dtype)
+            # (A kernel takes all its inputs in one precision.)
+            return y if self.normalize and y.is_cpu else y.to(x.dtype)
         phi: Any = self._modules["feature_map"]
         if self.key_norm is None:
             return phi(x)

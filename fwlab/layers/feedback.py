@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fwlab import arguments, ops
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import head_width, plain, split_heads
+from fwlab.layers.heads import head_width, plain, split_heads, watched
 from fwlab.ops.call import checks
 from fwlab.ops.feedback.weights import EPS
 
@@ -209,8 +209,9 @@ class FeedbackTransformer(Causal):
         """
         if called := self._called():
             raise ValueError(
-                "FeedbackTransformer: expected layers that are their weights, got "
-                f"{called}; call the layer itself, or merge the adapter first"
+                "FeedbackTransformer: expected plain linear layers and norms, whose "
+                f"weights say all, got {called}; call the stack itself, or merge the "
+                "adapter first"
             )
 
         # One tensor for all layers: the operation loops over it.
@@ -272,8 +273,9 @@ class FeedbackTransformer(Causal):
         if called := self._called():
             if implementation not in ("auto", "naive"):
                 raise ValueError(
-                    "FeedbackTransformer: expected implementation='auto' or 'naive' "
-                    f"with {called}, which has to be called, got {implementation!r}"
+                    "FeedbackTransformer: expected implementation='auto' or 'naive', "
+                    f"since there is {called}, which only a call step by step takes "
+                    f"into account, got {implementation!r}"
                 )
             y, state = self._by_calls(x, state, key_mask)
             return (y, state) if return_state else y
@@ -297,9 +299,11 @@ class FeedbackTransformer(Causal):
     def _called(self) -> str | None:
         """A module that is not just its weight: adapted, quantised, or with hooks."""
         for block in (*self.blocks, *self.memory):
+            if watched(block):
+                return f"a hook on {type(block).__name__}"
             for name, module in block.named_children():
                 if not plain(module) or getattr(module, "eps", EPS) != EPS:
-                    return f"{name}, a {type(module).__name__}"
+                    return f"{name} of type {type(module).__name__}"
         return None
 
     def _by_calls(

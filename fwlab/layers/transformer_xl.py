@@ -276,6 +276,18 @@ class TransformerXL(Causal):
     def _first(self) -> nn.Module:
         return self.blocks[0].expand
 
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        implementation: str = "auto",
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        x = self._checked(x, key_mask, cu_seqlens)
+        for block in self.blocks:
+            x = block(x, key_mask, implementation)
+        return x
+
     def prefill(
         self,
         x: Tensor,

@@ -80,7 +80,9 @@ def find(source: str | Path) -> Path:
         raise FileNotFoundError(f"expected a folder with a model, got {str(source)!r}")
     try:
         from huggingface_hub import snapshot_download
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "huggingface_hub":  # one that it needs itself
+            raise
         raise ValueError(
             f"{source} is no folder here; to download the model of this name, install "
             "huggingface_hub"
@@ -299,7 +301,9 @@ def tokenizer(folder: Path, vocab_size: int) -> Any:
         raise FileNotFoundError(f"expected the tokenizer {path}, got no such file")
     try:
         from tokenizers import Tokenizer
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "tokenizers":  # one that it needs itself
+            raise
         raise ValueError(
             f"to read {path}, install tokenizers, which comes with fwlab[hf]"
         ) from None

@@ -34,7 +34,9 @@ def accelerator(config: Config, model: LanguageModel, **options: Any) -> "Accele
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState, DistributedType
         from accelerate.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugin
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "accelerate":  # one that it needs itself
+            raise
         raise ValueError(
             "training needs the package accelerate: pip install 'fwlab[train]'"
         ) from None

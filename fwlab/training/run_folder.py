@@ -159,8 +159,8 @@ def _other_rates(config: Config, resumed: Checkpoint) -> str:
     ):
         return ""
     return (
-        f"the learning rate now falls until step {config.steps:,}, no longer until step "
-        f"{before.steps:,}: it was {before.lr_at(step - 1):.2g} at step {step:,} and is "
+        f"{config.steps:,} steps in place of {before.steps:,} stretch the schedule of "
+        f"the learning rate: it was {before.lr_at(step - 1):.2g} at step {step:,} and is "
         f"{config.lr_at(step):.2g} at step {step + 1:,}"
     )
 
@@ -176,7 +176,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
             f"expected a run of fwlab train in {folder}: it has no {METRICS}"
         )
     rows = []
-    for line in path.read_text("utf-8", errors="replace").splitlines():
+    for line in path.read_text("utf-8-sig", errors="replace").splitlines():
         # A line may have been cut while it was written.
         with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)

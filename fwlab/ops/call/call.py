@@ -197,7 +197,8 @@ class Call:
                     for x in self.tensors.values()
                     if x is not self.like
                 )
-                y, after = self.like * sum(others), start
+                # Not the caller's own state, which may be changed in place.
+                y, after = self.like * sum(others), separate(start, every=True)
             else:
                 assert compute is not None
                 y, after = compute()

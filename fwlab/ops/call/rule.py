@@ -509,6 +509,7 @@ class Rule(Operation):
         a quotient needs. What is written later hides it.
         """
         decay = x["log_decay"]
+        x["ask"] = x["ask"].masked_fill((decay == -torch.inf)[..., None], 0)
         if compute is self.implementations["efficient"]:
             strong = (decay < -80) & (decay > -torch.inf)
             if not traced(decay) and strong.any():
@@ -516,8 +517,6 @@ class Rule(Operation):
                 fades = strong & (decay < least)
                 x = {n: part.double() for n, part in x.items()}
                 x["log_decay"] = x["log_decay"].masked_fill(fades, least)
-            return x
-        x["ask"] = x["ask"].masked_fill((decay == -torch.inf)[..., None], 0)
         return x
 
     def _start(self, call: Call, state: Any, normalize: bool) -> State:
