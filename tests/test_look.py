@@ -287,7 +287,7 @@ def test_a_run(tmp_path, monkeypatch, tokens):
     data = json.loads((tmp_path / "p.json").read_text())
     assert data["name"] == "Eve" or tokens == "characters"
     if tokens == "characters":  # the second Eve is not among them
-        assert "--name WORD chooses a word" in said and "kept" not in str(
+        assert "choose a word with --name WORD" in said and "kept" not in str(
             data["layers"]
         )
         assert "".join(data["tokens"]) == "Eve saw it.\nNo, "

@@ -78,7 +78,7 @@ DELTA, CARRY = ("--mixer", "delta"), ("--mixer", "delta", "--carry")
         (True, False, DELTA),
         (False, True, (*CARRY, "--accumulate", "2")),
         (False, False, (*CARRY, "--accumulate", "2")),
-        (False, True, ("--mixer", "feedback")),
+        pytest.param(False, True, ("--mixer", "feedback"), marks=pytest.mark.slow),
         pytest.param(False, True, DELTA, marks=pytest.mark.slow),
         pytest.param(False, True, ("--mixer", "aft-conv"), marks=pytest.mark.slow),
     ],

@@ -206,7 +206,10 @@ def digits() -> Data:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        if error.name != "sklearn":  # one that it needs itself
+        if error.name not in (
+            "sklearn",
+            "sklearn.datasets",
+        ):  # one that it needs itself
             raise
         raise CorpusError(
             'the digits need the package scikit-learn: pip install "fwlab[reproduce]"'

@@ -390,8 +390,9 @@ class FastWeightAttention(Causal):
 
         - `fading`: a logarithm of a decay, besides that of the rule.
         """
-        record, options = RULES[self.rule], dict[str, Any]()
+        record = RULES[self.rule]
         name: Any = record.name
+        options: dict[str, Any] = {}
         if self._nu:
             name, options["nu"] = record.with_dpfp, self._nu
         else:

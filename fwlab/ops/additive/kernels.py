@@ -551,9 +551,10 @@ class Form(NamedTuple):
 
 
 #: Those for Hopper and a width of 64 or 128 in half precision, also
-#: with DPFP if nu = 1, were chosen by an H200 (docs/kernels/index.md).
-#: All others come from a model of one multiprocessor. Nothing is tuned at run time. Chunks of 64
-#: are for Hopper, whose products have at least 64 rows.
+#: with DPFP if nu = 1, were chosen by an H200: docs/kernels/index.md.
+#: All others come from a model of one multiprocessor. Nothing is
+#: tuned at run time. Chunks of 64 are for Hopper, whose products have
+#: at least 64 rows.
 NARROW = Form(64, BV=32, warps=4, stages=3, BK=64, AV=64, chunk_warps=4)
 BROAD = Form(
     64, BV=64, warps=4, stages=2, BK=128, AV=128, chunk_warps=4
