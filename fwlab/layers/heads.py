@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as for_all
 
 from fwlab import arguments
 from fwlab.ops.call import checks
@@ -152,4 +152,8 @@ def watched(layer: nn.Module) -> Any:
     """Whether hooks want to know of its calls, or its `forward` is another one."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks
     hooks = hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return hooks or "forward" in layer.__dict__ or _has_any_global_hook()
+    hooks = hooks or for_all._global_forward_hooks or for_all._global_forward_pre_hooks
+    hooks = (
+        hooks or for_all._global_backward_hooks or for_all._global_backward_pre_hooks
+    )
+    return hooks or "forward" in layer.__dict__
